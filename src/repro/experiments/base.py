@@ -1,0 +1,49 @@
+"""What an experiment is: a point (validated parameters), the number of ranks it needs, and `run(point) -> Outcome`.
+
+An experiment module defines `EXPERIMENT = Experiment(...)`. It imports its engine inside `run`, so that listing
+experiments stays fast. It knows nothing of records, files or Snakemake.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+from pydantic import BaseModel, ConfigDict
+
+from repro.record import Evidence, Metric
+
+
+class Point(BaseModel):
+    """Parameters of one point. Subclasses add fields with defaults; an unknown key is an error that lists the known ones."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    seed: int = 0
+
+
+class MissingHardware(RuntimeError):
+    """This machine lacks what the point needs. Recorded as *skipped* with the message as the reason."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a point yields. `conditions`: what the numbers depend on beyond the point (e.g. `{"fabric": "shaped"}`)."""
+
+    metrics: dict[str, Metric]
+    evidence: Evidence = "measured"
+    conditions: dict[str, str] = field(default_factory=dict)
+    series: pd.DataFrame | None = None
+    topology: str = ""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """`ranks` tells how many processes a point starts; `label` gives a short file name part such as `zeropp-2x2x2`;
+    `timeout_s` bounds one run."""
+
+    summary: str
+    parameters: type[Point]
+    run: Callable[[Any], Outcome]
+    label: Callable[[Any], str]
+    ranks: Callable[[Any], int] = lambda point: 1
+    timeout_s: float = 600.0

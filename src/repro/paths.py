@@ -1,0 +1,29 @@
+"""Where the project's files are: the repository root, found from the working directory or from an editable install."""
+
+import os
+from pathlib import Path
+
+_MARK = Path("config/claims.yaml")
+
+
+def root() -> Path:
+    """Repository root: `$REPRO_ROOT`, else the nearest parent of the working directory that holds `config/claims.yaml`,
+    else the checkout this package is installed from.
+
+    Raises FileNotFoundError when none of them is a checkout (the engines do not need one; the workflow does).
+    """
+    if found := os.environ.get("REPRO_ROOT"):
+        return Path(found)
+    here = Path.cwd().resolve()
+    for folder in (here, *here.parents, *Path(__file__).resolve().parents):
+        if (folder / _MARK).exists():
+            return folder
+    raise FileNotFoundError(f"no checkout of repro at or above {here}: set REPRO_ROOT, or run inside the repository")
+
+
+def data(name: str) -> Path:
+    """Path of a shipped input `data/<name>`; FileNotFoundError names the file when it is missing."""
+    path = root() / "data" / name
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: shipped input is missing; restore it with `git checkout data`")
+    return path

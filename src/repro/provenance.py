@@ -1,0 +1,166 @@
+"""Where a number comes from: source, configuration, versions, machine, job."""
+
+import ast
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import socket
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+
+from repro import paths
+from repro.record import Provenance
+
+PACKAGES = (
+    "torch",
+    "deepspeed",
+    "numpy",
+    "pandas",
+    "scipy",
+    "numba",
+    "snakemake",
+    "papermill",
+    "seaborn",
+    "gguf",
+    "tokenizers",
+)
+SLURM = (
+    "SLURM_JOB_ID",
+    "SLURM_JOB_NODELIST",
+    "SLURM_NNODES",
+    "SLURM_NTASKS",
+    "SLURM_JOB_PARTITION",
+    "SLURM_CLUSTER_NAME",
+)
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _git(*arguments: str) -> str:
+    try:
+        found = subprocess.run(["git", *arguments], cwd=paths.root(), capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return found.stdout.strip() if found.returncode == 0 else ""
+
+
+def _digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def file_hash(*files: Path) -> str:
+    """Short SHA-256 over the contents of files, in the given order."""
+    return _digest(*(path.read_bytes() for path in files))
+
+
+def config_hash() -> str:
+    """Hash of every file under `config/`."""
+    return file_hash(*sorted((paths.root() / "config").rglob("*.yaml")))
+
+
+def lock_hash() -> str:
+    """Hash of `constraints.txt`, the versions that this checkout is tested with."""
+    return file_hash(paths.root() / "constraints.txt")
+
+
+@functools.cache
+def _parsed(module: str) -> tuple[bytes, frozenset[str]]:
+    """Code of a `repro` module without comments and docstrings, and the `repro` modules that it imports anywhere."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None, module
+    tree = ast.parse(Path(spec.origin).read_text())
+    imported = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            imported |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body[0] = ast.Pass()
+    return ast.dump(tree).encode(), frozenset(name for name in imported if name.startswith("repro.") and _exists(name))
+
+
+@functools.cache
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the last part is a class or a function of a module, not a module
+        return False
+
+
+def source_hash(module: str) -> str:
+    """Hash of `module` and every `repro` module it reaches by imports. Comments and docstrings do not count, so mending
+    a text does not make measured records stale."""
+    todo, seen = {module}, {}
+    while todo:
+        name = todo.pop()
+        seen[name], imported = _parsed(name)
+        packages = {
+            name.rsplit(".", depth)[0] for depth in range(1, name.count("."))
+        }  # a package's __init__ runs as well
+        todo |= (imported | packages) - seen.keys()
+    return _digest(*(code for _, code in sorted(seen.items())))
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of the packages that results depend on; a missing one is left out."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def cpu_model() -> str:
+    """Name of the processor as the system gives it."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def gpus() -> tuple[list[str], str]:
+    """Names of visible GPUs and the driver or runtime version. Asks torch only when a job already loaded it."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return [], ""
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return names, f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
+
+
+def collect(module: str, start: datetime, topology: str = "") -> Provenance:
+    """Provenance of a run of `module` that began at `start` and ends now."""
+    names, driver = gpus()
+    return Provenance(
+        git_commit=_git("rev-parse", "HEAD"),
+        git_dirty=bool(_git("status", "--porcelain", "--untracked-files=no")),
+        source_hash=source_hash(module),
+        config_hash=config_hash(),
+        lock_hash=lock_hash(),
+        packages=versions(),
+        python=platform.python_version(),
+        os=f"{platform.system()} {platform.release()}",
+        cpu=cpu_model(),
+        cores=os.cpu_count() or 0,
+        memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
+        gpu=names,
+        driver=driver,
+        topology=topology,
+        hosts=[socket.gethostname()],
+        slurm={name: os.environ[name] for name in SLURM if name in os.environ},
+        start=start,
+        end=now(),
+    )

@@ -1,0 +1,105 @@
+"""Run one point and write its record, whatever happens: numbers, or a typed cause why there are none."""
+
+import contextlib
+import fcntl
+import os
+import signal
+import tempfile
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from repro import experiments, provenance, record
+from repro.experiments.base import MissingHardware, Outcome, Point
+from repro.record import Cause, Record
+
+
+def classify(error: BaseException) -> Cause:
+    """Typed cause of an exception; a failed rank is judged by what happened in that rank."""
+    from repro import launch
+
+    if isinstance(error, launch.RankError):
+        if error.exception is not None:
+            return classify(error.exception)
+        return Cause.NODE_FAILURE if error.signal else Cause.UNEXPECTED
+    if isinstance(error, MissingHardware):
+        return Cause.MISSING_HARDWARE
+    if isinstance(error, launch.CollectiveHang):
+        return Cause.COMM_HANG
+    if isinstance(error, TimeoutError):
+        return Cause.TIMEOUT
+    if (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in str(error)
+    ):
+        return Cause.OOM
+    if isinstance(error, AssertionError):
+        return Cause.ASSERTION
+    if isinstance(error, ValueError | ValidationError | FileNotFoundError):
+        return Cause.BAD_INPUT
+    return Cause.UNEXPECTED
+
+
+@contextlib.contextmanager
+def alone_on_machine() -> Iterator[None]:
+    """Hold this machine's measuring lock: two runs at once would spoil each other's times. The lock dies with its holder."""
+    path = Path(tempfile.gettempdir()) / f"repro-measure-{os.getuid()}.lock"
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the main thread when the block takes longer than `seconds`."""
+
+    def expire(signum: int, frame: object) -> None:
+        raise TimeoutError(f"no result after {seconds:.0f} s")
+
+    previous = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def run(experiment: str, point: Point, repeat: int = 0, attempt: int = 1, out: Path | None = None) -> Record:
+    """Run `point` and return its record, written to `out` when given.
+
+    Every exception of the engine becomes a *failed* or *skipped* record; KeyboardInterrupt and a failing write do not:
+    an interrupted run leaves nothing, so it is simply run again.
+    """
+    definition = experiments.get(experiment)
+    module = f"repro.experiments.{experiment}"
+    common = {
+        "experiment": experiment,
+        "point": point.model_dump(),
+        "repeat": repeat,
+        "seed": point.seed,
+        "attempt": attempt,
+    }
+    outcome: Outcome | None = None
+    with alone_on_machine():
+        start = provenance.now()
+        try:
+            with limited(definition.timeout_s):
+                outcome = definition.run(point)
+        except Exception as error:
+            cause = classify(error)
+            status = "skipped" if cause is Cause.MISSING_HARDWARE else "failed"
+            detail = (
+                str(error) if status == "skipped" else "".join(traceback.format_exception(error, limit=-12))[-6000:]
+            )
+            common |= {"status": status, "cause": cause, "detail": detail}
+        else:
+            common |= {"status": "ok", "evidence": outcome.evidence, "metrics": outcome.metrics}
+            common |= {"conditions": outcome.conditions}
+    found = Record(**common, provenance=provenance.collect(module, start, outcome.topology if outcome else ""))
+    if out is not None:
+        record.write(found, out, outcome.series if outcome else None)
+    return found

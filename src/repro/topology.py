@@ -1,0 +1,110 @@
+"""Where ranks sit: named levels of a machine, from the fastest link to the slowest, and the rank numbering over them.
+
+Frontier, as in arXiv 2501.04266: 2 GCDs share an MI250X package, 4 packages share a node, nodes share Slingshot.
+Ranks are numbered innermost first, so rank = (node * packages + package) * gcds + gcd.
+"""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level of a machine: `size` members of the level below, joined by links of `bytes_per_s` per rank and direction."""
+
+    name: str
+    size: int
+    bytes_per_s: float = math.inf
+    latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"level {self.name!r}: size is {self.size}, must be at least 1")
+        if self.bytes_per_s <= 0 or self.latency_s < 0:
+            raise ValueError(f"level {self.name!r}: bandwidth must be positive and latency not negative")
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Levels from innermost (fastest) to outermost (slowest); their sizes multiply to the world size."""
+
+    levels: tuple[Level, ...]
+
+    def __post_init__(self) -> None:
+        names = [level.name for level in self.levels]
+        if not names or len(set(names)) != len(names):
+            raise ValueError(f"levels need distinct names and at least one of them, found {names}")
+
+    @property
+    def world_size(self) -> int:
+        return math.prod(level.size for level in self.levels)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(level.name for level in self.levels)
+
+    @property
+    def mesh_shape(self) -> tuple[int, ...]:
+        """Sizes outermost first: the shape of a torch `DeviceMesh` whose row-major ranks are ours."""
+        return tuple(level.size for level in reversed(self.levels))
+
+    @property
+    def mesh_names(self) -> tuple[str, ...]:
+        """Level names outermost first, to go with `mesh_shape`."""
+        return tuple(reversed(self.names))
+
+    def index(self, name: str) -> int:
+        """Position of a level (0 is innermost); ValueError lists the known ones."""
+        if name not in self.names:
+            raise ValueError(f"level {name!r} is not in the topology, allowed: {', '.join(self.names)}")
+        return self.names.index(name)
+
+    def span(self, name: str) -> int:
+        """Ranks inside one unit of `name`: 2 for a package of 2 GCDs, 8 for a node of 4 such packages."""
+        return math.prod(level.size for level in self.levels[: self.index(name) + 1])
+
+    def place(self, rank: int) -> tuple[int, ...]:
+        """Coordinates of `rank`, innermost first."""
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"rank {rank} is outside a world of {self.world_size}")
+        coordinates = []
+        for level in self.levels:
+            rank, inside = divmod(rank, level.size)
+            coordinates.append(inside)
+        return tuple(coordinates)
+
+    def rank(self, place: tuple[int, ...]) -> int:
+        """Inverse of `place`."""
+        rank = 0
+        for level, inside in zip(reversed(self.levels), reversed(place), strict=True):
+            rank = rank * level.size + inside
+        return rank
+
+    def level_between(self, a: int, b: int) -> str | None:
+        """Name of the level whose link joins ranks `a` and `b` (the outermost coordinate that differs); None for a == b."""
+        for level, x, y in reversed(list(zip(self.levels, self.place(a), self.place(b), strict=True))):
+            if x != y:
+                return level.name
+        return None
+
+
+# Per-rank bandwidth of Frontier when all 8 GCDs of a node communicate at once (OLCF user guide): 200, 50 and 12.5 GB/s.
+FRONTIER_BYTES_PER_S = (200e9, 50e9, 12.5e9)
+
+
+def frontier(nodes: int, packages: int = 4, gcds: int = 2) -> Topology:
+    """Frontier's levels, named by the unit that they make up: `package` (GCD pair), `node`, `cluster`."""
+    package, node, cluster = FRONTIER_BYTES_PER_S
+    return Topology(
+        (
+            Level("package", gcds, package, 2e-6),
+            Level("node", packages, node, 3e-6),
+            Level("cluster", nodes, cluster, 5e-6),
+        )
+    )
+
+
+def scaled(topology: Topology, outer_bytes_per_s: float) -> Topology:
+    """The same shape and the same ratios between levels, with the outermost link at `outer_bytes_per_s`."""
+    factor = outer_bytes_per_s / topology.levels[-1].bytes_per_s
+    return Topology(tuple(Level(v.name, v.size, v.bytes_per_s * factor, v.latency_s) for v in topology.levels))

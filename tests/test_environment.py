@@ -1,0 +1,69 @@
+"""constraints.txt, environment.yml, pyproject.toml and the installed packages tell the same story."""
+
+import importlib.metadata
+import re
+import tomllib
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.version import Version
+from rattler import MatchSpec
+
+from repro import paths
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@pytest.fixture(scope="module")
+def pins() -> dict[str, str]:
+    lines = [
+        line
+        for line in (paths.root() / "constraints.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
+    return {normal(name): version for name, version in (line.split("==") for line in lines)}
+
+
+@pytest.fixture(scope="module")
+def conda() -> list:
+    return yaml.safe_load((paths.root() / "environment.yml").read_text())["dependencies"]
+
+
+@pytest.fixture(scope="module")
+def direct() -> set[str]:
+    project = tomllib.loads((paths.root() / "pyproject.toml").read_text())["project"]
+    wanted = project["dependencies"] + [item for extra in project["optional-dependencies"].values() for item in extra]
+    return {normal(Requirement(item).name) for item in wanted}
+
+
+def test_conda_has_the_pinned_version_of_every_direct_dependency(pins, conda, direct):
+    (pip,) = (item["pip"] for item in conda if isinstance(item, dict))
+    assert {normal(name): version for name, version in (item.split("==") for item in pip)} == {
+        name: pins[name] for name in direct
+    }
+
+
+def test_conda_specs_are_valid(conda):
+    for item in conda:
+        if isinstance(item, str):
+            MatchSpec(item, strict=True)
+
+
+def test_installed_versions_are_the_pinned_ones(pins):
+    """Otherwise this test run says nothing about the versions that users get."""
+    wrong = {}
+    for name, version in pins.items():
+        try:
+            installed = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # a platform's own helper package
+        if Version(installed).public != version:
+            wrong[name] = (installed, version)
+    assert wrong == {}
+
+
+def test_torch_is_the_tested_release(pins):
+    assert pins["torch"] == "2.13.0"

@@ -1,0 +1,80 @@
+"""States of points: the plan says what Snakemake will do."""
+
+from datetime import UTC, datetime
+
+from repro import plan, provenance, record
+
+
+def _finish(job, **changes):
+    when = datetime(2026, 1, 1, tzinfo=UTC)
+    fields = {
+        "experiment": job.experiment, "point": job.point, "repeat": job.repeat, "seed": 0, "evidence": "measured",
+        "status": "ok", "metrics": {"m": record.Metric(value=1, unit="1")}, "attempt": job.attempt,
+        "provenance": record.Provenance(start=when, end=when, source_hash=job.source),
+    }  # fmt: skip
+    return record.Record(**(fields | changes))
+
+
+def test_states(project):
+    jobs = plan.make("smoke").jobs
+    assert {job.state for job in jobs} == {"to run"} and len(jobs) >= 5
+    when = datetime(2026, 1, 1, tzinfo=UTC)
+    old = record.Provenance(start=when, end=when, source_hash="other")
+    record.write(_finish(jobs[0]), project / jobs[0].record)
+    record.write(_finish(jobs[1], provenance=old), project / jobs[1].record)
+    bad = {"evidence": None, "metrics": {}}
+    record.write(_finish(jobs[2], status="failed", cause="oom", **bad), project / jobs[2].record)
+    record.write(_finish(jobs[3], status="skipped", cause="missing_hardware", **bad), project / jobs[3].record)
+    (project / jobs[4].record).parent.mkdir(parents=True, exist_ok=True)
+    (project / jobs[4].record).write_text("{")
+    found = plan.make("smoke")
+    assert [job.state for job in found.jobs[:5]] == ["done", "stale", "failed", "skipped", "to run"]
+    assert [job.attempt for job in found.jobs[:5]] == [1, 1, 2, 1, 1]  # only a failed point counts up
+    assert found.figures["claims_overview"].to_run == len(jobs) - 2
+    assert found.results == "results/laptop-smoke"
+
+
+def test_arguments_rebuild_the_point(project):
+    """What Snakemake passes to `repro run` is the point of the plan, nothing lost in text."""
+    from repro import cli, config
+
+    for job in plan.make("laptop").jobs:
+        words = plan.arguments(job)
+        pairs = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+        assert config.point(job.experiment, cli._settings(pairs), "test").model_dump() == job.point
+
+
+def test_record_names_are_distinct(project):
+    for tier in ("smoke", "laptop"):
+        names = [job.record for job in plan.make(tier).jobs]
+        assert len(set(names)) == len(names)
+
+
+def test_source_hash_ignores_comments_but_not_code(tmp_path, monkeypatch):
+    module = tmp_path / "probe.py"
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def digest(text):
+        module.write_text(text)
+        provenance._parsed.cache_clear()
+        return provenance.source_hash("probe")
+
+    first = digest('"""A text."""\nx = 1  # one\n')
+    assert digest('"""Another text."""\n\nx = 1\n') == first
+    assert digest("x = 2\n") != first
+
+
+def test_source_hash_follows_imports():
+    """The training experiment depends on the quantisers, the placement experiment does not."""
+    reached = {}
+    for name in ("zero_train", "exflow_placement"):
+        todo, seen = {f"repro.experiments.{name}"}, set()
+        while todo:
+            module = todo.pop()
+            seen.add(module)
+            todo |= provenance._parsed(module)[1] - seen
+        reached[name] = seen
+    assert "repro.quantize" in reached["zero_train"] and "repro.launch" in reached["zero_train"]
+    assert (
+        "repro.quantize" not in reached["exflow_placement"] and "repro.exflow.placement" in reached["exflow_placement"]
+    )

@@ -1,0 +1,168 @@
+"""The DAG: formatted, linted, resumable, and honest about failures. Jobs are real `repro run` processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from repro import paths, plan, record, schemas
+
+QUICK = {"grid": {"method": ["contiguous", "random"], "gpus": [2, 4]}}  # four points of about two seconds
+
+
+def snakemake(*arguments: str, check: bool = True, **options) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "snakemake", *arguments]
+    found = subprocess.run(command, capture_output=True, text=True, **options)
+    assert not check or found.returncode == 0, found.stdout + found.stderr
+    return found
+
+
+def smoke_points(project: Path, grids: dict[str, list[dict]]) -> None:
+    path = project / "config/config.yaml"
+    document = yaml.safe_load(path.read_text())
+    for name, experiment in document["experiments"].items():
+        experiment["tiers"] = {"smoke": grids[name]} if name in grids else {}
+    path.write_text(yaml.safe_dump(document))
+
+
+def targets() -> list[str]:
+    return [job.record for job in plan.make("smoke").jobs]
+
+
+def run_smoke(**options) -> subprocess.CompletedProcess:
+    return snakemake("--config", "tier=smoke", "--", *targets(), **options)
+
+
+def test_schemas_on_disk_are_the_exported_ones():
+    for name in schemas.MODELS:
+        assert (paths.root() / f"workflows/schemas/{name}.schema.json").read_text() == schemas.document(name)
+
+
+def test_format_and_static_checks():
+    root = paths.root()
+    subprocess.run([sys.executable, "-m", "snakefmt", "--check", "workflows"], cwd=root, check=True)
+    subprocess.run([sys.executable, "-m", "ruff", "check", "src", "tests"], cwd=root, check=True)
+    subprocess.run([sys.executable, "-m", "ruff", "format", "--check", "src", "tests"], cwd=root, check=True)
+
+
+def test_lint_is_clean(project):
+    snakemake("--lint")
+
+
+@pytest.mark.parametrize(
+    "target", ["zero", "exflow", "flover", "replot", "zero_bytes", "results/laptop/figures/zero_bytes.png"]
+)
+def test_targets_resolve(project, target):
+    assert "total" in snakemake("-n", target).stdout
+
+
+def test_dry_run_agrees_with_the_plan(project):
+    text = snakemake("-n", "--config", "tier=smoke").stdout
+    counts = {
+        line.split()[0]: int(line.split()[1])
+        for line in text.splitlines()
+        if len(line.split()) == 2 and line.split()[1].isdigit()
+    }
+    jobs = [job.experiment for job in plan.make("smoke").jobs]
+    assert {name: counts[name] for name in set(jobs)} == {name: jobs.count(name) for name in set(jobs)}
+
+
+def test_a_wrong_key_stops_before_any_job(project):
+    path = project / "config/config.yaml"
+    path.write_text(path.read_text() + "\ntypo: 1\n")
+    found = snakemake("-n", check=False)
+    assert found.returncode and "config.yaml: typo" in found.stderr and "known keys" in found.stderr
+
+
+def test_a_wrong_config_option_is_an_error(project):
+    found = snakemake("-n", "--config", "teir=smoke", check=False)
+    assert found.returncode and "allowed: tier, platform" in found.stderr
+
+
+def test_failed_point_does_not_stop_the_others_and_is_tried_again(project):
+    smoke_points(
+        project, {"exflow_placement": [{"grid": {"method": "contiguous", "gpus": [4, 5]}}]}
+    )  # 32 experts, 5 GPUs
+    run_smoke()
+    runs = [record.read(project / path) for path in targets()]
+    assert [(run.status, run.cause, run.attempt) for run in runs] == [("ok", None, 1), ("failed", "bad_input", 1)]
+    first = record.read(project / targets()[0]).provenance.start
+    run_smoke()
+    assert record.read(project / targets()[1]).attempt == 2
+    assert record.read(project / targets()[0]).provenance.start == first  # the finished one was left alone
+    report = subprocess.run(
+        [sys.executable, "-m", "repro", "report", "--results", "results/laptop-smoke"], capture_output=True
+    )
+    assert report.returncode == 0, report.stderr
+    assert "failed: bad_input" in (project / "results/laptop-smoke/report.html").read_text()
+
+
+def test_second_call_does_nothing(project):
+    smoke_points(project, {"flover_queue": [{"grid": {"requests": 2, "seeds": 2}}]})
+    run_smoke()
+    assert "Nothing to be done" in run_smoke().stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["SIGINT to the driver", "SIGKILL to the driver", "SIGKILL to everything"])
+def test_interrupted_work_resumes(project, how):
+    smoke_points(project, {"exflow_placement": [QUICK]})
+    wanted = [project / path for path in targets()]
+    command = [sys.executable, "-m", "snakemake", "--config", "tier=smoke", "--", *targets()]
+    driver = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not any(path.exists() for path in wanted):
+        assert time.monotonic() < deadline and driver.poll() is None
+        time.sleep(0.05)
+    if how == "SIGKILL to everything":
+        os.killpg(driver.pid, signal.SIGKILL)
+    else:
+        driver.send_signal(signal.SIGINT if how.startswith("SIGINT") else signal.SIGKILL)
+    driver.wait(timeout=60)
+    kept = {path: path.read_bytes() for path in wanted if path.exists()}
+    for path in kept:
+        assert record.read(path).status == "ok"
+    run_smoke()
+    assert all(record.read(path).status == "ok" for path in wanted)
+    assert all(path.read_bytes() == old for path, old in kept.items())
+    assert record.collect(project / "results").problems == []
+
+
+@pytest.mark.slow
+def test_killed_rank_is_a_failed_record(project):
+    smoke_points(project, {"zero_train": [{"grid": {"steps": 2000, "plan": "zero3", "fabric": "unshaped"}}]})
+    (job,) = plan.make("smoke").jobs
+    command = [sys.executable, "-m", "repro", "run", *plan.arguments(job), "--out", job.record]
+    driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    children: list[int] = []
+    deadline = time.monotonic() + 60
+    while len(children) < job.ranks:
+        assert time.monotonic() < deadline and driver.poll() is None
+        children = [int(pid) for pid in Path(f"/proc/{driver.pid}/task/{driver.pid}/children").read_text().split()]
+        time.sleep(0.1)
+    time.sleep(3)  # let training begin
+    os.kill(children[-1], signal.SIGKILL)
+    assert driver.wait(timeout=60) == 1
+    found = record.read(project / job.record)
+    assert (found.status, found.cause) == ("failed", "node_failure")
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+
+
+@pytest.mark.slow
+def test_replot_from_the_shipped_records(project):
+    """Every figure, verdict and the report from shipped records, on a machine that never ran a point."""
+    snakemake("replot")
+    done = plan.make().figures
+    for name in done:
+        assert (project / f"results/replot/figures/{name}.png").stat().st_size > 5000
+    page = (project / "results/replot/report.html").read_text()
+    assert page.count("data:image/png;base64,") == len(done)
+    rows = json.loads((project / "results/replot/claims.json").read_text())
+    assert {row["verdict"] for row in rows} >= {"reproduced", "not run"}
+    assert "http://" not in page.replace("http://www.w3.org", "") and "<script" not in page

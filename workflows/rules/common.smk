@@ -1,0 +1,65 @@
+# What the rules share: the plan, and functions that read it.
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+PYTHON = sys.executable  # jobs use this interpreter, also when no environment is activated
+
+
+def load_plan():
+    """Ask `repro plan` for every point. It checks all configuration; its message is all a user should see."""
+    if unknown := set(config) - {"tier", "platform"}:
+        raise WorkflowError(f"--config: unknown {', '.join(sorted(unknown))}; allowed: tier, platform")
+    options = [f"--{key}={value}" for key, value in config.items()]
+    found = subprocess.run([PYTHON, "-m", "repro", "plan", "--json", *options], capture_output=True, text=True)
+    if found.returncode:
+        raise WorkflowError(found.stderr.strip())
+    return json.loads(found.stdout)
+
+
+PLAN = load_plan()
+RUN = Path(PLAN["results"]).name
+JOBS = {job["record"]: job for job in PLAN["jobs"]}
+
+
+wildcard_constraints:
+    run=f"{RUN}|replot",
+    job="[^/]+",
+
+
+def figures(notebook):
+    """Names of the figures that a notebook draws."""
+    return [name for name, figure in PLAN["figures"].items() if figure["notebook"] == notebook]
+
+
+def pictures(notebook):
+    """Path patterns of a notebook's figures."""
+    return [f"results/{{run}}/figures/{name}.png" for name in figures(notebook)]
+
+
+def record_folder(wildcards):
+    """Where a run's records are: its own, or the shipped ones for `replot`."""
+    return f"{PLAN['reference'] if wildcards.run == 'replot' else PLAN['results']}/records"
+
+
+def records(*experiments):
+    """Input function: the records of some experiments (all of them when none is named)."""
+
+    def find(wildcards):
+        if wildcards.run == "replot":
+            shipped = Path(record_folder(wildcards))
+            return [str(path) for path in sorted(shipped.glob("*/*.json")) if not experiments or path.parent.name in experiments]
+        return [path for path, job in JOBS.items() if not experiments or job["experiment"] in experiments]
+
+    return find
+
+
+def run_arguments(wildcards, output):
+    """Arguments of `repro run`. They hold the attempt, so that a failed point is tried again by the next `snakemake`."""
+    return JOBS[output[0]]["arguments"]
+
+
+def source_hash(wildcards, output):
+    """A change in the code that a point runs makes its record stale."""
+    return JOBS[output[0]]["source"]

@@ -1,0 +1,40 @@
+# arXiv 2401.08383: ExFlow.
+
+
+use rule zero_train as exflow_affinity with:
+    output:
+        "results/{run}/records/exflow_affinity/{job}.json",
+    log:
+        "results/{run}/logs/exflow_affinity/{job}.log",
+
+
+use rule zero_train as exflow_placement with:
+    output:
+        "results/{run}/records/exflow_placement/{job}.json",
+    log:
+        "results/{run}/logs/exflow_placement/{job}.log",
+
+
+use rule zero_notebook as exflow_notebook with:
+    input:
+        notebook="notebooks/exflow.ipynb",
+        claims="config/claims.yaml",
+        records=records("exflow_affinity", "exflow_placement"),
+    output:
+        html=report("results/{run}/notebooks/exflow.html", category="Notebooks", caption="../report/notebook.rst"),
+        figures=report(pictures("exflow"), category="ExFlow", caption="../report/figure.rst"),
+    log:
+        notebook="results/{run}/notebooks/exflow.ipynb",
+        text="results/{run}/logs/notebook-exflow.log",
+    params:
+        records=record_folder,
+        name="exflow",
+
+
+rule exflow:
+    input:
+        expand(rules.exflow_notebook.output, run=RUN),
+
+
+localrules:
+    exflow,

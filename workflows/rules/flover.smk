@@ -1,0 +1,40 @@
+# arXiv 2305.13484: Flover.
+
+
+use rule zero_train as flover_serving with:
+    output:
+        "results/{run}/records/flover_serving/{job}.json",
+    log:
+        "results/{run}/logs/flover_serving/{job}.log",
+
+
+use rule zero_train as flover_queue with:
+    output:
+        "results/{run}/records/flover_queue/{job}.json",
+    log:
+        "results/{run}/logs/flover_queue/{job}.log",
+
+
+use rule zero_notebook as flover_notebook with:
+    input:
+        notebook="notebooks/flover.ipynb",
+        claims="config/claims.yaml",
+        records=records("flover_serving", "flover_queue"),
+    output:
+        html=report("results/{run}/notebooks/flover.html", category="Notebooks", caption="../report/notebook.rst"),
+        figures=report(pictures("flover"), category="Flover", caption="../report/figure.rst"),
+    log:
+        notebook="results/{run}/notebooks/flover.ipynb",
+        text="results/{run}/logs/notebook-flover.log",
+    params:
+        records=record_folder,
+        name="flover",
+
+
+rule flover:
+    input:
+        expand(rules.flover_notebook.output, run=RUN),
+
+
+localrules:
+    flover,

@@ -1,0 +1,71 @@
+# Verdicts, the report, and short names for figures.
+
+
+use rule zero_notebook as claims_notebook with:
+    input:
+        notebook="notebooks/claims.ipynb",
+        claims="config/claims.yaml",
+        records=records(),
+    output:
+        html=report("results/{run}/notebooks/claims.html", category="Notebooks", caption="../report/notebook.rst"),
+        figures=report(pictures("claims"), category="Verdicts", caption="../report/figure.rst"),
+    log:
+        notebook="results/{run}/notebooks/claims.ipynb",
+        text="results/{run}/logs/notebook-claims.log",
+    params:
+        records=record_folder,
+        name="claims",
+
+
+rule verdicts:
+    input:
+        claims="config/claims.yaml",
+        records=records(),
+    output:
+        "results/{run}/claims.json",
+    log:
+        "results/{run}/logs/claims.log",
+    params:
+        records=record_folder,
+    conda:
+        "../../environment.yml"
+    shell:
+        "{PYTHON:q} -m repro claims --results {params.records:q} --out {output:q} > {log:q} 2>&1"
+
+
+rule html_report:
+    input:
+        rules.claims_notebook.output,
+        rules.zero_notebook.output,
+        rules.exflow_notebook.output,
+        rules.flover_notebook.output,
+        claims=rules.verdicts.output,
+    output:
+        "results/{run}/report.html",
+    log:
+        "results/{run}/logs/report.log",
+    params:
+        records=record_folder,
+    conda:
+        "../../environment.yml"
+    shell:
+        "{PYTHON:q} -m repro report --results {params.records:q} --figures results/{wildcards.run}/figures --out {output:q} > {log:q} 2>&1"
+
+
+rule replot:
+    input:
+        "results/replot/report.html",
+
+
+localrules:
+    replot,
+
+
+for figure in PLAN["figures"]:
+
+    rule:
+        name:
+            figure
+        input:
+            f"{PLAN['results']}/figures/{figure}.png",
+        localrule: True

@@ -1,0 +1,46 @@
+# arXiv 2501.04266: hierarchical ZeRO++.
+
+
+rule zero_train:
+    output:
+        "results/{run}/records/zero_train/{job}.json",
+    log:
+        "results/{run}/logs/zero_train/{job}.log",
+    params:
+        arguments=run_arguments,
+        source=source_hash,
+    threads: workflow.cores  # a measured point has the machine for itself
+    conda:
+        "../../environment.yml"
+    shell:
+        "{PYTHON:q} -m repro run {params.arguments:q} --record-failure --out {output:q} > {log:q} 2>&1"
+
+
+rule zero_notebook:
+    input:
+        notebook="notebooks/zero.ipynb",
+        claims="config/claims.yaml",
+        records=records("zero_train"),
+    output:
+        html=report("results/{run}/notebooks/zero.html", category="Notebooks", caption="../report/notebook.rst"),
+        figures=report(pictures("zero"), category="Hierarchical ZeRO++", caption="../report/figure.rst"),
+    log:
+        notebook="results/{run}/notebooks/zero.ipynb",
+        text="results/{run}/logs/notebook-zero.log",
+    params:
+        records=record_folder,
+        name="zero",
+    conda:
+        "../../environment.yml"
+    shell:
+        "{PYTHON:q} -m repro notebook {params.name} --out results/{wildcards.run}/notebooks"
+        " -p records={params.records:q} -p output=results/{wildcards.run}/figures > {log.text:q} 2>&1"
+
+
+rule zero:
+    input:
+        expand(rules.zero_notebook.output, run=RUN),
+
+
+localrules:
+    zero,
