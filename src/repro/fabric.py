@@ -1,0 +1,266 @@
+"""The emulated network: one network namespace per rank, wired and rate-limited like a three-level machine. Linux, root only.
+
+    rank eth0 ─ v0 ┐                            rank rate: TBF on both ends of a rank's veth
+                   ├ bridge pk0 ─ u0 ═ d0 ┐     uplink u/d of a package, in HTB classes by address:
+    rank eth0 ─ v1 ┘                      ├ bridge spine     1:10 the same node, 1:20 another node
+              ...    bridge pk1 ─ u1 ═ d1 ┘
+
+A `Topology` holds rates per rank with all ranks busy; the ranks of a package share its uplink, so an uplink class gets
+the rate of one rank times the ranks of a package. Everything but the ranks' ends lives in a namespace of its own, so
+addresses may repeat between fabrics. Rates only: `Level.latency_s` is not emulated, as kernels without sch_netem are common.
+"""
+
+import ctypes
+import functools
+import itertools
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from repro.topology import Level, Topology
+
+_NAMESPACES = Path("/run/netns")
+_MARK = "repro"  # namespaces are called repro-<owner's pid>-<its start time>-<number of the fabric>-<rank or "fab">
+_CLONE_NEWNET = 0x40000000
+_BURST = 131072  # bytes; a segmentation-offload packet has up to 64 KiB and must fit
+_QUEUE = 1_000_000  # bytes; the default of 1000 packets would hold 64 MB, seconds of delay
+_numbers = itertools.count()
+
+
+class FabricError(RuntimeError):
+    """The network could not be built or read: the failing command and what it said."""
+
+
+class Fabric:
+    """Context manager: the network of `topology` (three levels, innermost first) exists inside the `with` block.
+
+    Raises ValueError for a topology it cannot shape, FabricError when the machine refuses. Networks of owners that were
+    killed are removed on entry.
+    """
+
+    interface = "eth0"
+
+    def __init__(self, topology: Topology) -> None:
+        _check(topology)
+        self.topology = topology
+        self._prefix = ""
+
+    def __enter__(self) -> "Fabric":
+        if reason := _lacking():
+            raise FabricError(reason)
+        _remove_stale()
+        self._prefix = f"{_MARK}-{os.getpid()}-{_start_time(os.getpid())}-{next(_numbers)}-"
+        try:
+            self._build()
+        except BaseException:
+            _remove(self._prefix)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _remove(self._prefix)
+
+    def namespace(self, rank: int) -> str:
+        """Name of the network namespace of `rank`."""
+        if not 0 <= rank < self.topology.world_size:
+            raise ValueError(f"rank {rank} is outside a world of {self.topology.world_size}")
+        return f"{self._prefix}{rank}"
+
+    def counters(self) -> dict[str, int]:
+        """Bytes delivered so far (headers and retransmissions included) by the level that carried them.
+
+        A transfer counts for the one level that joins its ends (`Topology.level_between`), as the kernel's qdiscs count:
+        what enters packages from the same node and from other nodes, and what reaches ranks beyond that. What a killed
+        rank had already handed to its kernel still flows for a while, and counts.
+        """
+        package, node, cluster = self.topology.names
+        show = _run(["tc", "-n", self._prefix + "fab", "-s", "-j", "qdisc", "show"])
+        count = {"rank": 0, "1:10": 0, "1:20": 0}
+        for qdisc in json.loads(show):
+            if qdisc["dev"].startswith("v") and qdisc.get("root"):
+                count["rank"] += qdisc["bytes"]
+            elif qdisc["dev"].startswith("d") and qdisc.get("parent") in count:
+                count[qdisc["parent"]] += qdisc["bytes"]
+        inside = count["rank"] - count["1:10"] - count["1:20"]
+        return {package: max(0, inside), node: count["1:10"], cluster: count["1:20"]}
+
+    def _build(self) -> None:
+        fab, ranks = self._prefix + "fab", range(self.topology.world_size)
+        _run(["ip", "-batch", "-"], [f"netns add {name}" for name in (fab, *map(self.namespace, ranks))])
+        _run(["ip", "-n", fab, "-batch", "-"], list(_links(self.topology, self._prefix)))
+        _run(["tc", "-n", fab, "-batch", "-"], list(_rates(self.topology)))
+        for rank in ranks:
+            _run(["ip", "-n", self.namespace(rank), "-batch", "-"], _rank_link(self.topology, rank))
+            _run(
+                ["tc", "-n", self.namespace(rank), "-batch", "-"], [_limit("eth0", self.topology.levels[0].bytes_per_s)]
+            )
+
+
+@functools.cache
+def unavailable() -> str | None:
+    """None when a fabric can be built here, else the reason in words. Builds a small one to find out; cached."""
+    try:
+        with Fabric(Topology((Level("package", 2, 1e8), Level("node", 1, 1e7), Level("cluster", 1, 1e6)))) as fabric:
+            fabric.counters()
+    except FabricError as error:
+        return str(error)
+    return None
+
+
+def enter(namespace: str) -> None:
+    """Move the calling thread, and what it starts from now on, into a network namespace. (os.setns: Python 3.12.)"""
+    handle = os.open(_NAMESPACES / namespace, os.O_RDONLY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).setns(handle, _CLONE_NEWNET):
+            number = ctypes.get_errno()
+            raise OSError(number, f"setns: {os.strerror(number)}", namespace)
+    finally:
+        os.close(handle)
+
+
+def _check(topology: Topology) -> None:
+    if len(topology.levels) != 3:
+        raise ValueError(
+            f"a fabric has three levels, the topology has {len(topology.levels)}: {', '.join(topology.names)}"
+        )
+    for level in topology.levels:
+        if not math.isfinite(level.bytes_per_s):
+            raise ValueError(f"level {level.name!r} has no rate: a fabric shapes every level")
+    nodes, in_node = topology.levels[2].size, topology.span(topology.names[1])
+    if nodes > 256 or in_node > 254:
+        raise ValueError(f"{nodes} nodes of {in_node} ranks: at most 256 nodes of 254 ranks have addresses")
+
+
+# --- the commands that build it ------------------------------------------------------------------------------------
+
+
+def _address(topology: Topology, rank: int) -> str:
+    node, inside = divmod(rank, topology.span(topology.names[1]))
+    return f"10.99.{node}.{inside + 1}"
+
+
+def _up(device: str, bridge: str | None = None) -> list[str]:
+    """Without IPv6 addresses, whose announcements would be counted as traffic."""
+    master = [f"link set {device} master {bridge}"] if bridge else []
+    return [*master, f"link set {device} addrgenmode none", f"link set {device} up"]
+
+
+def _links(topology: Topology, prefix: str) -> Iterator[str]:
+    """`ip` lines for the bridges, the uplinks, and the veth of every rank."""
+    gcds = topology.levels[0].size
+    bridge = "type bridge mcast_snooping 0"
+    yield from [f"link add spine {bridge}", *_up("spine")]
+    for package in range(topology.world_size // gcds):
+        yield from [f"link add pk{package} {bridge}", *_up(f"pk{package}")]
+        yield f"link add u{package} type veth peer name d{package}"
+        yield from [*_up(f"u{package}", f"pk{package}"), *_up(f"d{package}", "spine")]
+    for rank in range(topology.world_size):
+        yield f"link add v{rank} type veth peer name eth0 netns {prefix}{rank}"
+        yield from _up(f"v{rank}", f"pk{rank // gcds}")
+
+
+def _rank_link(topology: Topology, rank: int) -> list[str]:
+    """`ip` lines inside a rank's namespace. Reno, which every kernel has, so that hosts' defaults do not matter."""
+    address = _address(topology, rank)
+    route = f"route replace 10.99.0.0/16 dev eth0 scope link src {address} congctl reno"
+    return ["link set lo up", *_up("eth0"), f"addr add {address}/16 dev eth0 noprefixroute", route]
+
+
+def _rates(topology: Topology) -> Iterator[str]:
+    """`tc` lines: towards the ranks, and both directions of every package's uplink."""
+    for rank in range(topology.world_size):
+        yield _limit(f"v{rank}", topology.levels[0].bytes_per_s)
+    for package in range(topology.world_size // topology.levels[0].size):
+        yield from _uplink(topology, package, f"u{package}", "dst")  # leaving the package: where to?
+        yield from _uplink(topology, package, f"d{package}", "src")  # entering it: where from?
+
+
+def _limit(device: str, bytes_per_s: float) -> str:
+    return f"qdisc add dev {device} root tbf rate {bytes_per_s:.0f}bps burst {_burst(bytes_per_s)} limit {_queue(bytes_per_s)}"
+
+
+def _burst(bytes_per_s: float) -> int:
+    return max(_BURST, round(bytes_per_s * 1e-3))
+
+
+def _queue(bytes_per_s: float) -> int:
+    return max(_QUEUE, round(bytes_per_s * 10e-3)) + _burst(bytes_per_s)
+
+
+def _uplink(topology: Topology, package: int, device: str, field: str) -> Iterator[str]:
+    """HTB on one direction of an uplink: class 1:10 within the node, 1:20 between nodes, 1:30 the rest (ARP)."""
+    gcds = topology.levels[0].size
+    node = package // topology.levels[1].size
+    yield f"qdisc add dev {device} root handle 1: htb default 30"
+    for name, level in (("1:10", topology.levels[1]), ("1:20", topology.levels[2])):
+        rate = level.bytes_per_s * gcds
+        burst = f"burst {_burst(rate)} cburst {_burst(rate)} quantum 60000"
+        yield f"class add dev {device} parent 1: classid {name} htb rate {rate:.0f}bps ceil {rate:.0f}bps {burst}"
+        yield f"qdisc add dev {device} parent {name} bfifo limit {_queue(rate)}"
+    yield f"class add dev {device} parent 1: classid 1:30 htb rate 1000000bps quantum 60000"
+    match = f"filter add dev {device} parent 1: protocol ip prio"
+    yield f"{match} 1 u32 match ip {field} 10.99.{node}.0/24 flowid 1:10"
+    yield f"{match} 2 u32 match ip {field} 10.99.0.0/16 flowid 1:20"
+
+
+# --- the machine ---------------------------------------------------------------------------------------------------
+
+
+def _lacking() -> str | None:
+    """Why no fabric can be built here, as far as one can tell without trying."""
+    if not sys.platform.startswith("linux"):
+        return f"network namespaces need Linux, this is {sys.platform}"
+    if os.geteuid() != 0:
+        return "network namespaces and rates need root"
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    return f"{' and '.join(missing)} (package iproute2) not found" if missing else None
+
+
+def _run(command: list[str], lines: list[str] | None = None) -> str:
+    """Standard output of `command`, fed with `lines` (a batch); FabricError names the line that failed."""
+    text = None if lines is None else "".join(line + "\n" for line in lines)
+    done = subprocess.run(command, input=text, capture_output=True, text=True)
+    if done.returncode == 0:
+        return done.stdout
+    said = done.stderr.strip()
+    place = said.rpartition("Command failed -:")[2]  # a batch stops at "Command failed -:<line>"
+    failing = [*command[:-2], lines[int(place) - 1]] if lines and place.isdigit() else command
+    raise FabricError(f"`{' '.join(failing)}` failed: {said.partition('Command failed -:')[0].strip() or said}")
+
+
+def _remove(prefix: str) -> None:
+    """Delete the namespaces whose names start with `prefix`, and with them all that is in them."""
+    for name in _names(prefix):
+        try:
+            _run(["ip", "netns", "del", name])
+        except FabricError:
+            if (_NAMESPACES / name).exists():  # else another process removed the same stale network
+                raise
+
+
+def _remove_stale() -> None:
+    for name in _names(_MARK + "-"):
+        parts = name.split("-")
+        if len(parts) == 5 and parts[1].isdigit() and _start_time(int(parts[1])) != parts[2]:
+            _remove("-".join(parts[:4]) + "-")
+
+
+def _names(prefix: str) -> list[str]:
+    return sorted(path.name for path in _NAMESPACES.glob(prefix + "*"))
+
+
+def _start_time(pid: int) -> str | None:
+    """Kernel ticks at which process `pid` began (a later process with the same pid has another); None when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else fields[19]

@@ -1,0 +1,338 @@
+"""`repro.launch` with real processes: results, the true cause of a failure, hangs, and what a killed parent leaves behind."""
+
+import contextlib
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from datetime import timedelta
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from repro import launch as launching
+from repro.launch import CollectiveHang, LaunchTimeout, RankError, launch
+
+
+class Picky(Exception):
+    """Can be pickled, but not unpickled: its __init__ wants more than `args` holds."""
+
+    def __init__(self, what: str, where: str) -> None:
+        super().__init__(f"{what} at {where}")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path, monkeypatch):
+    """Whatever a launch did: no child process and no temporary folder may remain."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    before = set(psutil.Process().children())
+    yield
+    assert list(folder.glob("repro-*")) == []  # torchrun leaves a folder of its own
+    assert not [p for p in set(psutil.Process().children()) - before if "resource_tracker" not in " ".join(p.cmdline())]
+
+
+def exists(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def eventually(condition, patience_s: float = 15.0) -> bool:
+    limit = time.monotonic() + patience_s
+    while not (held := condition()) and time.monotonic() < limit:
+        time.sleep(0.02)
+    return held
+
+
+def summed(rank: int, world_size: int, offset: float) -> tuple[int, float, int, dict[str, str]]:
+    value = torch.tensor(rank + offset)
+    dist.all_reduce(value)
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    return rank, value.item(), torch.get_num_threads(), {name: os.environ[name] for name in names}
+
+
+def forever_unless(first: int):
+    """A function in which rank `first` does its turn and the others wait for it in a collective for ever."""
+
+    def outer(act):
+        def run(rank: int, world_size: int) -> None:
+            dist.barrier()
+            if rank == first:
+                act()
+            else:
+                dist.all_reduce(torch.ones(1 << 16))
+
+        return run
+
+    return outer
+
+
+def test_results_come_in_rank_order_and_collectives_work():
+    results = launch(summed, 4, 0.5)
+    assert [rank for rank, *_ in results] == [0, 1, 2, 3]
+    assert {value for _, value, *_ in results} == {8.0}
+    assert {threads for _, _, threads, _ in results} == {1}
+    assert results[2][3] == {"RANK": "2", "LOCAL_RANK": "2", "WORLD_SIZE": "4"}
+
+
+def test_results_may_be_larger_than_a_pipe_holds():
+    results = launch(lambda rank, world_size: torch.full((3_000_000,), float(rank)), 2)
+    assert [r.numel() for r in results] == [3_000_000] * 2 and results[1].unique().tolist() == [1.0]
+
+
+def test_one_rank_is_a_world():
+    assert launch(lambda rank, world_size: (rank, world_size, dist.get_world_size()), 1) == [(0, 1, 1)]
+
+
+def test_a_rank_may_launch_ranks_of_its_own(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")  # with the RANK that a rank sees, this would look like torchrun
+
+    def nested(rank: int, world_size: int) -> list[float]:
+        dist.destroy_process_group()
+        return [value for _, value, *_ in launch(summed, 2, float(rank))]
+
+    assert launch(nested, 2) == [[1.0, 1.0], [3.0, 3.0]]
+
+
+def test_several_threads_work_after_the_parent_used_openmp():
+    """GNU OpenMP hangs in a fork of a process that has run a parallel region; so these ranks are spawned."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        torch.relu(torch.ones(2000, 2000)) @ torch.ones(2000, 2000)
+    finally:
+        torch.set_num_threads(before)
+    (line,) = launch(torch.linspace, 1, 1_000_000, threads=2, timeout_s=60)
+    assert torch.equal(line, torch.linspace(0, 1, 1_000_000))
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("13 heads"), AssertionError("loss"), MemoryError("40 GiB"), TimeoutError("x")]
+)
+def test_an_exception_in_a_rank_comes_back_as_it_was(error):
+    def fails(rank: int, world_size: int) -> None:
+        if rank == 2:
+            raise error
+        dist.barrier()
+
+    with pytest.raises(RankError) as caught:
+        launch(fails, 4)
+    found = caught.value
+    assert (found.rank, found.type_name, found.message) == (2, type(error).__name__, str(error))
+    assert type(found.exception) is type(error) and found.exception.args == error.args
+    assert (found.exit_code, found.signal) == (1, None)
+    assert "in fails" in found.traceback and "raise error" in found.traceback and "raise error" in str(found)
+    assert vars(pickle.loads(pickle.dumps(found))).keys() == vars(found).keys()
+
+
+def test_an_exception_that_cannot_be_pickled_keeps_its_name_and_text():
+    def fails(rank: int, world_size: int) -> None:
+        raise Picky("a slot", "row 3")
+
+    with pytest.raises(RankError, match="a slot at row 3") as caught:
+        launch(fails, 2)
+    assert (caught.value.type_name, caught.value.exception) == ("Picky", None)
+
+
+def test_a_result_that_cannot_be_pickled_is_an_error_of_its_rank():
+    with pytest.raises(RankError, match="pickle") as caught:
+        launch(lambda rank, world_size: (lambda: None) if rank else None, 2)
+    assert caught.value.rank == 1
+
+
+def test_the_cause_is_reported_rather_than_the_neighbours_broken_connection():
+    """Rank 1 breaks every connection, which its neighbours report at once, and says why only half a second later."""
+
+    def breaks(rank: int, world_size: int) -> None:
+        dist.barrier()
+        if rank != 1:
+            dist.all_reduce(torch.ones(1 << 16))
+        for descriptor in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(descriptor))) as own:
+                own.getpeername()  # only connections: gloo aborts when its listener fails
+                own.shutdown(socket.SHUT_RDWR)
+        time.sleep(0.5)
+        raise ValueError("the real cause")
+
+    with pytest.raises(RankError, match="the real cause") as caught:
+        launch(breaks, 4)
+    assert caught.value.rank == 1
+
+
+def test_a_broken_connection_without_a_cause_is_reported_as_such():
+    def loses(rank: int, world_size: int) -> None:
+        if rank == 0:
+            raise RuntimeError(
+                "[third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer."
+            )
+        time.sleep(60)
+
+    with pytest.raises(RankError, match="Connection reset") as caught:
+        launch(loses, 2)
+    assert caught.value.rank == 0
+
+
+def test_a_rank_killed_in_mid_collective():
+    with pytest.raises(RankError, match="rank 1 was killed by signal 9") as caught:
+        launch(forever_unless(1)(lambda: os.kill(os.getpid(), signal.SIGKILL)), 4)
+    assert (caught.value.signal, caught.value.exit_code, caught.value.exception) == (9, -9, None)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_rank_that_leaves_without_a_word(world_size):
+    with pytest.raises(RankError, match="exit code 7") as caught:
+        launch(forever_unless(0)(lambda: os._exit(7)), world_size)
+    assert (caught.value.rank, caught.value.exit_code, caught.value.signal) == (0, 7, None)
+
+
+def test_slow_work_is_a_timeout_and_no_hang():
+    with pytest.raises(LaunchTimeout, match=r"3 of 3 ranks were not done after 1 s; blocked.*ranks 1, 2") as caught:
+        launch(forever_unless(0)(lambda: time.sleep(60)), 3, timeout_s=1)
+    assert type(caught.value) is LaunchTimeout and isinstance(caught.value, TimeoutError)
+    assert "time.sleep" in caught.value.stacks[0] and "all_reduce" in caught.value.stacks[1]
+
+
+def test_waiting_for_a_finished_rank_is_a_collective_hang():
+    with pytest.raises(CollectiveHang, match=r"2 of 3 ranks .* ranks 1, 2") as caught:
+        launch(forever_unless(0)(lambda: None), 3, timeout_s=1)
+    assert set(caught.value.stacks) == {1, 2}
+
+
+def test_ranks_that_all_wait_for_each_other_are_a_collective_hang():
+    """Through a handle, whose wait() is native code: the stack must show it all the same."""
+
+    def deadlock(rank: int, world_size: int) -> None:
+        dist.irecv(torch.ones(1), (rank + 1) % world_size).wait()
+
+    with pytest.raises(CollectiveHang, match="ranks 0, 1") as caught:
+        launch(deadlock, 2, timeout_s=1)
+    assert "deadlock" in caught.value.stacks[0]
+
+
+def test_a_process_groups_own_timeout_is_a_collective_hang():
+    def impatient(rank: int, world_size: int) -> None:
+        group = dist.new_group(timeout=timedelta(seconds=1))
+        dist.barrier(group) if rank else time.sleep(60)
+
+    with pytest.raises(CollectiveHang, match="Timed out waiting"):
+        launch(impatient, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"world_size": 0}, "world_size 0"), ({"timeout_s": 0}, "timeout_s 0"), ({"threads": 0}, "threads 0")],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        launch(**({"fn": divmod, "world_size": 2} | arguments))
+
+
+# --- the parent goes away ------------------------------------------------------------------------------------------
+
+PARENT = """
+import os, pathlib, sys, time
+from repro.launch import launch
+
+def stay(rank, world_size):
+    import torch, torch.distributed as dist
+    dist.barrier()
+    (pathlib.Path(sys.argv[1]) / f"pid{rank}").write_text(str(os.getpid()))
+    dist.all_reduce(torch.ones(1)) if rank else time.sleep(120)  # one asleep, the others in a collective
+
+launch(stay, 3)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_ranks_and_files_end_with_the_parent(how, tmp_path):
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stderr=subprocess.PIPE, text=True)
+    files = [tmp_path / f"pid{rank}" for rank in range(3)]
+    assert eventually(lambda: all(file.exists() and file.read_text() for file in files), 60)
+    pids = [int(file.read_text()) for file in files]
+    assert all(map(exists, pids))
+    parent.send_signal(how)
+    said = parent.communicate(timeout=30)[1]
+    assert parent.returncode == -how
+    assert eventually(lambda: not any(map(exists, pids))), f"{how!r} of the parent left ranks behind"
+    assert eventually(lambda: not list((tmp_path / "tmp").iterdir()))
+    assert ("KeyboardInterrupt" in said) == (how == signal.SIGINT)
+
+
+# --- when this process already is a rank ---------------------------------------------------------------------------
+
+JOINED = """
+import json, os, pathlib, sys
+from repro.launch import launch
+
+def job(rank, world_size, offset):
+    import torch, torch.distributed as dist
+    value = torch.tensor(rank + offset)
+    dist.all_reduce(value)
+    return rank, value.item(), os.getpid()
+
+results = [launch(job, 2, 1), launch(job, 2, 5)]  # a job may launch more than once
+try:
+    launch(job, 3, 0)
+except ValueError as error:
+    refused = str(error)
+out = {"results": results, "refused": refused, "pid": os.getpid()}
+(pathlib.Path(sys.argv[1]) / f"out{os.environ['RANK']}").write_text(json.dumps(out))
+"""
+
+
+def test_under_torchrun(tmp_path):
+    script = tmp_path / "job.py"
+    script.write_text(JOINED)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run([*torchrun, script, tmp_path], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    outs = [json.loads((tmp_path / f"out{rank}").read_text()) for rank in range(2)]
+    pids = [out["pid"] for out in outs]
+    for out in outs:
+        assert out["results"] == [[[0, 3, pids[0]], [1, 3, pids[1]]], [[0, 11, pids[0]], [1, 11, pids[1]]]]
+        assert "world_size is 3" in out["refused"] and "2 ranks" in out["refused"]
+
+
+def test_under_srun_whose_variables_are_set_by_hand():
+    """Two forked processes play the tasks of a step."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+
+    def task(rank: int, world_size: int) -> list:
+        dist.destroy_process_group()
+        launching._in_rank = False
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+            del os.environ[name]
+        step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2", "SLURM_LOCALID": str(rank), "SLURM_PROCID": str(rank)}
+        os.environ.update(step | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
+        return [launch(summed, 2, 1.0), launch(summed, 2, 5.0)]
+
+    for results in launch(task, 2):
+        assert [[value for _, value, *_ in once] for once in results] == [[3.0, 3.0], [11.0, 11.0]]
+        assert results[0][1][3] == {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+
+
+def test_srun_without_a_rendezvous_address_is_an_error_that_says_so(monkeypatch):
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ValueError, match="MASTER_ADDR, MASTER_PORT not set"):
+        launch(divmod, 2)
+
+
+def test_a_batch_script_or_a_step_of_one_task_is_no_rank(monkeypatch):
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("SLURM_NTASKS", "8")
+    assert launch(divmod, 2) == [(0, 0), (0, 1)]
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    assert launch(divmod, 2) == [(0, 0), (0, 1)]
