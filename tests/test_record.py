@@ -55,7 +55,7 @@ def test_foreign_and_future_files_are_reported(tmp_path, make_record):
     assert [path.name for path in found.records] == ["good.json"]
     assert len(found.problems) == 3
     assert all(any(name in problem for problem in found.problems) for name in ("foreign", "binary", "future"))
-    assert "schema_version" in next(problem for problem in found.problems if "future" in problem)
+    assert "schema_version" in next(problem for problem in found.problems if "future.json" in problem)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 # What the rules share: the plan, and functions that read it.
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
-PYTHON = sys.executable  # jobs use this interpreter, also when no environment is activated
+# Jobs call `repro` of the environment that runs this workflow, also when it is not activated.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 
 def load_plan():
@@ -12,7 +14,11 @@ def load_plan():
     if unknown := set(config) - {"tier", "platform"}:
         raise WorkflowError(f"--config: unknown {', '.join(sorted(unknown))}; allowed: tier, platform")
     options = [f"--{key}={value}" for key, value in config.items()]
-    found = subprocess.run([PYTHON, "-m", "repro", "plan", "--json", *options], capture_output=True, text=True)
+    found = subprocess.run(
+        ["repro", "plan", "--json", *options],
+        capture_output=True,
+        text=True,
+    )
     if found.returncode:
         raise WorkflowError(found.stderr.strip())
     return json.loads(found.stdout)
@@ -49,7 +55,11 @@ def records(*experiments):
     def find(wildcards):
         if wildcards.run == "replot":
             shipped = Path(record_folder(wildcards))
-            return [str(path) for path in sorted(shipped.glob("*/*.json")) if not experiments or path.parent.name in experiments]
+            return [
+                str(path)
+                for path in sorted(shipped.glob("*/*.json"))
+                if not experiments or path.parent.name in experiments
+            ]
         return [path for path, job in JOBS.items() if not experiments or job["experiment"] in experiments]
 
     return find

@@ -21,7 +21,11 @@ use rule zero_notebook as exflow_notebook with:
         claims="config/claims.yaml",
         records=records("exflow_affinity", "exflow_placement"),
     output:
-        html=report("results/{run}/notebooks/exflow.html", category="Notebooks", caption="../report/notebook.rst"),
+        html=report(
+            "results/{run}/notebooks/exflow.html",
+            category="Notebooks",
+            caption="../report/notebook.rst",
+        ),
         figures=report(pictures("exflow"), category="ExFlow", caption="../report/figure.rst"),
     log:
         notebook="results/{run}/notebooks/exflow.ipynb",

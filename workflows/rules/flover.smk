@@ -21,7 +21,11 @@ use rule zero_notebook as flover_notebook with:
         claims="config/claims.yaml",
         records=records("flover_serving", "flover_queue"),
     output:
-        html=report("results/{run}/notebooks/flover.html", category="Notebooks", caption="../report/notebook.rst"),
+        html=report(
+            "results/{run}/notebooks/flover.html",
+            category="Notebooks",
+            caption="../report/notebook.rst",
+        ),
         figures=report(pictures("flover"), category="Flover", caption="../report/figure.rst"),
     log:
         notebook="results/{run}/notebooks/flover.ipynb",

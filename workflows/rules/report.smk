@@ -7,7 +7,11 @@ use rule zero_notebook as claims_notebook with:
         claims="config/claims.yaml",
         records=records(),
     output:
-        html=report("results/{run}/notebooks/claims.html", category="Notebooks", caption="../report/notebook.rst"),
+        html=report(
+            "results/{run}/notebooks/claims.html",
+            category="Notebooks",
+            caption="../report/notebook.rst",
+        ),
         figures=report(pictures("claims"), category="Verdicts", caption="../report/figure.rst"),
     log:
         notebook="results/{run}/notebooks/claims.ipynb",
@@ -25,12 +29,12 @@ rule verdicts:
         "results/{run}/claims.json",
     log:
         "results/{run}/logs/claims.log",
-    params:
-        records=record_folder,
     conda:
         "../../environment.yml"
+    params:
+        records=record_folder,
     shell:
-        "{PYTHON:q} -m repro claims --results {params.records:q} --out {output:q} > {log:q} 2>&1"
+        "repro claims --results {params.records:q} --out {output:q} > {log:q} 2>&1"
 
 
 rule html_report:
@@ -44,12 +48,12 @@ rule html_report:
         "results/{run}/report.html",
     log:
         "results/{run}/logs/report.log",
-    params:
-        records=record_folder,
     conda:
         "../../environment.yml"
+    params:
+        records=record_folder,
     shell:
-        "{PYTHON:q} -m repro report --results {params.records:q} --figures results/{wildcards.run}/figures --out {output:q} > {log:q} 2>&1"
+        "repro report --results {params.records:q} --figures results/{wildcards.run}/figures --out {output:q} > {log:q} 2>&1"
 
 
 rule replot:

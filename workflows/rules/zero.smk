@@ -6,14 +6,14 @@ rule zero_train:
         "results/{run}/records/zero_train/{job}.json",
     log:
         "results/{run}/logs/zero_train/{job}.log",
+    conda:
+        "../../environment.yml"
+    threads: workflow.cores  # a measured point has the machine for itself
     params:
         arguments=run_arguments,
         source=source_hash,
-    threads: workflow.cores  # a measured point has the machine for itself
-    conda:
-        "../../environment.yml"
     shell:
-        "{PYTHON:q} -m repro run {params.arguments:q} --record-failure --out {output:q} > {log:q} 2>&1"
+        "repro run {params.arguments:q} --record-failure --out {output:q} > {log:q} 2>&1"
 
 
 rule zero_notebook:
@@ -22,18 +22,26 @@ rule zero_notebook:
         claims="config/claims.yaml",
         records=records("zero_train"),
     output:
-        html=report("results/{run}/notebooks/zero.html", category="Notebooks", caption="../report/notebook.rst"),
-        figures=report(pictures("zero"), category="Hierarchical ZeRO++", caption="../report/figure.rst"),
+        html=report(
+            "results/{run}/notebooks/zero.html",
+            category="Notebooks",
+            caption="../report/notebook.rst",
+        ),
+        figures=report(
+            pictures("zero"),
+            category="Hierarchical ZeRO++",
+            caption="../report/figure.rst",
+        ),
     log:
         notebook="results/{run}/notebooks/zero.ipynb",
         text="results/{run}/logs/notebook-zero.log",
+    conda:
+        "../../environment.yml"
     params:
         records=record_folder,
         name="zero",
-    conda:
-        "../../environment.yml"
     shell:
-        "{PYTHON:q} -m repro notebook {params.name} --out results/{wildcards.run}/notebooks"
+        "repro notebook {params.name} --out results/{wildcards.run}/notebooks"
         " -p records={params.records:q} -p output=results/{wildcards.run}/figures > {log.text:q} 2>&1"
 
 
