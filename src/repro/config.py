@@ -75,6 +75,10 @@ def allowed(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
     """Known keys, or allowed values, at the place in `model` that a pydantic error points to; empty when the type tells nothing."""
     here: Any = model
     for step in location:
+        if get_origin(here) in (Union, types.UnionType):  # an optional section: look inside it
+            here = next(
+                (part for part in get_args(here) if isinstance(part, type) and issubclass(part, BaseModel)), here
+            )
         if isinstance(here, type) and issubclass(here, BaseModel):
             if step not in here.model_fields:
                 return "known keys: " + ", ".join(here.model_fields)

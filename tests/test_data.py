@@ -1,0 +1,74 @@
+"""The shipped inputs are the ones that the README describes, byte for byte and in shape."""
+
+import hashlib
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from repro import paths
+
+FOLDER = paths.root() / "data"
+CHECKSUMS = dict(reversed(line.split()) for line in (FOLDER / "checksums.txt").read_text().splitlines())
+
+
+@pytest.mark.parametrize("name", sorted(CHECKSUMS))
+def test_checksum(name):
+    assert hashlib.sha256((FOLDER / name).read_bytes()).hexdigest() == CHECKSUMS[name]
+
+
+def test_every_input_has_a_checksum_a_description_and_a_licence():
+    documents = {"README.md", "LICENSES.md", "checksums.txt"}
+    inputs = {path.name for path in FOLDER.iterdir() if path.is_file()} - documents
+    assert inputs == set(CHECKSUMS)
+    readme, licences = (FOLDER / "README.md").read_text(), (FOLDER / "LICENSES.md").read_text()
+    assert all(f"`{name}`" in readme and f"`{name}`" in licences for name in inputs)
+
+
+def test_gptoss_routing():
+    with np.load(FOLDER / "gptoss20b_routing.npz", allow_pickle=False) as trace:
+        experts, seq_len = trace["experts"], trace["seq_len"]
+        assert experts.shape == (138431, 24, 4) and experts.dtype == np.uint8
+        assert experts.max() == 31 and all((np.diff(np.sort(experts[:2000], axis=2), axis=2) > 0).all(axis=2).ravel())
+        assert seq_len.shape == (470,) and seq_len.sum() == len(experts)
+        assert (seq_len.min(), seq_len.max()) == (30, 511)
+        assert trace["finished"].sum() == 289
+        for name, count in (("dataset", 11), ("category", 133)):
+            assert len(trace[f"{name}_names"]) == count
+            assert trace[name].min() >= 0 and trace[name].max() < count
+        assert trace["first_pos"].shape == trace["source_row"].shape == (470,)
+
+
+def test_olmoe_mixtral_counts_agree_with_their_marginals():
+    with np.load(FOLDER / "olmoe_mixtral_crosslayer_counts.npz", allow_pickle=False) as counts:
+        assert len(counts.files) == 2 * 3 * 5
+        for model, experts in (("mixtral8x7b", 8), ("olmoe", 64)):
+            for text in ("arxiv", "book", "c4", "github", "wikipedia"):
+                pairs = counts[f"{model}__expert_counts_crosslayer_top1__{text}"]
+                single = counts[f"{model}__expert_counts_top1__{text}"]
+                assert pairs.shape == (2, experts, experts) and single.shape == (3, experts)
+                np.testing.assert_array_equal(pairs.sum(axis=2), single[:2])
+                np.testing.assert_array_equal(pairs.sum(axis=1), single[1:])
+                assert (pairs.sum(axis=(1, 2)) == 208_896).all()
+
+
+def test_azure_trace():
+    trace = pd.read_csv(FOLDER / "azure23_conv.csv", encoding="utf-8-sig", parse_dates=["TIMESTAMP"])
+    assert list(trace.columns) == ["TIMESTAMP", "ContextTokens", "GeneratedTokens"] and len(trace) == 19366
+    assert trace.TIMESTAMP.is_monotonic_increasing
+    assert trace.TIMESTAMP.iloc[-1] - trace.TIMESTAMP.iloc[0] < pd.Timedelta(hours=1)
+    assert (trace.ContextTokens.min(), trace.ContextTokens.max()) == (2, 14050)
+    assert (trace.GeneratedTokens.min(), trace.GeneratedTokens.max()) == (7, 1000)
+
+
+def test_sharegpt_lengths():
+    lengths = pd.read_csv(FOLDER / "sharegpt_lengths_llmservingsim.csv")
+    assert list(lengths.columns) == ["arrival_time_ns", "input_toks", "output_toks"] and len(lengths) == 300
+    assert lengths.arrival_time_ns.is_monotonic_increasing
+    assert (lengths.input_toks.min(), lengths.input_toks.max()) == (262, 3998)
+    assert (lengths.output_toks.min(), lengths.output_toks.max()) == (512, 1021)
+
+
+def test_text_is_plain_ascii():
+    text = (FOLDER / "tinyshakespeare.txt").read_bytes()
+    assert len(text) == 1_115_394 and text.isascii() and len(set(text)) == 65
