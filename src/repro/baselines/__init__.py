@@ -1,0 +1,1 @@
+"""What the engines are compared with, on the same model code."""

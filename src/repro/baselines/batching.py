@@ -1,0 +1,77 @@
+"""Serial and static batching: the same engine and model as `repro.flover`, under other schedulers.
+
+Sharing everything but the policy keeps the comparison fair: a difference in time is a difference in scheduling.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from repro.flover.engine import Engine
+from repro.flover.request import Generation, Request
+from repro.flover.scheduler import Scheduler
+from repro.models.llama import Llama
+
+__all__ = ["StaticScheduler", "divergence", "lone", "serial"]
+
+
+def serial(queue_limit: int = 1024) -> Scheduler:
+    """One request after another, first come, first served: a scheduler with a single slot."""
+    return Scheduler(slots=1, queue_limit=queue_limit)
+
+
+@dataclass
+class StaticScheduler(Scheduler):
+    """Wait until `slots` requests have come (or no more will), run them as one batch until the longest is done, repeat.
+
+    Rows whose request is done stay in the batch as dead weight, and all answers of a batch are handed back at its end,
+    as a server that calls `generate` on a padded batch does.
+    """
+
+    @property
+    def ready(self) -> bool:
+        return bool(self.running) or self._batch_complete
+
+    @property
+    def _batch_complete(self) -> bool:
+        return len(self.waiting) >= self.slots or (self.closed and bool(self.waiting))
+
+    def admit(self) -> list[Request]:
+        """A whole batch once the one before has left."""
+        return super().admit() if not self.running and self._batch_complete else []
+
+    def retire(self) -> list[int]:
+        """All slots, when the last of the batch is done."""
+        return list(self.running) if all(generation.done for generation in self.running.values()) else []
+
+
+def lone(model: Llama, requests: Sequence[Request], capacity: int) -> list[Generation]:
+    """Each request decoded greedily with nothing beside it: the reference for tokens and for the time of a lone request.
+
+    Arrival times are ignored: `service_s` is what counts.
+    """
+    result = []
+    for request in requests:
+        engine = Engine(model, serial(), capacity)
+        engine.submit(request)
+        while not (finished := engine.step()):
+            pass
+        result += finished
+    return result
+
+
+def divergence(model: Llama, generation: Generation, reference: Generation) -> float | None:
+    """How far apart the logits of the first differing token and of the reference's token are; None for equal answers.
+
+    The logits come from one prefill of the prompt and the answer so far. A gap near the rounding error of the dtype is a
+    near tie, which the order of a sum decides; a wide one is a fault.
+    """
+    if generation.tokens == reference.tokens:
+        return None
+    pairs = list(zip(generation.tokens, reference.tokens, strict=True))
+    at = next(i for i, (ours, theirs) in enumerate(pairs) if ours != theirs)
+    context = torch.tensor([*reference.request.prompt, *reference.tokens[:at]], device=model.device)
+    keys, values = model.new_cache(1, len(context))
+    ours, theirs = model.prefill(context, keys[:, 0], values[:, 0])[list(pairs[at])].tolist()
+    return abs(theirs - ours)

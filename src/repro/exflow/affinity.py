@@ -1,0 +1,67 @@
+"""Inter-layer expert affinity: how much the expert of this layer tells about the expert of the next.
+
+The paper's definition is the conditional probability P(E_{p,j+1} | E_{i,j}) that a token routed to expert i at layer j goes to
+expert p at layer j+1 (its Fig. 2 is a heat map of it). Mutual information puts one number on a whole matrix.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from repro.exflow.trace import Trace, transitions
+
+
+@dataclass(frozen=True)
+class Affinity:
+    """One value per pair of neighbouring layers, each float64 [layers-1].
+
+    `bits`: mutual information; `share`: the same over the entropy of the next layer's expert, 0 (independent) to 1 (determined).
+    `shuffled_bits`, `shuffled_share`: the same of a control with the tokens shuffled, whose true value is 0: what it shows is
+    the estimator's bias, about (E-1)²/(2·tokens·ln 2) bits.
+    """
+
+    bits: np.ndarray
+    share: np.ndarray
+    shuffled_bits: np.ndarray
+    shuffled_share: np.ndarray
+
+
+def conditional(counts: np.ndarray) -> np.ndarray:
+    """P(E_{p,j+1} | E_{i,j}), float64 [layers-1, E, E], rows i, columns p, from transition counts of the same shape.
+
+    Rows sum to 1; the row of an expert that no token visited is 0.
+    """
+    visits = counts.sum(axis=2, keepdims=True)
+    return np.divide(counts, visits, out=np.zeros(counts.shape), where=visits > 0)
+
+
+def mutual_information(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(bits, share), each float64 [layers-1], of transition counts [layers-1, E, E] (plug-in estimate).
+
+    `share` is bits divided by the entropy of the next layer's expert (0 where that entropy is 0).
+    """
+    joint = counts / counts.sum(axis=(1, 2), keepdims=True)
+    before, after = joint.sum(axis=2), joint.sum(axis=1)
+    bits = np.maximum(_entropy(before) + _entropy(after) - _entropy(joint.reshape(len(joint), -1)), 0.0)
+    entropy = _entropy(after)
+    return bits, np.divide(bits, entropy, out=np.zeros_like(bits), where=entropy > 0)
+
+
+def _entropy(probability: np.ndarray) -> np.ndarray:
+    """Entropy in bits along the last axis."""
+    logs = np.log2(probability, out=np.zeros_like(probability), where=probability > 0)
+    return -(probability * logs).sum(axis=-1)
+
+
+def shuffled(trace: Trace, seed: int) -> Trace:
+    """The control: every layer's tokens permuted independently, so loads stay and every link between layers is gone."""
+    rng = np.random.default_rng(seed)
+    experts = np.array(trace.experts)
+    for layer in range(trace.layers):
+        experts[:, layer] = experts[rng.permutation(trace.tokens), layer]
+    return Trace(experts, trace.num_experts, None, f"{trace.source} (shuffled)")
+
+
+def measure(trace: Trace, seed: int = 0) -> Affinity:
+    """Mutual information of neighbouring layers and of the shuffled control drawn with `seed`."""
+    return Affinity(*mutual_information(transitions(trace)), *mutual_information(transitions(shuffled(trace, seed))))

@@ -1,0 +1,47 @@
+"""What `repro place` runs: a trace file in, a placement file and its numbers out."""
+
+from pathlib import Path
+
+from repro.exflow.bound import gap, lower_bound
+from repro.exflow.evaluate import evaluate_gpus
+from repro.exflow.export import write_csv
+from repro.exflow.placement import Progress, place
+from repro.exflow.trace import load, transitions
+
+
+def place_file(
+    path: str | Path,
+    gpus: int,
+    gpus_per_node: int | None = None,
+    method: str = "affinity",
+    seed: int = 0,
+    out: str | Path | None = None,
+    top_k: int | None = None,
+    time_limit_s: float = 30.0,
+    num_experts: int | None = None,
+    progress: Progress | None = None,
+) -> dict[str, float]:
+    """Place the experts of the trace at `path` and say what it costs on that same trace.
+
+    Arguments as in `placement.place` and `trace.load`; `out`: write the placement there (`export.write_csv`). Returns
+      hops_per_token, crossing_fraction, intra_hops, inter_hops, max_load   as in `evaluate.Cost`
+      bound, gap   crossing fraction that no placement can beat, and (crossing - bound) / crossing
+      seconds      time spent placing (not reading, bounding or writing)
+    Raises ValueError and FileNotFoundError as those do.
+    """
+    counts = transitions(load(path, num_experts, top_k))
+    placement = place(counts, gpus, gpus_per_node, method, seed, time_limit_s, progress=progress)
+    cost = evaluate_gpus(placement.gpu, placement.gpus, placement.gpus_per_node, counts)
+    bound = lower_bound(counts, gpus)
+    if out is not None:
+        write_csv(placement.gpu, out)
+    return {
+        "hops_per_token": cost.hops_per_token,
+        "crossing_fraction": cost.crossing_fraction,
+        "intra_hops": cost.intra_hops,
+        "inter_hops": cost.inter_hops,
+        "bound": bound,
+        "gap": gap(cost.crossing_fraction, bound),
+        "seconds": placement.seconds,
+        "max_load": cost.max_load,
+    }

@@ -1,0 +1,191 @@
+"""Routing traces: which expert each token visits in each layer, and how often one expert follows another.
+
+A trace is all that ExFlow needs to know of a model (arXiv 2401.08383, section on expert affinity). The published solver reads
+a `.npy` of shape [tokens, layers]; we also keep the k experts of top-k routing and the sequence boundaries, so that
+a placement can be judged on sequences that it never saw.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+BLOCK = 65_536  # tokens counted at a time: memory stays flat however long a (memory-mapped) trace is
+
+
+@dataclass(frozen=True)
+class Trace:
+    """`experts`: integer [tokens, layers] or [tokens, layers, k], the most weighted expert first; ids 0..num_experts-1.
+
+    `sequences`: int [tokens], the sequence each token belongs to (None: unknown). `source` names the trace in messages.
+    Raises ValueError that names `source` and the first bad row: a float dtype, another rank, an id out of range.
+    """
+
+    experts: np.ndarray
+    num_experts: int
+    sequences: np.ndarray | None = None
+    source: str = "trace"
+
+    def __post_init__(self) -> None:
+        _check_shape(self.experts, self.source)
+        if self.num_experts < 1:
+            raise ValueError(f"{self.source}: num_experts is {self.num_experts}, must be at least 1")
+        for start in range(0, self.tokens, BLOCK):
+            block = self.experts[start : start + BLOCK]
+            bad = (block < 0) | (block >= self.num_experts)
+            if bad.any():
+                row, *where = (int(index[0]) for index in np.nonzero(bad))
+                found = block[(row, *where)]
+                raise ValueError(
+                    f"{self.source}: row {start + row}, layer {where[0]}: expert {found} is not in 0..{self.num_experts - 1}"
+                )
+        if self.sequences is not None and self.sequences.shape != (self.tokens,):
+            raise ValueError(
+                f"{self.source}: {self.sequences.shape} sequence ids for {self.tokens} tokens, need one for each"
+            )
+
+    @property
+    def tokens(self) -> int:
+        return self.experts.shape[0]
+
+    @property
+    def layers(self) -> int:
+        return self.experts.shape[1]
+
+    @property
+    def k(self) -> int:
+        """Experts per token and layer."""
+        return 1 if self.experts.ndim == 2 else self.experts.shape[2]
+
+    def top(self, k: int) -> "Trace":
+        """The same trace with the first `k` experts of each token and layer; ValueError when it has fewer."""
+        if not 1 <= k <= self.k:
+            raise ValueError(f"{self.source}: top-{k} asked of a top-{self.k} trace, allowed: 1 to {self.k}")
+        experts = self.experts if self.experts.ndim == 2 else self.experts[:, :, :k]
+        return Trace(
+            experts[:, :, 0] if experts.ndim == 3 and k == 1 else experts,
+            self.num_experts,
+            self.sequences,
+            self.source,
+        )
+
+    def take(self, rows: np.ndarray) -> "Trace":
+        """The tokens in `rows` (indices or a mask)."""
+        return Trace(
+            self.experts[rows],
+            self.num_experts,
+            None if self.sequences is None else self.sequences[rows],
+            self.source,
+        )
+
+    def sample(self, tokens: int, seed: int) -> "Trace":
+        """`tokens` tokens drawn at random without replacement, in their old order; ValueError when there are fewer."""
+        if not 1 <= tokens <= self.tokens:
+            raise ValueError(
+                f"{self.source}: {tokens} tokens asked of a trace of {self.tokens}, allowed: 1 to {self.tokens}"
+            )
+        rows = np.random.default_rng(seed).choice(self.tokens, tokens, replace=False)
+        return self.take(np.sort(rows))
+
+    def split(self, fraction: float, seed: int) -> tuple["Trace", "Trace"]:
+        """(train, held-out): whole sequences drawn at random until `fraction` of the tokens is in train.
+
+        Tokens of one sequence resemble each other, so a split by tokens would let the placement see what it is judged on.
+        Raises ValueError without sequence ids, or when either part would be empty.
+        """
+        if self.sequences is None:
+            raise ValueError(f"{self.source}: no sequence boundaries, so whole sequences cannot be held out")
+        if not 0.0 < fraction < 1.0:
+            raise ValueError(f"split fraction is {fraction}, must be between 0 and 1")
+        ids, lengths = np.unique(self.sequences, return_counts=True)
+        order = np.random.default_rng(seed).permutation(len(ids))
+        before = np.cumsum(lengths[order]) - lengths[order]
+        train = np.isin(self.sequences, ids[order[before < fraction * self.tokens]])
+        if train.all():
+            raise ValueError(f"{self.source}: {len(ids)} sequences are too few to hold any out")
+        return self.take(train), self.take(~train)
+
+
+def transitions(trace: Trace) -> np.ndarray:
+    """float64 [layers-1, E, E]: tokens that go from expert a of layer l to expert b of layer l+1.
+
+    With top-k routing each of the k·k pairs of a token weighs 1/k², so that a token always weighs 1 per pair of layers.
+    """
+    experts = trace.num_experts
+    pairs = np.zeros((trace.layers - 1, experts * experts), np.int64)
+    for start in range(0, trace.tokens, BLOCK):
+        block = np.asarray(trace.experts[start : start + BLOCK]).astype(np.int64)
+        block = block[:, :, None] if block.ndim == 2 else block
+        for layer in range(trace.layers - 1):
+            codes = block[:, layer, :, None] * experts + block[:, layer + 1, None, :]
+            pairs[layer] += np.bincount(codes.ravel(), minlength=experts * experts)
+    return pairs.reshape(-1, experts, experts) / float(trace.k**2)
+
+
+def load(path: str | Path, num_experts: int | None = None, top_k: int | None = None) -> Trace:
+    """Read a trace; ValueError names the file and what is wrong with it, FileNotFoundError when there is none.
+
+    `.npy`      [tokens, layers] or [tokens, layers, k]; memory-mapped
+    `.npz`      `experts` of such a shape; optional `seq_len` [sequences] (tokens of each) and `num_experts`
+    `.parquet`  one integer column per layer, in order; an optional column `sequence`
+
+    `num_experts`: experts per layer; None takes the file's, else the highest id + 1 (too low if the last expert is never used).
+    `top_k`: keep the first k experts of a top-k trace; None keeps all.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such trace")
+    readers = {".npy": _read_npy, ".npz": _read_npz, ".parquet": _read_parquet}
+    if path.suffix not in readers:
+        raise ValueError(f"{path}: unknown kind of trace {path.suffix!r}, allowed: {', '.join(readers)}")
+    experts, sequences, stated = readers[path.suffix](path)
+    _check_shape(experts, str(path))
+    count = num_experts or stated or int(experts.max()) + 1
+    trace = Trace(experts, count, sequences, str(path))
+    return trace if top_k is None else trace.top(top_k)
+
+
+_Contents = tuple[np.ndarray, np.ndarray | None, int | None]
+
+
+def _read_npy(path: Path) -> _Contents:
+    try:
+        return np.load(path, mmap_mode="r"), None, None
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path}: not a NumPy array: {error}") from error
+
+
+def _read_npz(path: Path) -> _Contents:
+    try:
+        with np.load(path) as file:
+            contents = {name: file[name] for name in ("experts", "seq_len", "num_experts") if name in file}
+            names = file.files
+    except (ValueError, EOFError, OSError) as error:
+        raise ValueError(f"{path}: not a NumPy archive: {error}") from error
+    if "experts" not in contents:
+        raise ValueError(f"{path}: no array `experts`, found: {', '.join(names)}")
+    sequences = None
+    if "seq_len" in contents:
+        lengths = contents["seq_len"]
+        if lengths.sum() != len(contents["experts"]):
+            raise ValueError(
+                f"{path}: seq_len sums to {lengths.sum()}, but `experts` has {len(contents['experts'])} tokens"
+            )
+        sequences = np.repeat(np.arange(len(lengths)), lengths)
+    return contents["experts"], sequences, int(contents["num_experts"]) if "num_experts" in contents else None
+
+
+def _read_parquet(path: Path) -> _Contents:
+    table = pd.read_parquet(path)
+    sequences = table.pop("sequence").to_numpy() if "sequence" in table else None
+    return table.to_numpy(), sequences, None
+
+
+def _check_shape(experts: np.ndarray, source: str) -> None:
+    if not np.issubdtype(experts.dtype, np.integer):
+        raise ValueError(f"{source}: dtype is {experts.dtype}, expert ids must be integers")
+    if experts.ndim not in (2, 3):
+        raise ValueError(f"{source}: shape is {experts.shape}, must be [tokens, layers] or [tokens, layers, k]")
+    if experts.shape[0] < 1 or experts.shape[1] < 2 or 0 in experts.shape:
+        raise ValueError(f"{source}: shape is {experts.shape}, need at least one token and two layers")

@@ -1,0 +1,58 @@
+"""How much the expert of one layer tells about the next one's (the paper's Fig. 2), on a real model's routing."""
+
+from pydantic import Field
+
+from repro import paths
+from repro.experiments.base import Experiment, Outcome, Point
+from repro.record import Metric
+
+TRACE = "gptoss20b_routing.npz"
+
+
+class AffinityPoint(Point):
+    """`seed` draws the tokens and shuffles the control."""
+
+    tokens: int = Field(0, ge=0, description="tokens drawn at random from the trace; 0 = all")
+
+
+def run(point: AffinityPoint) -> Outcome:
+    """Metrics are means over pairs of neighbouring layers.
+
+    Series, rows of two kinds: `pair` (one per pair of layers: layer, bits, share, shuffled_bits, shuffled_share) and `routing`
+    (the conditional routing of the middle pair: layer, from_expert, to_expert, probability).
+    """
+    import numpy as np
+    import pandas as pd
+
+    from repro import exflow
+
+    trace = exflow.load(paths.data(TRACE), top_k=1)
+    if point.tokens:
+        trace = trace.sample(point.tokens, point.seed)
+    found = exflow.measure(trace, point.seed)
+    pairs = pd.DataFrame({name: getattr(found, name) for name in found.__dataclass_fields__})
+    middle = len(pairs) // 2
+    routing = exflow.conditional(exflow.transitions(trace))[middle]
+    cells = np.indices(routing.shape).reshape(2, -1)
+    matrix = {"from_expert": cells[0], "to_expert": cells[1], "probability": routing.ravel(), "layer": middle}
+    series = pd.concat(
+        [pairs.assign(kind="pair", layer=range(len(pairs))), pd.DataFrame(matrix).assign(kind="routing")],
+        ignore_index=True,
+    )
+    metrics = {
+        "mutual_information": Metric(value=found.bits.mean(), unit="bits"),
+        "mutual_information_shuffled": Metric(value=found.shuffled_bits.mean(), unit="bits"),
+        "normalized_mutual_information": Metric(value=found.share.mean(), unit="1"),
+        "normalized_mutual_information_shuffled": Metric(value=found.shuffled_share.mean(), unit="1"),
+    }
+    conditions = {"trace": "gpt-oss-20b top-1, all sequences", "tokens_used": str(trace.tokens)}
+    return Outcome(metrics, conditions=conditions, series=series)
+
+
+EXPERIMENT = Experiment(
+    summary="Inter-layer expert affinity of gpt-oss-20b: mutual information of neighbouring layers against shuffled tokens",
+    parameters=AffinityPoint,
+    run=run,
+    label=lambda point: f"tokens{point.tokens or 'all'}",
+    timeout_s=300,
+)

@@ -1,0 +1,223 @@
+"""Serving a real language model (SmolLM2-135M): fused decoding against serial and static batching on the same requests."""
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from repro.experiments.base import Experiment, Outcome, Point
+from repro.record import Metric
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import pandas as pd
+
+    from repro.flover.engine import Report
+    from repro.flover.request import Generation, Request
+    from repro.flover.workload import Shape
+    from repro.models.llama import Llama
+
+_TIE = 1e-3  # logits closer than this are a near tie: which of them is the larger depends on the order of a sum
+_SAMPLE = 4  # requests decoded alone when not all are
+_PAPER_PROMPT_TOKENS, _PAPER_OUTPUT_TOKENS = 8, 512
+_UNITS = {"tokens_per_s": "tokens/s", "moved_bytes": "bytes", "output_tokens": "tokens"}
+_SAMPLE_UNITS = {"latency": "s", "ttft": "s", "tpot": "s/token"}
+
+
+class ServingPoint(Point):
+    """Engine, workload and its scales. Lengths and gaps of the Azure trace are multiplied by the scales; the paper's regular
+    workloads have prompts of 8 tokens and answers of 512, the latter multiplied by `length_scale`."""
+
+    engine: Literal["fused", "serial", "static"] = "fused"
+    requests: int = Field(32, ge=1)
+    workload: Literal["azure", "fixed", "poisson"] = "azure"
+    trace_start: int = Field(0, ge=0, description="azure: first row of the slice")
+    time_scale: float = Field(0.1, gt=0, description="azure: factor on the gaps between arrivals")
+    length_scale: float = Field(0.25, gt=0, description="factor on prompt and answer lengths")
+    max_prompt_tokens: int = Field(64, ge=1, description="azure: longer prompts are cut to this")
+    max_output_tokens: int = Field(128, ge=1, description="azure: longer answers are cut to this")
+    interval_s: float = Field(0.2, ge=0, description="fixed, poisson: (mean) gap between arrivals")
+    max_slots: int = Field(32, ge=1, description="fused: requests decoded at once")
+    batch_size: int = Field(8, ge=1, description="static: requests per batch")
+    admit_per_iteration: int = Field(0, ge=0, description="fused: 0 = as many as fit; the authors' code: 1")
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    check_tokens: bool = Field(True, description="compare the tokens of all requests, or of 4, with lone runs")
+
+
+def run(point: ServingPoint) -> Outcome:
+    """Serve the workload once in real time, then (untimed) decode requests alone for the comparison."""
+    import torch
+
+    from repro.flover import workload
+    from repro.models import checkpoint
+    from repro.models.llama import Llama
+
+    threads = _physical_cores()
+    torch.set_num_threads(threads)
+    path = checkpoint.smollm2_path()
+    model = Llama.from_gguf(path, getattr(torch, point.dtype))
+    shapes = _shapes(point)
+    requests = workload.requests(shapes, workload.prompts_from_text(shapes, _text(path), point.seed))
+    capacity = max(request.kv_tokens for request in requests)
+
+    _serve(point, model, requests[:2], capacity)  # warm-up, thrown away
+    report = _serve(point, model, requests, capacity)
+    alone = _alone(point, model, requests, capacity, report)
+    equal, agreement = _agreement(model, report, alone)
+    metrics = workload.summary(report) | agreement
+    metrics["single_request_seconds"] = sum(generation.service_s for generation in alone) / len(alone)
+    metrics["mean_interval_seconds"] = shapes[-1].arrival_s / max(1, len(shapes) - 1)
+    return Outcome(
+        metrics={name: Metric(value=value, unit=_unit(name)) for name, value in metrics.items()},
+        conditions={
+            "model": f"SmolLM2-135M-Instruct, weights dequantised from Q4_1 to {point.dtype}",
+            "threads": str(threads),
+            "linear": "oneDNN packed" if model.packed else "plain",
+            "scales": _scales(point),
+            "lone_reference": f"{len(alone)} of {len(requests)} requests"
+            + (", this run itself" if point.engine == "serial" else ", decoded alone after the timed run"),
+        },
+        series=_series(report, equal),
+    )
+
+
+def _serve(point: ServingPoint, model: "Llama", requests: "Sequence[Request]", capacity: int) -> "Report":
+    """One pass over the requests by the point's engine; a rejected request is an error here."""
+    from repro.baselines.batching import StaticScheduler, serial
+    from repro.flover.engine import Engine
+    from repro.flover.scheduler import Scheduler
+
+    if point.engine == "fused":
+        scheduler = Scheduler(slots=point.max_slots, admit_per_iteration=point.admit_per_iteration)
+    else:
+        scheduler = serial() if point.engine == "serial" else StaticScheduler(slots=point.batch_size)
+    report = Engine(model, scheduler, capacity).serve(requests)
+    if report.rejected:
+        raise RuntimeError(f"{len(report.rejected)} requests were rejected: {report.rejected}")
+    return report
+
+
+def _alone(
+    point: ServingPoint, model: "Llama", requests: "Sequence[Request]", capacity: int, report: "Report"
+) -> "list[Generation]":
+    """Lone greedy decodes: of every request, or of a sample. The serial engine's own answers are lone.
+
+    The sample takes the middle of each quarter of the answer lengths, so that its mean time is near that of all.
+    """
+    from repro.baselines.batching import lone
+
+    if point.engine == "serial":
+        return report.generations
+    if not point.check_tokens and len(requests) > _SAMPLE:
+        by_length = sorted(requests, key=lambda request: request.max_new_tokens)
+        requests = [by_length[(2 * i + 1) * len(by_length) // (2 * _SAMPLE)] for i in range(_SAMPLE)]
+    return lone(model, requests, capacity)
+
+
+def _agreement(
+    model: "Llama", report: "Report", alone: "list[Generation]"
+) -> "tuple[dict[int, bool], dict[str, float]]":
+    """Per request decoded alone, whether its tokens are the lone ones; and the shares of equal and of nearly tied ones."""
+    from repro.baselines.batching import divergence
+
+    served = {generation.request.id: generation for generation in report.generations}
+    gaps = {g.request.id: divergence(model, served[g.request.id], g) for g in alone}
+    equal = {request: gap is None for request, gap in gaps.items()}
+    tied = [gap is None or gap < _TIE for gap in gaps.values()]
+    return equal, {
+        "tokens_checked": float(len(gaps)),
+        "tokens_equal_fraction": sum(equal.values()) / len(gaps),
+        "tokens_equal_or_tied_fraction": sum(tied) / len(gaps),
+    }
+
+
+def _shapes(point: ServingPoint) -> "list[Shape]":
+    """Arrivals and lengths of the point's workload."""
+    from repro import paths
+    from repro.flover import workload
+
+    if point.workload == "azure":
+        return workload.azure(
+            paths.data("azure23_conv.csv"),
+            point.requests,
+            point.trace_start,
+            point.time_scale,
+            point.length_scale,
+            point.max_prompt_tokens,
+            point.max_output_tokens,
+        )
+    output_tokens = max(1, round(_PAPER_OUTPUT_TOKENS * point.length_scale))
+    seed = point.seed if point.workload == "poisson" else None
+    return workload.regular(point.requests, point.interval_s, _PAPER_PROMPT_TOKENS, output_tokens, seed)
+
+
+def _scales(point: ServingPoint) -> str:
+    """The workload in words, with every factor."""
+    if point.workload == "azure":
+        return (
+            f"Azure 2023 conversations from row {point.trace_start}: gaps x {point.time_scale:g}, lengths x "
+            f"{point.length_scale:g}, prompts cut to {point.max_prompt_tokens}, answers to {point.max_output_tokens}"
+        )
+    return (
+        f"{point.workload} arrivals every {point.interval_s:g} s, prompts of {_PAPER_PROMPT_TOKENS} tokens, "
+        f"answers of {_PAPER_OUTPUT_TOKENS} x {point.length_scale:g} tokens"
+    )
+
+
+def _text(model: "Path") -> list[int]:
+    """Token ids of real text to cut prompts from."""
+    from repro import paths
+    from repro.models import checkpoint
+
+    return checkpoint.tokenizer(model).encode(paths.data("tinyshakespeare.txt").read_text()[:100_000]).ids
+
+
+def _series(report: "Report", equal: "dict[int, bool]") -> "pd.DataFrame":
+    """A row per request; `equal` is missing where the request was not decoded alone."""
+    import pandas as pd
+
+    return pd.DataFrame(
+        [
+            {
+                "request": generation.request.id,
+                "arrival_s": generation.request.arrival_s,
+                "prompt_tokens": len(generation.request.prompt),
+                "output_tokens": len(generation.tokens),
+                "admitted_s": generation.admitted_s,
+                "first_token_s": generation.first_token_s,
+                "finish_s": generation.finish_s,
+                "slot": generation.slot,
+                "equal": equal.get(generation.request.id),
+            }
+            for generation in report.generations
+        ]
+    ).astype({"equal": "boolean"})
+
+
+def _unit(name: str) -> str:
+    """Unit of a metric by its name; `1` for counts and shares."""
+    if name.endswith("_seconds"):
+        return "s"
+    return _UNITS.get(name) or _SAMPLE_UNITS.get(name.split("_")[0], "1")
+
+
+def _physical_cores() -> int:
+    """Physical cores this process may use: hyper-threads do not help a decode that waits for memory."""
+    import psutil
+
+    return min(psutil.cpu_count(logical=False) or 1, len(psutil.Process().cpu_affinity()))
+
+
+def _label(point: ServingPoint) -> str:
+    engine = f"static{point.batch_size}" if point.engine == "static" else point.engine
+    return f"{engine}-{point.workload}-n{point.requests}-{point.dtype}"
+
+
+EXPERIMENT = Experiment(
+    summary="Serve SmolLM2-135M: fused decoding against serial and static batching, token for token",
+    parameters=ServingPoint,
+    run=run,
+    label=_label,
+    timeout_s=600,
+)

@@ -1,0 +1,19 @@
+"""In-flight batching after Flover (arXiv 2305.13484): every running request decodes in one fused iteration.
+
+Read in this order: `request` (what is asked and what came out), `scheduler` (who runs: the policy), `buffers` (where their
+keys and values lie, and what moves when one leaves), `engine` (the iteration), `queueing` (the same policy as a model).
+"""
+
+import importlib
+from typing import Any
+
+_HOME = {"Request": "request", "Generation": "request", "Scheduler": "scheduler", "SlotBuffers": "buffers"}
+_HOME |= {"Engine": "engine", "Report": "engine"}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: the queue model needs no torch."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

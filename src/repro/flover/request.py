@@ -1,0 +1,78 @@
+"""A request as it is asked, and the generation that answers it."""
+
+from dataclasses import dataclass, field
+
+
+class RequestError(ValueError):
+    """A request that can never be served here: too long for a slot, or a token that the model does not know."""
+
+
+class QueueFull(RuntimeError):
+    """Back-pressure: as many requests wait as the queue may hold. Try again later."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """`prompt`: token ids. Stops after `max_new_tokens`, or sooner after one of `stop_tokens` (empty: never sooner).
+
+    `arrival_s` counts from the start of serving.
+    """
+
+    id: int
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    arrival_s: float = 0.0
+    stop_tokens: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise RequestError(f"request {self.id}: the prompt is empty")
+        if self.max_new_tokens < 1:
+            raise RequestError(f"request {self.id}: max_new_tokens is {self.max_new_tokens}, at least 1 allowed")
+        if self.arrival_s < 0:
+            raise RequestError(f"request {self.id}: arrival_s is {self.arrival_s}, at least 0 allowed")
+
+    @property
+    def kv_tokens(self) -> int:
+        """Positions of KV cache it may need: the last token is returned and never fed back."""
+        return len(self.prompt) + self.max_new_tokens - 1
+
+
+@dataclass
+class Generation:
+    """The answer as it grows. Times in seconds from the start of serving; `slot` is the one it was admitted to at
+    `admitted_s`, before its prefill."""
+
+    request: Request
+    slot: int
+    admitted_s: float = 0.0
+    tokens: list[int] = field(default_factory=list)
+    first_token_s: float = 0.0
+    finish_s: float = 0.0
+
+    @property
+    def done(self) -> bool:
+        return len(self.tokens) >= self.request.max_new_tokens or (
+            bool(self.tokens) and self.tokens[-1] in self.request.stop_tokens
+        )
+
+    @property
+    def latency_s(self) -> float:
+        """From arrival until the answer was handed back."""
+        return self.finish_s - self.request.arrival_s
+
+    @property
+    def service_s(self) -> float:
+        """From admission until the answer was handed back: the latency without the time in the queue."""
+        return self.finish_s - self.admitted_s
+
+    @property
+    def ttft_s(self) -> float:
+        """Time to first token: from arrival until the prefill had produced it."""
+        return self.first_token_s - self.request.arrival_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token after the first; None for an answer of one token."""
+        later = len(self.tokens) - 1
+        return (self.finish_s - self.first_token_s) / later if later else None

@@ -1,0 +1,115 @@
+"""Requests to serve, and what to report of serving them.
+
+Arrivals and lengths come from a real trace (Azure, scaled by stated factors), or are regular (fixed interval, Poisson) as in
+the paper's experiments. A prompt's content is cut from real text or drawn at random; its length is the workload's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from repro.flover.engine import Report
+from repro.flover.queueing import fixed_arrivals, poisson_arrivals
+from repro.flover.request import Request
+
+__all__ = ["Shape", "azure", "prompts_from_text", "random_prompts", "regular", "requests", "summary"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """When a request arrives (seconds) and how long its prompt and its answer are (tokens)."""
+
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+
+
+def azure(
+    path: Path,
+    count: int,
+    start: int = 0,
+    time_scale: float = 1.0,
+    length_scale: float = 1.0,
+    max_prompt_tokens: int = 1024,
+    max_output_tokens: int = 1024,
+) -> list[Shape]:
+    """`count` successive requests of the Azure LLM trace of 2023 from row `start`.
+
+    Gaps between arrivals are multiplied by `time_scale`, lengths by `length_scale`, rounded, then clipped to 1 … the given
+    maximum. Raises ValueError when the trace has too few rows.
+    """
+    table = pd.read_csv(path, encoding="utf-8-sig", skiprows=range(1, start + 1), nrows=count)
+    if len(table) < count:
+        raise ValueError(f"{path.name} has {len(table)} requests from row {start}, asked for {count}")
+    times = pd.to_datetime(table.TIMESTAMP)
+    arrivals = (times - times[0]).dt.total_seconds() * time_scale
+    prompts = (table.ContextTokens * length_scale).round().clip(1, max_prompt_tokens).astype(int)
+    outputs = (table.GeneratedTokens * length_scale).round().clip(1, max_output_tokens).astype(int)
+    return [Shape(*row) for row in zip(arrivals.tolist(), prompts.tolist(), outputs.tolist(), strict=True)]
+
+
+def regular(
+    count: int,
+    interval_s: float,
+    prompt_tokens: int,
+    output_tokens: int,
+    poisson_seed: int | None = None,
+) -> list[Shape]:
+    """`count` equal requests every `interval_s`, or with exponential gaps of that mean when a seed is given."""
+    if poisson_seed is None:
+        arrivals = fixed_arrivals(count, interval_s)
+    else:
+        arrivals = poisson_arrivals(count, interval_s, poisson_seed)
+    return [Shape(arrival, prompt_tokens, output_tokens) for arrival in arrivals.tolist()]
+
+
+def prompts_from_text(shapes: Sequence[Shape], token_ids: Sequence[int], seed: int) -> list[tuple[int, ...]]:
+    """Passages of the text `token_ids` from seeded positions, as long as each shape asks."""
+    generator = np.random.default_rng(seed)
+    longest = max(shape.prompt_tokens for shape in shapes)
+    if len(token_ids) < longest:
+        raise ValueError(f"the text has {len(token_ids)} tokens, the longest prompt needs {longest}")
+    starts = generator.integers(0, len(token_ids) - longest + 1, len(shapes)).tolist()
+    return [tuple(token_ids[at : at + s.prompt_tokens]) for at, s in zip(starts, shapes, strict=True)]
+
+
+def random_prompts(shapes: Sequence[Shape], vocab: int, seed: int) -> list[tuple[int, ...]]:
+    """Token ids drawn uniformly: for models with random weights, which have no text."""
+    generator = np.random.default_rng(seed)
+    return [tuple(generator.integers(0, vocab, shape.prompt_tokens).tolist()) for shape in shapes]
+
+
+def requests(shapes: Sequence[Shape], prompts: Sequence[tuple[int, ...]]) -> list[Request]:
+    """Requests numbered in order; they ignore the end-of-sequence token, so that every engine decodes equally much."""
+    return [
+        Request(index, prompt, shape.output_tokens, shape.arrival_s)
+        for index, (shape, prompt) in enumerate(zip(shapes, prompts, strict=True))
+    ]
+
+
+def summary(report: Report) -> dict[str, float]:
+    """Serving metrics: seconds, tokens/s, mean, median and 99th percentile of latency, TTFT and TPOT over the requests, and
+    waste, the share of decoded rows whose request was already done."""
+    tokens = sum(len(generation.tokens) for generation in report.generations)
+    samples = {
+        "latency": [generation.latency_s for generation in report.generations],
+        "ttft": [generation.ttft_s for generation in report.generations],
+        "tpot": [g.tpot_s for g in report.generations if g.tpot_s is not None],
+    }
+    result = {
+        "total_seconds": report.total_seconds,
+        "tokens_per_s": tokens / report.total_seconds,
+        "output_tokens": float(tokens),
+        "iterations": float(report.iterations),
+        "slot_moves": float(report.slot_moves),
+        "moved_bytes": float(report.moved_bytes),
+        "waste_fraction": report.dead_rows / report.rows if report.rows else 0.0,
+    }
+    for name, sample in samples.items():
+        if sample:  # no TPOT when every answer is a single token
+            result[f"{name}_mean"] = float(np.mean(sample))
+            result |= {f"{name}_p{q}": float(np.percentile(sample, q)) for q in (50, 99)}
+    return result

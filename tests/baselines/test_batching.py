@@ -1,0 +1,80 @@
+"""Serial and static batching under the shared engine."""
+
+import pytest
+import torch
+
+from repro.baselines.batching import StaticScheduler, divergence, lone, serial
+from repro.flover.engine import Engine
+from repro.flover.request import Generation, Request
+
+
+def asked(lengths: list[int]) -> list[Request]:
+    return [Request(i, (i + 1, i + 2, i + 3), new) for i, new in enumerate(lengths)]
+
+
+def submit(engine: Engine, requests: list[Request]) -> None:
+    for request in requests:
+        engine.submit(request)
+
+
+def test_static_waits_for_its_batch_or_for_the_last_request(model):
+    engine = Engine(model, StaticScheduler(slots=3), capacity=40)
+    submit(engine, asked([4, 4]))
+    assert not engine.scheduler.ready
+    assert engine.step() == [] and engine.iterations == 0
+    engine.scheduler.closed = True
+    assert engine.scheduler.ready
+    engine.step()
+    assert len(engine.scheduler.running) == 2
+
+
+def test_static_admits_nobody_before_the_batch_has_left(model):
+    engine = Engine(model, StaticScheduler(slots=2), capacity=40)
+    submit(engine, asked([2, 6, 3, 3]))
+    finished = [len(engine.step()) for _ in range(7)]
+    assert finished == [0, 0, 0, 0, 2, 0, 2]  # 5 decodes for the longest, then 2 for the second batch
+
+
+def test_static_counts_dead_rows_and_keeps_the_tokens(model):
+    requests = [Request(0, (7,) * 11, 1), *asked([1, 4, 10])[1:]]
+    engine = Engine(model, StaticScheduler(slots=3), capacity=12)  # the dead row of request 0 would outgrow its slot
+    submit(engine, requests)
+    finished = []
+    while engine.scheduler.ready:
+        finished += engine.step()
+    assert engine.iterations == 9 and engine.rows == 27 and engine.dead_rows == 9 + 6
+    assert len({generation.finish_s for generation in finished}) == 1
+    assert [g.tokens for g in finished] == [g.tokens for g in lone(model, requests, 12)]
+
+
+def test_serial_runs_one_at_a_time(model):
+    engine = Engine(model, serial(), capacity=40)
+    submit(engine, asked([4, 3]))
+    order = []
+    while engine.scheduler.ready:
+        order += [generation.request.id for generation in engine.step()]
+        assert len(engine.scheduler.running) <= 1
+    assert order == [0, 1] and engine.rows == engine.iterations == 5
+
+
+def test_lone_is_greedy_decoding_by_whole_prefills(model):
+    request = Request(0, (3, 1, 4, 1, 5), 12)
+    tokens: list[int] = []
+    for _ in range(12):
+        keys, values = model.new_cache(1, 20)
+        context = torch.tensor([*request.prompt, *tokens])
+        tokens.append(int(model.prefill(context, keys[:, 0], values[:, 0]).argmax()))
+    assert lone(model, [request], 20)[0].tokens == tokens
+
+
+def test_divergence_is_the_logit_gap_at_the_first_difference(model):
+    request = Request(0, (3, 1, 4), 6)
+    reference = lone(model, [request], 20)[0]
+    assert divergence(model, reference, reference) is None
+    wrong = reference.tokens.copy()
+    wrong[2] = (wrong[2] + 1) % model.config.vocab
+    keys, values = model.new_cache(1, 20)
+    logits = model.prefill(torch.tensor([*request.prompt, *reference.tokens[:2]]), keys[:, 0], values[:, 0])
+    expected = float(logits.max() - logits[wrong[2]])
+    assert expected > 0
+    assert divergence(model, Generation(request, 0, tokens=wrong), reference) == pytest.approx(expected)

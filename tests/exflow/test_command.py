@@ -1,0 +1,103 @@
+"""`place_file`, the CSV and the two experiments."""
+
+import numpy as np
+import pytest
+
+from repro import exflow, experiments
+
+KEYS = {"hops_per_token", "crossing_fraction", "intra_hops", "inter_hops", "bound", "gap", "seconds", "max_load"}
+
+
+@pytest.fixture
+def trace_file(tmp_path, make_trace):
+    path = tmp_path / "trace.npy"
+    np.save(path, make_trace(4, 8, 2000).astype(np.uint8))
+    return path
+
+
+def test_place_file_keys_numbers_and_csv(tmp_path, trace_file):
+    out, seen = tmp_path / "new" / "placement.csv", []
+    result = exflow.place_file(trace_file, 4, 2, out=out, progress=lambda fraction, text: seen.append((fraction, text)))
+    assert set(result) == KEYS and all(isinstance(value, float) for value in result.values())
+    gpu = exflow.read_csv(out, 8)
+    counts = exflow.transitions(exflow.load(trace_file))
+    cost = exflow.evaluate(exflow.Placement(gpu, 4, 2, "affinity"), counts)
+    assert result["hops_per_token"] == pytest.approx(cost.hops_per_token) == result["intra_hops"] + result["inter_hops"]
+    assert result["bound"] <= result["crossing_fraction"] and result["max_load"] == cost.max_load
+    assert seen[-1][0] == 1.0 and all(text for _, text in seen)
+    assert [path.name for path in out.parent.iterdir()] == ["placement.csv"]  # no temporary file left
+
+
+def test_csv_is_the_published_format(tmp_path):
+    """Header and numbering of the placements in the authors' repository: expert e of layer l is l * E + e."""
+    exflow.write_csv(np.array([[0, 1], [1, 0]]), tmp_path / "p.csv")
+    assert (tmp_path / "p.csv").read_text() == "Expert,Node\n0,0\n1,1\n2,1\n3,0\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n0,0\n", "header"),
+        ("Expert,Node\n0,x\n", "not two integers"),
+        ("Expert,Node\n0,0\n2,1\n", "do not number the experts"),
+        ("Expert,Node\n0,0\n1,1\n2,0\n", "whole layers of 2"),
+        ("", "header"),
+    ],
+)
+def test_bad_csv_is_refused(tmp_path, text, message):
+    (tmp_path / "p.csv").write_text(text)
+    with pytest.raises(ValueError, match=message) as error:
+        exflow.read_csv(tmp_path / "p.csv", 2)
+    assert "p.csv" in str(error.value)
+
+
+def test_place_file_top_k_and_errors(tmp_path):
+    experts = np.random.default_rng(0).permuted(np.tile(np.arange(8), (300, 3, 1)), axis=2)[:, :, :2]
+    np.savez(tmp_path / "t.npz", experts=experts)
+    one, two = (exflow.place_file(tmp_path / "t.npz", 4, top_k=k) for k in (1, 2))
+    assert one["hops_per_token"] != two["hops_per_token"]
+    with pytest.raises(ValueError, match="top-3 asked of a top-2 trace"):
+        exflow.place_file(tmp_path / "t.npz", 4, top_k=3)
+    with pytest.raises(ValueError, match="8 experts per layer cannot be shared evenly by 3 GPUs"):
+        exflow.place_file(tmp_path / "t.npz", 3)
+
+
+def run(name, **point):
+    experiment = experiments.get(name)
+    return experiment.run(experiment.parameters(**point))
+
+
+def test_affinity_experiment():
+    found = run("exflow_affinity", tokens=3000)
+    value = {name: metric.value for name, metric in found.metrics.items()}
+    assert found.evidence == "measured" and found.conditions["tokens_used"] == "3000"
+    assert value["mutual_information"] > 4 * value["mutual_information_shuffled"] > 0
+    assert 0 < value["normalized_mutual_information_shuffled"] < value["normalized_mutual_information"] < 1
+    pairs, routing = (found.series[found.series.kind == kind] for kind in ("pair", "routing"))
+    assert len(pairs) == 23 and pairs.bits.mean() == pytest.approx(value["mutual_information"])
+    rows = routing.groupby("from_expert").probability.sum()
+    assert len(rows) == 32 and set(np.round(rows, 9)) <= {0.0, 1.0}
+
+
+def test_placement_experiment_counts_held_out_sequences():
+    """Rank order on the shipped trace, against a count over the tokens that were not placed by."""
+    found = run("exflow_placement", method="contiguous", gpus=4, seed=1)
+    from repro import paths
+
+    trace = exflow.load(paths.data("gptoss20b_routing.npz"), top_k=1)
+    tokens = trace.split(0.7, 1)[1].experts // 8
+    assert found.metrics["crossing_fraction"].value == pytest.approx((tokens[:, 1:] != tokens[:, :-1]).mean())
+    assert found.metrics["hops_per_token"].value == pytest.approx((tokens[:, 1:] != tokens[:, :-1]).sum(1).mean())
+    assert found.metrics["bound"].value <= found.metrics["train_crossing_fraction"].value
+    assert found.conditions["trace"] == "gpt-oss-20b top-1, held-out sequences"
+
+
+def test_placement_experiment_on_few_tokens_and_nodes():
+    found = run("exflow_placement", method="affinity", gpus=16, gpus_per_node=4, train_tokens=500)
+    value = {name: metric.value for name, metric in found.metrics.items()}
+    assert found.conditions["tokens_used"] == "500"
+    assert value["train_crossing_fraction"] < value["crossing_fraction"] < 0.9  # optimism on the tokens placed by
+    assert value["node_crossing_fraction"] < 0.6 and value["inter_hops"] + value["intra_hops"] == pytest.approx(
+        value["hops_per_token"]
+    )
+    assert "mip_gap" not in found.metrics

@@ -1,0 +1,176 @@
+"""Placement: exact where it says so, balanced always, never worse than the yardsticks, reproducible."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from repro import exflow
+from repro.exflow import placement as module
+from repro.exflow import program
+from repro.exflow.evaluate import distances, total_cost
+
+TINY = st.sampled_from([(2, 4, 2), (3, 4, 2), (3, 4, 4), (2, 6, 3), (2, 6, 2)])  # layers, experts, GPUs
+SEED = st.integers(0, 10_000)
+
+
+def hops(placement, counts):
+    return total_cost(counts, placement.gpu, distances(placement.gpus, placement.gpus, 1.0, 1.0))
+
+
+@given(TINY, SEED)
+@settings(max_examples=60, deadline=None)
+def test_affinity_is_optimal_where_it_says_so(fewest_hops, make_counts, shape, seed):
+    """One expert per GPU (chain of assignments) and few partitions (Viterbi) against brute force."""
+    layers, experts, gpus = shape
+    counts = make_counts(seed, layers, experts)
+    placement = exflow.place(counts, gpus)
+    assert placement.optimal
+    assert hops(placement, counts) == pytest.approx(fewest_hops(counts, gpus))
+
+
+@given(TINY, SEED)
+@settings(max_examples=15, deadline=None)
+def test_integer_program_is_optimal_and_bounds_itself(fewest_hops, make_counts, shape, seed):
+    layers, experts, gpus = shape
+    counts = make_counts(seed, layers, experts)
+    solved = program.solve(counts, gpus, 60.0)
+    best = fewest_hops(counts, gpus)
+    assert not solved.time_limited
+    assert solved.hops == pytest.approx(best, rel=1e-3) and solved.bound <= best * (1 + 1e-6)
+
+
+@given(SEED)
+@settings(max_examples=10, deadline=None)
+def test_search_without_the_exact_methods_finds_the_optimum(fewest_hops, make_counts, seed):
+    """The general portfolio, forced on an instance that brute force can still solve."""
+    from repro.exflow import _search
+
+    counts = make_counts(seed, 3, 6)
+    _search.compile_kernels()
+    gpu = _search._portfolio(counts, 2, _search.Budget(20), np.random.default_rng(seed))
+    assert total_cost(counts, gpu, distances(2, 2)) == pytest.approx(fewest_hops(counts, 2))
+
+
+MACHINES = [(1, None), (2, None), (4, None), (8, 4), (8, 2), (16, 4), (6, 3), (12, 4), (24, 8)]
+
+
+@pytest.mark.parametrize("method", exflow.METHODS)
+@pytest.mark.parametrize(("gpus", "per_node"), MACHINES)
+def test_balance(make_counts, method, gpus, per_node):
+    """Exactly E/gpus experts per GPU and layer (Eq. 9), for every method, also on GPU counts that are no power of two."""
+    experts = 48 if gpus in (6, 12, 24) else 32
+    counts = make_counts(gpus, 3, experts)
+    placement = exflow.place(counts, gpus, per_node, method, time_limit_s=1.0, rounds=3)
+    assert placement.gpu.shape == (3, experts) and placement.gpu.dtype == np.int64
+    for row in placement.gpu:
+        assert np.bincount(row, minlength=gpus).tolist() == [experts // gpus] * gpus
+    assert (placement.node == placement.gpu // placement.gpus_per_node).all()
+
+
+def test_contiguous_is_rank_order():
+    gpu = exflow.place(np.ones((1, 8, 8)), 4, method="contiguous").gpu
+    assert gpu.tolist() == [[0, 0, 1, 1, 2, 2, 3, 3]] * 2
+
+
+@pytest.mark.parametrize("machine", [(2, None), (4, None), (8, None), (8, 4), (16, 4)])
+def test_affinity_beats_the_yardsticks_on_new_tokens(make_trace, machine):
+    gpus, per_node = machine
+    trace = exflow.Trace(make_trace(6, 32, 8000, alpha=0.1), 32, np.arange(8000) // 100)
+    train, held_out = trace.split(0.7, 0)
+    counts = exflow.transitions(train)
+
+    def crossing(method):
+        return exflow.evaluate(exflow.place(counts, gpus, per_node, method, rounds=20), held_out)
+
+    ours, rank_order, random = (crossing(method) for method in ("affinity", "contiguous", "random"))
+    for other in (rank_order, random):
+        assert ours.crossing_fraction < 0.8 * other.crossing_fraction
+        assert ours.node_crossing_fraction <= 0.8 * other.node_crossing_fraction
+
+
+def test_stages_put_nodes_first(make_trace):
+    """Two nodes: knowing of nodes must not cost hops between them compared with a placement that ignores them."""
+    counts = exflow.transitions(exflow.Trace(make_trace(6, 32, 8000, alpha=0.1), 32))
+    flat = exflow.place(counts, 8, None, rounds=20)
+    staged = exflow.place(counts, 8, 4, rounds=20)
+    as_nodes = module.Placement(flat.gpu, 8, 4, "affinity")
+    assert exflow.evaluate(staged, counts).weighted_hops < exflow.evaluate(as_nodes, counts).weighted_hops
+
+
+def test_planted_blocks_are_found(make_counts):
+    """Experts that only ever exchange tokens within hidden groups: the optimum is no hop at all."""
+    rng = np.random.default_rng(0)
+    hidden = np.stack([rng.permutation(np.repeat(np.arange(4), 8)) for _ in range(8)])
+    together = hidden[:-1, :, None] == hidden[1:, None, :]
+    placement = exflow.place(rng.integers(1, 9, together.shape) * together, 4)
+    assert hops(placement, together.astype(float)) == 0
+
+
+@pytest.mark.parametrize("method", ["random", "affinity"])
+@pytest.mark.parametrize("per_node", [None, 4])
+def test_a_seed_gives_one_placement(make_counts, method, per_node):
+    counts = make_counts(1, 6, 32)
+
+    def place(seed):
+        return exflow.place(counts, 8, per_node, method, seed=seed, rounds=12).gpu
+
+    np.testing.assert_array_equal(place(3), place(3))
+    assert (place(3) != place(4)).any()
+
+
+def test_more_rounds_are_never_worse(make_counts):
+    counts = make_counts(2, 8, 32)
+    costs = [hops(exflow.place(counts, 8, rounds=rounds, seed=5), counts) for rounds in (0, 10, 40)]
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_time_limits_are_told(make_counts):
+    counts = make_counts(3, 12, 64)
+    cut = exflow.place(counts, 8, rounds=10**6, time_limit_s=0.5)
+    assert cut.time_limited and "time limit" in cut.note and not cut.optimal
+    assert not exflow.place(counts, 8, rounds=1).time_limited
+    program_cut = exflow.place(counts, 4, method="exflow-direct", time_limit_s=0.5)
+    assert program_cut.time_limited and program_cut.mip_gap > 0.5 and "gap" in program_cut.note
+
+
+@pytest.mark.parametrize(
+    ("method", "per_node"), [("affinity", None), ("affinity", 4), ("exflow", 4), ("contiguous", None)]
+)
+def test_progress_reaches_one_and_never_falls(make_counts, method, per_node):
+    seen = []
+    exflow.place(
+        make_counts(4, 3, 16),
+        8,
+        per_node,
+        method,
+        rounds=3,
+        time_limit_s=4.0,
+        progress=lambda done, _: seen.append(done),
+    )
+    assert seen == sorted(seen) and seen[-1] == 1.0 and seen[0] >= 0.0
+    assert len(set(seen)) > 2 or method == "contiguous"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"gpus": 5}, "32 experts per layer cannot be shared evenly by 5 GPUs"),
+        ({"gpus": 0}, "by 0 GPUs"),
+        ({"gpus": 8, "gpus_per_node": 3}, "8 GPUs do not make whole nodes of 3"),
+        ({"gpus": 8, "method": "best"}, "'best', allowed: contiguous, random, exflow"),
+        ({"gpus": 8, "time_limit_s": 0.0}, "time_limit_s is 0.0"),
+        ({"gpus": 8, "rounds": -1}, "rounds is -1"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        exflow.place(np.ones((2, 32, 32)), **arguments)
+
+
+@pytest.mark.parametrize(
+    "counts", [np.ones((4, 4)), np.ones((1, 4, 5)), np.zeros((1, 4, 4)), np.full((1, 4, 4), np.nan)]
+)
+def test_wrong_counts_are_refused(counts):
+    with pytest.raises(ValueError, match="transition counts"):
+        exflow.place(counts, 2)
