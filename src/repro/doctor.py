@@ -54,10 +54,10 @@ def _backends() -> dict[str, bool]:
 
 
 def _model() -> str | None:
-    from repro.models import llama
+    from repro.models import checkpoint
 
     try:
-        llama.smollm2_path()
+        checkpoint.smollm2_path()
     except FileNotFoundError as error:
         return str(error)
     return None

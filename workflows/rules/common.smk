@@ -1,12 +1,12 @@
 # What the rules share: the plan, and functions that read it.
 import json
-import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 # Jobs call `repro` of the environment that runs this workflow, also when it is not activated.
-os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+shell.prefix(f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; ")
 
 
 def load_plan():
@@ -15,7 +15,7 @@ def load_plan():
         raise WorkflowError(f"--config: unknown {', '.join(sorted(unknown))}; allowed: tier, platform")
     options = [f"--{key}={value}" for key, value in config.items()]
     found = subprocess.run(
-        ["repro", "plan", "--json", *options],
+        [sys.executable, "-m", "repro", "plan", "--json", *options],
         capture_output=True,
         text=True,
     )

@@ -1,0 +1,116 @@
+"""The only file that knows how FSDP2 (`fully_shard`) is built inside; tests/zero/test_fsdp_private.py fails when torch changes it.
+
+Private parts of torch in use, as of 2.13:
+- `fsdp._fully_shard._fsdp_api.AllGather` and `ReduceScatter`: base classes of custom collectives. The all-gather gets its
+  input as a view into its output.
+- `_get_fsdp_state()._fsdp_param_groups[0].fsdp_params`: the parameters of one `fully_shard` call, in the order in which the
+  flat reduce-scatter output holds their padded shards (those that require a gradient).
+- `FSDPParam._sharded_param_data`: flat padded shard that every all-gather reads; `padded_sharded_param_size`: its shape.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+
+Gather = Callable[[Tensor], Tensor]  # flat shard -> full tensor in rank order
+Reduce = Callable[[Tensor], Tensor]  # full flat gradient -> sum of the own chunk
+
+
+class _Allocate:
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _CustomAllGather(_Allocate, AllGather):
+    def __init__(self, gather: Gather) -> None:
+        self.gather = gather
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> None:
+        output_tensor.copy_(self.gather(input_tensor.clone()))  # clone: the input is part of the output
+
+
+class _CustomReduceScatter(_Allocate, ReduceScatter):
+    def __init__(self, reduce: Reduce) -> None:
+        self.reduce = reduce
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: dist.ReduceOp,
+        async_op: bool = False,
+    ) -> None:
+        assert op == dist.ReduceOp.SUM, "the engine divides by the world size itself, once"
+        output_tensor.copy_(self.reduce(input_tensor))
+
+
+class ShardedBucket:
+    """One `fully_shard` call: parameters that are gathered and reduced together, as flat tensors in FSDP's own layout."""
+
+    def __init__(self, module: FSDPModule) -> None:
+        self.module = module
+
+    @property
+    def _params(self) -> list:
+        groups = self.module._get_fsdp_state()._fsdp_param_groups
+        return list(groups[0].fsdp_params) if groups else []  # a root whose children took all parameters has none
+
+    @property
+    def _trainable(self) -> list:
+        return [param for param in self._params if param.sharded_param.requires_grad]
+
+    @property
+    def numel(self) -> int:
+        """Values in this rank's shard of the trainable parameters, padding included."""
+        return sum(param.padded_sharded_param_size.numel() for param in self._trainable)
+
+    def read(self) -> Tensor:
+        """This rank's shard of the trainable weights, flat [numel], a copy."""
+        return torch.cat([param._sharded_param_data for param in self._trainable])
+
+    @torch.no_grad()
+    def write(self, flat: Tensor) -> None:
+        """Replace this rank's shard of the trainable weights by flat [numel], cast to their dtype."""
+        self.module.reshard()  # weights gathered by hand (`unshard`) would survive otherwise
+        parts = flat.split([param.padded_sharded_param_size.numel() for param in self._trainable])
+        for param, part in zip(self._trainable, parts, strict=True):
+            param._sharded_param_data.copy_(part)
+
+    def weight_bytes(self) -> int:
+        """Bytes of this rank's shard, frozen parameters included."""
+        return sum(param._sharded_param_data.nbytes for param in self._params)
+
+    def on_gradient(self, hook: Callable[[Tensor], None]) -> None:
+        """Call `hook` with the reduced fp32 shard [numel] after each backward; FSDP's own `.grad` is dropped at once."""
+        self.module.set_all_reduce_hook(hook)
+        for param in self._trainable:
+            param.sharded_param.register_post_accumulate_grad_hook(_drop_grad)
+
+
+def _drop_grad(param: Tensor) -> None:
+    param.grad = None
+
+
+def shard(module: nn.Module, mesh: DeviceMesh, dtype: torch.dtype, gather: Gather, reduce: Reduce) -> ShardedBucket:
+    """`fully_shard` the parameters of `module` that no earlier call took, over `mesh`, with the given collectives.
+
+    Weights are gathered before each forward and backward and freed after it; gradients are summed in fp32. Weights stay in
+    the dtype they have, computation and floating-point inputs are in `dtype`.
+    """
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
+    module.set_custom_all_gather(_CustomAllGather(gather))
+    module.set_custom_reduce_scatter(_CustomReduceScatter(reduce))
+    module.set_gradient_divide_factor(1.0)
+    module.set_force_sum_reduction_for_comms(True)
+    # A parameter without a gradient counts as zero: the flat layout must not depend on what a rank's batch used.
+    module.set_reduce_scatter_unused_params(True, recurse=False)
+    return ShardedBucket(module)
