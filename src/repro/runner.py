@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
@@ -48,7 +49,11 @@ def alone_on_machine() -> Iterator[None]:
     """Hold this machine's measuring lock: two runs at once would spoil each other's times. The lock dies with its holder."""
     path = Path(tempfile.gettempdir()) / f"repro-measure-{os.getuid()}.lock"
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting for another measurement on this machine ({path})", file=sys.stderr, flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repro import exflow
-from repro.exflow import _search, bound
+from repro.exflow import _chain, bound
 
 SEED = st.integers(0, 10_000)
 TINY = st.sampled_from([(2, 4, 2), (3, 4, 2), (3, 4, 4), (2, 6, 3), (2, 6, 2)])
@@ -84,7 +84,7 @@ def test_exact_where_all_partitions_are_few(make_counts):
     counts = make_counts(3, 10, 8)
     best = exflow.evaluate(exflow.place(counts, 4), counts).crossing_fraction
     assert exflow.lower_bound(counts, 4) == pytest.approx(best)
-    assert _search.count_partitions(8, 4) == 105
+    assert _chain.count_partitions(8, 4) == 105
 
 
 def test_uneven_gpus_are_refused():

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repro import exflow
+from repro.exflow import _search, program
 from repro.exflow import placement as module
-from repro.exflow import program
 from repro.exflow.evaluate import distances, total_cost
 
 TINY = st.sampled_from([(2, 4, 2), (3, 4, 2), (3, 4, 4), (2, 6, 3), (2, 6, 2)])  # layers, experts, GPUs
@@ -44,8 +44,6 @@ def test_integer_program_is_optimal_and_bounds_itself(fewest_hops, make_counts, 
 @settings(max_examples=10, deadline=None)
 def test_search_without_the_exact_methods_finds_the_optimum(fewest_hops, make_counts, seed):
     """The general portfolio, forced on an instance that brute force can still solve."""
-    from repro.exflow import _search
-
     counts = make_counts(seed, 3, 6)
     _search.compile_kernels()
     gpu = _search._portfolio(counts, 2, _search.Budget(20), np.random.default_rng(seed))
@@ -61,7 +59,7 @@ def test_balance(make_counts, method, gpus, per_node):
     """Exactly E/gpus experts per GPU and layer (Eq. 9), for every method, also on GPU counts that are no power of two."""
     experts = 48 if gpus in (6, 12, 24) else 32
     counts = make_counts(gpus, 3, experts)
-    placement = exflow.place(counts, gpus, per_node, method, time_limit_s=1.0, rounds=3)
+    placement = exflow.place(counts, gpus, per_node, method, time_limit_s=0.3, rounds=3)
     assert placement.gpu.shape == (3, experts) and placement.gpu.dtype == np.int64
     for row in placement.gpu:
         assert np.bincount(row, minlength=gpus).tolist() == [experts // gpus] * gpus
@@ -105,6 +103,13 @@ def test_planted_blocks_are_found(make_counts):
     together = hidden[:-1, :, None] == hidden[1:, None, :]
     placement = exflow.place(rng.integers(1, 9, together.shape) * together, 4)
     assert hops(placement, together.astype(float)) == 0
+
+
+def test_a_stage_that_ran_out_of_time_leaves_the_next_its_own():
+    budget = _search.Budget(5, deadline=0.0)
+    assert budget.expired() and budget.cut
+    budget.deadline = np.inf
+    assert not budget.expired() and budget.cut
 
 
 @pytest.mark.parametrize("method", ["random", "affinity"])

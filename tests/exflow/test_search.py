@@ -8,21 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repro.exflow import _kernels, _search
+from repro.exflow import _chain, _kernels, _search
 from repro.exflow.evaluate import distances, total_cost
 
 SEED = st.integers(0, 10_000)
 
 
 def random_placement(rng, layers, experts, gpus):
-    return rng.permuted(_search.contiguous(layers, experts, gpus), axis=1)
+    return rng.permuted(_chain.contiguous(layers, experts, gpus), axis=1)
 
 
 @pytest.mark.parametrize(("experts", "gpus"), [(4, 2), (6, 2), (6, 3), (8, 4), (9, 3), (4, 4), (4, 1)])
 def test_partitions_are_all_different_and_all_there(experts, gpus):
-    found = _search.partitions(experts, gpus)
+    found = _chain.partitions(experts, gpus)
     groups = {frozenset(frozenset(np.flatnonzero(row == g).tolist()) for g in range(gpus)) for row in found}
-    assert len(found) == len(groups) == _search.count_partitions(experts, gpus)
+    assert len(found) == len(groups) == _chain.count_partitions(experts, gpus)
     assert all(len(group) == experts // gpus for partition in groups for group in partition)
 
 
@@ -48,7 +48,7 @@ def test_recombination_is_the_best_mix_of_layers(make_counts, seed, shape):
                 for pairs, a, b in zip(counts, rows, rows[1:], strict=False)
             ),
         )
-    assert total_cost(counts, _search.recombine(counts, pool, gpus), flat) == pytest.approx(best)
+    assert total_cost(counts, _chain.recombine(counts, pool, gpus), flat) == pytest.approx(best)
 
 
 @given(SEED, st.sampled_from([(4, 4), (4, 2), (2, 2)]))

@@ -6,7 +6,7 @@ form a (E/P)-regular bipartite graph, and they also come from two balanced parti
   b-matching  the heaviest (E/P)-regular bipartite graph, a linear program with integral vertices
   spectrum    sum/P plus E/P times the P-1 largest singular values of the doubly centred counts (Donath-Hoffman)
 
-Where Viterbi over all partitions is affordable (`_search.py`), the optimum itself is the bound. A bound holds for the counts it was
+Where Viterbi over all partitions is affordable (`_chain.py`), the optimum itself is the bound. A bound holds for the counts it was
 computed from (the training tokens): on other tokens the best placement may cross less.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.optimize import linprog
 
-from repro.exflow import _search
+from repro.exflow import _chain
 from repro.exflow.evaluate import distances, total_cost
 
 
@@ -28,8 +28,8 @@ def lower_bound(counts: np.ndarray, gpus: int) -> float:
         raise ValueError(f"{experts} experts per layer cannot be shared evenly by {gpus} GPUs")
     if gpus == 1:
         return 0.0
-    if gpus < experts and _search.count_partitions(experts, gpus) <= _search.EXACT_PARTITIONS:
-        best = _search.exact_chain(counts, gpus)
+    if gpus < experts and _chain.count_partitions(experts, gpus) <= _chain.EXACT_PARTITIONS:
+        best = _chain.exact_chain(counts, gpus)
         return total_cost(counts, best, distances(gpus, gpus)) / counts.sum()
     kept = sum(min(b_matching(pairs, experts // gpus), spectrum(pairs, gpus)) for pairs in counts)
     return max(0.0, 1.0 - kept / counts.sum())

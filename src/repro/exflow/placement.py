@@ -13,7 +13,7 @@ Routing is not random: a token that visited expert i in layer j visits some expe
 It is solved in stages: first P = nodes (hops between nodes cost most), then inside each node P = its GPUs. A token enters only
 by its two experts, so tokens with the same pair share one R weighted by their number; this loses nothing and shrinks
 the program from tokens · layers to E² · layers. `program.py` hands it to HiGHS. Two more methods are the yardsticks,
-`contiguous` and `random`, and `affinity` is our own: same objective, but it uses that layers form a chain (`_search.py`).
+`contiguous` and `random`, and `affinity` is our own: same objective, but it uses that layers form a chain (`_chain.py`, `_search.py`).
 """
 
 import math
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from repro.exflow import _search, program
+from repro.exflow._chain import contiguous
 from repro.exflow._search import Budget, Progress
 from repro.exflow.evaluate import Cost, distances, evaluate_gpus, total_cost
 from repro.exflow.trace import Trace
@@ -90,9 +91,9 @@ def place(
     budget = Budget(rounds, start + time_limit_s, progress)
     found: dict = {}
     if method == "contiguous":
-        gpu = _search.contiguous(layers, experts, gpus)
+        gpu = contiguous(layers, experts, gpus)
     elif method == "random":
-        rows = _search.contiguous(layers, experts, gpus)
+        rows = contiguous(layers, experts, gpus)
         gpu = np.random.default_rng(seed).permuted(rows, axis=1)
     elif method == "affinity":
         gpu, found = _affinity(counts, gpus, per_node, seed, budget)

@@ -7,7 +7,7 @@ import highspy
 import numpy as np
 import scipy.sparse as sp
 
-from repro.exflow._search import contiguous
+from repro.exflow._chain import contiguous
 from repro.exflow.evaluate import distances, total_cost
 
 

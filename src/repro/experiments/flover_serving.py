@@ -204,9 +204,12 @@ def _unit(name: str) -> str:
 
 def _physical_cores() -> int:
     """Physical cores this process may use: hyper-threads do not help a decode that waits for memory."""
+    import os
+
     import psutil
 
-    return min(psutil.cpu_count(logical=False) or 1, len(psutil.Process().cpu_affinity()))
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(psutil.cpu_count(logical=False) or 1, allowed)
 
 
 def _label(point: ServingPoint) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 WARM_UP = 2  # steps that are not timed: first connections, FSDP's lazy initialisation, allocator
 LAST = 5  # steps that loss_last averages
 LEVELS = ("package", "node", "cluster")
+TIMEOUT_S = 1800.0
 
 
 class ZeroTrain(Point):
@@ -78,7 +79,11 @@ def run(point: ZeroTrain) -> Outcome:
     corpus = paths.data("tinyshakespeare.txt").read_bytes()
     reason = "asked for" if point.fabric == "unshaped" else fabric.unavailable()
     with contextlib.nullcontext() if reason else fabric.Fabric(topology) as network:
-        reports = launch.launch(_train, topology.world_size, point, chosen, corpus, network, fabric=network)
+        # The launcher's limit comes first: it can tell a hang in a collective from slow work.
+        patience = TIMEOUT_S - 15
+        reports = launch.launch(
+            _train, topology.world_size, point, chosen, corpus, network, fabric=network, timeout_s=patience
+        )
     predicted = sum(memory.predict(chosen, _config(point).parameters).values())
     return Outcome(
         metrics=_metrics(point, reports, predicted),
@@ -209,10 +214,17 @@ def _metrics(point: ZeroTrain, reports: list[_Report], predicted: float) -> dict
     return metrics
 
 
+def label(point: ZeroTrain) -> str:
+    """Short name of a point for its record file."""
+    shape = f"{point.nodes}x{point.packages}x{point.gcds}"
+    return f"{point.plan}-{shape}-{point.steps}steps" + ("-unshaped" if point.fabric == "unshaped" else "")
+
+
 EXPERIMENT = Experiment(
     summary="Step time, bytes per level, losses and memory of DDP, ZeRO-3, ZeRO++ and hierarchical ZeRO++",
     parameters=ZeroTrain,
     run=run,
-    label=lambda point: f"{point.plan}-{point.nodes}x{point.packages}x{point.gcds}",
+    label=label,
     ranks=lambda point: point.nodes * point.packages * point.gcds,
+    timeout_s=TIMEOUT_S,
 )

@@ -1,0 +1,116 @@
+"""What can be solved exactly because layers form a chain.
+
+Only neighbouring layers exchange tokens, so a placement is a path through layers, and at one flat cost only the *partition* of a
+layer into GPUs matters: the labels can be matched afterwards, edge by edge, by an assignment problem. Hence
+
+  one expert per GPU       the layers separate into a chain of assignment problems
+  few partitions (E = 8)   Viterbi over all partitions of each layer
+  a pool of placements     Viterbi over the partitions found in them: the best mix of their layers
+
+Arrays as in `_kernels`.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+EXACT_PARTITIONS = 500  # Viterbi over all partitions up to here (E=8 on 4 GPUs: 105; E=12 on 2: 462)
+
+
+def contiguous(layers: int, experts: int, gpus: int) -> np.ndarray:
+    """Rank order, as DeepSpeed-MoE places: expert e on GPU e // (E/gpus)."""
+    return np.tile(np.repeat(np.arange(gpus), experts // gpus), (layers, 1))
+
+
+def assignment_chain(counts: np.ndarray) -> np.ndarray:
+    """Optimal placement of one expert per GPU: each expert goes where the expert sits whose tokens it should receive."""
+    placement = np.empty((len(counts) + 1, counts.shape[1]), np.int64)
+    placement[0] = np.arange(counts.shape[1])
+    for layer, pairs in enumerate(counts):
+        here, there = linear_sum_assignment(pairs, maximize=True)
+        placement[layer + 1, there] = placement[layer, here]
+    return placement
+
+
+def count_partitions(experts: int, gpus: int) -> int:
+    """Ways to split E experts into unlabelled groups of E/gpus: E! / ((E/gpus)!^gpus · gpus!)."""
+    size = experts // gpus
+    return math.factorial(experts) // (math.factorial(size) ** gpus * math.factorial(gpus))
+
+
+def partitions(experts: int, gpus: int) -> np.ndarray:
+    """int64 [count_partitions, E]: the group of every expert, for every balanced unlabelled partition."""
+
+    def extend(groups: list[int], group: int) -> Iterator[list[int]]:
+        if group == gpus:
+            yield groups
+            return
+        first, *free = [e for e, g in enumerate(groups) if g < 0]
+        for others in itertools.combinations(free, experts // gpus - 1):
+            yield from extend([group if e == first or e in others else g for e, g in enumerate(groups)], group + 1)
+
+    return np.array(list(extend([-1] * experts, 0)))
+
+
+def exact_chain(counts: np.ndarray, gpus: int) -> np.ndarray:
+    """Optimal placement by Viterbi over all partitions of every layer."""
+    states = partitions(counts.shape[1], gpus)
+    return recombine(counts, np.broadcast_to(states[:, None], (len(states), len(counts) + 1, states.shape[1])), gpus)
+
+
+def recombine(counts: np.ndarray, pool: np.ndarray, gpus: int) -> np.ndarray:
+    """Best placement that takes every layer's partition from one of the placements in `pool` (int [K, layers, E]): exact.
+
+    The states of a layer are its K partitions; the tokens kept between two partitions are those under the best matching
+    of their labels. Solutions that are good in different layers so join into one that is good in all.
+    """
+    one_hot = np.eye(gpus)[pool].transpose(1, 0, 3, 2)  # [layers, K, gpus, E]
+    kept = np.zeros(len(pool))
+    source = np.zeros(pool.shape[1::-1], np.int64)
+    for layer, pairs in enumerate(counts):
+        shared = np.tensordot(one_hot[layer] @ pairs, one_hot[layer + 1], axes=(2, 2))  # [K, gpus, K, gpus]
+        total = kept[:, None] + _matched(shared.transpose(0, 2, 1, 3))
+        source[layer + 1], kept = total.argmax(axis=0), total.max(axis=0)
+    state = int(kept.argmax())
+    chosen = np.empty(pool.shape[1:], np.int64)
+    for layer in range(len(counts), -1, -1):
+        chosen[layer] = pool[state, layer]
+        state = source[layer, state]
+    return match_labels(counts, chosen, gpus)
+
+
+def _matched(shared: np.ndarray) -> np.ndarray:
+    """[A, B] tokens kept under the best matching of labels, for tokens [A, B, gpus, gpus] shared by GPU g here and h there."""
+    gpus = shared.shape[-1]
+    if gpus <= 4:  # few enough permutations to try them all, for all pairs at once
+        each = (
+            shared[:, :, np.arange(gpus), list(order)].sum(axis=-1) for order in itertools.permutations(range(gpus))
+        )
+        return np.maximum.reduce(list(each)) if len(shared) < 32 else _running_maximum(each)
+    best = np.empty(shared.shape[:2])
+    for a, b in np.ndindex(best.shape):
+        best[a, b] = shared[a, b][linear_sum_assignment(shared[a, b], maximize=True)].sum()
+    return best
+
+
+def _running_maximum(arrays: Iterator[np.ndarray]) -> np.ndarray:
+    best = next(arrays)
+    for array in arrays:
+        best = np.maximum(best, array)
+    return best
+
+
+def match_labels(counts: np.ndarray, placement: np.ndarray, gpus: int) -> np.ndarray:
+    """The same partitions with every layer's GPU labels matched best to those of the layer before (an assignment each)."""
+    placement = placement.copy()
+    eye = np.eye(gpus)
+    for layer, pairs in enumerate(counts):
+        shared = eye[placement[layer]].T @ pairs @ eye[placement[layer + 1]]
+        here, there = linear_sum_assignment(shared, maximize=True)
+        label = np.empty(gpus, np.int64)
+        label[there] = here
+        placement[layer + 1] = label[placement[layer + 1]]
+    return placement

@@ -1,0 +1,108 @@
+"""Bytes that a step moves per level, against closed formulas: 3 M for ZeRO-3, 0.75 M for the quantised plans."""
+
+import pytest
+import torch
+
+from repro.launch import launch
+from repro.models.gpt import GPT, GPTConfig
+from repro.quantize import payload_bytes
+from repro.topology import frontier
+from repro.zero import ZeroEngine
+from repro.zero import plan as plans
+
+NODES, RANKS = 2, 8
+TOPOLOGY = frontier(NODES, 2, 2)
+SHAPE = GPTConfig(layers=2, hidden=64, heads=2, seq_len=8)  # 8 divides every tensor: no padding anywhere
+M = 2 * SHAPE.parameters
+BUCKETS = [12 * 64 * 64 + 13 * 64] * 2 + [SHAPE.parameters - 2 * (12 * 64 * 64 + 13 * 64)]
+MICRO_BATCHES = (1, 3)
+
+
+def _sent(rank: int, world: int, batches) -> dict:
+    found = {}
+    for name in plans.NAMED:
+        engine = ZeroEngine(GPT(SHAPE), plans.named(name, TOPOLOGY), lr=1e-3, broadcast=False)
+        for micro_batches in MICRO_BATCHES:
+            for micro_batch in range(micro_batches):
+                engine(*batches(0, rank, micro_batch)).backward()
+            engine.step()
+            found[name, micro_batches] = engine.ledger.take()
+    return found
+
+
+@pytest.fixture(scope="module")
+def sent(batches):
+    ranks = launch(_sent, RANKS, batches, timeout_s=100)
+    return {key: {level: sum(rank[key][level] for rank in ranks) for level in TOPOLOGY.names} for key in ranks[0]}
+
+
+def _payloads(share: int, bits: int) -> int:
+    """Bytes of 1/share of every bucket."""
+    return sum(payload_bytes(numel // share, bits, plans.BLOCK) for numel in BUCKETS)
+
+
+def ring(nbytes: int) -> dict[str, int]:
+    """A gather or a reduction of a tensor of `nbytes` by a ring: (N - 1) / N of it over each of 4 + 2 + 2 links."""
+    per_link = nbytes * (RANKS - 1) // RANKS
+    return {"package": 4 * per_link, "node": 2 * per_link, "cluster": NODES * per_link}
+
+
+def _sum(*parts: dict[str, int]) -> dict[str, int]:
+    return {level: sum(part[level] for part in parts) for level in TOPOLOGY.names}
+
+
+@pytest.mark.parametrize("g", MICRO_BATCHES)
+def test_ddp_sends_2_m(sent, g):
+    assert sent["ddp", g] == _sum(ring(M), ring(M))  # once per step: gradients add up where they are
+
+
+@pytest.mark.parametrize("g", MICRO_BATCHES)
+def test_zero3_sends_3_m_per_micro_batch(sent, g):
+    assert sent["zero3", g] == _sum(*[ring(M)] * (3 * g))
+    assert sent["zero3", g]["cluster"] / NODES == 3 * g * M * (RANKS - 1) / RANKS  # what a node injects
+
+
+@pytest.mark.parametrize("g", MICRO_BATCHES)
+def test_zeropp_sends_half_m_per_step_and_a_quarter_m_per_micro_batch(sent, g):
+    gather = RANKS * _payloads(RANKS, 8)  # INT8, scales included
+    forward = ring(gather)["cluster"]  # once per step: later gathers read the secondary copy in the node
+    backward = g * (NODES - 1) * RANKS * _payloads(RANKS, 4)
+    assert sent["zeropp", g]["cluster"] == forward + backward
+    ideal = 0.5 * M * NODES * (RANKS - 1) / RANKS + g * 0.25 * M * (NODES - 1)
+    assert ideal < sent["zeropp", g]["cluster"] < 1.05 * ideal  # the scales
+
+
+@pytest.mark.parametrize("g", MICRO_BATCHES)
+def test_hierarchical_sends_three_quarters_of_m_per_step_whatever_the_micro_batches(sent, g):
+    found = sent["hierarchical", g]
+    update, gradient = RANKS * _payloads(RANKS, 8), RANKS * _payloads(RANKS, 4)
+    assert found["cluster"] == (NODES - 1) * (update + gradient)
+    assert 0.75 * M * (NODES - 1) < found["cluster"] < 0.775 * M * (NODES - 1)
+    # the pair: two gathers and a reduction of M / 2 from each rank, in 16 bits, per micro-batch
+    assert found["package"] == g * 3 * RANKS * M // 2
+    # between packages: INT4 quarters per micro-batch, then INT8 shards of both nodes, once
+    assert found["node"] == g * RANKS * _payloads(4, 4) + 2 * RANKS * _payloads(RANKS, 8)
+
+
+@pytest.mark.parametrize("g", MICRO_BATCHES)
+def test_hierarchical_without_quantisation_sends_2_m_per_step(sent, g):
+    assert sent["hierarchical_fp", g]["cluster"] == 2 * M * (NODES - 1)
+    assert sent["hierarchical_fp", g]["package"] == sent["hierarchical", g]["package"]
+
+
+def test_order_of_the_papers_plans_on_the_slow_link(sent):
+    across = [sent[name, 1]["cluster"] for name in ("zero3", "hierarchical_fp", "zeropp", "hierarchical")]
+    assert across == sorted(across, reverse=True)
+
+
+def _float_route(rank: int, world: int, batches) -> dict:
+    plan = plans.unquantised(plans.zero3(TOPOLOGY), 32)
+    engine = ZeroEngine(GPT(SHAPE), plan, weight_dtype=torch.float32, lr=1e-3, broadcast=False)
+    engine(*batches(0, rank)).backward()
+    engine.step()
+    return engine.ledger.take()
+
+
+def test_fp32_doubles_zero3(sent, batches):
+    found = launch(_float_route, RANKS, batches, timeout_s=100)
+    assert sum(rank["cluster"] for rank in found) == 2 * sent["zero3", 1]["cluster"]

@@ -1,0 +1,49 @@
+"""Predicted bytes per rank: the papers' formulas, and what the engine really holds."""
+
+import pytest
+import torch
+
+from repro.launch import launch
+from repro.models.gpt import GPT, GPTConfig
+from repro.topology import frontier
+from repro.zero import ZeroEngine, memory
+from repro.zero import plan as plans
+
+SHAPE = GPTConfig(layers=2, hidden=64, heads=2, seq_len=8)  # 8 divides every tensor
+TOPOLOGY = frontier(2, 2, 2)
+PLANS = [
+    *(plans.named(name, TOPOLOGY) for name in plans.NAMED),
+    plans.hierarchical(TOPOLOGY, reduce_across="micro_batch"),
+]
+
+
+@pytest.mark.parametrize("nodes", [1, 8, 48])
+def test_formulas_of_the_papers_for_20_billion_parameters(nodes):
+    psi, ranks = 20_000_000_000, 8 * nodes
+    total = {name: sum(memory.predict(plans.named(name, frontier(nodes)), psi).values()) for name in plans.NAMED}
+    assert total["ddp"] == 16 * psi
+    assert total["zero3"] == pytest.approx(16 * psi / ranks)
+    assert total["zeropp"] == pytest.approx(16 * psi / ranks + (2 * psi / 8 if nodes > 1 else 0))
+    assert total["hierarchical"] == pytest.approx(1.25 * psi + 12 * psi / ranks)
+
+
+def _held(rank: int, world: int, batches) -> list[dict[str, int]]:
+    found = []
+    for plan in PLANS:
+        engine = ZeroEngine(GPT(SHAPE), plan, gradient_dtype=torch.bfloat16, broadcast=False, lr=1e-3)
+        for step in range(2):
+            engine(*batches(step, rank)).backward()
+            held = engine.held_bytes()
+            engine.step()
+        assert engine.held_bytes()["gradients"] == engine.held_bytes()["secondary"] == 0
+        found.append(held)
+    return found
+
+
+def test_the_engine_holds_what_was_predicted(batches):
+    """Exact, apart from Adam's step counter: 4 bytes for each of 3 buckets."""
+    for held in launch(_held, 8, batches, timeout_s=100):
+        for plan, found in zip(PLANS, held, strict=True):
+            expected = memory.predict(plan, SHAPE.parameters)
+            expected["optimizer"] += 3 * 4
+            assert found == expected, plan.name
