@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro import claims, config, experiments, paths, selection
+from repro import claims, config, experiments, paths, plan, selection
 from repro.filters import accepts
 from repro.record import Metric, Provenance, Record
 
@@ -18,6 +18,7 @@ ROWS = {
     "FL-F4a", "FL-F4c", "FL-PROG", "FL-F7", "FL-F8", "FL-MS", "FL-TP", "FL-TRT",
 }  # fmt: skip
 REGISTRY = claims.load()
+JOBS = plan.make("laptop").jobs
 VERDICTS = {"reproduced", "trend only", "deviates", "skipped", "not run"}
 WHEN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -286,3 +287,19 @@ def test_every_evaluation_ends_in_one_of_the_five(comparison, new, ranks):
     paper = None if comparison == "ordering" else 2.0
     row = verdict(named(*pair(new, ranks=ranks)), comparison=comparison, paper_value=paper)
     assert row.verdict in VERDICTS and (row.verdict != "reproduced" or ranks >= 4)
+
+
+@pytest.mark.parametrize("claim_id", [claim.id for claim in REGISTRY if claim.value is not None])
+def test_the_laptop_tier_runs_every_group_that_a_claim_compares(claim_id):
+    """Else a claim reads *not run* for ever: the grid of config.yaml and the filters of claims.yaml must meet."""
+    reading = next(claim.value for claim in REGISTRY if claim.id == claim_id)
+    points = [job.point for job in JOBS if job.experiment == reading.experiment]
+    cells = []
+    for filters in reading.groups:
+        planned = [
+            ok(reading.experiment, metrics={reading.metric: 1.0}, **point)
+            for point in points
+            if all(accepts(wanted, point[name]) for name, wanted in filters.items() if name in point)
+        ]
+        cells.append({reading.configuration(run) for run in planned})
+    assert set.intersection(*cells), "no configuration has a point in every group"

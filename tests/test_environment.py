@@ -1,7 +1,9 @@
 """constraints.txt, environment.yml, pyproject.toml and the installed packages tell the same story."""
 
+import ast
 import importlib.metadata
 import re
+import sys
 import tomllib
 
 import pytest
@@ -63,6 +65,20 @@ def test_installed_versions_are_the_pinned_ones(pins):
         if Version(installed).public != version:
             wrong[name] = (installed, version)
     assert wrong == {}
+
+
+def test_every_imported_package_is_a_dependency(direct):
+    """Tests run in an environment that may hold more than a user's."""
+    imported = set()
+    for path in (paths.root() / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                imported.add(node.module.split(".")[0])
+    packages = importlib.metadata.packages_distributions()
+    foreign = imported - sys.stdlib_module_names - {"repro"}
+    assert {name for name in foreign if direct.isdisjoint(map(normal, packages[name]))} == set()
 
 
 def test_torch_is_the_tested_release(pins):

@@ -52,7 +52,7 @@ def test_record_names_are_distinct(project):
 
 def test_source_hash_ignores_comments_but_not_code(tmp_path, monkeypatch):
     module = tmp_path / "probe.py"
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(provenance, "_file", lambda name: module)
 
     def digest(text):
         module.write_text(text)

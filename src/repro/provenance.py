@@ -4,7 +4,6 @@ import ast
 import functools
 import hashlib
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import socket
@@ -75,9 +74,7 @@ def lock_hash() -> str:
 @functools.cache
 def _parsed(module: str) -> tuple[bytes, frozenset[str]]:
     """Code of a `repro` module without comments and docstrings, and the `repro` modules that it imports anywhere."""
-    spec = importlib.util.find_spec(module)
-    assert spec is not None and spec.origin is not None, module
-    tree = ast.parse(Path(spec.origin).read_text())
+    tree = ast.parse(_file(module).read_text())
     imported = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -86,15 +83,15 @@ def _parsed(module: str) -> tuple[bytes, frozenset[str]]:
             imported |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             node.body[0] = ast.Pass()
-    return ast.dump(tree).encode(), frozenset(name for name in imported if name.startswith("repro.") and _exists(name))
+    # The last part of a name may be a class or a function, which has no file.
+    found = {name for name in imported if name.startswith("repro.") and _file(name).exists()}
+    return ast.dump(tree).encode(), frozenset(found)
 
 
-@functools.cache
-def _exists(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the last part is a class or a function of a module, not a module
-        return False
+def _file(module: str) -> Path:
+    """Where the source of a `repro` module is. Python's own finder would import the packages above it, torch with them."""
+    base = Path(__file__).parent.joinpath(*module.split(".")[1:])
+    return base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
 
 
 def source_hash(module: str) -> str:

@@ -54,6 +54,6 @@ def test_shaped_run_counts_what_the_kernel_counts():
 
 def test_points():
     assert experiments.get("zero_train").ranks(ZeroTrain(nodes=3, packages=4, gcds=2)) == 24
-    assert experiments.get("zero_train").label(ZeroTrain(plan="ddp")) == "ddp-2x2x2"
+    assert experiments.get("zero_train").label(ZeroTrain(plan="ddp")).startswith("ddp-2x2x2")
     with pytest.raises(ValueError, match="greater than or equal to 3"):
         ZeroTrain(steps=2)
