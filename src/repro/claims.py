@@ -241,7 +241,7 @@ def numbers(row: Mapping[str, Any]) -> tuple[str, str]:
     """The paper's value and ours as short texts for a table, from a dumped `Verdict`: `1.71 ×`, `1.40 × [1.31, 1.52]`."""
 
     def text(value: float) -> str:
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
     unit = "" if row["unit"] == "1" else f" {row['unit']}"
     paper, ours = ("–" if row[key] is None else text(row[key]) + unit for key in ("paper_value", "value"))

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 import yaml
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -93,20 +94,22 @@ def plan(tier: TierOption = None, platform: PlatformOption = None, json_: Json =
         for entry, job in zip(document["jobs"], found.jobs, strict=True):
             entry["arguments"] = room.arguments(job)
         return _emit(document)
-    table = Table(
-        "experiment", "point", "repeat", "state", "minutes", "ranks", title=f"{found.platform}, tier {found.tier}"
-    )
-    for job in found.jobs:
-        label = experiments.get(job.experiment).label(config.point(job.experiment, job.point, "plan"))
-        table.add_row(job.experiment, label, str(job.repeat), job.state, f"{job.minutes:.2f}", str(job.ranks))
-    stdout.print(table)
+    for name in dict.fromkeys(job.experiment for job in found.jobs):
+        table = Table("point", "repeat", "state", "minutes", "ranks", title=name, title_justify="left")
+        for job in found.jobs:
+            if job.experiment == name:
+                label = experiments.get(name).label(config.point(name, job.point, "plan"))
+                table.add_row(label, str(job.repeat), job.state, f"{job.minutes:.2f}", str(job.ranks))
+        stdout.print(table)
     totals = Table("figure", "notebook", "points", "to run", "minutes")
     for name, figure in found.figures.items():
         totals.add_row(name, figure.notebook, str(figure.jobs), str(figure.to_run), f"{figure.minutes:.1f}")
     stdout.print(totals)
     open_jobs = [job for job in found.jobs if job.state not in ("done", "skipped")]
     stdout.print(
-        f"{len(open_jobs)} of {len(found.jobs)} points to run, about {sum(j.minutes for j in open_jobs):.1f} minutes"
+        f"{found.platform}, tier {found.tier}: {len(open_jobs)} of {len(found.jobs)} points to run,"
+        f" about {sum(j.minutes for j in open_jobs):.1f} minutes",
+        soft_wrap=True,
     )
 
 
@@ -185,6 +188,7 @@ def claims(
     results: Annotated[
         Path | None, typer.Option(help="Folder of records; default: the platform's, else the reference.")
     ] = None,
+    details: Annotated[bool, typer.Option("--details", help="Also the reason of each verdict.")] = False,
     json_: Json = False,
     out: Annotated[Path | None, typer.Option(help="Also write the JSON document to this file.")] = None,
 ) -> None:
@@ -194,7 +198,8 @@ def claims(
     with _user_errors():
         folder = _results(results)
         found = record.collect(_records(folder))
-        verdicts = room.evaluate(room.load(), found.records, found.problems)
+        registry = room.load()
+        verdicts = room.evaluate(registry, found.records, found.problems)
     rows = [verdict.model_dump(mode="json") for verdict in verdicts]
     if out is not None:
         with record.replacing(out) as temporary:
@@ -203,28 +208,29 @@ def claims(
         stderr.print(f"[yellow]not used:[/] {escape(problem)}", soft_wrap=True)
     if json_:
         return _emit(rows)
+    titles = {claim.id: claim.title for claim in registry}
     table = Table(
         "claim",
-        "what it says",
+        "what",
         "paper",
         "ours",
         "evidence",
         "verdict",
-        "reason",
+        box=box.SIMPLE,
+        padding=(0, 1, 0, 0),
         title=f"Verdicts from {folder}",
-        show_lines=True,
     )
+    table.columns[1].overflow = "fold"
+    if details:
+        table.add_column("reason", ratio=1)
+    previous = rows[0]["paper"] if rows else ""
     for row in rows:
+        if row["paper"] != previous:
+            table.add_section()
+        previous = row["paper"]
         style = STYLES[row["verdict"]]
-        says = escape(row["claim"])
-        table.add_row(
-            row["id"],
-            says,
-            *room.numbers(row),
-            row["evidence"] or "",
-            f"[{style}]{row['verdict']}[/]",
-            escape(row["reason"]),
-        )
+        cells = [row["id"], escape(titles[row["id"]]), *room.numbers(row), row["evidence"] or ""]
+        table.add_row(*cells, f"[{style}]{row['verdict']}[/]", *([escape(row["reason"])] if details else []))
     stdout.print(table)
     counts = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in STYLES}
     stdout.print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
@@ -235,7 +241,7 @@ def place(
     trace: Annotated[Path, typer.Argument(help=".npy [tokens, layers] or .npz with `experts`.")],
     gpus: Annotated[int, typer.Option(min=1)],
     gpus_per_node: Annotated[int | None, typer.Option(min=1, help="Default: all GPUs are in one node.")] = None,
-    method: Annotated[str, typer.Option(help="contiguous, random, exflow or affinity.")] = "affinity",
+    method: Annotated[str, typer.Option(help="contiguous, random, exflow, exflow-direct or affinity.")] = "affinity",
     seed: int = 0,
     out: Annotated[
         Path | None, typer.Option(help="Write the placement as CSV: a row per layer, a column per expert, value = GPU.")

@@ -40,12 +40,14 @@ class FigurePlan(BaseModel):
 
 
 class Plan(BaseModel):
-    """All jobs of a tier on a platform. `results` is where they go, relative to the root."""
+    """All jobs of a tier on a platform. `results` is where they go, relative to the root; `reader` is a hash of the code that
+    turns records into figures, verdicts and the report."""
 
     platform: str
     tier: str
     results: str
     reference: str
+    reader: str
     jobs: list[Job]
     figures: dict[str, FigurePlan]
 
@@ -129,8 +131,16 @@ def make(tier: str | None = None, platform: str | None = None) -> Plan:
         tier=settings.tier or "",
         results=results,
         reference=f"results/reference/{settings.reference}",
+        reader=_reader(),
         jobs=unique,
         figures=figures,
+    )
+
+
+def _reader() -> str:
+    template = provenance.file_hash(Path(__file__).with_name("report.html.j2"))
+    return "-".join(
+        [*(provenance.source_hash(f"repro.{name}") for name in ("notebooks", "figures", "report")), template]
     )
 
 

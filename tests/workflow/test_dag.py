@@ -77,12 +77,13 @@ def test_a_wrong_key_stops_before_any_job(project):
     path = project / "config/config.yaml"
     path.write_text(path.read_text() + "\ntypo: 1\n")
     found = snakemake("-n", check=False)
-    assert found.returncode and "config.yaml: typo" in found.stderr and "known keys" in found.stderr
+    said = found.stdout + found.stderr  # a dry run logs to stdout
+    assert found.returncode and "config.yaml: typo" in said and "known keys" in said
 
 
 def test_a_wrong_config_option_is_an_error(project):
     found = snakemake("-n", "--config", "teir=smoke", check=False)
-    assert found.returncode and "allowed: tier, platform" in found.stderr
+    assert found.returncode and "allowed: tier, platform" in found.stdout + found.stderr
 
 
 def test_failed_point_does_not_stop_the_others_and_is_tried_again(project):
@@ -107,6 +108,16 @@ def test_second_call_does_nothing(project):
     smoke_points(project, {"flover_queue": [{"grid": {"requests": 2, "seeds": 2}}]})
     run_smoke()
     assert "Nothing to be done" in run_smoke().stderr
+
+
+def test_changed_code_runs_the_point_again(project):
+    smoke_points(project, {"flover_queue": [{"grid": {"requests": 2, "seeds": 2}}]})
+    run_smoke()
+    (remembered,) = (path for path in Path(".snakemake/metadata").iterdir())
+    source = plan.make("smoke").jobs[0].source
+    assert source in remembered.read_text()
+    remembered.write_text(remembered.read_text().replace(source, "0" * len(source)))
+    assert "Params have changed" in run_smoke().stderr
 
 
 @pytest.mark.slow

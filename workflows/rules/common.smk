@@ -65,11 +65,14 @@ def records(*experiments):
     return find
 
 
-def run_arguments(wildcards, output):
-    """Arguments of `repro run`. They hold the attempt, so that a failed point is tried again by the next `snakemake`."""
-    return JOBS[output[0]]["arguments"]
+def of_job(experiment, key):
+    """Params function: what the plan says about the job of a record. A failed point has a new number of attempt in its
+    arguments, a changed code a new `source`, and both make Snakemake run the point again.
 
+    It asks wildcards only: Snakemake does not remember params that depend on the output.
+    """
 
-def source_hash(wildcards, output):
-    """A change in the code that a point runs makes its record stale."""
-    return JOBS[output[0]]["source"]
+    def find(wildcards):
+        return JOBS[f"results/{wildcards.run}/records/{experiment}/{wildcards.job}.json"][key]
+
+    return find

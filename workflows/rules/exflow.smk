@@ -6,6 +6,9 @@ use rule zero_train as exflow_affinity with:
         "results/{run}/records/exflow_affinity/{job}.json",
     log:
         "results/{run}/logs/exflow_affinity/{job}.log",
+    params:
+        arguments=of_job("exflow_affinity", "arguments"),
+        source=of_job("exflow_affinity", "source"),
 
 
 use rule zero_train as exflow_placement with:
@@ -13,6 +16,9 @@ use rule zero_train as exflow_placement with:
         "results/{run}/records/exflow_placement/{job}.json",
     log:
         "results/{run}/logs/exflow_placement/{job}.log",
+    params:
+        arguments=of_job("exflow_placement", "arguments"),
+        source=of_job("exflow_placement", "source"),
 
 
 use rule zero_notebook as exflow_notebook with:
@@ -33,6 +39,7 @@ use rule zero_notebook as exflow_notebook with:
     params:
         records=record_folder,
         name="exflow",
+        reader=PLAN["reader"],
 
 
 rule exflow:

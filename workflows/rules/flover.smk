@@ -6,6 +6,9 @@ use rule zero_train as flover_serving with:
         "results/{run}/records/flover_serving/{job}.json",
     log:
         "results/{run}/logs/flover_serving/{job}.log",
+    params:
+        arguments=of_job("flover_serving", "arguments"),
+        source=of_job("flover_serving", "source"),
 
 
 use rule zero_train as flover_queue with:
@@ -13,6 +16,9 @@ use rule zero_train as flover_queue with:
         "results/{run}/records/flover_queue/{job}.json",
     log:
         "results/{run}/logs/flover_queue/{job}.log",
+    params:
+        arguments=of_job("flover_queue", "arguments"),
+        source=of_job("flover_queue", "source"),
 
 
 use rule zero_notebook as flover_notebook with:
@@ -33,6 +39,7 @@ use rule zero_notebook as flover_notebook with:
     params:
         records=record_folder,
         name="flover",
+        reader=PLAN["reader"],
 
 
 rule flover:

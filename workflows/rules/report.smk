@@ -19,6 +19,7 @@ use rule zero_notebook as claims_notebook with:
     params:
         records=record_folder,
         name="claims",
+        reader=PLAN["reader"],
 
 
 rule verdicts:
@@ -33,6 +34,7 @@ rule verdicts:
         "../../environment.yml"
     params:
         records=record_folder,
+        reader=PLAN["reader"],
     shell:
         "repro claims --results {params.records:q} --out {output:q} > {log:q} 2>&1"
 
@@ -52,6 +54,7 @@ rule html_report:
         "../../environment.yml"
     params:
         records=record_folder,
+        reader=PLAN["reader"],
     shell:
         "repro report --results {params.records:q} --figures results/{wildcards.run}/figures --out {output:q} > {log:q} 2>&1"
 

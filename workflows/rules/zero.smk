@@ -10,8 +10,8 @@ rule zero_train:
         "../../environment.yml"
     threads: workflow.cores  # a measured point has the machine for itself
     params:
-        arguments=run_arguments,
-        source=source_hash,
+        arguments=of_job("zero_train", "arguments"),
+        source=of_job("zero_train", "source"),
     shell:
         "repro run {params.arguments:q} --record-failure --out {output:q} > {log:q} 2>&1"
 
@@ -40,6 +40,7 @@ rule zero_notebook:
     params:
         records=record_folder,
         name="zero",
+        reader=PLAN["reader"],
     shell:
         "repro notebook {params.name} --out results/{wildcards.run}/notebooks"
         " -p records={params.records:q} -p output=results/{wildcards.run}/figures > {log.text:q} 2>&1"

@@ -77,6 +77,8 @@ EXPERIMENT = Experiment(
     summary="Queue model of fused decoding: total time, iterations and overlap at the paper's own request rates",
     parameters=QueuePoint,
     run=run,
-    label=lambda point: f"{point.table}-n{point.requests}-{point.interval_ms:g}ms-T{point.single_request_s:g}s",
+    label=lambda point: (
+        f"{point.table}-n{point.requests}-{point.interval_ms:g}ms-T{point.single_request_s:g}s-c{point.batch_cost:g}"
+    ),
     timeout_s=120,
 )
