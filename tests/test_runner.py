@@ -1,5 +1,6 @@
 """Whatever a point does, its record says so."""
 
+import fcntl
 import os
 import signal
 import time
@@ -84,3 +85,22 @@ def test_success_carries_provenance(tmp_path, experiment):
         and facts.config_hash
     )
     assert facts.end >= facts.start
+
+
+def test_timed_runs_are_alone_and_others_share(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner.tempfile, "gettempdir", lambda: str(tmp_path))
+
+    def free(kind) -> bool:
+        """Whether another holder would get the lock at once (each open file is a holder of its own)."""
+        with next(tmp_path.iterdir()).open("w") as file:
+            try:
+                fcntl.flock(file, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return True
+
+    with runner.machine(timed=False):
+        assert free(fcntl.LOCK_SH) and not free(fcntl.LOCK_EX)
+    with runner.machine(timed=True):
+        assert not free(fcntl.LOCK_SH) and not free(fcntl.LOCK_EX)
+    assert free(fcntl.LOCK_EX)

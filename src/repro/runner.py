@@ -45,15 +45,16 @@ def classify(error: BaseException) -> Cause:
 
 
 @contextlib.contextmanager
-def alone_on_machine() -> Iterator[None]:
-    """Hold this machine's measuring lock: two runs at once would spoil each other's times. The lock dies with its holder."""
+def machine(timed: bool) -> Iterator[None]:
+    """Hold this machine's measuring lock: a timed run alone, others together. The lock dies with its holder."""
     path = Path(tempfile.gettempdir()) / f"repro-measure-{os.getuid()}.lock"
+    kind = fcntl.LOCK_EX if timed else fcntl.LOCK_SH
     with path.open("w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"waiting for another measurement on this machine ({path})", file=sys.stderr, flush=True)
-            fcntl.flock(file, fcntl.LOCK_EX)
+            print(f"waiting for another run on this machine ({path})", file=sys.stderr, flush=True)
+            fcntl.flock(file, kind)
         yield
 
 
@@ -89,7 +90,7 @@ def run(experiment: str, point: Point, repeat: int = 0, attempt: int = 1, out: P
         "attempt": attempt,
     }
     outcome: Outcome | None = None
-    with alone_on_machine():
+    with machine(definition.timed):
         start = provenance.now()
         try:
             with limited(definition.timeout_s):

@@ -6,6 +6,7 @@ use rule zero_train as exflow_affinity with:
         "results/{run}/records/exflow_affinity/{job}.json",
     log:
         "results/{run}/logs/exflow_affinity/{job}.log",
+    threads: 1
     params:
         arguments=of_job("exflow_affinity", "arguments"),
         source=of_job("exflow_affinity", "source"),
@@ -16,6 +17,7 @@ use rule zero_train as exflow_placement with:
         "results/{run}/records/exflow_placement/{job}.json",
     log:
         "results/{run}/logs/exflow_placement/{job}.log",
+    threads: 1
     params:
         arguments=of_job("exflow_placement", "arguments"),
         source=of_job("exflow_placement", "source"),

@@ -16,6 +16,7 @@ use rule zero_train as flover_queue with:
         "results/{run}/records/flover_queue/{job}.json",
     log:
         "results/{run}/logs/flover_queue/{job}.log",
+    threads: 1
     params:
         arguments=of_job("flover_queue", "arguments"),
         source=of_job("flover_queue", "source"),

@@ -8,7 +8,7 @@ rule zero_train:
         "results/{run}/logs/zero_train/{job}.log",
     conda:
         "../../environment.yml"
-    threads: workflow.cores  # a measured point has the machine for itself
+    threads: workflow.cores  # a timed point has the machine for itself
     params:
         arguments=of_job("zero_train", "arguments"),
         source=of_job("zero_train", "source"),

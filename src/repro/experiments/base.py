@@ -39,7 +39,7 @@ class Outcome:
 @dataclass(frozen=True)
 class Experiment:
     """`ranks` tells how many processes a point starts; `label` gives a short file name part such as `zeropp-2x2x2`;
-    `timeout_s` bounds one run."""
+    `timeout_s` bounds one run; `timed`: its claims are about time, so nothing else may run on the machine meanwhile."""
 
     summary: str
     parameters: type[Point]
@@ -47,3 +47,4 @@ class Experiment:
     label: Callable[[Any], str]
     ranks: Callable[[Any], int] = lambda point: 1
     timeout_s: float = 600.0
+    timed: bool = True

@@ -55,4 +55,5 @@ EXPERIMENT = Experiment(
     run=run,
     label=lambda point: f"tokens{point.tokens or 'all'}",
     timeout_s=300,
+    timed=False,
 )

@@ -67,4 +67,5 @@ EXPERIMENT = Experiment(
     parameters=PlacementPoint,
     run=run,
     label=_label,
+    timed=False,
 )
