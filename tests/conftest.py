@@ -7,6 +7,13 @@ from pathlib import Path
 import pytest
 
 from repro import paths, record
+from repro.models.llama import Llama, LlamaConfig
+
+
+@pytest.fixture(scope="session")
+def model() -> Llama:
+    """A language model small enough that hundreds of generations take a second."""
+    return Llama.random(LlamaConfig(layers=2, width=32, heads=4, kv_heads=2, ffn=48, vocab=61, context=256), seed=7)
 
 
 @pytest.fixture

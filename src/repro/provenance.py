@@ -23,6 +23,7 @@ PACKAGES = (
     "numpy",
     "pandas",
     "scipy",
+    "highspy",
     "numba",
     "snakemake",
     "papermill",
