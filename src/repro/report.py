@@ -58,9 +58,10 @@ def write(records: Path, figures: Path, out: Path) -> None:
     """
     found = record.collect(records)
     runs = list(found.records.values())
-    verdicts = [
-        verdict.model_dump(mode="json") for verdict in claims.evaluate(claims.load(), found.records, found.problems)
-    ]
+    registry = claims.load()
+    titles = {claim.id: claim.title for claim in registry}
+    judged = claims.evaluate(registry, found.records, found.problems)
+    verdicts = [verdict.model_dump(mode="json") | {"title": titles[verdict.id]} for verdict in judged]
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     page = environment.get_template("report.html.j2").render(

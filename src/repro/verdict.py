@@ -56,7 +56,10 @@ def judge(
     if not visible:
         return "deviates", "no effect in the paper's direction beyond the spread"
     if inside:
-        return ("reproduced" if in_scope else "trend only"), "within the tolerance"
+        near_low, near_high = band(paper, "equal", comparison, tolerance)
+        further = not near_low <= value <= near_high
+        why = "further than the paper's number, in its direction" if further else "within the tolerance"
+        return ("reproduced" if in_scope else "trend only"), why
     if touching:
         return "trend only", "the spread reaches beyond the tolerance"
     if no_effect is None or in_scope:
