@@ -16,8 +16,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
 reproduce: $(READY)
 	@status=0; $(BIN)/snakemake || status=$$?; \
-	$(BIN)/repro claims || status=$$?; \
-	echo "Report: $(CURDIR)/results/laptop/report.html"; exit $$status
+	$(BIN)/repro claims || status=$$?; exit $$status
 
 test: $(READY)
 	$(BIN)/python -m pytest

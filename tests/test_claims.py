@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro import claims, config, experiments, paths, plan, selection
+from repro import claims, config, experiments, paths, plan, record, selection
 from repro.filters import accepts
 from repro.record import Metric, Provenance, Record
 
@@ -303,3 +303,34 @@ def test_the_laptop_tier_runs_every_group_that_a_claim_compares(claim_id):
         ]
         cells.append({reading.configuration(run) for run in planned})
     assert set.intersection(*cells), "no configuration has a point in every group"
+
+
+def test_the_shipped_records_answer_every_claim_that_an_experiment_reads():
+    settings, _ = config.load()
+    found = record.collect(paths.root() / "results/reference" / settings.reference / "records")
+    verdicts = claims.evaluate(REGISTRY, found.records, found.problems)
+    readable = {claim.id for claim in REGISTRY if claim.value is not None}
+    assert {verdict.id for verdict in verdicts if verdict.verdict != "not run"} == readable
+
+
+READING_MISTAKES = {
+    "experiment": (lambda c: c["value"].update(experiment="zero_trian"), "'zero_trian'"),
+    "metric": (lambda c: c["value"].update(metric="step_secnds"), "step_secnds.*step_seconds"),
+    "field": (lambda c: c["value"]["where"].update(plann="zero3"), "plann.*plan"),
+    "value": (lambda c: c["value"]["where"].update(plan="zerop"), "plan.*'zerop'.*'zeropp'"),
+    "other side": (lambda c: c["value"]["over"].update(plan="hierarchicall"), "plan.*'hierarchicall'.*'hierarchical'"),
+}
+
+
+@pytest.mark.parametrize("name", READING_MISTAKES)
+def test_a_claim_that_asks_for_what_no_experiment_has_is_refused_by_the_plan(project, name):
+    change, words = READING_MISTAKES[name]
+    path = project / "config/claims.yaml"
+    document = yaml.safe_load(path.read_text())
+    row = document["claims"]["ZT-1.a"]
+    change(row)
+    if name == "experiment":
+        row["experiments"] = ["zero_trian"]
+    path.write_text(yaml.safe_dump(document))
+    with pytest.raises(config.ConfigError, match=rf"(?s)claims\.yaml: claims\.ZT-1\.a\..*{words}"):
+        plan.make("laptop")

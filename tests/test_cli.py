@@ -33,7 +33,7 @@ def test_doctor_json():
         "namespaces",
         "disk_free_gib",
     } <= report.keys()
-    assert set(report["lacks"]) == {"replot", "laptop", "gpu", "box", "cluster"}
+    assert set(report["lacks"]) == {"replot", "smoke", "laptop", "gpu"}
     assert report["lacks"]["gpu"] or report["gpus"]
 
 
@@ -74,7 +74,7 @@ def test_unknown_experiment_key_and_value_list_the_known_ones():
 
 
 def test_failed_point_exits_1_or_0_when_asked(tmp_path):
-    arguments = ["run", "exflow_placement", "--set", "gpus=5", "--out", str(tmp_path / "r.json")]
+    arguments = ["run", "exflow_placement", "--set", "train_tokens=1000000000", "--out", str(tmp_path / "r.json")]
     call(*arguments, code=1)
     assert record.read(tmp_path / "r.json").cause == "bad_input"
     call(*arguments, "--record-failure", code=0)

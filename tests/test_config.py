@@ -35,6 +35,25 @@ MISTAKES = {
         lambda d: d["notebooks"]["zero"]["figures"].update(zero_loss=["zero_trian"]),
         ["notebooks.zero.figures.zero_loss", "zero_trian", "allowed"],
     ),
+    "empty list": (
+        lambda d: first_grid(d)["grid"].update(gpus=[]),
+        ["laptop.0.grid", "gpus", "empty list", "at least one"],
+    ),
+    "uneven experts": (lambda d: first_grid(d)["grid"].update(gpus=[5]), ["laptop.0.grid", "gpus is 5", "16, 32"]),
+    "not a number": (lambda d: first_grid(d)["grid"].update(time_limit_s=float("inf")), ["time_limit_s", "inf"]),
+    "tier key": (
+        lambda d: d["experiments"]["zero_train"]["tiers"].update(smok=[]),
+        ["experiments.zero_train.tiers.smok", "allowed keys: 'smoke', 'laptop'"],
+    ),
+    "notebook": (
+        lambda d: d["notebooks"].update(zerro={"figures": {}}),
+        ["notebooks.zerro", "allowed: claims, exflow"],
+    ),
+    "figure": (
+        lambda d: d["notebooks"]["zero"]["figures"].update(zero_lozz=["zero_train"]),
+        ["notebooks.zero.figures.zero_lozz", "saves no figure of this name"],
+    ),
+    "shipped records": (lambda d: d.update(reference="nothere"), ["reference", "'nothere'", "laptop-2core"]),
     "platform": (lambda d: d.update(platform="laptpo"), ["config.yaml", "platform", "'laptpo'", "laptop"]),
 }
 

@@ -19,6 +19,8 @@ import torch.distributed as dist
 from repro import launch as launching
 from repro.launch import CollectiveHang, LaunchTimeout, RankError, launch
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked from the tests' own closures")
+
 
 class Picky(Exception):
     """Can be pickled, but not unpickled: its __init__ wants more than `args` holds."""
@@ -336,3 +338,21 @@ def test_a_batch_script_or_a_step_of_one_task_is_no_rank(monkeypatch):
     assert launch(divmod, 2) == [(0, 0), (0, 1)]
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
     assert launch(divmod, 2) == [(0, 0), (0, 1)]
+
+
+@pytest.mark.parametrize("fate", ["killed", "raised", "finished"])
+def test_what_happens_just_after_the_deadline_is_told(fate):
+    def rank(number, world):
+        time.sleep(1.6 if number == 1 else 1.7 if fate == "finished" else 30)
+        if number == 1 and fate == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if number == 1 and fate == "raised":
+            raise KeyError("late")
+        return number
+
+    if fate == "finished":
+        assert launch(rank, 2, timeout_s=1) == [0, 1]
+        return
+    with pytest.raises(RankError) as caught:
+        launch(rank, 2, timeout_s=1)
+    assert (caught.value.rank, caught.value.signal) == (1, signal.SIGKILL if fate == "killed" else None)

@@ -2,7 +2,9 @@
 
 from datetime import UTC, datetime
 
-from repro import plan, provenance, record
+import pytest
+
+from repro import config, plan, provenance, record
 
 
 def _finish(job, **changes):
@@ -36,7 +38,7 @@ def test_states(project):
 
 def test_arguments_rebuild_the_point(project):
     """What Snakemake passes to `repro run` is the point of the plan, nothing lost in text."""
-    from repro import cli, config
+    from repro import cli
 
     for job in plan.make("laptop").jobs:
         words = plan.arguments(job)
@@ -78,3 +80,20 @@ def test_source_hash_follows_imports():
     assert (
         "repro.quantize" not in reached["exflow_placement"] and "repro.exflow.placement" in reached["exflow_placement"]
     )
+
+
+def test_a_tier_without_points_is_an_error(project):
+    with pytest.raises(config.ConfigError, match=r"'gpu' has no points.*smoke, laptop"):
+        plan.make("gpu")
+
+
+def test_source_hash_does_not_depend_on_empty_fields():
+    """Newer versions of Python have more of them (type_params), and print fewer."""
+    import ast
+
+    tree = ast.parse("def f(x):\n    return x\n")
+    tree.body[0].type_params = []
+    first = provenance._dump(tree)
+    tree.body[0].type_comment = None
+    tree.body[0].future_field = []
+    assert provenance._dump(tree) == first and "f" in first

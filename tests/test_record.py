@@ -127,3 +127,13 @@ def test_frame_has_one_row_per_record(tmp_path, make_record):
     assert list(table["repeat"]) == [0, 1]
     assert list(table["total_seconds"]) == [1.5, 1.5]
     assert table["fabric"].tolist()[1] == "shaped"
+
+
+@pytest.mark.parametrize("harm", ["gone", "cut"])
+def test_a_record_without_its_series_is_named(tmp_path, make_record, harm):
+    path = tmp_path / "run.json"
+    record.write(make_record(), path, pd.DataFrame({"step": [0, 1]}))
+    series = path.with_suffix(".parquet")
+    series.write_bytes(series.read_bytes()[:100]) if harm == "cut" else series.unlink()
+    found = record.collect(tmp_path)
+    assert not found.records and "run.parquet is missing or cut short" in found.problems[0]

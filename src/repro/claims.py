@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from repro import config, filters, paths, selection
+from repro import config, experiments, filters, paths, selection
 from repro.filters import Filters
 from repro.measure import interval
 from repro.record import Evidence, Record
@@ -150,7 +150,34 @@ class Verdict(BaseModel):
 
 def load(path: Path | None = None) -> list[Claim]:
     """All claims in the order of the file; ConfigError (a ValueError) names file, claim, key, what was found and is allowed."""
-    return list(config.load_yaml(path or paths.root() / "config/claims.yaml", Registry).claims.values())
+    path = path or paths.root() / "config/claims.yaml"
+    registry = list(config.load_yaml(path, Registry).claims.values())
+    for claim in registry:
+        if claim.value is not None:
+            _check_reading(claim, f"{path}: claims.{claim.id}")
+    return registry
+
+
+def _check_reading(claim: Claim, where: str) -> None:
+    """A claim must ask for an experiment, metrics and fields that exist; a typing error would read *not run* for ever."""
+    assert claim.value is not None
+    reading = claim.value
+    if reading.experiment not in experiments.names():
+        raise config.ConfigError(
+            f"{where}.value.experiment: found {reading.experiment!r}; allowed: {', '.join(experiments.names())}"
+        )
+    experiment = experiments.get(reading.experiment)
+    fields = experiment.parameters.model_fields.keys()
+    known = experiment.reports | fields
+    asked = {"value.metric": [reading.metric], "value.per": [reading.per] if reading.per else []}
+    asked |= {"value.where, over or sequence": [name for group in reading.groups for name in group]}
+    asked |= {"reproduces_with.where": claim.reproduces_with.where}
+    for key, names in asked.items():
+        if unknown := sorted(set(names) - known):
+            raise config.ConfigError(f"{where}.{key}: found {', '.join(unknown)}; allowed: {', '.join(sorted(known))}")
+    for group in reading.groups:
+        values = {k: v for k, v in group.items() if k in fields and not isinstance(v, dict | list)}
+        config.point(reading.experiment, values, f"{where}.value")
 
 
 def published(claim_id: str, path: Path | None = None) -> list[Published]:

@@ -1,4 +1,4 @@
-"""The `repro` command line. Every command calls one function of the package; with `--json` stdout is one JSON document."""
+"""The `repro` command line. Every command calls one function of the package; what takes `--json` prints one JSON document."""
 
 import contextlib
 import json
@@ -31,7 +31,7 @@ def _user_errors() -> Iterator[None]:
     """What a user gave wrong ends with its message and exit code 2, not with a traceback."""
     try:
         yield
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         stderr.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
         raise typer.Exit(2) from error
 
@@ -56,7 +56,7 @@ def _emit(document: Any) -> None:
 @app.command()
 def doctor(json_: Json = False) -> None:
     """What this machine has, and what each tier lacks on it."""
-    with _progress("looking at this machine"):
+    with _user_errors(), _progress("looking at this machine"):
         from repro import doctor as room
 
         report = room.examine()
@@ -119,7 +119,10 @@ def _settings(pairs: list[str]) -> dict[str, Any]:
         key, equals, text = pair.partition("=")
         if not equals or not key:
             raise ValueError(f"--set {pair}: expected key=value")
-        values[key] = yaml.safe_load(text) if text else ""
+        try:
+            values[key] = yaml.safe_load(text) if text else ""
+        except yaml.YAMLError as error:
+            raise ValueError(f"--set {pair}: the value is not valid YAML: {error}") from error
     return values
 
 
@@ -142,6 +145,8 @@ def run(
         point = config.point(experiment, _settings(set_ or []), f"repro run {experiment} --set")
         if out is not None and out.suffix != ".json":
             raise ValueError(f"--out {out}: a record file must end in .json")
+        if out is not None:  # before the work, not after it
+            out.parent.mkdir(parents=True, exist_ok=True)
     with _progress(f"{experiment} {definition.label(point)}"):
         from repro import runner
 
@@ -150,7 +155,8 @@ def run(
         _emit(found.model_dump(mode="json"))
     else:
         stderr.print(
-            f"{experiment} {definition.label(point)}: {found.status} {found.cause or ''} -> {out}", soft_wrap=True
+            escape(f"{experiment} {definition.label(point)}: {found.status} {found.cause or ''} -> {out}"),
+            soft_wrap=True,
         )
     if found.status != "ok":
         stderr.print(escape(found.detail))
@@ -158,15 +164,21 @@ def run(
         raise typer.Exit(1)
 
 
-def _results(results: Path | None) -> Path:
-    """Folder with the records: the one given, else the platform's, else the shipped reference."""
+def _results(results: Path | None, shipped: bool = True) -> Path:
+    """Folder with the records: the one given, else this machine's, else the shipped ones where `shipped` allows it."""
     if results is not None:
         if not results.is_dir():
             raise FileNotFoundError(f"--results {results}: no such folder")
         return results
-    settings, _ = config.load()
-    own = paths.root() / "results" / settings.platform
-    return own if (own / "records").exists() else paths.root() / "results/reference" / settings.reference
+    settings, platform = config.load()
+    own = paths.root() / config.results_folder(settings, platform)
+    if (own / "records").exists():
+        return own
+    if not shipped:
+        raise FileNotFoundError(
+            f"{own}: no records yet; run `snakemake`, `snakemake replot`, or give --results and --out"
+        )
+    return paths.root() / "results/reference" / settings.reference
 
 
 def _records(folder: Path) -> Path:
@@ -218,7 +230,7 @@ def claims(
         "verdict",
         box=box.SIMPLE,
         padding=(0, 1, 0, 0),
-        title=f"Verdicts from {folder}",
+        title=escape(f"Verdicts from {folder}"),
     )
     table.columns[1].overflow = "fold"
     if details:
@@ -234,17 +246,32 @@ def claims(
     stdout.print(table)
     counts = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in STYLES}
     stdout.print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+    if (folder / "report.html").exists():
+        stdout.print(escape(f"Report: {(folder / 'report.html').resolve()}"), soft_wrap=True)
 
 
 @app.command()
 def place(
-    trace: Annotated[Path, typer.Argument(help=".npy [tokens, layers] or .npz with `experts`.")],
+    trace: Annotated[
+        Path,
+        typer.Argument(help=".npy (tokens x layers, or tokens x layers x k), .npz with `experts`, or .parquet."),
+    ],
     gpus: Annotated[int, typer.Option(min=1)],
     gpus_per_node: Annotated[int | None, typer.Option(min=1, help="Default: all GPUs are in one node.")] = None,
     method: Annotated[str, typer.Option(help="contiguous, random, exflow, exflow-direct or affinity.")] = "affinity",
-    seed: int = 0,
+    num_experts: Annotated[
+        int | None, typer.Option(min=1, help="Experts per layer; default: the file's, else the highest id + 1.")
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(min=1, help="Use the first k experts of each token; default: all.")
+    ] = None,
+    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the search.")] = 30.0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Write the placement as CSV: a row per layer, a column per expert, value = GPU.")
+        Path | None,
+        typer.Option(
+            help="Write the placement as CSV, `Expert,Node`: expert e of layer l is l*E + e, Node is its GPU."
+        ),
     ] = None,
     json_: Json = False,
 ) -> None:
@@ -252,7 +279,10 @@ def place(
     with _user_errors(), _progress(f"placing with {method}") as update:
         from repro import exflow
 
-        result = exflow.place_file(trace, gpus, gpus_per_node, method=method, seed=seed, out=out, progress=update)
+        if out is not None and out.is_dir():
+            raise ValueError(f"--out {out}: is a folder")
+        options = {"top_k": top_k, "num_experts": num_experts, "time_limit_s": time_limit, "progress": update}
+        result = exflow.place_file(trace, gpus, gpus_per_node, method, seed, out, **options)
     if json_:
         return _emit(result)
     for name, value in result.items():
@@ -286,10 +316,10 @@ def report(
     from repro import report as room
 
     with _user_errors():
-        folder = _results(results)
+        folder = _results(results, shipped=False)
         out = out or folder / "report.html"
         room.write(_records(folder), figures or folder / "figures", out)
-    stderr.print(f"report: {out}", soft_wrap=True)
+    stderr.print(escape(f"report: {out}"), soft_wrap=True)
 
 
 @app.command()

@@ -287,11 +287,15 @@ def _reduce(chunks: Tensor, hop: Hop, ledger: Ledger) -> Tensor:
 def _reduce_native(chunks: Tensor, hop: Hop, ledger: Ledger) -> Tensor:
     """`_reduce` by the backend's collectives: reduce-scatter, or all-to-all of quantised payloads and a local sum."""
     encoded = hop.encode(chunks)
-    _count_native(encoded[0].numel() * encoded.element_size(), hop, ledger)
+    nbytes_per_peer = encoded[0].numel() * encoded.element_size()
     if hop.bits >= 16:
+        _count_native(nbytes_per_peer, hop, ledger)
         total = torch.empty_like(encoded[0])
         dist.reduce_scatter_single(total, encoded.view(-1), group=hop.group)
         return total.float()
+    for peer in range(hop.size):
+        if peer != hop.group.rank():
+            ledger.count(dist.get_global_rank(hop.group, peer), nbytes_per_peer)
     received = torch.empty_like(encoded)
     dist.all_to_all_single(received.view(-1), encoded.view(-1), group=hop.group)
     values = hop.decode(received, chunks.shape[1], torch.float32)

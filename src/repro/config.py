@@ -64,6 +64,8 @@ class Platform(_Strict):
 
 
 def _allowed_values(annotation: Any) -> str:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"a mapping with keys {', '.join(annotation.model_fields)}"
     if get_origin(annotation) is Literal:
         return ", ".join(map(repr, get_args(annotation)))
     if get_origin(annotation) in (Union, types.UnionType):
@@ -74,7 +76,9 @@ def _allowed_values(annotation: Any) -> str:
 def allowed(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
     """Known keys, or allowed values, at the place in `model` that a pydantic error points to; empty when the type tells nothing."""
     here: Any = model
-    for step in location:
+    for number, step in enumerate(location):
+        if location[number + 1 :] == ("[key]",) and get_origin(here) is dict:  # the key of a mapping, not its value
+            return f"allowed keys: {_allowed_values(get_args(here)[0])}"
         if get_origin(here) in (Union, types.UnionType):  # an optional section: look inside it
             here = next(
                 (part for part in get_args(here) if isinstance(part, type) and issubclass(part, BaseModel)), here
@@ -83,9 +87,9 @@ def allowed(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
             if step not in here.model_fields:
                 return "known keys: " + ", ".join(here.model_fields)
             here = here.model_fields[str(step)].annotation
-        elif get_origin(here) is dict and step != "[key]":
+        elif get_origin(here) is dict:
             here = get_args(here)[1]
-        elif get_origin(here) is list or get_origin(here) is dict:
+        elif get_origin(here) is list:
             here = get_args(here)[0]
     return f"allowed: {_allowed_values(here)}"
 
@@ -96,7 +100,8 @@ def explain(error: ValidationError, model: type[BaseModel], where: str) -> str:
     for item in error.errors(include_url=False):
         location = tuple(item["loc"])
         key = ".".join(map(str, location)) or "the document"
-        found = "" if item["type"] == "missing" else f", found {item['input']!r}"
+        shown = repr(item["input"]) if not isinstance(item["input"], dict) else "a mapping"
+        found = "" if item["type"] == "missing" else f", found {shown}"
         lines.append(f"{where}: {key}: {item['msg']}{found}; {allowed(model, location)}")
     return "\n".join(lines)
 
@@ -124,6 +129,8 @@ def load_yaml(path: Path, model: type[Model]) -> Model:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     except ValidationError as error:
         raise ConfigError(explain(error, model, str(path))) from error
+    except ValueError as error:  # a character or a date that is none
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
 
 
 def point(experiment: str, values: dict[str, Any], where: str) -> Point:
@@ -137,6 +144,10 @@ def point(experiment: str, values: dict[str, Any], where: str) -> Point:
 
 def points(experiment: str, grid: Grid, where: str) -> list[Point]:
     """All points of a grid: the product of its lists, scalars kept as they are."""
+    if empty := [key for key, values in grid.grid.items() if values == []]:
+        raise ConfigError(
+            f"{where}: {', '.join(empty)}: found an empty list, which makes no point; allowed: at least one value"
+        )
     axes = [
         [(key, value) for value in (values if isinstance(values, list) else [values])]
         for key, values in grid.grid.items()
@@ -167,8 +178,13 @@ def load(tier: str | None = None, platform: str | None = None) -> tuple[Config, 
     return config, settings
 
 
+def results_folder(config: Config, platform: Platform) -> str:
+    """Where runs of this tier on this platform go, relative to the root."""
+    return f"results/{config.platform}" + ("" if config.tier == platform.tier else f"-{config.tier}")
+
+
 def _check_references(config: Config, path: Path) -> None:
-    """Names inside the file must exist: experiments, and every point of every grid."""
+    """Names inside the file must exist: experiments, every point of every grid, notebooks, figures, the shipped records."""
     known = experiments.names()
     for name, experiment in config.experiments.items():
         if name not in known:
@@ -176,8 +192,29 @@ def _check_references(config: Config, path: Path) -> None:
         for tier, grids in experiment.tiers.items():
             for number, grid in enumerate(grids):
                 points(name, grid, f"{path}: experiments.{name}.tiers.{tier}.{number}.grid")
+    shipped = [folder.name for folder in sorted((paths.root() / "results/reference").glob("*")) if folder.is_dir()]
+    if shipped and config.reference not in shipped:
+        raise ConfigError(f"{path}: reference: found {config.reference!r}; allowed: {', '.join(shipped)}")
+    _check_notebooks(config, path)
+
+
+def _check_notebooks(config: Config, path: Path) -> None:
+    folder = paths.root() / "notebooks"
     for name, notebook in config.notebooks.items():
+        if not (folder / f"{name}.ipynb").exists():
+            known = ", ".join(sorted(file.stem for file in folder.glob("*.ipynb")))
+            raise ConfigError(f"{path}: notebooks.{name}: no such notebook; allowed: {known}")
+        text = (folder / f"{name}.ipynb").read_text()
         for figure, read in notebook.figures.items():
+            if f'"{figure}\\"' not in text:  # in JSON, quotes inside a cell are escaped
+                raise ConfigError(
+                    f"{path}: notebooks.{name}.figures.{figure}: {name}.ipynb saves no figure of this name"
+                )
+            if figure in config.notebooks or figure in config.experiments:
+                raise ConfigError(
+                    f"{path}: notebooks.{name}.figures.{figure}: a notebook or an experiment has this name; "
+                    "allowed: any other, since each is also the name of a rule"
+                )
             if unknown := [x for x in read if x not in config.experiments]:
                 allowed_names = ", ".join(config.experiments)
                 raise ConfigError(

@@ -98,13 +98,9 @@ def _lacks(report: Report) -> dict[str, list[str]]:
         common.append(f"language model: {report.model}")
     shaped = [f"shaped network (runs unshaped, times not comparable): {report.namespaces}"] if report.namespaces else []
     gpu = [] if report.gpus else ["a CUDA or ROCm GPU with a matching torch build"]
-    missing = [name for name in ("slurmctld", "slurmd", "sbatch", "srun") if not report.slurm[name]]
-    box = [f"Slurm programs: {', '.join(missing)}"] if missing else []
-    client = [] if report.slurm["sbatch"] and report.slurm["srun"] else ["Slurm's sbatch and srun"]
     return {
         "replot": [],
+        "smoke": common + shaped,
         "laptop": common + shaped,
         "gpu": common + gpu,
-        "box": common + ([report.namespaces] if report.namespaces else []) + box,
-        "cluster": client + gpu,
     }

@@ -16,7 +16,7 @@ def _check(filters: dict[str, Any]) -> dict[str, Any]:
     def fine(wanted: Any) -> bool:
         if isinstance(wanted, dict):
             bounds = set(wanted) <= {"min", "max"} and all(isinstance(n, int | float) for n in wanted.values())
-            return bounds or set(wanted) == {"not"}
+            return bounds or (set(wanted) == {"not"} and isinstance(wanted["not"], str))
         return isinstance(wanted, bool | int | float | str)
 
     for name, wanted in filters.items():

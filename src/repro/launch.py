@@ -321,8 +321,8 @@ class _Ranks:
             if "Timed out waiting" in error.traceback:
                 raise CollectiveHang(f"rank {error.rank}: {error.message}", {error.rank: error.traceback})
             raise self._final(error)
-        if self.unreported():
-            raise self._late(timeout_s)
+        if self.unreported() and (late := self._late(timeout_s)):
+            raise late
 
     def _listen(self, limit: float) -> bool:
         """Take in what the ranks tell until `limit`; False when nothing came. RankError when a rank died."""
@@ -344,16 +344,23 @@ class _Ranks:
         killed = -code if code < 0 and not error.type_name else None
         return RankError(*error.args[:4], code, killed, error.exception)
 
-    def _late(self, timeout_s: float) -> LaunchTimeout:
-        """The deadline passed: ask the ranks where they are, and say whether they wait for each other."""
+    def _late(self, timeout_s: float) -> LaunchTimeout | None:
+        """The deadline passed: ask the ranks where they are, and say whether they wait for each other.
+
+        RankError when one dies or raises meanwhile; None when all get done after all.
+        """
         time.sleep(_SILENT_S)  # a rank that has only just entered a collective is not stuck there
         waiting, limit = self.unreported(), time.monotonic() + _ANSWER_S
-        with contextlib.suppress(RankError, OSError):  # died meanwhile: no answer
-            for rank in waiting:
+        for rank in waiting:
+            with contextlib.suppress(OSError):  # died just now: `_listen` says so
                 self.controls[rank].send_bytes(b"?")
-            while len(self.answers) < len(waiting) and self._listen(limit):
-                pass
-        nowhere = "  no answer: died, or busy in native code\n", False
+        while any(rank not in self.answers for rank in self.unreported()) and self._listen(limit):
+            pass
+        for error in self.errors.values():
+            raise self._final(error)
+        if not (waiting := self.unreported()):
+            return None
+        nowhere = "  no answer: busy in native code\n", False
         answers = {rank: self.answers.get(rank, nowhere) for rank in waiting}
         blocked = [rank for rank, (_, is_blocked) in answers.items() if is_blocked]
         message = f"{len(waiting)} of {len(self.processes)} ranks were not done after {timeout_s:g} s"

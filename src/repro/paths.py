@@ -13,6 +13,8 @@ def root() -> Path:
     Raises FileNotFoundError when none of them is a checkout (the engines do not need one; the workflow does).
     """
     if found := os.environ.get("REPRO_ROOT"):
+        if not (Path(found) / _MARK).exists():
+            raise FileNotFoundError(f"REPRO_ROOT is {found}, which holds no {_MARK}")
         return Path(found)
     here = Path.cwd().resolve()
     for folder in (here, *here.parents, *Path(__file__).resolve().parents):

@@ -4,11 +4,11 @@ import hashlib
 import json
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel
 
-from repro import config, experiments, paths, provenance, record
+from repro import claims, config, experiments, paths, provenance, record
 from repro.experiments.base import Point
 from repro.record import Scalar
 
@@ -110,10 +110,15 @@ def _jobs(
 
 
 def make(tier: str | None = None, platform: str | None = None) -> Plan:
-    """The plan of a tier on a platform; ConfigError for anything wrong in `config/`."""
+    """The plan of a tier on a platform; ConfigError for anything wrong in `config/`, and for a tier without points."""
     settings, where = config.load(tier, platform)
-    default = settings.tier == where.tier
-    results = f"results/{settings.platform}" + ("" if default else f"-{settings.tier}")
+    claims.load()
+    full = [name for name in get_args(config.Tier) if any(e.tiers.get(name) for e in settings.experiments.values())]
+    if settings.tier not in full:
+        raise config.ConfigError(
+            f"tier {settings.tier!r} has no points in config/config.yaml; those that have: {', '.join(full)}"
+        )
+    results = config.results_folder(settings, where)
     minutes = _known_minutes(paths.root() / "results/reference" / settings.reference / "records")
     jobs = []
     for name, experiment in settings.experiments.items():

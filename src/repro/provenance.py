@@ -86,7 +86,15 @@ def _parsed(module: str) -> tuple[bytes, frozenset[str]]:
             node.body[0] = ast.Pass()
     # The last part of a name may be a class or a function, which has no file.
     found = {name for name in imported if name.startswith("repro.") and _file(name).exists()}
-    return ast.dump(tree).encode(), frozenset(found)
+    return _dump(tree).encode(), frozenset(found)
+
+
+def _dump(node: object) -> str:
+    """Like `ast.dump`, but without empty fields, which differ between versions of Python."""
+    if isinstance(node, ast.AST):
+        fields = ((name, value) for name, value in ast.iter_fields(node) if value is not None and value != [])
+        return f"{type(node).__name__}({','.join(f'{name}={_dump(value)}' for name, value in fields)})"
+    return f"[{','.join(map(_dump, node))}]" if isinstance(node, list) else repr(node)
 
 
 def _file(module: str) -> Path:

@@ -8,13 +8,12 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Iterator
-from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 SCHEMA_VERSION = 1
 Evidence = Literal["measured", "emulated", "modelled"]
@@ -64,8 +63,8 @@ class Provenance(_Strict):
     topology: str = ""
     hosts: list[str] = Field(default_factory=list)
     slurm: dict[str, str] = Field(default_factory=dict)
-    start: datetime
-    end: datetime
+    start: AwareDatetime
+    end: AwareDatetime
 
 
 class Record(_Strict):
@@ -130,15 +129,28 @@ def write(record: Record, path: Path, series: pd.DataFrame | None = None) -> Non
 
 
 def read(path: Path) -> Record:
-    """Read one record; RecordError names the file and the fault (truncated, foreign, another schema version)."""
+    """Read one record; RecordError names the file and the fault (truncated, foreign, another schema version, series lost)."""
     try:
-        return Record.model_validate_json(path.read_text())
+        record = Record.model_validate_json(path.read_text())
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the document"
         raise RecordError(f"{path}: not a run record: {where}: {first['msg']}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise RecordError(f"{path}: cannot be read: {error}") from error
+    if record.series is not None and not _whole_parquet(path.parent / record.series):
+        raise RecordError(f"{path}: its series {record.series} is missing or cut short")
+    return record
+
+
+def _whole_parquet(path: Path) -> bool:
+    """Whether a file ends as Parquet does; the end is written last."""
+    try:
+        with path.open("rb") as file:
+            file.seek(-4, os.SEEK_END)
+            return file.read() == b"PAR1"
+    except OSError:
+        return False
 
 
 def read_series(path: Path) -> pd.DataFrame:
@@ -163,8 +175,6 @@ def collect(folder: Path) -> Collection:
     """Read every `*.json` below `folder`. Bad files are listed in `problems`, never dropped silently."""
     records, problems = {}, []
     for path in sorted(folder.rglob("*.json")):
-        if path.name.startswith("."):  # a temporary file of a writer that was killed
-            continue
         try:
             records[path] = read(path)
         except RecordError as error:

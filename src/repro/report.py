@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 import yaml
 
-from repro import __version__, claims, config, paths, provenance, record
+from repro import __version__, claims, config, experiments, paths, provenance, record
 
 PAPERS = {
     "zero": ("Hierarchical ZeRO++", "2501.04266"),
@@ -47,8 +47,8 @@ def _machines(runs: list[record.Record]) -> list[dict[str, Any]]:
 
 def _other_source(runs: list[record.Record]) -> int:
     """Records made by other code than the present one: their numbers may differ if they were run again."""
-    now = {name: provenance.source_hash(f"repro.experiments.{name}") for name in {run.experiment for run in runs}}
-    return sum(run.provenance.source_hash != now[run.experiment] for run in runs)
+    now = {name: provenance.source_hash(f"repro.experiments.{name}") for name in experiments.names()}
+    return sum(run.provenance.source_hash != now.get(run.experiment) for run in runs)
 
 
 def write(records: Path, figures: Path, out: Path) -> None:

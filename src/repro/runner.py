@@ -1,6 +1,7 @@
 """Run one point and write its record, whatever happens: numbers, or a typed cause why there are none."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import signal
@@ -35,11 +36,12 @@ def classify(error: BaseException) -> Cause:
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
         or "can't allocate memory" in str(error)
+        or getattr(error, "errno", None) == errno.ENOMEM
     ):
         return Cause.OOM
-    if isinstance(error, AssertionError):
+    if isinstance(error, AssertionError | ValidationError):  # the point was valid, so a result is not: not a number
         return Cause.ASSERTION
-    if isinstance(error, ValueError | ValidationError | FileNotFoundError):
+    if isinstance(error, ValueError | FileNotFoundError):
         return Cause.BAD_INPUT
     return Cause.UNEXPECTED
 
@@ -94,7 +96,7 @@ def run(experiment: str, point: Point, repeat: int = 0, attempt: int = 1, out: P
         start = provenance.now()
         try:
             with limited(definition.timeout_s):
-                outcome = definition.run(point)
+                outcome = definition.check(definition.run(point))
         except Exception as error:
             cause = classify(error)
             status = "skipped" if cause is Cause.MISSING_HARDWARE else "failed"

@@ -1,5 +1,7 @@
 """Serial and static batching under the shared engine."""
 
+import math
+
 import pytest
 import torch
 
@@ -45,6 +47,7 @@ def test_static_counts_dead_rows_and_keeps_the_tokens(model):
     assert engine.iterations == 9 and engine.rows == 27 and engine.dead_rows == 9 + 6
     assert len({generation.finish_s for generation in finished}) == 1
     assert [g.tokens for g in finished] == [g.tokens for g in lone(model, requests, 12)]
+    assert all(g.ttft_s == g.latency_s and g.tpot_s is None for g in finished)  # answers come in one piece
 
 
 def test_serial_runs_one_at_a_time(model):
@@ -55,6 +58,12 @@ def test_serial_runs_one_at_a_time(model):
         order += [generation.request.id for generation in engine.step()]
         assert len(engine.scheduler.running) <= 1
     assert order == [0, 1] and engine.rows == engine.iterations == 5
+
+
+def test_requests_of_one_moment_are_served_in_their_order(model):
+    report = Engine(model, serial(queue_limit=3), capacity=40).serve(asked([2, 3, 2, 3]))
+    assert sorted(report.generations, key=lambda g: g.finish_s) == report.generations
+    assert [g.request.id for g in report.generations] == [0, 1, 2] and set(report.rejected) == {3}
 
 
 def test_lone_is_greedy_decoding_by_whole_prefills(model):
@@ -71,6 +80,7 @@ def test_divergence_is_the_logit_gap_at_the_first_difference(model):
     request = Request(0, (3, 1, 4), 6)
     reference = lone(model, [request], 20)[0]
     assert divergence(model, reference, reference) is None
+    assert divergence(model, Generation(request, 0, tokens=reference.tokens[:3]), reference) == math.inf
     wrong = reference.tokens.copy()
     wrong[2] = (wrong[2] + 1) % model.config.vocab
     keys, values = model.new_cache(1, 20)

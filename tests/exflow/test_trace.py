@@ -137,3 +137,23 @@ def test_shipped_trace():
     trace = exflow.load(paths.data("gptoss20b_routing.npz"))
     assert (trace.tokens, trace.layers, trace.k, trace.num_experts) == (138431, 24, 4, 32)
     assert len(np.unique(trace.sequences)) == 470
+
+
+def test_broken_files_are_named(tmp_path):
+    good = np.zeros((4, 2), np.int64)
+    np.savez(tmp_path / "cut.npz", experts=good)
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "cut.npz").read_bytes()[:100])
+    np.save(tmp_path / "array", good)
+    (tmp_path / "array.npy").rename(tmp_path / "array.npz")
+    np.savez(tmp_path / "archive", experts=good)
+    (tmp_path / "archive.npz").rename(tmp_path / "archive.npy")
+    np.savez(tmp_path / "counts.npz", experts=good, num_experts=np.array([4, 4]))
+    np.savez(tmp_path / "lengths.npz", experts=good, seq_len=np.array([[2, 2]]))
+    np.save(tmp_path / "huge.npy", good + 2**62)
+    (tmp_path / "folder.npy").mkdir()
+    (tmp_path / "text.parquet").write_text("no")
+    for name in sorted(path.name for path in tmp_path.iterdir()):
+        with pytest.raises(ValueError, match=name):
+            exflow.load(tmp_path / name)
+    with pytest.raises(ValueError, match="num_experts is 0"):
+        exflow.load(tmp_path / "lengths.npz", num_experts=0)

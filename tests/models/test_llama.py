@@ -180,7 +180,7 @@ def test_tokenizer_of_the_real_model(smollm2):
 
 
 def test_capital_of_france(smollm2):
-    tokenizer, model = checkpoint.tokenizer(smollm2), Llama.from_gguf(smollm2)
+    tokenizer, model = checkpoint.tokenizer(smollm2), Llama(*checkpoint.read_gguf(smollm2))
     assert model.config.parameters == 134_515_008
     prompt = tokenizer.encode(checkpoint.chat_prompt(smollm2, "What is the capital of France?")).ids
     keys, values = model.new_cache(1, 64)
@@ -189,3 +189,19 @@ def test_capital_of_france(smollm2):
         n = len(prompt) + len(answer) - 1
         answer.append(int(model.decode(torch.tensor(answer[-1:]), torch.tensor([n]), keys, values, n).argmax()))
     assert tokenizer.decode(answer) == "The capital of France is Paris."
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it(smollm2):
+    """Bit for bit, at the real model's widths: what makes fused answers equal lone ones."""
+    model = Llama(*checkpoint.read_gguf(smollm2))
+    lengths = torch.tensor([3, 64, 17])
+    keys, values = model.new_cache(3, 96)
+    for slot, length in enumerate(lengths.tolist()):
+        model.prefill(torch.arange(length), keys[:, slot], values[:, slot])
+    tokens, before = torch.tensor([11, 12, 13]), (keys.clone(), values.clone())
+    together = model.decode(tokens, lengths, keys, values, 64)
+    for slot in range(3):
+        row = slice(slot, slot + 1)
+        cache = [part[:, row].clone() for part in before]
+        alone = model.decode(tokens[row], lengths[row], *cache, int(lengths[slot]))
+        assert torch.equal(together[row], alone)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -87,9 +88,8 @@ def test_a_wrong_config_option_is_an_error(project):
 
 
 def test_failed_point_does_not_stop_the_others_and_is_tried_again(project):
-    smoke_points(
-        project, {"exflow_placement": [{"grid": {"method": "contiguous", "gpus": [4, 5]}}]}
-    )  # 32 experts, 5 GPUs
+    tokens = [1000, 10**9]  # the trace has fewer
+    smoke_points(project, {"exflow_placement": [{"grid": {"method": "contiguous", "gpus": 4, "train_tokens": tokens}}]})
     run_smoke()
     runs = [record.read(project / path) for path in targets()]
     assert [(run.status, run.cause, run.attempt) for run in runs] == [("ok", None, 1), ("failed", "bad_input", 1)]
@@ -110,14 +110,27 @@ def test_second_call_does_nothing(project):
     assert "Nothing to be done" in run_smoke().stderr
 
 
-def test_changed_code_runs_the_point_again(project):
-    smoke_points(project, {"flover_queue": [{"grid": {"requests": 2, "seeds": 2}}]})
+def _edited(path: Path, **changes) -> None:
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps(document | changes))
+
+
+@pytest.mark.parametrize("forgetful", [False, True], ids=["", "without Snakemake's metadata"])
+def test_the_plan_decides_what_runs_again(project, forgetful):
+    """A record that is truncated, failed or of other code is made again, and only it."""
+    smoke_points(project, {"flover_queue": [{"grid": {"requests": [1, 2, 3, 4], "seeds": 2}}]})
     run_smoke()
-    (remembered,) = (path for path in Path(".snakemake/metadata").iterdir())
-    source = plan.make("smoke").jobs[0].source
-    assert source in remembered.read_text()
-    remembered.write_text(remembered.read_text().replace(source, "0" * len(source)))
-    assert "Params have changed" in run_smoke().stderr
+    kept, cut, failed, stale = map(Path, targets())
+    cut.write_text(cut.read_text()[:300])
+    _edited(failed, status="failed", cause="oom", metrics={}, evidence=None)
+    _edited(stale, provenance=json.loads(stale.read_text())["provenance"] | {"source_hash": "other"})
+    before = kept.read_bytes()
+    if forgetful:
+        shutil.rmtree(".snakemake")
+    run_smoke()
+    assert [job.state for job in plan.make("smoke").jobs] == ["done"] * 4
+    assert kept.read_bytes() == before
+    assert "Nothing to be done" in run_smoke().stderr
 
 
 @pytest.mark.slow
@@ -142,10 +155,30 @@ def test_interrupted_work_resumes(project, how):
     run_smoke()
     assert all(record.read(path).status == "ok" for path in wanted)
     assert all(path.read_bytes() == old for path, old in kept.items())
-    assert record.collect(project / "results").problems == []
+    assert record.collect(project / "results/laptop-smoke/records").problems == []
 
 
 @pytest.mark.slow
+def test_a_killed_rerun_keeps_the_old_record(project):
+    smoke_points(project, {"exflow_placement": [{"grid": {"method": "exflow", "gpus": 8, "time_limit_s": 30}}]})
+    (target,) = map(Path, targets())
+    quick = ["--set", "method=contiguous", "--out", str(target)]
+    subprocess.run([sys.executable, "-m", "repro", "run", "exflow_placement", *quick], check=True)
+    _edited(target, provenance=json.loads(target.read_text())["provenance"] | {"source_hash": "other"})
+    old = target.read_bytes()
+    command = [sys.executable, "-m", "snakemake", "--config", "tier=smoke", "--", str(target)]
+    driver = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    for line in driver.stderr:
+        if "rule exflow_placement" in line:
+            break
+    time.sleep(3)  # the job runs for 30 s
+    os.killpg(driver.pid, signal.SIGKILL)
+    driver.wait()
+    assert target.read_bytes() == old
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc")
 def test_killed_rank_is_a_failed_record(project):
     smoke_points(project, {"zero_train": [{"grid": {"steps": 2000, "plan": "zero3", "fabric": "unshaped"}}]})
     (job,) = plan.make("smoke").jobs

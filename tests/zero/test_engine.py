@@ -192,9 +192,22 @@ def _misuse(rank: int, world: int) -> list[str]:
 
 def _broadcast(rank: int, world: int) -> list[float]:
     torch.manual_seed(rank)
-    engine = ZeroEngine(GPT(SHAPE), plans.zero3(frontier(1, 1, 2)), weight_dtype=torch.float32, lr=1e-3)
+    engine = ZeroEngine(GPT(SHAPE), plans.ddp(frontier(1, 1, 2)), weight_dtype=torch.float32, lr=1e-3)
     tokens = torch.arange(8)[None]
     return engine(tokens).flatten().tolist()
+
+
+def _frozen_bytes(rank: int, world: int) -> tuple[int, int]:
+    model = GPT(SHAPE)
+    model.blocks[0].requires_grad_(False)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    engine = ZeroEngine(model, plans.zero3(frontier(1, 1, 2)), lr=1e-3)
+    return engine.held_bytes()["weights"], parameters
+
+
+def test_frozen_weights_are_counted():
+    (held, parameters), _ = launch(_frozen_bytes, 2, timeout_s=100)
+    assert held == pytest.approx(2 * parameters / 2, rel=0.01)
 
 
 def test_a_forward_outside_training_sees_the_current_weights(batches):

@@ -27,6 +27,11 @@ def load_plan():
 PLAN = load_plan()
 RUN = Path(PLAN["results"]).name
 JOBS = {job["record"]: job for job in PLAN["jobs"]}
+PLAN_FILE = Path(PLAN["results"], "plan.json")
+
+if workflow.is_main_process:  # a job on another node reads the workflow again, and must not renew the file
+    PLAN_FILE.parent.mkdir(parents=True, exist_ok=True)
+    PLAN_FILE.write_text(json.dumps(PLAN, indent=1))
 
 
 wildcard_constraints:
@@ -65,14 +70,19 @@ def records(*experiments):
     return find
 
 
-def of_job(experiment, key):
-    """Params function: what the plan says about the job of a record. A failed point has a new number of attempt in its
-    arguments, a changed code a new `source`, and both make Snakemake run the point again.
+def arguments(wildcards, output):
+    """Params function: arguments of `repro run`. It asks `output`, so that Snakemake does not remember them: see below."""
+    return JOBS[output[0]]["arguments"]
 
-    It asks wildcards only: Snakemake does not remember params that depend on the output.
+
+def unfinished(experiment):
+    """Input function: the plan, which is newer than any record, for a point that is not done; nothing for the others.
+
+    So the plan alone decides what is run: a failed, stale or truncated record is made again, whatever Snakemake remembers.
     """
 
     def find(wildcards):
-        return JOBS[f"results/{wildcards.run}/records/{experiment}/{wildcards.job}.json"][key]
+        job = JOBS[f"results/{wildcards.run}/records/{experiment}/{wildcards.job}.json"]
+        return [] if job["state"] in ("done", "skipped") else [str(PLAN_FILE)]
 
     return find

@@ -2,25 +2,27 @@
 
 
 use rule zero_train as exflow_affinity with:
+    input:
+        unfinished("exflow_affinity"),
     output:
-        "results/{run}/records/exflow_affinity/{job}.json",
+        update("results/{run}/records/exflow_affinity/{job}.json"),
     log:
         "results/{run}/logs/exflow_affinity/{job}.log",
     threads: 1
     params:
-        arguments=of_job("exflow_affinity", "arguments"),
-        source=of_job("exflow_affinity", "source"),
+        arguments=arguments,
 
 
 use rule zero_train as exflow_placement with:
+    input:
+        unfinished("exflow_placement"),
     output:
-        "results/{run}/records/exflow_placement/{job}.json",
+        update("results/{run}/records/exflow_placement/{job}.json"),
     log:
         "results/{run}/logs/exflow_placement/{job}.log",
     threads: 1
     params:
-        arguments=of_job("exflow_placement", "arguments"),
-        source=of_job("exflow_placement", "source"),
+        arguments=arguments,
 
 
 use rule zero_notebook as exflow_notebook with:

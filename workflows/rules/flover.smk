@@ -2,24 +2,26 @@
 
 
 use rule zero_train as flover_serving with:
+    input:
+        unfinished("flover_serving"),
     output:
-        "results/{run}/records/flover_serving/{job}.json",
+        update("results/{run}/records/flover_serving/{job}.json"),
     log:
         "results/{run}/logs/flover_serving/{job}.log",
     params:
-        arguments=of_job("flover_serving", "arguments"),
-        source=of_job("flover_serving", "source"),
+        arguments=arguments,
 
 
 use rule zero_train as flover_queue with:
+    input:
+        unfinished("flover_queue"),
     output:
-        "results/{run}/records/flover_queue/{job}.json",
+        update("results/{run}/records/flover_queue/{job}.json"),
     log:
         "results/{run}/logs/flover_queue/{job}.log",
     threads: 1
     params:
-        arguments=of_job("flover_queue", "arguments"),
-        source=of_job("flover_queue", "source"),
+        arguments=arguments,
 
 
 use rule zero_notebook as flover_notebook with:

@@ -2,16 +2,17 @@
 
 
 rule zero_train:
+    input:
+        unfinished("zero_train"),
     output:
-        "results/{run}/records/zero_train/{job}.json",
+        update("results/{run}/records/zero_train/{job}.json"),  # an old record stays until a new one replaces it
     log:
         "results/{run}/logs/zero_train/{job}.log",
     conda:
         "../../environment.yml"
     threads: workflow.cores  # a timed point has the machine for itself
     params:
-        arguments=of_job("zero_train", "arguments"),
-        source=of_job("zero_train", "source"),
+        arguments=arguments,
     shell:
         "repro run {params.arguments:q} --record-failure --out {output:q} > {log:q} 2>&1"
 

@@ -3,8 +3,10 @@
 Sharing everything but the policy keeps the comparison fair: a difference in time is a difference in scheduling.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -26,8 +28,10 @@ class StaticScheduler(Scheduler):
     """Wait until `slots` requests have come (or no more will), run them as one batch until the longest is done, repeat.
 
     Rows whose request is done stay in the batch as dead weight, and all answers of a batch are handed back at its end,
-    as a server that calls `generate` on a padded batch does.
+    as a server that calls `generate` on a padded batch does. So nobody sees a first token before that.
     """
+
+    streams: ClassVar[bool] = False
 
     @property
     def ready(self) -> bool:
@@ -62,15 +66,18 @@ def lone(model: Llama, requests: Sequence[Request], capacity: int) -> list[Gener
 
 
 def divergence(model: Llama, generation: Generation, reference: Generation) -> float | None:
-    """How far apart the logits of the first differing token and of the reference's token are; None for equal answers.
+    """How far apart the logits of the first differing token and of the reference's token are; None for equal answers,
+    infinite when one is merely the beginning of the other.
 
     The logits come from one prefill of the prompt and the answer so far. A gap near the rounding error of the dtype is a
     near tie, which the order of a sum decides; a wide one is a fault.
     """
     if generation.tokens == reference.tokens:
         return None
-    pairs = list(zip(generation.tokens, reference.tokens, strict=True))
-    at = next(i for i, (ours, theirs) in enumerate(pairs) if ours != theirs)
+    pairs = list(zip(generation.tokens, reference.tokens, strict=False))
+    at = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
+    if at is None:
+        return math.inf
     context = torch.tensor([*reference.request.prompt, *reference.tokens[:at]], device=model.device)
     keys, values = model.new_cache(1, len(context))
     ours, theirs = model.prefill(context, keys[:, 0], values[:, 0])[list(pairs[at])].tolist()

@@ -196,7 +196,11 @@ def _affinity(counts: np.ndarray, gpus: int, per_node: int, seed: int, budget: B
     if len(stages) > 1:
         gpu = _polished(counts, gpu, distances(gpus, per_node), budget, seed)
     optimal = len(stages) == 1 and proofs[0]
-    note = "exact" if optimal else "local search" + (", stopped at the time limit" if budget.cut else "")
+    note = (
+        "exact"
+        if optimal
+        else "local search" + (", a stage stopped at its share of the time limit" if budget.cut else "")
+    )
     return gpu, {"note": note, "optimal": optimal, "time_limited": budget.cut}
 
 

@@ -5,12 +5,15 @@ a `.npy` of shape [tokens, layers]; we also keep the k experts of top-k routing 
 a placement can be judged on sequences that it never saw.
 """
 
+import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+MOST_EXPERTS = 4096  # the counts take E² numbers a layer; no model has a quarter of this
 BLOCK = 65_536  # tokens counted at a time: memory stays flat however long a (memory-mapped) trace is
 
 
@@ -137,11 +140,17 @@ def load(path: str | Path, num_experts: int | None = None, top_k: int | None = N
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such trace")
     readers = {".npy": _read_npy, ".npz": _read_npz, ".parquet": _read_parquet}
+    if not path.is_file():
+        raise ValueError(f"{path}: not a file")
+    if num_experts is not None and num_experts < 1:
+        raise ValueError(f"{path}: num_experts is {num_experts}, must be at least 1")
     if path.suffix not in readers:
         raise ValueError(f"{path}: unknown kind of trace {path.suffix!r}, allowed: {', '.join(readers)}")
     experts, sequences, stated = readers[path.suffix](path)
     _check_shape(experts, str(path))
-    count = num_experts or stated or int(experts.max()) + 1
+    count = next(n for n in (num_experts, stated, int(experts.max()) + 1) if n is not None)
+    if count > MOST_EXPERTS:
+        raise ValueError(f"{path}: {count} experts per layer, allowed: at most {MOST_EXPERTS}")
     trace = Trace(experts, count, sequences, str(path))
     return trace if top_k is None else trace.top(top_k)
 
@@ -151,9 +160,12 @@ _Contents = tuple[np.ndarray, np.ndarray | None, int | None]
 
 def _read_npy(path: Path) -> _Contents:
     try:
-        return np.load(path, mmap_mode="r"), None, None
-    except (ValueError, EOFError) as error:
+        experts = np.load(path, mmap_mode="r")
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path}: not a NumPy array: {error}") from error
+    if not isinstance(experts, np.ndarray):
+        raise ValueError(f"{path}: not a NumPy array but an archive: name it .npz")
+    return experts, None, None
 
 
 def _read_npz(path: Path) -> _Contents:
@@ -161,23 +173,32 @@ def _read_npz(path: Path) -> _Contents:
         with np.load(path) as file:
             contents = {name: file[name] for name in ("experts", "seq_len", "num_experts") if name in file}
             names = file.files
-    except (ValueError, EOFError, OSError) as error:
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error, AttributeError, TypeError) as error:
         raise ValueError(f"{path}: not a NumPy archive: {error}") from error
     if "experts" not in contents:
         raise ValueError(f"{path}: no array `experts`, found: {', '.join(names)}")
-    sequences = None
+    sequences, experts = None, contents.get("num_experts")
+    if experts is not None and (experts.shape != () or not np.issubdtype(experts.dtype, np.integer)):
+        raise ValueError(f"{path}: num_experts is {experts}, must be one integer")
     if "seq_len" in contents:
         lengths = contents["seq_len"]
+        if lengths.ndim != 1 or not np.issubdtype(lengths.dtype, np.integer) or (lengths < 0).any():
+            raise ValueError(
+                f"{path}: seq_len is {lengths.dtype} {lengths.shape}, must be integers [sequences], none negative"
+            )
         if lengths.sum() != len(contents["experts"]):
             raise ValueError(
                 f"{path}: seq_len sums to {lengths.sum()}, but `experts` has {len(contents['experts'])} tokens"
             )
         sequences = np.repeat(np.arange(len(lengths)), lengths)
-    return contents["experts"], sequences, int(contents["num_experts"]) if "num_experts" in contents else None
+    return contents["experts"], sequences, None if experts is None else int(experts)
 
 
 def _read_parquet(path: Path) -> _Contents:
-    table = pd.read_parquet(path)
+    try:
+        table = pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: not a Parquet file: {error}") from error
     sequences = table.pop("sequence").to_numpy() if "sequence" in table else None
     return table.to_numpy(), sequences, None
 

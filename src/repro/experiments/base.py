@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from repro.record import Evidence, Metric
 
@@ -17,8 +17,8 @@ from repro.record import Evidence, Metric
 class Point(BaseModel):
     """Parameters of one point. Subclasses add fields with defaults; an unknown key is an error that lists the known ones."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    seed: int = 0
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    seed: int = Field(0, ge=0)
 
 
 class MissingHardware(RuntimeError):
@@ -38,13 +38,21 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Experiment:
-    """`ranks` tells how many processes a point starts; `label` gives a short file name part such as `zeropp-2x2x2`;
+    """`reports`: every metric and condition that a record can hold, so that a claim which asks for another is found at once;
+    `ranks` tells how many processes a point starts; `label` gives a short file name part such as `zeropp-2x2x2`;
     `timeout_s` bounds one run; `timed`: its claims are about time, so nothing else may run on the machine meanwhile."""
 
     summary: str
     parameters: type[Point]
     run: Callable[[Any], Outcome]
     label: Callable[[Any], str]
+    reports: frozenset[str]
     ranks: Callable[[Any], int] = lambda point: 1
     timeout_s: float = 600.0
     timed: bool = True
+
+    def check(self, outcome: Outcome) -> Outcome:
+        """The outcome; AssertionError when it holds a name that `reports` lacks."""
+        unknown = (outcome.metrics.keys() | outcome.conditions.keys()) - self.reports
+        assert not unknown, f"not in the experiment's `reports`: {', '.join(sorted(unknown))}"
+        return outcome

@@ -49,11 +49,14 @@ def run(point: AffinityPoint) -> Outcome:
     return Outcome(metrics, conditions=conditions, series=series)
 
 
+REPORTS = """mutual_information mutual_information_shuffled normalized_mutual_information
+    normalized_mutual_information_shuffled tokens_used trace"""
 EXPERIMENT = Experiment(
     summary="Inter-layer expert affinity of gpt-oss-20b: mutual information of neighbouring layers against shuffled tokens",
     parameters=AffinityPoint,
     run=run,
     label=lambda point: f"tokens{point.tokens or 'all'}",
+    reports=frozenset(REPORTS.split()),
     timeout_s=300,
     timed=False,
 )

@@ -2,13 +2,13 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from repro import paths
 from repro.experiments.base import Experiment, Outcome, Point
 from repro.record import Metric
 
-TRACE = "gptoss20b_routing.npz"
+TRACE, EXPERTS = "gptoss20b_routing.npz", 32
 TRAIN_FRACTION = 0.7
 
 
@@ -20,6 +20,16 @@ class PlacementPoint(Point):
     gpus_per_node: int = Field(0, ge=0, description="0 = all GPUs in one node")
     train_tokens: int = Field(0, ge=0, description="drawn at random from the training sequences; 0 = all of them")
     time_limit_s: float = Field(30.0, gt=0, description="limit of the placement search")
+
+    @model_validator(mode="after")
+    def _whole(self) -> "PlacementPoint":
+        if EXPERTS % self.gpus:
+            raise ValueError(
+                f"gpus is {self.gpus}: {EXPERTS} experts cannot be shared evenly; allowed: 1, 2, 4, 8, 16, 32"
+            )
+        if self.gpus_per_node and self.gpus % self.gpus_per_node:
+            raise ValueError(f"gpus is {self.gpus}: not whole nodes of gpus_per_node {self.gpus_per_node}")
+        return self
 
 
 def run(point: PlacementPoint) -> Outcome:
@@ -62,10 +72,13 @@ def _label(point: PlacementPoint) -> str:
     return f"{point.method}-{point.gpus}gpus{nodes}-tokens{point.train_tokens or 'all'}-seed{point.seed}"
 
 
+REPORTS = """hops_per_token intra_hops inter_hops crossing_fraction node_crossing_fraction train_crossing_fraction bound gap mip_gap
+    max_load max_load_worst_layer seconds trace tokens_used search time_limited"""
 EXPERIMENT = Experiment(
     summary="Expert placement on gpt-oss-20b's routing: hops, load and proven gap, counted on held-out sequences",
     parameters=PlacementPoint,
     run=run,
     label=_label,
+    reports=frozenset(REPORTS.split()),
     timed=False,
 )

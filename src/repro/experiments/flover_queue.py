@@ -73,6 +73,7 @@ def _row(point: QueuePoint, arrivals: "NDArray[np.float64]", draw: int) -> dict[
     }
 
 
+_MEANS = ["total_seconds", "serial_seconds", "speedup_vs_serial", "iterations", "overlap_fraction", "latency_ratio"]
 EXPERIMENT = Experiment(
     summary="Queue model of fused decoding: total time, iterations and overlap at the paper's own request rates",
     parameters=QueuePoint,
@@ -80,6 +81,7 @@ EXPERIMENT = Experiment(
     label=lambda point: (
         f"{point.table}-n{point.requests}-{point.interval_ms:g}ms-T{point.single_request_s:g}s-c{point.batch_cost:g}"
     ),
+    reports=frozenset([*_MEANS, *(f"{name}_sd" for name in _MEANS), "reference"]),
     timeout_s=120,
     timed=False,
 )

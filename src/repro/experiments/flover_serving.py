@@ -56,14 +56,14 @@ def run(point: ServingPoint) -> Outcome:
     threads = _physical_cores()
     torch.set_num_threads(threads)
     path = checkpoint.smollm2_path()
-    model = Llama.from_gguf(path, getattr(torch, point.dtype))
+    model = Llama(*checkpoint.read_gguf(path), getattr(torch, point.dtype))
     shapes = _shapes(point)
     requests = workload.requests(shapes, workload.prompts_from_text(shapes, _text(path), point.seed))
     capacity = max(request.kv_tokens for request in requests)
 
     _serve(point, model, requests[:2], capacity)  # warm-up, thrown away
     report = _serve(point, model, requests, capacity)
-    alone = _alone(point, model, requests, capacity, report)
+    alone = _alone(point, model, requests, capacity)
     equal, agreement = _agreement(model, report, alone)
     metrics = workload.summary(report) | agreement
     metrics["single_request_seconds"] = sum(generation.service_s for generation in alone) / len(alone)
@@ -75,8 +75,7 @@ def run(point: ServingPoint) -> Outcome:
             "threads": str(threads),
             "linear": "oneDNN packed" if model.packed else "plain",
             "scales": _scales(point),
-            "lone_reference": f"{len(alone)} of {len(requests)} requests"
-            + (", this run itself" if point.engine == "serial" else ", decoded alone after the timed run"),
+            "lone_reference": f"{len(alone)} of {len(requests)} requests, decoded alone after the timed run",
         },
         series=_series(report, equal),
     )
@@ -89,27 +88,25 @@ def _serve(point: ServingPoint, model: "Llama", requests: "Sequence[Request]", c
     from repro.flover.scheduler import Scheduler
 
     if point.engine == "fused":
-        scheduler = Scheduler(slots=point.max_slots, admit_per_iteration=point.admit_per_iteration)
+        scheduler = Scheduler(point.max_slots, point.requests, point.admit_per_iteration)
+    elif point.engine == "serial":
+        scheduler = serial(point.requests)
     else:
-        scheduler = serial() if point.engine == "serial" else StaticScheduler(slots=point.batch_size)
+        scheduler = StaticScheduler(point.batch_size, point.requests)
     report = Engine(model, scheduler, capacity).serve(requests)
     if report.rejected:
         raise RuntimeError(f"{len(report.rejected)} requests were rejected: {report.rejected}")
     return report
 
 
-def _alone(
-    point: ServingPoint, model: "Llama", requests: "Sequence[Request]", capacity: int, report: "Report"
-) -> "list[Generation]":
-    """Lone greedy decodes: of every request, or of a sample. The serial engine's own answers are lone.
+def _alone(point: ServingPoint, model: "Llama", requests: "Sequence[Request]", capacity: int) -> "list[Generation]":
+    """Lone greedy decodes: of every request, or of a sample (always for the serial engine, which does the same).
 
     The sample takes the middle of each quarter of the answer lengths, so that its mean time is near that of all.
     """
     from repro.baselines.batching import lone
 
-    if point.engine == "serial":
-        return report.generations
-    if not point.check_tokens and len(requests) > _SAMPLE:
+    if len(requests) > _SAMPLE and (point.engine == "serial" or not point.check_tokens):
         by_length = sorted(requests, key=lambda request: request.max_new_tokens)
         requests = [by_length[(2 * i + 1) * len(by_length) // (2 * _SAMPLE)] for i in range(_SAMPLE)]
     return lone(model, requests, capacity)
@@ -214,13 +211,18 @@ def _physical_cores() -> int:
 
 def _label(point: ServingPoint) -> str:
     engine = f"static{point.batch_size}" if point.engine == "static" else point.engine
+    engine += f"-admit{point.admit_per_iteration}" if point.engine == "fused" and point.admit_per_iteration else ""
     return f"{engine}-{point.workload}-n{point.requests}-{point.dtype}"
 
 
+REPORTS = """total_seconds tokens_per_s latency_mean latency_p50 latency_p99 ttft_mean ttft_p50 ttft_p99 tpot_mean tpot_p50 tpot_p99
+    output_tokens iterations waste_fraction slot_moves moved_bytes single_request_seconds mean_interval_seconds tokens_checked
+    tokens_equal_fraction tokens_equal_or_tied_fraction model threads linear scales lone_reference"""
 EXPERIMENT = Experiment(
     summary="Serve SmolLM2-135M: fused decoding against serial and static batching, token for token",
     parameters=ServingPoint,
     run=run,
     label=_label,
+    reports=frozenset(REPORTS.split()),
     timeout_s=600,
 )

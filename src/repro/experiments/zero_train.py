@@ -175,9 +175,11 @@ def _wire(rank: int, network: "Fabric | None") -> dict[str, int] | None:
 
 def _batch(text: "Tensor", point: ZeroTrain, step: int, rank: int) -> "Tensor":
     """Random slices of the text for one step of one rank, int64 [accumulation * micro_batch, seq_len + 1]: tokens, then target."""
+    import numpy as np
     import torch
 
-    draw = torch.Generator().manual_seed((point.seed << 40) + (step << 20) + rank)
+    (seed,) = np.random.SeedSequence([point.seed, step, rank]).generate_state(1).tolist()
+    draw = torch.Generator().manual_seed(seed)
     starts = torch.randint(len(text) - point.seq_len, (point.accumulation * point.micro_batch,), generator=draw)
     return torch.stack([text[start : start + point.seq_len + 1] for start in starts]).long()
 
@@ -220,11 +222,14 @@ def label(point: ZeroTrain) -> str:
     return f"{point.plan}-{shape}-{point.steps}steps" + ("-unshaped" if point.fabric == "unshaped" else "")
 
 
+REPORTS = """step_seconds loss_first loss_last parameters model_bytes state_bytes_per_rank predicted_state_bytes_per_rank
+    bytes_package bytes_node bytes_cluster wire_package wire_node wire_cluster fabric"""
 EXPERIMENT = Experiment(
     summary="Step time, bytes per level, losses and memory of DDP, ZeRO-3, ZeRO++ and hierarchical ZeRO++",
     parameters=ZeroTrain,
     run=run,
     label=label,
+    reports=frozenset(REPORTS.split()),
     ranks=lambda point: point.nodes * point.packages * point.gcds,
     timeout_s=TIMEOUT_S,
 )

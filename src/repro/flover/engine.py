@@ -1,6 +1,7 @@
 """The fused iteration: admit and prefill newcomers, decode one token for every running request at once, let the finished go."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -76,16 +77,16 @@ class Engine:
         An engine serves one list: its counters start at its construction.
         """
         report = Report()
-        pending = sorted(requests, key=lambda request: request.arrival_s, reverse=True)
+        pending = deque(sorted(requests, key=lambda request: request.arrival_s))
         self._start = self._clock()
         while pending or self.scheduler.ready:
-            while pending and pending[-1].arrival_s <= self._now():
-                self._try_submit(pending.pop(), report)
+            while pending and pending[0].arrival_s <= self._now():
+                self._try_submit(pending.popleft(), report)
             self.scheduler.closed = not pending
             if self.scheduler.ready:
                 report.generations += self.step()
             elif pending:
-                self._sleep(max(0.0, pending[-1].arrival_s - self._now()))
+                self._sleep(max(0.0, pending[0].arrival_s - self._now()))
         report.total_seconds = max((g.finish_s for g in report.generations), default=0.0)
         report.generations.sort(key=lambda generation: generation.request.id)
         report.iterations, report.rows, report.dead_rows = self.iterations, self.rows, self.dead_rows
@@ -105,7 +106,8 @@ class Engine:
         logits = self.model.prefill(prompt, self.buffers.keys[:, slot], self.buffers.values[:, slot])
         token = int(logits.argmax())
         self.buffers.store(slot, token, len(request.prompt))
-        self.scheduler.running[slot] = Generation(request, slot, admitted, [token], self._now())
+        streamed = self.scheduler.streams
+        self.scheduler.running[slot] = Generation(request, slot, admitted, [token], self._now(), streamed=streamed)
 
     def _decode(self) -> None:
         """One token for every slot of the window, in one pass through the model."""

@@ -49,6 +49,7 @@ class Generation:
     tokens: list[int] = field(default_factory=list)
     first_token_s: float = 0.0
     finish_s: float = 0.0
+    streamed: bool = True  # tokens are handed out as they come; else all at once, when the answer is handed back
 
     @property
     def done(self) -> bool:
@@ -68,11 +69,11 @@ class Generation:
 
     @property
     def ttft_s(self) -> float:
-        """Time to first token: from arrival until the prefill had produced it."""
-        return self.first_token_s - self.request.arrival_s
+        """Time to first token: from arrival until it was handed out, after the prefill where tokens are streamed."""
+        return (self.first_token_s if self.streamed else self.finish_s) - self.request.arrival_s
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token after the first; None for an answer of one token."""
+        """Time per output token after the first; None for an answer of one token, and for one handed back in one piece."""
         later = len(self.tokens) - 1
-        return (self.finish_s - self.first_token_s) / later if later else None
+        return (self.finish_s - self.first_token_s) / later if later and self.streamed else None

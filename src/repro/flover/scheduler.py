@@ -6,6 +6,7 @@ last token; nobody is preempted, nobody waits for a batch to form or to end (pap
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from repro.flover.request import Generation, QueueFull, Request
 
@@ -15,6 +16,7 @@ class Scheduler:
     """`slots` requests run at once, `queue_limit` wait. At a boundary as many are admitted as fit, or at most
     `admit_per_iteration` of them when that is not 0; the authors' code admits one."""
 
+    streams: ClassVar[bool] = True  # a token can be handed out as soon as it is there
     slots: int
     queue_limit: int = 1024
     admit_per_iteration: int = 0

@@ -101,7 +101,7 @@ def summary(report: Report) -> dict[str, float]:
     }
     result = {
         "total_seconds": report.total_seconds,
-        "tokens_per_s": tokens / report.total_seconds,
+        "tokens_per_s": tokens / report.total_seconds if tokens else 0.0,
         "output_tokens": float(tokens),
         "iterations": float(report.iterations),
         "slot_moves": float(report.slot_moves),

@@ -7,7 +7,6 @@ decides which slot a request lives in. Weights that see the same input are fused
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -100,7 +99,8 @@ class Llama:
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
     ) -> None:
-        """`weights`: tensors by their GGUF names, [out, in]. Without `output.weight` the embedding is the output head."""
+        """`weights`: tensors by their GGUF names, [out, in] (`checkpoint.read_gguf` gives both). Without `output.weight` the
+        embedding is the output head."""
         self.config, self.dtype, self.device = config, dtype, torch.device(device)
         self.packed = self.device.type == "cpu" and torch.backends.mkldnn.is_available()
 
@@ -126,14 +126,6 @@ class Llama:
         ]
         half = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
         self._frequencies = (config.rope_base**-half).to(self.device)
-
-    @classmethod
-    def from_gguf(cls, path: Path, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> "Llama":
-        """Read and dequantise a GGUF file; ValueError when it holds another architecture than `llama`."""
-        from repro.models import checkpoint
-
-        config, weights = checkpoint.read_gguf(path)
-        return cls(config, weights, dtype, device)
 
     @classmethod
     def random(cls, config: LlamaConfig, seed: int = 0, **options: Any) -> "Llama":

@@ -51,7 +51,8 @@ class ZeroEngine:
                      sharded in place, and its parameters and floating-point buffers become `weight_dtype`
     plan             which state over which level, see `repro.zero.plan`; the default process group must have its ranks
     optimizer_cls    elementwise torch optimizer, built with `options` (lr, ...) on flat fp32 masters
-    buckets          modules to gather as a whole; default: the members of the model's outermost `nn.ModuleList`s
+    buckets          modules to gather as a whole; default: the members of the model's outermost `nn.ModuleList`s. A weight that
+                     two of them share is refused by FSDP: list a module that holds both instead
     weight_dtype     float32 or bfloat16; float16 would need loss scaling, which is not built: ValueError
     gradient_dtype   of the sums kept between backward and step
     max_grad_norm    clip to this global norm
@@ -82,7 +83,8 @@ class ZeroEngine:
         if broadcast:
             for tensor in (*model.parameters(), *model.buffers()):
                 dist.broadcast(tensor.data, src=0)
-        self.buckets = self._shard(_default_buckets(model) if buckets is None else buckets)
+        self.all_buckets = self._shard(_default_buckets(model) if buckets is None else buckets)
+        self.buckets = [bucket for bucket in self.all_buckets if bucket.sharded.numel]  # those that are trained
         # The masters keep the fp32 values; only then do the weights become 16 bits wide.
         self.optimizer = ShardedOptimizer([self._master(b) for b in self.buckets], optimizer_cls, options)
         model.to(weight_dtype)
@@ -102,7 +104,7 @@ class ZeroEngine:
             gather = partial(self._gather, bucket)
             bucket.sharded = fsdp_private.shard(module, mesh, self.weight_dtype, gather, self._reduce)
             buckets.append(bucket)
-        return [bucket for bucket in buckets if bucket.sharded.numel]
+        return buckets
 
     def _gather(self, bucket: Bucket, shard: Tensor) -> Tensor:
         """The whole bucket from its shards; from the secondary copy, which is closer, once there is one (hpZ of ZeRO++)."""
@@ -201,8 +203,8 @@ class ZeroEngine:
         """Bytes of state on this rank right now, by kind. Gradients exist from backward to step, a secondary copy from forward
         to step: look then."""
         return {
-            "weights": sum(bucket.sharded.weight_bytes() for bucket in self.buckets),
-            "secondary": sum(bucket.copy.nbytes for bucket in self.buckets if bucket.copy is not None),
+            "weights": sum(bucket.sharded.weight_bytes() for bucket in self.all_buckets),
+            "secondary": sum(bucket.copy.nbytes for bucket in self.all_buckets if bucket.copy is not None),
             "gradients": sum(bucket.gradient.nbytes for bucket in self.buckets if bucket.gradient is not None),
             "optimizer": self.optimizer.held_bytes(),
         }
