@@ -10,7 +10,8 @@ TORCH_INDEX ?=
 VENV := .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+# Python compiles what it imports; compiling all of torch and its neighbours here would take as long as unpacking them.
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile
 
 .PHONY: reproduce test replot lint clean environment
 
