@@ -52,6 +52,18 @@ def test_shaped_run_counts_what_the_kernel_counts():
         assert 1 < ratio < 1.1, level
 
 
+def test_learning_rate_rises_over_the_first_steps():
+    """With a warm-up of 2 steps, the first is at half the rate and the second at the whole."""
+
+    def losses(**settings):
+        point = ZeroTrain(plan="ddp", nodes=1, gcds=2, fabric="unshaped", **TINY, **settings)
+        return experiments.get("zero_train").run(point).series.loss.tolist()
+
+    constant, rising = losses(lr=1e-2, lr_warmup=1), losses(lr=2e-2, lr_warmup=2)
+    assert constant[:2] == rising[:2]  # after one step at 1e-2
+    assert constant[2:] != rising[2:]  # then 1e-2 again against 2e-2
+
+
 def test_points():
     assert experiments.get("zero_train").ranks(ZeroTrain(nodes=3, packages=4, gcds=2)) == 24
     assert experiments.get("zero_train").label(ZeroTrain(plan="ddp")).startswith("ddp-2x2x2")

@@ -42,6 +42,9 @@ class ZeroTrain(Point):
     accumulation: int = Field(1, ge=1, description="backward passes per step")
     steps: int = Field(10, ge=WARM_UP + 1)
     lr: float = Field(1e-3, gt=0)
+    # Without a warm-up Adam's first, still badly known second moments throw the loss from 3.5 to 7 within a step, at a
+    # different step for each plan: the curves would then compare accidents.
+    lr_warmup: int = Field(20, ge=1, description="steps in which the learning rate rises to lr")
     # Rate of the inter-node link per rank with all ranks busy, Mbit/s; package and node links are 16 and 4 times as fast,
     # as on Frontier. 8 ranks on 2 cores push 400 to 900 Mbit/s each without shaping, so at 25 even the package link (400)
     # is decided by the shaper and not by the cores: all three rates are exact and the ratio of 16:4:1 holds.
@@ -134,6 +137,7 @@ def _train(
         lr=point.lr,
         fused=True,
     )
+    warm_up = torch.optim.lr_scheduler.LinearLR(engine.optimizer.inner, 1 / point.lr_warmup, 1.0, point.lr_warmup - 1)
     text = torch.frombuffer(bytearray(corpus), dtype=torch.uint8)
     steps, held, before = [], dict[str, int](), None
     for step in range(point.steps):
@@ -149,6 +153,7 @@ def _train(
         held = {kind: max(nbytes, held.get(kind, 0)) for kind, nbytes in engine.held_bytes().items()}
         engine.step()
         steps.append(_Step(total, time.perf_counter() - start, engine.ledger.take()))
+        warm_up.step()
     after = _wire(rank, network)
     wire = {level: (after[level] - before[level]) / (point.steps - WARM_UP) for level in after} if after else None
     return _Report(steps, sum(held.values()), wire)
