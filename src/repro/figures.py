@@ -132,7 +132,8 @@ def save(fig: Figure, output: str | Path | None, name: str, *, evidence: str, ca
     for suffix in (".png", ".svg"):
         metadata = {"Date": None} if suffix == ".svg" else {"Software": None}  # same records, same bytes
         with record.replacing(folder / f"{name}{suffix}") as temporary:
-            fig.savefig(temporary, format=suffix[1:], metadata=metadata)
+            # tight: whatever the layout did not foresee (a label wider than its axes) makes the picture larger, not clipped
+            fig.savefig(temporary, format=suffix[1:], metadata=metadata, bbox_inches="tight")
 
 
 def skip(output: str | Path | None, name: str, reason: str) -> None:
