@@ -26,7 +26,6 @@ class Job(BaseModel):
     attempt: int
     minutes: float
     ranks: int
-    source: str  # hash of the code that produces it
 
 
 class FigurePlan(BaseModel):
@@ -103,7 +102,6 @@ def _jobs(
                     attempt=attempt,
                     minutes=round(expected, 3),
                     ranks=definition.ranks(point),
-                    source=source,
                 )
             )
     return jobs

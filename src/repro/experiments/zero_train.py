@@ -42,8 +42,8 @@ class ZeroTrain(Point):
     accumulation: int = Field(1, ge=1, description="backward passes per step")
     steps: int = Field(10, ge=WARM_UP + 1)
     lr: float = Field(1e-3, gt=0)
-    # Without a warm-up Adam's first, still badly known second moments throw the loss from 3.5 to 7 within a step, at a
-    # different step for each plan: the curves would then compare accidents.
+    # Without a warm-up Adam's first, still badly known second moments throw the loss from 3.5 to 7 within a step, at
+    # other steps in other plans: the curves would then compare accidents (docs/log.md).
     lr_warmup: int = Field(20, ge=1, description="steps in which the learning rate rises to lr")
     # Rate of the inter-node link per rank with all ranks busy, Mbit/s; package and node links are 16 and 4 times as fast,
     # as on Frontier. 8 ranks on 2 cores push 400 to 900 Mbit/s each without shaping, so at 25 even the package link (400)
