@@ -16,8 +16,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from repro import launch as launching
 from repro.launch import CollectiveHang, LaunchTimeout, RankError, launch
+from repro.launch import rank as rank_module
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked from the tests' own closures")
 
@@ -311,7 +311,7 @@ def test_under_srun_whose_variables_are_set_by_hand():
 
     def task(rank: int, world_size: int) -> list:
         dist.destroy_process_group()
-        launching._in_rank = False
+        rank_module._in_rank = False
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
             del os.environ[name]
         step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2", "SLURM_LOCALID": str(rank), "SLURM_PROCID": str(rank)}
@@ -321,6 +321,22 @@ def test_under_srun_whose_variables_are_set_by_hand():
     for results in launch(task, 2):
         assert [[value for _, value, *_ in once] for once in results] == [[3.0, 3.0], [11.0, 11.0]]
         assert results[0][1][3] == {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+
+
+@pytest.mark.parametrize(("gpus", "expected"), [(0, ["gloo"]), (4, ["cuda 1", "cpu:gloo,cuda:nccl"])])
+def test_a_job_on_gpus_can_send_gpu_tensors(monkeypatch, gpus, expected):
+    """The rank takes its GPU before it joins the group. GPUs and group are played: this holds on machines without."""
+    job = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "5", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
+    done = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: done.append(f"cuda {index}"))
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, *_: done.append(backend))
+    monkeypatch.setattr(dist, "all_gather_object", lambda results, own: results.__setitem__(0, own))
+    assert launch(divmod, 1, threads=torch.get_num_threads()) == [(0, 0)]
+    assert done == expected
 
 
 def test_srun_without_a_rendezvous_address_is_an_error_that_says_so(monkeypatch):

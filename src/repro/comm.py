@@ -100,6 +100,7 @@ class Hop:
     rings: tuple[tuple[int, ...], ...]  # empty: direct exchange
     bits: int
     block: int
+    device: str = "cpu"
 
     @property
     def size(self) -> int:
@@ -107,7 +108,9 @@ class Hop:
 
     @property
     def native(self) -> bool:
-        return dist.get_backend(self.group) != "gloo"
+        """Whether the backend's own collectives are used: all but gloo's."""
+        backends = dict(pair.split(":") for pair in dist.get_backend_config(self.group).split(","))
+        return backends[self.device] != "gloo"
 
     def encode(self, x: Tensor) -> Tensor:
         """Values [.., n] to what goes over the wire."""
@@ -155,7 +158,7 @@ class Links:
         for levels, bits in zip(route.hops, route.bits, strict=True) if route else ():
             sizes = [self.topology.levels[self.topology.index(name)].size for name in levels]
             if math.prod(sizes) > 1:
-                hops.append(Hop(self.mesh(levels).get_group(), _ring_orders(sizes), bits, route.block))
+                hops.append(Hop(self.mesh(levels).get_group(), _ring_orders(sizes), bits, route.block, self.device))
         return hops
 
     def all_gather(self, shard: Tensor, route: Route | None) -> Tensor:

@@ -7,7 +7,7 @@ from repro.launch import launch
 from repro.models.gpt import GPT, GPTConfig
 from repro.quantize import payload_bytes
 from repro.topology import frontier
-from repro.zero import ZeroEngine
+from repro.zero import ZeroOptimizer
 from repro.zero import plan as plans
 
 NODES, RANKS = 2, 8
@@ -21,12 +21,13 @@ MICRO_BATCHES = (1, 3)
 def _sent(rank: int, world: int, batches) -> dict:
     found = {}
     for name in plans.NAMED:
-        engine = ZeroEngine(GPT(SHAPE), plans.named(name, TOPOLOGY), lr=1e-3, broadcast=False)
+        model = GPT(SHAPE)
+        optimizer = ZeroOptimizer(model, plans.named(name, TOPOLOGY), lr=1e-3, broadcast=False)
         for micro_batches in MICRO_BATCHES:
             for micro_batch in range(micro_batches):
-                engine(*batches(0, rank, micro_batch)).backward()
-            engine.step()
-            found[name, micro_batches] = engine.ledger.take()
+                model(*batches(0, rank, micro_batch)).backward()
+            optimizer.step()
+            found[name, micro_batches] = optimizer.ledger.take()
     return found
 
 
@@ -97,10 +98,11 @@ def test_order_of_the_papers_plans_on_the_slow_link(sent):
 
 def _float_route(rank: int, world: int, batches) -> dict:
     plan = plans.unquantised(plans.zero3(TOPOLOGY), 32)
-    engine = ZeroEngine(GPT(SHAPE), plan, weight_dtype=torch.float32, lr=1e-3, broadcast=False)
-    engine(*batches(0, rank)).backward()
-    engine.step()
-    return engine.ledger.take()
+    model = GPT(SHAPE)
+    optimizer = ZeroOptimizer(model, plan, weight_dtype=torch.float32, lr=1e-3, broadcast=False)
+    model(*batches(0, rank)).backward()
+    optimizer.step()
+    return optimizer.ledger.take()
 
 
 def test_fp32_doubles_zero3(sent, batches):

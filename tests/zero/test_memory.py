@@ -6,7 +6,7 @@ import torch
 from repro.launch import launch
 from repro.models.gpt import GPT, GPTConfig
 from repro.topology import frontier
-from repro.zero import ZeroEngine, memory
+from repro.zero import ZeroOptimizer, memory
 from repro.zero import plan as plans
 
 SHAPE = GPTConfig(layers=2, hidden=64, heads=2, seq_len=8)  # 8 divides every tensor
@@ -30,12 +30,13 @@ def test_formulas_of_the_papers_for_20_billion_parameters(nodes):
 def _held(rank: int, world: int, batches) -> list[dict[str, int]]:
     found = []
     for plan in PLANS:
-        engine = ZeroEngine(GPT(SHAPE), plan, gradient_dtype=torch.bfloat16, broadcast=False, lr=1e-3)
+        model = GPT(SHAPE)
+        optimizer = ZeroOptimizer(model, plan, gradient_dtype=torch.bfloat16, broadcast=False, lr=1e-3)
         for step in range(2):
-            engine(*batches(step, rank)).backward()
-            held = engine.held_bytes()
-            engine.step()
-        assert engine.held_bytes()["gradients"] == engine.held_bytes()["secondary"] == 0
+            model(*batches(step, rank)).backward()
+            held = optimizer.held_bytes()
+            optimizer.step()
+        assert optimizer.held_bytes()["gradients"] == optimizer.held_bytes()["secondary"] == 0
         found.append(held)
     return found
 

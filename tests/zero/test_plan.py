@@ -22,8 +22,15 @@ def _plan(topology, weights, gradients, optimizer, **more) -> Plan:
     ("name", "degrees"),
     [
         ("ddp", (1, 1, 1, 1)),
+        ("zero1", (1, 1, 384, 1)),
+        ("zero2", (1, 384, 384, 1)),
         ("zero3", (384, 384, 384, 1)),
+        ("hpz", (384, 384, 384, 8)),
+        ("qwz", (384, 384, 384, 1)),
+        ("qgz", (384, 384, 384, 1)),
         ("zeropp", (384, 384, 384, 8)),
+        ("mics", (8, 8, 8, 1)),
+        ("hsdp", (8, 8, 8, 1)),
         ("hierarchical", (2, 8, 384, 1)),
         ("hierarchical_fp", (2, 8, 384, 1)),
     ],
@@ -68,9 +75,9 @@ def test_refusals_say_why(topology):
     backwards = Route((("cluster",), ("package", "node")), (16, 16))
     with pytest.raises(ValueError, match="do not walk the levels"):
         replace(plans.ddp(topology), gradient_route=backwards)
-    with pytest.raises(ValueError, match="zeropp needs a level below the outermost"):
+    with pytest.raises(ValueError, match="needs a node, a level below the outermost"):
         plans.zeropp(Topology((Level("cluster", 8),)))
-    with pytest.raises(ValueError, match="unknown plan 'zero4', known: ddp, zero3, zeropp, hierarchical"):
+    with pytest.raises(ValueError, match="unknown plan 'zero4', known: ddp, zero1, zero2, zero3, hpz"):
         plans.named("zero4", topology)
 
 

@@ -123,12 +123,13 @@ def _train(
     import torch.distributed as dist
 
     from repro.models.gpt import GPT
-    from repro.zero import ZeroEngine
+    from repro.zero import ZeroOptimizer
 
     _keep_freed_memory()
     torch.manual_seed(point.seed)  # equal weights on all ranks: no broadcast over the slow network
-    engine = ZeroEngine(
-        GPT(_config(point)),
+    model = GPT(_config(point))
+    optimizer = ZeroOptimizer(
+        model,
         plan,
         torch.optim.AdamW,
         gradient_dtype=torch.bfloat16,
@@ -137,7 +138,7 @@ def _train(
         lr=point.lr,
         fused=True,
     )
-    warm_up = torch.optim.lr_scheduler.LinearLR(engine.optimizer.inner, 1 / point.lr_warmup, 1.0, point.lr_warmup - 1)
+    warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / point.lr_warmup, 1.0, point.lr_warmup - 1)
     text = torch.frombuffer(bytearray(corpus), dtype=torch.uint8)
     steps, held, before = [], dict[str, int](), None
     for step in range(point.steps):
@@ -147,12 +148,12 @@ def _train(
         dist.barrier()
         start, total = time.perf_counter(), 0.0
         for rows in batches:
-            loss = engine(rows[:, :-1], rows[:, 1:]) / len(batches)
+            loss = model(rows[:, :-1], rows[:, 1:]) / len(batches)
             loss.backward()
             total += loss.item()
-        held = {kind: max(nbytes, held.get(kind, 0)) for kind, nbytes in engine.held_bytes().items()}
-        engine.step()
-        steps.append(_Step(total, time.perf_counter() - start, engine.ledger.take()))
+        held = {kind: max(nbytes, held.get(kind, 0)) for kind, nbytes in optimizer.held_bytes().items()}
+        optimizer.step()
+        steps.append(_Step(total, time.perf_counter() - start, optimizer.ledger.take()))
         warm_up.step()
     after = _wire(rank, network)
     wire = {level: (after[level] - before[level]) / (point.steps - WARM_UP) for level in after} if after else None

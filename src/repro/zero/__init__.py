@@ -1,17 +1,20 @@
 """ZeRO with each state partitioned over its own level of the machine (arXiv 2501.04266).
 
+    from repro import zero
     from repro.topology import frontier
-    from repro.zero import ZeroEngine, plan
 
-    engine = ZeroEngine(model, plan.hierarchical(frontier(nodes=2)), torch.optim.AdamW, lr=3e-4)
-    loss = engine(tokens, targets)
+    optimizer = zero.ZeroOptimizer(model, zero.plan.hierarchical(frontier(nodes=2)), torch.optim.AdamW, lr=3e-4)
+    loss = model(tokens, targets)
     loss.backward()
-    engine.step()
+    optimizer.step()
+    optimizer.zero_grad()
 
-Read `plan.py` (what a plan is), then `engine.py` (the three levels at work), then `comm.py` one room up.
+Read `plan/catalogue.py` (what a plan is), then `engine.py` (the three levels at work), then `comm.py` one room up.
 """
 
-from repro.zero.engine import ZeroEngine
+from repro.zero import plan
+from repro.zero.engine import ZeroOptimizer
 from repro.zero.plan import Plan
+from repro.zero.scaling import LossScale
 
-__all__ = ["Plan", "ZeroEngine"]
+__all__ = ["LossScale", "Plan", "ZeroOptimizer", "plan"]

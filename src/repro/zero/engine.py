@@ -14,7 +14,7 @@ micro-batches. ZeRO-3 is the plan that puts all three partitions over the cluste
 FSDP2 owns the first moment and half of the second (its collectives are replaced, `fsdp_private.py`); the rest is here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,8 +25,12 @@ from torch import Tensor, nn
 
 from repro.comm import Ledger, Links
 from repro.zero import fsdp_private
-from repro.zero.optimizer import ShardedOptimizer
+from repro.zero.buckets import broadcast_from_first, default_buckets, default_device, materialise
+from repro.zero.masters import Masters, Slice, global_norm, parameter_groups
 from repro.zero.plan import Plan
+from repro.zero.scaling import LossScale
+
+WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Bucket:
@@ -34,30 +38,41 @@ class Bucket:
 
     sharded: fsdp_private.ShardedBucket
     gradient: Tensor | None = None  # sum since the last step, this rank's part of the gradient partition
-    copy: Tensor | None = (
-        None  # this rank's part of the secondary copy, from the first gather after a step to the next step
-    )
+    copy: Tensor | None = None  # this rank's part of the secondary copy, from the first gather after a step to the next
 
 
-class ZeroEngine:
-    """A drop-in for DistributedDataParallel and an optimizer:
+class ZeroOptimizer(torch.optim.Optimizer):
+    """Shards a model by a plan and trains it with any elementwise torch optimizer. The training loop stays as it is:
 
-        engine = ZeroEngine(model, plan, torch.optim.AdamW, lr=1e-3)
-        loss = engine(tokens, targets); loss.backward(); engine.step()
+        optimizer = ZeroOptimizer(model, plan, torch.optim.AdamW, lr=3e-4)
+        for tokens, targets in batches:
+            loss = model(tokens, targets)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
 
-    Call `backward` several times before `step` to accumulate micro-batches (scale the loss by their number, as usual).
+    The gradient is the mean over ranks, as with DistributedDataParallel. Several backward passes before `step` accumulate
+    (divide the loss by their number, as usual). Learning-rate schedules work on `param_groups`.
 
-    model            the same module on every rank, fp32, with its final initial weights (a checkpoint is loaded before): it is
-                     sharded in place, and its parameters and floating-point buffers become `weight_dtype`
+    model            the same module on every rank, fp32, with its final initial weights: it is sharded in place, and its
+                     parameters and floating-point buffers become `weight_dtype`. On the meta device: every rank makes one
+                     bucket after the other real with `init`, so the model never exists as a whole
     plan             which state over which level, see `repro.zero.plan`; the default process group must have its ranks
     optimizer_cls    elementwise torch optimizer, built with `options` (lr, ...) on flat fp32 masters
-    buckets          modules to gather as a whole; default: the members of the model's outermost `nn.ModuleList`s. A weight that
-                     two of them share is refused by FSDP: list a module that holds both instead
-    weight_dtype     float32 or bfloat16; float16 would need loss scaling, which is not built: ValueError
+    params           parameters or parameter groups as for any torch optimizer; default: all that require a gradient
+    buckets          modules to gather as a whole; default: members of the model's outermost `nn.ModuleList`s, without those
+                     that share a weight with another module
+    weight_dtype     float32, bfloat16, or float16 with loss scaling
     gradient_dtype   of the sums kept between backward and step
-    max_grad_norm    clip to this global norm
-    ledger           counts the bytes of every step by level; `engine.ledger` when left out
+    max_grad_norm    clip to this global norm. `torch.nn.utils.clip_grad_norm_` cannot: the gradients are not on the parameters
+    loss_scale       for float16; a `LossScale` with other settings than the default
+    init             for a model on the meta device: fills the parameters that a submodule itself holds; default: its
+                     `reset_parameters()`. Must draw the same on all ranks, or `broadcast`
+    ledger           counts the bytes of every step by level; `optimizer.ledger` when left out
+    device           "cpu" or "cuda"; default: where the model is, and CUDA or CPU for one on the meta device
     broadcast        send rank 0's parameters and buffers to all first, as DDP does; False when the same seed made them equal
+
+    Raises ValueError for a model, dtype or optimizer that cannot be trained this way.
     """
 
     def __init__(
@@ -65,46 +80,56 @@ class ZeroEngine:
         model: nn.Module,
         plan: Plan,
         optimizer_cls: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]] | None = None,
         *,
         buckets: Sequence[nn.Module] | None = None,
         weight_dtype: torch.dtype = torch.bfloat16,
         gradient_dtype: torch.dtype = torch.float32,
         max_grad_norm: float | None = None,
+        loss_scale: LossScale | None = None,
+        init: Callable[[nn.Module], None] | None = None,
         ledger: Ledger | None = None,
-        device: str = "cpu",
+        device: str | None = None,
         broadcast: bool = True,
         **options: Any,
     ) -> None:
         _check(model, weight_dtype)
         self.model, self.plan = model, plan
         self.weight_dtype, self.gradient_dtype, self.max_grad_norm = weight_dtype, gradient_dtype, max_grad_norm
-        self.links = Links(plan.topology, ledger, device)
+        self.links = Links(plan.topology, ledger, device or default_device(model))
         self.ledger = self.links.ledger
-        if broadcast:
-            for tensor in (*model.parameters(), *model.buffers()):
-                dist.broadcast(tensor.data, src=0)
-        self.all_buckets = self._shard(_default_buckets(model) if buckets is None else buckets)
-        self.buckets = [bucket for bucket in self.all_buckets if bucket.sharded.numel]  # those that are trained
-        # The masters keep the fp32 values; only then do the weights become 16 bits wide.
-        self.optimizer = ShardedOptimizer([self._master(b) for b in self.buckets], optimizer_cls, options)
-        model.to(weight_dtype)
+        groups, group_of = parameter_groups(model, params)
+        self.all_buckets: list[Bucket] = []  # frozen ones too
+        self.buckets: list[Bucket] = []  # those that are trained
+        masters, slices = [], []
+        for module in (*(default_buckets(model) if buckets is None else buckets), model):
+            # The root comes last and takes what is left: embeddings, output layer.
+            materialise(module, self.links.device, init)
+            if broadcast:
+                broadcast_from_first(module)
+            bucket = self._shard(module)
+            self.all_buckets.append(bucket)
+            if bucket.sharded.numel:
+                self.buckets.append(bucket)
+                masters.append(self._master(bucket))
+                slices.append(self._slices(bucket, group_of))
+            module.to(weight_dtype)  # only now: the masters keep the fp32 values
+        self.masters = Masters(masters, slices, optimizer_cls, groups, options)
+        super().__init__(self.masters.inner.param_groups, {})  # the same dictionaries: a schedule changes both
         for bucket in self.buckets:
             bucket.sharded.on_gradient(partial(self._accumulate, bucket))
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.model(*args, **kwargs)
+        self.loss_scale = loss_scale or (LossScale() if weight_dtype == torch.float16 else None)
+        if self.loss_scale:
+            self.loss_scale.attach(model)
 
     # --- weights: FSDP asks for a bucket's before its forward and before its backward ---
 
-    def _shard(self, modules: Sequence[nn.Module]) -> list[Bucket]:
+    def _shard(self, module: nn.Module) -> Bucket:
         mesh = self.links.mesh(self.plan.levels(None, self.plan.weights))
-        buckets = []
-        for module in (*modules, self.model):  # the root takes what is left: embeddings, output layer
-            bucket = Bucket()
-            gather = partial(self._gather, bucket)
-            bucket.sharded = fsdp_private.shard(module, mesh, self.weight_dtype, gather, self._reduce)
-            buckets.append(bucket)
-        return buckets
+        bucket = Bucket()
+        gather = partial(self._gather, bucket)
+        bucket.sharded = fsdp_private.shard(module, mesh, self.weight_dtype, gather, self._reduce)
+        return bucket
 
     def _gather(self, bucket: Bucket, shard: Tensor) -> Tensor:
         """The whole bucket from its shards; from the secondary copy, which is closer, once there is one (hpZ of ZeRO++)."""
@@ -145,47 +170,62 @@ class ZeroEngine:
     # --- step: to the optimizer partition, update there, and the new weights back ---
 
     @torch.no_grad()
-    def step(self) -> float:
+    def step(self, closure: None = None) -> float:
         """Update with the gradients of all backward calls since the last step; returns their global norm before clipping.
 
-        The gradient is the mean over ranks of the accumulated sums. RuntimeError when there was no backward.
+        Gradients that overflowed (float16) leave the weights as they are and lower the loss scale; the norm is then not
+        finite. RuntimeError when there was no backward; ValueError for a closure, which would have to run on all ranks.
         """
-        if any(bucket.gradient is None for bucket in self.buckets):
+        if closure is not None:
+            raise ValueError("step takes no closure")
+        if all(bucket.gradient is None for bucket in self.buckets):
             raise RuntimeError("step without a backward since the last one: there are no gradients")
-        plan = self.plan
-        means = []
-        for bucket in self.buckets:
-            gradient = bucket.gradient.float()
-            if plan.reduce_across == "step":
-                gradient = self._reduce_across(gradient)
-            means.append(gradient.div_(plan.topology.world_size))
+        means = [self._mean(bucket) for bucket in self.buckets]
         self.zero_grad()
+        present = [mean for mean in means if mean is not None]
+        plan = self.plan
         others = self.links.mesh(plan.levels(None, plan.optimizer)).get_group() if plan.optimizer else None
-        norm = self.optimizer.update(means, others, self.max_grad_norm)
-        for bucket, master in zip(self.buckets, self.optimizer.masters, strict=True):
-            bucket.sharded.write(self._updated(master)[: bucket.sharded.numel])
-            bucket.copy = None  # it holds the old weights
+        norm = global_norm(present, others)
+        if self.loss_scale:
+            self.loss_scale.update(finite := bool(norm.isfinite()))
+            if not finite:
+                return norm.item()
+        if self.max_grad_norm is not None:
+            torch._foreach_mul_(present, (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+        self.masters.update(means)
+        self.publish()
         return norm.item()
 
-    def zero_grad(self) -> None:
+    def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the accumulated gradients (`step` has done so already)."""
         for bucket in self.buckets:
             bucket.gradient = None
 
-    def _master(self, bucket: Bucket) -> Tensor:
-        """This rank's part of the bucket, fp32: the chunk that the two reductions above leave it with."""
-        plan, rank = self.plan, dist.get_rank()
-        inside, across = self._splits()
-        mine = rank // plan.degree(plan.weights) % inside, rank // plan.degree(plan.gradients) % across
-        return self._padded(bucket.sharded.read()).view(inside, across, -1)[mine].clone()
+    def publish(self) -> None:
+        """Make the masters the weights of the model, on all ranks (`step` does)."""
+        for bucket, master in zip(self.buckets, self.masters.flat, strict=True):
+            bucket.sharded.write(self._updated(master))
+            bucket.copy = None  # it holds the old weights
+
+    def _mean(self, bucket: Bucket) -> Tensor | None:
+        """Mean over ranks of a bucket's accumulated gradient, fp32, this rank's part of the optimizer partition; None when no
+        backward reached it."""
+        if bucket.gradient is None:
+            return None
+        gradient = bucket.gradient.float()
+        if self.plan.reduce_across == "step":
+            gradient = self._reduce_across(gradient)
+        return gradient.div_(self.plan.topology.world_size * (self.loss_scale.value if self.loss_scale else 1))
 
     def _updated(self, master: Tensor) -> Tensor:
         """All new weights of the rank's weight partition, from the optimizer partition."""
         plan = self.plan
         route = plan.update_route.within(plan.levels(plan.weights, plan.optimizer))
-        in_rank_order = self.links.all_gather(master.detach().to(self.weight_dtype), route)
+        in_rank_order = self.links.all_gather(master.to(self.weight_dtype), route)
         inside, across = self._splits()
         return in_rank_order.view(across, inside, -1).transpose(0, 1).reshape(-1)
+
+    # --- which values of a bucket are this rank's ---
 
     def _splits(self) -> tuple[int, int]:
         """Chunks of a weight shard per gradient partition, and of those per optimizer partition."""
@@ -194,10 +234,34 @@ class ZeroEngine:
         )
         return gradients // weights, optimizer // gradients
 
+    def _chunk(self) -> int:
+        """The chunk of a weight shard that the two reductions above leave this rank with."""
+        plan, rank = self.plan, dist.get_rank()
+        inside, across = self._splits()
+        return rank // plan.degree(plan.weights) % inside * across + rank // plan.degree(plan.gradients) % across
+
     def _padded(self, shard: Tensor) -> Tensor:
         inside, across = self._splits()
         missing = -shard.numel() % (inside * across)
         return F.pad(shard, (0, missing)) if missing else shard
+
+    def _master(self, bucket: Bucket) -> Tensor:
+        """This rank's part of the bucket, fp32."""
+        inside, across = self._splits()
+        return self._padded(bucket.sharded.read()).view(inside * across, -1)[self._chunk()].clone()
+
+    def _slices(self, bucket: Bucket, group_of: dict[str, int]) -> list[Slice]:
+        """What the master holds of which parameter."""
+        inside, across = self._splits()
+        numel = -(-bucket.sharded.numel // (inside * across))
+        first, found = self._chunk() * numel, []
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        for piece in bucket.sharded.pieces():
+            start, stop = max(piece.offset, first), min(piece.offset + piece.numel, first + numel)
+            if start < stop:
+                name, inner = names[id(piece.param)], start - piece.offset
+                found.append(Slice(name, piece.start + inner, stop - start, start - first, group_of[name]))
+        return found
 
     def held_bytes(self) -> dict[str, int]:
         """Bytes of state on this rank right now, by kind. Gradients exist from backward to step, a secondary copy from forward
@@ -206,21 +270,21 @@ class ZeroEngine:
             "weights": sum(bucket.sharded.weight_bytes() for bucket in self.all_buckets),
             "secondary": sum(bucket.copy.nbytes for bucket in self.all_buckets if bucket.copy is not None),
             "gradients": sum(bucket.gradient.nbytes for bucket in self.buckets if bucket.gradient is not None),
-            "optimizer": self.optimizer.held_bytes(),
+            "optimizer": self.masters.held_bytes(),
         }
 
+    def state_dict(self) -> dict[str, Any]:
+        """Refused: a rank has only its part. `repro.zero.checkpoint` saves and restores the whole."""
+        raise NotImplementedError("state_dict() would hold this rank's part only: use repro.zero.checkpoint.save")
 
-def _default_buckets(model: nn.Module) -> list[nn.Module]:
-    """Members of the outermost `nn.ModuleList`s."""
-    found: list[nn.Module] = []
-    for child in model.children():
-        found += list(child) if isinstance(child, nn.ModuleList) else _default_buckets(child)
-    return found
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Refused, as `state_dict`."""
+        raise NotImplementedError("use repro.zero.checkpoint.load")
 
 
 def _check(model: nn.Module, weight_dtype: torch.dtype) -> None:
-    if weight_dtype not in (torch.float32, torch.bfloat16):
-        raise ValueError(f"weight_dtype is {weight_dtype}, allowed: torch.float32, torch.bfloat16")
+    if weight_dtype not in WEIGHT_DTYPES:
+        raise ValueError(f"weight_dtype is {weight_dtype}, allowed: {', '.join(map(str, WEIGHT_DTYPES))}")
     for name, parameter in model.named_parameters():
         if parameter.dtype != torch.float32:
             raise ValueError(f"parameter {name} is {parameter.dtype}: the masters need fp32 values to start from")

@@ -5,10 +5,12 @@ Private parts of torch in use, as of 2.13:
   input as a view into its output.
 - `_get_fsdp_state()._fsdp_param_groups[0].fsdp_params`: the parameters of one `fully_shard` call, in the order in which the
   flat reduce-scatter output holds their padded shards (those that require a gradient).
-- `FSDPParam._sharded_param_data`: flat padded shard that every all-gather reads; `padded_sharded_param_size`: its shape.
+- `FSDPParam._sharded_param_data`: flat padded shard that every all-gather reads; `padded_sharded_param_size`: its shape;
+  `sharded_param`: the parameter that the module shows, a DTensor split by rows.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -52,11 +54,23 @@ class _CustomReduceScatter(_Allocate, ReduceScatter):
         output_tensor.copy_(self.reduce(input_tensor))
 
 
+@dataclass(frozen=True)
+class Piece:
+    """What this rank's shard of a bucket holds of one parameter: `numel` of its values from flat position `start` on, found at
+    `offset` of the shard, where they take `padded` places."""
+
+    param: nn.Parameter
+    start: int
+    numel: int
+    offset: int
+    padded: int
+
+
 class ShardedBucket:
     """One `fully_shard` call: parameters that are gathered and reduced together, as flat tensors in FSDP's own layout."""
 
-    def __init__(self, module: FSDPModule) -> None:
-        self.module = module
+    def __init__(self, module: FSDPModule, shard_index: int) -> None:
+        self.module, self.shard_index = module, shard_index
 
     @property
     def _params(self) -> list:
@@ -72,15 +86,25 @@ class ShardedBucket:
         """Values in this rank's shard of the trainable parameters, padding included."""
         return sum(param.padded_sharded_param_size.numel() for param in self._trainable)
 
+    def pieces(self) -> list[Piece]:
+        """Layout of the flat shard of the trainable parameters, in order. A shard of rows is a contiguous run of values."""
+        pieces, offset = [], 0
+        for param in self._trainable:
+            padded, total = param.padded_sharded_param_size.numel(), param.sharded_param.numel()
+            start = min(self.shard_index * padded, total)
+            pieces.append(Piece(param.sharded_param, start, min(padded, total - start), offset, padded))
+            offset += padded
+        return pieces
+
     def read(self) -> Tensor:
         """This rank's shard of the trainable weights, flat [numel], a copy."""
         return torch.cat([param._sharded_param_data for param in self._trainable])
 
     @torch.no_grad()
     def write(self, flat: Tensor) -> None:
-        """Replace this rank's shard of the trainable weights by flat [numel], cast to their dtype."""
+        """Replace this rank's shard of the trainable weights by flat [numel or more], cast to their dtype."""
         self.module.reshard()  # weights gathered by hand (`unshard`) would survive otherwise
-        parts = flat.split([param.padded_sharded_param_size.numel() for param in self._trainable])
+        parts = flat[: self.numel].split([param.padded_sharded_param_size.numel() for param in self._trainable])
         for param, part in zip(self._trainable, parts, strict=True):
             param._sharded_param_data.copy_(part)
 
@@ -113,4 +137,4 @@ def shard(module: nn.Module, mesh: DeviceMesh, dtype: torch.dtype, gather: Gathe
     module.set_force_sum_reduction_for_comms(True)
     # A parameter without a gradient counts as zero: the flat layout must not depend on what a rank's batch used.
     module.set_reduce_scatter_unused_params(True, recurse=False)
-    return ShardedBucket(module)
+    return ShardedBucket(module, mesh.get_local_rank())

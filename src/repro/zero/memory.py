@@ -1,12 +1,15 @@
 """Bytes of training state per rank that a plan needs: arithmetic, for plans too large to try."""
 
-from repro.zero.plan import Plan
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from repro.zero.plan import Plan
 
 ADAM_BYTES = 12  # fp32 master and two fp32 moments per parameter
 
 
 def predict(
-    plan: Plan,
+    plan: "Plan",
     parameters: int,
     weight_bytes: int = 2,
     gradient_bytes: int = 2,

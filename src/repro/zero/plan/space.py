@@ -1,28 +1,16 @@
-"""Which state is partitioned over which level of the machine, and how many bits each message takes: the space of ZeRO plans.
+"""What a ZeRO plan is: which state is partitioned over which level of the machine, and how each message travels.
 
 A state that is partitioned over a level is spread over the ranks of one unit of that level and repeated in every other unit:
-over `node` each node holds the whole of it once; over None every rank does. With M = 2 psi bytes of 16-bit weights:
-
-    plan              weights   secondary   gradients   optimizer     sent by a node per step (large machines)
-    ddp               -         -           -           -             2 M   (all-reduce)
-    zero3             cluster   -           cluster     cluster       3 M
-    zeropp            cluster   node        cluster     cluster       0.75 M  (INT8 gather, INT4 reduce)
-    hierarchical      package   -           node        cluster       0.75 M, and none of it inside a forward or backward
-
-The last row is arXiv 2501.04266 as `hierarchical` below reads it. Only "three levels" is published: the degrees, and every
-field marked [INF] below, are inferences; each is a switch.
+over `node` each node holds the whole of it once; over None every rank does. Four states (weights, a secondary copy of the
+weights, gradients, optimizer) times the levels, times the routes between them with their bits: DDP, ZeRO-1 to 3, ZeRO++,
+MiCS, HSDP and the three-level plan of arXiv 2501.04266 are points of this one space (`catalogue.py`).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from repro import comm
 from repro.comm import Route
 from repro.topology import Topology
-
-# Values per quantisation scale. Smaller blocks follow outliers better and cost 4 bytes per block: 1.6 % of INT8 at 256.
-BLOCK = 256
 
 
 @dataclass(frozen=True)
@@ -101,90 +89,6 @@ class Plan:
         first = 0 if below is None else self.topology.index(below) + 1
         last = 0 if upto is None else self.topology.index(upto) + 1
         return self.topology.names[first:last]
-
-
-def ddp(topology: Topology, bits: int = 16) -> Plan:
-    """Everything repeated, gradients all-reduced over one ring: the baseline that needs the most memory."""
-    ring = comm.flat(topology, bits, BLOCK)
-    return Plan("ddp", topology, None, None, None, ring, ring, ring)
-
-
-def zero3(topology: Topology, bits: int = 16) -> Plan:
-    """ZeRO-3: everything over all ranks, flat collectives as DeepSpeed runs them. 3 M per step."""
-    top, ring = topology.names[-1], comm.flat(topology, bits, BLOCK)
-    return Plan("zero3", topology, top, top, top, ring, ring, ring)
-
-
-def zeropp(topology: Topology, weight_bits: int = 8, gradient_bits: int = 4, block: int = BLOCK) -> Plan:
-    """ZeRO++ as in DeepSpeed: INT8 flat all-gather (qwZ; it quantises the gather of the secondary copy too), a secondary copy
-    of the weights in the node (hpZ), and a two-hop INT4 all-to-all reduction: all ranks of a node, then across nodes (qgZ).
-
-    On a machine of one level there is no node to keep a copy in: refused.
-    """
-    if len(topology.names) < 2:
-        raise ValueError("zeropp needs a level below the outermost for its secondary copy, the topology has one level")
-    *node, top = topology.names
-    two_hops = Route((tuple(node), (top,)), (gradient_bits, gradient_bits), block)
-    gather = comm.flat(topology, weight_bits, block)
-    return Plan("zeropp", topology, top, top, top, gather, two_hops, gather, node[-1], gather)
-
-
-def hierarchical(
-    topology: Topology,
-    weights: str = "package",
-    gradients: str = "node",
-    optimizer: str | None = None,
-    *,
-    secondary: str | None = None,
-    weight_bits: int | Sequence[int] = 16,
-    gradient_bits: int | Sequence[int] = (16, 4, 4),
-    update_bits: int | Sequence[int] = 8,
-    reduce_across: Literal["step", "micro_batch"] = "step",
-    block: int = BLOCK,
-) -> Plan:
-    """The three-level plan of arXiv 2501.04266: weights over the GCD pair, gradients over the node, optimizer over all ranks.
-
-    Bits are one number, or one per level, innermost first. [INF] defaults: the pair's link is 16 times as fast as the network,
-    so inside it weights and gradients stay 16 bits wide (quantising costs more time than it saves there); gradients are INT4
-    between packages and nodes; the updated weights travel as INT8; nodes exchange gradients once per step.
-    """
-    optimizer = optimizer or topology.names[-1]
-    gather = comm.hierarchical(topology, weight_bits, block)
-    return Plan(
-        "hierarchical",
-        topology,
-        weights,
-        gradients,
-        optimizer,
-        weight_route=gather,
-        gradient_route=comm.hierarchical(topology, gradient_bits, block),
-        update_route=comm.hierarchical(topology, update_bits, block),
-        secondary=secondary,
-        secondary_route=gather if secondary else None,
-        reduce_across=reduce_across,
-    )
-
-
-def hierarchical_fp(topology: Topology, bits: int = 16) -> Plan:
-    """The three-level plan without quantisation: what partitioning alone is worth."""
-    plan = hierarchical(topology, weight_bits=bits, gradient_bits=bits, update_bits=bits)
-    return replace(plan, name="hierarchical_fp")
-
-
-NAMED = {
-    "ddp": ddp,
-    "zero3": zero3,
-    "zeropp": zeropp,
-    "hierarchical": hierarchical,
-    "hierarchical_fp": hierarchical_fp,
-}
-
-
-def named(name: str, topology: Topology) -> Plan:
-    """A named plan with its default bits; ValueError lists the names."""
-    if name not in NAMED:
-        raise ValueError(f"unknown plan {name!r}, known: {', '.join(NAMED)}")
-    return NAMED[name](topology)
 
 
 def unquantised(plan: Plan, bits: int = 32) -> Plan:

@@ -1,0 +1,72 @@
+"""Run a function on N ranks joined in a process group: results in rank order, or the first real error.
+
+Read `rank` (what a started rank does), then `watch` (how the parent waits, and tells the cause of a failure); `where` tells
+a hang from slow work, `messages` carries what ranks tell, `errors` is what comes out, `joined` serves torchrun and srun.
+
+`launch` forks the ranks from a parent that has imported torch (0.1 s for 8 ranks). It spawns them, which imports torch
+once per rank, where a fork is unsafe: on macOS, after CUDA was initialised, and for more than one thread per rank (GNU
+OpenMP hangs in a fork of a process that has used it). In a `torchrun` or `srun` job this process already is a rank, and
+`launch` runs the function here.
+
+A rank writes its result or error to a private folder, says so, and stays until all are done: its neighbours never see
+a closed connection before the parent has the true cause. Every rank watches a pipe that only the parent can write to;
+it ends at end of file, so killing the parent leaves no rank behind.
+
+A hang inside a collective is told from slow work by asking each rank, at the deadline, where its main thread is and how
+long its TCP connections have been silent: blocked means inside torch.distributed while nothing moved for a second. (A
+process-group timeout cannot decide this at the deadline: it starts anew with every operation.)
+"""
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from repro.launch.errors import CollectiveHang, LaunchTimeout, RankError
+from repro.launch.joined import place_in_job, run_in_job
+from repro.launch.rank import Setup
+from repro.launch.watch import Ranks
+
+if TYPE_CHECKING:
+    from repro.fabric import Fabric
+
+__all__ = ["CollectiveHang", "LaunchTimeout", "RankError", "launch"]
+
+T = TypeVar("T")
+
+
+def launch(
+    fn: Callable[..., T],
+    world_size: int,
+    *args: Any,
+    fabric: "Fabric | None" = None,
+    timeout_s: float = 300.0,
+    threads: int = 1,
+) -> list[T]:
+    """Run `fn(rank, world_size, *args)` on `world_size` processes joined in a gloo group; results in rank order.
+
+    With `fabric`, rank r runs in the fabric's namespace of rank r. `threads` is torch's intra-op threads per rank. Ranks
+    see RANK, WORLD_SIZE and LOCAL_RANK; a forked rank's random generators are copies of the parent's, so `fn` seeds its
+    own. Results must be picklable; `fn` and its arguments only where ranks are spawned (see the module).
+
+    Raises ValueError (arguments), RankError (a rank raised or died), LaunchTimeout (not done in `timeout_s`) and its
+    subclass CollectiveHang. In a torchrun or srun job the results of all ranks are returned on every rank, errors of
+    `fn` propagate as they are, and `timeout_s` bounds single collectives only. Where the job's machine has GPUs, the
+    current device is number LOCAL_RANK (modulo their count), and the group serves GPU tensors by NCCL (RCCL on ROCm).
+    """
+    if world_size < 1 or threads < 1 or timeout_s <= 0:
+        raise ValueError(f"world_size {world_size}, threads {threads}, timeout_s {timeout_s}: all must be positive")
+    if fabric is not None and fabric.topology.world_size != world_size:
+        raise ValueError(f"world_size is {world_size}, but the fabric has {fabric.topology.world_size} ranks")
+    if (place := place_in_job()) is not None:
+        return run_in_job(fn, world_size, args, place, fabric, timeout_s, threads)
+    deadline = time.monotonic() + timeout_s
+    with tempfile.TemporaryDirectory(prefix="repro-ranks-", ignore_cleanup_errors=True) as folder:
+        ranks = Ranks(Path(folder))
+        try:
+            ranks.start(fn, args, Setup(folder, world_size, timeout_s, threads, fabric))
+            ranks.wait(deadline, timeout_s)
+            return [ranks.results[rank] for rank in range(world_size)]
+        finally:
+            ranks.stop()

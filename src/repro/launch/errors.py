@@ -1,0 +1,51 @@
+"""What `launch` raises, told so that the first real cause and every rank's stack are in it."""
+
+
+class RankError(RuntimeError):
+    """A rank raised or died. `exception` is the rank's own exception object where it can be pickled, `traceback` its
+    text; `signal` is set for a rank that a signal killed, `exit_code` is that of the process (negative: killed)."""
+
+    def __init__(
+        self,
+        rank: int,
+        type_name: str = "",
+        message: str = "",
+        traceback: str = "",
+        exit_code: int | None = None,
+        signal: int | None = None,
+        exception: BaseException | None = None,
+    ) -> None:
+        super().__init__(rank, type_name, message, traceback, exit_code, signal, exception)
+        self.rank, self.type_name, self.message, self.traceback = rank, type_name, message, traceback
+        self.exit_code, self.signal, self.exception = exit_code, signal, exception
+
+    def __str__(self) -> str:
+        if self.signal is not None:
+            return f"rank {self.rank} was killed by signal {self.signal}"
+        if not self.type_name:
+            return f"rank {self.rank} ended with exit code {self.exit_code} and no result"
+        return f"rank {self.rank}: {self.type_name}: {self.message}\n{self.traceback}".rstrip()
+
+
+class LaunchTimeout(TimeoutError):
+    """The ranks were not done in time. `stacks` holds the Python stack of each rank that was still running."""
+
+    def __init__(self, message: str, stacks: dict[int, str]) -> None:
+        super().__init__(message, stacks)
+        self.message, self.stacks = message, stacks
+
+    def __str__(self) -> str:
+        ranks_at: dict[str, list[int]] = {}
+        for rank, stack in self.stacks.items():
+            ranks_at.setdefault(stack, []).append(rank)
+        return "\n".join([self.message, *(f"{listed(ranks)}:\n{stack.rstrip()}" for stack, ranks in ranks_at.items())])
+
+
+class CollectiveHang(LaunchTimeout):
+    """Ranks would have waited for ever: all that were not finished were blocked in torch.distributed, or a process
+    group's own timeout ran out."""
+
+
+def listed(ranks: list[int]) -> str:
+    """`rank 3`, or `ranks 0, 2`."""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

@@ -1,0 +1,116 @@
+"""A rank that `launch` started: it joins the group, runs the function, tells its parent, and ends when the parent says so.
+
+A second thread obeys the parent meanwhile, so a rank answers "where are you" even from inside a collective.
+"""
+
+import contextlib
+import os
+import pickle
+import shutil
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repro.launch.errors import RankError
+from repro.launch.messages import ERROR, RESULT, WHERE, Teller
+from repro.launch.where import make_waits_visible, where
+
+if TYPE_CHECKING:
+    from repro.fabric import Fabric
+
+parent_ends: set[Connection] = set()  # write ends of control pipes: a forked rank must not keep its siblings alive
+_in_rank = False
+
+
+def in_rank() -> bool:
+    """Whether `launch` started this process."""
+    return _in_rank
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a rank has to know before it runs the function."""
+
+    folder: str
+    world_size: int
+    timeout_s: float
+    threads: int
+    fabric: "Fabric | None"
+
+    def enter(self, rank: int) -> None:
+        """Join the namespace and the process group."""
+        import torch
+        import torch.distributed as dist
+
+        if self.fabric is not None:
+            from repro.fabric import enter
+
+            enter(self.fabric.namespace(rank))
+            os.environ["GLOO_SOCKET_IFNAME"] = self.fabric.interface
+        else:  # gloo's default is the host name's address, which need not resolve
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.world_size)}
+        torch.set_num_threads(self.threads)
+        store = dist.FileStore(f"{self.folder}/store", self.world_size)
+        patience = timedelta(seconds=self.timeout_s + 60)  # the parent's deadline comes first, and knows more
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=self.world_size, timeout=patience)
+        make_waits_visible()
+
+
+def run_rank(
+    rank: int, setup: Setup, fn: Callable[..., Any], args: tuple, control: Connection, told: Connection
+) -> None:
+    """Main function of a rank's process; it never returns."""
+    global _in_rank
+    _in_rank = True
+    for end in parent_ends:
+        end.close()
+    parent_ends.clear()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent ends the ranks
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    tell, done, released = Teller(rank, Path(setup.folder), told), threading.Event(), threading.Event()
+    threading.Thread(target=_obey, args=(control, tell, done, released), daemon=True).start()
+    try:
+        setup.enter(rank)
+        report = RESULT, pickle.dumps(fn(rank, setup.world_size, *args))
+    except BaseException as error:
+        report = ERROR, _pickled(rank, error)
+    done.set()
+    tell(*report)
+    released.wait()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(int(report[0] == ERROR))  # at a usual exit, a spawned rank would abort in gloo's threads
+
+
+def _pickled(rank: int, error: BaseException) -> bytes:
+    """The error as a RankError; without the exception object where that cannot be pickled and read back."""
+    text = "".join(traceback.format_exception(error))
+    for exception in (error, None):
+        with contextlib.suppress(Exception):
+            content = pickle.dumps(RankError(rank, type(error).__name__, str(error), text, exception=exception))
+            pickle.loads(content)  # an exception with an __init__ of its own often fails only here
+            return content
+    raise AssertionError("a RankError of strings can be pickled")
+
+
+def _obey(control: Connection, tell: Teller, done: threading.Event, released: threading.Event) -> None:
+    """Serve the parent: a message asks where the main thread is; end of file (released, or parent gone) ends the rank."""
+    try:
+        while True:
+            control.recv_bytes()
+            tell(WHERE, pickle.dumps(where(run_rank.__code__)))
+    except (EOFError, OSError):
+        pass
+    finally:
+        shutil.rmtree(tell.folder, ignore_errors=True)  # a killed parent cannot
+        if not done.is_set():
+            os._exit(1)
+        released.set()

@@ -1,0 +1,77 @@
+"""Which modules are gathered together, and models too large to exist on one rank: they arrive on the meta device and become real
+bucket by bucket, so that a rank holds one whole bucket at a time."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+
+def default_buckets(model: nn.Module) -> list[nn.Module]:
+    """Members of the outermost `nn.ModuleList`s, without those that share a parameter with a module outside themselves: FSDP
+    gathers a parameter with one bucket only, so these are left to the root's."""
+    uses = Counter(id(parameter) for parameter in _slots(model))
+    return [
+        module
+        for module in _list_members(model)
+        if all(count == uses[key] for key, count in Counter(id(parameter) for parameter in _slots(module)).items())
+    ]
+
+
+def _list_members(module: nn.Module) -> list[nn.Module]:
+    found: list[nn.Module] = []
+    for child in module.children():
+        found += list(child) if isinstance(child, nn.ModuleList) else _list_members(child)
+    return list(dict.fromkeys(found))  # a module that is listed twice is one bucket
+
+
+def _slots(module: nn.Module) -> list[nn.Parameter]:
+    """Every place that holds a parameter: a shared one appears several times."""
+    return [parameter for _, parameter in module.named_parameters(remove_duplicate=False)]
+
+
+def materialise(module: nn.Module, device: torch.device | str, init: Callable[[nn.Module], None] | None) -> None:
+    """Give the parameters and buffers of `module` that are on the meta device memory on `device`, and fill them.
+
+    `init(submodule)` must fill the parameters and buffers that `submodule` holds itself; left out, its `reset_parameters()`
+    is called, as torch's own layers have it. Ties stay tied. ValueError for a submodule that has neither.
+    """
+    real: dict[int, nn.Parameter] = {}
+    fresh = []
+    for name, submodule in module.named_modules():
+        mine = {**submodule._parameters, **submodule._buffers}
+        unreal = {key: tensor for key, tensor in mine.items() if tensor is not None and tensor.is_meta}
+        for key, tensor in unreal.items():
+            if isinstance(tensor, nn.Parameter):
+                empty = torch.empty_like(tensor, device=device)
+                real.setdefault(id(tensor), nn.Parameter(empty, requires_grad=tensor.requires_grad))
+                setattr(submodule, key, real[id(tensor)])
+            else:
+                submodule._buffers[key] = torch.empty_like(tensor, device=device)
+        if unreal:
+            fresh.append((name, submodule))
+    for name, submodule in fresh:
+        fill = (lambda: init(submodule)) if init else getattr(submodule, "reset_parameters", None)  # noqa: B023
+        if fill is None:
+            raise ValueError(
+                f"{name or type(module).__name__} ({type(submodule).__name__}) is on the meta device and has no "
+                "reset_parameters(): give `init`, a function that fills a module's own parameters"
+            )
+        with torch.no_grad():
+            fill()
+
+
+def default_device(model: nn.Module) -> str:
+    """Type of the device that the model is on; for one on the meta device CUDA (ROCm) where there is one, else the CPU."""
+    where = next(model.parameters()).device.type
+    return where if where != "meta" else "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def broadcast_from_first(module: nn.Module) -> None:
+    """Give all ranks rank 0's values of the parameters that are not sharded yet, and of the buffers."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if not isinstance(tensor, DTensor):
+            dist.broadcast(tensor.data, src=0)

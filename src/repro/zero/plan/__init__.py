@@ -1,0 +1,40 @@
+"""Plans: the space of them (`space.py`), those with a name (`catalogue.py`), and the best one for a machine (`best.py`)."""
+
+from repro.zero.plan.catalogue import (
+    BLOCK,
+    NAMED,
+    ddp,
+    hierarchical,
+    hierarchical_fp,
+    hpz,
+    hsdp,
+    mics,
+    named,
+    qgz,
+    qwz,
+    zero1,
+    zero2,
+    zero3,
+    zeropp,
+)
+from repro.zero.plan.space import Plan, unquantised
+
+__all__ = [
+    "BLOCK",
+    "NAMED",
+    "Plan",
+    "ddp",
+    "hierarchical",
+    "hierarchical_fp",
+    "hpz",
+    "hsdp",
+    "mics",
+    "named",
+    "qgz",
+    "qwz",
+    "unquantised",
+    "zero1",
+    "zero2",
+    "zero3",
+    "zeropp",
+]

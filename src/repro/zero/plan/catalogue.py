@@ -1,0 +1,178 @@
+"""The plans that have names. With M = 2 psi bytes of 16-bit weights, and what a node of a large machine sends per step:
+
+    plan              weights   copy      gradients   optimizer   sent by a node, one micro-batch
+    ddp               -         -         -           -           2 M      all-reduce
+    zero1             -         -         -           cluster     2 M      reduce-scatter, all-gather
+    zero2             -         -         cluster     cluster     2 M      the same, the reduction per micro-batch
+    zero3             cluster   -         cluster     cluster     3 M      two gathers, a reduction
+    hpz               cluster   node      cluster     cluster     2 M      the gather before the backward stays in the node
+    qwz               cluster   -         cluster     cluster     2 M      INT8 gathers
+    qgz               cluster   -         cluster     cluster     2.25 M   INT4 two-hop reduction
+    zeropp            cluster   node      cluster     cluster     0.75 M   hpz, qwz and qgz together
+    mics, hsdp        node      -         node        node        2 M      ZeRO-3 in a node, all-reduce across nodes
+    hierarchical      package   -         node        cluster     0.75 M   once per step, whatever the micro-batches
+
+The last row is arXiv 2501.04266 as we read it. Only "three levels" is published: the degrees, and every argument of
+`hierarchical` marked [INF], are inferences; each is a switch. Everything but `hierarchical` and `mics` uses flat
+collectives, as the libraries do that these plans come from.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from repro import comm
+from repro.comm import Route
+from repro.topology import Topology
+from repro.zero.plan.space import Plan
+
+# Values per quantisation scale. Smaller blocks follow outliers better and cost 4 bytes per block: 1.6 % of INT8 at 256.
+BLOCK = 256
+
+
+def ddp(topology: Topology, bits: int = 16) -> Plan:
+    """Everything repeated, gradients all-reduced over one ring: the baseline that needs the most memory."""
+    return _flat("ddp", topology, None, None, None, bits)
+
+
+def zero1(topology: Topology, bits: int = 16) -> Plan:
+    """ZeRO-1: optimizer states over all ranks. A rank adds up whole gradients and shares them once per step."""
+    return _flat("zero1", topology, None, None, topology.names[-1], bits)
+
+
+def zero2(topology: Topology, bits: int = 16) -> Plan:
+    """ZeRO-2: gradients too, so they are reduced after every micro-batch."""
+    return _flat("zero2", topology, None, topology.names[-1], topology.names[-1], bits)
+
+
+def zero3(topology: Topology, bits: int = 16) -> Plan:
+    """ZeRO-3: everything over all ranks, flat collectives as DeepSpeed runs them. 3 M per step."""
+    return _flat("zero3", topology, *[topology.names[-1]] * 3, bits)
+
+
+def hpz(topology: Topology, bits: int = 16) -> Plan:
+    """ZeRO-3 and hpZ of ZeRO++: a secondary copy of the weights, spread over the ranks of a node."""
+    ring = comm.flat(topology, bits, BLOCK)
+    return replace(zero3(topology, bits), name="hpz", secondary=_node(topology), secondary_route=ring)
+
+
+def qwz(topology: Topology, bits: int = 8, block: int = BLOCK) -> Plan:
+    """ZeRO-3 and qwZ of ZeRO++: weights are gathered as INT8."""
+    gather = comm.flat(topology, bits, block)
+    return replace(zero3(topology), name="qwz", weight_route=gather, update_route=gather)
+
+
+def qgz(topology: Topology, bits: int = 4, block: int = BLOCK, hops: Literal[1, 2] = 2) -> Plan:
+    """ZeRO-3 and qgZ of ZeRO++: gradients are reduced as INT4 by an all-to-all in the node and one across nodes.
+
+    `hops` 1 is the scheme that qgZ improves on: one all-to-all over all ranks, in which a node sends every rank's
+    contribution separately (M P / Z bytes for P ranks a node and Z-fold compression, instead of M / Z).
+    """
+    _node(topology)
+    *inside, top = topology.names
+    route = comm.flat(topology, bits, block) if hops == 1 else Route((tuple(inside), (top,)), (bits, bits), block)
+    return replace(zero3(topology), name="qgz", gradient_route=route)
+
+
+def zeropp(topology: Topology, weight_bits: int = 8, gradient_bits: int = 4, block: int = BLOCK) -> Plan:
+    """ZeRO++: hpZ, qwZ (which quantises the gather of the secondary copy too, as DeepSpeed does) and qgZ.
+
+    On a machine of one level there is no node to keep a copy in: refused.
+    """
+    gather = comm.flat(topology, weight_bits, block)
+    return replace(
+        qgz(topology, gradient_bits, block),
+        name="zeropp",
+        weight_route=gather,
+        update_route=gather,
+        secondary=_node(topology),
+        secondary_route=gather,
+    )
+
+
+def mics(topology: Topology, level: str | None = None, bits: int = 16) -> Plan:
+    """MiCS (arXiv 2205.00119): all states over one unit of `level` (default: a node) with hierarchical gathers; gradients are
+    all-reduced between the units once per step."""
+    level = level or _node(topology)
+    route = comm.hierarchical(topology, bits, BLOCK)
+    return Plan("mics", topology, level, level, level, route, route, route)
+
+
+def hsdp(topology: Topology, level: str | None = None, bits: int = 16) -> Plan:
+    """HSDP, as PyTorch's FSDP calls it: the partition of MiCS with flat gathers, and an all-reduce between the units after
+    every micro-batch."""
+    level = level or _node(topology)
+    inside = topology.names[: topology.index(level) + 1]
+    outside = topology.names[len(inside) :]
+    route = Route(tuple(hop for hop in (inside, outside) if hop), (bits,) * (2 if outside else 1), BLOCK)
+    return Plan("hsdp", topology, level, level, level, route, route, route, reduce_across="micro_batch")
+
+
+def hierarchical(
+    topology: Topology,
+    weights: str | None = None,
+    gradients: str | None = None,
+    optimizer: str | None = None,
+    *,
+    secondary: str | None = None,
+    weight_bits: int | Sequence[int] = 16,
+    gradient_bits: int | Sequence[int] | None = None,
+    update_bits: int | Sequence[int] = 8,
+    reduce_across: Literal["step", "micro_batch"] = "step",
+    block: int = BLOCK,
+) -> Plan:
+    """The three-level plan of arXiv 2501.04266: weights over the GCD pair, gradients over the node, optimizer over all ranks.
+
+    Levels left out are the innermost, the last but one and the outermost of the topology. Bits are one number, or one per
+    level, innermost first. [INF] defaults: the pair's link is 16 times as fast as the network, so inside it weights and
+    gradients stay 16 bits wide (quantising costs more time than it saves there); gradients are INT4 between packages and
+    nodes; the updated weights travel as INT8; nodes exchange gradients once per step.
+    """
+    names = topology.names
+    gather = comm.hierarchical(topology, weight_bits, block)
+    return Plan(
+        "hierarchical",
+        topology,
+        weights or names[0],
+        gradients or names[-2:][0],
+        optimizer or names[-1],
+        weight_route=gather,
+        gradient_route=comm.hierarchical(topology, gradient_bits or (16, *[4] * (len(names) - 1)), block),
+        update_route=comm.hierarchical(topology, update_bits, block),
+        secondary=secondary,
+        secondary_route=gather if secondary else None,
+        reduce_across=reduce_across,
+    )
+
+
+def hierarchical_fp(topology: Topology, bits: int = 16) -> Plan:
+    """The three-level plan without quantisation: what partitioning alone is worth."""
+    plan = hierarchical(topology, weight_bits=bits, gradient_bits=bits, update_bits=bits)
+    return replace(plan, name="hierarchical_fp")
+
+
+NAMED: dict[str, Callable[[Topology], Plan]] = {
+    function.__name__: function
+    for function in (ddp, zero1, zero2, zero3, hpz, qwz, qgz, zeropp, mics, hsdp, hierarchical, hierarchical_fp)
+}
+
+
+def named(name: str, topology: Topology) -> Plan:
+    """A named plan with its default bits; ValueError lists the names."""
+    if name not in NAMED:
+        raise ValueError(f"unknown plan {name!r}, known: {', '.join(NAMED)}")
+    return NAMED[name](topology)
+
+
+def _flat(
+    name: str, topology: Topology, weights: str | None, gradients: str | None, optimizer: str | None, bits: int
+) -> Plan:
+    ring = comm.flat(topology, bits, BLOCK)
+    return Plan(name, topology, weights, gradients, optimizer, ring, ring, ring)
+
+
+def _node(topology: Topology) -> str:
+    """The level below the outermost; ValueError where there is none."""
+    if len(topology.names) < 2:
+        raise ValueError("this plan needs a node, a level below the outermost; the topology has one level")
+    return topology.names[-2]

@@ -1,0 +1,64 @@
+"""Loss scaling for float16: gradients below 6e-8 would become zero, so they are computed larger and divided before the update.
+
+The scale is applied where gradients enter the model, not to the loss: `loss.backward()` of a training loop stays as it is.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+
+class LossScale:
+    """Factor on all gradients. As `torch.amp.GradScaler` does by default, it is halved at a step whose gradients overflow (that
+    step is left out) and doubled after `growth_interval` steps without one.
+
+    `skipped` counts the steps that were left out.
+    """
+
+    def __init__(self, initial: float = 2.0**16, growth_interval: int = 2000) -> None:
+        if initial <= 0 or growth_interval < 1:
+            raise ValueError(f"loss scale {initial}, growth interval {growth_interval}: both must be positive")
+        self.value, self.growth_interval = initial, growth_interval
+        self.good_steps = self.skipped = 0
+
+    def attach(self, model: nn.Module) -> None:
+        """Scale the gradients that enter `model`; its float16 outputs become float32, so that these are not rounded on entry."""
+        model.register_forward_hook(lambda module, args, outputs: tree_map(self._scaled, outputs))
+
+    def _scaled(self, output: Any) -> Any:
+        if not isinstance(output, Tensor) or not output.is_floating_point():
+            return output
+        output = output.float() if output.dtype == torch.float16 else output
+        return _ScaleGradient.apply(output, self.value) if output.requires_grad else output
+
+    def update(self, finite: bool) -> None:
+        """After a step: were the gradients finite?"""
+        self.good_steps = self.good_steps + 1 if finite else 0
+        if not finite:
+            self.value, self.skipped = self.value / 2, self.skipped + 1
+        elif self.good_steps == self.growth_interval:
+            self.value, self.good_steps = self.value * 2, 0
+
+    def state_dict(self) -> dict[str, float]:
+        """Value and counters, for a checkpoint."""
+        return {"value": self.value, "good_steps": self.good_steps, "skipped": self.skipped}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Inverse of `state_dict`."""
+        self.value = float(state["value"])
+        self.good_steps, self.skipped = int(state["good_steps"]), int(state["skipped"])
+
+
+class _ScaleGradient(torch.autograd.Function):
+    """Identity whose gradient is multiplied."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.factor, None

@@ -1,0 +1,98 @@
+"""Training with DistributedDataParallel, and the same with a ZeRO plan: what the tests of the engine compare."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from repro.launch import launch
+from repro.models.gpt import GPT, GPTConfig
+from repro.zero import Plan, ZeroOptimizer
+
+# 36 and 12 rows over 8 or 16 ranks, 108 over 8, 33 words: FSDP has to pad almost every tensor
+SHAPE = GPTConfig(layers=2, hidden=36, heads=3, seq_len=8, vocab=33)
+Curve = list[tuple[float, float]]  # (loss, gradient norm) of every step, one rank
+
+
+def batch(step: int, rank: int, micro_batch: int = 0, seq_len: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sequences that a small model can learn, x -> 3 x + 5 mod 32 from a random start: different for every step, micro-batch
+    and rank, and the same in every process. Tokens and targets, int64 [2, seq_len]."""
+    draw = torch.Generator().manual_seed(step * 10_000 + rank * 100 + micro_batch)
+    tokens = torch.randint(0, 32, (2, 1), generator=draw)
+    for _ in range(seq_len):
+        tokens = torch.cat((tokens, (3 * tokens[:, -1:] + 5) % 32), dim=1)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a training run varies. Step s has `micro_batches[s % len]` backward passes. The default `max_norm` is small enough to
+    clip at every step. `change` may alter the model before it is wrapped."""
+
+    steps: int = 12
+    shape: GPTConfig = SHAPE
+    tied: bool = False
+    micro_batches: tuple[int, ...] = (1,)
+    max_norm: float | None = 0.4
+    optimizer: Any = torch.optim.AdamW
+    lr: float = 3e-3
+    change: Callable[[nn.Module], None] = lambda model: None
+
+    def model(self) -> nn.Module:
+        torch.manual_seed(0)
+        model = GPT(replace(self.shape, tied=self.tied))
+        self.change(model)
+        return model
+
+    def step(self, model: nn.Module, rank: int, step: int) -> float:
+        """Forward and backward of one step; its loss."""
+        total, count = 0.0, self.micro_batches[step % len(self.micro_batches)]
+        for micro_batch in range(count):
+            loss = model(*batch(step, rank, micro_batch)) / count
+            loss.backward()
+            total += loss.item()
+        return total
+
+
+def train_ddp(rank: int, world: int, setting: Setting) -> Curve:
+    """The reference, fp32."""
+    model = nn.parallel.DistributedDataParallel(setting.model())
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = setting.optimizer(trainable, lr=setting.lr)
+    found = []
+    for step in range(setting.steps):
+        loss = setting.step(model, rank, step)
+        norm = nn.utils.clip_grad_norm_(trainable, setting.max_norm or float("inf"))
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append((loss, norm.item()))
+    return found
+
+
+def train_plan(rank: int, setting: Setting, plan: Plan, **options: Any) -> Curve:
+    """The same with a plan; fp32 unless `options` say otherwise."""
+    model = setting.model()
+    options = {"weight_dtype": torch.float32, "lr": setting.lr} | options
+    optimizer = ZeroOptimizer(model, plan, setting.optimizer, max_grad_norm=setting.max_norm, **options)
+    found = []
+    for step in range(setting.steps):
+        loss = setting.step(model, rank, step)
+        found.append((loss, optimizer.step()))
+        optimizer.zero_grad()
+    return found
+
+
+def compare(
+    setting: Setting, plans: Sequence[Plan], timeout_s: float = 250.0, **options: Any
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """(loss, norm) of DDP, and of each plan: [ranks, steps, 2]."""
+    world_size = plans[0].topology.world_size
+
+    def train(rank: int, world: int) -> list[Curve]:
+        return [train_plan(rank, setting, plan, **options) for plan in plans]
+
+    reference = launch(train_ddp, world_size, setting, timeout_s=timeout_s)
+    results = launch(train, world_size, timeout_s=timeout_s)
+    return torch.tensor(reference), [torch.tensor(run) for run in zip(*results, strict=True)]
