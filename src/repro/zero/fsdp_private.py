@@ -88,8 +88,16 @@ class ShardedBucket:
 
     def pieces(self) -> list[Piece]:
         """Layout of the flat shard of the trainable parameters, in order. A shard of rows is a contiguous run of values."""
+        return self._layout(self._trainable)
+
+    def frozen(self) -> list[tuple[Piece, Tensor]]:
+        """The frozen parameters: where this rank's values belong, and the values, flat [padded], not a copy."""
+        frozen = [param for param in self._params if not param.sharded_param.requires_grad]
+        return [(piece, param._sharded_param_data) for piece, param in zip(self._layout(frozen), frozen, strict=True)]
+
+    def _layout(self, params: Sequence) -> list[Piece]:
         pieces, offset = [], 0
-        for param in self._trainable:
+        for param in params:
             padded, total = param.padded_sharded_param_size.numel(), param.sharded_param.numel()
             start = min(self.shard_index * padded, total)
             pieces.append(Piece(param.sharded_param, start, min(padded, total - start), offset, padded))

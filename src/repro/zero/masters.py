@@ -67,10 +67,10 @@ class Masters:
         self.inner.step()
         self.inner.zero_grad(set_to_none=True)
 
-    def state(self, bucket: int) -> Iterable[tuple[int, nn.Parameter, dict[str, Any]]]:
-        """(start in the master, segment, its optimizer state) for each segment of a bucket."""
-        for segment, (start, _, _) in zip(self._segments[bucket], self._parts[bucket], strict=True):
-            yield start, segment, self.inner.state[segment]
+    def state(self, bucket: int) -> Iterable[tuple[int, nn.Parameter, dict[str, Any], dict[str, Any]]]:
+        """(start in the master, segment, its group's options, its optimizer state) for each segment of a bucket."""
+        for segment, (start, _, group) in zip(self._segments[bucket], self._parts[bucket], strict=True):
+            yield start, segment, self.inner.param_groups[group], self.inner.state[segment]
 
     def held_bytes(self) -> int:
         """Bytes of masters and optimizer state (Adam: master, two moments and a step counter per segment)."""

@@ -1,0 +1,221 @@
+"""Checkpoints: go on under another plan and world size with the same losses, and survive a kill while being written."""
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from ddp_reference import SHAPE, batch
+from torch import nn
+
+from repro.launch import RankError, launch
+from repro.models.gpt import GPT
+from repro.topology import Topology, frontier
+from repro.zero import Plan, ZeroOptimizer, checkpoint
+from repro.zero import plan as plans
+
+EIGHT, FOUR, TWO = frontier(2, 2, 2), frontier(2, 1, 2), frontier(1, 1, 2)
+SHAPE = replace(SHAPE, tied=True)
+
+
+def _build(plan: Plan, **options) -> tuple[nn.Module, ZeroOptimizer]:
+    """Two parameter groups, tied embeddings, a frozen layer, a buffer."""
+    torch.manual_seed(0)
+    model = GPT(SHAPE)
+    model.blocks[0].up.requires_grad_(False)
+    model.register_buffer("seen", torch.zeros(2))
+    matrices = [p for p in model.parameters() if p.dim() > 1 and p.requires_grad]
+    others = [p for p in model.parameters() if p.dim() == 1 and p.requires_grad]
+    groups = [{"params": matrices, "weight_decay": 0.5}, {"params": others, "weight_decay": 0.0}]
+    settings = {"weight_dtype": torch.float32, "lr": 1e-2, "max_grad_norm": 0.4} | options
+    return model, ZeroOptimizer(model, plan, torch.optim.AdamW, groups, **settings)
+
+
+def _steps(model: nn.Module, optimizer: ZeroOptimizer, plan: Plan, steps: range) -> list[float]:
+    """Losses over 8 sequences a step, whatever the number of ranks: a rank takes its share as micro-batches."""
+    world, rank, losses = plan.topology.world_size, torch.distributed.get_rank(), []
+    for step in steps:
+        total, count = 0.0, 8 // world
+        for micro_batch in range(count):
+            loss = model(*batch(step, rank * count + micro_batch)) / count
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        loss = torch.tensor(total) / world
+        torch.distributed.all_reduce(loss)
+        losses.append(loss.item())
+    return losses
+
+
+def _save(rank: int, world: int, folder: Path, plan: Plan, options: dict) -> list[float]:
+    """3 steps, a checkpoint, 3 more."""
+    model, optimizer = _build(plan, **options)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    _steps(model, optimizer, plan, range(3))
+    schedule.step()
+    schedule.step()
+    model.seen.fill_(3)
+    checkpoint.save(folder, 3, optimizer, {"schedule": schedule.state_dict(), "note": "after three"})
+    return _steps(model, optimizer, plan, range(3, 6))
+
+
+def _resume(rank: int, world: int, folder: Path, plan: Plan, options: dict) -> list[float]:
+    model, optimizer = _build(plan, **options)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    with torch.no_grad():
+        for master in optimizer.masters.flat:
+            master.add_(1.0)  # what is there before must not matter
+    step, extra = checkpoint.load(folder, optimizer)
+    schedule.load_state_dict(extra["schedule"])
+    assert step == 3 and extra["note"] == "after three" and schedule.last_epoch == 2
+    assert model.seen.tolist() == [3, 3]
+    assert [group["lr"] for group in optimizer.param_groups] == [5e-3, 5e-3]
+    return _steps(model, optimizer, plan, range(3, 6))
+
+
+def _metadata(folder: Path) -> dict:
+    return dcp.FileSystemReader(folder / "step-00000003").read_metadata().state_dict_metadata
+
+
+def _plan(name: str, topology: Topology) -> Plan:
+    return plans.unquantised(plans.named(name, topology))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> tuple[Path, list[float]]:
+    folder = tmp_path_factory.mktemp("saved")
+    return folder, launch(_save, 8, folder, _plan("hierarchical", EIGHT), {}, timeout_s=60)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "topology"),
+    [("hierarchical", EIGHT), ("zeropp", EIGHT), ("zero3", FOUR), ("hierarchical", FOUR), ("ddp", TWO), ("mics", FOUR)],
+    ids=lambda value: value if isinstance(value, str) else f"{value.world_size} ranks",
+)
+def test_losses_go_on_under_another_plan_and_world_size(saved, name, topology):
+    folder, expected = saved
+    found = launch(_resume, topology.world_size, folder, _plan(name, topology), {}, timeout_s=60)[0]
+    torch.testing.assert_close(found, expected, rtol=2e-5, atol=0)
+    if (name, topology) == ("hierarchical", EIGHT):
+        assert found == expected  # to the last bit
+
+
+@pytest.mark.parametrize("optimizer_plan", ["ddp", "mics", "zero2"])
+def test_replicas_are_saved_once_and_other_plans_read_them(tmp_path, optimizer_plan):
+    expected = launch(_save, 4, tmp_path, _plan(optimizer_plan, FOUR), {}, timeout_s=60)[0]
+    found = launch(_resume, 8, tmp_path, _plan("hierarchical", EIGHT), {}, timeout_s=60)[0]
+    torch.testing.assert_close(found, expected, rtol=2e-5, atol=0)
+    for key, entry in _metadata(tmp_path).items():
+        assert sum(chunk.sizes.numel() for chunk in entry.chunks) == entry.size.numel(), key
+
+
+def test_a_quantised_float16_run_goes_on_bit_for_bit(tmp_path):
+    options = {"weight_dtype": torch.float16}
+    expected = launch(_save, 4, tmp_path, plans.hierarchical(FOUR), options, timeout_s=60)[0]
+    assert launch(_resume, 4, tmp_path, plans.hierarchical(FOUR), options, timeout_s=60)[0] == expected
+
+
+def _reference_state(rank: int, world: int, folder: Path) -> dict[str, torch.Tensor]:
+    _, optimizer = _build(_plan("ddp", frontier(1, 1, 1)))
+    checkpoint.load(folder, optimizer)
+    return {name: tensor.full_tensor() for name, tensor in optimizer.model.named_parameters()}
+
+
+def test_consolidated_is_the_models_state_dict(saved):
+    folder, _ = saved
+    model = GPT(SHAPE)
+    model.register_buffer("seen", torch.zeros(2))
+    model.load_state_dict(checkpoint.consolidated(folder))
+    assert model.head.weight is model.tokens.weight and model.seen.tolist() == [3, 3]
+    reference = launch(_reference_state, 1, folder, timeout_s=60)[0]
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, reference[name]), name
+
+
+# --- kills ---
+
+
+def _killed_while_saving(rank: int, world: int, folder: Path, moment: str) -> None:
+    model, optimizer = _build(_plan("hierarchical", FOUR))
+    _steps(model, optimizer, _plan("hierarchical", FOUR), range(1))
+    checkpoint.save(folder, 1, optimizer)
+    _steps(model, optimizer, _plan("hierarchical", FOUR), range(1, 2))
+    if rank == {"a rank's file": 2, "the rename": 0}[moment]:
+        module, name = {"a rank's file": (torch, "save"), "the rename": (os, "rename")}[moment]
+        genuine = getattr(module, name)
+
+        def die(*args, **kwargs):
+            if moment == "the rename" and Path(args[0]).name != ".step-00000002":
+                return genuine(*args, **kwargs)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        setattr(module, name, die)
+    checkpoint.save(folder, 2, optimizer)
+
+
+def _step_of(rank: int, world: int, folder: Path) -> int:
+    model, optimizer = _build(_plan("hierarchical", FOUR))
+    step, _ = checkpoint.load(folder, optimizer)
+    _steps(model, optimizer, _plan("hierarchical", FOUR), range(1, 3))
+    checkpoint.save(folder, 3, optimizer, keep=1)
+    return step
+
+
+@pytest.mark.parametrize("moment", ["a rank's file", "the rename"])
+def test_a_kill_while_saving_leaves_the_previous_checkpoint(tmp_path, moment):
+    with pytest.raises(RankError, match="killed by signal 9"):
+        launch(_killed_while_saving, 4, tmp_path, moment, timeout_s=60)
+    assert (tmp_path / ".step-00000002").is_dir() and checkpoint.steps(tmp_path) == [1]
+    assert launch(_step_of, 4, tmp_path, timeout_s=60) == [1] * 4
+    assert checkpoint.steps(tmp_path) == [3] and not list(tmp_path.glob(".step-*"))  # swept and thinned out
+
+
+# --- refusals ---
+
+
+def _refuse(rank: int, world: int, folder: Path) -> list[str]:
+    messages = []
+    model, optimizer = _build(_plan("zero3", TWO))
+    _, one_group = model, ZeroOptimizer(GPT(SHAPE), _plan("zero3", TWO), lr=1e-2)
+    wider = ZeroOptimizer(GPT(replace(SHAPE, hidden=48)), _plan("zero3", TWO), lr=1e-2)
+    model(*batch(0, rank)).backward()
+    for action in (
+        lambda: checkpoint.load(folder / "nowhere", optimizer),
+        lambda: checkpoint.load(folder, optimizer, step=7),
+        lambda: checkpoint.load(folder, one_group),
+        lambda: checkpoint.load(folder, wider),
+        lambda: checkpoint.save(folder, 9, optimizer),
+        lambda: (optimizer.zero_grad(), checkpoint.save(folder, 3, optimizer)),
+    ):
+        with pytest.raises((ValueError, RuntimeError, FileExistsError)) as caught:
+            action()
+        messages.append(str(caught.value))
+    return messages
+
+
+def test_what_it_refuses(saved):
+    expected = [
+        "nowhere has no complete checkpoint",
+        "has no step 7; complete are 3",
+        "seen is in the checkpoint only",
+        "seen is in the checkpoint only",
+        "save after step(), not between backward and step",
+        "step-00000003 is there already",
+    ]
+    for found, wanted in zip(launch(_refuse, 2, saved[0], timeout_s=60)[0], expected, strict=True):
+        assert wanted in found
+
+
+def test_adam_states_of_the_setting_are_all_there(saved):
+    """Nothing but a name stands between a key and its tensor: the kinds that AdamW has, for every trained parameter."""
+    keys = _metadata(saved[0])
+    trained = {key.removeprefix("master/") for key in keys if key.startswith("master/")}
+    for kind in ("state/exp_avg", "state/exp_avg_sq", "number/step"):
+        assert {key.removeprefix(f"{kind}/") for key in keys if key.startswith(f"{kind}/")} == trained
+    assert {key for key in keys if key.startswith("frozen/")} == {
+        "frozen/blocks.0.up.weight",
+        "frozen/blocks.0.up.bias",
+    }
