@@ -158,7 +158,7 @@ class Links:
         for levels, bits in zip(route.hops, route.bits, strict=True) if route else ():
             sizes = [self.topology.levels[self.topology.index(name)].size for name in levels]
             if math.prod(sizes) > 1:
-                hops.append(Hop(self.mesh(levels).get_group(), _ring_orders(sizes), bits, route.block, self.device))
+                hops.append(Hop(self.mesh(levels).get_group(), ring_orders(sizes), bits, route.block, self.device))
         return hops
 
     def all_gather(self, shard: Tensor, route: Route | None) -> Tensor:
@@ -209,7 +209,7 @@ def _reversed_dims(x: Tensor) -> Tensor:
     return x.permute(*reversed(range(x.dim() - 1)), x.dim() - 1)
 
 
-def _ring_orders(sizes: list[int]) -> tuple[tuple[int, ...], ...]:
+def ring_orders(sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Cyclic orders of the group ranks of a hop over levels of `sizes` (innermost first); none for a single level.
 
     A single ring leaves every outer unit through the same inner unit, so one NIC would carry all of a node's traffic. There

@@ -3,12 +3,14 @@
 import pytest
 import torch
 
+from repro import comm
 from repro.launch import launch
 from repro.models.gpt import GPT, GPTConfig
 from repro.quantize import payload_bytes
 from repro.topology import frontier
-from repro.zero import ZeroOptimizer
+from repro.zero import ZeroOptimizer, traffic
 from repro.zero import plan as plans
+from repro.zero.layout import BucketLayout, Layout, layout
 
 NODES, RANKS = 2, 8
 TOPOLOGY = frontier(NODES, 2, 2)
@@ -94,6 +96,63 @@ def test_hierarchical_without_quantisation_sends_2_m_per_step(sent, g):
 def test_order_of_the_papers_plans_on_the_slow_link(sent):
     across = [sent[name, 1]["cluster"] for name in ("zero3", "hierarchical_fp", "zeropp", "hierarchical")]
     assert across == sorted(across, reverse=True)
+
+
+# 36 and 12 rows over 8 ranks, 108 over 8, 33 words, a frozen bucket and a frozen matrix: padding everywhere
+ODD = GPTConfig(layers=3, hidden=36, heads=3, seq_len=8, vocab=33)
+CORNERS = [
+    *(plans.named(name, TOPOLOGY) for name in plans.NAMED),
+    plans.qgz(TOPOLOGY, hops=1),
+    plans.mics(TOPOLOGY, "package"),
+    plans.hierarchical(TOPOLOGY, reduce_across="micro_batch"),
+    plans.hierarchical(TOPOLOGY, weights="node", secondary="package", weight_bits=(8, 16, 16), block=64),
+    plans.hierarchical(TOPOLOGY, weights="package", gradients="package", optimizer="node", gradient_bits=(16, 8, 4)),
+    plans.unquantised(plans.zeropp(TOPOLOGY)),
+]
+
+
+def _odd_model() -> GPT:
+    model = GPT(ODD)
+    model.blocks[0].requires_grad_(False)
+    model.blocks[1].up.requires_grad_(False)
+    return model
+
+
+def _sent_by_corners(rank: int, world: int, batches, native: bool) -> list[dict]:
+    if native:
+        comm.Hop.native = property(lambda hop: True)
+    found = []
+    for plan in CORNERS:
+        model = _odd_model()
+        optimizer = ZeroOptimizer(model, plan, lr=1e-3, broadcast=False)
+        for micro_batch in range(2):
+            model(*batches(0, rank, micro_batch)).backward()
+        optimizer.step()
+        found.append(optimizer.ledger.take())
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("native", [False, True], ids=["point-to-point", "native"])
+def test_predicted_traffic_is_what_the_ledgers_counted(batches, native):
+    ranks, model = launch(_sent_by_corners, RANKS, batches, native, timeout_s=100), layout(_odd_model())
+    for index, plan in enumerate(CORNERS):
+        counted = {level: sum(rank[index][level] for rank in ranks) for level in TOPOLOGY.names}
+        assert traffic.step_bytes(plan, model, micro_batches=2, native=native) == counted, plan.name
+
+
+def test_twenty_billion_parameters_on_48_nodes():
+    """The formulas of the papers at their scale, per node and step: M = 40 GB."""
+    topology, m = frontier(48), 2 * 20e9
+    model = Layout((BucketLayout(((384 * 8, 6510417),)),))  # one bucket of 2e10 values that 384 ranks divide
+    out = {name: traffic.step_bytes(plans.named(name, topology), model)["cluster"] / 48 for name in plans.NAMED}
+    assert out["zero3"] == pytest.approx(3 * m, rel=0.01)
+    assert out["zeropp"] == pytest.approx(0.75 * m, rel=0.035)  # scales: 1.6 % of INT8, 3.1 % of INT4
+    assert out["hierarchical"] == pytest.approx(0.75 * m, rel=0.035)
+    assert out["ddp"] == out["zero1"] == out["hpz"] == pytest.approx(2 * m, rel=0.01)
+    assert out["qgz"] == pytest.approx(2.25 * m, rel=0.03)
+    one_hop = traffic.step_bytes(plans.qgz(topology, hops=1), model)["cluster"] / 48
+    assert one_hop - 2 * m == pytest.approx(8 * (out["qgz"] - 2 * m), rel=0.03)  # P = 8 times as much
 
 
 def _float_route(rank: int, world: int, batches) -> dict:

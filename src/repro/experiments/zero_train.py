@@ -87,7 +87,7 @@ def run(point: ZeroTrain) -> Outcome:
         reports = launch.launch(
             _train, topology.world_size, point, chosen, corpus, network, fabric=network, timeout_s=patience
         )
-    predicted = sum(memory.predict(chosen, _config(point).parameters).values())
+    predicted = sum(memory.formula(chosen, _config(point).parameters).values())
     return Outcome(
         metrics=_metrics(point, reports, predicted),
         evidence="measured" if reason else "emulated",

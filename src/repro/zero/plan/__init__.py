@@ -1,5 +1,6 @@
 """Plans: the space of them (`space.py`), those with a name (`catalogue.py`), and the best one for a machine (`best.py`)."""
 
+from repro.zero.plan.best import Candidate, Machine, partitions, search
 from repro.zero.plan.catalogue import (
     BLOCK,
     NAMED,
@@ -22,6 +23,8 @@ from repro.zero.plan.space import Plan, unquantised
 __all__ = [
     "BLOCK",
     "NAMED",
+    "Candidate",
+    "Machine",
     "Plan",
     "ddp",
     "hierarchical",
@@ -30,8 +33,10 @@ __all__ = [
     "hsdp",
     "mics",
     "named",
+    "partitions",
     "qgz",
     "qwz",
+    "search",
     "unquantised",
     "zero1",
     "zero2",

@@ -1,0 +1,55 @@
+"""Sizes of a model's buckets, without the model's memory: what `memory`, `traffic` and the search for a plan compute with."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from repro.zero.buckets import default_buckets
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class BucketLayout:
+    """Shapes of the parameters that travel together."""
+
+    trainable: tuple[Shape, ...]
+    frozen: tuple[Shape, ...] = ()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Buckets of a model in the engine's order, the root's last."""
+
+    buckets: tuple[BucketLayout, ...]
+
+    @property
+    def parameters(self) -> int:
+        """Number of values, frozen ones included."""
+        return sum(math.prod(shape) for bucket in self.buckets for shape in (*bucket.trainable, *bucket.frozen))
+
+
+def layout(model: nn.Module, buckets: Sequence[nn.Module] | None = None) -> Layout:
+    """Of a model on any device, the meta device included; `buckets` as for the engine."""
+    taken: set[int] = set()
+    found = []
+    for module in (*(default_buckets(model) if buckets is None else buckets), model):
+        mine = [parameter for parameter in module.parameters() if id(parameter) not in taken]
+        taken |= {id(parameter) for parameter in mine}
+        shapes = [(tuple(parameter.shape), parameter.requires_grad) for parameter in mine]
+        found.append(
+            BucketLayout(tuple(s for s, train in shapes if train), tuple(s for s, train in shapes if not train))
+        )
+    return Layout(tuple(found))
+
+
+def shard_numel(shapes: Sequence[Shape], ranks: int) -> int:
+    """Values of one rank's shard when `ranks` share the rows of each parameter, padding included (FSDP pads rows)."""
+    return sum(-(-shape[0] // ranks) * math.prod(shape[1:]) for shape in shapes)
+
+
+def up_to_multiple(numel: int, of: int) -> int:
+    """The next multiple."""
+    return -(-numel // of) * of

@@ -1,0 +1,210 @@
+"""Bytes that a step moves over each level, and the time that takes: arithmetic that the ledger of real runs is checked against.
+
+A step is a list of collectives (`collectives`), each a walk over hops; a hop of k ranks moves k - 1 payloads per rank. The
+slow level decides: what a plan saves shows in which collectives reach it, how often, and with how many bits.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
+
+from repro.comm import Route, ring_orders
+from repro.quantize import payload_bytes
+from repro.topology import Topology
+from repro.zero.layout import BucketLayout, Layout, shard_numel, up_to_multiple
+
+if TYPE_CHECKING:
+    from repro.zero.plan import Plan
+
+Kind = Literal["gather", "reduce"]
+
+
+@dataclass(frozen=True)
+class Collective:
+    """`times` all-gathers of shards of `numel` values over `route`, or reduce-scatters of tensors of `numel` values. `itemsize`:
+    bytes of a value that is not narrowed."""
+
+    what: str  # weights, secondary, gradients, across or update
+    kind: Kind
+    route: Route | None  # None: nothing to send
+    numel: int
+    itemsize: int
+    times: int
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One hop of a collective: bytes that all ranks of the machine together send over each level, how many messages a rank sends one after
+    the other, and how many values a rank quantises (0 when the hop sends floats)."""
+
+    sent: dict[str, int]
+    rounds: int
+    quantised: int
+
+
+def collectives(plan: "Plan", model: Layout, micro_batches: int = 1, weight_bytes: int = 2) -> Iterator[Collective]:
+    """Everything that one step with `micro_batches` backward passes sends."""
+    for bucket, alike in Counter(model.buckets).items():
+        for collective in _of_bucket(plan, bucket, micro_batches, weight_bytes):
+            if collective.route is not None and collective.numel and collective.times:
+                yield replace(collective, times=alike * collective.times)
+
+
+def _of_bucket(plan: "Plan", bucket: BucketLayout, micro_batches: int, weight_bytes: int) -> list[Collective]:
+    passes = 2 * micro_batches  # a gather before every forward and every backward
+    across = micro_batches if plan.reduce_across == "micro_batch" else 1
+    weights, gradients, optimizer = (plan.degree(v) for v in (plan.weights, plan.gradients, plan.optimizer))
+    outside = plan.topology.world_size // optimizer
+    trained = shard_numel(bucket.trainable, weights)
+    shard = trained + shard_numel(bucket.frozen, weights)
+    padded = up_to_multiple(trained, optimizer // weights)
+    master = padded * weights // optimizer
+
+    def along(route: Route | None, below: str | None, upto: str | None) -> Route | None:
+        return route.within(plan.levels(below, upto)) if route else None
+
+    from_weights = along(plan.weight_route, None, plan.weights)
+    from_copy = along(plan.secondary_route, None, plan.secondary)
+    from_optimizer = along(plan.update_route, plan.weights, plan.optimizer)
+    into_weights = along(plan.gradient_route, None, plan.weights)
+    into_gradients = along(plan.gradient_route, plan.weights, plan.gradients)
+    into_optimizer = along(plan.gradient_route, plan.gradients, plan.optimizer)
+    to_everybody = along(plan.gradient_route, plan.optimizer, plan.topology.names[-1])
+    weight_gathers = 1 if plan.keeps_copy else passes
+    copy = weights * shard // plan.degree(plan.secondary)
+    return [
+        Collective("weights", "gather", from_weights, shard, weight_bytes, weight_gathers),
+        Collective("secondary", "gather", from_copy, copy, weight_bytes, passes - weight_gathers),
+        Collective("gradients", "reduce", into_weights, weights * trained, 4, micro_batches),
+        Collective("gradients", "reduce", into_gradients, padded, 4, micro_batches),
+        Collective("across", "reduce", into_optimizer, padded * weights // gradients, 4, across),
+        Collective("across", "reduce", to_everybody, up_to_multiple(master, outside), 4, across),
+        Collective("across", "gather", to_everybody, -(-master // outside), 4, across),
+        Collective("update", "gather", from_optimizer, master, weight_bytes, 1),
+    ]
+
+
+def exchanges(collective: Collective, topology: Topology, native: bool = False) -> list[Exchange]:
+    """One such collective, hop by hop. `native`: one ring per hop, as a backend with collectives of its own is counted."""
+    sizes = {level.name: level.size for level in topology.levels}
+    route, gathers = collective.route, collective.kind == "gather"
+    walk = [
+        (levels, tuple(sizes[name] for name in levels), bits)
+        for levels, bits in zip(route.hops, route.bits, strict=True)
+        if math.prod(sizes[name] for name in levels) > 1
+    ]
+    found, numel, pieces, bits_before = [], collective.numel, 1, None
+    for levels, inner, bits in reversed(walk) if gathers else walk:
+        ranks = math.prod(inner)
+        numel = numel if gathers else numel // ranks
+        value_bytes = min(collective.itemsize, bits // 8)
+        payload = pieces * (payload_bytes(numel, bits, route.block) if bits < 16 else numel * value_bytes)
+        several = sum(size > 1 for size in inner) > 1
+        if native and (gathers or bits >= 16):
+            sent = _single_ring_bytes(inner, payload)
+        elif several and (gathers or bits >= 16):
+            sent = _rings_bytes(inner, payload, 1 if bits < 16 else value_bytes)
+        else:
+            sent = _direct_bytes(inner, payload)
+        # Between hops of equal bits a gathered payload travels on as it is.
+        quantised = 0 if bits >= 16 or (gathers and bits == bits_before) else numel * (pieces if gathers else ranks - 1)
+        rounds = ranks - 1 if (several or native) and (gathers or bits >= 16) else 1
+        groups = topology.world_size // ranks
+        found.append(Exchange({v: n * groups for v, n in zip(levels, sent, strict=True) if n}, rounds, quantised))
+        pieces, bits_before = (pieces * ranks, bits) if gathers else (1, bits)
+    return found
+
+
+def step_bytes(
+    plan: "Plan", model: Layout, micro_batches: int = 1, weight_bytes: int = 2, native: bool = False
+) -> dict[str, int]:
+    """Payload bytes per level that all ranks together send in a step: the sum of their ledgers."""
+    total = dict.fromkeys(plan.topology.names, 0)
+    for collective in collectives(plan, model, micro_batches, weight_bytes):
+        for hop in exchanges(collective, plan.topology, native):
+            for level, nbytes in hop.sent.items():
+                total[level] += collective.times * nbytes
+    return total
+
+
+def exchange_seconds(hop: Exchange, topology: Topology, quantize_values_per_s: float = math.inf) -> float:
+    """Time of an exchange: the busiest level's bytes per rank over its rate, a latency per message of a round, and quantising.
+
+    All levels of a hop work at the same time; rates are per rank with all ranks busy (`Level.bytes_per_s`). What crosses an
+    outer level leaves through the rank's own link too.
+    """
+    ranks = topology.world_size
+    inner = topology.levels[0].bytes_per_s
+    busy = [sum(hop.sent.values()) / ranks / inner]
+    latency = 0.0
+    for level in topology.levels:
+        if nbytes := hop.sent.get(level.name, 0):
+            busy.append(nbytes / ranks / level.bytes_per_s)
+            latency = max(latency, level.latency_s)
+    return max(busy) + hop.rounds * latency + 2 * hop.quantised / quantize_values_per_s  # and back
+
+
+def step_seconds(
+    plan: "Plan",
+    model: Layout,
+    micro_batches: int = 1,
+    *,
+    compute_s: float = 0.0,
+    quantize_values_per_s: float = math.inf,
+    weight_bytes: int = 2,
+    native: bool = False,
+) -> float:
+    """Predicted time of a step without overlap: `compute_s` for the whole step, and its exchanges one after the other."""
+    return compute_s + sum(
+        collective.times * exchange_seconds(hop, plan.topology, quantize_values_per_s)
+        for collective in collectives(plan, model, micro_batches, weight_bytes)
+        for hop in exchanges(collective, plan.topology, native)
+    )
+
+
+def _direct_bytes(sizes: tuple[int, ...], payload: int) -> list[int]:
+    """Everybody sends a payload to everybody in a unit of levels of `sizes`: bytes of the whole unit per level."""
+    ranks, found, inside = math.prod(sizes), [], 1
+    for size in sizes:
+        found.append(ranks * (size - 1) * inside * payload)
+        inside *= size
+    return found
+
+
+def _rings_bytes(sizes: tuple[int, ...], payload: int, unit: int) -> list[int]:
+    """The rings of `comm.ring_orders`: each carries its share of the payload, cut between values of `unit` bytes, ranks - 1
+    times around."""
+    ranks, edges = math.prod(sizes), _edges(sizes)
+    share, more = divmod(payload // unit, len(edges))
+    parts = [unit * (share + (ring < more)) for ring in range(len(edges))]
+    return [
+        sum((ranks - 1) * part * counts[level] for part, counts in zip(parts, edges, strict=True))
+        for level in range(len(sizes))
+    ]
+
+
+def _single_ring_bytes(sizes: tuple[int, ...], payload: int) -> list[int]:
+    """One ring in rank order, as the ledger counts collectives of NCCL and RCCL."""
+    ranks = math.prod(sizes)
+    return [(ranks - 1) * payload * count for count in _crossings(tuple(range(ranks)), sizes)]
+
+
+@lru_cache
+def _edges(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """For each ring: how many of its links are on each level."""
+    return tuple(_crossings(order, sizes) for order in ring_orders(sizes))
+
+
+def _crossings(order: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
+    counts = [0] * len(sizes)
+    for a, b in zip(order, order[1:] + order[:1], strict=True):
+        level = len(sizes) - 1
+        unit = math.prod(sizes[:-1])
+        while a // unit == b // unit:  # the outermost level on which the two differ
+            a, b, level = a % unit, b % unit, level - 1
+            unit = math.prod(sizes[:level])
+        counts[level] += 1
+    return tuple(counts)
