@@ -15,7 +15,7 @@ unless every receive is posted before the first send. Other backends (NCCL, RCCL
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -160,6 +160,11 @@ class Links:
             if math.prod(sizes) > 1:
                 hops.append(Hop(self.mesh(levels).get_group(), ring_orders(sizes), bits, route.block, self.device))
         return hops
+
+    def connect(self, routes: Iterable[Route | None]) -> None:
+        """Make the groups of these routes."""
+        for route in routes:
+            self.hops(route)
 
     def all_gather(self, shard: Tensor, route: Route | None) -> Tensor:
         """Flat shard [n] of every rank to [ranks * n] in rank order, same dtype.

@@ -2,7 +2,11 @@
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from repro.comm import Links
 from repro.launch import launch
 from repro.models.gpt import GPT, GPTConfig
 from repro.topology import frontier
@@ -34,6 +38,58 @@ def test_formulas_of_the_papers_for_20_billion_parameters(nodes):
     assert total["zero3"] == pytest.approx(16 * psi / ranks)
     assert total["zeropp"] == pytest.approx(16 * psi / ranks + (2 * psi / 8 if nodes > 1 else 0))
     assert total["hierarchical"] == pytest.approx(1.25 * psi + 12 * psi / ranks)
+
+
+# GPT-NeoX-20B's sizes
+TWENTY_BILLION = GPTConfig(layers=44, hidden=6144, heads=64, seq_len=2048, vocab=50432)
+
+
+def _dry_run(rank: int, world: int, name: str) -> tuple[dict[str, int], dict[str, int]]:
+    """One step of one of 384 ranks, with tensors that have shapes and no memory; (held, predicted)."""
+    dist.destroy_process_group()
+    dist.init_process_group("fake", store=FakeStore(), rank=203, world_size=384)
+    plan = plans.named(name, frontier(48))
+    with torch.device("meta"):
+        model = GPT(TWENTY_BILLION)
+    predicted = memory.predict(plan, layout(model))
+    links = Links(plan.topology)
+    links.connect(vars(plan.moves).values())  # groups cannot be made among fake tensors
+    for level in (plan.weights, plan.optimizer):
+        links.mesh(plan.levels(None, level))
+    with FakeTensorMode():
+        optimizer = ZeroOptimizer(
+            model,
+            plan,
+            links=links,
+            init=lambda module: None,
+            broadcast=False,
+            gradient_dtype=torch.bfloat16,
+            fused=True,
+        )
+        tokens = torch.zeros(1, 64, dtype=torch.int64)
+        model(tokens, tokens).backward()
+        held = optimizer.held_bytes()
+        torch.Tensor.item = lambda tensor: 1.0  # the norm has no value
+        optimizer.step()
+        return held | {"optimizer": optimizer.held_bytes()["optimizer"]}, predicted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "gigabytes"),
+    [
+        ("hierarchical", 26.35),  # 1.25 psi + 12 psi / 384, psi = 20.57e9
+        pytest.param("zeropp", 6.0, marks=pytest.mark.exhaustive),
+        pytest.param("zero3", 0.857, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_twenty_billion_parameters_on_384_ranks(name, gigabytes):
+    held, predicted = launch(_dry_run, 1, name, timeout_s=200)[0]
+    predicted["optimizer"] += 45 * 4  # Adam's step counter of each bucket
+    assert held == predicted
+    assert sum(held.values()) == pytest.approx(gigabytes * 1e9, rel=2e-3)
+    formula = memory.formula(plans.named(name, frontier(48)), TWENTY_BILLION.parameters)
+    assert sum(held.values()) == pytest.approx(sum(formula.values()), rel=2e-3)  # hardly any padding
 
 
 def _held(rank: int, world: int, batches) -> list[dict[str, int]]:

@@ -46,11 +46,11 @@ def materialise(module: nn.Module, device: torch.device | str, init: Callable[[n
         unreal = {key: tensor for key, tensor in mine.items() if tensor is not None and tensor.is_meta}
         for key, tensor in unreal.items():
             if isinstance(tensor, nn.Parameter):
-                empty = torch.empty_like(tensor, device=device)
+                empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
                 real.setdefault(id(tensor), nn.Parameter(empty, requires_grad=tensor.requires_grad))
                 setattr(submodule, key, real[id(tensor)])
             else:
-                submodule._buffers[key] = torch.empty_like(tensor, device=device)
+                submodule._buffers[key] = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
         if unreal:
             fresh.append((name, submodule))
     for name, submodule in fresh:

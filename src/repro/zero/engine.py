@@ -23,7 +23,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from repro.comm import Ledger, Links
+from repro.comm import Links
 from repro.zero import fsdp_private
 from repro.zero.buckets import broadcast_from_first, default_buckets, default_device, materialise
 from repro.zero.masters import Masters, Slice, global_norm, parameter_groups
@@ -68,7 +68,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
     loss_scale       for float16; a `LossScale` with other settings than the default
     init             for a model on the meta device: fills the parameters that a submodule itself holds; default: its
                      `reset_parameters()`. Must draw the same on all ranks, or `broadcast`
-    ledger           counts the bytes of every step by level; `optimizer.ledger` when left out
+    links            process groups and the ledger of bytes, to share them between optimizers; default: new ones
     device           "cpu" or "cuda"; default: where the model is, and CUDA or CPU for one on the meta device
     broadcast        send rank 0's parameters and buffers to all first, as DDP does; False when the same seed made them equal
 
@@ -88,7 +88,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         max_grad_norm: float | None = None,
         loss_scale: LossScale | None = None,
         init: Callable[[nn.Module], None] | None = None,
-        ledger: Ledger | None = None,
+        links: Links | None = None,
         device: str | None = None,
         broadcast: bool = True,
         **options: Any,
@@ -96,8 +96,11 @@ class ZeroOptimizer(torch.optim.Optimizer):
         _check(model, weight_dtype)
         self.model, self.plan = model, plan
         self.weight_dtype, self.gradient_dtype, self.max_grad_norm = weight_dtype, gradient_dtype, max_grad_norm
-        self.links = Links(plan.topology, ledger, device or default_device(model))
+        self.links = links or Links(plan.topology, device=device or default_device(model))
         self.ledger = self.links.ledger
+        # All groups now: making them is a collective of its own, and a backward is no place for it.
+        self.links.connect(vars(plan.moves).values())
+        self.norm_group = self.links.mesh(plan.levels(None, plan.optimizer)).get_group() if plan.optimizer else None
         groups, group_of = parameter_groups(model, params)
         self.all_buckets: list[Bucket] = []  # frozen ones too
         self.buckets: list[Bucket] = []  # those that are trained
@@ -135,8 +138,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
         """The whole bucket from its shards; from the secondary copy, which is closer, once there is one (hpZ of ZeRO++)."""
         plan = self.plan
         if bucket.copy is not None:
-            return self.links.all_gather(bucket.copy, plan.secondary_route.within(plan.levels(None, plan.secondary)))
-        full = self.links.all_gather(shard, plan.weight_route.within(plan.levels(None, plan.weights)))
+            return self.links.all_gather(bucket.copy, plan.moves.from_copy)
+        full = self.links.all_gather(shard, plan.moves.from_weights)
         if plan.keeps_copy:
             ranks = plan.degree(plan.secondary)
             bucket.copy = full.view(ranks, -1)[dist.get_rank() % ranks].clone()
@@ -145,15 +148,12 @@ class ZeroOptimizer(torch.optim.Optimizer):
     # --- gradients: after the backward of a bucket, from everywhere to the gradient partition ---
 
     def _reduce(self, gradient: Tensor) -> Tensor:
-        plan = self.plan
-        return self.links.reduce_scatter(gradient, plan.gradient_route.within(plan.levels(None, plan.weights)))
+        return self.links.reduce_scatter(gradient, self.plan.moves.into_weights)
 
     def _accumulate(self, bucket: Bucket, shard: Tensor) -> None:
         """`shard`: fp32 sum over the ranks of a weight partition, this rank's part of the bucket."""
-        plan = self.plan
-        route = plan.gradient_route.within(plan.levels(plan.weights, plan.gradients))
-        gradient = self.links.reduce_scatter(self._padded(shard), route)
-        if plan.reduce_across == "micro_batch":
+        gradient = self.links.reduce_scatter(self._padded(shard), self.plan.moves.into_gradients)
+        if self.plan.reduce_across == "micro_batch":
             gradient = self._reduce_across(gradient)
         if bucket.gradient is None:
             bucket.gradient = gradient.to(self.gradient_dtype)
@@ -162,10 +162,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def _reduce_across(self, gradient: Tensor) -> Tensor:
         """From the gradient partition to the optimizer's, and to the sum over all ranks where that is not the whole machine."""
-        plan = self.plan
-        route = plan.gradient_route
-        shard = self.links.reduce_scatter(gradient, route.within(plan.levels(plan.gradients, plan.optimizer)))
-        return self.links.all_reduce(shard, route.within(plan.levels(plan.optimizer, plan.topology.names[-1])))
+        shard = self.links.reduce_scatter(gradient, self.plan.moves.into_optimizer)
+        return self.links.all_reduce(shard, self.plan.moves.to_everybody)
 
     # --- step: to the optimizer partition, update there, and the new weights back ---
 
@@ -183,9 +181,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         means = [self._mean(bucket) for bucket in self.buckets]
         self.zero_grad()
         present = [mean for mean in means if mean is not None]
-        plan = self.plan
-        others = self.links.mesh(plan.levels(None, plan.optimizer)).get_group() if plan.optimizer else None
-        norm = global_norm(present, others)
+        norm = global_norm(present, self.norm_group)
         if self.loss_scale:
             self.loss_scale.update(finite := bool(norm.isfinite()))
             if not finite:
@@ -219,9 +215,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def _updated(self, master: Tensor) -> Tensor:
         """All new weights of the rank's weight partition, from the optimizer partition."""
-        plan = self.plan
-        route = plan.update_route.within(plan.levels(plan.weights, plan.optimizer))
-        in_rank_order = self.links.all_gather(master.to(self.weight_dtype), route)
+        in_rank_order = self.links.all_gather(master.to(self.weight_dtype), self.plan.moves.from_optimizer)
         inside, across = self._splits()
         return in_rank_order.view(across, inside, -1).transpose(0, 1).reshape(-1)
 

@@ -54,6 +54,7 @@ def collectives(plan: "Plan", model: Layout, micro_batches: int = 1, weight_byte
 
 
 def _of_bucket(plan: "Plan", bucket: BucketLayout, micro_batches: int, weight_bytes: int) -> list[Collective]:
+    moves = plan.moves
     passes = 2 * micro_batches  # a gather before every forward and every backward
     across = micro_batches if plan.reduce_across == "micro_batch" else 1
     weights, gradients, optimizer = (plan.degree(v) for v in (plan.weights, plan.gradients, plan.optimizer))
@@ -63,27 +64,17 @@ def _of_bucket(plan: "Plan", bucket: BucketLayout, micro_batches: int, weight_by
     padded = up_to_multiple(trained, optimizer // weights)
     master = padded * weights // optimizer
 
-    def along(route: Route | None, below: str | None, upto: str | None) -> Route | None:
-        return route.within(plan.levels(below, upto)) if route else None
-
-    from_weights = along(plan.weight_route, None, plan.weights)
-    from_copy = along(plan.secondary_route, None, plan.secondary)
-    from_optimizer = along(plan.update_route, plan.weights, plan.optimizer)
-    into_weights = along(plan.gradient_route, None, plan.weights)
-    into_gradients = along(plan.gradient_route, plan.weights, plan.gradients)
-    into_optimizer = along(plan.gradient_route, plan.gradients, plan.optimizer)
-    to_everybody = along(plan.gradient_route, plan.optimizer, plan.topology.names[-1])
     weight_gathers = 1 if plan.keeps_copy else passes
     copy = weights * shard // plan.degree(plan.secondary)
     return [
-        Collective("weights", "gather", from_weights, shard, weight_bytes, weight_gathers),
-        Collective("secondary", "gather", from_copy, copy, weight_bytes, passes - weight_gathers),
-        Collective("gradients", "reduce", into_weights, weights * trained, 4, micro_batches),
-        Collective("gradients", "reduce", into_gradients, padded, 4, micro_batches),
-        Collective("across", "reduce", into_optimizer, padded * weights // gradients, 4, across),
-        Collective("across", "reduce", to_everybody, up_to_multiple(master, outside), 4, across),
-        Collective("across", "gather", to_everybody, -(-master // outside), 4, across),
-        Collective("update", "gather", from_optimizer, master, weight_bytes, 1),
+        Collective("weights", "gather", moves.from_weights, shard, weight_bytes, weight_gathers),
+        Collective("secondary", "gather", moves.from_copy, copy, weight_bytes, passes - weight_gathers),
+        Collective("gradients", "reduce", moves.into_weights, weights * trained, 4, micro_batches),
+        Collective("gradients", "reduce", moves.into_gradients, padded, 4, micro_batches),
+        Collective("across", "reduce", moves.into_optimizer, padded * weights // gradients, 4, across),
+        Collective("across", "reduce", moves.to_everybody, up_to_multiple(master, outside), 4, across),
+        Collective("across", "gather", moves.to_everybody, -(-master // outside), 4, across),
+        Collective("update", "gather", moves.from_optimizer, master, weight_bytes, 1),
     ]
 
 

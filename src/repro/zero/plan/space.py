@@ -7,10 +7,30 @@ MiCS, HSDP and the three-level plan of arXiv 2501.04266 are points of this one s
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from repro.comm import Route
 from repro.topology import Topology
+
+
+@dataclass(frozen=True)
+class Moves:
+    """The routes of a plan cut to the levels that they cross, None where nothing is to be sent.
+
+    from_weights, from_copy         gather the weights for a forward or backward
+    into_weights, into_gradients    reduce a gradient to the weights' partition, then to the gradients'
+    into_optimizer, to_everybody    reduce the sum to the optimizer's partition, and between the repetitions of that
+    from_optimizer                  gather the new weights of the weights' partition
+    """
+
+    from_weights: Route | None
+    from_copy: Route | None
+    into_weights: Route | None
+    into_gradients: Route | None
+    into_optimizer: Route | None
+    to_everybody: Route | None
+    from_optimizer: Route | None
 
 
 @dataclass(frozen=True)
@@ -83,6 +103,23 @@ class Plan:
         """Whether the secondary copy is spread over fewer ranks than the weights, and over more than one. On a machine of one
         node a plan with a copy in the node has no use for it."""
         return 1 < self.degree(self.secondary) < self.degree(self.weights)
+
+    @cached_property
+    def moves(self) -> Moves:
+        """What has to travel over which levels, and how."""
+
+        def along(route: Route | None, below: str | None, upto: str | None) -> Route | None:
+            return route.within(self.levels(below, upto)) if route else None
+
+        return Moves(
+            from_weights=along(self.weight_route, None, self.weights),
+            from_copy=along(self.secondary_route, None, self.secondary),
+            into_weights=along(self.gradient_route, None, self.weights),
+            into_gradients=along(self.gradient_route, self.weights, self.gradients),
+            into_optimizer=along(self.gradient_route, self.gradients, self.optimizer),
+            to_everybody=along(self.gradient_route, self.optimizer, self.topology.names[-1]),
+            from_optimizer=along(self.update_route, self.weights, self.optimizer),
+        )
 
     def levels(self, below: str | None, upto: str | None) -> tuple[str, ...]:
         """Levels above `below` (None: from the innermost on) up to and with `upto` (None: none)."""
