@@ -2,6 +2,7 @@
 # make test        the same environment, then the test suite
 # make replot      figures and verdicts from the shipped records, without computing
 # make lint        formatting and static checks
+# make triton      Triton beside the environment (1 GB), to test the GPU kernels in its interpreter
 # make clean       remove the environment and this machine's results (shipped records stay)
 
 PYTHON ?= python3
@@ -10,9 +11,10 @@ TORCH_INDEX ?=
 VENV := .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
+TRITON := .triton
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile
 
-.PHONY: reproduce test replot lint clean environment
+.PHONY: reproduce test replot lint triton clean environment
 
 reproduce: $(READY)
 	@status=0; $(BIN)/snakemake || status=$$?; \
@@ -27,8 +29,8 @@ replot: $(READY)
 	@echo "Report: $(CURDIR)/results/replot/report.html"
 
 lint: $(READY)
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/snakefmt --check workflows
 	$(BIN)/snakemake --lint
 
@@ -47,5 +49,13 @@ $(READY): constraints.txt pyproject.toml
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true
 	@touch $(READY)
 
+triton: $(TRITON)/.ready
+
+# Not in the environment: torch.compile would use it there. torch's GPU builds bring their own.
+$(TRITON)/.ready: | $(READY)
+	@rm -rf $(TRITON)
+	@$(PIP) --no-deps --target $(TRITON) triton==3.9.0
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .snakemake results/laptop results/laptop-smoke results/replot
+	rm -rf $(VENV) $(TRITON) .snakemake results/laptop results/laptop-smoke results/replot

@@ -28,6 +28,7 @@ from repro.topology import Level, Topology
 _NAMESPACES = Path("/run/netns")
 _MARK = "repro"  # namespaces are called repro-<owner's pid>-<its start time>-<number of the fabric>-<rank or "fab">
 _CLONE_NEWNET = 0x40000000
+_MTU = 9000  # jumbo frames, as fast networks have them: headers are 0.7 % of the bytes (5 % at 1500)
 _BURST = 131072  # bytes; a segmentation-offload packet has up to 64 KiB and must fit
 _QUEUE = 1_000_000  # bytes; the default of 1000 packets would hold 64 MB, seconds of delay
 _numbers = itertools.count()
@@ -160,10 +161,10 @@ def _links(topology: Topology, prefix: str) -> Iterator[str]:
     yield from [f"link add spine {bridge}", *_up("spine")]
     for package in range(topology.world_size // gcds):
         yield from [f"link add pk{package} {bridge}", *_up(f"pk{package}")]
-        yield f"link add u{package} type veth peer name d{package}"
+        yield f"link add u{package} mtu {_MTU} type veth peer name d{package} mtu {_MTU}"
         yield from [*_up(f"u{package}", f"pk{package}"), *_up(f"d{package}", "spine")]
     for rank in range(topology.world_size):
-        yield f"link add v{rank} type veth peer name eth0 netns {prefix}{rank}"
+        yield f"link add v{rank} mtu {_MTU} type veth peer name eth0 mtu {_MTU} netns {prefix}{rank}"
         yield from _up(f"v{rank}", f"pk{rank // gcds}")
 
 

@@ -39,7 +39,7 @@ class Outcome:
 @dataclass(frozen=True)
 class Experiment:
     """`reports`: every metric and condition that a record can hold, so that a claim which asks for another is found at once;
-    `ranks` tells how many processes a point starts; `label` gives a short file name part such as `zeropp-2x2x2`;
+    `ranks` tells how many processes a point starts; `memory` predicts its bytes per rank by kind (None: unknown); `label` gives a short file name part such as `zeropp-2x2x2`;
     `timeout_s` bounds one run; `timed`: its claims are about time, so nothing else may run on the machine meanwhile."""
 
     summary: str
@@ -48,6 +48,7 @@ class Experiment:
     label: Callable[[Any], str]
     reports: frozenset[str]
     ranks: Callable[[Any], int] = lambda point: 1
+    memory: Callable[[Any], dict[str, float] | None] = lambda point: None
     timeout_s: float = 600.0
     timed: bool = True
 

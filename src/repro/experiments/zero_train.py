@@ -1,12 +1,14 @@
-"""Train a small GPT under a ZeRO plan on real ranks, over the emulated three-level network where the machine allows it."""
+"""Train a GPT under a ZeRO plan, or under a library's, on real ranks: over the emulated three-level network where the machine
+allows it, and over the machine's own network in a job of a cluster."""
 
 import contextlib
 import ctypes
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from repro.experiments.base import Experiment, Outcome, Point
 from repro.record import Metric
@@ -15,20 +17,39 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
 
+    from repro.baselines.trainer import Trainer
     from repro.fabric import Fabric
+    from repro.models.gpt import GPTConfig
     from repro.topology import Topology
     from repro.zero import Plan
 
 WARM_UP = 2  # steps that are not timed: first connections, FSDP's lazy initialisation, allocator
-LAST = 5  # steps that loss_last averages
+LAST = 25  # steps that loss_last averages, at most a quarter of all
 LEVELS = ("package", "node", "cluster")
-TIMEOUT_S = 1800.0
+TIMEOUT_S = 3600.0
+# Above this the model never exists as a whole on a rank (it is made bucket by bucket), and no compute time is measured alone.
+LARGE_PARAMETERS = 200_000_000
+
+Ours = Literal[
+    *("ddp", "zero1", "zero2", "zero3", "hpz", "qwz", "qgz", "zeropp", "mics", "hsdp", "hierarchical"),
+    *("hierarchical_fp", "qgz_one_hop", "best"),
+]
+Libraries = Literal["deepspeed_zero3", "deepspeed_zeropp", "fsdp2", "fsdp2_hsdp", "fsdp2_reshard"]
+LevelName = Literal["package", "node", "cluster"]
 
 
 class ZeroTrain(Point):
     """One training run. Ranks: nodes * packages * gcds."""
 
-    plan: Literal["ddp", "zero3", "zeropp", "hierarchical", "hierarchical_fp"] = "hierarchical"
+    plan: Ours | Libraries = "hierarchical"
+    # Changes to the hierarchical plan: levels, and bits as one number or one per level, innermost first ("16,4,4").
+    weights: LevelName | None = None
+    gradients: LevelName | None = None
+    secondary: LevelName | None = None
+    weight_bits: str = Field("8", pattern=r"^(16|8|4)(,(16|8|4)){0,2}$")
+    gradient_bits: str = Field("4", pattern=r"^(16|8|4)(,(16|8|4)){0,2}$")
+    reduce_across: Literal["step", "micro_batch"] = "step"
+    block: int = Field(256, ge=0, description="values per quantisation scale; 0: one scale per message")
     nodes: int = Field(2, ge=1)
     packages: int = Field(2, ge=1, description="GPU packages per node")
     gcds: int = Field(2, ge=1, description="ranks per package")
@@ -38,27 +59,51 @@ class ZeroTrain(Point):
     hidden: int = Field(256, ge=1)
     heads: int = Field(4, ge=1)
     seq_len: int = Field(32, ge=1)
+    vocab: int = Field(256, ge=256, description="the text has 256 symbols")
+    checkpointing: bool = Field(False, description="recompute activations in the backward")
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     micro_batch: int = Field(1, ge=1, description="sequences per rank and backward")
     accumulation: int = Field(1, ge=1, description="backward passes per step")
-    steps: int = Field(10, ge=WARM_UP + 1)
+    steps: int = Field(8, ge=WARM_UP + 1)
     lr: float = Field(1e-3, gt=0)
     # Without a warm-up Adam's first, still badly known second moments throw the loss from 3.5 to 7 within a step, at
     # other steps in other plans: the curves would then compare accidents (docs/log.md).
     lr_warmup: int = Field(20, ge=1, description="steps in which the learning rate rises to lr")
-    # Rate of the inter-node link per rank with all ranks busy, Mbit/s; package and node links are 16 and 4 times as fast,
-    # as on Frontier. 8 ranks on 2 cores push 400 to 900 Mbit/s each without shaping, so at 25 even the package link (400)
+    # Rate of the inter-node link per rank with all ranks busy, Mbit/s; package and node links are faster by the ratios, 16 and
+    # 4 on Frontier. 8 ranks on 2 cores push 400 to 900 Mbit/s each without shaping, so at 25 even the package link (400)
     # is decided by the shaper and not by the cores: all three rates are exact and the ratio of 16:4:1 holds.
     cluster_mbit_s: float = Field(25.0, gt=0)
+    package_ratio: float = Field(16.0, gt=0)
+    node_ratio: float = Field(4.0, gt=0)
     fabric: Literal["auto", "unshaped"] = "auto"
+
+    @field_validator("weight_bits", "gradient_bits", mode="before")
+    @classmethod
+    def _text(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, int) else value
+
+    @model_validator(mode="after")
+    def _only_hierarchical_can_be_changed(self) -> "ZeroTrain":
+        fields = ("weights", "gradients", "secondary", "weight_bits", "gradient_bits", "reduce_across")
+        changed = [name for name in fields if getattr(self, name) != type(self).model_fields[name].default]
+        if changed and self.plan != "hierarchical":
+            raise ValueError(f"{', '.join(changed)} can only be changed with plan hierarchical, found {self.plan}")
+        if self.plan in Libraries.__args__ and (self.block != 256 or self.dtype == "float16"):
+            raise ValueError(f"block and dtype float16 are settings of our engine, found plan {self.plan}")
+        return self
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.packages * self.gcds
 
 
 @dataclass
 class _Step:
-    """What one rank saw of one step."""
+    """What one rank saw of one step. `sent`: bytes by level, None for a library, which has no ledger."""
 
     loss: float
     seconds: float
-    sent: dict[str, int]
+    sent: dict[str, int] | None
 
 
 @dataclass
@@ -67,6 +112,7 @@ class _Report:
 
     steps: list[_Step]
     state_bytes: int
+    compute_seconds: float | None
     wire: dict[str, float] | None
 
 
@@ -74,90 +120,248 @@ def run(point: ZeroTrain) -> Outcome:
     """Train, and report time, losses, bytes per level and memory."""
     import torch._dynamo  # noqa: F401  (AdamW imports it on first use: once here, not in 8 ranks at the same time)
 
-    from repro import fabric, launch, paths
-    from repro.zero import memory, plan
+    from repro import fabric, launch, paths, quantize
+    from repro.baselines import systems
+    from repro.launch.joined import place_in_job
 
     topology = _topology(point)
-    chosen = plan.named(point.plan, topology)
+    plan = None if point.plan in systems.SYSTEMS else _plan(point, topology)
+    systems.prepare(point.plan)
+    quantize.warm_up()
     corpus = paths.data("tinyshakespeare.txt").read_bytes()
-    reason = "asked for" if point.fabric == "unshaped" else fabric.unavailable()
-    with contextlib.nullcontext() if reason else fabric.Fabric(topology) as network:
+    in_job = place_in_job() is not None
+    reason = "asked for" if point.fabric == "unshaped" else fabric.unavailable() if not in_job else None
+    shaped = reason is None and not in_job
+    with fabric.Fabric(topology) if shaped else contextlib.nullcontext() as network:
         # The launcher's limit comes first: it can tell a hang in a collective from slow work.
         patience = TIMEOUT_S - 15
         reports = launch.launch(
-            _train, topology.world_size, point, chosen, corpus, network, fabric=network, timeout_s=patience
+            _train, topology.world_size, point, plan, corpus, network, fabric=network, timeout_s=patience
         )
-    predicted = sum(memory.formula(chosen, _config(point).parameters).values())
+    state = "shaped" if shaped else f"unshaped: {reason}" if reason else "the machine's own"
     return Outcome(
-        metrics=_metrics(point, reports, predicted),
-        evidence="measured" if reason else "emulated",
-        conditions={"fabric": f"unshaped: {reason}" if reason else "shaped"},
+        metrics=_metrics(point, plan, reports),
+        evidence="emulated" if shaped else "measured",
+        conditions={"fabric": state},
         series=_series(reports),
-        topology=_describe(point, shaped=reason is None),
+        topology=_describe(point, state),
     )
+
+
+def memory(point: ZeroTrain) -> dict[str, float] | None:
+    """Predicted bytes per rank: states, working memory and activations; None for a library's plan."""
+    from repro.baselines import systems
+    from repro.zero import memory as bytes_of
+
+    if point.plan in systems.SYSTEMS:
+        return None
+    plan, model = _plan(point, _topology(point)), _layout(point)
+    config = _config(point)
+    return {
+        **bytes_of.predict(plan, model),
+        "working": bytes_of.working(plan, model),
+        "activations": bytes_of.activations(
+            config.layers,
+            config.hidden,
+            config.seq_len,
+            point.micro_batch,
+            config.vocab,
+            checkpointing=point.checkpointing,
+        ),
+    }
 
 
 def _topology(point: ZeroTrain) -> "Topology":
-    from repro.topology import frontier, scaled
+    from repro.topology import Level, Topology
 
-    return scaled(frontier(point.nodes, point.packages, point.gcds), point.cluster_mbit_s * 1e6 / 8)
+    slow = point.cluster_mbit_s * 1e6 / 8
+    return Topology(
+        (
+            Level("package", point.gcds, slow * point.package_ratio),
+            Level("node", point.packages, slow * point.node_ratio),
+            Level("cluster", point.nodes, slow),
+        )
+    )
 
 
-def _describe(point: ZeroTrain, shaped: bool) -> str:
-    rates = "/".join(f"{point.cluster_mbit_s * factor:g}" for factor in (16, 4, 1))
-    links = f"{rates} Mbit/s per rank" if shaped else "unshaped loopback"
+def _plan(point: ZeroTrain, topology: "Topology") -> "Plan":
+    from repro.zero import plan
+
+    if point.plan == "hierarchical":
+        chosen = plan.hierarchical(
+            topology,
+            point.weights,
+            point.gradients,
+            secondary=point.secondary,
+            weight_bits=_bits(point.weight_bits),
+            gradient_bits=_bits(point.gradient_bits),
+            reduce_across=point.reduce_across,
+        )
+    elif point.plan == "qgz_one_hop":
+        chosen = plan.qgz(topology, hops=1)
+    elif point.plan == "best":
+        chosen = plan.search(_layout(point), topology, micro_batches=point.accumulation)[0].plan
+    else:
+        chosen = plan.named(point.plan, topology)
+    return plan.blockwise(chosen, point.block or 1 << 40)
+
+
+def _bits(text: str) -> int | tuple[int, ...]:
+    values = tuple(map(int, text.split(",")))
+    return values if len(values) == 3 else values[0]
+
+
+def _describe(point: ZeroTrain, state: str) -> str:
+    rates = "/".join(f"{point.cluster_mbit_s * factor:g}" for factor in (point.package_ratio, point.node_ratio, 1))
+    links = {"shaped": f"{rates} Mbit/s per rank", "the machine's own": "its own network"}.get(
+        state, "unshaped loopback"
+    )
     return f"{point.nodes} nodes x {point.packages} packages x {point.gcds} GCDs, {links}"
 
 
-def _config(point: ZeroTrain) -> Any:
+def _config(point: ZeroTrain) -> "GPTConfig":
     from repro.models.gpt import GPTConfig
 
-    return GPTConfig(layers=point.layers, hidden=point.hidden, heads=point.heads, seq_len=point.seq_len)
+    return GPTConfig(
+        layers=point.layers,
+        hidden=point.hidden,
+        heads=point.heads,
+        seq_len=point.seq_len,
+        vocab=point.vocab,
+        checkpointing=point.checkpointing,
+    )
+
+
+def _layout(point: ZeroTrain) -> Any:
+    import torch
+
+    from repro.models.gpt import GPT
+    from repro.zero.layout import layout
+
+    with torch.device("meta"):
+        return layout(GPT(_config(point)))
+
+
+# --- on every rank -------------------------------------------------------------------------------------------------
 
 
 def _train(
-    rank: int, world_size: int, point: ZeroTrain, plan: "Plan", corpus: bytes, network: "Fabric | None"
+    rank: int, world_size: int, point: ZeroTrain, plan: "Plan | None", corpus: bytes, network: "Fabric | None"
 ) -> _Report:
-    """One rank: bf16 weights and gradients, fp32 masters and moments, as in the paper (M = 2 psi)."""
+    """One rank: 16-bit weights and gradients, fp32 masters and moments, as in the paper (M = 2 psi)."""
     import torch
     import torch.distributed as dist
 
-    from repro.models.gpt import GPT
-    from repro.zero import ZeroOptimizer
-
     _keep_freed_memory()
-    torch.manual_seed(point.seed)  # equal weights on all ranks: no broadcast over the slow network
-    model = GPT(_config(point))
-    optimizer = ZeroOptimizer(
-        model,
-        plan,
-        torch.optim.AdamW,
-        gradient_dtype=torch.bfloat16,
-        max_grad_norm=1.0,
-        broadcast=False,
-        lr=point.lr,
-        fused=True,
-    )
-    warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / point.lr_warmup, 1.0, point.lr_warmup - 1)
     text = torch.frombuffer(bytearray(corpus), dtype=torch.uint8)
+    small = _config(point).parameters <= LARGE_PARAMETERS
+    compute = _compute_seconds(point, _batches(text, point, 0, rank)) if small else None
+    trainer = _trainer(point, plan)
+    warm_up = torch.optim.lr_scheduler.LinearLR(
+        trainer.optimizer, 1 / point.lr_warmup, 1.0, max(1, point.lr_warmup - 1)
+    )
+    ledger = getattr(trainer.optimizer, "ledger", None)
     steps, held, before = [], dict[str, int](), None
     for step in range(point.steps):
         if step == WARM_UP:
             before = _wire(rank, network)
-        batches = _batch(text, point, step, rank).split(point.micro_batch)
+        batches = _batches(text, point, step, rank)
         dist.barrier()
-        start, total = time.perf_counter(), 0.0
-        for rows in batches:
-            loss = model(rows[:, :-1], rows[:, 1:]) / len(batches)
-            loss.backward()
-            total += loss.item()
-        held = {kind: max(nbytes, held.get(kind, 0)) for kind, nbytes in optimizer.held_bytes().items()}
-        optimizer.step()
-        steps.append(_Step(total, time.perf_counter() - start, optimizer.ledger.take()))
+        start = time.perf_counter()
+        loss = trainer.step(batches)
+        _synchronize()
+        steps.append(_Step(loss, time.perf_counter() - start, ledger.take() if ledger else None))
+        held = {kind: max(nbytes, held.get(kind, 0)) for kind, nbytes in trainer.held_bytes().items()}
         warm_up.step()
     after = _wire(rank, network)
     wire = {level: (after[level] - before[level]) / (point.steps - WARM_UP) for level in after} if after else None
-    return _Report(steps, sum(held.values()), wire)
+    return _Report(steps, sum(held.values()), compute, wire)
+
+
+def _trainer(point: ZeroTrain, plan: "Plan | None") -> "Trainer":
+    import torch
+
+    from repro.baselines import systems
+    from repro.models.gpt import GPT
+
+    config, device, dtype = _config(point), _device(), getattr(torch, point.dtype)
+    options = {"lr": point.lr, "fused": True}
+    torch.manual_seed(point.seed)  # equal weights on all ranks: no broadcast over the slow network
+    if plan is None:
+        return systems.build(point.plan, GPT(config).to(device), _topology(point), options, 1.0, dtype)
+    with torch.device("cpu" if config.parameters <= LARGE_PARAMETERS else "meta"):
+        model = GPT(config)
+    return _Zero(model if model.head.weight.is_meta else model.to(device), plan, dtype, device, options)
+
+
+class _Zero:
+    """Our engine as a `repro.baselines.trainer.Trainer`."""
+
+    def __init__(self, model: Any, plan: "Plan", dtype: Any, device: str, options: dict[str, Any]) -> None:
+        import torch
+
+        from repro.zero import ZeroOptimizer
+
+        self.model, self.device = model, device
+        self.optimizer = ZeroOptimizer(
+            model,
+            plan,
+            torch.optim.AdamW,
+            weight_dtype=dtype,
+            gradient_dtype=dtype if dtype != torch.float16 else torch.float32,
+            max_grad_norm=1.0,
+            init=model.init_weights,
+            device=device,
+            broadcast=False,
+            **options,
+        )
+        self._held: dict[str, int] = {}
+
+    def step(self, batches: list[tuple["Tensor", "Tensor"]]) -> float:
+        total = 0.0
+        for tokens, targets in batches:
+            loss = self.model(tokens.to(self.device), targets.to(self.device)) / len(batches)
+            loss.backward()
+            total += loss.item()
+        self._held = self.optimizer.held_bytes()
+        self.optimizer.step()
+        return total
+
+    def held_bytes(self) -> dict[str, int]:
+        return self._held
+
+
+def _compute_seconds(point: ZeroTrain, batches: list[tuple["Tensor", "Tensor"]]) -> float:
+    """Median seconds of the forward and backward passes of a step without any communication, all ranks at the same time."""
+    import torch
+    import torch.distributed as dist
+
+    from repro.models.gpt import GPT
+
+    model = GPT(_config(point)).to(_device(), getattr(torch, point.dtype))
+    seconds = []
+    for _ in range(5):
+        dist.barrier()
+        start = time.perf_counter()
+        for tokens, targets in batches:
+            model(tokens.to(_device()), targets.to(_device())).backward()
+        _synchronize()
+        seconds.append(time.perf_counter() - start)
+        model.zero_grad(set_to_none=True)
+    return sorted(seconds[2:])[1]
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _synchronize() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def _keep_freed_memory() -> None:
@@ -179,47 +383,80 @@ def _wire(rank: int, network: "Fabric | None") -> dict[str, int] | None:
     return counters
 
 
-def _batch(text: "Tensor", point: ZeroTrain, step: int, rank: int) -> "Tensor":
-    """Random slices of the text for one step of one rank, int64 [accumulation * micro_batch, seq_len + 1]: tokens, then target."""
+def _batches(text: "Tensor", point: ZeroTrain, step: int, rank: int) -> list[tuple["Tensor", "Tensor"]]:
+    """Random slices of the text for one step of one rank: (tokens, targets) of each micro-batch, int64 [micro_batch, seq_len]."""
     import numpy as np
     import torch
 
     (seed,) = np.random.SeedSequence([point.seed, step, rank]).generate_state(1).tolist()
     draw = torch.Generator().manual_seed(seed)
     starts = torch.randint(len(text) - point.seq_len, (point.accumulation * point.micro_batch,), generator=draw)
-    return torch.stack([text[start : start + point.seq_len + 1] for start in starts]).long()
+    rows = torch.stack([text[start : start + point.seq_len + 1] for start in starts]).long()
+    return [(part[:, :-1], part[:, 1:]) for part in rows.split(point.micro_batch)]
+
+
+# --- numbers -------------------------------------------------------------------------------------------------------
 
 
 def _series(reports: list[_Report]) -> "pd.DataFrame":
-    """A row per step: mean loss, the slowest rank's seconds, bytes of all ranks per level."""
+    """A row per step: mean loss, the slowest rank's seconds, bytes of all ranks per level (where there is a ledger)."""
     import pandas as pd
 
     rows = []
     for number, ranks in enumerate(zip(*(report.steps for report in reports), strict=True)):
         row = {"step": number, "loss": sum(rank.loss for rank in ranks) / len(ranks)}
         row["seconds"] = max(rank.seconds for rank in ranks)
-        row |= {f"bytes_{level}": sum(rank.sent[level] for rank in ranks) for level in LEVELS}
+        if ranks[0].sent is not None:
+            row |= {f"bytes_{level}": sum(rank.sent[level] for rank in ranks) for level in LEVELS}
         rows.append(row)
     return pd.DataFrame(rows)
 
 
-def _metrics(point: ZeroTrain, reports: list[_Report], predicted: float) -> dict[str, Metric]:
+def _metrics(point: ZeroTrain, plan: "Plan | None", reports: list[_Report]) -> dict[str, Metric]:
     table, parameters = _series(reports), _config(point).parameters
-    timed = table[WARM_UP:]
+    timed, first = table[WARM_UP:], reports[0]
+    seconds = timed.seconds.median()
     metrics = {
-        "step_seconds": Metric(value=timed.seconds.median(), unit="s"),
+        "step_seconds": Metric(value=seconds, unit="s"),
+        "tflops_per_rank": Metric(value=_model_flops(point) / seconds / 1e12, unit="TFLOP/s"),
         "loss_first": Metric(value=table.loss.iloc[0], unit="nats"),
-        "loss_last": Metric(value=table.loss.iloc[-LAST:].mean(), unit="nats"),
+        "loss_last": Metric(value=table.loss.iloc[-min(LAST, math.ceil(len(table) / 4)) :].mean(), unit="nats"),
         "model_bytes": Metric(value=2 * parameters, unit="bytes"),
         "state_bytes_per_rank": Metric(value=max(report.state_bytes for report in reports), unit="bytes"),
-        "predicted_state_bytes_per_rank": Metric(value=predicted, unit="bytes"),
         "parameters": Metric(value=parameters, unit="1"),
     }
+    compute = None
+    if first.compute_seconds is not None:
+        compute = max(report.compute_seconds for report in reports)
+        metrics["compute_seconds"] = Metric(value=compute, unit="s")
     for level in LEVELS:
-        metrics[f"bytes_{level}"] = Metric(value=timed[f"bytes_{level}"].mean(), unit="bytes")
-        if (wire := reports[0].wire) is not None:
-            metrics[f"wire_{level}"] = Metric(value=wire[level], unit="bytes")
-    return metrics
+        if first.steps[0].sent is not None:
+            metrics[f"bytes_{level}"] = Metric(value=timed[f"bytes_{level}"].mean(), unit="bytes")
+        if first.wire is not None:
+            metrics[f"wire_{level}"] = Metric(value=first.wire[level], unit="bytes")
+    return metrics | (_predictions(point, plan, compute) if plan else {})
+
+
+def _predictions(point: ZeroTrain, plan: "Plan", compute: float | None) -> dict[str, Metric]:
+    """What the arithmetic of `repro.zero` says of the same run: modelled, beside the measured numbers. The predicted step is the
+    bound: measured compute, and bytes over rates."""
+    from repro.zero import memory as bytes_of
+    from repro.zero import traffic
+
+    formula = sum(bytes_of.formula(plan, _config(point).parameters).values())
+    found = {"predicted_state_bytes_per_rank": Metric(value=formula, unit="bytes")}
+    if compute is not None:
+        bound = traffic.step_seconds(plan, _layout(point), point.accumulation, compute_s=compute)
+        found["predicted_step_seconds"] = Metric(value=bound, unit="s")
+    return found
+
+
+def _model_flops(point: ZeroTrain) -> float:
+    """FLOPs of one step of one rank, recomputation not counted: 72 B s l h^2 (1 + s / 6h + V / 12lh) (Narayanan et al. 2021)."""
+    tokens = point.micro_batch * point.accumulation * point.seq_len
+    layers, hidden = point.layers, point.hidden
+    extra = 1 + point.seq_len / (6 * hidden) + point.vocab / (12 * layers * hidden)
+    return 72 * tokens * layers * hidden**2 * extra
 
 
 def label(point: ZeroTrain) -> str:
@@ -228,14 +465,16 @@ def label(point: ZeroTrain) -> str:
     return f"{point.plan}-{shape}-{point.steps}steps" + ("-unshaped" if point.fabric == "unshaped" else "")
 
 
-REPORTS = """step_seconds loss_first loss_last parameters model_bytes state_bytes_per_rank predicted_state_bytes_per_rank
+REPORTS = """step_seconds tflops_per_rank loss_first loss_last parameters model_bytes state_bytes_per_rank
+    predicted_state_bytes_per_rank compute_seconds predicted_step_seconds
     bytes_package bytes_node bytes_cluster wire_package wire_node wire_cluster fabric"""
 EXPERIMENT = Experiment(
-    summary="Step time, bytes per level, losses and memory of DDP, ZeRO-3, ZeRO++ and hierarchical ZeRO++",
+    summary="Step time, bytes per level, losses and memory of every ZeRO plan, and of DeepSpeed's and FSDP's",
     parameters=ZeroTrain,
     run=run,
     label=label,
     reports=frozenset(REPORTS.split()),
-    ranks=lambda point: point.nodes * point.packages * point.gcds,
+    ranks=lambda point: point.ranks,
+    memory=memory,
     timeout_s=TIMEOUT_S,
 )

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Sizes. The default vocabulary is bytes. `tied` shares the embedding with the output layer."""
+    """Sizes. The default vocabulary is bytes. `tied` shares the embedding with the output layer; `checkpointing` keeps only
+    the inputs of the blocks and recomputes the rest in the backward."""
 
     layers: int = 4
     hidden: int = 256
@@ -17,6 +19,7 @@ class GPTConfig:
     seq_len: int = 128
     vocab: int = 256
     tied: bool = False
+    checkpointing: bool = False
 
     def __post_init__(self) -> None:
         if min(self.layers, self.hidden, self.heads, self.seq_len, self.vocab) < 1:
@@ -42,8 +45,15 @@ class Block(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(h), nn.LayerNorm(h)
         self.qkv, self.out = nn.Linear(h, 3 * h), nn.Linear(h, h)
         self.up, self.down = nn.Linear(h, 4 * h), nn.Linear(4 * h, h)
+        self.out.writes_residual = self.down.writes_residual = True
+        self.checkpointing = config.checkpointing
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.checkpointing and torch.is_grad_enabled():
+            return checkpoint(self._forward, x, use_reentrant=False)
+        return self._forward(x)
+
+    def _forward(self, x: Tensor) -> Tensor:
         batch, seq, h = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(batch, seq, 3, self.heads, h // self.heads).permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -63,18 +73,21 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.hidden)
         self.head = nn.Linear(config.hidden, config.vocab, bias=False)
-        self._init_weights()
+        for module in self.modules():
+            self.init_weights(module)
         if config.tied:
             self.head.weight = self.tokens.weight
 
-    def _init_weights(self) -> None:
-        """GPT-2: normal with 0.02, and the layers that write to the residual stream by 1 / sqrt(their number) less."""
-        for name, module in self.named_modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                residual = name.endswith((".out", ".down"))
-                nn.init.normal_(module.weight, std=0.02 / (2 * self.config.layers) ** 0.5 if residual else 0.02)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
+    def init_weights(self, module: nn.Module) -> None:
+        """Fill the parameters that `module`, a part of this model, holds itself. GPT-2: normal with 0.02, and the layers that
+        write to the residual stream by 1 / sqrt(their number) less."""
+        if isinstance(module, nn.Linear | nn.Embedding):
+            residual = getattr(module, "writes_residual", False)
+            nn.init.normal_(module.weight, std=0.02 / (2 * self.config.layers) ** 0.5 if residual else 0.02)
+        elif isinstance(module, nn.LayerNorm):
+            module.reset_parameters()
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         if tokens.shape[1] > self.config.seq_len:

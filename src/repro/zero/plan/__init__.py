@@ -18,7 +18,7 @@ from repro.zero.plan.catalogue import (
     zero3,
     zeropp,
 )
-from repro.zero.plan.space import Plan, unquantised
+from repro.zero.plan.space import Plan, blockwise, unquantised
 
 __all__ = [
     "BLOCK",
@@ -26,6 +26,7 @@ __all__ = [
     "Candidate",
     "Machine",
     "Plan",
+    "blockwise",
     "ddp",
     "hierarchical",
     "hierarchical_fp",

@@ -115,8 +115,8 @@ def hierarchical(
     optimizer: str | None = None,
     *,
     secondary: str | None = None,
-    weight_bits: int | Sequence[int] = 16,
-    gradient_bits: int | Sequence[int] | None = None,
+    weight_bits: int | Sequence[int] = 8,
+    gradient_bits: int | Sequence[int] = 4,
     update_bits: int | Sequence[int] = 8,
     reduce_across: Literal["step", "micro_batch"] = "step",
     block: int = BLOCK,
@@ -124,9 +124,8 @@ def hierarchical(
     """The three-level plan of arXiv 2501.04266: weights over the GCD pair, gradients over the node, optimizer over all ranks.
 
     Levels left out are the innermost, the last but one and the outermost of the topology. Bits are one number, or one per
-    level, innermost first. [INF] defaults: the pair's link is 16 times as fast as the network, so inside it weights and
-    gradients stay 16 bits wide (quantising costs more time than it saves there); gradients are INT4 between packages and
-    nodes; the updated weights travel as INT8; nodes exchange gradients once per step.
+    level, innermost first. [INF] defaults: everything is quantised as in ZeRO++, of which the paper is an extension, so also
+    what stays in the pair (on its fast link 16 bits may take less time: a switch); nodes exchange gradients once per step.
     """
     names = topology.names
     gather = comm.hierarchical(topology, weight_bits, block)
@@ -137,7 +136,7 @@ def hierarchical(
         gradients or names[-2:][0],
         optimizer or names[-1],
         weight_route=gather,
-        gradient_route=comm.hierarchical(topology, gradient_bits or (16, *[4] * (len(names) - 1)), block),
+        gradient_route=comm.hierarchical(topology, gradient_bits, block),
         update_route=comm.hierarchical(topology, update_bits, block),
         secondary=secondary,
         secondary_route=gather if secondary else None,

@@ -6,6 +6,7 @@ weights, gradients, optimizer) times the levels, times the routes between them w
 MiCS, HSDP and the three-level plan of arXiv 2501.04266 are points of this one space (`catalogue.py`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -131,13 +132,14 @@ class Plan:
 def unquantised(plan: Plan, bits: int = 32) -> Plan:
     """The same partition and the same hops with every value sent `bits` wide: for exactness tests and ablations."""
 
-    def widen(route: Route | None) -> Route | None:
-        return route and replace(route, bits=(bits,) * len(route.bits))
+    return _with_routes(plan, lambda route: replace(route, bits=(bits,) * len(route.bits)))
 
-    return replace(
-        plan,
-        weight_route=widen(plan.weight_route),
-        gradient_route=widen(plan.gradient_route),
-        update_route=widen(plan.update_route),
-        secondary_route=widen(plan.secondary_route),
-    )
+
+def blockwise(plan: Plan, block: int) -> Plan:
+    """The same plan with `block` values per quantisation scale."""
+    return _with_routes(plan, lambda route: replace(route, block=block))
+
+
+def _with_routes(plan: Plan, change: Callable[[Route], Route]) -> Plan:
+    names = ("weight_route", "gradient_route", "update_route", "secondary_route")
+    return replace(plan, **{name: change(route) for name in names if (route := getattr(plan, name)) is not None})

@@ -1,11 +1,11 @@
-"""Blockwise quantisation: the error bound, the bytes, and that nothing goes wrong silently."""
+"""The definition of blockwise quantisation: the error bound, the bytes, and that nothing goes wrong silently."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repro.quantize import dequantize, error_bound, payload_bytes, quantize
+from repro.quantize.reference import dequantize, error_bound, payload_bytes, quantize
 
 BITS = st.sampled_from([8, 4])
 BLOCKS = st.sampled_from([1, 2, 7, 64, 256])
@@ -98,12 +98,19 @@ def test_smaller_blocks_follow_outliers_better():
     assert errors[0] < errors[1] < errors[2] * 1.01
 
 
-def test_what_it_refuses():
-    with pytest.raises(ValueError, match="bits is 3, allowed: 8, 4"):
-        quantize(torch.ones(4), 3, 4)
-    with pytest.raises(ValueError, match="block is 0"):
-        quantize(torch.ones(4), 8, 0)
-    with pytest.raises(ValueError, match=r"floating-point tensor \[n\] or \[rows, n\], found torch.int64"):
-        quantize(torch.ones(4, dtype=torch.int64), 8, 4)
-    with pytest.raises(ValueError, match=r"payload of 8 bytes, but 5 values in INT8 with blocks of 4 take 13"):
-        dequantize(quantize(torch.ones(4), 8, 4), 5, 8, 4)
+@pytest.mark.parametrize("bits", [8, 4])
+def test_bytes_are_defined_beside_infinities_and_nans(bits):
+    """Whatever the sign and the payload of a NaN, and whatever integer the processor makes of one: codes of 0 and one NaN."""
+    nans = torch.tensor([0x7FC00000, 0xFFC00000, 0x7F800001, 0xFFFFFFFF], dtype=torch.uint32).view(torch.float32)
+    for bad, scale in [(bad, 0x7FC00000) for bad in nans] + [(torch.tensor(-torch.inf), 0x7F800000)]:
+        x = torch.tensor([1.0, -2.0, 3.0, 4.0])
+        x[2] = bad
+        payload = quantize(x, bits, 4)
+        assert not payload[:-4].any() and payload[-4:].clone().view(torch.uint32).item() == scale
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_block_longer_than_the_tensor_is_one_block(bits):
+    x = torch.randn(10, generator=torch.Generator().manual_seed(3))
+    assert torch.equal(quantize(x, bits, 2**40), quantize(x, bits, 10))
+    assert torch.equal(error_bound(x, bits, 2**40), error_bound(x, bits, 10))

@@ -1,0 +1,331 @@
+"""DeepSpeed's ZeRO-3 and ZeRO++ as baselines: the library's own code, on GPUs with its own kernels and on CPUs over gloo.
+
+    zero3    weights, gradients, optimizer over all ranks
+    zeropp   as zero3, with INT8 gathers of the weights (qwZ), a second copy of them in the node for the backward (hpZ) and
+             INT4 two-hop reductions of the gradients (qgZ)
+
+This is the only file that knows DeepSpeed's private names (`PRIVATE`, and `_private` where an object has them), as of 0.19.8.
+When one is gone, a RuntimeError says which.
+
+DeepSpeed keeps state per process, and ranks are forked. What follows from that:
+
+- `prepare` in the parent, before the fork: DeepSpeed imports Inductor when it builds a ZeRO-3 optimizer. That takes 2 s once in
+  the parent, and 4 s more per launch when 8 ranks do it at a time on 2 cores. Neither import starts a thread or a process, so
+  forking after them is safe; a rank that was not prepared works as well.
+- The environment is read at different times: DS_ACCELERATOR at the first import, LOCAL_SIZE (ranks per node; without a GPU
+  there is nothing to count) at every use.
+- DeepSpeed makes the group of hpZ once and uses it for every later model, whatever that asks for: a process trains with one
+  number of ranks per node, ValueError otherwise.
+
+Step times of `zeropp` on CPUs say little about its network: qgZ reduces tensor by tensor, with four all-to-alls per matrix and a
+reduce-scatter per vector, which is 110 collectives for four transformer blocks. 8 ranks on 2 cores take 3 to 15 ms for each,
+whatever its size: 1.2 s a step with 3.3 M parameters and no limit on the network, 0.4 s for `zero3`. Compare bytes, or what a
+slow network adds.
+
+What is known to be wrong in 0.19.8 and left as it is, because it is the baseline: qgZ sums over the ranks of a node and divides
+only by the number of nodes, so the gradients of matrices come out `ranks per node` times too large beside those of vectors,
+which are reduced without quantisation. Adam hardly notices; clipping does. tests/baselines/test_deepspeed.py shows it.
+"""
+
+import importlib
+import logging
+import os
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from repro.baselines import trainer
+from repro.baselines.deepspeed_quantizer import Quantizer
+from repro.topology import Topology
+
+__all__ = ["LARGE", "SMALL", "DeepSpeedTrainer", "Settings", "prepare", "zero3", "zeropp"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How eagerly ZeRO-3 keeps, fetches and groups parameters (`stage3_*` in DeepSpeed's configuration). Unit: elements.
+
+    DeepSpeed's defaults (`LARGE`) are made for billions of parameters: they keep 1e9 gathered and spread only tensors above
+    1e5. A model that is smaller than that is never partitioned during a step: it is gathered once, and hpZ has nothing to do.
+    `SMALL` restores on a small model what happens to most of a large one. Measured with 3.3 M parameters, gathered elements
+    per micro-batch: 2.0 times the model with `SMALL`, as in the ZeRO paper; 1.7 when one block may be fetched ahead; 0.9, in one
+    message, with `LARGE`.
+
+    `SMALL` leaves DeepSpeed's reduce_bucket_size: all gradients of a small model are reduced in one message, to its advantage.
+
+    whole_blocks gathers the members of the model's `nn.ModuleList`s one at a time, as FSDP2 and our engine do, instead of
+    every linear layer and norm. The elements are the same; on a small model, where a collective costs more than its bytes, a
+    step is twice as fast. On a large one it would cost memory for no gain.
+    """
+
+    max_live_parameters: int
+    max_reuse_distance: int
+    prefetch_bucket_size: int
+    param_persistence_threshold: int
+    reduce_bucket_size: int
+    whole_blocks: bool
+
+    def zero_optimization(self, parameters: int) -> dict[str, Any]:
+        """The section of DeepSpeed's configuration, for a model of so many parameters."""
+        return {
+            "stage": 3,
+            "stage3_max_live_parameters": self.max_live_parameters,
+            "stage3_max_reuse_distance": self.max_reuse_distance,
+            "stage3_prefetch_bucket_size": self.prefetch_bucket_size,
+            "stage3_param_persistence_threshold": self.param_persistence_threshold,
+            # A larger bucket than the model has no effect but that its memory is allocated: a gigabyte per rank.
+            "reduce_bucket_size": min(self.reduce_bucket_size, parameters),
+        }
+
+
+LARGE = Settings(10**9, 10**9, 5 * 10**7, 10**5, 5 * 10**8, whole_blocks=False)
+SMALL = Settings(0, 0, 0, 0, 5 * 10**8, whole_blocks=True)
+
+
+class DeepSpeedTrainer:
+    """A `repro.baselines.trainer.Trainer`. `engine` is DeepSpeed's; `quantizer` the stand-in for its kernels, None on a GPU."""
+
+    def __init__(self, engine: Any, quantizer: Quantizer | None) -> None:
+        self.engine, self.quantizer = engine, quantizer
+        self._held = self._count()
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """torch's AdamW, which DeepSpeed's ZeRO-3 optimizer wraps."""
+        return self.engine.optimizer.optimizer
+
+    def step(self, batches: Sequence[trainer.Batch]) -> float:
+        """See `Trainer.step`. As ZeRO-3 does, every micro-batch reduces its gradients to the shards of all ranks."""
+        trainer.check_batches(batches)
+        total = 0.0
+        for number, batch in enumerate(batches, 1):
+            # Told by hand, so that the number of micro-batches need not be known when the engine is built.
+            self.engine.set_gradient_accumulation_boundary(number == len(batches))
+            loss = self.engine(*trainer.to(batch, self.engine.device)) / len(batches)
+            self.engine.backward(loss, scale_wrt_gas=False)
+            total += loss.item()
+        self._held = self._count()
+        self.engine.step()
+        return total
+
+    def held_bytes(self) -> dict[str, int]:
+        """See `Trainer.held_bytes`. `optimizer` is fp32 masters and moments, `secondary` the copy of hpZ. Not counted: the
+        bucket that collects gradients before they are reduced, for a small model as large as all of them."""
+        return self._held
+
+    def _count(self) -> dict[str, int]:
+        zero = self.engine.optimizer
+        states = [value for state in self.optimizer.state.values() for value in state.values()]
+        return {
+            "weights": _nbytes(_private(parameter, "ds_tensor") for parameter in self.engine.module.parameters()),
+            "secondary": _nbytes(
+                _private(parameter, "ds_secondary_tensor") for parameter in self.engine.module.parameters()
+            ),
+            "gradients": _nbytes([_private(zero, "grad_partitions_flat_buffer")]),
+            "optimizer": _nbytes((*_private(zero, "fp32_partitioned_groups_flat"), *states)),
+        }
+
+
+def _nbytes(values: Iterable[Any]) -> int:
+    return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
+
+
+def zero3(
+    model: nn.Module,
+    topology: Topology,
+    optimizer_options: dict[str, Any],
+    max_grad_norm: float | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    settings: Settings = SMALL,
+) -> DeepSpeedTrainer:
+    """Shard `model` in place over all ranks of the default process group.
+
+    model               fp32; rank 0's weights are sent to all
+    topology            the machine; its ranks are those of the process group
+    optimizer_options   arguments of `torch.optim.AdamW` (DeepSpeed's own Adam for CPUs is compiled on first use, for 96 s)
+    max_grad_norm       clip to this global norm; None: never
+    dtype               float32 or bfloat16, of weights, gradients and messages; masters and moments are fp32
+    settings            see `Settings`
+
+    Raises ValueError for a model, topology or dtype that does not fit, ImportError without DeepSpeed, RuntimeError for a
+    version whose inside is another.
+    """
+    return _initialize(model, topology, optimizer_options, max_grad_norm, dtype, settings, {})
+
+
+def zeropp(
+    model: nn.Module,
+    topology: Topology,
+    optimizer_options: dict[str, Any],
+    max_grad_norm: float | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    settings: Settings = SMALL,
+) -> DeepSpeedTrainer:
+    """Arguments and errors of `zero3`. Also ValueError unless there are several nodes of several ranks, and for a model with a
+    tensor that qgZ would reduce wrongly; qwZ needs shards of a multiple of 8 elements, and DeepSpeed says so in the first step.
+
+    Gradients travel as fp16, whatever `dtype`: the kernels read what they get as fp16 without looking at its type, so that
+    bfloat16 gradients, DeepSpeed's own choice for a bfloat16 model, become other numbers on a GPU.
+    """
+    _, ranks = trainer.nodes_and_ranks(topology)
+    _check_reducible(model, topology.world_size)
+    _set_up_process(topology)
+    from deepspeed.accelerator import get_accelerator
+
+    if (devices := get_accelerator().device_count()) != ranks:
+        raise ValueError(
+            f"qgZ would build nodes of {devices} ranks, the devices that this process sees, not of {ranks}"
+        )
+    switches = {"zero_quantized_weights": True, "zero_quantized_gradients": True, "zero_hpz_partition_size": ranks}
+    more = {"communication_data_type": "fp16"}
+    return _initialize(model, topology, optimizer_options, max_grad_norm, dtype, settings, switches, **more)
+
+
+def _check_reducible(model: nn.Module, world_size: int) -> None:
+    """qgZ cuts a tensor of two dimensions or more into max(rows, columns, ranks) groups and deals whole groups to ranks. Groups that
+    are left over the kernel does not write, and it loads 8 values of a group at a time. (A tensor whose size cannot be dealt
+    to the ranks, two codes per byte, is reduced without quantisation.)"""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() < 2 or parameter.numel() % (2 * world_size):
+            continue
+        groups = max(*parameter.shape[:2], world_size)
+        if groups % world_size or parameter.numel() % (8 * groups):
+            raise ValueError(
+                f"parameter {name}: qgZ cuts {tuple(parameter.shape)} into {groups} groups, which must be divisible "
+                f"by {world_size} ranks and hold a multiple of 8 values each"
+            )
+
+
+def _initialize(
+    model: nn.Module,
+    topology: Topology,
+    optimizer_options: dict[str, Any],
+    max_grad_norm: float | None,
+    dtype: torch.dtype,
+    settings: Settings,
+    switches: dict[str, Any],
+    **more: Any,
+) -> DeepSpeedTrainer:
+    trainer.check(model, topology, dtype)
+    quantizer = _set_up_process(topology)
+    import deepspeed
+
+    if settings.whole_blocks and (whole := trainer.blocks(model)):
+        deepspeed.utils.set_z3_leaf_modules(model, list({type(block) for block in whole}))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    config = {
+        "train_micro_batch_size_per_gpu": 1,  # required; only its throughput reports use it
+        "gradient_clipping": max_grad_norm or 0.0,
+        "bf16": {"enabled": dtype == torch.bfloat16},
+        "zero_optimization": settings.zero_optimization(parameters) | switches,
+        "steps_per_print": None,
+        **more,
+    }
+    # The optimizer is built here and not by DeepSpeed, which would take its own, compiled one.
+    optimizer = torch.optim.AdamW(
+        [parameter for parameter in model.parameters() if parameter.requires_grad], **optimizer_options
+    )
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
+    return DeepSpeedTrainer(engine, quantizer)
+
+
+# --- what is set once per process ----------------------------------------------------------------------------------
+
+PRIVATE = {  # module, and the name in it that is replaced or (None) only imported
+    "deepspeed.comm.torch": "build_shm_op",
+    "deepspeed.runtime.zero.partition_parameters": "CUDAQuantizer.quantizer_cuda_module",
+    "deepspeed.runtime.comm.coalesced_collectives": "quantizer_module",
+    "deepspeed.runtime.zero.muon.muon_optimizer": None,
+}
+
+
+@dataclass(frozen=True)
+class _Process:
+    ranks_per_node: int
+    quantizer: Quantizer | None
+
+
+_process: _Process | None = None
+
+
+def prepare() -> None:
+    """Import DeepSpeed and what it imports later on: for a parent, before it forks its ranks. ImportError without DeepSpeed."""
+    if not torch.cuda.is_available():
+        # It would find the CPU itself, after a warning; but on a Mac it would take the GPU, which gloo does not serve.
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    try:
+        import deepspeed  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            "the DeepSpeed baselines need the extra of that name: pip install 'repro[deepspeed]'"
+        ) from error
+    for module in PRIVATE:
+        _module(module)
+
+
+def _set_up_process(topology: Topology) -> Quantizer | None:
+    """Environment, replacements, log level and communication of this rank, at the first call; returns the stand-in."""
+    global _process
+    prepare()
+    from deepspeed.accelerator import get_accelerator
+
+    ranks = topology.world_size // topology.levels[-1].size
+    if _process is None:
+        on_cpu = get_accelerator().device_name() == "cpu"
+        quantizer = _replace_for_cpu(ranks) if on_cpu else None
+        # A line per tensor and step where qgZ falls back; and DeepSpeed calls torch's collectives by their old names.
+        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+        warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+        importlib.import_module("deepspeed.comm").init_distributed(dist_init_required=False)
+        _process = _Process(ranks, quantizer)
+    if ranks != _process.ranks_per_node:
+        raise ValueError(
+            f"this process has trained with {_process.ranks_per_node} ranks per node, and cannot with {ranks}"
+        )
+    return _process.quantizer
+
+
+def _replace_for_cpu(ranks_per_node: int) -> Quantizer:
+    os.environ["LOCAL_SIZE"] = str(ranks_per_node)
+    # Shared-memory collectives: compiled on first use (50 s), and they would bypass an emulated network.
+    _replace("deepspeed.comm.torch", lambda: None)
+    quantizer = Quantizer()
+    for module in ("deepspeed.runtime.zero.partition_parameters", "deepspeed.runtime.comm.coalesced_collectives"):
+        _replace(module, quantizer)
+    return quantizer
+
+
+def _replace(module: str, value: Any) -> None:
+    """Set the private name of a module, which has to exist."""
+    owner: Any = _module(module)
+    *path, name = PRIVATE[module].split(".")
+    for part in path:
+        owner = _private(owner, part)
+    _private(owner, name)
+    setattr(owner, name, value)
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)  # `import deepspeed.comm.torch as x` would give torch itself
+    except ModuleNotFoundError as error:
+        raise _changed(f"module {name}") from error
+
+
+def _private(owner: Any, name: str) -> Any:
+    try:
+        return getattr(owner, name)
+    except AttributeError as error:
+        raise _changed(f"{getattr(owner, '__name__', type(owner).__name__)}.{name}") from error
+
+
+def _changed(what: str) -> RuntimeError:
+    from importlib.metadata import version
+
+    return RuntimeError(
+        f"DeepSpeed {version('deepspeed')} has no {what}; repro.baselines.deepspeed was written for 0.19.8"
+    )

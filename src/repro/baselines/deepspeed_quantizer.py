@@ -1,0 +1,117 @@
+"""DeepSpeed's quantiser kernels (csrc/quantization) in plain torch, so that its qwZ and qgZ run without a GPU.
+
+`Quantizer` has those functions of the compiled module that ZeRO++ calls, with the same arguments, shapes and arithmetic:
+
+    quantize             int8 codes of the weights, before the all-gather (qwZ)
+    dequantize           codes back to fp16: after the all-gather, and after the last hop of the gradients
+    swizzle_quant        int4 codes of a gradient, its chunks reordered for two hops (qgZ, before the hop inside the node)
+    quantized_reduction  sum of what the ranks of the node sent, quantised again (between the two hops)
+
+A group is a run of values that share one scale, fp32: the step between two codes, max |x| / 2^(bits - 1). Codes are
+round(x / step), half to even, cut to -2^(bits-1) .. 2^(bits-1) - 1: the largest positive value of a group loses a whole step.
+
+As in the kernels, values are fp16 on both sides, and `quantized_reduction` sums and does **not** divide: whoever calls it
+twice in a row, once per hop, has to divide by the ranks of both hops. Not as in the kernels: an input of another dtype is
+converted, where they read its bits as if they were fp16; sums are taken in fp32 before they become fp16, where they
+add in fp16; and only symmetric quantisation in one slice (`pipeline` 1), which is all that ZeRO++ uses.
+"""
+
+import torch
+from torch import Tensor
+
+
+class Quantizer:
+    """Stand-in for `QuantizerBuilder().load()`. `calls` counts the calls by function and bits, for tests and reports.
+
+    Codes are int8: one each for 8 bits; for 4 bits two per byte, the first of the two in the upper half. Every function
+    raises ValueError for bits or a type that it does not know and for groups that do not divide the tensor.
+    """
+
+    Symmetric = 0
+    Asymmetric = 1
+
+    def __init__(self) -> None:
+        self.calls: dict[tuple[str, int], int] = {}
+
+    def quantize(self, values: Tensor, groups: int, bits: int, kind: int) -> tuple[Tensor, Tensor]:
+        """[.., n] to codes [.., n * bits / 8] and scales [groups]. (The kernel's scales are [groups, 1]; gloo refuses to gather
+        those into the flat buffer that DeepSpeed hands it.)"""
+        self._note("quantize", bits, kind)
+        codes, scales = _quantize(_grouped(values, groups), bits)
+        return codes.view(*values.shape[:-1], -1), scales.flatten()
+
+    def dequantize(self, codes: Tensor, scales: Tensor, groups: int, bits: int, kind: int) -> Tensor:
+        """Codes [.., m] and scales of any shape with `groups` values to fp16 [.., m * 8 / bits]."""
+        self._note("dequantize", bits, kind)
+        return _dequantize(codes, scales, groups, bits).view(*codes.shape[:-1], -1)
+
+    def swizzle_quant(
+        self, values: Tensor, groups: int, bits: int, kind: int, pipeline: int, nodes: int, ranks_per_node: int
+    ) -> tuple[Tensor, Tensor]:
+        """A gradient in rank order to flat codes and scales [groups, 1], both in the order of the two hops.
+
+        The gradient is one chunk per rank of the world; chunk (node, local) goes to place (local, node). So what the first
+        hop sends to the local rank `l` is contiguous, the chunks of all ranks `l` of the machine, and the second hop, between
+        those ranks, again sends contiguous pieces. 2 nodes of 4: 0 1 2 3 4 5 6 7 becomes 0 4 1 5 2 6 3 7.
+        """
+        self._note("swizzle_quant", bits, kind)
+        world = nodes * ranks_per_node
+        if pipeline != 1:
+            raise ValueError(f"pipeline is {pipeline}: only one slice is implemented")
+        if groups % world:  # the kernel launches floor(groups / world) per rank and leaves the rest unwritten
+            raise ValueError(f"{groups} groups cannot be dealt to {world} ranks evenly")
+        codes, scales = _quantize(_grouped(values, groups), bits)
+        return _swizzle(codes, nodes, ranks_per_node).flatten(), _swizzle(scales, nodes, ranks_per_node).view(groups, 1)
+
+    def quantized_reduction(
+        self, codes: Tensor, scales: Tensor, in_groups: int, out_groups: int, bits: int, kind: int, ranks_per_node: int
+    ) -> tuple[Tensor, Tensor]:
+        """Codes of `ranks_per_node` tensors one after another, `in_groups` groups in all, to the codes of their sum in
+        `out_groups` groups, flat, and its scales [out_groups, 1]."""
+        self._note("quantized_reduction", bits, kind)
+        parts = _dequantize(codes, scales, in_groups, bits).view(ranks_per_node, -1)
+        codes, scales = _quantize(_grouped(parts.float().sum(dim=0), out_groups), bits)
+        return codes.flatten(), scales
+
+    def _note(self, function: str, bits: int, kind: int) -> None:
+        if bits not in (4, 8) or kind != self.Symmetric:
+            raise ValueError(f"{bits} bits, type {kind}: only symmetric quantisation to 4 or 8 bits is implemented")
+        self.calls[function, bits] = self.calls.get((function, bits), 0) + 1
+
+
+def _grouped(values: Tensor, groups: int) -> Tensor:
+    if values.numel() % groups:
+        raise ValueError(f"{values.numel()} values cannot be divided into {groups} groups")
+    return values.half().reshape(groups, -1)
+
+
+def _quantize(values: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """fp16 [groups, n] to codes [groups, n * bits / 8] and scales [groups, 1]."""
+    values = values.float()
+    largest = values.abs().amax(dim=1, keepdim=True)
+    steps_per_unit = torch.where(largest == 0, 1.0, 2 ** (bits - 1) / largest)
+    codes = (values * steps_per_unit).round_().clamp_(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1).to(torch.int8)
+    return (_pack(codes) if bits == 4 else codes), 1 / steps_per_unit
+
+
+def _dequantize(codes: Tensor, scales: Tensor, groups: int, bits: int) -> Tensor:
+    """Codes of any shape to fp16 [groups, n]."""
+    codes = codes.reshape(groups, -1)
+    values = _unpack(codes) if bits == 4 else codes
+    return (values.float() * scales.reshape(groups, 1)).half()
+
+
+def _pack(codes: Tensor) -> Tensor:
+    """int8 [.., n] in -8..7 to int8 [.., n / 2]."""
+    first, second = codes.view(torch.uint8).unflatten(-1, (-1, 2)).unbind(-1)
+    return ((first << 4) | (second & 0xF)).view(torch.int8)
+
+
+def _unpack(packed: Tensor) -> Tensor:
+    """Inverse of `_pack`; a shift of int8 to the right keeps the sign."""
+    return torch.stack((packed >> 4, (packed << 4) >> 4), dim=-1).flatten(-2)
+
+
+def _swizzle(rows: Tensor, nodes: int, ranks_per_node: int) -> Tensor:
+    """[groups, n] with chunks in order (node, local) to the same with chunks in order (local, node)."""
+    return rows.view(nodes, ranks_per_node, -1).transpose(0, 1).contiguous()

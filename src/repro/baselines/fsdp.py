@@ -1,0 +1,161 @@
+"""PyTorch's FSDP2 (`fully_shard`) as it comes, with its own collectives: ZeRO-3, HSDP, and ZeRO-3 that keeps a copy in the node.
+
+    fsdp2           weights, gradients, optimizer over all ranks (ZeRO-3)
+    hsdp            all three over the ranks of a node, repeated in every node (MiCS); gradients are all-reduced across nodes
+    fsdp2_reshard   as fsdp2, and a forward leaves each block spread over the node, where its backward gathers it (hpZ)
+
+Parameters stay fp32 and sharded: they are the masters, and with Adam's moments take 12 bytes each, as in our engine. With
+`dtype` bfloat16 (`MixedPrecisionPolicy.param_dtype`) they are cast before each all-gather, and computation, gathers and
+reductions are 16 bits wide. There are no 16-bit weights beside the masters, but gradient shards are fp32: 16 bytes per
+parameter in all, which again is what our engine holds (2 + 12 + 2).
+
+On gloo, `reduce_scatter` moves twice the bytes that NCCL or RCCL would: it is an all-reduce inside. Nothing is patched here, so
+times and counted bytes on gloo have that handicap.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from repro.baselines import trainer
+from repro.topology import Topology
+
+__all__ = ["FSDPTrainer", "fsdp2", "fsdp2_reshard", "hsdp"]
+
+
+class FSDPTrainer:
+    """A `repro.baselines.trainer.Trainer`. `model` is the sharded module; `optimizer` is torch's AdamW on its shards."""
+
+    def __init__(
+        self, model: FSDPModule, optimizer_options: dict[str, Any], max_grad_norm: float | None, device: torch.device
+    ) -> None:
+        self.model, self.max_grad_norm, self.device = model, max_grad_norm, device
+        self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(self.trained, **optimizer_options)
+        self._held = self._count()
+
+    def step(self, batches: Sequence[trainer.Batch]) -> float:
+        """See `Trainer.step`. With HSDP, nodes exchange gradients once per step: in the last backward."""
+        trainer.check_batches(batches)
+        total = 0.0
+        for number, batch in enumerate(batches, 1):
+            self.model.set_requires_all_reduce(number == len(batches))
+            loss = self.model(*trainer.to(batch, self.device)) / len(batches)
+            loss.backward()
+            total += loss.item()
+        if self.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self.trained, self.max_grad_norm)
+        self._held = self._count()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return total
+
+    def held_bytes(self) -> dict[str, int]:
+        """See `Trainer.held_bytes`. `weights` are the fp32 masters, `optimizer` only the moments. The copy that `fsdp2_reshard`
+        keeps in the node is not counted: FSDP has dropped it by the end of the backward."""
+        return self._held
+
+    def _count(self) -> dict[str, int]:
+        states = [value for state in self.optimizer.state.values() for value in state.values()]
+        return {
+            "weights": sum(_nbytes(parameter) for parameter in self.model.parameters()),
+            "gradients": sum(_nbytes(parameter.grad) for parameter in self.trained),
+            "optimizer": sum(_nbytes(value) for value in states),
+        }
+
+
+def _nbytes(value: Any) -> int:
+    """Bytes on this rank; 0 for what is not a tensor."""
+    local = value.to_local() if isinstance(value, DTensor) else value
+    return local.nbytes if isinstance(local, torch.Tensor) else 0
+
+
+def fsdp2(
+    model: nn.Module,
+    topology: Topology,
+    optimizer_options: dict[str, Any],
+    max_grad_norm: float | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    device: str = "cpu",
+) -> FSDPTrainer:
+    """Shard `model` in place over all ranks of the default process group.
+
+    model               fp32, with equal weights on every rank: FSDP2 sends none, so different ones would be mixed. Checked
+    topology            the machine; its ranks are those of the process group
+    optimizer_options   arguments of `torch.optim.AdamW`
+    max_grad_norm       clip to this global norm; None: never
+    dtype               float32 or bfloat16, of computation and messages
+    device              "cpu" or "cuda"; the process group has a backend for it
+
+    The members of the outermost `nn.ModuleList`s are gathered one at a time; the root takes what is left (embeddings, output
+    layer) and keeps it gathered from forward to backward, the library's default. ValueError for a model, topology or dtype
+    that does not fit.
+    """
+    return _shard(model, topology, (topology.world_size,), True, optimizer_options, max_grad_norm, dtype, device)
+
+
+def hsdp(
+    model: nn.Module,
+    topology: Topology,
+    optimizer_options: dict[str, Any],
+    max_grad_norm: float | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    device: str = "cpu",
+) -> FSDPTrainer:
+    """Arguments of `fsdp2`. ValueError for a topology that has not several nodes of several ranks."""
+    nodes_and_ranks = trainer.nodes_and_ranks(topology)
+    return _shard(model, topology, nodes_and_ranks, True, optimizer_options, max_grad_norm, dtype, device)
+
+
+def fsdp2_reshard(
+    model: nn.Module,
+    topology: Topology,
+    optimizer_options: dict[str, Any],
+    max_grad_norm: float | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    device: str = "cpu",
+) -> FSDPTrainer:
+    """Arguments of `fsdp2`. ValueError for a topology that has not several nodes of several ranks."""
+    _, ranks = trainer.nodes_and_ranks(topology)
+    return _shard(model, topology, (topology.world_size,), ranks, optimizer_options, max_grad_norm, dtype, device)
+
+
+def _shard(
+    model: nn.Module,
+    topology: Topology,
+    mesh_shape: tuple[int, ...],
+    reshard_after_forward: bool | int,
+    optimizer_options: dict[str, Any],
+    max_grad_norm: float | None,
+    dtype: torch.dtype,
+    device: str,
+) -> FSDPTrainer:
+    """`mesh_shape`: ranks of a partition, after its repetitions if any. A rank's place follows from its number, innermost last."""
+    trainer.check(model, topology, dtype)
+    model.to(device)
+    _check_equal_weights(model)
+    mesh = init_device_mesh(device, mesh_shape, mesh_dim_names=("repeated", "sharded")[-len(mesh_shape) :])
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
+    for block in trainer.blocks(model):
+        fully_shard(block, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy)
+    sharded = fully_shard(model, mesh=mesh, mp_policy=policy)
+    return FSDPTrainer(sharded, optimizer_options, max_grad_norm, torch.device(device))
+
+
+def _check_equal_weights(model: nn.Module) -> None:
+    """ValueError on every rank when the sum of some tensor is not that of rank 0."""
+    found = torch.stack([tensor.detach().double().sum() for tensor in (*model.parameters(), *model.buffers())])
+    expected = found.clone()
+    dist.broadcast(expected, src=0)
+    differing = (found != expected).any().int()
+    dist.all_reduce(differing)
+    if differing:
+        raise ValueError(
+            f"{differing.item()} ranks have other weights than rank 0: FSDP2 sends none, use the same seed"
+        )

@@ -1,0 +1,262 @@
+"""Quantisers for CUDA and ROCm tensors in Triton, with the bytes of `reference`. Import this module only where there is Triton.
+
+A program handles a tile of [G, W] values: G neighbouring blocks as rows and, of each, W neighbouring values. Offsets within a
+tensor are int64. Scales lie at odd addresses of a payload, so they are read and written byte by byte.
+
+Three things that would change bits, and how they are kept out: `/` on fp32 is an approximation on NVIDIA, so division is
+`div_rn`; a maximum of floats may drop a NaN, so it is one of integers (see `_magnitude`); and a product followed by a sum may
+become one fused operation, which the launch of `_decode` forbids.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from repro.quantize import reference
+from repro.quantize.reference import code_bytes, largest, payload_bytes
+
+_TILE = 4096  # values of a program, unless one block has more
+_FUSED = 16384  # longest block that is held in the registers of one program
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+_ROUND = tl.constexpr(1.5 * 2**23)  # fp32 has no bits for a fraction up there: adding it rounds, half to even
+_TINY = tl.constexpr(reference.TINY)
+_INFINITY = tl.constexpr(0x7F800000)
+_NAN = tl.constexpr(0x7FC00000)
+
+
+@triton.jit
+def _widened(x):
+    """fp32, bf16 or fp16 to fp32. bf16 is the upper half of an fp32; Triton's interpreter has its own idea of tiny ones."""
+    if x.dtype == tl.bfloat16:
+        return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    return x.to(tl.float32)
+
+
+@triton.jit
+def _narrowed(x):
+    """fp32 to the nearest bf16, half to even, and NaN to NaN (which could carry over into the sign); the interpreter truncates."""
+    bits = x.to(tl.int32, bitcast=True)
+    rounded = tl.where(x == x, bits + ((bits >> 16) & 1) + 0x7FFF, _NAN) >> 16
+    return rounded.to(tl.int16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def _magnitude(x):
+    """Bits of fp32 |x| as int32. They are in the order of the values, infinity above all numbers and NaN above infinity."""
+    return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def _scale(highest, largest):
+    """Bits of the largest |x| of blocks to their fp32 scales, as `reference.scales`."""
+    quotient = tl.div_rn(highest.to(tl.float32, bitcast=True), largest)
+    finite = tl.where(quotient > _TINY, quotient, _TINY)
+    broken = tl.where(highest > _INFINITY, _NAN, highest).to(tl.float32, bitcast=True)
+    return tl.where(highest < _INFINITY, finite, broken)
+
+
+@triton.jit
+def _code(x, scale):
+    """Codes, in the lowest bits of an int32; 0 beside an infinity or a NaN. |x / scale| <= 127.00003: nothing to clamp."""
+    rounded = tl.div_rn(x, scale) + _ROUND
+    return tl.where(scale < float("inf"), rounded.to(tl.int32, bitcast=True), 0)
+
+
+@triton.jit
+def _store_scales(scales, to, mask):
+    """fp32 scales to four bytes each, the lowest first, beginning at the addresses `to`."""
+    bits = scales.to(tl.int32, bitcast=True)
+    for byte in tl.static_range(4):
+        tl.store(to + byte, ((bits >> (8 * byte)) & 0xFF).to(tl.uint8), mask=mask)
+
+
+@triton.jit
+def _load_scales(at, mask):
+    """Inverse of `_store_scales`."""
+    bits = tl.load(at, mask=mask, other=0).to(tl.int32)
+    for byte in tl.static_range(1, 4):
+        bits |= tl.load(at + byte, mask=mask, other=0).to(tl.int32) << (8 * byte)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _tile(tiles, blocks, block, n, G: tl.constexpr, W: tl.constexpr):
+    """Of this program: its row, its blocks [G], its values [G, W] as offsets in the row, and which values there are."""
+    program = tl.program_id(0).to(tl.int64)
+    row, tile = program // tiles, program % tiles
+    pieces = tl.cdiv(block, W)  # of a block; 1 where G > 1
+    group = tile // pieces * G + tl.arange(0, G)
+    within = (tile % pieces) * W + tl.arange(0, W)
+    values = group[:, None] * block + within[None, :]
+    return row, group, values, (within < block)[None, :] & (values < n) & (group < blocks)[:, None]
+
+
+@triton.jit
+def _quantize_whole(
+    x,
+    x_stride,
+    payload,
+    stride,
+    n,
+    half,
+    split,
+    block,
+    blocks,
+    tiles,
+    largest,
+    INT4: tl.constexpr,
+    G: tl.constexpr,
+    W: tl.constexpr,
+):
+    """Codes and scales in one pass: a program holds G whole blocks of the first half and, in INT4, G of the second."""
+    row, group, values, there = _tile(tiles, blocks, block, half, G, W)
+    x += row * x_stride
+    payload += row * stride
+    low = _widened(tl.load(x + values, mask=there, other=0))
+    scale = _scale(tl.max(_magnitude(low), axis=1), largest)
+    _store_scales(scale, payload + split + 4 * group, group < blocks)
+    codes = _code(low, scale[:, None])
+    if INT4:
+        second = half // block + group  # blocks of the second half, where `half` is a multiple of `block`
+        high = _widened(tl.load(x + half + values, mask=there & (half + values < n), other=0))
+        scale = _scale(tl.max(_magnitude(high), axis=1), largest)
+        _store_scales(scale, payload + split + 4 * second, second < tl.cdiv(n, block))
+        codes = (codes & 0xF) | (_code(high, scale[:, None]) << 4)
+    tl.store(payload + values, (codes & 0xFF).to(tl.uint8), mask=there)
+
+
+@triton.jit
+def _find_highest(x, x_stride, highest, n, block, blocks, tiles, G: tl.constexpr, W: tl.constexpr):
+    """Bits of the largest |x| of every block, int32 [rows, blocks], over pieces of a block; `highest` begins as zeros."""
+    row, group, values, there = _tile(tiles, blocks, block, n, G, W)
+    x = _widened(tl.load(x + row * x_stride + values, mask=there, other=0))
+    tl.atomic_max(highest + row * blocks + group, tl.max(_magnitude(x), axis=1), mask=group < blocks)
+
+
+@triton.jit
+def _encode(x, x_stride, scales, payload, stride, n, half, block, blocks, tiles, INT4: tl.constexpr, W: tl.constexpr):
+    """Codes of W bytes by scales that are known, fp32 [rows, blocks]: in INT4 the halves of a byte may belong to any blocks."""
+    program = tl.program_id(0).to(tl.int64)
+    row, at = program // tiles, (program % tiles) * W + tl.arange(0, W)
+    x += row * x_stride
+    scales += row * blocks
+    there = at < half
+    low = _widened(tl.load(x + at, mask=there, other=0))
+    codes = _code(low, tl.load(scales + at // block, mask=there, other=1))
+    if INT4:
+        up = half + at
+        high = _widened(tl.load(x + up, mask=up < n, other=0))
+        codes = (codes & 0xF) | (_code(high, tl.load(scales + up // block, mask=up < n, other=1)) << 4)
+    tl.store(payload + row * stride + at, (codes & 0xFF).to(tl.uint8), mask=there)
+
+
+@triton.jit
+def _decode(
+    payload,
+    stride,
+    out,
+    out_stride,
+    n,
+    half,
+    split,
+    block,
+    blocks,
+    tiles,
+    ADD: tl.constexpr,
+    INT4: tl.constexpr,
+    G: tl.constexpr,
+    W: tl.constexpr,
+):
+    """Values of payloads, stored or added to what is there."""
+    row, group, values, there = _tile(tiles, blocks, block, n, G, W)
+    payload += row * stride
+    scale = _load_scales(payload + split + 4 * group, group < blocks)
+    if INT4:
+        high = values >= half
+        byte = tl.load(payload + tl.where(high, values - half, values), mask=there, other=0).to(tl.int32)
+        codes = (byte << tl.where(high, 24, 28)) >> 28
+    else:
+        codes = (tl.load(payload + values, mask=there, other=0).to(tl.int32) << 24) >> 24
+    result = codes.to(tl.float32) * scale[:, None]
+    out += row * out_stride + values
+    if ADD:
+        result += tl.load(out, mask=there, other=0)
+    if out.dtype.element_ty == tl.bfloat16:
+        result = _narrowed(result)
+    tl.store(out, result, mask=there)
+
+
+def quantize(x: Tensor, bits: int, block: int) -> Tensor:
+    """Float tensor [n] or [rows, n], not empty, adjacent within a row, to uint8 [.., payload_bytes(n, bits, block)]."""
+    x = x.detach() if x.dtype in _FLOATS else x.detach().float()
+    rows, n = (1, *x.shape)[-2:]
+    payload = x.new_empty((*x.shape[:-1], payload_bytes(n, bits, block)), dtype=torch.uint8)
+    split = code_bytes(n, bits)  # a byte of codes has a value of the first half
+    half = n if bits == 8 else split
+    block, blocks = min(block, n), -(-n // block)
+    x_stride, stride = _stride(x), _stride(payload)
+    with torch.cuda.device_of(x):
+        if block <= _FUSED and (bits == 8 or half % block == 0):
+            blocks_of_half = -(-half // block)
+            G, W, tiles = _tiling(block, blocks_of_half, _FUSED)
+            _quantize_whole[(rows * tiles,)](
+                x, x_stride, payload, stride, n, half, split, block, blocks_of_half, tiles, float(largest(bits)),
+                INT4=bits == 4, G=G, W=W, num_warps=_warps(G * W), enable_fp_fusion=False,
+            )  # fmt: skip
+            return payload
+        highest = torch.zeros((rows, blocks), dtype=torch.int32, device=x.device)
+        G, W, tiles = _tiling(block, blocks, _TILE)
+        _find_highest[(rows * tiles,)](x, x_stride, highest, n, block, blocks, tiles, G=G, W=W, enable_fp_fusion=False)
+        scales = reference.scales(highest.view(torch.float32), bits)
+        payload.view(rows, -1)[:, split:] = scales.view(torch.uint8)
+        tiles = triton.cdiv(half, 1024)
+        _encode[(rows * tiles,)](
+            x, x_stride, scales, payload, stride, n, half, block, blocks, tiles,
+            INT4=bits == 4, W=1024, enable_fp_fusion=False,
+        )  # fmt: skip
+    return payload
+
+
+def dequantize(payload: Tensor, out: Tensor, bits: int, block: int) -> None:
+    """Payload of `quantize`, adjacent within a row, into `out`, [n] or [rows, n] of any dtype, not empty."""
+    if out.dtype in _FLOATS:
+        _decoded(payload, out, bits, block, add=False)
+    else:
+        values = torch.empty_like(out, dtype=torch.float32, memory_format=torch.contiguous_format)
+        _decoded(payload, values, bits, block, add=False)
+        out.copy_(values)
+
+
+def accumulate(payload: Tensor, total: Tensor, bits: int, block: int) -> None:
+    """Add the values of a payload, adjacent within a row, to `total`, fp32 [n] or [rows, n], not empty."""
+    _decoded(payload, total, bits, block, add=True)
+
+
+def _decoded(payload: Tensor, out: Tensor, bits: int, block: int, add: bool) -> None:
+    rows, n = (1, *out.shape)[-2:]
+    block, blocks, split = min(block, n), -(-n // block), code_bytes(n, bits)
+    G, W, tiles = _tiling(block, blocks, _TILE)
+    with torch.cuda.device_of(out):
+        _decode[(rows * tiles,)](
+            payload, _stride(payload), out.detach(), _stride(out), n, n if bits == 8 else split, split, block, blocks, tiles,
+            ADD=add, INT4=bits == 4, G=G, W=W, num_warps=_warps(G * W), enable_fp_fusion=False,
+        )  # fmt: skip
+
+
+def _tiling(block: int, blocks: int, widest: int) -> tuple[int, int, int]:
+    """Shape [G, W] of a tile, W at most `widest`, and how many tiles cover a row of `blocks` blocks."""
+    W = min(triton.next_power_of_2(block), widest)
+    G = max(1, _TILE // W)
+    return G, W, triton.cdiv(blocks, G) * triton.cdiv(block, W)
+
+
+def _warps(values: int) -> int:
+    """Warps of a program: 4 up to a tile of usual size, 16 for the longest block."""
+    return max(4, min(16, values // 1024))
+
+
+def _stride(x: Tensor) -> int:
+    """Distance between rows."""
+    return x.stride(0) if x.dim() == 2 else 0
