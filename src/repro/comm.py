@@ -118,11 +118,20 @@ class Hop:
             return quantize.quantize(x, self.bits, self.block)
         return x.bfloat16() if self.bits == 16 and x.element_size() > 2 else x
 
-    def decode(self, payload: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
-        """Payload [.., m] back to [.., numel] values, rounded to the wire format."""
+    def decode(self, payload: Tensor, numel: int, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+        """Payload [.., m] back to [.., numel] values, rounded to the wire format; into `out` where that is given."""
         if self.bits < 16:
-            return quantize.dequantize(payload, numel, self.bits, self.block, dtype)
-        return payload.to(dtype)
+            return quantize.dequantize(payload, numel, self.bits, self.block, dtype, out)
+        if out is None or out.data_ptr() == payload.data_ptr():
+            return payload.to(dtype)
+        return out.copy_(payload)
+
+    def add(self, payload: Tensor, total: Tensor) -> None:
+        """Add the values of a payload to `total`, fp32 of their shape."""
+        if self.bits < 16:
+            quantize.accumulate(payload, total, self.bits, self.block)
+        else:
+            total += payload
 
 
 class Links:
@@ -166,26 +175,34 @@ class Links:
         for route in routes:
             self.hops(route)
 
-    def all_gather(self, shard: Tensor, route: Route | None) -> Tensor:
-        """Flat shard [n] of every rank to [ranks * n] in rank order, same dtype.
+    def all_gather(self, shard: Tensor, route: Route | None, out: Tensor | None = None) -> Tensor:
+        """Flat shard [n] of every rank to [ranks * n] in rank order, same dtype; with `out` into that tensor, of which `shard`
+        may be this rank's part.
 
         Every rank gets the same bits: on a quantised hop the own shard is rounded like everybody else's, so that replicas of
         the weights never drift apart. Between hops of equal bits a payload travels on without being decoded.
         """
         hops, numel, dtype = self.hops(route), shard.numel(), shard.dtype
+        if out is None:
+            out = shard.new_empty(math.prod(hop.size for hop in hops) * numel)
         pieces, wire = shard[None], None  # [pieces, payload], encoded as `wire` does
         for hop in reversed(hops):
             if wire is None or wire.bits != hop.bits:
                 pieces = hop.encode(pieces if wire is None else wire.decode(pieces, numel, dtype))
                 wire = hop
-            pieces = _gather(pieces.reshape(-1), hop, self.ledger).view(-1, pieces.shape[1])
+            direct = out.view(-1, numel) if len(hops) == 1 and pieces.dtype == dtype else None
+            pieces = _gather(pieces.reshape(-1), hop, self.ledger, direct).view(-1, pieces.shape[1])
+        if len(hops) == 1:  # rank order already
+            wire.decode(pieces, numel, dtype, out.view(-1, numel))
+            return out
         if wire is not None:
             pieces = wire.decode(pieces, numel, dtype)
-        inner_first = pieces.reshape(*(hop.size for hop in hops), numel)
-        return _reversed_dims(inner_first).reshape(-1)
+        inner_first = pieces.view(*(hop.size for hop in hops), numel)
+        out.view(*reversed(inner_first.shape[:-1]), numel).copy_(_reversed_dims(inner_first))
+        return out
 
     def reduce_scatter(self, full: Tensor, route: Route | None) -> Tensor:
-        """Flat [ranks * n] of every rank to the sum over ranks of the own chunk, [n], same dtype; sums are kept in fp32.
+        """Flat [ranks * n] of every rank, of any float dtype, to the fp32 sum over ranks of the own chunk, [n].
 
         A quantised hop rounds what comes from others; a rank's own contribution never crosses a link and is not rounded.
         Raises ValueError when the ranks of the route do not divide the tensor.
@@ -194,19 +211,20 @@ class Links:
         sizes = [hop.size for hop in hops]
         if full.numel() % math.prod(sizes):
             raise ValueError(f"{math.prod(sizes)} ranks do not divide a tensor of {full.numel()} values")
-        rank_order = full.float().view(*reversed(sizes), full.numel() // math.prod(sizes))
+        rank_order = full.view(*reversed(sizes), full.numel() // math.prod(sizes))
         current = _reversed_dims(rank_order).contiguous()
         for hop in hops:
             chunks = current.view(hop.size, -1)
+            chunks = chunks.float() if hop.bits == 32 else chunks  # sums are fp32, and 32 bits send them so
             ring = hop.rings and hop.bits >= 16 and not hop.native
             current = (_ring_reduce if ring else _reduce)(chunks, hop, self.ledger)
-        return current.view(-1).to(full.dtype)
+        return current.view(-1).float()
 
     def all_reduce(self, full: Tensor, route: Route | None) -> Tensor:
         """Sum over the ranks of the route, [n] to [n]: a reduce-scatter, then an all-gather; all ranks get the same bits."""
         ranks = math.prod(hop.size for hop in self.hops(route))
         padded = F.pad(full, (0, -full.numel() % ranks))
-        return self.all_gather(self.reduce_scatter(padded, route), route)[: full.numel()]
+        return self.all_gather(self.reduce_scatter(padded, route), route)[: full.numel()].to(full.dtype)
 
 
 def _reversed_dims(x: Tensor) -> Tensor:
@@ -252,10 +270,11 @@ def _count_native(nbytes_per_peer: int, hop: Hop, ledger: Ledger) -> None:
     ledger.count(following, (hop.size - 1) * nbytes_per_peer)
 
 
-def _gather(payload: Tensor, hop: Hop, ledger: Ledger) -> Tensor:
-    """Payload [m] of each peer to [peers, m] in group rank order."""
+def _gather(payload: Tensor, hop: Hop, ledger: Ledger, full: Tensor | None = None) -> Tensor:
+    """Payload [m] of each peer to [peers, m] in group rank order; into `full` where that is given."""
     me, peers = hop.group.rank(), range(hop.size)
-    full = payload.new_empty(hop.size, payload.numel())
+    if full is None:
+        full = payload.new_empty(hop.size, payload.numel())
     if hop.native:
         _count_native(payload.numel() * payload.element_size(), hop, ledger)
         dist.all_gather_single(full.view(-1), payload, group=hop.group)
@@ -278,17 +297,17 @@ def _gather(payload: Tensor, hop: Hop, ledger: Ledger) -> Tensor:
 
 
 def _reduce(chunks: Tensor, hop: Hop, ledger: Ledger) -> Tensor:
-    """fp32 chunks [peers, m] of each peer to the sum [m] of the own chunk; each contribution crosses the wire once."""
-    me, numel = hop.group.rank(), chunks.shape[1]
+    """Chunks [peers, m] of each peer to the fp32 sum [m] of the own chunk; each contribution crosses the wire once."""
+    me = hop.group.rank()
     others = [peer for peer in range(hop.size) if peer != me]
     if hop.native:
         return _reduce_native(chunks, hop, ledger)
     encoded = {peer: hop.encode(chunks[peer]) for peer in others}
     received = {peer: torch.empty_like(payload) for peer, payload in encoded.items()}
     _transfer([(encoded[p], p, 0) for p in others], [(received[p], p, 0) for p in others], hop, ledger)
-    total = chunks[me].clone()
+    total = chunks[me].to(torch.float32, copy=True)
     for payload in received.values():
-        total += hop.decode(payload, numel, torch.float32)
+        hop.add(payload, total)
     return total
 
 
@@ -306,14 +325,16 @@ def _reduce_native(chunks: Tensor, hop: Hop, ledger: Ledger) -> Tensor:
             ledger.count(dist.get_global_rank(hop.group, peer), nbytes_per_peer)
     received = torch.empty_like(encoded)
     dist.all_to_all_single(received.view(-1), encoded.view(-1), group=hop.group)
-    values = hop.decode(received, chunks.shape[1], torch.float32)
-    values[hop.group.rank()] = chunks[hop.group.rank()]
-    return values.sum(dim=0)
+    total = chunks[hop.group.rank()].to(torch.float32, copy=True)
+    for peer, payload in enumerate(received):
+        if peer != hop.group.rank():
+            hop.add(payload, total)
+    return total
 
 
 def _ring_reduce(chunks: Tensor, hop: Hop, ledger: Ledger) -> Tensor:
     """Like `_reduce`, as a ring: partial sums travel around and each rank adds its own part."""
-    me, sums = hop.group.rank(), chunks.clone()
+    me, sums = hop.group.rank(), chunks.to(torch.float32, copy=True)
     parts = [row.tensor_split(len(hop.rings)) for row in sums]  # parts[peer][ring], views
     for step in range(hop.size - 1):
         sends, receives, targets = [], [], []
@@ -326,5 +347,5 @@ def _ring_reduce(chunks: Tensor, hop: Hop, ledger: Ledger) -> Tensor:
             targets.append(parts[coming][tag])
         _transfer(sends, receives, hop, ledger)
         for (payload, _, _), target in zip(receives, targets, strict=True):
-            target += payload.float()
+            target += payload
     return sums[me]

@@ -60,11 +60,12 @@ def _layout(rank: int, world: int) -> dict:
     seen: dict = {"gathers": 0, "hook": None}
     mesh = init_device_mesh("cpu", (world,))
 
-    def gather(shard: torch.Tensor) -> torch.Tensor:
+    def gather(shard: torch.Tensor, full: torch.Tensor) -> None:
         seen["gathers"] += 1
-        full = [torch.empty_like(shard) for _ in range(world)]
-        dist.all_gather(full, shard)
-        return torch.cat(full)
+        seen["shard is part of it"] = shard.data_ptr() == full.chunk(world)[rank].data_ptr()
+        parts = [torch.empty_like(shard) for _ in range(world)]
+        dist.all_gather(parts, shard)
+        full.copy_(torch.cat(parts))
 
     def reduce(full: torch.Tensor) -> torch.Tensor:
         seen["reduce dtype"] = full.dtype
@@ -111,4 +112,5 @@ def test_written_shards_are_what_the_next_forward_gathers(layout):
     weight, bias = torch.arange(15.0).view(5, 3), torch.arange(100.0, 105.0)
     torch.testing.assert_close(layout[0]["first"], torch.ones(2, 3) @ weight.T + bias + 28)
     assert (layout[1]["after write"] == 28).all()
+    assert layout[0]["shard is part of it"] and layout[1]["shard is part of it"]
     assert layout[0]["gathers"] == 3  # forward, backward, forward: freed after each

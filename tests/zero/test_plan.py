@@ -46,7 +46,7 @@ def test_routes_of_the_published_plans(topology):
     zeropp, ours = plans.zeropp(topology), plans.hierarchical(topology)
     assert zeropp.weight_route == flat(topology, 8)  # qwZ
     assert zeropp.gradient_route == Route((("package", "node"), ("cluster",)), (4, 4))  # qgZ
-    assert ours.gradient_route.bits == (16, 4, 4) and ours.update_route.bits == (8, 8, 8)
+    assert ours.gradient_route.bits == (4, 4, 4) and ours.update_route.bits == ours.weight_route.bits == (8, 8, 8)
     assert all(bits == 32 for bits in plans.unquantised(ours).gradient_route.bits)
     assert plans.unquantised(zeropp).weight_route.hops == zeropp.weight_route.hops
 
@@ -83,10 +83,15 @@ def test_refusals_say_why(topology):
 
 def test_open_choices_of_the_paper_are_arguments(topology):
     plan = plans.hierarchical(
-        topology, weights="node", secondary="package", weight_bits=8, gradient_bits=4, reduce_across="micro_batch"
+        topology,
+        weights="node",
+        secondary="package",
+        weight_bits=16,
+        gradient_bits=(16, 4, 4),
+        reduce_across="micro_batch",
     )
-    assert plan.keeps_copy and plan.secondary_route == plan.weight_route == hierarchical(topology, 8)
-    assert plan.reduce_across == "micro_batch" and plan.gradient_route.bits == (4, 4, 4)
+    assert plan.keeps_copy and plan.secondary_route == plan.weight_route == hierarchical(topology, 16)
+    assert plan.reduce_across == "micro_batch" and plan.gradient_route.bits == (16, 4, 4)
 
 
 def test_a_copy_over_the_same_ranks_is_not_kept():

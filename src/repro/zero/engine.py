@@ -134,16 +134,16 @@ class ZeroOptimizer(torch.optim.Optimizer):
         bucket.sharded = fsdp_private.shard(module, mesh, self.weight_dtype, gather, self._reduce)
         return bucket
 
-    def _gather(self, bucket: Bucket, shard: Tensor) -> Tensor:
+    def _gather(self, bucket: Bucket, shard: Tensor, full: Tensor) -> None:
         """The whole bucket from its shards; from the secondary copy, which is closer, once there is one (hpZ of ZeRO++)."""
         plan = self.plan
         if bucket.copy is not None:
-            return self.links.all_gather(bucket.copy, plan.moves.from_copy)
-        full = self.links.all_gather(shard, plan.moves.from_weights)
+            self.links.all_gather(bucket.copy, plan.moves.from_copy, full)
+            return
+        self.links.all_gather(shard, plan.moves.from_weights, full)
         if plan.keeps_copy:
             ranks = plan.degree(plan.secondary)
             bucket.copy = full.view(ranks, -1)[dist.get_rank() % ranks].clone()
-        return full
 
     # --- gradients: after the backward of a bucket, from everywhere to the gradient partition ---
 

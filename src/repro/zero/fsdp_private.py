@@ -2,7 +2,7 @@
 
 Private parts of torch in use, as of 2.13:
 - `fsdp._fully_shard._fsdp_api.AllGather` and `ReduceScatter`: base classes of custom collectives. The all-gather gets its
-  input as a view into its output.
+  input as a view into its output; nothing reads the reduce-scatter's output but the `.grad` that is dropped.
 - `_get_fsdp_state()._fsdp_param_groups[0].fsdp_params`: the parameters of one `fully_shard` call, in the order in which the
   flat reduce-scatter output holds their padded shards (those that require a gradient).
 - `FSDPParam._sharded_param_data`: flat padded shard that every all-gather reads; `padded_sharded_param_size`: its shape;
@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
-Gather = Callable[[Tensor], Tensor]  # flat shard -> full tensor in rank order
-Reduce = Callable[[Tensor], Tensor]  # full flat gradient -> sum of the own chunk
+Gather = Callable[[Tensor, Tensor], None]  # flat shard, full tensor to fill in rank order; the shard is part of it
+Reduce = Callable[[Tensor], Tensor]  # full flat gradient -> fp32 sum of the own chunk
 
 
 class _Allocate:
@@ -35,12 +35,15 @@ class _CustomAllGather(_Allocate, AllGather):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> None:
-        output_tensor.copy_(self.gather(input_tensor.clone()))  # clone: the input is part of the output
+        self.gather(input_tensor, output_tensor)
 
 
 class _CustomReduceScatter(_Allocate, ReduceScatter):
+    """Keeps the sum for the hook instead of giving it to FSDP, whose buffer has the gradients' own, 16-bit dtype."""
+
     def __init__(self, reduce: Reduce) -> None:
         self.reduce = reduce
+        self.total: Tensor | None = None
 
     def __call__(
         self,
@@ -51,7 +54,12 @@ class _CustomReduceScatter(_Allocate, ReduceScatter):
         async_op: bool = False,
     ) -> None:
         assert op == dist.ReduceOp.SUM, "the engine divides by the world size itself, once"
-        output_tensor.copy_(self.reduce(input_tensor))
+        self.total = self.reduce(input_tensor)
+
+    def take(self, output: Tensor) -> Tensor:
+        """The sum; FSDP's `output` on a mesh of one rank, where no collective is called."""
+        total, self.total = self.total, None
+        return output.float() if total is None else total
 
 
 @dataclass(frozen=True)
@@ -69,8 +77,8 @@ class Piece:
 class ShardedBucket:
     """One `fully_shard` call: parameters that are gathered and reduced together, as flat tensors in FSDP's own layout."""
 
-    def __init__(self, module: FSDPModule, shard_index: int) -> None:
-        self.module, self.shard_index = module, shard_index
+    def __init__(self, module: FSDPModule, shard_index: int, reduction: _CustomReduceScatter) -> None:
+        self.module, self.shard_index, self._reduction = module, shard_index, reduction
 
     @property
     def _params(self) -> list:
@@ -122,7 +130,7 @@ class ShardedBucket:
 
     def on_gradient(self, hook: Callable[[Tensor], None]) -> None:
         """Call `hook` with the reduced fp32 shard [numel] after each backward; FSDP's own `.grad` is dropped at once."""
-        self.module.set_all_reduce_hook(hook)
+        self.module.set_all_reduce_hook(lambda output: hook(self._reduction.take(output)))
         for param in self._trainable:
             param.sharded_param.register_post_accumulate_grad_hook(_drop_grad)
 
@@ -134,15 +142,16 @@ def _drop_grad(param: Tensor) -> None:
 def shard(module: nn.Module, mesh: DeviceMesh, dtype: torch.dtype, gather: Gather, reduce: Reduce) -> ShardedBucket:
     """`fully_shard` the parameters of `module` that no earlier call took, over `mesh`, with the given collectives.
 
-    Weights are gathered before each forward and backward and freed after it; gradients are summed in fp32. Weights stay in
-    the dtype they have, computation and floating-point inputs are in `dtype`.
+    Weights are gathered before each forward and backward and freed after it. Weights stay in the dtype they have; computation,
+    floating-point inputs and what `reduce` gets are in `dtype`.
     """
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
+    reduction = _CustomReduceScatter(reduce)
     fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
     module.set_custom_all_gather(_CustomAllGather(gather))
-    module.set_custom_reduce_scatter(_CustomReduceScatter(reduce))
+    module.set_custom_reduce_scatter(reduction)
     module.set_gradient_divide_factor(1.0)
     module.set_force_sum_reduction_for_comms(True)
     # A parameter without a gradient counts as zero: the flat layout must not depend on what a rank's batch used.
     module.set_reduce_scatter_unused_params(True, recurse=False)
-    return ShardedBucket(module, mesh.get_local_rank())
+    return ShardedBucket(module, mesh.get_local_rank(), reduction)

@@ -1,0 +1,83 @@
+"""Speed of the quantisers beside a plain copy, in one process: `python benchmarks/quantize.py [--values N] [--block N]`.
+
+Every number is GB/s of the float tensor, the side that is read (quantise), written (dequantise) or both (accumulate), so
+that a ratio to `copy_` of the same tensor is a ratio of times: 0.5 takes as long as two copies. On the CPU with one thread;
+on the GPU too where there is one. Medians after warm-up; eager, kernel and copy take turns, so that all see the same machine.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from repro import provenance, quantize
+from repro.quantize import reference
+
+REPEATS = 15
+
+
+def into(payload: Tensor, out: Tensor, bits: int, block: int) -> None:
+    """What decoding into a buffer takes in eager torch."""
+    out.copy_(reference.dequantize(payload, out.shape[-1], bits, block, out.dtype))
+
+
+def seconds(runs: list[Callable[[], object]], device: str) -> list[float]:
+    """Median time of each; they take turns. Two rounds warm up compilers, caches and memory."""
+    samples: list[list[float]] = [[] for _ in runs]
+    for round_ in range(REPEATS + 2):
+        for run, kept in zip(runs, samples, strict=True):
+            if device == "cuda":
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            run()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            if round_ >= 2:
+                kept.append(time.perf_counter() - start)
+    return [statistics.median(kept) for kept in samples]
+
+
+def table(device: str, values: int, block: int) -> None:
+    """One line per format, dtype and operation."""
+    print(f"{'':13}{'bits':>4} {'dtype':<9}{'eager':>8}{'kernel':>8}{'copy':>8}{'speed-up':>10}{'of copy':>9}")
+    for bits in quantize.BITS:
+        for dtype in (torch.float32, torch.bfloat16):
+            x = torch.randn(values, generator=torch.Generator(device).manual_seed(0), device=device).to(dtype)
+            payload, out = quantize.quantize(x, bits, block), torch.empty_like(x)
+            pairs = {
+                "quantise": (reference.quantize, quantize.quantize, (x, bits, block)),
+                "dequantise": (reference.dequantize, quantize.dequantize, (payload, values, bits, block, dtype)),
+                "  to a buffer": (into, lambda p, out, *how: quantize.dequantize(p, values, *how, out=out), (payload, out, bits, block)),
+                "accumulate": (reference.accumulate, quantize.accumulate, (payload, out, bits, block)),
+            }  # fmt: skip
+            if dtype != torch.float32:
+                del pairs["accumulate"]  # sums are kept in fp32
+            for name, (eager, kernel, arguments) in pairs.items():
+                runs = [partial(eager, *arguments), partial(kernel, *arguments), partial(out.copy_, x)]
+                speeds = [x.nbytes / t / 1e9 for t in seconds(runs, device)]
+                print(
+                    f"{name:13}{bits:4} {str(dtype).removeprefix('torch.'):<9}{speeds[0]:8.2f}{speeds[1]:8.2f}{speeds[2]:8.2f}"
+                    f"{speeds[1] / speeds[0]:9.1f}x{speeds[1] / speeds[2]:9.2f}"
+                )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--values", type=int, default=2**24, help="values of the tensor (default: 16 Mi)")
+    parser.add_argument("--block", type=int, default=256, help="values that share a scale (default: 256)")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    devices = {"cpu": f"{provenance.cpu_model()}, one thread"}
+    if torch.cuda.is_available():
+        devices["cuda"] = torch.cuda.get_device_name()
+    for device, name in devices.items():
+        print(f"{name}; torch {torch.__version__}; {options.values} values in blocks of {options.block}; GB/s")
+        table(device, options.values, options.block)
+
+
+if __name__ == "__main__":
+    main()
