@@ -22,7 +22,7 @@ stderr = Console(stderr=True)
 stdout = Console()
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
-TierOption = Annotated[str | None, typer.Option(help="smoke, laptop or gpu; default: the platform's.")]
+TierOption = Annotated[str | None, typer.Option(help="smoke, laptop, box, gpu or cluster; default: the platform's.")]
 PlatformOption = Annotated[str | None, typer.Option(help="A file of config/platforms; default: config.yaml's.")]
 
 
@@ -95,11 +95,13 @@ def plan(tier: TierOption = None, platform: PlatformOption = None, json_: Json =
             entry["arguments"] = room.arguments(job)
         return _emit(document)
     for name in dict.fromkeys(job.experiment for job in found.jobs):
-        table = Table("point", "repeat", "state", "minutes", "ranks", title=name, title_justify="left")
+        columns = ["point", "repeat", "state", "minutes", "ranks", *(["GB/rank"] if found.memory_gb else [])]
+        table = Table(*columns, title=name, title_justify="left")
         for job in found.jobs:
             if job.experiment == name:
                 label = experiments.get(name).label(config.point(name, job.point, "plan"))
-                table.add_row(label, str(job.repeat), job.state, f"{job.minutes:.2f}", str(job.ranks))
+                row = [label, str(job.repeat), job.state, f"{job.minutes:.2f}", str(job.ranks)]
+                table.add_row(*row, *([_memory(job.rank_gb, found.memory_gb)] if found.memory_gb else []))
         stdout.print(table)
     totals = Table("figure", "notebook", "points", "to run", "minutes")
     for name, figure in found.figures.items():
@@ -111,6 +113,12 @@ def plan(tier: TierOption = None, platform: PlatformOption = None, json_: Json =
         f" about {sum(j.minutes for j in open_jobs):.1f} minutes",
         soft_wrap=True,
     )
+
+
+def _memory(rank_gb: float | None, limit: float) -> str:
+    if rank_gb is None:
+        return "unknown"
+    return f"{rank_gb:.1f}" if rank_gb <= limit else f"[red]{rank_gb:.1f}, has {limit:g}[/]"
 
 
 def _settings(pairs: list[str]) -> dict[str, Any]:

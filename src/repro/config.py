@@ -15,7 +15,9 @@ from repro import experiments, paths
 from repro.experiments.base import Point
 
 Model = TypeVar("Model", bound=BaseModel)
-Tier = Literal["smoke", "laptop", "gpu"]
+Tier = Literal["smoke", "laptop", "gpu", "box", "cluster"]
+# A tier that also runs the points of others.
+INCLUDES: dict[str, tuple[Tier, ...]] = {"box": ("laptop",)}
 
 
 class ConfigError(ValueError):
@@ -39,6 +41,10 @@ class ExperimentConfig(_Strict):
 
     tiers: dict[Tier, list[Grid]]
 
+    def grids(self, tier: str) -> list[Grid]:
+        """All grids that a tier runs: those of the tiers it includes come first."""
+        return [grid for name in (*INCLUDES.get(tier, ()), tier) for grid in self.tiers.get(name, [])]
+
 
 class NotebookConfig(_Strict):
     """The figures that a notebook writes (file names without ending), each with the experiments whose records it shows."""
@@ -57,10 +63,12 @@ class Config(_Strict):
 
 
 class Platform(_Strict):
-    """`config/platforms/NAME.yaml`: where the jobs run. `tier` is what runs there unless another is asked for."""
+    """`config/platforms/NAME.yaml`: where the jobs run. `tier` is what runs there unless another is asked for;
+    `memory_gb`: what a rank has, for the plan to say which points fit."""
 
     description: str
     tier: Tier
+    memory_gb: float | None = Field(None, gt=0)
 
 
 def _allowed_values(annotation: Any) -> str:
@@ -110,7 +118,8 @@ class _UniqueKeys(yaml.SafeLoader):
     """YAML that refuses a key given twice: the second would silently win."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
+        own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]  # `<<` may be overridden
+        keys = [self.construct_object(key, deep=deep) for key in own]
         if twice := {key for key in keys if keys.count(key) > 1}:
             raise yaml.constructor.ConstructorError(
                 None, None, f"key given twice: {', '.join(map(str, twice))}", node.start_mark

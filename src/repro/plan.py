@@ -26,6 +26,7 @@ class Job(BaseModel):
     attempt: int
     minutes: float
     ranks: int
+    rank_gb: float | None = None  # predicted memory of a rank, where the platform says what it has
 
 
 class FigurePlan(BaseModel):
@@ -40,13 +41,14 @@ class FigurePlan(BaseModel):
 
 class Plan(BaseModel):
     """All jobs of a tier on a platform. `results` is where they go, relative to the root; `reader` is a hash of the code that
-    turns records into figures, verdicts and the report."""
+    turns records into figures, verdicts and the report; `memory_gb`: what a rank of the platform has."""
 
     platform: str
     tier: str
     results: str
     reference: str
     reader: str
+    memory_gb: float | None
     jobs: list[Job]
     figures: dict[str, FigurePlan]
 
@@ -121,8 +123,10 @@ def make(tier: str | None = None, platform: str | None = None) -> Plan:
     jobs = []
     for name, experiment in settings.experiments.items():
         source = provenance.source_hash(f"repro.experiments.{name}")
-        for grid in experiment.tiers.get(settings.tier, []):
+        for grid in experiment.grids(settings.tier):
             jobs += _jobs(name, grid, results, minutes, source, f"config/config.yaml: experiments.{name}")
+    if where.memory_gb is not None:
+        jobs = [job.model_copy(update={"rank_gb": _rank_gb(job)}) for job in jobs]
     unique = list({job.record: job for job in jobs}.values())  # overlapping grids name the same point once
     figures = {
         figure: _figure(name, read, unique)
@@ -135,9 +139,16 @@ def make(tier: str | None = None, platform: str | None = None) -> Plan:
         results=results,
         reference=f"results/reference/{settings.reference}",
         reader=_reader(),
+        memory_gb=where.memory_gb,
         jobs=unique,
         figures=figures,
     )
+
+
+def _rank_gb(job: Job) -> float | None:
+    definition = experiments.get(job.experiment)
+    nbytes = definition.memory(definition.parameters.model_validate(job.point))
+    return None if nbytes is None else round(sum(nbytes.values()) / 1e9, 2)
 
 
 def _reader() -> str:

@@ -3,6 +3,7 @@ allows it, and over the machine's own network in a job of a cluster."""
 
 import contextlib
 import ctypes
+import functools
 import math
 import time
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from repro.models.gpt import GPTConfig
     from repro.topology import Topology
     from repro.zero import Plan
+    from repro.zero.layout import Layout
 
 WARM_UP = 2  # steps that are not timed: first connections, FSDP's lazy initialisation, allocator
 LAST = 25  # steps that loss_last averages, at most a quarter of all
@@ -53,10 +55,10 @@ class ZeroTrain(Point):
     nodes: int = Field(2, ge=1)
     packages: int = Field(2, ge=1, description="GPU packages per node")
     gcds: int = Field(2, ge=1, description="ranks per package")
-    # 3.3 M parameters and 32 tokens: the smallest step in which 8 ranks on 2 cores still move megabytes, so that the
-    # network decides and not the compute.
-    layers: int = Field(4, ge=1)
-    hidden: int = Field(256, ge=1)
+    # 3.5 M parameters in 2 blocks and 32 tokens: a step in which 8 ranks on 2 cores move megabytes and compute little, so that
+    # the network decides. With 4 blocks of the same parameters in all, the calls of FSDP take half as long again.
+    layers: int = Field(2, ge=1)
+    hidden: int = Field(368, ge=1)
     heads: int = Field(4, ge=1)
     seq_len: int = Field(32, ge=1)
     vocab: int = Field(256, ge=256, description="the text has 256 symbols")
@@ -83,11 +85,16 @@ class ZeroTrain(Point):
         return str(value) if isinstance(value, int) else value
 
     @model_validator(mode="after")
-    def _only_hierarchical_can_be_changed(self) -> "ZeroTrain":
+    def _consistent(self) -> "ZeroTrain":
         fields = ("weights", "gradients", "secondary", "weight_bits", "gradient_bits", "reduce_across")
         changed = [name for name in fields if getattr(self, name) != type(self).model_fields[name].default]
         if changed and self.plan != "hierarchical":
             raise ValueError(f"{', '.join(changed)} can only be changed with plan hierarchical, found {self.plan}")
+        order = [LEVELS.index(level) for level in (self.weights, self.gradients) if level]
+        if order != sorted(order):
+            raise ValueError(
+                f"weights over {self.weights}, gradients over {self.gradients}: gradients need a level at least as wide"
+            )
         if self.plan in Libraries.__args__ and (self.block != 256 or self.dtype == "float16"):
             raise ValueError(f"block and dtype float16 are settings of our engine, found plan {self.plan}")
         return self
@@ -232,14 +239,19 @@ def _config(point: ZeroTrain) -> "GPTConfig":
     )
 
 
-def _layout(point: ZeroTrain) -> Any:
+def _layout(point: ZeroTrain) -> "Layout":
+    return _layout_of(_config(point))
+
+
+@functools.cache
+def _layout_of(config: "GPTConfig") -> "Layout":
     import torch
 
     from repro.models.gpt import GPT
     from repro.zero.layout import layout
 
     with torch.device("meta"):
-        return layout(GPT(_config(point)))
+        return layout(GPT(config))
 
 
 # --- on every rank -------------------------------------------------------------------------------------------------
@@ -462,7 +474,9 @@ def _model_flops(point: ZeroTrain) -> float:
 def label(point: ZeroTrain) -> str:
     """Short name of a point for its record file."""
     shape = f"{point.nodes}x{point.packages}x{point.gcds}"
-    return f"{point.plan}-{shape}-{point.steps}steps" + ("-unshaped" if point.fabric == "unshaped" else "")
+    return f"{point.plan}-{shape}-{point.accumulation}x{point.steps}" + (
+        "-unshaped" if point.fabric == "unshaped" else ""
+    )
 
 
 REPORTS = """step_seconds tflops_per_rank loss_first loss_last parameters model_bytes state_bytes_per_rank
