@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from repro import experiments, provenance, record
 from repro.experiments.base import MissingHardware, Outcome, Point
+from repro.launch.joined import place_in_job
 from repro.record import Cause, Record
 
 
@@ -79,7 +80,7 @@ def limited(seconds: float) -> Iterator[None]:
 def run(experiment: str, point: Point, repeat: int = 0, attempt: int = 1, out: Path | None = None) -> Record:
     """Run `point` and return its record, written to `out` when given.
 
-    Every exception of the engine becomes a *failed* or *skipped* record; KeyboardInterrupt and a failing write do not:
+    In a torchrun or srun job every rank calls this; rank 0 holds the machine's lock and writes. Every exception of the engine becomes a *failed* or *skipped* record; KeyboardInterrupt and a failing write do not:
     an interrupted run leaves nothing, so it is simply run again.
     """
     definition = experiments.get(experiment)
@@ -92,7 +93,9 @@ def run(experiment: str, point: Point, repeat: int = 0, attempt: int = 1, out: P
         "attempt": attempt,
     }
     outcome: Outcome | None = None
-    with machine(definition.timed):
+    place = place_in_job()
+    first = place is None or place[0] == 0
+    with machine(definition.timed) if first else contextlib.nullcontext():
         start = provenance.now()
         try:
             with limited(definition.timeout_s):
@@ -108,6 +111,6 @@ def run(experiment: str, point: Point, repeat: int = 0, attempt: int = 1, out: P
             common |= {"status": "ok", "evidence": outcome.evidence, "metrics": outcome.metrics}
             common |= {"conditions": outcome.conditions}
     found = Record(**common, provenance=provenance.collect(module, start, outcome.topology if outcome else ""))
-    if out is not None:
+    if out is not None and first:
         record.write(found, out, outcome.series if outcome else None)
     return found

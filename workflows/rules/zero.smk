@@ -17,11 +17,23 @@ rule zero_train:
         "repro run {params.arguments:q} --record-failure --out {output:q} > {log:q} 2>&1"
 
 
+use rule zero_train as zero_plan with:
+    input:
+        unfinished("zero_plan"),
+    output:
+        update("results/{run}/records/zero_plan/{job}.json"),
+    log:
+        "results/{run}/logs/zero_plan/{job}.log",
+    threads: 1
+    params:
+        arguments=arguments,
+
+
 rule zero_notebook:
     input:
         notebook="notebooks/zero.ipynb",
         claims="config/claims.yaml",
-        records=records("zero_train"),
+        records=records("zero_train", "zero_plan"),
     output:
         html=report(
             "results/{run}/notebooks/zero.html",

@@ -38,6 +38,7 @@ Ours = Literal[
 ]
 Libraries = Literal["deepspeed_zero3", "deepspeed_zeropp", "fsdp2", "fsdp2_hsdp", "fsdp2_reshard"]
 LevelName = Literal["package", "node", "cluster"]
+CHANGES = ("weights", "gradients", "secondary", "weight_bits", "gradient_bits", "reduce_across")  # of plan hierarchical
 
 
 class ZeroTrain(Point):
@@ -45,9 +46,9 @@ class ZeroTrain(Point):
 
     plan: Ours | Libraries = "hierarchical"
     # Changes to the hierarchical plan: levels, and bits as one number or one per level, innermost first ("16,4,4").
-    weights: LevelName | None = None
-    gradients: LevelName | None = None
-    secondary: LevelName | None = None
+    weights: LevelName = "package"
+    gradients: LevelName = "node"
+    secondary: Literal["none", "package", "node"] = "none"
     weight_bits: str = Field("8", pattern=r"^(16|8|4)(,(16|8|4)){0,2}$")
     gradient_bits: str = Field("4", pattern=r"^(16|8|4)(,(16|8|4)){0,2}$")
     reduce_across: Literal["step", "micro_batch"] = "step"
@@ -66,7 +67,7 @@ class ZeroTrain(Point):
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     micro_batch: int = Field(1, ge=1, description="sequences per rank and backward")
     accumulation: int = Field(1, ge=1, description="backward passes per step")
-    steps: int = Field(8, ge=WARM_UP + 1)
+    steps: int = Field(6, ge=WARM_UP + 1)
     lr: float = Field(1e-3, gt=0)
     # Without a warm-up Adam's first, still badly known second moments throw the loss from 3.5 to 7 within a step, at
     # other steps in other plans: the curves would then compare accidents (docs/log.md).
@@ -86,12 +87,10 @@ class ZeroTrain(Point):
 
     @model_validator(mode="after")
     def _consistent(self) -> "ZeroTrain":
-        fields = ("weights", "gradients", "secondary", "weight_bits", "gradient_bits", "reduce_across")
-        changed = [name for name in fields if getattr(self, name) != type(self).model_fields[name].default]
+        changed = [name for name in CHANGES if getattr(self, name) != type(self).model_fields[name].default]
         if changed and self.plan != "hierarchical":
             raise ValueError(f"{', '.join(changed)} can only be changed with plan hierarchical, found {self.plan}")
-        order = [LEVELS.index(level) for level in (self.weights, self.gradients) if level]
-        if order != sorted(order):
+        if LEVELS.index(self.weights) > LEVELS.index(self.gradients):
             raise ValueError(
                 f"weights over {self.weights}, gradients over {self.gradients}: gradients need a level at least as wide"
             )
@@ -199,7 +198,7 @@ def _plan(point: ZeroTrain, topology: "Topology") -> "Plan":
             topology,
             point.weights,
             point.gradients,
-            secondary=point.secondary,
+            secondary=None if point.secondary == "none" else point.secondary,
             weight_bits=_bits(point.weight_bits),
             gradient_bits=_bits(point.gradient_bits),
             reduce_across=point.reduce_across,
@@ -472,9 +471,12 @@ def _model_flops(point: ZeroTrain) -> float:
 
 
 def label(point: ZeroTrain) -> str:
-    """Short name of a point for its record file."""
+    """Short name of a point for its record file: plan, changes to it, machine, micro-batches x steps."""
+    fields = type(point).model_fields
+    changed = [name for name in CHANGES if getattr(point, name) != fields[name].default]
+    changes = "".join(f"-{name.replace('_', '')}{getattr(point, name)}".replace(",", "_") for name in changed)
     shape = f"{point.nodes}x{point.packages}x{point.gcds}"
-    return f"{point.plan}-{shape}-{point.accumulation}x{point.steps}" + (
+    return f"{point.plan}{changes}-{shape}-{point.accumulation}x{point.steps}" + (
         "-unshaped" if point.fabric == "unshaped" else ""
     )
 
