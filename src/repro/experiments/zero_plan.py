@@ -21,7 +21,7 @@ NAMES = (
     *("hierarchical", "hierarchical_fp"),
 )
 # Layers, hidden size, heads. 20B: GPT-NeoX-20B; 10B: the same depth, narrower; small: zero_train's default.
-MODELS = {"gpt-20b": (44, 6144, 64), "gpt-10b": (44, 4352, 32), "small": (2, 368, 4)}
+MODELS = {"gpt-20b": (44, 6144, 64), "gpt-10b": (44, 4352, 32), "small": (2, 384, 4)}
 
 
 class ZeroPlan(Point):
