@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
+from repro.comm import Pending
 from repro.launch import launch
 from repro.zero import fsdp_private
 
@@ -35,6 +36,8 @@ def test_signatures_of_custom_collectives():
         "set_reduce_scatter_unused_params",
         "reshard",
         "_get_fsdp_state",
+        "_set_unshard_async_op",
+        "set_modules_to_forward_prefetch",
     ],
 )
 def test_methods_of_a_sharded_module(name):
@@ -57,34 +60,36 @@ class _Net(nn.Module):
 
 def _layout(rank: int, world: int) -> dict:
     """Everything the file assumes, observed on two ranks."""
-    seen: dict = {"gathers": 0, "hook": None}
+    seen: dict = {"gathers": 0}
     mesh = init_device_mesh("cpu", (world,))
 
-    def gather(shard: torch.Tensor, full: torch.Tensor) -> None:
+    def gathering(shard: torch.Tensor, full: torch.Tensor):
         seen["gathers"] += 1
         seen["shard is part of it"] = shard.data_ptr() == full.chunk(world)[rank].data_ptr()
         parts = [torch.empty_like(shard) for _ in range(world)]
-        dist.all_gather(parts, shard)
+        yield [dist.all_gather(parts, shard, async_op=True)]
         full.copy_(torch.cat(parts))
 
-    def reduce(full: torch.Tensor) -> torch.Tensor:
-        seen["reduce dtype"] = full.dtype
-        full = full.clone()
-        dist.all_reduce(full)
-        return full.chunk(world)[rank]
+    def hook(gradient: torch.Tensor) -> None:
+        seen["gradient"] = gradient.clone()
 
     torch.manual_seed(0)
     model = _Net()
-    bucket = fsdp_private.shard(model, mesh, torch.float32, gather, reduce)
+    bucket = fsdp_private.shard(model, mesh, torch.float32, lambda shard, full: Pending(gathering(shard, full)))
     seen["read"], seen["numel"] = bucket.read().tolist(), bucket.numel
+    seen["pieces"] = [(p.start, p.numel, p.offset, p.padded) for p in bucket.pieces()]
+    seen["frozen"] = [(p.start, p.numel, values.tolist()) for p, values in bucket.frozen()]
     seen["weight bytes"] = bucket.weight_bytes()
-    bucket.on_gradient(lambda shard: seen.__setitem__("hook", shard.clone()))
+    bucket.on_gradient(hook)
     x = torch.ones(2, 3, requires_grad=True) * (rank + 1)
     first = model(x)
     first.sum().backward()
     seen["kept grads"] = [parameter.grad for parameter in model.parameters()]
     bucket.write(torch.zeros(bucket.numel))
     seen["after write"] = model(x).detach()
+    model.unshard()  # not waited for: what it gathers must not survive the next write
+    bucket.write(torch.ones(bucket.numel))
+    seen["after a second write"] = model(x).detach()
     return seen | {"first": first.detach()}
 
 
@@ -100,12 +105,20 @@ def test_flat_layout_is_padded_shards_of_trainable_parameters_in_order(layout):
     assert layout[0]["weight bytes"] == 4 * (14 + 2)  # and one row of the frozen one
 
 
-def test_the_hook_gets_the_sum_in_the_same_layout(layout):
-    """d(sum)/d(weight) is the column sum of x: 2 on rank 0 plus 4 on rank 1; the unused parameter counts as zero."""
-    assert layout[0]["hook"].tolist() == [6.0] * 9 + [0, 0] + [4.0] * 3
-    assert layout[1]["hook"].tolist() == [6.0] * 6 + [0] * 3 + [0, 0] + [4.0, 4.0, 0]
-    assert layout[0]["reduce dtype"] == torch.float32
-    assert all(grad is None for grad in layout[0]["kept grads"])
+def test_pieces_say_where_the_values_of_a_shard_belong(layout):
+    """weight, unused, bias: (start in the parameter, values, offset in the shard, places that they take)."""
+    assert layout[0]["pieces"] == [(0, 9, 0, 9), (0, 2, 9, 2), (0, 3, 11, 3)]
+    assert layout[1]["pieces"] == [(9, 6, 0, 9), (2, 2, 9, 2), (3, 2, 11, 3)]
+    assert layout[0]["frozen"] == [(0, 2, [7, 7])] and layout[1]["frozen"] == [(2, 2, [7, 7])]
+
+
+def test_the_hook_gets_the_whole_gradient_in_the_layout_of_the_gathered_bucket(layout):
+    """d(sum)/d(weight) is the column sum of x, 2 on rank 0 and 4 on rank 1; the unused parameter counts as zero."""
+    for rank, value in ((0, 2.0), (1, 4.0)):
+        first = [value] * 9 + [0, 0] + [2.0] * 3  # the bias is added to 2 rows
+        second = [value] * 6 + [0] * 3 + [0, 0] + [2.0, 2.0, 0]
+        assert layout[rank]["gradient"].tolist() == first + second
+        assert all(grad is None for grad in layout[rank]["kept grads"])
 
 
 def test_written_shards_are_what_the_next_forward_gathers(layout):
@@ -113,4 +126,5 @@ def test_written_shards_are_what_the_next_forward_gathers(layout):
     torch.testing.assert_close(layout[0]["first"], torch.ones(2, 3) @ weight.T + bias + 28)
     assert (layout[1]["after write"] == 28).all()
     assert layout[0]["shard is part of it"] and layout[1]["shard is part of it"]
-    assert layout[0]["gathers"] == 3  # forward, backward, forward: freed after each
+    assert (layout[0]["after a second write"] == 1 * 3 + 1 + 28).all()  # row of ones, bias, frozen
+    assert layout[0]["gathers"] == 5  # forward, backward, forward, by hand, forward: freed after each

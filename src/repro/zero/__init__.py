@@ -9,12 +9,12 @@
     optimizer.step()
     optimizer.zero_grad()
 
-Read `plan/catalogue.py` (what a plan is), then `engine.py` (the three levels at work), then `comm.py` one room up.
+Read `plan/catalogue.py` (what a plan is), then `engine.py` (the three levels at work), then `comm/` one room up.
 """
 
-from repro.zero import plan
+from repro.zero import checkpoint, plan
 from repro.zero.engine import ZeroOptimizer
 from repro.zero.plan import Plan
 from repro.zero.scaling import LossScale
 
-__all__ = ["LossScale", "Plan", "ZeroOptimizer", "plan"]
+__all__ = ["LossScale", "Plan", "ZeroOptimizer", "checkpoint", "plan"]

@@ -14,7 +14,7 @@ micro-batches. ZeRO-3 is the plan that puts all three partitions over the cluste
 FSDP2 owns the first moment and half of the second (its collectives are replaced, `fsdp_private.py`); the rest is here.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from repro.comm import Links
+from repro.comm import Links, Pending, pipelined
+from repro.comm.exchange import Steps, Works
 from repro.zero import fsdp_private
 from repro.zero.buckets import broadcast_from_first, default_buckets, default_device, materialise
 from repro.zero.masters import Masters, Slice, global_norm, parameter_groups
@@ -102,6 +103,9 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self.links.connect(vars(plan.moves).values())
         self.norm_group = self.links.mesh(plan.levels(None, plan.optimizer)).get_group() if plan.optimizer else None
         groups, group_of = parameter_groups(model, params)
+        self._order: list[Bucket] = []  # in which the first forward gathered them
+        self._fetches_ahead = False
+        self._under_way: Pending | None = None  # the reduction that was started last
         self.all_buckets: list[Bucket] = []  # frozen ones too
         self.buckets: list[Bucket] = []  # those that are trained
         masters, slices = [], []
@@ -120,50 +124,66 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self.masters = Masters(masters, slices, optimizer_cls, groups, options)
         super().__init__(self.masters.inner.param_groups, {})  # the same dictionaries: a schedule changes both
         for bucket in self.buckets:
-            bucket.sharded.on_gradient(partial(self._accumulate, bucket))
+            bucket.sharded.on_gradient(partial(self._reduce, bucket))
         self.loss_scale = loss_scale or (LossScale() if weight_dtype == torch.float16 else None)
         if self.loss_scale:
             self.loss_scale.attach(model)
 
-    # --- weights: FSDP asks for a bucket's before its forward and before its backward ---
+    # --- weights: FSDP asks for a bucket's before its forward and before its backward, one bucket ahead ---
 
     def _shard(self, module: nn.Module) -> Bucket:
         mesh = self.links.mesh(self.plan.levels(None, self.plan.weights))
         bucket = Bucket()
-        gather = partial(self._gather, bucket)
-        bucket.sharded = fsdp_private.shard(module, mesh, self.weight_dtype, gather, self._reduce)
+        bucket.sharded = fsdp_private.shard(module, mesh, self.weight_dtype, partial(self._gather, bucket))
         return bucket
 
-    def _gather(self, bucket: Bucket, shard: Tensor, full: Tensor) -> None:
+    def _gather(self, bucket: Bucket, shard: Tensor, full: Tensor) -> Pending:
+        if bucket not in self._order:
+            self._order.append(bucket)
+        return Pending(self._gathering(bucket, shard, full))
+
+    def _gathering(self, bucket: Bucket, shard: Tensor, full: Tensor) -> Steps:
         """The whole bucket from its shards; from the secondary copy, which is closer, once there is one (hpZ of ZeRO++)."""
         plan = self.plan
         if bucket.copy is not None:
-            self.links.all_gather(bucket.copy, plan.moves.from_copy, full)
-            return
-        self.links.all_gather(shard, plan.moves.from_weights, full)
+            return (yield from self.links.gathering(bucket.copy, plan.moves.from_copy, full))
+        yield from self.links.gathering(shard, plan.moves.from_weights, full)
         if plan.keeps_copy:
             ranks = plan.degree(plan.secondary)
             bucket.copy = full.view(ranks, -1)[dist.get_rank() % ranks].clone()
+        return full
 
     # --- gradients: after the backward of a bucket, from everywhere to the gradient partition ---
 
-    def _reduce(self, gradient: Tensor) -> Tensor:
-        return self.links.reduce_scatter(gradient, self.plan.moves.into_weights)
+    def _reduce(self, bucket: Bucket, gradient: Tensor) -> None:
+        """Start reducing a bucket's gradient. It travels during the backward of the next bucket, and arrives at its end."""
+        if not self._fetches_ahead:
+            fsdp_private.fetch_ahead([bucket.sharded for bucket in self._order])
+            self._fetches_ahead = True
+        self._settle()
+        self._under_way = Pending(self._reducing(bucket, gradient))
 
-    def _accumulate(self, bucket: Bucket, shard: Tensor) -> None:
-        """`shard`: fp32 sum over the ranks of a weight partition, this rank's part of the bucket."""
-        gradient = self.links.reduce_scatter(self._padded(shard), self.plan.moves.into_gradients)
+    def _settle(self) -> None:
+        """Finish the reduction that is under way."""
+        if self._under_way is not None:
+            self._under_way.wait()
+            self._under_way = None
+
+    def _reducing(self, bucket: Bucket, gradient: Tensor) -> Generator[Works, None, None]:
+        moves = self.plan.moves
+        shard = yield from self.links.reducing(gradient, moves.into_weights)
+        total = yield from self.links.reducing(self._padded(shard), moves.into_gradients)
         if self.plan.reduce_across == "micro_batch":
-            gradient = self._reduce_across(gradient)
+            total = yield from self._reducing_across(total)
         if bucket.gradient is None:
-            bucket.gradient = gradient.to(self.gradient_dtype)
+            bucket.gradient = total.to(self.gradient_dtype)
         else:
-            bucket.gradient += gradient
+            bucket.gradient += total
 
-    def _reduce_across(self, gradient: Tensor) -> Tensor:
+    def _reducing_across(self, gradient: Tensor) -> Steps:
         """From the gradient partition to the optimizer's, and to the sum over all ranks where that is not the whole machine."""
-        shard = self.links.reduce_scatter(gradient, self.plan.moves.into_optimizer)
-        return self.links.all_reduce(shard, self.plan.moves.to_everybody)
+        shard = yield from self.links.reducing(gradient, self.plan.moves.into_optimizer)
+        return (yield from self.links.all_reducing(shard, self.plan.moves.to_everybody))
 
     # --- step: to the optimizer partition, update there, and the new weights back ---
 
@@ -176,9 +196,10 @@ class ZeroOptimizer(torch.optim.Optimizer):
         """
         if closure is not None:
             raise ValueError("step takes no closure")
+        self._settle()
         if all(bucket.gradient is None for bucket in self.buckets):
             raise RuntimeError("step without a backward since the last one: there are no gradients")
-        means = [self._mean(bucket) for bucket in self.buckets]
+        means = pipelined(self._averaging(bucket) for bucket in self.buckets)
         self.zero_grad()
         present = [mean for mean in means if mean is not None]
         norm = global_norm(present, self.norm_group)
@@ -194,30 +215,30 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the accumulated gradients (`step` has done so already)."""
+        self._settle()
         for bucket in self.buckets:
             bucket.gradient = None
 
     def publish(self) -> None:
         """Make the masters the weights of the model, on all ranks (`step` does)."""
-        for bucket, master in zip(self.buckets, self.masters.flat, strict=True):
-            bucket.sharded.write(self._updated(master))
-            bucket.copy = None  # it holds the old weights
+        pipelined(map(self._publishing, self.buckets, self.masters.flat))
 
-    def _mean(self, bucket: Bucket) -> Tensor | None:
+    def _averaging(self, bucket: Bucket) -> Generator[Works, None, Tensor | None]:
         """Mean over ranks of a bucket's accumulated gradient, fp32, this rank's part of the optimizer partition; None when no
         backward reached it."""
         if bucket.gradient is None:
             return None
         gradient = bucket.gradient.float()
         if self.plan.reduce_across == "step":
-            gradient = self._reduce_across(gradient)
+            gradient = yield from self._reducing_across(gradient)
         return gradient.div_(self.plan.topology.world_size * (self.loss_scale.value if self.loss_scale else 1))
 
-    def _updated(self, master: Tensor) -> Tensor:
+    def _publishing(self, bucket: Bucket, master: Tensor) -> Generator[Works, None, None]:
         """All new weights of the rank's weight partition, from the optimizer partition."""
-        in_rank_order = self.links.all_gather(master.to(self.weight_dtype), self.plan.moves.from_optimizer)
+        in_rank_order = yield from self.links.gathering(master.to(self.weight_dtype), self.plan.moves.from_optimizer)
         inside, across = self._splits()
-        return in_rank_order.view(across, inside, -1).transpose(0, 1).reshape(-1)
+        bucket.sharded.write(in_rank_order.view(across, inside, -1).transpose(0, 1).reshape(-1))
+        bucket.copy = None  # it holds the old weights
 
     # --- which values of a bucket are this rank's ---
 
@@ -260,6 +281,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def held_bytes(self) -> dict[str, int]:
         """Bytes of state on this rank right now, by kind. Gradients exist from backward to step, a secondary copy from forward
         to step: look then."""
+        self._settle()
         return {
             "weights": sum(bucket.sharded.weight_bytes() for bucket in self.all_buckets),
             "secondary": sum(bucket.copy.nbytes for bucket in self.all_buckets if bucket.copy is not None),

@@ -2,7 +2,8 @@
 
 Private parts of torch in use, as of 2.13:
 - `fsdp._fully_shard._fsdp_api.AllGather` and `ReduceScatter`: base classes of custom collectives. The all-gather gets its
-  input as a view into its output; nothing reads the reduce-scatter's output but the `.grad` that is dropped.
+  input as a view into its output, and may return a `Work` that FSDP waits for before it copies the weights out.
+- `_set_unshard_async_op`: gathers return such a work. `FSDPParamGroup.wait_for_unshard`: wait for it.
 - `_get_fsdp_state()._fsdp_param_groups[0].fsdp_params`: the parameters of one `fully_shard` call, in the order in which the
   flat reduce-scatter output holds their padded shards (those that require a gradient).
 - `FSDPParam._sharded_param_data`: flat padded shard that every all-gather reads; `padded_sharded_param_size`: its shape;
@@ -11,6 +12,7 @@ Private parts of torch in use, as of 2.13:
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -19,8 +21,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
-Gather = Callable[[Tensor, Tensor], None]  # flat shard, full tensor to fill in rank order; the shard is part of it
-Reduce = Callable[[Tensor], Tensor]  # full flat gradient -> fp32 sum of the own chunk
+from repro.comm import Pending
+
+# Flat shard, full tensor to fill in rank order (the shard is part of it); returns the collective, started.
+Gather = Callable[[Tensor, Tensor], Pending]
 
 
 class _Allocate:
@@ -34,16 +38,32 @@ class _CustomAllGather(_Allocate, AllGather):
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
-    ) -> None:
-        self.gather(input_tensor, output_tensor)
+    ) -> dist.Work | None:
+        pending = self.gather(input_tensor, output_tensor)
+        if async_op:
+            return _Handle(pending)
+        pending.wait()
+        return None
 
 
-class _CustomReduceScatter(_Allocate, ReduceScatter):
-    """Keeps the sum for the hook instead of giving it to FSDP, whose buffer has the gradients' own, 16-bit dtype."""
+class _Handle(dist.Work):
+    """What FSDP waits for before it uses gathered weights."""
 
-    def __init__(self, reduce: Reduce) -> None:
-        self.reduce = reduce
-        self.total: Tensor | None = None
+    def __init__(self, pending: Pending) -> None:
+        super().__init__()
+        self.pending = pending
+
+    def wait(self, timeout: object = None) -> bool:
+        self.pending.wait()
+        return True
+
+
+class _NoReduceScatter(_Allocate, ReduceScatter):
+    """Sends nothing: keeps the gradient for the hook, which reduces it over all levels. FSDP's output stays undefined; it only
+    becomes the `.grad` that is dropped."""
+
+    def __init__(self) -> None:
+        self.gradient: Tensor | None = None
 
     def __call__(
         self,
@@ -54,12 +74,16 @@ class _CustomReduceScatter(_Allocate, ReduceScatter):
         async_op: bool = False,
     ) -> None:
         assert op == dist.ReduceOp.SUM, "the engine divides by the world size itself, once"
-        self.total = self.reduce(input_tensor)
+        self.gradient = input_tensor
 
     def take(self, output: Tensor) -> Tensor:
-        """The sum; FSDP's `output` on a mesh of one rank, where no collective is called."""
-        total, self.total = self.total, None
-        return output.float() if total is None else total
+        """The whole gradient; on a mesh of one rank, where no reduce-scatter is called, FSDP's output is just that."""
+        gradient, self.gradient = self.gradient, None
+        if gradient is None:
+            return output
+        if gradient.is_cuda:
+            gradient.record_stream(torch.cuda.current_stream())  # FSDP frees it after the reduce-scatter that was none
+        return gradient
 
 
 @dataclass(frozen=True)
@@ -77,7 +101,7 @@ class Piece:
 class ShardedBucket:
     """One `fully_shard` call: parameters that are gathered and reduced together, as flat tensors in FSDP's own layout."""
 
-    def __init__(self, module: FSDPModule, shard_index: int, reduction: _CustomReduceScatter) -> None:
+    def __init__(self, module: FSDPModule, shard_index: int, reduction: _NoReduceScatter) -> None:
         self.module, self.shard_index, self._reduction = module, shard_index, reduction
 
     @property
@@ -119,17 +143,24 @@ class ShardedBucket:
     @torch.no_grad()
     def write(self, flat: Tensor) -> None:
         """Replace this rank's shard of the trainable weights by flat [numel or more], cast to their dtype."""
-        self.module.reshard()  # weights gathered by hand (`unshard`) would survive otherwise
+        self._discard_gathered()
         parts = flat[: self.numel].split([param.padded_sharded_param_size.numel() for param in self._trainable])
         for param, part in zip(self._trainable, parts, strict=True):
             param._sharded_param_data.copy_(part)
+
+    def _discard_gathered(self) -> None:
+        """Weights gathered by hand (`unshard`), or fetched ahead for a forward that did not come, would survive otherwise."""
+        for group in self.module._get_fsdp_state()._fsdp_param_groups:
+            group.wait_for_unshard()
+        self.module.reshard()
 
     def weight_bytes(self) -> int:
         """Bytes of this rank's shard, frozen parameters included."""
         return sum(param._sharded_param_data.nbytes for param in self._params)
 
     def on_gradient(self, hook: Callable[[Tensor], None]) -> None:
-        """Call `hook` with the reduced fp32 shard [numel] after each backward; FSDP's own `.grad` is dropped at once."""
+        """Call `hook` after each backward with this rank's whole gradient, flat in the layout of the gathered bucket; FSDP's own
+        `.grad` is dropped at once."""
         self.module.set_all_reduce_hook(lambda output: hook(self._reduction.take(output)))
         for param in self._trainable:
             param.sharded_param.register_post_accumulate_grad_hook(_drop_grad)
@@ -139,14 +170,14 @@ def _drop_grad(param: Tensor) -> None:
     param.grad = None
 
 
-def shard(module: nn.Module, mesh: DeviceMesh, dtype: torch.dtype, gather: Gather, reduce: Reduce) -> ShardedBucket:
-    """`fully_shard` the parameters of `module` that no earlier call took, over `mesh`, with the given collectives.
+def shard(module: nn.Module, mesh: DeviceMesh, dtype: torch.dtype, gather: Gather) -> ShardedBucket:
+    """`fully_shard` the parameters of `module` that no earlier call took, over `mesh`, gathered by `gather`.
 
     Weights are gathered before each forward and backward and freed after it. Weights stay in the dtype they have; computation,
-    floating-point inputs and what `reduce` gets are in `dtype`.
+    floating-point inputs and gradients are in `dtype`.
     """
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
-    reduction = _CustomReduceScatter(reduce)
+    reduction = _NoReduceScatter()
     fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
     module.set_custom_all_gather(_CustomAllGather(gather))
     module.set_custom_reduce_scatter(reduction)
@@ -154,4 +185,15 @@ def shard(module: nn.Module, mesh: DeviceMesh, dtype: torch.dtype, gather: Gathe
     module.set_force_sum_reduction_for_comms(True)
     # A parameter without a gradient counts as zero: the flat layout must not depend on what a rank's batch used.
     module.set_reduce_scatter_unused_params(True, recurse=False)
+    if (
+        mesh.device_type == "cpu"
+    ):  # on a GPU, streams let a gather run beside compute; here a handle that is waited for later
+        module._set_unshard_async_op(True)
     return ShardedBucket(module, mesh.get_local_rank(), reduction)
+
+
+def fetch_ahead(buckets: Sequence[ShardedBucket]) -> None:
+    """Start gathering each bucket when the one before it in this order starts its forward. (In the backward FSDP does so by
+    itself, in reverse.)"""
+    for bucket, following in pairwise(buckets):
+        bucket.module.set_modules_to_forward_prefetch([following.module])

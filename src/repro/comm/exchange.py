@@ -1,0 +1,165 @@
+"""One hop of a route: its peers, what goes over the wire, and the all-gather and the reduction over it.
+
+The exchanges are generators: each yields when its messages are on their way, and goes on when they have arrived. Who drives one
+may compute meanwhile (`repro.comm.links.Pending`).
+
+On gloo they are point-to-point: its reduce-scatter moves twice the bytes, and its all-to-all runs half-duplex unless every
+receive is posted before the first send. Other backends (NCCL, RCCL) use their own collectives, which run on their streams.
+"""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from repro import quantize
+from repro.comm.ledger import Ledger
+
+Works = list[dist.Work]
+Steps = Generator[Works, None, Tensor]  # yields what to wait for, returns the result
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One collective of a route as this rank sees it: its peers, the ring orders (of group ranks) and the wire format."""
+
+    group: dist.ProcessGroup
+    rings: tuple[tuple[int, ...], ...]  # empty: direct exchange
+    bits: int
+    block: int
+    ledger: Ledger
+    next_tag: Callable[[], int]  # tells messages apart that are under way at the same time; counts alike on all ranks
+    device: str = "cpu"
+
+    @property
+    def size(self) -> int:
+        return self.group.size()
+
+    @property
+    def native(self) -> bool:
+        """Whether the backend's own collectives are used: all but gloo's."""
+        backends = dict(pair.split(":") for pair in dist.get_backend_config(self.group).split(","))
+        return backends[self.device] != "gloo"
+
+    def encode(self, x: Tensor) -> Tensor:
+        """Values [.., n] to what goes over the wire."""
+        if self.bits < 16:
+            return quantize.quantize(x, self.bits, self.block)
+        return x.bfloat16() if self.bits == 16 and x.element_size() > 2 else x
+
+    def decode(self, payload: Tensor, numel: int, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+        """Payload [.., m] back to [.., numel] values, rounded to the wire format; into `out` where that is given."""
+        if self.bits < 16:
+            return quantize.dequantize(payload, numel, self.bits, self.block, dtype, out)
+        if out is None or out.data_ptr() == payload.data_ptr():
+            return payload.to(dtype)
+        return out.copy_(payload)
+
+    def add(self, payload: Tensor, total: Tensor) -> None:
+        """Add the values of a payload to `total`, fp32 of their shape."""
+        if self.bits < 16:
+            quantize.accumulate(payload, total, self.bits, self.block)
+        else:
+            total += payload
+
+    def gather(self, payload: Tensor, full: Tensor | None = None) -> Steps:
+        """Payload [m] of each peer to [peers, m] in group rank order; into `full` where that is given."""
+        if full is None:
+            full = payload.new_empty(self.size, payload.numel())
+        if self.native:
+            self._count_ring(payload.numel() * payload.element_size())
+            dist.all_gather_single(full.view(-1), payload, group=self.group)
+            return full
+        me = self.group.rank()
+        full[me] = payload
+        if self.rings:
+            return (yield from self._ring_gather(full))
+        others = [peer for peer in range(self.size) if peer != me]
+        yield self._transfer([(payload, p, 0) for p in others], [(full[p], p, 0) for p in others])
+        return full
+
+    def reduce(self, chunks: Tensor) -> Steps:
+        """Chunks [peers, m] of each peer to the fp32 sum [m] of the own chunk; each contribution crosses the wire once."""
+        if self.native:
+            return self._native_reduce(chunks)
+        if self.rings and self.bits >= 16:
+            return (yield from self._ring_reduce(chunks))
+        me = self.group.rank()
+        others = [peer for peer in range(self.size) if peer != me]
+        encoded = {peer: self.encode(chunks[peer]) for peer in others}
+        received = {peer: torch.empty_like(payload) for peer, payload in encoded.items()}
+        total = chunks[me].to(torch.float32, copy=True)
+        yield self._transfer([(encoded[p], p, 0) for p in others], [(received[p], p, 0) for p in others])
+        for payload in received.values():
+            self.add(payload, total)
+        return total
+
+    def _ring_gather(self, full: Tensor) -> Steps:
+        me = self.group.rank()
+        parts = [row.tensor_split(len(self.rings)) for row in full]  # parts[peer][ring]
+        for step in range(self.size - 1):
+            sends, receives = [], []
+            for ring, order in enumerate(self.rings):
+                at = order.index(me)
+                here, before = order[(at - step) % self.size], order[(at - step - 1) % self.size]
+                sends.append((parts[here][ring], order[(at + 1) % self.size], ring))
+                receives.append((parts[before][ring], order[at - 1], ring))
+            yield self._transfer(sends, receives)
+        return full
+
+    def _ring_reduce(self, chunks: Tensor) -> Steps:
+        """Partial sums travel around and each rank adds its own part."""
+        me, sums = self.group.rank(), chunks.to(torch.float32, copy=True)
+        parts = [row.tensor_split(len(self.rings)) for row in sums]  # parts[peer][ring], views
+        for step in range(self.size - 1):
+            sends, receives, targets = [], [], []
+            for ring, order in enumerate(self.rings):
+                at = order.index(me)
+                leaving, coming = order[(at - step - 1) % self.size], order[(at - step - 2) % self.size]
+                payload = self.encode(parts[leaving][ring])
+                sends.append((payload, order[(at + 1) % self.size], ring))
+                receives.append((payload.new_empty(parts[coming][ring].numel()), order[at - 1], ring))
+                targets.append(parts[coming][ring])
+            yield self._transfer(sends, receives)
+            for (payload, _, _), target in zip(receives, targets, strict=True):
+                target += payload
+        return sums[me]
+
+    def _native_reduce(self, chunks: Tensor) -> Tensor:
+        """By the backend's collectives: reduce-scatter, or all-to-all of quantised payloads and a local sum."""
+        encoded, me = self.encode(chunks), self.group.rank()
+        nbytes_per_peer = encoded[0].numel() * encoded.element_size()
+        if self.bits >= 16:
+            self._count_ring(nbytes_per_peer)
+            total = torch.empty_like(encoded[0])
+            dist.reduce_scatter_single(total, encoded.view(-1), group=self.group)
+            return total.float()
+        received = torch.empty_like(encoded)
+        dist.all_to_all_single(received.view(-1), encoded.view(-1), group=self.group)
+        total = chunks[me].to(torch.float32, copy=True)
+        for peer, payload in enumerate(received):
+            if peer != me:
+                self.ledger.count(dist.get_global_rank(self.group, peer), nbytes_per_peer)
+                self.add(payload, total)
+        return total
+
+    def _transfer(self, sends: list[tuple[Tensor, int, int]], receives: list[tuple[Tensor, int, int]]) -> Works:
+        """Start point-to-point messages (tensor, group rank of the peer, ring), all at once. Empty messages are left out on
+        both sides."""
+        to_global, tag = partial(dist.get_global_rank, self.group), self.next_tag()
+        # Receives first: gloo announces "ready to receive" behind bulk data already queued to that peer, which would
+        # serialise the two directions of a link.
+        works = [dist.irecv(t, to_global(p), group=self.group, tag=tag + ring) for t, p, ring in receives if t.numel()]
+        for tensor, peer, ring in sends:
+            if tensor.numel():
+                works.append(dist.isend(tensor, to_global(peer), group=self.group, tag=tag + ring))
+                self.ledger.count(to_global(peer), tensor.numel() * tensor.element_size())
+        return works
+
+    def _count_ring(self, nbytes_per_peer: int) -> None:
+        """Book a collective that the backend runs by itself as a ring, like NCCL: everything goes to the next rank."""
+        following = dist.get_global_rank(self.group, (self.group.rank() + 1) % self.size)
+        self.ledger.count(following, (self.size - 1) * nbytes_per_peer)

@@ -1,0 +1,188 @@
+"""Collectives over the levels of a machine, as this rank runs them along a `Route`.
+
+`all_gather` walks the hops from the outermost to the innermost, so what crosses the slow link is one shard per rank and the
+fast links multiply it. `reduce_scatter` walks from the innermost to the outermost, so only sums leave a unit.
+Chunk j of a full tensor always belongs to the j-th rank of the unit, whichever route is taken.
+"""
+
+import math
+from collections.abc import Generator, Iterable
+from typing import Any
+
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from repro.comm.exchange import Hop, Steps, Works
+from repro.comm.ledger import Ledger
+from repro.comm.route import Route, ring_orders
+from repro.topology import Topology
+
+_TAGS = 1 << 24  # message tags wrap around there
+
+
+class Pending:
+    """A collective that was started: its first messages are under way. `wait` finishes it and returns the result.
+
+    All ranks must start and wait in the same order: later hops are sent by `wait`.
+    """
+
+    def __init__(self, steps: Generator[Works, None, Any]) -> None:
+        self._steps: Generator[Works, None, Any] | None = steps
+        self._works: Works = []
+        self._result: Any = None
+        self._advance()
+
+    def _advance(self) -> None:
+        try:
+            self._works = next(self._steps)
+        except StopIteration as end:
+            self._steps, self._works, self._result = None, [], end.value
+
+    def wait(self) -> Any:
+        """The result, when all messages have arrived."""
+        while self._steps is not None:
+            for work in self._works:
+                work.wait()
+            self._advance()
+        return self._result
+
+
+def finish(steps: Generator[Works, None, Any]) -> Any:
+    """Run a collective to its end."""
+    return Pending(steps).wait()
+
+
+def pipelined(collectives: Iterable[Generator[Works, None, Any]]) -> list[Any]:
+    """Results of several collectives; each is started before the one before it is waited for."""
+    results, before = [], None
+    for steps in collectives:
+        started = Pending(steps)
+        if before is not None:
+            results.append(before.wait())
+        before = started
+    return results if before is None else [*results, before.wait()]
+
+
+class Links:
+    """This rank's process groups over runs of consecutive levels, and the collectives on them.
+
+    Groups are made on first use, so all ranks must ask for the same runs in the same order (they follow the same plan).
+    Raises ValueError when the topology's world size is not that of the default process group.
+    """
+
+    def __init__(self, topology: Topology, ledger: Ledger | None = None, device: str = "cpu") -> None:
+        if topology.world_size != dist.get_world_size():
+            raise ValueError(f"topology has {topology.world_size} ranks, the process group {dist.get_world_size()}")
+        self.topology, self.device = topology, device
+        self.ledger = ledger or Ledger(topology, dist.get_rank())
+        self._meshes: dict[tuple[str, ...], DeviceMesh] = {}
+        self._hops: dict[Route, list[Hop]] = {}
+        self._tag = 0
+
+    def mesh(self, levels: tuple[str, ...]) -> DeviceMesh:
+        """1-D mesh of the ranks that differ from this one in `levels` only; levels are consecutive, innermost first."""
+        if levels not in self._meshes:
+            sizes = [level.size for level in self.topology.levels]
+            first = self.topology.index(levels[0]) if levels else 0
+            last = first + len(levels)
+            if self.topology.names[first:last] != levels:
+                raise ValueError(f"{levels} are not consecutive levels, innermost first, of {self.topology.names}")
+            shape = (math.prod(sizes[last:]), math.prod(sizes[first:last]), math.prod(sizes[:first]))
+            mesh = init_device_mesh(self.device, shape, mesh_dim_names=("outside", "levels", "inside"))
+            self._meshes[levels] = mesh["levels"]
+        return self._meshes[levels]
+
+    def hops(self, route: Route | None) -> list[Hop]:
+        """Hops of a route with this rank's groups, innermost first; a hop over a single rank is left out."""
+        if route is None:
+            return []
+        if route not in self._hops:
+            hops = []
+            for levels, bits in zip(route.hops, route.bits, strict=True):
+                sizes = [self.topology.levels[self.topology.index(name)].size for name in levels]
+                if math.prod(sizes) > 1:
+                    group = self.mesh(levels).get_group()
+                    rings = ring_orders(sizes)
+                    hops.append(Hop(group, rings, bits, route.block, self.ledger, self._next_tag, self.device))
+            self._hops[route] = hops
+        return self._hops[route]
+
+    def _next_tag(self) -> int:
+        self._tag = (self._tag + max(level.size for level in self.topology.levels)) % _TAGS  # a tag per ring
+        return self._tag
+
+    def connect(self, routes: Iterable[Route | None]) -> None:
+        """Make the groups of these routes."""
+        for route in routes:
+            self.hops(route)
+
+    def all_gather(self, shard: Tensor, route: Route | None, out: Tensor | None = None) -> Tensor:
+        """Flat shard [n] of every rank to [ranks * n] in rank order, same dtype; with `out` into that tensor, of which `shard`
+        may be this rank's part.
+
+        Every rank gets the same bits: on a quantised hop the own shard is rounded like everybody else's, so that replicas of
+        the weights never drift apart. Between hops of equal bits a payload travels on without being decoded.
+        """
+        return finish(self.gathering(shard, route, out))
+
+    def reduce_scatter(self, full: Tensor, route: Route | None) -> Tensor:
+        """Flat [ranks * n] of every rank, of any float dtype, to the fp32 sum over ranks of the own chunk, [n].
+
+        A quantised hop rounds what comes from others; a rank's own contribution never crosses a link and is not rounded.
+        Raises ValueError when the ranks of the route do not divide the tensor.
+        """
+        return finish(self.reducing(full, route))
+
+    def all_reduce(self, full: Tensor, route: Route | None) -> Tensor:
+        """Sum over the ranks of the route, [n] to fp32 [n]: a reduce-scatter, then an all-gather; all ranks get the same bits."""
+        return finish(self.all_reducing(full, route))
+
+    def gathering(self, shard: Tensor, route: Route | None, out: Tensor | None = None) -> Steps:
+        """`all_gather` step by step, for `Pending`."""
+        hops, numel, dtype = self.hops(route), shard.numel(), shard.dtype
+        if out is None:
+            out = shard.new_empty(math.prod(hop.size for hop in hops) * numel)
+        pieces, wire = shard[None], None  # [pieces, payload], encoded as `wire` does
+        for hop in reversed(hops):
+            if wire is None or wire.bits != hop.bits:
+                pieces = hop.encode(pieces if wire is None else wire.decode(pieces, numel, dtype))
+                wire = hop
+            direct = out.view(-1, numel) if len(hops) == 1 and pieces.dtype == dtype else None
+            pieces = (yield from hop.gather(pieces.reshape(-1), direct)).view(-1, pieces.shape[1])
+        if len(hops) == 1:  # rank order already
+            wire.decode(pieces, numel, dtype, out.view(-1, numel))
+            return out
+        if wire is not None:
+            pieces = wire.decode(pieces, numel, dtype)
+        inner_first = pieces.view(*(hop.size for hop in hops), numel)
+        out.view(*reversed(inner_first.shape[:-1]), numel).copy_(_reversed_dims(inner_first))
+        return out
+
+    def reducing(self, full: Tensor, route: Route | None) -> Steps:
+        """`reduce_scatter` step by step, for `Pending`."""
+        hops = self.hops(route)
+        sizes = [hop.size for hop in hops]
+        if full.numel() % math.prod(sizes):
+            raise ValueError(f"{math.prod(sizes)} ranks do not divide a tensor of {full.numel()} values")
+        rank_order = full.view(*reversed(sizes), full.numel() // math.prod(sizes))
+        current = _reversed_dims(rank_order).contiguous()
+        for hop in hops:
+            chunks = current.view(hop.size, -1)
+            chunks = chunks.float() if hop.bits == 32 else chunks  # sums are fp32, and 32 bits send them so
+            current = yield from hop.reduce(chunks)
+        return current.view(-1).float()
+
+    def all_reducing(self, full: Tensor, route: Route | None) -> Steps:
+        """`all_reduce` step by step, for `Pending`."""
+        ranks = math.prod(hop.size for hop in self.hops(route))
+        padded = F.pad(full, (0, -full.numel() % ranks))
+        total = yield from self.reducing(padded, route)
+        everywhere = yield from self.gathering(total, route)
+        return everywhere[: full.numel()]
+
+
+def _reversed_dims(x: Tensor) -> Tensor:
+    """[a, b, .., n] to [.., b, a, n]: between rank order (outermost coordinate first) and the order in which hops split."""
+    return x.permute(*reversed(range(x.dim() - 1)), x.dim() - 1)
