@@ -49,7 +49,7 @@ def test_plan_for_people_names_the_totals():
     assert "points to run" in text and "zero_loss" in text
 
 
-@pytest.mark.parametrize("tier", ["tiny", "cluster"])
+@pytest.mark.parametrize("tier", ["tiny", "huge"])
 def test_unknown_tier(tier):
     assert "smoke, laptop, gpu" in call("plan", "--tier", tier, code=2)
 

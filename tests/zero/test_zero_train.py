@@ -13,7 +13,7 @@ TINY = {"layers": 1, "hidden": 32, "heads": 2, "seq_len": 8, "steps": 4, "packag
 METRICS = {
     *("step_seconds", "loss_first", "loss_last", "model_bytes", "parameters"),
     *("bytes_package", "bytes_node", "bytes_cluster", "state_bytes_per_rank", "predicted_state_bytes_per_rank"),
-    *("tflops_per_rank", "compute_seconds", "predicted_step_seconds"),
+    *("tflops_per_rank", "compute_seconds"),
 }
 LIBRARIES = ["deepspeed_zero3", "deepspeed_zeropp", "fsdp2", "fsdp2_hsdp", "fsdp2_reshard"]
 
@@ -53,6 +53,7 @@ def test_ledger_and_kernel_counters_agree_within_three_percent(plan):
     """The kernel also counts TCP, IP and Ethernet headers, acknowledgements and barriers."""
     outcome = experiments.get("zero_train").run(ZeroTrain(plan=plan, steps=4))
     assert outcome.evidence == "emulated" and outcome.conditions == {"fabric": "shaped"}
+    assert outcome.metrics["predicted_step_seconds"].value > 0
     for level in ("package", "node", "cluster"):
         ratio = outcome.metrics[f"wire_{level}"].value / outcome.metrics[f"bytes_{level}"].value
         assert 1 < ratio < 1.03, level
@@ -60,15 +61,16 @@ def test_ledger_and_kernel_counters_agree_within_three_percent(plan):
 
 @pytest.mark.parametrize("plan", LIBRARIES)
 def test_libraries_train_the_same_model_on_the_same_data(plan):
+    """Our DDP sends gradients in 16 bits; test_exactness and the tests of the baselines compare in 32."""
     settings = {**TINY, "hidden": 64, "packages": 1, "dtype": "float32", "lr": 1e-2, "lr_warmup": 1, "steps": 5}
     found = [
         experiments.get("zero_train").run(ZeroTrain(plan=name, fabric="unshaped", **settings)) for name in ("ddp", plan)
     ]
     reference, library = (outcome.series.loss.tolist() for outcome in found)
-    assert library == pytest.approx(reference, rel=2e-2 if plan == "deepspeed_zeropp" else 2e-5)
+    assert library == pytest.approx(reference, rel=2e-2 if plan == "deepspeed_zeropp" else 2e-3)
     assert reference[-1] < reference[0] - 0.1
     assert set(found[1].metrics) == METRICS - {
-        *("bytes_package", "bytes_node", "bytes_cluster", "predicted_state_bytes_per_rank", "predicted_step_seconds")
+        *("bytes_package", "bytes_node", "bytes_cluster", "predicted_state_bytes_per_rank")
     }
     assert found[1].metrics["state_bytes_per_rank"].value > 0
 

@@ -146,7 +146,7 @@ def run(point: ZeroTrain) -> Outcome:
         )
     state = "shaped" if shaped else f"unshaped: {reason}" if reason else "the machine's own"
     return Outcome(
-        metrics=_metrics(point, plan, reports),
+        metrics=_metrics(point, plan, reports, shaped),
         evidence="emulated" if shaped else "measured",
         conditions={"fabric": state},
         series=_series(reports),
@@ -423,7 +423,7 @@ def _series(reports: list[_Report]) -> "pd.DataFrame":
     return pd.DataFrame(rows)
 
 
-def _metrics(point: ZeroTrain, plan: "Plan | None", reports: list[_Report]) -> dict[str, Metric]:
+def _metrics(point: ZeroTrain, plan: "Plan | None", reports: list[_Report], shaped: bool) -> dict[str, Metric]:
     table, parameters = _series(reports), _config(point).parameters
     timed, first = table[WARM_UP:], reports[0]
     seconds = timed.seconds.median()
@@ -445,12 +445,12 @@ def _metrics(point: ZeroTrain, plan: "Plan | None", reports: list[_Report]) -> d
             metrics[f"bytes_{level}"] = Metric(value=timed[f"bytes_{level}"].mean(), unit="bytes")
         if first.wire is not None:
             metrics[f"wire_{level}"] = Metric(value=first.wire[level], unit="bytes")
-    return metrics | (_predictions(point, plan, compute) if plan else {})
+    return metrics | (_predictions(point, plan, compute if shaped else None) if plan else {})
 
 
 def _predictions(point: ZeroTrain, plan: "Plan", compute: float | None) -> dict[str, Metric]:
-    """What the arithmetic of `repro.zero` says of the same run: modelled, beside the measured numbers. The predicted step is the
-    bound: measured compute, and bytes over rates."""
+    """What the arithmetic of `repro.zero` says of the same run: modelled, beside the measured numbers. The predicted step,
+    for links of known rates, is the bound: measured compute, and bytes over rates."""
     from repro.zero import memory as bytes_of
     from repro.zero import traffic
 
