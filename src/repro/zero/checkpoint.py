@@ -62,7 +62,7 @@ def save(
 
     Raises RuntimeError between a backward and its step, FileExistsError when the step is saved already.
     """
-    if any(bucket.gradient is not None for bucket in optimizer.buckets):
+    if optimizer.has_gradients:
         raise RuntimeError("a checkpoint holds no gradients: save after step(), not between backward and step")
     folder = Path(folder)
     final, partial = folder / f"step-{step:08d}", folder / f".step-{step:08d}"

@@ -219,6 +219,11 @@ class ZeroOptimizer(torch.optim.Optimizer):
         for bucket in self.buckets:
             bucket.gradient = None
 
+    @property
+    def has_gradients(self) -> bool:
+        """Whether there was a backward since the last step."""
+        return self._under_way is not None or any(bucket.gradient is not None for bucket in self.buckets)
+
     def publish(self) -> None:
         """Make the masters the weights of the model, on all ranks (`step` does)."""
         pipelined(map(self._publishing, self.buckets, self.masters.flat))
