@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from ddp_reference import batch
 
 from repro import comm
 from repro.launch import launch
 from repro.models.gpt import GPT, GPTConfig
 from repro.quantize import payload_bytes
-from repro.topology import frontier
+from repro.topology import Level, Topology, frontier
 from repro.zero import ZeroOptimizer, traffic
 from repro.zero import plan as plans
 from repro.zero.layout import BucketLayout, Layout, layout
@@ -139,6 +140,26 @@ def test_predicted_traffic_is_what_the_ledgers_counted(batches, native):
     for index, plan in enumerate(CORNERS):
         counted = {level: sum(rank[index][level] for rank in ranks) for level in TOPOLOGY.names}
         assert traffic.step_bytes(plan, model, micro_batches=2, native=native) == counted, plan.name
+
+
+def _sent_on(rank: int, world: int, topology: Topology) -> list[dict]:
+    found = []
+    for name in plans.NAMED:
+        model = _odd_model()
+        optimizer = ZeroOptimizer(model, plans.named(name, topology), lr=1e-3, broadcast=False)
+        model(*batch(0, rank)).backward()
+        optimizer.step()
+        found.append(optimizer.ledger.take())
+    return found
+
+
+@pytest.mark.parametrize("sizes", [(3, 1, 2), (1, 2, 2), (2, 3, 1), (1, 1, 3)], ids=str)
+def test_predicted_traffic_on_machines_with_levels_of_one_and_three(sizes):
+    topology = Topology(tuple(map(Level, ("package", "node", "cluster"), sizes)))
+    ranks, model = launch(_sent_on, topology.world_size, topology, timeout_s=100), layout(_odd_model())
+    for index, name in enumerate(plans.NAMED):
+        counted = {level: sum(rank[index][level] for rank in ranks) for level in topology.names}
+        assert traffic.step_bytes(plans.named(name, topology), model) == counted, name
 
 
 def test_twenty_billion_parameters_on_48_nodes():

@@ -7,7 +7,7 @@ import torch
 from ddp_reference import SHAPE, Setting, compare
 
 from repro.comm import flat
-from repro.topology import Topology, frontier
+from repro.topology import Level, Topology, frontier
 from repro.zero import Plan
 from repro.zero import plan as plans
 
@@ -55,6 +55,15 @@ def test_named_plans_give_the_losses_of_ddp_on_sixteen_ranks_over_50_steps():
     reference, found = compare(LONG, _unquantised(SIXTEEN), timeout_s=1100)
     for name, run in zip(plans.NAMED, found, strict=True):
         torch.testing.assert_close(run, reference, rtol=1e-4, atol=0, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def test_machines_with_levels_of_one_and_three():
+    """Three ranks a package, one package a node: padding and empty levels in every partition."""
+    topology = Topology(tuple(map(Level, ("package", "node", "cluster"), (3, 1, 2))))
+    names = ("zero2", "hpz", "zeropp", "mics", "hierarchical")
+    reference, found = compare(replace(LONG, steps=4), _unquantised(topology, names))
+    for name, run in zip(names, found, strict=True):
+        torch.testing.assert_close(run, reference, rtol=2e-5, atol=0, msg=lambda text, n=name: f"{n}: {text}")
 
 
 def _custom(name: str, weights, gradients, optimizer, **more) -> Plan:

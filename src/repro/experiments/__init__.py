@@ -1,4 +1,4 @@
-"""One file per experiment; a file's name is the experiment's id."""
+"""One file per experiment; a file's name is the experiment's id. Names that begin with `_` are parts of one."""
 
 import importlib
 import pkgutil
@@ -10,7 +10,8 @@ _NOT_EXPERIMENTS = {"base"}
 
 def names() -> list[str]:
     """Ids of all experiments."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in _NOT_EXPERIMENTS)
+    found = (module.name for module in pkgutil.iter_modules(__path__))
+    return sorted(name for name in found if name not in _NOT_EXPERIMENTS and not name.startswith("_"))
 
 
 def get(name: str) -> Experiment:

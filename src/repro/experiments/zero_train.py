@@ -2,11 +2,8 @@
 allows it, and over the machine's own network in a job of a cluster."""
 
 import contextlib
-import ctypes
 import functools
 import math
-import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -16,10 +13,8 @@ from repro.record import Metric
 
 if TYPE_CHECKING:
     import pandas as pd
-    from torch import Tensor
 
-    from repro.baselines.trainer import Trainer
-    from repro.fabric import Fabric
+    from repro.experiments._zero_ranks import Report
     from repro.models.gpt import GPTConfig
     from repro.topology import Topology
     from repro.zero import Plan
@@ -29,8 +24,6 @@ WARM_UP = 2  # steps that are not timed: first connections, FSDP's lazy initiali
 LAST = 25  # steps that loss_last averages, at most a quarter of all
 LEVELS = ("package", "node", "cluster")
 TIMEOUT_S = 3600.0
-# Above this the model never exists as a whole on a rank (it is made bucket by bucket), and no compute time is measured alone.
-LARGE_PARAMETERS = 200_000_000
 
 Ours = Literal[
     *("ddp", "zero1", "zero2", "zero3", "hpz", "qwz", "qgz", "zeropp", "mics", "hsdp", "hierarchical"),
@@ -102,24 +95,27 @@ class ZeroTrain(Point):
     def ranks(self) -> int:
         return self.nodes * self.packages * self.gcds
 
+    @property
+    def topology(self) -> "Topology":
+        """Sizes and rates of the levels."""
+        from repro.topology import Level, Topology
 
-@dataclass
-class _Step:
-    """What one rank saw of one step. `sent`: bytes by level, None for a library, which has no ledger."""
+        slow = self.cluster_mbit_s * 1e6 / 8
+        return Topology(
+            (
+                Level("package", self.gcds, slow * self.package_ratio),
+                Level("node", self.packages, slow * self.node_ratio),
+                Level("cluster", self.nodes, slow),
+            )
+        )
 
-    loss: float
-    seconds: float
-    sent: dict[str, int] | None
+    @property
+    def gpt(self) -> "GPTConfig":
+        """Sizes of the model."""
+        from repro.models.gpt import GPTConfig
 
-
-@dataclass
-class _Report:
-    """What one rank returns. `wire`: kernel counters per timed step, from rank 0 on a shaped network only."""
-
-    steps: list[_Step]
-    state_bytes: int
-    compute_seconds: float | None
-    wire: dict[str, float] | None
+        names = ("layers", "hidden", "heads", "seq_len", "vocab", "checkpointing")
+        return GPTConfig(**{name: getattr(self, name) for name in names})
 
 
 def run(point: ZeroTrain) -> Outcome:
@@ -128,9 +124,10 @@ def run(point: ZeroTrain) -> Outcome:
 
     from repro import fabric, launch, paths, quantize
     from repro.baselines import systems
+    from repro.experiments import _zero_ranks
     from repro.launch.joined import place_in_job
 
-    topology = _topology(point)
+    topology = point.topology
     plan = None if point.plan in systems.SYSTEMS else _plan(point, topology)
     systems.prepare(point.plan)
     quantize.warm_up()
@@ -142,7 +139,7 @@ def run(point: ZeroTrain) -> Outcome:
         # The launcher's limit comes first: it can tell a hang in a collective from slow work.
         patience = TIMEOUT_S - 15
         reports = launch.launch(
-            _train, topology.world_size, point, plan, corpus, network, fabric=network, timeout_s=patience
+            _zero_ranks.train, topology.world_size, point, plan, corpus, network, fabric=network, timeout_s=patience
         )
     state = "shaped" if shaped else f"unshaped: {reason}" if reason else "the machine's own"
     return Outcome(
@@ -161,8 +158,8 @@ def memory(point: ZeroTrain) -> dict[str, float] | None:
 
     if point.plan in systems.SYSTEMS:
         return None
-    plan, model = _plan(point, _topology(point)), _layout(point)
-    config = _config(point)
+    plan, model = _plan(point, point.topology), _layout(point)
+    config = point.gpt
     return {
         **bytes_of.predict(plan, model),
         "working": bytes_of.working(plan, model),
@@ -175,19 +172,6 @@ def memory(point: ZeroTrain) -> dict[str, float] | None:
             checkpointing=point.checkpointing,
         ),
     }
-
-
-def _topology(point: ZeroTrain) -> "Topology":
-    from repro.topology import Level, Topology
-
-    slow = point.cluster_mbit_s * 1e6 / 8
-    return Topology(
-        (
-            Level("package", point.gcds, slow * point.package_ratio),
-            Level("node", point.packages, slow * point.node_ratio),
-            Level("cluster", point.nodes, slow),
-        )
-    )
 
 
 def _plan(point: ZeroTrain, topology: "Topology") -> "Plan":
@@ -225,21 +209,8 @@ def _describe(point: ZeroTrain, state: str) -> str:
     return f"{point.nodes} nodes x {point.packages} packages x {point.gcds} GCDs, {links}"
 
 
-def _config(point: ZeroTrain) -> "GPTConfig":
-    from repro.models.gpt import GPTConfig
-
-    return GPTConfig(
-        layers=point.layers,
-        hidden=point.hidden,
-        heads=point.heads,
-        seq_len=point.seq_len,
-        vocab=point.vocab,
-        checkpointing=point.checkpointing,
-    )
-
-
 def _layout(point: ZeroTrain) -> "Layout":
-    return _layout_of(_config(point))
+    return _layout_of(point.gpt)
 
 
 @functools.cache
@@ -253,163 +224,10 @@ def _layout_of(config: "GPTConfig") -> "Layout":
         return layout(GPT(config))
 
 
-# --- on every rank -------------------------------------------------------------------------------------------------
-
-
-def _train(
-    rank: int, world_size: int, point: ZeroTrain, plan: "Plan | None", corpus: bytes, network: "Fabric | None"
-) -> _Report:
-    """One rank: 16-bit weights and gradients, fp32 masters and moments, as in the paper (M = 2 psi)."""
-    import torch
-    import torch.distributed as dist
-
-    _keep_freed_memory()
-    text = torch.frombuffer(bytearray(corpus), dtype=torch.uint8)
-    small = _config(point).parameters <= LARGE_PARAMETERS
-    compute = _compute_seconds(point, _batches(text, point, 0, rank)) if small else None
-    trainer = _trainer(point, plan)
-    warm_up = torch.optim.lr_scheduler.LinearLR(
-        trainer.optimizer, 1 / point.lr_warmup, 1.0, max(1, point.lr_warmup - 1)
-    )
-    ledger = getattr(trainer.optimizer, "ledger", None)
-    steps, held, before = [], dict[str, int](), None
-    for step in range(point.steps):
-        if step == WARM_UP:
-            before = _wire(rank, network)
-        batches = _batches(text, point, step, rank)
-        dist.barrier()
-        start = time.perf_counter()
-        loss = trainer.step(batches)
-        _synchronize()
-        steps.append(_Step(loss, time.perf_counter() - start, ledger.take() if ledger else None))
-        held = {kind: max(nbytes, held.get(kind, 0)) for kind, nbytes in trainer.held_bytes().items()}
-        warm_up.step()
-    after = _wire(rank, network)
-    wire = {level: (after[level] - before[level]) / (point.steps - WARM_UP) for level in after} if after else None
-    return _Report(steps, sum(held.values()), compute, wire)
-
-
-def _trainer(point: ZeroTrain, plan: "Plan | None") -> "Trainer":
-    import torch
-
-    from repro.baselines import systems
-    from repro.models.gpt import GPT
-
-    config, device, dtype = _config(point), _device(), getattr(torch, point.dtype)
-    options = {"lr": point.lr, "fused": True}
-    torch.manual_seed(point.seed)  # equal weights on all ranks: no broadcast over the slow network
-    if plan is None:
-        return systems.build(point.plan, GPT(config).to(device), _topology(point), options, 1.0, dtype)
-    with torch.device("cpu" if config.parameters <= LARGE_PARAMETERS else "meta"):
-        model = GPT(config)
-    return _Zero(model if model.head.weight.is_meta else model.to(device), plan, dtype, device, options)
-
-
-class _Zero:
-    """Our engine as a `repro.baselines.trainer.Trainer`."""
-
-    def __init__(self, model: Any, plan: "Plan", dtype: Any, device: str, options: dict[str, Any]) -> None:
-        import torch
-
-        from repro.zero import ZeroOptimizer
-
-        self.model, self.device = model, device
-        self.optimizer = ZeroOptimizer(
-            model,
-            plan,
-            torch.optim.AdamW,
-            weight_dtype=dtype,
-            gradient_dtype=dtype if dtype != torch.float16 else torch.float32,
-            max_grad_norm=1.0,
-            init=model.init_weights,
-            device=device,
-            broadcast=False,
-            **options,
-        )
-        self._held: dict[str, int] = {}
-
-    def step(self, batches: list[tuple["Tensor", "Tensor"]]) -> float:
-        total = 0.0
-        for tokens, targets in batches:
-            loss = self.model(tokens.to(self.device), targets.to(self.device)) / len(batches)
-            loss.backward()
-            total += loss.item()
-        self._held = self.optimizer.held_bytes()
-        self.optimizer.step()
-        return total
-
-    def held_bytes(self) -> dict[str, int]:
-        return self._held
-
-
-def _compute_seconds(point: ZeroTrain, batches: list[tuple["Tensor", "Tensor"]]) -> float:
-    """Median seconds of the forward and backward passes of a step without any communication, all ranks at the same time."""
-    import torch
-    import torch.distributed as dist
-
-    from repro.models.gpt import GPT
-
-    model = GPT(_config(point)).to(_device(), getattr(torch, point.dtype))
-    seconds = []
-    for _ in range(5):
-        dist.barrier()
-        start = time.perf_counter()
-        for tokens, targets in batches:
-            model(tokens.to(_device()), targets.to(_device())).backward()
-        _synchronize()
-        seconds.append(time.perf_counter() - start)
-        model.zero_grad(set_to_none=True)
-    return sorted(seconds[2:])[1]
-
-
-def _device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _synchronize() -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def _keep_freed_memory() -> None:
-    """Tell glibc to reuse freed buffers: given back to the kernel, they cost 8000 page faults per step, a fifth of its time."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        trim_threshold, mmap_threshold = -1, -3
-        libc.mallopt(mmap_threshold, 1 << 30)
-        libc.mallopt(trim_threshold, (1 << 31) - 1)
-
-
-def _wire(rank: int, network: "Fabric | None") -> dict[str, int] | None:
-    """Kernel counters while no rank sends anything."""
-    import torch.distributed as dist
-
-    dist.barrier()
-    counters = network.counters() if network is not None and rank == 0 else None
-    dist.barrier()
-    return counters
-
-
-def _batches(text: "Tensor", point: ZeroTrain, step: int, rank: int) -> list[tuple["Tensor", "Tensor"]]:
-    """Random slices of the text for one step of one rank: (tokens, targets) of each micro-batch, int64 [micro_batch, seq_len]."""
-    import numpy as np
-    import torch
-
-    (seed,) = np.random.SeedSequence([point.seed, step, rank]).generate_state(1).tolist()
-    draw = torch.Generator().manual_seed(seed)
-    starts = torch.randint(len(text) - point.seq_len, (point.accumulation * point.micro_batch,), generator=draw)
-    rows = torch.stack([text[start : start + point.seq_len + 1] for start in starts]).long()
-    return [(part[:, :-1], part[:, 1:]) for part in rows.split(point.micro_batch)]
-
-
 # --- numbers -------------------------------------------------------------------------------------------------------
 
 
-def _series(reports: list[_Report]) -> "pd.DataFrame":
+def _series(reports: "list[Report]") -> "pd.DataFrame":
     """A row per step: mean loss, the slowest rank's seconds, bytes of all ranks per level (where there is a ledger)."""
     import pandas as pd
 
@@ -423,8 +241,8 @@ def _series(reports: list[_Report]) -> "pd.DataFrame":
     return pd.DataFrame(rows)
 
 
-def _metrics(point: ZeroTrain, plan: "Plan | None", reports: list[_Report], shaped: bool) -> dict[str, Metric]:
-    table, parameters = _series(reports), _config(point).parameters
+def _metrics(point: ZeroTrain, plan: "Plan | None", reports: "list[Report]", shaped: bool) -> dict[str, Metric]:
+    table, parameters = _series(reports), point.gpt.parameters
     timed, first = table[WARM_UP:], reports[0]
     seconds = timed.seconds.median()
     metrics = {
@@ -454,7 +272,7 @@ def _predictions(point: ZeroTrain, plan: "Plan", compute: float | None) -> dict[
     from repro.zero import memory as bytes_of
     from repro.zero import traffic
 
-    formula = sum(bytes_of.formula(plan, _config(point).parameters).values())
+    formula = sum(bytes_of.formula(plan, point.gpt.parameters).values())
     found = {"predicted_state_bytes_per_rank": Metric(value=formula, unit="bytes")}
     if compute is not None:
         bound = traffic.step_seconds(plan, _layout(point), point.accumulation, compute_s=compute)
