@@ -239,7 +239,8 @@ def test_bad_arguments(arguments, message):
 # --- the parent goes away ------------------------------------------------------------------------------------------
 
 PARENT = """
-import os, pathlib, sys, time
+import os, pathlib, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite started in the background has it ignored
 from repro.launch import launch
 
 def stay(rank, world_size):
