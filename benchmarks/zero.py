@@ -43,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
     parser.add_argument("--accumulation", type=int, nargs="+", default=[1, 4], help="micro-batches per step")
     parser.add_argument("--mbit", type=float, nargs="+", default=[25.0], help="inter-node rate per rank, Mbit/s")
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=ZeroTrain.model_fields["steps"].default)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument(
         "--plans", nargs="+", default=[*OURS, *LIBRARIES], help="names of zero_train's parameter `plan`"

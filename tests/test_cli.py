@@ -33,7 +33,7 @@ def test_doctor_json():
         "namespaces",
         "disk_free_gib",
     } <= report.keys()
-    assert set(report["lacks"]) == {"replot", "smoke", "laptop", "gpu"}
+    assert set(report["lacks"]) == {"replot", "smoke", "laptop", "box", "gpu", "cluster"}
     assert report["lacks"]["gpu"] or report["gpus"]
 
 

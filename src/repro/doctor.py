@@ -9,7 +9,8 @@ import psutil
 
 from repro import fabric, paths, provenance
 
-SLURM_COMMANDS = ("sbatch", "srun", "squeue", "sacct", "scancel", "slurmctld", "slurmd")
+JOB_COMMANDS = ("sbatch", "srun", "squeue", "sacct", "scancel")
+SLURM_COMMANDS = (*JOB_COMMANDS, "slurmctld", "slurmd")
 _MIN_MEMORY_GIB = 6  # 8 ranks with torch loaded, or SmolLM2-135M in fp32 beside its KV cache
 _MIN_DISK_GIB = 3  # the virtual environment is 2.5 GB
 
@@ -97,10 +98,13 @@ def _lacks(report: Report) -> dict[str, list[str]]:
     if report.model:
         common.append(f"language model: {report.model}")
     shaped = [f"shaped network (runs unshaped, times not comparable): {report.namespaces}"] if report.namespaces else []
+    slurm = [f"Slurm: {', '.join(missing)}"] if (missing := [c for c in JOB_COMMANDS if not report.slurm[c]]) else []
     gpu = [] if report.gpus else ["a CUDA or ROCm GPU with a matching torch build"]
     return {
         "replot": [],
         "smoke": common + shaped,
         "laptop": common + shaped,
+        "box": common + shaped,
         "gpu": common + gpu,
+        "cluster": slurm,
     }

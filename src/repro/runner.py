@@ -80,8 +80,9 @@ def limited(seconds: float) -> Iterator[None]:
 def run(experiment: str, point: Point, repeat: int = 0, attempt: int = 1, out: Path | None = None) -> Record:
     """Run `point` and return its record, written to `out` when given.
 
-    In a torchrun or srun job every rank calls this; rank 0 holds the machine's lock and writes. Every exception of the engine becomes a *failed* or *skipped* record; KeyboardInterrupt and a failing write do not:
-    an interrupted run leaves nothing, so it is simply run again.
+    In a torchrun or srun job every rank calls this; rank 0 holds the machine's lock and writes. Every exception of the engine
+    becomes a *failed* or *skipped* record; KeyboardInterrupt and a failing write do not: an interrupted run leaves nothing, so
+    it is simply run again.
     """
     definition = experiments.get(experiment)
     module = f"repro.experiments.{experiment}"

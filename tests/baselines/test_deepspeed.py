@@ -2,16 +2,31 @@
 
 import importlib
 import importlib.util
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from ddp_reference import batch
+from trainer_reference import (
+    BF16,
+    RANKS_PER_NODE,
+    STEPS,
+    TOPOLOGY,
+    TRAINING,
+    WORLD,
+    DDPTrainer,
+    losses,
+    made_real,
+    model,
+    on_meta,
+    train,
+)
 
 from repro.baselines import deepspeed
 from repro.baselines.deepspeed_quantizer import Quantizer
 from repro.launch import launch
-from repro.models.gpt import GPT, GPTConfig
+from repro.models.gpt import GPTConfig
 from repro.topology import frontier
 
 pytestmark = [
@@ -19,59 +34,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),  # on importing Inductor, which DeepSpeed does
 ]
 
-TOPOLOGY = frontier(2, 1, 2)
-WORLD, RANKS_PER_NODE = 4, 2
 SHAPE = GPTConfig(layers=2, hidden=32, heads=2, seq_len=8, vocab=32)
-STEPS, CLIP, OPTIONS = 10, 0.4, {"lr": 3e-3}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def prepared() -> None:
     deepspeed.prepare()
-
-
-def _model(shape: GPTConfig = SHAPE) -> nn.Module:
-    torch.manual_seed(0)
-    return GPT(shape)
-
-
-def _batch(step: int, rank: int, micro_batch: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sequences x -> 3 x + 5 mod 32 from a random start."""
-    draw = torch.Generator().manual_seed(step * 10_000 + rank * 100 + micro_batch)
-    tokens = torch.randint(0, 32, (2, 1), generator=draw)
-    for _ in range(SHAPE.seq_len):
-        tokens = torch.cat((tokens, (3 * tokens[:, -1:] + 5) % 32), dim=1)
-    return tokens[:, :-1], tokens[:, 1:]
-
-
-class _DDP:
-    """The reference, with the interface of a trainer."""
-
-    def __init__(self) -> None:
-        self.model = nn.parallel.DistributedDataParallel(_model())
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), **OPTIONS)
-
-    def step(self, batches: list) -> float:
-        total = 0.0
-        for batch in batches:
-            loss = self.model(*batch) / len(batches)
-            loss.backward()
-            total += loss.item()
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
-        assert norm > CLIP, "the test must clip"
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return total
-
-
-def _losses(trainer: Any, rank: int, micro_batches: int) -> list[float]:
-    """With a warm-up of the learning rate through the trainer's optimizer."""
-    schedule = torch.optim.lr_scheduler.LinearLR(trainer.optimizer, 0.2, 1.0, STEPS // 2)
-    found = []
-    for step in range(STEPS):
-        found.append(trainer.step([_batch(step, rank, number) for number in range(micro_batches)]))
-        schedule.step()
-    return found
 
 
 class _Gathers:
@@ -90,26 +58,15 @@ class _Gathers:
         module._dist_allgather_fn = gather
 
 
-def _run_ddp(rank: int, world: int) -> list[list[float]]:
-    return [_losses(_DDP(), rank, micro_batches) for micro_batches in (1, 2)]
-
-
-def _run_zero3(rank: int, world: int) -> list[list[float]]:
-    return [
-        _losses(deepspeed.zero3(_model(), TOPOLOGY, OPTIONS, CLIP, torch.float32), rank, micro_batches)
-        for micro_batches in (1, 2)
-    ]
-
-
 def _run_bf16(rank: int, world: int) -> dict[str, Any]:
     """Both in one process, as an experiment may do it. Gathers are counted once DeepSpeed knows the order of the layers."""
     found: dict[str, Any] = {}
     for build in (deepspeed.zero3, deepspeed.zeropp):
-        trainer = build(_model(), TOPOLOGY, OPTIONS, CLIP)
-        losses = _losses(trainer, rank, 1)
+        trainer = build(model(SHAPE), TOPOLOGY, BF16)
+        curve = losses(trainer, rank)
         gathers = _Gathers()
-        trainer.step([_batch(STEPS, rank)])
-        found[build.__name__] = losses, trainer.held_bytes(), dict(gathers.elements), dict(trainer.quantizer.calls)
+        trainer.step([batch(STEPS, rank)])
+        found[build.__name__] = curve, trainer.held_bytes(), dict(gathers.elements), dict(trainer.quantizer.calls)
     found["reduced"] = _reduce_both_ways(rank)
     return found
 
@@ -128,7 +85,7 @@ def _reduce_both_ways(rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
 @pytest.fixture(scope="module")
 def reference() -> torch.Tensor:
     """Losses of DDP, fp32, [ranks, 2, steps]: for one and two micro-batches."""
-    return torch.tensor(launch(_run_ddp, WORLD, timeout_s=100))
+    return torch.tensor(launch(train, WORLD, lambda: DDPTrainer(SHAPE), timeout_s=100))
 
 
 @pytest.fixture(scope="module")
@@ -137,16 +94,17 @@ def bf16() -> list[dict[str, Any]]:
 
 
 def test_zero3_gives_the_losses_of_ddp_with_and_without_accumulation(reference):
-    found = torch.tensor(launch(_run_zero3, WORLD, timeout_s=100))
+    build = lambda: deepspeed.zero3(model(SHAPE), TOPOLOGY, TRAINING)  # noqa: E731
+    found = torch.tensor(launch(train, WORLD, build, timeout_s=100))
     torch.testing.assert_close(found, reference, rtol=2e-5, atol=0)
     assert reference[..., -1].mean() < reference[..., 0].mean() - 0.3, "the test must learn"
 
 
 def test_zeropp_stays_within_two_percent_of_the_loss(bf16, reference):
     """At each of 10 steps, in bf16, with codes of 8 and 4 bits and matrices' gradients scaled by two."""
-    losses, exact = torch.tensor([found["zeropp"][0] for found in bf16]).mean(0), reference[:, 0].mean(0)
-    assert ((losses - exact).abs() <= 0.02 * exact).all()
-    assert not torch.equal(losses, torch.tensor([found["zero3"][0] for found in bf16]).mean(0))
+    curve, exact = torch.tensor([found["zeropp"][0] for found in bf16]).mean(0), reference[:, 0].mean(0)
+    assert ((curve - exact).abs() <= 0.02 * exact).all()
+    assert not torch.equal(curve, torch.tensor([found["zero3"][0] for found in bf16]).mean(0))
 
 
 def test_zeropp_gathers_the_model_once_over_all_ranks_and_once_in_the_node(bf16):
@@ -192,16 +150,34 @@ def test_qgz_returns_ranks_per_node_times_the_mean_but_its_fallback_the_mean(bf1
         assert torch.corrcoef(together)[0, 1] > 0.9, "and otherwise it is the same tensor in the same order"
 
 
+def _from_meta(rank: int, world: int) -> list[list[tuple[list[float], dict[str, int]]]]:
+    found = []
+    for build in (deepspeed.zero3, deepspeed.zeropp):
+        curves = []
+        for make in (on_meta, made_real):
+            gpt = make(SHAPE)
+            trainer = build(gpt, TOPOLOGY, replace(BF16, init=gpt.init_weights))
+            curves.append((losses(trainer, rank, steps=3), trainer.held_bytes()))
+        found.append(curves)
+    return found
+
+
+def test_a_model_on_the_meta_device_is_made_real_block_by_block():
+    for zero3, zeropp in launch(_from_meta, WORLD, timeout_s=100):
+        assert zero3[0] == zero3[1]
+        assert zeropp[0] == zeropp[1]
+
+
 def _misuse(rank: int, world: int) -> list[str]:
     odd, messages = GPTConfig(layers=1, hidden=36, heads=3, seq_len=8, vocab=33), []
-    deepspeed.zero3(_model(), TOPOLOGY, OPTIONS)
+    deepspeed.zero3(model(SHAPE), TOPOLOGY, BF16)
     for action in (
-        lambda: deepspeed.zero3(_model(), TOPOLOGY, OPTIONS).step([]),
-        lambda: deepspeed.zero3(_model(), TOPOLOGY, OPTIONS, dtype=torch.float16),
-        lambda: deepspeed.zero3(_model(), frontier(2, 2, 2), OPTIONS),
-        lambda: deepspeed.zero3(_model(), frontier(1, 2, 2), OPTIONS),
-        lambda: deepspeed.zeropp(_model(), frontier(1, 2, 2), OPTIONS),
-        lambda: deepspeed.zeropp(_model(odd), TOPOLOGY, OPTIONS),
+        lambda: deepspeed.zero3(model(SHAPE), TOPOLOGY, BF16).step([]),
+        lambda: deepspeed.zero3(model(SHAPE), TOPOLOGY, replace(BF16, dtype=torch.float16)),
+        lambda: deepspeed.zero3(model(SHAPE), frontier(2, 2, 2), BF16),
+        lambda: deepspeed.zero3(model(SHAPE), frontier(1, 2, 2), BF16),
+        lambda: deepspeed.zeropp(model(SHAPE), frontier(1, 2, 2), BF16),
+        lambda: deepspeed.zeropp(model(odd), TOPOLOGY, BF16),
     ):
         with pytest.raises(ValueError) as caught:
             action()

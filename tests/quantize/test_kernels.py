@@ -49,12 +49,13 @@ class Kernels:
         return total.cpu()
 
 
-@pytest.fixture(scope="module", params=["cpu", pytest.param("triton", marks=pytest.mark.gpu)])
+USABLE = TRITON and (INTERPRETED or torch.cuda.is_available())
+
+
+@pytest.fixture(scope="module", params=["cpu", *([pytest.param("triton", marks=pytest.mark.gpu)] if USABLE else [])])
 def kernels(request) -> Kernels:
     if request.param == "cpu":
         return Kernels(cpu, "cpu")
-    if not TRITON or not (INTERPRETED or torch.cuda.is_available()):
-        pytest.skip("needs a GPU and Triton")
     from repro.quantize import triton_kernels
 
     return Kernels(triton_kernels, "cuda" if torch.cuda.is_available() else "cpu")

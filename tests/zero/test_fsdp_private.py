@@ -77,7 +77,7 @@ def _layout(rank: int, world: int) -> dict:
     model = _Net()
     bucket = fsdp_private.shard(model, mesh, torch.float32, lambda shard, full: Pending(gathering(shard, full)))
     seen["read"], seen["numel"] = bucket.read().tolist(), bucket.numel
-    seen["pieces"] = [(p.start, p.numel, p.offset, p.padded) for p in bucket.pieces()]
+    seen["pieces"] = [(p.start, p.numel, p.offset) for p in bucket.pieces()]
     seen["frozen"] = [(p.start, p.numel, values.tolist()) for p, values in bucket.frozen()]
     seen["weight bytes"] = bucket.weight_bytes()
     bucket.on_gradient(hook)
@@ -106,9 +106,9 @@ def test_flat_layout_is_padded_shards_of_trainable_parameters_in_order(layout):
 
 
 def test_pieces_say_where_the_values_of_a_shard_belong(layout):
-    """weight, unused, bias: (start in the parameter, values, offset in the shard, places that they take)."""
-    assert layout[0]["pieces"] == [(0, 9, 0, 9), (0, 2, 9, 2), (0, 3, 11, 3)]
-    assert layout[1]["pieces"] == [(9, 6, 0, 9), (2, 2, 9, 2), (3, 2, 11, 3)]
+    """weight, unused, bias: (start in the parameter, values, offset in the shard)."""
+    assert layout[0]["pieces"] == [(0, 9, 0), (0, 2, 9), (0, 3, 11)]
+    assert layout[1]["pieces"] == [(9, 6, 0), (2, 2, 9), (3, 2, 11)]
     assert layout[0]["frozen"] == [(0, 2, [7, 7])] and layout[1]["frozen"] == [(2, 2, [7, 7])]
 
 

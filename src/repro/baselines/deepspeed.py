@@ -41,6 +41,7 @@ from torch import nn
 from repro.baselines import trainer
 from repro.baselines.deepspeed_quantizer import Quantizer
 from repro.topology import Topology
+from repro.zero.buckets import blocks, default_device, materialise
 
 __all__ = ["LARGE", "SMALL", "DeepSpeedTrainer", "Settings", "prepare", "zero3", "zeropp"]
 
@@ -135,40 +136,28 @@ def _nbytes(values: Iterable[Any]) -> int:
 
 
 def zero3(
-    model: nn.Module,
-    topology: Topology,
-    optimizer_options: dict[str, Any],
-    max_grad_norm: float | None = None,
-    dtype: torch.dtype = torch.bfloat16,
-    settings: Settings = SMALL,
+    model: nn.Module, topology: Topology, training: trainer.Training, settings: Settings | None = None
 ) -> DeepSpeedTrainer:
     """Shard `model` in place over all ranks of the default process group.
 
-    model               fp32; rank 0's weights are sent to all
-    topology            the machine; its ranks are those of the process group
-    optimizer_options   arguments of `torch.optim.AdamW` (DeepSpeed's own Adam for CPUs is compiled on first use, for 96 s)
-    max_grad_norm       clip to this global norm; None: never
-    dtype               float32 or bfloat16, of weights, gradients and messages; masters and moments are fp32
-    settings            see `Settings`
+    model       fp32; rank 0's weights are sent to all. On the meta device: every rank makes one block after the other real
+    topology    the machine; its ranks are those of the process group
+    training    see `Training` (with torch's AdamW: DeepSpeed's own Adam for CPUs is compiled on first use, for 96 s)
+    settings    default: `SMALL` for a model that `LARGE` would never partition, `LARGE` for others
 
     Raises ValueError for a model, topology or dtype that does not fit, ImportError without DeepSpeed, RuntimeError for a
     version whose inside is another.
     """
-    return _initialize(model, topology, optimizer_options, max_grad_norm, dtype, settings, {})
+    return _initialize(model, topology, training, settings, {})
 
 
 def zeropp(
-    model: nn.Module,
-    topology: Topology,
-    optimizer_options: dict[str, Any],
-    max_grad_norm: float | None = None,
-    dtype: torch.dtype = torch.bfloat16,
-    settings: Settings = SMALL,
+    model: nn.Module, topology: Topology, training: trainer.Training, settings: Settings | None = None
 ) -> DeepSpeedTrainer:
     """Arguments and errors of `zero3`. Also ValueError unless there are several nodes of several ranks, and for a model with a
     tensor that qgZ would reduce wrongly; qwZ needs shards of a multiple of 8 elements, and DeepSpeed says so in the first step.
 
-    Gradients travel as fp16, whatever `dtype`: the kernels read what they get as fp16 without looking at its type, so that
+    Gradients travel as fp16, whatever the dtype: the kernels read what they get as fp16 without looking at its type, so that
     bfloat16 gradients, DeepSpeed's own choice for a bfloat16 model, become other numbers on a GPU.
     """
     _, ranks = trainer.nodes_and_ranks(topology)
@@ -181,8 +170,7 @@ def zeropp(
             f"qgZ would build nodes of {devices} ranks, the devices that this process sees, not of {ranks}"
         )
     switches = {"zero_quantized_weights": True, "zero_quantized_gradients": True, "zero_hpz_partition_size": ranks}
-    more = {"communication_data_type": "fp16"}
-    return _initialize(model, topology, optimizer_options, max_grad_norm, dtype, settings, switches, **more)
+    return _initialize(model, topology, training, settings, switches, communication_data_type="fp16")
 
 
 def _check_reducible(model: nn.Module, world_size: int) -> None:
@@ -203,34 +191,51 @@ def _check_reducible(model: nn.Module, world_size: int) -> None:
 def _initialize(
     model: nn.Module,
     topology: Topology,
-    optimizer_options: dict[str, Any],
-    max_grad_norm: float | None,
-    dtype: torch.dtype,
-    settings: Settings,
+    training: trainer.Training,
+    settings: Settings | None,
     switches: dict[str, Any],
     **more: Any,
 ) -> DeepSpeedTrainer:
-    trainer.check(model, topology, dtype)
+    trainer.check(model, topology, training.dtype)
     quantizer = _set_up_process(topology)
     import deepspeed
 
-    if settings.whole_blocks and (whole := trainer.blocks(model)):
-        deepspeed.utils.set_z3_leaf_modules(model, list({type(block) for block in whole}))
     parameters = sum(parameter.numel() for parameter in model.parameters())
+    settings = settings or (SMALL if parameters < LARGE.max_live_parameters else LARGE)
+    if settings.whole_blocks and (whole := blocks(model)):
+        deepspeed.utils.set_z3_leaf_modules(model, list({type(block) for block in whole}))
     config = {
         "train_micro_batch_size_per_gpu": 1,  # required; only its throughput reports use it
-        "gradient_clipping": max_grad_norm or 0.0,
-        "bf16": {"enabled": dtype == torch.bfloat16},
+        "gradient_clipping": training.max_grad_norm or 0.0,
+        "bf16": {"enabled": training.dtype == torch.bfloat16},
         "zero_optimization": settings.zero_optimization(parameters) | switches,
         "steps_per_print": None,
         **more,
     }
+    if any(parameter.is_meta for parameter in model.parameters()):
+        _materialise(model, training, config)
     # The optimizer is built here and not by DeepSpeed, which would take its own, compiled one.
     optimizer = torch.optim.AdamW(
-        [parameter for parameter in model.parameters() if parameter.requires_grad], **optimizer_options
+        [parameter for parameter in model.parameters() if parameter.requires_grad], **training.adamw
     )
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
     return DeepSpeedTrainer(engine, quantizer)
+
+
+def _materialise(model: nn.Module, training: trainer.Training, config: dict[str, Any]) -> None:
+    """Make a model on the meta device real and spread it, one block after the other: a rank never holds it whole."""
+    import deepspeed
+
+    device, group = default_device(model), None
+    node_group = _private(_module("deepspeed.utils.groups"), "_get_zero_param_intra_parallel_group")
+    for module in (*blocks(model), model):
+        materialise(module, device, training.init)
+        module.to(training.dtype)  # before it is spread, as DeepSpeed does with a model that is real
+        if "zero_hpz_partition_size" in config["zero_optimization"]:
+            group = node_group()  # None the first time: Init makes it, and would refuse to make it twice
+        deepspeed.zero.Init(
+            module=module, config_dict_or_path=config, dtype=training.dtype, zero_param_parallel_group=group
+        )
 
 
 # --- what is set once per process ----------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from repro.baselines import trainer
 from repro.topology import Topology
+from repro.zero.buckets import blocks, default_device, materialise
 
 __all__ = ["FSDPTrainer", "fsdp2", "fsdp2_reshard", "hsdp"]
 
@@ -32,12 +33,10 @@ __all__ = ["FSDPTrainer", "fsdp2", "fsdp2_reshard", "hsdp"]
 class FSDPTrainer:
     """A `repro.baselines.trainer.Trainer`. `model` is the sharded module; `optimizer` is torch's AdamW on its shards."""
 
-    def __init__(
-        self, model: FSDPModule, optimizer_options: dict[str, Any], max_grad_norm: float | None, device: torch.device
-    ) -> None:
-        self.model, self.max_grad_norm, self.device = model, max_grad_norm, device
+    def __init__(self, model: FSDPModule, training: trainer.Training, device: str) -> None:
+        self.model, self.max_grad_norm, self.device = model, training.max_grad_norm, torch.device(device)
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(self.trained, **optimizer_options)
+        self.optimizer = torch.optim.AdamW(self.trained, **training.adamw)
         self._held = self._count()
 
     def step(self, batches: Sequence[trainer.Batch]) -> float:
@@ -76,81 +75,59 @@ def _nbytes(value: Any) -> int:
     return local.nbytes if isinstance(local, torch.Tensor) else 0
 
 
-def fsdp2(
-    model: nn.Module,
-    topology: Topology,
-    optimizer_options: dict[str, Any],
-    max_grad_norm: float | None = None,
-    dtype: torch.dtype = torch.bfloat16,
-    device: str = "cpu",
-) -> FSDPTrainer:
+def fsdp2(model: nn.Module, topology: Topology, training: trainer.Training) -> FSDPTrainer:
     """Shard `model` in place over all ranks of the default process group.
 
-    model               fp32, with equal weights on every rank: FSDP2 sends none, so different ones would be mixed. Checked
-    topology            the machine; its ranks are those of the process group
-    optimizer_options   arguments of `torch.optim.AdamW`
-    max_grad_norm       clip to this global norm; None: never
-    dtype               float32 or bfloat16, of computation and messages
-    device              "cpu" or "cuda"; the process group has a backend for it
+    model       fp32, on the device that is trained on, with equal weights on every rank: FSDP2 sends none, so different ones
+                would be mixed. Checked. On the meta device: every rank makes one block after the other real
+    topology    the machine; its ranks are those of the process group
+    training    see `Training`
 
     The members of the outermost `nn.ModuleList`s are gathered one at a time; the root takes what is left (embeddings, output
     layer) and keeps it gathered from forward to backward, the library's default. ValueError for a model, topology or dtype
     that does not fit.
     """
-    return _shard(model, topology, (topology.world_size,), True, optimizer_options, max_grad_norm, dtype, device)
+    return _shard(model, topology, training, (topology.world_size,))
 
 
-def hsdp(
-    model: nn.Module,
-    topology: Topology,
-    optimizer_options: dict[str, Any],
-    max_grad_norm: float | None = None,
-    dtype: torch.dtype = torch.bfloat16,
-    device: str = "cpu",
-) -> FSDPTrainer:
+def hsdp(model: nn.Module, topology: Topology, training: trainer.Training) -> FSDPTrainer:
     """Arguments of `fsdp2`. ValueError for a topology that has not several nodes of several ranks."""
-    nodes_and_ranks = trainer.nodes_and_ranks(topology)
-    return _shard(model, topology, nodes_and_ranks, True, optimizer_options, max_grad_norm, dtype, device)
+    return _shard(model, topology, training, trainer.nodes_and_ranks(topology))
 
 
-def fsdp2_reshard(
-    model: nn.Module,
-    topology: Topology,
-    optimizer_options: dict[str, Any],
-    max_grad_norm: float | None = None,
-    dtype: torch.dtype = torch.bfloat16,
-    device: str = "cpu",
-) -> FSDPTrainer:
+def fsdp2_reshard(model: nn.Module, topology: Topology, training: trainer.Training) -> FSDPTrainer:
     """Arguments of `fsdp2`. ValueError for a topology that has not several nodes of several ranks."""
     _, ranks = trainer.nodes_and_ranks(topology)
-    return _shard(model, topology, (topology.world_size,), ranks, optimizer_options, max_grad_norm, dtype, device)
+    return _shard(model, topology, training, (topology.world_size,), reshard_after_forward=ranks)
 
 
 def _shard(
     model: nn.Module,
     topology: Topology,
+    training: trainer.Training,
     mesh_shape: tuple[int, ...],
-    reshard_after_forward: bool | int,
-    optimizer_options: dict[str, Any],
-    max_grad_norm: float | None,
-    dtype: torch.dtype,
-    device: str,
+    reshard_after_forward: bool | int = True,
 ) -> FSDPTrainer:
     """`mesh_shape`: ranks of a partition, after its repetitions if any. A rank's place follows from its number, innermost last."""
-    trainer.check(model, topology, dtype)
-    model.to(device)
-    _check_equal_weights(model)
+    trainer.check(model, topology, training.dtype)
+    device = default_device(model)
     mesh = init_device_mesh(device, mesh_shape, mesh_dim_names=("repeated", "sharded")[-len(mesh_shape) :])
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
-    for block in trainer.blocks(model):
-        fully_shard(block, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy)
-    sharded = fully_shard(model, mesh=mesh, mp_policy=policy)
-    return FSDPTrainer(sharded, optimizer_options, max_grad_norm, torch.device(device))
+    policy = MixedPrecisionPolicy(param_dtype=training.dtype, reduce_dtype=training.dtype)
+    for module in (*blocks(model), model):
+        materialise(module, device, training.init)
+        _check_equal_weights(module)
+        # Of the root it says nothing: FSDP keeps that gathered until the backward anyway.
+        reshard = {} if module is model else {"reshard_after_forward": reshard_after_forward}
+        fully_shard(module, mesh=mesh, mp_policy=policy, **reshard)
+    return FSDPTrainer(model, training, device)
 
 
-def _check_equal_weights(model: nn.Module) -> None:
-    """ValueError on every rank when the sum of some tensor is not that of rank 0."""
-    found = torch.stack([tensor.detach().double().sum() for tensor in (*model.parameters(), *model.buffers())])
+def _check_equal_weights(module: nn.Module) -> None:
+    """ValueError on every rank when the sum of some tensor that is not sharded yet is not that of rank 0."""
+    whole = [tensor for tensor in (*module.parameters(), *module.buffers()) if not isinstance(tensor, DTensor)]
+    if not whole:
+        return
+    found = torch.stack([tensor.detach().double().sum() for tensor in whole])
     expected = found.clone()
     dist.broadcast(expected, src=0)
     differing = (found != expected).any().int()

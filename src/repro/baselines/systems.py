@@ -1,13 +1,11 @@
 """The libraries' training systems by name, built alike: same arguments, one `Trainer` out."""
 
 from collections.abc import Callable
-from typing import Any
 
-import torch
 from torch import nn
 
 from repro.baselines import deepspeed, fsdp
-from repro.baselines.trainer import Trainer
+from repro.baselines.trainer import Trainer, Training
 from repro.topology import Topology
 
 SYSTEMS: dict[str, Callable[..., Trainer]] = {
@@ -25,13 +23,6 @@ def prepare(name: str) -> None:
         deepspeed.prepare()
 
 
-def build(
-    name: str,
-    model: nn.Module,
-    topology: Topology,
-    optimizer_options: dict[str, Any],
-    max_grad_norm: float | None,
-    dtype: torch.dtype,
-) -> Trainer:
+def build(name: str, model: nn.Module, topology: Topology, training: Training) -> Trainer:
     """The system `name` around `model` (fp32), with torch's AdamW; KeyError for an unknown name."""
-    return SYSTEMS[name](model, topology, optimizer_options, max_grad_norm, dtype)
+    return SYSTEMS[name](model, topology, training)

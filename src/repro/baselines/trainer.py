@@ -1,7 +1,8 @@
 """What the libraries that our ZeRO engine is compared with have in common: one call is one update."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,23 @@ from repro.topology import Topology
 Batch = tuple[Tensor, Tensor]  # inputs and targets of one micro-batch: `model(*batch)` is the mean loss over it
 
 DTYPES = (torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Training:
+    """What every library is told alike.
+
+    adamw           arguments of `torch.optim.AdamW`
+    max_grad_norm   clip to this global norm; None: never
+    dtype           float32 or bfloat16, of computation and messages; masters and moments are fp32
+    init            for a model on the meta device: fills the parameters that a submodule itself holds, as for
+                    `repro.zero.ZeroOptimizer`; default: its `reset_parameters()`
+    """
+
+    adamw: dict[str, Any]
+    max_grad_norm: float | None = None
+    dtype: torch.dtype = torch.bfloat16
+    init: Callable[[nn.Module], None] | None = None
 
 
 class Trainer(Protocol):
@@ -63,14 +81,6 @@ def check_batches(batches: Sequence[Batch]) -> None:
     """ValueError for a step without a micro-batch."""
     if not batches:
         raise ValueError("a step needs at least one micro-batch")
-
-
-def blocks(model: nn.Module) -> list[nn.Module]:
-    """Members of the outermost `nn.ModuleList`s: what is gathered as a whole."""
-    found: list[nn.Module] = []
-    for child in model.children():
-        found += list(child) if isinstance(child, nn.ModuleList) else blocks(child)
-    return found
 
 
 def to(batch: Batch, device: torch.device) -> Batch:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from repro.baselines import systems
-from repro.baselines.trainer import Trainer
+from repro.baselines.trainer import Trainer, Training
 from repro.experiments.zero_train import WARM_UP, ZeroTrain
 from repro.fabric import Fabric
 from repro.models.gpt import GPT
@@ -19,6 +19,7 @@ from repro.zero import Plan, ZeroOptimizer
 
 # Above this the model never exists as a whole on a rank (it is made bucket by bucket), and no compute time is measured alone.
 LARGE_PARAMETERS = 200_000_000
+MAX_GRAD_NORM = 1.0
 
 
 @dataclass
@@ -74,11 +75,15 @@ def _trainer(point: ZeroTrain, plan: Plan | None) -> Trainer:
     config, device, dtype = point.gpt, _device(), getattr(torch, point.dtype)
     options = {"lr": point.lr, "fused": True}
     torch.manual_seed(point.seed)  # equal weights on all ranks: no broadcast over the slow network
+    if config.parameters > LARGE_PARAMETERS:
+        with torch.device("meta"):
+            model = GPT(config)
+    else:
+        model = GPT(config).to(device)
     if plan is None:
-        return systems.build(point.plan, GPT(config).to(device), point.topology, options, 1.0, dtype)
-    with torch.device("cpu" if config.parameters <= LARGE_PARAMETERS else "meta"):
-        model = GPT(config)
-    return _Zero(model if model.head.weight.is_meta else model.to(device), plan, dtype, device, options)
+        training = Training(options, MAX_GRAD_NORM, dtype, model.init_weights)
+        return systems.build(point.plan, model, point.topology, training)
+    return _Zero(model, plan, dtype, device, options)
 
 
 class _Zero:
@@ -92,7 +97,7 @@ class _Zero:
             torch.optim.AdamW,
             weight_dtype=dtype,
             gradient_dtype=dtype if dtype != torch.float16 else torch.float32,
-            max_grad_norm=1.0,
+            max_grad_norm=MAX_GRAD_NORM,
             init=model.init_weights,
             device=device,
             broadcast=False,

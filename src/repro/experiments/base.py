@@ -38,9 +38,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Experiment:
-    """`reports`: every metric and condition that a record can hold, so that a claim which asks for another is found at once;
-    `ranks` tells how many processes a point starts; `memory` predicts its bytes per rank by kind (None: unknown); `label` gives a short file name part such as `zeropp-2x2x2`;
-    `timeout_s` bounds one run; `timed`: its claims are about time, so nothing else may run on the machine meanwhile."""
+    """`label` gives a short file name part such as `zeropp-2x2x2`; `reports`: every metric and condition that a record can hold,
+    so that a claim which asks for another is found at once; `ranks` tells how many processes a point starts; `memory` predicts
+    its bytes per rank by kind (None: unknown); `timeout_s` bounds one run; `timed`: its claims are about time, so nothing else
+    may run on the machine meanwhile."""
 
     summary: str
     parameters: type[Point]

@@ -1,7 +1,7 @@
 """Which plan for which machine and model: predicted step time and memory of every ZeRO plan, from the arithmetic of `repro.zero`.
 
-Modelled throughout: bytes over rates, one exchange after the other, and no overlap with compute. What it predicts for the emulated
-machine is compared with measured steps in the notebook.
+Modelled throughout: bytes over rates, one exchange after the other, and no overlap with compute. What it predicts for the
+emulated machine is compared with measured steps in the notebook.
 """
 
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from repro.experiments.base import Experiment, Outcome, Point
+from repro.experiments.zero_train import ZeroTrain
 from repro.record import Metric
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ NAMES = (
     *("ddp", "zero1", "zero2", "zero3", "hpz", "qwz", "qgz", "zeropp", "mics", "hsdp"),
     *("hierarchical", "hierarchical_fp"),
 )
-# Layers, hidden size, heads. 20B: GPT-NeoX-20B; 10B: the same depth, narrower; small: zero_train's default.
-MODELS = {"gpt-20b": (44, 6144, 64), "gpt-10b": (44, 4352, 32), "small": (2, 384, 4)}
+# Layers, hidden size, heads. 20B: GPT-NeoX-20B; 10B: the same depth, narrower. `small` is zero_train's.
+MODELS = {"gpt-20b": (44, 6144, 64), "gpt-10b": (44, 4352, 32)}
 
 
 class ZeroPlan(Point):
@@ -122,24 +123,16 @@ def _topology(point: ZeroPlan) -> "Topology":
         return Topology(
             (Level("package", 1), Level("node", 4, 300e9, 2e-6), Level("cluster", point.nodes, 12.5e9, 5e-6))
         )
-    slow = 25e6 / 8
-    sizes = (("package", 2, 16), ("node", 2, 4), ("cluster", point.nodes, 1))
-    return Topology(tuple(Level(name, size, slow * ratio) for name, size, ratio in sizes))
+    return ZeroTrain(nodes=point.nodes).topology
 
 
 def _config(point: ZeroPlan) -> "GPTConfig":
     from repro.models.gpt import GPTConfig
 
+    if point.model == "small":
+        return ZeroTrain(seq_len=point.seq_len).gpt
     layers, hidden, heads = MODELS[point.model]
-    large = point.model != "small"
-    return GPTConfig(
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        seq_len=point.seq_len,
-        vocab=50432 if large else 256,
-        checkpointing=large,
-    )
+    return GPTConfig(layers, hidden, heads, point.seq_len, vocab=50432, checkpointing=True)
 
 
 def _compute_seconds(point: ZeroPlan, config: "GPTConfig") -> float:

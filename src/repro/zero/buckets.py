@@ -16,16 +16,17 @@ def default_buckets(model: nn.Module) -> list[nn.Module]:
     uses = Counter(id(parameter) for parameter in _slots(model))
     return [
         module
-        for module in _list_members(model)
+        for module in blocks(model)
         if all(count == uses[key] for key, count in Counter(id(parameter) for parameter in _slots(module)).items())
     ]
 
 
-def _list_members(module: nn.Module) -> list[nn.Module]:
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """Members of the outermost `nn.ModuleList`s, a module that is listed twice once."""
     found: list[nn.Module] = []
-    for child in module.children():
-        found += list(child) if isinstance(child, nn.ModuleList) else _list_members(child)
-    return list(dict.fromkeys(found))  # a module that is listed twice is one bucket
+    for child in model.children():
+        found += list(child) if isinstance(child, nn.ModuleList) else blocks(child)
+    return list(dict.fromkeys(found))
 
 
 def _slots(module: nn.Module) -> list[nn.Parameter]:
@@ -54,14 +55,16 @@ def materialise(module: nn.Module, device: torch.device | str, init: Callable[[n
         if unreal:
             fresh.append((name, submodule))
     for name, submodule in fresh:
-        fill = (lambda: init(submodule)) if init else getattr(submodule, "reset_parameters", None)  # noqa: B023
-        if fill is None:
+        if init is None and not hasattr(submodule, "reset_parameters"):
             raise ValueError(
                 f"{name or type(module).__name__} ({type(submodule).__name__}) is on the meta device and has no "
                 "reset_parameters(): give `init`, a function that fills a module's own parameters"
             )
         with torch.no_grad():
-            fill()
+            if init:
+                init(submodule)
+            else:
+                submodule.reset_parameters()
 
 
 def default_device(model: nn.Module) -> str:

@@ -89,13 +89,12 @@ class _NoReduceScatter(_Allocate, ReduceScatter):
 @dataclass(frozen=True)
 class Piece:
     """What this rank's shard of a bucket holds of one parameter: `numel` of its values from flat position `start` on, found at
-    `offset` of the shard, where they take `padded` places."""
+    `offset` of the shard."""
 
     param: nn.Parameter
     start: int
     numel: int
     offset: int
-    padded: int
 
 
 class ShardedBucket:
@@ -123,7 +122,7 @@ class ShardedBucket:
         return self._layout(self._trainable)
 
     def frozen(self) -> list[tuple[Piece, Tensor]]:
-        """The frozen parameters: where this rank's values belong, and the values, flat [padded], not a copy."""
+        """The frozen parameters: where this rank's values belong, and the values, flat, padding included, not a copy."""
         frozen = [param for param in self._params if not param.sharded_param.requires_grad]
         return [(piece, param._sharded_param_data) for piece, param in zip(self._layout(frozen), frozen, strict=True)]
 
@@ -132,7 +131,7 @@ class ShardedBucket:
         for param in params:
             padded, total = param.padded_sharded_param_size.numel(), param.sharded_param.numel()
             start = min(self.shard_index * padded, total)
-            pieces.append(Piece(param.sharded_param, start, min(padded, total - start), offset, padded))
+            pieces.append(Piece(param.sharded_param, start, min(padded, total - start), offset))
             offset += padded
         return pieces
 
@@ -185,9 +184,8 @@ def shard(module: nn.Module, mesh: DeviceMesh, dtype: torch.dtype, gather: Gathe
     module.set_force_sum_reduction_for_comms(True)
     # A parameter without a gradient counts as zero: the flat layout must not depend on what a rank's batch used.
     module.set_reduce_scatter_unused_params(True, recurse=False)
-    if (
-        mesh.device_type == "cpu"
-    ):  # on a GPU, streams let a gather run beside compute; here a handle that is waited for later
+    if mesh.device_type == "cpu":
+        # On a GPU, streams let a gather run beside compute; here FSDP gets a handle, and waits for it when it needs the weights.
         module._set_unshard_async_op(True)
     return ShardedBucket(module, mesh.get_local_rank(), reduction)
 

@@ -27,7 +27,6 @@ class Collective:
     """`times` all-gathers of shards of `numel` values over `route`, or reduce-scatters of tensors of `numel` values. `itemsize`:
     bytes of a value that is not narrowed."""
 
-    what: str  # weights, secondary, gradients, across or update
     kind: Kind
     route: Route | None  # None: nothing to send
     numel: int
@@ -37,8 +36,8 @@ class Collective:
 
 @dataclass(frozen=True)
 class Exchange:
-    """One hop of a collective: bytes that all ranks of the machine together send over each level, how many messages a rank sends one after
-    the other, and how many values a rank quantises (0 when the hop sends floats)."""
+    """One hop of a collective: bytes that all ranks of the machine together send over each level, how many messages a rank sends
+    one after the other, and how many values a rank quantises (0 when the hop sends floats)."""
 
     sent: dict[str, int]
     rounds: int
@@ -67,14 +66,14 @@ def _of_bucket(plan: "Plan", bucket: BucketLayout, micro_batches: int, weight_by
     weight_gathers = 1 if plan.keeps_copy else passes
     copy = weights * shard // plan.degree(plan.secondary)
     return [
-        Collective("weights", "gather", moves.from_weights, shard, weight_bytes, weight_gathers),
-        Collective("secondary", "gather", moves.from_copy, copy, weight_bytes, passes - weight_gathers),
-        Collective("gradients", "reduce", moves.into_weights, weights * trained, 4, micro_batches),
-        Collective("gradients", "reduce", moves.into_gradients, padded, 4, micro_batches),
-        Collective("across", "reduce", moves.into_optimizer, padded * weights // gradients, 4, across),
-        Collective("across", "reduce", moves.to_everybody, up_to_multiple(master, outside), 4, across),
-        Collective("across", "gather", moves.to_everybody, -(-master // outside), 4, across),
-        Collective("update", "gather", moves.from_optimizer, master, weight_bytes, 1),
+        Collective("gather", moves.from_weights, shard, weight_bytes, weight_gathers),
+        Collective("gather", moves.from_copy, copy, weight_bytes, passes - weight_gathers),
+        Collective("reduce", moves.into_weights, weights * trained, 4, micro_batches),
+        Collective("reduce", moves.into_gradients, padded, 4, micro_batches),
+        Collective("reduce", moves.into_optimizer, padded * weights // gradients, 4, across),
+        Collective("reduce", moves.to_everybody, up_to_multiple(master, outside), 4, across),
+        Collective("gather", moves.to_everybody, -(-master // outside), 4, across),
+        Collective("gather", moves.from_optimizer, master, weight_bytes, 1),
     ]
 
 

@@ -131,7 +131,6 @@ class Plan:
 
 def unquantised(plan: Plan, bits: int = 32) -> Plan:
     """The same partition and the same hops with every value sent `bits` wide: for exactness tests and ablations."""
-
     return _with_routes(plan, lambda route: replace(route, bits=(bits,) * len(route.bits)))
 
 
