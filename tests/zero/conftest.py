@@ -1,8 +1,7 @@
-"""What the tests of the ZeRO engine share: the small machine, and data for a small model."""
+"""What the tests of the ZeRO engine share: the small machine."""
 
 import pytest
 import torch._dynamo  # noqa: F401  (AdamW imports it on first use: once here, not in every rank of every test)
-from ddp_reference import batch
 
 from repro.topology import Topology, frontier
 
@@ -11,8 +10,3 @@ from repro.topology import Topology, frontier
 def topology() -> Topology:
     """2 nodes x 2 packages x 2 GCDs."""
     return frontier(2, 2, 2)
-
-
-@pytest.fixture(scope="session")
-def batches():
-    return batch

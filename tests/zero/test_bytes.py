@@ -21,22 +21,22 @@ BUCKETS = [12 * 64 * 64 + 13 * 64] * 2 + [SHAPE.parameters - 2 * (12 * 64 * 64 +
 MICRO_BATCHES = (1, 3)
 
 
-def _sent(rank: int, world: int, batches) -> dict:
+def _sent(rank: int, world: int) -> dict:
     found = {}
     for name in plans.NAMED:
         model = GPT(SHAPE)
         optimizer = ZeroOptimizer(model, plans.named(name, TOPOLOGY), lr=1e-3, broadcast=False)
         for micro_batches in MICRO_BATCHES:
             for micro_batch in range(micro_batches):
-                model(*batches(0, rank, micro_batch)).backward()
+                model(*batch(0, rank, micro_batch)).backward()
             optimizer.step()
             found[name, micro_batches] = optimizer.ledger.take()
     return found
 
 
 @pytest.fixture(scope="module")
-def sent(batches):
-    ranks = launch(_sent, RANKS, batches, timeout_s=100)
+def sent():
+    ranks = launch(_sent, RANKS, timeout_s=100)
     return {key: {level: sum(rank[key][level] for rank in ranks) for level in TOPOLOGY.names} for key in ranks[0]}
 
 
@@ -100,7 +100,7 @@ def test_order_of_the_papers_plans_on_the_slow_link(sent):
 
 
 # 36 and 12 rows over 8 ranks, 108 over 8, 33 words, a frozen bucket and a frozen matrix: padding everywhere
-ODD = GPTConfig(layers=3, hidden=36, heads=3, seq_len=8, vocab=33)
+ODD = GPTConfig(layers=2, hidden=36, heads=3, seq_len=8, vocab=33)
 CORNERS = [
     *(plans.named(name, TOPOLOGY) for name in plans.NAMED),
     plans.qgz(TOPOLOGY, hops=1),
@@ -119,7 +119,7 @@ def _odd_model() -> GPT:
     return model
 
 
-def _sent_by_corners(rank: int, world: int, batches, native: bool) -> list[dict]:
+def _sent_by_corners(rank: int, world: int, native: bool) -> list[dict]:
     if native:
         comm.Hop.native = property(lambda hop: True)
     found = []
@@ -127,7 +127,7 @@ def _sent_by_corners(rank: int, world: int, batches, native: bool) -> list[dict]
         model = _odd_model()
         optimizer = ZeroOptimizer(model, plan, lr=1e-3, broadcast=False)
         for micro_batch in range(2):
-            model(*batches(0, rank, micro_batch)).backward()
+            model(*batch(0, rank, micro_batch)).backward()
         optimizer.step()
         found.append(optimizer.ledger.take())
     return found
@@ -135,8 +135,8 @@ def _sent_by_corners(rank: int, world: int, batches, native: bool) -> list[dict]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("native", [False, True], ids=["point-to-point", "native"])
-def test_predicted_traffic_is_what_the_ledgers_counted(batches, native):
-    ranks, model = launch(_sent_by_corners, RANKS, batches, native, timeout_s=100), layout(_odd_model())
+def test_predicted_traffic_is_what_the_ledgers_counted(native):
+    ranks, model = launch(_sent_by_corners, RANKS, native, timeout_s=100), layout(_odd_model())
     for index, plan in enumerate(CORNERS):
         counted = {level: sum(rank[index][level] for rank in ranks) for level in TOPOLOGY.names}
         assert traffic.step_bytes(plan, model, micro_batches=2, native=native) == counted, plan.name
@@ -176,15 +176,15 @@ def test_twenty_billion_parameters_on_48_nodes():
     assert one_hop - 2 * m == pytest.approx(8 * (out["qgz"] - 2 * m), rel=0.03)  # P = 8 times as much
 
 
-def _float_route(rank: int, world: int, batches) -> dict:
+def _float_route(rank: int, world: int) -> dict:
     plan = plans.unquantised(plans.zero3(TOPOLOGY), 32)
     model = GPT(SHAPE)
     optimizer = ZeroOptimizer(model, plan, weight_dtype=torch.float32, lr=1e-3, broadcast=False)
-    model(*batches(0, rank)).backward()
+    model(*batch(0, rank)).backward()
     optimizer.step()
     return optimizer.ledger.take()
 
 
-def test_fp32_doubles_zero3(sent, batches):
-    found = launch(_float_route, RANKS, batches, timeout_s=100)
+def test_fp32_doubles_zero3(sent):
+    found = launch(_float_route, RANKS, timeout_s=100)
     assert sum(rank["cluster"] for rank in found) == 2 * sent["zero3", 1]["cluster"]

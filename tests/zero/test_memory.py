@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from ddp_reference import batch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -92,13 +93,13 @@ def test_twenty_billion_parameters_on_384_ranks(name, gigabytes):
     assert sum(held.values()) == pytest.approx(sum(formula.values()), rel=2e-3)  # hardly any padding
 
 
-def _held(rank: int, world: int, batches) -> list[dict[str, int]]:
+def _held(rank: int, world: int) -> list[dict[str, int]]:
     found = []
     for plan in PLANS:
         model = _model()
         optimizer = ZeroOptimizer(model, plan, gradient_dtype=torch.bfloat16, broadcast=False, lr=1e-3)
         for step in range(2):
-            model(*batches(step, rank)).backward()
+            model(*batch(step, rank)).backward()
             held = optimizer.held_bytes()
             optimizer.step()
         assert optimizer.held_bytes()["gradients"] == optimizer.held_bytes()["secondary"] == 0
@@ -106,9 +107,9 @@ def _held(rank: int, world: int, batches) -> list[dict[str, int]]:
     return found
 
 
-def test_the_engine_holds_what_was_predicted(batches):
+def test_the_engine_holds_what_was_predicted():
     """Exact, apart from Adam's step counter: 4 bytes for each of 3 buckets."""
-    for held in launch(_held, 8, batches, timeout_s=100):
+    for held in launch(_held, 8, timeout_s=100):
         for plan, found in zip(PLANS, held, strict=True):
             expected = memory.predict(plan, layout(_model()))
             expected["optimizer"] += 3 * 4

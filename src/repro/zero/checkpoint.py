@@ -221,9 +221,7 @@ class _State:
 def _empty_state(path: Path, optimizer: ZeroOptimizer) -> _State:
     """Memory for the states that the checkpoint has of this rank's parameters."""
     saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
-    kinds: dict[
-        str, list[tuple[str, str, torch.dtype]]
-    ] = {}  # parameter -> (number or state, name of the state, dtype)
+    kinds: dict[str, list[tuple[str, str, torch.dtype]]] = {}  # of a parameter: (number or state, its name, dtype)
     for key, entry in saved.items():
         kind, _, rest = key.partition("/")
         if kind in (_STATE, _NUMBER):
