@@ -29,10 +29,7 @@ from repro.launch import launch
 from repro.models.gpt import GPTConfig
 from repro.topology import frontier
 
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is an optional extra"),
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),  # on importing Inductor, which DeepSpeed does
-]
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is an optional extra")
 
 SHAPE = GPTConfig(layers=2, hidden=32, heads=2, seq_len=8, vocab=32)
 
