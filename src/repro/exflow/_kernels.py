@@ -10,6 +10,17 @@ import numpy as np
 from numba import njit
 
 
+@njit(cache=True, nogil=True)
+def count_pairs(here: np.ndarray, there: np.ndarray, pairs: np.ndarray) -> None:
+    """Add to `pairs`, int64 [E, E], the k·k pairs of every token's experts in two neighbouring layers, integer [tokens, k] each."""
+    tokens, k = here.shape
+    for token in range(tokens):
+        for a in range(k):
+            row = pairs[here[token, a]]
+            for b in range(k):
+                row[there[token, b]] += 1
+
+
 @njit(cache=True)
 def _random(state: np.ndarray) -> int:
     """xorshift64*: one step of the generator whose state is `state` (uint64 [1]); the upper bits are the good ones."""

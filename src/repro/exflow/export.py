@@ -1,29 +1,94 @@
-"""Placements as files: the published solver's CSV."""
+"""Placements as files: the published solver's CSV, and what expert-parallel servers read.
+
+Servers number places: with E/P experts per GPU, place s is on GPU s // (E/P), and their map says which expert lies in each place
+of each MoE layer (`physical_to_logical`). Server versions without such an option serve a reordered checkpoint (`permute.py`).
+"""
 
 import csv
+import json
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 
 HEADER = ["Expert", "Node"]  # the published solver calls a GPU a node
 
 
+def physical_to_logical(gpu: np.ndarray) -> np.ndarray:
+    """int64 [layers, E]: the expert in each place, for `gpu`, int [layers, E] with equally many experts on every GPU of a layer.
+
+    Experts of one GPU keep their order, so contiguous placement gives 0..E-1.
+    """
+    return np.argsort(gpu, axis=1, kind="stable")
+
+
 def write_csv(gpu: np.ndarray, path: str | Path) -> None:
     """Write `gpu` (int [layers, E]) as the published solver does: `Expert,Node`, one row per expert of every layer.
 
     Experts are numbered through the layers, expert e of layer l is l·E + e; `Node` is its GPU, counted over all nodes. The file
-    appears whole or not at all.
+    appears whole or not at all, as those below.
     """
+
+    def rows(file: TextIO) -> None:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(HEADER)
+        writer.writerows(enumerate(gpu.ravel().tolist()))
+
+    _write(path, rows)
+
+
+def write_sglang(gpu: np.ndarray, path: str | Path, dense_layers: int = 0) -> None:
+    """For SGLang's `--init-expert-location FILE.json`. It counts all layers of a model: `dense_layers` are those before the first
+    MoE layer (3 for DeepSeek-V3), which get the identity. ValueError for a path that does not end in .json."""
+    if Path(path).suffix != ".json":
+        raise ValueError(f"{path}: SGLang reads a file as JSON when its name ends in .json")
+    order = physical_to_logical(gpu)
+    identity = np.tile(np.arange(order.shape[1]), (dense_layers, 1))
+    content = {"physical_to_logical_map": np.concatenate((identity, order)).tolist()}
+    _write(path, lambda file: json.dump(content, file))
+
+
+def write_vllm(gpu: np.ndarray, path: str | Path) -> None:
+    """For vLLM's initial expert map: a JSON list with a list of experts by place for every MoE layer (vLLM pull request 49572)."""
+    _write(path, lambda file: json.dump(physical_to_logical(gpu).tolist(), file))
+
+
+def write_vllm_ascend(gpu: np.ndarray, path: str | Path) -> None:
+    """For vllm-ascend's `expert_map_path`: the experts of every device of every MoE layer."""
+    devices = int(gpu.max()) + 1
+    layers = [
+        {
+            "layer_id": layer,
+            "device_count": devices,
+            "device_list": [
+                {"device_id": device, "device_expert": experts}
+                for device, experts in enumerate(order.reshape(devices, -1).tolist())
+            ],
+        }
+        for layer, order in enumerate(physical_to_logical(gpu))
+    ]
+    _write(path, lambda file: json.dump({"moe_layer_count": len(layers), "layer_list": layers}, file))
+
+
+FORMATS: dict[str, Callable[..., None]] = {
+    "csv": write_csv,
+    "sglang": write_sglang,
+    "vllm": write_vllm,
+    "vllm-ascend": write_vllm_ascend,
+}
+
+
+def _write(path: str | Path, content: Callable[[TextIO], None]) -> None:
+    """Write aside, sync, rename: a reader sees the whole file or none."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "w", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(HEADER)
-            writer.writerows(enumerate(gpu.ravel().tolist()))
+            content(file)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o644)

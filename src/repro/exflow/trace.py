@@ -7,11 +7,14 @@ a placement can be judged on sequences that it never saw.
 
 import zipfile
 import zlib
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+
+from repro.exflow import _kernels
 
 MOST_EXPERTS = 4096  # the counts take E² numbers a layer; no model has a quarter of this
 BLOCK = 65_536  # tokens counted at a time: memory stays flat however long a (memory-mapped) trace is
@@ -22,6 +25,7 @@ class Trace:
     """`experts`: integer [tokens, layers] or [tokens, layers, k], the most weighted expert first; ids 0..num_experts-1.
 
     `sequences`: int [tokens], the sequence each token belongs to (None: unknown). `source` names the trace in messages.
+    `weights`: float, shaped like `experts`, how strongly the router chose each (None: unknown).
     Raises ValueError that names `source` and the first bad row: a float dtype, another rank, an id out of range.
     """
 
@@ -29,6 +33,7 @@ class Trace:
     num_experts: int
     sequences: np.ndarray | None = None
     source: str = "trace"
+    weights: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         _check_shape(self.experts, self.source)
@@ -47,6 +52,8 @@ class Trace:
             raise ValueError(
                 f"{self.source}: {self.sequences.shape} sequence ids for {self.tokens} tokens, need one for each"
             )
+        if self.weights is not None and self.weights.shape != self.experts.shape:
+            raise ValueError(f"{self.source}: weights {self.weights.shape} for experts {self.experts.shape}")
 
     @property
     def tokens(self) -> int:
@@ -65,22 +72,14 @@ class Trace:
         """The same trace with the first `k` experts of each token and layer; ValueError when it has fewer."""
         if not 1 <= k <= self.k:
             raise ValueError(f"{self.source}: top-{k} asked of a top-{self.k} trace, allowed: 1 to {self.k}")
-        experts = self.experts if self.experts.ndim == 2 else self.experts[:, :, :k]
-        return Trace(
-            experts[:, :, 0] if experts.ndim == 3 and k == 1 else experts,
-            self.num_experts,
-            self.sequences,
-            self.source,
-        )
+        first = ... if self.experts.ndim == 2 else (..., 0) if k == 1 else (..., slice(k))
+        weights = None if self.weights is None else self.weights[first]
+        return replace(self, experts=self.experts[first], weights=weights)
 
     def take(self, rows: np.ndarray) -> "Trace":
         """The tokens in `rows` (indices or a mask)."""
-        return Trace(
-            self.experts[rows],
-            self.num_experts,
-            None if self.sequences is None else self.sequences[rows],
-            self.source,
-        )
+        sequences, weights = (None if each is None else each[rows] for each in (self.sequences, self.weights))
+        return replace(self, experts=self.experts[rows], sequences=sequences, weights=weights)
 
     def sample(self, tokens: int, seed: int) -> "Trace":
         """`tokens` tokens drawn at random without replacement, in their old order; ValueError when there are fewer."""
@@ -110,27 +109,44 @@ class Trace:
         return self.take(train), self.take(~train)
 
 
+class TransitionCounter:
+    """Transition counts of tokens that arrive in blocks: its memory does not grow with their number."""
+
+    def __init__(self, layers: int, num_experts: int, k: int = 1) -> None:
+        self.num_experts, self.k = num_experts, k
+        self._pairs = np.zeros((layers - 1, num_experts, num_experts), np.int64)
+
+    def add(self, experts: np.ndarray) -> None:
+        """Integer [tokens, layers] or [tokens, layers, k], ids in 0..num_experts-1."""
+        experts = experts[:, :, None] if experts.ndim == 2 else experts
+        by_layer = np.ascontiguousarray(
+            experts.transpose(1, 0, 2)
+        )  # a layer's counts fit a core's cache, all of them do not
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(_kernels.count_pairs, by_layer[:-1], by_layer[1:], self._pairs))
+
+    @property
+    def counts(self) -> np.ndarray:
+        """float64 [layers-1, E, E], see `transitions`."""
+        return self._pairs / float(self.k**2)
+
+
 def transitions(trace: Trace) -> np.ndarray:
     """float64 [layers-1, E, E]: tokens that go from expert a of layer l to expert b of layer l+1.
 
     With top-k routing each of the k·k pairs of a token weighs 1/k², so that a token always weighs 1 per pair of layers.
     """
-    experts = trace.num_experts
-    pairs = np.zeros((trace.layers - 1, experts * experts), np.int64)
+    counter = TransitionCounter(trace.layers, trace.num_experts, trace.k)
     for start in range(0, trace.tokens, BLOCK):
-        block = np.asarray(trace.experts[start : start + BLOCK]).astype(np.int64)
-        block = block[:, :, None] if block.ndim == 2 else block
-        for layer in range(trace.layers - 1):
-            codes = block[:, layer, :, None] * experts + block[:, layer + 1, None, :]
-            pairs[layer] += np.bincount(codes.ravel(), minlength=experts * experts)
-    return pairs.reshape(-1, experts, experts) / float(trace.k**2)
+        counter.add(np.asarray(trace.experts[start : start + BLOCK]))
+    return counter.counts
 
 
 def load(path: str | Path, num_experts: int | None = None, top_k: int | None = None) -> Trace:
     """Read a trace; ValueError names the file and what is wrong with it, FileNotFoundError when there is none.
 
     `.npy`      [tokens, layers] or [tokens, layers, k]; memory-mapped
-    `.npz`      `experts` of such a shape; optional `seq_len` [sequences] (tokens of each) and `num_experts`
+    `.npz`      `experts` of such a shape; optional `seq_len` [sequences] (tokens of each), `num_experts`, and `weights`
     `.parquet`  one integer column per layer, in order; an optional column `sequence`
 
     `num_experts`: experts per layer; None takes the file's, else the highest id + 1 (too low if the last expert is never used).
@@ -146,16 +162,23 @@ def load(path: str | Path, num_experts: int | None = None, top_k: int | None = N
         raise ValueError(f"{path}: num_experts is {num_experts}, must be at least 1")
     if path.suffix not in readers:
         raise ValueError(f"{path}: unknown kind of trace {path.suffix!r}, allowed: {', '.join(readers)}")
-    experts, sequences, stated = readers[path.suffix](path)
-    _check_shape(experts, str(path))
-    count = next(n for n in (num_experts, stated, int(experts.max()) + 1) if n is not None)
+    found = readers[path.suffix](path)
+    _check_shape(found.experts, str(path))
+    count = next(n for n in (num_experts, found.num_experts, int(found.experts.max()) + 1) if n is not None)
     if count > MOST_EXPERTS:
         raise ValueError(f"{path}: {count} experts per layer, allowed: at most {MOST_EXPERTS}")
-    trace = Trace(experts, count, sequences, str(path))
+    trace = Trace(found.experts, count, found.sequences, str(path), found.weights)
     return trace if top_k is None else trace.top(top_k)
 
 
-_Contents = tuple[np.ndarray, np.ndarray | None, int | None]
+@dataclass(frozen=True)
+class _Contents:
+    """Of a file: what it says."""
+
+    experts: np.ndarray
+    sequences: np.ndarray | None = None
+    num_experts: int | None = None
+    weights: np.ndarray | None = None
 
 
 def _read_npy(path: Path) -> _Contents:
@@ -165,21 +188,21 @@ def _read_npy(path: Path) -> _Contents:
         raise ValueError(f"{path}: not a NumPy array: {error}") from error
     if not isinstance(experts, np.ndarray):
         raise ValueError(f"{path}: not a NumPy array but an archive: name it .npz")
-    return experts, None, None
+    return _Contents(experts)
 
 
 def _read_npz(path: Path) -> _Contents:
     try:
         with np.load(path) as file:
-            contents = {name: file[name] for name in ("experts", "seq_len", "num_experts") if name in file}
+            contents = {name: file[name] for name in ("experts", "seq_len", "num_experts", "weights") if name in file}
             names = file.files
     except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error, AttributeError, TypeError) as error:
         raise ValueError(f"{path}: not a NumPy archive: {error}") from error
     if "experts" not in contents:
         raise ValueError(f"{path}: no array `experts`, found: {', '.join(names)}")
-    sequences, experts = None, contents.get("num_experts")
-    if experts is not None and (experts.shape != () or not np.issubdtype(experts.dtype, np.integer)):
-        raise ValueError(f"{path}: num_experts is {experts}, must be one integer")
+    sequences, count = None, contents.get("num_experts")
+    if count is not None and (count.shape != () or not np.issubdtype(count.dtype, np.integer)):
+        raise ValueError(f"{path}: num_experts is {count}, must be one integer")
     if "seq_len" in contents:
         lengths = contents["seq_len"]
         if lengths.ndim != 1 or not np.issubdtype(lengths.dtype, np.integer) or (lengths < 0).any():
@@ -191,7 +214,7 @@ def _read_npz(path: Path) -> _Contents:
                 f"{path}: seq_len sums to {lengths.sum()}, but `experts` has {len(contents['experts'])} tokens"
             )
         sequences = np.repeat(np.arange(len(lengths)), lengths)
-    return contents["experts"], sequences, None if experts is None else int(experts)
+    return _Contents(contents["experts"], sequences, None if count is None else int(count), contents.get("weights"))
 
 
 def _read_parquet(path: Path) -> _Contents:
@@ -200,7 +223,7 @@ def _read_parquet(path: Path) -> _Contents:
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: not a Parquet file: {error}") from error
     sequences = table.pop("sequence").to_numpy() if "sequence" in table else None
-    return table.to_numpy(), sequences, None
+    return _Contents(table.to_numpy(), sequences)
 
 
 def _check_shape(experts: np.ndarray, source: str) -> None:

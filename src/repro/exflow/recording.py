@@ -1,0 +1,187 @@
+"""Record the routing of a live model: which experts every token chooses in every layer, and how strongly.
+
+    with record_routing(model) as recording:
+        model.generate(**inputs)
+    recording.save("routing.npz")          # `exflow.load` reads it
+    placement = exflow.place(recording.counts(), gpus=8)
+
+Routers are found by what they are, so that nothing of the model changes: those of Hugging Face transformers (Mixtral, Qwen-MoE,
+OLMoE, DeepSeek, gpt-oss and others give (logits, weights, experts)), the gate of `deepspeed.moe.MoE`, and our own GPT-MoE's.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from repro.exflow.trace import Trace, TransitionCounter
+
+# Of a call of a router: (experts [tokens, k], their weights [tokens, k]).
+Reader = Callable[[nn.Module, tuple, Any], tuple[Tensor, Tensor]]
+
+
+def _read_top_k_router(router: nn.Module, args: tuple, output: Any) -> tuple[Tensor, Tensor]:
+    """Hugging Face transformers and our GPT-MoE: (logits, weights, experts)."""
+    _, weights, experts = output
+    return experts, weights
+
+
+def _read_deepspeed_gate(gate: nn.Module, args: tuple, output: Any) -> tuple[Tensor, Tensor]:
+    """`deepspeed.moe.sharded_moe.TopKGate`: its choice before tokens are dropped for lack of capacity."""
+    logits = gate.wg(args[0].float())
+    weights, experts = logits.softmax(dim=-1).topk(gate.k, dim=-1)
+    return experts, weights
+
+
+def _reader(module: nn.Module) -> Reader | None:
+    name = type(module).__name__
+    if name.lower().endswith("topkrouter"):
+        return _read_top_k_router
+    if name == "TopKGate" and hasattr(module, "wg"):
+        return _read_deepspeed_gate
+    return None
+
+
+def is_router(module: nn.Module) -> bool:
+    """Whether its choices can be recorded."""
+    return _reader(module) is not None
+
+
+class Recording:
+    """What `record_routing` gives. Tokens of a batch that the attention mask leaves out are not recorded. A call of the model without
+    cached keys and values begins new sequences, one per row; a call with them goes on with those of the call before.
+    """
+
+    def __init__(self, model: nn.Module, keep_tokens: bool = True) -> None:
+        self.source, self.keep_tokens = type(model).__name__, keep_tokens
+        self._routers = [(module, reader) for module in model.modules() if (reader := _reader(module))]
+        if len(self._routers) < 2:
+            raise ValueError(
+                f"{self.source} has {len(self._routers)} routers that could be recorded, need at least 2: known are modules whose "
+                "class ends in TopKRouter (transformers) and DeepSpeed's TopKGate"
+            )
+        sizes = {_num_experts(router) for router, _ in self._routers}
+        if len(sizes) > 1:
+            raise ValueError(
+                f"{self.source} has layers of {', '.join(map(str, sorted(sizes)))} experts: need one number"
+            )
+        (self.num_experts,) = sizes
+        self._layers: list[tuple[Tensor, Tensor] | None] = []  # of the call that is under way
+        self._present: np.ndarray | None = None  # bool [batch, tokens] of it; None outside
+        self._rows = np.empty(0, np.int64)  # sequence of each row of the batch
+        self._sequences = 0
+        self._chunks: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # experts, weights, sequence
+        self._counter: TransitionCounter | None = None
+
+    def _begin(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        tokens = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.dim() >= 2), None)
+        if tokens is None:
+            raise ValueError(
+                f"{self.source} was called without a tensor [batch, tokens, ..]: its tokens cannot be told apart"
+            )
+        batch, length = tokens.shape[:2]
+        mask = kwargs.get("attention_mask")
+        known = isinstance(mask, Tensor) and mask.dim() == 2
+        self._present = mask[:, -length:].bool().cpu().numpy() if known else np.ones((batch, length), bool)
+        if not _cached(kwargs.get("past_key_values")) or len(self._rows) != batch:
+            self._rows = np.arange(self._sequences, self._sequences + batch)
+            self._sequences += batch
+        self._layers = [None] * len(self._routers)
+
+    def _keep(self, layer: int, router: nn.Module, args: tuple, output: Any) -> None:
+        if self._present is not None and self._layers[layer] is None:
+            experts, weights = self._routers[layer][1](router, args, output)
+            order = weights.argsort(dim=-1, descending=True, stable=True)
+            self._layers[layer] = experts.gather(-1, order).cpu(), weights.gather(-1, order).half().cpu()
+
+    def _end(self, model: nn.Module, args: tuple, output: Any) -> None:
+        present, self._present = self._present, None
+        if present is None or None in self._layers:
+            return  # a part of the model was called on its own
+        experts, weights = (torch.stack(each, dim=1).numpy() for each in zip(*self._layers, strict=True))
+        if len(experts) != present.size:
+            raise ValueError(f"{self.source}: routers saw {len(experts)} tokens of a batch of {present.shape}")
+        here = present.reshape(-1)
+        experts = experts[here].astype(np.uint8 if self.num_experts <= 256 else np.uint16)
+        if self._counter is None:
+            self._counter = TransitionCounter(experts.shape[1], self.num_experts, experts.shape[2])
+        self._counter.add(experts)
+        if self.keep_tokens:
+            sequence = np.repeat(self._rows, present.shape[1])[here]
+            self._chunks.append((experts, weights[here], sequence))
+
+    def trace(self) -> Trace:
+        """All recorded tokens, sequence after sequence. RuntimeError when none was recorded, or with keep_tokens=False."""
+        if not self._chunks:
+            raise RuntimeError(
+                "no token was recorded" if self.keep_tokens else "recorded with keep_tokens=False: counts only"
+            )
+        experts, weights, sequence = (np.concatenate(each) for each in zip(*self._chunks, strict=True))
+        order = np.argsort(sequence, kind="stable")  # decoded tokens arrive row by row of a batch
+        return Trace(experts[order], self.num_experts, sequence[order], self.source, weights[order])
+
+    def counts(self) -> np.ndarray:
+        """Transition counts, float64 [layers-1, E, E], as `transitions` of the trace. RuntimeError when nothing was recorded."""
+        if self._counter is None:
+            raise RuntimeError("no token was recorded")
+        return self._counter.counts
+
+    def save(self, path: str | Path) -> None:
+        """Write the trace as `.npz` that `load` reads: experts, weights (float16), seq_len, num_experts. Whole or not at all."""
+        trace, path = self.trace(), Path(path)
+        if path.suffix != ".npz":
+            raise ValueError(f"{path}: a recorded trace is written as .npz")
+        _, lengths = np.unique(trace.sequences, return_counts=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".npz")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                np.savez_compressed(
+                    file, experts=trace.experts, weights=trace.weights, seq_len=lengths, num_experts=self.num_experts
+                )
+            os.replace(name, path)
+        finally:
+            Path(name).unlink(missing_ok=True)
+
+
+@contextmanager
+def record_routing(model: nn.Module, keep_tokens: bool = True) -> Iterator[Recording]:
+    """Record every token that goes through `model` inside the `with`, training or inference, forward or `generate`.
+
+    model         called with tokens (or embeddings) [batch, tokens, ..] first; `attention_mask` [batch, tokens so far] is respected
+    keep_tokens   False: only the transition counts, in memory that does not grow
+
+    Nothing of the model changes, and its outputs are the same. Beam search reorders rows, so its sequences are not told apart.
+    Raises ValueError for a model with fewer than two known routers, or whose layers have different numbers of experts.
+    """
+    recording = Recording(model, keep_tokens)
+    handles = [
+        model.register_forward_pre_hook(recording._begin, with_kwargs=True),
+        model.register_forward_hook(recording._end),
+    ]
+    for layer, (router, _) in enumerate(recording._routers):
+        handles.append(
+            router.register_forward_hook(lambda m, args, out, layer=layer: recording._keep(layer, m, args, out))
+        )
+    try:
+        yield recording
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _num_experts(router: nn.Module) -> int:
+    return router.num_experts if hasattr(router, "num_experts") else router.wg.weight.shape[0]
+
+
+def _cached(cache: Any) -> bool:
+    """Whether keys and values of earlier tokens are given (a transformers `Cache`, or a tuple of them)."""
+    if cache is None:
+        return False
+    return cache.get_seq_length() > 0 if hasattr(cache, "get_seq_length") else len(cache) > 0

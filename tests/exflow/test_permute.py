@@ -1,0 +1,71 @@
+"""A model with its experts reordered computes the same, and a server that deals experts out in order follows the placement."""
+
+import numpy as np
+import pytest
+import torch
+from moe_models import EXPERTS, FAMILIES, build
+
+from repro import exflow
+from repro.exflow.export import physical_to_logical
+from repro.exflow.permute import permute_experts
+from repro.exflow.recording import record_routing
+
+LAYERS, GPUS = 3, 4
+
+
+def _gpu(groups: int = 1) -> np.ndarray:
+    """A random placement; with `groups`, one that deals out whole groups of experts."""
+    rng = np.random.default_rng(3)
+    size = EXPERTS // groups
+    rows = [
+        rng.permutation(groups)[:, None] * GPUS // groups + rng.permuted(np.arange(size) * GPUS // EXPERTS)
+        for _ in range(LAYERS)
+    ]
+    return np.array(rows).reshape(LAYERS, EXPERTS)
+
+
+def _tokens() -> torch.Tensor:
+    return torch.randint(1, 64, (2, 9), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_and_tokens_are_those_of_the_original(family):
+    model, gpu = build(family), _gpu(2 if family == "DeepseekV3" else 1)
+    with torch.no_grad(), record_routing(model) as before:
+        logits = model(_tokens()).logits
+    answer = model.generate(_tokens(), max_new_tokens=8, do_sample=False)
+    permute_experts(model, gpu)
+    with torch.no_grad(), record_routing(model) as after:
+        torch.testing.assert_close(model(_tokens()).logits, logits, rtol=1e-5, atol=1e-6)
+    assert torch.equal(model.generate(_tokens(), max_new_tokens=8, do_sample=False), answer)
+    # The expert in place s is on GPU s // 2: tokens meet the GPUs that the placement promised.
+    old, new = before.trace().experts, after.trace().experts
+    assert not np.array_equal(old, new)
+    layer = np.arange(LAYERS)[None, :, None]
+    np.testing.assert_array_equal(new // (EXPERTS // GPUS), gpu[layer, old])
+
+
+def test_the_inverse_order_restores_every_weight():
+    model, gpu = build("Mixtral"), _gpu()
+    original = {name: value.clone() for name, value in model.state_dict().items()}
+    permute_experts(model, gpu)
+    assert not all(torch.equal(value, original[name]) for name, value in model.state_dict().items())
+    permute_experts(model, physical_to_logical(gpu))  # each expert back to a "GPU" of its old number
+    assert all(torch.equal(value, original[name]) for name, value in model.state_dict().items())
+
+
+def test_what_it_refuses():
+    with pytest.raises(ValueError, match="has 3 MoE layers, the placement 2"):
+        permute_experts(build("Olmoe"), _gpu()[:2])
+    with pytest.raises(ValueError, match="has 8 experts, the placement 4 in layer 0"):
+        permute_experts(build("Olmoe"), _gpu()[:, :4])
+    deepseek, mixed = build("DeepseekV3"), np.tile(np.arange(EXPERTS) % GPUS, (LAYERS, 1))
+    before = {name: value.clone() for name, value in deepseek.state_dict().items()}
+    with pytest.raises(ValueError, match="chooses among 2 groups of 4 experts first"):
+        permute_experts(deepseek, mixed)
+    assert all(torch.equal(value, before[name]) for name, value in deepseek.state_dict().items()), "and changes nothing"
+
+
+def test_contiguous_placement_changes_nothing():
+    contiguous = exflow.place(np.ones((LAYERS - 1, EXPERTS, EXPERTS)), GPUS, method="contiguous").gpu
+    assert (physical_to_logical(contiguous) == np.arange(EXPERTS)).all()

@@ -1,0 +1,104 @@
+"""Routing recorded from live models is what their routers chose, and nothing of the model changes."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from moe_models import EXPERTS, FAMILIES, TOP, build
+from torch import nn
+
+from repro import exflow
+from repro.exflow.recording import record_routing
+
+
+def _tokens(batch: int, length: int) -> torch.Tensor:
+    return torch.randint(1, 64, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request) -> nn.Module:
+    return build(request.param)
+
+
+def _chosen(model: nn.Module, tokens: torch.Tensor, **inputs: Any) -> list[np.ndarray]:
+    """[tokens, k] sorted ids of each router, caught by hand."""
+    caught: list[np.ndarray] = []
+    routers = [m for m in model.modules() if type(m).__name__.lower().endswith("topkrouter")]
+    handles = [m.register_forward_hook(lambda m, a, out: caught.append(np.sort(out[2].numpy()))) for m in routers]
+    with torch.no_grad():
+        model(tokens, **inputs)
+    for handle in handles:
+        handle.remove()
+    return caught
+
+
+def test_experts_are_those_that_the_routers_chose(model):
+    tokens = _tokens(2, 7)
+    with torch.no_grad(), record_routing(model) as recording:
+        model(tokens)
+    trace = recording.trace()
+    assert (trace.experts.shape, trace.num_experts, trace.k) == ((14, 3, TOP), EXPERTS, TOP)
+    for layer, expected in enumerate(_chosen(model, tokens)):
+        np.testing.assert_array_equal(np.sort(trace.experts[:, layer]), expected)
+    assert (np.diff(trace.weights.astype(np.float32), axis=2) <= 0).all(), "the most weighted comes first"
+    assert trace.sequences.tolist() == [0] * 7 + [1] * 7
+    assert len(np.unique(trace.experts)) > TOP, "the test must see several experts"
+
+
+def test_outputs_do_not_change_and_hooks_are_gone_afterwards(model):
+    tokens = _tokens(1, 5)
+    with torch.no_grad():
+        before = model(tokens).logits
+        with record_routing(model) as recording:
+            inside = model(tokens).logits
+        model(tokens)
+    assert torch.equal(before, inside)
+    assert recording.trace().tokens == 5
+    assert not any(module._forward_hooks for module in model.modules() if "Router" in type(module).__name__)
+
+
+def test_padding_is_left_out_and_decoded_tokens_join_their_sequences(model):
+    """Left padding; generation then goes on with cached keys and values, a token per row at a time."""
+    tokens = _tokens(2, 6)
+    mask = torch.ones_like(tokens)
+    mask[1, :2] = 0
+    with record_routing(model) as recording:
+        model.generate(tokens, attention_mask=mask, max_new_tokens=4, min_new_tokens=4, do_sample=False)
+        model.generate(tokens[:1, :3], max_new_tokens=2, min_new_tokens=2, do_sample=False)
+    lengths = np.bincount(recording.trace().sequences)
+    # The last generated token is never an input.
+    assert lengths.tolist() == [6 + 3, 4 + 3, 3 + 1]
+
+
+def test_counts_are_those_of_the_trace_and_need_no_tokens(model):
+    with torch.no_grad(), record_routing(model) as recording, record_routing(model, keep_tokens=False) as counting:
+        for length in (4, 9):
+            model(_tokens(2, length))
+    np.testing.assert_array_equal(recording.counts(), exflow.transitions(recording.trace()))
+    np.testing.assert_array_equal(recording.counts(), counting.counts())
+    with pytest.raises(RuntimeError, match="counts only"):
+        counting.trace()
+
+
+def test_a_saved_trace_is_read_back(model, tmp_path):
+    with torch.no_grad(), record_routing(model) as recording:
+        model(_tokens(3, 4))
+    recording.save(tmp_path / "routing.npz")
+    found, expected = exflow.load(tmp_path / "routing.npz"), recording.trace()
+    np.testing.assert_array_equal(found.experts, expected.experts)
+    np.testing.assert_array_equal(found.weights, expected.weights)
+    np.testing.assert_array_equal(found.sequences, expected.sequences)
+    assert found.num_experts == EXPERTS
+    with pytest.raises(ValueError, match="written as .npz"):
+        recording.save(tmp_path / "routing.npy")
+
+
+def test_what_it_refuses():
+    with pytest.raises(ValueError, match="Linear has 0 routers that could be recorded, need at least 2"):
+        with record_routing(nn.Linear(2, 2)):
+            pass
+    with record_routing(build("Mixtral")) as recording:
+        pass
+    with pytest.raises(RuntimeError, match="no token was recorded"):
+        recording.trace()
