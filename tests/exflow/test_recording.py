@@ -90,14 +90,16 @@ def test_a_saved_trace_is_read_back(model, tmp_path):
     np.testing.assert_array_equal(found.weights, expected.weights)
     np.testing.assert_array_equal(found.sequences, expected.sequences)
     assert found.num_experts == EXPERTS
-    with pytest.raises(ValueError, match="written as .npz"):
+    with pytest.raises(ValueError, match=r"written as \.npz"):
         recording.save(tmp_path / "routing.npy")
 
 
 def test_what_it_refuses():
-    with pytest.raises(ValueError, match="Linear has 0 routers that could be recorded, need at least 2"):
-        with record_routing(nn.Linear(2, 2)):
-            pass
+    with (
+        pytest.raises(ValueError, match="Linear has 0 routers that could be recorded, need at least 2"),
+        record_routing(nn.Linear(2, 2)),
+    ):
+        pass
     with record_routing(build("Mixtral")) as recording:
         pass
     with pytest.raises(RuntimeError, match="no token was recorded"):

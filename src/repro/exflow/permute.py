@@ -28,7 +28,7 @@ def permute_experts(model: nn.Module, gpu: np.ndarray) -> None:
     layers = list(_layers(model))
     if len(layers) != len(gpu):
         raise ValueError(f"{type(model).__name__} has {len(layers)} MoE layers, the placement {len(gpu)}")
-    for number, ((name, router, experts), order) in enumerate(zip(layers, physical_to_logical(gpu), strict=True)):
+    for number, ((name, router, _), order) in enumerate(zip(layers, physical_to_logical(gpu), strict=True)):
         if router.num_experts != len(order):
             raise ValueError(f"{name} has {router.num_experts} experts, the placement {len(order)} in layer {number}")
         _check_groups(name, router, order)
