@@ -6,13 +6,13 @@ of each MoE layer (`physical_to_logical`). Server versions without such an optio
 
 import csv
 import json
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
 import numpy as np
+
+from repro.record import replacing
 
 HEADER = ["Expert", "Node"]  # the published solver calls a GPU a node
 
@@ -82,19 +82,8 @@ FORMATS: dict[str, Callable[..., None]] = {
 
 
 def _write(path: str | Path, content: Callable[[TextIO], None]) -> None:
-    """Write aside, sync, rename: a reader sees the whole file or none."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", newline="") as file:
-            content(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    finally:
-        Path(name).unlink(missing_ok=True)
+    with replacing(Path(path)) as temporary, temporary.open("w", newline="") as file:
+        content(file)
 
 
 def read_csv(path: str | Path, num_experts: int) -> np.ndarray:

@@ -9,8 +9,6 @@ Routers are found by what they are, so that nothing of the model changes: those 
 OLMoE, DeepSeek, gpt-oss and others give (logits, weights, experts)), the gate of `deepspeed.moe.MoE`, and our own GPT-MoE's.
 """
 
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from repro.exflow.trace import Trace, TransitionCounter
+from repro.record import replacing
 
 # Of a call of a router: (experts [tokens, k], their weights [tokens, k]).
 Reader = Callable[[nn.Module, tuple, Any], tuple[Tensor, Tensor]]
@@ -138,16 +137,10 @@ class Recording:
         if path.suffix != ".npz":
             raise ValueError(f"{path}: a recorded trace is written as .npz")
         _, lengths = np.unique(trace.sequences, return_counts=True)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".npz")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                np.savez_compressed(
-                    file, experts=trace.experts, weights=trace.weights, seq_len=lengths, num_experts=self.num_experts
-                )
-            os.replace(name, path)
-        finally:
-            Path(name).unlink(missing_ok=True)
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            np.savez_compressed(
+                file, experts=trace.experts, weights=trace.weights, seq_len=lengths, num_experts=self.num_experts
+            )
 
 
 @contextmanager
