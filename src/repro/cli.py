@@ -278,9 +278,18 @@ def place(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Write the placement as CSV, `Expert,Node`: expert e of layer l is l*E + e, Node is its GPU."
+            help="Write the placement: as CSV `Expert,Node`, expert e of layer l is l*E + e, Node is its GPU; or see --format."
         ),
     ] = None,
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--format", help="Of --out: csv, or the expert map that sglang, vllm or vllm-ascend reads (JSON)."
+        ),
+    ] = "csv",
+    dense_layers: Annotated[
+        int, typer.Option(min=0, help="With --format sglang: layers before the first MoE layer (3 for DeepSeek-V3).")
+    ] = 0,
     json_: Json = False,
 ) -> None:
     """Place the experts of an MoE model on GPUs so that tokens of this routing trace stay where they are."""
@@ -290,6 +299,7 @@ def place(
         if out is not None and out.is_dir():
             raise ValueError(f"--out {out}: is a folder")
         options = {"top_k": top_k, "num_experts": num_experts, "time_limit_s": time_limit, "progress": update}
+        options |= {"out_format": format_, "dense_layers": dense_layers}
         result = exflow.place_file(trace, gpus, gpus_per_node, method, seed, out, **options)
     if json_:
         return _emit(result)

@@ -1,5 +1,7 @@
 """`place_file`, the CSV and the two experiments."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -32,6 +34,38 @@ def test_csv_is_the_published_format(tmp_path):
     """Header and numbering of the placements in the authors' repository: expert e of layer l is l * E + e."""
     exflow.write_csv(np.array([[0, 1], [1, 0]]), tmp_path / "p.csv")
     assert (tmp_path / "p.csv").read_text() == "Expert,Node\n0,0\n1,1\n2,1\n3,0\n"
+
+
+GPU = np.array([[0, 1, 1, 0], [1, 0, 1, 0]])  # places of layer 0: experts 0 3 | 1 2, of layer 1: 1 3 | 0 2
+
+
+def test_servers_read_which_expert_lies_in_each_place(tmp_path):
+    assert exflow.physical_to_logical(GPU).tolist() == [[0, 3, 1, 2], [1, 3, 0, 2]]
+    exflow.FORMATS["vllm"](GPU, tmp_path / "vllm.json")
+    assert json.loads((tmp_path / "vllm.json").read_text()) == [[0, 3, 1, 2], [1, 3, 0, 2]]
+    exflow.FORMATS["sglang"](GPU, tmp_path / "sglang.json", dense_layers=1)
+    found = json.loads((tmp_path / "sglang.json").read_text())
+    assert found == {"physical_to_logical_map": [[0, 1, 2, 3], [0, 3, 1, 2], [1, 3, 0, 2]]}
+    exflow.FORMATS["vllm-ascend"](GPU, tmp_path / "ascend.json")
+    found = json.loads((tmp_path / "ascend.json").read_text())
+    assert found["moe_layer_count"] == 2
+    assert found["layer_list"][1] == {
+        "layer_id": 1,
+        "device_count": 2,
+        "device_list": [{"device_id": 0, "device_expert": [1, 3]}, {"device_id": 1, "device_expert": [0, 2]}],
+    }
+    with pytest.raises(ValueError, match=r"map\.txt: SGLang reads a file as JSON when its name ends in \.json"):
+        exflow.FORMATS["sglang"](GPU, tmp_path / "map.txt")
+
+
+def test_place_file_writes_the_format_that_is_asked_for(tmp_path, trace_file):
+    exflow.place_file(trace_file, 4, out=tmp_path / "map.json", out_format="sglang", dense_layers=2)
+    places = np.array(json.loads((tmp_path / "map.json").read_text())["physical_to_logical_map"])
+    assert places.shape == (2 + 4, 8) and (np.sort(places) == np.arange(8)).all()
+    with pytest.raises(ValueError, match="unknown format 'tsv', allowed: csv, sglang, vllm, vllm-ascend"):
+        exflow.place_file(trace_file, 4, out_format="tsv")
+    with pytest.raises(ValueError, match="dense_layers is 3: only SGLang's format counts them, found format 'csv'"):
+        exflow.place_file(trace_file, 4, dense_layers=3)
 
 
 @pytest.mark.parametrize(

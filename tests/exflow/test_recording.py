@@ -94,6 +94,32 @@ def test_a_saved_trace_is_read_back(model, tmp_path):
         recording.save(tmp_path / "routing.npy")
 
 
+class _Gates(nn.Module):
+    """Two layers of DeepSpeed's gate, as `deepspeed.moe.MoE` has them, without experts."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        gate = pytest.importorskip("deepspeed.moe.sharded_moe").TopKGate
+        self.gates = nn.ModuleList(gate(16, EXPERTS, k, eval_capacity_factor=float(EXPERTS)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [gate(x.flatten(0, 1))[1] for gate in self.gates]
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_deepspeeds_gate_is_recorded(k):
+    """Against what it makes of its choice: combining weights [tokens, experts, capacity]."""
+    torch.manual_seed(0)
+    model = _Gates(k).eval()
+    with torch.no_grad(), record_routing(model) as recording:
+        combined = model(torch.randn(2, 6, 16))
+    trace = recording.trace()
+    assert trace.experts.shape == (12, 2, k)
+    for layer, weights in enumerate(combined):
+        chosen = weights.sum(dim=2).topk(k, dim=1).indices
+        np.testing.assert_array_equal(trace.experts[:, layer], chosen.numpy())
+
+
 def test_what_it_refuses():
     with (
         pytest.raises(ValueError, match="Linear has 0 routers that could be recorded, need at least 2"),

@@ -49,6 +49,16 @@ def test_all_formats_read_the_same(tmp_path, make_trace):
         assert np.unique(trace.sequences, return_counts=True)[1].tolist() == [20, 30]
 
 
+def test_weights_follow_their_tokens_and_experts():
+    experts = np.array([[[3, 1], [0, 2]], [[2, 0], [1, 3]]])
+    trace = exflow.Trace(experts, 4, np.array([0, 1]), weights=experts / 10)
+    for part in (trace.top(1), trace.take(np.array([1])), trace.take(np.array([1])).top(1)):
+        np.testing.assert_allclose(part.weights, part.experts / 10)
+        assert part.weights.shape == part.experts.shape
+    with pytest.raises(ValueError, match=r"weights \(2, 2\) for experts \(2, 2, 2\)"):
+        exflow.Trace(experts, 4, weights=np.zeros((2, 2)))
+
+
 def test_top_k_keeps_the_first_experts():
     experts = np.random.default_rng(0).integers(0, 8, (10, 3, 4))
     trace = exflow.Trace(experts, 8)

@@ -6,18 +6,20 @@
     placement = exflow.place(exflow.transitions(train), gpus=8, gpus_per_node=4)
     print(exflow.evaluate(placement, held_out).hops_per_token)
 
-Read `placement.py` first.
+`recording.record_routing` makes a trace of a live model, `export` writes placements for servers and `permute.permute_experts` reorders
+a checkpoint (these two modules of torch are imported by name). Read `placement.py` first.
 """
 
 from repro.exflow.affinity import conditional, measure, mutual_information, shuffled
 from repro.exflow.bound import gap, lower_bound
 from repro.exflow.command import place_file
 from repro.exflow.evaluate import Cost
-from repro.exflow.export import read_csv, write_csv
+from repro.exflow.export import FORMATS, physical_to_logical, read_csv, write_csv
 from repro.exflow.placement import METHODS, Placement, evaluate, place
 from repro.exflow.trace import Trace, load, transitions
 
 __all__ = [
+    "FORMATS",
     "METHODS",
     "Cost",
     "Placement",
@@ -29,6 +31,7 @@ __all__ = [
     "lower_bound",
     "measure",
     "mutual_information",
+    "physical_to_logical",
     "place",
     "place_file",
     "read_csv",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from repro.exflow.bound import gap, lower_bound
 from repro.exflow.evaluate import evaluate_gpus
-from repro.exflow.export import write_csv
+from repro.exflow.export import FORMATS
 from repro.exflow.placement import Progress, place
 from repro.exflow.trace import load, transitions
 
@@ -19,22 +19,32 @@ def place_file(
     top_k: int | None = None,
     time_limit_s: float = 30.0,
     num_experts: int | None = None,
+    out_format: str = "csv",
+    dense_layers: int = 0,
     progress: Progress | None = None,
 ) -> dict[str, float]:
     """Place the experts of the trace at `path` and say what it costs on that same trace.
 
-    Arguments as in `placement.place` and `trace.load`; `out`: write the placement there (`export.write_csv`). Returns
+    Arguments as in `placement.place` and `trace.load`; `out`: write the placement there in
+    `out_format`, one of `export.FORMATS`, with `dense_layers` layers before the first MoE layer for SGLang. Returns
       hops_per_token, crossing_fraction, intra_hops, inter_hops, max_load   as in `evaluate.Cost`
       bound, gap   crossing fraction that no placement can beat, and (crossing - bound) / crossing
       seconds      time spent placing (not reading, bounding or writing)
     Raises ValueError and FileNotFoundError as those do.
     """
+    if out_format not in FORMATS:
+        raise ValueError(f"unknown format {out_format!r}, allowed: {', '.join(FORMATS)}")
+    if dense_layers and out_format != "sglang":
+        raise ValueError(
+            f"dense_layers is {dense_layers}: only SGLang's format counts them, found format {out_format!r}"
+        )
     counts = transitions(load(path, num_experts, top_k))
     placement = place(counts, gpus, gpus_per_node, method, seed, time_limit_s, progress=progress)
     cost = evaluate_gpus(placement.gpu, placement.gpus, placement.gpus_per_node, counts)
     bound = lower_bound(counts, gpus)
     if out is not None:
-        write_csv(placement.gpu, out)
+        options = {"dense_layers": dense_layers} if dense_layers else {}
+        FORMATS[out_format](placement.gpu, out, **options)
     return {
         "hops_per_token": cost.hops_per_token,
         "crossing_fraction": cost.crossing_fraction,

@@ -32,9 +32,11 @@ def _read_top_k_router(router: nn.Module, args: tuple, output: Any) -> tuple[Ten
 
 
 def _read_deepspeed_gate(gate: nn.Module, args: tuple, output: Any) -> tuple[Tensor, Tensor]:
-    """`deepspeed.moe.sharded_moe.TopKGate`: its choice before tokens are dropped for lack of capacity."""
-    logits = gate.wg(args[0].float())
-    weights, experts = logits.softmax(dim=-1).topk(gate.k, dim=-1)
+    """`deepspeed.moe.sharded_moe.TopKGate`: (loss, combining weights [tokens, E, capacity], ..). Top-2 draws its second expert at
+    random, so the output is what counts; where it dropped a token for lack of capacity, the most likely experts stand in."""
+    combining = output[1].float().sum(dim=2)
+    likely = gate.wg(args[0].float()).softmax(dim=-1)
+    weights, experts = torch.where(combining > 0, combining, 1e-6 * likely).topk(gate.k, dim=-1)
     return experts, weights
 
 
