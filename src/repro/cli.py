@@ -284,7 +284,7 @@ def place(
     format_: Annotated[
         str,
         typer.Option(
-            "--format", help="Of --out: csv, or the expert map that sglang, vllm or vllm-ascend reads (JSON)."
+            "--format", help="Of --out: csv, or an expert map (JSON) for sglang, vllm-ascend, or vllm (proposed there)."
         ),
     ] = "csv",
     dense_layers: Annotated[

@@ -7,7 +7,7 @@
     print(exflow.evaluate(placement, held_out).hops_per_token)
 
 `recording.record_routing` makes a trace of a live model, `export` writes placements for servers and `permute.permute_experts` reorders
-a checkpoint (these two modules of torch are imported by name). Read `placement.py` first.
+a checkpoint; `recording` and `permute` need torch and are imported by name. Read `placement.py` first.
 """
 
 from repro.exflow.affinity import conditional, measure, mutual_information, shuffled

@@ -12,7 +12,7 @@ from typing import TextIO
 
 import numpy as np
 
-from repro.record import replacing
+from repro.exflow._files import replacing
 
 HEADER = ["Expert", "Node"]  # the published solver calls a GPU a node
 
@@ -52,7 +52,10 @@ def write_sglang(gpu: np.ndarray, path: str | Path, dense_layers: int = 0) -> No
 
 
 def write_vllm(gpu: np.ndarray, path: str | Path) -> None:
-    """For vLLM's initial expert map: a JSON list with a list of experts by place for every MoE layer (vLLM pull request 49572)."""
+    """For vLLM's initial expert map: a JSON list with a list of experts by place for every MoE layer.
+
+    As proposed in vLLM's pull request 49572, open in November 2026: released versions serve a reordered checkpoint (`permute.py`).
+    """
     _write(path, lambda file: json.dump(physical_to_logical(gpu).tolist(), file))
 
 
