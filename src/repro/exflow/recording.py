@@ -98,6 +98,7 @@ class Recording:
     def _keep(self, layer: int, router: nn.Module, args: tuple, output: Any) -> None:
         if self._present is not None and self._layers[layer] is None:
             experts, weights = self._routers[layer][1](router, args, output)
+            weights = weights.detach()
             order = weights.argsort(dim=-1, descending=True, stable=True)
             self._layers[layer] = experts.gather(-1, order).cpu(), weights.gather(-1, order).half().cpu()
 
