@@ -1,0 +1,71 @@
+"""Where an iteration's time and bytes go."""
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from repro.comm.ledger import Ledger
+
+
+@dataclass
+class Iteration:
+    """One decoding iteration of one rank. `parts`: seconds by part. `sent`: bytes by part and level. `rows`: rows that were sent to an
+    expert, by the level that they crossed ("own": none)."""
+
+    seconds: float = 0.0
+    parts: Counter[str] = field(default_factory=Counter)
+    sent: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    rows: Counter[str] = field(default_factory=Counter)
+
+
+class Meter:
+    """Measures inside `iteration` only. `aligned`: all ranks meet before a part that communicates, so that its seconds are those of
+    the exchange and not of waiting for ranks that come late; an iteration is slower then."""
+
+    communicating = frozenset({"count", "all_to_all", "all_to_all_parts", "all_gather", "all_gather_kv"})
+
+    def __init__(self, ledger: Ledger, device: torch.device) -> None:
+        self.ledger, self.device, self.aligned = ledger, device, False
+        self.iterations: list[Iteration] = []
+        self._now: Iteration | None = None
+
+    @contextmanager
+    def iteration(self) -> Iterator[None]:
+        self.ledger.take()
+        dist.barrier()
+        self._now = Iteration()
+        start = self._clock()
+        yield
+        self._now.seconds = self._clock() - start
+        self.iterations.append(self._now)
+        self._now = None
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        if self._now is None:
+            yield
+            return
+        if self.aligned and name in self.communicating:
+            dist.barrier()
+        start = self._clock()
+        yield
+        self._now.parts[name] += self._clock() - start
+        self._now.sent[name].update(self.ledger.take())
+
+    def moves(self, counts: Tensor) -> None:
+        """Note `counts[r]` rows on their way to rank r."""
+        if self._now is not None:
+            for peer, count in enumerate(counts.tolist()):
+                level = self.ledger.topology.level_between(self.ledger.rank, peer)
+                self._now.rows[level or "own"] += count
+
+    def _clock(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()

@@ -1,0 +1,269 @@
+"""Expert-parallel decoding with one all-to-all per layer instead of two (ExFlow, arXiv 2401.08383, "context coherence").
+
+The experts of every layer are spread over ranks, and a token must visit its expert. Usually (DeepSpeed-MoE) a token has a home rank,
+which keeps the keys and values of its request, so each layer sends it out to its expert and back home again:
+
+    two_all_to_alls    attention at home → all-to-all → expert → all-to-all → home
+
+The paper's idea: a token that is at its expert need not go home, if every rank can do the attention of every request. It
+stays, and the next layer's attention happens where it is:
+
+    coherent           attention → all-to-all → expert, and on from there; at the end of an iteration, an all-gather of the new tokens
+
+With experts placed by affinity (`placement.py`) the next expert is often on the same rank, and the token does not move at all. So
+Table I of the paper counts 2·G·N·L·p hidden vectors for G ranks of N tokens, L layers, and a share p that leaves its rank, against
+G·N·(L·p* + G) after the change.
+
+What the paper leaves open: a token's keys and values of layer j arise on whatever rank it was at, and the next token of its
+request will need them wherever it goes. Token ids are not enough. `keys_values` says how they get there:
+
+    gathered    an all-gather at the end of the iteration, 2·L·kv_width values per token to every rank: what ranks with memories of
+                their own need, and what the table does not count
+    shared      in memory that all ranks see, so only ids travel: the table's accounting, possible on one machine only
+
+Either way every rank holds the keys and values of all requests: ranks times the memory of `two_all_to_alls`.
+
+With top-k > 1 a token stays where its heaviest expert is. Copies visit the ranks of the others, and their part of the sum
+comes back: a second, smaller all-to-all.
+"""
+
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from repro.comm.links import Links
+from repro.comm.rows import Rows, pack, unpack
+from repro.exflow._cache import KeysValues
+from repro.exflow._meter import Meter
+from repro.models.gpt_moe import GPTMoE, MoEBlock
+
+Mode = Literal["two_all_to_alls", "coherent"]
+KeysValuesMode = Literal["gathered", "shared"]
+Fresh = tuple[int, Tensor, Tensor, Tensor, Tensor]  # layer, and request, position, keys, values of some tokens
+
+
+class Decoder:
+    """One rank's part of a GPT-MoE that decodes greedily together with all other ranks.
+
+    model    the whole model, equal on all ranks; afterwards it holds this rank's experts only
+    gpu      int [layers, experts]: the rank of every expert, as `Placement.gpu`; any number of experts per rank
+    links    of all ranks; the ledger counts the bytes sent
+    memory   for keys_values="shared": made by `KeysValues.shared` before the ranks were started
+
+    `meter` tells where time and bytes go. ValueError when the placement does not fit model and ranks, or shared memory is missing.
+    """
+
+    def __init__(
+        self,
+        model: GPTMoE,
+        gpu: np.ndarray,
+        links: Links,
+        mode: Mode = "coherent",
+        keys_values: KeysValuesMode = "gathered",
+        memory: KeysValues | None = None,
+    ) -> None:
+        config, self.ranks = model.config, dist.get_world_size()
+        if gpu.shape != (config.layers, config.experts) or gpu.min() < 0 or gpu.max() >= self.ranks:
+            raise ValueError(
+                f"a placement {gpu.shape} on ranks {gpu.min()} to {gpu.max()}: the model has {config.layers} layers of "
+                f"{config.experts} experts, and there are {self.ranks} ranks"
+            )
+        if (mode == "coherent" and keys_values == "shared") != (memory is not None):
+            raise ValueError(
+                f"mode {mode}, keys_values {keys_values}, memory {'given' if memory else 'missing'}: it belongs to coherent and shared"
+            )
+        self.model, self.mode, self.cache, self.gather = model.eval(), mode, memory, keys_values == "gathered"
+        self.rows, self.rank = Rows(links), dist.get_rank()
+        self.device = model.head.weight.device
+        self.gpu = torch.as_tensor(gpu, device=self.device)
+        self.slot = torch.stack(
+            [_keep_own(block, gpu == self.rank) for block, gpu in zip(model.blocks, self.gpu, strict=True)]
+        )
+        self.meter = Meter(links.ledger, self.device)
+
+    @torch.no_grad()
+    def generate(self, prompts: list[Tensor], new_tokens: int) -> Tensor:
+        """Continuations, int64 [requests, new_tokens], the same on every rank, of prompts int64 [any length], equal on all ranks.
+
+        The home of request r is rank r · ranks // requests. ValueError for an empty prompt or more tokens than the model has positions.
+        """
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
+        longest = int(lengths.max()) + new_tokens
+        if lengths.min() < 1 or new_tokens < 1 or longest > self.model.config.seq_len:
+            raise ValueError(
+                f"prompts of {lengths.min()} to {lengths.max()} tokens and {new_tokens} new ones: at least 1 of each, and "
+                f"at most {self.model.config.seq_len} together"
+            )
+        home = torch.arange(len(prompts), device=self.device) * self.ranks // len(prompts)
+        mine = (home == self.rank).nonzero()[:, 0]
+        if self.mode == "two_all_to_alls" or self.gather:
+            held = mine if self.mode == "two_all_to_alls" else torch.arange(len(prompts), device=self.device)
+            dtype = self.model.head.weight.dtype
+            self.cache = KeysValues(self.model.config, held, len(prompts), longest, dtype)
+        out = [self._prefill(prompts, lengths, mine)]
+        for step in range(new_tokens - 1):
+            with self.meter.iteration():
+                out.append(self._iterate(out[-1], lengths + step, mine))
+        return self._everywhere(mine, torch.stack(out, dim=1)[mine])
+
+    def _iterate(self, tokens: Tensor, position: Tensor, mine: Tensor) -> Tensor:
+        """One decoding iteration: the newest tokens of all requests, int64 [requests], which stand at `position`, to the next ones.
+
+        `mine`: the requests whose home is here. `two_all_to_alls` needs and returns only their tokens.
+        """
+        request, fresh = mine, []
+        x = self.model.embed(tokens[mine], position[mine])
+        for layer, block in enumerate(self.model.blocks):
+            with self.meter.part("attention"):
+                q, k, v = block.attention.project(block.norm1(x))
+                fresh.append((layer, request, position[request], k, v))
+                self.cache.write(*fresh[-1])
+                keys, values, mask = self.cache.read(layer, request, position[request])
+                x = x + block.attention.mix(q[:, None], keys, values, mask)[:, 0]
+            if self.mode == "two_all_to_alls":
+                x = x + self._out_and_back(layer, x)
+            else:
+                x, request = self._go_and_stay(layer, x, request)
+        return self._next(x, request, fresh, tokens)
+
+    def _next(self, x: Tensor, request: Tensor, fresh: list[Fresh], tokens: Tensor) -> Tensor:
+        """The end of an iteration: new tokens from the last hidden states, and what other ranks must know of them."""
+        with self.meter.part("head"):
+            new = self.model.head(self.model.norm(x)).argmax(dim=-1)
+        if self.mode == "coherent":
+            with self.meter.part("all_gather"):
+                new = self._everywhere(request, new[:, None])[:, 0]
+            if self.gather:
+                with self.meter.part("all_gather_kv"):
+                    self._gather_keys_values(fresh)
+            return new
+        return tokens.index_copy(0, request, new)
+
+    def _out_and_back(self, layer: int, x: Tensor) -> Tensor:
+        """What the experts add to x [n, hidden]: each row goes to each of its experts, and the answers come back."""
+        block = self.model.blocks[layer]
+        with self.meter.part("gate"):
+            h = block.norm2(x)
+            _, weights, experts = block.router(h)
+            k = experts.shape[1]
+            target = self.gpu[layer, experts.flatten()]
+            order = target.argsort(stable=True)
+            there = self._counts(target)
+            rows = pack(h[order // k], experts.flatten()[order, None])
+        with self.meter.part("count"):
+            back = self.rows.tell(there).tolist()
+        there = there.tolist()
+        with self.meter.part("all_to_all"):
+            rows = self.rows.all_to_all(rows, there, back)
+        with self.meter.part("expert"):
+            h, expert = unpack(rows, x.dtype, 1)
+            answer = block.experts(h, self.slot[layer, expert[:, 0]])
+        with self.meter.part("all_to_all"):
+            answer = self.rows.all_to_all(answer, back, there)
+        with self.meter.part("gate"):
+            answer = answer[order.argsort()].unflatten(0, (-1, k))
+            return (weights.unsqueeze(-1) * answer).sum(dim=1)
+
+    def _go_and_stay(self, layer: int, x: Tensor, request: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows x [n, hidden] of `request` [n] move to the rank of their heaviest expert for good: returns the rows that are here then.
+
+        A copy goes to each other rank that has one of a row's experts; its part of the sum follows the row.
+        """
+        block, k = self.model.blocks[layer], self.model.config.top_k
+        with self.meter.part("gate"):
+            _, weights, experts = block.router(block.norm2(x))
+            target, row = self._visits(self.gpu[layer, experts]).T.nonzero(as_tuple=True)  # sorted by rank
+            there = self._counts(target)
+            rows = pack(torch.cat([x, weights], dim=1)[row], torch.cat([request[:, None], experts], dim=1)[row])
+        with self.meter.part("count"):
+            coming = self.rows.tell(there).tolist()
+        with self.meter.part("all_to_all"):
+            rows = self.rows.all_to_all(rows, there.tolist(), coming)
+        with self.meter.part("expert"):
+            values, labels = unpack(rows, x.dtype, 1 + k)
+            x, weights, request, experts = values[:, :-k], values[:, -k:], labels[:, 0], labels[:, 1:]
+            ranks = self.gpu[layer, experts]
+            row, choice = (ranks == self.rank).nonzero(as_tuple=True)
+            answer = block.experts(block.norm2(x)[row], self.slot[layer, experts[row, choice]])
+            part = torch.zeros_like(x).index_add_(0, row, weights[row, choice, None] * answer)
+        stays = ranks[:, 0] == self.rank
+        if k > 1:
+            part = self._follow(part, request, ranks, stays)
+        return (x + part)[stays], request[stays]
+
+    def _follow(self, part: Tensor, request: Tensor, ranks: Tensor, stays: Tensor) -> Tensor:
+        """Send the parts of rows that are only visiting to the rank where their row stays; returns `part` with what came added."""
+        with self.meter.part("gate"):
+            visitors = (~stays).nonzero()[:, 0]
+            visitors = visitors[ranks[visitors, 0].argsort(stable=True)]
+            there = self._counts(ranks[visitors, 0], crossing=False).tolist()
+            coming = self._visits(ranks[stays]).sum(dim=0)  # the experts of a row tell where its parts come from
+            coming[self.rank] = 0
+            rows = pack(part[visitors], request[visitors, None])
+        with self.meter.part("all_to_all_parts"):
+            rows = self.rows.all_to_all(rows, there, coming.tolist())
+        with self.meter.part("expert"):
+            values, labels = unpack(rows, part.dtype, 1)
+            here = stays.nonzero()[:, 0]
+            place = torch.zeros(int(request.max()) + 1 if len(request) else 0, dtype=torch.long, device=self.device)
+            place[request[here]] = here
+            return part.index_add(0, place[labels[:, 0]], values)
+
+    def _prefill(self, prompts: list[Tensor], lengths: Tensor, mine: Tensor) -> Tensor:
+        """Keys and values of all prompts, with two all-to-alls per layer at each request's home; returns the first new tokens."""
+        here = torch.arange(int(lengths.max()), device=self.device) < lengths[mine, None]  # [n, positions]
+        padded = torch.zeros(here.shape, dtype=torch.long, device=self.device)
+        if len(mine):
+            padded[here] = torch.cat([prompts[r] for r in mine.tolist()]).to(self.device)
+        row, position = here.nonzero(as_tuple=True)
+        x, fresh = self.model.embed(padded, torch.arange(here.shape[1], device=self.device)), []
+        for layer, block in enumerate(self.model.blocks):
+            q, k, v = block.attention.project(block.norm1(x))
+            fresh.append((layer, mine[row], position, k[here], v[here]))
+            self.cache.write(*fresh[-1])
+            if len(mine):
+                x = x + block.attention.mix(q, k, v)
+            x = x.index_put((row, position), self._out_and_back(layer, x[here]), accumulate=True)
+        if self.mode == "coherent" and self.gather:
+            self._gather_keys_values(fresh)
+        dist.barrier()  # shared memory: all have written
+        last = x[torch.arange(len(mine), device=self.device), lengths[mine] - 1]
+        new = self.model.head(self.model.norm(last)).argmax(dim=-1)
+        return self._everywhere(mine, new[:, None])[:, 0]
+
+    def _everywhere(self, request: Tensor, tokens: Tensor) -> Tensor:
+        """Tokens [n, columns] of `request` [n] on this rank to those of all requests, [requests, columns], on every rank."""
+        rows = self.rows.all_gather(torch.cat([request[:, None], tokens], dim=1).int()).long()
+        return tokens.new_empty(len(rows), tokens.shape[1]).index_copy(0, rows[:, 0], rows[:, 1:])
+
+    def _gather_keys_values(self, fresh: list[Fresh]) -> None:
+        """Keys and values that arose on one rank, to all ranks' caches."""
+        labels = [torch.stack([torch.full_like(r, layer), r, p], dim=1) for layer, r, p, _, _ in fresh]
+        values = [torch.cat([k.flatten(1), v.flatten(1)], dim=1) for *_, k, v in fresh]
+        rows = self.rows.all_gather(pack(torch.cat(values), torch.cat(labels)))
+        both, labels = unpack(rows, values[0].dtype, 3)
+        keys, values = both.unflatten(1, (2, *fresh[0][3].shape[1:])).unbind(dim=1)
+        self.cache.write(*labels.unbind(dim=1), keys, values)
+
+    def _visits(self, ranks: Tensor) -> Tensor:
+        """Bool [n, ranks]: which ranks hold one of the experts of a row, whose ranks are int64 [n, k]."""
+        return F.one_hot(ranks, self.ranks).any(dim=1)
+
+    def _counts(self, target: Tensor, crossing: bool = True) -> Tensor:
+        """Rows for each rank, int64 [ranks]; noted as rows on their way to an expert."""
+        counts = target.bincount(minlength=self.ranks)
+        if crossing:
+            self.meter.moves(counts)
+        return counts
+
+
+def _keep_own(block: MoEBlock, own: Tensor) -> Tensor:
+    """Keep the experts marked in `own`, bool [experts], of a block; returns the place of each among them, int64 [experts]
+    (meaningless for the others)."""
+    for name in ("up", "down"):
+        setattr(block.experts, name, nn.Parameter(getattr(block.experts, name).data[own]))
+    return own.cumsum(dim=0) - 1
