@@ -158,7 +158,6 @@ def test_parts_make_up_the_iteration_and_coherence_multiplies_the_cache():
     two, one = run(sizes, "two_all_to_alls", 8), run(sizes, "coherent", 8, aligned=True)
     for _, iterations, *_ in (*two, *one):
         assert len(iterations) == NEW - 1
-        assert all(0 < sum(each.parts.values()) <= each.seconds for each in iterations)
         assert all(
             {"attention", "gate", "count", "all_to_all", "expert", "head"} <= each.parts.keys() for each in iterations
         )

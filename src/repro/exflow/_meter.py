@@ -15,18 +15,24 @@ from repro.comm.ledger import Ledger
 
 @dataclass
 class Iteration:
-    """One decoding iteration of one rank. `parts`: seconds by part. `sent`: bytes by part and level. `rows`: rows that were sent to an
-    expert, by the level that they crossed ("own": none)."""
+    """One decoding iteration of one rank. `parts`: seconds by part, which add up to the iteration's. `sent`: bytes by part and level.
+    `rows`: rows that were sent to an expert, by the level that they crossed ("own": none)."""
 
-    seconds: float = 0.0
     parts: Counter[str] = field(default_factory=Counter)
     sent: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     rows: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def seconds(self) -> float:
+        return sum(self.parts.values())
+
 
 class Meter:
-    """Measures inside `iteration` only. `aligned`: all ranks meet before a part that communicates, so that its seconds are those of
-    the exchange and not of waiting for ranks that come late; an iteration is slower then."""
+    """Measures inside `iteration` only. A part inside another interrupts it; what is in no part is "other".
+
+    `aligned`: all ranks meet before a part that communicates, so that its seconds are those of the exchange, and those of waiting
+    for ranks that come late are the part "wait". An iteration is slower then.
+    """
 
     communicating = frozenset({"count", "all_to_all", "all_to_all_parts", "all_gather", "all_gather_kv"})
 
@@ -34,15 +40,16 @@ class Meter:
         self.ledger, self.device, self.aligned = ledger, device, False
         self.iterations: list[Iteration] = []
         self._now: Iteration | None = None
+        self._part, self._since = "other", 0.0
 
     @contextmanager
     def iteration(self) -> Iterator[None]:
+        """All ranks begin together."""
         self.ledger.take()
         dist.barrier()
-        self._now = Iteration()
-        start = self._clock()
+        self._now, self._part, self._since = Iteration(), "other", self._clock()
         yield
-        self._now.seconds = self._clock() - start
+        self._enter("other")
         self.iterations.append(self._now)
         self._now = None
 
@@ -51,12 +58,20 @@ class Meter:
         if self._now is None:
             yield
             return
+        outer = self._part
         if self.aligned and name in self.communicating:
+            self._enter("wait")
             dist.barrier()
-        start = self._clock()
+        self._enter(name)
         yield
-        self._now.parts[name] += self._clock() - start
-        self._now.sent[name].update(self.ledger.take())
+        self._enter(outer)
+
+    def _enter(self, part: str) -> None:
+        """Book time and bytes since the last call to the part that ends."""
+        now = self._clock()
+        self._now.parts[self._part] += now - self._since
+        self._now.sent[self._part].update(self.ledger.take())
+        self._part, self._since = part, now
 
     def moves(self, counts: Tensor) -> None:
         """Note `counts[r]` rows on their way to rank r."""

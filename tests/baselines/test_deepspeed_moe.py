@@ -1,0 +1,59 @@
+"""DeepSpeed's expert parallelism decodes the tokens of one process, in buffers padded to the fullest expert."""
+
+import pytest
+import torch
+
+pytest.importorskip("deepspeed")
+
+from repro.baselines.deepspeed_moe import DeepSpeedDecoder, prepare
+from repro.comm import Links
+from repro.launch import launch
+from repro.models.gpt_moe import GPTMoE, GPTMoEConfig, generate
+from repro.topology import Level, Topology
+
+TOPOLOGY = Topology((Level("package", 2), Level("node", 1), Level("cluster", 2)))
+RANKS, NEW, REQUESTS = 4, 5, 8
+
+
+def build(top_k, experts=8):
+    torch.manual_seed(0)
+    sizes = {"layers": 3, "hidden": 16, "heads": 4, "seq_len": 16, "vocab": 40, "expert_hidden": 8}
+    model = GPTMoE(GPTMoEConfig(experts=experts, top_k=top_k, **sizes))
+    for block in model.blocks:
+        for weight in (block.router.weight, block.experts.up, block.experts.down):
+            torch.nn.init.normal_(weight)
+    return model
+
+
+PROMPTS = list(torch.randint(40, (REQUESTS, 6), generator=torch.Generator().manual_seed(1)))
+
+
+def decode(rank, world_size, top_k):
+    decoder = DeepSpeedDecoder(build(top_k), Links(TOPOLOGY))
+    return decoder.generate(PROMPTS, NEW), decoder.meter.iterations
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_deepspeed_decodes_the_tokens_of_one_process(top_k):
+    prepare()
+    expected = torch.stack([generate(build(top_k), prompt, NEW) for prompt in PROMPTS])
+    ranks = launch(decode, RANKS, top_k, timeout_s=120)
+    for tokens, iterations in ranks:
+        assert torch.equal(tokens, expected)
+        assert all({"attention", "gate", "all_to_all", "expert", "head"} <= each.parts.keys() for each in iterations)
+    row = 8 * 16 * 4 * (RANKS - 1)  # a token for each expert, from every rank to the three others
+    for step in range(NEW - 1):
+        nbytes = sum(sum(iterations[step].sent["all_to_all"].values()) for _, iterations in ranks)
+        assert nbytes % (2 * row) == 0 and nbytes >= 2 * 3 * row  # there and back, 3 layers
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [((3, 8), "top_k is 3, deepspeed.moe knows 1 and 2"), ((1, 6), "6 experts cannot be shared evenly by 4")],
+)
+def test_what_deepspeed_lacks_is_refused(sizes, says):
+    def refused(rank, world_size):
+        DeepSpeedDecoder(build(*sizes), Links(TOPOLOGY))
+
+    with pytest.raises(RuntimeError, match=says):
+        launch(refused, RANKS, timeout_s=60)
