@@ -15,7 +15,7 @@ SEED = st.integers(0, 10_000)
 
 
 def hops(placement, counts):
-    return total_cost(counts, placement.gpu, distances(placement.gpus, placement.gpus, 1.0, 1.0))
+    return total_cost(counts, placement.gpu, distances(placement.gpus, placement.gpus))
 
 
 @given(TINY, SEED)
@@ -162,7 +162,7 @@ def test_progress_reaches_one_and_never_falls(make_counts, method, per_node):
     [
         ({"gpus": 5}, "32 experts per layer cannot be shared evenly by 5 GPUs"),
         ({"gpus": 0}, "by 0 GPUs"),
-        ({"gpus": 8, "gpus_per_node": 3}, "8 GPUs do not make whole nodes of 3"),
+        ({"gpus": 8, "gpus_per_node": 3}, "gpus_per_node is 3: 8 GPUs do not make whole nodes of 3"),
         ({"gpus": 8, "method": "best"}, "'best', allowed: contiguous, random, exflow"),
         ({"gpus": 8, "time_limit_s": 0.0}, "time_limit_s is 0.0"),
         ({"gpus": 8, "rounds": -1}, "rounds is -1"),

@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from repro.exflow.bound import gap, lower_bound
-from repro.exflow.evaluate import evaluate_gpus
 from repro.exflow.export import FORMATS
-from repro.exflow.placement import Progress, place
+from repro.exflow.placement import Progress, evaluate, place
 from repro.exflow.trace import load, transitions
 
 
@@ -40,7 +39,7 @@ def place_file(
         )
     counts = transitions(load(path, num_experts, top_k))
     placement = place(counts, gpus, gpus_per_node, method, seed, time_limit_s, progress=progress)
-    cost = evaluate_gpus(placement.gpu, placement.gpus, placement.gpus_per_node, counts)
+    cost = evaluate(placement, counts)
     bound = lower_bound(counts, gpus)
     if out is not None:
         options = {"dense_layers": dense_layers} if dense_layers else {}

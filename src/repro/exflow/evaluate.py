@@ -1,20 +1,20 @@
-"""What a placement costs: hops between GPUs and nodes, and the token load of the busiest GPU."""
+"""What a placement costs: hops at each level of the machine, and the token load of the busiest GPU."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from repro.exflow.levels import Levels, make_levels
 from repro.exflow.trace import Trace, transitions
-
-INTRA_COST, INTER_COST = 1.0, 2.0  # of one hop inside a node and between nodes, as in the published solver
 
 
 @dataclass(frozen=True)
 class Cost:
     """Averages over the tokens of a trace that passes through all its layers.
 
-    `hops_per_token`: transitions (of layers-1) whose two experts sit on different GPUs = `intra_hops` + `inter_hops`.
-    `crossing_fraction`: hops over layers-1. `node_crossing_fraction`: hops between nodes over layers-1.
+    `hops_per_token`: transitions (of layers-1) whose two experts sit on different GPUs = `intra_hops` + `inter_hops` =
+    the sum of `level_hops`, innermost level first. `crossing_fraction`: hops over layers-1. `node_crossing_fraction`: hops
+    between nodes over layers-1. `weighted_hops`: Σ level cost · level hops.
     `max_load`: load of the busiest GPU of a layer over the even share (1: even), mean over layers; `max_load_worst_layer`: the
     maximum over layers. The paper balances expert counts, not tokens, so these show what its constraint does not control.
     """
@@ -26,19 +26,13 @@ class Cost:
     inter_hops: float
     max_load: float
     max_load_worst_layer: float
-
-    @property
-    def weighted_hops(self) -> float:
-        """The published solver's cost per token: a hop counts 1 inside a node and 2 between nodes."""
-        return INTRA_COST * self.intra_hops + INTER_COST * self.inter_hops
+    level_hops: tuple[float, ...]
+    weighted_hops: float
 
 
-def distances(gpus: int, gpus_per_node: int, intra: float = INTRA_COST, inter: float = INTER_COST) -> np.ndarray:
-    """float64 [gpus, gpus]: cost of a hop; 0 on the diagonal."""
-    node = np.arange(gpus) // gpus_per_node
-    cost = np.where(node[:, None] == node[None, :], intra, inter)
-    np.fill_diagonal(cost, 0.0)
-    return cost
+def distances(gpus: int, gpus_per_node: int) -> np.ndarray:
+    """float64 [gpus, gpus]: cost of a hop, 1 inside a node and 2 between nodes; 0 on the diagonal."""
+    return make_levels(gpus, gpus_per_node).distances()
 
 
 def total_cost(counts: np.ndarray, gpu: np.ndarray, distance: np.ndarray) -> float:
@@ -56,7 +50,16 @@ def loads(counts: np.ndarray) -> np.ndarray:
     return np.concatenate([counts.sum(axis=2), counts[-1:].sum(axis=1)])
 
 
-def evaluate_gpus(gpu: np.ndarray, gpus: int, gpus_per_node: int, routing: Trace | np.ndarray) -> Cost:
+def busiest(load: np.ndarray, gpu: np.ndarray, gpus: int) -> np.ndarray:
+    """float64 [layers]: load of the busiest GPU over the even share, for expert loads and GPUs [layers, E]."""
+    most = np.array([np.bincount(row, own, gpus).max() for row, own in zip(gpu, load, strict=True)])
+    total = load.sum(axis=1)
+    return np.divide(
+        most * gpus, total, out=np.ones(len(load)), where=total > 0
+    )  # a layer that no token visits is even
+
+
+def evaluate_gpus(gpu: np.ndarray, levels: Levels, routing: Trace | np.ndarray) -> Cost:
     """Cost of `gpu` (int [layers, E]) on a trace or on its transition counts (both give the same numbers).
 
     With top-k routing a hop is a pair of experts of weight 1/k²; ValueError when shapes disagree or no token was counted.
@@ -70,17 +73,18 @@ def evaluate_gpus(gpu: np.ndarray, gpus: int, gpus_per_node: int, routing: Trace
     if counts.sum() <= 0:
         raise ValueError("the routing has no tokens")
     tokens = counts.sum() / (layers - 1)
-    hops = total_cost(counts, gpu, distances(gpus, gpus_per_node, 1.0, 1.0)) / tokens
-    inter = total_cost(counts, gpu, distances(gpus, gpus_per_node, 0.0, 1.0)) / tokens
-    load = loads(counts)
-    busiest = np.array([np.bincount(row, own, gpus).max() for row, own in zip(gpu, load, strict=True)])
-    busiest *= gpus / load.sum(axis=1)
+    travelled = levels.hop_levels()
+    by_level = tuple(total_cost(counts, gpu, travelled == level) / tokens for level in range(len(levels.sizes)))
+    intra, inter = sum(by_level[: levels.node_level + 1]), sum(by_level[levels.node_level + 1 :])
+    most = busiest(loads(counts), gpu, levels.gpus)
     return Cost(
-        hops_per_token=hops,
-        crossing_fraction=hops / (layers - 1),
+        hops_per_token=intra + inter,
+        crossing_fraction=(intra + inter) / (layers - 1),
         node_crossing_fraction=inter / (layers - 1),
-        intra_hops=hops - inter,
+        intra_hops=intra,
         inter_hops=inter,
-        max_load=float(busiest.mean()),
-        max_load_worst_layer=float(busiest.max()),
+        max_load=float(most.mean()),
+        max_load_worst_layer=float(most.max()),
+        level_hops=by_level,
+        weighted_hops=sum(cost * hops for cost, hops in zip(levels.costs, by_level, strict=True)),
     )

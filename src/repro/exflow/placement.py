@@ -10,7 +10,8 @@ Routing is not random: a token that visited expert i in layer j visits some expe
                 R_{k,j} ≥ ±(x^p_{r(k,j),j} - x^p_{r(k,j+1),j+1})         a token hops when its two experts are apart
                 x, R binary
 
-It is solved in stages: first P = nodes (hops between nodes cost most), then inside each node P = its GPUs. A token enters only
+It is solved in stages: first P = nodes (hops between nodes cost most), then inside each node P = its GPUs; a machine of more
+levels (`levels.py`) has one stage per level, outermost first. A token enters only
 by its two experts, so tokens with the same pair share one R weighted by their number; this loses nothing and shrinks
 the program from tokens · layers to E² · layers. `program.py` hands it to HiGHS. Two more methods are the yardsticks,
 `contiguous` and `random`, and `affinity` is our own: same objective, but it uses that layers form a chain (`_chain.py`, `_search.py`).
@@ -18,7 +19,7 @@ the program from tokens · layers to E² · layers. `program.py` hands it to HiG
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,16 +27,19 @@ import numpy as np
 from repro.exflow import _search, program
 from repro.exflow._chain import contiguous
 from repro.exflow._search import Budget, Progress
-from repro.exflow.evaluate import Cost, distances, evaluate_gpus, total_cost
+from repro.exflow.evaluate import Cost, evaluate_gpus, total_cost
+from repro.exflow.levels import Levels, make_levels
 from repro.exflow.trace import Trace
+from repro.topology import Topology
 
 METHODS = ("contiguous", "random", "exflow", "exflow-direct", "affinity")
 
 
 @dataclass(frozen=True)
 class Placement:
-    """`gpu`: int64 [layers, E], the GPU of every expert; GPUs of one node are consecutive.
+    """`gpu`: int64 [layers, E], the GPU of every expert; GPUs of one node (of one unit of any level) are consecutive.
 
+    `levels`: the machine; None stands for nodes of `gpus_per_node` GPUs, with hops that cost 1 inside and 2 between them.
     `note` says in words how it was found, and where a limit cut the search. `optimal`: proven to have the fewest hops on the
     counts it was given. `mip_gap`: worst relative gap that the solver reports for a stage of `exflow`, None for other methods.
     """
@@ -49,6 +53,12 @@ class Placement:
     time_limited: bool = False
     mip_gap: float | None = None
     seconds: float = 0.0
+    levels: Levels | None = None
+
+    @property
+    def machine(self) -> Levels:
+        """The levels of the machine, also when `levels` leaves them to the default."""
+        return self.levels or make_levels(self.gpus, self.gpus_per_node)
 
     @property
     def node(self) -> np.ndarray:
@@ -58,31 +68,35 @@ class Placement:
 
 def place(
     counts: np.ndarray,
-    gpus: int,
+    gpus: int | Topology,
     gpus_per_node: int | None = None,
     method: str = "affinity",
     seed: int = 0,
     time_limit_s: float = 30.0,
     rounds: int = 60,
     progress: Progress | None = None,
+    *,
+    costs: Sequence[float] | None = None,
 ) -> Placement:
-    """Place the experts of `counts` (transition counts, [layers-1, E, E]) on `gpus` GPUs, E/gpus per GPU and layer.
+    """Place the experts of `counts` (transition counts, [layers-1, E, E]) on P GPUs, E/P per GPU and layer.
 
-    `gpus_per_node`: None for one node. `method`: one of METHODS.
+    `gpus`: their number P, in nodes of `gpus_per_node` (None: one node), or a topology of any depth, innermost level first.
+    `costs`: what a hop costs at each level, innermost first; default 1, 2, 3, .... `method`: one of METHODS.
       contiguous     rank order, what DeepSpeed-MoE does
       random         a random balanced placement
       exflow         the paper's integer program, nodes first, then the GPUs of each node, each by halving again and again: the
                      published solver's default (`use_bipart`); counts that are no power of two split by their prime factors
-      exflow-direct  the same program in two stages, into all nodes at once and into all GPUs of a node at once
-      affinity       our search; exact (`optimal`) on one node with one expert per GPU or few partitions (E = 8)
+      exflow-direct  the same program with one stage per level, into all nodes at once and into all GPUs of a node at once
+      affinity       our search; exact (`optimal`) on one level with one expert per GPU or few partitions (E = 8)
     `seed` and `rounds` (of local search) fix the result of `affinity` unless `time_limit_s` cuts it short; `exflow` depends on the
     time limit wherever it hits it. Both limits are reported in the result. Compilation is not counted in `seconds`.
     `progress` is called with the fraction done and a text.
 
-    Raises ValueError when E is no multiple of gpus, gpus none of gpus_per_node, or the counts are not such counts.
+    Raises ValueError when E is no multiple of P, the levels or costs are none (`levels.make_levels`), or the counts are not
+    such counts.
     """
-    per_node = gpus if gpus_per_node is None else gpus_per_node
-    _check(counts, gpus, per_node, method, time_limit_s, rounds)
+    levels = make_levels(gpus, gpus_per_node, costs)
+    _check(counts, levels.gpus, method, time_limit_s, rounds)
     counts = np.ascontiguousarray(counts, np.float64)
     layers, experts = len(counts) + 1, counts.shape[1]
     if method == "affinity":
@@ -91,26 +105,31 @@ def place(
     budget = Budget(rounds, start + time_limit_s, progress)
     found: dict = {}
     if method == "contiguous":
-        gpu = contiguous(layers, experts, gpus)
+        gpu = contiguous(layers, experts, levels.gpus)
     elif method == "random":
-        rows = contiguous(layers, experts, gpus)
-        gpu = np.random.default_rng(seed).permuted(rows, axis=1)
+        gpu = np.random.default_rng(seed).permuted(contiguous(layers, experts, levels.gpus), axis=1)
     elif method == "affinity":
-        gpu, found = _affinity(counts, gpus, per_node, seed, budget)
+        gpu, found = _affinity(counts, levels, seed, budget)
     else:
-        stages = [gpus // per_node, per_node]
+        stages = _stages(levels)
         if method == "exflow":
-            stages = [factor for parts in stages for factor in _prime_factors(parts)]
+            stages = [factor for parts in stages for factor in _prime_factors(parts)] or [1]
         gpu, found = _exflow(counts, stages, seed, budget)
-    assert all((np.bincount(row, minlength=gpus) == experts // gpus).all() for row in gpu)
+    assert all((np.bincount(row, minlength=levels.gpus) == experts // levels.gpus).all() for row in gpu)
     budget.span, budget.text = (1.0, 1.0), "placed"
     budget.report(1.0)
-    return Placement(gpu, gpus, per_node, method, **found, seconds=time.perf_counter() - start)
+    per_node = levels.spans[levels.node_level]
+    return Placement(gpu, levels.gpus, per_node, method, **found, seconds=time.perf_counter() - start, levels=levels)
 
 
 def evaluate(placement: Placement, routing: Trace | np.ndarray) -> Cost:
     """Hops and load of `placement` on a trace (held out, if you ask for an honest number) or on transition counts."""
-    return evaluate_gpus(placement.gpu, placement.gpus, placement.gpus_per_node, routing)
+    return evaluate_gpus(placement.gpu, placement.machine, routing)
+
+
+def _stages(levels: Levels) -> list[int]:
+    """Parts into which each level splits a unit of the level outside it, outermost first; [1] for a single GPU."""
+    return [size for size in reversed(levels.sizes) if size > 1] or [1]
 
 
 Solve = Callable[[np.ndarray, int, float], np.ndarray]
@@ -152,7 +171,6 @@ def _prime_factors(number: int) -> list[int]:
 def _exflow(counts: np.ndarray, stages: list[int], seed: int, budget: Budget) -> tuple[np.ndarray, dict]:
     """The paper's staged integer program; each stage may use its share of the time that is left."""
     solved: list[program.Solution] = []
-    stages = [parts for parts in stages if parts > 1] or [1]
     total = sum(math.prod(stages[:depth]) for depth in range(len(stages)))
 
     def solve(inside: np.ndarray, parts: int, share: float) -> np.ndarray:
@@ -175,18 +193,18 @@ def _exflow(counts: np.ndarray, stages: list[int], seed: int, budget: Budget) ->
     }
 
 
-def _affinity(counts: np.ndarray, gpus: int, per_node: int, seed: int, budget: Budget) -> tuple[np.ndarray, dict]:
-    """Nodes first, then the GPUs of each node; with several nodes a polish at the level costs (1 inside, 2 between) follows."""
+def _affinity(counts: np.ndarray, levels: Levels, seed: int, budget: Budget) -> tuple[np.ndarray, dict]:
+    """Outermost level first, inside each unit the next; with several levels a polish at the level costs follows."""
     proofs: list[bool] = []
     deadline = budget.deadline
-    stages = [parts for parts in (gpus // per_node, per_node) if parts > 1] or [1]
-    parts_of_job = 1 if len(stages) == 1 else 1 + stages[0] + 1  # node stage, each node, polish
+    stages = _stages(levels)
+    parts_of_job = sum(math.prod(stages[:depth]) for depth in range(len(stages))) + (len(stages) > 1)  # the polish
 
     def solve(inside: np.ndarray, parts: int, share: float) -> np.ndarray:
         now = time.perf_counter()
         budget.deadline = now + (deadline - now) * share
         budget.span = (len(proofs) / parts_of_job, (len(proofs) + 1) / parts_of_job)
-        budget.text = f"placing on {parts} of {gpus} GPUs" if len(stages) > 1 else "placing"
+        budget.text = f"placing on {parts} of {levels.gpus} GPUs" if len(stages) > 1 else "placing"
         group, exact = _search.search(inside, parts, budget, seed + len(proofs))
         proofs.append(exact)
         return group
@@ -194,7 +212,7 @@ def _affinity(counts: np.ndarray, gpus: int, per_node: int, seed: int, budget: B
     gpu = staged(counts, stages, solve)
     budget.deadline = deadline
     if len(stages) > 1:
-        gpu = _polished(counts, gpu, distances(gpus, per_node), budget, seed)
+        gpu = _polished(counts, gpu, levels.distances(), budget, seed)
     optimal = len(stages) == 1 and proofs[0]
     note = (
         "exact"
@@ -220,15 +238,13 @@ def _polished(counts: np.ndarray, gpu: np.ndarray, distance: np.ndarray, budget:
     return best
 
 
-def _check(counts: np.ndarray, gpus: int, per_node: int, method: str, time_limit_s: float, rounds: int) -> None:
+def _check(counts: np.ndarray, gpus: int, method: str, time_limit_s: float, rounds: int) -> None:
     if counts.ndim != 3 or counts.shape[1] != counts.shape[2] or 0 in counts.shape:
         raise ValueError(f"transition counts have shape {counts.shape}, must be [layers-1, E, E]")
     if not np.isfinite(counts).all() or (counts < 0).any() or not counts.any():
         raise ValueError("transition counts must be finite, not negative and not all zero")
-    if gpus < 1 or counts.shape[1] % gpus:
+    if counts.shape[1] % gpus:
         raise ValueError(f"{counts.shape[1]} experts per layer cannot be shared evenly by {gpus} GPUs")
-    if per_node < 1 or gpus % per_node:
-        raise ValueError(f"{gpus} GPUs do not make whole nodes of {per_node}")
     if method not in METHODS:
         raise ValueError(f"unknown placement method {method!r}, allowed: {', '.join(METHODS)}")
     if not time_limit_s > 0 or rounds < 0:

@@ -1,0 +1,80 @@
+"""The GPUs of a machine as nested levels (GPUs of a node, nodes of a rack, racks), and what one hop costs at each level."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from repro.topology import Topology
+
+NODE = "node"
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Innermost first: `sizes[0]` GPUs make a unit of level 0, `sizes[1]` of those a unit of level 1, and so on.
+
+    GPUs are numbered like the ranks of `repro.topology`: those of one unit are consecutive. `costs[l]` is what a token pays
+    for a hop between two GPUs that share a unit of level l, but none further in.
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    costs: tuple[float, ...]
+
+    @property
+    def gpus(self) -> int:
+        return math.prod(self.sizes)
+
+    @property
+    def spans(self) -> tuple[int, ...]:
+        """GPUs in one unit of each level: (8, 32) for nodes of 8 GPUs in racks of 4 nodes."""
+        return tuple(math.prod(self.sizes[: level + 1]) for level in range(len(self.sizes)))
+
+    @property
+    def node_level(self) -> int:
+        """The level named `node`, else the innermost: hops up to it count as inside a node."""
+        return self.names.index(NODE) if NODE in self.names else 0
+
+    def hop_levels(self) -> np.ndarray:
+        """int64 [gpus, gpus]: the level at which a hop between two GPUs travels; -1 on the diagonal, no hop."""
+        gpu = np.arange(self.gpus)
+        level = np.full((self.gpus, self.gpus), -1)
+        for inner in (1, *self.spans[:-1]):  # units that the two GPUs do not share lift the hop by one level
+            unit = gpu // inner
+            level += unit[:, None] != unit[None, :]
+        return level
+
+    def distances(self) -> np.ndarray:
+        """float64 [gpus, gpus]: cost of a hop; 0 on the diagonal."""
+        return np.array([*self.costs, 0.0])[self.hop_levels()]
+
+
+def make_levels(
+    gpus: int | Topology, gpus_per_node: int | None = None, costs: tuple[float, ...] | list[float] | None = None
+) -> Levels:
+    """Levels of `gpus` GPUs in nodes of `gpus_per_node` (None: one node), or of any `Topology`.
+
+    `costs`: of a hop at each level, innermost first; default 1, 2, 3, ..., for two levels the published solver's.
+    Raises ValueError when nodes are not whole, both a topology and `gpus_per_node` are given, or the costs are not one
+    positive number per level that never falls from the inside out.
+    """
+    if isinstance(gpus, Topology):
+        if gpus_per_node is not None:
+            raise ValueError(f"gpus_per_node is {gpus_per_node}: a topology already has its levels, leave it out")
+        names, sizes = gpus.names, tuple(level.size for level in gpus.levels)
+    else:
+        if gpus < 1:
+            raise ValueError(f"gpus is {gpus}: experts cannot be shared by {gpus} GPUs")
+        if gpus_per_node is not None and (gpus_per_node < 1 or gpus % gpus_per_node):
+            raise ValueError(
+                f"gpus_per_node is {gpus_per_node}: {gpus} GPUs do not make whole nodes of {gpus_per_node}"
+            )
+        names = (NODE,) if gpus_per_node is None else (NODE, "cluster")
+        sizes = (gpus,) if gpus_per_node is None else (gpus_per_node, gpus // gpus_per_node)
+    costs = tuple(range(1, len(sizes) + 1)) if costs is None else tuple(costs)
+    if len(costs) != len(sizes):
+        raise ValueError(f"costs are {costs}, must be one per level, innermost first: {', '.join(names)}")
+    if not all(math.isfinite(cost) and cost > 0 for cost in costs) or list(costs) != sorted(costs):
+        raise ValueError(f"costs are {costs}, must be positive and not decreasing from the innermost level out")
+    return Levels(names, sizes, tuple(float(cost) for cost in costs))
