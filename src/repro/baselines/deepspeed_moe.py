@@ -44,7 +44,7 @@ class DeepSpeedDecoder(Decoder):
         self._layers = nn.ModuleList(_layer(block, config.experts, config.top_k, self.meter) for block in model.blocks)
         _meter_all_to_alls(self.meter)
 
-    def _out_and_back(self, layer: int, x: Tensor) -> Tensor:
+    def _out_and_back(self, layer: int, x: Tensor, most: int) -> Tensor:
         with self.meter.part("gate"):  # and everything around the parts that are metered inside
             out, *_ = self._layers[layer](self.model.blocks[layer].norm2(x))
         return out

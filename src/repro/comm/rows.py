@@ -1,10 +1,10 @@
 """Rows that go to whom they concern: an all-to-all of as many rows as there are, and an all-gather of them.
 
-Ranks do not know how many rows others have for them, so the numbers travel first (`tell`) and the rows after. Nothing is
-padded: only what has to crosses a link.
+Ranks do not know how many rows others have for them. gloo takes a message that is shorter than the buffer it is received
+into, so there each message begins with its number of rows; on other backends the numbers travel first. Nothing is padded.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,8 @@ from torch import Tensor
 from repro.comm.exchange import Hop, Works
 from repro.comm.links import Links, finish
 from repro.comm.route import flat, hierarchical
+
+_HEADER = 8  # bytes
 
 
 def pack(values: Tensor, labels: Tensor) -> Tensor:
@@ -23,11 +25,10 @@ def pack(values: Tensor, labels: Tensor) -> Tensor:
 
 def unpack(rows: Tensor, dtype: torch.dtype, labels: int) -> tuple[Tensor, Tensor]:
     """Inverse of `pack` for values of `dtype` and `labels` integers a row (int64)."""
-    values, integers = rows.tensor_split([rows.shape[1] - 4 * labels], dim=1)
-    # Flat first: a lone row keeps the stride of the whole, which `view` refuses.
-    values, integers = values.flatten().view(dtype), integers.flatten().view(torch.int32)
-    width = (rows.shape[1] - 4 * labels) // dtype.itemsize
-    return values.view(len(rows), width), integers.view(len(rows), labels).long()
+    parts = rows.tensor_split([rows.shape[1] - 4 * labels], dim=1)
+    # Cloned: `view` refuses the strides of a part, and `contiguous` leaves those of a lone row as they are.
+    values, integers = (part.clone(memory_format=torch.contiguous_format) for part in parts)
+    return values.view(dtype), integers.view(torch.int32).long()
 
 
 class Rows:
@@ -39,7 +40,29 @@ class Rows:
         self._levels = hierarchical(links.topology, 32)
         links.connect([self._levels])
 
-    def tell(self, counts: Tensor) -> Tensor:
+    def deliver(self, rows: Tensor, counts: Tensor, most: int) -> tuple[Tensor, list[int]]:
+        """An all-to-all of rows, uint8, whose numbers only their senders know.
+
+        rows     sorted by destination, `counts[r]` (int64 [ranks]) of them for rank r
+        most     no rank has more rows for another than this; the same on all ranks
+
+        Returns the rows that came, in the order of their senders, and how many each rank sent.
+        """
+        there = counts.tolist()
+        assert len(rows) == sum(there) and max(there) <= most, f"{len(rows)} rows for {there}, at most {most} each"
+        if self._hop is None or self._hop.native:
+            coming = self._tell(counts).tolist()
+            return self.all_to_all(rows, there, coming), coming
+        width = rows.shape[1]
+        header = counts[:, None].contiguous().view(torch.uint8)  # of the message to each rank: its number of rows
+        parts = [torch.cat([head, part.flatten()]) for head, part in zip(header, rows.split(there), strict=True)]
+        places = [rows.new_empty(_HEADER + most * width) if p != self.rank else parts[p] for p in range(self.ranks)]
+        finish(self._messages(parts, places))
+        coming = [int(place[:_HEADER].view(torch.int64)) for place in places]
+        bodies = [p[_HEADER : _HEADER + n * width].view(n, width) for p, n in zip(places, coming, strict=True)]
+        return torch.cat(bodies), coming
+
+    def _tell(self, counts: Tensor) -> Tensor:
         """`counts[r]`, int64 [ranks], goes to rank r; returns what each rank told this one."""
         ones = [1] * self.ranks
         return self.all_to_all(counts[:, None], ones, ones)[:, 0]
@@ -59,7 +82,7 @@ class Rows:
             finish(self._messages(parts, places))
         return out
 
-    def _messages(self, parts: tuple[Tensor, ...], places: tuple[Tensor, ...]) -> Iterator[Works]:
+    def _messages(self, parts: Sequence[Tensor], places: Sequence[Tensor]) -> Iterator[Works]:
         others = [peer for peer in range(self.ranks) if peer != self.rank]
         yield self._hop._transfer([(parts[p], p, 0) for p in others], [(places[p], p, 0) for p in others])
 
@@ -67,7 +90,7 @@ class Rows:
         """The rows of all ranks, in rank order, on every rank. Level by level from the slowest, so a row crosses each slow link once."""
         if self._hop is None:
             return rows
-        counts = self.tell(torch.full((self.ranks,), len(rows), device=rows.device)).tolist()
+        counts = self._tell(torch.full((self.ranks,), len(rows), device=rows.device)).tolist()
         if self._hop.native:
             full = [rows.new_empty(count, *rows.shape[1:]) for count in counts]
             dist.all_gather(full, rows)

@@ -34,7 +34,7 @@ class Meter:
     for ranks that come late are the part "wait". An iteration is slower then.
     """
 
-    communicating = frozenset({"count", "all_to_all", "all_to_all_parts", "all_gather", "all_gather_kv"})
+    communicating = frozenset({"all_to_all", "all_to_all_parts", "all_gather", "all_gather_kv"})
 
     def __init__(self, ledger: Ledger, device: torch.device) -> None:
         self.ledger, self.device, self.aligned = ledger, device, False

@@ -98,13 +98,15 @@ class Decoder:
                 f"prompts of {lengths.min()} to {lengths.max()} tokens and {new_tokens} new ones: at least 1 of each, and "
                 f"at most {self.model.config.seq_len} together"
             )
-        home = torch.arange(len(prompts), device=self.device) * self.ranks // len(prompts)
+        self.requests = len(prompts)
+        home = torch.arange(self.requests, device=self.device) * self.ranks // self.requests
         mine = (home == self.rank).nonzero()[:, 0]
         if self.mode == "two_all_to_alls" or self.gather:
-            held = mine if self.mode == "two_all_to_alls" else torch.arange(len(prompts), device=self.device)
+            held = mine if self.mode == "two_all_to_alls" else torch.arange(self.requests, device=self.device)
             dtype = self.model.head.weight.dtype
-            self.cache = KeysValues(self.model.config, held, len(prompts), longest, dtype)
-        out = [self._prefill(prompts, lengths, mine)]
+            self.cache = KeysValues(self.model.config, held, self.requests, longest, dtype)
+        most = int(torch.zeros(self.ranks, dtype=torch.long, device=self.device).index_add_(0, home, lengths).max())
+        out = [self._prefill(prompts, lengths, mine, most)]
         for step in range(new_tokens - 1):
             with self.meter.iteration():
                 out.append(self._iterate(out[-1], lengths + step, mine))
@@ -125,7 +127,7 @@ class Decoder:
                 keys, values, mask = self.cache.read(layer, request, position[request])
                 x = x + block.attention.mix(q[:, None], keys, values, mask)[:, 0]
             if self.mode == "two_all_to_alls":
-                x = x + self._out_and_back(layer, x)
+                x = x + self._out_and_back(layer, x, -(-self.requests // self.ranks))
             else:
                 x, request = self._go_and_stay(layer, x, request)
         return self._next(x, request, fresh, tokens)
@@ -143,8 +145,9 @@ class Decoder:
             return new
         return tokens.index_copy(0, request, new)
 
-    def _out_and_back(self, layer: int, x: Tensor) -> Tensor:
-        """What the experts add to x [n, hidden]: each row goes to each of its experts, and the answers come back."""
+    def _out_and_back(self, layer: int, x: Tensor, most: int) -> Tensor:
+        """What the experts add to x [n, hidden]: each row goes to each of its experts, and the answers come back. `most`: no rank
+        has more rows."""
         block = self.model.blocks[layer]
         with self.meter.part("gate"):
             h = block.norm2(x)
@@ -154,16 +157,13 @@ class Decoder:
             order = target.argsort(stable=True)
             there = self._counts(target)
             rows = pack(h[order // k], experts.flatten()[order, None])
-        with self.meter.part("count"):
-            back = self.rows.tell(there).tolist()
-        there = there.tolist()
         with self.meter.part("all_to_all"):
-            rows = self.rows.all_to_all(rows, there, back)
+            rows, back = self.rows.deliver(rows, there, most * k)
         with self.meter.part("expert"):
             h, expert = unpack(rows, x.dtype, 1)
             answer = block.experts(h, self.slot[layer, expert[:, 0]])
         with self.meter.part("all_to_all"):
-            answer = self.rows.all_to_all(answer, back, there)
+            answer = self.rows.all_to_all(answer, back, there.tolist())
         with self.meter.part("gate"):
             answer = answer[order.argsort()].unflatten(0, (-1, k))
             return (weights.unsqueeze(-1) * answer).sum(dim=1)
@@ -179,10 +179,8 @@ class Decoder:
             target, row = self._visits(self.gpu[layer, experts]).T.nonzero(as_tuple=True)  # sorted by rank
             there = self._counts(target)
             rows = pack(torch.cat([x, weights], dim=1)[row], torch.cat([request[:, None], experts], dim=1)[row])
-        with self.meter.part("count"):
-            coming = self.rows.tell(there).tolist()
         with self.meter.part("all_to_all"):
-            rows = self.rows.all_to_all(rows, there.tolist(), coming)
+            rows, _ = self.rows.deliver(rows, there, self.requests)
         with self.meter.part("expert"):
             values, labels = unpack(rows, x.dtype, 1 + k)
             x, weights, request, experts = values[:, :-k], values[:, -k:], labels[:, 0], labels[:, 1:]
@@ -213,8 +211,9 @@ class Decoder:
             place[request[here]] = here
             return part.index_add(0, place[labels[:, 0]], values)
 
-    def _prefill(self, prompts: list[Tensor], lengths: Tensor, mine: Tensor) -> Tensor:
-        """Keys and values of all prompts, with two all-to-alls per layer at each request's home; returns the first new tokens."""
+    def _prefill(self, prompts: list[Tensor], lengths: Tensor, mine: Tensor, most: int) -> Tensor:
+        """Keys and values of all prompts, with two all-to-alls per layer at each request's home; returns the first new tokens.
+        `most`: no rank has more tokens in its prompts."""
         here = torch.arange(int(lengths.max()), device=self.device) < lengths[mine, None]  # [n, positions]
         padded = torch.zeros(here.shape, dtype=torch.long, device=self.device)
         if len(mine):
@@ -227,7 +226,7 @@ class Decoder:
             self.cache.write(*fresh[-1])
             if len(mine):
                 x = x + block.attention.mix(q, k, v)
-            x = x.index_put((row, position), self._out_and_back(layer, x[here]), accumulate=True)
+            x = x.index_put((row, position), self._out_and_back(layer, x[here], most), accumulate=True)
         if self.mode == "coherent" and self.gather:
             self._gather_keys_values(fresh)
         dist.barrier()  # shared memory: all have written

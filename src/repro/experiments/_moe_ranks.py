@@ -1,0 +1,112 @@
+"""What moe_decode runs: the model and its placement in the parent, decoding on every rank, and one process to compare with."""
+
+import copy
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from repro import exflow, paths
+from repro.comm.links import Links
+from repro.exflow._cache import KeysValues
+from repro.exflow._meter import Iteration
+from repro.exflow.moe import Decoder
+from repro.exflow.recording import record_routing
+from repro.experiments.moe_decode import MoEDecodePoint
+from repro.fabric import Fabric
+from repro.models import gpt_moe_checkpoint
+from repro.models.gpt_moe import GPTMoE, generate
+
+TEXTS = ("tinyshakespeare.txt", "python_stdlib.txt")  # those that the shipped models were trained on
+HELD_OUT = 0.1  # the end of each, which they were not
+WARM_UP = 2  # iterations that are not timed: first messages between ranks
+CHECKED = 32  # requests whose tokens one process decodes again
+COSTS = (1.0, 4.0, 16.0)  # of a row over the levels, for the placement: what they take on links of 16 : 4 : 1
+
+
+@dataclass
+class Report:
+    """What one rank returns."""
+
+    tokens: Tensor
+    free: list[Iteration]
+    aligned: list[Iteration]
+    cache_bytes: int
+
+
+def build(point: MoEDecodePoint) -> GPTMoE:
+    """The shipped model of as many experts, or one with random weights."""
+    if point.weights == "trained":
+        return gpt_moe_checkpoint.load(paths.data(f"gpt_moe_{point.experts}e.safetensors"))
+    torch.manual_seed(point.seed)
+    return GPTMoE(point.random_sizes).eval()
+
+
+def prompts(point: MoEDecodePoint) -> list[Tensor]:
+    """The beginning of each request: slices of held-out text, drawn by `seed`, int64 [prompt]."""
+    held_out = [text[-int(HELD_OUT * len(text)) :] for text in _texts()]
+    draw = np.random.default_rng([point.seed, 1])
+    return [_slice(held_out[r % len(held_out)], point.prompt, draw) for r in range(point.ranks * point.requests)]
+
+
+def placed(point: MoEDecodePoint, model: GPTMoE) -> np.ndarray:
+    """The rank of every expert, int64 [layers, experts], placed by the model's routing of `profile_tokens` of training text."""
+    length = min(128, model.config.seq_len)
+    train = [text[: -int(HELD_OUT * len(text))] for text in _texts()]
+    draw = np.random.default_rng([point.seed, 2])
+    rows = [_slice(train[r % len(train)], length, draw) for r in range(max(1, point.profile_tokens // length))]
+    with torch.no_grad(), record_routing(model) as recording:
+        model(torch.stack(rows).to(model.head.weight.device))
+    counts = exflow.transitions(recording.trace().top(1))
+    return exflow.place(counts, point.topology, method=point.placement, seed=point.seed, costs=COSTS).gpu
+
+
+def decode(
+    rank: int,
+    world_size: int,
+    point: MoEDecodePoint,
+    model: GPTMoE,
+    gpu: np.ndarray,
+    prompts: list[Tensor],
+    memory: KeysValues | None,
+    network: Fabric | None,
+) -> Report:
+    """One rank: decode everything twice, as fast as it goes, and with all ranks meeting before each exchange."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = copy.deepcopy(model).to(
+        device, getattr(torch, point.dtype)
+    )  # in a job all ranks' results must be alike, and
+    agreed = torch.from_numpy(gpu).to(device)  # a search that its time limit cut may differ: rank 0's counts
+    dist.broadcast(agreed, 0)
+    links = Links(point.topology, device=device.type)
+    if point.system == "deepspeed":
+        from repro.baselines.deepspeed_moe import DeepSpeedDecoder
+
+        decoder = DeepSpeedDecoder(model, links)
+    else:
+        decoder = Decoder(model, agreed.cpu().numpy(), links, point.system, point.keys_values, memory)
+    tokens = decoder.generate(prompts, point.new_tokens)
+    free, decoder.meter.iterations = decoder.meter.iterations[WARM_UP:], []
+    decoder.meter.aligned = True
+    decoder.generate(prompts, point.new_tokens)
+    return Report(tokens.cpu(), free, decoder.meter.iterations[WARM_UP:], decoder.cache.nbytes)
+
+
+def equal_to_one_process(point: MoEDecodePoint, model: GPTMoE, prompts: list[Tensor], tokens: Tensor) -> float:
+    """Share of a sample of requests whose tokens, [requests, new_tokens], one process gives as well, without cache or other requests."""
+    chosen = np.linspace(0, len(prompts) - 1, min(CHECKED, len(prompts))).astype(int).tolist()
+    model = model.to(dtype=getattr(torch, point.dtype))
+    device = model.head.weight.device
+    same = [torch.equal(generate(model, prompts[r].to(device), point.new_tokens).cpu(), tokens[r]) for r in chosen]
+    return sum(same) / len(same)
+
+
+def _texts() -> list[Tensor]:
+    return [torch.frombuffer(bytearray(paths.data(name).read_bytes()), dtype=torch.uint8) for name in TEXTS]
+
+
+def _slice(text: Tensor, length: int, draw: np.random.Generator) -> Tensor:
+    start = int(draw.integers(len(text) - length))
+    return text[start : start + length].long()

@@ -1,0 +1,45 @@
+"""A trained GPT-MoE in one safetensors file: weights in 16 bits, and the sizes of the model as JSON in the metadata."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from repro.models.gpt_moe import GPTMoE, GPTMoEConfig
+
+_SIZES = "gpt_moe_config"  # key of the metadata
+
+
+def save(model: GPTMoE, path: str | Path, dtype: torch.dtype = torch.float16) -> None:
+    """Write the weights in `dtype` and the model's sizes. ValueError when a weight is not finite in `dtype`."""
+    weights = {name: weight.to(dtype).contiguous() for name, weight in model.state_dict().items()}
+    for name, weight in weights.items():
+        if not weight.isfinite().all():
+            raise ValueError(f"{path}: {name} is not finite in {dtype}")
+    save_file(weights, path, {_SIZES: json.dumps(dataclasses.asdict(model.config))})
+
+
+def load(path: str | Path) -> GPTMoE:
+    """The model in fp32, in evaluation mode. FileNotFoundError when there is no file; ValueError names the file and what is wrong
+    with it: not safetensors, no sizes, sizes that no model has, or weights that are not those of a model of these sizes."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such checkpoint")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            weights = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118 (no mapping)
+    except SafetensorError as error:
+        raise ValueError(f"{path}: not a safetensors file: {error}") from error
+    if _SIZES not in metadata:
+        found = ", ".join(sorted(metadata)) or "none"
+        raise ValueError(f"{path}: not a GPT-MoE: no metadata {_SIZES!r}, found: {found}")
+    try:
+        model = GPTMoE(GPTMoEConfig(**json.loads(metadata[_SIZES])))
+        model.load_state_dict(weights)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    return model.eval()
