@@ -25,6 +25,18 @@ use rule zero_train as exflow_placement with:
         arguments=arguments,
 
 
+use rule zero_train as moe_train with:
+    input:
+        unfinished("moe_train"),
+    output:
+        update("results/{run}/records/moe_train/{job}.json"),
+    log:
+        "results/{run}/logs/moe_train/{job}.log",
+    threads: 1
+    params:
+        arguments=arguments,
+
+
 use rule zero_notebook as exflow_notebook with:
     input:
         notebook="notebooks/exflow.ipynb",
