@@ -37,6 +37,17 @@ use rule zero_train as moe_train with:
         arguments=arguments,
 
 
+use rule zero_train as moe_decode with:
+    input:
+        unfinished("moe_decode"),
+    output:
+        update("results/{run}/records/moe_decode/{job}.json"),
+    log:
+        "results/{run}/logs/moe_decode/{job}.log",
+    params:
+        arguments=arguments,
+
+
 use rule zero_notebook as exflow_notebook with:
     input:
         notebook="notebooks/exflow.ipynb",

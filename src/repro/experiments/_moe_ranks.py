@@ -14,15 +14,14 @@ from repro.exflow._cache import KeysValues
 from repro.exflow._meter import Iteration
 from repro.exflow.moe import Decoder
 from repro.exflow.recording import record_routing
+from repro.experiments._moe_training import FILES, read
 from repro.experiments.moe_decode import MoEDecodePoint
 from repro.fabric import Fabric
 from repro.models import gpt_moe_checkpoint
 from repro.models.gpt_moe import GPTMoE, generate
 
-TEXTS = ("tinyshakespeare.txt", "python_stdlib.txt")  # those that the shipped models were trained on
-HELD_OUT = 0.1  # the end of each, which they were not
 WARM_UP = 2  # iterations that are not timed: first messages between ranks
-CHECKED = 32  # requests whose tokens one process decodes again
+CHECKED = 16  # requests whose tokens one process decodes again
 COSTS = (1.0, 4.0, 16.0)  # of a row over the levels, for the placement: what they take on links of 16 : 4 : 1
 
 
@@ -46,7 +45,7 @@ def build(point: MoEDecodePoint) -> GPTMoE:
 
 def prompts(point: MoEDecodePoint) -> list[Tensor]:
     """The beginning of each request: slices of held-out text, drawn by `seed`, int64 [prompt]."""
-    held_out = [text[-int(HELD_OUT * len(text)) :] for text in _texts()]
+    held_out = [read(name).held_out for name in FILES]
     draw = np.random.default_rng([point.seed, 1])
     return [_slice(held_out[r % len(held_out)], point.prompt, draw) for r in range(point.ranks * point.requests)]
 
@@ -54,7 +53,7 @@ def prompts(point: MoEDecodePoint) -> list[Tensor]:
 def placed(point: MoEDecodePoint, model: GPTMoE) -> np.ndarray:
     """The rank of every expert, int64 [layers, experts], placed by the model's routing of `profile_tokens` of training text."""
     length = min(128, model.config.seq_len)
-    train = [text[: -int(HELD_OUT * len(text))] for text in _texts()]
+    train = [read(name).train for name in FILES]
     draw = np.random.default_rng([point.seed, 2])
     rows = [_slice(train[r % len(train)], length, draw) for r in range(max(1, point.profile_tokens // length))]
     with torch.no_grad(), record_routing(model) as recording:
@@ -101,10 +100,6 @@ def equal_to_one_process(point: MoEDecodePoint, model: GPTMoE, prompts: list[Ten
     device = model.head.weight.device
     same = [torch.equal(generate(model, prompts[r].to(device), point.new_tokens).cpu(), tokens[r]) for r in chosen]
     return sum(same) / len(same)
-
-
-def _texts() -> list[Tensor]:
-    return [torch.frombuffer(bytearray(paths.data(name).read_bytes()), dtype=torch.uint8) for name in TEXTS]
 
 
 def _slice(text: Tensor, length: int, draw: np.random.Generator) -> Tensor:
