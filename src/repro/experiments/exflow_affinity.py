@@ -1,18 +1,24 @@
-"""How much the expert of one layer tells about the next one's (the paper's Fig. 2), on a real model's routing."""
+"""How much the expert of one layer tells about the next one's (the paper's Fig. 2), on the routing of real models."""
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from repro import paths
+from repro.experiments._traces import ALL, TraceName, describe, domains, open_trace
 from repro.experiments.base import Experiment, Outcome, Point
 from repro.record import Metric
-
-TRACE = "gptoss20b_routing.npz"
 
 
 class AffinityPoint(Point):
     """`seed` draws the tokens and shuffles the control."""
 
+    trace: TraceName = "gptoss20b"
+    domain: str = ALL
     tokens: int = Field(0, ge=0, description="tokens drawn at random from the trace; 0 = all")
+
+    @model_validator(mode="after")
+    def _known(self) -> "AffinityPoint":
+        if self.domain not in domains(self.trace):
+            raise ValueError(f"domain is {self.domain!r}: {self.trace} has {', '.join(domains(self.trace))}")
+        return self
 
 
 def run(point: AffinityPoint) -> Outcome:
@@ -26,7 +32,8 @@ def run(point: AffinityPoint) -> Outcome:
 
     from repro import exflow
 
-    trace = exflow.load(paths.data(TRACE), top_k=1)
+    source = open_trace(point.trace)
+    trace = source.trace.take(source.of(point.domain))
     if point.tokens:
         trace = trace.sample(point.tokens, point.seed)
     found = exflow.measure(trace, point.seed)
@@ -45,17 +52,21 @@ def run(point: AffinityPoint) -> Outcome:
         "normalized_mutual_information": Metric(value=found.share.mean(), unit="1"),
         "normalized_mutual_information_shuffled": Metric(value=found.shuffled_share.mean(), unit="1"),
     }
-    conditions = {"trace": "gpt-oss-20b top-1, all sequences", "tokens_used": str(trace.tokens)}
+    conditions = {"routing": describe(point.trace, point.domain), "tokens_used": str(trace.tokens)}
     return Outcome(metrics, conditions=conditions, series=series)
 
 
+def _label(point: AffinityPoint) -> str:
+    return f"{point.trace}-{point.domain}-tokens{point.tokens or 'all'}"
+
+
 REPORTS = """mutual_information mutual_information_shuffled normalized_mutual_information
-    normalized_mutual_information_shuffled tokens_used trace"""
+    normalized_mutual_information_shuffled tokens_used routing"""
 EXPERIMENT = Experiment(
-    summary="Inter-layer expert affinity of gpt-oss-20b: mutual information of neighbouring layers against shuffled tokens",
+    summary="Inter-layer expert affinity of real models: mutual information of neighbouring layers against shuffled tokens",
     parameters=AffinityPoint,
     run=run,
-    label=lambda point: f"tokens{point.tokens or 'all'}",
+    label=_label,
     reports=frozenset(REPORTS.split()),
     timeout_s=300,
     timed=False,
