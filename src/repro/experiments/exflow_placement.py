@@ -21,7 +21,7 @@ class PlacementPoint(Point):
     gpus_per_node: int = Field(0, ge=0, description="0 = all GPUs in one node")
     train_tokens: int = Field(0, ge=0, description="drawn at random from the training sequences; 0 = all of them")
     time_limit_s: float = Field(30.0, gt=0, description="limit of the placement search")
-    max_load: float = Field(0.0, ge=0, description="limit on the busiest GPU's tokens over the even share; 0 = none")
+    max_load_limit: float = Field(0.0, ge=0, description="limit on the busiest GPU's tokens over the even share; 0 = none")
     bound_s: float = Field(0.0, ge=0, description="time for the semidefinite bound; 0 = the fast bounds only")
 
     @model_validator(mode="after")
@@ -37,9 +37,9 @@ class PlacementPoint(Point):
             raise ValueError(f"gpus is {self.gpus}: {count} experts cannot be shared evenly; allowed: {whole}")
         if self.gpus_per_node and self.gpus % self.gpus_per_node:
             raise ValueError(f"gpus is {self.gpus}: not whole nodes of gpus_per_node {self.gpus_per_node}")
-        if self.max_load and (self.max_load < 1 or self.method != "affinity"):
+        if self.max_load_limit and (self.max_load_limit < 1 or self.method != "affinity"):
             raise ValueError(
-                f"max_load is {self.max_load}: at least 1, and only with method affinity, found {self.method}"
+                f"max_load_limit is {self.max_load_limit}: at least 1, and only with method affinity, found {self.method}"
             )
         return self
 
@@ -52,7 +52,7 @@ def run(point: PlacementPoint) -> Outcome:
     if point.train_tokens:
         train = train.sample(point.train_tokens, point.seed)
     counts = exflow.transitions(train)
-    per_node, limit = point.gpus_per_node or None, {"max_load": point.max_load} if point.max_load else {}
+    per_node, limit = point.gpus_per_node or None, {"max_load": point.max_load_limit} if point.max_load_limit else {}
     placement = exflow.place(counts, point.gpus, per_node, point.method, point.seed, point.time_limit_s, **limit)
     cost, train_cost = exflow.evaluate(placement, held_out), exflow.evaluate(placement, counts)
     bound = exflow.lower_bound(counts, point.gpus, point.bound_s)
@@ -82,7 +82,7 @@ def run(point: PlacementPoint) -> Outcome:
 def _label(point: PlacementPoint) -> str:
     nodes = f"x{point.gpus_per_node}" if point.gpus_per_node else ""
     texts = "" if point.train_domain == point.test_domain == ALL else f"-{point.train_domain}-on-{point.test_domain}"
-    load = f"-load{point.max_load:g}" if point.max_load else ""
+    load = f"-load{point.max_load_limit:g}" if point.max_load_limit else ""
     tokens = point.train_tokens or "all"
     return f"{point.trace}{texts}-{point.method}{load}-{point.gpus}gpus{nodes}-tokens{tokens}-seed{point.seed}"
 
