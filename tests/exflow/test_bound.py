@@ -1,5 +1,7 @@
 """Bounds: never above the optimum, and tight where they must be."""
 
+import itertools
+
 import networkx
 import numpy as np
 import pytest
@@ -7,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repro import exflow
-from repro.exflow import _chain, bound
+from repro.exflow import _chain, _sdp, bound
+from repro.exflow.evaluate import distances, total_cost
 
 SEED = st.integers(0, 10_000)
 TINY = st.sampled_from([(2, 4, 2), (3, 4, 2), (3, 4, 4), (2, 6, 3), (2, 6, 2)])
@@ -31,7 +34,7 @@ def test_bounds_never_exceed_the_optimum(fewest_hops, make_counts, shape, seed):
 @given(SEED, st.sampled_from([1, 2, 3]))
 @settings(max_examples=20, deadline=None)
 def test_b_matching_is_the_min_cost_flow(make_counts, seed, degree):
-    """The linear program against networkx's network simplex."""
+    """Shortest augmenting paths against networkx's network simplex."""
     pairs = make_counts(seed, 2, 6)[0]
     graph = networkx.DiGraph()
     for e in range(6):
@@ -50,6 +53,81 @@ def test_any_prices_bound_the_b_matching(make_counts, seed):
     pairs = make_counts(seed, 2, 6)[0]
     wrong = bound.dual_value(pairs, 2, rng.normal(0, 20, 6), rng.normal(0, 20, 6))
     assert wrong >= bound.b_matching(pairs, 2) - 1e-6
+
+
+@given(TINY.filter(lambda shape: shape[1] > shape[2]), SEED, st.sampled_from([0.0, 0.002, 0.02]))
+@settings(max_examples=40, deadline=None)
+def test_semidefinite_bound_holds_however_early_it_stops(fewest_hops, make_counts, shape, seed, time_limit_s):
+    layers, experts, gpus = shape
+    counts = make_counts(seed, layers, experts)
+    kept = counts.sum() - fewest_hops(counts, gpus)
+    assert _sdp.kept_bound(counts, gpus, time_limit_s) >= kept * (1 - 1e-9)
+
+
+@given(TINY.filter(lambda shape: shape[1] > shape[2]), SEED)
+@settings(max_examples=40, deadline=None)
+def test_any_multipliers_bound_what_is_kept(fewest_hops, make_counts, shape, seed):
+    """Weak duality: this is what makes the semidefinite bound rigorous whatever ADMM reached."""
+    layers, experts, gpus = shape
+    counts = make_counts(seed, layers, experts)
+    multiplier = np.random.default_rng(seed).normal(0, 10, (layers - 1, 2 * experts, 2 * experts))
+    multiplier += multiplier.transpose(0, 2, 1)
+    kept = counts.sum() - fewest_hops(counts, gpus)
+    assert _sdp._dual_bound(multiplier, counts, _sdp.sums_to_zero(experts), gpus) >= kept
+
+
+def test_semidefinite_bound_beats_the_others_and_grows_with_time(make_trace):
+    counts = exflow.transitions(exflow.Trace(make_trace(5, 16, 20_000, alpha=1.0), 16))
+    found = exflow.evaluate(exflow.place(counts, 4, rounds=5), counts).crossing_fraction
+    fast, slow = exflow.lower_bound(counts, 4), exflow.lower_bound(counts, 4, time_limit_s=20.0)
+    assert fast + 0.02 < slow <= found
+    assert exflow.gap(found, slow) < 0.1
+    assert fast <= exflow.lower_bound(counts, 4, time_limit_s=0.01) <= slow + 1e-6
+
+
+def test_semidefinite_bound_is_near_the_exact_optimum(make_trace):
+    """On 4 GPUs of 2 experts it lacks a few percent (triangle inequalities), on 2 GPUs less."""
+    counts = exflow.transitions(exflow.Trace(make_trace(6, 8, 20_000, alpha=1.0), 8))
+    for gpus, lacks in ((4, 0.08), (2, 0.05)):
+        optimum = exflow.lower_bound(counts, gpus)
+        semidefinite = 1 - _sdp.kept_bound(counts, gpus, 20.0) / counts.sum()
+        assert (1 - lacks) * optimum <= semidefinite <= optimum
+
+
+@given(st.sampled_from([(2, 1), (1, 2), (2, 2), (1, 4)]), SEED)
+@settings(max_examples=30, deadline=None)
+def test_cost_bound_never_exceeds_the_cheapest_placement(make_counts, shape, seed):
+    """All placements of two layers of 4 experts on nodes and GPUs, by brute force."""
+    per_node, nodes = shape
+    gpus, costs = per_node * nodes, (1.0, 3.0)
+    counts = make_counts(seed, 2, 4)
+    rows = sorted(set(itertools.permutations(np.repeat(np.arange(gpus), 4 // gpus).tolist())))
+    distance = distances(gpus, per_node, *costs)
+    cheapest = min(total_cost(counts, np.array(pair), distance) for pair in itertools.product(rows, rows))
+    found = bound.lower_bound_cost(counts, (per_node, nodes), costs, time_limit_s=0.01)
+    assert found <= cheapest / counts.sum() + 1e-9
+
+
+def test_cost_bound_of_one_level_is_the_bound(make_counts):
+    counts = make_counts(5, 4, 16)
+    flat = exflow.lower_bound(counts, 8)
+    assert bound.lower_bound_cost(counts, (8,), (1.0,)) == flat
+    assert bound.lower_bound_cost(counts, (4, 2), (1.0, 1.0)) == flat
+    nodes = exflow.lower_bound(counts, 2)
+    assert bound.lower_bound_cost(counts, (4, 2), (0.0, 1.0)) == nodes
+    assert bound.lower_bound_cost(counts, (2, 2, 2), (1.0, 2.0, 5.0)) == pytest.approx(
+        flat + exflow.lower_bound(counts, 4) + 3 * nodes
+    )
+
+
+def test_wrong_levels_are_refused(make_counts):
+    counts = make_counts(0, 2, 8)
+    with pytest.raises(ValueError, match=r"2 levels .* have 1 costs"):
+        bound.lower_bound_cost(counts, (4, 2), (1.0,))
+    with pytest.raises(ValueError, match=r"costs are .* must not be negative nor fall"):
+        bound.lower_bound_cost(counts, (4, 2), (2.0, 1.0))
+    with pytest.raises(ValueError, match=r"sizes of levels are .* must be at least 1"):
+        bound.lower_bound_cost(counts, (4, 0), (1.0, 2.0))
 
 
 def test_tight_with_one_expert_per_gpu(make_counts):
@@ -90,3 +168,10 @@ def test_exact_where_all_partitions_are_few(make_counts):
 def test_uneven_gpus_are_refused():
     with pytest.raises(ValueError, match="8 experts per layer cannot be shared evenly by 3"):
         exflow.lower_bound(np.ones((1, 8, 8)), 3)
+
+
+def test_no_tokens_and_negative_time_are_refused():
+    with pytest.raises(ValueError, match="no tokens"):
+        exflow.lower_bound(np.zeros((1, 8, 8)), 2)
+    with pytest.raises(ValueError, match="time_limit_s is -1"):
+        exflow.lower_bound(np.ones((1, 8, 8)), 2, -1)
