@@ -31,6 +31,7 @@ from scipy.linalg import block_diag, helmert
 CHECK_EVERY = 25  # iterations between two bounds
 TOLERANCE = 1e-6  # residuals, per entry, at which the iteration stops
 OVER_RELAXATION = 1.6  # 1.5 to 1.8 is usual for ADMM
+PENALTY = 0.3  # at first, for counts scaled to a maximum of 1; it follows the residuals
 
 
 def kept_bound(counts: np.ndarray, gpus: int, time_limit_s: float) -> float:
@@ -47,7 +48,7 @@ def kept_bound(counts: np.ndarray, gpus: int, time_limit_s: float) -> float:
     boxed = np.full(shape, 1.0 / gpus)
     boxed[:, np.arange(2 * experts), np.arange(2 * experts)] = 1.0
     dual = np.zeros(shape)  # scaled: Λ = -penalty · dual
-    penalty, best, iteration = 1.0, math.inf, 0
+    penalty, best, iteration = PENALTY, math.inf, 0
     while True:
         before = boxed
         gram = _nearest_gram(boxed - dual, basis, gpus)
