@@ -1,0 +1,163 @@
+"""Copies of experts: the walk against plain Python, and what each way of choosing promises."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from repro import exflow
+from repro.exflow import replicas
+from repro.exflow.placement import Placement
+from repro.exflow.replicas import Replicas, evaluate_replicas, place_replicas
+
+MACHINES = st.sampled_from([(4, 4), (4, 2), (2, 2), (2, 1), (8, 4), (1, 1)])
+SEED = st.integers(0, 9999)
+HOP_COSTS = (1.0, 2.0)
+
+
+@pytest.fixture(scope="module")
+def setting(make_trace):
+    def draw(seed, gpus, per_node, tokens=60, layers=4):
+        rng = np.random.default_rng(seed)
+        rows = np.tile(np.repeat(np.arange(gpus), 8 // gpus), (layers, 1))
+        placement = Placement(rng.permuted(rows, axis=1), gpus, per_node, "random")
+        return placement, exflow.Trace(make_trace(layers, 8, tokens, seed), 8)
+
+    return draw
+
+
+def walked(copies, trace):
+    """(intra hops, inter hops, loads [layers, gpus]) of all tokens, by the rule as the header of the module words it."""
+    intra = inter = 0
+    load = np.zeros((trace.layers, copies.gpus))
+    for number, token in enumerate(trace.experts.tolist()):
+        here = number % copies.gpus
+        for layer, expert in enumerate(token):
+            slots = [s for s, e in enumerate(copies.physical_to_logical[layer].tolist()) if e == expert]
+            hosts = sorted({s // copies.slots_per_gpu for s in slots})
+            near = [h for h in hosts if h // copies.gpus_per_node == here // copies.gpus_per_node]
+            candidates = [here] if here in hosts else near or hosts
+            there = candidates[here % len(candidates)]
+            load[layer, there] += 1
+            if layer > 0 and there != here:
+                if there in near:
+                    intra += 1
+                else:
+                    inter += 1
+            here = there
+    return intra, inter, load
+
+
+def weighted(cost):
+    return HOP_COSTS[0] * cost.intra_hops + HOP_COSTS[1] * cost.inter_hops
+
+
+@given(MACHINES, SEED, st.integers(0, 3))
+@settings(max_examples=50, deadline=None)
+def test_evaluator_equals_a_walk_in_python(setting, machine, seed, extra):
+    """Also with copies that nobody would choose."""
+    placement, trace = setting(seed, *machine)
+    slots = exflow.physical_to_logical(placement.gpu).reshape(4, placement.gpus, -1)
+    random = np.random.default_rng(seed).integers(8, size=(4, placement.gpus, extra))
+    copies = Replicas(np.concatenate([slots, random], axis=2).reshape(4, -1), *machine)
+    intra, inter, load = walked(copies, trace)
+    cost = evaluate_replicas(copies, trace)
+    assert (cost.intra_hops, cost.inter_hops) == pytest.approx((intra / trace.tokens, inter / trace.tokens))
+    assert cost.hops_per_token == pytest.approx((intra + inter) / trace.tokens)
+    busiest = load.max(axis=1) * copies.gpus / trace.tokens
+    assert (cost.max_load, cost.max_load_worst_layer) == pytest.approx((busiest.mean(), busiest.max()))
+
+
+@given(MACHINES, SEED, st.sampled_from(replicas.OBJECTIVES))
+@settings(max_examples=20, deadline=None)
+def test_without_copies_the_placement_is_what_it_was(setting, machine, seed, objective):
+    placement, trace = setting(seed, *machine)
+    copies = place_replicas(placement, trace, 0, objective)
+    assert (copies.physical_to_logical == exflow.physical_to_logical(placement.gpu)).all()
+    found, before = evaluate_replicas(copies, trace), exflow.evaluate(placement, trace)
+    for name in vars(found):
+        assert getattr(found, name) == pytest.approx(getattr(before, name)), name
+
+
+@given(MACHINES, SEED, st.sampled_from(replicas.OBJECTIVES))
+@settings(max_examples=30, deadline=None)
+def test_slots_are_filled_and_kept(setting, machine, seed, objective):
+    """Every GPU has its experts of the placement and `extra` slots more; the map gives back which GPU holds what."""
+    placement, trace = setting(seed, *machine)
+    for extra in range(min(3, 8 - 8 // placement.gpus) + 1):
+        copies = place_replicas(placement, trace, extra, objective)
+        assert copies.physical_to_logical.shape == (4, 8 + placement.gpus * extra)
+        assert copies.slots_per_gpu == 8 // placement.gpus + extra
+        hosted = copies.hosted
+        assert np.take_along_axis(hosted, placement.gpu[:, :, None], axis=2).all()
+        for layer, row in enumerate(copies.physical_to_logical.reshape(4, placement.gpus, -1)):
+            for gpu, experts in enumerate(row):
+                assert set(experts.tolist()) == set(np.flatnonzero(hosted[layer, :, gpu]).tolist())
+
+
+@given(MACHINES, SEED)
+@settings(max_examples=30, deadline=None)
+def test_more_slots_never_cost_more_hops(setting, machine, seed):
+    """On the tokens placed by; and each one keeps the copies of the one with fewer slots."""
+    placement, trace = setting(seed, *machine)
+    cost, before = np.inf, None
+    for extra in range(8 - 8 // placement.gpus + 1):
+        copies = place_replicas(placement, trace, extra, "hops", HOP_COSTS)
+        now = weighted(evaluate_replicas(copies, trace))
+        assert now <= cost + 1e-9
+        assert before is None or (copies.hosted >= before).all()
+        cost, before = now, copies.hosted
+
+
+@given(MACHINES, SEED, st.integers(1, 3))
+@settings(max_examples=30, deadline=None)
+def test_copies_for_load_never_load_a_layer_more(setting, machine, seed, extra):
+    placement, trace = setting(seed, *machine)
+    if extra > 8 - 8 // placement.gpus:
+        return
+    before = evaluate_replicas(place_replicas(placement, trace, 0), trace)
+    after = evaluate_replicas(place_replicas(placement, trace, extra, "load"), trace)
+    assert after.max_load <= before.max_load + 1e-9
+    assert after.max_load_worst_layer <= before.max_load_worst_layer + 1e-9
+
+
+def test_a_hot_expert_is_shared():
+    """Half of all tokens want expert 0: with one slot more, the other GPU takes its share of them."""
+    rng = np.random.default_rng(0)
+    trace = exflow.Trace(np.where(rng.random((4000, 3)) < 0.5, 0, rng.integers(1, 8, (4000, 3))), 8)
+    placement = exflow.place(exflow.transitions(trace), 2, method="contiguous")
+    before, after = (evaluate_replicas(place_replicas(placement, trace, n, "load"), trace) for n in (0, 1))
+    assert before.max_load > 1.35 and after.max_load < 1.1
+
+
+def test_each_objective_is_better_at_its_own(make_trace):
+    trace = exflow.Trace(make_trace(6, 16, 3000, alpha=0.2), 16)
+    placement = exflow.place(exflow.transitions(trace), 4, 2, method="contiguous")
+    hops, load = (evaluate_replicas(place_replicas(placement, trace, 2, name), trace) for name in replicas.OBJECTIVES)
+    none = evaluate_replicas(place_replicas(placement, trace, 0), trace)
+    assert weighted(hops) < 0.85 * weighted(none) and weighted(hops) < weighted(load)
+    assert load.max_load < none.max_load and load.max_load < hops.max_load
+
+
+def test_nobody_hops_where_every_gpu_holds_all(setting):
+    _, trace = setting(0, 4, 2)
+    everywhere = np.tile(np.arange(8), (4, 4))
+    assert evaluate_replicas(Replicas(everywhere, 4, 2), trace).hops_per_token == 0.0
+
+
+def test_wrong_arguments_are_refused(setting):
+    placement, trace = setting(0, 4, 2)
+    with pytest.raises(ValueError, match="7 extra slots per GPU, allowed: 0 to 6"):
+        place_replicas(placement, trace, 7)
+    with pytest.raises(ValueError, match="unknown objective 'speed', allowed: hops, load"):
+        place_replicas(placement, trace, 1, "speed")
+    with pytest.raises(ValueError, match=r"costs are \(2, 1\)"):
+        place_replicas(placement, trace, 1, costs=(2, 1))
+    with pytest.raises(ValueError, match="top-2 routing, copies are for top-1"):
+        place_replicas(placement, exflow.Trace(np.zeros((5, 4, 2), int), 8), 1)
+    with pytest.raises(ValueError, match="4 layers of 8 experts, the routing has 3 of 8"):
+        place_replicas(placement, exflow.Trace(trace.experts[:, :3], 8), 1)
+    with pytest.raises(ValueError, match="9 slots per layer cannot be shared evenly by 2"):
+        Replicas(np.arange(9)[None], 2, 2)
+    with pytest.raises(ValueError, match=r"layer 1: experts \[2\] have no copy"):
+        Replicas(np.array([[0, 1, 2, 3], [0, 1, 1, 3]]), 2, 2)
