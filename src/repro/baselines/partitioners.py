@@ -1,0 +1,217 @@
+"""What else one could place experts with: the peers of `repro.exflow`, all called alike.
+
+    placement = PARTITIONERS["METIS"](counts, gpus, seed, time_limit_s)    # int64 [layers, E], E/gpus experts per GPU and layer
+
+`counts` are transition counts, float64 [layers-1, E, E] (`exflow.transitions`). All minimise the tokens that change GPU at one flat cost, all
+use one thread; `staged` runs any of them on nodes of GPUs. Methods that can be repeated go on with other seeds as long as another run should
+still fit in the time, and return the best: every peer may use the same time. A package that is missing raises ImportError.
+
+  load              token load only, as expert-parallel load balancers (EPLB) without replicas: routing between layers is not looked at
+  alternating       re-assign one layer at a time optimally between its neighbours (linear assignment), perturb, repeat
+  annealing         swaps of two experts at a falling temperature (`annealing.py`)
+  METIS             graph partitioning with one balance constraint per layer, then `settled`
+  METIS-unbalanced  the same with a single constraint, which leaves layers unbalanced; `settled` repairs them
+  CP-SAT            the aggregated integer program (`cp_sat.py`)
+
+HiGHS on that program is `exflow.place(..., method="exflow")` and `"exflow-direct"`.
+"""
+
+from collections.abc import Callable
+from time import perf_counter
+
+import numpy as np
+import scipy.sparse as sp
+from scipy.optimize import linear_sum_assignment
+
+from repro.baselines import annealing, cp_sat, metis
+from repro.exflow.evaluate import distances, loads, total_cost
+
+Partitioner = Callable[[np.ndarray, int, int, float], np.ndarray]
+
+PERTURBED = 1 / 20  # share of the experts that `alternating` swaps before it settles again
+RESTART_EVERY = 10  # of its rounds
+
+
+def load(counts: np.ndarray, gpus: int, seed: int = 0, time_limit_s: float = 0.0) -> np.ndarray:
+    """The most visited expert first, each goes to the least loaded GPU that has a place left in its layer."""
+    del seed, time_limit_s  # nothing is drawn or searched
+    places = counts.shape[1] // gpus
+    placement = np.empty((len(counts) + 1, counts.shape[1]), np.int64)
+    for layer, tokens in enumerate(loads(counts)):
+        carried, held = np.zeros(gpus), np.zeros(gpus, np.int64)
+        for expert in np.argsort(-tokens, kind="stable"):
+            gpu = int(np.argmin(np.where(held < places, carried, np.inf)))
+            placement[layer, expert] = gpu
+            carried[gpu] += tokens[expert]
+            held[gpu] += 1
+    return placement
+
+
+def alternating(counts: np.ndarray, gpus: int, seed: int, time_limit_s: float) -> np.ndarray:
+    """Iterated local search: `settled` from a greedy start, then from the best placement with a few experts swapped."""
+    rng = np.random.default_rng(seed)
+    best: list[np.ndarray] = []
+
+    def attempt(run: int) -> np.ndarray:
+        start = _greedy(counts, gpus, rng) if run % RESTART_EVERY == 0 else _perturbed(best[0], rng)
+        best[:] = [min([*best, settled(counts, start, gpus)], key=lambda found: _cut(counts, found, gpus))]
+        return best[0]
+
+    return _repeated(attempt, counts, gpus, time_limit_s)
+
+
+def metis_balanced(counts: np.ndarray, gpus: int, seed: int, time_limit_s: float) -> np.ndarray:
+    """METIS with a balance constraint for every layer; layers that it leaves unbalanced are repaired by `settled`."""
+    layers, experts = len(counts) + 1, counts.shape[1]
+    return _metis(counts, gpus, seed, time_limit_s, np.repeat(np.eye(layers, dtype=np.int32), experts, axis=0))
+
+
+def metis_unbalanced(counts: np.ndarray, gpus: int, seed: int, time_limit_s: float) -> np.ndarray:
+    """METIS with one balance constraint over all layers, repaired by `settled`."""
+    layers, experts = len(counts) + 1, counts.shape[1]
+    return _metis(counts, gpus, seed, time_limit_s, np.ones((layers * experts, 1), np.int32))
+
+
+PARTITIONERS: dict[str, Partitioner] = {
+    "load": load,
+    "alternating": alternating,
+    "annealing": annealing.anneal,
+    "METIS": metis_balanced,
+    "METIS-unbalanced": metis_unbalanced,
+    "CP-SAT": cp_sat.place,
+}
+
+
+def staged(
+    partitioner: Partitioner, counts: np.ndarray, gpus: int, gpus_per_node: int, seed: int, time_limit_s: float
+) -> np.ndarray:
+    """Place on nodes first (half of the time), then inside each node (the rest, shared evenly): int64 [layers, E].
+
+    As in the published solver, only transitions with both ends in the node count within it.
+    """
+    nodes = gpus // gpus_per_node
+    if nodes == 1 or gpus_per_node == 1:
+        return partitioner(counts, gpus, seed, time_limit_s)
+    node = partitioner(counts, nodes, seed, time_limit_s / 2)
+    placement = np.empty_like(node)
+    for n in range(nodes):
+        members = np.stack([np.flatnonzero(row == n) for row in node])
+        inside = np.stack([pairs[np.ix_(a, b)] for pairs, a, b in zip(counts, members, members[1:], strict=False)])
+        within = partitioner(inside, gpus_per_node, seed, time_limit_s / 2 / nodes)
+        np.put_along_axis(placement, members, n * gpus_per_node + within, axis=1)
+    return placement
+
+
+def settled(counts: np.ndarray, placement: np.ndarray, gpus: int) -> np.ndarray:
+    """`placement`, balanced or not, with each layer in turn re-assigned optimally between its neighbours until nothing changes.
+
+    Two neighbouring layers gain nothing from the same swap in both, so whenever this stops, GPUs are renamed from each layer on as
+    suits the layer before, and it goes on if that gained something.
+    """
+    seats = np.repeat(np.arange(gpus), counts.shape[1] // gpus)
+    placement = placement.copy()
+    order, changed = list(range(len(placement))), True
+    unbalanced = {layer for layer in order if not np.array_equal(np.sort(placement[layer]), seats)}
+    while changed:
+        changed = False
+        for layer in order:
+            kept = _kept(counts, placement, gpus, layer)
+            expert, seat = linear_sum_assignment(kept[:, seats], maximize=True)
+            now = kept[expert, placement[layer]].sum()
+            if layer in unbalanced or kept[expert, seats[seat]].sum() > now + 1e-9 * (1.0 + abs(now)):
+                unbalanced.discard(layer)
+                placement[layer, expert] = seats[seat]
+                changed = True
+        order.reverse()
+        changed = changed or _renamed(counts, placement, gpus)
+    return placement
+
+
+def _kept(counts: np.ndarray, placement: np.ndarray, gpus: int, layer: int) -> np.ndarray:
+    """float64 [E, gpus]: tokens that stay when an expert of `layer` sits on a GPU and both neighbouring layers stay as they are."""
+    eye = np.eye(gpus)
+    kept = np.zeros((placement.shape[1], gpus))
+    if layer > 0:
+        kept += counts[layer - 1].T @ eye[placement[layer - 1]]
+    if layer < len(counts):
+        kept += counts[layer] @ eye[placement[layer + 1]]
+    return kept
+
+
+def _renamed(counts: np.ndarray, placement: np.ndarray, gpus: int) -> bool:
+    """Match the GPU names of all layers from one on to those of the layer before, in place; whether tokens were kept by that."""
+    eye, gained = np.eye(gpus), False
+    for layer, pairs in enumerate(counts):
+        shared = eye[placement[layer]].T @ pairs @ eye[placement[layer + 1]]
+        here, there = linear_sum_assignment(shared, maximize=True)
+        if shared[here, there].sum() > np.trace(shared) * (1.0 + 1e-9):
+            placement[layer + 1 :] = here[np.argsort(there)][placement[layer + 1 :]]
+            gained = True
+    return gained
+
+
+def _greedy(counts: np.ndarray, gpus: int, rng: np.random.Generator) -> np.ndarray:
+    """A random first layer, then each layer assigned optimally to the one before."""
+    seats = np.repeat(np.arange(gpus), counts.shape[1] // gpus)
+    placement = np.empty((len(counts) + 1, counts.shape[1]), np.int64)
+    placement[0] = rng.permutation(seats)
+    for layer, pairs in enumerate(counts):
+        kept = pairs.T @ np.eye(gpus)[placement[layer]]
+        expert, seat = linear_sum_assignment(kept[:, seats], maximize=True)
+        placement[layer + 1, expert] = seats[seat]
+    return placement
+
+
+def _perturbed(placement: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A copy in which a few pairs of experts of the same layer have swapped GPUs."""
+    placement = placement.copy()
+    layers, experts = placement.shape
+    for _ in range(max(4, int(placement.size * PERTURBED))):
+        layer, pair = rng.integers(layers), rng.integers(experts, size=2)
+        placement[layer, pair] = placement[layer, pair[::-1]]
+    return placement
+
+
+def _metis(counts: np.ndarray, gpus: int, seed: int, time_limit_s: float, vertex_weights: np.ndarray) -> np.ndarray:
+    """Its own seed hardly changes what METIS finds with many constraints, so each run sees the vertices in another order."""
+    layers, experts = len(counts) + 1, counts.shape[1]
+    rng = np.random.default_rng(seed)
+    begun = perf_counter()
+    graph = _graph(counts)
+
+    def attempt(run: int) -> np.ndarray:
+        order = rng.permutation(len(vertex_weights))
+        part = np.empty(len(order), np.int64)
+        part[order] = metis.part_graph(graph[order][:, order], vertex_weights[order], gpus, run)
+        return settled(counts, part.reshape(layers, experts), gpus)
+
+    return _repeated(attempt, counts, gpus, time_limit_s - (perf_counter() - begun))
+
+
+def _graph(counts: np.ndarray) -> sp.csr_array:
+    """Symmetric [layers·E, layers·E], int32: experts are vertices, transition counts the weights of edges (at least 1, or no edge)."""
+    layers, experts = len(counts) + 1, counts.shape[1]
+    scale = min(1e6 / counts.max(), metis.LARGEST_TOTAL / counts.sum() / 2)
+    layer, here, there = np.nonzero(np.rint(counts * scale))
+    weights = np.rint(counts[layer, here, there] * scale).astype(np.int32)
+    ends = layer * experts + here, (layer + 1) * experts + there
+    upper = sp.coo_array((weights, ends), shape=(layers * experts,) * 2)
+    return (upper + upper.T).tocsr()
+
+
+def _repeated(attempt: Callable[[int], np.ndarray], counts: np.ndarray, gpus: int, time_limit_s: float) -> np.ndarray:
+    """The placement that cuts least of `attempt(0)`, `attempt(1)`, ...: as many as fit in the time at the mean pace, at least one."""
+    start, run = perf_counter(), 0
+    best, least = attempt(0), np.inf
+    while True:
+        cut = _cut(counts, found := best if run == 0 else attempt(run), gpus)
+        if cut < least:
+            best, least = found, cut
+        run += 1
+        used = perf_counter() - start
+        if used * (run + 1) / run > time_limit_s:
+            return best
+
+
+def _cut(counts: np.ndarray, placement: np.ndarray, gpus: int) -> float:
+    return total_cost(counts, placement, distances(gpus, gpus, 1.0, 1.0))
