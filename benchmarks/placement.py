@@ -1,0 +1,278 @@
+"""Expert placements against those of other methods at equal time: `python benchmarks/placement.py` (extra `benchmark`).
+
+Instances are a real trace (gpt-oss-20b, sequences held out) and traces of known processes (held-out tokens of the same process). Every method
+gets the same transition counts, seed, seconds and one thread. Columns:
+
+    held-out   share of transitions of unseen tokens that change GPU; `node` the share that changes node
+    placed by  the same on the tokens that the placement was computed from: what all methods minimise. On several nodes they minimise
+               `cost`, hops per transition with 1 inside a node and 2 between nodes; peers then place on nodes first, as ExFlow does
+    gap        (placed by - proven lower bound) / placed by: no placement is better by more
+    load       tokens on the busiest GPU over the even share, mean over layers, held-out tokens
+    s          wall time of the call; more than the limit where a method cannot be interrupted
+    optimal    proven: by the method, or because it meets the bound
+
+Methods that cannot be run on an instance have a row that says why. The last lines say where ours is worse than a peer.
+"""
+
+import argparse
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from repro import exflow, paths
+from repro.baselines import cp_sat
+from repro.baselines.partitioners import PARTITIONERS, staged
+from repro.exflow import synthetic
+from repro.exflow.evaluate import evaluate_gpus
+
+OURS = "affinity"
+FREE = ("contiguous", "random", "load")  # need no time, so one run serves all limits
+METHODS = (*FREE, "exflow", "exflow-direct", "alternating", "annealing", "METIS", "METIS-unbalanced", "CP-SAT", OURS)
+LARGEST_PROGRAM = 300_000  # pairs of experts that HiGHS gets: beyond, its first relaxation overruns any limit here
+SAME = 1e-9  # relative difference of costs that is a matter of rounding
+
+
+@dataclass(frozen=True)
+class Instance:
+    """`draw` returns (tokens to place by, held-out tokens)."""
+
+    name: str
+    draw: Callable[[], tuple[exflow.Trace, exflow.Trace]]
+    gpus: int
+    nodes: int = 1
+    quick: bool = False
+
+    @property
+    def gpus_per_node(self) -> int:
+        return self.gpus // self.nodes
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one method reached on one instance; all but `reason` are None where it could not be run."""
+
+    instance: str
+    method: str
+    limit_s: float
+    held_out: float | None = None
+    held_out_node: float | None = None
+    placed_by: float | None = None
+    placed_by_node: float | None = None
+    cost: float | None = None
+    held_out_cost: float | None = None
+    gap: float | None = None
+    load: float | None = None
+    seconds: float | None = None
+    optimal: bool | None = None
+    reason: str = ""
+
+
+def gptoss(top_k: int) -> tuple[exflow.Trace, exflow.Trace]:
+    return exflow.load(paths.data("gptoss20b_routing.npz"), 32, top_k).split(0.7, seed=0)
+
+
+def drawn(process: Callable[..., exflow.Trace], layers: int, experts: int, tokens: int, **arguments) -> Callable:
+    """Instance.draw of a synthetic process: `tokens` to place by, and half as many more of the same process."""
+
+    def draw() -> tuple[exflow.Trace, exflow.Trace]:
+        trace = process(layers, experts, tokens + tokens // 2, seed=1, **arguments)
+        return trace.take(np.arange(tokens)), trace.take(np.arange(tokens, trace.tokens))
+
+    return draw
+
+
+def instances() -> list[Instance]:
+    """All of them, the real trace first; shapes of known models are named after them."""
+    markov, topic, top_k = synthetic.markov, synthetic.topic, synthetic.topic_top_k
+    found = [Instance(f"gptoss-L24-E32-G{g}", lambda: gptoss(1), g, quick=g == 8) for g in (4, 8, 16)]
+    found += [
+        Instance("gptoss-top4-L24-E32-G8", lambda: gptoss(4), 8),
+        Instance("gptoss-L24-E32-2x4", lambda: gptoss(1), 8, nodes=2),
+    ]
+    for layers, experts, tokens, alpha, machines in (
+        (32, 8, 50_000, 1.0, (4, 8)),  # the shape of Mixtral 8x7B
+        (24, 16, 50_000, 1.0, (4, 8, 16)),
+        (24, 32, 50_000, 0.2, (4, 8, 16)),
+        (24, 32, 50_000, 1.0, (8,)),
+        (12, 64, 100_000, 0.2, (4, 8, 16)),
+    ):
+        draw = drawn(markov, layers, experts, tokens, alpha=alpha)
+        for g in machines:
+            quick = (experts, g) in ((8, 4), (16, 4))
+            found.append(Instance(f"markov{alpha:g}-L{layers}-E{experts}-G{g}", draw, g, quick=quick))
+    mixtral = drawn(top_k, 32, 8, 50_000, k=2, topics=16, alpha=0.15)
+    return [
+        *found,
+        Instance("topic-L40-E64-G16", drawn(topic, 40, 64, 100_000), 16),
+        Instance("mixtral-top2-L32-E8-G4", mixtral, 4),
+        Instance("markov0.2-L24-E32-2x4", drawn(markov, 24, 32, 50_000, alpha=0.2), 8, nodes=2, quick=True),
+        Instance("topic-L40-E64-4x4", drawn(topic, 40, 64, 100_000), 16, nodes=4),
+        Instance("qwen3-235b-top8-L48-E128-2x8", drawn(top_k, 48, 128, 20_000, k=8, alpha=0.05), 16, nodes=2),
+        Instance("deepseek-v3-top8-L58-E256-8x8", drawn(top_k, 58, 256, 20_000, k=8, alpha=0.05), 64, nodes=8),
+        Instance("markov0.2-L61-E256-8x8", drawn(markov, 61, 256, 200_000, alpha=0.2), 64, nodes=8),
+    ]
+
+
+def place(instance: Instance, counts: np.ndarray, method: str, limit_s: float) -> tuple[np.ndarray, bool]:
+    """(GPU of every expert, whether the method proves that no placement is better); raises what a method raises."""
+    if method in exflow.METHODS:
+        if method.startswith("exflow") and (pairs := int(np.count_nonzero(counts))) > LARGEST_PROGRAM:
+            raise cp_sat.TooLarge(f"{pairs:,} pairs of experts, allowed here: {LARGEST_PROGRAM:,}")
+        found = exflow.place(counts, instance.gpus, instance.gpus_per_node, method, time_limit_s=limit_s)
+        return found.gpu, found.optimal
+    partitioner = PARTITIONERS[method]
+    return staged(partitioner, counts, instance.gpus, instance.gpus_per_node, 0, limit_s), False
+
+
+class Bench:
+    """Rows of one instance: draws its tokens and its bound once."""
+
+    def __init__(self, instance: Instance) -> None:
+        self.instance = instance
+        train, held_out = instance.draw()
+        self.counts, self.held_out = exflow.transitions(train), exflow.transitions(held_out)
+        self.bound = exflow.lower_bound(self.counts, instance.gpus)
+
+    def run(self, method: str, limit_s: float) -> Row:
+        start = perf_counter()
+        try:
+            gpu, proven = place(self.instance, self.counts, method, limit_s)
+        except ImportError as error:
+            return Row(self.instance.name, method, limit_s, reason=f"not installed: {error}")
+        except cp_sat.TooLarge as error:
+            return Row(self.instance.name, method, limit_s, reason=str(error))
+        seconds = perf_counter() - start
+        ours, unseen = (
+            evaluate_gpus(gpu, self.instance.gpus, self.instance.gpus_per_node, counts)
+            for counts in (self.counts, self.held_out)
+        )
+        gap, steps = exflow.gap(ours.crossing_fraction, self.bound), len(self.counts)
+        return Row(
+            self.instance.name,
+            method,
+            limit_s,
+            held_out=unseen.crossing_fraction,
+            held_out_node=unseen.node_crossing_fraction,
+            placed_by=ours.crossing_fraction,
+            placed_by_node=ours.node_crossing_fraction,
+            cost=ours.weighted_hops / steps,
+            held_out_cost=unseen.weighted_hops / steps,
+            gap=gap,
+            load=unseen.max_load,
+            seconds=seconds,
+            optimal=bool(proven or (self.instance.nodes == 1 and gap < SAME)),
+        )
+
+
+def warm_up(methods: list[str]) -> None:
+    """Imports and compilation are nobody's time: every method once on a tiny instance."""
+    tiny = Instance("tiny", drawn(synthetic.markov, 3, 8, 100), 2)
+    bench = Bench(tiny)
+    for method in methods:
+        bench.run(method, 0.1)
+
+
+def measure(chosen: list[Instance], methods: list[str], limits: list[float], progress: Progress) -> list[Row]:
+    """All rows; a method that needs no time is run once per instance."""
+    rows: list[Row] = []
+    runs = [(method, limit) for limit in limits for method in methods if method not in FREE or limit == limits[0]]
+    task = progress.add_task("compiling", total=len(chosen) * len(runs))
+    warm_up(methods)
+    for instance in chosen:
+        progress.update(task, description=f"{instance.name}: drawing tokens, bound")
+        bench = Bench(instance)
+        mine = []
+        for method, limit in runs:
+            progress.update(task, description=f"{instance.name}: {method}, {limit:g} s")
+            mine.append(bench.run(method, limit))
+            progress.advance(task)
+        progress.console.print(table(instance, mine, bench.bound))
+        rows += mine
+    return rows
+
+
+def table(instance: Instance, rows: list[Row], bound: float) -> Table:
+    several = instance.nodes > 1
+    columns = ["limit s", "method", "held-out", *["node"] * several, "placed by", *["node", "cost"] * several]
+    shown = Table(*columns, "gap", "load", "s", "optimal", title=f"{instance.name} (bound {bound:.4f})")
+    for row in rows:
+        limit = "" if row.method in FREE else f"{row.limit_s:g}"
+        if row.seconds is None:
+            shown.add_row(limit, row.method, row.reason)
+            continue
+        shown.add_row(
+            limit,
+            row.method,
+            f"{row.held_out:.4f}",
+            *[f"{row.held_out_node:.4f}"] * several,
+            f"{row.placed_by:.4f}",
+            *([f"{row.placed_by_node:.4f}", f"{row.cost:.4f}"] if several else []),
+            f"{row.gap:.1%}",
+            f"{row.load:.3f}",
+            f"{row.seconds:.2f}",
+            "yes" if row.optimal else "",
+        )
+    return shown
+
+
+def verdicts(rows: list[Row]) -> list[str]:
+    """Two lines, on the tokens placed by and on held-out tokens: whether ours is never worse than a peer given the same limit."""
+    lines = []
+    for what, field in (("tokens placed by", "cost"), ("held-out tokens", "held_out_cost")):
+        worse = [
+            f"{row.instance} {row.limit_s:g} s: {getattr(ours, field):.4f}, {row.method} {getattr(row, field):.4f}"
+            for ours in rows
+            if ours.method == OURS and ours.seconds is not None
+            for row in rows
+            if row.method != OURS
+            and row.seconds is not None
+            and row.instance == ours.instance
+            and (row.limit_s == ours.limit_s or row.method in FREE)
+            and getattr(row, field) < getattr(ours, field) * (1.0 - SAME)
+        ]
+        told = "yes" if not worse else "no:\n  " + "\n  ".join(worse)
+        lines.append(f"{OURS} never worse than any peer at equal time, {what}: {told}")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
+    parser.add_argument("--seconds", type=float, nargs="+", default=[1.0, 10.0], help="time limits of every method")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS, metavar="METHOD")
+    parser.add_argument("--instances", nargs="+", default=[""], help="parts of names of instances; `list` names them")
+    parser.add_argument("--quick", action="store_true", help="four instances, 1 s each: about a minute")
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--csv", type=Path, help="write the rows to this file")
+    options = parser.parse_args()
+    console = Console(width=130)
+    known = instances()
+    if options.instances == ["list"]:
+        console.print("\n".join(each.name for each in known))
+        return
+    chosen = [each for each in known if any(part in each.name for part in options.instances)]
+    if options.quick:
+        chosen = [each for each in chosen if each.quick]
+    if not chosen:
+        raise SystemExit(f"no instance matches {', '.join(options.instances)}; --instances list names all")
+    with Progress(console=console, transient=True) as progress:
+        rows = measure(chosen, options.methods, [1.0] if options.quick else sorted(options.seconds), progress)
+    console.print(*verdicts(rows), sep="\n", highlight=False)
+    if options.json:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    if options.csv:
+        with options.csv.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(Row.__dataclass_fields__))
+            writer.writeheader()
+            writer.writerows(asdict(row) for row in rows)
+
+
+if __name__ == "__main__":
+    main()
