@@ -123,7 +123,7 @@ def test_placement_experiment_counts_held_out_sequences():
     assert found.metrics["crossing_fraction"].value == pytest.approx((tokens[:, 1:] != tokens[:, :-1]).mean())
     assert found.metrics["hops_per_token"].value == pytest.approx((tokens[:, 1:] != tokens[:, :-1]).sum(1).mean())
     assert found.metrics["bound"].value <= found.metrics["train_crossing_fraction"].value
-    assert found.conditions["trace"] == "gpt-oss-20b top-1, held-out sequences"
+    assert found.conditions["routing"] == "gpt-oss-20b top-1, all domains, held out"
 
 
 def test_placement_experiment_on_few_tokens_and_nodes():
