@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from repro import exflow
 from repro.exflow import _search, program
 from repro.exflow import placement as module
+from repro.exflow._problem import Problem
 from repro.exflow.evaluate import distances, total_cost
 
 TINY = st.sampled_from([(2, 4, 2), (3, 4, 2), (3, 4, 4), (2, 6, 3), (2, 6, 2)])  # layers, experts, GPUs
@@ -43,10 +44,10 @@ def test_integer_program_is_optimal_and_bounds_itself(fewest_hops, make_counts, 
 @given(SEED)
 @settings(max_examples=10, deadline=None)
 def test_search_without_the_exact_methods_finds_the_optimum(fewest_hops, make_counts, seed):
-    """The general portfolio, forced on an instance that brute force can still solve."""
+    """The rounds of annealing, forced on an instance that brute force can still solve."""
     counts = make_counts(seed, 3, 6)
-    _search.compile_kernels()
-    gpu = _search._portfolio(counts, 2, _search.Budget(20), np.random.default_rng(seed))
+    problem = Problem(counts, distances(2, 2))
+    gpu = _search.rounds(problem, _search.Budget(20), np.random.default_rng(seed))
     assert total_cost(counts, gpu, distances(2, 2)) == pytest.approx(fewest_hops(counts, 2))
 
 
@@ -139,6 +140,14 @@ def test_time_limits_are_told(make_counts):
     assert program_cut.time_limited and program_cut.mip_gap > 0.5 and "gap" in program_cut.note
 
 
+@pytest.mark.parametrize("per_node", [None, 4])
+def test_a_time_limit_alone_is_used_up(make_counts, per_node):
+    """However small the instance, unless the result is proven."""
+    found = exflow.place(make_counts(3, 4, 16), 8, per_node, time_limit_s=0.4)
+    assert found.time_limited and found.seconds > 0.39
+    assert not exflow.place(make_counts(3, 4, 8), 4, time_limit_s=60.0).time_limited
+
+
 @pytest.mark.parametrize(
     ("method", "per_node"), [("affinity", None), ("affinity", 4), ("exflow", 4), ("contiguous", None)]
 )
@@ -165,7 +174,10 @@ def test_progress_reaches_one_and_never_falls(make_counts, method, per_node):
         ({"gpus": 8, "gpus_per_node": 3}, "gpus_per_node is 3: 8 GPUs do not make whole nodes of 3"),
         ({"gpus": 8, "method": "best"}, "'best', allowed: contiguous, random, exflow"),
         ({"gpus": 8, "time_limit_s": 0.0}, "time_limit_s is 0.0"),
+        ({"gpus": 8, "time_limit_s": float("inf")}, "time_limit_s is inf, must be positive and finite"),
         ({"gpus": 8, "rounds": -1}, "rounds is -1"),
+        ({"gpus": 8, "max_load": 0.9}, "max_load is 0.9, must be at least 1"),
+        ({"gpus": 8, "max_load": 1.1, "method": "exflow"}, "max_load is 1.1: only method affinity .* found 'exflow'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):

@@ -15,6 +15,7 @@ from repro.exflow.bound import gap, lower_bound
 from repro.exflow.command import place_file
 from repro.exflow.evaluate import Cost
 from repro.exflow.export import FORMATS, physical_to_logical, read_csv, write_csv
+from repro.exflow.front import pareto
 from repro.exflow.levels import Levels
 from repro.exflow.placement import METHODS, Placement, evaluate, place
 from repro.exflow.trace import Trace, load, transitions
@@ -33,6 +34,7 @@ __all__ = [
     "lower_bound",
     "measure",
     "mutual_information",
+    "pareto",
     "physical_to_logical",
     "place",
     "place_file",

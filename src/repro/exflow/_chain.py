@@ -7,7 +7,7 @@ layer into GPUs matters: the labels can be matched afterwards, edge by edge, by 
   few partitions (E = 8)   Viterbi over all partitions of each layer
   a pool of placements     Viterbi over the partitions found in them: the best mix of their layers
 
-Arrays as in `_kernels`.
+Arrays as in `_problem`.
 """
 
 import itertools
@@ -16,6 +16,8 @@ from collections.abc import Iterator
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
+
+from repro.exflow import _kernels
 
 EXACT_PARTITIONS = 500  # Viterbi over all partitions up to here (E=8 on 4 GPUs: 105; E=12 on 2: 462)
 
@@ -55,25 +57,27 @@ def partitions(experts: int, gpus: int) -> np.ndarray:
     return np.array(list(extend([-1] * experts, 0)))
 
 
-def exact_chain(counts: np.ndarray, gpus: int) -> np.ndarray:
-    """Optimal placement by Viterbi over all partitions of every layer."""
+def exact_chain(counts: np.ndarray, gpus: int, allowed: np.ndarray | None = None) -> np.ndarray:
+    """Optimal placement by Viterbi over all partitions of every layer; `allowed` as in `recombine`, for all `partitions`."""
     states = partitions(counts.shape[1], gpus)
-    return recombine(counts, np.broadcast_to(states[:, None], (len(states), len(counts) + 1, states.shape[1])), gpus)
+    pool = np.broadcast_to(states[:, None], (len(states), len(counts) + 1, states.shape[1]))
+    return recombine(counts, pool, gpus, allowed)
 
 
-def recombine(counts: np.ndarray, pool: np.ndarray, gpus: int) -> np.ndarray:
+def recombine(counts: np.ndarray, pool: np.ndarray, gpus: int, allowed: np.ndarray | None = None) -> np.ndarray:
     """Best placement that takes every layer's partition from one of the placements in `pool` (int [K, layers, E]): exact.
 
     The states of a layer are its K partitions; the tokens kept between two partitions are those under the best matching
     of their labels. Solutions that are good in different layers so join into one that is good in all.
+    `allowed`: bool [K, layers], the partitions that may be taken, at least one in each layer; None: all.
     """
-    one_hot = np.eye(gpus)[pool].transpose(1, 0, 3, 2)  # [layers, K, gpus, E]
-    kept = np.zeros(len(pool))
+    forbidden = np.zeros((len(pool), pool.shape[1])) if allowed is None else np.where(allowed, 0.0, -np.inf)
+    kept = forbidden[:, 0]
     source = np.zeros(pool.shape[1::-1], np.int64)
     for layer, pairs in enumerate(counts):
-        shared = np.tensordot(one_hot[layer] @ pairs, one_hot[layer + 1], axes=(2, 2))  # [K, gpus, K, gpus]
-        total = kept[:, None] + _matched(shared.transpose(0, 2, 1, 3))
-        source[layer + 1], kept = total.argmax(axis=0), total.max(axis=0)
+        here, there = np.ascontiguousarray(pool[:, layer]), np.ascontiguousarray(pool[:, layer + 1])
+        total = kept[:, None] + _matched(_kernels.shared(pairs, here, there, gpus))
+        source[layer + 1], kept = total.argmax(axis=0), total.max(axis=0) + forbidden[:, layer + 1]
     state = int(kept.argmax())
     chosen = np.empty(pool.shape[1:], np.int64)
     for layer in range(len(counts), -1, -1):
@@ -106,10 +110,9 @@ def _running_maximum(arrays: Iterator[np.ndarray]) -> np.ndarray:
 def match_labels(counts: np.ndarray, placement: np.ndarray, gpus: int) -> np.ndarray:
     """The same partitions with every layer's GPU labels matched best to those of the layer before (an assignment each)."""
     placement = placement.copy()
-    eye = np.eye(gpus)
     for layer, pairs in enumerate(counts):
-        shared = eye[placement[layer]].T @ pairs @ eye[placement[layer + 1]]
-        here, there = linear_sum_assignment(shared, maximize=True)
+        tokens = _kernels.shared(pairs, placement[layer : layer + 1], placement[layer + 1 : layer + 2], gpus)[0, 0]
+        here, there = linear_sum_assignment(tokens, maximize=True)
         label = np.empty(gpus, np.int64)
         label[there] = here
         placement[layer + 1] = label[placement[layer + 1]]

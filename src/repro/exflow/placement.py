@@ -11,28 +11,31 @@ Routing is not random: a token that visited expert i in layer j visits some expe
                 x, R binary
 
 It is solved in stages: first P = nodes (hops between nodes cost most), then inside each node P = its GPUs; a machine of more
-levels (`levels.py`) has one stage per level, outermost first. A token enters only
-by its two experts, so tokens with the same pair share one R weighted by their number; this loses nothing and shrinks
-the program from tokens · layers to E² · layers. `program.py` hands it to HiGHS. Two more methods are the yardsticks,
-`contiguous` and `random`, and `affinity` is our own: same objective, but it uses that layers form a chain (`_chain.py`, `_search.py`).
+levels (`levels.py`) has one stage per level, outermost first. A token enters only by its two experts, so tokens with the same
+pair share one R weighted by their number; this loses nothing and shrinks the program from tokens · layers to E² · layers.
+`program.py` hands it to HiGHS. Two more methods are the yardsticks, `contiguous` and `random`, and `affinity` is our own: same
+objective and stages, but it uses that layers form a chain (`_chain.py`, `_search.py`), and it can limit the tokens of the busiest
+GPU (`balance.py`), which the paper's balance of expert counts does not.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from repro.exflow import _search, program
+from repro.exflow import _search, balance, program
 from repro.exflow._chain import contiguous
+from repro.exflow._problem import Problem
 from repro.exflow._search import Budget, Progress
-from repro.exflow.evaluate import Cost, evaluate_gpus, total_cost
+from repro.exflow.evaluate import Cost, evaluate_gpus, loads
 from repro.exflow.levels import Levels, make_levels
 from repro.exflow.trace import Trace
 from repro.topology import Topology
 
 METHODS = ("contiguous", "random", "exflow", "exflow-direct", "affinity")
+ROUNDS, TIME_LIMIT_S = 60, 30.0  # when `place` is given neither
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Placement:
     mip_gap: float | None = None
     seconds: float = 0.0
     levels: Levels | None = None
+    max_load: float | None = None
 
     @property
     def machine(self) -> Levels:
@@ -72,11 +76,12 @@ def place(
     gpus_per_node: int | None = None,
     method: str = "affinity",
     seed: int = 0,
-    time_limit_s: float = 30.0,
-    rounds: int = 60,
+    time_limit_s: float | None = None,
+    rounds: int | None = None,
     progress: Progress | None = None,
     *,
     costs: Sequence[float] | None = None,
+    max_load: float | None = None,
 ) -> Placement:
     """Place the experts of `counts` (transition counts, [layers-1, E, E]) on P GPUs, E/P per GPU and layer.
 
@@ -88,28 +93,36 @@ def place(
                      published solver's default (`use_bipart`); counts that are no power of two split by their prime factors
       exflow-direct  the same program with one stage per level, into all nodes at once and into all GPUs of a node at once
       affinity       our search; exact (`optimal`) on one level with one expert per GPU or few partitions (E = 8)
-    `seed` and `rounds` (of local search) fix the result of `affinity` unless `time_limit_s` cuts it short; `exflow` depends on the
-    time limit wherever it hits it. Both limits are reported in the result. Compilation is not counted in `seconds`.
-    `progress` is called with the fraction done and a text.
+
+    How long `affinity` searches, where it is not exact: with `time_limit_s` alone, it uses all of the time and fits its steps to it.
+    With `rounds`, it makes so many rounds in each stage; `seed` and `rounds` then fix the result, unless a time limit cuts it
+    short (`time_limited`). With neither, 60 rounds in at most 30 s. `exflow` takes the time limit (30 s) and depends on it
+    wherever it hits it. Compilation is not counted in `seconds`. `progress` is called with the fraction done and a text.
+
+    `max_load` (affinity only): the busiest GPU of each layer gets at most so many times the even share of the tokens of `counts`;
+    1.2 allows 20 % more. The result always keeps it (up to rounding, 1e-9); ValueError names the layer and its hottest expert
+    where no placement that does is found. On other tokens than these the load may be higher: leave some room.
 
     Raises ValueError when E is no multiple of P, the levels or costs are none (`levels.make_levels`), or the counts are not
     such counts.
     """
     levels = make_levels(gpus, gpus_per_node, costs)
-    _check(counts, levels.gpus, method, time_limit_s, rounds)
+    _check(counts, levels.gpus, method, time_limit_s, rounds, max_load)
+    if rounds is None and (time_limit_s is None or method != "affinity"):
+        rounds = ROUNDS
     counts = np.ascontiguousarray(counts, np.float64)
     layers, experts = len(counts) + 1, counts.shape[1]
     if method == "affinity":
         _search.compile_kernels()
     start = time.perf_counter()
-    budget = Budget(rounds, start + time_limit_s, progress)
+    budget = Budget(rounds, start + (TIME_LIMIT_S if time_limit_s is None else time_limit_s), progress)
     found: dict = {}
     if method == "contiguous":
         gpu = contiguous(layers, experts, levels.gpus)
     elif method == "random":
         gpu = np.random.default_rng(seed).permuted(contiguous(layers, experts, levels.gpus), axis=1)
     elif method == "affinity":
-        gpu, found = _affinity(counts, levels, seed, budget)
+        gpu, found = _affinity(counts, levels, seed, budget, max_load)
     else:
         stages = _stages(levels)
         if method == "exflow":
@@ -118,8 +131,8 @@ def place(
     assert all((np.bincount(row, minlength=levels.gpus) == experts // levels.gpus).all() for row in gpu)
     budget.span, budget.text = (1.0, 1.0), "placed"
     budget.report(1.0)
-    per_node = levels.spans[levels.node_level]
-    return Placement(gpu, levels.gpus, per_node, method, **found, seconds=time.perf_counter() - start, levels=levels)
+    found |= {"seconds": time.perf_counter() - start, "levels": levels, "max_load": max_load}
+    return Placement(gpu, levels.gpus, levels.spans[levels.node_level], method, **found)
 
 
 def evaluate(placement: Placement, routing: Trace | np.ndarray) -> Cost:
@@ -132,32 +145,28 @@ def _stages(levels: Levels) -> list[int]:
     return [size for size in reversed(levels.sizes) if size > 1] or [1]
 
 
-Solve = Callable[[np.ndarray, int, float], np.ndarray]
+Solve = Callable[[np.ndarray, np.ndarray, int, float], np.ndarray]
 
 
 def staged(counts: np.ndarray, stages: list[int], solve: Solve) -> np.ndarray:
     """Split experts into stages[0] groups, each group into stages[1], and so on: nodes first, then the GPUs of each node.
 
-    `solve(counts inside a group, parts, share)` gives int [layers, n]; `share` is the part of the remaining time that it may use.
+    `solve(members, inside, parts, share)` gives int [layers, n] for the experts `members`, int [layers, n], of one group and the
+    counts among them, float64 [layers-1, n, n]; `share` is the part of the remaining time that it may use.
     As in the paper, only transitions with both ends in the group count within it. Returns int64 [layers, E].
     """
     layers, experts = len(counts) + 1, counts.shape[1]
     group, groups = np.zeros((layers, experts), np.int64), 1
     for depth, parts in enumerate(stages):
         finer = group * parts
-        for g, (members, inside) in enumerate(_groups(counts, group, groups)):
+        for g in range(groups):
+            members = np.stack([np.flatnonzero(row == g) for row in group])
+            inside = [pairs[np.ix_(a, b)] for pairs, a, b in zip(counts, members[:-1], members[1:], strict=True)]
             share = 1.0 / ((len(stages) - depth - 1) + 1) / (groups - g)
-            np.put_along_axis(finer, members, g * parts + solve(inside, parts, share), axis=1)
+            found = solve(members, np.ascontiguousarray(inside), parts, share)
+            np.put_along_axis(finer, members, g * parts + found, axis=1)
         group, groups = finer, groups * parts
     return group
-
-
-def _groups(counts: np.ndarray, group: np.ndarray, groups: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """For each group: its experts, int [layers, n], and the counts among them, float64 [layers-1, n, n]."""
-    for g in range(groups):
-        members = np.stack([np.flatnonzero(row == g) for row in group])
-        inside = [pairs[np.ix_(a, b)] for pairs, a, b in zip(counts, members[:-1], members[1:], strict=True)]
-        yield members, np.ascontiguousarray(inside)
 
 
 def _prime_factors(number: int) -> list[int]:
@@ -173,7 +182,7 @@ def _exflow(counts: np.ndarray, stages: list[int], seed: int, budget: Budget) ->
     solved: list[program.Solution] = []
     total = sum(math.prod(stages[:depth]) for depth in range(len(stages)))
 
-    def solve(inside: np.ndarray, parts: int, share: float) -> np.ndarray:
+    def solve(_: np.ndarray, inside: np.ndarray, parts: int, share: float) -> np.ndarray:
         left = max(budget.deadline - time.perf_counter(), 0.0)
         solved.append(program.solve(inside, parts, left * share, seed))
         budget.report(len(solved) / total)
@@ -193,52 +202,50 @@ def _exflow(counts: np.ndarray, stages: list[int], seed: int, budget: Budget) ->
     }
 
 
-def _affinity(counts: np.ndarray, levels: Levels, seed: int, budget: Budget) -> tuple[np.ndarray, dict]:
-    """Outermost level first, inside each unit the next; with several levels a polish at the level costs follows."""
-    proofs: list[bool] = []
-    deadline = budget.deadline
-    stages = _stages(levels)
-    parts_of_job = sum(math.prod(stages[:depth]) for depth in range(len(stages))) + (len(stages) > 1)  # the polish
+def _affinity(
+    counts: np.ndarray, levels: Levels, seed: int, budget: Budget, max_load: float | None
+) -> tuple[np.ndarray, dict]:
+    """Outermost level first, inside each unit the next; with several levels a polish at the level costs follows.
 
-    def solve(inside: np.ndarray, parts: int, share: float) -> np.ndarray:
+    The polish sees what stages cannot: that a worse cut between nodes may save more hops inside them.
+    """
+    weight, cap = loads(counts), None
+    if max_load is not None:
+        balance.check_limit(weight, levels.gpus, max_load)
+        cap = max_load * weight.sum(axis=1) / levels.gpus
+    proofs: list[bool] = []
+    deadline, stages = budget.deadline, _stages(levels)
+    solves = sum(math.prod(stages[:depth]) for depth in range(len(stages)))
+    jobs = solves + (len(stages) > 1)  # the polish
+
+    def begin(job: int, share: float, text: str) -> None:
         now = time.perf_counter()
         budget.deadline = now + (deadline - now) * share
-        budget.span = (len(proofs) / parts_of_job, (len(proofs) + 1) / parts_of_job)
-        budget.text = f"placing on {parts} of {levels.gpus} GPUs" if len(stages) > 1 else "placing"
-        group, exact = _search.search(inside, parts, budget, seed + len(proofs))
+        budget.span, budget.text = (job / jobs, (job + 1) / jobs), text
+
+    def solve(members: np.ndarray, inside: np.ndarray, parts: int, share: float) -> np.ndarray:
+        begin(len(proofs), share, f"placing on {parts} of {levels.gpus} GPUs" if jobs > 1 else "placing")
+        own = np.take_along_axis(weight, members, axis=1)
+        within = (
+            None if cap is None else cap * (levels.gpus * members.shape[1] // counts.shape[1] // parts)
+        )  # of a part
+        group, exact = _search.search(inside, parts, budget, seed + len(proofs), within, own)
         proofs.append(exact)
         return group
 
     gpu = staged(counts, stages, solve)
-    budget.deadline = deadline
     if len(stages) > 1:
-        gpu = _polished(counts, gpu, levels.distances(), budget, seed)
+        begin(solves, 1.0, "polishing over all levels")
+        problem = Problem(counts, levels.distances(), cap, weight)
+        gpu = _search.rounds(problem, budget, np.random.default_rng(seed), balance.repaired(problem, gpu))
     optimal = len(stages) == 1 and proofs[0]
-    note = (
-        "exact"
-        if optimal
-        else "local search" + (", a stage stopped at its share of the time limit" if budget.cut else "")
-    )
+    note = "exact" if optimal else "local search" + (", stopped at the time limit" if budget.cut else "")
     return gpu, {"note": note, "optimal": optimal, "time_limited": budget.cut}
 
 
-def _polished(counts: np.ndarray, gpu: np.ndarray, distance: np.ndarray, budget: Budget, seed: int) -> np.ndarray:
-    """Local search over all GPUs at once: stages cannot see that a worse node cut may save more hops inside nodes."""
-    budget.text = "polishing over nodes and GPUs"
-    state = _search.random_state(np.random.default_rng(seed))
-    best, best_cost = gpu, total_cost(counts, gpu, distance)
-    for hot in (0.0, 0.1, 0.2):  # a cool annealing keeps the staged solution's structure
-        trial = gpu.copy()
-        if hot > 0.0:
-            swaps = _search.SWAPS_PER_EXPERT * 5 * gpu.size
-            trial = _search.anneal(counts, best, distance, swaps, budget, state, hot)
-        cost = _search.improve(counts, trial, distance, budget, state, flat=False)
-        if cost < best_cost:
-            best, best_cost = trial, cost
-    return best
-
-
-def _check(counts: np.ndarray, gpus: int, method: str, time_limit_s: float, rounds: int) -> None:
+def _check(
+    counts: np.ndarray, gpus: int, method: str, time_limit_s: float | None, rounds: int | None, max_load: float | None
+) -> None:
     if counts.ndim != 3 or counts.shape[1] != counts.shape[2] or 0 in counts.shape:
         raise ValueError(f"transition counts have shape {counts.shape}, must be [layers-1, E, E]")
     if not np.isfinite(counts).all() or (counts < 0).any() or not counts.any():
@@ -247,5 +254,9 @@ def _check(counts: np.ndarray, gpus: int, method: str, time_limit_s: float, roun
         raise ValueError(f"{counts.shape[1]} experts per layer cannot be shared evenly by {gpus} GPUs")
     if method not in METHODS:
         raise ValueError(f"unknown placement method {method!r}, allowed: {', '.join(METHODS)}")
-    if not time_limit_s > 0 or rounds < 0:
-        raise ValueError(f"time_limit_s is {time_limit_s}, must be positive; rounds is {rounds}, must be 0 or more")
+    if time_limit_s is not None and not 0 < time_limit_s < math.inf:
+        raise ValueError(f"time_limit_s is {time_limit_s}, must be positive and finite")
+    if rounds is not None and rounds < 0:
+        raise ValueError(f"rounds is {rounds}, must be 0 or more")
+    if max_load is not None and method != "affinity":
+        raise ValueError(f"max_load is {max_load}: only method affinity keeps a load limit, found {method!r}")

@@ -1,0 +1,84 @@
+"""One placement problem as the search sees it: tokens between experts, costs between GPUs, room on each GPU.
+
+Arrays, throughout the search:
+  counts     float64 [layers-1, E, E]   tokens that go from expert a of layer l to expert b of layer l+1
+  placement  int64   [layers, E]        GPU of every expert
+  distance   float64 [G, G]             cost of one token that moves from one GPU to another; symmetric, zero diagonal
+  weight     float64 [layers, E]        tokens that visit each expert (only with a load limit)
+  cap        float64 [layers]           most tokens that a GPU may get in each layer (only with a load limit)
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from repro.exflow import _kernels
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Place E/G experts of each layer on each of G GPUs; `cap` None: however many tokens they get."""
+
+    counts: np.ndarray
+    distance: np.ndarray
+    cap: np.ndarray | None = None
+    weight: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
+
+    @property
+    def gpus(self) -> int:
+        return len(self.distance)
+
+    @property
+    def layers(self) -> int:
+        return len(self.counts) + 1
+
+    @property
+    def experts(self) -> int:
+        return self.counts.shape[1]
+
+    @cached_property
+    def flat(self) -> bool:
+        """All hops cost the same, so that labels of GPUs may be swapped freely."""
+        apart = ~np.eye(self.gpus, dtype=bool)
+        return bool((self.distance[apart] == self.distance[0, -1]).all())
+
+    @cached_property
+    def room(self) -> np.ndarray:
+        """`cap` for the kernels: length 0 stands for no limit."""
+        return np.empty(0) if self.cap is None else self.cap * (1 + 1e-9)  # rounding must not forbid what just fits
+
+    @cached_property
+    def forward(self) -> np.ndarray:
+        """Counts in single precision, what annealing works with."""
+        return self.counts.astype(np.float32)
+
+    @cached_property
+    def backward(self) -> np.ndarray:
+        """`forward` transposed: from experts of layer l+1 to those of layer l."""
+        return np.ascontiguousarray(self.forward.transpose(0, 2, 1))
+
+    @cached_property
+    def scale(self) -> float:
+        """A typical change of cost when two experts of a random placement swap GPUs: the unit of temperature."""
+        spread = self.counts.var(axis=(1, 2)).mean()
+        return float(np.sqrt(4 * self.experts / self.gpus * spread) * self.distance.max()) or 1.0
+
+    def cost(self, placement: np.ndarray) -> float:
+        """Tokens times the cost of their hops."""
+        hops = 0.0
+        for layer, pairs in enumerate(self.counts):
+            here, there = placement[layer : layer + 1], placement[layer + 1 : layer + 2]
+            hops += float((_kernels.shared(pairs, here, there, self.gpus)[0, 0] * self.distance).sum())
+        return hops
+
+    def table(self, placement: np.ndarray) -> np.ndarray:
+        """float64 [layers, G, E]: cost of having expert e on GPU g while both neighbouring layers stay."""
+        return self.distance @ _kernels.exchanged(self.counts, placement, self.gpus)
+
+    def fits(self, placement: np.ndarray) -> np.ndarray:
+        """bool [layers]: whether every GPU keeps the load limit."""
+        if self.cap is None:
+            return np.ones(self.layers, bool)
+        rows = zip(placement, self.weight, strict=True)
+        return np.array([np.bincount(row, own, self.gpus).max() for row, own in rows]) <= self.room

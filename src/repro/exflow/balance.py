@@ -1,0 +1,94 @@
+"""A limit on the tokens that the busiest GPU of each layer gets: what is possible, and placements that keep it.
+
+The paper balances how many experts a GPU holds, not how many tokens these get, so a placement that saves hops may make one GPU
+wait for another. Every GPU still holds exactly E/G experts. Hence the GPU of the hottest expert holds at least the E/G - 1
+coldest ones besides, and no placement can be more even than that; how near one can come is a partition problem, NP-hard in
+general, for which the rule below (longest processing time first, then swaps) usually ends a fraction of a percent off.
+"""
+
+import numpy as np
+
+from repro.exflow import _chain
+from repro.exflow._problem import Problem
+
+
+def evened(row: np.ndarray, weight: np.ndarray, gpus: int, cap: float = 0.0) -> np.ndarray:
+    """`row` (GPUs int [E] of experts of `weight` float [E]) after swaps that relieve the busiest GPU, until it has at most `cap`.
+
+    Ends where no swap of one of its experts lowers the larger load of the two GPUs, so the result may be above `cap`.
+    """
+    row = row.copy()
+    load = np.bincount(row, weight, gpus)
+    while load.max() > cap:
+        busy = int(load.argmax())
+        inside, outside = np.flatnonzero(row == busy), np.flatnonzero(row != busy)
+        if len(outside) == 0:
+            break
+        shift = weight[inside][:, None] - weight[outside][None, :]
+        worse = np.maximum(load[busy] - shift, load[row[outside]][None, :] + shift)
+        i, j = np.unravel_index(worse.argmin(), worse.shape)
+        if worse[i, j] >= load[busy] * (1 - 1e-12):
+            break
+        row[inside[i]], row[outside[j]] = row[outside[j]], busy
+        load = np.bincount(row, weight, gpus)
+    return row
+
+
+def lightest(weight: np.ndarray, gpus: int) -> np.ndarray:
+    """GPUs int64 [E] whose busiest GPU gets about as little as possible: the heaviest expert first onto the GPU with the least
+    load of those with a seat left, then swaps; exact where all partitions can be tried (E = 8)."""
+    experts = len(weight)
+    if 1 < gpus < experts and _chain.count_partitions(experts, gpus) <= _chain.EXACT_PARTITIONS:
+        rows = _chain.partitions(experts, gpus)
+        return rows[int(busiest_loads(rows, weight, gpus).argmin())]
+    row, load, seats = np.empty(experts, np.int64), np.zeros(gpus), np.full(gpus, experts // gpus)
+    for expert in np.argsort(-weight, kind="stable"):
+        gpu = int(np.where(seats > 0, load, np.inf).argmin())
+        row[expert] = gpu
+        load[gpu] += weight[expert]
+        seats[gpu] -= 1
+    return evened(row, weight, gpus)
+
+
+def busiest_loads(rows: np.ndarray, weight: np.ndarray, gpus: int) -> np.ndarray:
+    """float64 [n]: load of the busiest GPU under each of `rows`, int [n, E]."""
+    return np.array([np.bincount(row, weight, gpus).max() for row in rows])
+
+
+def least_max_load(weight: np.ndarray, gpus: int) -> np.ndarray:
+    """float64 [layers]: the lowest load of the busiest GPU over the even share that `lightest` finds; `weight` [layers, E]."""
+    shares = [busiest_loads(lightest(own, gpus)[None], own, gpus)[0] * gpus / own.sum() for own in weight if own.any()]
+    return np.array(shares or [1.0])
+
+
+def check_limit(weight: np.ndarray, gpus: int, max_load: float) -> None:
+    """ValueError that names the worst layer and its hottest expert when no placement that keeps `max_load` is found."""
+    if not (np.isfinite(max_load) and max_load >= 1.0):
+        raise ValueError(
+            f"max_load is {max_load}, must be at least 1: the busiest GPU never gets less than the even share"
+        )
+    used = np.flatnonzero(weight.any(axis=1))
+    reached = least_max_load(weight, gpus)
+    if reached.max() <= max_load * (1 + 1e-9):
+        return
+    layer = int(used[reached.argmax()])
+    own, fill = np.sort(weight[layer]) * gpus / weight[layer].sum(), weight.shape[1] // gpus - 1
+    expert, alone, forced = int(weight[layer].argmax()), own[-1], own[-1] + own[:fill].sum()
+    reason = "no placement can meet it" if forced > max_load else "no placement that meets it was found"
+    raise ValueError(
+        f"max_load is {max_load:g}: {reason}. In layer {layer} expert {expert} alone takes {alone:.3f} times a GPU's even share, "
+        f"{forced:.3f} with the {fill} coldest experts that fill its GPU; the lowest limit found for all layers is "
+        f"{reached.max():.4f}"
+    )
+
+
+def repaired(problem: Problem, placement: np.ndarray) -> np.ndarray:
+    """`placement` with layers above the load limit swapped below it, or re-placed by `lightest` where swaps do not suffice."""
+    placement = placement.copy()
+    for layer in np.flatnonzero(~problem.fits(placement)):
+        weight, cap = problem.weight[layer], problem.room[layer]
+        row = evened(placement[layer], weight, problem.gpus, cap)
+        if np.bincount(row, weight, problem.gpus).max() > cap:
+            row = lightest(weight, problem.gpus)
+        placement[layer] = row
+    return placement
