@@ -4,8 +4,9 @@ import json
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from repro import exflow, experiments
+from repro import cli, exflow, experiments
 
 KEYS = {"hops_per_token", "crossing_fraction", "intra_hops", "inter_hops", "bound", "gap", "seconds", "max_load"}
 
@@ -135,3 +136,40 @@ def test_placement_experiment_on_few_tokens_and_nodes():
         value["hops_per_token"]
     )
     assert "mip_gap" not in found.metrics
+
+
+def test_place_file_on_a_topology_within_a_load_limit(trace_file):
+    machine = exflow.parse_levels("node=2,rack=2")
+    result = exflow.place_file(trace_file, machine, costs=(1, 7), max_load=1.3, rounds=2)
+    assert set(result) == KEYS | {"weighted_hops", "node_hops", "rack_hops", "max_load_worst_layer"}
+    assert result["node_hops"] == pytest.approx(result["intra_hops"])
+    assert result["weighted_hops"] == pytest.approx(result["node_hops"] + 7 * result["rack_hops"])
+    assert result["max_load_worst_layer"] <= 1.3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("", "--gpus and --levels: give one of them"),
+        ("--gpus 4 --levels node=4", "--gpus and --levels: give one of them"),
+        ("--levels node=4,8", "--levels node=4,8: '8' is not NAME=SIZE"),
+        ("--levels node=0", "--levels node=0: level 'node': size is 0"),
+        ("--levels node=2,node=2", "--levels node=2,node=2: levels need distinct names"),
+        ("--levels node=4 --gpus-per-node 2", "--gpus-per-node is 2: a topology already has its levels"),
+        ("--gpus 4 --costs 1,x", "--costs 1,x: could not convert string to float"),
+        ("--gpus 4 --costs 1,2", "--costs are (1.0, 2.0), must be one per level, innermost first: node"),
+        ("--gpus 4 --max-load 0.5", "--max-load is 0.5, must be at least 1"),
+        ("--gpus 4 --max-load 1.2 --method random", "--max-load is 1.2: only method affinity"),
+        ("--gpus 4 --max-load 1.0001", "--max-load is 1.0001: no placement"),
+    ],
+)
+def test_wrong_options_are_named(trace_file, options, message):
+    found = CliRunner().invoke(cli.app, ["place", str(trace_file), *options.split()])
+    assert found.exit_code == 2 and message in " ".join(found.output.split())
+
+
+def test_place_from_the_command_line_on_three_levels(trace_file, tmp_path):
+    levels = ["--levels", "node=2,rack=2,cluster=2", "--costs", "1,2,5", "--rounds", "1", "--json"]
+    found = CliRunner().invoke(cli.app, ["place", str(trace_file), *levels, "--out", str(tmp_path / "p.csv")])
+    assert found.exit_code == 0 and json.loads(found.stdout)["cluster_hops"] > 0
+    assert (np.sort(exflow.read_csv(tmp_path / "p.csv", 8)) == np.arange(8)).all()

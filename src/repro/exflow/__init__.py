@@ -16,7 +16,7 @@ from repro.exflow.command import place_file
 from repro.exflow.evaluate import Cost
 from repro.exflow.export import FORMATS, physical_to_logical, read_csv, write_csv
 from repro.exflow.front import pareto
-from repro.exflow.levels import Levels
+from repro.exflow.levels import Levels, parse_levels
 from repro.exflow.placement import METHODS, Placement, evaluate, place
 from repro.exflow.trace import Trace, load, transitions
 
@@ -35,6 +35,7 @@ __all__ = [
     "measure",
     "mutual_information",
     "pareto",
+    "parse_levels",
     "physical_to_logical",
     "place",
     "place_file",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from repro.topology import Topology
+from repro.topology import Level, Topology
 
 NODE = "node"
 
@@ -78,3 +78,17 @@ def make_levels(
     if not all(math.isfinite(cost) and cost > 0 for cost in costs) or list(costs) != sorted(costs):
         raise ValueError(f"costs are {costs}, must be positive and not decreasing from the innermost level out")
     return Levels(names, sizes, tuple(float(cost) for cost in costs))
+
+
+def parse_levels(text: str) -> Topology:
+    """The topology of `node=8,rack=4,cluster=2`: innermost level first, each with how many of the units inside it it joins.
+
+    ValueError for anything else.
+    """
+    levels = []
+    for item in text.split(","):
+        name, equals, size = item.partition("=")
+        if not (name.strip() and equals and size.strip().isdecimal()):
+            raise ValueError(f"{item!r} is not NAME=SIZE, as in node=8,rack=4,cluster=2 (innermost level first)")
+        levels.append(Level(name.strip(), int(size)))
+    return Topology(tuple(levels))
