@@ -73,6 +73,7 @@ def test_evaluator_equals_a_walk_in_python(setting, machine, seed, extra):
 def test_without_copies_the_placement_is_what_it_was(setting, machine, seed, objective):
     placement, trace = setting(seed, *machine)
     copies = place_replicas(placement, trace, 0, objective)
+    assert (copies.physical_to_logical == replicas.without_copies(placement).physical_to_logical).all()
     assert (copies.physical_to_logical == exflow.physical_to_logical(placement.gpu)).all()
     found, before = evaluate_replicas(copies, trace), exflow.evaluate(placement, trace)
     for name in vars(found):
@@ -137,6 +138,18 @@ def test_each_objective_is_better_at_its_own(make_trace):
     none = evaluate_replicas(place_replicas(placement, trace, 0), trace)
     assert weighted(hops) < 0.85 * weighted(none) and weighted(hops) < weighted(load)
     assert load.max_load < none.max_load and load.max_load < hops.max_load
+
+
+def test_copies_for_both_join(make_trace):
+    """Copies for load beside copies for hops: they keep those, and lie between the two objectives."""
+    trace = exflow.Trace(make_trace(6, 16, 3000, alpha=0.2), 16)
+    placement = exflow.place(exflow.transitions(trace), 4, method="contiguous")
+    hops = place_replicas(placement, trace, 1)
+    both = place_replicas(hops, trace, 2, "load")
+    assert both.slots_per_gpu == 4 + 1 + 2 and (both.hosted >= hops.hosted).all()
+    cost, joint = evaluate_replicas(hops, trace), evaluate_replicas(both, trace)
+    only_load = evaluate_replicas(place_replicas(placement, trace, 3, "load"), trace)
+    assert joint.max_load < cost.max_load and joint.hops_per_token < only_load.hops_per_token
 
 
 def test_nobody_hops_where_every_gpu_holds_all(setting):

@@ -87,15 +87,20 @@ def evaluate_replicas(replicas: Replicas, trace: Trace) -> ReplicaCost:
     return ReplicaCost(float(hops), float(hops - inter), float(inter), float(load.mean()), float(load.max()))
 
 
+def without_copies(placement: Placement) -> Replicas:
+    """Each expert once, where `placement` has it: E/P slots per GPU."""
+    return Replicas(physical_to_logical(placement.gpu), placement.gpus, placement.gpus_per_node)
+
+
 def place_replicas(
-    placement: Placement,
+    start: Placement | Replicas,
     trace: Trace,
     extra: int,
     objective: str = "hops",
     costs: Sequence[float] = (1.0, 2.0),
     progress: Callable[[float, str], None] | None = None,
 ) -> Replicas:
-    """Give every GPU `extra` slots per layer beside those of `placement`, and fill them for the tokens of a top-1 `trace`.
+    """Give every GPU `extra` slots per layer beside those of `start`, and fill them for the tokens of a top-1 `trace`.
 
     `objective`, one of OBJECTIVES:
       hops  Rounds of one slot for each GPU and layer, from the last layer to the first. A GPU gets the expert whose copy saves its
@@ -107,36 +112,31 @@ def place_replicas(
 
     Slots without a use repeat an expert of their GPU. ValueError when k > 1, shapes disagree or an argument is out of range.
     """
-    layers, experts = placement.gpu.shape
+    start = without_copies(start) if isinstance(start, Placement) else start
+    layers, experts, gpus = start.hosted.shape
     _check_trace(trace, layers, experts)
-    if objective not in OBJECTIVES:
-        raise ValueError(f"unknown objective {objective!r}, allowed: {', '.join(OBJECTIVES)}")
-    if not 0 <= extra <= experts - experts // placement.gpus:
-        most = experts - experts // placement.gpus
-        raise ValueError(f"{extra} extra slots per GPU, allowed: 0 to {most}, where every GPU holds all experts")
-    if len(costs) != 2 or not 0 <= costs[0] <= costs[1]:
-        raise ValueError(f"costs are {tuple(costs)}, must be of a hop in a node and between nodes, 0 <= in <= between")
+    _check(extra, experts - start.slots_per_gpu, objective, costs)
     tell = progress or (lambda fraction, text: None)
     tokens = np.asarray(trace.experts).reshape(trace.tokens, layers)
-    hosted = placement.gpu[:, :, None] == np.arange(placement.gpus)
-    slots = physical_to_logical(placement.gpu).reshape(layers, placement.gpus, -1)
+    hosted = start.hosted
+    slots = start.physical_to_logical.reshape(layers, gpus, -1)
     added = np.repeat(slots[:, :, :1], extra, axis=2)  # fillers, until a copy is worth a slot
     if objective == "hops":
-        node = np.arange(placement.gpus) // placement.gpus_per_node
-        distance = np.where(node[:, None] == node, costs[0], costs[1]) * (1.0 - np.eye(placement.gpus))
+        node = np.arange(gpus) // start.gpus_per_node
+        distance = np.where(node[:, None] == node, costs[0], costs[1]) * (1.0 - np.eye(gpus))
         for turn in range(extra):
-            added[:, :, turn] = _save_hops(tokens, hosted, placement.gpus_per_node, distance, added[:, :, turn])
+            added[:, :, turn] = _save_hops(tokens, hosted, start.gpus_per_node, distance, added[:, :, turn])
             tell((turn + 1) / extra, "placing copies")
     else:
-        at = np.arange(trace.tokens) % placement.gpus
+        at = np.arange(trace.tokens) % gpus
         for layer in range(layers):
-            arriving = np.zeros(hosted.shape[1:])
+            arriving = np.zeros((experts, gpus))
             np.add.at(arriving, (tokens[:, layer], at), 1.0)
-            _share_load(arriving, hosted[layer], placement.gpus_per_node, added[layer])
-            at = _routes(hosted[layer : layer + 1], placement.gpus_per_node)[0, tokens[:, layer], at]
+            _share_load(arriving, hosted[layer], start.gpus_per_node, added[layer])
+            at = _routes(hosted[layer : layer + 1], start.gpus_per_node)[0, tokens[:, layer], at]
             tell((layer + 1) / layers, "placing copies")
-    both = np.concatenate([slots, added], axis=2).reshape(layers, -1)
-    return Replicas(both, placement.gpus, placement.gpus_per_node)
+    slots = np.concatenate([slots, added], axis=2).reshape(layers, -1)
+    return Replicas(slots, gpus, start.gpus_per_node)
 
 
 def _save_hops(
@@ -281,3 +281,12 @@ def _check_trace(trace: Trace, layers: int, experts: int) -> None:
         raise ValueError(
             f"the placement has {layers} layers of {experts} experts, the routing has {trace.layers} of {trace.num_experts}"
         )
+
+
+def _check(extra: int, most: int, objective: str, costs: Sequence[float]) -> None:
+    if objective not in OBJECTIVES:
+        raise ValueError(f"unknown objective {objective!r}, allowed: {', '.join(OBJECTIVES)}")
+    if not 0 <= extra <= most:
+        raise ValueError(f"{extra} extra slots per GPU, allowed: 0 to {most}, where every GPU holds all experts")
+    if len(costs) != 2 or not 0 <= costs[0] <= costs[1]:
+        raise ValueError(f"costs are {tuple(costs)}, must be of a hop in a node and between nodes, 0 <= in <= between")
