@@ -55,7 +55,7 @@ def test_any_prices_bound_the_b_matching(make_counts, seed):
     assert wrong >= bound.b_matching(pairs, 2) - 1e-6
 
 
-@given(TINY.filter(lambda shape: shape[1] > shape[2]), SEED, st.sampled_from([0.0, 0.002, 0.02]))
+@given(TINY.filter(lambda shape: shape[1] > shape[2]), SEED, st.sampled_from([0.0, 0.002, 0.1]))
 @settings(max_examples=40, deadline=None)
 def test_semidefinite_bound_holds_however_early_it_stops(fewest_hops, make_counts, shape, seed, time_limit_s):
     layers, experts, gpus = shape
@@ -70,10 +70,14 @@ def test_any_multipliers_bound_what_is_kept(fewest_hops, make_counts, shape, see
     """Weak duality: this is what makes the semidefinite bound rigorous whatever ADMM reached."""
     layers, experts, gpus = shape
     counts = make_counts(seed, layers, experts)
-    multiplier = np.random.default_rng(seed).normal(0, 10, (layers - 1, 2 * experts, 2 * experts))
+    rng = np.random.default_rng(seed)
+    gains = _sdp._symmetric(counts)
+    multiplier, matrices = rng.normal(0, 10, (2, *gains.shape))
     multiplier += multiplier.transpose(0, 2, 1)
+    left, paid = _sdp.Triangles(gains).move(matrices + matrices.transpose(0, 2, 1), 10.0)
+    assert paid > 0
     kept = counts.sum() - fewest_hops(counts, gpus)
-    assert _sdp._dual_bound(multiplier, counts, _sdp.sums_to_zero(experts), gpus) >= kept
+    assert paid + _sdp.dual_bound(multiplier, left, _sdp.sums_to_zero(experts), gpus) >= kept
 
 
 def test_semidefinite_bound_beats_the_others_and_grows_with_time(make_trace):
@@ -86,9 +90,9 @@ def test_semidefinite_bound_beats_the_others_and_grows_with_time(make_trace):
 
 
 def test_semidefinite_bound_is_near_the_exact_optimum(make_trace):
-    """On 4 GPUs of 2 experts it lacks a few percent (triangle inequalities), on 2 GPUs less."""
+    """A few percent below the optimum, which Viterbi knows here."""
     counts = exflow.transitions(exflow.Trace(make_trace(6, 8, 20_000, alpha=1.0), 8))
-    for gpus, lacks in ((4, 0.08), (2, 0.05)):
+    for gpus, lacks in ((4, 0.05), (2, 0.02)):
         optimum = exflow.lower_bound(counts, gpus)
         semidefinite = 1 - _sdp.kept_bound(counts, gpus, 20.0) / counts.sum()
         assert (1 - lacks) * optimum <= semidefinite <= optimum

@@ -81,10 +81,10 @@ def improve_layer(
 ) -> float:
     """Offer every expert a swap with the best other one, judged by all tokens; `gpu` changes in place. Returns the cost gained.
 
-    The cost is Σ over levels of `weight` [levels] · Σ over tokens of what the units they visit cost. `join` and `leave` are kept up to date, so all E partners of an expert are compared by four look-ups
-    per level. Only the best one is then counted exactly: a token that visits both experts sees no change, which the tables do
-    not know. `noise` [E, G] is what an expert likes about each GPU for no reason: Gumbel noise times a temperature makes
-    this a heat bath, zeros a descent.
+    The cost is Σ over levels of `weight` [levels] · Σ over tokens of what the units they visit cost. `join` and `leave` are kept
+    up to date, so all E partners of an expert are compared by four look-ups per level. Only the best one is then counted
+    exactly: a token that visits both experts sees no change, which the tables do not know. `noise` [E, G] is what an expert
+    likes about each GPU for no reason: Gumbel noise times a temperature makes this a heat bath, zeros a descent.
     """
     count = len(gpu)
     unit_of, present, join, leave = _tables(experts, gpu, unit, visit)

@@ -3,19 +3,22 @@
 Let X_l [E, G] be the one-hot placement of layer l, each GPU holding k = E/G experts. Of two neighbouring layers take the Gram
 matrix of their 2E experts, 1 where two experts share a GPU and 0 elsewhere:
 
-    Z_l = [X_l; X_l+1] [X_l; X_l+1]ᵀ = [[A_l, B_l], [B_lᵀ, A_l+1]],         tokens kept = Σ_l <counts_l, B_l>
+    Z_l = [X_l; X_l+1] [X_l; X_l+1]ᵀ = [[A_l, B_l], [B_lᵀ, A_l+1]],         tokens kept = Σ_l <counts_l, B_l> = Σ_l <W_l, Z_l>
 
-What is true of every placement, and is all that the relaxation asks for:
+with half of counts_l in either corner of W_l. What is true of every placement, and is all that the relaxation asks for:
   (1) each row of A and B sums to k, and every GPU holds k experts of either layer. So Z_l = J/G + V R_l Vᵀ with J all ones, V
       [2E, 2E-2] an orthonormal basis of the vectors that sum to zero over either layer, and R_l = 2k times a projector of rank
-      G-1 (its GPUs' indicator vectors, less their mean, are orthogonal and have norm² 2k)
+      G-1 (its GPUs' indicator vectors, less their mean, span G-1 dimensions in which Z_l has eigenvalue 2k)
   (2) A and B are between 0 and 1, A's diagonal is 1, and the A_l of Z_l-1 and of Z_l are the same matrix
+  (3) an expert that shares its GPU with two others brings these together: Z_ij + Z_ik - Z_jk <= 1 (triangle inequalities)
 Neighbours only share an A, so the layers' chain needs no larger matrix than 2E (a chordal relaxation).
 
-ADMM alternates between (1) and (2) and moves multipliers Λ_l [2E, 2E] of "both agree". The bound does not trust that it converged.
-For any symmetric Λ, by weak duality,
+ADMM alternates between (1) and (2) and moves multipliers Λ_l [2E, 2E] of "both agree"; now and then multipliers τ >= 0 of (3) go up
+where it is violated and down where it is not. The bound does not trust that any of this converged. (3) makes Σ τ·(1 - Z_ij - Z_ik + Z_jk)
+at least 0 for every placement; added to what is kept it gives Σ τ + Σ_l <C_l, Z_l>, C_l being W_l less what τ takes. Hence for any τ >= 0
+and any symmetric Λ (weak duality)
 
-    tokens kept  ≤  Σ_l max over (1) of <Λ_l, Z>  +  max over (2) of Σ_l (<counts_l, B_l> - <Λ_l, Z_l>)
+    tokens kept  <=  Σ τ  +  Σ_l max over (1) of <Λ_l, Z>  +  max over (2) of Σ_l <C_l - Λ_l, Z_l>
 
 and both maxima are known in closed form: <Λ_l, J>/G + 2k times the sum of the G-1 largest eigenvalues of VᵀΛ_lV (Ky Fan), and a sum of
 positive parts, as the entries of (2) are independent. Early multipliers give a weak bound, never a wrong one (up to
@@ -29,42 +32,78 @@ import numpy as np
 from scipy.linalg import block_diag, helmert
 
 CHECK_EVERY = 25  # iterations between two bounds
-TOLERANCE = 1e-6  # residuals, per entry, at which the iteration stops
+STALLED = 1e-5  # of all tokens: what 20 of these checks must gain, or the iteration stops
 OVER_RELAXATION = 1.6  # 1.5 to 1.8 is usual for ADMM
 PENALTY = 0.3  # at first, for counts scaled to a maximum of 1; it follows the residuals
+TRIANGLES_FROM, TRIANGLES_EVERY = 50, 10  # iterations at which multipliers of the triangle inequalities are moved
+TRIANGLE_STEP, TRIANGLE_DECAY = (
+    0.2,
+    10,
+)  # how far, in penalties; half as far after so many moves, a third after twice as many, ...
+MOST_TRIANGLES = 10**8  # numbers; without them the bound is weaker and larger models fit
 
 
 def kept_bound(counts: np.ndarray, gpus: int, time_limit_s: float) -> float:
     """Upper bound on the tokens of `counts` [layers-1, E, E] that stay on their GPU, E/gpus experts on each; 1 < gpus < E.
 
-    The best bound met before `time_limit_s` is over or the iteration converged; at least one iteration is made.
+    The best bound met before `time_limit_s` is over or bounds stall; at least one iteration is made. Takes 4 bytes for each of
+    the (layers-1)·(2E)³ triangle inequalities, and leaves these out where they are more than MOST_TRIANGLES.
     """
     deadline = time.perf_counter() + time_limit_s
-    edges, experts = counts.shape[:2]
+    experts = counts.shape[1]
     scale = counts.max()
-    weights = counts / scale
+    gains = _symmetric(counts / scale)
     basis = sums_to_zero(experts)
-    shape = (edges, 2 * experts, 2 * experts)
-    boxed = np.full(shape, 1.0 / gpus)
+    triangles = Triangles(gains) if len(counts) * (2 * experts) ** 3 <= MOST_TRIANGLES else None
+    left, paid = gains, 0.0  # C and Σ τ of the file's header
+    boxed = np.full(gains.shape, 1.0 / gpus)
     boxed[:, np.arange(2 * experts), np.arange(2 * experts)] = 1.0
-    dual = np.zeros(shape)  # scaled: Λ = -penalty · dual
-    penalty, best, iteration = PENALTY, math.inf, 0
+    dual = np.zeros(gains.shape)  # scaled: Λ = -penalty · dual
+    penalty, iteration, found = PENALTY, 0, [math.inf]
     while True:
         before = boxed
         gram = _nearest_gram(boxed - dual, basis, gpus)
         mixed = OVER_RELAXATION * gram + (1 - OVER_RELAXATION) * boxed
-        boxed = _nearest_boxed(mixed + dual, weights / (2 * penalty))
+        boxed = _nearest_boxed(mixed + dual + left / penalty)
         dual += mixed - boxed
         iteration += 1
+        if triangles and iteration >= TRIANGLES_FROM and iteration % TRIANGLES_EVERY == 0:
+            left, paid = triangles.move(boxed, penalty)
         late = time.perf_counter() > deadline
         if iteration % CHECK_EVERY and not late:
             continue
-        best = min(best, _dual_bound(-penalty * dual, weights, basis, gpus))
+        found.append(min(found[-1], paid + dual_bound(-penalty * dual, left, basis, gpus)))
+        if late or (len(found) > 21 and found[-21] - found[-1] < STALLED * counts.sum() / scale):
+            return found[-1] * scale
         primal, moved = np.linalg.norm(gram - boxed), penalty * np.linalg.norm(boxed - before)
-        if late or max(primal, moved) < TOLERANCE * math.sqrt(boxed.size):
-            return best * scale
         factor = 1.5 if primal > 5 * moved else 1 / 1.5 if moved > 5 * primal else 1.0
         penalty, dual = penalty * factor, dual / factor
+
+
+class Triangles:
+    """Multipliers τ of all triangle inequalities, float32 [edges, 2E, 2E, 2E] by (i, j, k); those of (i, j, k) and (i, k, j) are one."""
+
+    def __init__(self, gains: np.ndarray) -> None:
+        edges, size = gains.shape[:2]
+        self.gains = gains
+        self.prices = np.zeros((edges, size, size, size), np.float32)
+        self.moves = 0
+
+    def move(self, matrices: np.ndarray, penalty: float) -> tuple[np.ndarray, float]:
+        """(C [edges, 2E, 2E], Σ τ) after a step along what `matrices` [edges, 2E, 2E] violate. Both are exact for the τ as stored."""
+        step = np.float32(TRIANGLE_STEP * penalty / (1 + self.moves / TRIANGLE_DECAY))
+        self.moves += 1
+        left, paid = self.gains.copy(), 0.0
+        for edge, (z, prices) in enumerate(zip(matrices.astype(np.float32), self.prices, strict=True)):
+            violated = z[:, :, None] + z[:, None, :]
+            violated -= z[None] + np.float32(1)
+            violated *= step
+            prices += violated
+            np.maximum(prices, 0, out=prices)
+            taken = 2 * prices.sum(axis=2, dtype=float) - prices.sum(axis=0, dtype=float)
+            left[edge] -= (taken + taken.T) / 2
+            paid += prices.sum(dtype=float)
+        return left, float(paid)
 
 
 def sums_to_zero(experts: int) -> np.ndarray:
@@ -72,8 +111,14 @@ def sums_to_zero(experts: int) -> np.ndarray:
     return block_diag(helmert(experts).T, helmert(experts).T)
 
 
+def _symmetric(corner: np.ndarray) -> np.ndarray:
+    """[[0, corner], [cornerᵀ, 0]] / 2 for every edge."""
+    zero = np.zeros_like(corner)
+    return np.block([[zero, corner], [corner.transpose(0, 2, 1), zero]]) / 2
+
+
 def _nearest_gram(point: np.ndarray, basis: np.ndarray, gpus: int) -> np.ndarray:
-    """Projection onto the convex hull of (1): eigenvalues between 0 and 2k. (Their sum follows from A's diagonal in (2).)"""
+    """Projection onto a convex set around (1): eigenvalues between 0 and 2k. (Their sum follows from A's diagonal in (2).)"""
     size = point.shape[1] // 2 // gpus
     inner = basis.T @ (point - 1.0 / gpus) @ basis
     values, vectors = np.linalg.eigh((inner + inner.transpose(0, 2, 1)) / 2)
@@ -81,11 +126,11 @@ def _nearest_gram(point: np.ndarray, basis: np.ndarray, gpus: int) -> np.ndarray
     return 1.0 / gpus + (vectors * np.clip(values, 0, 2 * size)[:, None]) @ vectors.transpose(0, 2, 1)
 
 
-def _nearest_boxed(point: np.ndarray, pull: np.ndarray) -> np.ndarray:
-    """Minimiser over (2) of ½·distance² to `point` less what is kept; `pull` [edges, E, E]: counts over twice the penalty."""
-    edges, experts = pull.shape[:2]
+def _nearest_boxed(point: np.ndarray) -> np.ndarray:
+    """Projection of matrices [edges, 2E, 2E] onto (2)."""
+    edges, experts = len(point), point.shape[1] // 2
     within, between = _split(point)
-    between = np.clip(between / 2 + pull, 0, 1)
+    between = np.clip(between / 2, 0, 1)
     copies = np.full(edges + 1, 2.0)  # of A_l, in the matrices of the edges before and after layer l
     copies[[0, -1]] = 1.0
     within = np.clip(within / copies[:, None, None], 0, 1)
@@ -103,14 +148,13 @@ def _split(matrices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return within, matrices[:, :experts, experts:] + matrices[:, experts:, :experts].transpose(0, 2, 1)
 
 
-def _dual_bound(multiplier: np.ndarray, weights: np.ndarray, basis: np.ndarray, gpus: int) -> float:
-    """Upper bound on Σ <weights, B> from any symmetric `multiplier` Λ [edges, 2E, 2E]: the two maxima of the file's header."""
-    experts = weights.shape[1]
+def dual_bound(multiplier: np.ndarray, gains: np.ndarray, basis: np.ndarray, gpus: int) -> float:
+    """Upper bound on Σ <gains, Z> from any symmetric `multiplier` Λ, both [edges, 2E, 2E]: the two maxima of the file's header."""
+    experts = gains.shape[1] // 2
     inner = basis.T @ multiplier @ basis
     values = np.linalg.eigvalsh((inner + inner.transpose(0, 2, 1)) / 2)
     gram = multiplier.sum() / gpus + 2 * (experts // gpus) * values[:, 1 - gpus :].sum()
-    within, between = _split(multiplier)
+    within, between = _split(gains - multiplier)
     diagonal = np.trace(within, axis1=1, axis2=2).sum()
     within[:, np.arange(experts), np.arange(experts)] = 0.0
-    boxed = np.maximum(weights - between, 0).sum() + np.maximum(-within, 0).sum() - diagonal
-    return float(gram + boxed)
+    return float(gram + np.maximum(between, 0).sum() + np.maximum(within, 0).sum() + diagonal)
