@@ -13,8 +13,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
 
 LARGEST_MODEL = 2_000_000  # clauses; with more, building the model in Python alone takes tens of seconds
 WHOLE = 10**8  # counts that are no whole numbers are scaled to this total and rounded
@@ -76,7 +80,7 @@ def solve(counts: np.ndarray, gpus: int, seed: int, time_limit_s: float) -> np.n
     return np.array([[[solver.value(here) for here in expert] for expert in layer] for layer in x]).argmax(axis=2)
 
 
-def _kept(model, pairs: np.ndarray, here: list, there: list):
+def _kept(model: "cp_model.CpModel", pairs: np.ndarray, here: list, there: list) -> "cp_model.LinearExprT":
     """Linear expression of the tokens kept between two layers; adds its variables and constraints to the model."""
     places = len(here) // len(here[0])
     out: list[list] = [[] for _ in here]

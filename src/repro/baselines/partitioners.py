@@ -2,9 +2,9 @@
 
     placement = PARTITIONERS["METIS"](counts, gpus, seed, time_limit_s)    # int64 [layers, E], E/gpus experts per GPU and layer
 
-`counts` are transition counts, float64 [layers-1, E, E] (`exflow.transitions`). All minimise the tokens that change GPU at one flat cost, all
-use one thread; `staged` runs any of them on nodes of GPUs. Methods that can be repeated go on with other seeds as long as another run should
-still fit in the time, and return the best: every peer may use the same time. A package that is missing raises ImportError.
+`counts` are transition counts, float64 [layers-1, E, E] (`exflow.transitions`), E a multiple of gpus. All minimise the tokens that change GPU
+at one flat cost, all use one thread; `staged` runs any of them on nodes of GPUs. Methods that can be repeated are, as long as another run
+should still fit in the time, and return the best: every peer may use the same time. A package that is missing raises ImportError.
 
   load              token load only, as expert-parallel load balancers (EPLB) without replicas: routing between layers is not looked at
   alternating       re-assign one layer at a time optimally between its neighbours (linear assignment), perturb, repeat
@@ -27,6 +27,7 @@ from repro.baselines import annealing, cp_sat, metis
 from repro.exflow.evaluate import distances, loads, total_cost
 
 Partitioner = Callable[[np.ndarray, int, int, float], np.ndarray]
+Attempt = Callable[[int, np.ndarray | None], np.ndarray]
 
 PERTURBED = 1 / 20  # share of the experts that `alternating` swaps before it settles again
 RESTART_EVERY = 10  # of its rounds
@@ -50,12 +51,10 @@ def load(counts: np.ndarray, gpus: int, seed: int = 0, time_limit_s: float = 0.0
 def alternating(counts: np.ndarray, gpus: int, seed: int, time_limit_s: float) -> np.ndarray:
     """Iterated local search: `settled` from a greedy start, then from the best placement with a few experts swapped."""
     rng = np.random.default_rng(seed)
-    best: list[np.ndarray] = []
 
-    def attempt(run: int) -> np.ndarray:
-        start = _greedy(counts, gpus, rng) if run % RESTART_EVERY == 0 else _perturbed(best[0], rng)
-        best[:] = [min([*best, settled(counts, start, gpus)], key=lambda found: _cut(counts, found, gpus))]
-        return best[0]
+    def attempt(run: int, best: np.ndarray | None) -> np.ndarray:
+        afresh = best is None or run % RESTART_EVERY == 0
+        return settled(counts, _greedy(counts, gpus, rng) if afresh else _perturbed(best, rng), gpus)
 
     return _repeated(attempt, counts, gpus, time_limit_s)
 
@@ -87,8 +86,13 @@ def staged(
 ) -> np.ndarray:
     """Place on nodes first (half of the time), then inside each node (the rest, shared evenly): int64 [layers, E].
 
-    As in the published solver, only transitions with both ends in the node count within it.
+    As in the published solver, only transitions with both ends in the node count within it. Raises ValueError when the experts
+    cannot be shared evenly or the GPUs do not make whole nodes; the partitioners themselves do not look.
     """
+    if gpus < 1 or counts.shape[1] % gpus:
+        raise ValueError(f"{counts.shape[1]} experts per layer cannot be shared evenly by {gpus} GPUs")
+    if gpus_per_node < 1 or gpus % gpus_per_node:
+        raise ValueError(f"{gpus} GPUs do not make whole nodes of {gpus_per_node}")
     nodes = gpus // gpus_per_node
     if nodes == 1 or gpus_per_node == 1:
         return partitioner(counts, gpus, seed, time_limit_s)
@@ -179,7 +183,8 @@ def _metis(counts: np.ndarray, gpus: int, seed: int, time_limit_s: float, vertex
     begun = perf_counter()
     graph = _graph(counts)
 
-    def attempt(run: int) -> np.ndarray:
+    def attempt(run: int, best: np.ndarray | None) -> np.ndarray:
+        del best  # METIS takes no start
         order = rng.permutation(len(vertex_weights))
         part = np.empty(len(order), np.int64)
         part[order] = metis.part_graph(graph[order][:, order], vertex_weights[order], gpus, run)
@@ -199,18 +204,17 @@ def _graph(counts: np.ndarray) -> sp.csr_array:
     return (upper + upper.T).tocsr()
 
 
-def _repeated(attempt: Callable[[int], np.ndarray], counts: np.ndarray, gpus: int, time_limit_s: float) -> np.ndarray:
-    """The placement that cuts least of `attempt(0)`, `attempt(1)`, ...: as many as fit in the time at the mean pace, at least one."""
-    start, run = perf_counter(), 0
-    best, least = attempt(0), np.inf
-    while True:
-        cut = _cut(counts, found := best if run == 0 else attempt(run), gpus)
-        if cut < least:
+def _repeated(attempt: Attempt, counts: np.ndarray, gpus: int, time_limit_s: float) -> np.ndarray:
+    """The best of as many attempts as fit in the time at their mean pace, at least one; each gets its number and the best so far."""
+    start = perf_counter()
+    best = attempt(0, None)
+    least, run = _cut(counts, best, gpus), 1
+    while (perf_counter() - start) * (run + 1) / run <= time_limit_s:
+        found = attempt(run, best)
+        if (cut := _cut(counts, found, gpus)) < least:
             best, least = found, cut
         run += 1
-        used = perf_counter() - start
-        if used * (run + 1) / run > time_limit_s:
-            return best
+    return best
 
 
 def _cut(counts: np.ndarray, placement: np.ndarray, gpus: int) -> float:
