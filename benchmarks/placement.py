@@ -29,12 +29,14 @@ from rich.table import Table
 
 from repro import exflow, paths
 from repro.baselines import cp_sat
+from repro.baselines.exflow_published import exact_bisection
 from repro.baselines.partitioners import PARTITIONERS, staged
 from repro.exflow import synthetic
 from repro.exflow.evaluate import evaluate_gpus
 
 OURS = "affinity"
-FREE = ("contiguous", "random", "load")  # need no time, so one run serves all limits
+HALVED = "exflow-halved"  # ExFlow's recursive halving with every half proven optimal, where E is small enough
+FREE = ("contiguous", "random", "load", HALVED)  # take the time they need, so one run serves all limits
 METHODS = (*FREE, "exflow", "exflow-direct", "alternating", "annealing", "METIS", "METIS-unbalanced", "CP-SAT", OURS)
 LARGEST_PROGRAM = 6_000_000  # rows of the first stage that HiGHS gets: more take longer to build than all limits here
 SAME = 1e-9  # relative difference of costs that is a matter of rounding
@@ -128,6 +130,11 @@ def place(instance: Instance, counts: np.ndarray, method: str, limit_s: float) -
             raise cp_sat.TooLarge(f"the program would have {rows:,} rows, allowed here: {LARGEST_PROGRAM:,}")
         found = exflow.place(counts, instance.gpus, instance.gpus_per_node, method, time_limit_s=limit_s)
         return found.gpu, found.optimal
+    if method == HALVED:
+        try:
+            return exact_bisection(counts, instance.gpus), False
+        except ValueError as error:
+            raise cp_sat.TooLarge(str(error)) from error
     partitioner = PARTITIONERS[method]
     return staged(partitioner, counts, instance.gpus, instance.gpus_per_node, 0, limit_s), False
 
