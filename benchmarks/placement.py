@@ -11,7 +11,8 @@ gets the same transition counts, seed, seconds and one thread. Columns:
     s          wall time of the call; more than the limit where a method cannot be interrupted
     optimal    proven: by the method, or because it meets the bound
 
-Methods that cannot be run on an instance have a row that says why. The last lines say where ours is worse than a peer.
+Methods that cannot be run on an instance are listed with the reason. The last lines say where ours is worse than a peer, and which methods took
+more than their time.
 """
 
 import argparse
@@ -39,6 +40,7 @@ HALVED = "exflow-halved"  # ExFlow's recursive halving with every half proven op
 FREE = ("contiguous", "random", "load", HALVED)  # take the time they need, so one run serves all limits
 METHODS = (*FREE, "exflow", "exflow-direct", "alternating", "annealing", "METIS", "METIS-unbalanced", "CP-SAT", OURS)
 LARGEST_PROGRAM = 6_000_000  # rows of the first stage that HiGHS gets: more take longer to build than all limits here
+LATE = 1.2  # times its limit that a method may take unmentioned
 SAME = 1e-9  # relative difference of costs that is a matter of rounding
 
 
@@ -239,7 +241,7 @@ def table(instance: Instance, rows: list[Row], bound: float) -> Table:
 
 
 def verdicts(rows: list[Row]) -> list[str]:
-    """Two lines, on the tokens placed by and on held-out tokens: whether ours is never worse than a peer given the same limit."""
+    """On the tokens placed by and on held-out tokens: is ours never worse than a peer given the same limit? And who overran it."""
     if all(row.seconds is None or row.method != OURS for row in rows):
         return [f"{OURS} was not run, so there is nothing to compare"]
     lines = []
@@ -257,7 +259,12 @@ def verdicts(rows: list[Row]) -> list[str]:
         ]
         told = "yes" if not worse else "no:\n  " + "\n  ".join(worse)
         lines.append(f"{OURS} never worse than any peer at equal time, {what}: {told}")
-    return lines
+    late = [
+        f"{row.instance} {row.method}: {row.seconds:.1f} of {row.limit_s:g} s"
+        for row in rows
+        if row.method not in FREE and row.seconds is not None and row.seconds > LATE * row.limit_s
+    ]
+    return [*lines, "took more than their time:\n  " + "\n  ".join(late)] if late else lines
 
 
 def main() -> None:
