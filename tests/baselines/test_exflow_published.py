@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from repro import exflow
 from repro.baselines import exflow_published as published
 from repro.exflow import program, synthetic
-from repro.exflow.evaluate import distances, evaluate_gpus, total_cost
+from repro.exflow.evaluate import distances, total_cost
 
 
 def walked(trace, gpu, intra_gpus, nodes):
@@ -50,7 +50,7 @@ def test_report_equals_a_walk_and_our_evaluation(seed, machine, layers):
     assert (found.cost, found.avg_intra, found.avg_inter) == pytest.approx(
         walked(trace.experts, gpu, intra_gpus, nodes)
     )
-    ours = evaluate_gpus(gpu, gpus, intra_gpus, trace)
+    ours = exflow.evaluate(exflow.Placement(gpu, gpus, intra_gpus, "any"), trace)
     assert found.cost == pytest.approx(ours.weighted_hops)
     assert found.avg_intra * (intra_gpus - 1) == pytest.approx(ours.intra_hops)
     assert found.avg_inter * intra_gpus * (nodes - 1) == pytest.approx(ours.inter_hops)
@@ -82,7 +82,7 @@ def test_gpus_beyond_a_power_of_two_stay_empty(gpus, used):
     placed = published.exact_bisection(counts, gpus)
     assert all((np.bincount(row, minlength=gpus) == [8 // used] * used + [0] * (gpus - used)).all() for row in placed)
     if gpus == 6:  # 8 experts on 4 of them: one and a half times the load that 6 could have
-        assert evaluate_gpus(placed, 6, 6, counts).max_load >= 1.5
+        assert exflow.evaluate(exflow.Placement(placed, 6, 6, "any"), counts).max_load >= 1.5
 
 
 @settings(deadline=None)

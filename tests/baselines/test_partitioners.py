@@ -12,7 +12,6 @@ from repro import exflow
 from repro.baselines import annealing, cp_sat, metis, partitioners
 from repro.baselines.partitioners import PARTITIONERS
 from repro.exflow import synthetic
-from repro.exflow.evaluate import evaluate_gpus
 
 EXTRA = {"METIS": "cmeel-metis", "METIS-unbalanced": "cmeel-metis", "CP-SAT": "ortools"}
 
@@ -170,7 +169,7 @@ def test_load_balances_tokens_and_only_tokens():
     blind = np.stack([np.outer(here, there) / here.sum() for here, there in itertools.pairwise(load)])  # no affinity
     assert np.array_equal(placed, partitioners.load(blind.round(6), 4))
     rank_order = exflow.place(counts, 4, method="contiguous").gpu
-    busiest = [evaluate_gpus(each, 4, 4, counts).max_load for each in (placed, rank_order)]
+    busiest = [exflow.evaluate(exflow.Placement(each, 4, 4, "any"), counts).max_load for each in (placed, rank_order)]
     assert busiest[0] < 0.8 * busiest[1]
 
 

@@ -218,4 +218,4 @@ def _repeated(attempt: Attempt, counts: np.ndarray, gpus: int, time_limit_s: flo
 
 
 def _cut(counts: np.ndarray, placement: np.ndarray, gpus: int) -> float:
-    return total_cost(counts, placement, distances(gpus, gpus, 1.0, 1.0))
+    return total_cost(counts, placement, distances(gpus, gpus))
