@@ -1,12 +1,18 @@
 """The shipped inputs are the ones that the README describes, byte for byte and in shape."""
 
 import hashlib
+import re
+import subprocess
+import sys
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from repro import paths
+from repro import exflow, paths
+from repro.experiments import _moe_training
+from repro.models import gpt_moe_checkpoint
+from repro.models.gpt_moe import GPTMoEConfig
 
 FOLDER = paths.root() / "data"
 CHECKSUMS = dict(reversed(line.split()) for line in (FOLDER / "checksums.txt").read_text().splitlines())
@@ -72,3 +78,45 @@ def test_sharegpt_lengths():
 def test_text_is_plain_ascii():
     text = (FOLDER / "tinyshakespeare.txt").read_bytes()
     assert len(text) == 1_115_394 and text.isascii() and len(set(text)) == 65
+
+
+def test_python_text_is_18_modules_of_the_standard_library():
+    text = (FOLDER / "python_stdlib.txt").read_bytes()
+    assert len(text) == 1_163_394 and text.isascii()
+    titles = [line for line in text.decode().splitlines() if line.startswith("# CPython: Lib/")]
+    assert len(titles) == 18 and titles[0].endswith("Lib/argparse.py") and titles[-1].endswith("Lib/unittest/case.py")
+    assert not re.search(rb"(?i)copyright|licen[sc]e", text)  # no notice but Python's own, which LICENSES.md has
+
+
+@pytest.mark.skipif(sys.version_info[:3] != (3, 11, 7), reason="the text is of CPython 3.11.7")
+def test_python_text_is_what_its_script_makes(tmp_path):
+    made = tmp_path / "made.txt"
+    subprocess.run([sys.executable, FOLDER / "make/python_stdlib.py", made], check=True)
+    assert made.read_bytes() == (FOLDER / "python_stdlib.txt").read_bytes()
+
+
+def routing_of_a_gpt_moe(name, experts):
+    """The shipped trace, and its sequences [1024, 128, 8] with the domain and part of each."""
+    trace = exflow.load(FOLDER / name)
+    assert trace.experts.shape[:2] == (131072, 8) and trace.experts.dtype == np.uint8 and trace.num_experts == experts
+    with np.load(FOLDER / name, allow_pickle=False) as file:
+        assert file["domain_names"].tolist() == ["shakespeare", "python"] and set(file["seq_len"]) == {128}
+        domain, held_out = file["domain"], file["held_out"]
+    kinds = [(d, part) for d in (0, 1) for part in (False, True) for _ in range(256)]
+    assert list(zip(domain.tolist(), held_out.tolist(), strict=True)) == kinds
+    return trace.experts.reshape(1024, 128, 8), domain, held_out
+
+
+@pytest.mark.parametrize("name", [name for name in CHECKSUMS if name.endswith(".safetensors")])
+def test_gpt_moe_weights_route_as_their_trace_says(name):
+    """Sums in another order may flip a near tie."""
+    experts = int(re.search(r"\d+", name).group())
+    model = gpt_moe_checkpoint.load(FOLDER / name)
+    assert model.config == GPTMoEConfig(layers=8, hidden=64, experts=experts, expert_hidden=64)
+    choices, domain, held_out = routing_of_a_gpt_moe(f"gpt_moe_routing_{experts}e.npz", experts)
+    for number, name in enumerate(_moe_training.FILES):
+        sequences = _moe_training.windows(_moe_training.read(name).held_out, 32768, 128)[:4]
+        found = _moe_training.route(model, sequences)
+        told = choices[(domain == number) & held_out][:4].reshape(-1, 8)
+        assert (found.experts == told).mean() > 0.995
+        assert found.loss < 2.0  # nats per byte; bigrams alone give 2.4

@@ -1,17 +1,20 @@
 """Training a GPT-MoE: what is measured while it trains agrees with repro.exflow, and is what its names say."""
 
 import itertools
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from repro import exflow, experiments, paths
+from repro import exflow, experiments, paths, record
 from repro.exflow.recording import record_routing
 from repro.experiments import _moe_training as training
 from repro.experiments import moe_train
 from repro.experiments.moe_train import MoeTrain
+from repro.models import gpt_moe_checkpoint as checkpoint
 from repro.models.gpt_moe import GPTMoE, GPTMoEConfig
 
 TINY = {"experts": 4, "layers": 3, "hidden": 16, "heads": 2, "expert_hidden": 16, "batch": 4, "seq_len": 16}
@@ -216,3 +219,23 @@ def test_loss_of_a_uniform_model_is_the_logarithm_of_the_vocabulary():
     assert training.route(moe, sequences()).loss == pytest.approx(
         float(F.cross_entropy(torch.zeros(1, 256), torch.tensor([3])))
     )
+
+
+def test_the_script_keeps_weights_trace_and_record_of_one_run(tmp_path):
+    weights, trace = tmp_path / "model.safetensors", tmp_path / "routing.npz"
+    settings = [word for name, value in (TINY | {"iterations": 12}).items() for word in ("--set", f"{name}={value}")]
+    script = [sys.executable, paths.root() / "data/make/gpt_moe.py", weights, trace, *settings, "--records", tmp_path]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (run_file,) = (tmp_path / "moe_train").glob("*.json")
+    found = record.read(run_file)
+    model, recorded = checkpoint.load(weights), exflow.load(trace)
+    assert found.status == "ok" and found.point["iterations"] == 12
+    assert found.metrics["parameters"].value == sum(p.numel() for p in model.parameters())
+    assert recorded.experts.shape[:2] == (4 * 512, 3) and recorded.num_experts == 4  # two texts, two parts
+    with np.load(trace) as file:
+        part = file["held_out"] & (file["domain"] == 1)
+    sequences = training.windows(training.read("python").held_out, 512, 16)
+    choices = recorded.experts.reshape(len(part), 16, 3)[part].reshape(-1, 3)
+    assert (training.route(model, sequences).experts == choices).mean() > 0.99
+    assert f"'python': {training.route(model, sequences).loss:.3f}" in done.stdout.split("as saved")[1]
