@@ -22,6 +22,7 @@ from repro.models.gpt_moe import GPTMoE, generate
 
 WARM_UP = 2  # iterations that are not timed: first messages between ranks
 CHECKED = 16  # requests whose tokens one process decodes again
+ROUNDS = 60  # of the placement search
 COSTS = (1.0, 4.0, 16.0)  # of a row over the levels, for the placement: what they take on links of 16 : 4 : 1
 
 
@@ -59,7 +60,7 @@ def placed(point: MoEDecodePoint, model: GPTMoE) -> np.ndarray:
     with torch.no_grad(), record_routing(model) as recording:
         model(torch.stack(rows).to(model.head.weight.device))
     counts = exflow.transitions(recording.trace().top(1))
-    return exflow.place(counts, point.topology, method=point.placement, seed=point.seed, costs=COSTS).gpu
+    return exflow.place(counts, point.topology, method=point.placement, seed=point.seed, rounds=ROUNDS, costs=COSTS).gpu
 
 
 def decode(
