@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from repro import exflow
 from repro.exflow import _chain, _sdp, bound
-from repro.exflow.evaluate import distances, total_cost
+from repro.exflow.evaluate import total_cost
 
 SEED = st.integers(0, 10_000)
 TINY = st.sampled_from([(2, 4, 2), (3, 4, 2), (3, 4, 4), (2, 6, 3), (2, 6, 2)])
@@ -83,7 +83,7 @@ def test_any_multipliers_bound_what_is_kept(fewest_hops, make_counts, shape, see
 def test_semidefinite_bound_beats_the_others_and_grows_with_time(make_trace):
     counts = exflow.transitions(exflow.Trace(make_trace(5, 16, 20_000, alpha=1.0), 16))
     found = exflow.evaluate(exflow.place(counts, 4, rounds=5), counts).crossing_fraction
-    fast, slow = exflow.lower_bound(counts, 4), exflow.lower_bound(counts, 4, time_limit_s=20.0)
+    fast, slow = exflow.lower_bound(counts, 4), exflow.lower_bound(counts, 4, time_limit_s=2.0)
     assert fast + 0.02 < slow <= found
     assert exflow.gap(found, slow) < 0.1
     assert fast <= exflow.lower_bound(counts, 4, time_limit_s=0.01) <= slow + 1e-6
@@ -94,7 +94,7 @@ def test_semidefinite_bound_is_near_the_exact_optimum(make_trace):
     counts = exflow.transitions(exflow.Trace(make_trace(6, 8, 20_000, alpha=1.0), 8))
     for gpus, lacks in ((4, 0.05), (2, 0.02)):
         optimum = exflow.lower_bound(counts, gpus)
-        semidefinite = 1 - _sdp.kept_bound(counts, gpus, 20.0) / counts.sum()
+        semidefinite = 1 - _sdp.kept_bound(counts, gpus, 3.0) / counts.sum()
         assert (1 - lacks) * optimum <= semidefinite <= optimum
 
 
@@ -106,7 +106,8 @@ def test_cost_bound_never_exceeds_the_cheapest_placement(make_counts, shape, see
     gpus, costs = per_node * nodes, (1.0, 3.0)
     counts = make_counts(seed, 2, 4)
     rows = sorted(set(itertools.permutations(np.repeat(np.arange(gpus), 4 // gpus).tolist())))
-    distance = distances(gpus, per_node, *costs)
+    node = np.arange(gpus) // per_node
+    distance = np.where(node[:, None] == node, *costs) * (1 - np.eye(gpus))
     cheapest = min(total_cost(counts, np.array(pair), distance) for pair in itertools.product(rows, rows))
     found = bound.lower_bound_cost(counts, (per_node, nodes), costs, time_limit_s=0.01)
     assert found <= cheapest / counts.sum() + 1e-9

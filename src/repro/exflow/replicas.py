@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
+from repro.exflow import _replica_kernels
 from repro.exflow.export import physical_to_logical
 from repro.exflow.placement import Placement
 from repro.exflow.trace import Trace
@@ -78,8 +78,8 @@ class ReplicaCost:
 def evaluate_replicas(replicas: Replicas, trace: Trace) -> ReplicaCost:
     """Walk the tokens of a top-1 `trace` through the layers by the rule above; ValueError when k > 1 or shapes disagree."""
     _check_trace(trace, *replicas.hosted.shape[:2])
-    routes = _routes(replicas.hosted, replicas.gpus_per_node)
-    at = _walk(np.asarray(trace.experts).reshape(trace.tokens, trace.layers), routes)
+    tokens = np.asarray(trace.experts).reshape(trace.tokens, trace.layers)
+    at = _replica_kernels.walk(tokens, _replica_kernels.routes(replicas.hosted, replicas.gpus_per_node))
     here, there = at[1:-1], at[2:]
     hops = (here != there).sum() / trace.tokens
     inter = (here // replicas.gpus_per_node != there // replicas.gpus_per_node).sum() / trace.tokens
@@ -132,8 +132,8 @@ def place_replicas(
         for layer in range(layers):
             arriving = np.zeros((experts, gpus))
             np.add.at(arriving, (tokens[:, layer], at), 1.0)
-            _share_load(arriving, hosted[layer], start.gpus_per_node, added[layer])
-            at = _routes(hosted[layer : layer + 1], start.gpus_per_node)[0, tokens[:, layer], at]
+            _replica_kernels.share_load(arriving, hosted[layer], start.gpus_per_node, added[layer])
+            at = _replica_kernels.routes(hosted[layer : layer + 1], start.gpus_per_node)[0, tokens[:, layer], at]
             tell((layer + 1) / layers, "placing copies")
     slots = np.concatenate([slots, added], axis=2).reshape(layers, -1)
     return Replicas(slots, gpus, start.gpus_per_node)
@@ -145,133 +145,24 @@ def _save_hops(
     """int64 [layers, gpus]: one more slot for each GPU and layer, in `hosted` (bool [layers, E, gpus], in place) and as returned."""
     layers, _, gpus = hosted.shape
     chosen = fillers.copy()
-    at = _walk(tokens, _routes(hosted, per_node))
+    at = _replica_kernels.walk(tokens, _replica_kernels.routes(hosted, per_node))
     onward = np.zeros((len(tokens), gpus))  # cost of a token's way after this layer, from each GPU
     for layer in range(layers - 1, -1, -1):
         hop = distance if layer > 0 else np.zeros_like(distance)
-        expert, route = tokens[:, layer], _routes(hosted[layer : layer + 1], per_node)[0]
-        total, gain = _pay(expert, at[layer], route, hop, onward)
+        expert, route = tokens[:, layer], _replica_kernels.routes(hosted[layer : layer + 1], per_node)[0]
+        total, gain = _replica_kernels.pay(expert, at[layer], route, hop, onward)
         for gpu in range(gpus):
             missing = np.flatnonzero(~hosted[layer, :, gpu])
             for best in missing[np.argsort(-gain[gpu, missing], kind="stable")][:TRIES]:
                 hosted[layer, best, gpu] = True
-                trial = _routes(hosted[layer : layer + 1], per_node)[0]
-                paid, _ = _pay(expert, at[layer], trial, hop, onward)
+                trial = _replica_kernels.routes(hosted[layer : layer + 1], per_node)[0]
+                paid, _ = _replica_kernels.pay(expert, at[layer], trial, hop, onward)
                 if paid <= total:
                     total, route, chosen[layer, gpu] = paid, trial, best
                     break
                 hosted[layer, best, gpu] = False
-        onward = _one_layer_back(expert, route, hop, onward)
+        onward = _replica_kernels.one_layer_back(expert, route, hop, onward)
     return chosen
-
-
-@njit(cache=True)
-def _nearest(hosts: np.ndarray, per_node: int, target: np.ndarray) -> None:
-    """The rule of the file's header for one expert: `target` [gpus] of tokens on each GPU, `hosts` bool [gpus]."""
-    for gpu in range(len(hosts)):
-        low = gpu // per_node * per_node
-        high = low + per_node
-        if not hosts[low:high].any():
-            low, high = 0, len(hosts)
-        turn = gpu % hosts[low:high].sum()
-        for other in range(low, high):
-            if hosts[other]:
-                if turn == 0:
-                    target[gpu] = other
-                turn -= 1
-        if hosts[gpu]:
-            target[gpu] = gpu
-
-
-@njit(cache=True)
-def _routes(hosted: np.ndarray, per_node: int) -> np.ndarray:
-    """int64 [layers, E, gpus]: the GPU to which a token on each GPU goes for each expert, of `hosted`, bool of that shape."""
-    routes = np.empty(hosted.shape, np.int64)
-    for layer in range(hosted.shape[0]):
-        for expert in range(hosted.shape[1]):
-            _nearest(hosted[layer, expert], per_node, routes[layer, expert])
-    return routes
-
-
-@njit(cache=True)
-def _walk(tokens: np.ndarray, routes: np.ndarray) -> np.ndarray:
-    """int64 [layers+1, T]: where each of `tokens` [T, layers] starts, and its GPU in each layer."""
-    layers, _, gpus = routes.shape
-    at = np.empty((layers + 1, len(tokens)), np.int64)
-    for token in range(len(tokens)):
-        at[0, token] = token % gpus
-        for layer in range(layers):
-            at[layer + 1, token] = routes[layer, tokens[token, layer], at[layer, token]]
-    return at
-
-
-@njit(cache=True)
-def _pay(
-    expert: np.ndarray, at: np.ndarray, route: np.ndarray, hop: np.ndarray, onward: np.ndarray
-) -> tuple[float, np.ndarray]:
-    """(cost of all tokens' ways through this layer and on, gain float64 [gpus, E] of a copy of each expert on each GPU).
-
-    For one layer: `expert` [T] and GPU `at` [T] of each token, `route` [E, gpus], `hop` [gpus, gpus], `onward` [T, gpus]. The gain is
-    that of the tokens on the GPU itself; a copy also changes the routes of others, which only a new total tells.
-    """
-    total, gain = 0.0, np.zeros((route.shape[1], route.shape[0]))
-    for token in range(len(expert)):
-        here, there = at[token], route[expert[token], at[token]]
-        pays = hop[here, there] + onward[token, there]
-        total += pays
-        gain[here, expert[token]] += pays - onward[token, here]
-    return total, gain
-
-
-@njit(cache=True)
-def _one_layer_back(expert: np.ndarray, route: np.ndarray, hop: np.ndarray, onward: np.ndarray) -> np.ndarray:
-    """`onward`, float64 [T, gpus], of the layer before."""
-    before = np.empty_like(onward)
-    for token in range(len(expert)):
-        for here in range(route.shape[1]):
-            there = route[expert[token], here]
-            before[token, here] = hop[here, there] + onward[token, there]
-    return before
-
-
-@njit(cache=True)
-def _share_load(arriving: np.ndarray, hosted: np.ndarray, per_node: int, added: np.ndarray) -> None:
-    """Fill slots `added` [gpus, extra] of one layer, and `hosted` bool [E, gpus], so that the busiest GPU has less to do.
-
-    `arriving` float64 [E, gpus]: tokens for each expert that come from each GPU. Each step takes the copy of an expert of
-    the busiest GPU that leaves the least maximum (then the least sum of squares), while that is less than before.
-    """
-    experts, gpus = hosted.shape
-    used, target = np.zeros(gpus, np.int64), np.empty(gpus, np.int64)
-    load, shares = np.zeros(gpus), np.zeros((experts, gpus))
-    for expert in range(experts):
-        _nearest(hosted[expert], per_node, target)
-        for gpu in range(gpus):
-            shares[expert, target[gpu]] += arriving[expert, gpu]
-        load += shares[expert]
-    best_load, best_share = load.copy(), np.empty(gpus)
-    while True:
-        busiest, best_expert, best_gpu = load.argmax(), -1, -1
-        for expert in range(experts):
-            if shares[expert, busiest] > 0:
-                for gpu in range(gpus):
-                    if used[gpu] < added.shape[1] and not hosted[expert, gpu]:
-                        hosted[expert, gpu] = True
-                        _nearest(hosted[expert], per_node, target)
-                        hosted[expert, gpu] = False
-                        share = np.zeros(gpus)
-                        for source in range(gpus):
-                            share[target[source]] += arriving[expert, source]
-                        trial = load - shares[expert] + share
-                        most, least = trial.max(), best_load.max()
-                        if most < least or (most == least and (trial**2).sum() < (best_load**2).sum()):
-                            best_load, best_share, best_expert, best_gpu = trial, share, expert, gpu
-        if best_expert < 0:
-            return
-        added[best_gpu, used[best_gpu]] = best_expert
-        used[best_gpu] += 1
-        hosted[best_expert, best_gpu] = True
-        load, shares[best_expert] = best_load.copy(), best_share
 
 
 def _check_trace(trace: Trace, layers: int, experts: int) -> None:
