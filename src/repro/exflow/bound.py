@@ -5,7 +5,7 @@ form a (E/P)-regular bipartite graph, and they also come from two balanced parti
 
   b-matching    the heaviest (E/P)-regular bipartite graph, a linear program with integral vertices (`_matching.py`)
   spectrum      sum/P plus E/P times the P-1 largest singular values of the doubly centred counts (Donath-Hoffman)
-  semidefinite  both facts at once, and that the two sides of a layer see the same partition (`_sdp.py`); takes seconds
+  semidefinite  both facts at once, and that both sides of a layer see the same partition (`_sdp.py`); takes seconds
 
 Where Viterbi over all partitions is affordable (`_chain.py`), the optimum itself is the bound. A bound holds for the counts it was
 computed from (the training tokens): on other tokens the best placement may cross less.
@@ -23,9 +23,11 @@ from repro.exflow.evaluate import distances, total_cost
 def lower_bound(counts: np.ndarray, gpus: int, time_limit_s: float = 0.0) -> float:
     """Crossing fraction on `counts` [layers-1, E, E] that no placement of E/gpus experts per GPU and layer can beat.
 
-    The best of all bounds above. `time_limit_s` is for the semidefinite one, which 0 leaves out; it stops earlier when it has
-    converged; 24 layers of 16 or 32 experts and 12 layers of 64 are within 0.001 after 1 s, 2 s and 4 s. Above E = 64 few iterations fit.
-    (Its matrices are small: where other processes compute too, OPENBLAS_NUM_THREADS=1 makes it several times faster.) The others take milliseconds (58 layers of 256 experts: 2 s) and give the same number every time.
+    The best of all bounds above. `time_limit_s` is for the semidefinite one, which 0 leaves out; it stops earlier when it stalls.
+    On one core, 24 layers of 16 or 32 experts come within 0.001 of what more time gives in 2 s and 5 s, 12 layers of 64 experts
+    within 0.002 in 5 s; above E = 64 few iterations fit. Its matrices are small: where other processes compute too,
+    OPENBLAS_NUM_THREADS=1 makes it several times faster. The other bounds take milliseconds (58 layers of 256 experts: 2 s) and
+    are the same every time.
 
     Hops inside and between nodes count alike; for hops between nodes, give the number of nodes as `gpus`. ValueError when E is
     no multiple of gpus, the counts are all zero, or the time limit is negative.

@@ -108,9 +108,10 @@ def place_replicas(
             total cost, counted exactly, is left out. So more slots never cost more on these tokens. `costs`: of a hop inside a
             node and of one between nodes.
       load  From the first layer to the last, the busiest GPU hands the copy to another that lowers its load most, until slots
-            are full or none helps. No layer's busiest GPU is busier than without copies on these tokens; hops may be more.
+            are full or none helps. From a placement, no layer's busiest GPU gets busier on these tokens; hops may become more.
 
-    Slots without a use repeat an expert of their GPU. ValueError when k > 1, shapes disagree or an argument is out of range.
+    For both aims, add copies for load to those for hops: what `start` holds stays. Slots without a use repeat an expert of their GPU.
+    ValueError when k > 1, shapes disagree or an argument is out of range.
     """
     start = without_copies(start) if isinstance(start, Placement) else start
     layers, experts, gpus = start.hosted.shape
