@@ -18,9 +18,7 @@ from repro.exflow.trace import BLOCK, Trace
 
 OBJECTIVES = ("new_gpus", "gpus")
 SWEEP_RATE = 1e7  # tokens · layers · k that sweeps handle per second, about, on one core
-FEWEST_SWEEPS = (
-    8  # with less time than these take on all tokens, a sample is searched: more tokens are worth more than more sweeps
-)
+FEWEST_SWEEPS = 8  # where these do not fit on all tokens, a sample is searched: tokens are worth more than sweeps
 HOT = 0.02  # first temperature, in what one new unit costs the tokens that visit an expert, and ...
 COOLED = 0.1  # ... the last one as a share of it
 DESCENT = 0.25  # share of the sweeps, at the end, without noise
