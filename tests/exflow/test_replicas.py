@@ -1,5 +1,7 @@
 """Copies of experts: the walk against plain Python, and what each way of choosing promises."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -174,3 +176,15 @@ def test_wrong_arguments_are_refused(setting):
         Replicas(np.arange(9)[None], 2, 2)
     with pytest.raises(ValueError, match=r"layer 1: experts \[2\] have no copy"):
         Replicas(np.array([[0, 1, 2, 3], [0, 1, 1, 3]]), 2, 2)
+
+
+@pytest.mark.parametrize("name", ["sglang", "vllm"])
+def test_maps_with_copies_are_written_for_servers(setting, tmp_path, name):
+    placement, trace = setting(0, 4, 2)
+    copies = place_replicas(placement, trace, extra=1)
+    exflow.FORMATS[name](copies, tmp_path / "map.json")
+    content = json.loads((tmp_path / "map.json").read_text())
+    rows = content["physical_to_logical_map"] if name == "sglang" else content
+    np.testing.assert_array_equal(rows, copies.physical_to_logical)
+    back = Replicas(np.array(rows), 4, 2)
+    np.testing.assert_array_equal(back.hosted, copies.hosted)

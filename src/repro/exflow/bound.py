@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from repro.exflow import _chain, _matching, _sdp
 from repro.exflow.evaluate import distances, total_cost
@@ -25,8 +26,7 @@ def lower_bound(counts: np.ndarray, gpus: int, time_limit_s: float = 0.0) -> flo
 
     The best of all bounds above. `time_limit_s` is for the semidefinite one, which 0 leaves out; it stops earlier when it stalls.
     On one core, 24 layers of 16 or 32 experts come within 0.001 of what more time gives in 2 s and 5 s, 12 layers of 64 experts
-    within 0.002 in 5 s; above E = 64 few iterations fit. Its matrices are small: where other processes compute too,
-    OPENBLAS_NUM_THREADS=1 makes it several times faster. The other bounds take milliseconds (58 layers of 256 experts: 2 s) and
+    within 0.002 in 5 s; above E = 64 few iterations fit. The other bounds take milliseconds (58 layers of 256 experts: 2 s) and
     are the same every time.
 
     Hops inside and between nodes count alike; for hops between nodes, give the number of nodes as `gpus`. ValueError when E is
@@ -46,7 +46,9 @@ def lower_bound(counts: np.ndarray, gpus: int, time_limit_s: float = 0.0) -> flo
         return total_cost(counts, best, distances(gpus, gpus)) / counts.sum()
     kept = sum(min(b_matching(pairs, experts // gpus), spectrum(pairs, gpus)) for pairs in counts)
     if time_limit_s > 0 and gpus < experts:  # with one expert per GPU the b-matching is the optimum
-        kept = min(kept, _sdp.kept_bound(counts, gpus, time_limit_s))
+        # Its matrices are small: where other processes compute too, more threads make it several times slower.
+        with threadpool_limits(1, user_api="blas"):
+            kept = min(kept, _sdp.kept_bound(counts, gpus, time_limit_s))
     return max(0.0, 1.0 - kept / counts.sum())
 
 

@@ -8,11 +8,14 @@ import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import numpy as np
 
 from repro.exflow._files import replacing
+
+if TYPE_CHECKING:
+    from repro.exflow.replicas import Replicas
 
 HEADER = ["Expert", "Node"]  # the published solver calls a GPU a node
 
@@ -40,23 +43,29 @@ def write_csv(gpu: np.ndarray, path: str | Path) -> None:
     _write(path, rows)
 
 
-def write_sglang(gpu: np.ndarray, path: str | Path, dense_layers: int = 0) -> None:
-    """For SGLang's `--init-expert-location FILE.json`. It counts all layers of a model: `dense_layers` are those before the first
-    MoE layer (3 for DeepSeek-V3), which get the identity. ValueError for a path that does not end in .json."""
+def _slots(placed: "np.ndarray | Replicas") -> np.ndarray:
+    """int64 [layers, slots]: the expert in each place, of a placement as `gpu` or of one with copies."""
+    return physical_to_logical(placed) if isinstance(placed, np.ndarray) else placed.physical_to_logical
+
+
+def write_sglang(placed: "np.ndarray | Replicas", path: str | Path, dense_layers: int = 0) -> None:
+    """For SGLang's `--init-expert-location FILE.json`, with copies also its `--ep-num-redundant-experts`. It counts all layers of a
+    model: `dense_layers` are those before the first MoE layer (3 for DeepSeek-V3), which get the identity. ValueError for a
+    path that does not end in .json."""
     if Path(path).suffix != ".json":
         raise ValueError(f"{path}: SGLang reads a file as JSON when its name ends in .json")
-    order = physical_to_logical(gpu)
-    identity = np.tile(np.arange(order.shape[1]), (dense_layers, 1))
+    order = _slots(placed)
+    identity = np.tile(np.arange(order.shape[1]) % (order.max() + 1), (dense_layers, 1))
     content = {"physical_to_logical_map": np.concatenate((identity, order)).tolist()}
     _write(path, lambda file: json.dump(content, file))
 
 
-def write_vllm(gpu: np.ndarray, path: str | Path) -> None:
-    """For vLLM's initial expert map: a JSON list with a list of experts by place for every MoE layer.
+def write_vllm(placed: "np.ndarray | Replicas", path: str | Path) -> None:
+    """For vLLM's initial expert map: a JSON list with a list of experts by place for every MoE layer, copies included.
 
     As proposed in vLLM's pull request 49572, open in November 2026: released versions serve a reordered checkpoint (`permute.py`).
     """
-    _write(path, lambda file: json.dump(physical_to_logical(gpu).tolist(), file))
+    _write(path, lambda file: json.dump(_slots(placed).tolist(), file))
 
 
 def write_vllm_ascend(gpu: np.ndarray, path: str | Path) -> None:
