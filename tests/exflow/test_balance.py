@@ -40,7 +40,7 @@ def test_lightest_of_many_experts_is_near_the_bound(seed):
     bound = max(weight.sum() / 8, weight.max() + np.sort(weight)[:7].sum())
     row = balance.lightest(weight, 8)
     assert np.bincount(row).tolist() == [8] * 8
-    assert bound <= np.bincount(row, weight, 8).max() <= 1.03 * bound
+    assert bound * (1 - 1e-9) <= np.bincount(row, weight, 8).max() <= 1.03 * bound
 
 
 @given(SEED)

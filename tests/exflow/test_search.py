@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repro.exflow import _chain, _search, balance
+from repro.exflow import _chain, _pairs, _search, balance
 from repro.exflow._anneal import anneal
 from repro.exflow._problem import Problem
 from repro.exflow.evaluate import distances, loads, total_cost
@@ -144,6 +144,47 @@ def test_annealing_keeps_a_load_limit(make_counts, seed, machine):
     assert problem.fits(placement).all() and balanced(placement, gpus)
 
 
+@given(SEED, st.sampled_from([(2, 2, 6), (4, 2, 8), (4, 4, 12), (3, 3, 6)]), st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_pair_viterbi_is_the_best_resplit(make_counts, seed, shape, limited):
+    """Two GPUs' experts in all layers at once, against all splits that fit, with other GPUs and level costs around."""
+    gpus, per_node, experts = shape
+    rng = np.random.default_rng(seed)
+    counts, distance = make_counts(seed, 3, experts), distances(gpus, per_node)
+    start = random_placement(rng, 3, experts, gpus)
+    weight = loads(counts)
+    cap = np.array([np.bincount(row, own, gpus).max() for row, own in zip(start, weight, strict=True)])
+    problem = Problem(counts, distance, cap if limited else None, weight)
+    a, b = (int(g) for g in rng.permutation(gpus)[:2])
+    size = experts // gpus
+    best = math.inf
+    own = [np.flatnonzero((row == a) | (row == b)) for row in start]
+    for choice in itertools.product(itertools.combinations(range(2 * size), size), repeat=3):
+        trial = start.copy()
+        for layer, picked in enumerate(choice):
+            trial[layer, own[layer]] = b
+            trial[layer, own[layer][list(picked)]] = a
+        if problem.fits(trial).all():
+            best = min(best, total_cost(counts, trial, distance))
+    placement = start.copy()
+    gain = _pairs.resplit(problem, placement, a, b, random_state(rng))
+    after = total_cost(counts, placement, distance)
+    assert after == pytest.approx(best)
+    assert gain == pytest.approx(total_cost(counts, start, distance) - after, abs=1e-6)
+
+
+@given(SEED)
+@settings(max_examples=20, deadline=None)
+def test_pair_viterbi_on_some_of_many_experts_never_loses(make_counts, seed):
+    rng = np.random.default_rng(seed)
+    counts, distance = make_counts(seed, 5, 24), distances(2, 2)
+    placement = random_placement(rng, 5, 24, 2)
+    before = total_cost(counts, placement, distance)
+    gain = _pairs.resplit(Problem(counts, distance), placement, 0, 1, random_state(rng))
+    assert gain == pytest.approx(before - total_cost(counts, placement, distance), abs=1e-6)
+    assert all((np.bincount(row, minlength=2) == 12).all() for row in placement)
+
+
 @given(SEED)
 @settings(max_examples=20, deadline=None)
 def test_matching_labels_keeps_partitions_and_never_loses(make_counts, seed):
@@ -160,3 +201,31 @@ def test_a_large_problem_gets_few_starts():
     small, large = (Problem(np.ones((layers, e, e)), distances(4, 4)) for layers, e in ((4, 8), (57, 256)))
     assert _search._starts(small, 1.0) == _search.STARTS
     assert _search._starts(large, 5.0) == 1
+
+
+@given(SEED, FLAT_OR_NOT, st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_improving_never_loses_and_keeps_what_must_hold(make_counts, seed, machine, limited):
+    gpus, per_node = machine
+    rng = np.random.default_rng(seed)
+    counts = make_counts(seed, 4, 16)
+    weight = loads(counts)
+    cap = 1.1 * balance.least_max_load(weight, gpus) * weight.sum(axis=1) / gpus
+    problem = Problem(counts, distances(gpus, per_node), cap if limited else None, weight)
+    for start in (_search._random(problem, rng), _search._greedy(problem, rng)):
+        _search._disturb(problem, start, rng)
+        assert problem.fits(start).all()
+        better = _search.improve(problem, start.copy(), _search.Budget(None), random_state(rng))
+        assert problem.cost(better) <= problem.cost(start) + 1e-9
+        assert problem.fits(better).all() and balanced(better, gpus)
+
+
+def test_paths_of_experts_are_found():
+    """Every expert's tokens all go to one expert of the next layer, to each of them once: 8 paths of 12 layers, light or heavy."""
+    rng = np.random.default_rng(0)
+    paths = np.stack([rng.permutation(8) for _ in range(12)])
+    counts = np.zeros((11, 8, 8))
+    for layer in range(11):
+        counts[layer, paths[layer], paths[layer + 1]] = 10.0 ** np.arange(8)
+    problem = Problem(counts, distances(2, 2))
+    assert problem.cost(_search.rounds(problem, _search.Budget(4), rng)) == 0

@@ -12,23 +12,13 @@ import time
 import numpy as np
 from numba import njit
 
+from repro.exflow._kernels import random_below
 from repro.exflow._problem import Problem
 
 STEPS = 16_384  # expert steps between two looks at the clock: some milliseconds
 PIECES = 64  # temperatures of an annealing of a fixed number of sweeps
 QUENCH_SWEEPS = 30
 NOISE = 4096
-
-
-@njit(cache=True)
-def _random_below(limit: int, state: np.ndarray) -> int:
-    """A random integer in 0..limit-1, limit up to 2^31: xorshift64* on `state` (uint64 [1]), whose upper bits are the good ones."""
-    x = state[0]
-    x ^= x >> np.uint64(12)
-    x ^= x << np.uint64(25)
-    x ^= x >> np.uint64(27)
-    state[0] = x
-    return (np.int64((x * np.uint64(2685821657736338717)) >> np.uint64(33)) * limit) >> 31
 
 
 @njit(cache=True, fastmath=True)
@@ -74,7 +64,7 @@ def _sweeps(
                     here[g] = price[g, i] - pays[i]
                 here[a] = never  # no swap within a GPU
                 there = price[a]
-                first = _random_below(NOISE, state)
+                first = random_below(NOISE, state)
                 luck = noise[first : first + experts]
                 least = enough
                 if limited:

@@ -1,4 +1,4 @@
-"""Compiled loops over pairs of experts (numba, cached on disk). Arrays as in `_problem`."""
+"""Compiled loops over pairs of experts, and their random numbers (numba, cached on disk). Arrays as in `_problem`."""
 
 import numpy as np
 from numba import njit
@@ -13,6 +13,17 @@ def count_pairs(here: np.ndarray, there: np.ndarray, pairs: np.ndarray) -> None:
             row = pairs[here[token, a]]
             for b in range(k):
                 row[there[token, b]] += 1
+
+
+@njit(cache=True)
+def random_below(limit: int, state: np.ndarray) -> int:
+    """A random integer in 0..limit-1, limit up to 2^31: xorshift64* on `state` (uint64 [1]), whose upper bits are the good ones."""
+    x = state[0]
+    x ^= x >> np.uint64(12)
+    x ^= x << np.uint64(25)
+    x ^= x >> np.uint64(27)
+    state[0] = x
+    return (np.int64((x * np.uint64(2685821657736338717)) >> np.uint64(33)) * limit) >> 31
 
 
 @njit(cache=True)

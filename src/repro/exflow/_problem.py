@@ -15,6 +15,8 @@ import numpy as np
 
 from repro.exflow import _kernels
 
+ROUNDING = 1e-9  # relative; must not forbid what just fits
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -46,7 +48,7 @@ class Problem:
     @cached_property
     def room(self) -> np.ndarray:
         """`cap` for the kernels: length 0 stands for no limit."""
-        return np.empty(0) if self.cap is None else self.cap * (1 + 1e-9)  # rounding must not forbid what just fits
+        return np.empty(0) if self.cap is None else self.cap * (1 + ROUNDING)
 
     @cached_property
     def forward(self) -> np.ndarray:
@@ -76,9 +78,10 @@ class Problem:
         """float64 [layers, G, E]: cost of having expert e on GPU g while both neighbouring layers stay."""
         return self.distance @ _kernels.exchanged(self.counts, placement, self.gpus)
 
+    def row_fits(self, layer: int, row: np.ndarray) -> bool:
+        """Whether the GPUs `row`, int [E], keep the load limit of the layer."""
+        return self.cap is None or bool(np.bincount(row, self.weight[layer], self.gpus).max() <= self.room[layer])
+
     def fits(self, placement: np.ndarray) -> np.ndarray:
         """bool [layers]: whether every GPU keeps the load limit."""
-        if self.cap is None:
-            return np.ones(self.layers, bool)
-        rows = zip(placement, self.weight, strict=True)
-        return np.array([np.bincount(row, own, self.gpus).max() for row, own in rows]) <= self.room
+        return np.array([self.row_fits(layer, row) for layer, row in enumerate(placement)])

@@ -1,8 +1,9 @@
 """Our placement search on one set of GPUs: exact where `_chain.py` can, else rounds of annealing.
 
 The first rounds anneal from scratch (`_anneal.py`). Later ones reheat one of the best placements so far, gently, so that it keeps
-most of its structure, and now and then join the best layers of several (`_chain.recombine`): layers far apart hardly know of
-each other, so each placement is good somewhere else. After each round the labels of neighbouring layers are matched.
+most of its structure, or disturb a few experts, and now and then join the best layers of several (`_chain.recombine`): layers
+far apart hardly know of each other, so each placement is good somewhere else. Each round ends with moves of many experts at
+once until none helps: matching the labels of neighbouring layers, and re-splitting pairs of GPUs in all layers (`_pairs.py`).
 
 Arrays as in `_problem`.
 """
@@ -14,11 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+from scipy.optimize import linear_sum_assignment
 
-from repro.exflow import _chain
+from repro.exflow import _chain, _pairs
 from repro.exflow._anneal import anneal
 from repro.exflow._chain import contiguous, match_labels
-from repro.exflow._problem import Problem
+from repro.exflow._problem import ROUNDING, Problem
 from repro.exflow.balance import busiest_loads, repaired
 from repro.exflow.evaluate import distances
 
@@ -26,12 +28,14 @@ Progress = Callable[[float, str], None]
 
 HOT, REHEAT, COLD = 0.4, (0.25, 0.35), 0.13  # temperatures, in units of `Problem.scale`
 SWEEPS = 1000  # of an annealing when rounds are counted
-STARTS = 6  # most annealings from scratch
+STARTS = 12  # most starts, every other one annealed, the others greedy
 START_SWEEPS = 10_000  # a timed search rather makes fewer of them than shorter ones
 LONE_START, ALL_STARTS, ONE_REHEAT = 0.8, 0.5, 0.05  # shares of the time of a timed search
 POOL = 8  # placements that later rounds start from
 RECOMBINE_EVERY = 4  # rounds
 RECOMBINE_LABELS = 128  # GPUs times placements that are recombined: the work grows with their square and more
+REHEAT_EVERY = 3  # rounds; the others disturb
+DISTURBED = (0.01, 0.03, 0.08)  # share of experts
 BEST = 0.7  # probability that a reheating starts from the best placement; else from any of the pool
 
 
@@ -79,13 +83,7 @@ def search(
     if gpus == experts:
         return _chain.assignment_chain(counts), True
     if _chain.count_partitions(experts, gpus) <= _chain.EXACT_PARTITIONS:
-        allowed = None
-        if cap is not None:
-            rows = _chain.partitions(experts, gpus)
-            allowed = np.stack(
-                [busiest_loads(rows, own, gpus) <= most for own, most in zip(weight, cap, strict=True)], axis=1
-            )
-            allowed |= ~allowed.any(axis=0)
+        allowed = None if cap is None else _allowed(_chain.partitions(experts, gpus), weight, cap, gpus)
         return _chain.exact_chain(counts, gpus, allowed), True
     problem = Problem(counts, distances(gpus, gpus), cap, weight)
     first = repaired(problem, contiguous(layers, experts, gpus))
@@ -94,6 +92,14 @@ def search(
     if not counts.any():
         return first, True
     return rounds(problem, budget, np.random.default_rng(seed)), False
+
+
+def _allowed(rows: np.ndarray, weight: np.ndarray, cap: np.ndarray, gpus: int) -> np.ndarray:
+    """bool [n, layers]: which of `rows`, int [n, E], keep the load limit of each layer; all of them where none does."""
+    room = cap * (1 + ROUNDING)
+    kept = [busiest_loads(rows, own, gpus) <= most for own, most in zip(weight, room, strict=True)]
+    allowed = np.stack(kept, axis=1)
+    return allowed | ~allowed.any(axis=0)
 
 
 def rounds(problem: Problem, budget: Budget, rng: np.random.Generator, start: np.ndarray | None = None) -> np.ndarray:
@@ -110,22 +116,59 @@ def rounds(problem: Problem, budget: Budget, rng: np.random.Generator, start: np
         if done == budget.rounds or (budget.expired() and pool):
             break
         if done < starts:
-            share = LONE_START if starts == 1 else ALL_STARTS / starts
+            share = LONE_START if starts == 1 else ALL_STARTS / math.ceil(starts / 2)
             placement, heat = _random(problem, rng), HOT
-        elif (done + 1) % RECOMBINE_EVERY == 0 and len(pool) > 1 and problem.flat:
+            if done % 2:
+                placement, heat = _greedy(problem, rng), 0.0
+        elif done % RECOMBINE_EVERY == 0 and len(pool) > 1 and problem.flat:
             several = np.array([placement for _, placement in pool[: max(2, RECOMBINE_LABELS // problem.gpus)]])
             placement, heat = _chain.recombine(problem.counts, several, problem.gpus), None
         else:
             source = 0 if rng.random() < BEST else int(rng.integers(len(pool)))
-            placement, heat, share = pool[source][1].copy(), rng.choice(REHEAT), ONE_REHEAT
+            placement, share = pool[source][1].copy(), ONE_REHEAT
+            heat = rng.choice(REHEAT) if done % REHEAT_EVERY == 1 else 0.0
+            if heat == 0.0:
+                _disturb(problem, placement, rng)
         if heat is not None:
             sweeps, seconds = (math.inf, min(share * total, budget.left())) if timed else (SWEEPS, budget.left())
-            anneal(problem, placement, state, heat, COLD, sweeps, max(seconds, 1e-3))
-        if problem.flat:
-            placement = match_labels(problem.counts, placement, problem.gpus)
+            anneal(problem, placement, state, heat, COLD, sweeps if heat else 0, max(seconds, 1e-3))
+        placement = improve(problem, placement, budget, state)
         _keep(pool, problem.cost(placement), placement)
         budget.report((time.perf_counter() - began) / total if timed else (done + 1) / budget.rounds)
     return pool[0][1] if pool else _random(problem, rng)
+
+
+def improve(problem: Problem, placement: np.ndarray, budget: Budget, state: np.ndarray) -> np.ndarray:
+    """`placement` after label matching (at one flat cost) and re-splits, until a pass over all pairs of GPUs gains nothing."""
+    stale = {frozenset(pair) for pair in itertools.combinations(range(problem.gpus), 2)}  # pairs that may gain
+    some = (
+        problem.experts // problem.gpus > _pairs.EXPERTS
+    )  # of a pair's experts take part, the next try chooses others
+    gain = math.inf
+    while gain > 0.0 and not budget.expired():
+        if problem.flat:
+            placement = match_labels(problem.counts, placement, problem.gpus)
+        gain = 0.0
+        for a, b in itertools.combinations(range(problem.gpus), 2):
+            if frozenset((a, b)) not in stale or budget.expired():
+                continue
+            won = _pairs.resplit(problem, placement, a, b, state)
+            gain += won
+            if won > 0.0:
+                stale |= {frozenset((x, y)) for x in (a, b) for y in range(problem.gpus) if x != y}
+            if not some:
+                stale.discard(frozenset((a, b)))
+    return placement
+
+
+def _disturb(problem: Problem, placement: np.ndarray, rng: np.random.Generator) -> None:
+    """Swap a few pairs of experts in place, where the load limit allows."""
+    for _ in range(max(4, int(placement.size * rng.choice(DISTURBED)))):
+        layer, (i, j) = int(rng.integers(problem.layers)), rng.integers(problem.experts, size=2)
+        row = placement[layer].copy()
+        row[[i, j]] = row[[j, i]]
+        if problem.row_fits(layer, row):
+            placement[layer] = row
 
 
 def _starts(problem: Problem, seconds: float) -> int:
@@ -134,6 +177,18 @@ def _starts(problem: Problem, seconds: float) -> int:
         1e-9 * problem.layers * problem.experts**2
     )  # a sweep looks at E swaps of each expert, 1 ns each
     return int(np.clip(sweeps / START_SWEEPS, 1, STARTS))
+
+
+def _greedy(problem: Problem, rng: np.random.Generator) -> np.ndarray:
+    """A random first layer; then each layer is assigned best to the one before, so that whole paths stay together."""
+    seats = np.repeat(np.arange(problem.gpus), problem.experts // problem.gpus)
+    placement = np.empty((problem.layers, problem.experts), np.int64)
+    placement[0] = rng.permutation(seats)
+    for layer, pairs in enumerate(problem.counts):
+        kept = pairs.T @ np.eye(problem.gpus)[placement[layer]]
+        expert, seat = linear_sum_assignment(kept[:, seats], maximize=True)
+        placement[layer + 1, expert] = seats[seat]
+    return repaired(problem, placement)
 
 
 def _random(problem: Problem, rng: np.random.Generator) -> np.ndarray:
@@ -155,5 +210,5 @@ def compile_kernels() -> None:
     problem = Problem(np.ones((1, 4, 4)), distances(2, 2))
     placement = contiguous(2, 4, 2)
     anneal(problem, placement, np.ones(1, np.uint64), HOT, COLD, sweeps=1)
-    match_labels(problem.counts, placement, 2)
+    improve(problem, placement, Budget(0), np.ones(1, np.uint64))
     problem.cost(placement)

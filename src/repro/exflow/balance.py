@@ -9,7 +9,7 @@ general, for which the rule below (longest processing time first, then swaps) us
 import numpy as np
 
 from repro.exflow import _chain
-from repro.exflow._problem import Problem
+from repro.exflow._problem import ROUNDING, Problem
 
 
 def evened(row: np.ndarray, weight: np.ndarray, gpus: int, cap: float = 0.0) -> np.ndarray:
@@ -69,7 +69,7 @@ def check_limit(weight: np.ndarray, gpus: int, max_load: float) -> None:
         )
     used = np.flatnonzero(weight.any(axis=1))
     reached = least_max_load(weight, gpus)
-    if reached.max() <= max_load * (1 + 1e-9):
+    if reached.max() <= max_load * (1 + ROUNDING):
         return
     layer = int(used[reached.argmax()])
     own, fill = np.sort(weight[layer]) * gpus / weight[layer].sum(), weight.shape[1] // gpus - 1

@@ -234,10 +234,11 @@ def _affinity(
         return group
 
     gpu = staged(counts, stages, solve)
+    problem = Problem(counts, levels.distances(), cap, weight)
     if len(stages) > 1:
         begin(solves, 1.0, "polishing over all levels")
-        problem = Problem(counts, levels.distances(), cap, weight)
         gpu = _search.rounds(problem, budget, np.random.default_rng(seed), balance.repaired(problem, gpu))
+    assert problem.fits(gpu).all()
     optimal = len(stages) == 1 and proofs[0]
     note = "exact" if optimal else "local search" + (", stopped at the time limit" if budget.cut else "")
     return gpu, {"note": note, "optimal": optimal, "time_limited": budget.cut}

@@ -1,0 +1,189 @@
+"""Pair-Viterbi (numba, cached on disk): the best re-split of two GPUs' experts in all layers at once.
+
+Where affinity is strong, whole paths of experts belong together. No swap in a single layer can move a path to another GPU,
+since each step on the way costs hops; re-splitting two GPUs in all layers moves it at once. Arrays as in `_problem`.
+"""
+
+import itertools
+
+import numpy as np
+from numba import njit
+
+from repro.exflow._kernels import random_below
+from repro.exflow._problem import Problem
+
+EXPERTS = 4  # of each GPU that one re-split moves: C(8, 4) = 70 states; when a GPU has more, some of them take part
+
+
+@njit(cache=True)
+def _choose(counts: np.ndarray, placement: np.ndarray, a: int, b: int, take: int, state: np.ndarray) -> np.ndarray:
+    """int64 [layers, 2·take]: `take` experts of GPU a, then `take` of GPU b, of each layer.
+
+    When a GPU has more, a random layer gets random ones; going outwards from it, each layer gets those that exchange most tokens
+    with the ones chosen next door (times a random factor), since only linked experts gain from moving together.
+    """
+    layers, experts = placement.shape
+    chosen = np.empty((layers, 2 * take), np.int64)
+    score = np.empty(experts)
+    start = random_below(layers, state)
+    for step in range(layers):
+        layer = start + step if start + step < layers else layers - 1 - step
+        for side in range(2):
+            gpu = a if side == 0 else b
+            for e in range(experts):
+                score[e] = -1.0
+                if placement[layer, e] == gpu:
+                    link = 1.0
+                    if step > 0:
+                        for t in range(2 * take):
+                            if layer > start:
+                                link += counts[layer - 1, chosen[layer - 1, t], e]
+                            else:
+                                link += counts[layer, e, chosen[layer + 1, t]]
+                    score[e] = link * (random_below(2**31, state) + 1.0)
+            for t in range(take):
+                e = np.argmax(score)
+                chosen[layer, side * take + t] = e
+                score[e] = -1.0
+    return chosen
+
+
+@njit(cache=True)
+def _outside(
+    counts: np.ndarray, placement: np.ndarray, distance: np.ndarray, a: int, b: int, chosen: np.ndarray
+) -> np.ndarray:
+    """float64 [layers, 2·take]: what each chosen expert pays to experts that stay put when on GPU a, less the same on GPU b."""
+    layers, experts = placement.shape
+    fixed = np.ones((layers, experts), np.bool_)
+    for layer in range(layers):
+        for e in chosen[layer]:
+            fixed[layer, e] = False
+    pays = np.zeros(chosen.shape)
+    for layer in range(layers):
+        for t, e in enumerate(chosen[layer]):
+            for near in (layer - 1, layer + 1):
+                if near < 0 or near >= layers:
+                    continue
+                for f in range(experts):
+                    if fixed[near, f]:
+                        g = placement[near, f]
+                        tokens = counts[near, f, e] if near < layer else counts[layer, e, f]
+                        pays[layer, t] += tokens * (distance[g, a] - distance[g, b])
+    return pays
+
+
+@njit(cache=True)
+def _staying_load(placement: np.ndarray, weight: np.ndarray, layer: int, gpu: int, chosen: np.ndarray) -> float:
+    """Tokens of the layer for the experts of `gpu` that are not `chosen`."""
+    load = 0.0
+    for e in range(placement.shape[1]):
+        if placement[layer, e] == gpu:
+            load += weight[layer, e]
+    for e in chosen[layer]:
+        if placement[layer, e] == gpu:
+            load -= weight[layer, e]
+    return load
+
+
+@njit(cache=True)
+def _half_sums(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
+    """Sums of all subsets of the first four (`low`) and of the other, at most four, `values` (`high`), by bit mask."""
+    for mask in range(1, 16):
+        bit = 0
+        while not (mask >> bit) & 1:
+            bit += 1
+        rest = mask & (mask - 1)
+        low[mask] = low[rest] + (values[bit] if bit < len(values) else 0.0)
+        high[mask] = high[rest] + (values[bit + 4] if bit + 4 < len(values) else 0.0)
+
+
+@njit(cache=True)
+def pair_viterbi(
+    counts: np.ndarray,
+    placement: np.ndarray,
+    distance: np.ndarray,
+    a: int,
+    b: int,
+    splits: np.ndarray,
+    weight: np.ndarray,
+    room: np.ndarray,
+    state: np.ndarray,
+) -> float:
+    """Re-split the experts of GPUs a and b in all layers at once, exactly; returns the cost gained (0: already the best split).
+
+    `splits` int64 [S]: bit masks of which of the 2·take <= 8 chosen experts go to GPU a; the first one is the split as it is.
+    The states of one layer are the S splits and the cost is a sum over neighbouring layers, so Viterbi over layers is exact.
+    `room` [layers] or [0]: splits that give a GPU more tokens are no states, but for the split as it is.
+    """
+    take = 0
+    while splits[0] >> take:
+        take += 1
+    chosen = _choose(counts, placement, a, b, take, state)
+    pays = _outside(counts, placement, distance, a, b, chosen)
+    layers, width = chosen.shape
+    states = len(splits)
+    cost, arriving = np.zeros(states), np.empty(states)
+    source = np.zeros((layers, states), np.int64)
+    tokens, benefit = np.empty((width, width)), np.empty(width)
+    low, high = np.zeros(16), np.zeros(16)
+    present = 0.0
+    for layer in range(layers):
+        if layer > 0:
+            for x in range(width):
+                for y in range(width):
+                    tokens[x, y] = distance[a, b] * counts[layer - 1, chosen[layer - 1, x], chosen[layer, y]]
+            arriving[:] = np.inf
+            for s in range(states):
+                base = cost[s]  # the whole next layer on b: it is cut from the split's part on a
+                for y in range(width):
+                    from_a = from_b = 0.0
+                    for x in range(width):
+                        if (splits[s] >> x) & 1:
+                            from_a += tokens[x, y]
+                        else:
+                            from_b += tokens[x, y]
+                    base += from_a
+                    benefit[y] = from_b - from_a
+                _half_sums(benefit, low, high)
+                for r in range(states):
+                    total = base + low[splits[r] & 15] + high[splits[r] >> 4]
+                    if total < arriving[r]:
+                        arriving[r] = total
+                        source[layer, r] = s
+                if s == 0:
+                    present += base - cost[0] + low[splits[0] & 15] + high[splits[0] >> 4]
+            cost[:] = arriving
+        _half_sums(pays[layer], low, high)
+        for r in range(states):
+            cost[r] += low[splits[r] & 15] + high[splits[r] >> 4]
+        present += low[splits[0] & 15] + high[splits[0] >> 4]
+        if len(room) > 0:
+            heavy = weight[layer][chosen[layer]]
+            room_a = room[layer] - _staying_load(placement, weight, layer, a, chosen)
+            room_b = room[layer] - _staying_load(placement, weight, layer, b, chosen)
+            _half_sums(heavy, low, high)
+            for r in range(1, states):
+                on_a = low[splits[r] & 15] + high[splits[r] >> 4]
+                if on_a > room_a or heavy.sum() - on_a > room_b:
+                    cost[r] = np.inf
+    split = np.argmin(cost)
+    gain = present - cost[split]
+    if gain <= 1e-9 * (1.0 + abs(present)):
+        return 0.0
+    for layer in range(layers - 1, -1, -1):
+        for x in range(width):
+            placement[layer, chosen[layer, x]] = a if (splits[split] >> x) & 1 else b
+        split = source[layer, split]
+    return gain
+
+
+def splits(size: int) -> np.ndarray:
+    """int64 [C(2·take, take)]: bit masks of the ways to split the experts that take part, for GPUs of `size` experts."""
+    take = min(size, EXPERTS)
+    return np.array([sum(1 << e for e in chosen) for chosen in itertools.combinations(range(2 * take), take)])
+
+
+def resplit(problem: Problem, placement: np.ndarray, a: int, b: int, state: np.ndarray) -> float:
+    """Re-split GPUs a and b in place; returns the cost gained, 0 when nothing changed. A load limit that is kept stays kept."""
+    ways = splits(problem.experts // problem.gpus)
+    return pair_viterbi(problem.counts, placement, problem.distance, a, b, ways, problem.weight, problem.room, state)
