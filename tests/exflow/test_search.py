@@ -145,7 +145,7 @@ def test_annealing_keeps_a_load_limit(make_counts, seed, machine):
 
 
 @given(SEED, st.sampled_from([(2, 2, 6), (4, 2, 8), (4, 4, 12), (3, 3, 6)]), st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_pair_viterbi_is_the_best_resplit(make_counts, seed, shape, limited):
     """Two GPUs' experts in all layers at once, against all splits that fit, with other GPUs and level costs around."""
     gpus, per_node, experts = shape

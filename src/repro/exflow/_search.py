@@ -30,7 +30,7 @@ HOT, REHEAT, COLD = 0.4, (0.25, 0.35), 0.13  # temperatures, in units of `Proble
 SWEEPS = 1000  # of an annealing when rounds are counted
 STARTS = 12  # most starts, every other one annealed, the others greedy
 START_SWEEPS = 10_000  # a timed search rather makes fewer of them than shorter ones
-LONE_START, ALL_STARTS, ONE_REHEAT = 0.8, 0.5, 0.05  # shares of the time of a timed search
+LONE_START, ALL_STARTS, ONE_REHEAT = 0.9, 0.5, 0.05  # shares of the time of a timed search
 POOL = 8  # placements that later rounds start from
 RECOMBINE_EVERY = 4  # rounds
 RECOMBINE_LABELS = 128  # GPUs times placements that are recombined: the work grows with their square and more
@@ -110,26 +110,14 @@ def rounds(problem: Problem, budget: Budget, rng: np.random.Generator, start: np
     state = rng.integers(1, 2**63, 1, dtype=np.uint64)  # of the random numbers of annealing; never 0
     began, total = time.perf_counter(), budget.left()
     timed = budget.rounds is None
-    pool = [] if start is None else [(problem.cost(start), start)]
+    pool: Pool = [] if start is None else [(problem.cost(start), start)]
     starts = 0 if pool else _starts(problem, total) if timed else STARTS
     for done in itertools.count():
         if done == budget.rounds or (budget.expired() and pool):
             break
-        if done < starts:
-            share = LONE_START if starts == 1 else ALL_STARTS / math.ceil(starts / 2)
-            placement, heat = _random(problem, rng), HOT
-            if done % 2:
-                placement, heat = _greedy(problem, rng), 0.0
-        elif done % RECOMBINE_EVERY == 0 and len(pool) > 1 and problem.flat:
-            several = np.array([placement for _, placement in pool[: max(2, RECOMBINE_LABELS // problem.gpus)]])
-            placement, heat = _chain.recombine(problem.counts, several, problem.gpus), None
-        else:
-            source = 0 if rng.random() < BEST else int(rng.integers(len(pool)))
-            placement, share = pool[source][1].copy(), ONE_REHEAT
-            heat = rng.choice(REHEAT) if done % REHEAT_EVERY == 1 else 0.0
-            if heat == 0.0:
-                _disturb(problem, placement, rng)
+        placement, heat = _origin(problem, pool, done, starts, rng)
         if heat is not None:
+            share = ONE_REHEAT if done >= starts else LONE_START if starts == 1 else ALL_STARTS / math.ceil(starts / 2)
             sweeps, seconds = (math.inf, min(share * total, budget.left())) if timed else (SWEEPS, budget.left())
             anneal(problem, placement, state, heat, COLD, sweeps if heat else 0, max(seconds, 1e-3))
         placement = improve(problem, placement, budget, state)
@@ -138,12 +126,30 @@ def rounds(problem: Problem, budget: Budget, rng: np.random.Generator, start: np
     return pool[0][1] if pool else _random(problem, rng)
 
 
+Pool = list[tuple[float, np.ndarray]]  # costs and placements, best first
+
+
+def _origin(
+    problem: Problem, pool: Pool, done: int, starts: int, rng: np.random.Generator
+) -> tuple[np.ndarray, float | None]:
+    """What round `done` begins with: a placement and how hot to anneal it, 0 for the next local optimum, None for not at all."""
+    if done < starts:
+        return (_greedy(problem, rng), 0.0) if done % 2 else (_random(problem, rng), HOT)
+    if done % RECOMBINE_EVERY == 0 and len(pool) > 1 and problem.flat:
+        several = np.array([placement for _, placement in pool[: max(2, RECOMBINE_LABELS // problem.gpus)]])
+        return _chain.recombine(problem.counts, several, problem.gpus), None
+    source = 0 if rng.random() < BEST else int(rng.integers(len(pool)))
+    placement = pool[source][1].copy()
+    if done % REHEAT_EVERY == 1:
+        return placement, rng.choice(REHEAT)
+    _disturb(problem, placement, rng)
+    return placement, 0.0
+
+
 def improve(problem: Problem, placement: np.ndarray, budget: Budget, state: np.ndarray) -> np.ndarray:
     """`placement` after label matching (at one flat cost) and re-splits, until a pass over all pairs of GPUs gains nothing."""
     stale = {frozenset(pair) for pair in itertools.combinations(range(problem.gpus), 2)}  # pairs that may gain
-    some = (
-        problem.experts // problem.gpus > _pairs.EXPERTS
-    )  # of a pair's experts take part, the next try chooses others
+    some = problem.experts // problem.gpus > _pairs.EXPERTS  # take part: the next try chooses others
     gain = math.inf
     while gain > 0.0 and not budget.expired():
         if problem.flat:
@@ -197,7 +203,7 @@ def _random(problem: Problem, rng: np.random.Generator) -> np.ndarray:
     return repaired(problem, placement)
 
 
-def _keep(pool: list[tuple[float, np.ndarray]], cost: float, placement: np.ndarray) -> None:
+def _keep(pool: Pool, cost: float, placement: np.ndarray) -> None:
     """Add to the `POOL` best, best first, unless one of the same cost is there (almost surely the same up to labels)."""
     if all(abs(cost - other) > 1e-9 * (1.0 + cost) for other, _ in pool):
         pool.append((cost, placement))

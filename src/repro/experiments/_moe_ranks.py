@@ -22,7 +22,7 @@ from repro.models.gpt_moe import GPTMoE, generate
 
 WARM_UP = 2  # iterations that are not timed: first messages between ranks
 CHECKED = 16  # requests whose tokens one process decodes again
-ROUNDS = 60  # of the placement search
+ROUNDS = 30  # of the placement search
 COSTS = (1.0, 4.0, 16.0)  # of a row over the levels, for the placement: what they take on links of 16 : 4 : 1
 
 

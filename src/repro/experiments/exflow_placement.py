@@ -8,7 +8,7 @@ from repro.experiments._traces import ALL, TraceName, describe, domains, experts
 from repro.experiments.base import Experiment, Outcome, Point
 from repro.record import Metric
 
-ROUNDS = 60  # of the search: a record repeats exactly where its time limit does not cut it
+ROUNDS = 30  # of the search: a record repeats exactly where its time limit does not cut it
 
 
 class PlacementPoint(Point):
