@@ -6,32 +6,41 @@
     placement = exflow.place(exflow.transitions(train), gpus=8, gpus_per_node=4)
     print(exflow.evaluate(placement, held_out).hops_per_token)
 
-`recording.record_routing` makes a trace of a live model, `export` writes placements for servers and `permute.permute_experts` reorders
-a checkpoint; `recording` and `permute` need torch and are imported by name. Read `placement.py` first.
+`recording.record_routing` makes a trace of a live model, `export` writes placements for servers, `permute.permute_experts` reorders
+a checkpoint and `moe.Decoder` decodes on several ranks; these but `export` need torch and are imported by name. Read
+`placement.py` first.
 """
 
 from repro.exflow.affinity import conditional, measure, mutual_information, shuffled
-from repro.exflow.bound import gap, lower_bound
+from repro.exflow.bound import gap, lower_bound, lower_bound_cost
 from repro.exflow.command import place_file
 from repro.exflow.evaluate import Cost
 from repro.exflow.export import FORMATS, physical_to_logical, read_csv, write_csv
+from repro.exflow.fanout import FanOut, fan_out, place_for_fanout
 from repro.exflow.front import pareto
 from repro.exflow.levels import Levels, parse_levels
 from repro.exflow.placement import METHODS, Placement, evaluate, place
+from repro.exflow.replicas import ReplicaCost, Replicas, evaluate_replicas, place_replicas, without_copies
 from repro.exflow.trace import Trace, load, transitions
 
 __all__ = [
     "FORMATS",
     "METHODS",
     "Cost",
+    "FanOut",
     "Levels",
     "Placement",
+    "ReplicaCost",
+    "Replicas",
     "Trace",
     "conditional",
     "evaluate",
+    "evaluate_replicas",
+    "fan_out",
     "gap",
     "load",
     "lower_bound",
+    "lower_bound_cost",
     "measure",
     "mutual_information",
     "pareto",
@@ -39,8 +48,11 @@ __all__ = [
     "physical_to_logical",
     "place",
     "place_file",
+    "place_for_fanout",
+    "place_replicas",
     "read_csv",
     "shuffled",
     "transitions",
+    "without_copies",
     "write_csv",
 ]
