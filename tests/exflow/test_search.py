@@ -199,8 +199,8 @@ def test_matching_labels_keeps_partitions_and_never_loses(make_counts, seed):
 
 def test_a_large_problem_gets_few_starts():
     small, large = (Problem(np.ones((layers, e, e)), distances(4, 4)) for layers, e in ((4, 8), (57, 256)))
-    assert _search._starts(small, 1.0) == _search.STARTS
-    assert _search._starts(large, 5.0) == 1
+    assert _search._annealed(small, 1.0) == _search.ANNEALED
+    assert _search._annealed(large, 5.0) == 1
 
 
 @given(SEED, FLAT_OR_NOT, st.booleans())

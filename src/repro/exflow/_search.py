@@ -28,7 +28,7 @@ Progress = Callable[[float, str], None]
 
 HOT, REHEAT, COLD = 0.4, (0.25, 0.35), 0.13  # temperatures, in units of `Problem.scale`
 SWEEPS = 1000  # of an annealing when rounds are counted
-STARTS = 12  # most starts, every other one annealed, the others greedy
+ANNEALED, GREEDY = 6, 6  # starts: most that are annealed, and the others, which cost little
 START_SWEEPS = 10_000  # a timed search rather makes fewer of them than shorter ones
 LONE_START, ALL_STARTS, ONE_REHEAT = 0.9, 0.5, 0.05  # shares of the time of a timed search
 POOL = 8  # placements that later rounds start from
@@ -111,13 +111,14 @@ def rounds(problem: Problem, budget: Budget, rng: np.random.Generator, start: np
     began, total = time.perf_counter(), budget.left()
     timed = budget.rounds is None
     pool: Pool = [] if start is None else [(problem.cost(start), start)]
-    starts = 0 if pool else _starts(problem, total) if timed else STARTS
+    annealed = _annealed(problem, total) if timed else ANNEALED
+    starts = (0, 0) if pool else (annealed, GREEDY)
     for done in itertools.count():
         if done == budget.rounds or (budget.expired() and pool):
             break
         placement, heat = _origin(problem, pool, done, starts, rng)
         if heat is not None:
-            share = ONE_REHEAT if done >= starts else LONE_START if starts == 1 else ALL_STARTS / math.ceil(starts / 2)
+            share = ONE_REHEAT if done >= sum(starts) else LONE_START if annealed == 1 else ALL_STARTS / annealed
             sweeps, seconds = (math.inf, min(share * total, budget.left())) if timed else (SWEEPS, budget.left())
             anneal(problem, placement, state, heat, COLD, sweeps if heat else 0, max(seconds, 1e-3))
         placement = improve(problem, placement, budget, state)
@@ -130,11 +131,11 @@ Pool = list[tuple[float, np.ndarray]]  # costs and placements, best first
 
 
 def _origin(
-    problem: Problem, pool: Pool, done: int, starts: int, rng: np.random.Generator
+    problem: Problem, pool: Pool, done: int, starts: tuple[int, int], rng: np.random.Generator
 ) -> tuple[np.ndarray, float | None]:
     """What round `done` begins with: a placement and how hot to anneal it, 0 for the next local optimum, None for not at all."""
-    if done < starts:
-        return (_greedy(problem, rng), 0.0) if done % 2 else (_random(problem, rng), HOT)
+    if done < sum(starts):
+        return (_random(problem, rng), HOT) if done < starts[0] else (_greedy(problem, rng), 0.0)
     if done % RECOMBINE_EVERY == 0 and len(pool) > 1 and problem.flat:
         several = np.array([placement for _, placement in pool[: max(2, RECOMBINE_LABELS // problem.gpus)]])
         return _chain.recombine(problem.counts, several, problem.gpus), None
@@ -177,12 +178,12 @@ def _disturb(problem: Problem, placement: np.ndarray, rng: np.random.Generator) 
             placement[layer] = row
 
 
-def _starts(problem: Problem, seconds: float) -> int:
+def _annealed(problem: Problem, seconds: float) -> int:
     """How many annealings from scratch a search of so many seconds makes: one on a large problem, where each is slow."""
     sweeps = seconds / (
         1e-9 * problem.layers * problem.experts**2
     )  # a sweep looks at E swaps of each expert, 1 ns each
-    return int(np.clip(sweeps / START_SWEEPS, 1, STARTS))
+    return int(np.clip(sweeps / START_SWEEPS, 1, ANNEALED))
 
 
 def _greedy(problem: Problem, rng: np.random.Generator) -> np.ndarray:
