@@ -52,7 +52,7 @@ use rule zero_notebook as exflow_notebook with:
     input:
         notebook="notebooks/exflow.ipynb",
         claims="config/claims.yaml",
-        records=records("exflow_affinity", "exflow_placement"),
+        records=records("exflow_affinity", "exflow_placement", "moe_train", "moe_decode"),
     output:
         html=report(
             "results/{run}/notebooks/exflow.html",
