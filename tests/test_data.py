@@ -120,3 +120,7 @@ def test_gpt_moe_weights_route_as_their_trace_says(name):
         told = choices[(domain == number) & held_out][:4].reshape(-1, 8)
         assert (found.experts == told).mean() > 0.995
         assert found.loss < 2.0  # nats per byte; bigrams alone give 2.4
+
+
+def test_routing_of_a_gpt_moe_that_knows_one_text():
+    routing_of_a_gpt_moe("gpt_moe_routing_16e_shakespeare.npz", 16)
