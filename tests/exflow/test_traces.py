@@ -9,7 +9,7 @@ from repro.experiments.exflow_affinity import AffinityPoint
 from repro.experiments.exflow_placement import PlacementPoint
 
 
-@pytest.fixture(scope="module", params=["gptoss20b", "gpt_moe_16e"])
+@pytest.fixture(scope="module", params=["gptoss20b", "gpt_moe_16e", "gpt_moe_16e_shakespeare"])
 def opened(request):
     return request.param, open_trace(request.param)
 

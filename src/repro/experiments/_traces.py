@@ -8,7 +8,7 @@ import numpy as np
 from repro import exflow, paths
 from repro.exflow.trace import Trace
 
-TraceName = Literal["gptoss20b", "gpt_moe_8e", "gpt_moe_16e", "gpt_moe_32e", "gpt_moe_64e"]
+TraceName = Literal["gptoss20b", "gpt_moe_8e", "gpt_moe_16e", "gpt_moe_32e", "gpt_moe_64e", "gpt_moe_16e_shakespeare"]
 TRAIN_FRACTION = 0.7  # of gpt-oss's sequences
 ALL = "all"  # domains
 DOMAINS = {
@@ -41,7 +41,7 @@ class Source:
 
 def experts(name: TraceName) -> int:
     """Experts per layer of a trace, without reading it."""
-    return 32 if name == "gptoss20b" else int(name.removeprefix("gpt_moe_").removesuffix("e"))
+    return 32 if name == "gptoss20b" else int(_variant(name).split("e")[0])
 
 
 def domains(name: TraceName) -> tuple[str, ...]:
@@ -51,7 +51,8 @@ def domains(name: TraceName) -> tuple[str, ...]:
 
 def describe(name: TraceName, domain: str) -> str:
     """For a record's conditions."""
-    model = "gpt-oss-20b" if name == "gptoss20b" else f"GPT-MoE with {experts(name)} experts"
+    own = f"GPT-MoE with {experts(name)} experts" + (", trained on Shakespeare," if "shakespeare" in name else "")
+    model = "gpt-oss-20b" if name == "gptoss20b" else own
     return f"{model} top-1, {'all domains' if domain == ALL else domain}"
 
 
@@ -64,11 +65,16 @@ def open_trace(name: TraceName) -> Source:
         families = np.array([_family(str(each)) for each in names])
         trace = exflow.load(path, experts(name), top_k=1)
         return Source(trace, families[of_sequence][trace.sequences], None)
-    path = paths.data(f"gpt_moe_routing_{experts(name)}e.npz")
+    path = paths.data(f"gpt_moe_routing_{_variant(name)}.npz")
     with np.load(path) as file:
         domain, held_out = file["domain_names"][file["domain"]], file["held_out"]
     trace = exflow.load(path, experts(name))
     return Source(trace, domain[trace.sequences], held_out[trace.sequences])
+
+
+def _variant(name: TraceName) -> str:
+    """Of a GPT-MoE: its experts and, if not both, the text that it was trained on."""
+    return name.removeprefix("gpt_moe_")
 
 
 def _family(dataset: str) -> str:
