@@ -17,6 +17,7 @@ from repro.exflow.recording import record_routing
 from repro.experiments._moe_training import FILES, read
 from repro.experiments.moe_decode import MoEDecodePoint
 from repro.fabric import Fabric
+from repro.launch.joined import place_in_job
 from repro.models import gpt_moe_checkpoint
 from repro.models.gpt_moe import GPTMoE, generate
 
@@ -38,10 +39,20 @@ class Report:
 
 def build(point: MoEDecodePoint) -> GPTMoE:
     """The shipped model of as many experts, or one with random weights."""
+    dtype = getattr(torch, point.dtype)
     if point.weights == "trained":
-        return gpt_moe_checkpoint.load(paths.data(f"gpt_moe_{point.experts}e.safetensors"))
+        model = gpt_moe_checkpoint.load(paths.data(f"gpt_moe_{point.experts}e.safetensors"))
+        return model.to(_device(), dtype)
     torch.manual_seed(point.seed)
-    return GPTMoE(point.random_sizes).eval()
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(
+        dtype
+    )  # 64 experts of the paper's sizes are 52 GB in fp32: made as they are used, and where
+    try:
+        with torch.device(_device()):
+            return GPTMoE(point.random_sizes).eval()
+    finally:
+        torch.set_default_dtype(default)
 
 
 def prompts(point: MoEDecodePoint) -> list[Tensor]:
@@ -74,13 +85,10 @@ def decode(
     network: Fabric | None,
 ) -> Report:
     """One rank: decode everything twice, as fast as it goes, and with all ranks meeting before each exchange."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = copy.deepcopy(model).to(
-        device, getattr(torch, point.dtype)
-    )  # in a job all ranks' results must be alike, and
-    agreed = torch.from_numpy(gpu).to(device)  # a search that its time limit cut may differ: rank 0's counts
-    dist.broadcast(agreed, 0)
-    links = Links(point.topology, device=device.type)
+    model = copy.deepcopy(model)  # the decoder keeps its own experts only; the whole model is compared with afterwards
+    agreed = torch.from_numpy(gpu).to(_device())
+    dist.broadcast(agreed, 0)  # in a job every rank has searched, and a search that its time limit cut may differ
+    links = Links(point.topology, device=_device())
     if point.system == "deepspeed":
         from repro.baselines.deepspeed_moe import DeepSpeedDecoder
 
@@ -97,10 +105,14 @@ def decode(
 def equal_to_one_process(point: MoEDecodePoint, model: GPTMoE, prompts: list[Tensor], tokens: Tensor) -> float:
     """Share of a sample of requests whose tokens, [requests, new_tokens], one process gives as well, without cache or other requests."""
     chosen = np.linspace(0, len(prompts) - 1, min(CHECKED, len(prompts))).astype(int).tolist()
-    model = model.to(dtype=getattr(torch, point.dtype))
     device = model.head.weight.device
     same = [torch.equal(generate(model, prompts[r].to(device), point.new_tokens).cpu(), tokens[r]) for r in chosen]
     return sum(same) / len(same)
+
+
+def _device() -> str:
+    """The GPU of this rank in a job; ranks that `launch` starts here share the CPU."""
+    return "cuda" if place_in_job() is not None and torch.cuda.is_available() else "cpu"
 
 
 def _slice(text: Tensor, length: int, draw: np.random.Generator) -> Tensor:
