@@ -1,87 +1,35 @@
 """The `repro` command line. Every command calls one function of the package; what takes `--json` prints one JSON document."""
 
-import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import yaml
 from rich import box
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from repro import config, experiments, paths, record
+from repro.cli.console import Json, emit, progress, stderr, stdout, user_errors
+from repro.cli.place import place
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-stderr = Console(stderr=True)
-stdout = Console()
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 TierOption = Annotated[str | None, typer.Option(help="smoke, laptop, box, gpu or cluster; default: the platform's.")]
 PlatformOption = Annotated[str | None, typer.Option(help="A file of config/platforms; default: config.yaml's.")]
-
-
-@contextlib.contextmanager
-def _user_errors() -> Iterator[None]:
-    """What a user gave wrong ends with its message and exit code 2, not with a traceback."""
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        stderr.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
-        raise typer.Exit(2) from error
-
-
-@contextlib.contextmanager
-def _option_names() -> Iterator[None]:
-    """A ValueError about a parameter, `max_load is 0.5: ...`, names the option that the user knows, --max-load."""
-    try:
-        yield
-    except ValueError as error:
-        parameter, is_, rest = str(error).partition(" ")
-        if parameter not in ("costs", "dense_layers", "gpus", "gpus_per_node", "max_load", "rounds"):
-            raise
-        raise ValueError(f"--{parameter.replace('_', '-')}{is_}{rest}") from error
-
-
-def _parsed(option: str, parse: Callable[[str], Any], text: str) -> Any:
-    """`parse(text)`; a ValueError names the option."""
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise ValueError(f"{option} {text}: {error}") from error
-
-
-@contextlib.contextmanager
-def _progress(text: str) -> Iterator[Any]:
-    """Spinner, bar and elapsed time on stderr (only when it is a terminal); yields update(done_fraction, text)."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
-        task = bar.add_task(text, total=None)
-
-        def update(done_fraction: float, now: str = text) -> None:
-            bar.update(task, total=1.0, completed=done_fraction, description=now)
-
-        yield update
-
-
-def _emit(document: Any) -> None:
-    sys.stdout.write(json.dumps(document, indent=1, default=str) + "\n")
 
 
 @app.command()
 def doctor(json_: Json = False) -> None:
     """What this machine has, and what each tier lacks on it."""
-    with _user_errors(), _progress("looking at this machine"):
+    with user_errors(), progress("looking at this machine"):
         from repro import doctor as room
 
         report = room.examine()
     if json_:
-        return _emit(report.as_dict())
+        return emit(report.as_dict())
     table = Table(show_header=False, box=None)
     for name, value in report.as_dict().items():
         if name == "lacks":
@@ -107,13 +55,13 @@ def plan(tier: TierOption = None, platform: PlatformOption = None, json_: Json =
     """Every experiment point with its state, expected minutes and ranks; totals per figure."""
     from repro import plan as room
 
-    with _user_errors():
+    with user_errors():
         found = room.make(tier, platform)
     if json_:
         document = found.model_dump()
         for entry, job in zip(document["jobs"], found.jobs, strict=True):
             entry["arguments"] = room.arguments(job)
-        return _emit(document)
+        return emit(document)
     for name in dict.fromkeys(job.experiment for job in found.jobs):
         columns = ["point", "repeat", "state", "minutes", "ranks", *(["GB/rank"] if found.memory_gb else [])]
         table = Table(*columns, title=name, title_justify="left")
@@ -168,19 +116,19 @@ def run(
     ] = False,
 ) -> None:
     """Run one point of one experiment and write its record."""
-    with _user_errors():
+    with user_errors():
         definition = experiments.get(experiment)
         point = config.point(experiment, _settings(set_ or []), f"repro run {experiment} --set")
         if out is not None and out.suffix != ".json":
             raise ValueError(f"--out {out}: a record file must end in .json")
         if out is not None:  # before the work, not after it
             out.parent.mkdir(parents=True, exist_ok=True)
-    with _progress(f"{experiment} {definition.label(point)}"):
+    with progress(f"{experiment} {definition.label(point)}"):
         from repro import runner
 
         found = runner.run(experiment, point, repeat, attempt, out)
     if out is None:
-        _emit(found.model_dump(mode="json"))
+        emit(found.model_dump(mode="json"))
     else:
         stderr.print(
             escape(f"{experiment} {definition.label(point)}: {found.status} {found.cause or ''} -> {out}"),
@@ -235,7 +183,7 @@ def claims(
     """A verdict for every claim of the three papers."""
     from repro import claims as room
 
-    with _user_errors():
+    with user_errors():
         folder = _results(results)
         found = record.collect(_records(folder))
         registry = room.load()
@@ -247,7 +195,7 @@ def claims(
     for problem in found.problems:
         stderr.print(f"[yellow]not used:[/] {escape(problem)}", soft_wrap=True)
     if json_:
-        return _emit(rows)
+        return emit(rows)
     titles = {claim.id: claim.title for claim in registry}
     table = Table(
         "claim",
@@ -278,84 +226,7 @@ def claims(
         stdout.print(escape(f"Report: {(folder / 'report.html').resolve()}"), soft_wrap=True)
 
 
-@app.command()
-def place(
-    trace: Annotated[
-        Path,
-        typer.Argument(help=".npy (tokens x layers, or tokens x layers x k), .npz with `experts`, or .parquet."),
-    ],
-    gpus: Annotated[int | None, typer.Option(min=1, help="How many; or see --levels.")] = None,
-    gpus_per_node: Annotated[int | None, typer.Option(min=1, help="Default: all GPUs are in one node.")] = None,
-    levels: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME=SIZE,...",
-            help="Instead of --gpus, a machine of any depth, innermost level first: node=8,rack=4,cluster=2 has 64 GPUs.",
-        ),
-    ] = None,
-    costs: Annotated[
-        str | None,
-        typer.Option(metavar="X,...", help="Cost of a hop at each level, innermost first; default: 1,2,3,..."),
-    ] = None,
-    max_load: Annotated[
-        float | None,
-        typer.Option(
-            help="Most tokens of a layer's busiest GPU, in even shares: 1.2 allows 20 % more. Default: no limit."
-        ),
-    ] = None,
-    method: Annotated[str, typer.Option(help="contiguous, random, exflow, exflow-direct or affinity.")] = "affinity",
-    num_experts: Annotated[
-        int | None, typer.Option(min=1, help="Experts per layer; default: the file's, else the highest id + 1.")
-    ] = None,
-    top_k: Annotated[
-        int | None, typer.Option(min=1, help="Use the first k experts of each token; default: all.")
-    ] = None,
-    time_limit: Annotated[
-        float | None,
-        typer.Option(
-            min=0.1, help="Seconds, all of them used unless the result is proven; default: 60 rounds in at most 30 s."
-        ),
-    ] = None,
-    rounds: Annotated[
-        int | None,
-        typer.Option(min=0, help="Rounds of search: with --seed they fix the result; default: see --time-limit."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write the placement: as CSV `Expert,Node`, expert e of layer l is l*E + e, Node is its GPU; or see --format."
-        ),
-    ] = None,
-    format_: Annotated[
-        str,
-        typer.Option(
-            "--format", help="Of --out: csv, or an expert map (JSON) for sglang, vllm-ascend, or vllm (proposed there)."
-        ),
-    ] = "csv",
-    dense_layers: Annotated[
-        int, typer.Option(min=0, help="With --format sglang: layers before the first MoE layer (3 for DeepSeek-V3).")
-    ] = 0,
-    json_: Json = False,
-) -> None:
-    """Place the experts of an MoE model on GPUs so that tokens of this routing trace stay where they are."""
-    with _user_errors(), _option_names(), _progress(f"placing with {method}") as update:
-        from repro import exflow
-
-        if (gpus is None) == (levels is None):
-            raise ValueError("--gpus and --levels: give one of them")
-        machine = gpus if levels is None else _parsed("--levels", exflow.parse_levels, levels)
-        prices = costs and _parsed("--costs", lambda text: tuple(map(float, text.split(","))), costs)
-        if out is not None and out.is_dir():
-            raise ValueError(f"--out {out}: is a folder")
-        options = {"top_k": top_k, "num_experts": num_experts, "time_limit_s": time_limit, "progress": update}
-        options |= {"out_format": format_, "dense_layers": dense_layers}
-        options |= {"rounds": rounds, "costs": prices, "max_load": max_load}
-        result = exflow.place_file(trace, machine, gpus_per_node, method, seed, out, **options)
-    if json_:
-        return _emit(result)
-    for name, value in result.items():
-        stdout.print(f"{name:20} {value:.4f}")
+app.command()(place)
 
 
 @app.command()
@@ -369,7 +240,7 @@ def notebook(
     """Run a notebook with papermill and keep the executed copy, its HTML and its figures."""
     from repro import notebooks
 
-    with _user_errors(), _progress(f"notebook {name}"):
+    with user_errors(), progress(f"notebook {name}"):
         notebooks.execute(name, out, _settings(parameter or []))
 
 
@@ -384,7 +255,7 @@ def report(
     """One self-contained HTML file: verdicts, figures, provenance, what was skipped and why."""
     from repro import report as room
 
-    with _user_errors():
+    with user_errors():
         folder = _results(results, shipped=False)
         out = out or folder / "report.html"
         room.write(_records(folder), figures or folder / "figures", out)
@@ -396,5 +267,5 @@ def schema(model: Annotated[str, typer.Argument(help="record, config, platform o
     """Print a JSON Schema; those in workflows/schemas are made by this command."""
     from repro import schemas
 
-    with _user_errors():
+    with user_errors():
         sys.stdout.write(schemas.document(model))
