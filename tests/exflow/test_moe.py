@@ -153,12 +153,16 @@ def test_rows_that_stay_are_the_transitions_that_a_placement_keeps():
     assert rows(run(sizes, "coherent", requests, gpu)) == first + round(cost.hops_per_token * len(experts))
 
 
-def test_parts_make_up_the_iteration_and_coherence_multiplies_the_cache():
+def test_every_part_is_metered_and_coherence_multiplies_the_cache():
     sizes = config()
     two, one = run(sizes, "two_all_to_alls", 8), run(sizes, "coherent", 8, aligned=True)
     for _, iterations, *_ in (*two, *one):
         assert len(iterations) == NEW - 1
         assert all({"attention", "gate", "all_to_all", "expert", "head"} <= each.parts.keys() for each in iterations)
+    assert all(
+        "wait" in each.parts for _, iterations, *_ in one for each in iterations
+    )  # aligned: apart from the exchange
+    assert not any("wait" in each.parts for _, iterations, *_ in two for each in iterations)
     assert [nbytes for *_, nbytes in one] == [RANKS * nbytes for *_, nbytes in two]
 
 

@@ -45,8 +45,8 @@ class MoEDecodePoint(Point):
     nodes: int = Field(2, ge=1)
     packages: int = Field(2, ge=1, description="GPU packages per node")
     gcds: int = Field(2, ge=1, description="ranks per package")
-    # With 128 requests per rank a layer of the trained model moves 28 KiB a rank, which is what a network of 25 Mbit/s between nodes
-    # needs 4 ms for: as long as 8 ranks on 2 cores need to start an exchange at all. Less would measure calls, not links.
+    # With 128 requests per rank a layer of the trained model moves 28 KiB a rank, half of it between nodes, for which 25 Mbit/s
+    # need 5 ms: as long as 8 ranks on 2 cores need to start an exchange at all. Less would measure calls, not links.
     requests: int = Field(128, ge=1, description="per rank")
     prompt: int = Field(16, ge=1, description="tokens")
     new_tokens: int = Field(16, ge=3, description="per request")
