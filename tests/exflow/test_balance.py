@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repro import exflow
-from repro.exflow import balance
 from repro.exflow.evaluate import distances, loads, total_cost
+from repro.exflow.search import balance
 from repro.topology import Level, Topology
 
 SEED = st.integers(0, 10_000)

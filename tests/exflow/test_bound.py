@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repro import exflow
-from repro.exflow import _chain, _sdp, bound
+from repro.exflow import bound
+from repro.exflow.bound import sdp
 from repro.exflow.evaluate import total_cost
+from repro.exflow.search import chain
 
 SEED = st.integers(0, 10_000)
 TINY = st.sampled_from([(2, 4, 2), (3, 4, 2), (3, 4, 4), (2, 6, 3), (2, 6, 2)])
@@ -61,7 +63,7 @@ def test_semidefinite_bound_holds_however_early_it_stops(fewest_hops, make_count
     layers, experts, gpus = shape
     counts = make_counts(seed, layers, experts)
     kept = counts.sum() - fewest_hops(counts, gpus)
-    assert _sdp.kept_bound(counts, gpus, time_limit_s) >= kept * (1 - 1e-9)
+    assert sdp.kept_bound(counts, gpus, time_limit_s) >= kept * (1 - 1e-9)
 
 
 @given(TINY.filter(lambda shape: shape[1] > shape[2]), SEED)
@@ -71,13 +73,13 @@ def test_any_multipliers_bound_what_is_kept(fewest_hops, make_counts, shape, see
     layers, experts, gpus = shape
     counts = make_counts(seed, layers, experts)
     rng = np.random.default_rng(seed)
-    gains = _sdp._symmetric(counts)
+    gains = sdp._symmetric(counts)
     multiplier, matrices = rng.normal(0, 10, (2, *gains.shape))
     multiplier += multiplier.transpose(0, 2, 1)
-    left, paid = _sdp.Triangles(gains).move(matrices + matrices.transpose(0, 2, 1), 10.0)
+    left, paid = sdp.Triangles(gains).move(matrices + matrices.transpose(0, 2, 1), 10.0)
     assert paid > 0
     kept = counts.sum() - fewest_hops(counts, gpus)
-    assert paid + _sdp.dual_bound(multiplier, left, _sdp.sums_to_zero(experts), gpus) >= kept
+    assert paid + sdp.dual_bound(multiplier, left, sdp.sums_to_zero(experts), gpus) >= kept
 
 
 def test_semidefinite_bound_beats_the_others_and_grows_with_time(make_trace):
@@ -94,7 +96,7 @@ def test_semidefinite_bound_is_near_the_exact_optimum(make_trace):
     counts = exflow.transitions(exflow.Trace(make_trace(6, 8, 20_000, alpha=1.0), 8))
     for gpus, lacks in ((4, 0.05), (2, 0.02)):
         optimum = exflow.lower_bound(counts, gpus)
-        semidefinite = 1 - _sdp.kept_bound(counts, gpus, 3.0) / counts.sum()
+        semidefinite = 1 - sdp.kept_bound(counts, gpus, 3.0) / counts.sum()
         assert (1 - lacks) * optimum <= semidefinite <= optimum
 
 
@@ -167,7 +169,7 @@ def test_exact_where_all_partitions_are_few(make_counts):
     counts = make_counts(3, 10, 8)
     best = exflow.evaluate(exflow.place(counts, 4), counts).crossing_fraction
     assert exflow.lower_bound(counts, 4) == pytest.approx(best)
-    assert _chain.count_partitions(8, 4) == 105
+    assert chain.count_partitions(8, 4) == 105
 
 
 def test_uneven_gpus_are_refused():

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repro import exflow
-from repro.exflow import _fanout_kernels, fanout
+from repro.exflow import fanout
+from repro.exflow.fanout import kernels
 from repro.exflow.placement import Placement
 
 MACHINES = st.sampled_from([(4, 4), (4, 2), (2, 1), (1, 1), (8, 2)])
@@ -98,7 +99,7 @@ def test_tables_are_the_cost_of_moving_one_expert(seed, k):
     def cost(placement):
         return sum(visit[0, token, list(set(placement[chosen].tolist()))].sum() for token, chosen in enumerate(experts))
 
-    _, _, join, leave = _fanout_kernels._tables(experts, gpu, unit, visit)
+    _, _, join, leave = kernels._tables(experts, gpu, unit, visit)
     for e in range(6):
         for target in range(3):
             if target != gpu[e]:

@@ -6,8 +6,8 @@ import torch
 
 from repro import exflow
 from repro.comm import Links
-from repro.exflow._cache import KeysValues
 from repro.exflow.moe import Decoder
+from repro.exflow.moe.cache import KeysValues
 from repro.exflow.recording import record_routing
 from repro.launch import launch
 from repro.models.gpt_moe import GPTMoE, GPTMoEConfig, generate

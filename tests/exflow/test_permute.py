@@ -6,9 +6,9 @@ import torch
 from moe_models import EXPERTS, FAMILIES, build
 
 from repro import exflow
-from repro.exflow.export import physical_to_logical
 from repro.exflow.permute import permute_experts
 from repro.exflow.recording import record_routing
+from repro.exflow.slots import physical_to_logical
 
 LAYERS, GPUS = 3, 4
 

@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repro import exflow
-from repro.exflow import _search, program
 from repro.exflow import placement as module
-from repro.exflow._problem import Problem
+from repro.exflow import program
 from repro.exflow.evaluate import distances, total_cost
+from repro.exflow.search import portfolio
+from repro.exflow.search.problem import Problem
 
 TINY = st.sampled_from([(2, 4, 2), (3, 4, 2), (3, 4, 4), (2, 6, 3), (2, 6, 2)])  # layers, experts, GPUs
 SEED = st.integers(0, 10_000)
@@ -47,7 +48,7 @@ def test_search_without_the_exact_methods_finds_the_optimum(fewest_hops, make_co
     """The rounds of annealing, forced on an instance that brute force can still solve."""
     counts = make_counts(seed, 3, 6)
     problem = Problem(counts, distances(2, 2))
-    gpu = _search.rounds(problem, _search.Budget(20), np.random.default_rng(seed))
+    gpu = portfolio.rounds(problem, portfolio.Budget(20), np.random.default_rng(seed))
     assert total_cost(counts, gpu, distances(2, 2)) == pytest.approx(fewest_hops(counts, 2))
 
 
@@ -107,7 +108,7 @@ def test_planted_blocks_are_found(make_counts):
 
 
 def test_a_stage_that_ran_out_of_time_leaves_the_next_its_own():
-    budget = _search.Budget(5, deadline=0.0)
+    budget = portfolio.Budget(5, deadline=0.0)
     assert budget.expired() and budget.cut
     budget.deadline = np.inf
     assert not budget.expired() and budget.cut

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repro.exflow import _chain, _pairs, _search, balance
-from repro.exflow._anneal import anneal
-from repro.exflow._problem import Problem
 from repro.exflow.evaluate import distances, loads, total_cost
+from repro.exflow.search import balance, chain, portfolio, resplit
+from repro.exflow.search.anneal import anneal
+from repro.exflow.search.problem import Problem
 
 SEED = st.integers(0, 10_000)
 FLAT_OR_NOT = st.sampled_from([(4, 4), (4, 2), (2, 2)])  # GPUs, GPUs per node
 
 
 def random_placement(rng, layers, experts, gpus):
-    return rng.permuted(_chain.contiguous(layers, experts, gpus), axis=1)
+    return rng.permuted(chain.contiguous(layers, experts, gpus), axis=1)
 
 
 def random_state(rng):
@@ -31,9 +31,9 @@ def balanced(placement, gpus):
 
 @pytest.mark.parametrize(("experts", "gpus"), [(4, 2), (6, 2), (6, 3), (8, 4), (9, 3), (4, 4), (4, 1)])
 def test_partitions_are_all_different_and_all_there(experts, gpus):
-    found = _chain.partitions(experts, gpus)
+    found = chain.partitions(experts, gpus)
     groups = {frozenset(frozenset(np.flatnonzero(row == g).tolist()) for g in range(gpus)) for row in found}
-    assert len(found) == len(groups) == _chain.count_partitions(experts, gpus)
+    assert len(found) == len(groups) == chain.count_partitions(experts, gpus)
     assert all(len(group) == experts // gpus for partition in groups for group in partition)
 
 
@@ -64,7 +64,7 @@ def test_recombination_is_the_best_mix_of_layers(make_counts, seed, shape, some_
                 for pairs, a, b in zip(counts, rows, rows[1:], strict=False)
             ),
         )
-    found = _chain.recombine(counts, pool, gpus, allowed if some_forbidden else None)
+    found = chain.recombine(counts, pool, gpus, allowed if some_forbidden else None)
     assert total_cost(counts, found, flat) == pytest.approx(best)
 
 
@@ -167,7 +167,7 @@ def test_pair_viterbi_is_the_best_resplit(make_counts, seed, shape, limited):
         if problem.fits(trial).all():
             best = min(best, total_cost(counts, trial, distance))
     placement = start.copy()
-    gain = _pairs.resplit(problem, placement, a, b, random_state(rng))
+    gain = resplit.pair(problem, placement, a, b, random_state(rng))
     after = total_cost(counts, placement, distance)
     assert after == pytest.approx(best)
     assert gain == pytest.approx(total_cost(counts, start, distance) - after, abs=1e-6)
@@ -180,7 +180,7 @@ def test_pair_viterbi_on_some_of_many_experts_never_loses(make_counts, seed):
     counts, distance = make_counts(seed, 5, 24), distances(2, 2)
     placement = random_placement(rng, 5, 24, 2)
     before = total_cost(counts, placement, distance)
-    gain = _pairs.resplit(Problem(counts, distance), placement, 0, 1, random_state(rng))
+    gain = resplit.pair(Problem(counts, distance), placement, 0, 1, random_state(rng))
     assert gain == pytest.approx(before - total_cost(counts, placement, distance), abs=1e-6)
     assert all((np.bincount(row, minlength=2) == 12).all() for row in placement)
 
@@ -191,7 +191,7 @@ def test_matching_labels_keeps_partitions_and_never_loses(make_counts, seed):
     rng = np.random.default_rng(seed)
     problem = Problem(make_counts(seed, 5, 12), distances(3, 3))
     placement = random_placement(rng, 5, 12, 3)
-    matched = _chain.match_labels(problem.counts, placement, 3)
+    matched = chain.match_labels(problem.counts, placement, 3)
     assert problem.cost(matched) <= problem.cost(placement) + 1e-9
     together = placement[:, :, None] == placement[:, None, :]
     assert ((matched[:, :, None] == matched[:, None, :]) == together).all()
@@ -199,8 +199,8 @@ def test_matching_labels_keeps_partitions_and_never_loses(make_counts, seed):
 
 def test_a_large_problem_gets_few_starts():
     small, large = (Problem(np.ones((layers, e, e)), distances(4, 4)) for layers, e in ((4, 8), (57, 256)))
-    assert _search._annealed(small, 1.0) == _search.ANNEALED
-    assert _search._annealed(large, 5.0) == 1
+    assert portfolio._annealed(small, 1.0) == portfolio.ANNEALED
+    assert portfolio._annealed(large, 5.0) == 1
 
 
 @given(SEED, FLAT_OR_NOT, st.booleans())
@@ -212,10 +212,10 @@ def test_improving_never_loses_and_keeps_what_must_hold(make_counts, seed, machi
     weight = loads(counts)
     cap = 1.1 * balance.least_max_load(weight, gpus) * weight.sum(axis=1) / gpus
     problem = Problem(counts, distances(gpus, per_node), cap if limited else None, weight)
-    for start in (_search._random(problem, rng), _search._greedy(problem, rng)):
-        _search._disturb(problem, start, rng)
+    for start in (portfolio._random(problem, rng), portfolio._greedy(problem, rng)):
+        portfolio._disturb(problem, start, rng)
         assert problem.fits(start).all()
-        better = _search.improve(problem, start.copy(), _search.Budget(None), random_state(rng))
+        better = portfolio.improve(problem, start.copy(), portfolio.Budget(None), random_state(rng))
         assert problem.cost(better) <= problem.cost(start) + 1e-9
         assert problem.fits(better).all() and balanced(better, gpus)
 
@@ -228,4 +228,4 @@ def test_paths_of_experts_are_found():
     for layer in range(11):
         counts[layer, paths[layer], paths[layer + 1]] = 10.0 ** np.arange(8)
     problem = Problem(counts, distances(2, 2))
-    assert problem.cost(_search.rounds(problem, _search.Budget(4), rng)) == 0
+    assert problem.cost(portfolio.rounds(problem, portfolio.Budget(4), rng)) == 0

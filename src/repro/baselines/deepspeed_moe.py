@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from repro.baselines import deepspeed
 from repro.comm.links import Links
-from repro.exflow._chain import contiguous
-from repro.exflow._meter import Meter
 from repro.exflow.moe import Decoder
+from repro.exflow.moe.meter import Meter
+from repro.exflow.search.chain import contiguous
 from repro.models.gpt_moe import GPTMoE, MoEBlock
 
 

@@ -12,7 +12,7 @@ import highspy
 import numpy as np
 import scipy.sparse as sp
 
-from repro.exflow import _chain
+from repro.exflow.search import chain
 from repro.exflow.trace import Trace
 
 
@@ -63,7 +63,7 @@ def exact_bisection(counts: np.ndarray, gpus: int) -> np.ndarray:
     parts, experts = parts_used(gpus), counts.shape[1]
     if experts % parts:
         raise ValueError(f"{experts} experts per layer cannot be halved into {parts} equal parts")
-    if parts > 1 and _chain.count_partitions(experts, 2) > _chain.EXACT_PARTITIONS:
+    if parts > 1 and chain.count_partitions(experts, 2) > chain.EXACT_PARTITIONS:
         raise ValueError(f"{experts} experts per layer have too many halves to try them all")
     group, groups = np.zeros((len(counts) + 1, experts), np.int64), 1
     while groups < parts:
@@ -71,7 +71,7 @@ def exact_bisection(counts: np.ndarray, gpus: int) -> np.ndarray:
         for g in range(groups):
             members = np.stack([np.flatnonzero(row == g) for row in group])
             inside = np.stack([pairs[np.ix_(a, b)] for pairs, a, b in zip(counts, members, members[1:], strict=False)])
-            np.put_along_axis(finer, members, 2 * g + _chain.exact_chain(inside, 2), axis=1)
+            np.put_along_axis(finer, members, 2 * g + chain.exact_chain(inside, 2), axis=1)
         group, groups = finer, 2 * groups
     return group
 

@@ -8,24 +8,14 @@ import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 import numpy as np
 
 from repro.exflow._files import replacing
-
-if TYPE_CHECKING:
-    from repro.exflow.replicas import Replicas
+from repro.exflow.slots import Replicas, physical_to_logical
 
 HEADER = ["Expert", "Node"]  # the published solver calls a GPU a node
-
-
-def physical_to_logical(gpu: np.ndarray) -> np.ndarray:
-    """int64 [layers, E]: the expert in each place, for `gpu`, int [layers, E] with equally many experts on every GPU of a layer.
-
-    Experts of one GPU keep their order, so contiguous placement gives 0..E-1.
-    """
-    return np.argsort(gpu, axis=1, kind="stable")
 
 
 def write_csv(gpu: np.ndarray, path: str | Path) -> None:
@@ -43,12 +33,12 @@ def write_csv(gpu: np.ndarray, path: str | Path) -> None:
     _write(path, rows)
 
 
-def _slots(placed: "np.ndarray | Replicas") -> np.ndarray:
+def _slots(placed: np.ndarray | Replicas) -> np.ndarray:
     """int64 [layers, slots]: the expert in each place, of a placement as `gpu` or of one with copies."""
     return physical_to_logical(placed) if isinstance(placed, np.ndarray) else placed.physical_to_logical
 
 
-def write_sglang(placed: "np.ndarray | Replicas", path: str | Path, dense_layers: int = 0) -> None:
+def write_sglang(placed: np.ndarray | Replicas, path: str | Path, dense_layers: int = 0) -> None:
     """For SGLang's `--init-expert-location FILE.json`, with copies also its `--ep-num-redundant-experts`. It counts all layers of a
     model: `dense_layers` are those before the first MoE layer (3 for DeepSeek-V3), which get the identity. ValueError for a
     path that does not end in .json."""
@@ -60,7 +50,7 @@ def write_sglang(placed: "np.ndarray | Replicas", path: str | Path, dense_layers
     _write(path, lambda file: json.dump(content, file))
 
 
-def write_vllm(placed: "np.ndarray | Replicas", path: str | Path) -> None:
+def write_vllm(placed: np.ndarray | Replicas, path: str | Path) -> None:
     """For vLLM's initial expert map: a JSON list with a list of experts by place for every MoE layer, copies included.
 
     As proposed in vLLM's pull request 49572, open in November 2026: released versions serve a reordered checkpoint (`permute.py`).

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from repro.exflow.balance import least_max_load
 from repro.exflow.evaluate import loads
 from repro.exflow.levels import make_levels
 from repro.exflow.placement import Placement, evaluate, place
+from repro.exflow.search.balance import least_max_load
 from repro.topology import Topology
 
 POINTS = 6

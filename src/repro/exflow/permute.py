@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from repro.exflow.export import physical_to_logical
 from repro.exflow.recording import is_router
+from repro.exflow.slots import physical_to_logical
 
 
 @torch.no_grad()

@@ -14,8 +14,8 @@ It is solved in stages: first P = nodes (hops between nodes cost most), then ins
 levels (`levels.py`) has one stage per level, outermost first. A token enters only by its two experts, so tokens with the same
 pair share one R weighted by their number; this loses nothing and shrinks the program from tokens · layers to E² · layers.
 `program.py` hands it to HiGHS. Two more methods are the yardsticks, `contiguous` and `random`, and `affinity` is our own: same
-objective and stages, but it uses that layers form a chain (`_chain.py`, `_search.py`), and it can limit the tokens of the busiest
-GPU (`balance.py`), which the paper's balance of expert counts does not.
+objective and stages, but it uses that layers form a chain (`search/`), and it can limit the tokens of the busiest
+GPU (`search/balance.py`), which the paper's balance of expert counts does not.
 """
 
 import math
@@ -25,12 +25,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from repro.exflow import _search, balance, program
-from repro.exflow._chain import contiguous
-from repro.exflow._problem import Problem
-from repro.exflow._search import Budget, Progress
+from repro.exflow import program
 from repro.exflow.evaluate import Cost, evaluate_gpus, loads
 from repro.exflow.levels import Levels, make_levels
+from repro.exflow.search import balance, portfolio
+from repro.exflow.search.chain import contiguous
+from repro.exflow.search.portfolio import Budget, Progress
+from repro.exflow.search.problem import Problem
 from repro.exflow.trace import Trace
 from repro.topology import Topology
 
@@ -113,7 +114,7 @@ def place(
     counts = np.ascontiguousarray(counts, np.float64)
     layers, experts = len(counts) + 1, counts.shape[1]
     if method == "affinity":
-        _search.compile_kernels()
+        portfolio.compile_kernels()
     start = time.perf_counter()
     budget = Budget(rounds, start + (TIME_LIMIT_S if time_limit_s is None else time_limit_s), progress)
     found: dict = {}
@@ -229,7 +230,7 @@ def _affinity(
         within = (
             None if cap is None else cap * (levels.gpus * members.shape[1] // counts.shape[1] // parts)
         )  # of a part
-        group, exact = _search.search(inside, parts, budget, seed + len(proofs), within, own)
+        group, exact = portfolio.search(inside, parts, budget, seed + len(proofs), within, own)
         proofs.append(exact)
         return group
 
@@ -237,7 +238,7 @@ def _affinity(
     problem = Problem(counts, levels.distances(), cap, weight)
     if len(stages) > 1:
         begin(solves, 1.0, "polishing over all levels")
-        gpu = _search.rounds(problem, budget, np.random.default_rng(seed), balance.repaired(problem, gpu))
+        gpu = portfolio.rounds(problem, budget, np.random.default_rng(seed), balance.repaired(problem, gpu))
     assert problem.fits(gpu).all()
     optimal = len(stages) == 1 and proofs[0]
     note = "exact" if optimal else "local search" + (", stopped at the time limit" if budget.cut else "")

@@ -7,8 +7,8 @@ import highspy
 import numpy as np
 import scipy.sparse as sp
 
-from repro.exflow._chain import contiguous
 from repro.exflow.evaluate import distances, total_cost
+from repro.exflow.search.chain import contiguous
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-
-from repro.exflow import _kernels
+from numba import njit
 
 MOST_EXPERTS = 4096  # the counts take E² numbers a layer; no model has a quarter of this
 BLOCK = 65_536  # tokens counted at a time: memory stays flat however long a (memory-mapped) trace is
@@ -123,12 +122,23 @@ class TransitionCounter:
             experts.transpose(1, 0, 2)
         )  # a layer's counts fit a core's cache, all of them do not
         with ThreadPoolExecutor() as threads:
-            list(threads.map(_kernels.count_pairs, by_layer[:-1], by_layer[1:], self._pairs))
+            list(threads.map(_count_pairs, by_layer[:-1], by_layer[1:], self._pairs))
 
     @property
     def counts(self) -> np.ndarray:
         """float64 [layers-1, E, E], see `transitions`."""
         return self._pairs / float(self.k**2)
+
+
+@njit(cache=True, nogil=True)
+def _count_pairs(here: np.ndarray, there: np.ndarray, pairs: np.ndarray) -> None:
+    """Add to `pairs`, int64 [E, E], the k·k pairs of every token's experts in two neighbouring layers, integer [tokens, k] each."""
+    tokens, k = here.shape
+    for token in range(tokens):
+        for a in range(k):
+            row = pairs[here[token, a]]
+            for b in range(k):
+                row[there[token, b]] += 1
 
 
 def transitions(trace: Trace) -> np.ndarray:

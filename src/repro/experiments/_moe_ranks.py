@@ -10,11 +10,12 @@ from torch import Tensor
 
 from repro import exflow, paths
 from repro.comm.links import Links
-from repro.exflow._cache import KeysValues
-from repro.exflow._meter import Iteration
 from repro.exflow.moe import Decoder
+from repro.exflow.moe.cache import KeysValues
+from repro.exflow.moe.meter import Iteration
 from repro.exflow.recording import record_routing
 from repro.experiments._moe_training import FILES, read
+from repro.experiments._traces import ROUNDS
 from repro.experiments.moe_decode import MoEDecodePoint
 from repro.fabric import Fabric
 from repro.launch.joined import place_in_job
@@ -23,7 +24,6 @@ from repro.models.gpt_moe import GPTMoE, generate
 
 WARM_UP = 2  # iterations that are not timed: first messages between ranks
 CHECKED = 16  # requests whose tokens one process decodes again
-ROUNDS = 30  # of the placement search
 COSTS = (1.0, 4.0, 16.0)  # of a row over the levels, for the placement: what they take on links of 16 : 4 : 1
 
 

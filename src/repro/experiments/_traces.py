@@ -9,6 +9,7 @@ from repro import exflow, paths
 from repro.exflow.trace import Trace
 
 TraceName = Literal["gptoss20b", "gpt_moe_8e", "gpt_moe_16e", "gpt_moe_32e", "gpt_moe_64e", "gpt_moe_16e_shakespeare"]
+ROUNDS = 30  # of every search for a placement: a record repeats exactly where its time limit does not cut it
 TRAIN_FRACTION = 0.7  # of gpt-oss's sequences
 ALL = "all"  # domains
 DOMAINS = {

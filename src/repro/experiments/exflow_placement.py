@@ -4,11 +4,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from repro.experiments._traces import ALL, TraceName, describe, domains, experts, open_trace
+from repro.experiments._traces import ALL, ROUNDS, TraceName, describe, domains, experts, open_trace
 from repro.experiments.base import Experiment, Outcome, Point
 from repro.record import Metric
-
-ROUNDS = 30  # of the search: a record repeats exactly where its time limit does not cut it
 
 
 class PlacementPoint(Point):

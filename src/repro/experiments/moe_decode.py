@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from repro.topology import Topology
 
 LEVELS = ("package", "node", "cluster")
-EXCHANGES = ("all_to_all", "all_to_all_parts")
-PARTS = ("attention", "gate", "expert", "head", "other", *EXCHANGES, "all_gather", "all_gather_kv")
+ROUTING = ("all_to_all", "all_to_all_parts", "all_gather", "all_gather_kv")
+PARTS = ("attention", "gate", "expert", "head", "other", *ROUTING)
 SIZES = ("layers", "hidden", "heads", "kv_heads", "expert_hidden", "top_k")
 TIMEOUT_S = 1800.0
 
@@ -104,7 +104,7 @@ def run(point: MoEDecodePoint) -> Outcome:
     """Place, decode, and report times, bytes and rows. Times are of whole decoding iterations, prompts not counted; times of parts
     are of further iterations in which all ranks meet before each exchange. Series: a row per iteration and rank, seconds by part."""
     from repro import fabric, launch
-    from repro.exflow._cache import KeysValues
+    from repro.exflow.moe.cache import KeysValues
     from repro.experiments import _moe_ranks
     from repro.launch.joined import place_in_job
 
@@ -168,11 +168,11 @@ def _metrics(point: MoEDecodePoint, reports: "list[Report]", equal: float) -> di
     for part in PARTS:
         means = [sum(one.parts[part] for one in ranks) / len(ranks) for ranks in aligned]
         metrics[f"seconds_{part}"] = Metric(value=median(means), unit="s")
-    routing = sum(metrics[f"seconds_{part}"].value for part in (*EXCHANGES, "all_gather", "all_gather_kv"))
+    routing = sum(metrics[f"seconds_{part}"].value for part in ROUTING)
     metrics["routing_seconds"] = Metric(value=routing, unit="s")
     every = [one for ranks in iterations for one in ranks]
     per_iteration = 1 / len(iterations)
-    for part in (*EXCHANGES, "all_gather", "all_gather_kv"):
+    for part in ROUTING:
         nbytes = sum(sum(one.sent[part].values()) for one in every)
         metrics[f"bytes_{part}"] = Metric(value=nbytes * per_iteration, unit="bytes")
     for level in LEVELS:
@@ -202,9 +202,7 @@ EXPERIMENT = Experiment(
     run=run,
     label=_label,
     reports=frozenset(
-        REPORTS.split()
-        + [f"seconds_{part}" for part in PARTS]
-        + [f"bytes_{name}" for name in (*EXCHANGES, "all_gather", "all_gather_kv", *LEVELS)]
+        REPORTS.split() + [f"seconds_{part}" for part in PARTS] + [f"bytes_{name}" for name in (*ROUTING, *LEVELS)]
     ),
     ranks=lambda point: point.ranks,
     timeout_s=TIMEOUT_S,

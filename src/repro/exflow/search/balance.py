@@ -8,8 +8,8 @@ general, for which the rule below (longest processing time first, then swaps) us
 
 import numpy as np
 
-from repro.exflow import _chain
-from repro.exflow._problem import ROUNDING, Problem
+from repro.exflow.search import chain
+from repro.exflow.search.problem import ROUNDING, Problem
 
 
 def evened(row: np.ndarray, weight: np.ndarray, gpus: int, cap: float = 0.0) -> np.ndarray:
@@ -38,8 +38,8 @@ def lightest(weight: np.ndarray, gpus: int) -> np.ndarray:
     """GPUs int64 [E] whose busiest GPU gets about as little as possible: the heaviest expert first onto the GPU with the least
     load of those with a seat left, then swaps; exact where all partitions can be tried (E = 8)."""
     experts = len(weight)
-    if 1 < gpus < experts and _chain.count_partitions(experts, gpus) <= _chain.EXACT_PARTITIONS:
-        rows = _chain.partitions(experts, gpus)
+    if 1 < gpus < experts and chain.count_partitions(experts, gpus) <= chain.EXACT_PARTITIONS:
+        rows = chain.partitions(experts, gpus)
         return rows[int(busiest_loads(rows, weight, gpus).argmin())]
     row, load, seats = np.empty(experts, np.int64), np.zeros(gpus), np.full(gpus, experts // gpus)
     for expert in np.argsort(-weight, kind="stable"):

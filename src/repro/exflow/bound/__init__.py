@@ -3,11 +3,11 @@
 An expert keeps its tokens only with the E/P experts of the next layer on its own GPU. So for each pair of layers the kept pairs
 form a (E/P)-regular bipartite graph, and they also come from two balanced partitions. Each fact bounds what can be kept:
 
-  b-matching    the heaviest (E/P)-regular bipartite graph, a linear program with integral vertices (`_matching.py`)
+  b-matching    the heaviest (E/P)-regular bipartite graph, a linear program with integral vertices (`matching.py`)
   spectrum      sum/P plus E/P times the P-1 largest singular values of the doubly centred counts (Donath-Hoffman)
-  semidefinite  both facts at once, and that both sides of a layer see the same partition (`_sdp.py`); takes seconds
+  semidefinite  both facts at once, and that both sides of a layer see the same partition (`sdp.py`); takes seconds
 
-Where Viterbi over all partitions is affordable (`_chain.py`), the optimum itself is the bound. A bound holds for the counts it was
+Where Viterbi over all partitions is affordable (`../search/chain.py`), the optimum itself is the bound. A bound holds for the counts it was
 computed from (the training tokens): on other tokens the best placement may cross less.
 """
 
@@ -17,8 +17,9 @@ from collections.abc import Sequence
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from repro.exflow import _chain, _matching, _sdp
+from repro.exflow.bound import matching, sdp
 from repro.exflow.evaluate import distances, total_cost
+from repro.exflow.search import chain
 
 
 def lower_bound(counts: np.ndarray, gpus: int, time_limit_s: float = 0.0) -> float:
@@ -41,14 +42,14 @@ def lower_bound(counts: np.ndarray, gpus: int, time_limit_s: float = 0.0) -> flo
         raise ValueError(f"time_limit_s is {time_limit_s}, must be 0 or more")
     if gpus == 1:
         return 0.0
-    if gpus < experts and _chain.count_partitions(experts, gpus) <= _chain.EXACT_PARTITIONS:
-        best = _chain.exact_chain(counts, gpus)
+    if gpus < experts and chain.count_partitions(experts, gpus) <= chain.EXACT_PARTITIONS:
+        best = chain.exact_chain(counts, gpus)
         return total_cost(counts, best, distances(gpus, gpus)) / counts.sum()
     kept = sum(min(b_matching(pairs, experts // gpus), spectrum(pairs, gpus)) for pairs in counts)
     if time_limit_s > 0 and gpus < experts:  # with one expert per GPU the b-matching is the optimum
         # Its matrices are small: where other processes compute too, more threads make it several times slower.
         with threadpool_limits(1, user_api="blas"):
-            kept = min(kept, _sdp.kept_bound(counts, gpus, time_limit_s))
+            kept = min(kept, sdp.kept_bound(counts, gpus, time_limit_s))
     return max(0.0, 1.0 - kept / counts.sum())
 
 
@@ -92,7 +93,7 @@ def b_matching(pairs: np.ndarray, degree: int) -> float:
     What is returned is the value of a solution of the dual linear program: by weak duality an upper bound even where rounding
     left the solver beside the optimum.
     """
-    row, column = _matching.b_matching_prices(np.ascontiguousarray(pairs, np.float64), degree)
+    row, column = matching.b_matching_prices(np.ascontiguousarray(pairs, np.float64), degree)
     return dual_value(pairs, degree, row, column)
 
 

@@ -1,7 +1,7 @@
 """Pair-Viterbi (numba, cached on disk): the best re-split of two GPUs' experts in all layers at once.
 
 Where affinity is strong, whole paths of experts belong together. No swap in a single layer can move a path to another GPU,
-since each step on the way costs hops; re-splitting two GPUs in all layers moves it at once. Arrays as in `_problem`.
+since each step on the way costs hops; re-splitting two GPUs in all layers moves it at once. Arrays as in `problem.py`.
 """
 
 import itertools
@@ -9,8 +9,8 @@ import itertools
 import numpy as np
 from numba import njit
 
-from repro.exflow._kernels import random_below
-from repro.exflow._problem import Problem
+from repro.exflow.search.kernels import random_below
+from repro.exflow.search.problem import Problem
 
 EXPERTS = 4  # of each GPU that one re-split moves: C(8, 4) = 70 states; when a GPU has more, some of them take part
 
@@ -183,7 +183,7 @@ def splits(size: int) -> np.ndarray:
     return np.array([sum(1 << e for e in chosen) for chosen in itertools.combinations(range(2 * take), take)])
 
 
-def resplit(problem: Problem, placement: np.ndarray, a: int, b: int, state: np.ndarray) -> float:
+def pair(problem: Problem, placement: np.ndarray, a: int, b: int, state: np.ndarray) -> float:
     """Re-split GPUs a and b in place; returns the cost gained, 0 when nothing changed. A load limit that is kept stays kept."""
     ways = splits(problem.experts // problem.gpus)
     return pair_viterbi(problem.counts, placement, problem.distance, a, b, ways, problem.weight, problem.room, state)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from repro.exflow import _fanout_kernels
+from repro.exflow.fanout import kernels
 from repro.exflow.placement import Placement
 from repro.exflow.trace import BLOCK, Trace
 
@@ -56,7 +56,7 @@ def fan_out(placement: Placement, trace: Trace) -> FanOut:
     for start in range(0, trace.tokens, BLOCK):
         experts = _by_layer(trace.experts[start : start + BLOCK])
         for level, unit in enumerate((placement.gpu, placement.node)):
-            _fanout_kernels.count_units(experts, unit, visited[level], new[level])
+            kernels.count_units(experts, unit, visited[level], new[level])
     means = (visited / trace.tokens).mean(axis=1).tolist() + (new / trace.tokens).mean(axis=1).tolist()
     return FanOut(*means)
 
@@ -156,13 +156,13 @@ class _Search:
             for level, span in enumerate(self.spans):
                 if layer > 0:
                     unit = gpu[layer - 1] // span
-                    _fanout_kernels.add_visit_costs(visit[level], self.experts[layer - 1], unit, True)
+                    kernels.add_visit_costs(visit[level], self.experts[layer - 1], unit, True)
                 if layer < layers - 1:
                     unit = gpu[layer + 1] // span
-                    _fanout_kernels.add_visit_costs(visit[level], self.experts[layer + 1], unit, False)
+                    kernels.add_visit_costs(visit[level], self.experts[layer + 1], unit, False)
         shape = (gpu.shape[1], gpus)
         noise = rng.gumbel(0.0, temperature, shape) if temperature > 0 else np.zeros(shape)
-        return _fanout_kernels.improve_layer(self.experts[layer], gpu[layer], self.unit, self.weight, visit, noise)
+        return kernels.improve_layer(self.experts[layer], gpu[layer], self.unit, self.weight, visit, noise)
 
 
 def _by_layer(experts: np.ndarray) -> np.ndarray:

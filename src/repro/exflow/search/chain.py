@@ -7,7 +7,7 @@ layer into GPUs matters: the labels can be matched afterwards, edge by edge, by 
   few partitions (E = 8)   Viterbi over all partitions of each layer
   a pool of placements     Viterbi over the partitions found in them: the best mix of their layers
 
-Arrays as in `_problem`.
+Arrays as in `problem.py`.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from repro.exflow import _kernels
+from repro.exflow.search import kernels
 
 EXACT_PARTITIONS = 500  # Viterbi over all partitions up to here (E=8 on 4 GPUs: 105; E=12 on 2: 462)
 
@@ -76,7 +76,7 @@ def recombine(counts: np.ndarray, pool: np.ndarray, gpus: int, allowed: np.ndarr
     source = np.zeros(pool.shape[1::-1], np.int64)
     for layer, pairs in enumerate(counts):
         here, there = np.ascontiguousarray(pool[:, layer]), np.ascontiguousarray(pool[:, layer + 1])
-        total = kept[:, None] + _matched(_kernels.shared(pairs, here, there, gpus))
+        total = kept[:, None] + _matched(kernels.shared(pairs, here, there, gpus))
         source[layer + 1], kept = total.argmax(axis=0), total.max(axis=0) + forbidden[:, layer + 1]
     state = int(kept.argmax())
     chosen = np.empty(pool.shape[1:], np.int64)
@@ -111,7 +111,7 @@ def match_labels(counts: np.ndarray, placement: np.ndarray, gpus: int) -> np.nda
     """The same partitions with every layer's GPU labels matched best to those of the layer before (an assignment each)."""
     placement = placement.copy()
     for layer, pairs in enumerate(counts):
-        tokens = _kernels.shared(pairs, placement[layer : layer + 1], placement[layer + 1 : layer + 2], gpus)[0, 0]
+        tokens = kernels.shared(pairs, placement[layer : layer + 1], placement[layer + 1 : layer + 2], gpus)[0, 0]
         here, there = linear_sum_assignment(tokens, maximize=True)
         label = np.empty(gpus, np.int64)
         label[there] = here

@@ -6,7 +6,7 @@ from numba import njit
 
 @njit(cache=True)
 def _nearest(hosts: np.ndarray, per_node: int, target: np.ndarray) -> None:
-    """The rule of `replicas.py` for one expert: `target` [gpus] of tokens on each GPU, `hosts` bool [gpus]."""
+    """The rule of `replicas` for one expert: `target` [gpus] of tokens on each GPU, `hosts` bool [gpus]."""
     for gpu in range(len(hosts)):
         low = gpu // per_node * per_node
         high = low + per_node

@@ -1,11 +1,11 @@
-"""Our placement search on one set of GPUs: exact where `_chain.py` can, else rounds of annealing.
+"""Our placement search on one set of GPUs: exact where `chain.py` can, else rounds of annealing.
 
-The first rounds anneal from scratch (`_anneal.py`). Later ones reheat one of the best placements so far, gently, so that it keeps
-most of its structure, or disturb a few experts, and now and then join the best layers of several (`_chain.recombine`): layers
+The first rounds anneal from scratch (`anneal.py`). Later ones reheat one of the best placements so far, gently, so that it keeps
+most of its structure, or disturb a few experts, and now and then join the best layers of several (`chain.recombine`): layers
 far apart hardly know of each other, so each placement is good somewhere else. Each round ends with moves of many experts at
-once until none helps: matching the labels of neighbouring layers, and re-splitting pairs of GPUs in all layers (`_pairs.py`).
+once until none helps: matching the labels of neighbouring layers, and re-splitting pairs of GPUs in all layers (`resplit.py`).
 
-Arrays as in `_problem`.
+Arrays as in `problem.py`.
 """
 
 import itertools
@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from repro.exflow import _chain, _pairs
-from repro.exflow._anneal import anneal
-from repro.exflow._chain import contiguous, match_labels
-from repro.exflow._problem import ROUNDING, Problem
-from repro.exflow.balance import busiest_loads, repaired
 from repro.exflow.evaluate import distances
+from repro.exflow.search import chain, resplit
+from repro.exflow.search.anneal import anneal
+from repro.exflow.search.balance import busiest_loads, repaired
+from repro.exflow.search.chain import contiguous, match_labels
+from repro.exflow.search.problem import ROUNDING, Problem
 
 Progress = Callable[[float, str], None]
 
@@ -75,16 +75,16 @@ def search(
 ) -> tuple[np.ndarray, bool]:
     """(placement int64 [layers, E], whether it is proven optimal) on `gpus` GPUs at one flat cost, E/gpus experts on each.
 
-    `cap` [layers] and `weight` [layers, E]: see `_problem`. Layers in which no placement that keeps `cap` is found ignore it.
+    `cap` [layers] and `weight` [layers, E]: see `problem.py`. Layers in which no placement that keeps `cap` is found ignore it.
     """
     layers, experts = len(counts) + 1, counts.shape[1]
     if gpus == 1:
         return np.zeros((layers, experts), np.int64), True
     if gpus == experts:
-        return _chain.assignment_chain(counts), True
-    if _chain.count_partitions(experts, gpus) <= _chain.EXACT_PARTITIONS:
-        allowed = None if cap is None else _allowed(_chain.partitions(experts, gpus), weight, cap, gpus)
-        return _chain.exact_chain(counts, gpus, allowed), True
+        return chain.assignment_chain(counts), True
+    if chain.count_partitions(experts, gpus) <= chain.EXACT_PARTITIONS:
+        allowed = None if cap is None else _allowed(chain.partitions(experts, gpus), weight, cap, gpus)
+        return chain.exact_chain(counts, gpus, allowed), True
     problem = Problem(counts, distances(gpus, gpus), cap, weight)
     first = repaired(problem, contiguous(layers, experts, gpus))
     if cap is not None:
@@ -138,7 +138,7 @@ def _origin(
         return (_random(problem, rng), HOT) if done < starts[0] else (_greedy(problem, rng), 0.0)
     if done % RECOMBINE_EVERY == 0 and len(pool) > 1 and problem.flat:
         several = np.array([placement for _, placement in pool[: max(2, RECOMBINE_LABELS // problem.gpus)]])
-        return _chain.recombine(problem.counts, several, problem.gpus), None
+        return chain.recombine(problem.counts, several, problem.gpus), None
     source = 0 if rng.random() < BEST else int(rng.integers(len(pool)))
     placement = pool[source][1].copy()
     if done % REHEAT_EVERY == 1:
@@ -150,7 +150,7 @@ def _origin(
 def improve(problem: Problem, placement: np.ndarray, budget: Budget, state: np.ndarray) -> np.ndarray:
     """`placement` after label matching (at one flat cost) and re-splits, until a pass over all pairs of GPUs gains nothing."""
     stale = {frozenset(pair) for pair in itertools.combinations(range(problem.gpus), 2)}  # pairs that may gain
-    some = problem.experts // problem.gpus > _pairs.EXPERTS  # take part: the next try chooses others
+    some = problem.experts // problem.gpus > resplit.EXPERTS  # take part: the next try chooses others
     gain = math.inf
     while gain > 0.0 and not budget.expired():
         if problem.flat:
@@ -159,7 +159,7 @@ def improve(problem: Problem, placement: np.ndarray, budget: Budget, state: np.n
         for a, b in itertools.combinations(range(problem.gpus), 2):
             if frozenset((a, b)) not in stale or budget.expired():
                 continue
-            won = _pairs.resplit(problem, placement, a, b, state)
+            won = resplit.pair(problem, placement, a, b, state)
             gain += won
             if won > 0.0:
                 stale |= {frozenset((x, y)) for x in (a, b) for y in range(problem.gpus) if x != y}

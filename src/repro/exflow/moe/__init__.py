@@ -37,8 +37,8 @@ from torch import Tensor, nn
 
 from repro.comm.links import Links
 from repro.comm.rows import Rows, pack, unpack
-from repro.exflow._cache import KeysValues
-from repro.exflow._meter import Meter
+from repro.exflow.moe.cache import KeysValues
+from repro.exflow.moe.meter import Meter
 from repro.models.gpt_moe import GPTMoE, MoEBlock
 
 Mode = Literal["two_all_to_alls", "coherent"]

@@ -12,8 +12,8 @@ import time
 import numpy as np
 from numba import njit
 
-from repro.exflow._kernels import random_below
-from repro.exflow._problem import Problem
+from repro.exflow.search.kernels import random_below
+from repro.exflow.search.problem import Problem
 
 STEPS = 16_384  # expert steps between two looks at the clock: some milliseconds
 PIECES = 64  # temperatures of an annealing of a fixed number of sweeps

@@ -14,54 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from repro.exflow import _replica_kernels
-from repro.exflow.export import physical_to_logical
 from repro.exflow.placement import Placement
+from repro.exflow.replicas import kernels
+from repro.exflow.slots import Replicas, without_copies
 from repro.exflow.trace import Trace
 
 OBJECTIVES = ("hops", "load")
 TRIES = 4  # experts that are tried for a slot before it gets none
-
-
-@dataclass(frozen=True)
-class Replicas:
-    """`physical_to_logical`: int64 [layers, slots of all GPUs], the expert in each slot, as vLLM and SGLang number them: GPU g has slots
-    g·S to (g+1)·S-1 of S = slots / gpus. GPUs of one node are consecutive.
-
-    A second copy of an expert on one GPU changes nothing: it fills a slot for which no copy helps. ValueError when the slots do
-    not share evenly, or an expert (0 to the highest named) has no copy in a layer.
-    """
-
-    physical_to_logical: np.ndarray
-    gpus: int
-    gpus_per_node: int
-
-    def __post_init__(self) -> None:
-        slots = self.physical_to_logical.shape[1]
-        if self.gpus < 1 or slots % self.gpus:
-            raise ValueError(f"{slots} slots per layer cannot be shared evenly by {self.gpus} GPUs")
-        if self.gpus_per_node < 1 or self.gpus % self.gpus_per_node:
-            raise ValueError(f"{self.gpus} GPUs do not make whole nodes of {self.gpus_per_node}")
-        for layer, row in enumerate(self.physical_to_logical):
-            missing = np.setdiff1d(np.arange(self.num_experts), row)
-            if len(missing) or row.min() < 0:
-                raise ValueError(f"layer {layer}: experts {missing.tolist()} have no copy, or a slot is negative")
-
-    @property
-    def num_experts(self) -> int:
-        return int(self.physical_to_logical.max()) + 1
-
-    @property
-    def slots_per_gpu(self) -> int:
-        return self.physical_to_logical.shape[1] // self.gpus
-
-    @property
-    def hosted(self) -> np.ndarray:
-        """bool [layers, E, gpus]: whether a GPU holds a copy of an expert."""
-        layers, slots = self.physical_to_logical.shape
-        hosted = np.zeros((layers, self.num_experts, self.gpus), bool)
-        hosted[np.arange(layers)[:, None], self.physical_to_logical, np.arange(slots) // self.slots_per_gpu] = True
-        return hosted
 
 
 @dataclass(frozen=True)
@@ -79,17 +38,12 @@ def evaluate_replicas(replicas: Replicas, trace: Trace) -> ReplicaCost:
     """Walk the tokens of a top-1 `trace` through the layers by the rule above; ValueError when k > 1 or shapes disagree."""
     _check_trace(trace, *replicas.hosted.shape[:2])
     tokens = np.asarray(trace.experts).reshape(trace.tokens, trace.layers)
-    at = _replica_kernels.walk(tokens, _replica_kernels.routes(replicas.hosted, replicas.gpus_per_node))
+    at = kernels.walk(tokens, kernels.routes(replicas.hosted, replicas.gpus_per_node))
     here, there = at[1:-1], at[2:]
     hops = (here != there).sum() / trace.tokens
     inter = (here // replicas.gpus_per_node != there // replicas.gpus_per_node).sum() / trace.tokens
     load = np.array([np.bincount(row, minlength=replicas.gpus).max() for row in at[1:]]) * replicas.gpus / trace.tokens
     return ReplicaCost(float(hops), float(hops - inter), float(inter), float(load.mean()), float(load.max()))
-
-
-def without_copies(placement: Placement) -> Replicas:
-    """Each expert once, where `placement` has it: E/P slots per GPU."""
-    return Replicas(physical_to_logical(placement.gpu), placement.gpus, placement.gpus_per_node)
 
 
 def place_replicas(
@@ -133,8 +87,8 @@ def place_replicas(
         for layer in range(layers):
             arriving = np.zeros((experts, gpus))
             np.add.at(arriving, (tokens[:, layer], at), 1.0)
-            _replica_kernels.share_load(arriving, hosted[layer], start.gpus_per_node, added[layer])
-            at = _replica_kernels.routes(hosted[layer : layer + 1], start.gpus_per_node)[0, tokens[:, layer], at]
+            kernels.share_load(arriving, hosted[layer], start.gpus_per_node, added[layer])
+            at = kernels.routes(hosted[layer : layer + 1], start.gpus_per_node)[0, tokens[:, layer], at]
             tell((layer + 1) / layers, "placing copies")
     slots = np.concatenate([slots, added], axis=2).reshape(layers, -1)
     return Replicas(slots, gpus, start.gpus_per_node)
@@ -146,23 +100,23 @@ def _save_hops(
     """int64 [layers, gpus]: one more slot for each GPU and layer, in `hosted` (bool [layers, E, gpus], in place) and as returned."""
     layers, _, gpus = hosted.shape
     chosen = fillers.copy()
-    at = _replica_kernels.walk(tokens, _replica_kernels.routes(hosted, per_node))
+    at = kernels.walk(tokens, kernels.routes(hosted, per_node))
     onward = np.zeros((len(tokens), gpus))  # cost of a token's way after this layer, from each GPU
     for layer in range(layers - 1, -1, -1):
         hop = distance if layer > 0 else np.zeros_like(distance)
-        expert, route = tokens[:, layer], _replica_kernels.routes(hosted[layer : layer + 1], per_node)[0]
-        total, gain = _replica_kernels.pay(expert, at[layer], route, hop, onward)
+        expert, route = tokens[:, layer], kernels.routes(hosted[layer : layer + 1], per_node)[0]
+        total, gain = kernels.pay(expert, at[layer], route, hop, onward)
         for gpu in range(gpus):
             missing = np.flatnonzero(~hosted[layer, :, gpu])
             for best in missing[np.argsort(-gain[gpu, missing], kind="stable")][:TRIES]:
                 hosted[layer, best, gpu] = True
-                trial = _replica_kernels.routes(hosted[layer : layer + 1], per_node)[0]
-                paid, _ = _replica_kernels.pay(expert, at[layer], trial, hop, onward)
+                trial = kernels.routes(hosted[layer : layer + 1], per_node)[0]
+                paid, _ = kernels.pay(expert, at[layer], trial, hop, onward)
                 if paid <= total:
                     total, route, chosen[layer, gpu] = paid, trial, best
                     break
                 hosted[layer, best, gpu] = False
-        onward = _replica_kernels.one_layer_back(expert, route, hop, onward)
+        onward = kernels.one_layer_back(expert, route, hop, onward)
     return chosen
 
 

@@ -1,18 +1,7 @@
-"""Compiled loops over pairs of experts, and their random numbers (numba, cached on disk). Arrays as in `_problem`."""
+"""Compiled loops over pairs of experts, and their random numbers (numba, cached on disk). Arrays as in `problem.py`."""
 
 import numpy as np
 from numba import njit
-
-
-@njit(cache=True, nogil=True)
-def count_pairs(here: np.ndarray, there: np.ndarray, pairs: np.ndarray) -> None:
-    """Add to `pairs`, int64 [E, E], the k·k pairs of every token's experts in two neighbouring layers, integer [tokens, k] each."""
-    tokens, k = here.shape
-    for token in range(tokens):
-        for a in range(k):
-            row = pairs[here[token, a]]
-            for b in range(k):
-                row[there[token, b]] += 1
 
 
 @njit(cache=True)

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from repro.exflow import _kernels
+from repro.exflow.search import kernels
 
 ROUNDING = 1e-9  # relative; must not forbid what just fits
 
@@ -71,12 +71,12 @@ class Problem:
         hops = 0.0
         for layer, pairs in enumerate(self.counts):
             here, there = placement[layer : layer + 1], placement[layer + 1 : layer + 2]
-            hops += float((_kernels.shared(pairs, here, there, self.gpus)[0, 0] * self.distance).sum())
+            hops += float((kernels.shared(pairs, here, there, self.gpus)[0, 0] * self.distance).sum())
         return hops
 
     def table(self, placement: np.ndarray) -> np.ndarray:
         """float64 [layers, G, E]: cost of having expert e on GPU g while both neighbouring layers stay."""
-        return self.distance @ _kernels.exchanged(self.counts, placement, self.gpus)
+        return self.distance @ kernels.exchanged(self.counts, placement, self.gpus)
 
     def row_fits(self, layer: int, row: np.ndarray) -> bool:
         """Whether the GPUs `row`, int [E], keep the load limit of the layer."""

@@ -1,0 +1,61 @@
+"""Experts as expert-parallel servers number their places: S slots per GPU and layer, slot s on GPU s // S."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from repro.exflow.placement import Placement
+
+
+def physical_to_logical(gpu: np.ndarray) -> np.ndarray:
+    """int64 [layers, E]: the expert in each place, for `gpu`, int [layers, E] with equally many experts on every GPU of a layer.
+
+    Experts of one GPU keep their order, so contiguous placement gives 0..E-1.
+    """
+    return np.argsort(gpu, axis=1, kind="stable")
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """`physical_to_logical`: int64 [layers, slots of all GPUs], the expert in each slot, as vLLM and SGLang number them: GPU g has slots
+    g·S to (g+1)·S-1 of S = slots / gpus. GPUs of one node are consecutive.
+
+    A second copy of an expert on one GPU changes nothing: it fills a slot for which no copy helps. ValueError when the slots do
+    not share evenly, or an expert (0 to the highest named) has no copy in a layer.
+    """
+
+    physical_to_logical: np.ndarray
+    gpus: int
+    gpus_per_node: int
+
+    def __post_init__(self) -> None:
+        slots = self.physical_to_logical.shape[1]
+        if self.gpus < 1 or slots % self.gpus:
+            raise ValueError(f"{slots} slots per layer cannot be shared evenly by {self.gpus} GPUs")
+        if self.gpus_per_node < 1 or self.gpus % self.gpus_per_node:
+            raise ValueError(f"{self.gpus} GPUs do not make whole nodes of {self.gpus_per_node}")
+        for layer, row in enumerate(self.physical_to_logical):
+            missing = np.setdiff1d(np.arange(self.num_experts), row)
+            if len(missing) or row.min() < 0:
+                raise ValueError(f"layer {layer}: experts {missing.tolist()} have no copy, or a slot is negative")
+
+    @property
+    def num_experts(self) -> int:
+        return int(self.physical_to_logical.max()) + 1
+
+    @property
+    def slots_per_gpu(self) -> int:
+        return self.physical_to_logical.shape[1] // self.gpus
+
+    @property
+    def hosted(self) -> np.ndarray:
+        """bool [layers, E, gpus]: whether a GPU holds a copy of an expert."""
+        layers, slots = self.physical_to_logical.shape
+        hosted = np.zeros((layers, self.num_experts, self.gpus), bool)
+        hosted[np.arange(layers)[:, None], self.physical_to_logical, np.arange(slots) // self.slots_per_gpu] = True
+        return hosted
+
+
+def without_copies(placement: Placement) -> Replicas:
+    """Each expert once, where `placement` has it: E/P slots per GPU."""
+    return Replicas(physical_to_logical(placement.gpu), placement.gpus, placement.gpus_per_node)
