@@ -93,6 +93,9 @@ def test_place_file_top_k_and_errors(tmp_path):
     assert one["hops_per_token"] != two["hops_per_token"]
     with pytest.raises(ValueError, match="top-3 asked of a top-2 trace"):
         exflow.place_file(tmp_path / "t.npz", 4, top_k=3)
+    with pytest.raises(ValueError, match="extra_slots is 1: copies are for top-1 routing, found top-2; use top_k 1"):
+        exflow.place_file(tmp_path / "t.npz", 4, extra_slots=1)
+    assert set(two) - set(one) == {"gpus", "nodes", "new_gpus", "new_nodes"} and 1 < two["gpus"] <= 2
     with pytest.raises(ValueError, match="8 experts per layer cannot be shared evenly by 3 GPUs"):
         exflow.place_file(tmp_path / "t.npz", 3)
 
@@ -161,11 +164,47 @@ def test_place_file_on_a_topology_within_a_load_limit(trace_file):
         ("--gpus 4 --max-load 0.5", "--max-load is 0.5, must be at least 1"),
         ("--gpus 4 --max-load 1.2 --method random", "--max-load is 1.2: only method affinity"),
         ("--gpus 4 --max-load 1.0001", "--max-load is 1.0001: no placement"),
+        ("--gpus 4 --objective pairs", "--objective is 'pairs', allowed: hops, new_gpus, gpus"),
+        ("--gpus 4 --objective gpus --max-load 2", "--max-load is 2.0: kept with objective hops only, found gpus"),
+        (
+            "--levels node=2,rack=2,row=2 --extra-slots 1",
+            "--extra-slots is 1: knows GPUs and nodes, found 3 levels",
+        ),
+        ("--gpus 4 --extra-slots 7", "--extra-slots is 7, allowed: 0 to 6"),
+        ("--gpus 4 --extra-slots 1 --copies-for x", "--copies-for is 'x', allowed: hops, load"),
+        ("--gpus 4 --extra-slots 1 --out x.csv", "--format is csv: it has no copies of experts, allowed: sglang, vllm"),
     ],
 )
 def test_wrong_options_are_named(trace_file, options, message):
     found = CliRunner().invoke(cli.app, ["place", str(trace_file), *options.split()])
     assert found.exit_code == 2 and message in " ".join(found.output.split())
+
+
+def test_copies_come_into_the_file_and_save_what_they_are_for(tmp_path, trace_file):
+    def placed(copies_for):
+        options = {"extra_slots": 1, "copies_for": copies_for, "rounds": 1, "out": tmp_path / f"{copies_for}.json"}
+        return exflow.place_file(trace_file, 4, 2, out_format="vllm", **options)
+
+    hops, load = placed("hops"), placed("load")
+    assert hops["copies_hops_per_token"] < hops["hops_per_token"]
+    assert load["copies_max_load_worst_layer"] < hops["copies_max_load_worst_layer"]
+    slots = np.array(json.loads((tmp_path / "hops.json").read_text()))
+    found = exflow.evaluate_replicas(exflow.Replicas(slots, 4, 2), exflow.load(trace_file))
+    assert slots.shape == (4, 4 * 3) and found.hops_per_token == hops["copies_hops_per_token"]
+
+
+@pytest.mark.parametrize("objective", ["new_gpus", "gpus"])
+def test_placing_for_whole_tokens_lowers_what_it_is_for(tmp_path, objective):
+    """Top-2 of 16 experts that come in fixed quadruples: pairs and tokens want different placements."""
+    rng = np.random.default_rng(0)
+    groups = rng.permuted(np.tile(np.arange(16), (4, 1)), axis=1).reshape(4, 4, 4)  # layer, group, its experts
+    group = rng.integers(4, size=500)
+    experts = np.stack([rng.permuted(each[group], axis=1)[:, :2] for each in groups], axis=1)
+    np.savez(tmp_path / "t.npz", experts=experts)
+    options = {"method": "contiguous", "time_limit_s": 2.0, "num_experts": 16}
+    before = exflow.place_file(tmp_path / "t.npz", 4, **options)
+    after = exflow.place_file(tmp_path / "t.npz", 4, **options, objective=objective)
+    assert after[objective] < 0.7 * before[objective] and after["gpus"] >= 1
 
 
 def test_place_from_the_command_line_on_three_levels(trace_file, tmp_path):

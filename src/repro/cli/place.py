@@ -9,6 +9,8 @@ import typer
 
 from repro.cli.console import Json, emit, progress, stdout, user_errors
 
+WIDTH = 27  # of names in the result
+
 
 @contextlib.contextmanager
 def _option_names() -> Iterator[None]:
@@ -17,7 +19,7 @@ def _option_names() -> Iterator[None]:
         yield
     except ValueError as error:
         parameter, is_, rest = str(error).partition(" ")
-        if parameter not in ("costs", "dense_layers", "gpus", "gpus_per_node", "max_load", "rounds"):
+        if parameter not in {name.rstrip("_") for name in place.__annotations__}:
             raise
         raise ValueError(f"--{parameter.replace('_', '-')}{is_}{rest}") from error
 
@@ -55,6 +57,18 @@ def place(
         ),
     ] = None,
     method: Annotated[str, typer.Option(help="contiguous, random, exflow, exflow-direct or affinity.")] = "affinity",
+    objective: Annotated[
+        str,
+        typer.Option(
+            help="hops, between a token's experts in pairs; for top-k, the GPUs of whole tokens: new_gpus, those that a token was not "
+            "on in the layer before, or gpus, all that it visits from its home."
+        ),
+    ] = "hops",
+    extra_slots: Annotated[
+        int,
+        typer.Option(min=0, help="Slots of a GPU and layer for copies of experts (top-1; formats sglang and vllm)."),
+    ] = 0,
+    copies_for: Annotated[str, typer.Option(help="What copies save: hops, or load of the busiest GPU.")] = "hops",
     num_experts: Annotated[
         int | None, typer.Option(min=1, help="Experts per layer; default: the file's, else the highest id + 1.")
     ] = None,
@@ -101,9 +115,10 @@ def place(
             raise ValueError(f"--out {out}: is a folder")
         options = {"top_k": top_k, "num_experts": num_experts, "time_limit_s": time_limit, "progress": update}
         options |= {"out_format": format_, "dense_layers": dense_layers}
-        options |= {"rounds": rounds, "costs": prices, "max_load": max_load}
+        options |= {"rounds": rounds, "costs": prices, "max_load": max_load, "objective": objective}
+        options |= {"extra_slots": extra_slots, "copies_for": copies_for}
         result = exflow.place_file(trace, machine, gpus_per_node, method, seed, out, **options)
     if json_:
         return emit(result)
     for name, value in result.items():
-        stdout.print(f"{name:20} {value:.4f}")
+        stdout.print(f"{name:{WIDTH}} {value:.4f}")
