@@ -141,6 +141,22 @@ def test_placement_experiment_on_few_tokens_and_nodes():
     assert "mip_gap" not in found.metrics
 
 
+def test_serving_experiment_counts_copies_and_whole_tokens_on_held_out_sequences():
+    """Without copies its hops are those of the placement experiment; with as many slots as experts hardly any are left (experts that no
+    training token visits get no copy)."""
+    plain, full = (run("exflow_serving", method="contiguous", gpus_per_node=8, extra_slots=slots) for slots in (0, 28))
+    hops = run("exflow_placement", method="contiguous", gpus=8).metrics["hops_per_token"].value
+    assert plain.metrics["hops_per_token"].value == pytest.approx(hops) and full.metrics["hops_per_token"].value < 0.01
+    several = run("exflow_serving", method="contiguous", top_k=4, gpus=2, gpus_per_node=1).metrics
+    from repro import paths
+
+    gpus = exflow.load(paths.data("gptoss20b_routing.npz")).split(0.7, 0)[1].experts // 16
+    assert several["gpus_visited"].value == pytest.approx((1 + (gpus.min(2) != gpus.max(2))).mean())
+    for wrong in ({"top_k": 5}, {"top_k": 4, "extra_slots": 1}, {"extra_slots": 29}, {"gpus_per_node": 3}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} is|extra_slots is|gpus is"):
+            run("exflow_serving", **wrong)
+
+
 def test_place_file_on_a_topology_within_a_load_limit(trace_file):
     machine = exflow.parse_levels("node=2,rack=2")
     result = exflow.place_file(trace_file, machine, costs=(1, 7), max_load=1.3, rounds=2)

@@ -25,6 +25,18 @@ use rule zero_train as exflow_placement with:
         arguments=arguments,
 
 
+use rule zero_train as exflow_serving with:
+    input:
+        unfinished("exflow_serving"),
+    output:
+        update("results/{run}/records/exflow_serving/{job}.json"),
+    log:
+        "results/{run}/logs/exflow_serving/{job}.log",
+    threads: 1
+    params:
+        arguments=arguments,
+
+
 use rule zero_train as moe_train with:
     input:
         unfinished("moe_train"),
@@ -52,7 +64,7 @@ use rule zero_notebook as exflow_notebook with:
     input:
         notebook="notebooks/exflow.ipynb",
         claims="config/claims.yaml",
-        records=records("exflow_affinity", "exflow_placement", "moe_train", "moe_decode"),
+        records=records("exflow_affinity", "exflow_placement", "exflow_serving", "moe_train", "moe_decode"),
     output:
         html=report(
             "results/{run}/notebooks/exflow.html",

@@ -20,7 +20,7 @@ DOMAINS = {
 
 @dataclass(frozen=True)
 class Source:
-    """A trace (top-1) and, by token, its domain and whether it is held out whatever the seed (None: drawn by the seed)."""
+    """A trace and, by token, its domain and whether it is held out whatever the seed (None: drawn by the seed)."""
 
     trace: Trace
     domain: np.ndarray
@@ -45,26 +45,31 @@ def experts(name: TraceName) -> int:
     return 32 if name == "gptoss20b" else int(_variant(name).split("e")[0])
 
 
+def widest(name: TraceName) -> int:
+    """Experts per token and layer that a trace knows."""
+    return 4 if name == "gptoss20b" else 1
+
+
 def domains(name: TraceName) -> tuple[str, ...]:
     """The domains of a trace."""
     return DOMAINS["gptoss20b" if name == "gptoss20b" else "gpt_moe"]
 
 
-def describe(name: TraceName, domain: str) -> str:
+def describe(name: TraceName, domain: str, top_k: int = 1) -> str:
     """For a record's conditions."""
     own = f"GPT-MoE with {experts(name)} experts" + (", trained on Shakespeare," if "shakespeare" in name else "")
     model = "gpt-oss-20b" if name == "gptoss20b" else own
-    return f"{model} top-1, {'all domains' if domain == ALL else domain}"
+    return f"{model} top-{top_k}, {'all domains' if domain == ALL else domain}"
 
 
-def open_trace(name: TraceName) -> Source:
-    """Read a shipped trace."""
+def open_trace(name: TraceName, top_k: int = 1) -> Source:
+    """Read a shipped trace, the first k experts of each token."""
     if name == "gptoss20b":
         path = paths.data("gptoss20b_routing.npz")
         with np.load(path) as file:
             names, of_sequence = file["dataset_names"], file["dataset"]
         families = np.array([_family(str(each)) for each in names])
-        trace = exflow.load(path, experts(name), top_k=1)
+        trace = exflow.load(path, experts(name), top_k)
         return Source(trace, families[of_sequence][trace.sequences], None)
     path = paths.data(f"gpt_moe_routing_{_variant(name)}.npz")
     with np.load(path) as file:
