@@ -1,0 +1,89 @@
+"""Logits of a model that was read from a transformers folder are those of transformers."""
+
+import json
+
+import pytest
+import torch
+
+from repro.models.huggingface import read_huggingface
+from repro.models.llama import Llama
+
+transformers = pytest.importorskip("transformers")
+SIZES = {
+    "hidden_size": 48,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 3,
+    "intermediate_size": 40,
+    "vocab_size": 61,
+    "max_position_embeddings": 64,
+}
+
+
+def saved(folder, shard="1GB", **options):
+    """A random model, saved by transformers."""
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**(SIZES | options))).eval()
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    model.save_pretrained(folder, max_shard_size=shard)
+    return model
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
+        {"num_key_value_heads": 6, "rms_norm_eps": 1e-3},
+        {"shard": "20KB"},
+    ],
+)
+def test_logits_are_those_of_transformers(tmp_path, options):
+    model = saved(tmp_path, **options)
+    tokens = torch.randint(0, 61, (30,), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = model(tokens[None]).logits[0]
+    ours = Llama(*read_huggingface(tmp_path))
+    cache = ours.new_cache(1, 64)
+    found = [ours.prefill(tokens[:20], cache)]
+    found += [ours.decode(tokens[n : n + 1], torch.tensor([n]), cache, slice(0, 1), n)[0] for n in range(20, 30)]
+    torch.testing.assert_close(torch.stack(found), expected[19:], atol=2e-5, rtol=1e-4)
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1 or "shard" not in options
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "mistral"}, "model_type is 'mistral', allowed: 'llama'"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', allowed: 'silu'"),
+        ({"attention_bias": True}, "attention_bias is True, allowed: False"),
+        ({"head_dim": 16}, "head_dim is 16, allowed: hidden_size / num_attention_heads, 8"),
+        ({"rope_parameters": {"rope_type": "llama3"}}, "rope_type is 'llama3', allowed: 'default'"),
+        ({"num_hidden_layers": 4}, r"no weights for blk\.3\.attn_k"),
+        ({"num_hidden_layers": 2}, r"no place for blk\.2\.attn_k"),
+    ],
+)
+def test_a_model_that_we_would_get_wrong_is_refused(tmp_path, changes, message):
+    saved(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(ValueError, match=message) as error:
+        read_huggingface(tmp_path)
+    assert str(tmp_path) in str(error.value)
+
+
+def test_missing_and_broken_files_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        read_huggingface(tmp_path)
+    (tmp_path / "config.json").write_text('{"hidden_size": 8, "vocab_size": 9}')
+    with pytest.raises(ValueError, match="no intermediate_size, max_position_embeddings, num_attention_heads"):
+        read_huggingface(tmp_path)
+    saved(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"no")
+    with pytest.raises(ValueError, match=r"model\.safetensors: not a safetensors file"):
+        read_huggingface(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"neither model\.safetensors nor"):
+        read_huggingface(tmp_path)
