@@ -70,9 +70,8 @@ def test_lone_is_greedy_decoding_by_whole_prefills(model):
     request = Request(0, (3, 1, 4, 1, 5), 12)
     tokens: list[int] = []
     for _ in range(12):
-        keys, values = model.new_cache(1, 20)
         context = torch.tensor([*request.prompt, *tokens])
-        tokens.append(int(model.prefill(context, keys[:, 0], values[:, 0]).argmax()))
+        tokens.append(int(model.prefill(context, model.new_cache(1, 20)).argmax()))
     assert lone(model, [request], 20)[0].tokens == tokens
 
 
@@ -83,8 +82,7 @@ def test_divergence_is_the_logit_gap_at_the_first_difference(model):
     assert divergence(model, Generation(request, 0, tokens=reference.tokens[:3]), reference) == math.inf
     wrong = reference.tokens.copy()
     wrong[2] = (wrong[2] + 1) % model.config.vocab
-    keys, values = model.new_cache(1, 20)
-    logits = model.prefill(torch.tensor([*request.prompt, *reference.tokens[:2]]), keys[:, 0], values[:, 0])
+    logits = model.prefill(torch.tensor([*request.prompt, *reference.tokens[:2]]), model.new_cache(1, 20))
     expected = float(logits.max() - logits[wrong[2]])
     assert expected > 0
     assert divergence(model, Generation(request, 0, tokens=wrong), reference) == pytest.approx(expected)

@@ -1,4 +1,4 @@
-"""The memory shuffle: fewest moves, and a cache that holds afterwards exactly what it held before."""
+"""The memory shuffle: fewest moves; and in every layout a cache that holds afterwards exactly what it held before."""
 
 import itertools
 
@@ -7,7 +7,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro.flover.buffers import SlotBuffers, plan_moves
+from repro.flover.buffers import (
+    LAYOUTS,
+    FixedBuffers,
+    LastBuffers,
+    PagedBuffers,
+    ShiftBuffers,
+    WindowBuffers,
+    plan_moves,
+)
+
+CACHE_BYTES = 2 * 2 * 2 * 8 * 4  # of one position of the model below: keys and values, 2 layers, 2 KV heads of 8, fp32
 
 
 def fewest_moves(live: list[bool]) -> int:
@@ -35,44 +45,91 @@ def test_moves_of_many_slots():
     assert len(plan_moves(live)[1]) == fewest_moves(live)
 
 
+def filled(layout, model, lengths, slots=8, capacity=12):
+    """Buffers that hold so many positions each."""
+    buffers = layout(model, slots, capacity)
+    for length in lengths:
+        buffers.store(buffers.allocate(capacity), token=1, length=length)
+    return buffers
+
+
 def test_leaving_at_an_edge_moves_nothing(model):
-    buffers = SlotBuffers(model, slots=6, capacity=4)
-    for _ in range(5):
-        buffers.allocate()
+    buffers = filled(WindowBuffers, model, [4] * 5)
     assert buffers.evict([0]) == [] and buffers.window == slice(1, 5)
     assert buffers.evict([4, 3]) == [] and buffers.window == slice(1, 3)
     assert buffers.slot_moves == buffers.moved_bytes == 0
 
 
 def test_freed_slots_are_used_again_below_the_window(model):
-    buffers = SlotBuffers(model, slots=3, capacity=4)
-    for _ in range(3):
-        buffers.allocate()
+    buffers = filled(WindowBuffers, model, [1] * 3, slots=3)
     buffers.evict([0, 1])
-    assert [buffers.allocate(), buffers.allocate()] == [1, 0]
+    assert [buffers.allocate(1), buffers.allocate(1)] == [1, 0]
     with pytest.raises(AssertionError):
-        buffers.allocate()
+        buffers.allocate(1)
 
 
-def test_bytes_moved_are_those_of_the_stored_tokens(model):
-    buffers = SlotBuffers(model, slots=3, capacity=10)
-    for length in (4, 5, 6):
-        buffers.store(buffers.allocate(), token=1, length=length)
-    assert buffers.evict([1]) == [(2, 1)]
-    layers, kv_heads, dim, fp32 = 2, 2, 8, 4
-    assert buffers.moved_bytes == 2 * layers * kv_heads * 6 * dim * fp32  # keys and values of 6 tokens
+@pytest.mark.parametrize(
+    ("layout", "moves", "moved", "window"),
+    [
+        (WindowBuffers, [(3, 2)], 7, (0, 3)),  # the lowest of the windows with one move
+        (FixedBuffers, [], 0, (0, 4)),
+        (ShiftBuffers, [(3, 2)], 7, (0, 3)),
+        (LastBuffers, [(3, 2)], 7, (0, 3)),
+        (PagedBuffers, [(3, 2)], 0, (0, 3)),  # a row of the table
+    ],
+)
+def test_what_a_hole_costs(model, layout, moves, moved, window):
+    """Slots of 4, 5, 6 and 7 positions; the third leaves."""
+    buffers = filled(layout, model, [4, 5, 6, 7], slots=4)
+    assert buffers.evict([2]) == moves
+    assert (buffers.moved_bytes, buffers.window) == (moved * CACHE_BYTES, slice(*window))
+    assert buffers.slot_moves == len(moves)
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 100)), min_size=1, max_size=60))
-def test_slots_keep_their_content_through_any_admissions_and_evictions(model, events):
-    buffers = SlotBuffers(model, slots=8, capacity=12)
+def test_shifting_keeps_the_order_and_the_last_fills_the_first_hole(model):
+    shift, last = (filled(layout, model, [3] * 6) for layout in (ShiftBuffers, LastBuffers))
+    assert shift.evict([1, 3]) == [(2, 1), (4, 2), (5, 3)]
+    assert last.evict([1, 3]) == [(4, 1), (5, 3)]
+
+
+def test_dead_rows_stay_until_they_are_at_an_edge(model):
+    buffers = filled(FixedBuffers, model, [3] * 4, slots=5)
+    buffers.evict([1, 2])
+    assert buffers.window == slice(0, 4) and buffers.fits([1] * 9) == 3
+    assert buffers.allocate(1) == 4  # the edge first
+    assert buffers.allocate(1) == 1  # then the hole
+    buffers.evict([0, 1])
+    assert buffers.window == slice(3, 5)
+    buffers.evict([3, 4])
+    assert buffers.window == slice(0, 0) and buffers.allocate(1) == 0
+
+
+def test_blocks_limit_what_fits_and_come_back(model):
+    buffers = PagedBuffers(model, slots=8, capacity=12, blocks=4, block=4)
+    assert buffers.most == 12 and buffers.fits([5, 8, 1]) == 2  # 2 and 2 blocks
+    for needed in (5, 8):
+        buffers.allocate(needed)
+    assert buffers.fits([1]) == 0
+    buffers.evict([0])
+    assert buffers.fits([1, 4, 1]) == 2
+    assert PagedBuffers(model, slots=8, capacity=12, blocks=2, block=4).most == 8
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=str)
+@given(events=st.lists(st.tuples(st.booleans(), st.integers(0, 100)), min_size=1, max_size=60))
+def test_slots_keep_their_content_through_any_admissions_and_evictions(layout, model, events):
+    buffers = layout(model, 8, 12)
     owner: dict[int, int] = {}  # slot: serial number of what lies there
     for number, (arrives, choice) in enumerate(events, 1):
-        if arrives and len(owner) < 8:
-            slot, length = buffers.allocate(), choice % 12 + 1
+        if arrives and buffers.fits([choice % 12 + 1]):
+            length = choice % 12 + 1
+            slot = buffers.allocate(length)
+            assert slot not in owner
             buffers.store(slot, number, length)
-            for sign, cache in ((1, buffers.keys), (-1, buffers.values)):
-                cache[:, slot, :, :length] = sign * (number + torch.arange(length) / 100)[:, None]
+            content = (number + torch.arange(length) / 100)[:, None, None].expand(length, 2, 8)
+            for layer in range(2):
+                where = torch.full((length,), slot), torch.arange(length)
+                buffers.cache.write(layer, *where, content + layer, -content)
             owner[slot] = number
         elif owner:
             leaving = [slot for i, slot in enumerate(sorted(owner)) if choice >> (i % 7) & 1]
@@ -80,10 +137,13 @@ def test_slots_keep_their_content_through_any_admissions_and_evictions(model, ev
                 del owner[slot]
             for source, destination in buffers.evict(leaving):
                 owner[destination] = owner.pop(source)
-        assert sorted(owner) == list(range(buffers.low, buffers.high))
+        window = range(8)[buffers.window]
+        assert set(owner) <= set(window) and buffers.fits([1] * 20) == 8 - len(owner)
+        assert layout is FixedBuffers or len(owner) == len(window)
         for slot, number in owner.items():
             length = int(buffers.lengths[slot])
-            expected = (number + torch.arange(length) / 100)[:, None].expand(2, 2, length, 8)
-            assert int(buffers.tokens[slot]) == number
-            assert torch.equal(buffers.keys[:, slot, :, :length], expected)
-            assert torch.equal(buffers.values[:, slot, :, :length], -expected)
+            expected = (number + torch.arange(length) / 100)[:, None].expand(1, 2, length, 8)
+            assert int(buffers.tokens[slot]) == number and length <= buffers.longest
+            for layer in range(2):
+                keys, values = buffers.cache.read(layer, slice(slot, slot + 1), length)
+                assert torch.equal(keys, expected + layer) and torch.equal(values, -expected)

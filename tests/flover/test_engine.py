@@ -1,5 +1,6 @@
 """Tokens of a fused decode are those of a lone one, whatever arrives and leaves around it."""
 
+import functools
 import itertools
 
 import pytest
@@ -7,9 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repro.baselines.batching import StaticScheduler, lone, serial
+from repro.baselines.batching import StaticScheduler, divergence, lone, serial
+from repro.flover.buffers import LAYOUTS, FixedBuffers, PagedBuffers
 from repro.flover.engine import Engine
 from repro.flover.request import QueueFull, Request, RequestError
+from repro.flover.sampling import Sampling
 from repro.flover.scheduler import Scheduler
 
 CAPACITY = 100
@@ -23,7 +26,7 @@ def request(number: int, prompt: int, new: int, **options) -> Request:
 def drain(engine: Engine, arrivals: dict[int, list[Request]]) -> dict[int, list[int]]:
     """Submit requests before the given steps and run until all are answered; tokens by request id."""
     answers, step = {}, 0
-    while arrivals or engine.scheduler.ready:
+    while arrivals or engine.ready:
         for item in arrivals.pop(step, []):
             engine.submit(item)
         engine.scheduler.closed = not arrivals
@@ -32,21 +35,113 @@ def drain(engine: Engine, arrivals: dict[int, list[Request]]) -> dict[int, list[
     return answers
 
 
-ASKED = st.tuples(st.integers(0, 15), st.integers(1, 70), st.integers(1, 30))
+WAYS = st.sampled_from(
+    [Sampling(), Sampling(0.8, seed=1), Sampling(1.5, top_k=9, seed=2), Sampling(1.0, top_p=0.7, seed=3)]
+)
+ASKED = st.tuples(st.integers(0, 15), st.integers(1, 70), st.integers(1, 30), WAYS)
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=str)
+@settings(max_examples=20, deadline=None)
 @given(asked=st.lists(ASKED, min_size=1, max_size=10), slots=st.integers(1, 6), admit=st.integers(0, 2))
-def test_fused_tokens_equal_lone_tokens(model, asked, slots, admit):
-    requests = [request(number, prompt, new) for number, (_, prompt, new) in enumerate(asked)]
+def test_fused_tokens_equal_lone_tokens(layout, model, asked, slots, admit):
+    requests = [request(n, prompt, new, sampling=sampling) for n, (_, prompt, new, sampling) in enumerate(asked)]
     arrivals: dict[int, list[Request]] = {}
-    for item, (step, _, _) in zip(requests, asked, strict=True):
+    for item, (step, *_) in zip(requests, asked, strict=True):
         arrivals.setdefault(step, []).append(item)
-    engine = Engine(model, Scheduler(slots, admit_per_iteration=admit), CAPACITY)
+    engine = Engine(model, Scheduler(slots, admit_per_iteration=admit), CAPACITY, layout=layout)
     answers = drain(engine, arrivals)
     assert answers == {g.request.id: g.tokens for g in lone(model, requests, CAPACITY)}
-    assert engine.dead_rows == 0 and engine.rows == sum(len(tokens) - 1 for tokens in answers.values())
+    decoded = engine.rows - engine.dead_rows
+    assert decoded == sum(len(tokens) - 1 for tokens in answers.values())
+    assert layout is FixedBuffers or engine.dead_rows == 0
     assert not engine.scheduler.running and engine.buffers.low == engine.buffers.high
+
+
+@settings(max_examples=20, deadline=None)
+@given(asked=st.lists(ASKED, min_size=1, max_size=8), piece=st.integers(1, 40), slots=st.integers(1, 5))
+def test_prompts_in_pieces_give_the_same_tokens_and_stall_nobody(model, asked, piece, slots):
+    """But for near ties: the logits of a piece are sums in another order."""
+    requests = [request(n, prompt, new, sampling=sampling) for n, (_, prompt, new, sampling) in enumerate(asked)]
+    engine = Engine(model, Scheduler(slots, prefill_tokens=piece), CAPACITY)
+    for item in requests:
+        engine.submit(item)
+    answers, stalled = {}, 0
+    while engine.ready:
+        before = {g.request.id: len(g.tokens) for g in engine.scheduler.running.values() if g.decoding}
+        spent = sum(g.prefilled for g in engine.scheduler.running.values())
+        answers |= {g.request.id: g for g in engine.step()}
+        running = list(engine.scheduler.running.values())
+        stalled += sum(len(g.tokens) == before.get(g.request.id) for g in running)
+        assert sum(g.prefilled for g in running) - spent <= piece
+    assert stalled == 0
+    for reference in lone(model, requests, CAPACITY):
+        gap = divergence(model, answers[reference.request.id], reference)
+        assert gap is None or gap < 1e-3 or reference.request.sampling.temperature > 0
+        assert len(answers[reference.request.id].tokens) == reference.request.max_new_tokens
+
+
+def test_a_paged_pool_serves_what_fits_and_refuses_what_never_can(model):
+    layout = functools.partial(PagedBuffers, blocks=6, block=8)
+    requests = [request(number, 10, 15) for number in range(6)]  # 24 positions: 3 blocks
+    engine = Engine(model, Scheduler(6), CAPACITY, layout=layout)
+    for item in requests:
+        engine.submit(item)
+    engine.step()
+    assert len(engine.scheduler.running) == 2
+    with pytest.raises(RequestError, match="request 9: needs 49 KV positions, a slot has 48"):
+        engine.submit(request(9, 40, 10))
+    assert drain(engine, {}) == {g.request.id: g.tokens for g in lone(model, requests, CAPACITY)}
+
+
+def test_a_limit_on_kv_positions_holds_at_every_moment(model):
+    requests = [request(number, 5 + number, 6) for number in range(6)]
+    engine = Engine(model, Scheduler(6, kv_tokens=30), CAPACITY)
+    for item in requests:
+        engine.submit(item)
+    answers = {}
+    while engine.ready:
+        answers |= {g.request.id: g.tokens for g in engine.step()}
+        assert sum(g.request.kv_tokens for g in engine.scheduler.running.values()) <= 30
+    assert answers == {g.request.id: g.tokens for g in lone(model, requests, CAPACITY)}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=str)
+def test_cancelled_requests_disturb_nobody(layout, model):
+    """One that waits, one in its prompt, one that decodes; their neighbours' tokens are those of lone runs."""
+    requests = [request(number, 30, 12) for number in range(6)]
+    engine = Engine(model, Scheduler(4, prefill_tokens=20), CAPACITY, layout=layout)
+    for item in requests:
+        engine.submit(item)
+    ended = [g for _ in range(5) for g in engine.step()]
+    running = {g.request.id: g for g in engine.scheduler.running.values()}
+    assert running[1].decoding and not running[3].tokens and running[3].prefilled > 0
+    assert all(engine.cancel(number) for number in (1, 3, 5)) and not engine.cancel(1) and not engine.cancel(77)
+    while engine.ready:
+        ended += engine.step()
+    found = {g.request.id: g for g in ended}
+    assert {n: g.finish_reason for n, g in found.items()} == dict.fromkeys((0, 2, 4), "length") | dict.fromkeys(
+        (1, 3, 5), "cancelled"
+    )
+    for reference in lone(model, requests, CAPACITY):
+        tokens = found[reference.request.id].tokens
+        assert tokens == reference.tokens[: len(tokens)]
+    assert found[5].slot == -1 and 0 < len(found[1].tokens) < 12 and not engine.cancel(0)
+
+
+def test_deadlines_end_who_waits_and_who_runs(model):
+    requests = [
+        request(0, 3, 60, deadline_s=0.5),
+        request(1, 3, 4),
+        request(2, 3, 4, deadline_s=0.2),  # waits behind request 0
+    ]
+    report = served(model, Scheduler(1), requests)
+    late, fine, never = report.generations
+    assert (late.finish_reason, fine.finish_reason, never.finish_reason) == ("deadline", "length", "deadline")
+    assert 0 < len(late.tokens) < 60 and late.latency_s >= 0.5 and never.tokens == []
+    assert [late.tokens, fine.tokens] == [
+        g.tokens[: len(s.tokens)] for g, s in zip(lone(model, requests[:2], CAPACITY), (late, fine), strict=True)
+    ]
 
 
 def test_moves_happen_and_keep_the_tokens(model):

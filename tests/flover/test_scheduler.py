@@ -47,16 +47,47 @@ def test_retires_only_what_is_done():
     scheduler = Scheduler(slots=3)
     run(scheduler, [Request(1, (1,), 1), Request(2, (1,), 9), Request(3, (1,), 9, stop_tokens=frozenset({7}))])
     for generation in scheduler.running.values():
-        generation.tokens.append(7)
+        generation.append(7)
     assert scheduler.retire() == [0, 2]
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"slots": 0}, {"slots": 1, "queue_limit": 0}, {"slots": 1, "admit_per_iteration": -1}]
+    "wrong",
+    [
+        {"slots": 0},
+        {"slots": 1, "queue_limit": 0},
+        {"slots": 1, "admit_per_iteration": -1},
+        {"slots": 1, "kv_tokens": -1},
+        {"slots": 1, "prefill_tokens": -1},
+    ],
 )
 def test_limits_are_checked(wrong):
-    with pytest.raises(ValueError, match="must be at least"):
+    name, value = list(wrong.items())[-1]
+    with pytest.raises(ValueError, match=f"{name} is {value}, must be at least"):
         Scheduler(**wrong)
+
+
+def test_the_first_that_does_not_fit_ends_an_admission():
+    scheduler = Scheduler(slots=9, kv_tokens=10)
+    for number, new in enumerate((4, 4, 9, 1)):
+        scheduler.submit(Request(number, (1,), new))
+    first = scheduler.admit()
+    assert [request.id for request in first] == [0, 1]  # 4 + 4; 9 more are too many, and nobody overtakes
+    run(scheduler, first)
+    assert scheduler.admit() == []
+    del scheduler.running[0]
+    assert scheduler.admit() == []  # 4 + 9
+    del scheduler.running[1]
+    assert [request.id for request in scheduler.admit(lambda needed: min(len(needed), 1))] == [2]
+
+
+def test_who_waits_too_long_leaves_the_queue():
+    scheduler = Scheduler(slots=1)
+    for number, deadline in enumerate((None, 2.0, 5.0)):
+        scheduler.submit(Request(number, (1,), 1, arrival_s=1.0, deadline_s=deadline))
+    assert scheduler.expired(2.9) == []
+    assert [request.id for request in scheduler.expired(3.0)] == [1]
+    assert [request.id for request in scheduler.waiting] == [0, 2]
 
 
 @pytest.mark.parametrize(
@@ -66,3 +97,5 @@ def test_limits_are_checked(wrong):
 def test_a_malformed_request_is_refused(prompt, new, arrival, message):
     with pytest.raises(RequestError, match=message):
         Request(1, prompt, new, arrival)
+    with pytest.raises(RequestError, match="deadline_s is 0"):
+        Request(1, (1,), 1, deadline_s=0)

@@ -34,6 +34,12 @@ def test_regular_and_poisson_arrivals():
     assert drawn == workload.regular(3, 0.5, 8, 16, poisson_seed=1) != workload.regular(3, 0.5, 8, 16, poisson_seed=2)
 
 
+def test_uniform_lengths_span_the_range():
+    shapes = workload.uniform(400, 0.1, 8, 3, 6, seed=1)
+    assert {s.output_tokens for s in shapes} == {3, 4, 5, 6} and {s.prompt_tokens for s in shapes} == {8}
+    assert shapes[10].arrival_s == pytest.approx(1.0) and shapes != workload.uniform(400, 0.1, 8, 3, 6, seed=2)
+
+
 def test_prompts_are_passages_as_long_as_asked():
     shapes = [Shape(0, n, 1) for n in (3, 5, 1)]
     text = list(range(100, 140))
@@ -52,6 +58,8 @@ def test_summary_by_hand():
         return Generation(Request(number, (1,), tokens, arrival), 0, arrival, [1] * tokens, first, finish)
 
     report = Report([generation(0, 0.0, 1.0, 3.0, 5), generation(1, 2.0, 2.5, 4.0, 1)], total_seconds=4.0)
+    gone = Generation(Request(2, (1,), 9), -1, 1.0, finish_s=1.0, finish_reason="deadline")
+    report.generations.append(gone)  # takes no part in the times
     report.rows, report.dead_rows, report.iterations = 10, 4, 6
     metrics = workload.summary(report)
     assert metrics["tokens_per_s"] == 6 / 4.0 and metrics["output_tokens"] == 6

@@ -1,5 +1,6 @@
 """The model against a naive one written from the equations, and the real weights against a known answer."""
 
+import copy
 import importlib.metadata
 import math
 
@@ -74,38 +75,37 @@ def test_prefill_and_decode_give_the_naive_logits(tied):
     tokens = torch.randint(0, CONFIG.vocab, (70,), generator=torch.Generator().manual_seed(2)).tolist()
     expected = naive_logits(CONFIG, weights, tokens)
 
-    keys, values = model.new_cache(1, 128)
-    logits = [model.prefill(torch.tensor(tokens[:60]), keys[:, 0], values[:, 0])]
+    cache = model.new_cache(1, 128)
+    logits = [model.prefill(torch.tensor(tokens[:60]), cache)]
     for n in range(60, 70):  # over the edge of an attention block at 64
-        logits.append(model.decode(torch.tensor(tokens[n : n + 1]), torch.tensor([n]), keys, values, n)[0])
+        logits.append(model.decode(torch.tensor(tokens[n : n + 1]), torch.tensor([n]), cache, slice(0, 1), n)[0])
     torch.testing.assert_close(torch.stack(logits).double(), expected[59:], atol=1e-4, rtol=1e-4)
 
 
 def test_decode_of_a_ragged_batch_equals_each_row_alone():
     model = Llama.random(CONFIG, seed=3)
     lengths = [3, 64, 17, 100]
-    keys, values = model.new_cache(4, 128)
+    cache = model.new_cache(4, 128)
     for slot, length in enumerate(lengths):
-        model.prefill(torch.arange(length) % CONFIG.vocab, keys[:, slot], values[:, slot])
-    tokens, before = torch.tensor([1, 2, 3, 4]), (keys.clone(), values.clone())
-    together = model.decode(tokens, torch.tensor(lengths), keys, values, max(lengths))
+        model.prefill(torch.arange(length) % CONFIG.vocab, cache, slot)
+    tokens, before = torch.tensor([1, 2, 3, 4]), copy.deepcopy(cache)
+    together = model.decode(tokens, torch.tensor(lengths), cache, slice(0, 4), max(lengths))
     for slot, length in enumerate(lengths):
-        row = slice(slot, slot + 1)
-        cache = [part[:, row].clone() for part in before]
-        alone = model.decode(tokens[row], torch.tensor([length]), *cache, length)
+        row, own = slice(slot, slot + 1), copy.deepcopy(before)
+        alone = model.decode(tokens[row], torch.tensor([length]), own, row, length)
         torch.testing.assert_close(together[row], alone, atol=1e-5, rtol=0)
-        torch.testing.assert_close(cache[0], keys[:, row], atol=1e-5, rtol=0)
+        torch.testing.assert_close(own.keys[:, row], cache.keys[:, row], atol=1e-5, rtol=0)
 
 
 def test_decode_does_not_read_what_an_earlier_request_left_in_the_slot():
     model = Llama.random(CONFIG, seed=3)
     clean, dirty = model.new_cache(1, 128), model.new_cache(1, 128)
-    for part in dirty:
+    for part in (dirty.keys, dirty.values):
         part.fill_(1e4)
     logits = []
-    for keys, values in (clean, dirty):
-        model.prefill(torch.tensor([5, 6, 7]), keys[:, 0], values[:, 0])
-        logits.append(model.decode(torch.tensor([8]), torch.tensor([3]), keys, values, 3))
+    for cache in (clean, dirty):
+        model.prefill(torch.tensor([5, 6, 7]), cache)
+        logits.append(model.decode(torch.tensor([8]), torch.tensor([3]), cache, slice(0, 1), 3))
     assert torch.equal(*logits)
 
 
@@ -121,8 +121,7 @@ def test_bfloat16_is_near_float32():
     logits = []
     for dtype in (torch.float32, torch.bfloat16):
         model = Llama(CONFIG, weights, dtype)
-        keys, values = model.new_cache(1, 32)
-        logits.append(model.prefill(torch.arange(20), keys[:, 0], values[:, 0]).float())
+        logits.append(model.prefill(torch.arange(20), model.new_cache(1, 32)).float())
     assert torch.nn.functional.cosine_similarity(*logits, dim=0) > 0.999
 
 
@@ -183,11 +182,11 @@ def test_capital_of_france(smollm2):
     tokenizer, model = checkpoint.tokenizer(smollm2), Llama(*checkpoint.read_gguf(smollm2))
     assert model.config.parameters == 134_515_008
     prompt = tokenizer.encode(checkpoint.chat_prompt(smollm2, "What is the capital of France?")).ids
-    keys, values = model.new_cache(1, 64)
-    answer = [int(model.prefill(torch.tensor(prompt), keys[:, 0], values[:, 0]).argmax())]
+    cache = model.new_cache(1, 64)
+    answer = [int(model.prefill(torch.tensor(prompt), cache).argmax())]
     while answer[-1] != tokenizer.token_to_id("<|im_end|>") and len(answer) < 20:
         n = len(prompt) + len(answer) - 1
-        answer.append(int(model.decode(torch.tensor(answer[-1:]), torch.tensor([n]), keys, values, n).argmax()))
+        answer.append(int(model.decode(torch.tensor(answer[-1:]), torch.tensor([n]), cache, slice(0, 1), n).argmax()))
     assert tokenizer.decode(answer) == "The capital of France is Paris."
 
 
@@ -195,13 +194,12 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(smollm2):
     """Bit for bit, at the real model's widths: what makes fused answers equal lone ones."""
     model = Llama(*checkpoint.read_gguf(smollm2))
     lengths = torch.tensor([3, 64, 17])
-    keys, values = model.new_cache(3, 96)
+    cache = model.new_cache(3, 96)
     for slot, length in enumerate(lengths.tolist()):
-        model.prefill(torch.arange(length), keys[:, slot], values[:, slot])
-    tokens, before = torch.tensor([11, 12, 13]), (keys.clone(), values.clone())
-    together = model.decode(tokens, lengths, keys, values, 64)
+        model.prefill(torch.arange(length), cache, slot)
+    tokens, before = torch.tensor([11, 12, 13]), copy.deepcopy(cache)
+    together = model.decode(tokens, lengths, cache, slice(0, 3), 64)
     for slot in range(3):
         row = slice(slot, slot + 1)
-        cache = [part[:, row].clone() for part in before]
-        alone = model.decode(tokens[row], lengths[row], *cache, int(lengths[slot]))
+        alone = model.decode(tokens[row], lengths[row], copy.deepcopy(before), row, int(lengths[slot]))
         assert torch.equal(together[row], alone)

@@ -12,7 +12,7 @@ import torch
 
 from repro.flover.engine import Engine
 from repro.flover.request import Generation, Request
-from repro.flover.scheduler import Scheduler
+from repro.flover.scheduler import Fits, Scheduler
 from repro.models.llama import Llama
 
 __all__ = ["StaticScheduler", "divergence", "lone", "serial"]
@@ -41,9 +41,9 @@ class StaticScheduler(Scheduler):
     def _batch_complete(self) -> bool:
         return len(self.waiting) >= self.slots or (self.closed and bool(self.waiting))
 
-    def admit(self) -> list[Request]:
+    def admit(self, fits: Fits = len) -> list[Request]:
         """A whole batch once the one before has left."""
-        return super().admit() if not self.running and self._batch_complete else []
+        return super().admit(fits) if not self.running and self._batch_complete else []
 
     def retire(self) -> list[int]:
         """All slots, when the last of the batch is done."""
@@ -79,6 +79,5 @@ def divergence(model: Llama, generation: Generation, reference: Generation) -> f
     if at is None:
         return math.inf
     context = torch.tensor([*reference.request.prompt, *reference.tokens[:at]], device=model.device)
-    keys, values = model.new_cache(1, len(context))
-    ours, theirs = model.prefill(context, keys[:, 0], values[:, 0])[list(pairs[at])].tolist()
+    ours, theirs = model.prefill(context, model.new_cache(1, len(context)))[list(pairs[at])].tolist()
     return abs(theirs - ours)

@@ -77,7 +77,9 @@ def _label(point: ServingPoint) -> str:
 
 
 UNITS = dict.fromkeys(("hops_per_token", "intra_hops", "inter_hops"), "hops/token")
-UNITS |= dict.fromkeys(("max_load", "max_load_worst_layer", "gpus_visited", "nodes_visited", "new_gpus", "new_nodes"), "1")
+UNITS |= dict.fromkeys(
+    ("max_load", "max_load_worst_layer", "gpus_visited", "nodes_visited", "new_gpus", "new_nodes"), "1"
+)
 EXPERIMENT = Experiment(
     summary="Copies of hot experts (top-1: hops against load) and placing by whole tokens (top-k: GPUs that a token visits)",
     parameters=ServingPoint,

@@ -20,27 +20,32 @@ if TYPE_CHECKING:
 
 _TIE = 1e-3  # logits closer than this are a near tie: which of them is the larger depends on the order of a sum
 _SAMPLE = 4  # requests decoded alone when not all are
-_PAPER_PROMPT_TOKENS, _PAPER_OUTPUT_TOKENS = 8, 512
-_UNITS = {"tokens_per_s": "tokens/s", "moved_bytes": "bytes", "output_tokens": "tokens"}
+_PAPER_PROMPT_TOKENS, _PAPER_OUTPUT_TOKENS, _PAPER_SHORTEST = 8, 512, 128
+_UNITS = {"tokens_per_s": "tokens/s", "moved_bytes": "bytes", "cache_bytes": "bytes", "output_tokens": "tokens"}
 _SAMPLE_UNITS = {"latency": "s", "ttft": "s", "tpot": "s/token"}
 
 
 class ServingPoint(Point):
     """Engine, workload and its scales. Lengths and gaps of the Azure trace are multiplied by the scales; the paper's regular
-    workloads have prompts of 8 tokens and answers of 512, the latter multiplied by `length_scale`."""
+    workloads have prompts of 8 tokens and answers of 512 (uniform: 128 to `longest`), multiplied by `length_scale`."""
 
     engine: Literal["fused", "serial", "static"] = "fused"
     requests: int = Field(32, ge=1)
-    workload: Literal["azure", "fixed", "poisson"] = "azure"
+    workload: Literal["azure", "fixed", "poisson", "uniform"] = "azure"
     trace_start: int = Field(0, ge=0, description="azure: first row of the slice")
     time_scale: float = Field(0.1, gt=0, description="azure: factor on the gaps between arrivals")
     length_scale: float = Field(0.25, gt=0, description="factor on prompt and answer lengths")
     max_prompt_tokens: int = Field(64, ge=1, description="azure: longer prompts are cut to this")
     max_output_tokens: int = Field(128, ge=1, description="azure: longer answers are cut to this")
-    interval_s: float = Field(0.2, ge=0, description="fixed, poisson: (mean) gap between arrivals")
+    interval_s: float = Field(0.2, ge=0, description="all but azure: (mean) gap between arrivals")
+    longest: int = Field(512, ge=_PAPER_SHORTEST, description="uniform: longest answer, before scaling")
     max_slots: int = Field(32, ge=1, description="fused: requests decoded at once")
     batch_size: int = Field(8, ge=1, description="static: requests per batch")
     admit_per_iteration: int = Field(0, ge=0, description="fused: 0 = as many as fit; the authors' code: 1")
+    layout: Literal["window", "fixed", "shift", "last", "paged"] = Field(
+        "window", description="fused: what moves when a request leaves; window is the paper's reordering, fixed none"
+    )
+    prefill_tokens: int = Field(0, ge=0, description="fused: prompt tokens per iteration; 0 = whole prompts")
     dtype: Literal["float32", "bfloat16"] = "float32"
     check_tokens: bool = Field(True, description="compare the tokens of all requests, or of 4, with lone runs")
 
@@ -84,16 +89,20 @@ def run(point: ServingPoint) -> Outcome:
 def _serve(point: ServingPoint, model: "Llama", requests: "Sequence[Request]", capacity: int) -> "Report":
     """One pass over the requests by the point's engine; a rejected request is an error here."""
     from repro.baselines.batching import StaticScheduler, serial
+    from repro.flover.buffers import LAYOUTS
     from repro.flover.engine import Engine
     from repro.flover.scheduler import Scheduler
 
     if point.engine == "fused":
-        scheduler = Scheduler(point.max_slots, point.requests, point.admit_per_iteration)
+        scheduler = Scheduler(
+            point.max_slots, point.requests, point.admit_per_iteration, prefill_tokens=point.prefill_tokens
+        )
     elif point.engine == "serial":
         scheduler = serial(point.requests)
     else:
         scheduler = StaticScheduler(point.batch_size, point.requests)
-    report = Engine(model, scheduler, capacity).serve(requests)
+    layout = LAYOUTS[point.layout if point.engine == "fused" else "window"]
+    report = Engine(model, scheduler, capacity, layout=layout).serve(requests)
     if report.rejected:
         raise RuntimeError(f"{len(report.rejected)} requests were rejected: {report.rejected}")
     return report
@@ -144,6 +153,9 @@ def _shapes(point: ServingPoint) -> "list[Shape]":
             point.max_prompt_tokens,
             point.max_output_tokens,
         )
+    if point.workload == "uniform":
+        ends = (max(1, round(tokens * point.length_scale)) for tokens in (_PAPER_SHORTEST, point.longest))
+        return workload.uniform(point.requests, point.interval_s, _PAPER_PROMPT_TOKENS, *ends, point.seed)
     output_tokens = max(1, round(_PAPER_OUTPUT_TOKENS * point.length_scale))
     seed = point.seed if point.workload == "poisson" else None
     return workload.regular(point.requests, point.interval_s, _PAPER_PROMPT_TOKENS, output_tokens, seed)
@@ -156,9 +168,12 @@ def _scales(point: ServingPoint) -> str:
             f"Azure 2023 conversations from row {point.trace_start}: gaps x {point.time_scale:g}, lengths x "
             f"{point.length_scale:g}, prompts cut to {point.max_prompt_tokens}, answers to {point.max_output_tokens}"
         )
+    answers, arrivals = str(_PAPER_OUTPUT_TOKENS), point.workload
+    if point.workload == "uniform":
+        answers, arrivals = f"{_PAPER_SHORTEST} to {point.longest}, drawn uniformly,", "fixed"
     return (
-        f"{point.workload} arrivals every {point.interval_s:g} s, prompts of {_PAPER_PROMPT_TOKENS} tokens, "
-        f"answers of {_PAPER_OUTPUT_TOKENS} x {point.length_scale:g} tokens"
+        f"{arrivals} arrivals every {point.interval_s:g} s, prompts of {_PAPER_PROMPT_TOKENS} tokens, "
+        f"answers of {answers} x {point.length_scale:g} tokens"
     )
 
 
@@ -212,11 +227,15 @@ def _physical_cores() -> int:
 def _label(point: ServingPoint) -> str:
     engine = f"static{point.batch_size}" if point.engine == "static" else point.engine
     engine += f"-admit{point.admit_per_iteration}" if point.engine == "fused" and point.admit_per_iteration else ""
-    return f"{engine}-{point.workload}-n{point.requests}-{point.dtype}"
+    if point.engine == "fused":
+        engine += f"-{point.layout}" if point.layout != "window" else ""
+        engine += f"-prefill{point.prefill_tokens}" if point.prefill_tokens else ""
+    lengths = f"{point.longest}" if point.workload == "uniform" else ""
+    return f"{engine}-{point.workload}{lengths}-n{point.requests}-{point.dtype}"
 
 
 REPORTS = """total_seconds tokens_per_s latency_mean latency_p50 latency_p99 ttft_mean ttft_p50 ttft_p99 tpot_mean tpot_p50 tpot_p99
-    output_tokens iterations waste_fraction slot_moves moved_bytes single_request_seconds mean_interval_seconds tokens_checked
+    output_tokens iterations waste_fraction slot_moves moved_bytes cache_bytes single_request_seconds mean_interval_seconds tokens_checked
     tokens_equal_fraction tokens_equal_or_tied_fraction model threads linear scales lone_reference"""
 EXPERIMENT = Experiment(
     summary="Serve SmolLM2-135M: fused decoding against serial and static batching, token for token",

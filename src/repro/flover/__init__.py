@@ -1,13 +1,14 @@
 """In-flight batching after Flover (arXiv 2305.13484): every running request decodes in one fused iteration.
 
 Read in this order: `request` (what is asked and what came out), `scheduler` (who runs: the policy), `buffers` (where their
-keys and values lie, and what moves when one leaves), `engine` (the iteration), `queueing` (the same policy as a model).
+keys and values lie, and what moves when one leaves), `sampling` (the next token), `engine` (the iteration), `queueing` (the same
+policy as a model).
 """
 
 import importlib
 from typing import Any
 
-_HOME = {"Request": "request", "Generation": "request", "Scheduler": "scheduler", "SlotBuffers": "buffers"}
+_HOME = {"Request": "request", "Generation": "request", "Scheduler": "scheduler", "Sampling": "sampling"}
 _HOME |= {"Engine": "engine", "Report": "engine"}
 __all__ = sorted(_HOME)
 

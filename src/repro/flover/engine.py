@@ -1,4 +1,5 @@
-"""The fused iteration: admit and prefill newcomers, decode one token for every running request at once, let the finished go."""
+"""The fused iteration: admit newcomers and process their prompts, decode one token for every running request at once, let the
+finished go."""
 
 import time
 from collections import deque
@@ -7,8 +8,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from repro.flover.buffers import SlotBuffers
-from repro.flover.request import Generation, QueueFull, Request, RequestError
+from repro.flover.buffers import Buffers, WindowBuffers
+from repro.flover.request import FinishReason, Generation, QueueFull, Request, RequestError
+from repro.flover.sampling import Sampler
 from repro.flover.scheduler import Scheduler
 from repro.models.llama import Llama
 
@@ -17,8 +19,9 @@ __all__ = ["Engine", "Report"]
 
 @dataclass
 class Report:
-    """What serving a list of requests gave. `rows` counts slots over all decode iterations, `dead_rows` those among them
-    whose request was already done. `rejected`: reason by request id. `total_seconds`: from the start to the last finish."""
+    """What serving a list of requests gave. `rows` counts slots over all decode iterations, `dead_rows` those among them that gave no
+    token: their request was done, or its prompt was not. `rejected`: reason by request id. `total_seconds`: from the start to the last
+    finish. `cache_bytes`: keys and values of all slots."""
 
     generations: list[Generation] = field(default_factory=list)
     rejected: dict[int, str] = field(default_factory=dict)
@@ -28,12 +31,14 @@ class Report:
     dead_rows: int = 0
     slot_moves: int = 0
     moved_bytes: int = 0
+    cache_bytes: int = 0
 
 
 class Engine:
     """Serves requests on one model. The scheduler is the policy; the baselines are other schedulers on this same engine.
 
-    `capacity`: KV positions per slot. Drive it with `submit` and `step`, or let `serve` follow the requests' arrival times.
+    `capacity`: KV positions per slot; `layout`: where they lie (`buffers.LAYOUTS`). Drive it with `submit`, `cancel` and `step`, or let
+    `serve` follow the requests' arrival times.
     """
 
     def __init__(
@@ -43,30 +48,54 @@ class Engine:
         capacity: int,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
+        layout: Callable[[Llama, int, int], Buffers] = WindowBuffers,
     ) -> None:
         if not 1 <= capacity <= model.config.context:
             raise ValueError(f"capacity is {capacity}, allowed: 1 to the model's context {model.config.context}")
         self.model, self.scheduler = model, scheduler
-        self.buffers = SlotBuffers(model, scheduler.slots, capacity)
+        self.buffers = layout(model, scheduler.slots, capacity)
+        self.sampler = Sampler(scheduler.slots, model.device)
         self.iterations = self.rows = self.dead_rows = 0
+        self._prompts: deque[Generation] = deque()  # those whose prompt is not done, in order of admission
+        self._gone: list[Generation] = []  # ended before they ran, and not handed out yet
         self._clock, self._sleep, self._start = clock, sleep, clock()
 
     def submit(self, request: Request) -> None:
         """Queue a request. RequestError when it can never be served, QueueFull when too many wait; others are not touched."""
-        if request.kv_tokens > self.buffers.capacity:
-            raise RequestError(
-                f"request {request.id}: needs {request.kv_tokens} KV positions, a slot has {self.buffers.capacity}"
-            )
+        most = min(self.buffers.most, self.scheduler.kv_tokens or self.buffers.most)
+        if request.kv_tokens > most:
+            raise RequestError(f"request {request.id}: needs {request.kv_tokens} KV positions, a slot has {most}")
         if bad := [t for t in request.prompt if not 0 <= t < self.model.config.vocab]:
             raise RequestError(f"request {request.id}: token {bad[0]} is outside 0 … {self.model.config.vocab - 1}")
         self.scheduler.submit(request)
 
+    def cancel(self, request_id: int) -> bool:
+        """End a request at the next token boundary, with the tokens that it has. False when none of this number waits or runs."""
+        for request in self.scheduler.waiting:
+            if request.id == request_id:
+                self.scheduler.waiting.remove(request)
+                self._leave_queue(request, "cancelled")
+                return True
+        for generation in self.scheduler.running.values():
+            if generation.request.id == request_id and not generation.done:
+                generation.finish_reason = "cancelled"
+                return True
+        return False
+
+    @property
+    def ready(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._gone) or self.scheduler.ready
+
     def step(self) -> list[Generation]:
         """One iteration between two token boundaries; returns the generations that finished in it."""
-        for request in self.scheduler.admit():
-            self._prefill(request)
-        finished = self._retire()  # an answer of a single token is complete after its prefill
-        if self.scheduler.running:
+        self._end_late()
+        finished, self._gone = self._gone + self._retire(), []
+        for request in self.scheduler.admit(self.buffers.fits):
+            self._admit(request)
+        self._prefill()
+        finished += self._retire()  # an answer of a single token is complete after its prefill
+        if any(generation.decoding for generation in self.scheduler.running.values()):
             self._decode()
             finished += self._retire()
         return finished
@@ -79,11 +108,11 @@ class Engine:
         report = Report()
         pending = deque(sorted(requests, key=lambda request: request.arrival_s))
         self._start = self._clock()
-        while pending or self.scheduler.ready:
+        while pending or self.ready:
             while pending and pending[0].arrival_s <= self._now():
                 self._try_submit(pending.popleft(), report)
             self.scheduler.closed = not pending
-            if self.scheduler.ready:
+            if self.ready:
                 report.generations += self.step()
             elif pending:
                 self._sleep(max(0.0, pending[0].arrival_s - self._now()))
@@ -91,6 +120,7 @@ class Engine:
         report.generations.sort(key=lambda generation: generation.request.id)
         report.iterations, report.rows, report.dead_rows = self.iterations, self.rows, self.dead_rows
         report.slot_moves, report.moved_bytes = self.buffers.slot_moves, self.buffers.moved_bytes
+        report.cache_bytes = self.buffers.cache.nbytes
         return report
 
     def _try_submit(self, request: Request, report: Report) -> None:
@@ -99,33 +129,70 @@ class Engine:
         except (RequestError, QueueFull) as error:
             report.rejected[request.id] = str(error)
 
-    def _prefill(self, request: Request) -> None:
-        """Run a newcomer's prompt alone, into a slot at the window's edge."""
-        slot, admitted = self.buffers.allocate(), self._now()
-        prompt = torch.tensor(request.prompt, device=self.model.device)
-        logits = self.model.prefill(prompt, self.buffers.keys[:, slot], self.buffers.values[:, slot])
-        token = int(logits.argmax())
-        self.buffers.store(slot, token, len(request.prompt))
-        streamed = self.scheduler.streams
-        self.scheduler.running[slot] = Generation(request, slot, admitted, [token], self._now(), streamed=streamed)
+    def _end_late(self) -> None:
+        """End what is beyond its deadline, waiting or running."""
+        now = self._now()
+        for request in self.scheduler.expired(now):
+            self._leave_queue(request, "deadline")
+        for generation in self.scheduler.running.values():
+            limit = generation.request.deadline_s
+            if limit is not None and now >= generation.request.arrival_s + limit and not generation.done:
+                generation.finish_reason = "deadline"
+
+    def _leave_queue(self, request: Request, reason: FinishReason) -> None:
+        now = self._now()
+        self._gone.append(Generation(request, -1, now, finish_s=now, finish_reason=reason))
+
+    def _admit(self, request: Request) -> None:
+        slot = self.buffers.allocate(request.kv_tokens)
+        generation = Generation(request, slot, self._now(), streamed=self.scheduler.streams)
+        self.scheduler.running[slot] = generation
+        self._prompts.append(generation)
+
+    def _prefill(self) -> None:
+        """Process prompts one by one, in order, as many tokens as the scheduler allows in an iteration."""
+        if not self._prompts:
+            return
+        left = self.scheduler.prefill_tokens or sum(len(generation.request.prompt) for generation in self._prompts)
+        where = {id(generation): slot for slot, generation in self.scheduler.running.items()}
+        while self._prompts and left > 0:
+            generation = self._prompts[0]
+            if generation.done:  # cancelled or late, and perhaps evicted
+                self._prompts.popleft()
+                continue
+            slot, start = where[id(generation)], generation.prefilled
+            piece = generation.request.prompt[start : start + left]
+            logits = self.model.prefill(torch.tensor(piece, device=self.model.device), self.buffers.cache, slot, start)
+            generation.prefilled += len(piece)
+            left -= len(piece)
+            token = 0
+            if generation.prefilled == len(generation.request.prompt):
+                self._prompts.popleft()
+                self.sampler.put(slot, generation.request.sampling)
+                token = int(self.sampler(logits[None], slice(slot, slot + 1)))
+                generation.append(token)
+                generation.first_token_s = self._now()
+            self.buffers.store(slot, token, generation.prefilled)
 
     def _decode(self) -> None:
         """One token for every slot of the window, in one pass through the model."""
         buffers, window = self.buffers, self.buffers.window
-        lengths = buffers.lengths[window]
-        logits = self.model.decode(
-            buffers.tokens[window], lengths, buffers.keys[:, window], buffers.values[:, window], int(lengths.max())
-        )
-        tokens = logits.argmax(-1)
+        lengths, cache = buffers.lengths[window], buffers.cache
+        logits = self.model.decode(buffers.tokens[window], lengths, cache, window, buffers.longest)
+        tokens = self.sampler(logits, window)
         buffers.advance(tokens)
         self.iterations += 1
         self.rows += len(tokens)
         for slot, token in enumerate(tokens.tolist(), window.start):
-            generation = self.scheduler.running[slot]
-            if generation.done:
-                self.dead_rows += 1
-            else:
-                generation.tokens.append(token)
+            generation = self.scheduler.running.get(slot)
+            if generation is not None and generation.decoding:
+                generation.append(token)
+                continue
+            self.dead_rows += 1
+            if (
+                generation is not None and not generation.tokens
+            ):  # its prompt goes on where it was: what was written will be again
+                buffers.store(slot, 0, generation.prefilled)
 
     def _retire(self) -> list[Generation]:
         """Evict what the scheduler says and follow the buffers' moves."""
@@ -133,7 +200,9 @@ class Engine:
         if not slots:
             return []
         finished = [running.pop(slot) for slot in slots]
-        for source, destination in self.buffers.evict(slots):
+        moves = self.buffers.evict(slots)
+        self.sampler.move(moves)
+        for source, destination in moves:
             running[destination] = running.pop(source)
         now = self._now()
         for generation in finished:

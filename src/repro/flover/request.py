@@ -1,6 +1,11 @@
 """A request as it is asked, and the generation that answers it."""
 
 from dataclasses import dataclass, field
+from typing import Literal
+
+from repro.flover.sampling import GREEDY, Sampling
+
+FinishReason = Literal["length", "stop", "cancelled", "deadline"]
 
 
 class RequestError(ValueError):
@@ -15,7 +20,8 @@ class QueueFull(RuntimeError):
 class Request:
     """`prompt`: token ids. Stops after `max_new_tokens`, or sooner after one of `stop_tokens` (empty: never sooner).
 
-    `arrival_s` counts from the start of serving.
+    `arrival_s` counts from the start of serving. `deadline_s`: so long after its arrival the request ends with what it has, waiting or
+    running (None: never). `sampling`: greedy unless said.
     """
 
     id: int
@@ -23,6 +29,8 @@ class Request:
     max_new_tokens: int
     arrival_s: float = 0.0
     stop_tokens: frozenset[int] = frozenset()
+    sampling: Sampling = GREEDY
+    deadline_s: float | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -31,6 +39,8 @@ class Request:
             raise RequestError(f"request {self.id}: max_new_tokens is {self.max_new_tokens}, at least 1 allowed")
         if self.arrival_s < 0:
             raise RequestError(f"request {self.id}: arrival_s is {self.arrival_s}, at least 0 allowed")
+        if self.deadline_s is not None and not self.deadline_s > 0:
+            raise RequestError(f"request {self.id}: deadline_s is {self.deadline_s}, above 0 allowed")
 
     @property
     def kv_tokens(self) -> int:
@@ -40,8 +50,8 @@ class Request:
 
 @dataclass
 class Generation:
-    """The answer as it grows. Times in seconds from the start of serving; `slot` is the one it was admitted to at
-    `admitted_s`, before its prefill."""
+    """The answer as it grows. Times in seconds from the start of serving; `slot` is the one it was admitted to at `admitted_s`, before
+    its prefill, -1 if it never was. `prefilled`: tokens of the prompt that have been processed. `finish_reason`: None while it goes on."""
 
     request: Request
     slot: int
@@ -50,12 +60,25 @@ class Generation:
     first_token_s: float = 0.0
     finish_s: float = 0.0
     streamed: bool = True  # tokens are handed out as they come; else all at once, when the answer is handed back
+    prefilled: int = 0
+    finish_reason: FinishReason | None = None
+
+    def append(self, token: int) -> None:
+        """Take the next token, and note when it is the last."""
+        self.tokens.append(token)
+        if token in self.request.stop_tokens:
+            self.finish_reason = "stop"
+        elif len(self.tokens) >= self.request.max_new_tokens:
+            self.finish_reason = "length"
 
     @property
     def done(self) -> bool:
-        return len(self.tokens) >= self.request.max_new_tokens or (
-            bool(self.tokens) and self.tokens[-1] in self.request.stop_tokens
-        )
+        return self.finish_reason is not None
+
+    @property
+    def decoding(self) -> bool:
+        """Whether its prompt is done and it takes a token in every iteration."""
+        return bool(self.tokens) and not self.done
 
     @property
     def latency_s(self) -> float:

@@ -5,31 +5,39 @@ last token; nobody is preempted, nobody waits for a batch to form or to end (pap
 """
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import ClassVar
 
 from repro.flover.request import Generation, QueueFull, Request
+
+Fits = Callable[[Sequence[int]], int]
 
 
 @dataclass
 class Scheduler:
     """`slots` requests run at once, `queue_limit` wait. At a boundary as many are admitted as fit, or at most
-    `admit_per_iteration` of them when that is not 0; the authors' code admits one."""
+    `admit_per_iteration` of them when that is not 0; the authors' code admits one. `kv_tokens`: most KV positions that those who run
+    may come to need together, 0 for no limit but the slots'. `prefill_tokens`: prompt tokens that one iteration processes at most,
+    so that a long prompt does not stall those who decode; 0 for whole prompts.
+    """
 
     streams: ClassVar[bool] = True  # a token can be handed out as soon as it is there
     slots: int
     queue_limit: int = 1024
     admit_per_iteration: int = 0
+    kv_tokens: int = 0
+    prefill_tokens: int = 0
     waiting: deque[Request] = field(default_factory=deque)
     running: dict[int, Generation] = field(default_factory=dict)  # by the slot where it lies now
     closed: bool = False  # no further request will come
 
     def __post_init__(self) -> None:
-        if self.slots < 1 or self.queue_limit < 1 or self.admit_per_iteration < 0:
-            raise ValueError(
-                f"slots {self.slots} and queue_limit {self.queue_limit} must be at least 1, "
-                f"admit_per_iteration {self.admit_per_iteration} at least 0"
-            )
+        least = {"slots": 1, "queue_limit": 1, "admit_per_iteration": 0, "kv_tokens": 0, "prefill_tokens": 0}
+        for name, lowest in least.items():
+            if getattr(self, name) < lowest:
+                raise ValueError(f"{name} is {getattr(self, name)}, must be at least {lowest}")
 
     def submit(self, request: Request) -> None:
         """Put a request at the end of the queue; QueueFull when it has reached its limit."""
@@ -42,10 +50,24 @@ class Scheduler:
         """Whether a step would do anything; if not, time passes until the next arrival."""
         return bool(self.waiting or self.running)
 
-    def admit(self) -> list[Request]:
-        """Requests to prefill at this token boundary, in order of arrival; they leave the queue."""
-        room = min(self.slots - len(self.running), self.admit_per_iteration or self.slots)
-        return [self.waiting.popleft() for _ in range(min(room, len(self.waiting)))]
+    def admit(self, fits: Fits = len) -> list[Request]:
+        """Requests to start at this token boundary, in order of arrival; they leave the queue. The first that does not fit ends it.
+
+        `fits`: how many of the next requests, given the KV positions that each may need, the buffers have room for.
+        """
+        room = min(self.slots - len(self.running), self.admit_per_iteration or self.slots, len(self.waiting))
+        needed = [self.waiting[i].kv_tokens for i in range(room)]
+        if self.kv_tokens:
+            held = sum(generation.request.kv_tokens for generation in self.running.values())
+            needed = [n for n, total in zip(needed, accumulate(needed), strict=True) if held + total <= self.kv_tokens]
+        return [self.waiting.popleft() for _ in range(fits(needed))]
+
+    def expired(self, now: float) -> list[Request]:
+        """Take those that wait longer than their deadline out of the queue."""
+        late = [r for r in self.waiting if r.deadline_s is not None and now >= r.arrival_s + r.deadline_s]
+        for request in late:
+            self.waiting.remove(request)
+        return late
 
     def retire(self) -> list[int]:
         """Slots to evict at this token boundary: those whose request has its last token."""

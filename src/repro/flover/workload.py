@@ -15,7 +15,7 @@ from repro.flover.engine import Report
 from repro.flover.queueing import fixed_arrivals, poisson_arrivals
 from repro.flover.request import Request
 
-__all__ = ["Shape", "azure", "prompts_from_text", "random_prompts", "regular", "requests", "summary"]
+__all__ = ["Shape", "azure", "prompts_from_text", "random_prompts", "regular", "requests", "summary", "uniform"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,16 @@ def regular(
     return [Shape(arrival, prompt_tokens, output_tokens) for arrival in arrivals.tolist()]
 
 
+def uniform(count: int, interval_s: float, prompt_tokens: int, shortest: int, longest: int, seed: int) -> list[Shape]:
+    """`count` requests every `interval_s` whose answers have `shortest` to `longest` tokens, drawn uniformly: the paper's workload for
+    its reordering."""
+    drawn = np.random.default_rng(seed).integers(shortest, longest, count, endpoint=True)
+    return [
+        Shape(arrival, prompt_tokens, tokens)
+        for arrival, tokens in zip(fixed_arrivals(count, interval_s).tolist(), drawn.tolist(), strict=True)
+    ]
+
+
 def prompts_from_text(shapes: Sequence[Shape], token_ids: Sequence[int], seed: int) -> list[tuple[int, ...]]:
     """Passages of the text `token_ids` from seeded positions, as long as each shape asks."""
     generator = np.random.default_rng(seed)
@@ -91,13 +101,15 @@ def requests(shapes: Sequence[Shape], prompts: Sequence[tuple[int, ...]]) -> lis
 
 
 def summary(report: Report) -> dict[str, float]:
-    """Serving metrics: seconds, tokens/s, mean, median and 99th percentile of latency, TTFT and TPOT over the requests, and
-    waste, the share of decoded rows whose request was already done."""
+    """Serving metrics: seconds, tokens/s, mean, median and 99th percentile of latency, TTFT and TPOT over the requests
+    that were answered to their end, and
+    waste, the share of decoded rows that gave no token."""
     tokens = sum(len(generation.tokens) for generation in report.generations)
+    answered = [g for g in report.generations if g.finish_reason not in ("cancelled", "deadline")]
     samples = {
-        "latency": [generation.latency_s for generation in report.generations],
-        "ttft": [generation.ttft_s for generation in report.generations],
-        "tpot": [g.tpot_s for g in report.generations if g.tpot_s is not None],
+        "latency": [generation.latency_s for generation in answered],
+        "ttft": [generation.ttft_s for generation in answered],
+        "tpot": [g.tpot_s for g in answered if g.tpot_s is not None],
     }
     result = {
         "total_seconds": report.total_seconds,
@@ -106,6 +118,7 @@ def summary(report: Report) -> dict[str, float]:
         "iterations": float(report.iterations),
         "slot_moves": float(report.slot_moves),
         "moved_bytes": float(report.moved_bytes),
+        "cache_bytes": float(report.cache_bytes),
         "waste_fraction": report.dead_rows / report.rows if report.rows else 0.0,
     }
     for name, sample in samples.items():

@@ -1,7 +1,7 @@
 """LLaMA architecture with rotary positions and grouped-query attention, from a GGUF file or with random weights.
 
-The model owns no KV cache: `prefill` and `decode` write into tensors that the caller lays out, so that a serving engine
-decides which slot a request lives in. Weights that see the same input are fused (Q, K and V; gate and up).
+The model owns no KV cache: `prefill` and `decode` write into one that the caller lays out (`kv_cache.py`), so that a serving
+engine decides which slot a request lives in. Weights that see the same input are fused (Q, K and V; gate and up).
 """
 
 import math
@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from repro.models.kv_cache import KVCache, SlotCache
 
 __all__ = ["Llama", "LlamaConfig", "rotate"]
 
@@ -146,53 +148,57 @@ class Llama:
         weights |= {f"{name}.weight": torch.ones(config.width) for name in (*norms, "output_norm")}
         return cls(config, weights, **options)
 
-    def new_cache(self, slots: int, capacity: int) -> tuple[Tensor, Tensor]:
-        """Zeroed keys and values, each [layers, slots, kv_heads, capacity, head_dim]."""
-        shape = (self.config.layers, slots, self.config.kv_heads, capacity, self.config.head_dim)
-        keys = torch.zeros(shape, dtype=self.dtype, device=self.device)
-        return keys, torch.zeros_like(keys)
+    def new_cache(self, slots: int, capacity: int) -> SlotCache:
+        """An empty cache of the model's sizes, dtype and device."""
+        return SlotCache(self.config, slots, capacity, self.dtype, self.device)
 
     @torch.inference_mode()
-    def prefill(self, tokens: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Run one prompt; its keys and values go to positions 0 … n-1 of the given slot.
+    def prefill(self, tokens: Tensor, cache: KVCache, slot: int = 0, start: int = 0) -> Tensor:
+        """Run a prompt, or the piece of one that begins at position `start` when all before it is in the slot already.
 
-        tokens: [n] int64; keys, values: [layers, kv_heads, capacity, head_dim], written. Returns logits [vocab] after the
+        tokens: [n] int64; their keys and values go to positions start … start+n-1 of `slot`. Returns logits [vocab] after the
         last token.
         """
         n = len(tokens)
+        positions = torch.arange(start, start + n, device=self.device)
+        slots = torch.full_like(positions, slot)
+        # Every token attends to all before it, and the first n-1 of a piece to fewer of its own.
+        seen = positions[:, None] >= torch.arange(start + n, device=self.device) if start else None
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            k, v = k.transpose(0, 1), v.transpose(0, 1)
-            keys[layer, :, :n], values[layer, :, :n] = k, v
-            out = F.scaled_dot_product_attention(
-                q.transpose(0, 1)[None], k[None], v[None], is_causal=True, enable_gqa=True
-            )
-            return out[0].transpose(0, 1)
+            cache.write(layer, slots, positions, k, v)
+            if start:
+                keys, values = cache.read(layer, slice(slot, slot + 1), start + n)
+            else:
+                keys, values = k.transpose(0, 1)[None], v.transpose(0, 1)[None]
+            options = {"attn_mask": seen, "is_causal": seen is None, "enable_gqa": True}
+            return F.scaled_dot_product_attention(q.transpose(0, 1)[None], keys, values, **options)[0].transpose(0, 1)
 
-        hidden = self._forward(tokens, torch.arange(n, device=self.device), attend)
+        hidden = self._forward(tokens, positions, attend)
         return self.head(hidden[-1:])[0]
 
     @torch.inference_mode()
-    def decode(self, tokens: Tensor, lengths: Tensor, keys: Tensor, values: Tensor, longest: int) -> Tensor:
+    def decode(self, tokens: Tensor, lengths: Tensor, cache: KVCache, slots: slice, longest: int) -> Tensor:
         """One token for each of b requests at once: the fused iteration. No Python per request.
 
         tokens: [b] int64, the last token of each request; lengths: [b] int64, tokens already in its slot, which is where
-        this one's key and value go; keys, values: [layers, b, kv_heads, capacity, head_dim], written; longest: the largest
-        of `lengths` (the caller knows it, so that the device need not be asked). Returns logits [b, vocab].
+        this one's key and value go; slots: the b slots of `cache`; longest: at least the largest of `lengths` (the caller knows it, so
+        that the device need not be asked). Returns logits [b, vocab].
         """
         kv_heads, scale = self.config.kv_heads, self.config.head_dim**-0.5
-        rows = torch.arange(len(tokens), device=self.device)
-        span = min(keys.shape[3], _SPAN_BLOCK * (longest // _SPAN_BLOCK + 1))
+        rows = torch.arange(slots.start, slots.stop, device=self.device)
+        span = min(cache.capacity, _SPAN_BLOCK * (longest // _SPAN_BLOCK + 1))
         beyond = torch.arange(span, device=self.device) > lengths[:, None]
         mask = torch.zeros(beyond.shape, dtype=self.dtype, device=self.device).masked_fill_(beyond, -math.inf)
         mask = mask[:, None, None]
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys[layer][rows, :, lengths], values[layer][rows, :, lengths] = k, v
+            cache.write(layer, rows, lengths, k, v)
+            keys, values = cache.read(layer, slots, span)
             # The heads that share a KV head stand where the query positions would: no copy of the cache per head.
             # Written out because torch's fused CPU kernel rounds by the thread a row falls to, so by the batch around it.
-            scores = (q * scale).unflatten(1, (kv_heads, -1)) @ keys[layer, :, :, :span].mT
-            return (scores + mask).softmax(-1) @ values[layer, :, :, :span]
+            scores = (q * scale).unflatten(1, (kv_heads, -1)) @ keys.mT
+            return (scores + mask).softmax(-1) @ values
 
         return self.head(self._forward(tokens, lengths, attend))
 

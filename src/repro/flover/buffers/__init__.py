@@ -1,0 +1,22 @@
+"""Where the keys and values of running requests lie, and what moves when one leaves: `window.py` is the paper's answer, the others
+stand beside it under the same interface (`base.py`)."""
+
+from repro.flover.buffers.base import Buffers
+from repro.flover.buffers.others import FixedBuffers, LastBuffers, ShiftBuffers
+from repro.flover.buffers.paged import PagedBuffers
+from repro.flover.buffers.window import WindowBuffers, plan_moves
+
+LAYOUTS: dict[str, type[Buffers]] = {
+    kind.layout: kind for kind in (WindowBuffers, FixedBuffers, ShiftBuffers, LastBuffers, PagedBuffers)
+}
+
+__all__ = [
+    "LAYOUTS",
+    "Buffers",
+    "FixedBuffers",
+    "LastBuffers",
+    "PagedBuffers",
+    "ShiftBuffers",
+    "WindowBuffers",
+    "plan_moves",
+]

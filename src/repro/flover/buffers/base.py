@@ -1,0 +1,100 @@
+"""What running requests own, one row per slot: the interface of all layouts, and what they share.
+
+The rows of a fused iteration are always one window of neighbouring slots, so that it reads plain slices. Layouts differ in what
+they do when a request leaves the window's middle.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repro.models.kv_cache import PagedCache, SlotCache
+from repro.models.llama import Llama
+
+Move = tuple[int, int]  # source slot, destination slot
+
+
+class Buffers(ABC):
+    """`tokens`: [slots] int64, the last token of each request, which the next iteration feeds; `lengths`: [slots] int64, tokens whose keys
+    and values are stored in `cache`. `slot_moves` and `moved_bytes` count what evictions moved (KV bytes; the integers of a slot are not
+    counted). The live slots lie in `low` … `high` - 1.
+    """
+
+    layout: ClassVar[str]
+    cache: SlotCache | PagedCache
+
+    def __init__(self, model: Llama, slots: int, capacity: int) -> None:
+        self.slots, self.capacity = slots, capacity
+        self.cache = self._new_cache(model)
+        self.tokens = torch.zeros(slots, dtype=torch.int64, device=model.device)
+        self.lengths = torch.zeros(slots, dtype=torch.int64, device=model.device)
+        self._last = torch.zeros(slots, dtype=torch.int64, device=model.device)  # position that a slot may hold at most
+        self._lengths = np.zeros(slots, np.int64)  # `lengths` on the host, so that nobody has to ask the device
+        self.low = self.high = 0
+        self.slot_moves = self.moved_bytes = 0
+
+    def _new_cache(self, model: Llama) -> SlotCache | PagedCache:
+        return model.new_cache(self.slots, self.capacity)
+
+    @property
+    def window(self) -> slice:
+        """The rows of the next iteration."""
+        return slice(self.low, self.high)
+
+    @property
+    def most(self) -> int:
+        """Positions that one request may need at most to be served at all."""
+        return self.capacity
+
+    def fits(self, needed: Sequence[int]) -> int:
+        """How many of the next requests, which may come to hold `needed` positions each, get a slot (and, if paged, blocks) now."""
+        return min(len(needed), self.slots - self._live)
+
+    @property
+    @abstractmethod
+    def _live(self) -> int:
+        """Slots in use."""
+
+    def allocate(self, needed: int) -> int:
+        """A free slot for a request that may come to hold `needed` positions; it belongs to the window from now on."""
+        slot = self._allocate(needed)
+        self._last[slot] = needed - 1
+        self.store(slot, 0, 0)
+        return slot
+
+    @abstractmethod
+    def _allocate(self, needed: int) -> int:
+        """Widen the window by a free slot."""
+
+    @abstractmethod
+    def evict(self, slots: Sequence[int]) -> list[Move]:
+        """Free these slots; returns what had to move for it, in the order in which it was moved."""
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that a row of the window has stored, or more where a dead row stands still."""
+        return int(self._lengths[self.window].max())
+
+    def store(self, slot: int, token: int, length: int) -> None:
+        """Note the state of a slot whose first `length` tokens are stored, and the token to feed next."""
+        self.tokens[slot], self.lengths[slot], self._lengths[slot] = token, length, length
+
+    def advance(self, tokens: Tensor) -> None:
+        """Note one iteration of the whole window. A dead row stays at the last position of its request."""
+        self.tokens[self.window] = tokens
+        self.lengths[self.window] = torch.minimum(self.lengths[self.window] + 1, self._last[self.window])
+        self._lengths[self.window] = (self._lengths[self.window] + 1).clip(max=self.capacity - 1)
+
+    def _move(self, source: int, destination: int) -> None:
+        """Copy one slot. Only the stored tokens move, for all layers: the paper's released code copies a sliver."""
+        self.moved_bytes += self.cache.move(source, destination, int(self._lengths[source]))
+        self._move_state(source, destination)
+
+    def _move_state(self, source: int, destination: int) -> None:
+        for state in (self.tokens, self.lengths, self._last, self._lengths):
+            state[destination] = state[source]
+        self.slot_moves += 1

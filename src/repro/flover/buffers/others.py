@@ -1,0 +1,101 @@
+"""Layouts to compare the paper's with: one that never moves anything, and two that keep the window at slot 0."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from repro.flover.buffers.base import Buffers, Move
+from repro.models.llama import Llama
+
+__all__ = ["FixedBuffers", "LastBuffers", "ShiftBuffers"]
+
+
+class FixedBuffers(Buffers):
+    """No reordering, the paper's own baseline: a slot that is freed in the middle stays in the window as a dead row until it is at an
+    edge. Newcomers widen the window at an edge; a dead row is used again only when both edges have reached the ends."""
+
+    layout = "fixed"
+
+    def __init__(self, model: Llama, slots: int, capacity: int) -> None:
+        super().__init__(model, slots, capacity)
+        self._used = np.zeros(slots, bool)
+
+    @property
+    def _live(self) -> int:
+        return int(self._used.sum())
+
+    def _allocate(self, needed: int) -> int:
+        if self.low == self.high:
+            self.low = self.high = 0
+        if self.high < self.slots:
+            slot = self.high
+        elif self.low > 0:
+            slot = self.low - 1
+        else:
+            assert not self._used.all(), "no free slot: the scheduler admitted too many"
+            slot = int(self._used.argmin())
+        self._used[slot] = True
+        self.low, self.high = min(self.low, slot), max(self.high, slot + 1)
+        return slot
+
+    def evict(self, slots: Sequence[int]) -> list[Move]:
+        for slot in slots:
+            assert self._used[slot], f"slot {slot} is not in use"
+            self._used[slot] = False
+        live = np.flatnonzero(self._used)
+        self.low, self.high = (int(live[0]), int(live[-1]) + 1) if len(live) else (0, 0)
+        return []
+
+
+class CompactBuffers(Buffers):
+    """Live slots are always 0 … n-1."""
+
+    @property
+    def _live(self) -> int:
+        return self.high
+
+    def _allocate(self, needed: int) -> int:
+        assert self.high < self.slots, "no free slot: the scheduler admitted too many"
+        self.high += 1
+        return self.high - 1
+
+    def _left(self, slots: Sequence[int]) -> list[int]:
+        """Live slots after these have gone."""
+        gone = set(slots)
+        assert len(gone) == len(slots) and all(0 <= slot < self.high for slot in gone), (
+            f"slots {slots} are not all in use"
+        )
+        return [slot for slot in range(self.high) if slot not in gone]
+
+
+class ShiftBuffers(CompactBuffers):
+    """All slots above a hole move down, so that requests stay in the order in which they came."""
+
+    layout = "shift"
+
+    def evict(self, slots: Sequence[int]) -> list[Move]:
+        moves = [(source, place) for place, source in enumerate(self._left(slots)) if source != place]
+        for source, destination in moves:
+            self._move(source, destination)
+        self.high -= len(slots)
+        return moves
+
+
+class LastBuffers(CompactBuffers):
+    """The last slots move into the holes: at most one move for each that leaves."""
+
+    layout = "last"
+
+    def evict(self, slots: Sequence[int]) -> list[Move]:
+        moves = last_into_holes(self._left(slots))
+        for source, destination in moves:
+            self._move(source, destination)
+        self.high -= len(slots)
+        return moves
+
+
+def last_into_holes(left: Sequence[int]) -> list[Move]:
+    """Moves that bring the slots `left` to 0 … len(left) - 1: those beyond go into the holes below, in order."""
+    outside = [slot for slot in left if slot >= len(left)]
+    holes = sorted(set(range(len(left))) - set(left))
+    return list(zip(outside, holes, strict=True))

@@ -1,0 +1,57 @@
+"""Blocks from a common pool: nothing but rows of a table moves, and memory is taken by need and not by the longest request."""
+
+from collections.abc import Sequence
+
+from repro.flover.buffers.base import Move
+from repro.flover.buffers.others import CompactBuffers, last_into_holes
+from repro.models.kv_cache import PagedCache
+from repro.models.llama import Llama
+
+__all__ = ["PagedBuffers"]
+
+
+class PagedBuffers(CompactBuffers):
+    """A request gets all blocks that it may need when it is admitted, so it can never run out of them later.
+
+    `blocks`: of the pool, of `block` positions each; None: as many as `slots` requests of full capacity take. Reading gathers the
+    blocks, so an iteration copies what it reads: this is the price where no kernel follows the table.
+    """
+
+    layout = "paged"
+
+    def __init__(self, model: Llama, slots: int, capacity: int, blocks: int | None = None, block: int = 16) -> None:
+        self._pool = (slots * -(-capacity // block) if blocks is None else blocks, block)
+        super().__init__(model, slots, capacity)
+
+    def _new_cache(self, model: Llama) -> PagedCache:
+        return PagedCache(model.config, self.slots, self.capacity, *self._pool, model.dtype, model.device)
+
+    @property
+    def most(self) -> int:
+        blocks, block = self._pool
+        return min(self.capacity, blocks * block)
+
+    def fits(self, needed: Sequence[int]) -> int:
+        free, count = self.cache.free_blocks, 0
+        for length in needed[: super().fits(needed)]:
+            free -= self.cache.blocks_for(length)
+            if free < 0:
+                break
+            count += 1
+        return count
+
+    def _allocate(self, needed: int) -> int:
+        slot = super()._allocate(needed)
+        self.cache.reserve(slot, needed)
+        return slot
+
+    def evict(self, slots: Sequence[int]) -> list[Move]:
+        left = self._left(slots)
+        for slot in slots:
+            self.cache.free(slot)
+        moves = last_into_holes(left)
+        for source, destination in moves:
+            self.cache.swap((source, destination))
+            self._move_state(source, destination)
+        self.high -= len(slots)
+        return moves

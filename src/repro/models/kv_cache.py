@@ -1,0 +1,142 @@
+"""Where keys and values of requests lie: in one stretch per slot, or in blocks from a common pool.
+
+A model writes and reads through `write` and `read`, so it runs on either. Both count in slots: in `PagedCache` a slot is a row of the
+block table.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["KVCache", "PagedCache", "SlotCache"]
+
+
+class Sizes(Protocol):
+    """What a cache needs to know of a model's configuration."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+
+class KVCache(Protocol):
+    """Keys and values of some slots, up to `capacity` positions each."""
+
+    capacity: int
+
+    def write(self, layer: int, slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store keys, values [n, kv_heads, head_dim] of one layer at `positions` [n] of `slots` [n], both int64."""
+        ...
+
+    def read(self, layer: int, slots: slice, span: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [slots, kv_heads, span, head_dim] at positions 0 … span-1; what was never written is anything."""
+        ...
+
+
+class SlotCache:
+    """`keys`, `values`: [layers, slots, kv_heads, capacity, head_dim], zero at first."""
+
+    def __init__(
+        self,
+        sizes: Sizes,
+        slots: int,
+        capacity: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.capacity = capacity
+        shape = (sizes.layers, slots, sizes.kv_heads, capacity, sizes.head_dim)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros_like(self.keys)
+
+    @property
+    def nbytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
+    def write(self, layer: int, slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
+        self.keys[layer][slots, :, positions], self.values[layer][slots, :, positions] = keys, values
+
+    def read(self, layer: int, slots: slice, span: int) -> tuple[Tensor, Tensor]:
+        """Views: nothing is copied."""
+        return self.keys[layer, slots, :, :span], self.values[layer, slots, :, :span]
+
+    def move(self, source: int, destination: int, length: int) -> int:
+        """Copy the first `length` positions of a slot to another; returns the bytes copied."""
+        moved = 0
+        for part in (self.keys, self.values):
+            piece = part[:, source, :, :length]
+            part[:, destination, :, :length] = piece
+            moved += piece.numel() * piece.element_size()
+        return moved
+
+
+class PagedCache:
+    """`keys`, `values`: [layers, blocks, kv_heads, block, head_dim], a pool of blocks of `block` positions (Kwon et al. 2023).
+
+    `table`: int64 [slots, capacity / block], the blocks of each slot in order. A slot takes blocks with `reserve` and gives them back
+    with `free`; `read` gathers them, so a slot that moves moves its row of the table only.
+    """
+
+    def __init__(
+        self,
+        sizes: Sizes,
+        slots: int,
+        capacity: int,
+        blocks: int,
+        block: int = 16,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if block < 1 or blocks < 1:
+            raise ValueError(f"blocks is {blocks} and block {block}, both must be at least 1")
+        width = -(-capacity // block)
+        self.capacity, self.block = capacity, block
+        shape = (sizes.layers, blocks, sizes.kv_heads, block, sizes.head_dim)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros_like(self.keys)
+        # Entries that no block was given to name block 0: they are read (and masked), never written.
+        self.table = torch.zeros((slots, width), dtype=torch.int64, device=device)
+        self._owned: list[list[int]] = [[] for _ in range(slots)]
+        self._unused = list(range(blocks - 1, -1, -1))
+
+    @property
+    def nbytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
+    @property
+    def free_blocks(self) -> int:
+        return len(self._unused)
+
+    def blocks_for(self, length: int) -> int:
+        """Blocks that hold `length` positions."""
+        return -(-length // self.block)
+
+    def reserve(self, slot: int, length: int) -> None:
+        """Give an empty slot blocks for `length` positions; the caller has looked that there are enough."""
+        needed = self.blocks_for(length)
+        assert not self._owned[slot] and needed <= len(self._unused), f"slot {slot}: {needed} blocks asked"
+        self._owned[slot] = [self._unused.pop() for _ in range(needed)]
+        self.table[slot, :needed] = torch.tensor(self._owned[slot], device=self.table.device)
+
+    def free(self, slot: int) -> None:
+        """Take the blocks of a slot back."""
+        self._unused += reversed(self._owned[slot])
+        self._owned[slot] = []
+
+    def swap(self, slots: Sequence[int]) -> None:
+        """Exchange the tables of two slots."""
+        a, b = slots
+        self._owned[a], self._owned[b] = self._owned[b], self._owned[a]
+        self.table[[a, b]] = self.table[[b, a]]
+
+    def write(self, layer: int, slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
+        block, inside = self.table[slots, positions // self.block], positions % self.block
+        self.keys[layer][block, :, inside], self.values[layer][block, :, inside] = keys, values
+
+    def read(self, layer: int, slots: slice, span: int) -> tuple[Tensor, Tensor]:
+        """Copies, gathered block by block."""
+        table = self.table[slots, : self.blocks_for(span)]
+        keys, values = (part[layer][table].transpose(1, 2).flatten(2, 3) for part in (self.keys, self.values))
+        return keys[:, :, :span], values[:, :, :span]
