@@ -43,3 +43,10 @@ def test_placing_the_experts_of_a_transformers_model(tmp_path, monkeypatch):
     exec(program("README.md", "permute_experts").replace("max_new_tokens=200", "max_new_tokens=20"), names)
     assert (tmp_path / "reordered" / "config.json").exists()
     torch.testing.assert_close(names["model"](tokens).logits, before)
+
+
+def test_serving_a_real_model(capsys):
+    exec(program("docs/flover.md", "Engine"), {})
+    said = capsys.readouterr().out
+    ids = {line.split()[0] for line in said.splitlines() if line.split()[1:2] in (["stop"], ["length"])}
+    assert "Paris" in said and ids >= {"0", "1"}
