@@ -74,6 +74,7 @@ def test_prompts_in_pieces_give_the_same_tokens_and_stall_nobody(model, asked, p
         running = list(engine.scheduler.running.values())
         stalled += sum(len(g.tokens) == before.get(g.request.id) for g in running)
         assert sum(g.prefilled for g in running) - spent <= piece
+        assert sum(not g.tokens for g in running) <= 1  # a slot is taken when its prompt's turn has come
     assert stalled == 0
     for reference in lone(model, requests, CAPACITY):
         gap = divergence(model, answers[reference.request.id], reference)

@@ -56,11 +56,18 @@ class Scheduler:
         `fits`: how many of the next requests, given the KV positions that each may need, the buffers have room for.
         """
         room = min(self.slots - len(self.running), self.admit_per_iteration or self.slots, len(self.waiting))
+        room = min(room, self._prompts_to_begin()) if self.prefill_tokens else room
         needed = [self.waiting[i].kv_tokens for i in range(room)]
         if self.kv_tokens:
             held = sum(generation.request.kv_tokens for generation in self.running.values())
             needed = [n for n, total in zip(needed, accumulate(needed), strict=True) if held + total <= self.kv_tokens]
         return [self.waiting.popleft() for _ in range(fits(needed))]
+
+    def _prompts_to_begin(self) -> int:
+        """Waiting requests whose prompts this iteration gets to. The others need no slot yet: it would be a row without a token."""
+        started = sum(len(g.request.prompt) - g.prefilled for g in self.running.values() if not g.done)
+        before = accumulate((len(request.prompt) for request in self.waiting), initial=started)
+        return sum(tokens < self.prefill_tokens for tokens in list(before)[:-1])
 
     def expired(self, now: float) -> list[Request]:
         """Take those that wait longer than their deadline out of the queue."""
