@@ -66,6 +66,13 @@ def test_requests_of_one_moment_are_served_in_their_order(model):
     assert [g.request.id for g in report.generations] == [0, 1, 2] and set(report.rejected) == {3}
 
 
+def test_a_static_batch_is_whole():
+    with pytest.raises(
+        ValueError, match="prefill_tokens is 8 and admit_per_iteration 0: a static batch is processed whole"
+    ):
+        StaticScheduler(4, prefill_tokens=8)
+
+
 def test_lone_is_greedy_decoding_by_whole_prefills(model):
     request = Request(0, (3, 1, 4, 1, 5), 12)
     tokens: list[int] = []

@@ -186,6 +186,11 @@ def test_place_file_on_a_topology_within_a_load_limit(trace_file):
             "--levels node=2,rack=2,row=2 --extra-slots 1",
             "--extra-slots is 1: knows GPUs and nodes, found 3 levels",
         ),
+        (
+            "--gpus 4 --max-load 1.5 --extra-slots 1",
+            "--max-load 1.5: copies for hops may exceed it; use --copies-for load",
+        ),
+        ("--gpus 4 --format sglang --out x.csv", "--out x.csv: SGLang reads a file as JSON"),
         ("--gpus 4 --extra-slots 7", "--extra-slots is 7, allowed: 0 to 6"),
         ("--gpus 4 --extra-slots 1 --copies-for x", "--copies-for is 'x', allowed: hops, load"),
         ("--gpus 4 --extra-slots 1 --out x.csv", "--format is csv: it has no copies of experts, allowed: sglang, vllm"),

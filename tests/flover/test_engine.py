@@ -74,6 +74,8 @@ def test_prompts_in_pieces_give_the_same_tokens_and_stall_nobody(model, asked, p
         running = list(engine.scheduler.running.values())
         stalled += sum(len(g.tokens) == before.get(g.request.id) for g in running)
         assert sum(g.prefilled for g in running) - spent <= piece
+        for slot, g in engine.scheduler.running.items():
+            assert g.tokens or int(engine.buffers.lengths[slot]) == g.prefilled
         assert sum(not g.tokens for g in running) <= 1  # a slot is taken when its prompt's turn has come
     assert stalled == 0
     for reference in lone(model, requests, CAPACITY):
@@ -90,12 +92,41 @@ def test_a_paged_pool_serves_what_fits_and_refuses_what_never_can(model):
         engine.submit(item)
     engine.step()
     assert len(engine.scheduler.running) == 2
-    with pytest.raises(RequestError, match="request 9: needs 49 KV positions, a slot has 48"):
+    with pytest.raises(RequestError, match="request 9: needs 49 KV positions, the pool has 48"):
         engine.submit(request(9, 40, 10))
     assert drain(engine, {}) == {g.request.id: g.tokens for g in lone(model, requests, CAPACITY)}
 
 
+@pytest.mark.parametrize("scheduler", [Scheduler, StaticScheduler])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=str)
+def test_an_answer_of_one_token_may_fill_its_slot(model, scheduler, layout):
+    """Its row has no position left to write and must not write into another's while it stays as a dead row."""
+    layout = functools.partial(PagedBuffers, block=8) if layout is PagedBuffers else layout
+    requests = [request(0, 4, 10), request(1, 32, 1), request(2, 4, 10)]
+    report = Engine(model, scheduler(3), 32, layout=layout).serve(requests)
+    assert [g.tokens for g in report.generations] == [g.tokens for g in lone(model, requests, 32)]
+
+
+def test_a_request_without_arrival_arrives_when_it_is_submitted(model):
+    clock = Clock()
+    engine = Engine(model, Scheduler(2), CAPACITY, clock, clock.sleep)
+    clock.now += 50.0
+    engine.submit(request(0, 3, 4, deadline_s=1.0))
+    while not (found := engine.step()):
+        pass
+    assert found[0].finish_reason == "length" and 0 < found[0].ttft_s <= found[0].latency_s < 1.0
+
+
+def test_who_waits_for_a_batch_leaves_at_its_deadline(model):
+    requests = [request(0, 3, 4, arrival_s=0.0, deadline_s=0.2), request(1, 3, 4, arrival_s=5.0)]
+    late, fine = served(model, StaticScheduler(2), requests).generations
+    assert late.finish_reason == "deadline" and late.finish_s < 0.5 and late.ttft_s is None
+    assert fine.finish_reason == "length"
+
+
 def test_a_limit_on_kv_positions_holds_at_every_moment(model):
+    with pytest.raises(RequestError, match="needs 41 KV positions, kv_tokens has 30"):
+        Engine(model, Scheduler(6, kv_tokens=30), CAPACITY).submit(request(9, 40, 2))
     requests = [request(number, 5 + number, 6) for number in range(6)]
     engine = Engine(model, Scheduler(6, kv_tokens=30), CAPACITY)
     for item in requests:

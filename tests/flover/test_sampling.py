@@ -76,7 +76,7 @@ ASKED = st.builds(
 def test_a_draw_does_not_depend_on_the_batch(asked, start, seed):
     generator = torch.Generator().manual_seed(seed)
     logits, given = (
-        torch.randn(len(asked), VOCAB, generator=generator),
+        torch.randn(len(asked), 400, generator=generator).bfloat16(),  # with many ties
         torch.randint(0, 99, (len(asked),), generator=generator),
     )
     sampler = Sampler(start + len(asked), CPU)
@@ -92,6 +92,12 @@ def test_a_draw_does_not_depend_on_the_batch(asked, start, seed):
         assert alone(logits[row : row + 1], slice(0, 1)) == together[row]
         if sampling.temperature == 0:
             assert together[row] == logits[row].argmax()
+
+
+def test_the_coldest_draw_is_the_most_likely_and_large_logits_do_not_overflow():
+    logits = torch.tensor([1.0, 2.0, 3e4, 5.0])
+    for sampling in (Sampling(1e-6), Sampling(1e-6, top_k=3), Sampling(1.0, top_p=0.5)):
+        assert (drawn(sampling, logits, 50) == 2).all()
 
 
 def test_parameters_and_draws_move_with_their_request():
@@ -112,6 +118,7 @@ def test_parameters_and_draws_move_with_their_request():
     [
         ({"temperature": -1.0}, "temperature is -1.0"),
         ({"temperature": float("nan")}, "temperature is nan"),
+        ({"temperature": 1e-9}, "temperature is 1e-09"),
         ({"top_k": -1}, "top_k is -1"),
         ({"top_p": 0.0}, "top_p is 0.0"),
         ({"top_p": 1.1}, "top_p is 1.1"),

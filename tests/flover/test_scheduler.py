@@ -92,7 +92,12 @@ def test_who_waits_too_long_leaves_the_queue():
 
 @pytest.mark.parametrize(
     ("prompt", "new", "arrival", "message"),
-    [((), 1, 0.0, "prompt is empty"), ((1,), 0, 0.0, "max_new_tokens is 0"), ((1,), 1, -1.0, "arrival_s is -1")],
+    [
+        ((), 1, 0.0, "prompt is empty"),
+        ((1,), 0, 0.0, "max_new_tokens is 0"),
+        ((1,), 1, -1.0, "arrival_s is -1"),
+        ((1,), 1, float("nan"), "arrival_s is nan"),
+    ],
 )
 def test_a_malformed_request_is_refused(prompt, new, arrival, message):
     with pytest.raises(RequestError, match=message):

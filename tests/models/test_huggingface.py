@@ -62,7 +62,9 @@ def test_logits_are_those_of_transformers(tmp_path, options):
         ({"head_dim": 16}, "head_dim is 16, allowed: hidden_size / num_attention_heads, 8"),
         ({"rope_parameters": {"rope_type": "llama3"}}, "rope_type is 'llama3', allowed: 'default'"),
         ({"num_hidden_layers": 4}, r"no weights for blk\.3\.attn_k"),
-        ({"num_hidden_layers": 2}, r"no place for blk\.2\.attn_k"),
+        ({"num_hidden_layers": 2}, r"model\.layers\.2\.\S+ has shape .* by config\.json: no such weight"),
+        ({"vocab_size": 70}, r"has shape \(61, 48\), by config\.json: \(70, 48\)"),
+        ({"num_key_value_heads": 5}, "heads 6 .* multiple of kv_heads 5|kv_heads"),
     ],
 )
 def test_a_model_that_we_would_get_wrong_is_refused(tmp_path, changes, message):
@@ -74,11 +76,28 @@ def test_a_model_that_we_would_get_wrong_is_refused(tmp_path, changes, message):
     assert str(tmp_path) in str(error.value)
 
 
+def test_the_output_head_is_tied_only_if_the_file_says_so(tmp_path):
+    """A lost head is an error, not the embedding; and a head beside a tied one is not used, as in transformers."""
+    saved(tmp_path, tie_word_embeddings=True)
+    path = tmp_path / "config.json"
+    assert "output.weight" not in read_huggingface(tmp_path)[1]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": False}))
+    with pytest.raises(ValueError, match=r"no weights for output\.weight"):
+        read_huggingface(tmp_path)
+    saved(tmp_path)
+    assert "output.weight" in read_huggingface(tmp_path)[1]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": True}))
+    assert "output.weight" not in read_huggingface(tmp_path)[1]
+
+
 def test_missing_and_broken_files_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"config\.json"):
         read_huggingface(tmp_path)
     (tmp_path / "config.json").write_text('{"hidden_size": 8, "vocab_size": 9}')
     with pytest.raises(ValueError, match="no intermediate_size, max_position_embeddings, num_attention_heads"):
+        read_huggingface(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json: not JSON"):
         read_huggingface(tmp_path)
     saved(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"no")
@@ -86,4 +105,7 @@ def test_missing_and_broken_files_are_named(tmp_path):
         read_huggingface(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"neither model\.safetensors nor"):
+        read_huggingface(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json: no weight_map"):
         read_huggingface(tmp_path)

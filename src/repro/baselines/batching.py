@@ -28,10 +28,19 @@ class StaticScheduler(Scheduler):
     """Wait until `slots` requests have come (or no more will), run them as one batch until the longest is done, repeat.
 
     Rows whose request is done stay in the batch as dead weight, and all answers of a batch are handed back at its end,
-    as a server that calls `generate` on a padded batch does. So nobody sees a first token before that.
+    as a server that calls `generate` on a padded batch does. So nobody sees a first token before that. Whoever drives the engine by
+    `step` sets `closed` when no more will come. ValueError for `prefill_tokens` and `admit_per_iteration`, which would tear batches apart.
     """
 
     streams: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.prefill_tokens or self.admit_per_iteration:
+            raise ValueError(
+                f"prefill_tokens is {self.prefill_tokens} and admit_per_iteration {self.admit_per_iteration}: a static batch is "
+                "processed whole, 0 allowed"
+            )
 
     @property
     def ready(self) -> bool:

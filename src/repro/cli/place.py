@@ -78,12 +78,16 @@ def place(
     time_limit: Annotated[
         float | None,
         typer.Option(
-            min=0.1, help="Seconds, all of them used unless the result is proven; default: 60 rounds in at most 30 s."
+            min=0.1,
+            help="Seconds, all of them used unless the result is proven; default: 60 rounds in at most 30 s. Copies come on top.",
         ),
     ] = None,
     rounds: Annotated[
         int | None,
-        typer.Option(min=0, help="Rounds of search: with --seed they fix the result; default: see --time-limit."),
+        typer.Option(
+            min=0,
+            help="Rounds of search: with --seed they fix the result of objective hops; default: see --time-limit.",
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     out: Annotated[
@@ -111,6 +115,10 @@ def place(
             raise ValueError("--gpus and --levels: give one of them")
         machine = gpus if levels is None else _parsed("--levels", exflow.parse_levels, levels)
         prices = costs and _parsed("--costs", lambda text: tuple(map(float, text.split(","))), costs)
+        if max_load is not None and extra_slots and copies_for == "hops":
+            raise ValueError(f"--max-load {max_load:g}: copies for hops may exceed it; use --copies-for load")
+        if out is not None and format_ == "sglang" and out.suffix != ".json":
+            raise ValueError(f"--out {out}: SGLang reads a file as JSON when its name ends in .json")
         if out is not None and out.is_dir():
             raise ValueError(f"--out {out}: is a folder")
         options = {"top_k": top_k, "num_experts": num_experts, "time_limit_s": time_limit, "progress": update}

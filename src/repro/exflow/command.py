@@ -47,13 +47,14 @@ def place_file(
 
     Arguments as in `placement.place` and `trace.load`, and
       objective    hops: what `place` minimises; new_gpus or gpus: a token-level search (`fanout.place_for_fanout`) goes on from there
-      extra_slots  per GPU and layer, filled with copies of experts (`replicas.place_replicas`) to save `copies_for` (hops or load)
+      extra_slots  per GPU and layer, filled with copies of experts (`replicas.place_replicas`) to save `copies_for` (hops or load);
+                   `max_load` is of the placement without them, and only copies for load keep it
       out          write the placement there in `out_format`, one of `export.FORMATS`, with `dense_layers` layers before the first
                    MoE layer for SGLang. With copies only the formats WITH_COPIES.
     Returns
       hops_per_token, crossing_fraction, intra_hops, inter_hops, max_load   as in `evaluate.Cost`
       bound, gap   crossing fraction that no placement without copies can beat, and (crossing - bound) / crossing
-      seconds      time spent placing (not reading, bounding or writing)
+      seconds      time spent placing (not reading, bounding, adding copies or writing)
     and, for a topology, weighted_hops and the hops of each level, `NAME_hops`; with `max_load`, max_load_worst_layer; for k > 1,
     gpus, nodes, new_gpus and new_nodes of `fanout.FanOut`; with extra slots, what `replicas.ReplicaCost` says, `copies_NAME`.
     Raises ValueError and FileNotFoundError as those do.

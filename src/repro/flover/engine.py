@@ -4,7 +4,7 @@ finished go."""
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -61,12 +61,16 @@ class Engine:
         self._clock, self._sleep, self._start = clock, sleep, clock()
 
     def submit(self, request: Request) -> None:
-        """Queue a request. RequestError when it can never be served, QueueFull when too many wait; others are not touched."""
-        most = min(self.buffers.most, self.scheduler.kv_tokens or self.buffers.most)
-        if request.kv_tokens > most:
-            raise RequestError(f"request {request.id}: needs {request.kv_tokens} KV positions, a slot has {most}")
+        """Queue a request; one without `arrival_s` arrives now. RequestError when it can never be served, QueueFull when too many
+        wait; others are not touched."""
+        limits = {"a slot": self.buffers.capacity, "the pool": self.buffers.most, "kv_tokens": self.scheduler.kv_tokens}
+        for what, most in limits.items():
+            if most and request.kv_tokens > most:
+                raise RequestError(f"request {request.id}: needs {request.kv_tokens} KV positions, {what} has {most}")
         if bad := [t for t in request.prompt if not 0 <= t < self.model.config.vocab]:
             raise RequestError(f"request {request.id}: token {bad[0]} is outside 0 … {self.model.config.vocab - 1}")
+        if request.arrival_s is None:
+            request = replace(request, arrival_s=self._now())
         self.scheduler.submit(request)
 
     def cancel(self, request_id: int) -> bool:
@@ -101,12 +105,13 @@ class Engine:
         return finished
 
     def serve(self, requests: Sequence[Request]) -> Report:
-        """Submit each request when its `arrival_s` has come, until all have finished. Rejected ones are in the report.
+        """Submit each request when its `arrival_s` has come (None: at once), until all have finished. Rejected ones are in the report.
 
         An engine serves one list: its counters start at its construction.
         """
         report = Report()
-        pending = deque(sorted(requests, key=lambda request: request.arrival_s))
+        timed = [request if request.arrival_s is not None else replace(request, arrival_s=0.0) for request in requests]
+        pending = deque(sorted(timed, key=lambda request: request.arrival_s))
         self._start = self._clock()
         while pending or self.ready:
             while pending and pending[0].arrival_s <= self._now():
@@ -115,7 +120,8 @@ class Engine:
             if self.ready:
                 report.generations += self.step()
             elif pending:
-                self._sleep(max(0.0, pending[0].arrival_s - self._now()))
+                self._sleep(max(0.0, min(pending[0].arrival_s, self.scheduler.next_deadline) - self._now()))
+                self._end_late()
         report.total_seconds = max((g.finish_s for g in report.generations), default=0.0)
         report.generations.sort(key=lambda generation: generation.request.id)
         report.iterations, report.rows, report.dead_rows = self.iterations, self.rows, self.dead_rows
@@ -172,7 +178,8 @@ class Engine:
                 token = int(self.sampler(logits[None], slice(slot, slot + 1)))
                 generation.append(token)
                 generation.first_token_s = self._now()
-            self.buffers.store(slot, token, generation.prefilled)
+            # A request of one new token has no position left to write: if its row stays, it stands on its last one.
+            self.buffers.store(slot, token, min(generation.prefilled, generation.request.kv_tokens - 1))
 
     def _decode(self) -> None:
         """One token for every slot of the window, in one pass through the model."""

@@ -1,5 +1,6 @@
 """A request as it is asked, and the generation that answers it."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,14 +21,14 @@ class QueueFull(RuntimeError):
 class Request:
     """`prompt`: token ids. Stops after `max_new_tokens`, or sooner after one of `stop_tokens` (empty: never sooner).
 
-    `arrival_s` counts from the start of serving. `deadline_s`: so long after its arrival the request ends with what it has, waiting or
+    `arrival_s` counts from the start of serving; None: when it is submitted. `deadline_s`: so long after its arrival the request ends with what it has, waiting or
     running (None: never). `sampling`: greedy unless said.
     """
 
     id: int
     prompt: tuple[int, ...]
     max_new_tokens: int
-    arrival_s: float = 0.0
+    arrival_s: float | None = None
     stop_tokens: frozenset[int] = frozenset()
     sampling: Sampling = GREEDY
     deadline_s: float | None = None
@@ -37,7 +38,7 @@ class Request:
             raise RequestError(f"request {self.id}: the prompt is empty")
         if self.max_new_tokens < 1:
             raise RequestError(f"request {self.id}: max_new_tokens is {self.max_new_tokens}, at least 1 allowed")
-        if self.arrival_s < 0:
+        if self.arrival_s is not None and not 0 <= self.arrival_s < math.inf:
             raise RequestError(f"request {self.id}: arrival_s is {self.arrival_s}, at least 0 allowed")
         if self.deadline_s is not None and not self.deadline_s > 0:
             raise RequestError(f"request {self.id}: deadline_s is {self.deadline_s}, above 0 allowed")
@@ -91,8 +92,10 @@ class Generation:
         return self.finish_s - self.admitted_s
 
     @property
-    def ttft_s(self) -> float:
-        """Time to first token: from arrival until it was handed out, after the prefill where tokens are streamed."""
+    def ttft_s(self) -> float | None:
+        """Time to first token: from arrival until it was handed out, after the prefill where tokens are streamed. None when there is none."""
+        if not self.tokens:
+            return None
         return (self.first_token_s if self.streamed else self.finish_s) - self.request.arrival_s
 
     @property

@@ -5,10 +5,13 @@ decodes beside it. So each draw takes its own uniform number, a hash of both (Sp
 distribution at it.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+COLDEST = 1e-6  # temperature, besides 0
 
 __all__ = ["GREEDY", "Sampler", "Sampling", "uniform"]
 
@@ -27,8 +30,8 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature is {self.temperature}, must be 0 (greedy) or more")
+        if self.temperature != 0 and not COLDEST <= self.temperature < math.inf:
+            raise ValueError(f"temperature is {self.temperature}, must be 0 (greedy) or at least {COLDEST:g}")
         if self.top_k < 0:
             raise ValueError(f"top_k is {self.top_k}, must be 0 (all) or more")
         if not 0.0 < self.top_p <= 1.0:
@@ -80,23 +83,26 @@ class Sampler:
             if rows:
                 index = torch.tensor(rows, device=logits.device)
                 at = index + slots.start
-                scaled = logits[index].float() / self.temperature[at, None]
+                own = logits[index].float()
+                scaled = (own - own.max(-1, keepdim=True).values) / self.temperature[at, None]
                 point = uniform(self.seed[at], given[index])
                 if cut:  # as many are sorted as the largest k asks for; all where a request has a top p alone
                     most = max(asked[row].top_k or logits.shape[1] for row in rows)
-                    chosen[index] = self._among_top(scaled, min(most, logits.shape[1]), at, point)
-                else:
-                    chosen[index] = _inverted(scaled.softmax(-1), point)
+                    lowest = self._lowest(scaled, min(most, logits.shape[1]), at)
+                    scaled = scaled.masked_fill(scaled < lowest, -torch.inf)
+                chosen[index] = _inverted(scaled.softmax(-1), point)
         return chosen
 
-    def _among_top(self, scaled: Tensor, most: int, slots: Tensor, point: Tensor) -> Tensor:
-        values, order = scaled.topk(most)
+    def _lowest(self, scaled: Tensor, most: int, slots: Tensor) -> Tensor:
+        """[n, 1]: the lowest logit that top k and top p leave. Only values are used of what is sorted, never their order: that of equal
+        ones depends on how many are asked for, so on the neighbours. Hence equals of the last one stay too."""
+        values = scaled.topk(most).values
         top_k = self.top_k[slots, None]
         beyond = (torch.arange(most, device=values.device) >= top_k) & (top_k > 0)
-        share = values.masked_fill(beyond, -torch.inf).softmax(-1)
+        share = values.masked_fill(beyond, -torch.inf).double().softmax(-1)
         before = share.cumsum(-1) - share  # the first token has nothing before it and always stays
-        share = share.masked_fill(before >= self.top_p[slots, None], 0.0)
-        return order.gather(1, _inverted(share, point)[:, None])[:, 0]
+        left = (before < self.top_p[slots, None]) & ~beyond
+        return values.gather(1, left.sum(-1, keepdim=True) - 1)
 
 
 def uniform(seed: Tensor, count: Tensor) -> Tensor:

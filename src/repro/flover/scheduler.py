@@ -4,6 +4,7 @@ First come, first served. A request waits in the queue until a token boundary wi
 last token; nobody is preempted, nobody waits for a batch to form or to end (paper: section on temporal fusion).
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -68,6 +69,12 @@ class Scheduler:
         started = sum(len(g.request.prompt) - g.prefilled for g in self.running.values() if not g.done)
         before = accumulate((len(request.prompt) for request in self.waiting), initial=started)
         return sum(tokens < self.prefill_tokens for tokens in list(before)[:-1])
+
+    @property
+    def next_deadline(self) -> float:
+        """When the first of those who wait is late; infinite when none can be."""
+        limits = (r.arrival_s + r.deadline_s for r in self.waiting if r.deadline_s is not None)
+        return min(limits, default=math.inf)
 
     def expired(self, now: float) -> list[Request]:
         """Take those that wait longer than their deadline out of the queue."""

@@ -108,7 +108,7 @@ def summary(report: Report) -> dict[str, float]:
     answered = [g for g in report.generations if g.finish_reason not in ("cancelled", "deadline")]
     samples = {
         "latency": [generation.latency_s for generation in answered],
-        "ttft": [generation.ttft_s for generation in answered],
+        "ttft": [g.ttft_s for g in answered if g.ttft_s is not None],
         "tpot": [g.tpot_s for g in answered if g.tpot_s is not None],
     }
     result = {

@@ -8,7 +8,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from repro.models.llama import LlamaConfig
+from repro.models.llama import LlamaConfig, weight_shapes
 
 __all__ = ["read_huggingface"]
 
@@ -44,30 +44,29 @@ def read_huggingface(folder: str | Path) -> tuple[LlamaConfig, dict[str, Tensor]
     another architecture, for scaled rotary positions, and for weights that are missing or unknown.
     """
     folder = Path(folder)
-    config = _config(folder / "config.json")
+    config, tied = _config(folder / "config.json")
+    shapes = weight_shapes(config) | ({} if tied else {"output.weight": (config.vocab, config.width)})
     weights = {}
     for file in _files(folder):
         for name, tensor in _tensors(file):
-            weights[_gguf_name(file, name)] = tensor
-    for name, tensor in weights.items():
-        kind = name.rsplit(".", 2)[-2]
-        if kind in ("attn_q", "attn_k"):
-            weights[name] = _interleaved(tensor, config.heads if kind == "attn_q" else config.kv_heads)
-    wanted = {"token_embd", "output_norm"} | {
-        f"blk.{i}.{name}" for i in range(config.layers) for name in _INSIDE.values()
-    }
-    found = {name.removesuffix(".weight") for name in weights}
-    if missing := wanted - found:
-        raise ValueError(f"{folder}: no weights for {', '.join(sorted(missing)[:5])}")
-    if unknown := found - wanted - {"output"}:
-        raise ValueError(f"{folder}: config.json has no place for {', '.join(sorted(unknown)[:5])}")
+            known = _gguf_name(file, name)
+            if tied and known == "output.weight":
+                continue  # transformers ties it, whatever the file holds
+            if known not in shapes or tuple(tensor.shape) != shapes[known]:
+                place = shapes.get(known, "no such weight")
+                raise ValueError(f"{file}: {name} has shape {tuple(tensor.shape)}, by config.json: {place}")
+            weights[known] = tensor
+    if missing := sorted(set(shapes) - set(weights)):
+        raise ValueError(f"{folder}: no weights for {', '.join(missing[:5])}")
+    for name in shapes:
+        if name.endswith(("attn_q.weight", "attn_k.weight")):
+            weights[name] = _interleaved(weights[name], config.heads if "attn_q" in name else config.kv_heads)
     return config, weights
 
 
-def _config(path: Path) -> LlamaConfig:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
-    found = json.loads(path.read_text())
+def _config(path: Path) -> tuple[LlamaConfig, bool]:
+    """Sizes, and whether the output head is tied to the embedding."""
+    found = _json(path)
     if missing := [key for key in _SIZES if key not in found]:
         raise ValueError(f"{path}: no {', '.join(missing)}")
     for key, allowed in _COMPUTED.items():
@@ -79,7 +78,7 @@ def _config(path: Path) -> LlamaConfig:
     heads, width = found["num_attention_heads"], found["hidden_size"]
     if (dim := found.get("head_dim") or width // heads) * heads != width:
         raise ValueError(f"{path}: head_dim is {dim}, allowed: hidden_size / num_attention_heads, {width / heads:g}")
-    return LlamaConfig(
+    sizes = dict(
         layers=found["num_hidden_layers"],
         width=width,
         heads=heads,
@@ -90,6 +89,19 @@ def _config(path: Path) -> LlamaConfig:
         rope_base=float(rope.get("rope_theta") or found.get("rope_theta") or 10_000.0),
         norm_eps=found["rms_norm_eps"],
     )
+    try:
+        return LlamaConfig(**sizes), bool(found.get("tie_word_embeddings", False))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    try:
+        return json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: not JSON: {error}") from error
 
 
 def _files(folder: Path) -> list[Path]:
@@ -99,7 +111,9 @@ def _files(folder: Path) -> list[Path]:
         return [whole]
     if not index.is_file():
         raise FileNotFoundError(f"{folder}: neither {whole.name} nor {index.name}")
-    shards = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    if "weight_map" not in (found := _json(index)):
+        raise ValueError(f"{index}: no weight_map")
+    shards = [folder / name for name in sorted(set(found["weight_map"].values()))]
     for shard in shards:
         if not shard.is_file():
             raise FileNotFoundError(f"{shard}: no such file, named in {index.name}")

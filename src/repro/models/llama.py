@@ -15,7 +15,7 @@ from torch import Tensor
 
 from repro.models.kv_cache import KVCache, SlotCache
 
-__all__ = ["Llama", "LlamaConfig", "rotate"]
+__all__ = ["Llama", "LlamaConfig", "rotate", "weight_shapes"]
 
 _SPAN_BLOCK = 64  # decode attends over whole blocks of this many positions; the rest of a slot is not read
 
@@ -51,6 +51,20 @@ class LlamaConfig:
         qkv = self.width * (self.heads + 2 * self.kv_heads) * self.head_dim
         block = qkv + self.width * self.width + 3 * self.width * self.ffn + 2 * self.width
         return self.layers * block + self.vocab * self.width + self.width
+
+
+def weight_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+    """Shapes of all weights by their GGUF names, matrices [out, in]; the output head is tied to the embedding and not among them."""
+    width, kv = config.width, config.kv_heads * config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {"token_embd": (config.vocab, width)}
+    for i in range(config.layers):
+        for name, rows in (("q", width), ("k", kv), ("v", kv), ("output", width)):
+            shapes[f"blk.{i}.attn_{name}"] = (rows, width)
+        shapes |= {f"blk.{i}.ffn_{name}": (config.ffn, width) for name in ("gate", "up")}
+        shapes[f"blk.{i}.ffn_down"] = (width, config.ffn)
+    norms = [f"blk.{i}.{kind}_norm" for i in range(config.layers) for kind in ("attn", "ffn")]
+    shapes |= dict.fromkeys([*norms, "output_norm"], (width,))
+    return {f"{name}.weight": shape for name, shape in shapes.items()}
 
 
 class _Linear:
@@ -133,19 +147,10 @@ class Llama:
     def random(cls, config: LlamaConfig, seed: int = 0, **options: Any) -> "Llama":
         """Gaussian weights of standard deviation 1/√in: for tests and for benchmarks of any size."""
         generator = torch.Generator().manual_seed(seed)
-        shapes = {"token_embd": (config.vocab, config.width)}
-        for i in range(config.layers):
-            for name, rows in (("q", config.width), *((kv, config.kv_heads * config.head_dim) for kv in "kv")):
-                shapes[f"blk.{i}.attn_{name}"] = (rows, config.width)
-            shapes[f"blk.{i}.attn_output"] = (config.width, config.width)
-            shapes |= {f"blk.{i}.ffn_{name}": (config.ffn, config.width) for name in ("gate", "up")}
-            shapes[f"blk.{i}.ffn_down"] = (config.width, config.ffn)
         weights = {
-            f"{name}.weight": torch.randn(shape, generator=generator) / math.sqrt(shape[1])
-            for name, shape in shapes.items()
+            name: torch.randn(shape, generator=generator) / math.sqrt(shape[1]) if len(shape) > 1 else torch.ones(shape)
+            for name, shape in weight_shapes(config).items()
         }
-        norms = [f"blk.{i}.{kind}_norm" for i in range(config.layers) for kind in ("attn", "ffn")]
-        weights |= {f"{name}.weight": torch.ones(config.width) for name in (*norms, "output_norm")}
         return cls(config, weights, **options)
 
     def new_cache(self, slots: int, capacity: int) -> SlotCache:
