@@ -143,7 +143,7 @@ def test_slots_keep_their_content_through_any_admissions_and_evictions(layout, m
         for slot, number in owner.items():
             length = int(buffers.lengths[slot])
             expected = (number + torch.arange(length) / 100)[:, None].expand(1, 2, length, 8)
-            assert int(buffers.tokens[slot]) == number and length <= buffers.longest
+            assert int(buffers.tokens[slot]) == number and length <= buffers.longest(buffers.window)
             for layer in range(2):
                 keys, values = buffers.cache.read(layer, slice(slot, slot + 1), length)
                 assert torch.equal(keys, expected + layer) and torch.equal(values, -expected)

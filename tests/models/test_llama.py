@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from repro.models import checkpoint
-from repro.models.llama import Llama, LlamaConfig, rotate
+from repro.models.kernels.torch_kernels import rotate
+from repro.models.llama import Llama, LlamaConfig
 
 CONFIG = LlamaConfig(layers=2, width=24, heads=6, kv_heads=2, ffn=40, vocab=50, context=128, rope_base=100.0)
 
@@ -111,7 +112,7 @@ def test_decode_does_not_read_what_an_earlier_request_left_in_the_slot():
 
 def test_rotate_turns_neighbouring_pairs():
     x = torch.tensor([[[1.0, 0.0, 0.0, 2.0]]])
-    quarter = torch.tensor([[[math.pi / 2, math.pi]]])
+    quarter = torch.tensor([[math.pi / 2, math.pi]])
     out = rotate(x, quarter.cos(), quarter.sin())
     torch.testing.assert_close(out, torch.tensor([[[0.0, 1.0, 0.0, -2.0]]]), atol=1e-6, rtol=0)
 

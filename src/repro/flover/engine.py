@@ -1,26 +1,30 @@
-"""The fused iteration: admit newcomers and process their prompts, decode one token for every running request at once, let the
-finished go."""
+"""The fused iteration: admit newcomers, decode one token for every running request and process the newcomers' prompts in one pass, let
+the finished go."""
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 
 import torch
+from torch import Tensor
 
 from repro.flover.buffers import Buffers, WindowBuffers
 from repro.flover.request import FinishReason, Generation, QueueFull, Request, RequestError
 from repro.flover.sampling import Sampler
 from repro.flover.scheduler import Scheduler
-from repro.models.llama import Llama
+from repro.models.decoder import Decoder
+from repro.models.rows import Rows
 
 __all__ = ["Engine", "Report"]
 
 
 @dataclass
 class Report:
-    """What serving a list of requests gave. `rows` counts slots over all decode iterations, `dead_rows` those among them that gave no
-    token: their request was done, or its prompt was not. `rejected`: reason by request id. `total_seconds`: from the start to the last
+    """What serving a list of requests gave. `iterations` counts passes in which somebody decoded, `rows` the slots that they
+    decoded, `dead_rows` those among them whose request was done. `rejected`: reason by request id. `total_seconds`: from the start to the last
     finish. `cache_bytes`: keys and values of all slots."""
 
     generations: list[Generation] = field(default_factory=list)
@@ -43,20 +47,19 @@ class Engine:
 
     def __init__(
         self,
-        model: Llama,
+        model: Decoder,
         scheduler: Scheduler,
         capacity: int,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
-        layout: Callable[[Llama, int, int], Buffers] = WindowBuffers,
+        layout: Callable[[Decoder, int, int], Buffers] = WindowBuffers,
     ) -> None:
         if not 1 <= capacity <= model.config.context:
             raise ValueError(f"capacity is {capacity}, allowed: 1 to the model's context {model.config.context}")
         self.model, self.scheduler = model, scheduler
         self.buffers = layout(model, scheduler.slots, capacity)
-        self.sampler = Sampler(scheduler.slots, model.device)
+        self.sampler = Sampler(scheduler.slots)
         self.iterations = self.rows = self.dead_rows = 0
-        self._prompts: deque[Generation] = deque()  # those whose prompt is not done, in order of admission
         self._gone: list[Generation] = []  # ended before they ran, and not handed out yet
         self._clock, self._sleep, self._start = clock, sleep, clock()
 
@@ -97,12 +100,8 @@ class Engine:
         finished, self._gone = self._gone + self._retire(), []
         for request in self.scheduler.admit(self.buffers.fits):
             self._admit(request)
-        self._prefill()
-        finished += self._retire()  # an answer of a single token is complete after its prefill
-        if any(generation.decoding for generation in self.scheduler.running.values()):
-            self._decode()
-            finished += self._retire()
-        return finished
+        self._iterate()
+        return finished + self._retire()
 
     def serve(self, requests: Sequence[Request]) -> Report:
         """Submit each request when its `arrival_s` has come (None: at once), until all have finished. Rejected ones are in the report.
@@ -151,55 +150,87 @@ class Engine:
 
     def _admit(self, request: Request) -> None:
         slot = self.buffers.allocate(request.kv_tokens)
+        self.sampler.put(slot, request.sampling)
         generation = Generation(request, slot, self._now(), streamed=self.scheduler.streams)
         self.scheduler.running[slot] = generation
-        self._prompts.append(generation)
 
-    def _prefill(self) -> None:
-        """Process prompts one by one, in order, as many tokens as the scheduler allows in an iteration."""
-        if not self._prompts:
+    def _iterate(self) -> None:
+        """One pass through the model: a token for every slot whose prompt is done, and the next piece of the prompts that are not."""
+        pieces, spans = self._pieces(), self._decoding()
+        if not pieces and not spans:
             return
-        left = self.scheduler.prefill_tokens or sum(len(generation.request.prompt) for generation in self._prompts)
-        where = {id(generation): slot for slot, generation in self.scheduler.running.items()}
-        while self._prompts and left > 0:
-            generation = self._prompts[0]
-            if generation.done:  # cancelled or late, and perhaps evicted
-                self._prompts.popleft()
-                continue
-            slot, start = where[id(generation)], generation.prefilled
-            piece = generation.request.prompt[start : start + left]
-            logits = self.model.prefill(torch.tensor(piece, device=self.model.device), self.buffers.cache, slot, start)
-            generation.prefilled += len(piece)
-            left -= len(piece)
-            token = 0
-            if generation.prefilled == len(generation.request.prompt):
-                self._prompts.popleft()
-                self.sampler.put(slot, generation.request.sampling)
-                token = int(self.sampler(logits[None], slice(slot, slot + 1)))
-                generation.append(token)
-                generation.first_token_s = self._now()
-            # A request of one new token has no position left to write: if its row stays, it stands on its last one.
-            self.buffers.store(slot, token, min(generation.prefilled, generation.request.kv_tokens - 1))
+        buffers, running = self.buffers, self.scheduler.running
+        rows = [Rows.decode(buffers.tokens[s], buffers.lengths[s], s, buffers.longest(s)) for s in spans]
+        rows += [Rows.prompt(self._tensor(piece), slot, running[slot].prefilled) for slot, piece in pieces.items()]
+        decoding = [slot for span in spans for slot in range(span.start, span.stop)]
+        complete = [slot for slot, piece in pieces.items() if running[slot].prompt_left == len(piece)]
 
-    def _decode(self) -> None:
-        """One token for every slot of the window, in one pass through the model."""
-        buffers, window = self.buffers, self.buffers.window
-        lengths, cache = buffers.lengths[window], buffers.cache
-        logits = self.model.decode(buffers.tokens[window], lengths, cache, window, buffers.longest)
-        tokens = self.sampler(logits, window)
-        buffers.advance(tokens)
+        logits = self.model.forward(Rows.joined(rows), buffers.cache, self._wanted(len(decoding), pieces, complete))
+        tokens = self.sampler(logits, decoding + complete)
+        for span, given in zip(spans, tokens.split([s.stop - s.start for s in spans] + [len(complete)]), strict=False):
+            buffers.advance(span, given)
+        answers = tokens.tolist()  # the one time that the host waits for the device
+        self._note_decoded(dict(zip(decoding, answers, strict=False)))
+        self._note_prompts(pieces, dict(zip(complete, answers[len(decoding) :], strict=True)))
+
+    def _pieces(self) -> dict[int, tuple[int, ...]]:
+        """What this pass processes of prompts, by slot, as many tokens as the scheduler allows: first of the one that is under way (there
+        is one at most), then of newcomers in order of admission."""
+        left = self.scheduler.prefill_tokens or sys.maxsize
+        pieces = {}
+        for slot, generation in self.scheduler.running.items():
+            if generation.prompt_left and not generation.done:
+                piece = generation.request.prompt[generation.prefilled :][:left]
+                assert piece, f"request {generation.request.id} was admitted too early"
+                pieces[slot] = piece
+                left -= len(piece)
+        return pieces
+
+    def _decoding(self) -> list[slice]:
+        """The slots of the window, but for those with a prompt under way: one slice, or several around those. None when nobody decodes."""
+        running, window = self.scheduler.running, self.buffers.window
+        if not any(generation.decoding for generation in running.values()):
+            return []
+        between = [slot for slot, g in running.items() if g.prompt_left and not g.done]
+        edges = [window.start - 1, *sorted(between), window.stop]
+        return [slice(low + 1, high) for low, high in pairwise(edges) if low + 1 < high]
+
+    def _wanted(self, decoding: int, pieces: dict[int, tuple[int, ...]], complete: list[int]) -> Tensor | slice:
+        """Rows whose logits are needed: all that decode, and the last of prompts that end here."""
+        if not pieces:
+            return slice(None)
+        ends = accumulate(map(len, pieces.values()), initial=decoding - 1)
+        last = dict(zip(pieces, list(ends)[1:], strict=True))
+        return self._tensor([*range(decoding), *(last[slot] for slot in complete)])
+
+    def _note_decoded(self, answers: dict[int, int]) -> None:
+        """Hand tokens out, by slot."""
+        if not answers:
+            return
         self.iterations += 1
-        self.rows += len(tokens)
-        for slot, token in enumerate(tokens.tolist(), window.start):
+        self.rows += len(answers)
+        for slot, token in answers.items():
             generation = self.scheduler.running.get(slot)
             if generation is not None and generation.decoding:
                 generation.append(token)
-                continue
-            self.dead_rows += 1
-            if (
-                generation is not None and not generation.tokens
-            ):  # its prompt goes on where it was: what was written will be again
-                buffers.store(slot, 0, generation.prefilled)
+            else:
+                self.dead_rows += 1
+
+    def _note_prompts(self, pieces: dict[int, tuple[int, ...]], first: dict[int, int]) -> None:
+        """Note what of the prompts is done, and the first tokens of those that are complete."""
+        now = self._now()
+        for slot, piece in pieces.items():
+            generation = self.scheduler.running[slot]
+            generation.prefilled += len(piece)
+            if slot in first:
+                generation.append(first[slot])
+                generation.first_token_s = now
+            # A request of one new token has no position left to write: if its row stays, it stands on its last one.
+            length = min(generation.prefilled, generation.request.kv_tokens - 1)
+            self.buffers.store(slot, first.get(slot, 0), length)
+
+    def _tensor(self, numbers: Sequence[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int64, device=self.model.device)
 
     def _retire(self) -> list[Generation]:
         """Evict what the scheduler says and follow the buffers' moves."""

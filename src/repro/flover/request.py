@@ -73,6 +73,11 @@ class Generation:
             self.finish_reason = "length"
 
     @property
+    def prompt_left(self) -> int:
+        """Tokens of the prompt that are not processed yet."""
+        return len(self.request.prompt) - self.prefilled
+
+    @property
     def done(self) -> bool:
         return self.finish_reason is not None
 

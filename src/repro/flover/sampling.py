@@ -6,6 +6,7 @@ distribution at it.
 """
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,65 +46,67 @@ GREEDY = Sampling()
 
 
 class Sampler:
-    """Chooses for the requests in `slots` slots, whose parameters it keeps as tensors; greedy until `put`. `given`: int64 [slots], how
-    many tokens each has been given."""
+    """Chooses for the requests in `slots` slots; greedy until `put`. `sampling`, `given`: by slot, how, and how many tokens it was given.
+    Both stay on the host, so that greedy requests cost nothing and choosing a way asks the device nothing."""
 
-    def __init__(self, slots: int, device: torch.device) -> None:
-        self.temperature = torch.zeros(slots, device=device)
-        self.top_k = torch.zeros(slots, dtype=torch.int64, device=device)
-        self.top_p = torch.ones(slots, device=device)
-        self.seed = torch.zeros(slots, dtype=torch.int64, device=device)
-        self.given = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._of_slot = [GREEDY] * slots  # on the host, so that choosing a way asks the device nothing
+    def __init__(self, slots: int) -> None:
+        self.sampling = [GREEDY] * slots
+        self.given = [0] * slots
 
     def put(self, slot: int, sampling: Sampling) -> None:
         """A new request in `slot` samples so."""
-        self._of_slot[slot] = sampling
-        for name in ("temperature", "top_k", "top_p", "seed"):
-            getattr(self, name)[slot] = getattr(sampling, name)
-        self.given[slot] = 0
+        self.sampling[slot], self.given[slot] = sampling, 0
 
     def move(self, moves: list[tuple[int, int]]) -> None:
         """Follow requests from slot to slot."""
         for source, destination in moves:
-            self._of_slot[destination] = self._of_slot[source]
-            for state in (self.temperature, self.top_k, self.top_p, self.seed, self.given):
-                state[destination] = state[source]
+            self.sampling[destination], self.given[destination] = self.sampling[source], self.given[source]
 
-    def __call__(self, logits: Tensor, slots: slice) -> Tensor:
+    def __call__(self, logits: Tensor, slots: Sequence[int]) -> Tensor:
         """int64 [b]: the next tokens of the requests in `slots` (b of them), whose logits are [b, vocab]."""
         chosen = logits.argmax(-1)
-        given = self.given[slots].clone()
-        self.given[slots] += 1
-        asked = self._of_slot[slots]
         kinds: dict[bool, list[int]] = {True: [], False: []}  # rows that draw, by whether from a part of the vocabulary
-        for row, sampling in enumerate(asked):
+        for row, slot in enumerate(slots):
+            sampling = self.sampling[slot]
             if sampling.temperature > 0:
                 kinds[bool(sampling.top_k) or sampling.top_p < 1].append(row)
         for cut, rows in kinds.items():
             if rows:
                 index = torch.tensor(rows, device=logits.device)
-                at = index + slots.start
-                own = logits[index].float()
-                scaled = (own - own.max(-1, keepdim=True).values) / self.temperature[at, None]
-                point = uniform(self.seed[at], given[index])
-                if cut:  # as many are sorted as the largest k asks for; all where a request has a top p alone
-                    most = max(asked[row].top_k or logits.shape[1] for row in rows)
-                    lowest = self._lowest(scaled, min(most, logits.shape[1]), at)
-                    scaled = scaled.masked_fill(scaled < lowest, -torch.inf)
-                chosen[index] = _inverted(scaled.softmax(-1), point)
+                chosen[index] = self._draw(logits[index].float(), [slots[row] for row in rows], cut)
+        for slot in slots:
+            self.given[slot] += 1
         return chosen
 
-    def _lowest(self, scaled: Tensor, most: int, slots: Tensor) -> Tensor:
-        """[n, 1]: the lowest logit that top k and top p leave. Only values are used of what is sorted, never their order: that of equal
-        ones depends on how many are asked for, so on the neighbours. Hence equals of the last one stay too."""
-        values = scaled.topk(most).values
-        top_k = self.top_k[slots, None]
-        beyond = (torch.arange(most, device=values.device) >= top_k) & (top_k > 0)
-        share = values.masked_fill(beyond, -torch.inf).double().softmax(-1)
-        before = share.cumsum(-1) - share  # the first token has nothing before it and always stays
-        left = (before < self.top_p[slots, None]) & ~beyond
-        return values.gather(1, left.sum(-1, keepdim=True) - 1)
+    def _draw(self, logits: Tensor, slots: list[int], cut: bool) -> Tensor:
+        """int64 [n] from logits [n, vocab]; `cut`: some have a top k or top p."""
+        asked = [self.sampling[slot] for slot in slots]
+
+        def column(values: Iterable[float], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(list(values), dtype=dtype, device=logits.device)
+
+        temperature = column((s.temperature for s in asked), torch.float32)[:, None]
+        scaled = (logits - logits.max(-1, keepdim=True).values) / temperature
+        if cut:  # as many are sorted as the largest k asks for; all where a request has a top p alone
+            most = min(max(s.top_k or logits.shape[1] for s in asked), logits.shape[1])
+            top_k = column((s.top_k for s in asked), torch.int64)[:, None]
+            top_p = column((s.top_p for s in asked), torch.float32)[:, None]
+            scaled = scaled.masked_fill(scaled < _lowest(scaled, most, top_k, top_p), -torch.inf)
+        point = uniform(
+            column((s.seed for s in asked), torch.int64), column((self.given[slot] for slot in slots), torch.int64)
+        )
+        return _inverted(scaled.softmax(-1), point)
+
+
+def _lowest(scaled: Tensor, most: int, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """[n, 1]: the lowest logit that top k and top p leave. Only values are used of what is sorted, never their order: that of equal
+    ones depends on how many are asked for, so on the neighbours. Hence equals of the last one stay too."""
+    values = scaled.topk(most).values
+    beyond = (torch.arange(most, device=values.device) >= top_k) & (top_k > 0)
+    share = values.masked_fill(beyond, -torch.inf).double().softmax(-1)
+    before = share.cumsum(-1) - share  # the first token has nothing before it and always stays
+    left = (before < top_p) & ~beyond
+    return values.gather(1, left.sum(-1, keepdim=True) - 1)
 
 
 def uniform(seed: Tensor, count: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ class Scheduler:
 
     def _prompts_to_begin(self) -> int:
         """Waiting requests whose prompts this iteration gets to. The others need no slot yet: it would be a row without a token."""
-        started = sum(len(g.request.prompt) - g.prefilled for g in self.running.values() if not g.done)
+        started = sum(g.prompt_left for g in self.running.values() if not g.done)
         before = accumulate((len(request.prompt) for request in self.waiting), initial=started)
         return sum(tokens < self.prefill_tokens for tokens in list(before)[:-1])
 

@@ -25,6 +25,8 @@ class KVCache(Protocol):
     """Keys and values of some slots, up to `capacity` positions each."""
 
     capacity: int
+    kv_heads: int
+    head_dim: int
 
     def write(self, layer: int, slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store keys, values [n, kv_heads, head_dim] of one layer at `positions` [n] of `slots` [n], both int64."""
@@ -32,6 +34,11 @@ class KVCache(Protocol):
 
     def read(self, layer: int, slots: slice, span: int) -> tuple[Tensor, Tensor]:
         """Keys and values [slots, kv_heads, span, head_dim] at positions 0 … span-1; what was never written is anything."""
+        ...
+
+    def parts(self, layer: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Where they lie: keys and values [blocks, kv_heads, block, head_dim] of one layer, and the blocks of each slot in order (int64
+        [slots, width]), None when slot i is block i."""
         ...
 
 
@@ -46,7 +53,7 @@ class SlotCache:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.capacity = capacity
+        self.capacity, self.kv_heads, self.head_dim = capacity, sizes.kv_heads, sizes.head_dim
         shape = (sizes.layers, slots, sizes.kv_heads, capacity, sizes.head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros_like(self.keys)
@@ -61,6 +68,9 @@ class SlotCache:
     def read(self, layer: int, slots: slice, span: int) -> tuple[Tensor, Tensor]:
         """Views: nothing is copied."""
         return self.keys[layer, slots, :, :span], self.values[layer, slots, :, :span]
+
+    def parts(self, layer: int) -> tuple[Tensor, Tensor, None]:
+        return self.keys[layer], self.values[layer], None
 
     def move(self, source: int, destination: int, length: int) -> int:
         """Copy the first `length` positions of a slot to another; returns the bytes copied."""
@@ -92,7 +102,8 @@ class PagedCache:
         if block < 1 or blocks < 1:
             raise ValueError(f"blocks is {blocks} and block {block}, both must be at least 1")
         width = -(-capacity // block)
-        self.capacity, self.block = capacity, block
+        self.capacity, self.kv_heads, self.head_dim = capacity, sizes.kv_heads, sizes.head_dim
+        self.block = block
         shape = (sizes.layers, blocks, sizes.kv_heads, block, sizes.head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros_like(self.keys)
@@ -140,3 +151,6 @@ class PagedCache:
         table = self.table[slots, : self.blocks_for(span)]
         keys, values = (part[layer][table].transpose(1, 2).flatten(2, 3) for part in (self.keys, self.values))
         return keys[:, :, :span], values[:, :, :span]
+
+    def parts(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        return self.keys[layer], self.values[layer], self.table

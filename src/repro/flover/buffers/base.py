@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from repro.models.decoder import Decoder
 from repro.models.kv_cache import PagedCache, SlotCache
-from repro.models.llama import Llama
 
 Move = tuple[int, int]  # source slot, destination slot
 
@@ -27,7 +27,7 @@ class Buffers(ABC):
     layout: ClassVar[str]
     cache: SlotCache | PagedCache
 
-    def __init__(self, model: Llama, slots: int, capacity: int) -> None:
+    def __init__(self, model: Decoder, slots: int, capacity: int) -> None:
         self.slots, self.capacity = slots, capacity
         self.cache = self._new_cache(model)
         self.tokens = torch.zeros(slots, dtype=torch.int64, device=model.device)
@@ -37,7 +37,7 @@ class Buffers(ABC):
         self.low = self.high = 0
         self.slot_moves = self.moved_bytes = 0
 
-    def _new_cache(self, model: Llama) -> SlotCache | PagedCache:
+    def _new_cache(self, model: Decoder) -> SlotCache | PagedCache:
         return model.new_cache(self.slots, self.capacity)
 
     @property
@@ -74,20 +74,19 @@ class Buffers(ABC):
     def evict(self, slots: Sequence[int]) -> list[Move]:
         """Free these slots; returns what had to move for it, in the order in which it was moved."""
 
-    @property
-    def longest(self) -> int:
-        """The most tokens that a row of the window has stored, or more where a dead row stands still."""
-        return int(self._lengths[self.window].max())
+    def longest(self, slots: slice) -> int:
+        """The most tokens that one of these has stored, or more where a dead row stands still."""
+        return int(self._lengths[slots].max())
 
     def store(self, slot: int, token: int, length: int) -> None:
         """Note the state of a slot whose first `length` tokens are stored, and the token to feed next."""
         self.tokens[slot], self.lengths[slot], self._lengths[slot] = token, length, length
 
-    def advance(self, tokens: Tensor) -> None:
-        """Note one iteration of the whole window. A dead row stays at the last position of its request."""
-        self.tokens[self.window] = tokens
-        self.lengths[self.window] = torch.minimum(self.lengths[self.window] + 1, self._last[self.window])
-        self._lengths[self.window] = (self._lengths[self.window] + 1).clip(max=self.capacity - 1)
+    def advance(self, slots: slice, tokens: Tensor) -> None:
+        """Note one more token for each of these slots. A dead row stays at the last position of its request."""
+        self.tokens[slots] = tokens
+        self.lengths[slots] = torch.minimum(self.lengths[slots] + 1, self._last[slots])
+        self._lengths[slots] = (self._lengths[slots] + 1).clip(max=self.capacity - 1)
 
     def _move(self, source: int, destination: int) -> None:
         """Copy one slot. Only the stored tokens move, for all layers: the paper's released code copies a sliver."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from repro.flover.buffers.base import Buffers, Move
-from repro.models.llama import Llama
+from repro.models.decoder import Decoder
 
 __all__ = ["FixedBuffers", "LastBuffers", "ShiftBuffers"]
 
@@ -16,7 +16,7 @@ class FixedBuffers(Buffers):
 
     layout = "fixed"
 
-    def __init__(self, model: Llama, slots: int, capacity: int) -> None:
+    def __init__(self, model: Decoder, slots: int, capacity: int) -> None:
         super().__init__(model, slots, capacity)
         self._used = np.zeros(slots, bool)
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from repro.flover.buffers.base import Move
 from repro.flover.buffers.others import CompactBuffers, last_into_holes
+from repro.models.decoder import Decoder
 from repro.models.kv_cache import PagedCache
-from repro.models.llama import Llama
 
 __all__ = ["PagedBuffers"]
 
@@ -19,11 +19,11 @@ class PagedBuffers(CompactBuffers):
 
     layout = "paged"
 
-    def __init__(self, model: Llama, slots: int, capacity: int, blocks: int | None = None, block: int = 16) -> None:
+    def __init__(self, model: Decoder, slots: int, capacity: int, blocks: int | None = None, block: int = 16) -> None:
         self._pool = (slots * -(-capacity // block) if blocks is None else blocks, block)
         super().__init__(model, slots, capacity)
 
-    def _new_cache(self, model: Llama) -> PagedCache:
+    def _new_cache(self, model: Decoder) -> PagedCache:
         return PagedCache(model.config, self.slots, self.capacity, *self._pool, model.dtype, model.device)
 
     @property

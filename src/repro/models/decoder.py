@@ -1,0 +1,120 @@
+"""What the decoder-only models here share: one pass over rows of any number of requests, and a KV cache that they do not own.
+
+`forward` writes into a cache that the caller lays out (`kv_cache.py`), so that a serving engine decides which slot a request lives in.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from repro.models.kernels import Attention, Choice, choose
+from repro.models.kv_cache import KVCache, SlotCache
+from repro.models.linear import Linear
+from repro.models.rows import Rows
+
+__all__ = ["Decoder", "DecoderConfig"]
+
+
+class DecoderConfig(Protocol):
+    """Sizes that all decoders have. `context`: the longest position it was trained for; the first `rotary_dim` entries of a head turn."""
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    vocab: int
+    context: int
+    rope_base: float
+
+    @property
+    def head_dim(self) -> int: ...
+
+    @property
+    def rotary_dim(self) -> int: ...
+
+
+class Decoder(ABC):
+    """Inference only. `kernels`: the steps between matrix products (`kernels.choose`); their name is `self.kernels.name`."""
+
+    weight_shapes: ClassVar[
+        Any
+    ]  # (config) -> shapes of all weights by name; the output head is not among them where it may be tied
+
+    def __init__(
+        self,
+        config: Any,
+        weights: dict[str, Tensor],
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        kernels: Choice = "auto",
+    ) -> None:
+        """`weights`: tensors by their GGUF names, [out, in] (`checkpoint.read_gguf` gives config and weights)."""
+        self.config, self.dtype, self.device = config, dtype, torch.device(device)
+        self.kernels = choose(kernels, self.device, dtype)
+        self._weights = weights
+        self.embedding = self._get("token_embd.weight")
+        self._build()
+        del self._weights
+        half = torch.arange(0, config.rotary_dim, 2, dtype=torch.float32) / config.rotary_dim
+        self._frequencies = (config.rope_base**-half).to(self.device)
+
+    @abstractmethod
+    def _build(self) -> None:
+        """Take what the architecture needs with `_get` and `_linear`; `self.head` [vocab, width] among it."""
+
+    @abstractmethod
+    def _hidden(self, x: Tensor, attend: Attention) -> Tensor:
+        """Embedded rows [n, width] to final, normed hidden states [n, width]. May write over x."""
+
+    head: Linear
+
+    def _get(self, *names: str) -> Tensor:
+        """Weights one below the other, in the model's dtype and place."""
+        return torch.cat([self._weights[name] for name in names]).to(self.device, self.dtype)
+
+    def _linear(self, *names: str) -> Linear:
+        """Fused: layers that see the same input. Their biases, where they have any, are fused alike."""
+        biases = [f"{name}.bias" for name in names if f"{name}.bias" in self._weights]
+        assert len(biases) in (0, len(names)), f"some of {names} have a bias and some not"
+        return Linear(self._get(*(f"{name}.weight" for name in names)), self._get(*biases) if biases else None)
+
+    @classmethod
+    def random(cls, config: Any, seed: int = 0, **options: Any) -> Self:
+        """Gaussian matrices of standard deviation 1/√in, vectors of 1 (weights) and 0 (biases): for tests and for benchmarks of any
+        size."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def draw(name: str, shape: tuple[int, ...]) -> Tensor:
+            if len(shape) > 1:
+                return torch.randn(shape, generator=generator) / math.sqrt(shape[1])
+            return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
+
+        return cls(config, {name: draw(name, shape) for name, shape in cls.weight_shapes(config).items()}, **options)
+
+    def new_cache(self, slots: int, capacity: int) -> SlotCache:
+        """An empty cache of the model's sizes, dtype and device."""
+        return SlotCache(self.config, slots, capacity, self.dtype, self.device)
+
+    @torch.inference_mode()
+    def forward(self, rows: Rows, cache: KVCache, wanted: Tensor | slice = slice(None)) -> Tensor:
+        """One pass; no Python per request. Logits [m, vocab] of the rows that `wanted` (a slice, or int64 [m]) picks."""
+        angles = rows.positions[:, None] * self._frequencies
+        attend = self.kernels.attention(rows, angles.cos(), angles.sin(), cache)
+        hidden = self._hidden(self.embedding[rows.tokens], attend)[wanted]
+        return self.head(hidden) if len(hidden) else hidden.new_empty(0, self.config.vocab)
+
+    def prefill(self, tokens: Tensor, cache: KVCache, slot: int = 0, start: int = 0) -> Tensor:
+        """Run a prompt [n] int64, or the piece of one that begins at position `start` when all before it is in the slot already. Logits
+        [vocab] after the last token."""
+        return self.forward(Rows.prompt(tokens, slot, start), cache, slice(len(tokens) - 1, len(tokens)))[0]
+
+    def decode(self, tokens: Tensor, lengths: Tensor, cache: KVCache, slots: slice, longest: int) -> Tensor:
+        """One token for each of b requests at once: the fused iteration.
+
+        tokens: [b] int64, the last token of each request; lengths: [b] int64, tokens already in its slot, which is where this one's key
+        and value go; slots: the b slots of `cache`; longest: at least the largest of `lengths`. Returns logits [b, vocab].
+        """
+        return self.forward(Rows.decode(tokens, lengths, slots, longest), cache)

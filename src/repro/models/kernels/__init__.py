@@ -1,0 +1,62 @@
+"""The steps of a decoder between its matrix products, twice: in torch (`torch_kernels.py`, any device), and in C++ for a CPU (`cpp.py`,
+`cpu.cpp`), which reads keys and values where they lie, only those that count."""
+
+import warnings
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from repro.models.kernels.torch_kernels import TorchKernels
+from repro.models.kv_cache import KVCache
+from repro.models.rows import Rows
+
+__all__ = ["Attention", "Choice", "Kernels", "choose"]
+
+Choice = Literal["auto", "cpp", "torch"]
+
+
+Attention = Callable[[int, Tensor], Tensor]
+"""attend(layer, qkv): rotates queries and keys, stores keys and values, attends: causal, with grouped queries. qkv [n, (heads +
+2 kv_heads) · head_dim] to [n, heads · head_dim]."""
+
+
+class Kernels(Protocol):
+    """`name` goes into records."""
+
+    name: str
+
+    def attention(self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache) -> Attention:
+        """For one pass. cosine, sine: fp32 [n, pairs], the angles of each head's first pairs of neighbours (2i, 2i + 1); the rest of a
+        head stays."""
+        ...
+
+    def add_norm(self, x: Tensor, y: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        """x [n, width] += y in place (None: nothing); returns RMSNorm(x) · weight."""
+        ...
+
+    def silu_multiply(self, gate_up: Tensor) -> Tensor:
+        """[n, 2 · ffn], gate before up, to silu(gate) · up [n, ffn]."""
+        ...
+
+
+def choose(choice: Choice, device: torch.device, dtype: torch.dtype) -> Kernels:
+    """`cpp` raises `cpp.BuildError` where it cannot be; `auto` warns then, says why, and takes `torch`. Off the CPU `auto` is `torch`."""
+    if choice == "torch" or (choice == "auto" and (device.type != "cpu" or dtype not in cpp_dtypes())):
+        return TorchKernels()
+    from repro.models.kernels.cpp import BuildError, CppKernels
+
+    if device.type != "cpu":
+        raise ValueError(f"kernels is 'cpp' and device {device}, allowed: cpu")
+    try:
+        return CppKernels()
+    except BuildError as error:
+        if choice == "cpp":
+            raise
+        warnings.warn(f"attention in torch, which is slower: {error}", stacklevel=2)
+        return TorchKernels()
+
+
+def cpp_dtypes() -> tuple[torch.dtype, ...]:
+    return (torch.float32, torch.bfloat16, torch.float64)

@@ -1,0 +1,212 @@
+// What torch leaves slow in a pass of a decoder on a CPU: attention over rows of different lengths, and the small steps between matrix
+// products.
+//
+// Every row is computed alone and by one thread, in an order of sums that depends on that row only: its result is the same, bit for bit,
+// whatever stands beside it. Sums are in fp32 whatever the dtype. Loops are plain: -O3 -ffast-math -march=native makes vector
+// instructions of them.
+//
+// A cache is [blocks, kv_heads, block, dim]. Position t of slot s lies in block table[s][t / block] at t % block; without a table a slot
+// is a block. A row is one token: its slot, and its position there.
+
+#include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <optional>
+#include <vector>
+
+using at::Tensor;
+
+namespace {
+
+struct Cache {
+  const int64_t* table;  // nullptr: none
+  int64_t width, kv_heads, block, dim;
+
+  Cache(const Tensor& keys, const std::optional<Tensor>& blocks)
+      : table(blocks ? blocks->const_data_ptr<int64_t>() : nullptr), width(blocks ? blocks->size(1) : 1),
+        kv_heads(keys.size(1)), block(keys.size(2)), dim(keys.size(3)) {}
+
+  // Where position `position` of a slot's head begins, in elements.
+  int64_t at(int64_t slot, int64_t head, int64_t position) const {
+    const int64_t index = table == nullptr ? slot : table[slot * width + position / block];
+    return ((index * kv_heads + head) * block + position % block) * dim;
+  }
+};
+
+constexpr int64_t kWorthAThread = 16384;  // multiplications: some microseconds, what waking another thread takes
+
+// Calls body(item) for all items, which together take `work` multiplications. Thread i takes items i, i + threads, ...: rows differ in
+// length, the heads of a row do not.
+template <typename F>
+void each(int64_t items, int64_t work, F body) {
+  const int64_t threads = std::min<int64_t>({items, at::get_num_threads(), 1 + work / kWorthAThread});
+  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t thread = begin; thread < end; thread++)
+      for (int64_t item = thread; item < items; item += threads) body(item);
+  });
+}
+
+template <typename T>
+void rotate_store_rows(const Tensor& qkv, const Tensor& cosine, const Tensor& sine, const Tensor& slots, const Tensor& positions,
+                       Tensor& keys, Tensor& values, const Cache& cache, Tensor& q) {
+  const int64_t rows = qkv.size(0), dim = cache.dim, kv_heads = cache.kv_heads, heads = q.size(1), half = cosine.size(1);
+  const T* in = qkv.const_data_ptr<T>();
+  const float *cosines = cosine.const_data_ptr<float>(), *sines = sine.const_data_ptr<float>();
+  const int64_t *slot = slots.const_data_ptr<int64_t>(), *position = positions.const_data_ptr<int64_t>();
+  T *k = keys.mutable_data_ptr<T>(), *v = values.mutable_data_ptr<T>(), *out = q.mutable_data_ptr<T>();
+  each(rows, qkv.numel(), [&](int64_t row) {
+    const T* from = in + row * (heads + 2 * kv_heads) * dim;
+    const float *c = cosines + row * half, *s = sines + row * half;
+    for (int64_t head = 0; head < heads + kv_heads; head++, from += dim) {
+      T* to = head < heads ? out + (row * heads + head) * dim : k + cache.at(slot[row], head - heads, position[row]);
+      for (int64_t i = 0; i < half; i++) {  // neighbours turn together, as GGUF has it
+        const float even = from[2 * i], odd = from[2 * i + 1];
+        to[2 * i] = even * c[i] - odd * s[i];
+        to[2 * i + 1] = odd * c[i] + even * s[i];
+      }
+      std::copy(from + 2 * half, from + dim, to + 2 * half);  // models that turn a part of a head only
+    }
+    for (int64_t head = 0; head < kv_heads; head++, from += dim)
+      std::copy(from, from + dim, v + cache.at(slot[row], head, position[row]));
+  });
+}
+
+// Calls body(start, stop, offset) for the stretches of a slot's first `length` positions that lie in one piece.
+template <typename F>
+void stretches(const Cache& cache, int64_t slot, int64_t head, int64_t length, F body) {
+  for (int64_t start = 0; start < length; start += cache.block)
+    body(start, std::min(start + cache.block, length), cache.at(slot, head, start));
+}
+
+// DIM: head_dim when the compiler may know it (it then keeps a head in registers), or 0.
+template <typename T, int DIM>
+void attend_rows(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& slots, const Tensor& positions,
+                 const Cache& cache, Tensor& out) {
+  const int64_t rows = q.size(0), heads = q.size(1), kv_heads = cache.kv_heads, group = heads / kv_heads;
+  const int64_t dim = DIM ? DIM : cache.dim;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
+  const T *q0 = q.const_data_ptr<T>(), *k0 = keys.const_data_ptr<T>(), *v0 = values.const_data_ptr<T>();
+  const int64_t *slot = slots.const_data_ptr<int64_t>(), *position = positions.const_data_ptr<int64_t>();
+  T* o0 = out.mutable_data_ptr<T>();
+  const int64_t seen = std::accumulate(position, position + rows, rows);
+  each(rows * kv_heads, 2 * seen * heads * dim, [&](int64_t item) {
+    const int64_t row = item / kv_heads, head = item % kv_heads, length = position[row] + 1;
+    thread_local std::vector<float> scores, query, sum;
+    scores.resize(length), query.resize(dim), sum.resize(dim);
+    for (int64_t g = 0; g < group; g++) {
+      const int64_t at = (row * heads + head * group + g) * dim;
+      float *s = scores.data(), *a = query.data(), *o = sum.data();
+      for (int64_t d = 0; d < dim; d++) a[d] = scale * static_cast<float>(q0[at + d]);
+      stretches(cache, slot[row], head, length, [&](int64_t start, int64_t stop, int64_t offset) {
+        const T* k = k0 + offset;
+        for (int64_t t = start; t < stop; t++, k += dim) {
+          float dot = 0;
+          for (int64_t d = 0; d < dim; d++) dot += a[d] * static_cast<float>(k[d]);
+          s[t] = dot;
+        }
+      });
+      float most = s[0], total = 0;
+      for (int64_t t = 1; t < length; t++) most = std::max(most, s[t]);
+      for (int64_t t = 0; t < length; t++) s[t] = std::exp(s[t] - most);
+      for (int64_t t = 0; t < length; t++) total += s[t];
+      std::fill(o, o + dim, 0.0f);
+      stretches(cache, slot[row], head, length, [&](int64_t start, int64_t stop, int64_t offset) {
+        const T* v = v0 + offset;
+        for (int64_t t = start; t < stop; t++, v += dim)
+          for (int64_t d = 0; d < dim; d++) o[d] += s[t] * static_cast<float>(v[d]);
+      });
+      for (int64_t d = 0; d < dim; d++) o0[at + d] = o[d] / total;
+    }
+  });
+}
+
+template <typename T>
+void add_norm_rows(Tensor& x, const std::optional<Tensor>& y, const Tensor& weight, float eps, Tensor& out) {
+  const int64_t rows = x.size(0), width = x.size(1);
+  T *x0 = x.mutable_data_ptr<T>(), *o0 = out.mutable_data_ptr<T>();
+  const T *y0 = y ? y->const_data_ptr<T>() : nullptr, *w = weight.const_data_ptr<T>();
+  each(rows, x.numel(), [&](int64_t row) {
+    T *a = x0 + row * width, *o = o0 + row * width;
+    if (y0 != nullptr) {
+      const T* b = y0 + row * width;
+      for (int64_t i = 0; i < width; i++) a[i] = static_cast<float>(a[i]) + static_cast<float>(b[i]);
+    }
+    float squares = 0;
+    for (int64_t i = 0; i < width; i++) squares += static_cast<float>(a[i]) * static_cast<float>(a[i]);
+    const float factor = 1.0f / std::sqrt(squares / width + eps);
+    for (int64_t i = 0; i < width; i++) o[i] = static_cast<float>(a[i]) * factor * static_cast<float>(w[i]);
+  });
+}
+
+template <typename T>
+void silu_multiply_rows(const Tensor& gate_up, Tensor& out) {
+  const int64_t rows = gate_up.size(0), width = gate_up.size(1) / 2;
+  const T* in = gate_up.const_data_ptr<T>();
+  T* o0 = out.mutable_data_ptr<T>();
+  each(rows, 4 * out.numel(), [&](int64_t row) {  // an exponential is some of them
+    const T *gate = in + row * 2 * width, *up = gate + width;
+    T* o = o0 + row * width;
+    for (int64_t i = 0; i < width; i++) {
+      const float g = gate[i];
+      o[i] = g / (1.0f + std::exp(-g)) * static_cast<float>(up[i]);
+    }
+  });
+}
+
+#define FOR_DTYPE(TENSOR, NAME, ...) \
+  AT_DISPATCH_FLOATING_TYPES_AND(at::ScalarType::BFloat16, (TENSOR).scalar_type(), NAME, [&] { __VA_ARGS__; })
+
+Tensor rotate_store(const Tensor& qkv, const Tensor& cosine, const Tensor& sine, const Tensor& slots, const Tensor& positions,
+                    Tensor keys, Tensor values, const std::optional<Tensor>& table) {
+  const Cache cache(keys, table);
+  auto q = at::empty({qkv.size(0), qkv.size(1) / cache.dim - 2 * cache.kv_heads, cache.dim}, qkv.options());
+  FOR_DTYPE(qkv, "rotate_store", rotate_store_rows<scalar_t>(qkv, cosine, sine, slots, positions, keys, values, cache, q));
+  return q;
+}
+
+Tensor attend(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& slots, const Tensor& positions,
+              const std::optional<Tensor>& table) {
+  const Cache cache(keys, table);
+  auto out = at::empty({q.size(0), q.size(1) * q.size(2)}, q.options());
+  FOR_DTYPE(q, "attend", {
+    const auto rows = cache.dim == 64    ? attend_rows<scalar_t, 64>
+                      : cache.dim == 128 ? attend_rows<scalar_t, 128>
+                                         : attend_rows<scalar_t, 0>;
+    rows(q, keys, values, slots, positions, cache, out);
+  });
+  return out;
+}
+
+Tensor add_norm(Tensor x, const std::optional<Tensor>& y, const Tensor& weight, double eps) {
+  auto out = at::empty_like(x);
+  FOR_DTYPE(x, "add_norm", add_norm_rows<scalar_t>(x, y, weight, static_cast<float>(eps), out));
+  return out;
+}
+
+Tensor silu_multiply(const Tensor& gate_up) {
+  auto out = at::empty({gate_up.size(0), gate_up.size(1) / 2}, gate_up.options());
+  FOR_DTYPE(gate_up, "silu_multiply", silu_multiply_rows<scalar_t>(gate_up, out));
+  return out;
+}
+
+}  // namespace
+
+// n rows; all tensors contiguous; cosine and sine fp32 [n, pairs that turn]; slots and positions int64 [n].
+TORCH_LIBRARY(repro_models, library) {
+  // qkv [n, (heads + 2 kv_heads) dim]: turns queries and keys, stores keys and values, returns the queries [n, heads, dim].
+  library.def("rotate_store(Tensor qkv, Tensor cosine, Tensor sine, Tensor slots, Tensor positions, Tensor(a!) keys, "
+              "Tensor(b!) values, Tensor? table) -> Tensor", &rotate_store);
+  // q [n, heads, dim]: row i attends to positions 0 ... positions[i] of its slot. Returns [n, heads dim].
+  library.def("attend(Tensor q, Tensor keys, Tensor values, Tensor slots, Tensor positions, Tensor? table) -> Tensor", &attend);
+  // x [n, width] += y in place (unless y is None); returns the RMS norm of x, times weight [width].
+  library.def("add_norm(Tensor(a!) x, Tensor? y, Tensor weight, float eps) -> Tensor", &add_norm);
+  // [n, 2 ffn], gate before up: silu(gate) * up, [n, ffn].
+  library.def("silu_multiply(Tensor gate_up) -> Tensor", &silu_multiply);
+}

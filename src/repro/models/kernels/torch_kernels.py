@@ -1,0 +1,95 @@
+"""The same in torch: attention span by span, over whole blocks of positions."""
+
+import math
+from collections.abc import Callable
+from itertools import accumulate
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from repro.models.kv_cache import KVCache
+from repro.models.rows import Rows, Span
+
+__all__ = ["TorchKernels", "rotate"]
+
+_SPAN_BLOCK = (
+    64  # a span of one token each attends over whole blocks of this many positions; the rest of a slot is not read
+)
+
+
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotary embedding of neighbouring pairs (2i, 2i+1), GGUF's LLaMA convention, computed in fp32.
+
+    x: [n, heads, head_dim]; cosine, sine: fp32 [n, pairs], pairs ≤ head_dim/2; what they do not reach stays. Returns x's shape and dtype.
+    """
+    turned, rest = x.split([2 * cosine.shape[1], x.shape[-1] - 2 * cosine.shape[1]], -1)
+    even, odd = turned.float().unflatten(-1, (-1, 2)).unbind(-1)
+    cosine, sine = cosine[:, None], sine[:, None]
+    turned = torch.stack((even * cosine - odd * sine, odd * cosine + even * sine), -1).flatten(-2)
+    return torch.cat((turned.to(x.dtype), rest), -1)
+
+
+class TorchKernels:
+    """`Kernels` on any device."""
+
+    name = "torch"
+
+    def attention(self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache) -> Callable[[int, Tensor], Tensor]:
+        kv_heads, dim = cache.kv_heads, cache.head_dim
+        ends = list(accumulate(span.rows for span in rows.spans))
+        owns = [slice(end - span.rows, end) for end, span in zip(ends, rows.spans, strict=True)]
+        spans = [_span(span, rows.positions[own], cache) for span, own in zip(rows.spans, owns, strict=True)]
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            heads = qkv.shape[1] // dim - 2 * kv_heads
+            qk, values = qkv.view(len(qkv), -1, dim).split([heads + kv_heads, kv_heads], 1)
+            queries, keys = rotate(qk, cosine, sine).split([heads, kv_heads], 1)
+            cache.write(layer, rows.slots, rows.positions, keys, values)
+            parts = [attend(layer, queries[own]) for attend, own in zip(spans, owns, strict=True)]
+            return torch.cat(parts).flatten(1)
+
+        return attend
+
+    def add_norm(self, x: Tensor, y: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        if y is not None:
+            x += y
+        return F.rms_norm(x, (x.shape[1],), weight, eps)
+
+    def silu_multiply(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, -1)
+        return F.silu(gate) * up
+
+
+def _span(span: Span, positions: Tensor, cache: KVCache) -> Callable[[int, Tensor], Tensor]:
+    """attend(layer, queries [n, heads, head_dim]) for the rows of one span."""
+    return _one_token_each(span, positions, cache) if span.tokens == 1 else _prompt(span, positions, cache)
+
+
+def _one_token_each(span: Span, positions: Tensor, cache: KVCache) -> Callable[[int, Tensor], Tensor]:
+    """No Python per request. The heads that share a KV head stand where the query positions would: no copy of the cache per head.
+    Written out because torch's fused CPU kernel rounds by the thread a row falls to, so by the batch around it."""
+    length = min(cache.capacity, _SPAN_BLOCK * (span.longest // _SPAN_BLOCK + 1))
+    beyond = torch.arange(length, device=positions.device) > positions[:, None]
+    mask = torch.zeros(beyond.shape, device=positions.device).masked_fill_(beyond, -math.inf)[:, None, None]
+
+    def attend(layer: int, queries: Tensor) -> Tensor:
+        keys, values = cache.read(layer, span.slots, length)
+        scores = (queries * cache.head_dim**-0.5).unflatten(1, (cache.kv_heads, -1)) @ keys.mT
+        return ((scores + mask.to(scores.dtype)).softmax(-1) @ values).flatten(1, 2)
+
+    return attend
+
+
+def _prompt(span: Span, positions: Tensor, cache: KVCache) -> Callable[[int, Tensor], Tensor]:
+    """Many tokens of each slot: every one attends to all before it."""
+    count, length = span.rows // span.tokens, span.longest + 1
+    seen = positions.view(count, 1, span.tokens, 1) >= torch.arange(length, device=positions.device)
+
+    def attend(layer: int, queries: Tensor) -> Tensor:
+        keys, values = cache.read(layer, span.slots, length)
+        queries = queries.unflatten(0, (count, span.tokens)).transpose(1, 2)
+        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=seen, enable_gqa=True)
+        return out.transpose(1, 2).flatten(0, 1)
+
+    return attend
