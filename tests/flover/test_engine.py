@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repro.baselines.batching import StaticScheduler, divergence, lone, serial
+from repro.baselines.batching import StaticScheduler, lone, serial
 from repro.flover.buffers import LAYOUTS, FixedBuffers, PagedBuffers
 from repro.flover.engine import Engine
 from repro.flover.request import QueueFull, Request, RequestError
@@ -61,7 +61,6 @@ def test_fused_tokens_equal_lone_tokens(layout, model, asked, slots, admit):
 @settings(max_examples=20, deadline=None)
 @given(asked=st.lists(ASKED, min_size=1, max_size=8), piece=st.integers(1, 40), slots=st.integers(1, 5))
 def test_prompts_in_pieces_give_the_same_tokens_and_stall_nobody(model, asked, piece, slots):
-    """But for near ties: the logits of a piece are sums in another order."""
     requests = [request(n, prompt, new, sampling=sampling) for n, (_, prompt, new, sampling) in enumerate(asked)]
     engine = Engine(model, Scheduler(slots, prefill_tokens=piece), CAPACITY)
     for item in requests:
@@ -79,9 +78,7 @@ def test_prompts_in_pieces_give_the_same_tokens_and_stall_nobody(model, asked, p
         assert sum(not g.tokens for g in running) <= 1  # a slot is taken when its prompt's turn has come
     assert stalled == 0
     for reference in lone(model, requests, CAPACITY):
-        gap = divergence(model, answers[reference.request.id], reference)
-        assert gap is None or gap < 1e-3 or reference.request.sampling.temperature > 0
-        assert len(answers[reference.request.id].tokens) == reference.request.max_new_tokens
+        assert answers[reference.request.id].tokens == reference.tokens
 
 
 def test_a_paged_pool_serves_what_fits_and_refuses_what_never_can(model):

@@ -78,7 +78,8 @@ def run(point: ServingPoint) -> Outcome:
         conditions={
             "model": f"SmolLM2-135M-Instruct, weights dequantised from Q4_1 to {point.dtype}",
             "threads": str(threads),
-            "linear": "oneDNN packed" if model.packed else "plain",
+            "linear": "oneDNN packed" if model.head.packed else "plain",
+            "kernels": model.kernels.name,
             "scales": _scales(point),
             "lone_reference": f"{len(alone)} of {len(requests)} requests, decoded alone after the timed run",
         },
@@ -236,7 +237,7 @@ def _label(point: ServingPoint) -> str:
 
 REPORTS = """total_seconds tokens_per_s latency_mean latency_p50 latency_p99 ttft_mean ttft_p50 ttft_p99 tpot_mean tpot_p50 tpot_p99
     output_tokens iterations waste_fraction slot_moves moved_bytes cache_bytes single_request_seconds mean_interval_seconds tokens_checked
-    tokens_equal_fraction tokens_equal_or_tied_fraction model threads linear scales lone_reference"""
+    tokens_equal_fraction tokens_equal_or_tied_fraction model threads linear kernels scales lone_reference"""
 EXPERIMENT = Experiment(
     summary="Serve SmolLM2-135M: fused decoding against serial and static batching, token for token",
     parameters=ServingPoint,

@@ -58,7 +58,7 @@ class Engine:
             raise ValueError(f"capacity is {capacity}, allowed: 1 to the model's context {model.config.context}")
         self.model, self.scheduler = model, scheduler
         self.buffers = layout(model, scheduler.slots, capacity)
-        self.sampler = Sampler(scheduler.slots)
+        self.sampler = Sampler(scheduler.slots, model.kernels.argmax)
         self.iterations = self.rows = self.dead_rows = 0
         self._gone: list[Generation] = []  # ended before they ran, and not handed out yet
         self._clock, self._sleep, self._start = clock, sleep, clock()

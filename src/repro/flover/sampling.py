@@ -6,7 +6,7 @@ distribution at it.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,7 +49,8 @@ class Sampler:
     """Chooses for the requests in `slots` slots; greedy until `put`. `sampling`, `given`: by slot, how, and how many tokens it was given.
     Both stay on the host, so that greedy requests cost nothing and choosing a way asks the device nothing."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, argmax: Callable[[Tensor], Tensor] = lambda logits: logits.argmax(-1)) -> None:
+        self._argmax = argmax
         self.sampling = [GREEDY] * slots
         self.given = [0] * slots
 
@@ -64,7 +65,7 @@ class Sampler:
 
     def __call__(self, logits: Tensor, slots: Sequence[int]) -> Tensor:
         """int64 [b]: the next tokens of the requests in `slots` (b of them), whose logits are [b, vocab]."""
-        chosen = logits.argmax(-1)
+        chosen = self._argmax(logits)
         kinds: dict[bool, list[int]] = {True: [], False: []}  # rows that draw, by whether from a part of the vocabulary
         for row, slot in enumerate(slots):
             sampling = self.sampling[slot]

@@ -60,6 +60,7 @@ class Decoder(ABC):
         del self._weights
         half = torch.arange(0, config.rotary_dim, 2, dtype=torch.float32) / config.rotary_dim
         self._frequencies = (config.rope_base**-half).to(self.device)
+        self._turns: tuple[Tensor, Tensor] | None = None
 
     @abstractmethod
     def _build(self) -> None:
@@ -101,10 +102,17 @@ class Decoder(ABC):
     @torch.inference_mode()
     def forward(self, rows: Rows, cache: KVCache, wanted: Tensor | slice = slice(None)) -> Tensor:
         """One pass; no Python per request. Logits [m, vocab] of the rows that `wanted` (a slice, or int64 [m]) picks."""
-        angles = rows.positions[:, None] * self._frequencies
-        attend = self.kernels.attention(rows, angles.cos(), angles.sin(), cache)
+        cosine, sine = (table[rows.positions] for table in self._rotations(cache.capacity))
+        attend = self.kernels.attention(rows, cosine, sine, cache)
         hidden = self._hidden(self.embedding[rows.tokens], attend)[wanted]
         return self.head(hidden) if len(hidden) else hidden.new_empty(0, self.config.vocab)
+
+    def _rotations(self, positions: int) -> tuple[Tensor, Tensor]:
+        """Cosine and sine, fp32 [positions or more, pairs], of what position turns which pair by."""
+        if self._turns is None or len(self._turns[0]) < positions:
+            angles = torch.arange(positions, device=self.device)[:, None] * self._frequencies
+            self._turns = angles.cos(), angles.sin()
+        return self._turns
 
     def prefill(self, tokens: Tensor, cache: KVCache, slot: int = 0, start: int = 0) -> Tensor:
         """Run a prompt [n] int64, or the piece of one that begins at position `start` when all before it is in the slot already. Logits

@@ -40,15 +40,21 @@ class Kernels(Protocol):
         """[n, 2 · ffn], gate before up, to silu(gate) · up [n, ffn]."""
         ...
 
+    def argmax(self, logits: Tensor) -> Tensor:
+        """[n, vocab] to int64 [n]."""
+        ...
+
 
 def choose(choice: Choice, device: torch.device, dtype: torch.dtype) -> Kernels:
-    """`cpp` raises `cpp.BuildError` where it cannot be; `auto` warns then, says why, and takes `torch`. Off the CPU `auto` is `torch`."""
-    if choice == "torch" or (choice == "auto" and (device.type != "cpu" or dtype not in cpp_dtypes())):
+    """`cpp` raises `cpp.BuildError` where it cannot be built, ValueError off the CPU and in other dtypes than float32 and bfloat16. `auto`
+    takes `torch` there; where a build fails it warns and says why."""
+    possible = device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)
+    if choice == "torch" or (choice == "auto" and not possible):
         return TorchKernels()
+    if not possible:
+        raise ValueError(f"kernels is 'cpp' and the model in {dtype} on {device}, allowed: float32 and bfloat16 on cpu")
     from repro.models.kernels.cpp import BuildError, CppKernels
 
-    if device.type != "cpu":
-        raise ValueError(f"kernels is 'cpp' and device {device}, allowed: cpu")
     try:
         return CppKernels()
     except BuildError as error:
@@ -56,7 +62,3 @@ def choose(choice: Choice, device: torch.device, dtype: torch.dtype) -> Kernels:
             raise
         warnings.warn(f"attention in torch, which is slower: {error}", stacklevel=2)
         return TorchKernels()
-
-
-def cpp_dtypes() -> tuple[torch.dtype, ...]:
-    return (torch.float32, torch.bfloat16, torch.float64)

@@ -27,7 +27,7 @@ class BuildError(RuntimeError):
 
 
 class CppKernels:
-    """`Kernels` on a CPU, in float32, bfloat16 or float64. Raises BuildError where they cannot be built."""
+    """`Kernels` on a CPU, in float32 or bfloat16. Raises BuildError where they cannot be built."""
 
     name = "C++"
 
@@ -50,6 +50,9 @@ class CppKernels:
 
     def silu_multiply(self, gate_up: Tensor) -> Tensor:
         return self._ops.silu_multiply(gate_up)
+
+    def argmax(self, logits: Tensor) -> Tensor:
+        return self._ops.argmax(logits)
 
 
 @functools.cache

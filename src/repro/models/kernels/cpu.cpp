@@ -16,6 +16,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <numeric>
 #include <optional>
@@ -24,6 +25,25 @@
 using at::Tensor;
 
 namespace {
+
+// torch's own conversions of bfloat16 keep the compiler from making vector instructions.
+template <typename T>
+inline auto widen(T value) {
+  if constexpr (std::is_same_v<T, at::BFloat16>)
+    return std::bit_cast<float>(static_cast<uint32_t>(value.x) << 16);
+  else
+    return value;
+}
+
+template <typename T>
+inline T narrow(float value) {
+  if constexpr (std::is_same_v<T, at::BFloat16>) {  // to the nearest, ties to even; a model's numbers are finite
+    const uint32_t bits = std::bit_cast<uint32_t>(value);
+    return at::BFloat16(static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16), at::BFloat16::from_bits());
+  } else {
+    return value;
+  }
+}
 
 struct Cache {
   const int64_t* table;  // nullptr: none
@@ -67,9 +87,9 @@ void rotate_store_rows(const Tensor& qkv, const Tensor& cosine, const Tensor& si
     for (int64_t head = 0; head < heads + kv_heads; head++, from += dim) {
       T* to = head < heads ? out + (row * heads + head) * dim : k + cache.at(slot[row], head - heads, position[row]);
       for (int64_t i = 0; i < half; i++) {  // neighbours turn together, as GGUF has it
-        const float even = from[2 * i], odd = from[2 * i + 1];
-        to[2 * i] = even * c[i] - odd * s[i];
-        to[2 * i + 1] = odd * c[i] + even * s[i];
+        const float even = widen(from[2 * i]), odd = widen(from[2 * i + 1]);
+        to[2 * i] = narrow<T>(even * c[i] - odd * s[i]);
+        to[2 * i + 1] = narrow<T>(odd * c[i] + even * s[i]);
       }
       std::copy(from + 2 * half, from + dim, to + 2 * half);  // models that turn a part of a head only
     }
@@ -85,12 +105,15 @@ void stretches(const Cache& cache, int64_t slot, int64_t head, int64_t length, F
     body(start, std::min(start + cache.block, length), cache.at(slot, head, start));
 }
 
-// DIM: head_dim when the compiler may know it (it then keeps a head in registers), or 0.
+constexpr int kMostDim = 256;
+
+// DIM: entries of a head where the compiler may know them, and keep them in registers; else 0. While keys of a head are read, its values
+// are fetched: between two passes the weights have driven both out of the caches, and one head is too short for the processor to guess.
 template <typename T, int DIM>
 void attend_rows(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& slots, const Tensor& positions,
                  const Cache& cache, Tensor& out) {
   const int64_t rows = q.size(0), heads = q.size(1), kv_heads = cache.kv_heads, group = heads / kv_heads;
-  const int64_t dim = DIM ? DIM : cache.dim;
+  const int dim = DIM ? DIM : cache.dim;
   const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
   const T *q0 = q.const_data_ptr<T>(), *k0 = keys.const_data_ptr<T>(), *v0 = values.const_data_ptr<T>();
   const int64_t *slot = slots.const_data_ptr<int64_t>(), *position = positions.const_data_ptr<int64_t>();
@@ -98,31 +121,38 @@ void attend_rows(const Tensor& q, const Tensor& keys, const Tensor& values, cons
   const int64_t seen = std::accumulate(position, position + rows, rows);
   each(rows * kv_heads, 2 * seen * heads * dim, [&](int64_t item) {
     const int64_t row = item / kv_heads, head = item % kv_heads, length = position[row] + 1;
-    thread_local std::vector<float> scores, query, sum;
-    scores.resize(length), query.resize(dim), sum.resize(dim);
+    const int64_t at = (row * heads + head * group) * dim;
+    thread_local std::vector<float> scores;
+    scores.resize(group * length);
     for (int64_t g = 0; g < group; g++) {
-      const int64_t at = (row * heads + head * group + g) * dim;
-      float *s = scores.data(), *a = query.data(), *o = sum.data();
-      for (int64_t d = 0; d < dim; d++) a[d] = scale * static_cast<float>(q0[at + d]);
+      float* s = scores.data() + g * length;
+      float a[DIM ? DIM : kMostDim];
+      for (int d = 0; d < dim; d++) a[d] = scale * widen(q0[at + g * dim + d]);
       stretches(cache, slot[row], head, length, [&](int64_t start, int64_t stop, int64_t offset) {
         const T* k = k0 + offset;
         for (int64_t t = start; t < stop; t++, k += dim) {
           float dot = 0;
-          for (int64_t d = 0; d < dim; d++) dot += a[d] * static_cast<float>(k[d]);
+          for (int d = 0; d < dim; d++) dot += a[d] * widen(k[d]);
           s[t] = dot;
+          if (g == 0)
+            for (int d = 0; d < dim; d += 64 / sizeof(T)) __builtin_prefetch(v0 + offset + (t - start) * dim + d);
         }
       });
       float most = s[0], total = 0;
       for (int64_t t = 1; t < length; t++) most = std::max(most, s[t]);
       for (int64_t t = 0; t < length; t++) s[t] = std::exp(s[t] - most);
       for (int64_t t = 0; t < length; t++) total += s[t];
-      std::fill(o, o + dim, 0.0f);
+      for (int64_t t = 0; t < length; t++) s[t] /= total;
+    }
+    for (int64_t g = 0; g < group; g++) {
+      const float* s = scores.data() + g * length;
+      float o[DIM ? DIM : kMostDim] = {};
       stretches(cache, slot[row], head, length, [&](int64_t start, int64_t stop, int64_t offset) {
         const T* v = v0 + offset;
         for (int64_t t = start; t < stop; t++, v += dim)
-          for (int64_t d = 0; d < dim; d++) o[d] += s[t] * static_cast<float>(v[d]);
+          for (int d = 0; d < dim; d++) o[d] += s[t] * widen(v[d]);
       });
-      for (int64_t d = 0; d < dim; d++) o0[at + d] = o[d] / total;
+      for (int d = 0; d < dim; d++) o0[at + g * dim + d] = narrow<T>(o[d]);
     }
   });
 }
@@ -136,12 +166,12 @@ void add_norm_rows(Tensor& x, const std::optional<Tensor>& y, const Tensor& weig
     T *a = x0 + row * width, *o = o0 + row * width;
     if (y0 != nullptr) {
       const T* b = y0 + row * width;
-      for (int64_t i = 0; i < width; i++) a[i] = static_cast<float>(a[i]) + static_cast<float>(b[i]);
+      for (int64_t i = 0; i < width; i++) a[i] = narrow<T>(widen(a[i]) + widen(b[i]));
     }
     float squares = 0;
-    for (int64_t i = 0; i < width; i++) squares += static_cast<float>(a[i]) * static_cast<float>(a[i]);
+    for (int64_t i = 0; i < width; i++) squares += widen(a[i]) * widen(a[i]);
     const float factor = 1.0f / std::sqrt(squares / width + eps);
-    for (int64_t i = 0; i < width; i++) o[i] = static_cast<float>(a[i]) * factor * static_cast<float>(w[i]);
+    for (int64_t i = 0; i < width; i++) o[i] = narrow<T>(widen(a[i]) * factor * widen(w[i]));
   });
 }
 
@@ -154,14 +184,30 @@ void silu_multiply_rows(const Tensor& gate_up, Tensor& out) {
     const T *gate = in + row * 2 * width, *up = gate + width;
     T* o = o0 + row * width;
     for (int64_t i = 0; i < width; i++) {
-      const float g = gate[i];
-      o[i] = g / (1.0f + std::exp(-g)) * static_cast<float>(up[i]);
+      const float g = widen(gate[i]);
+      o[i] = narrow<T>(g / (1.0f + std::exp(-g)) * widen(up[i]));
     }
   });
 }
 
+template <typename T>
+void argmax_rows(const Tensor& x, Tensor& out) {
+  const int64_t width = x.size(1);
+  const T* in = x.const_data_ptr<T>();
+  int64_t* o = out.mutable_data_ptr<int64_t>();
+  each(x.size(0), x.numel(), [&](int64_t row) {
+    const T* a = in + row * width;
+    float most = widen(a[0]);
+    for (int64_t i = 1; i < width; i++) most = std::max(most, widen(a[i]));
+    int64_t i = 0;
+    while (i < width - 1 && widen(a[i]) != most) i++;
+    o[row] = i;
+  });
+}
+
 #define FOR_DTYPE(TENSOR, NAME, ...) \
-  AT_DISPATCH_FLOATING_TYPES_AND(at::ScalarType::BFloat16, (TENSOR).scalar_type(), NAME, [&] { __VA_ARGS__; })
+  AT_DISPATCH_SWITCH((TENSOR).scalar_type(), NAME, AT_DISPATCH_CASE(at::ScalarType::Float, [&] { __VA_ARGS__; }) \
+                     AT_DISPATCH_CASE(at::ScalarType::BFloat16, [&] { __VA_ARGS__; }))
 
 Tensor rotate_store(const Tensor& qkv, const Tensor& cosine, const Tensor& sine, const Tensor& slots, const Tensor& positions,
                     Tensor keys, Tensor values, const std::optional<Tensor>& table) {
@@ -174,6 +220,7 @@ Tensor rotate_store(const Tensor& qkv, const Tensor& cosine, const Tensor& sine,
 Tensor attend(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& slots, const Tensor& positions,
               const std::optional<Tensor>& table) {
   const Cache cache(keys, table);
+  TORCH_CHECK(cache.dim <= kMostDim, "head_dim is ", cache.dim, ", at most ", kMostDim, " allowed");
   auto out = at::empty({q.size(0), q.size(1) * q.size(2)}, q.options());
   FOR_DTYPE(q, "attend", {
     const auto rows = cache.dim == 64    ? attend_rows<scalar_t, 64>
@@ -196,6 +243,12 @@ Tensor silu_multiply(const Tensor& gate_up) {
   return out;
 }
 
+Tensor argmax(const Tensor& x) {
+  auto out = at::empty({x.size(0)}, x.options().dtype(at::kLong));
+  FOR_DTYPE(x, "argmax", argmax_rows<scalar_t>(x, out));
+  return out;
+}
+
 }  // namespace
 
 // n rows; all tensors contiguous; cosine and sine fp32 [n, pairs that turn]; slots and positions int64 [n].
@@ -209,4 +262,6 @@ TORCH_LIBRARY(repro_models, library) {
   library.def("add_norm(Tensor(a!) x, Tensor? y, Tensor weight, float eps) -> Tensor", &add_norm);
   // [n, 2 ffn], gate before up: silu(gate) * up, [n, ffn].
   library.def("silu_multiply(Tensor gate_up) -> Tensor", &silu_multiply);
+  // x [n, width]: where each row is largest, the first such place, int64 [n].
+  library.def("argmax(Tensor x) -> Tensor", &argmax);
 }

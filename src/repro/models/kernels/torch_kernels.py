@@ -60,6 +60,9 @@ class TorchKernels:
         gate, up = gate_up.chunk(2, -1)
         return F.silu(gate) * up
 
+    def argmax(self, logits: Tensor) -> Tensor:
+        return logits.argmax(-1)
+
 
 def _span(span: Span, positions: Tensor, cache: KVCache) -> Callable[[int, Tensor], Tensor]:
     """attend(layer, queries [n, heads, head_dim]) for the rows of one span."""

@@ -1,0 +1,157 @@
+"""The kernels in C++ against those in torch, and what happens where they cannot be built."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from repro.models.kernels import choose
+from repro.models.kernels.cpp import CppKernels
+from repro.models.kernels.torch_kernels import TorchKernels
+from repro.models.kv_cache import PagedCache, SlotCache
+from repro.models.rows import Rows
+
+CPU = torch.device("cpu")
+CAPACITY = 90
+
+
+class Sizes:
+    def __init__(self, kv_heads: int, head_dim: int) -> None:
+        self.layers, self.kv_heads, self.head_dim = 2, kv_heads, head_dim
+
+
+def filled(cache):
+    generator = torch.Generator().manual_seed(1)
+    for part in (cache.keys, cache.values):
+        part.copy_(torch.randn(part.shape, generator=generator))
+    return cache
+
+
+def caches(sizes, paged, dtype):
+    """Two equal ones, full of what earlier requests left."""
+    for _ in range(2):
+        if not paged:
+            yield filled(SlotCache(sizes, 6, CAPACITY, dtype))
+            continue
+        cache = filled(PagedCache(sizes, 6, CAPACITY, 80, 8, dtype))
+        for slot in (3, 0, 5, 1, 4, 2):
+            cache.reserve(slot, CAPACITY)
+        yield cache
+
+
+def rows(decoding, prompts):
+    """Slots 1 … decode at these positions; slots after them process prompts of (start, tokens)."""
+    parts = []
+    if decoding:
+        span = slice(1, 1 + len(decoding))
+        parts.append(
+            Rows.decode(torch.zeros(len(decoding), dtype=torch.int64), torch.tensor(decoding), span, max(decoding))
+        )
+    for slot, (start, tokens) in enumerate(prompts, 1 + len(decoding)):
+        parts.append(Rows.prompt(torch.zeros(tokens, dtype=torch.int64), slot, start))
+    return Rows.joined(parts)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    decoding=st.lists(st.integers(0, CAPACITY - 1), max_size=3),
+    prompts=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 50)), min_size=1, max_size=2),
+    heads=st.sampled_from([(1, 1), (4, 4), (6, 2)]),
+    dim=st.sampled_from([2, 10, 64, 128, 256]),
+    share=st.sampled_from([0.5, 1.0]),
+    paged=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 99),
+)
+def test_attention_in_cpp_is_attention_in_torch(decoding, prompts, heads, dim, share, paged, dtype, seed):
+    heads, kv_heads = heads
+    asked, pairs = rows(decoding, prompts), max(1, int(dim * share) // 2)
+    generator = torch.Generator().manual_seed(seed)
+    qkv = torch.randn(len(asked.tokens), (heads + 2 * kv_heads) * dim, generator=generator).to(dtype)
+    angles = torch.rand(len(asked.tokens), pairs, generator=generator) * 6
+    results = []
+    for kernels, cache in zip((CppKernels(), TorchKernels()), caches(Sizes(kv_heads, dim), paged, dtype), strict=True):
+        attend = kernels.attention(asked, angles.cos(), angles.sin(), cache)
+        results.append((attend(1, qkv.clone()), cache.keys, cache.values))
+    near = {"atol": 1e-5, "rtol": 1e-4} if dtype is torch.float32 else {"atol": 0.04, "rtol": 0.02}
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, **near)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    positions=st.lists(st.integers(0, CAPACITY - 1), min_size=2, max_size=5),
+    dim=st.sampled_from([10, 64]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_a_row_is_bit_for_bit_what_it_is_alone(positions, dim, dtype):
+    """Attention; and a prompt in one piece, in two, and token by token."""
+    kernels, sizes = CppKernels(), Sizes(2, dim)
+    qkv = torch.randn(len(positions), 8 * dim, generator=torch.Generator().manual_seed(2)).to(dtype)
+    angles = torch.rand(len(positions), dim // 2)
+    together, *_ = caches(sizes, False, dtype)
+    all_rows = rows(positions, [])
+    out = kernels.attention(all_rows, angles.cos(), angles.sin(), together)(0, qkv)
+    for i, position in enumerate(positions):
+        alone, *_ = caches(sizes, False, dtype)
+        row = Rows.decode(torch.zeros(1, dtype=torch.int64), torch.tensor([position]), slice(1 + i, 2 + i), position)
+        mine = kernels.attention(row, angles[i : i + 1].cos(), angles[i : i + 1].sin(), alone)(0, qkv[i : i + 1])
+        assert torch.equal(mine[0], out[i])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_small_steps(dtype):
+    generator = torch.Generator().manual_seed(3)
+    x, y = (torch.randn(5, 200, generator=generator).to(dtype) for _ in range(2))
+    weight, ours, theirs = torch.rand(200, generator=generator).to(dtype), CppKernels(), TorchKernels()
+    for branch in (None, y):
+        a, b = x.clone(), x.clone()
+        torch.testing.assert_close(ours.add_norm(a, branch, weight, 1e-5), theirs.add_norm(b, branch, weight, 1e-5))
+        assert torch.equal(a, b)
+    torch.testing.assert_close(
+        ours.silu_multiply(x), theirs.silu_multiply(x), atol=1e-2 if dtype is torch.bfloat16 else 1e-6, rtol=1e-2
+    )
+    assert torch.equal(ours.argmax(x), x.argmax(-1))
+    assert ours.argmax(torch.tensor([[1.0, 3.0, 3.0], [-9.0, -9.0, -9.0]])).tolist() == [1, 0]
+
+
+def test_a_head_that_is_too_wide_is_refused():
+    cache = SlotCache(Sizes(1, 258), 6, CAPACITY)
+    attend = CppKernels().attention(rows([3], []), torch.ones(1, 2), torch.ones(1, 2), cache)
+    with pytest.raises(RuntimeError, match="head_dim is 258, at most 256"):
+        attend(0, torch.ones(1, 3 * 258))
+
+
+def built_elsewhere(tmp_path, compiler, code):
+    """Runs code where nothing was built yet, with this compiler."""
+    environment = {"CXX": str(compiler), "TORCH_EXTENSIONS_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+
+
+CHOOSE = "import torch; from repro.models.kernels import choose; print(choose('{}', torch.device('cpu'), torch.float32).name)"
+
+
+def test_a_compiler_that_fails_is_named_and_auto_goes_on_in_torch(tmp_path):
+    refused = tmp_path / "refused"
+    refused.write_text("#!/bin/sh\necho 'error: no such flag' >&2\nexit 1\n")
+    refused.chmod(0o755)
+    run = built_elsewhere(tmp_path, refused, CHOOSE.format("auto"))
+    assert run.stdout == "torch\n" and "no such flag" in run.stderr and "attention in torch" in run.stderr
+    run = built_elsewhere(tmp_path, refused, CHOOSE.format("cpp"))
+    assert run.returncode == 1 and "BuildError" in run.stderr and "no such flag" in run.stderr
+    run = built_elsewhere(tmp_path, tmp_path / "missing", CHOOSE.format("cpp"))
+    assert run.returncode == 1 and "BuildError" in run.stderr and "missing" in run.stderr
+    assert not list(tmp_path.glob("*.so"))
+
+
+def test_what_cannot_be_in_cpp():
+    assert choose("auto", CPU, torch.float16).name == "torch"
+    assert choose("auto", torch.device("meta"), torch.float32).name == "torch"
+    for device, dtype in ((torch.device("meta"), torch.float32), (CPU, torch.float16)):
+        with pytest.raises(
+            ValueError, match=f"kernels is 'cpp' and the model in {dtype} on {device}, allowed: float32"
+        ):
+            choose("cpp", device, dtype)
