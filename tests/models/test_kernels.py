@@ -11,16 +11,11 @@ from hypothesis import strategies as st
 from repro.models.kernels import choose
 from repro.models.kernels.cpp import CppKernels
 from repro.models.kernels.torch_kernels import TorchKernels
-from repro.models.kv_cache import PagedCache, SlotCache
+from repro.models.kv_cache import CacheSizes, PagedCache, SlotCache
 from repro.models.rows import Rows
 
 CPU = torch.device("cpu")
 CAPACITY = 90
-
-
-class Sizes:
-    def __init__(self, kv_heads: int, head_dim: int) -> None:
-        self.layers, self.kv_heads, self.head_dim = 2, kv_heads, head_dim
 
 
 def filled(cache):
@@ -73,7 +68,9 @@ def test_attention_in_cpp_is_attention_in_torch(decoding, prompts, heads, dim, s
     qkv = torch.randn(len(asked.tokens), (heads + 2 * kv_heads) * dim, generator=generator).to(dtype)
     angles = torch.rand(len(asked.tokens), pairs, generator=generator) * 6
     results = []
-    for kernels, cache in zip((CppKernels(), TorchKernels()), caches(Sizes(kv_heads, dim), paged, dtype), strict=True):
+    for kernels, cache in zip(
+        (CppKernels(), TorchKernels()), caches(CacheSizes(2, kv_heads, dim), paged, dtype), strict=True
+    ):
         attend = kernels.attention(asked, angles.cos(), angles.sin(), cache)
         results.append((attend(1, qkv.clone()), cache.keys, cache.values))
     near = {"atol": 1e-5, "rtol": 1e-4} if dtype is torch.float32 else {"atol": 0.04, "rtol": 0.02}
@@ -89,7 +86,7 @@ def test_attention_in_cpp_is_attention_in_torch(decoding, prompts, heads, dim, s
 )
 def test_a_row_is_bit_for_bit_what_it_is_alone(positions, dim, dtype):
     """Attention; and a prompt in one piece, in two, and token by token."""
-    kernels, sizes = CppKernels(), Sizes(2, dim)
+    kernels, sizes = CppKernels(), CacheSizes(2, 2, dim)
     qkv = torch.randn(len(positions), 8 * dim, generator=torch.Generator().manual_seed(2)).to(dtype)
     angles = torch.rand(len(positions), dim // 2)
     together, *_ = caches(sizes, False, dtype)
@@ -114,12 +111,14 @@ def test_the_small_steps(dtype):
     torch.testing.assert_close(
         ours.silu_multiply(x), theirs.silu_multiply(x), atol=1e-2 if dtype is torch.bfloat16 else 1e-6, rtol=1e-2
     )
-    assert torch.equal(ours.argmax(x), x.argmax(-1))
+    assert torch.equal(ours.argmax(x), x.argmax(-1)) and torch.equal(ours.argmax(x[:, 20:]), x[:, 20:].argmax(-1))
+    with pytest.raises(RuntimeError, match="contiguous"):
+        ours.silu_multiply(x[:, 20:])
     assert ours.argmax(torch.tensor([[1.0, 3.0, 3.0], [-9.0, -9.0, -9.0]])).tolist() == [1, 0]
 
 
 def test_a_head_that_is_too_wide_is_refused():
-    cache = SlotCache(Sizes(1, 258), 6, CAPACITY)
+    cache = SlotCache(CacheSizes(2, 1, 258), 6, CAPACITY)
     attend = CppKernels().attention(rows([3], []), torch.ones(1, 2), torch.ones(1, 2), cache)
     with pytest.raises(RuntimeError, match="head_dim is 258, at most 256"):
         attend(0, torch.ones(1, 3 * 258))

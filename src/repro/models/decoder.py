@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from repro.models.kernels import Attention, Choice, choose
-from repro.models.kv_cache import KVCache, SlotCache
+from repro.models.kv_cache import CacheSizes, KVCache, PagedCache, SlotCache
 from repro.models.linear import Linear
+from repro.models.parallel import Shard, Split
 from repro.models.rows import Rows
 
 __all__ = ["Decoder", "DecoderConfig"]
@@ -50,9 +51,11 @@ class Decoder(ABC):
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         kernels: Choice = "auto",
+        shard: Shard | None = None,
     ) -> None:
-        """`weights`: tensors by their GGUF names, [out, in] (`checkpoint.read_gguf` gives config and weights)."""
-        self.config, self.dtype, self.device = config, dtype, torch.device(device)
+        """`weights`: tensors by their GGUF names, [out, in] (`checkpoint.read_gguf` gives config and weights), whole also where `shard`
+        says which of several tensor-parallel ranks this is; such a model is one of several that must run alike (`flover.parallel`)."""
+        self.config, self.dtype, self.device, self.shard = config, dtype, torch.device(device), shard
         self.kernels = choose(kernels, self.device, dtype)
         self._weights = weights
         self.embedding = self._get("token_embd.weight")
@@ -72,15 +75,18 @@ class Decoder(ABC):
 
     head: Linear
 
-    def _get(self, *names: str) -> Tensor:
-        """Weights one below the other, in the model's dtype and place."""
-        return torch.cat([self._weights[name] for name in names]).to(self.device, self.dtype)
+    def _get(self, name: str) -> Tensor:
+        """A weight in the model's dtype and place."""
+        return self._weights[name].to(self.device, self.dtype)
 
-    def _linear(self, *names: str) -> Linear:
-        """Fused: layers that see the same input. Their biases, where they have any, are fused alike."""
-        biases = [f"{name}.bias" for name in names if f"{name}.bias" in self._weights]
+    def _linear(self, *names: str, split: Split) -> Linear:
+        """Fused: layers that see the same input, and their biases where they have any. `split`: how tensor-parallel ranks share them."""
+        biases = [self._get(f"{name}.bias") for name in names if f"{name}.bias" in self._weights]
         assert len(biases) in (0, len(names)), f"some of {names} have a bias and some not"
-        return Linear(self._get(*(f"{name}.weight" for name in names)), self._get(*biases) if biases else None)
+        weights = [self._get(f"{name}.weight") for name in names]
+        if self.shard is not None:
+            return self.shard.linear(weights, biases, split)
+        return Linear(torch.cat(weights), torch.cat(biases) if biases else None)
 
     @classmethod
     def random(cls, config: Any, seed: int = 0, **options: Any) -> Self:
@@ -96,12 +102,21 @@ class Decoder(ABC):
         return cls(config, {name: draw(name, shape) for name, shape in cls.weight_shapes(config).items()}, **options)
 
     def new_cache(self, slots: int, capacity: int) -> SlotCache:
-        """An empty cache of the model's sizes, dtype and device."""
-        return SlotCache(self.config, slots, capacity, self.dtype, self.device)
+        """An empty cache of the model's sizes (of its own KV heads), dtype and device."""
+        return SlotCache(self._cached, slots, capacity, self.dtype, self.device)
+
+    def new_paged_cache(self, slots: int, capacity: int, blocks: int, block: int) -> PagedCache:
+        """The same in a pool of `blocks` blocks of `block` positions."""
+        return PagedCache(self._cached, slots, capacity, blocks, block, self.dtype, self.device)
+
+    @property
+    def _cached(self) -> CacheSizes:
+        ranks = self.shard.size if self.shard is not None else 1
+        return CacheSizes(self.config.layers, self.config.kv_heads // ranks, self.config.head_dim)
 
     @torch.inference_mode()
     def forward(self, rows: Rows, cache: KVCache, wanted: Tensor | slice = slice(None)) -> Tensor:
-        """One pass; no Python per request. Logits [m, vocab] of the rows that `wanted` (a slice, or int64 [m]) picks."""
+        """One pass; no Python per request. Logits [m, vocab] of the rows that `wanted` (a slice, or int64 [m]) picks; of tensor-parallel ranks only rank 0 gets any."""
         cosine, sine = (table[rows.positions] for table in self._rotations(cache.capacity))
         attend = self.kernels.attention(rows, cosine, sine, cache)
         hidden = self._hidden(self.embedding[rows.tokens], attend)[wanted]

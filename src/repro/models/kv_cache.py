@@ -5,16 +5,18 @@ block table.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-__all__ = ["KVCache", "PagedCache", "SlotCache"]
+__all__ = ["CacheSizes", "KVCache", "PagedCache", "SlotCache"]
 
 
-class Sizes(Protocol):
-    """What a cache needs to know of a model's configuration."""
+@dataclass(frozen=True)
+class CacheSizes:
+    """What a cache needs to know of a model, or of one tensor-parallel rank's part of it."""
 
     layers: int
     kv_heads: int
@@ -47,7 +49,7 @@ class SlotCache:
 
     def __init__(
         self,
-        sizes: Sizes,
+        sizes: CacheSizes,
         slots: int,
         capacity: int,
         dtype: torch.dtype = torch.float32,
@@ -91,7 +93,7 @@ class PagedCache:
 
     def __init__(
         self,
-        sizes: Sizes,
+        sizes: CacheSizes,
         slots: int,
         capacity: int,
         blocks: int,

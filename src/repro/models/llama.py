@@ -80,19 +80,21 @@ class Llama(Decoder):
     weight_shapes = staticmethod(weight_shapes)
 
     def _build(self) -> None:
+        if self.shard is not None:
+            self.shard.check(self.config, self.config.ffn)
         self.norm = self._get("output_norm.weight")
-        self.head = self._linear("output" if "output.weight" in self._weights else "token_embd")
-        self.blocks = [
-            _Block(
-                attention_norm=self._get(f"blk.{i}.attn_norm.weight"),
-                qkv=self._linear(f"blk.{i}.attn_q", f"blk.{i}.attn_k", f"blk.{i}.attn_v"),
-                out=self._linear(f"blk.{i}.attn_output"),
-                ffn_norm=self._get(f"blk.{i}.ffn_norm.weight"),
-                gate_up=self._linear(f"blk.{i}.ffn_gate", f"blk.{i}.ffn_up"),
-                down=self._linear(f"blk.{i}.ffn_down"),
-            )
-            for i in range(self.config.layers)
-        ]
+        self.head = self._linear("output" if "output.weight" in self._weights else "token_embd", split="vocabulary")
+        self.blocks = [self._block(f"blk.{i}") for i in range(self.config.layers)]
+
+    def _block(self, name: str) -> _Block:
+        return _Block(
+            attention_norm=self._get(f"{name}.attn_norm.weight"),
+            qkv=self._linear(f"{name}.attn_q", f"{name}.attn_k", f"{name}.attn_v", split="outputs"),
+            out=self._linear(f"{name}.attn_output", split="inputs"),
+            ffn_norm=self._get(f"{name}.ffn_norm.weight"),
+            gate_up=self._linear(f"{name}.ffn_gate", f"{name}.ffn_up", split="outputs"),
+            down=self._linear(f"{name}.ffn_down", split="inputs"),
+        )
 
     def _hidden(self, x: Tensor, attend: Attention) -> Tensor:
         """The residual stream x is added to in place; each sum comes with the norm that follows it."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from repro.flover.buffers.base import Move
 from repro.flover.buffers.others import CompactBuffers, last_into_holes
 from repro.models.decoder import Decoder
-from repro.models.kv_cache import PagedCache
+from repro.models.kv_cache import KVCache
 
 __all__ = ["PagedBuffers"]
 
@@ -23,8 +23,8 @@ class PagedBuffers(CompactBuffers):
         self._pool = (slots * -(-capacity // block) if blocks is None else blocks, block)
         super().__init__(model, slots, capacity)
 
-    def _new_cache(self, model: Decoder) -> PagedCache:
-        return PagedCache(model.config, self.slots, self.capacity, *self._pool, model.dtype, model.device)
+    def _new_cache(self, model: Decoder) -> KVCache:
+        return model.new_paged_cache(self.slots, self.capacity, *self._pool)
 
     @property
     def most(self) -> int:

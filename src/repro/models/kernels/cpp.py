@@ -52,7 +52,7 @@ class CppKernels:
         return self._ops.silu_multiply(gate_up)
 
     def argmax(self, logits: Tensor) -> Tensor:
-        return self._ops.argmax(logits)
+        return self._ops.argmax(logits.contiguous())
 
 
 @functools.cache

@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <initializer_list>
 #include <numeric>
 #include <optional>
 #include <vector>
@@ -209,8 +210,13 @@ void argmax_rows(const Tensor& x, Tensor& out) {
   AT_DISPATCH_SWITCH((TENSOR).scalar_type(), NAME, AT_DISPATCH_CASE(at::ScalarType::Float, [&] { __VA_ARGS__; }) \
                      AT_DISPATCH_CASE(at::ScalarType::BFloat16, [&] { __VA_ARGS__; }))
 
+void check_contiguous(std::initializer_list<Tensor> tensors) {
+  for (const auto& tensor : tensors) TORCH_CHECK(tensor.is_contiguous(), "tensors must be contiguous");
+}
+
 Tensor rotate_store(const Tensor& qkv, const Tensor& cosine, const Tensor& sine, const Tensor& slots, const Tensor& positions,
                     Tensor keys, Tensor values, const std::optional<Tensor>& table) {
+  check_contiguous({qkv, cosine, sine, slots, positions, keys, values});
   const Cache cache(keys, table);
   auto q = at::empty({qkv.size(0), qkv.size(1) / cache.dim - 2 * cache.kv_heads, cache.dim}, qkv.options());
   FOR_DTYPE(qkv, "rotate_store", rotate_store_rows<scalar_t>(qkv, cosine, sine, slots, positions, keys, values, cache, q));
@@ -219,6 +225,7 @@ Tensor rotate_store(const Tensor& qkv, const Tensor& cosine, const Tensor& sine,
 
 Tensor attend(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& slots, const Tensor& positions,
               const std::optional<Tensor>& table) {
+  check_contiguous({q, keys, values, slots, positions});
   const Cache cache(keys, table);
   TORCH_CHECK(cache.dim <= kMostDim, "head_dim is ", cache.dim, ", at most ", kMostDim, " allowed");
   auto out = at::empty({q.size(0), q.size(1) * q.size(2)}, q.options());
@@ -232,18 +239,21 @@ Tensor attend(const Tensor& q, const Tensor& keys, const Tensor& values, const T
 }
 
 Tensor add_norm(Tensor x, const std::optional<Tensor>& y, const Tensor& weight, double eps) {
+  check_contiguous({x, y.value_or(x), weight});
   auto out = at::empty_like(x);
   FOR_DTYPE(x, "add_norm", add_norm_rows<scalar_t>(x, y, weight, static_cast<float>(eps), out));
   return out;
 }
 
 Tensor silu_multiply(const Tensor& gate_up) {
+  check_contiguous({gate_up});
   auto out = at::empty({gate_up.size(0), gate_up.size(1) / 2}, gate_up.options());
   FOR_DTYPE(gate_up, "silu_multiply", silu_multiply_rows<scalar_t>(gate_up, out));
   return out;
 }
 
 Tensor argmax(const Tensor& x) {
+  check_contiguous({x});
   auto out = at::empty({x.size(0)}, x.options().dtype(at::kLong));
   FOR_DTYPE(x, "argmax", argmax_rows<scalar_t>(x, out));
   return out;

@@ -1,0 +1,161 @@
+"""One engine over several tensor-parallel ranks that cannot disagree: rank 0 alone schedules and samples, and tells the others before each
+pass what is in it.
+
+    shard = Shard.of()
+    model = Llama(config, weights, shard=shard)
+    if shard.rank == 0:
+        with Leader(model) as leader:
+            report = Engine(leader, scheduler, capacity).serve(requests)
+    else:
+        follow(model)
+
+The authors' ranks each poll their own queue and take what they find there, so two of them may fuse a request at different tokens.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from repro.models.decoder import Decoder
+from repro.models.kv_cache import PagedCache, SlotCache
+from repro.models.rows import Rows, Span
+
+__all__ = ["Leader", "RankLost", "follow"]
+
+_CHANGES = ("move", "reserve", "free", "swap")  # what changes a cache besides a pass
+
+
+class RankLost(RuntimeError):
+    """A tensor-parallel rank died or does not answer; nothing can be decoded any more."""
+
+
+@dataclass(frozen=True)
+class _NewCache:
+    maker: str  # method of the model
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """`changes` of the cache since the pass before, in order, and what this one processes."""
+
+    changes: list[tuple[str, tuple[Any, ...]]]
+    rows: tuple[Tensor, Tensor, Tensor, tuple[Span, ...]]
+    wanted: Tensor | slice
+
+    def digest(self) -> bytes:
+        """What each request feeds, and where."""
+        return hashlib.sha256(repr([part.tolist() for part in self.rows[:3]]).encode()).digest()
+
+
+class _Mirrored:
+    """Rank 0's cache: what changes it is noted, so that the others change theirs alike before the next pass."""
+
+    def __init__(self, cache: SlotCache | PagedCache) -> None:
+        self.cache = cache
+        self.changes: list[tuple[str, tuple[Any, ...]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.cache, name)
+        if name not in _CHANGES:
+            return found
+
+        def change(*args: Any) -> Any:
+            self.changes.append((name, args))
+            return found(*args)
+
+        return change
+
+
+class Leader:
+    """Rank 0's model, to be served by an `Engine` like any other. One cache at a time: a new one ends the one before. Leaving the `with`
+    block lets the followers go. RankLost when one of them is gone."""
+
+    def __init__(self, model: Decoder) -> None:
+        assert model.shard is not None and model.shard.rank == 0, "a leader is rank 0 of a sharded model"
+        self.model, self._cache = model, None
+        self.config, self.device, self.kernels = model.config, model.device, model.kernels
+        self.digest = hashlib.sha256()  # of all passes: followers return theirs
+
+    def new_cache(self, slots: int, capacity: int) -> _Mirrored:
+        return self._make("new_cache", slots, capacity)
+
+    def new_paged_cache(self, slots: int, capacity: int, blocks: int, block: int) -> _Mirrored:
+        return self._make("new_paged_cache", slots, capacity, blocks, block)
+
+    def forward(self, rows: Rows, cache: _Mirrored, wanted: Tensor | slice = slice(None)) -> Tensor:
+        """As `Decoder.forward`, on all ranks."""
+        assert cache is self._cache, "an earlier cache: the followers have it no more"
+        where = wanted.cpu() if isinstance(wanted, Tensor) else wanted
+        told = _Pass(cache.changes, (rows.tokens.cpu(), rows.slots.cpu(), rows.positions.cpu(), rows.spans), where)
+        with _losses(self.model):
+            _tell(told, self.model)
+            self.digest.update(told.digest())
+            cache.changes = []
+            return self.model.forward(rows, cache.cache, wanted)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None or not issubclass(kind, RankLost):
+            with _losses(self.model):
+                _tell(None, self.model)
+
+    def _make(self, maker: str, *sizes: int) -> _Mirrored:
+        with _losses(self.model):
+            _tell(_NewCache(maker, sizes), self.model)
+        self._cache = _Mirrored(getattr(self.model, maker)(*sizes))
+        return self._cache
+
+
+def follow(model: Decoder) -> str:
+    """Do on this rank what the leader says, until it is done; the digest (hexadecimal sha256) of all passes. RankLost when one is gone."""
+    assert model.shard is not None and model.shard.rank > 0, "a follower is another rank than 0 of a sharded model"
+    digest, cache = hashlib.sha256(), None
+    with _losses(model):
+        while (told := _hear(model)) is not None:
+            if isinstance(told, _NewCache):
+                cache = getattr(model, told.maker)(*told.sizes)
+                continue
+            assert cache is not None, "a pass before the first cache"
+            digest.update(told.digest())
+            for name, args in told.changes:
+                getattr(cache, name)(*args)
+            *tensors, spans = told.rows
+            wanted = told.wanted.to(model.device) if isinstance(told.wanted, Tensor) else told.wanted
+            model.forward(Rows(*(part.to(model.device) for part in tensors), spans), cache, wanted)
+    return digest.hexdigest()
+
+
+def _tell(what: _NewCache | _Pass | None, model: Decoder) -> None:
+    dist.broadcast_object_list([what], group=model.shard.group, group_src=0, device=torch.device("cpu"))
+
+
+def _hear(model: Decoder) -> Any:
+    box = [None]
+    dist.broadcast_object_list(box, group=model.shard.group, group_src=0, device=torch.device("cpu"))
+    return box[0]
+
+
+@contextmanager
+def _losses(model: Decoder) -> Iterator[None]:
+    """torch.distributed raises plain RuntimeErrors when a connection breaks, and only on ranks at its ends. Whoever sees one leaves the
+    group, which breaks its own connections: so all ranks hear of it at once, not after the group's timeout."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "gloo" not in str(error) and not isinstance(error, dist.DistError):
+            raise
+        with suppress(Exception):
+            dist.destroy_process_group(model.shard.group)
+        raise RankLost(f"a tensor-parallel rank is gone: {str(error).splitlines()[0]}") from error

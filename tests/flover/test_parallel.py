@@ -1,0 +1,126 @@
+"""Tensor-parallel ranks give the tokens of one process, fuse alike, and end soon when one is killed."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from repro import launch
+from repro.baselines.batching import StaticScheduler, lone
+from repro.flover.buffers import LAYOUTS
+from repro.flover.engine import Engine
+from repro.flover.parallel import Leader, RankLost, follow
+from repro.flover.request import Request
+from repro.flover.sampling import Sampling
+from repro.flover.scheduler import Scheduler
+from repro.launch import RankError
+from repro.models.llama import Llama, LlamaConfig, weight_shapes
+from repro.models.parallel import Shard
+
+CONFIG = LlamaConfig(layers=2, width=32, heads=8, kv_heads=4, ffn=48, vocab=61, context=128)
+CAPACITY = 100
+
+
+def weights(tied: bool) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    shapes = weight_shapes(CONFIG) | ({} if tied else {"output.weight": (CONFIG.vocab, CONFIG.width)})
+    return {name: torch.randn(shape, generator=generator) / 4 for name, shape in shapes.items()}
+
+
+def requests() -> list[Request]:
+    drawn = torch.Generator().manual_seed(3)
+    result = []
+    for number in range(9):
+        prompt = torch.randint(0, CONFIG.vocab, (1 + 7 * number % 40,), generator=drawn).tolist()
+        sampling = Sampling(0.8, top_k=7, seed=number) if number % 3 == 0 else Sampling()
+        result.append(Request(number, tuple(prompt), 4 + 5 * number % 30, sampling=sampling))
+    return result
+
+
+def serve(rank: int, size: int, tied: bool, layout: str, scheduler: Scheduler) -> tuple[list[list[int]], str, int]:
+    """Tokens by request, the digest of all passes, and slot moves; on followers the digest alone."""
+    model = Llama(CONFIG, weights(tied), shard=Shard.of())
+    if rank:
+        return [], follow(model), 0
+    with Leader(model) as leader:
+        report = Engine(leader, scheduler, CAPACITY, layout=LAYOUTS[layout]).serve(requests())
+    return [g.tokens for g in report.generations], leader.digest.hexdigest(), report.slot_moves
+
+
+CASES = [(layout, Scheduler(4, prefill_tokens=20)) for layout in LAYOUTS] + [("window", StaticScheduler(4))]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(("layout", "scheduler"), CASES, ids=lambda value: getattr(value, "__name__", str(value)[:8]))
+def test_tokens_are_those_of_one_process_and_ranks_fuse_alike(ranks, layout, scheduler):
+    tied = ranks == 2
+    (tokens, digest, moves), *others = launch.launch(serve, ranks, tied, layout, scheduler, timeout_s=60)
+    alone = [g.tokens for g in lone(Llama(CONFIG, weights(tied)), requests(), CAPACITY)]
+    assert tokens == alone
+    assert all(other == digest for _, other, _ in others)
+    assert moves > 0 or layout == "fixed" or isinstance(scheduler, StaticScheduler)
+
+
+def test_a_digest_tells_passes_apart():
+    seen = {
+        launch.launch(serve, 2, True, "window", Scheduler(4, prefill_tokens=piece), timeout_s=60)[1][1]
+        for piece in (20, 21)
+    }
+    assert len(seen) == 2
+
+
+def killed(rank: int, size: int, victim: int) -> str:
+    """One rank kills itself in the middle; what the others raise."""
+    model = Llama(CONFIG, weights(True), shard=Shard.of())
+    passes = 0
+    forward = model.forward
+
+    def counted(*args):
+        nonlocal passes
+        passes += 1
+        if passes == 5 and rank == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return forward(*args)
+
+    model.forward = counted
+    if rank:
+        return follow(model)
+    with Leader(model) as leader:
+        Engine(leader, Scheduler(4), CAPACITY).serve(requests())
+    return "served"
+
+
+@pytest.mark.parametrize("victim", [0, 1, 3])
+def test_a_killed_rank_ends_the_run_with_its_cause(victim):
+    start = time.monotonic()
+    with pytest.raises(RankError, match=f"rank {victim} was killed by signal 9"):
+        launch.launch(killed, 4, victim, timeout_s=120)
+    assert time.monotonic() - start < 30  # a hang would take the timeout
+
+
+def survivors(rank: int, size: int) -> str:
+    try:
+        return killed(rank, size, victim=1) if rank != 1 else _leaves()
+    except RankLost as error:
+        return str(error)
+
+
+def _leaves() -> str:
+    """A rank that is gone without its parent noticing: it closes all connections and stays."""
+    import torch.distributed as dist
+
+    dist.destroy_process_group()
+    return "left"
+
+
+def test_the_others_are_told_by_a_typed_error():
+    first, left, *others = launch.launch(survivors, 4, timeout_s=60)
+    assert left == "left"
+    assert all("a tensor-parallel rank is gone" in told for told in (first, *others))
+
+
+def test_sizes_that_cannot_be_shared_are_refused():
+    with pytest.raises(ValueError, match="heads is 8, tensor-parallel ranks 3: a multiple is allowed"):
+        Llama(CONFIG, weights(True), shard=Shard(0, 3))
