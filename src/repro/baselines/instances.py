@@ -5,9 +5,11 @@ it arrives, and decodes it alone; nothing is shared but the machine, so they slo
 requests a request waits until one is free.
 """
 
+import contextlib
+import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from repro.flover.engine import Engine, Report
@@ -64,7 +66,7 @@ def serve(
     if not requests or any(request.arrival_s is None for request in requests):
         raise ValueError("requests: at least one is needed, each with its arrival_s")
     ordered = sorted(requests, key=lambda request: request.arrival_s)
-    with tempfile.TemporaryDirectory(prefix="repro-instances-") as folder:
+    with tempfile.TemporaryDirectory(prefix="repro-instances-") as folder, _patient_threads():
         asked = build, ordered, capacity, f"{folder}/following", tuple(paces)
         told = launch(_instance, instances, *asked, timeout_s=timeout_s, threads=threads)
     generations = sorted((g for one in told for g in one.generations), key=lambda generation: generation.request.id)
@@ -73,6 +75,19 @@ def serve(
     report.cache_bytes = sum(one.cache_bytes for one in told)
     pace_s = {pace: _median([one.pace_s[pace] for one in told if pace in one.pace_s]) for pace in paces}
     return Served(report, [one.nbytes for one in told], pace_s)
+
+
+@contextlib.contextmanager
+def _patient_threads() -> Iterator[None]:
+    """Let OpenMP in processes that are started meanwhile sleep while it waits, unless the user has said how. It spins otherwise, and where
+    several processes have a thread for each core, most of the time then goes into waiting for threads that have none."""
+    before = os.environ.get("OMP_WAIT_POLICY")
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["OMP_WAIT_POLICY"]
 
 
 class _Clock:

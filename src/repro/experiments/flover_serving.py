@@ -49,6 +49,9 @@ class ServingPoint(Point):
     )
     window_t1: float = Field(0.0, ge=0, description="the same in lone requests' times; 0: window_s holds")
     instances: int = Field(0, ge=0, description="instances: processes, each with the model; 0 = one per request")
+    instance_threads: int = Field(
+        0, ge=0, description="instances: threads of each; 0 = all cores, as each has the whole GPU"
+    )
     admit_per_iteration: int = Field(0, ge=0, description="fused: 0 = as many as fit; the authors' code: 1")
     layout: Literal["window", "fixed", "shift", "last", "paged"] = Field(
         "window", description="fused: what moves when a request leaves; window is the paper's reordering, fixed none"
@@ -68,8 +71,10 @@ class ServingPoint(Point):
             )
         if self.window_s and self.window_t1:
             raise ValueError(f"window_s is {self.window_s} and window_t1 {self.window_t1}: one of them must be 0")
-        if self.instances and self.engine != "instances":
-            raise ValueError(f"instances is {self.instances}: only the engine instances has some")
+        if (self.instances or self.instance_threads) and self.engine != "instances":
+            raise ValueError(
+                f"instances is {self.instances}, instance_threads {self.instance_threads}: only for the engine instances"
+            )
         if self.interval_t1 and self.workload == "azure":
             raise ValueError(
                 f"interval_t1 is {self.interval_t1}: the trace azure has its own gaps, scaled by time_scale"
@@ -109,7 +114,7 @@ def run(point: ServingPoint) -> Outcome:
     times = _flover_prediction.measured(point, model, shapes, capacity) if point.predict else None
     metrics: dict[str, float] = {}
     if point.engine == "instances":
-        served = _serve_by_instances(point, path, requests, capacity, threads)
+        served = _serve_by_instances(point, path, requests, capacity, point.instance_threads or threads)
         report, slowdown = served.report, served.slowdown
         metrics["instance_bytes"] = sum(served.instance_bytes) / len(served.instance_bytes)
         metrics["instances_bytes"] = float(sum(served.instance_bytes))
@@ -132,7 +137,9 @@ def run(point: ServingPoint) -> Outcome:
         metrics={name: Metric(value=value, unit=_unit(name)) for name, value in metrics.items()},
         conditions={
             "model": f"SmolLM2-135M-Instruct, weights dequantised from Q4_1 to {point.dtype}",
-            "threads": str(threads) + (" per instance" if point.engine == "instances" else ""),
+            "threads": f"{point.instance_threads or threads} per instance"
+            if point.engine == "instances"
+            else str(threads),
             "linear": "oneDNN packed" if model.packed else "plain",
             "scales": _flover_workload.words(point),
             "lone_reference": f"{len(alone)} of {len(requests)} requests, decoded alone after the timed run",
@@ -239,6 +246,7 @@ def _label(point: ServingPoint) -> str:
     if point.engine == "dynamic":
         engine += f"-{point.window_t1:g}T1" if point.window_t1 else f"-{point.window_s:g}s"
     engine += f"{point.instances}" if point.instances else ""
+    engine += f"-threads{point.instance_threads}" if point.instance_threads else ""
     engine += f"-admit{point.admit_per_iteration}" if point.engine == "fused" and point.admit_per_iteration else ""
     if point.engine == "fused":
         engine += f"-{point.layout}" if point.layout != "window" else ""
