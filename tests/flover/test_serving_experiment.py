@@ -38,7 +38,7 @@ def test_a_short_run_is_token_exact(engine):
 
 @pytest.mark.slow
 def test_windows_in_lone_requests_times_and_what_the_model_says_of_them():
-    fields = {"requests": 3, "workload": "fixed", "length_scale": 0.02, "batch_size": 3}
+    fields = {"requests": 3, "workload": "fixed", "length_scale": 0.02, "batch_size": 4}  # never full
     point, outcome, metrics = served(engine="dynamic", interval_t1=0.1, window_t1=2.0, predict=True, **fields)
     assert metrics["window_seconds"] == pytest.approx(20 * metrics["mean_interval_seconds"])  # 2 T1 and 0.1 T1
     assert metrics["iterations"] == 9 and metrics["waste_fraction"] == 0  # one batch of equal answers of 10 tokens
@@ -47,7 +47,7 @@ def test_windows_in_lone_requests_times_and_what_the_model_says_of_them():
         assert metrics[f"error_{name}"] == pytest.approx(metrics[f"predicted_{name}"] / metrics[name] - 1)
         assert outcome.metrics[f"predicted_{name}"].unit == "s" and outcome.metrics[f"error_{name}"].unit == "1"
     assert metrics["predicted_total_seconds"] > metrics["window_seconds"]
-    assert EXPERIMENT.label(point).startswith("dynamic3-2T1-predicted-fixed-n3")
+    assert EXPERIMENT.label(point).startswith("dynamic4-2T1-predicted-fixed-n3")
 
 
 @pytest.mark.slow
