@@ -9,6 +9,7 @@ import torch
 from moe_models import build
 
 from repro import paths
+from repro.models.llama import Llama, LlamaConfig
 
 
 def program(document: str, holding: str) -> str:
@@ -45,8 +46,14 @@ def test_placing_the_experts_of_a_transformers_model(tmp_path, monkeypatch):
     torch.testing.assert_close(names["model"](tokens).logits, before)
 
 
+def test_predicting_a_real_model(capsys):
+    names = {"model": Llama.random(LlamaConfig(layers=1, width=32, heads=4, kv_heads=2, ffn=48, vocab=61))}
+    exec(program("docs/flover.md", "Batches"), names)
+    assert capsys.readouterr().out.count("all done after") == 3
+
+
 def test_serving_a_real_model(capsys):
-    exec(program("docs/flover.md", "Engine"), {})
+    exec(program("docs/flover.md", "import Engine"), {})
     said = capsys.readouterr().out
     ids = {line.split()[0] for line in said.splitlines() if line.split()[1:2] in (["stop"], ["length"])}
     assert "Paris" in said and ids >= {"0", "1"}

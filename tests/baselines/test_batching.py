@@ -4,8 +4,9 @@ import math
 
 import pytest
 import torch
+from timed_model import Clock
 
-from repro.baselines.batching import StaticScheduler, divergence, lone, serial
+from repro.baselines.batching import DynamicScheduler, StaticScheduler, divergence, lone, serial
 from repro.flover.engine import Engine
 from repro.flover.request import Generation, Request
 
@@ -58,6 +59,49 @@ def test_static_counts_dead_rows_and_keeps_the_tokens(model):
     assert len({generation.finish_s for generation in finished}) == 1
     assert [g.tokens for g in finished] == [g.tokens for g in lone(model, requests, 12)]
     assert all(g.ttft_s == g.latency_s and g.tpot_s is None for g in finished)  # answers come in one piece
+
+
+def test_a_window_opens_with_the_first_who_waits_and_closes_early_when_the_batch_is_full():
+    scheduler = DynamicScheduler(slots=2, window_s=1.0)
+    assert scheduler.next_deadline == math.inf and not scheduler.ready
+    scheduler.submit(Request(0, (1,), 4, arrival_s=5.0))
+    scheduler.closed = True  # which it does not know
+    scheduler.expired(5.9)
+    assert not scheduler.ready and scheduler.admit() == [] and scheduler.next_deadline == 6.0
+    scheduler.expired(6.0)
+    assert scheduler.ready
+    scheduler.expired(5.5)
+    scheduler.submit(Request(1, (1,), 4, arrival_s=5.5))
+    scheduler.submit(Request(2, (1,), 4, arrival_s=5.5))
+    assert scheduler.ready and [request.id for request in scheduler.admit()] == [0, 1]
+    assert scheduler.next_deadline == 6.5 and not scheduler.ready
+
+
+def test_dynamic_keeps_the_tokens_and_hands_a_batch_back_together(model):
+    requests = [
+        Request(n, (n + 1, 3), new, at) for n, (new, at) in enumerate([(4, 0.0), (9, 0.5), (3, 1.2), (5, 60.0)])
+    ]
+    clock = Clock()
+    report = Engine(model, DynamicScheduler(8, window_s=1.0), 40, clock, clock.sleep).serve(requests)
+    first, second, third, last = report.generations
+    assert first.finish_s == second.finish_s and first.admitted_s == second.admitted_s == 1.0
+    assert third.admitted_s == 2.2 and last.admitted_s == last.finish_s == 61.0  # nothing else moves this clock
+    assert [g.tokens for g in report.generations] == [g.tokens for g in lone(model, requests, 40)]
+    assert all(g.ttft_s == g.latency_s and g.tpot_s is None for g in report.generations)
+
+
+def test_who_waits_for_a_window_leaves_at_the_deadline(model):
+    clock = Clock()
+    requests = [Request(0, (1,), 4, 0.0, deadline_s=2.0), Request(1, (1,), 4, 1.0)]
+    late, fine = Engine(model, DynamicScheduler(8, window_s=5.0), 40, clock, clock.sleep).serve(requests).generations
+    assert (late.finish_reason, late.finish_s) == ("deadline", 2.0) and late.tokens == []
+    assert (fine.finish_reason, fine.finish_s) == ("length", 6.0)  # the window is its own then
+
+
+@pytest.mark.parametrize("window_s", [-1.0, math.inf, math.nan])
+def test_a_window_is_checked(window_s):
+    with pytest.raises(ValueError, match=f"window_s is {window_s}, must be finite and at least 0"):
+        DynamicScheduler(4, window_s=window_s)
 
 
 def test_serial_runs_one_at_a_time(model):

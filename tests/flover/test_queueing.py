@@ -1,12 +1,28 @@
-"""The queue model against stepping iteration by iteration, and against what the paper published."""
+"""The queue model against the engine itself on a model that takes known times, and against what the paper published."""
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from timed_model import Clock, TimedModel
 
+from repro.baselines.batching import DynamicScheduler, StaticScheduler, serial
 from repro.experiments.flover_queue import QueuePoint, run
-from repro.flover.queueing import QueueModel, fixed_arrivals, poisson_arrivals, serial_seconds
+from repro.flover.arrivals import Shape, fixed_arrivals, poisson_arrivals
+from repro.flover.engine import Engine, Report
+from repro.flover.queueing import (
+    Batches,
+    ConcurrentBatches,
+    Fused,
+    Instances,
+    LinearTimes,
+    MeasuredTimes,
+    QueueRun,
+    evenly,
+)
+from repro.flover.queueing.shared import share
+from repro.flover.request import Request
+from repro.flover.scheduler import Scheduler
 
 # Published, arXiv 2305.13484 v1 Fig. 8 (GPT-J, 32 requests, 512 iterations each): mean interval ms: (iterations, overlap %).
 FIG8 = {20: (557, 91.3), 50: (616, 81.8), 100: (748, 67.3), 150: (888, 62.1), 200: (911, 60.3), 300: (1174, 45.2)}
@@ -19,60 +35,175 @@ FIG4A = {
     "33B": ((13.6, 14.1, 15.6, 17.7, 21.9, 30.3), 1.2),
     "65B": ((10.8, 11.4, 12.5, 14.4, 18.7, 27.2), 1.2),
 }
+TICK = 2.0**-10  # all times of the fake model are multiples, so that sums are exact and ties are ties
 
 
-def stepped(model: QueueModel, arrivals: list[float]) -> tuple[list[float], int]:
-    """Finish times and iterations, one iteration at a time."""
-    waiting, live, finish = list(enumerate(arrivals)), {}, [0.0] * len(arrivals)
-    now, iterations = 0.0, 0
-    while waiting or live:
-        if not live:
-            now = max(now, waiting[0][1])
-        admitted = 0
-        while (
-            waiting
-            and waiting[0][1] <= now
-            and (not model.admit_per_iteration or admitted < model.admit_per_iteration)
-            and (not model.slots or len(live) < model.slots)
-        ):
-            live[waiting.pop(0)[0]] = model.iterations
-            admitted += 1
-        now += model.single_request_s / model.iterations * (1 + model.batch_cost * (len(live) - 1))
-        iterations += 1
-        for request in list(live):
-            live[request] -= 1
-            if not live[request]:
-                finish[request] = now
-                del live[request]
-    return finish, iterations
+class DyadicTimes:
+    """Times that depend on everything a model may depend on, in whole ticks."""
+
+    floor_s = 17 * TICK
+
+    def decode(self, batch, context):
+        return (100 + 7 * batch + np.asarray(context) // 3) * TICK
+
+    def prefill(self, tokens, start=0):
+        return (20 + 3 * tokens + start) * TICK
 
 
-@given(
-    st.lists(st.integers(0, 400), min_size=1, max_size=8),
-    st.integers(1, 12),
-    st.integers(0, 3),
-    st.integers(0, 3),
-    st.sampled_from([0.0, 0.02, 0.5]),
+SHAPE = st.tuples(st.integers(0, 2000), st.integers(1, 12), st.integers(1, 20))
+SHAPES = st.lists(SHAPE, min_size=1, max_size=9).map(
+    lambda drawn: [
+        Shape(at * TICK, *sizes) for at, (_, *sizes) in zip(np.cumsum([d[0] for d in drawn]), drawn, strict=True)
+    ]
 )
-def test_jumping_between_events_equals_stepping(gaps, iterations, admit, slots, cost):
-    # π keeps an arrival off an iteration's edge, where the rounding of two ways of adding would decide.
-    arrivals = (np.cumsum(gaps) * np.pi / 100).tolist()
-    model = QueueModel(1.0, iterations, cost, admit, slots)
-    result, (finish, total) = model.run(arrivals), stepped(model, arrivals)
-    assert result.iterations == total
-    np.testing.assert_allclose(result.finish_s, finish, rtol=1e-9)
-    assert np.all(result.latency_s > 0.999)  # nobody is faster than alone
+
+
+def served(shapes: list[Shape], scheduler: Scheduler, times=None, capacity: int = 40) -> Report:
+    """By the real engine, on a clock that only the model and waiting move."""
+    clock = Clock()
+    requests = [Request(n, (1,) * s.prompt_tokens, s.output_tokens, s.arrival_s) for n, s in enumerate(shapes)]
+    model = TimedModel(times or DyadicTimes(), clock)
+    engine = Engine(model, scheduler, capacity, clock, clock.sleep)
+    model.running = scheduler.running
+    return engine.serve(requests)
+
+
+def assert_same(found: QueueRun, report: Report) -> None:
+    generations = report.generations
+    assert found.admitted_s.tolist() == [g.admitted_s for g in generations]
+    assert found.finish_s.tolist() == [g.finish_s for g in generations]
+    assert found.ttft_s.tolist() == [g.ttft_s for g in generations]
+    assert found.latency_s.tolist() == [g.latency_s for g in generations]
+    assert found.total_seconds == report.total_seconds
+    assert (found.iterations, found.rows, found.dead_rows) == (report.iterations, report.rows, report.dead_rows)
+
+
+@settings(max_examples=150, deadline=None)
+@given(SHAPES, st.integers(1, 9), st.integers(0, 3), st.integers(0, 14))
+def test_fused_is_what_the_engine_does(shapes, slots, admit, piece):
+    report = served(shapes, Scheduler(slots, admit_per_iteration=admit, prefill_tokens=piece))
+    assert_same(Fused(slots, admit, piece).run(shapes, DyadicTimes()), report)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SHAPES)
+def test_serial_is_what_the_engine_does(shapes):
+    found = Fused(slots=1).run(shapes, DyadicTimes())
+    assert_same(found, served(shapes, serial()))
+    finish = 0.0  # and what one would do by hand
+    for shape, ends in zip(shapes, found.finish_s, strict=True):
+        decoded = DyadicTimes().decode(1, shape.prompt_tokens + np.arange(shape.output_tokens - 1)).sum()
+        finish = max(finish, shape.arrival_s) + DyadicTimes().prefill(shape.prompt_tokens) + decoded
+        assert ends == finish
+
+
+@settings(max_examples=100, deadline=None)
+@given(SHAPES, st.integers(1, 9), st.sampled_from([32, 40]))
+def test_static_batches_are_what_the_engine_does(shapes, slots, capacity):
+    report = served(shapes, StaticScheduler(slots), capacity=capacity)
+    assert_same(Batches(slots, capacity=capacity).run(shapes, DyadicTimes()), report)
+
+
+@settings(max_examples=150, deadline=None)
+@given(SHAPES, st.integers(1, 9), st.integers(0, 3000))
+def test_dynamic_batches_are_what_the_engine_does(shapes, slots, window):
+    report = served(shapes, DynamicScheduler(slots, window_s=window * TICK))
+    assert_same(Batches(slots, window * TICK, 40).run(shapes, DyadicTimes()), report)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SHAPES, st.integers(1, 5), st.integers(0, 1))
+def test_times_that_no_number_holds_exactly_end_alike_too(shapes, slots, admit):
+    """But for an arrival that rounding puts before or behind a boundary, which π avoids here."""
+    shapes = [Shape(s.arrival_s * np.pi, s.prompt_tokens, s.output_tokens) for s in shapes]
+    times = LinearTimes(0.1, 0.3, 0.007)
+    report = served(shapes, Scheduler(slots, admit_per_iteration=admit), times)
+    found = Fused(slots, admit).run(shapes, times)
+    np.testing.assert_allclose(found.finish_s, [g.finish_s for g in report.generations], rtol=1e-12)
+    assert found.iterations == report.iterations
+
+
+def test_prompts_apart_delay_nobody():
+    """Two prompts of 4 s are done at 4 and 8; the second decodes from the boundary after 8 on. Inside, the first would wait for both."""
+    times = LinearTimes(1.0, 0.0, 1.0)
+    shapes = [Shape(0.0, 4, 8), Shape(0.0, 4, 3)]
+    apart = Fused(prefill_apart=True).run(shapes, times)
+    assert apart.first_token_s.tolist() == [4, 8] and apart.finish_s.tolist() == [11, 10]
+    assert Fused().run(shapes, times).finish_s.tolist() == [15, 10]
+    one = Fused(slots=1, prefill_apart=True).run(shapes, times)  # a slot is taken for decoding only
+    assert one.admitted_s.tolist() == [4, 11] and one.finish_s.tolist() == [11, 13]
+
+
+def test_windows_by_hand():
+    times = LinearTimes(1.0, 0.5)  # prompts are free; 2 rows take 1.5 s, 3 take 2
+    shapes = [Shape(at, 1, 5) for at in (0.0, 1.0, 2.5, 3.0)]
+    one_by_one = Batches(window_s=2.0).run(shapes, times)
+    # 0 and 1 run from 2 to 8; the window of 2.5 closed at 4.5, so the others run from 8 to 14.
+    assert one_by_one.finish_s.tolist() == [8, 8, 14, 14] and one_by_one.iterations == 8
+    beside = ConcurrentBatches(2.0).run(shapes, times)
+    # 2.5 s alone, then both at half speed: 3.5 s left of the first at 4.5, so until 11.5; the other has 2.5 left.
+    assert beside.admitted_s.tolist() == [2, 2, 4.5, 4.5]
+    assert beside.finish_s.tolist() == [11.5, 11.5, 14, 14]
+    full = ConcurrentBatches(2.0, slots=2).run(shapes, times)
+    assert full.admitted_s.tolist() == [1, 1, 3, 3]  # who is full does not wait
+
+
+def test_instances_by_hand():
+    times = LinearTimes(1.0, prefill_s_per_token=2.0)
+    shapes = [Shape(0.0, 1, 3), Shape(2.0, 1, 3), Shape(20.0, 1, 1)]  # 4, 4 and 2 s alone
+    found = Instances().run(shapes, times)
+    # Alone until 2, then both at half speed: the first has 2 left, done at 6; the other 2 left alone, done at 8.
+    assert found.finish_s.tolist() == [6, 8, 22] and found.first_token_s.tolist() == [2, 6, 22]
+    assert Instances(1).run(shapes, times).finish_s.tolist() == [4, 8, 22]
+    free = Instances(slowdown=lambda running: 1.0).run(shapes, times)
+    assert free.finish_s.tolist() == [4, 6, 22] and free.first_token_s.tolist() == [2, 4, 22]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(1, 60)), min_size=1, max_size=7),
+    st.integers(0, 4),
+    st.sampled_from([evenly, lambda k: 1.0 + 0.75 * (k - 1)]),
+)
+def test_sharing_equals_stepping_through_time(tasks, limit, slowdown):
+    """In small steps, each task that runs gains a step over the slow-down."""
+    starts = np.cumsum([gap for gap, _ in tasks]).tolist()
+    found, step = share(starts, [work for _, work in tasks], slowdown, limit), 0.02
+    left, waiting, running, ends = [float(work) for _, work in tasks], list(range(len(tasks))), [], {}
+    now = 0.0
+    while len(ends) < len(tasks):
+        while waiting and starts[waiting[0]] <= now and (not limit or len(running) < limit):
+            running.append(waiting.pop(0))
+        gain = step / slowdown(len(running)) if running else 0.0
+        now += step
+        for task in running.copy():
+            left[task] -= gain
+            if left[task] <= 1e-9:
+                ends[task] = now
+                running.remove(task)
+    np.testing.assert_allclose(found.ends, [ends[task] for task in range(len(tasks))], atol=20 * step)
+    np.testing.assert_allclose(found.when(np.array([work for _, work in tasks], float)), found.ends)
+
+
+def test_measured_times_are_linear_between_the_points_and_refuse_what_was_not_measured():
+    grid = np.array([[1.0, 3.0], [2.0, 6.0]])
+    times = MeasuredTimes(np.array([1, 3]), np.array([10, 20]), grid, np.array([2, 6]), np.array([0]), grid[:, :1])
+    np.testing.assert_allclose(times.decode(1, np.array([5, 10, 15, 20])), [1, 1, 2, 3])
+    np.testing.assert_allclose(times.decode(2, np.array([10, 15])), [1.5, 3])
+    assert [times.prefill(tokens) for tokens in (1, 2, 4, 6)] == [1, 1, 1.5, 2]
+    for call in (lambda: times.decode(4, np.array([10])), lambda: times.decode(1, np.array([10, 21]))):
+        with pytest.raises(ValueError, match=r"(batch is 4|context is 21), but was measured up to (3|20) only"):
+            call()
+    with pytest.raises(ValueError, match="start is 1, but was measured up to 0 only"):
+        times.prefill(2, 1)
+    with pytest.raises(ValueError, match="batches begins with 2, must begin with 1"):
+        MeasuredTimes(np.array([2, 3]), *[getattr(times, name) for name in list(vars(times))[1:6]])
 
 
 def test_a_lone_request_takes_its_own_time():
-    result = QueueModel(5.6).run([0.0])
-    assert result.total_seconds == pytest.approx(5.6)
-    assert result.iterations == 512 and result.overlap_fraction == 1.0
-
-
-def test_serial_reference():
-    assert serial_seconds([0.0] * 32, 5.6) == pytest.approx(32 * 5.6)
-    assert serial_seconds([0.0, 10.0, 11.0], 2.0) == pytest.approx(14.0)
+    found = Fused().run([Shape(0.0, 1, 513)], LinearTimes(5.6 / 512))
+    assert found.total_seconds == pytest.approx(5.6)
+    assert found.iterations == 512 and found.overlap_fraction == 1.0
 
 
 def test_poisson_gaps_have_the_mean_and_start_at_zero():
@@ -86,10 +217,11 @@ def test_poisson_gaps_have_the_mean_and_start_at_zero():
 def test_flover_column_of_figure_4a(model):
     published, error = FIG4A[model]
     for count, seconds in zip((1, 2, 4, 8, 16, 32), published, strict=True):
-        result = QueueModel(published[0], batch_cost=0.0).run(fixed_arrivals(count, 0.5))
+        shapes = [Shape(arrival, 1, 513) for arrival in fixed_arrivals(count, 0.5)]
+        found = Fused(admit_per_iteration=1, prefill_apart=True).run(shapes, LinearTimes(published[0] / 512))
         formula = published[0] + 0.5 * (count - 1)
-        assert result.total_seconds == pytest.approx(formula, abs=0.03)  # one iteration: a token boundary
-        assert result.total_seconds == pytest.approx(seconds, abs=error)
+        assert found.total_seconds == pytest.approx(formula, abs=0.03)  # one iteration: a token boundary
+        assert found.total_seconds == pytest.approx(seconds, abs=error)
 
 
 def test_iterations_of_figure_8_are_within_one_deviation():
@@ -108,13 +240,43 @@ def test_experiment_series_and_metrics():
     assert len(run(QueuePoint(seeds=7)).series) == 7
 
 
-@pytest.mark.parametrize("wrong", [{"single_request_s": 0}, {"single_request_s": 1, "batch_cost": -1}])
-def test_model_parameters_are_checked(wrong):
-    with pytest.raises(ValueError, match="must"):
-        QueueModel(**wrong)
+def test_experiment_windows():
+    """All 32 have come by 15.5 s, so a window of 16 s is one batch: 16 s, and 9.1 s at 1 + 31 c."""
+    point = QueuePoint(table="progress", policy="dynamic", window_s=16.0, single_request_s=9.1, batch_cost=0.02)
+    metrics = run(point).metrics
+    assert metrics["total_seconds"].value == pytest.approx(16 + 9.1 * 1.62)
+    assert metrics["first_latency_ratio"].value == pytest.approx((16 + 9.1 * 1.62) / 9.1)
+    instances = run(QueuePoint(table="progress", policy="instances", single_request_s=9.1)).metrics
+    assert instances["total_seconds"].value == pytest.approx(32 * 9.1)
+    with pytest.raises(ValueError, match=r"window_s is 2.0: only the policies dynamic and dynamic_concurrent have one"):
+        QueuePoint(window_s=2.0)
 
 
-@pytest.mark.parametrize("arrivals", [[], [2.0, 1.0], [-1.0]])
-def test_arrivals_are_checked(arrivals):
-    with pytest.raises(ValueError, match="arrivals"):
-        QueueModel(1.0).run(arrivals)
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: LinearTimes(0.0), "iteration_s is 0.0, must be above 0"),
+        (lambda: LinearTimes(1.0, -1.0), "batch_cost is -1.0, must be at least 0"),
+        (lambda: Fused(slots=-1), "slots is -1, must be at least 0"),
+        (lambda: Fused(prefill_tokens=8, prefill_apart=True), "prefill_tokens is 8: with prefill_apart only 0"),
+        (lambda: Batches(window_s=-1.0), "window_s is -1.0, must be at least 0"),
+        (lambda: ConcurrentBatches(1.0, slots=-2), "slots is -2"),
+        (lambda: Instances(-1), "count is -1"),
+    ],
+)
+def test_parameters_are_checked(build, words):
+    with pytest.raises(ValueError, match=words):
+        build()
+
+
+@pytest.mark.parametrize("policy", [Fused(), Batches(2), ConcurrentBatches(1.0), Instances()])
+def test_requests_are_checked(policy):
+    for arrivals, words in (
+        ([], "no request"),
+        ([2.0, 1.0], "request 1: arrival_s is 1.0, must be at least 2"),
+        ([-1.0], "arrival_s is -1"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            policy.run([Shape(at, 1, 2) for at in arrivals], LinearTimes(1.0))
+    with pytest.raises(ValueError, match="request 0: prompt_tokens is 1 and output_tokens 0"):
+        policy.run([Shape(0.0, 1, 0)], LinearTimes(1.0))

@@ -1,7 +1,9 @@
 """The serving experiment end to end on the real model, with a workload of seconds."""
 
 import pytest
+from pydantic import ValidationError
 
+from repro import plan
 from repro.experiments.flover_serving import EXPERIMENT, ServingPoint, run
 from repro.models import checkpoint
 
@@ -10,20 +12,72 @@ METRICS |= {f"{name}_{kind}" for name in ("latency", "ttft") for kind in ("mean"
 METRICS |= {"waste_fraction", "tokens_equal_fraction", "single_request_seconds"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["fused", "static"])
-def test_a_short_run_is_token_exact(engine):
+def served(**fields):
     try:
         checkpoint.smollm2_path()
     except FileNotFoundError as error:
         pytest.skip(str(error))
-    point = ServingPoint(engine=engine, requests=5, batch_size=2, max_slots=3, length_scale=0.1, time_scale=0.02)
+    point = ServingPoint(**fields)
     outcome = run(point)
     assert set(outcome.metrics) >= METRICS and EXPERIMENT.check(outcome)
-    assert ("tpot_mean" in outcome.metrics) == (engine == "fused")  # static answers come in one piece
     assert outcome.metrics["tokens_equal_or_tied_fraction"].value == 1.0
+    return point, outcome, {name: metric.value for name, metric in outcome.metrics.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["fused", "static"])
+def test_a_short_run_is_token_exact(engine):
+    point, outcome, _ = served(engine=engine, requests=5, batch_size=2, max_slots=3, length_scale=0.1, time_scale=0.02)
+    assert ("tpot_mean" in outcome.metrics) == (engine == "fused")  # static answers come in one piece
     assert outcome.metrics["tokens_checked"].value == 5 and len(outcome.series) == 5
     assert outcome.metrics["output_tokens"].value == outcome.series.output_tokens.sum() == 4 + 11 + 6 + 2 + 2
     assert (outcome.metrics["waste_fraction"].value > 0) == (engine == "static")
     assert outcome.conditions["scales"].startswith("Azure 2023 conversations from row 0: gaps x 0.02, lengths x 0.1")
     assert engine in EXPERIMENT.label(point)
+
+
+@pytest.mark.slow
+def test_windows_in_lone_requests_times_and_what_the_model_says_of_them():
+    fields = {"requests": 3, "workload": "fixed", "length_scale": 0.02, "batch_size": 4}  # never full
+    point, outcome, metrics = served(engine="dynamic", interval_t1=0.1, window_t1=2.0, predict=True, **fields)
+    assert metrics["window_seconds"] == pytest.approx(20 * metrics["mean_interval_seconds"])  # 2 T1 and 0.1 T1
+    assert metrics["iterations"] == 9 and metrics["waste_fraction"] == 0  # one batch of equal answers of 10 tokens
+    assert metrics["latency_first"] == metrics["total_seconds"] > metrics["window_seconds"]
+    for name in ("total_seconds", "latency_mean", "latency_p99"):
+        assert metrics[f"error_{name}"] == pytest.approx(metrics[f"predicted_{name}"] / metrics[name] - 1)
+        assert outcome.metrics[f"predicted_{name}"].unit == "s" and outcome.metrics[f"error_{name}"].unit == "1"
+    assert metrics["predicted_total_seconds"] > metrics["window_seconds"]
+    assert EXPERIMENT.label(point).startswith("dynamic4-2T1-predicted-fixed-n3")
+
+
+@pytest.mark.slow
+def test_instances_are_processes_with_the_whole_model():
+    fields = {"requests": 3, "workload": "sharegpt", "length_scale": 0.01, "interval_s": 0.05}
+    _, outcome, metrics = served(engine="instances", instances=2, predict=True, **fields)
+    assert metrics["instance_bytes"] > 134e6 * 4 and metrics["instances_bytes"] == 2 * metrics["instance_bytes"]
+    assert set(outcome.series.slot) <= {0, 1} and outcome.conditions["threads"].endswith("per instance")
+    # Rows 2358,531; 1034,769; 1320,769 of the file.
+    assert outcome.series[["prompt_tokens", "output_tokens"]].values.tolist() == [[24, 5], [10, 8], [13, 8]]
+    assert metrics["predicted_total_seconds"] > 0
+    assert outcome.conditions["scales"].startswith("ShareGPT lengths from row 0 x 0.01, prompts cut to 64")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"window_t1": 1.0}, "only the engine dynamic has a window"),
+        ({"engine": "dynamic", "window_s": 1.0, "window_t1": 1.0}, "window_s is 1.0 and window_t1 1.0: one of them"),
+        ({"instances": 2}, "instances is 2, instance_threads 0: only for the engine instances"),
+        ({"interval_t1": 0.1}, "interval_t1 is 0.1: the trace azure has its own gaps"),
+        ({"predict": True, "layout": "fixed"}, "predict with layout fixed"),
+    ],
+)
+def test_a_point_that_contradicts_itself_is_refused(fields, words):
+    with pytest.raises(ValidationError, match=words):
+        ServingPoint(**fields)
+
+
+def test_labels_of_the_planned_points_tell_them_apart():
+    jobs = [job for tier in ("laptop", "box") for job in plan.make(tier).jobs if job.experiment == "flover_serving"]
+    labels = {EXPERIMENT.label(ServingPoint(**job.point)) for job in jobs if job.point["workload"] == "fixed"}
+    assert {f"dynamic32-{window}T1-fixed-n32-float32" for window in (0.22, 0.44, 0.88, 1.76)} <= labels

@@ -28,6 +28,16 @@ def test_azure_slice_may_start_later_and_must_fit():
         workload.azure(path, 32, start=19_360)
 
 
+def test_sharegpt_has_lengths_scaled_and_cut_and_arrivals_of_ours():
+    path = paths.data("sharegpt_lengths_llmservingsim.csv")
+    shapes = workload.sharegpt(path, [0.0, 0.5, 2.0], 0, 0.1, 110, 60)
+    # First rows of the file: 2358,531; 1034,769; 1320,769.
+    assert shapes == [Shape(0.0, 110, 53), Shape(0.5, 103, 60), Shape(2.0, 110, 60)]
+    assert workload.sharegpt(path, [0.0], start=1) == [Shape(0.0, 1034, 769)]
+    with pytest.raises(ValueError, match="has 2 requests from row 298, asked for 3"):
+        workload.sharegpt(path, [0.0, 1.0, 2.0], start=298)
+
+
 def test_regular_and_poisson_arrivals():
     assert [s.arrival_s for s in workload.regular(3, 0.5, 8, 16)] == [0, 0.5, 1.0]
     drawn = workload.regular(3, 0.5, 8, 16, poisson_seed=1)

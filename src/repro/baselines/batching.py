@@ -1,4 +1,4 @@
-"""Serial and static batching: the same engine and model as `repro.flover`, under other schedulers.
+"""Serial, static and dynamic batching: the same engine and model as `repro.flover`, under other schedulers.
 
 Sharing everything but the policy keeps the comparison fair: a difference in time is a difference in scheduling.
 """
@@ -15,7 +15,7 @@ from repro.flover.request import Generation, Request
 from repro.flover.scheduler import Fits, Scheduler
 from repro.models.llama import Llama
 
-__all__ = ["StaticScheduler", "divergence", "lone", "serial"]
+__all__ = ["DynamicScheduler", "StaticScheduler", "divergence", "lone", "serial"]
 
 
 def serial(queue_limit: int = 1024) -> Scheduler:
@@ -57,6 +57,45 @@ class StaticScheduler(Scheduler):
     def retire(self) -> list[int]:
         """All slots, when the last of the batch is done."""
         return list(self.running) if all(generation.done for generation in self.running.values()) else []
+
+
+@dataclass
+class DynamicScheduler(StaticScheduler):
+    """Dynamic batching with a window of time, one batch after another, as an inference server in front of one model instance does.
+
+    The first of those who wait opens a window of `window_s` seconds. When it closes, or sooner when the batch is full, all that have come,
+    up to `slots`, run as one batch until the longest is done; while a batch runs, no other starts. It never knows that nobody
+    else will come, so the last batch waits for its window too. ValueError for a `window_s` that is not finite or below 0.
+
+    The time is what the engine last told `expired`: at every token boundary and after every wait. So who drives the engine by `step` calls
+    it whenever time has passed, not only while `ready`.
+    """
+
+    window_s: float = 0.0
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.window_s < math.inf:
+            raise ValueError(f"window_s is {self.window_s}, must be finite and at least 0")
+
+    @property
+    def _closes(self) -> float:
+        return self.waiting[0].arrival_s + self.window_s if self.waiting else math.inf
+
+    @property
+    def _batch_complete(self) -> bool:
+        return len(self.waiting) >= self.slots or self.now >= self._closes
+
+    @property
+    def next_deadline(self) -> float:
+        """When something happens to those who wait: one is late, or the window closes."""
+        return min(super().next_deadline, self._closes)
+
+    def expired(self, now: float) -> list[Request]:
+        """As in `Scheduler`; and notes the time."""
+        self.now = now
+        return super().expired(now)
 
 
 def lone(model: Llama, requests: Sequence[Request], capacity: int) -> list[Generation]:

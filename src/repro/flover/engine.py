@@ -1,6 +1,7 @@
 """The fused iteration: admit newcomers, decode one token for every running request and process the newcomers' prompts in one pass, let
 the finished go."""
 
+import math
 import sys
 import time
 from collections import deque
@@ -112,14 +113,15 @@ class Engine:
         timed = [request if request.arrival_s is not None else replace(request, arrival_s=0.0) for request in requests]
         pending = deque(sorted(timed, key=lambda request: request.arrival_s))
         self._start = self._clock()
-        while pending or self.ready:
+        while pending or self.ready or self.scheduler.waiting:
             while pending and pending[0].arrival_s <= self._now():
                 self._try_submit(pending.popleft(), report)
             self.scheduler.closed = not pending
             if self.ready:
                 report.generations += self.step()
-            elif pending:
-                self._sleep(max(0.0, min(pending[0].arrival_s, self.scheduler.next_deadline) - self._now()))
+            else:
+                arrival = pending[0].arrival_s if pending else math.inf
+                self._sleep(max(0.0, min(arrival, self.scheduler.next_deadline) - self._now()))
                 self._end_late()
         report.total_seconds = max((g.finish_s for g in report.generations), default=0.0)
         report.generations.sort(key=lambda generation: generation.request.id)

@@ -1,30 +1,30 @@
 """Requests to serve, and what to report of serving them.
 
-Arrivals and lengths come from a real trace (Azure, scaled by stated factors), or are regular (fixed interval, Poisson) as in
-the paper's experiments. A prompt's content is cut from real text or drawn at random; its length is the workload's.
+Arrivals and lengths come from a real trace (Azure; ShareGPT has lengths only), scaled by stated factors, or are regular (fixed
+interval, Poisson) as in the paper's experiments. A prompt's content is cut from real text or drawn at random; its length is the workload's.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from repro.flover.arrivals import Shape, fixed_arrivals, poisson_arrivals
 from repro.flover.engine import Report
-from repro.flover.queueing import fixed_arrivals, poisson_arrivals
 from repro.flover.request import Request
 
-__all__ = ["Shape", "azure", "prompts_from_text", "random_prompts", "regular", "requests", "summary", "uniform"]
-
-
-@dataclass(frozen=True)
-class Shape:
-    """When a request arrives (seconds) and how long its prompt and its answer are (tokens)."""
-
-    arrival_s: float
-    prompt_tokens: int
-    output_tokens: int
+__all__ = [
+    "Shape",
+    "azure",
+    "prompts_from_text",
+    "random_prompts",
+    "regular",
+    "requests",
+    "sharegpt",
+    "summary",
+    "uniform",
+]
 
 
 def azure(
@@ -41,14 +41,42 @@ def azure(
     Gaps between arrivals are multiplied by `time_scale`, lengths by `length_scale`, rounded, then clipped to 1 … the given
     maximum. Raises ValueError when the trace has too few rows.
     """
+    table = _rows(path, count, start)
+    times = pd.to_datetime(table.TIMESTAMP)
+    arrivals = (times - times[0]).dt.total_seconds() * time_scale
+    prompts = _lengths(table.ContextTokens, length_scale, max_prompt_tokens)
+    outputs = _lengths(table.GeneratedTokens, length_scale, max_output_tokens)
+    return [Shape(*row) for row in zip(arrivals.tolist(), prompts, outputs, strict=True)]
+
+
+def sharegpt(
+    path: Path,
+    arrivals: Sequence[float],
+    start: int = 0,
+    length_scale: float = 1.0,
+    max_prompt_tokens: int = 4096,
+    max_output_tokens: int = 1024,
+) -> list[Shape]:
+    """Successive requests of the ShareGPT lengths from row `start`, one for each of `arrivals` (seconds, ascending).
+
+    The file's own arrival times are not observed but generated, so they are not used. Lengths are scaled and clipped as `azure` does.
+    Raises ValueError when the file has too few rows.
+    """
+    table = _rows(path, len(arrivals), start)
+    prompts = _lengths(table.input_toks, length_scale, max_prompt_tokens)
+    outputs = _lengths(table.output_toks, length_scale, max_output_tokens)
+    return [Shape(*row) for row in zip(map(float, arrivals), prompts, outputs, strict=True)]
+
+
+def _rows(path: Path, count: int, start: int) -> pd.DataFrame:
     table = pd.read_csv(path, encoding="utf-8-sig", skiprows=range(1, start + 1), nrows=count)
     if len(table) < count:
         raise ValueError(f"{path.name} has {len(table)} requests from row {start}, asked for {count}")
-    times = pd.to_datetime(table.TIMESTAMP)
-    arrivals = (times - times[0]).dt.total_seconds() * time_scale
-    prompts = (table.ContextTokens * length_scale).round().clip(1, max_prompt_tokens).astype(int)
-    outputs = (table.GeneratedTokens * length_scale).round().clip(1, max_output_tokens).astype(int)
-    return [Shape(*row) for row in zip(arrivals.tolist(), prompts.tolist(), outputs.tolist(), strict=True)]
+    return table
+
+
+def _lengths(tokens: pd.Series, scale: float, most: int) -> list[int]:
+    return (tokens * scale).round().clip(1, most).astype(int).tolist()
 
 
 def regular(

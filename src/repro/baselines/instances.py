@@ -1,0 +1,186 @@
+"""Concurrent instances: every request is served by a process of its own with a model of its own (the paper's FasterTransformer).
+
+The processes are there, with weights loaded and warm, before the first request comes. Each takes the next request in order, waits until
+it arrives, and decodes it alone; nothing is shared but the machine, so they slow each other down. With fewer instances than
+requests a request waits until one is free.
+"""
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from repro.flover.engine import Engine, Report
+from repro.flover.request import Generation, Request
+from repro.models.llama import Llama
+
+__all__ = ["Served", "serve"]
+
+_NOTICE_S = 0.2  # between the moment that all are ready and the start of serving
+_PACE_PROMPT, _PACE_STEPS = 8, 24  # of the requests that are decoded at once to measure how much that slows each down
+
+
+@dataclass
+class Served:
+    """`report`: as of an engine; a generation's `slot` is the number of its instance. `instance_bytes`: memory that each instance holds for
+    itself alone (its unique set) when it is ready. `pace_s`: seconds of an iteration by how many instances decode at once."""
+
+    report: Report
+    instance_bytes: list[int]
+    pace_s: dict[int, float] = field(default_factory=dict)
+
+    def slowdown(self, running: int) -> float:
+        """How many times longer an iteration takes when so many run: linear between the measured numbers, and from 0 on."""
+        import numpy as np
+
+        counts = sorted(self.pace_s)
+        ratios = [self.pace_s[count] / self.pace_s[1] for count in counts]
+        if running > counts[-1]:
+            raise ValueError(f"{running} instances run, but the pace was measured up to {counts[-1]} only")
+        return float(np.interp(running, counts, ratios))
+
+
+def serve(
+    build: Callable[[], Llama],
+    requests: Sequence[Request],
+    instances: int,
+    capacity: int,
+    threads: int,
+    paces: Sequence[int] = (),
+    timeout_s: float = 600.0,
+) -> Served:
+    """Serve requests, each with its `arrival_s`, on `instances` processes of `threads` threads, and follow their arrival times.
+
+    `build` makes the model inside each process and must be picklable; `capacity`: KV positions of an instance. `paces`: measure before, how
+    long an iteration takes when so many instances decode at once (up to `instances`).
+
+    Raises ValueError (arguments); launch.RankError when a process raised or was killed, with its signal, after all others have been
+    ended; launch.LaunchTimeout when they were not done in `timeout_s`.
+    """
+    from repro.launch import launch
+
+    if instances < 1 or any(not 1 <= pace <= instances for pace in paces):
+        raise ValueError(f"instances is {instances} and paces {list(paces)}: at least 1, and 1 to {instances}")
+    if not requests or any(request.arrival_s is None for request in requests):
+        raise ValueError("requests: at least one is needed, each with its arrival_s")
+    ordered = sorted(requests, key=lambda request: request.arrival_s)
+    with tempfile.TemporaryDirectory(prefix="repro-instances-") as folder, _patient_threads():
+        asked = build, ordered, capacity, f"{folder}/following", tuple(paces)
+        told = launch(_instance, instances, *asked, timeout_s=timeout_s, threads=threads)
+    generations = sorted((g for one in told for g in one.generations), key=lambda generation: generation.request.id)
+    report = Report(generations, total_seconds=max(generation.finish_s for generation in generations))
+    report.iterations = report.rows = sum(one.iterations for one in told)
+    report.cache_bytes = sum(one.cache_bytes for one in told)
+    pace_s = {pace: _median([one.pace_s[pace] for one in told if pace in one.pace_s]) for pace in paces}
+    return Served(report, [one.nbytes for one in told], pace_s)
+
+
+@contextlib.contextmanager
+def _patient_threads() -> Iterator[None]:
+    """Let OpenMP in processes that are started meanwhile sleep while it waits, unless the user has said how. It spins otherwise, and where
+    several processes have a thread for each core, most of the time then goes into waiting for threads that have none."""
+    before = os.environ.get("OMP_WAIT_POLICY")
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["OMP_WAIT_POLICY"]
+
+
+class _Clock:
+    """Seconds since `start` on the machine's clock, which all processes read; it stands at 0 until there is one."""
+
+    start: float | None = None
+
+    def __call__(self) -> float:
+        return 0.0 if self.start is None else time.perf_counter() - self.start
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What an instance tells at its end."""
+
+    generations: list[Generation]
+    iterations: int
+    cache_bytes: int
+    nbytes: int
+    pace_s: dict[int, float]
+
+
+def _instance(
+    rank: int,
+    world_size: int,
+    build: Callable[[], Llama],
+    requests: Sequence[Request],
+    capacity: int,
+    following: str,
+    paces: Sequence[int],
+) -> _Told:
+    """One process: get ready, wait for the others, serve."""
+    import psutil
+    import torch.distributed as dist
+
+    from repro.baselines.batching import serial
+
+    model, clock = build(), _Clock()
+    engine = Engine(model, serial(), capacity, clock)
+    pace_s = {pace: seconds for pace in paces if (seconds := _pace(engine, rank, pace)) is not None}
+    _answer(engine, Request(-1, requests[0].prompt, 2, 0.0))
+    warm = engine.iterations
+    nbytes = psutil.Process().memory_full_info().uss
+    queue = dist.FileStore(following, world_size)  # whoever is free adds one to the number of the next request
+    dist.barrier()
+    clock.start = _agreed_start()
+    generations = []
+    while (number := queue.add("following", 1) - 1) < len(requests):
+        request = requests[number]
+        time.sleep(max(0.0, request.arrival_s - clock()))
+        generations.append(_answer(engine, request))
+        generations[-1].slot = rank
+    return _Told(generations, engine.iterations - warm, engine.buffers.cache.nbytes, nbytes, pace_s)
+
+
+def _answer(engine: Engine, request: Request) -> Generation:
+    engine.submit(request)
+    while not (finished := engine.step()):
+        pass
+    return finished[0]
+
+
+def _agreed_start() -> float:
+    """A moment shortly ahead on `time.perf_counter`, which counts alike in all processes of a machine; the first rank chooses it."""
+    import torch
+    import torch.distributed as dist
+
+    start = torch.tensor([time.perf_counter() + _NOTICE_S], dtype=torch.float64)
+    dist.broadcast(start, 0)
+    time.sleep(max(0.0, float(start) - time.perf_counter()))
+    return float(start)
+
+
+def _pace(engine: Engine, rank: int, together: int) -> float | None:
+    """Median seconds of an iteration while the first `together` instances decode and the others wait; None for those."""
+    import torch.distributed as dist
+
+    steps = min(_PACE_STEPS, engine.buffers.capacity - 1)
+    request = Request(-1, (1,) * min(_PACE_PROMPT, engine.buffers.capacity - steps), steps + 1, 0.0)
+    dist.barrier()
+    seconds = []
+    if rank < together:
+        engine.submit(request)
+        engine.step()  # the prompt and the first iteration
+        while engine.ready:
+            before = time.perf_counter()
+            engine.step()
+            seconds.append(time.perf_counter() - before)
+    dist.barrier()
+    return _median(seconds) if seconds else None
+
+
+def _median(values: Sequence[float]) -> float:
+    from statistics import median
+
+    return median(values)

@@ -1,0 +1,28 @@
+"""When requests come and how long they are: all that the queue model, and the policies, need to know of a workload."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Shape", "fixed_arrivals", "poisson_arrivals"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """When a request arrives (seconds) and how long its prompt and its answer are (tokens)."""
+
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+
+
+def fixed_arrivals(requests: int, interval_s: float) -> NDArray[np.float64]:
+    """One request every `interval_s`, the first at 0."""
+    return np.arange(requests) * interval_s
+
+
+def poisson_arrivals(requests: int, mean_interval_s: float, seed: int) -> NDArray[np.float64]:
+    """Exponential gaps of the given mean, the first request at 0."""
+    gaps = np.random.default_rng(seed).exponential(mean_interval_s, requests)
+    return np.cumsum(gaps) - gaps[0]

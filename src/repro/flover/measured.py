@@ -1,0 +1,78 @@
+"""How long iterations and prompts take on this machine: the engine serves a few equal requests and every step is timed."""
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from repro.flover.engine import Engine
+from repro.flover.queueing.times import MeasuredTimes
+from repro.flover.request import Request
+from repro.flover.scheduler import Scheduler
+from repro.models.llama import Llama
+
+__all__ = ["measure", "spread"]
+
+
+def spread(most: int, least: int = 1) -> list[int]:
+    """`least`, its doubles below `most`, and `most`."""
+    doubled = itertools.takewhile(lambda value: value < most, (least * 2**i for i in itertools.count()))
+    return [*doubled, most]
+
+
+def measure(
+    model: Llama,
+    batches: Sequence[int],
+    contexts: Sequence[int],
+    prompts: Sequence[int],
+    starts: Sequence[int] = (0,),
+    repeats: int = 5,
+    clock: Callable[[], float] = time.perf_counter,
+) -> MeasuredTimes:
+    """Median seconds of `repeats` iterations over each of `batches` rows at each of `contexts` stored tokens (the repeats are iterations around
+    it), and of `repeats` prompts of each length of `prompts` behind each of `starts` tokens. All ascending; `batches` from 1 on.
+
+    The model's own times, with all that a step does besides. ValueError for a length that the model has no positions for.
+    """
+    most = max(max(contexts) + repeats + 2, max(prompts) + max(starts))
+    engine = Engine(model, Scheduler(max(batches)), most, clock)
+    _prefill(engine, clock, max(prompts), 0, 1)  # warm-up, thrown away
+    decode_s = [[_decode(engine, clock, batch, context, repeats) for context in contexts] for batch in batches]
+    prefill_s = [[_prefill(engine, clock, tokens, start, repeats) for start in starts] for tokens in prompts]
+    axes = [np.array(axis, dtype=np.int64) for axis in (batches, contexts, prompts, starts)]
+    return MeasuredTimes(axes[0], axes[1], np.array(decode_s), axes[2], axes[3], np.array(prefill_s))
+
+
+def _decode(engine: Engine, clock: Callable[[], float], batch: int, context: int, repeats: int) -> float:
+    """Seconds of an iteration over `batch` rows of about `context` stored tokens."""
+    prompt = max(1, context - repeats // 2)
+    for number in range(batch):
+        engine.submit(Request(number, (number % 2,) * prompt, repeats + 2))
+    engine.step()  # the prompts
+    seconds = [_step(engine, clock) for _ in range(repeats)]
+    for number in range(batch):
+        engine.cancel(number)
+    engine.step()
+    assert not engine.ready
+    return float(np.median(seconds))
+
+
+def _prefill(engine: Engine, clock: Callable[[], float], tokens: int, start: int, repeats: int) -> float:
+    """Seconds of the piece of a prompt that lies behind `start` tokens, of a request that decodes nothing."""
+    seconds = []
+    for _ in range(repeats):
+        engine.submit(Request(0, (1,) * (start + tokens), 1))
+        if start:
+            engine.scheduler.prefill_tokens = start
+            engine.step()
+        engine.scheduler.prefill_tokens = 0
+        seconds.append(_step(engine, clock))
+        assert not engine.ready
+    return float(np.median(seconds))
+
+
+def _step(engine: Engine, clock: Callable[[], float]) -> float:
+    before = clock()
+    engine.step()
+    return clock() - before

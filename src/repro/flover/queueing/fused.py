@@ -1,0 +1,158 @@
+"""In-flight batching (the paper's temporal fusion) as a discrete-event model, request by request what `Engine` does."""
+
+import sys
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from repro.flover.arrivals import Shape
+from repro.flover.queueing.result import QueueRun, check_policy, check_shapes
+from repro.flover.queueing.times import Times, pass_s
+
+__all__ = ["Fused"]
+
+
+@dataclass(frozen=True)
+class Fused:
+    """Newcomers join at the next token boundary, who is done leaves at once. 0 is no limit.
+
+    `slots`: most that run at once, 1 for serial; `admit_per_iteration`: newcomers at one boundary, 1 in the authors' code;
+    `prefill_tokens`: prompt tokens that one iteration processes. `prefill_apart`: prompts are processed beside the iterations, as on
+    the authors' second stream, one after another and without slowing them down; a request joins when its prompt is done, and takes
+    a slot only then.
+    """
+
+    slots: int = 0
+    admit_per_iteration: int = 0
+    prefill_tokens: int = 0
+    prefill_apart: bool = False
+
+    def __post_init__(self) -> None:
+        check_policy(self, slots=0, admit_per_iteration=0, prefill_tokens=0)
+        if self.prefill_apart and self.prefill_tokens:
+            raise ValueError(f"prefill_tokens is {self.prefill_tokens}: with prefill_apart only 0 is allowed")
+
+    def run(self, shapes: Sequence[Shape], times: Times) -> QueueRun:
+        """Serve the requests, which are in order of arrival."""
+        check_shapes(shapes)
+        return _Fused(self, shapes, times).run()
+
+
+class _Fused:
+    """One run. Iterations are counted from 0; what a request needs is kept as the number at which it ends."""
+
+    def __init__(self, policy: Fused, shapes: Sequence[Shape], times: Times) -> None:
+        self.shapes, self.times = shapes, times
+        self.slots = policy.slots or len(shapes)
+        self.most = policy.admit_per_iteration or len(shapes)
+        self.piece = policy.prefill_tokens
+        self.apart = _prompts_apart(shapes, times) if policy.prefill_apart else None
+        self.joins = self.apart or [shape.arrival_s for shape in shapes]  # when each can be admitted
+        self.now, self.iteration, self.rows, self.following = 0.0, 0, 0, 0
+        self.prompts: deque[int] = deque()  # those whose prompt is not done, in order
+        self.prefilled = [0] * len(shapes)
+        self.ends: dict[int, int] = {}  # those who decode: the iteration before which they are done
+        self.lead: dict[int, int] = {}  # and how far their context is ahead of the number of the iteration
+        self.admitted, self.first, self.finish = (np.zeros(len(shapes)) for _ in range(3))
+
+    def run(self) -> QueueRun:
+        """What happens between two boundaries, in the order of `Engine.step`."""
+        while self.following < len(self.shapes) or self.prompts or self.ends:
+            self._admit()
+            self._retire()  # an answer of one token whose prompt was processed apart
+            if self.prompts:
+                self._pass()
+            elif self.ends:
+                self._decode()
+            self._retire()
+        arrival = np.array([shape.arrival_s for shape in self.shapes])
+        first = self.first if self.apart is None else np.array(self.apart)
+        return QueueRun(arrival, self.admitted, first, self.finish, self.iteration, self.rows)
+
+    def _admit(self) -> None:
+        if not self.ends and not self.prompts:
+            self.now = max(self.now, self.joins[self.following])
+        room = min(bisect_right(self.joins, self.now) - self.following, self.slots - self._running, self.most)
+        room = min(room, self._prompts_to_begin(room)) if self.piece else room
+        for request in range(self.following, self.following + room):
+            self.admitted[request] = self.now
+            if self.apart is None:
+                self.prompts.append(request)
+            else:
+                self._begin(request)
+        self.following += room
+
+    @property
+    def _running(self) -> int:
+        return len(self.ends) + len(self.prompts)
+
+    def _prompts_to_begin(self, room: int) -> int:
+        """How many of the next `room` prompts this iteration gets to."""
+        ahead = sum(self.shapes[request].prompt_tokens - self.prefilled[request] for request in self.prompts)
+        for number in range(room):
+            if ahead >= self.piece:
+                return number
+            ahead += self.shapes[self.following + number].prompt_tokens
+        return room
+
+    def _pass(self) -> None:
+        """Prompts, or what of them may be, and an iteration of those who decode."""
+        left = self.piece or sys.maxsize
+        pieces, complete = [], []
+        for request in self.prompts:
+            shape, start = self.shapes[request], self.prefilled[request]
+            if not (tokens := min(shape.prompt_tokens - start, left)):
+                break
+            pieces.append((tokens, start))
+            left -= tokens
+            self.prefilled[request] += tokens
+            if self.prefilled[request] == shape.prompt_tokens:
+                complete.append(request)
+        batch, longest = len(self.ends), self.iteration + max(self.lead.values(), default=0)
+        self.now += pass_s(self.times, batch, longest, pieces)
+        self.rows += batch
+        self.iteration += bool(batch)
+        for request in complete:
+            self.prompts.popleft()
+            self._begin(request)
+
+    def _begin(self, request: int) -> None:
+        """Its prompt is done, it has its first token."""
+        shape = self.shapes[request]
+        self.first[request] = self.now
+        self.ends[request] = self.iteration + shape.output_tokens - 1
+        self.lead[request] = shape.prompt_tokens - self.iteration
+
+    def _retire(self) -> None:
+        for request in [request for request, end in self.ends.items() if end == self.iteration]:
+            self.finish[request] = self.now
+            del self.ends[request], self.lead[request]
+
+    def _decode(self) -> None:
+        """As many iterations as have the same rows: until one is done, or a boundary finds somebody to admit."""
+        longest = self.iteration + max(self.lead.values())
+        most = min(self.ends.values()) - self.iteration
+        joins = self.joins[self.following] if self.following < len(self.joins) else np.inf
+        if len(self.ends) >= self.slots:
+            joins = np.inf  # nobody can, before one is done
+        if joins <= self.now:
+            most = 1
+        durations = self.times.decode(len(self.ends), longest + np.arange(most))
+        # Summed up one by one from now on, as a clock does: rounding decides alike who was in time for a boundary.
+        edges = np.cumsum(np.concatenate(([self.now], durations)))
+        steps = min(most, max(1, int(np.searchsorted(edges, joins))))
+        self.now = float(edges[steps])
+        self.iteration += steps
+        self.rows += steps * len(self.ends)
+
+
+def _prompts_apart(shapes: Sequence[Shape], times: Times) -> list[float]:
+    """When each prompt is done where they are processed one after another, beside all else."""
+    done, now = [], 0.0
+    for shape in shapes:
+        now = max(now, shape.arrival_s) + times.prefill(shape.prompt_tokens)
+        done.append(now)
+    return done

@@ -1,0 +1,46 @@
+"""Times measured by driving the engine: on a clock that the model moves they are the model's own."""
+
+import numpy as np
+import pytest
+from timed_model import Clock, TimedModel
+
+from repro.flover.measured import measure, spread
+
+
+class Uneven:
+    """Depends on batch, context, piece and start, each in its own way; linear between 4 and 32 in context."""
+
+    floor_s = 0.001
+
+    def decode(self, batch, context):
+        return 0.001 * batch**2 + 1e-5 * np.asarray(context, float)
+
+    def prefill(self, tokens, start=0):
+        return 0.002 * tokens + 1e-4 * start
+
+
+def test_measured_times_are_those_of_the_model():
+    clock = Clock()
+    times = measure(TimedModel(Uneven(), clock), [1, 2, 5], [4, 16, 32], [2, 3, 9], [0, 10], clock=clock)
+    context = np.arange(4, 33)
+    for batch in (1, 2, 5):
+        np.testing.assert_allclose(times.decode(batch, context), Uneven().decode(batch, context))
+    np.testing.assert_allclose(times.decode(4, context), (4 + 21 * 2 / 3) * 0.001 + 1e-5 * context)  # between 2 and 5
+    for tokens in (2, 3, 7, 9):
+        assert times.prefill(tokens) == pytest.approx(Uneven().prefill(tokens))
+        assert times.prefill(tokens, 5) == pytest.approx(Uneven().prefill(tokens, 5))
+
+
+def test_times_of_a_real_model_are_positive(model):
+    times = measure(model, [1, 2], [8], [1, 6], repeats=1)
+    assert times.decode(2, np.array([8])).item() > 0 and times.prefill(4) > 0
+
+
+def test_what_the_model_has_no_positions_for_is_refused(model):
+    with pytest.raises(ValueError, match="capacity is 307, allowed: 1 to the model's context 256"):
+        measure(model, [1], [300], [1])
+
+
+def test_spread_doubles_up_to_the_most():
+    assert spread(1) == [1] and spread(8) == [1, 2, 4, 8] and spread(11) == [1, 2, 4, 8, 11]
+    assert spread(20, 6) == [6, 12, 20] and spread(6, 6) == [6]
