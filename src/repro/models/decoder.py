@@ -12,7 +12,7 @@ from torch import Tensor
 
 from repro.models.kernels import Attention, Choice, choose
 from repro.models.kv_cache import KVCache, SlotCache
-from repro.models.linear import Linear
+from repro.models.linear import GELU, Linear
 from repro.models.rows import Rows
 
 __all__ = ["Decoder", "DecoderConfig"]
@@ -41,7 +41,7 @@ class Decoder(ABC):
 
     weight_shapes: ClassVar[
         Any
-    ]  # (config) -> shapes of all weights by name; the output head is not among them where it may be tied
+    ]  # (config) -> shapes of all weights by name; the output head is not among them where it is tied as a rule
 
     def __init__(
         self,
@@ -76,22 +76,29 @@ class Decoder(ABC):
         """Weights one below the other, in the model's dtype and place."""
         return torch.cat([self._weights[name] for name in names]).to(self.device, self.dtype)
 
-    def _linear(self, *names: str) -> Linear:
+    def _linear(self, *names: str, gelu: GELU | None = None) -> Linear:
         """Fused: layers that see the same input. Their biases, where they have any, are fused alike."""
         biases = [f"{name}.bias" for name in names if f"{name}.bias" in self._weights]
         assert len(biases) in (0, len(names)), f"some of {names} have a bias and some not"
-        return Linear(self._get(*(f"{name}.weight" for name in names)), self._get(*biases) if biases else None)
+        return Linear(self._get(*(f"{name}.weight" for name in names)), self._get(*biases) if biases else None, gelu)
+
+    def _output(self) -> Linear:
+        """The output head; without a weight of its own it is the embedding."""
+        tied = "output.weight" not in self._weights
+        bias = self._get("output.bias") if "output.bias" in self._weights else None
+        return Linear(self.embedding if tied else self._get("output.weight"), bias)
 
     @classmethod
     def random(cls, config: Any, seed: int = 0, **options: Any) -> Self:
         """Gaussian matrices of standard deviation 1/√in, vectors of 1 (weights) and 0 (biases): for tests and for benchmarks of any
         size."""
         generator = torch.Generator().manual_seed(seed)
+        place = {key: options[key] for key in ("device", "dtype") if key in options}
 
         def draw(name: str, shape: tuple[int, ...]) -> Tensor:
             if len(shape) > 1:
-                return torch.randn(shape, generator=generator) / math.sqrt(shape[1])
-            return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
+                return torch.randn(shape, generator=generator).div_(math.sqrt(shape[1])).to(**place)
+            return torch.full(shape, 0.0 if name.endswith("bias") else 1.0, **place)
 
         return cls(config, {name: draw(name, shape) for name, shape in cls.weight_shapes(config).items()}, **options)
 

@@ -81,7 +81,7 @@ class Llama(Decoder):
 
     def _build(self) -> None:
         self.norm = self._get("output_norm.weight")
-        self.head = self._linear("output" if "output.weight" in self._weights else "token_embd")
+        self.head = self._output()
         self.blocks = [
             _Block(
                 attention_norm=self._get(f"blk.{i}.attn_norm.weight"),
