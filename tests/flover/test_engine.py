@@ -14,6 +14,8 @@ from repro.flover.engine import Engine
 from repro.flover.request import QueueFull, Request, RequestError
 from repro.flover.sampling import Sampling
 from repro.flover.scheduler import Scheduler
+from repro.models.gpt_j import GPTJ, GPTJConfig
+from repro.models.gpt_neox import GPTNeoX, GPTNeoXConfig
 
 CAPACITY = 100
 
@@ -56,6 +58,32 @@ def test_fused_tokens_equal_lone_tokens(layout, model, asked, slots, admit):
     assert decoded == sum(len(tokens) - 1 for tokens in answers.values())
     assert layout is FixedBuffers or engine.dead_rows == 0
     assert not engine.scheduler.running and engine.buffers.low == engine.buffers.high
+
+
+@functools.cache
+def other_model(kind: str, kernels: str):
+    sizes = {"layers": 2, "width": 40, "heads": 4, "rotary_dim": 6, "ffn": 100, "vocab": 61, "context": 256}
+    if kind == "GPT-J":
+        return GPTJ.random(GPTJConfig(**sizes), seed=7, kernels=kernels)
+    return GPTNeoX.random(GPTNeoXConfig(**sizes, parallel_residual=kind == "GPT-NeoX"), seed=7, kernels=kernels)
+
+
+@pytest.mark.parametrize("kernels", ["cpp", "torch"])
+@pytest.mark.parametrize("kind", ["GPT-J", "GPT-NeoX", "sequential GPT-NeoX"])
+@settings(max_examples=5, deadline=None)
+@given(
+    asked=st.lists(ASKED, min_size=1, max_size=8),
+    slots=st.integers(1, 6),
+    layout=st.sampled_from(list(LAYOUTS.values())),
+)
+def test_fused_tokens_equal_lone_tokens_of_other_architectures(kind, kernels, asked, slots, layout):
+    model = other_model(kind, kernels)
+    requests = [request(n, prompt, new, sampling=sampling) for n, (_, prompt, new, sampling) in enumerate(asked)]
+    arrivals: dict[int, list[Request]] = {}
+    for item, (step, *_) in zip(requests, asked, strict=True):
+        arrivals.setdefault(step, []).append(item)
+    answers = drain(Engine(model, Scheduler(slots), CAPACITY, layout=layout), arrivals)
+    assert answers == {g.request.id: g.tokens for g in lone(model, requests, CAPACITY)}
 
 
 @settings(max_examples=20, deadline=None)

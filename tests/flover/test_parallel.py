@@ -16,6 +16,8 @@ from repro.flover.request import Request
 from repro.flover.sampling import Sampling
 from repro.flover.scheduler import Scheduler
 from repro.launch import RankError
+from repro.models.gpt_j import GPTJ, GPTJConfig
+from repro.models.gpt_neox import GPTNeoX, GPTNeoXConfig
 from repro.models.llama import Llama, LlamaConfig, weight_shapes
 from repro.models.parallel import Shard
 
@@ -61,6 +63,29 @@ def test_tokens_are_those_of_one_process_and_ranks_fuse_alike(ranks, layout, sch
     assert tokens == alone
     assert all(other == digest for _, other, _ in others)
     assert moves > 0 or layout == "fixed" or isinstance(scheduler, StaticScheduler)
+
+
+def serve_gpt(rank: int, size: int, kind: type, config) -> list[list[int]]:
+    model = kind(config, gpt_weights(kind, config), shard=Shard.of())
+    if rank:
+        return follow(model)
+    with Leader(model) as leader:
+        return [g.tokens for g in Engine(leader, Scheduler(4), CAPACITY).serve(requests()).generations]
+
+
+def gpt_weights(kind: type, config) -> dict[str, torch.Tensor]:
+    """Biases that are not 0: one that every rank adds would be seen."""
+    generator = torch.Generator().manual_seed(6)
+    return {n: torch.randn(s, generator=generator) / 4 for n, s in kind.weight_shapes(config).items()}
+
+
+SIZES = dict(layers=2, width=32, heads=8, rotary_dim=4, ffn=48, vocab=61, context=128)
+
+
+@pytest.mark.parametrize(("kind", "config"), [(GPTJ, GPTJConfig(**SIZES)), (GPTNeoX, GPTNeoXConfig(**SIZES))])
+def test_other_architectures_are_shared_alike(kind, config):
+    tokens = launch.launch(serve_gpt, 4, kind, config, timeout_s=60)[0]
+    assert tokens == [g.tokens for g in lone(kind(config, gpt_weights(kind, config)), requests(), CAPACITY)]
 
 
 def test_a_digest_tells_passes_apart():

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from repro.models.kernels import Attention, Choice, choose
 from repro.models.kv_cache import CacheSizes, KVCache, PagedCache, SlotCache
-from repro.models.linear import Linear
+from repro.models.linear import GELU, Linear
 from repro.models.parallel import Shard, Split
 from repro.models.rows import Rows
 
@@ -26,6 +26,7 @@ class DecoderConfig(Protocol):
     width: int
     heads: int
     kv_heads: int
+    ffn: int
     vocab: int
     context: int
     rope_base: float
@@ -42,7 +43,7 @@ class Decoder(ABC):
 
     weight_shapes: ClassVar[
         Any
-    ]  # (config) -> shapes of all weights by name; the output head is not among them where it may be tied
+    ]  # (config) -> shapes of all weights by name; the output head is not among them where it is tied as a rule
 
     def __init__(
         self,
@@ -56,6 +57,8 @@ class Decoder(ABC):
         """`weights`: tensors by their GGUF names, [out, in] (`checkpoint.read_gguf` gives config and weights), whole also where `shard`
         says which of several tensor-parallel ranks this is; such a model is one of several that must run alike (`flover.parallel`)."""
         self.config, self.dtype, self.device, self.shard = config, dtype, torch.device(device), shard
+        if shard is not None:
+            shard.check(config)
         self.kernels = choose(kernels, self.device, dtype)
         self._weights = weights
         self.embedding = self._get("token_embd.weight")
@@ -79,25 +82,38 @@ class Decoder(ABC):
         """A weight in the model's dtype and place."""
         return self._weights[name].to(self.device, self.dtype)
 
-    def _linear(self, *names: str, split: Split) -> Linear:
-        """Fused: layers that see the same input, and their biases where they have any. `split`: how tensor-parallel ranks share them."""
+    def _linear(self, *names: str, split: Split, parts: int = 1, gelu: GELU | None = None) -> Linear:
+        """Fused: layers that see the same input, and their biases where they have any. `split`: how tensor-parallel ranks share them;
+        `parts`: each name holds so many layers, one below the other."""
         biases = [self._get(f"{name}.bias") for name in names if f"{name}.bias" in self._weights]
         assert len(biases) in (0, len(names)), f"some of {names} have a bias and some not"
-        weights = [self._get(f"{name}.weight") for name in names]
-        if self.shard is not None:
-            return self.shard.linear(weights, biases, split)
-        return Linear(torch.cat(weights), torch.cat(biases) if biases else None)
+        return self._spread([self._get(f"{name}.weight") for name in names], biases, split, parts, gelu)
+
+    def _output(self) -> Linear:
+        """The output head; without a weight of its own it is the embedding."""
+        tied = "output.weight" not in self._weights
+        bias = [self._get("output.bias")] if "output.bias" in self._weights else []
+        return self._spread([self.embedding if tied else self._get("output.weight")], bias, "vocabulary")
+
+    def _spread(
+        self, weights: list[Tensor], biases: list[Tensor], split: Split, parts: int = 1, gelu: GELU | None = None
+    ) -> Linear:
+        if self.shard is None:
+            return Linear(torch.cat(weights), torch.cat(biases) if biases else None, gelu)
+        weights, biases = ([part for whole in several for part in whole.chunk(parts)] for several in (weights, biases))
+        return self.shard.linear(weights, biases, split, gelu)
 
     @classmethod
     def random(cls, config: Any, seed: int = 0, **options: Any) -> Self:
         """Gaussian matrices of standard deviation 1/√in, vectors of 1 (weights) and 0 (biases): for tests and for benchmarks of any
         size."""
         generator = torch.Generator().manual_seed(seed)
+        place = {key: options[key] for key in ("device", "dtype") if key in options}
 
         def draw(name: str, shape: tuple[int, ...]) -> Tensor:
             if len(shape) > 1:
-                return torch.randn(shape, generator=generator) / math.sqrt(shape[1])
-            return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
+                return torch.randn(shape, generator=generator).div_(math.sqrt(shape[1])).to(**place)
+            return torch.full(shape, 0.0 if name.endswith("bias") else 1.0, **place)
 
         return cls(config, {name: draw(name, shape) for name, shape in cls.weight_shapes(config).items()}, **options)
 

@@ -1,30 +1,38 @@
 """A linear layer for inference, in the layout that is fastest to multiply with."""
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["Linear"]
+__all__ = ["GELU", "Linear"]
+
+GELU = Literal["none", "tanh"]
+"""How GELU is computed, as torch calls it: exactly, or by a hyperbolic tangent."""
 
 _ROWS = 32  # oneDNN asks how many rows to expect when it lays weights out
 
 
 class Linear:
-    """y = x Wᵀ + b for x [n, in], W [out, in] and b [out] or None.
+    """y = x Wᵀ + b for x [n, in], W [out, in] and b [out] or None; GELU(y) where `gelu` says how.
 
     On a CPU the weight is packed once into oneDNN's blocked layout (`packed`; half the time of `F.linear` on the machines measured). A
     single row would take a matrix-vector kernel that sums in another order than the matrix kernel, and a lone request would round
-    differently from a fused one; so one row is computed as two.
+    differently from a fused one; so one row is computed as two. GELU is part of the product for the same reason: `F.gelu` takes another
+    formula for what is left over at the end of a thread's share, so a row's bits would depend on where it falls.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, gelu: GELU | None = None) -> None:
         self.packed = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
         self.shape, self.nbytes = weight.shape, weight.nbytes
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS) if self.packed else weight
-        self.bias = bias
+        self.bias, self.gelu = bias, gelu
 
     def __call__(self, x: Tensor) -> Tensor:
         if not self.packed:
-            return F.linear(x, self.weight, self.bias)
+            y = F.linear(x, self.weight, self.bias)
+            return y if self.gelu is None else F.gelu(y, approximate=self.gelu)
         rows = x if x.shape[0] > 1 else x.expand(2, -1)
-        return torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, "none", [], "")[: x.shape[0]]
+        after = ("none", [], "") if self.gelu is None else ("gelu", [], self.gelu)
+        return torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, *after)[: x.shape[0]]

@@ -80,10 +80,8 @@ class Llama(Decoder):
     weight_shapes = staticmethod(weight_shapes)
 
     def _build(self) -> None:
-        if self.shard is not None:
-            self.shard.check(self.config, self.config.ffn)
         self.norm = self._get("output_norm.weight")
-        self.head = self._linear("output" if "output.weight" in self._weights else "token_embd", split="vocabulary")
+        self.head = self._output()
         self.blocks = [self._block(f"blk.{i}") for i in range(self.config.layers)]
 
     def _block(self, name: str) -> _Block:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from repro.models.linear import Linear
+from repro.models.linear import GELU, Linear
 
 if TYPE_CHECKING:
     from repro.models.decoder import DecoderConfig
@@ -35,13 +35,13 @@ class Shard:
         """This process's place in the group."""
         return cls(dist.get_rank(group), dist.get_world_size(group), group)
 
-    def check(self, config: "DecoderConfig", ffn: int) -> None:
+    def check(self, config: "DecoderConfig") -> None:
         """ValueError when heads, KV heads or the feed-forward width cannot be shared evenly."""
-        for name, count in (("heads", config.heads), ("kv_heads", config.kv_heads), ("ffn", ffn)):
+        for name, count in (("heads", config.heads), ("kv_heads", config.kv_heads), ("ffn", config.ffn)):
             if count % self.size:
                 raise ValueError(f"{name} is {count}, tensor-parallel ranks {self.size}: a multiple is allowed")
 
-    def linear(self, weights: list[Tensor], biases: list[Tensor], split: Split) -> Linear:
+    def linear(self, weights: list[Tensor], biases: list[Tensor], split: Split, gelu: GELU | None = None) -> Linear:
         """This rank's part of the layers W [out, in], one below the other, each split alike. Biases [out], or none."""
         if split == "inputs":
             whole = torch.cat(weights)
@@ -51,7 +51,7 @@ class Shard:
             parts = [
                 torch.cat([w.chunk(self.size)[self.rank] for w in part]) if part else None for part in (weights, biases)
             ]
-            return Linear(*parts)
+            return Linear(*parts, gelu)
         return _GatheredLinear(torch.cat(weights), torch.cat(biases) if biases else None, self)
 
 
