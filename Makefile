@@ -3,6 +3,7 @@
 # make replot      figures and verdicts from the shipped records, without computing
 # make lint        formatting and static checks
 # make triton      Triton beside the environment (1 GB), to test the GPU kernels in its interpreter
+# make peers       other servers in an environment of their own (4 GB, 10 minutes), for benchmarks/serving.py
 # make clean       remove the environment and this machine's results (shipped records stay)
 
 PYTHON ?= python3
@@ -12,9 +13,12 @@ VENV := .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 TRITON := .triton
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile
+PEERS := .peers
+PIP_INSTALL := -m pip install --disable-pip-version-check --quiet --no-compile
+PIP := $(BIN)/python $(PIP_INSTALL)
+PEERS_PIP := $(PEERS)/bin/python $(PIP_INSTALL)
 
-.PHONY: reproduce test replot lint triton clean environment
+.PHONY: reproduce test replot lint triton peers clean environment
 
 reproduce: $(READY)
 	@status=0; $(BIN)/snakemake || status=$$?; \
@@ -57,5 +61,22 @@ $(TRITON)/.ready: | $(READY)
 	@$(PIP) --no-deps --target $(TRITON) triton==3.9.0
 	@touch $@
 
+peers: $(PEERS)/.ready
+
+# vLLM, llama.cpp and AMD's kernels for vLLM. Each step finds what an interrupted one has done. Without their dependencies, since the files
+# name them all: vLLM would bring torch's audio and video packages. llama.cpp is compiled, by as many jobs as there are cores (or
+# CMAKE_BUILD_PARALLEL_LEVEL); vLLM compiles when it starts.
+$(PEERS)/.ready: $(wildcard benchmarks/engines/requirements-*.txt) | $(READY)
+	@ldconfig -p | grep -q libtcmalloc_minimal || { echo "make peers needs libtcmalloc_minimal: apt-get install libtcmalloc-minimal4" >&2; exit 1; }
+	@command -v g++ >/dev/null || { echo "make peers needs a C++ compiler: apt-get install g++ cmake" >&2; exit 1; }
+	@$(PYTHON) -m venv $(PEERS)
+	@echo "Installing vLLM into $(PEERS) (3 GB) ..."
+	@$(PEERS_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
+	@$(PEERS_PIP) --no-deps --requirement benchmarks/engines/requirements-vllm.txt
+	@$(PEERS_PIP) --no-deps --upgrade --target $(PEERS)/zentorch --requirement benchmarks/engines/requirements-zentorch.txt
+	@echo "Building llama.cpp (about 8 minutes on 2 cores) ..."
+	@CMAKE_BUILD_PARALLEL_LEVEL=$${CMAKE_BUILD_PARALLEL_LEVEL:-$$(nproc)} $(PEERS_PIP) --no-deps --requirement benchmarks/engines/requirements-llama.txt
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(TRITON) .snakemake results/laptop results/laptop-smoke results/replot
+	rm -rf $(VENV) $(TRITON) $(PEERS) .snakemake results/laptop results/laptop-smoke results/replot

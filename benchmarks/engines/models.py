@@ -1,0 +1,134 @@
+"""The models of the serving benchmark, each as a Hugging Face folder and as a GGUF file with the same weights.
+
+SmolLM2   SmolLM2-135M-Instruct, a real model with real logits: 30 layers of 576, grouped queries, tied head
+S, M      random weights: 8 layers of 512 (58 M weights), 12 of 768 (134 M); 32,000 tokens, head of its own
+"""
+
+import shutil
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from repro.models import checkpoint
+from repro.models.huggingface import read_huggingface
+
+RANDOM = {
+    "S": {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8, "num_attention_heads": 8},
+    "M": {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12},
+}
+NAMES = ("SmolLM2", *RANDOM)
+GGUF_TYPES = {"float32": gguf.GGMLQuantizationType.F32, "bfloat16": gguf.GGMLQuantizationType.BF16}
+# Names of a layer's weights in GGUF and in transformers.
+LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def prepare(name: str, dtype: str, cache: Path) -> tuple[Path, Path]:
+    """Folder and GGUF file of a model, made on first use; both are complete or not there."""
+    folder, file = cache / "models" / f"{name}-{dtype}", cache / "models" / f"{name}-{dtype}.gguf"
+    if not folder.exists():
+        unfinished = folder.with_name(f"{folder.name}.unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        model = random_model(name) if name in RANDOM else smollm2()
+        model.to(getattr(torch, dtype)).save_pretrained(unfinished)
+        unfinished.rename(folder)
+    if not file.exists():
+        unfinished = file.with_name(f"{file.name}.unfinished")
+        write_gguf(unfinished, folder, dtype)
+        unfinished.rename(file)
+    return folder, file
+
+
+def random_model(name: str) -> LlamaForCausalLM:
+    """With transformers' own initialisation."""
+    torch.manual_seed(0)
+    sizes = RANDOM[name]
+    config = LlamaConfig(
+        vocab_size=32_000,
+        num_key_value_heads=sizes["num_attention_heads"],
+        max_position_embeddings=1024,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=False,
+        **sizes,
+    )
+    return LlamaForCausalLM(config)
+
+
+def smollm2() -> LlamaForCausalLM:
+    """From the installed GGUF file, dequantised. transformers reads such a file itself, but only with `accelerate`."""
+    sizes, weights = checkpoint.read_gguf(checkpoint.smollm2_path())
+    config = LlamaConfig(
+        vocab_size=sizes.vocab,
+        hidden_size=sizes.width,
+        intermediate_size=sizes.ffn,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.kv_heads,
+        max_position_embeddings=sizes.context,
+        rms_norm_eps=sizes.norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": sizes.rope_base},
+        tie_word_embeddings="output.weight" not in weights,
+    )
+    named = {
+        "model.embed_tokens.weight": weights["token_embd.weight"],
+        "model.norm.weight": weights["output_norm.weight"],
+        "lm_head.weight": weights.get("output.weight", weights["token_embd.weight"]),
+    }
+    heads = {"attn_q": sizes.heads, "attn_k": sizes.kv_heads}
+    for i in range(sizes.layers):
+        for ours, theirs in LAYER.items():
+            weight = weights[f"blk.{i}.{ours}.weight"]
+            named[f"model.layers.{i}.{theirs}.weight"] = halves(weight, heads[ours]) if ours in heads else weight
+    model = LlamaForCausalLM(config)
+    model.load_state_dict(named)
+    return model
+
+
+def halves(weight: Tensor, heads: int) -> Tensor:
+    """Rows of a query or key projection [heads · dim, in] from GGUF's order, where neighbours rotate together, into that of
+    transformers, where entry i rotates with entry i + dim/2."""
+    return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def write_gguf(path: Path, folder: Path, dtype: str) -> None:
+    """The weights of a Hugging Face folder for llama.cpp: matrices in `dtype`, norms in fp32 as it wants them. No tokenizer."""
+    config, weights = read_huggingface(folder)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(config.layers)
+    writer.add_context_length(config.context)
+    writer.add_embedding_length(config.width)
+    writer.add_feed_forward_length(config.ffn)
+    writer.add_head_count(config.heads)
+    writer.add_head_count_kv(config.kv_heads)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_base)
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+    writer.add_vocab_size(config.vocab)
+    writer.add_tokenizer_model("no_vocab")
+    for name, weight in weights.items():
+        kind = GGUF_TYPES[dtype] if weight.ndim > 1 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(name, raw(weight, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def raw(weight: Tensor, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """As the file holds it; bf16, which numpy lacks, as bytes."""
+    if kind == gguf.GGMLQuantizationType.BF16:
+        return weight.to(torch.bfloat16).contiguous().view(torch.uint8).numpy()
+    return weight.to(torch.float32).contiguous().numpy()

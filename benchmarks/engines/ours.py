@@ -1,0 +1,41 @@
+"""This package. Variants: `fused` (Flover) and `serial` (one request after another on the same engine and model)."""
+
+import importlib.metadata
+import platform
+from collections.abc import Callable, Sequence
+
+import protocol
+import torch
+from protocol import Answer, Job, Request
+
+from repro import flover
+from repro.baselines.batching import serial
+from repro.flover import Engine, Scheduler
+from repro.models.huggingface import read_huggingface
+from repro.models.llama import Llama
+
+
+def start(job: Job) -> Callable[[Sequence[Request]], list[Answer]]:
+    torch.set_num_threads(job.threads)
+    model = Llama(*read_huggingface(job.model), dtype=getattr(torch, job.dtype))
+
+    def serve(requests: Sequence[Request]) -> list[Answer]:
+        # An engine serves one list: the warm-up has one of its own.
+        scheduler = serial() if job.variant == "serial" else Scheduler(slots=protocol.SEQUENCES)
+        engine = Engine(model, scheduler, capacity=job.positions)
+        asked = [flover.Request(r.id, tuple(r.prompt), r.output_tokens, arrival_s=r.arrival_s) for r in requests]
+        report = engine.serve(asked)
+        if report.rejected:
+            raise ValueError(f"rejected: {report.rejected}")
+        # Handed over when it arrived: the queue is the engine's own.
+        return [Answer(g.request.id, g.request.arrival_s, g.first_token_s, g.finish_s, g.tokens) for g in report.generations]  # fmt: skip
+
+    return serve
+
+
+def version() -> str:
+    return f"{importlib.metadata.version('repro')}, torch {torch.__version__}, Python {platform.python_version()}"
+
+
+if __name__ == "__main__":
+    protocol.run(start, version)
