@@ -12,6 +12,17 @@ use rule zero_train as flover_serving with:
         arguments=arguments,
 
 
+use rule zero_train as flover_parallel with:
+    input:
+        unfinished("flover_parallel"),
+    output:
+        update("results/{run}/records/flover_parallel/{job}.json"),
+    log:
+        "results/{run}/logs/flover_parallel/{job}.log",
+    params:
+        arguments=arguments,
+
+
 use rule zero_train as flover_queue with:
     input:
         unfinished("flover_queue"),
@@ -28,7 +39,7 @@ use rule zero_notebook as flover_notebook with:
     input:
         notebook="notebooks/flover.ipynb",
         claims="config/claims.yaml",
-        records=records("flover_serving", "flover_queue"),
+        records=records("flover_serving", "flover_parallel", "flover_queue"),
     output:
         html=report(
             "results/{run}/notebooks/flover.html",
