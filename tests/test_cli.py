@@ -32,6 +32,7 @@ def test_doctor_json():
         "slurm",
         "namespaces",
         "disk_free_gib",
+        "kernels",
     } <= report.keys()
     assert set(report["lacks"]) == {"replot", "smoke", "laptop", "box", "gpu", "cluster"}
     assert report["lacks"]["gpu"] or report["gpus"]

@@ -5,10 +5,12 @@ import re
 import subprocess
 import sys
 
+import pytest
 import torch
 from moe_models import build
 
-from repro import paths
+from repro import launch, paths
+from repro.flover import Engine, Request, Scheduler
 from repro.models.llama import Llama, LlamaConfig
 
 
@@ -57,3 +59,29 @@ def test_serving_a_real_model(capsys):
     said = capsys.readouterr().out
     ids = {line.split()[0] for line in said.splitlines() if line.split()[1:2] in (["stop"], ["length"])}
     assert "Paris" in said and ids >= {"0", "1"}
+
+
+def _served_by_rank(rank: int, world_size: int) -> list[list[int]]:
+    """The program of several ranks, on one of them."""
+    config = LlamaConfig(layers=1, width=32, heads=4, kv_heads=2, ffn=48, vocab=61)
+    weights = {name: torch.randn(shape) / 8 for name, shape in Llama.weight_shapes(config).items()}
+    requests = [Request(number, (number, 5), 7) for number in range(3)]
+    names = {"config": config, "weights": weights, "requests": requests}
+    names |= {"Llama": Llama, "Engine": Engine, "Scheduler": Scheduler}
+    exec(program("docs/flover.md", "Leader"), names)
+    return [answer.tokens for answer in names["report"].generations] if rank == 0 else []
+
+
+def test_serving_by_several_ranks():
+    torch.manual_seed(0)  # the ranks are copies of this process, so they draw the same weights
+    assert [len(tokens) for tokens in launch.launch(_served_by_rank, 2, timeout_s=60)[0]] == [7, 7, 7]
+
+
+def test_serving_a_folder_of_transformers(tmp_path, monkeypatch, capsys):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1, "intermediate_size": 48}
+    config = transformers.LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=61, max_position_embeddings=1024)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "path" / "to" / "model")
+    monkeypatch.chdir(tmp_path)
+    exec(program("README.md", "load_huggingface"), {"torch": torch, "prompt": (5, 6, 7)})
+    assert capsys.readouterr().out.startswith("0 [")

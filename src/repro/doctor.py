@@ -33,6 +33,7 @@ class Report:
     slurm: dict[str, str | None]
     namespaces: str | None  # None: they can be made and shaped; else why not
     model: str | None  # None: the language model is installed; else why not
+    kernels: str | None  # None: the serving engine's kernels in C++ can be built; else why not
     lacks: dict[str, list[str]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, object]:
@@ -64,8 +65,19 @@ def _model() -> str | None:
     return None
 
 
+def _kernels() -> str | None:
+    from repro.models.kernels.cpp import BuildError, CppKernels
+
+    try:
+        CppKernels()
+    except BuildError as error:
+        return str(error)
+    return None
+
+
 def examine() -> Report:
-    """Look at this machine. Takes a few seconds: torch is imported and a network namespace is tried."""
+    """Look at this machine. Takes a few seconds, at first half a minute: torch is imported, a network namespace is tried, kernels are
+    built."""
     import torch
 
     names, driver = provenance.gpus()
@@ -84,6 +96,7 @@ def examine() -> Report:
         slurm={name: shutil.which(name) for name in SLURM_COMMANDS},
         namespaces=fabric.unavailable(),
         model=_model(),
+        kernels=_kernels(),
     )
     report.lacks = _lacks(report)
     return report
@@ -98,6 +111,8 @@ def _lacks(report: Report) -> dict[str, list[str]]:
     if report.model:
         common.append(f"language model: {report.model}")
     shaped = [f"shaped network (runs unshaped, times not comparable): {report.namespaces}"] if report.namespaces else []
+    if report.kernels:
+        shaped.append(f"kernels in C++ (serving runs in torch, slower): {report.kernels}")
     slurm = [f"Slurm: {', '.join(missing)}"] if (missing := [c for c in JOB_COMMANDS if not report.slurm[c]]) else []
     gpu = [] if report.gpus else ["a CUDA or ROCm GPU with a matching torch build"]
     return {

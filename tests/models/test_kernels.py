@@ -9,11 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repro.models.kernels import choose
-from repro.models.kernels.cpp import CppKernels
+from repro.models.kernels.cpp import BuildError, CppKernels
 from repro.models.kernels.torch_kernels import TorchKernels
 from repro.models.kv_cache import CacheSizes, PagedCache, SlotCache
 from repro.models.rows import Rows
 
+try:
+    CppKernels()
+except BuildError as error:
+    pytest.skip(str(error), allow_module_level=True)
 CPU = torch.device("cpu")
 CAPACITY = 90
 

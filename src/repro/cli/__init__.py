@@ -38,7 +38,9 @@ def doctor(json_: Json = False) -> None:
             value = ", ".join(
                 f"{k} {v}" if v not in (True, False, None) else f"{k} {'yes' if v else 'no'}" for k, v in value.items()
             )
-        empty = {"namespaces": "can be made and shaped", "model": "installed"}.get(name, "none")
+        empty = {"namespaces": "can be made and shaped", "model": "installed", "kernels": "can be built"}.get(
+            name, "none"
+        )
         table.add_row(
             name.replace("_", " "), escape(", ".join(value) if isinstance(value, list) else str(value or empty))
         )
