@@ -146,6 +146,25 @@ def test_the_others_are_told_by_a_typed_error():
     assert all("a tensor-parallel rank is gone" in told for told in (first, *others))
 
 
+def fails_at_home(rank: int, size: int) -> str:
+    """The leader's own part of a pass raises; what each rank sees."""
+    model = Llama(CONFIG, weights(True), shard=Shard.of())
+    try:
+        if rank:
+            return follow(model)
+        with Leader(model) as leader:
+            engine = Engine(leader, Scheduler(4), CAPACITY)
+            model.forward = None
+            engine.serve(requests())
+    except (TypeError, RankLost) as error:
+        return type(error).__name__
+    return "served"
+
+
+def test_an_error_of_the_leader_is_told_as_it_is_and_frees_the_others():
+    assert launch.launch(fails_at_home, 4, timeout_s=60) == ["TypeError", "RankLost", "RankLost", "RankLost"]
+
+
 def test_sizes_that_cannot_be_shared_are_refused():
     with pytest.raises(ValueError, match="heads is 8, tensor-parallel ranks 3: a multiple is allowed"):
         Llama(CONFIG, weights(True), shard=Shard(0, 3))

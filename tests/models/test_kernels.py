@@ -134,7 +134,7 @@ def built_elsewhere(tmp_path, compiler, code):
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
 
 
-CHOOSE = "import torch; from repro.models.kernels import choose; print(choose('{}', torch.device('cpu'), torch.float32).name)"
+CHOOSE = "import torch; from repro.models.kernels import choose; print(choose('{}', torch.device('cpu'), torch.float32, 64).name)"
 
 
 def test_a_compiler_that_fails_is_named_and_auto_goes_on_in_torch(tmp_path):
@@ -150,11 +150,40 @@ def test_a_compiler_that_fails_is_named_and_auto_goes_on_in_torch(tmp_path):
     assert not list(tmp_path.glob("*.so"))
 
 
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    run = built_elsewhere(tmp_path / "file", "g++", CHOOSE.format("auto"))
+    assert run.stdout == "torch\n" and "file" in run.stderr
+
+
 def test_what_cannot_be_in_cpp():
-    assert choose("auto", CPU, torch.float16).name == "torch"
-    assert choose("auto", torch.device("meta"), torch.float32).name == "torch"
-    for device, dtype in ((torch.device("meta"), torch.float32), (CPU, torch.float16)):
-        with pytest.raises(
-            ValueError, match=f"kernels is 'cpp' and the model in {dtype} on {device}, allowed: float32"
-        ):
-            choose("cpp", device, dtype)
+    assert choose("auto", CPU, torch.float16, 64).name == "torch"
+    assert choose("auto", torch.device("meta"), torch.float32, 64).name == "torch"
+    assert choose("auto", CPU, torch.float32, 512).name == "torch"
+    for device, dtype, dim in (
+        (torch.device("meta"), torch.float32, 64),
+        (CPU, torch.float16, 64),
+        (CPU, torch.float32, 258),
+    ):
+        with pytest.raises(ValueError, match=f"dtype {dtype}, device {device}, head_dim {dim}; allowed: float32"):
+            choose("cpp", device, dtype, dim)
+
+
+def test_building_leaves_the_arithmetic_of_the_process_alone(tmp_path):
+    """Older GCCs link a start-up routine with -ffast-math that flushes subnormal numbers."""
+    code = CHOOSE.format("cpp") + "; print((torch.full((1,), 1e-20) * 1e-20).item() > 0, 1e-300 * 1e-10 > 0)"
+    assert built_elsewhere(tmp_path, "g++", code).stdout == "C++\nTrue True\n"
+
+
+@pytest.mark.parametrize(
+    ("slot", "position", "named"),
+    [(-1, 0, "slot -1"), (6, 0, "slot 6"), (0, 90, "position 90"), (0, -1, "position -1")],
+)
+@pytest.mark.parametrize("paged", [False, True])
+def test_places_outside_the_cache_are_refused(slot, position, named, paged):
+    cache, _ = caches(CacheSizes(2, 2, 10), paged, torch.float32)
+    position = position if not paged or position < 90 else 96
+    row = Rows.decode(torch.zeros(1, dtype=torch.int64), torch.tensor([position]), slice(slot, slot + 1), position)
+    attend = CppKernels().attention(row, torch.ones(1, 5), torch.ones(1, 5), cache)
+    with pytest.raises(RuntimeError, match=named.replace("90", "9")):
+        attend(0, torch.ones(1, 60))

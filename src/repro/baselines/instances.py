@@ -128,7 +128,8 @@ def _instance(
     model, clock = build(), _Clock()
     engine = Engine(model, serial(), capacity, clock)
     pace_s = {pace: seconds for pace in paces if (seconds := _pace(engine, rank, pace)) is not None}
-    _answer(engine, Request(-1, requests[0].prompt, 2, 0.0))
+    prompt = requests[0].prompt
+    _answer(engine, Request(-1, prompt, min(2, capacity - len(prompt) + 1), 0.0))
     warm = engine.iterations
     nbytes = psutil.Process().memory_full_info().uss
     queue = dist.FileStore(following, world_size)  # whoever is free adds one to the number of the next request

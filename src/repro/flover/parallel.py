@@ -80,7 +80,7 @@ class Leader:
 
     def __init__(self, model: Decoder) -> None:
         assert model.shard is not None and model.shard.rank == 0, "a leader is rank 0 of a sharded model"
-        self.model, self._cache = model, None
+        self.model, self._cache, self._broken = model, None, False
         self.config, self.device, self.kernels = model.config, model.device, model.kernels
         self.digest = hashlib.sha256()  # of all passes: followers return theirs
 
@@ -95,11 +95,14 @@ class Leader:
         assert cache is self._cache, "an earlier cache: the followers have it no more"
         where = wanted.cpu() if isinstance(wanted, Tensor) else wanted
         told = _Pass(cache.changes, (rows.tokens.cpu(), rows.slots.cpu(), rows.positions.cpu(), rows.spans), where)
+        self._broken = True  # until the pass is done: whoever fails in the middle leaves followers in an all-reduce
         with _losses(self.model):
             _tell(told, self.model)
             self.digest.update(told.digest())
             cache.changes = []
-            return self.model.forward(rows, cache.cache, wanted)
+            logits = self.model.forward(rows, cache.cache, wanted)
+        self._broken = False
+        return logits
 
     def __enter__(self) -> Self:
         return self
@@ -107,9 +110,14 @@ class Leader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None or not issubclass(kind, RankLost):
-            with _losses(self.model):
-                _tell(None, self.model)
+        if isinstance(error, RankLost):
+            return
+        if self._broken:
+            with suppress(Exception):  # tells the followers: their connections break
+                dist.destroy_process_group(self.model.shard.group)
+            return
+        with _losses(self.model):
+            _tell(None, self.model)
 
     def _make(self, maker: str, *sizes: int) -> _Mirrored:
         with _losses(self.model):

@@ -59,7 +59,7 @@ class Decoder(ABC):
         self.config, self.dtype, self.device, self.shard = config, dtype, torch.device(device), shard
         if shard is not None:
             shard.check(config)
-        self.kernels = choose(kernels, self.device, dtype)
+        self.kernels = choose(kernels, self.device, dtype, config.head_dim)
         self._weights = weights
         self.embedding = self._get("token_embd.weight")
         self._build()

@@ -24,7 +24,8 @@ class Linear:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, gelu: GELU | None = None) -> None:
-        self.packed = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+        possible = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+        self.packed = possible and weight.dtype in (torch.float32, torch.bfloat16)
         self.shape, self.nbytes = weight.shape, weight.nbytes
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS) if self.packed else weight
         self.bias, self.gelu = bias, gelu

@@ -45,14 +45,16 @@ class Kernels(Protocol):
         ...
 
 
-def choose(choice: Choice, device: torch.device, dtype: torch.dtype) -> Kernels:
-    """`cpp` raises `cpp.BuildError` where it cannot be built, ValueError off the CPU and in other dtypes than float32 and bfloat16. `auto`
-    takes `torch` there; where a build fails it warns and says why."""
-    possible = device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)
+def choose(choice: Choice, device: torch.device, dtype: torch.dtype, head_dim: int) -> Kernels:
+    """`cpp` raises `cpp.BuildError` where it cannot be built, ValueError off the CPU, in other dtypes than float32 and bfloat16, and for
+    heads of more than 256 entries. `auto` takes `torch` there; where a build fails it warns and says why."""
+    possible = device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) and head_dim <= 256
     if choice == "torch" or (choice == "auto" and not possible):
         return TorchKernels()
     if not possible:
-        raise ValueError(f"kernels is 'cpp' and the model in {dtype} on {device}, allowed: float32 and bfloat16 on cpu")
+        raise ValueError(
+            f"kernels is 'cpp', dtype {dtype}, device {device}, head_dim {head_dim}; allowed: float32 and bfloat16 on cpu, up to 256"
+        )
     from repro.models.kernels.cpp import BuildError, CppKernels
 
     try:

@@ -19,7 +19,7 @@ from repro.models.rows import Rows
 __all__ = ["BuildError", "CppKernels"]
 
 _SOURCE = Path(__file__).with_name("cpu.cpp")
-_FLAGS = ("-std=c++20", "-O3", "-ffast-math", "-march=native", "-fopenmp", "-fPIC", "-shared")
+_FLAGS = ("-std=c++20", "-O3", "-ffast-math", "-march=native", "-fopenmp", "-fPIC")
 
 
 class BuildError(RuntimeError):
@@ -70,7 +70,7 @@ def _load() -> None:
         _processor(),
         *map(str.encode, _FLAGS),
     ]
-    folder = Path(get_default_build_root())
+    folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
     library = folder / f"repro_models_{hashlib.sha256(b'|'.join(made_of)).hexdigest()[:16]}.so"
     if not library.is_file():
         _build(compiler, library)
@@ -81,20 +81,30 @@ def _load() -> None:
 
 
 def _build(compiler: str, library: Path) -> None:
-    """Under another name first, so that whoever is interrupted or builds at the same time leaves nothing half done."""
+    """Under another name first, so that whoever is interrupted or builds at the same time leaves nothing half done. Two steps: linked with
+    -ffast-math, a library of older GCCs makes its whole process flush subnormal numbers to zero."""
     from torch.utils.cpp_extension import include_paths, library_paths
 
-    library.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        made = Path(folder) / library.name
-        headers, libraries = (f"-I{path}" for path in include_paths()), (f"-L{path}" for path in library_paths())
-        command = [compiler, *_FLAGS, *headers, str(_SOURCE), "-o", str(made), *libraries, "-ltorch_cpu", "-lc10"]
-        try:
-            subprocess.run(command, check=True, capture_output=True, text=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
-            raise BuildError(f"{compiler} could not build {_SOURCE.name}: {said[-1]}") from error
-        os.replace(made, library)
+    headers, libraries = [f"-I{path}" for path in include_paths()], [f"-L{path}" for path in library_paths()]
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+            compiled, linked = Path(folder) / "cpu.o", Path(folder) / library.name
+            _call([compiler, *_FLAGS, *headers, "-c", str(_SOURCE), "-o", str(compiled)])
+            _call(
+                [compiler, "-shared", "-fopenmp", str(compiled), "-o", str(linked), *libraries, "-ltorch_cpu", "-lc10"]
+            )
+            os.replace(linked, library)
+    except OSError as error:
+        raise BuildError(f"{library.parent}: {error}") from error
+
+
+def _call(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        reason = next((line for line in said if "error" in line), said[-1])
+        raise BuildError(f"{command[0]} could not build {_SOURCE.name}: {reason}")
 
 
 def _processor() -> bytes:

@@ -48,11 +48,21 @@ inline T narrow(float value) {
 
 struct Cache {
   const int64_t* table;  // nullptr: none
-  int64_t width, kv_heads, block, dim;
+  int64_t width, kv_heads, block, dim, slots;
 
   Cache(const Tensor& keys, const std::optional<Tensor>& blocks)
       : table(blocks ? blocks->const_data_ptr<int64_t>() : nullptr), width(blocks ? blocks->size(1) : 1),
-        kv_heads(keys.size(1)), block(keys.size(2)), dim(keys.size(3)) {}
+        kv_heads(keys.size(1)), block(keys.size(2)), dim(keys.size(3)), slots(blocks ? blocks->size(0) : keys.size(0)) {}
+
+  void check(const Tensor& slot, const Tensor& position, int64_t rows) const {
+    TORCH_CHECK(slot.numel() == rows && position.numel() == rows, rows, " rows, but ", slot.numel(), " slots and ",
+                position.numel(), " positions");
+    const int64_t *s = slot.const_data_ptr<int64_t>(), *p = position.const_data_ptr<int64_t>(), capacity = width * block;
+    for (int64_t row = 0; row < rows; row++) {
+      TORCH_CHECK(s[row] >= 0 && s[row] < slots, "slot ", s[row], ", allowed: 0 to ", slots - 1);
+      TORCH_CHECK(p[row] >= 0 && p[row] < capacity, "position ", p[row], ", allowed: 0 to ", capacity - 1);
+    }
+  }
 
   // Where position `position` of a slot's head begins, in elements.
   int64_t at(int64_t slot, int64_t head, int64_t position) const {
@@ -216,8 +226,9 @@ void check_contiguous(std::initializer_list<Tensor> tensors) {
 
 Tensor rotate_store(const Tensor& qkv, const Tensor& cosine, const Tensor& sine, const Tensor& slots, const Tensor& positions,
                     Tensor keys, Tensor values, const std::optional<Tensor>& table) {
-  check_contiguous({qkv, cosine, sine, slots, positions, keys, values});
+  check_contiguous({qkv, cosine, sine, slots, positions, keys, values, table.value_or(slots)});
   const Cache cache(keys, table);
+  cache.check(slots, positions, qkv.size(0));
   auto q = at::empty({qkv.size(0), qkv.size(1) / cache.dim - 2 * cache.kv_heads, cache.dim}, qkv.options());
   FOR_DTYPE(qkv, "rotate_store", rotate_store_rows<scalar_t>(qkv, cosine, sine, slots, positions, keys, values, cache, q));
   return q;
@@ -225,8 +236,9 @@ Tensor rotate_store(const Tensor& qkv, const Tensor& cosine, const Tensor& sine,
 
 Tensor attend(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& slots, const Tensor& positions,
               const std::optional<Tensor>& table) {
-  check_contiguous({q, keys, values, slots, positions});
+  check_contiguous({q, keys, values, slots, positions, table.value_or(slots)});
   const Cache cache(keys, table);
+  cache.check(slots, positions, q.size(0));
   TORCH_CHECK(cache.dim <= kMostDim, "head_dim is ", cache.dim, ", at most ", kMostDim, " allowed");
   auto out = at::empty({q.size(0), q.size(1) * q.size(2)}, q.options());
   FOR_DTYPE(q, "attend", {
