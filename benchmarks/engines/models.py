@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from repro.models import checkpoint
 from repro.models.huggingface import read_huggingface
+from repro.models.huggingface.llama import LLAMA
 
 RANDOM = {
     "S": {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8, "num_attention_heads": 8},
@@ -22,18 +23,6 @@ RANDOM = {
 }
 NAMES = ("SmolLM2", *RANDOM)
 GGUF_TYPES = {"float32": gguf.GGMLQuantizationType.F32, "bfloat16": gguf.GGMLQuantizationType.BF16}
-# Names of a layer's weights in GGUF and in transformers.
-LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 
 
 def prepare(name: str, dtype: str, cache: Path) -> tuple[Path, Path]:
@@ -89,7 +78,7 @@ def smollm2() -> LlamaForCausalLM:
     }
     heads = {"attn_q": sizes.heads, "attn_k": sizes.kv_heads}
     for i in range(sizes.layers):
-        for ours, theirs in LAYER.items():
+        for theirs, ours in LLAMA.inside.items():
             weight = weights[f"blk.{i}.{ours}.weight"]
             named[f"model.layers.{i}.{theirs}.weight"] = halves(weight, heads[ours]) if ours in heads else weight
     model = LlamaForCausalLM(config)

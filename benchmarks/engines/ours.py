@@ -11,13 +11,12 @@ from protocol import Answer, Job, Request
 from repro import flover
 from repro.baselines.batching import serial
 from repro.flover import Engine, Scheduler
-from repro.models.huggingface import read_huggingface
-from repro.models.llama import Llama
+from repro.models.huggingface import load_huggingface
 
 
 def start(job: Job) -> Callable[[Sequence[Request]], list[Answer]]:
     torch.set_num_threads(job.threads)
-    model = Llama(*read_huggingface(job.model), dtype=getattr(torch, job.dtype))
+    model = load_huggingface(job.model, dtype=getattr(torch, job.dtype))
 
     def serve(requests: Sequence[Request]) -> list[Answer]:
         # An engine serves one list: the warm-up has one of its own.

@@ -36,8 +36,19 @@ def test_times_of_a_real_model_are_positive(model):
     assert times.decode(2, np.array([8])).item() > 0 and times.prefill(4) > 0
 
 
+def test_a_grid_up_to_the_last_position_of_the_model(model):
+    times = measure(model, [1, 2], [3, 255], [250], starts=[0, 249], repeats=3)
+    assert times.decode(2, np.array([255])).item() > 0 and times.prefill(250, 249) > 0
+
+
+def test_more_rows_than_a_queue_usually_holds():
+    clock = Clock()
+    times = measure(TimedModel(Uneven(), clock), [1, 1100], [8], [2], repeats=1, clock=clock)
+    assert times.decode(1100, np.array([8])).item() == pytest.approx(0.001 * 1100**2 + 8e-5, rel=1e-3)
+
+
 def test_what_the_model_has_no_positions_for_is_refused(model):
-    with pytest.raises(ValueError, match="capacity is 307, allowed: 1 to the model's context 256"):
+    with pytest.raises(ValueError, match="capacity is 301, allowed: 1 to the model's context 256"):
         measure(model, [1], [300], [1])
 
 

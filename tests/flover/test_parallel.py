@@ -48,6 +48,8 @@ def serve(rank: int, size: int, tied: bool, layout: str, scheduler: Scheduler) -
         return [], follow(model), 0
     with Leader(model) as leader:
         report = Engine(leader, scheduler, CAPACITY, layout=LAYOUTS[layout]).serve(requests())
+    whole = Engine(Llama(CONFIG, weights(tied)), scheduler, CAPACITY, layout=LAYOUTS[layout]).buffers.cache.nbytes
+    assert report.cache_bytes == whole and (report.moved_bytes > 0) == (report.slot_moves > 0 and layout != "paged")
     return [g.tokens for g in report.generations], leader.digest.hexdigest(), report.slot_moves
 
 

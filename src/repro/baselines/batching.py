@@ -13,7 +13,7 @@ import torch
 from repro.flover.engine import Engine
 from repro.flover.request import Generation, Request
 from repro.flover.scheduler import Fits, Scheduler
-from repro.models.llama import Llama
+from repro.models.decoder import Decoder
 
 __all__ = ["DynamicScheduler", "StaticScheduler", "divergence", "lone", "serial"]
 
@@ -98,7 +98,7 @@ class DynamicScheduler(StaticScheduler):
         return super().expired(now)
 
 
-def lone(model: Llama, requests: Sequence[Request], capacity: int) -> list[Generation]:
+def lone(model: Decoder, requests: Sequence[Request], capacity: int) -> list[Generation]:
     """Each request decoded greedily with nothing beside it: the reference for tokens and for the time of a lone request.
 
     Arrival times are ignored: `service_s` is what counts.
@@ -113,7 +113,7 @@ def lone(model: Llama, requests: Sequence[Request], capacity: int) -> list[Gener
     return result
 
 
-def divergence(model: Llama, generation: Generation, reference: Generation) -> float | None:
+def divergence(model: Decoder, generation: Generation, reference: Generation) -> float | None:
     """How far apart the logits of the first differing token and of the reference's token are; None for equal answers,
     infinite when one is merely the beginning of the other.
 

@@ -11,10 +11,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from repro.flover.engine import Engine, Report
 from repro.flover.request import Generation, Request
-from repro.models.llama import Llama
+from repro.models.decoder import Decoder
 
 __all__ = ["Served", "serve"]
 
@@ -43,7 +44,7 @@ class Served:
 
 
 def serve(
-    build: Callable[[], Llama],
+    build: Callable[[], Decoder],
     requests: Sequence[Request],
     instances: int,
     capacity: int,
@@ -63,6 +64,8 @@ def serve(
 
     if instances < 1 or any(not 1 <= pace <= instances for pace in paces):
         raise ValueError(f"instances is {instances} and paces {list(paces)}: at least 1, and 1 to {instances}")
+    if paces and capacity < 2:
+        raise ValueError(f"capacity is {capacity}: at least 2 to measure paces, which needs an iteration")
     if not requests or any(request.arrival_s is None for request in requests):
         raise ValueError("requests: at least one is needed, each with its arrival_s")
     ordered = sorted(requests, key=lambda request: request.arrival_s)
@@ -73,7 +76,7 @@ def serve(
     report = Report(generations, total_seconds=max(generation.finish_s for generation in generations))
     report.iterations = report.rows = sum(one.iterations for one in told)
     report.cache_bytes = sum(one.cache_bytes for one in told)
-    pace_s = {pace: _median([one.pace_s[pace] for one in told if pace in one.pace_s]) for pace in paces}
+    pace_s = {pace: median([one.pace_s[pace] for one in told if pace in one.pace_s]) for pace in paces}
     return Served(report, [one.nbytes for one in told], pace_s)
 
 
@@ -113,7 +116,7 @@ class _Told:
 def _instance(
     rank: int,
     world_size: int,
-    build: Callable[[], Llama],
+    build: Callable[[], Decoder],
     requests: Sequence[Request],
     capacity: int,
     following: str,
@@ -172,16 +175,10 @@ def _pace(engine: Engine, rank: int, together: int) -> float | None:
     seconds = []
     if rank < together:
         engine.submit(request)
-        engine.step()  # the prompt and the first iteration
+        engine.step()  # the prompt
         while engine.ready:
             before = time.perf_counter()
             engine.step()
             seconds.append(time.perf_counter() - before)
     dist.barrier()
-    return _median(seconds) if seconds else None
-
-
-def _median(values: Sequence[float]) -> float:
-    from statistics import median
-
-    return median(values)
+    return median(seconds) if seconds else None

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from repro.flover.arrivals import Shape
     from repro.flover.engine import Report
     from repro.flover.queueing import MeasuredTimes, Policy, QueueRun
-    from repro.models.llama import Llama
+    from repro.models.decoder import Decoder
 
 _CONTEXTS_APART = 64  # stored tokens; attention is a small part of an iteration
 METRICS = frozenset(
@@ -17,22 +17,22 @@ METRICS = frozenset(
 )
 
 
-def measured(point: Point, model: "Llama", shapes: "Sequence[Shape]", capacity: int) -> "MeasuredTimes":
+def measured(point: Point, model: "Decoder", shapes: "Sequence[Shape]", capacity: int) -> "MeasuredTimes":
     """Times of iterations and prompts at a grid that spans what the workload can come to need."""
     from repro.flover.measured import measure, spread
 
     most = {"fused": point.max_slots, "static": point.batch_size, "dynamic": point.batch_size}.get(point.engine, 1)
-    shortest = min(min(shape.prompt_tokens for shape in shapes), capacity - 1)
-    contexts = sorted({*range(shortest, capacity - 1, _CONTEXTS_APART), capacity - 1})
-    prompts = spread(max(shape.prompt_tokens for shape in shapes), min(shape.prompt_tokens for shape in shapes))
-    starts = [0]
-    if point.prefill_tokens:
-        last = prompts[-1] - 1
-        starts, prompts = (
-            sorted({0, *range(0, last, _CONTEXTS_APART), last}),
-            spread(min(point.prefill_tokens, prompts[-1])),
-        )
-    return measure(model, spread(min(most, len(shapes))), [max(context, 4) for context in contexts], prompts, starts)
+    shortest, longest = (kind(shape.prompt_tokens for shape in shapes) for kind in (min, max))
+    contexts = _apart(min(shortest, capacity - 1), capacity - 1)
+    starts, prompts = [0], spread(longest, shortest)
+    if point.prefill_tokens:  # prompts of one iteration share them, so a piece may begin anywhere
+        starts, prompts = _apart(0, longest - 1), spread(min(point.prefill_tokens, longest))
+    return measure(model, spread(min(most, len(shapes))), contexts, prompts, starts)
+
+
+def _apart(first: int, last: int) -> list[int]:
+    """Both, and what is between them at steps of 64."""
+    return [*range(first, last, _CONTEXTS_APART), last]
 
 
 def predicted(

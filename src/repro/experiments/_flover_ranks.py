@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import torch
 
 from repro.baselines.batching import lone
+from repro.experiments._flover_workload import PAPER_PROMPT_TOKENS, PAPER_SHORTEST
 from repro.experiments.flover_parallel import ParallelPoint
 from repro.flover import workload
 from repro.flover.buffers import LAYOUTS
@@ -15,8 +16,6 @@ from repro.flover.scheduler import Scheduler
 from repro.launch.joined import place_in_job
 from repro.models.llama import Llama, LlamaConfig
 from repro.models.parallel import Shard
-
-PROMPT_TOKENS, SHORTEST = 8, 128  # of the paper's workloads
 
 
 @dataclass
@@ -37,13 +36,13 @@ def model(point: ParallelPoint, shard: Shard | None = None) -> Llama:
 
 def requests(point: ParallelPoint) -> list[Request]:
     """Answers of lengths drawn uniformly, as in the paper's experiments with reordering."""
-    ends = (max(1, round(tokens * point.length_scale)) for tokens in (SHORTEST, point.longest))
-    shapes = workload.uniform(point.requests, point.interval_s, PROMPT_TOKENS, *ends, point.seed)
+    ends = (max(1, round(tokens * point.length_scale)) for tokens in (PAPER_SHORTEST, point.longest))
+    shapes = workload.uniform(point.requests, point.interval_s, PAPER_PROMPT_TOKENS, *ends, point.seed)
     return workload.requests(shapes, workload.random_prompts(shapes, point.vocab, point.seed))
 
 
 def capacity(point: ParallelPoint) -> int:
-    return PROMPT_TOKENS + max(1, round(point.longest * point.length_scale))
+    return PAPER_PROMPT_TOKENS + max(1, round(point.longest * point.length_scale))
 
 
 def serve(rank: int, world_size: int, point: ParallelPoint) -> Served:

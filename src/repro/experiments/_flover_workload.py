@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from repro.flover.arrivals import Shape
 
-_PAPER_PROMPT_TOKENS, _PAPER_OUTPUT_TOKENS = 8, 512
+PAPER_PROMPT_TOKENS, _PAPER_OUTPUT_TOKENS = 8, 512
 PAPER_SHORTEST = 128  # tokens of the shortest answer of random length
 
 
@@ -26,10 +26,10 @@ def shapes(point: Point, interval_s: float) -> "list[Shape]":
         return workload.sharegpt(paths.data("sharegpt_lengths_llmservingsim.csv"), times.tolist(), *cuts)
     if point.workload == "uniform":
         ends = (max(1, round(tokens * point.length_scale)) for tokens in (PAPER_SHORTEST, point.longest))
-        return workload.uniform(point.requests, interval_s, _PAPER_PROMPT_TOKENS, *ends, point.seed)
+        return workload.uniform(point.requests, interval_s, PAPER_PROMPT_TOKENS, *ends, point.seed)
     output_tokens = max(1, round(_PAPER_OUTPUT_TOKENS * point.length_scale))
     seed = point.seed if point.workload == "poisson" else None
-    return workload.regular(point.requests, interval_s, _PAPER_PROMPT_TOKENS, output_tokens, seed)
+    return workload.regular(point.requests, interval_s, PAPER_PROMPT_TOKENS, output_tokens, seed)
 
 
 def words(point: Point) -> str:
@@ -47,7 +47,7 @@ def words(point: Point) -> str:
     if point.workload == "uniform":
         answers, arrivals = f"{PAPER_SHORTEST} to {point.longest}, drawn uniformly,", "fixed"
     return (
-        f"{arrivals} arrivals every {every}, prompts of {_PAPER_PROMPT_TOKENS} tokens, "
+        f"{arrivals} arrivals every {every}, prompts of {PAPER_PROMPT_TOKENS} tokens, "
         f"answers of {answers} x {point.length_scale:g} tokens"
     )
 

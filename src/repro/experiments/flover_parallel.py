@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
+from repro.experiments import _flover_metrics, _flover_workload
 from repro.experiments.base import Experiment, Outcome, Point
 from repro.record import Metric
 
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
 
 CHECKED = 4  # requests whose tokens one process decodes again
 TIMEOUT_S = 900.0
-_UNITS = {"tokens_per_s": "tokens/s", "moved_bytes": "bytes", "cache_bytes": "bytes", "output_tokens": "tokens"}
-_SAMPLES = {"latency": "s", "ttft": "s", "tpot": "s/token"}
 
 
 class ParallelPoint(Point):
@@ -36,7 +35,7 @@ class ParallelPoint(Point):
     dtype: Literal["float32", "bfloat16"] = "float32"
     requests: int = Field(16, ge=1)
     interval_s: float = Field(0.02, ge=0, description="between arrivals")
-    longest: int = Field(512, ge=128, description="longest answer, before scaling")
+    longest: int = Field(512, ge=_flover_workload.PAPER_SHORTEST, description="longest answer, before scaling")
     length_scale: float = Field(0.125, gt=0, description="factor on answer lengths")
     max_slots: int = Field(32, ge=1, description="requests decoded at once")
     cluster_mbit_s: float = Field(50.0, gt=0)
@@ -92,17 +91,11 @@ def run(point: ParallelPoint) -> Outcome:
         "tokens_equal_fraction": sum(served[g.request.id] == g.tokens for g in alone) / len(alone),
     }
     return Outcome(
-        metrics={name: Metric(value=value, unit=_unit(name)) for name, value in values.items()},
+        metrics={name: Metric(value=value, unit=_flover_metrics.unit(name)) for name, value in values.items()},
         evidence="emulated" if shaped else "measured",
         conditions={"fabric": state, "requests_checked": str(len(alone))},
         topology=f"{point.nodes} nodes x {point.packages} packages x {point.gcds} ranks, {state}",
     )
-
-
-def _unit(name: str) -> str:
-    if name.endswith("_seconds"):
-        return "s"
-    return _UNITS.get(name) or _SAMPLES.get(name.split("_")[0], "1")
 
 
 def _label(point: ParallelPoint) -> str:
@@ -111,14 +104,13 @@ def _label(point: ParallelPoint) -> str:
     return f"{point.layout}-tp{shape}-n{point.requests}-uniform{point.longest}{end}"
 
 
-REPORTS = """total_seconds tokens_per_s latency_mean latency_p50 latency_p99 ttft_mean ttft_p50 ttft_p99 tpot_mean tpot_p50 tpot_p99
-    output_tokens iterations waste_fraction slot_moves moved_bytes cache_bytes ranks_agree tokens_equal_fraction fabric requests_checked"""
+REPORTS = {"ranks_agree", "tokens_equal_fraction", "fabric", "requests_checked"}
 EXPERIMENT = Experiment(
     summary="Tensor-parallel fused decoding: in a node and between nodes, with reordering and without",
     parameters=ParallelPoint,
     run=run,
     label=_label,
-    reports=frozenset(REPORTS.split()),
+    reports=_flover_metrics.SUMMARY | REPORTS,
     ranks=lambda point: point.ranks,
     timeout_s=TIMEOUT_S,
 )

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
-from repro.experiments import _flover_alone, _flover_prediction, _flover_workload
+from repro.experiments import _flover_alone, _flover_metrics, _flover_prediction, _flover_workload
 from repro.experiments.base import Experiment, Outcome, Point
 from repro.record import Metric
 
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from repro.flover.request import Request
     from repro.flover.scheduler import Scheduler
     from repro.models.llama import Llama
-
-_UNITS = {"tokens_per_s": "tokens/s", "output_tokens": "tokens"}
-_SAMPLE_UNITS = {"latency": "s", "ttft": "s", "tpot": "s/token", "predicted": "s"}
 
 
 class ServingPoint(Point):
@@ -134,7 +131,7 @@ def run(point: ServingPoint) -> Outcome:
     if point.engine == "dynamic":
         metrics["window_seconds"] = window_s
     return Outcome(
-        metrics={name: Metric(value=value, unit=_unit(name)) for name, value in metrics.items()},
+        metrics={name: Metric(value=value, unit=_flover_metrics.unit(name)) for name, value in metrics.items()},
         conditions={
             "model": f"SmolLM2-135M-Instruct, weights dequantised from Q4_1 to {point.dtype}",
             "threads": f"{point.instance_threads or threads} per instance"
@@ -221,17 +218,6 @@ def _series(report: "Report", equal: "dict[int, bool]") -> "pd.DataFrame":
     ).astype({"equal": "boolean"})
 
 
-def _unit(name: str) -> str:
-    """Unit of a metric by its name; `1` for counts and shares."""
-    if name.startswith("error_"):
-        return "1"
-    if name.endswith("_seconds"):
-        return "s"
-    if name.endswith("_bytes"):
-        return "bytes"
-    return _UNITS.get(name) or _SAMPLE_UNITS.get(name.split("_")[0], "1")
-
-
 def _physical_cores() -> int:
     """Physical cores this process may use: hyper-threads do not help a decode that waits for memory."""
     import os
@@ -257,15 +243,13 @@ def _label(point: ServingPoint) -> str:
     return f"{engine}-{point.workload}{lengths}-n{point.requests}-{point.dtype}"
 
 
-REPORTS = """total_seconds tokens_per_s latency_mean latency_p50 latency_p99 ttft_mean ttft_p50 ttft_p99 tpot_mean tpot_p50 tpot_p99
-    output_tokens iterations waste_fraction slot_moves moved_bytes cache_bytes single_request_seconds mean_interval_seconds tokens_checked
-    latency_first window_seconds instance_bytes instances_bytes
+REPORTS = """latency_first single_request_seconds mean_interval_seconds window_seconds instance_bytes instances_bytes tokens_checked
     tokens_equal_fraction tokens_equal_or_tied_fraction model threads linear kernels scales lone_reference"""
 EXPERIMENT = Experiment(
     summary="Serve SmolLM2-135M: fused decoding against batching and concurrent instances, token for token",
     parameters=ServingPoint,
     run=run,
     label=_label,
-    reports=frozenset(REPORTS.split()) | _flover_prediction.METRICS,
+    reports=_flover_metrics.SUMMARY | frozenset(REPORTS.split()) | _flover_prediction.METRICS,
     timeout_s=600,
 )

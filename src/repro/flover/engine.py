@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -71,8 +72,9 @@ class Engine:
         for what, most in limits.items():
             if most and request.kv_tokens > most:
                 raise RequestError(f"request {request.id}: needs {request.kv_tokens} KV positions, {what} has {most}")
-        if bad := [t for t in request.prompt if not 0 <= t < self.model.config.vocab]:
-            raise RequestError(f"request {request.id}: token {bad[0]} is outside 0 … {self.model.config.vocab - 1}")
+        vocab = self.model.config.vocab
+        if bad := [t for t in request.prompt if not (isinstance(t, Integral) and 0 <= t < vocab)]:
+            raise RequestError(f"request {request.id}: token {bad[0]} is outside 0 … {vocab - 1}, whole numbers")
         if request.arrival_s is None:
             request = replace(request, arrival_s=self._now())
         self.scheduler.submit(request)

@@ -10,7 +10,7 @@ from repro.flover.engine import Engine
 from repro.flover.queueing.times import MeasuredTimes
 from repro.flover.request import Request
 from repro.flover.scheduler import Scheduler
-from repro.models.llama import Llama
+from repro.models.decoder import Decoder
 
 __all__ = ["measure", "spread"]
 
@@ -22,7 +22,7 @@ def spread(most: int, least: int = 1) -> list[int]:
 
 
 def measure(
-    model: Llama,
+    model: Decoder,
     batches: Sequence[int],
     contexts: Sequence[int],
     prompts: Sequence[int],
@@ -31,12 +31,14 @@ def measure(
     clock: Callable[[], float] = time.perf_counter,
 ) -> MeasuredTimes:
     """Median seconds of `repeats` iterations over each of `batches` rows at each of `contexts` stored tokens (the repeats are iterations around
-    it), and of `repeats` prompts of each length of `prompts` behind each of `starts` tokens. All ascending; `batches` from 1 on.
+    it, or the last ones that the model has positions for), and of `repeats` prompts of each length of `prompts` behind each of `starts` tokens. All
+    ascending; `batches` from 1 on. A prompt and what it stands behind take no more positions than the model has.
 
     The model's own times, with all that a step does besides. ValueError for a length that the model has no positions for.
     """
-    most = max(max(contexts) + repeats + 2, max(prompts) + max(starts))
-    engine = Engine(model, Scheduler(max(batches)), most, clock)
+    wanted = max(max(contexts) + repeats + 2, max(prompts) + max(starts))
+    most = max(min(wanted, model.config.context), max(contexts) + 1, max(prompts))
+    engine = Engine(model, Scheduler(max(batches), queue_limit=max(batches)), most, clock)
     _prefill(engine, clock, max(prompts), 0, 1)  # warm-up, thrown away
     decode_s = [[_decode(engine, clock, batch, context, repeats) for context in contexts] for batch in batches]
     prefill_s = [[_prefill(engine, clock, tokens, start, repeats) for start in starts] for tokens in prompts]
@@ -46,7 +48,8 @@ def measure(
 
 def _decode(engine: Engine, clock: Callable[[], float], batch: int, context: int, repeats: int) -> float:
     """Seconds of an iteration over `batch` rows of about `context` stored tokens."""
-    prompt = max(1, context - repeats // 2)
+    # Positions: the prompt, and one for each iteration.
+    prompt = max(1, min(context - repeats // 2, engine.buffers.capacity - repeats - 1))
     for number in range(batch):
         engine.submit(Request(number, (number % 2,) * prompt, repeats + 2))
     engine.step()  # the prompts
@@ -62,7 +65,7 @@ def _prefill(engine: Engine, clock: Callable[[], float], tokens: int, start: int
     """Seconds of the piece of a prompt that lies behind `start` tokens, of a request that decodes nothing."""
     seconds = []
     for _ in range(repeats):
-        engine.submit(Request(0, (1,) * (start + tokens), 1))
+        engine.submit(Request(0, (1,) * min(start + tokens, engine.buffers.capacity), 1))
         if start:
             engine.scheduler.prefill_tokens = start
             engine.step()

@@ -56,10 +56,11 @@ class _Pass:
 
 
 class _Mirrored:
-    """Rank 0's cache: what changes it is noted, so that the others change theirs alike before the next pass."""
+    """Rank 0's cache: what changes it is noted, so that the others change theirs alike before the next pass. Bytes are those of all ranks,
+    whose parts are equal."""
 
-    def __init__(self, cache: SlotCache | PagedCache) -> None:
-        self.cache = cache
+    def __init__(self, cache: SlotCache | PagedCache, ranks: int) -> None:
+        self.cache, self._ranks = cache, ranks
         self.changes: list[tuple[str, tuple[Any, ...]]] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -67,11 +68,16 @@ class _Mirrored:
         if name not in _CHANGES:
             return found
 
-        def change(*args: Any) -> Any:
+        def change(*args: Any) -> int | None:
             self.changes.append((name, args))
-            return found(*args)
+            moved = found(*args)
+            return None if moved is None else moved * self._ranks
 
         return change
+
+    @property
+    def nbytes(self) -> int:
+        return self.cache.nbytes * self._ranks
 
 
 class Leader:
@@ -122,7 +128,7 @@ class Leader:
     def _make(self, maker: str, *sizes: int) -> _Mirrored:
         with _losses(self.model):
             _tell(_NewCache(maker, sizes), self.model)
-        self._cache = _Mirrored(getattr(self.model, maker)(*sizes))
+        self._cache = _Mirrored(getattr(self.model, maker)(*sizes), self.model.shard.size)
         return self._cache
 
 
