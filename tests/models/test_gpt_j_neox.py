@@ -4,12 +4,9 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from repro.models.gpt_j import GPT_J_6B, GPTJ, GPTJConfig
 from repro.models.gpt_neox import GPTNeoX, GPTNeoXConfig
-from repro.models.linear import Linear
 
 SMALL = {"layers": 2, "rotary_dim": 8, "vocab": 101, "context": 96}
 WIDE = SMALL | {"width": 512, "heads": 8, "ffn": 2048}
@@ -43,21 +40,6 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(kind, sizes, kernels, dtype
             fewer = model.decode(tokens[rows], lengths[rows], own, rows, int(lengths[rows].max()))
             assert torch.equal(together[rows], fewer)
             assert torch.equal(own.keys[:, rows], cache.keys[:, rows])
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    rows=st.integers(2, 40), width=st.integers(1, 70), out=st.integers(1, 140), gelu=st.sampled_from(["none", "tanh"])
-)
-def test_gelu_in_the_product(rows, width, out, gelu):
-    """As F.gelu, and bit for bit the same alone."""
-    generator = torch.Generator().manual_seed(rows)
-    weight, bias, x = (torch.randn(shape, generator=generator) for shape in ((out, width), (out,), (rows, width)))
-    layer = Linear(weight, bias, gelu)
-    y = layer(x)
-    expected = torch.nn.functional.gelu(torch.nn.functional.linear(x, weight, bias), approximate=gelu)
-    torch.testing.assert_close(y, expected, atol=2e-5, rtol=1e-5)
-    assert all(torch.equal(layer(x[i : i + 1])[0], y[i]) for i in range(rows))
 
 
 def test_random_in_bfloat16_is_random_in_float32_rounded():

@@ -137,7 +137,7 @@ def run(point: ServingPoint) -> Outcome:
             "threads": f"{point.instance_threads or threads} per instance"
             if point.engine == "instances"
             else str(threads),
-            "linear": "oneDNN packed" if model.head.packed else "plain",
+            "linear": model.head.layout,
             "kernels": model.kernels.name,
             "scales": _flover_workload.words(point),
             "lone_reference": f"{len(alone)} of {len(requests)} requests, decoded alone after the timed run",

@@ -10,9 +10,8 @@ from typing import Any, ClassVar, Protocol, Self
 import torch
 from torch import Tensor
 
-from repro.models.kernels import Attention, Choice, choose
+from repro.models.kernels import GELU, Attention, Choice, Linear, choose
 from repro.models.kv_cache import CacheSizes, KVCache, PagedCache, SlotCache
-from repro.models.linear import GELU, Linear
 from repro.models.parallel import Shard, Split
 from repro.models.rows import Rows
 
@@ -39,7 +38,7 @@ class DecoderConfig(Protocol):
 
 
 class Decoder(ABC):
-    """Inference only. `kernels`: the steps between matrix products (`kernels.choose`); their name is `self.kernels.name`."""
+    """Inference only. `kernels`: what computes its steps (`kernels.choose`); their name is `self.kernels.name`."""
 
     weight_shapes: ClassVar[
         Any
@@ -99,9 +98,9 @@ class Decoder(ABC):
         self, weights: list[Tensor], biases: list[Tensor], split: Split, parts: int = 1, gelu: GELU | None = None
     ) -> Linear:
         if self.shard is None:
-            return Linear(torch.cat(weights), torch.cat(biases) if biases else None, gelu)
+            return self.kernels.linear(torch.cat(weights), torch.cat(biases) if biases else None, gelu)
         weights, biases = ([part for whole in several for part in whole.chunk(parts)] for several in (weights, biases))
-        return self.shard.linear(weights, biases, split, gelu)
+        return self.shard.linear(self.kernels, weights, biases, split, gelu)
 
     @classmethod
     def random(cls, config: Any, seed: int = 0, **options: Any) -> Self:

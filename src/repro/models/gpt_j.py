@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from repro.models.gpt_layers import FeedForward, GPTDecoder, LayerNorm, PartialRotaryConfig, blocks, linear, norm
-from repro.models.kernels import Attention
-from repro.models.linear import Linear
+from repro.models.kernels import Attention, Linear
 
 __all__ = ["GPTJ", "GPT_J_6B", "GPTJConfig", "weight_shapes"]
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from repro.models.decoder import Decoder
-from repro.models.linear import GELU, Linear
+from repro.models.kernels import GELU, Linear
 
 __all__ = ["ACTIVATIONS", "FeedForward", "GPTDecoder", "LayerNorm", "PartialRotaryConfig", "blocks", "linear", "norm"]
 

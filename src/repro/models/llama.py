@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from repro.models.decoder import Decoder
-from repro.models.kernels import Attention
-from repro.models.linear import Linear
+from repro.models.kernels import Attention, Linear
 
 __all__ = ["Llama", "LlamaConfig", "weight_shapes"]
 

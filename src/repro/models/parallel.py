@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
-from repro.models.linear import GELU, Linear
+from repro.models.kernels import GELU, Kernels, Linear
 
 if TYPE_CHECKING:
     from repro.models.decoder import DecoderConfig
@@ -41,52 +42,60 @@ class Shard:
             if count % self.size:
                 raise ValueError(f"{name} is {count}, tensor-parallel ranks {self.size}: a multiple is allowed")
 
-    def linear(self, weights: list[Tensor], biases: list[Tensor], split: Split, gelu: GELU | None = None) -> Linear:
+    def linear(
+        self, kernels: Kernels, weights: list[Tensor], biases: list[Tensor], split: Split, gelu: GELU | None = None
+    ) -> Linear:
         """This rank's part of the layers W [out, in], one below the other, each split alike. Biases [out], or none."""
-        if split == "inputs":
-            whole = torch.cat(weights)
-            mine = whole.chunk(self.size, 1)[self.rank].contiguous()
-            return _SummedLinear(mine, torch.cat(biases) if biases and self.rank == 0 else None, self)
         if split == "outputs":
             parts = [
                 torch.cat([w.chunk(self.size)[self.rank] for w in part]) if part else None for part in (weights, biases)
             ]
-            return Linear(*parts, gelu)
-        return _GatheredLinear(torch.cat(weights), torch.cat(biases) if biases else None, self)
+            return kernels.linear(*parts, gelu)
+        weight, bias = torch.cat(weights), torch.cat(biases) if biases else None
+        if split == "inputs":
+            mine = weight.chunk(self.size, 1)[self.rank].contiguous()
+            return _Summed(kernels.linear(mine, None if self.rank else bias), self)
+        missing = -len(weight) % self.size  # gathered pieces have to be equally large
+        mine = F.pad(weight, (0, 0, 0, missing)).chunk(self.size)[self.rank].contiguous()
+        if bias is not None:
+            bias = F.pad(bias, (0, missing)).chunk(self.size)[self.rank].contiguous()
+        return _Gathered(kernels.linear(mine, bias), self, len(weight))
 
 
-class _SummedLinear(Linear):
+@dataclass(frozen=True)
+class _Summed:
     """Each rank has some of the inputs; the outputs are summed over ranks. [n, in / size] to [n, out]. One rank adds the bias."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, shard: Shard) -> None:
-        super().__init__(weight, bias)
-        self._group = shard.group
+    part: Linear
+    shard: Shard
+
+    @property
+    def layout(self) -> str:
+        return self.part.layout
 
     def __call__(self, x: Tensor) -> Tensor:
-        out = super().__call__(x).contiguous()
-        dist.all_reduce(out, group=self._group)
+        out = self.part(x).contiguous()
+        dist.all_reduce(out, group=self.shard.group)
         return out
 
 
-class _GatheredLinear(Linear):
+@dataclass(frozen=True)
+class _Gathered:
     """Each rank has some of the outputs, all of which rank 0 returns: [n, in] to [n, out] there, and to [0, out] elsewhere."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, shard: Shard) -> None:
-        self._shard, self._outputs = shard, len(weight)
-        missing = -len(weight) % shard.size  # gathered pieces have to be equally large
-        padded = [
-            torch.nn.functional.pad(part, (0, 0, 0, missing) if part.dim() == 2 else (0, missing))
-            for part in (weight, bias)
-            if part is not None
-        ]
-        mine = [part.chunk(shard.size)[shard.rank].contiguous() for part in padded]
-        super().__init__(mine[0], mine[1] if bias is not None else None)
+    part: Linear
+    shard: Shard
+    outputs: int
+
+    @property
+    def layout(self) -> str:
+        return self.part.layout
 
     def __call__(self, x: Tensor) -> Tensor:
-        shard, mine = self._shard, super().__call__(x).contiguous()
+        shard, mine = self.shard, self.part(x).contiguous()
         if shard.rank:
             dist.gather(mine, group=shard.group, group_dst=0)
-            return mine.new_empty(0, self._outputs)
+            return mine.new_empty(0, self.outputs)
         pieces = [torch.empty_like(mine) for _ in range(shard.size)]
         dist.gather(mine, pieces, group=shard.group, group_dst=0)
-        return torch.cat(pieces, 1)[:, : self._outputs]
+        return torch.cat(pieces, 1)[:, : self.outputs]

@@ -1,5 +1,6 @@
-"""The steps of a decoder between its matrix products, twice: in torch (`torch_kernels.py`, any device), and in C++ for a CPU (`cpp.py`,
-`cpu.cpp`), which reads keys and values where they lie, only those that count."""
+"""The steps of a decoder, twice: in torch (`torch_kernels.py`, any device; matrix products on a CPU are oneDNN's), and in C++ for a CPU
+(`cpp.py`): attention reads keys and values where they lie, only those that count (`steps.cpp`), and products of few rows read weights at
+the memory's speed (`products.cpp`)."""
 
 import warnings
 from collections.abc import Callable
@@ -8,11 +9,12 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from repro.models.kernels.linear import GELU, Linear
 from repro.models.kernels.torch_kernels import TorchKernels
 from repro.models.kv_cache import KVCache
 from repro.models.rows import Rows
 
-__all__ = ["Attention", "Choice", "Kernels", "choose"]
+__all__ = ["GELU", "Attention", "Choice", "Kernels", "Linear", "choose"]
 
 Choice = Literal["auto", "cpp", "torch"]
 
@@ -26,6 +28,10 @@ class Kernels(Protocol):
     """`name` goes into records."""
 
     name: str
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None, gelu: GELU | None = None) -> Linear:
+        """The layer with this weight [out, in] and bias [out]."""
+        ...
 
     def attention(self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache) -> Attention:
         """For one pass. cosine, sine: fp32 [n, pairs], the angles of each head's first pairs of neighbours (2i, 2i + 1); the rest of a
@@ -62,5 +68,5 @@ def choose(choice: Choice, device: torch.device, dtype: torch.dtype, head_dim: i
     except BuildError as error:
         if choice == "cpp":
             raise
-        warnings.warn(f"attention in torch, which is slower: {error}", stacklevel=2)
+        warnings.warn(f"kernels in torch, which are slower: {error}", stacklevel=2)
         return TorchKernels()

@@ -1,4 +1,4 @@
-"""Builds `cpu.cpp` on first use, for this machine and this torch, and calls it."""
+"""Builds `steps.cpp` and `products.cpp` on first use, for this machine and this torch, and calls them."""
 
 import functools
 import hashlib
@@ -8,17 +8,23 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from repro.models.kernels.linear import GELU, Linear, torch_linear
 from repro.models.kv_cache import KVCache
 from repro.models.rows import Rows
 
-__all__ = ["BuildError", "CppKernels"]
+__all__ = ["BuildError", "CppKernels", "PanelLinear"]
 
-_SOURCE = Path(__file__).with_name("cpu.cpp")
+_SOURCES = [Path(__file__).with_name(name) for name in ("steps.cpp", "products.cpp")]
+_HEADERS = [Path(__file__).with_name("numbers.h")]
+_PANEL = 32  # outputs, as in products.cpp
 _FLAGS = ("-std=c++20", "-O3", "-ffast-math", "-march=native", "-fopenmp", "-fPIC")
 
 
@@ -34,6 +40,10 @@ class CppKernels:
     def __init__(self) -> None:
         _load()
         self._ops = torch.ops.repro_models
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None, gelu: GELU | None = None) -> Linear:
+        """In panels where this processor has the instructions."""
+        return (PanelLinear if self._ops.multiplies(weight) else torch_linear)(weight, bias, gelu)
 
     def attention(self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache) -> Callable[[int, Tensor], Tensor]:
         place = (rows.slots, rows.positions)
@@ -55,6 +65,26 @@ class CppKernels:
         return self._ops.argmax(logits.contiguous())
 
 
+class PanelLinear:
+    """The weight as `products.cpp` reads it. Raises RuntimeError when called on a processor without AVX-512 (bfloat16: AVX512_BF16)."""
+
+    layout = "panels"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, gelu: GELU | None = None) -> None:
+        self.panels, self.bias = _panels(weight), bias
+        self._out, self._gelu = len(weight), gelu or ""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.ops.repro_models.product(x.contiguous(), self.panels, self._out, self.bias, self._gelu)
+
+
+def _panels(weight: Tensor) -> Tensor:
+    """[out, in] to [panels, in / deep, 32, deep], filled up with outputs of zero; deep: the inputs that are four bytes."""
+    deep = 4 // weight.element_size()
+    rows = F.pad(weight, (0, 0, 0, -len(weight) % _PANEL))
+    return rows.view(-1, _PANEL, weight.shape[1] // deep, deep).transpose(1, 2).contiguous()
+
+
 @functools.cache
 def _load() -> None:
     """Once per process. Built once per machine: the file's name holds the source, torch, compiler and processor it is for."""
@@ -64,7 +94,7 @@ def _load() -> None:
     if compiler is None:
         raise BuildError("no C++ compiler found (Debian: apt-get install g++; or set CXX)")
     made_of = [
-        _SOURCE.read_bytes(),
+        *(file.read_bytes() for file in (*_SOURCES, *_HEADERS)),
         torch.__version__.encode(),
         compiler.encode(),
         _processor(),
@@ -89,14 +119,19 @@ def _build(compiler: str, library: Path) -> None:
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-            compiled, linked = Path(folder) / "cpu.o", Path(folder) / library.name
-            _call([compiler, *_FLAGS, *headers, "-c", str(_SOURCE), "-o", str(compiled)])
-            _call(
-                [compiler, "-shared", "-fopenmp", str(compiled), "-o", str(linked), *libraries, "-ltorch_cpu", "-lc10"]
-            )
+            compiled, linked = [Path(folder) / f"{source.stem}.o" for source in _SOURCES], Path(folder) / library.name
+            with ThreadPoolExecutor() as pool:
+                for _ in pool.map(partial(_compile, compiler, headers), _SOURCES, compiled):
+                    pass
+            objects = list(map(str, compiled))
+            _call([compiler, "-shared", "-fopenmp", *objects, "-o", str(linked), *libraries, "-ltorch_cpu", "-lc10"])
             os.replace(linked, library)
     except OSError as error:
         raise BuildError(f"{library.parent}: {error}") from error
+
+
+def _compile(compiler: str, headers: list[str], source: Path, compiled: Path) -> None:
+    _call([compiler, *_FLAGS, *headers, "-c", str(source), "-o", str(compiled)])
 
 
 def _call(command: list[str]) -> None:
@@ -104,7 +139,7 @@ def _call(command: list[str]) -> None:
     if done.returncode:
         said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         reason = next((line for line in said if "error" in line), said[-1])
-        raise BuildError(f"{command[0]} could not build {_SOURCE.name}: {reason}")
+        raise BuildError(f"{command[0]} could not build the kernels: {reason}")
 
 
 def _processor() -> bytes:

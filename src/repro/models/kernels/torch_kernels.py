@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from repro.models.kernels.linear import GELU, Linear, torch_linear
 from repro.models.kv_cache import KVCache
 from repro.models.rows import Rows, Span
 
@@ -34,6 +35,9 @@ class TorchKernels:
     """`Kernels` on any device."""
 
     name = "torch"
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None, gelu: GELU | None = None) -> Linear:
+        return torch_linear(weight, bias, gelu)
 
     def attention(self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache) -> Callable[[int, Tensor], Tensor]:
         kv_heads, dim = cache.kv_heads, cache.head_dim

@@ -8,7 +8,6 @@
 // A cache is [blocks, kv_heads, block, dim]. Position t of slot s lies in block table[s][t / block] at t % block; without a table a slot
 // is a block. A row is one token: its slot, and its position there.
 
-#include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -16,35 +15,20 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
-#include <initializer_list>
 #include <numeric>
 #include <optional>
 #include <vector>
 
+#include "numbers.h"
+
 using at::Tensor;
+using repro::check_contiguous;
+using repro::kWorthAThread;
+using repro::narrow;
+using repro::widen;
 
 namespace {
-
-// torch's own conversions of bfloat16 keep the compiler from making vector instructions.
-template <typename T>
-inline auto widen(T value) {
-  if constexpr (std::is_same_v<T, at::BFloat16>)
-    return std::bit_cast<float>(static_cast<uint32_t>(value.x) << 16);
-  else
-    return value;
-}
-
-template <typename T>
-inline T narrow(float value) {
-  if constexpr (std::is_same_v<T, at::BFloat16>) {  // to the nearest, ties to even; a model's numbers are finite
-    const uint32_t bits = std::bit_cast<uint32_t>(value);
-    return at::BFloat16(static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16), at::BFloat16::from_bits());
-  } else {
-    return value;
-  }
-}
 
 struct Cache {
   const int64_t* table;  // nullptr: none
@@ -70,8 +54,6 @@ struct Cache {
     return ((index * kv_heads + head) * block + position % block) * dim;
   }
 };
-
-constexpr int64_t kWorthAThread = 16384;  // multiplications: some microseconds, what waking another thread takes
 
 // Calls body(item) for all items, which together take `work` multiplications. Thread i takes items i, i + threads, ...: rows differ in
 // length, the heads of a row do not.
@@ -214,14 +196,6 @@ void argmax_rows(const Tensor& x, Tensor& out) {
     while (i < width - 1 && widen(a[i]) != most) i++;
     o[row] = i;
   });
-}
-
-#define FOR_DTYPE(TENSOR, NAME, ...) \
-  AT_DISPATCH_SWITCH((TENSOR).scalar_type(), NAME, AT_DISPATCH_CASE(at::ScalarType::Float, [&] { __VA_ARGS__; }) \
-                     AT_DISPATCH_CASE(at::ScalarType::BFloat16, [&] { __VA_ARGS__; }))
-
-void check_contiguous(std::initializer_list<Tensor> tensors) {
-  for (const auto& tensor : tensors) TORCH_CHECK(tensor.is_contiguous(), "tensors must be contiguous");
 }
 
 Tensor rotate_store(const Tensor& qkv, const Tensor& cosine, const Tensor& sine, const Tensor& slots, const Tensor& positions,

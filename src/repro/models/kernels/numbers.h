@@ -1,0 +1,44 @@
+// What the kernels have in common: numbers of either dtype, and how much work is worth a thread.
+
+#pragma once
+
+#include <ATen/Dispatch.h>
+#include <ATen/core/Tensor.h>
+
+#include <bit>
+#include <cstdint>
+#include <initializer_list>
+#include <type_traits>
+
+namespace repro {
+
+constexpr int64_t kWorthAThread = 16384;  // multiplications: some microseconds, what waking another thread takes
+
+// torch's own conversions of bfloat16 keep the compiler from making vector instructions.
+template <typename T>
+inline auto widen(T value) {
+  if constexpr (std::is_same_v<T, at::BFloat16>)
+    return std::bit_cast<float>(static_cast<uint32_t>(value.x) << 16);
+  else
+    return value;
+}
+
+template <typename T>
+inline T narrow(float value) {
+  if constexpr (std::is_same_v<T, at::BFloat16>) {  // to the nearest, ties to even; a model's numbers are finite
+    const uint32_t bits = std::bit_cast<uint32_t>(value);
+    return at::BFloat16(static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16), at::BFloat16::from_bits());
+  } else {
+    return value;
+  }
+}
+
+inline void check_contiguous(std::initializer_list<at::Tensor> tensors) {
+  for (const auto& tensor : tensors) TORCH_CHECK(tensor.is_contiguous(), "tensors must be contiguous");
+}
+
+}  // namespace repro
+
+#define FOR_DTYPE(TENSOR, NAME, ...) \
+  AT_DISPATCH_SWITCH((TENSOR).scalar_type(), NAME, AT_DISPATCH_CASE(at::ScalarType::Float, [&] { __VA_ARGS__; }) \
+                     AT_DISPATCH_CASE(at::ScalarType::BFloat16, [&] { __VA_ARGS__; }))

@@ -1,0 +1,93 @@
+"""Linear layers in every layout, against torch's own."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from repro.models.kernels.cpp import BuildError, CppKernels, PanelLinear
+from repro.models.kernels.linear import OneDNNLinear, PlainLinear, torch_linear
+
+try:
+    KERNELS = CppKernels()
+except BuildError:
+    KERNELS = None
+
+
+def panels(weight, bias, gelu):
+    if KERNELS is None:
+        pytest.skip("the kernels in C++ cannot be built here")
+    layer = KERNELS.linear(weight, bias, gelu)
+    if not isinstance(layer, PanelLinear):
+        pytest.skip(f"products of {weight.dtype} in panels need AVX-512 (bfloat16: AVX512_BF16) and no AMX")
+    return layer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layer", [panels, OneDNNLinear], ids=["panels", "oneDNN"])
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 41),
+    width=st.sampled_from([2, 60, 512]),
+    out=st.sampled_from([1, 31, 32, 33, 100, 515]),
+    biased=st.booleans(),
+    gelu=st.sampled_from([None, "none", "tanh"]),
+)
+def test_a_product_is_that_of_torch_and_a_row_is_what_it_is_alone(layer, dtype, rows, width, out, biased, gelu):
+    """Bit for bit the latter, in the first row, the last, and with GELU where a vector instruction ends."""
+    generator = torch.Generator().manual_seed(rows)
+    weight = torch.randn(out, width, generator=generator).div_(width**0.5).to(dtype)
+    bias = torch.randn(out, generator=generator).to(dtype) if biased else None
+    x = torch.randn(rows, width, generator=generator).to(dtype)
+    multiply = layer(weight, bias, gelu)
+    y = multiply(x)
+    exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    exact = exact if gelu is None else F.gelu(exact, approximate=gelu)
+    near = {"atol": 1e-5, "rtol": 1e-5} if dtype is torch.float32 else {"atol": 1e-2, "rtol": 1e-2}
+    assert y.dtype is dtype
+    torch.testing.assert_close(y.double(), exact, **near)
+    assert all(torch.equal(multiply(x[i : i + 1])[0], y[i]) for i in range(rows))
+
+
+def test_many_rows_shared_by_threads():
+    """More panels and tiles than one thread gets."""
+    weight, x = torch.randn(3000, 256), torch.randn(150, 256)
+    layer = panels(weight, None, None)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 4):
+            torch.set_num_threads(threads)
+            results.append(layer(x))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*results)
+    torch.testing.assert_close(results[0], x @ weight.T, atol=1e-3, rtol=1e-4)
+
+
+def test_inputs_that_fill_no_instruction_are_left_to_oneDNN():
+    if KERNELS is not None:
+        assert isinstance(KERNELS.linear(torch.zeros(8, 7, dtype=torch.bfloat16)), OneDNNLinear)
+
+
+def test_what_does_not_fit_is_refused():
+    layer = panels(torch.randn(40, 16), torch.randn(40), None)
+    for x, named in (
+        (torch.randn(3, 18), "does not fit"),
+        (torch.randn(16), "does not fit"),
+        (torch.randn(3, 16).bfloat16(), "one dtype"),
+    ):
+        with pytest.raises(RuntimeError, match=named):
+            layer(x)
+    with pytest.raises(RuntimeError, match="40 entries"):
+        panels(torch.randn(40, 16), torch.randn(39), None)(torch.randn(2, 16))
+
+
+def test_torch_takes_one_dnn_where_it_can():
+    assert isinstance(torch_linear(torch.zeros(2, 2)), OneDNNLinear)
+    assert isinstance(torch_linear(torch.zeros(2, 2, dtype=torch.float16)), PlainLinear)
+    half = torch_linear(torch.ones(2, 3, dtype=torch.float64), torch.ones(2, dtype=torch.float64), "tanh")
+    assert half.layout == "plain"
+    expected = F.gelu(torch.full((1, 2), 4.0, dtype=torch.float64), approximate="tanh")
+    torch.testing.assert_close(half(torch.ones(1, 3, dtype=torch.float64)), expected)
