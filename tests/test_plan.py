@@ -84,6 +84,8 @@ def test_source_hash_follows_imports():
 
 
 def test_a_tier_without_points_is_an_error(project):
+    file = project / "config" / "config.yaml"
+    file.write_text(file.read_text().replace("      gpu:", "      cluster:"))
     with pytest.raises(config.ConfigError, match=r"'gpu' has no points.*smoke, laptop"):
         plan.make("gpu")
 

@@ -1,9 +1,11 @@
 """The serving experiment end to end on the real model, with a workload of seconds."""
 
 import pytest
+import torch
 from pydantic import ValidationError
 
 from repro import plan
+from repro.experiments.base import MissingHardware
 from repro.experiments.flover_serving import EXPERIMENT, ServingPoint, run
 from repro.models import checkpoint
 
@@ -50,6 +52,31 @@ def test_windows_in_lone_requests_times_and_what_the_model_says_of_them():
     assert EXPERIMENT.label(point).startswith("dynamic4-2T1-predicted-fixed-n3")
 
 
+def test_random_weights_of_a_size_are_served_token_for_token():
+    point, outcome, metrics = served(
+        model="random-40m", dtype="bfloat16", requests=3, workload="fixed", length_scale=0.02, interval_s=0.01
+    )
+    assert metrics["tokens_equal_fraction"] == 1 and metrics["output_tokens"] == 30
+    assert outcome.conditions["weights"] == "LLaMA, 40M, random weights in bfloat16"
+    assert EXPERIMENT.label(point) == "fused-random-40m-fixed-n3-bfloat16"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_a_point_on_one_is_skipped():
+    with pytest.raises(MissingHardware, match="device is cuda, and torch sees no"):
+        run(ServingPoint(device="cuda", model="random-1b"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("model", ["smollm2-135m", "random-40m"])
+def test_a_short_run_on_a_gpu(model):
+    """Half precision on a GPU rounds by the shape of the batch, so tokens may differ: the record says how many do."""
+    outcome = run(ServingPoint(device="cuda", dtype="float16", model=model, requests=5, length_scale=0.1))
+    assert EXPERIMENT.check(outcome).conditions["kernels"] == "Triton"
+    assert outcome.metrics["tokens_checked"].value == 5
+
+
 @pytest.mark.slow
 def test_instances_are_processes_with_the_whole_model():
     fields = {"requests": 3, "workload": "sharegpt", "length_scale": 0.01, "interval_s": 0.05}
@@ -70,6 +97,7 @@ def test_instances_are_processes_with_the_whole_model():
         ({"instances": 2}, "instances is 2, instance_threads 0: only for the engine instances"),
         ({"interval_t1": 0.1}, "interval_t1 is 0.1: the trace azure has its own gaps"),
         ({"predict": True, "layout": "fixed"}, "predict with layout fixed"),
+        ({"dtype": "float16"}, "dtype is float16 on the device cpu"),
     ],
 )
 def test_a_point_that_contradicts_itself_is_refused(fields, words):

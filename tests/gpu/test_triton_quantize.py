@@ -1,39 +1,19 @@
-"""The Triton kernels where there is no GPU: run in Triton's interpreter, and compiled for an NVIDIA and an AMD GPU.
+"""The quantisers in Triton where there is no GPU: run in Triton's interpreter, and compiled for an NVIDIA and an AMD GPU.
 
 Both need Triton, which torch brings along for GPUs only; without one it comes from `.triton/` (`make triton`) and is seen
 by processes of their own: with Triton in the environment itself, torch.compile would use it. On a GPU the kernels are
 tested by `tests/quantize/test_kernels.py`, as they are in the interpreter.
 """
 
-import importlib.util
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from triton_folder import TRITON, pytest_with_triton, with_folder
 
-from repro import paths, quantize
+from repro import quantize
 from repro.quantize import reference
-
-FOLDER = paths.root() / ".triton"
-TRITON = importlib.util.find_spec("triton") is not None
-with_folder = pytest.mark.skipif(not (FOLDER / ".ready").exists(), reason="make triton")
-
-
-def pytest_with_triton(file: Path, choice: str, cache: Path, **environment: str) -> None:
-    """The tests of `file` that `choice` names must pass in a process that sees the folder."""
-    found = os.pathsep.join(filter(None, [str(FOLDER), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", choice, str(file)],
-        cwd=paths.root(),
-        env=os.environ | environment | {"PYTHONPATH": found, "TRITON_CACHE_DIR": str(cache)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0 and "passed" in done.stdout and "skipped" not in done.stdout, done.stdout + done.stderr
 
 
 @with_folder

@@ -165,7 +165,9 @@ def test_what_cannot_be_in_cpp():
         (CPU, torch.float16, 64),
         (CPU, torch.float32, 258),
     ):
-        with pytest.raises(ValueError, match=f"dtype {dtype}, device {device}, head_dim {dim}; allowed: float32"):
+        with pytest.raises(
+            ValueError, match=f"dtype {dtype}, device {device}, head_dim {dim}; allowed: 'cpp' for float32"
+        ):
             choose("cpp", device, dtype, dim)
 
 

@@ -1,17 +1,15 @@
-"""Serving a real language model (SmolLM2-135M): fused decoding against serial, static and dynamic batching and concurrent
-instances on the same requests."""
+"""Serving a language model: fused decoding against serial, static and dynamic batching and concurrent instances on the same requests."""
 
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
-from repro.experiments import _flover_alone, _flover_metrics, _flover_prediction, _flover_workload
+from repro.experiments import _flover_alone, _flover_metrics, _flover_models, _flover_prediction, _flover_workload
 from repro.experiments.base import Experiment, Outcome, Point
 from repro.record import Metric
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     import pandas as pd
 
@@ -54,7 +52,9 @@ class ServingPoint(Point):
         "window", description="fused: what moves when a request leaves; window is the paper's reordering, fixed none"
     )
     prefill_tokens: int = Field(0, ge=0, description="fused: prompt tokens per iteration; 0 = whole prompts")
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    model: _flover_models.Name = "smollm2-135m"
+    device: Literal["cpu", "cuda"] = Field("cpu", description="cuda: ROCm as well; skipped where there is no GPU")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="float16: on a GPU only")
     check_tokens: bool = Field(True, description="compare the tokens of all requests, or of 4, with lone runs")
     predict: bool = Field(
         False, description="measure iterations and prompts before, and say what the queue model predicts"
@@ -76,6 +76,8 @@ class ServingPoint(Point):
             raise ValueError(
                 f"interval_t1 is {self.interval_t1}: the trace azure has its own gaps, scaled by time_scale"
             )
+        if self.dtype == "float16" and self.device == "cpu":
+            raise ValueError("dtype is float16 on the device cpu: allowed float32, bfloat16")
         if self.predict and self.layout in ("fixed", "paged"):
             raise ValueError(
                 f"predict with layout {self.layout}: the model has neither dead slots nor tables of blocks"
@@ -89,17 +91,14 @@ def run(point: ServingPoint) -> Outcome:
 
     from repro.flover import workload
     from repro.flover.queueing import evenly
-    from repro.models import checkpoint
 
     threads = _physical_cores()
     torch.set_num_threads(threads)
-    path = checkpoint.smollm2_path()
-    model = _model(path, point.dtype)
-    text = _flover_workload.text(path)
+    model = _flover_models.load(point)
 
     def asked(interval_s: float) -> "tuple[list[Shape], list[Request]]":
         shapes = _flover_workload.shapes(point, interval_s)
-        return shapes, workload.requests(shapes, workload.prompts_from_text(shapes, text, point.seed))
+        return shapes, _flover_models.requests(point, shapes)
 
     shapes, requests = asked(point.interval_s)
     capacity = max(request.kv_tokens for request in requests)
@@ -111,7 +110,7 @@ def run(point: ServingPoint) -> Outcome:
     times = _flover_prediction.measured(point, model, shapes, capacity) if point.predict else None
     metrics: dict[str, float] = {}
     if point.engine == "instances":
-        served = _serve_by_instances(point, path, requests, capacity, point.instance_threads or threads)
+        served = _serve_by_instances(point, requests, capacity, point.instance_threads or threads)
         report, slowdown = served.report, served.slowdown
         metrics["instance_bytes"] = sum(served.instance_bytes) / len(served.instance_bytes)
         metrics["instances_bytes"] = float(sum(served.instance_bytes))
@@ -133,7 +132,7 @@ def run(point: ServingPoint) -> Outcome:
     return Outcome(
         metrics={name: Metric(value=value, unit=_flover_metrics.unit(name)) for name, value in metrics.items()},
         conditions={
-            "model": f"SmolLM2-135M-Instruct, weights dequantised from Q4_1 to {point.dtype}",
+            "weights": _flover_models.words(point),
             "threads": f"{point.instance_threads or threads} per instance"
             if point.engine == "instances"
             else str(threads),
@@ -144,15 +143,6 @@ def run(point: ServingPoint) -> Outcome:
         },
         series=_series(report, equal),
     )
-
-
-def _model(path: "Path", dtype: str) -> "Llama":
-    import torch
-
-    from repro.models import checkpoint
-    from repro.models.llama import Llama
-
-    return Llama(*checkpoint.read_gguf(path), getattr(torch, dtype))
 
 
 def _serve(
@@ -182,9 +172,7 @@ def _scheduler(point: ServingPoint, window_s: float) -> "Scheduler":
     return Scheduler(point.max_slots, point.requests, point.admit_per_iteration, prefill_tokens=point.prefill_tokens)
 
 
-def _serve_by_instances(
-    point: ServingPoint, path: "Path", requests: "Sequence[Request]", capacity: int, threads: int
-) -> "Served":
+def _serve_by_instances(point: ServingPoint, requests: "Sequence[Request]", capacity: int, threads: int) -> "Served":
     """A process with the model for each request, or as many as the point says."""
     import functools
 
@@ -193,7 +181,7 @@ def _serve_by_instances(
 
     count = point.instances or len(requests)
     paces = spread(count) if point.predict else ()
-    return instances.serve(functools.partial(_model, path, point.dtype), requests, count, capacity, threads, paces)
+    return instances.serve(functools.partial(_flover_models.load, point), requests, count, capacity, threads, paces)
 
 
 def _series(report: "Report", equal: "dict[int, bool]") -> "pd.DataFrame":
@@ -240,13 +228,15 @@ def _label(point: ServingPoint) -> str:
         engine += f"-prefill{point.prefill_tokens}" if point.prefill_tokens else ""
     lengths = f"{point.longest}" if point.workload == "uniform" else ""
     engine += "-predicted" if point.predict else ""
+    engine += f"-{point.model}" if point.model != "smollm2-135m" else ""
+    engine += "-gpu" if point.device == "cuda" else ""
     return f"{engine}-{point.workload}{lengths}-n{point.requests}-{point.dtype}"
 
 
 REPORTS = """latency_first single_request_seconds mean_interval_seconds window_seconds instance_bytes instances_bytes tokens_checked
-    tokens_equal_fraction tokens_equal_or_tied_fraction model threads linear kernels scales lone_reference"""
+    tokens_equal_fraction tokens_equal_or_tied_fraction weights threads linear kernels scales lone_reference"""
 EXPERIMENT = Experiment(
-    summary="Serve SmolLM2-135M: fused decoding against batching and concurrent instances, token for token",
+    summary="Serve a language model: fused decoding against batching and concurrent instances, token for token",
     parameters=ServingPoint,
     run=run,
     label=_label,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from repro.flover.buffers import Buffers, WindowBuffers
+from repro.flover.captured import Captured
 from repro.flover.request import FinishReason, Generation, QueueFull, Request, RequestError
 from repro.flover.sampling import Sampler
 from repro.flover.scheduler import Scheduler
@@ -62,6 +63,8 @@ class Engine:
         self.buffers = layout(model, scheduler.slots, capacity)
         self.sampler = Sampler(scheduler.slots, model.kernels.argmax)
         self.iterations = self.rows = self.dead_rows = 0
+        whole = isinstance(model, Decoder) and model.shard is None and model.kernels.capturable
+        self._captured = Captured(model, self.buffers.cache) if whole else None
         self._gone: list[Generation] = []  # ended before they ran, and not handed out yet
         self._clock, self._sleep, self._start = clock, sleep, clock()
 
@@ -169,13 +172,19 @@ class Engine:
         decoding = [slot for span in spans for slot in range(span.start, span.stop)]
         complete = [slot for slot, piece in pieces.items() if running[slot].prompt_left == len(piece)]
 
-        logits = self.model.forward(Rows.joined(rows), buffers.cache, self._wanted(len(decoding), pieces, complete))
+        logits = self._forward(Rows.joined(rows), None if not pieces else self._wanted(len(decoding), pieces, complete))
         tokens = self.sampler(logits, decoding + complete)
         for span, given in zip(spans, tokens.split([s.stop - s.start for s in spans] + [len(complete)]), strict=False):
             buffers.advance(span, given)
         answers = tokens.tolist()  # the one time that the host waits for the device
         self._note_decoded(dict(zip(decoding, answers, strict=False)))
         self._note_prompts(pieces, dict(zip(complete, answers[len(decoding) :], strict=True)))
+
+    def _forward(self, rows: Rows, wanted: Tensor | None) -> Tensor:
+        """Logits of the rows that are wanted; None: of all, which decode."""
+        if wanted is None and self._captured is not None:
+            return self._captured(rows)
+        return self.model.forward(rows, self.buffers.cache, slice(None) if wanted is None else wanted)
 
     def _pieces(self) -> dict[int, tuple[int, ...]]:
         """What this pass processes of prompts, by slot, as many tokens as the scheduler allows: first of the one that is under way (there
@@ -199,10 +208,8 @@ class Engine:
         edges = [window.start - 1, *sorted(between), window.stop]
         return [slice(low + 1, high) for low, high in pairwise(edges) if low + 1 < high]
 
-    def _wanted(self, decoding: int, pieces: dict[int, tuple[int, ...]], complete: list[int]) -> Tensor | slice:
+    def _wanted(self, decoding: int, pieces: dict[int, tuple[int, ...]], complete: list[int]) -> Tensor:
         """Rows whose logits are needed: all that decode, and the last of prompts that end here."""
-        if not pieces:
-            return slice(None)
         ends = accumulate(map(len, pieces.values()), initial=decoding - 1)
         last = dict(zip(pieces, list(ends)[1:], strict=True))
         return self._tensor([*range(decoding), *(last[slot] for slot in complete)])

@@ -1,6 +1,6 @@
-"""The steps of a decoder, twice: in torch (`torch_kernels.py`, any device; matrix products on a CPU are oneDNN's), and in C++ for a CPU
+"""The steps of a decoder, three times: in torch (`torch_kernels.py`, any device; matrix products on a CPU are oneDNN's), and in C++ for a CPU
 (`cpp.py`): attention reads keys and values where they lie, only those that count (`steps.cpp`), and products of few rows read weights at
-the memory's speed (`products.cpp`)."""
+the memory's speed (`products.cpp`). Third, in Triton for a GPU (`triton_kernels.py`)."""
 
 import warnings
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from repro.models.kernels.cpp import BuildError, CppKernels
 from repro.models.kernels.linear import GELU, Linear
 from repro.models.kernels.torch_kernels import TorchKernels
 from repro.models.kv_cache import KVCache
@@ -16,7 +17,7 @@ from repro.models.rows import Rows
 
 __all__ = ["GELU", "Attention", "Choice", "Kernels", "Linear", "choose"]
 
-Choice = Literal["auto", "cpp", "torch"]
+Choice = Literal["auto", "cpp", "triton", "torch"]
 
 
 Attention = Callable[[int, Tensor], Tensor]
@@ -28,6 +29,8 @@ class Kernels(Protocol):
     """`name` goes into records."""
 
     name: str
+    capturable: bool
+    """Whether a pass over rows that decode is the same launches whatever their slots and positions, so that it may be a graph."""
 
     def linear(self, weight: Tensor, bias: Tensor | None = None, gelu: GELU | None = None) -> Linear:
         """The layer with this weight [out, in] and bias [out]."""
@@ -52,21 +55,34 @@ class Kernels(Protocol):
 
 
 def choose(choice: Choice, device: torch.device, dtype: torch.dtype, head_dim: int) -> Kernels:
-    """`cpp` raises `cpp.BuildError` where it cannot be built, ValueError off the CPU, in other dtypes than float32 and bfloat16, and for
-    heads of more than 256 entries. `auto` takes `torch` there; where a build fails it warns and says why."""
-    possible = device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) and head_dim <= 256
-    if choice == "torch" or (choice == "auto" and not possible):
-        return TorchKernels()
-    if not possible:
+    """`auto` takes the fastest that there is for the device, and warns where it cannot be built. What was asked for by name raises ValueError
+    where it does not compute such a model, and `cpp.BuildError` or ImportError where it is missing."""
+    floats = (torch.float32, torch.bfloat16)
+    possible = {
+        "cpp": device.type == "cpu" and dtype in floats and head_dim <= 256,
+        "triton": device.type == "cuda" and dtype in (*floats, torch.float16),
+        "torch": True,
+    }
+    chosen = next(name for name, can in possible.items() if can) if choice == "auto" else choice
+    if not possible[chosen]:
         raise ValueError(
-            f"kernels is 'cpp', dtype {dtype}, device {device}, head_dim {head_dim}; allowed: float32 and bfloat16 on cpu, up to 256"
+            f"kernels is {choice!r}, dtype {dtype}, device {device}, head_dim {head_dim}; allowed: 'cpp' for float32 and bfloat16 on "
+            f"cpu, heads up to 256; 'triton' for these and float16 on cuda; 'torch'"
         )
-    from repro.models.kernels.cpp import BuildError, CppKernels
-
     try:
-        return CppKernels()
-    except BuildError as error:
-        if choice == "cpp":
+        return _load(chosen)
+    except (BuildError, ImportError) as error:
+        if choice != "auto":
             raise
         warnings.warn(f"kernels in torch, which are slower: {error}", stacklevel=2)
         return TorchKernels()
+
+
+def _load(name: str) -> Kernels:
+    if name == "cpp":
+        return CppKernels()
+    if name == "triton":
+        from repro.models.kernels.triton_kernels import TritonKernels
+
+        return TritonKernels()
+    return TorchKernels()

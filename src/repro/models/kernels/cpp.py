@@ -36,6 +36,7 @@ class CppKernels:
     """`Kernels` on a CPU, in float32 or bfloat16. Raises BuildError where they cannot be built."""
 
     name = "C++"
+    capturable = False
 
     def __init__(self) -> None:
         _load()

@@ -12,7 +12,7 @@ from repro.models.kernels.linear import GELU, Linear, torch_linear
 from repro.models.kv_cache import KVCache
 from repro.models.rows import Rows, Span
 
-__all__ = ["TorchKernels", "rotate"]
+__all__ = ["TorchKernels", "attend_prompt", "cut", "rotate"]
 
 _SPAN_BLOCK = (
     64  # a span of one token each attends over whole blocks of this many positions; the rest of a slot is not read
@@ -35,14 +35,14 @@ class TorchKernels:
     """`Kernels` on any device."""
 
     name = "torch"
+    capturable = False
 
     def linear(self, weight: Tensor, bias: Tensor | None = None, gelu: GELU | None = None) -> Linear:
         return torch_linear(weight, bias, gelu)
 
     def attention(self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache) -> Callable[[int, Tensor], Tensor]:
         kv_heads, dim = cache.kv_heads, cache.head_dim
-        ends = list(accumulate(span.rows for span in rows.spans))
-        owns = [slice(end - span.rows, end) for end, span in zip(ends, rows.spans, strict=True)]
+        owns = cut(rows)
         spans = [_span(span, rows.positions[own], cache) for span, own in zip(rows.spans, owns, strict=True)]
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
@@ -68,9 +68,15 @@ class TorchKernels:
         return logits.argmax(-1)
 
 
+def cut(rows: Rows) -> list[slice]:
+    """The rows of each span."""
+    ends = list(accumulate(span.rows for span in rows.spans))
+    return [slice(end - span.rows, end) for end, span in zip(ends, rows.spans, strict=True)]
+
+
 def _span(span: Span, positions: Tensor, cache: KVCache) -> Callable[[int, Tensor], Tensor]:
     """attend(layer, queries [n, heads, head_dim]) for the rows of one span."""
-    return _one_token_each(span, positions, cache) if span.tokens == 1 else _prompt(span, positions, cache)
+    return _one_token_each(span, positions, cache) if span.tokens == 1 else attend_prompt(span, positions, cache)
 
 
 def _one_token_each(span: Span, positions: Tensor, cache: KVCache) -> Callable[[int, Tensor], Tensor]:
@@ -88,8 +94,8 @@ def _one_token_each(span: Span, positions: Tensor, cache: KVCache) -> Callable[[
     return attend
 
 
-def _prompt(span: Span, positions: Tensor, cache: KVCache) -> Callable[[int, Tensor], Tensor]:
-    """Many tokens of each slot: every one attends to all before it."""
+def attend_prompt(span: Span, positions: Tensor, cache: KVCache) -> Callable[[int, Tensor], Tensor]:
+    """attend(layer, queries [n, heads, head_dim]) where each slot has many tokens: every one attends to all before it."""
     count, length = span.rows // span.tokens, span.longest + 1
     seen = positions.view(count, 1, span.tokens, 1) >= torch.arange(length, device=positions.device)
 

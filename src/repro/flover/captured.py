@@ -1,0 +1,77 @@
+"""A fused iteration on a GPU as one graph: launched at once, instead of one by one by a host that is slower than the GPU."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from repro.models.decoder import Decoder
+from repro.models.kv_cache import KVCache
+from repro.models.rows import Rows, Span
+
+__all__ = ["Captured", "cuda_graph"]
+
+Run = Callable[[], Tensor]
+
+
+def cuda_graph(run: Run) -> Run:
+    """Runs it a few times, so that kernels are compiled and chosen, records it, and returns what launches it again. Its result lies where
+    it lay the first time."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = run()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return result
+
+    return replay
+
+
+def size(rows: int) -> int:
+    """1, 2, 4, 8, and multiples of 8: a graph serves no more than 7 rows too many, and few graphs serve all batches."""
+    return 1 << (rows - 1).bit_length() if rows <= 8 else -(-rows // 8) * 8
+
+
+class Captured:
+    """`model.forward` for rows that decode, from one graph per `size` of batch, recorded when it is first needed. Rows that fill up a batch
+    repeat its first one, and so store once more what that stores.
+
+    `record`: takes a function without arguments and returns one that does the same again, on what then lies in the tensors it read.
+    """
+
+    def __init__(self, model: Decoder, cache: KVCache, record: Callable[[Run], Run] = cuda_graph) -> None:
+        self._model, self._cache, self._record = model, cache, record
+        self._passes: dict[int, tuple[Rows, Run]] = {}
+
+    @torch.inference_mode()
+    def __call__(self, rows: Rows) -> Tensor:
+        """Logits [n, vocab] of rows of n different slots, one token each; the next call may write over them."""
+        count = len(rows.tokens)
+        filled = size(count)
+        if filled not in self._passes:
+            self._passes[filled] = self._capture(self._fill(rows, self._empty(filled)))
+        held, replay = self._passes[filled]
+        self._fill(rows, held)
+        return replay()[:count]
+
+    def _empty(self, filled: int) -> Rows:
+        tokens, slots, positions = torch.zeros(3, filled, dtype=torch.int64, device=self._model.device)
+        return Rows(tokens, slots, positions, (Span(slice(0, filled), 1, self._cache.capacity - 1),))
+
+    @staticmethod
+    def _fill(rows: Rows, held: Rows) -> Rows:
+        count = len(rows.tokens)
+        for name in ("tokens", "slots", "positions"):
+            given, into = getattr(rows, name), getattr(held, name)
+            into[:count], into[count:] = given, given[:1]
+        return held
+
+    def _capture(self, held: Rows) -> tuple[Rows, Run]:
+        return held, self._record(lambda: self._model.forward(held, self._cache))

@@ -1,0 +1,285 @@
+"""The steps between matrix products on CUDA and ROCm, in Triton. Import this module only where there is Triton.
+
+Rows that decode read keys and values where they lie, in slots or blocks, and nothing of a launch depends on where that is or how long a
+request has become: slots, positions and the table of blocks are read on the device. So a pass can be captured in a graph once and be
+replayed for any rows (`flover/graphs.py`). Prompts attend in torch, whose kernel takes them as matrix products.
+"""
+
+from collections.abc import Callable
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from repro.models.kernels.linear import GELU, Linear, torch_linear
+from repro.models.kernels.torch_kernels import attend_prompt, cut
+from repro.models.kv_cache import KVCache
+from repro.models.rows import Rows
+
+__all__ = ["TritonKernels"]
+
+_SPLIT = 256  # positions that one program attends to: a single request of many positions still keeps a whole GPU busy
+_BLOCK = 32  # positions at once
+
+
+@triton.jit
+def _place(table, slot, position, block, width, HAS_TABLE: tl.constexpr):
+    """Block and position in it, int64, of a slot's position."""
+    if HAS_TABLE:
+        return tl.load(table + slot * width + position // block), position % block
+    return slot + position * 0, position
+
+
+@triton.jit
+def _rotate_store(
+    qkv,
+    cosine,
+    sine,
+    slots,
+    positions,
+    keys,
+    values,
+    table,
+    queries,
+    heads,
+    kv_heads,
+    block,
+    width,
+    pairs,
+    dim,
+    HALF: tl.constexpr,
+    HAS_TABLE: tl.constexpr,
+):
+    """One head of one row: a query turns and is written out, a key turns and is stored, a value is stored."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    i = tl.arange(0, HALF)
+    there = 2 * i < dim
+    x = qkv + (row * (heads + 2 * kv_heads) + head) * dim + 2 * i
+    even, odd = tl.load(x, mask=there, other=0), tl.load(x + 1, mask=there, other=0)
+    if head < heads + kv_heads:
+        turns = i < pairs  # the rest of a head stays
+        c = tl.load(cosine + row * pairs + i, mask=turns, other=1.0)
+        s = tl.load(sine + row * pairs + i, mask=turns, other=0.0)
+        a, b = even.to(tl.float32), odd.to(tl.float32)
+        even, odd = (a * c - b * s).to(even.dtype), (b * c + a * s).to(odd.dtype)
+    if head < heads:
+        to = queries + (row * heads + head) * dim + 2 * i
+        tl.store(to, even, mask=there)
+        tl.store(to + 1, odd, mask=there)
+    else:
+        index, inside = _place(table, tl.load(slots + row), tl.load(positions + row), block, width, HAS_TABLE)
+        stored = (head - heads) % kv_heads
+        offset = ((index * kv_heads + stored) * block + inside) * dim + 2 * i
+        if head < heads + kv_heads:
+            tl.store(keys + offset, even, mask=there)
+            tl.store(keys + offset + 1, odd, mask=there)
+        else:
+            tl.store(values + offset, even, mask=there)
+            tl.store(values + offset + 1, odd, mask=there)
+
+
+@triton.jit
+def _attend_split(
+    queries,
+    keys,
+    values,
+    slots,
+    positions,
+    table,
+    sums,
+    marks,
+    scale,
+    heads,
+    kv_heads,
+    block,
+    width,
+    dim,
+    splits,
+    DIM: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_TABLE: tl.constexpr,
+):
+    """One head of one row over one stretch of positions: the sum of values weighted by exp(score - highest), [dim] in `sums`, and the
+    highest score and the sum of weights in `marks`."""
+    row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    slot, length = tl.load(slots + row), tl.load(positions + row) + 1
+    d = tl.arange(0, DIM)
+    query = tl.load(queries + (row * heads + head) * dim + d, mask=d < dim, other=0).to(tl.float32) * scale
+    kv_head = head // (heads // kv_heads)
+    highest, total = tl.full([], -float("inf"), tl.float32), tl.full([], 0.0, tl.float32)
+    out = tl.zeros([DIM], tl.float32)
+    start = split * SPLIT
+    for first in range(start, tl.minimum(start + SPLIT, length), BLOCK):
+        t = first + tl.arange(0, BLOCK).to(tl.int64)
+        seen = t < length
+        index, inside = _place(table, slot, tl.where(seen, t, 0), block, width, HAS_TABLE)
+        offset = (((index * kv_heads + kv_head) * block + inside) * dim)[:, None] + d[None, :]
+        there = seen[:, None] & (d < dim)[None, :]
+        k = tl.load(keys + offset, mask=there, other=0).to(tl.float32)
+        score = tl.where(seen, tl.sum(k * query[None, :], axis=1), -float("inf"))
+        higher = tl.maximum(highest, tl.max(score, axis=0))
+        weight, fade = tl.exp(score - higher), tl.exp(highest - higher)
+        v = tl.load(values + offset, mask=there, other=0).to(tl.float32)
+        out = out * fade + tl.sum(weight[:, None] * v, axis=0)
+        total = total * fade + tl.sum(weight, axis=0)
+        highest = higher
+    place = (row * heads + head) * splits + split
+    tl.store(sums + place * dim + d, out, mask=d < dim)
+    tl.store(marks + 2 * place, highest)
+    tl.store(marks + 2 * place + 1, total)
+
+
+@triton.jit
+def _attend_join(sums, marks, out, dim, splits, DIM: tl.constexpr, SPLITS: tl.constexpr):
+    """One head of one row: its stretches put together. Those beyond its length have a highest score of minus infinity."""
+    head = tl.program_id(0).to(tl.int64)
+    s, d = tl.arange(0, SPLITS), tl.arange(0, DIM)
+    mark = marks + 2 * (head * splits + s)
+    highest = tl.load(mark, mask=s < splits, other=-float("inf"))
+    weight = tl.exp(highest - tl.max(highest, axis=0))
+    total = tl.sum(weight * tl.load(mark + 1, mask=s < splits, other=0.0), axis=0)
+    there = (s < splits)[:, None] & (d < dim)[None, :]
+    part = tl.load(sums + (head * splits + s)[:, None] * dim + d[None, :], mask=there, other=0.0)
+    tl.store(
+        out + head * dim + d, (tl.sum(weight[:, None] * part, axis=0) / total).to(out.dtype.element_ty), mask=d < dim
+    )
+
+
+@triton.jit
+def _add_norm(x, y, weight, out, width, eps, HAS_Y: tl.constexpr, WIDTH: tl.constexpr):
+    """One row: x += y, and x over the root of its mean square, times the weight."""
+    row, i = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
+    there = i < width
+    a = tl.load(x + row * width + i, mask=there, other=0)
+    if HAS_Y:
+        b = tl.load(y + row * width + i, mask=there, other=0)
+        a = (a.to(tl.float32) + b.to(tl.float32)).to(a.dtype)
+        tl.store(x + row * width + i, a, mask=there)
+    a = a.to(tl.float32)
+    factor = tl.rsqrt(tl.sum(a * a, axis=0) / width + eps)
+    w = tl.load(weight + i, mask=there, other=0).to(tl.float32)
+    tl.store(out + row * width + i, (a * factor * w).to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _silu_multiply(gate_up, out, width, WIDTH: tl.constexpr):
+    """Some entries of one row."""
+    row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    there = i < width
+    gate = tl.load(gate_up + row * 2 * width + i, mask=there, other=0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * width + width + i, mask=there, other=0).to(tl.float32)
+    tl.store(out + row * width + i, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=there)
+
+
+class TritonKernels:
+    """`Kernels` on a GPU, in float32, bfloat16 and float16."""
+
+    name = "Triton"
+    capturable = True
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None, gelu: GELU | None = None) -> Linear:
+        return torch_linear(weight, bias, gelu)
+
+    def attention(self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache) -> Callable[[int, Tensor], Tensor]:
+        owns = list(zip(rows.spans, cut(rows), strict=True))
+        prompts = {own.start: attend_prompt(span, rows.positions[own], cache) for span, own in owns if span.tokens > 1}
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            keys, values, table = cache.parts(layer)
+            queries = _rotated(qkv, cosine, sine, rows, keys, values, table)
+            parts = [
+                prompts[own.start](layer, queries[own]).flatten(1)
+                if own.start in prompts
+                else _attended(queries[own], rows.slots[own], rows.positions[own], cache.capacity, keys, values, table)
+                for _, own in owns
+            ]
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+        return attend
+
+    def add_norm(self, x: Tensor, y: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        out = torch.empty_like(x)
+        wide = triton.next_power_of_2(x.shape[1])
+        _add_norm[(len(x),)](x, x if y is None else y, weight, out, x.shape[1], eps, HAS_Y=y is not None, WIDTH=wide)
+        return out
+
+    def silu_multiply(self, gate_up: Tensor) -> Tensor:
+        rows, width = len(gate_up), gate_up.shape[1] // 2
+        out = gate_up.new_empty(rows, width)
+        _silu_multiply[(rows, triton.cdiv(width, 1024))](gate_up, out, width, WIDTH=1024)
+        return out
+
+    def argmax(self, logits: Tensor) -> Tensor:
+        return logits.argmax(-1)
+
+
+def _rotated(
+    qkv: Tensor, cosine: Tensor, sine: Tensor, rows: Rows, keys: Tensor, values: Tensor, table: Tensor | None
+) -> Tensor:
+    """Queries [n, heads, head_dim], turned; keys and values are stored."""
+    _, kv_heads, block, dim = keys.shape
+    heads = qkv.shape[1] // dim - 2 * kv_heads
+    queries = qkv.new_empty(len(qkv), heads, dim)
+    _rotate_store[(len(qkv), heads + 2 * kv_heads)](
+        qkv.contiguous(),
+        cosine,
+        sine,
+        rows.slots,
+        rows.positions,
+        keys,
+        values,
+        rows.slots if table is None else table,
+        queries,
+        heads,
+        kv_heads,
+        block,
+        0 if table is None else table.shape[1],
+        cosine.shape[1],
+        dim,
+        HALF=triton.next_power_of_2(dim // 2),
+        HAS_TABLE=table is not None,
+    )
+    return queries
+
+
+def _attended(
+    queries: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    capacity: int,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor | None,
+) -> Tensor:
+    """[n, heads, head_dim] to [n, heads · head_dim], each row over all positions up to its own."""
+    rows, heads, dim = queries.shape
+    kv_heads, block = keys.shape[1:3]
+    splits, wide = triton.cdiv(capacity, _SPLIT), triton.next_power_of_2(dim)
+    sums = torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=queries.device)
+    marks = torch.empty(rows, heads, splits, 2, dtype=torch.float32, device=queries.device)
+    out = torch.empty_like(queries)
+    _attend_split[(rows, heads, splits)](
+        queries,
+        keys,
+        values,
+        slots,
+        positions,
+        slots if table is None else table,
+        sums,
+        marks,
+        dim**-0.5,
+        heads,
+        kv_heads,
+        block,
+        0 if table is None else table.shape[1],
+        dim,
+        splits,
+        DIM=wide,
+        SPLIT=_SPLIT,
+        BLOCK=_BLOCK,
+        HAS_TABLE=table is not None,
+    )
+    _attend_join[(rows * heads,)](sums, marks, out, dim, splits, DIM=wide, SPLITS=triton.next_power_of_2(splits))
+    return out.flatten(1)

@@ -1,0 +1,119 @@
+"""The kernels in Triton against those in torch: on a GPU, or in Triton's interpreter (`tests/gpu/test_triton_models.py`)."""
+
+import importlib.util
+import os
+
+import pytest
+import torch
+
+from repro.models.kernels.torch_kernels import TorchKernels
+from repro.models.kv_cache import CacheSizes, PagedCache, SlotCache
+from repro.models.llama import Llama, LlamaConfig
+from repro.models.rows import Rows
+
+TRITON = importlib.util.find_spec("triton") is not None
+INTERPRETED = TRITON and os.environ.get("TRITON_INTERPRET") == "1"
+if not (INTERPRETED or (TRITON and torch.cuda.is_available())):
+    pytest.skip("needs a GPU; tests/gpu/test_triton_models.py runs it in Triton's interpreter", allow_module_level=True)
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+CAPACITY = 700  # more than two splits
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def triton_kernels():
+    from repro.models.kernels.triton_kernels import TritonKernels
+
+    return TritonKernels()
+
+
+def near(dtype):
+    return {"atol": 1e-4, "rtol": 1e-4} if dtype is torch.float32 else {"atol": 0.05, "rtol": 0.03}
+
+
+def filled(cache):
+    generator = torch.Generator().manual_seed(1)
+    for part in (cache.keys, cache.values):
+        part.copy_(torch.randn(part.shape, generator=generator))
+    return cache
+
+
+def new_cache(sizes, paged, dtype):
+    if not paged:
+        return filled(SlotCache(sizes, 6, CAPACITY, dtype, DEVICE))
+    cache = filled(PagedCache(sizes, 6, CAPACITY, 300, 16, dtype, DEVICE))
+    for slot in (3, 0, 5, 1, 4, 2):
+        cache.reserve(slot, CAPACITY)
+    return cache
+
+
+def asked(decoding, prompts):
+    parts = [
+        Rows.decode(
+            torch.zeros(len(decoding), dtype=torch.int64, device=DEVICE),
+            torch.tensor(decoding, device=DEVICE),
+            slice(0, len(decoding)),
+            max(decoding),
+        )
+    ]
+    for slot, (start, tokens) in enumerate(prompts, len(decoding)):
+        parts.append(Rows.prompt(torch.zeros(tokens, dtype=torch.int64, device=DEVICE), slot, start))
+    return Rows.joined(parts)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "pairs"), [(4, 4, 64, 32), (6, 2, 80, 16), (2, 1, 10, 5), (1, 1, 128, 64)]
+)
+def test_attention(heads, kv_heads, dim, pairs, paged, dtype):
+    """Short, at the edges of blocks and splits, and long; beside prompts; heads of which a part turns."""
+    rows = asked([0, 255, 256, 699], [(0, 3), (40, 20)])
+    generator = torch.Generator().manual_seed(2)
+    qkv = torch.randn(len(rows.tokens), (heads + 2 * kv_heads) * dim, generator=generator).to(DEVICE, dtype)
+    angles = (torch.rand(len(rows.tokens), pairs, generator=generator) * 6).to(DEVICE)
+    results = []
+    for kernels in (triton_kernels(), TorchKernels()):
+        cache = new_cache(CacheSizes(2, kv_heads, dim), paged, dtype)
+        attend = kernels.attention(rows, angles.cos(), angles.sin(), cache)
+        results.append((attend(1, qkv.clone()), cache.keys, cache.values))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, **near(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [2, 200, 1500])
+def test_the_small_steps(dtype, width):
+    generator = torch.Generator().manual_seed(3)
+    x, y = (torch.randn(5, width, generator=generator).to(DEVICE, dtype) for _ in range(2))
+    weight = torch.rand(width, generator=generator).to(DEVICE, dtype)
+    ours, theirs = triton_kernels(), TorchKernels()
+    for branch in (None, y):
+        a, b = x.clone(), x.clone()
+        torch.testing.assert_close(
+            ours.add_norm(a, branch, weight, 1e-5), theirs.add_norm(b, branch, weight, 1e-5), **near(dtype)
+        )
+        torch.testing.assert_close(a, b, **near(dtype))
+    torch.testing.assert_close(ours.silu_multiply(x), theirs.silu_multiply(x), **near(dtype))
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_a_model_decodes_as_in_torch(paged, monkeypatch):
+    config = LlamaConfig(layers=2, width=64, heads=4, kv_heads=2, ffn=96, vocab=61, context=400)
+    models = [Llama.random(config, device=DEVICE, kernels="torch") for _ in range(2)]
+    models[0].kernels = triton_kernels()
+    logits = []
+    for model in models:
+        cache = model.new_paged_cache(3, 300, 60, 16) if paged else model.new_cache(3, 300)
+        if paged:
+            for slot in range(3):
+                cache.reserve(slot, 300)
+        for slot, length in enumerate((5, 60, 1)):
+            model.prefill(torch.arange(length, device=DEVICE) % 61, cache, slot)
+        lengths = torch.tensor([5, 60, 1], device=DEVICE)
+        steps = []
+        for _ in range(3):
+            steps.append(model.decode(torch.tensor([7, 8, 9], device=DEVICE), lengths, cache, slice(0, 3), 63))
+            lengths = lengths + 1
+        logits.append(torch.stack(steps))
+    torch.testing.assert_close(*logits, **near(torch.float32))
