@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 
+import torch
 from engines import models
 from engines.catalogue import ENGINES, OURS, SCRIPTS
 from engines.protocol import Job
@@ -42,10 +43,15 @@ from repro import paths, provenance
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
-    parser.add_argument("--models", nargs="+", choices=models.NAMES, default=models.NAMES)
+    parser.add_argument(
+        "--device", choices=models.USUAL, default="cpu", help="cuda: on one GPU, engines that can (ROCm as well)"
+    )
+    parser.add_argument(
+        "--models", nargs="+", choices=models.NAMES, help="default: SmolLM2, S and M; on a GPU SmolLM2 and 1B"
+    )
     parser.add_argument("--dtypes", nargs="+", choices=models.GGUF_TYPES, default=["bfloat16", "float32"])
     parser.add_argument("--intervals", type=float, nargs="+", default=[0.0, 0.1], help="seconds between arrivals")
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, help="default: all that run on the device")
     parser.add_argument("--requests", type=int, default=32, help="default: 32; fewer to try whether all engines work")
     parser.add_argument("--repeats", type=int, default=3, help="rounds (default: 3)")
     parser.add_argument("--threads", type=int, default=len(cores()), help="default: all cores")
@@ -62,6 +68,12 @@ def arguments() -> argparse.Namespace:
             parser.error(f"--{name} is {getattr(options, name)}, at least {least} allowed")
     if options.threads > len(cores()):
         parser.error(f"--threads is {options.threads}, at most the {len(cores())} cores of this process allowed")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device is cuda, and torch sees no GPU")
+    able = [name for name, engine in ENGINES.items() if engine.gpu or options.device == "cpu"]
+    options.models, options.engines = options.models or models.USUAL[options.device], options.engines or able
+    if not_able := [name for name in options.engines if name not in able]:
+        parser.error(f"--engines has {', '.join(not_able)}; on a GPU allowed: {', '.join(able)}")
     if min(options.intervals) < 0:
         parser.error(f"--intervals has {min(options.intervals)}, at least 0 allowed")
     return options
@@ -79,12 +91,16 @@ def main() -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, used)  # every engine inherits it
     (options.cache / "models").mkdir(parents=True, exist_ok=True)
-    bench = Bench(options.cache.resolve(), used, options.requests, options.timeout, options.others, options.fresh)
+    bench = Bench(
+        options.cache.resolve(), used, options.requests, options.timeout, options.device, options.others, options.fresh
+    )
     cells = [Cell(*cell) for cell in product(options.models, options.dtypes, options.intervals)]
     runs = measure(bench, cells, options.engines, options.repeats)
     write_csv(options.out or options.cache / "serving.csv", runs)
     console = Console(width=170)
     console.print(f"{provenance.cpu_model()}, {len(used)} of {os.cpu_count()} cores, a thread each")
+    if options.device == "cuda":
+        console.print(torch.cuda.get_device_name())
     console.print(comparison(cells, options.engines, runs, options.requests, options.others))
     if dirty := sum(run.others > options.others for run in runs):
         console.print(
@@ -176,7 +192,7 @@ def roofline(bench: Bench, cells: Sequence[tuple[str, str]]) -> Table:
     for model, dtype in track(cells, "roofline", transient=True):
         folder, gguf = models.prepare(model, dtype, bench.cache)
         asked, answer = bench.cache / "roofline.job", bench.cache / "roofline.result"
-        Job(str(folder), str(gguf), dtype, len(bench.cores), "", requests(0.0)).write(asked)
+        Job(str(folder), str(gguf), dtype, len(bench.cores), "", requests(0.0), bench.device).write(asked)
         command = [engine.python, str(SCRIPTS / "roofline.py"), str(asked), str(answer)]
         environment = engine.environment(bench.cores, bench.cache)
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=bench.timeout_s)

@@ -16,12 +16,13 @@ TCMALLOC = "tcmalloc_minimal"
 
 @dataclass(frozen=True)
 class Engine:
-    """`peers`: runs in the peers' environment, otherwise in this package's."""
+    """`peers`: runs in the peers' environment, otherwise in this package's; `gpu`: runs on a GPU as well."""
 
     name: str
     script: str
     variant: str = ""
     peers: bool = False
+    gpu: bool = False
 
     @property
     def python(self) -> str:
@@ -64,15 +65,15 @@ class Engine:
 
 
 _ALL = (
-    Engine("repro_fused", "ours.py", "fused"),
-    Engine("repro_serial", "ours.py", "serial"),
+    Engine("repro_fused", "ours.py", "fused", gpu=True),
+    Engine("repro_serial", "ours.py", "serial", gpu=True),
     # Inductor pays on some processors and models and not on others, so vLLM is measured both ways.
     Engine("vllm_compiled", "vllm_cpu.py", "compiled", peers=True),
     Engine("vllm_eager", "vllm_cpu.py", "eager", peers=True),
     Engine("vllm_zentorch_compiled", "vllm_cpu.py", "compiled", peers=True),
     Engine("vllm_zentorch_eager", "vllm_cpu.py", "eager", peers=True),
-    Engine("transformers_continuous", "transformers_continuous.py"),
-    Engine("transformers_static", "transformers_static.py"),
+    Engine("transformers_continuous", "transformers_continuous.py", gpu=True),
+    Engine("transformers_static", "transformers_static.py", gpu=True),
     Engine("llama_cpp", "llama_cpp_batch.py", peers=True),
 )
 ENGINES = {engine.name: engine for engine in _ALL}

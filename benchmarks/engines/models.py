@@ -20,8 +20,10 @@ from repro.models.huggingface.llama import LLAMA
 RANDOM = {
     "S": {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8, "num_attention_heads": 8},
     "M": {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12},
+    "1B": {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 16},
 }
 NAMES = ("SmolLM2", *RANDOM)
+USUAL = {"cpu": ("SmolLM2", "S", "M"), "cuda": ("SmolLM2", "1B")}  # by device
 GGUF_TYPES = {"float32": gguf.GGMLQuantizationType.F32, "bfloat16": gguf.GGMLQuantizationType.BF16}
 
 

@@ -16,7 +16,7 @@ from repro.models.huggingface import load_huggingface
 
 def start(job: Job) -> Callable[[Sequence[Request]], list[Answer]]:
     torch.set_num_threads(job.threads)
-    model = load_huggingface(job.model, dtype=getattr(torch, job.dtype))
+    model = load_huggingface(job.model, dtype=getattr(torch, job.dtype), device=job.device)
 
     def serve(requests: Sequence[Request]) -> list[Answer]:
         # An engine serves one list: the warm-up has one of its own.

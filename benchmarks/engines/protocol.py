@@ -31,7 +31,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Job:
-    """`model`: a Hugging Face folder; `gguf`: the same weights for llama.cpp; `dtype`: `bfloat16` or `float32`."""
+    """`model`: a Hugging Face folder; `gguf`: the same weights for llama.cpp; `dtype`: `bfloat16` or `float32`; `device`: `cpu` or `cuda`, which
+    only engines with `gpu` in the catalogue are asked for."""
 
     model: str
     gguf: str
@@ -39,6 +40,7 @@ class Job:
     threads: int
     variant: str
     requests: list[Request]
+    device: str = "cpu"
 
     @property
     def positions(self) -> int:

@@ -22,13 +22,14 @@ BATCHES = (1, 32)
 PROMPT, WARM, STEPS = 64, 16, 64  # tokens of a prompt; steps before the clock starts, and timed ones
 
 
-def bandwidth(gib: float = 1.0, repeats: int = 12) -> float:
+def bandwidth(device: str, repeats: int = 12) -> float:
     """Bytes/s of a sum over a tensor far larger than the caches: the best of several, since nothing but other processes slows it."""
-    values = torch.ones(int(gib * 2**30 / 4))
+    gib = 1 if device == "cpu" else 8
+    values = torch.ones(gib * 2**28, device=device)
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
-        values.sum()
+        values.sum().item()  # which waits for a GPU
         times.append(time.perf_counter() - start)
     return values.nbytes / min(times)
 
@@ -71,8 +72,8 @@ def main() -> None:
     torch.set_num_threads(job.threads)
     dtype = getattr(torch, job.dtype)
     config, weights = read_huggingface(job.model)
-    model = Llama(config, weights, dtype=dtype)
-    rate, fixed, each = bandwidth(), weight_bytes(weights, dtype), kv_bytes(config, dtype)
+    model = Llama(config, weights, dtype=dtype, device=job.device)
+    rate, fixed, each = bandwidth(job.device), weight_bytes(weights, dtype), kv_bytes(config, dtype)
     rows = []
     for batch in BATCHES:
         timed = steps(model, batch)

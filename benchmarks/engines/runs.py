@@ -69,6 +69,7 @@ class Bench:
     cores: Sequence[int]
     requests: int
     timeout_s: float
+    device: str = "cpu"
     others: float = 1.0
     fresh: bool = False
 
@@ -77,8 +78,9 @@ class Bench:
             return Run(engine.name, cell, round_, failed=reason)
         model, gguf = models.prepare(cell.model, cell.dtype, self.cache)
         asked = requests(cell.interval_s, self.requests)
-        job = Job(str(model), str(gguf), cell.dtype, len(self.cores), engine.variant, asked)
-        folder = self.cache / "runs" / f"{self.requests}-requests-{len(self.cores)}-threads"
+        job = Job(str(model), str(gguf), cell.dtype, len(self.cores), engine.variant, asked, self.device)
+        where = f"{len(self.cores)}-threads" if self.device == "cpu" else self.device
+        folder = self.cache / "runs" / f"{self.requests}-requests-{where}"
         folder.mkdir(parents=True, exist_ok=True)
         name = f"{cell.model}-{cell.dtype}-{cell.interval_s:g}-{engine.name}-{round_}"
         key = {"job": asdict(job), "code": code(engine)}

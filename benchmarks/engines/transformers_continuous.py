@@ -15,7 +15,8 @@ NEVER = -1  # as end-of-sequence token: no token has this number
 class Continuous:
     def __init__(self, job: Job) -> None:
         torch.set_num_threads(job.threads)
-        model = transformers.LlamaForCausalLM.from_pretrained(job.model, dtype=getattr(torch, job.dtype)).eval()
+        model = transformers.LlamaForCausalLM.from_pretrained(job.model, dtype=getattr(torch, job.dtype))
+        model = model.eval().to(job.device)
         model.set_attn_implementation("paged|sdpa")  # the only fast one without a GPU: flash attention needs one
         page = 32
         config = ContinuousBatchingConfig(
