@@ -15,6 +15,9 @@ except BuildError:
     KERNELS = None
 
 
+with_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN")
+
+
 def panels(weight, bias, gelu):
     if KERNELS is None:
         pytest.skip("the kernels in C++ cannot be built here")
@@ -25,7 +28,7 @@ def panels(weight, bias, gelu):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("layer", [panels, OneDNNLinear], ids=["panels", "oneDNN"])
+@pytest.mark.parametrize("layer", [panels, pytest.param(OneDNNLinear, marks=with_onednn)], ids=["panels", "oneDNN"])
 @settings(max_examples=60, deadline=None)
 @given(
     rows=st.integers(1, 41),
@@ -66,6 +69,7 @@ def test_many_rows_shared_by_threads():
     torch.testing.assert_close(results[0], x @ weight.T, atol=1e-3, rtol=1e-4)
 
 
+@with_onednn
 def test_inputs_that_fill_no_instruction_are_left_to_oneDNN():
     if KERNELS is not None:
         assert isinstance(KERNELS.linear(torch.zeros(8, 7, dtype=torch.bfloat16)), OneDNNLinear)
@@ -84,6 +88,7 @@ def test_what_does_not_fit_is_refused():
         panels(torch.randn(40, 16), torch.randn(39), None)(torch.randn(2, 16))
 
 
+@with_onednn
 def test_torch_takes_one_dnn_where_it_can():
     assert isinstance(torch_linear(torch.zeros(2, 2)), OneDNNLinear)
     assert isinstance(torch_linear(torch.zeros(2, 2, dtype=torch.float16)), PlainLinear)

@@ -64,7 +64,7 @@ def asked(decoding, prompts):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("paged", [False, True])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "pairs"), [(4, 4, 64, 32), (6, 2, 80, 16), (2, 1, 10, 5), (1, 1, 128, 64)]
+    ("heads", "kv_heads", "dim", "pairs"), [(4, 4, 64, 32), (6, 2, 80, 16), (4, 2, 11, 4), (1, 1, 128, 64)]
 )
 def test_attention(heads, kv_heads, dim, pairs, paged, dtype):
     """Short, at the edges of blocks and splits, and long; beside prompts; heads of which a part turns."""
@@ -98,7 +98,7 @@ def test_the_small_steps(dtype, width):
 
 
 @pytest.mark.parametrize("paged", [False, True])
-def test_a_model_decodes_as_in_torch(paged, monkeypatch):
+def test_a_model_decodes_as_in_torch(paged):
     config = LlamaConfig(layers=2, width=64, heads=4, kv_heads=2, ffn=96, vocab=61, context=400)
     models = [Llama.random(config, device=DEVICE, kernels="torch") for _ in range(2)]
     models[0].kernels = triton_kernels()

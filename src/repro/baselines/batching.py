@@ -103,9 +103,9 @@ def lone(model: Decoder, requests: Sequence[Request], capacity: int) -> list[Gen
 
     Arrival times are ignored: `service_s` is what counts.
     """
-    result = []
+    engine, result = Engine(model, serial(), capacity), []
+    engine.prepare()
     for request in requests:
-        engine = Engine(model, serial(), capacity)
         engine.submit(request)
         while not (finished := engine.step()):
             pass

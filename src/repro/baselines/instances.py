@@ -124,17 +124,21 @@ def _instance(
 ) -> _Told:
     """One process: get ready, wait for the others, serve."""
     import psutil
+    import torch
     import torch.distributed as dist
 
     from repro.baselines.batching import serial
 
     model, clock = build(), _Clock()
     engine = Engine(model, serial(), capacity, clock)
+    engine.prepare()
     pace_s = {pace: seconds for pace in paces if (seconds := _pace(engine, rank, pace)) is not None}
     prompt = requests[0].prompt
     _answer(engine, Request(-1, prompt, min(2, capacity - len(prompt) + 1), 0.0))
     warm = engine.iterations
     nbytes = psutil.Process().memory_full_info().uss
+    if model.device.type == "cuda":
+        nbytes += torch.cuda.memory_reserved(model.device)
     queue = dist.FileStore(following, world_size)  # whoever is free adds one to the number of the next request
     dist.barrier()
     clock.start = _agreed_start()

@@ -47,10 +47,14 @@ def _check_gpu(point: "Point") -> None:
         from repro.models.llama import LlamaConfig
 
         weights = LlamaConfig(**RANDOM[point.model], vocab=VOCAB).parameters * getattr(torch, point.dtype).itemsize
+        models = 2  # while they are put together, they are there twice
+        if point.engine == "instances":
+            models += point.instances or point.requests
         memory = torch.cuda.get_device_properties(0).total_memory
-        if 2 * weights > memory:  # once more while they are put together
+        if models * weights > memory:
             raise MissingHardware(
-                f"{point.model} in {point.dtype} needs {2 * weights / 1e9:.0f} GB of GPU memory, this GPU has {memory / 1e9:.0f}"
+                f"{point.model} in {point.dtype} needs {models * weights / 1e9:.0f} GB of GPU memory for {models} times its weights, "
+                f"this GPU has {memory / 1e9:.0f}"
             )
 
 

@@ -1,6 +1,7 @@
 """A fused iteration on a GPU as one graph: launched at once, instead of one by one by a host that is slower than the GPU."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,12 +12,14 @@ from repro.models.rows import Rows, Span
 
 __all__ = ["Captured", "cuda_graph"]
 
+MOST = 256  # rows: beyond, the GPU is busy for longer than the host takes to launch
+
 Run = Callable[[], Tensor]
 
 
-def cuda_graph(run: Run) -> Run:
+def cuda_graph(run: Run, pool: tuple[int, int] | None = None) -> Run:
     """Runs it a few times, so that kernels are compiled and chosen, records it, and returns what launches it again. Its result lies where
-    it lay the first time."""
+    it lay the first time. `pool`: memory that several share, of which one runs at a time and whose results are read before the next."""
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
@@ -24,7 +27,7 @@ def cuda_graph(run: Run) -> Run:
             run()
     torch.cuda.current_stream().wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=pool):
         result = run()
 
     def replay() -> Tensor:
@@ -46,14 +49,24 @@ class Captured:
     `record`: takes a function without arguments and returns one that does the same again, on what then lies in the tensors it read.
     """
 
-    def __init__(self, model: Decoder, cache: KVCache, record: Callable[[Run], Run] = cuda_graph) -> None:
-        self._model, self._cache, self._record = model, cache, record
+    def __init__(self, model: Decoder, cache: KVCache, record: Callable[[Run], Run] | None = None) -> None:
+        self._model, self._cache = model, cache
+        self._record = record or partial(cuda_graph, pool=torch.cuda.graph_pool_handle())
         self._passes: dict[int, tuple[Rows, Run]] = {}
+
+    @torch.inference_mode()
+    def prepare(self, most: int) -> None:
+        """Record the graphs of all batches up to `most` rows. While nothing is stored: they write to the first position of slot 0."""
+        for filled in sorted({size(count) for count in range(1, min(most, MOST) + 1)}):
+            if filled not in self._passes:
+                self._passes[filled] = self._capture(self._empty(filled))
 
     @torch.inference_mode()
     def __call__(self, rows: Rows) -> Tensor:
         """Logits [n, vocab] of rows of n different slots, one token each; the next call may write over them."""
         count = len(rows.tokens)
+        if count > MOST:
+            return self._model.forward(rows, self._cache)
         filled = size(count)
         if filled not in self._passes:
             self._passes[filled] = self._capture(self._fill(rows, self._empty(filled)))
@@ -62,6 +75,7 @@ class Captured:
         return replay()[:count]
 
     def _empty(self, filled: int) -> Rows:
+        """Its span is for kernels that look at slots and positions only: the rows lie anywhere."""
         tokens, slots, positions = torch.zeros(3, filled, dtype=torch.int64, device=self._model.device)
         return Rows(tokens, slots, positions, (Span(slice(0, filled), 1, self._cache.capacity - 1),))
 
@@ -74,4 +88,5 @@ class Captured:
         return held
 
     def _capture(self, held: Rows) -> tuple[Rows, Run]:
-        return held, self._record(lambda: self._model.forward(held, self._cache))
+        with torch.cuda.device_of(held.tokens):
+            return held, self._record(lambda: self._model.forward(held, self._cache))

@@ -100,6 +100,12 @@ class Engine:
         """Whether a step would do anything."""
         return bool(self._gone) or self.scheduler.ready
 
+    def prepare(self) -> None:
+        """Do before a clock starts what the first iterations would do otherwise: on a GPU, record the graphs of all sizes of batch. Needs an
+        engine without running requests."""
+        if self._captured is not None and not self.scheduler.running:
+            self._captured.prepare(self.scheduler.slots)
+
     def step(self) -> list[Generation]:
         """One iteration between two token boundaries; returns the generations that finished in it."""
         self._end_late()
@@ -117,6 +123,7 @@ class Engine:
         report = Report()
         timed = [request if request.arrival_s is not None else replace(request, arrival_s=0.0) for request in requests]
         pending = deque(sorted(timed, key=lambda request: request.arrival_s))
+        self.prepare()
         self._start = self._clock()
         while pending or self.ready or self.scheduler.waiting:
             while pending and pending[0].arrival_s <= self._now():

@@ -64,8 +64,9 @@ class Decoder(ABC):
         self._build()
         del self._weights
         half = torch.arange(0, config.rotary_dim, 2, dtype=torch.float32) / config.rotary_dim
-        self._frequencies = (config.rope_base**-half).to(self.device)
-        self._turns: tuple[Tensor, Tensor] | None = None
+        angles = torch.arange(config.context)[:, None] * config.rope_base**-half
+        # fp32 [context, pairs]: by how much a position turns a pair. Never replaced: graphs of passes hold its address.
+        self._turns = angles.cos().to(self.device), angles.sin().to(self.device)
 
     @abstractmethod
     def _build(self) -> None:
@@ -117,12 +118,18 @@ class Decoder(ABC):
         return cls(config, {name: draw(name, shape) for name, shape in cls.weight_shapes(config).items()}, **options)
 
     def new_cache(self, slots: int, capacity: int) -> SlotCache:
-        """An empty cache of the model's sizes (of its own KV heads), dtype and device."""
+        """An empty cache of the model's sizes (of its own KV heads), dtype and device. ValueError for more positions than the context."""
+        self._check_capacity(capacity)
         return SlotCache(self._cached, slots, capacity, self.dtype, self.device)
 
     def new_paged_cache(self, slots: int, capacity: int, blocks: int, block: int) -> PagedCache:
         """The same in a pool of `blocks` blocks of `block` positions."""
+        self._check_capacity(capacity)
         return PagedCache(self._cached, slots, capacity, blocks, block, self.dtype, self.device)
+
+    def _check_capacity(self, capacity: int) -> None:
+        if not 1 <= capacity <= self.config.context:
+            raise ValueError(f"capacity is {capacity}, allowed: 1 to the model's context {self.config.context}")
 
     @property
     def _cached(self) -> CacheSizes:
@@ -132,17 +139,11 @@ class Decoder(ABC):
     @torch.inference_mode()
     def forward(self, rows: Rows, cache: KVCache, wanted: Tensor | slice = slice(None)) -> Tensor:
         """One pass; no Python per request. Logits [m, vocab] of the rows that `wanted` (a slice, or int64 [m]) picks; of tensor-parallel ranks only rank 0 gets any."""
-        cosine, sine = (table[rows.positions] for table in self._rotations(cache.capacity))
-        attend = self.kernels.attention(rows, cosine, sine, cache)
-        hidden = self._hidden(self.embedding[rows.tokens], attend)[wanted]
-        return self.head(hidden) if len(hidden) else hidden.new_empty(0, self.config.vocab)
-
-    def _rotations(self, positions: int) -> tuple[Tensor, Tensor]:
-        """Cosine and sine, fp32 [positions or more, pairs], of what position turns which pair by."""
-        if self._turns is None or len(self._turns[0]) < positions:
-            angles = torch.arange(positions, device=self.device)[:, None] * self._frequencies
-            self._turns = angles.cos(), angles.sin()
-        return self._turns
+        with torch.cuda.device_of(rows.tokens):  # Triton launches on the current device
+            cosine, sine = (table[rows.positions] for table in self._turns)
+            attend = self.kernels.attention(rows, cosine, sine, cache)
+            hidden = self._hidden(self.embedding[rows.tokens], attend)[wanted]
+            return self.head(hidden) if len(hidden) else hidden.new_empty(0, self.config.vocab)
 
     def prefill(self, tokens: Tensor, cache: KVCache, slot: int = 0, start: int = 0) -> Tensor:
         """Run a prompt [n] int64, or the piece of one that begins at position `start` when all before it is in the slot already. Logits

@@ -1,6 +1,6 @@
 """Where keys and values of requests lie: in one stretch per slot, or in blocks from a common pool.
 
-Kernels in torch write and read through `write` and `read`, those in C++ take the `parts`, so a model runs on either. Both count in slots: in `PagedCache` a slot is a row of the
+Kernels in torch write and read through `write` and `read`, those in C++ and Triton take the `parts`, so a model runs on either. Both count in slots: in `PagedCache` a slot is a row of the
 block table.
 """
 

@@ -13,7 +13,7 @@ __all__ = ["PagedBuffers"]
 class PagedBuffers(CompactBuffers):
     """A request gets all blocks that it may need when it is admitted, so it can never run out of them later.
 
-    `blocks`: of the pool, of `block` positions each; None: as many as `slots` requests of full capacity take. Attention in C++
+    `blocks`: of the pool, of `block` positions each; None: as many as `slots` requests of full capacity take. Attention in C++ and Triton
     follows the table; in torch an iteration gathers, and so copies, what it reads.
     """
 

@@ -70,7 +70,7 @@ def choose(choice: Choice, device: torch.device, dtype: torch.dtype, head_dim: i
             f"cpu, heads up to 256; 'triton' for these and float16 on cuda; 'torch'"
         )
     try:
-        return _load(chosen)
+        return _load(chosen, device)
     except (BuildError, ImportError) as error:
         if choice != "auto":
             raise
@@ -78,11 +78,16 @@ def choose(choice: Choice, device: torch.device, dtype: torch.dtype, head_dim: i
         return TorchKernels()
 
 
-def _load(name: str) -> Kernels:
+def _load(name: str, device: torch.device) -> Kernels:
     if name == "cpp":
         return CppKernels()
     if name == "triton":
         from repro.models.kernels.triton_kernels import TritonKernels
 
-        return TritonKernels()
+        kernels = TritonKernels()
+        try:  # Triton compiles when a kernel is first launched, and needs a C compiler for that
+            kernels.silu_multiply(torch.zeros(1, 2, device=device))
+        except Exception as error:
+            raise BuildError(f"Triton: {error}") from error
+        return kernels
     return TorchKernels()

@@ -67,7 +67,8 @@ class CppKernels:
 
 
 class PanelLinear:
-    """The weight as `products.cpp` reads it. Raises RuntimeError when called on a processor without AVX-512 (bfloat16: AVX512_BF16)."""
+    """The weight as `products.cpp` reads it. For processors with AVX-512, and in bfloat16 with AVX512_BF16 but without AMX (RuntimeError
+    when called on others)."""
 
     layout = "panels"
 

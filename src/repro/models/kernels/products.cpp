@@ -32,12 +32,12 @@ constexpr int kLanes = 16, kPanel = 2 * kLanes, kMostRows = 12;
 template <typename T>
 constexpr int kDeep = 4 / sizeof(T);
 
-// Processors with matrix units (AMX) are left to oneDNN, which uses them.
+// bf16 on processors with matrix units (AMX) is left to oneDNN, which uses them.
 template <typename T>
 constexpr bool possible() {
-#if !defined(__AVX512F__) || defined(__AMX_BF16__)
+#if !defined(__AVX512F__)
   return false;
-#elif !defined(__AVX512BF16__)
+#elif !defined(__AVX512BF16__) || defined(__AMX_BF16__)
   return std::is_same_v<T, float>;
 #else
   return true;
@@ -136,7 +136,7 @@ Tensor product(const Tensor& x, const Tensor& panels, int64_t out, const std::op
   const After after = gelu == "none" ? After::kGelu : gelu == "tanh" ? After::kGeluTanh : After::kNothing;
   auto y = at::empty({x.size(0), out}, x.options());
   FOR_DTYPE(x, "product", {
-    TORCH_CHECK(possible<scalar_t>() && panels.size(3) == kDeep<scalar_t>, "this processor has no instructions for it");
+    TORCH_CHECK(possible<scalar_t>() && panels.size(3) == kDeep<scalar_t>, "panels of this dtype are not for this processor");
     product_rows<scalar_t>(x, panels, bias, after, y);
   });
   return y;

@@ -2,7 +2,7 @@
 
 Rows that decode read keys and values where they lie, in slots or blocks, and nothing of a launch depends on where that is or how long a
 request has become: slots, positions and the table of blocks are read on the device. So a pass can be captured in a graph once and be
-replayed for any rows (`flover/graphs.py`). Prompts attend in torch, whose kernel takes them as matrix products.
+replayed for any rows (`flover/captured.py`). Prompts attend in torch, whose kernel takes them as matrix products.
 """
 
 from collections.abc import Callable
@@ -54,9 +54,9 @@ def _rotate_store(
     """One head of one row: a query turns and is written out, a key turns and is stored, a value is stored."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i = tl.arange(0, HALF)
-    there = 2 * i < dim
+    there, second = 2 * i < dim, 2 * i + 1 < dim  # a head may end in the middle of a pair, which does not turn
     x = qkv + (row * (heads + 2 * kv_heads) + head) * dim + 2 * i
-    even, odd = tl.load(x, mask=there, other=0), tl.load(x + 1, mask=there, other=0)
+    even, odd = tl.load(x, mask=there, other=0), tl.load(x + 1, mask=second, other=0)
     if head < heads + kv_heads:
         turns = i < pairs  # the rest of a head stays
         c = tl.load(cosine + row * pairs + i, mask=turns, other=1.0)
@@ -66,17 +66,17 @@ def _rotate_store(
     if head < heads:
         to = queries + (row * heads + head) * dim + 2 * i
         tl.store(to, even, mask=there)
-        tl.store(to + 1, odd, mask=there)
+        tl.store(to + 1, odd, mask=second)
     else:
         index, inside = _place(table, tl.load(slots + row), tl.load(positions + row), block, width, HAS_TABLE)
         stored = (head - heads) % kv_heads
         offset = ((index * kv_heads + stored) * block + inside) * dim + 2 * i
         if head < heads + kv_heads:
             tl.store(keys + offset, even, mask=there)
-            tl.store(keys + offset + 1, odd, mask=there)
+            tl.store(keys + offset + 1, odd, mask=second)
         else:
             tl.store(values + offset, even, mask=there)
-            tl.store(values + offset + 1, odd, mask=there)
+            tl.store(values + offset + 1, odd, mask=second)
 
 
 @triton.jit
@@ -238,7 +238,7 @@ def _rotated(
         0 if table is None else table.shape[1],
         cosine.shape[1],
         dim,
-        HALF=triton.next_power_of_2(dim // 2),
+        HALF=triton.next_power_of_2(triton.cdiv(dim, 2)),
         HAS_TABLE=table is not None,
     )
     return queries
