@@ -81,6 +81,11 @@ def test_failed_point_exits_1_or_0_when_asked(tmp_path):
     call(*arguments, "--record-failure", code=0)
 
 
+def test_claims_as_a_table(tmp_path):
+    said = call("claims", "--results", str(tmp_path), "--details")
+    assert "ZT-1.a" in said and "not run" in said and "0 reproduced" in said
+
+
 def test_claims_json_has_exactly_the_promised_keys(tmp_path):
     rows = json.loads(call("claims", "--results", str(tmp_path), "--json"))
     keys = {

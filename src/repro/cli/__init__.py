@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from repro import config, experiments, paths, record
+from repro.cli.cluster import app as box_commands
 from repro.cli.console import Json, emit, progress, stderr, stdout, user_errors
 from repro.cli.place import place
 
@@ -229,6 +230,7 @@ def claims(
 
 
 app.command()(place)
+app.add_typer(box_commands, name="box")
 
 
 @app.command()

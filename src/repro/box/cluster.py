@@ -1,0 +1,156 @@
+"""up, down, status. One box per machine: its names are fixed, so that `down` finds everything whatever happened to `up`."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import jinja2
+
+from repro import paths
+from repro.box import daemons, network, packages
+from repro.fabric import FabricError
+from repro.topology import Topology, frontier, scaled
+
+FOLDER = Path("/run/repro-box")
+_TEMPLATES = ("slurm.conf", "gres.conf")
+_MADE = "made-etc-slurm"  # a file in the folder: /etc/slurm was not there before
+
+
+class BoxError(RuntimeError):
+    """Why there is no box; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`nodes` of four packages of two GCDs, as Frontier's. `cluster_mbit_s`: a rank's share of the link between nodes; in a node it is 4 times
+    that, in a package 16 times. `accounting`: a database, for sacct. ValueError for values out of range."""
+
+    nodes: int = 4
+    cluster_mbit_s: float = 50.0
+    accounting: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.nodes <= 16:
+            raise ValueError(f"nodes is {self.nodes}, allowed: 1 to 16")
+        if not self.cluster_mbit_s > 0:
+            raise ValueError(f"cluster_mbit_s is {self.cluster_mbit_s}, must be positive")
+
+    @property
+    def topology(self) -> Topology:
+        return scaled(frontier(self.nodes), self.cluster_mbit_s * 1e6 / 8)
+
+
+@dataclass
+class Box:
+    """What is there. `daemons`: processes by name; `nodes`: their states, by name; `jobs`: ids of those that wait or run."""
+
+    up: bool
+    folder: str = str(FOLDER)
+    daemons: dict[str, int] = field(default_factory=dict)
+    nodes: dict[str, str] = field(default_factory=dict)
+    jobs: list[str] = field(default_factory=list)
+
+    @property
+    def configuration(self) -> str:
+        """What SLURM_CONF has to be for commands outside the nodes."""
+        return str(FOLDER / "etc/slurm.conf")
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self) | {"SLURM_CONF": self.configuration}
+
+
+def up(settings: Settings, install: bool = False) -> Box:
+    """Start it. BoxError where one is up already, or what is missing and how to get it; nothing is left of a start that failed."""
+    _check(settings, install)
+    FOLDER.mkdir(mode=0o755)
+    try:
+        _write(settings)
+        network.up(settings.nodes, settings.topology)
+        daemons.munged(FOLDER)
+        if settings.accounting:
+            daemons.accounting(FOLDER)
+        daemons.slurmctld(FOLDER)
+        daemons.slurmd(FOLDER, settings.nodes)
+    except BaseException as error:
+        down()
+        if isinstance(error, (FabricError, daemons.StartError, OSError)):
+            raise BoxError(str(error)) from error
+        raise
+    return status()
+
+
+def down() -> bool:
+    """End it and remove all of it, jobs as well, in whatever state it is. Whether there was anything."""
+    there = FOLDER.exists() or network.present() or bool(daemons.running(FOLDER))
+    daemons.stop(FOLDER)
+    network.down()
+    if (FOLDER / _MADE).exists():
+        Path("/etc/slurm").rmdir()
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    return there
+
+
+def status() -> Box:
+    """`up` where all nodes answer slurmctld."""
+    processes = [process.name() for process in daemons.running(FOLDER)]
+    counts = {name: processes.count(name) for name in reversed(daemons.NAMES) if name in processes}
+    if "slurmctld" not in counts:
+        return Box(False, daemons=counts)
+    nodes = daemons.nodes(FOLDER)
+    answering = bool(nodes) and not any(state.endswith("*") or state.startswith("down") for state in nodes.values())
+    return Box(answering, daemons=counts, nodes=nodes, jobs=daemons.jobs(FOLDER))
+
+
+def _check(settings: Settings, install: bool) -> None:
+    if not sys.platform.startswith("linux") or os.geteuid() != 0:
+        raise BoxError("the box needs Linux and root: network namespaces, and daemons that change users")
+    if lacking := packages.missing(settings.accounting):
+        if not install:
+            raise BoxError(f"missing: {', '.join(lacking)}; `apt-get install {' '.join(lacking)}`, or --install")
+        try:
+            packages.install(lacking)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise BoxError(
+                f"apt-get could not install {', '.join(lacking)}: {getattr(error, 'stderr', '') or error}"
+            ) from error
+    if conflict := network.taken():
+        raise BoxError(f"the box needs the addresses 10.77.0.0/24, and {conflict}")
+    if FOLDER.exists() or network.present():
+        raise BoxError(f"a box is there already ({FOLDER}); `repro box status` shows it, `repro box down` removes it")
+
+
+def _write(settings: Settings) -> None:
+    """Folders, Slurm's configuration, names of the nodes, and devices that stand for GCDs."""
+    for name in ("etc", "run", "log", "state", "spool", "dev", "db"):
+        (FOLDER / name).mkdir(mode=0o755)
+    gcds = settings.topology.span("node")
+    span = f"[1-{settings.nodes}]" if settings.nodes > 1 else "1"
+    values = {
+        "host": socket.gethostname().partition(".")[0],
+        "controller": network.CONTROLLER,
+        "folder": FOLDER,
+        "run": FOLDER / "run",
+        "nodes": f"node{span}",
+        "addresses": network.address(1)[:-1] + span,
+        "gcds": gcds,
+        "accounting": settings.accounting,
+    }
+    templates = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(paths.root() / "slurm/box"), undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    for name in (*_TEMPLATES, *(("slurmdbd.conf",) if settings.accounting else ())):
+        file = FOLDER / "etc" / name
+        file.write_text(templates.get_template(f"{name}.j2").render(values) + "\n")
+        file.chmod(0o600 if name == "slurmdbd.conf" else 0o644)
+    lines = ["127.0.0.1 localhost", f"{network.CONTROLLER} {values['host']}"]
+    lines += [f"{network.address(node)} node{node}" for node in range(1, settings.nodes + 1)]
+    (FOLDER / "etc/hosts").write_text("\n".join(lines) + "\n")
+    for number in range(gcds):
+        os.mknod(FOLDER / f"dev/gpu{number}", 0o20666, os.makedev(1, 3))  # a character device, as /dev/null
+    if not Path("/etc/slurm").exists():  # a place for the nodes to mount theirs
+        Path("/etc/slurm").mkdir()
+        (FOLDER / _MADE).touch()

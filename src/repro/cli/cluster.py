@@ -1,0 +1,87 @@
+"""`repro box`: a Slurm cluster on this machine."""
+
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from repro.cli.console import Json, emit, progress, stderr, stdout, user_errors
+
+app = typer.Typer(no_args_is_help=True, help="A Slurm cluster of virtual nodes on this machine (Linux, root).")
+
+
+@app.command()
+def up(
+    nodes: Annotated[int, typer.Option(help="Nodes of eight GCDs, 1 to 16.")] = 4,
+    cluster_mbit_s: Annotated[
+        float,
+        typer.Option(help="A rank's share of the link between nodes; 4 times that in a node, 16 times in a package."),
+    ] = 50.0,
+    accounting: Annotated[bool, typer.Option(help="A database as well, for sacct.")] = False,
+    install: Annotated[bool, typer.Option(help="Install what is missing, by apt-get.")] = False,
+) -> None:
+    """Start the cluster."""
+    from repro import box
+
+    with user_errors():
+        settings = box.Settings(nodes, cluster_mbit_s, accounting)
+    with _refusals(), progress("starting Slurm"):
+        found = box.up(settings, install)
+    _show(found)
+    stdout.print(f"export SLURM_CONF={found.configuration}   # or: eval $(repro box env)", soft_wrap=True)
+
+
+@app.command()
+def down() -> None:
+    """End it and its jobs, and remove all of it, whatever state it is in."""
+    from repro import box
+
+    with _refusals(), progress("ending Slurm"):
+        there = box.down()
+    stderr.print("the box is down" if there else "there was no box")
+
+
+@app.command()
+def status(json_: Json = False) -> None:
+    """Daemons, nodes and jobs; exit code 1 unless all nodes answer."""
+    from repro import box
+
+    with _refusals():
+        found = box.status()
+    if json_:
+        emit(found.as_dict())
+    else:
+        _show(found)
+    if not found.up:
+        raise typer.Exit(1)
+
+
+@app.command()
+def env() -> None:
+    """What a shell needs to talk to it: `eval $(repro box env)`."""
+    from repro import box
+
+    print(f"export SLURM_CONF={box.Box(True).configuration}")
+
+
+class _refusals:
+    """A reason why not ends with its message and exit code 2."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        from repro.box import BoxError
+
+        if isinstance(error, BoxError):
+            stderr.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+            raise typer.Exit(2) from error
+
+
+def _show(found: object) -> None:
+    table = Table(show_header=False, box=None)
+    table.add_row("box", "[green]up[/]" if found.up else "[red]not up[/]")
+    table.add_row("daemons", ", ".join(f"{count} {name}" for name, count in found.daemons.items()) or "none")
+    table.add_row("nodes", ", ".join(f"{name} {state}" for name, state in found.nodes.items()) or "none")
+    table.add_row("jobs", ", ".join(found.jobs) or "none")
+    stdout.print(table)
