@@ -20,7 +20,7 @@ _TEMPLATES = ("slurm.conf", "gres.conf")
 _MADE = "made-etc-slurm"  # a file in the folder: /etc/slurm was not there before
 
 
-class BoxError(RuntimeError):
+class BoxError(OSError):
     """Why there is no box; the message says what to do."""
 
 

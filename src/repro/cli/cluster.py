@@ -1,12 +1,14 @@
 """`repro box`: a Slurm cluster on this machine."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from repro.cli.console import Json, emit, progress, stderr, stdout, user_errors
+
+if TYPE_CHECKING:
+    from repro.box import Box
 
 app = typer.Typer(no_args_is_help=True, help="A Slurm cluster of virtual nodes on this machine (Linux, root).")
 
@@ -24,10 +26,8 @@ def up(
     """Start the cluster."""
     from repro import box
 
-    with user_errors():
-        settings = box.Settings(nodes, cluster_mbit_s, accounting)
-    with _refusals(), progress("starting Slurm"):
-        found = box.up(settings, install)
+    with user_errors(), progress("starting Slurm"):
+        found = box.up(box.Settings(nodes, cluster_mbit_s, accounting), install)
     _show(found)
     stdout.print(f"export SLURM_CONF={found.configuration}   # or: eval $(repro box env)", soft_wrap=True)
 
@@ -37,7 +37,7 @@ def down() -> None:
     """End it and its jobs, and remove all of it, whatever state it is in."""
     from repro import box
 
-    with _refusals(), progress("ending Slurm"):
+    with user_errors(), progress("ending Slurm"):
         there = box.down()
     stderr.print("the box is down" if there else "there was no box")
 
@@ -47,7 +47,7 @@ def status(json_: Json = False) -> None:
     """Daemons, nodes and jobs; exit code 1 unless all nodes answer."""
     from repro import box
 
-    with _refusals():
+    with user_errors():
         found = box.status()
     if json_:
         emit(found.as_dict())
@@ -65,20 +65,7 @@ def env() -> None:
     print(f"export SLURM_CONF={box.Box(True).configuration}")
 
 
-class _refusals:
-    """A reason why not ends with its message and exit code 2."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
-        from repro.box import BoxError
-
-        if isinstance(error, BoxError):
-            stderr.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
-            raise typer.Exit(2) from error
-
-
-def _show(found: object) -> None:
+def _show(found: "Box") -> None:
     table = Table(show_header=False, box=None)
     table.add_row("box", "[green]up[/]" if found.up else "[red]not up[/]")
     table.add_row("daemons", ", ".join(f"{count} {name}" for name, count in found.daemons.items()) or "none")
