@@ -41,7 +41,7 @@ def make_record():
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the project's own files in an empty folder, results apart: for tests that change configuration or run the DAG."""
     root = paths.root()
-    for name in ("config", "workflows", "notebooks"):
+    for name in ("config", "workflows", "notebooks", "slurm"):
         shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns(".ipynb_checkpoints", ".snakemake"))
     (tmp_path / "workflow").symlink_to("workflows")
     (tmp_path / "data").symlink_to(root / "data")

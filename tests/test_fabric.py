@@ -22,7 +22,7 @@ needs_root = [
 
 
 def namespaces() -> set[str]:
-    return set(module._names(""))
+    return set(module.names(""))
 
 
 @pytest.fixture
@@ -37,9 +37,9 @@ def nothing_left():
 
 def test_an_uplink_carries_the_rate_of_all_ranks_of_its_package():
     topology = Topology((Level("package", 4, 1e8), Level("node", 2, 1e7), Level("cluster", 3, 1e6)))
-    lines = list(module._rates(topology))
+    lines = list(module._rates(topology, range(24), range(6)))
     for device in [f"{end}{package}" for package in range(6) for end in "ud"]:
-        classes = [line for line in lines if f"class add dev {device} " in line]
+        classes = [line for line in lines if f"class replace dev {device} " in line]
         assert " classid 1:10 htb rate 40000000bps ceil 40000000bps " in classes[0]
         assert " classid 1:20 htb rate 4000000bps ceil 4000000bps " in classes[1]
     tbf = [line for line in lines if " tbf " in line]
@@ -47,7 +47,7 @@ def test_an_uplink_carries_the_rate_of_all_ranks_of_its_package():
 
 
 def test_traffic_is_classed_by_the_node_at_the_far_end():
-    lines = list(module._rates(frontier(3, packages=2, gcds=2)))
+    lines = list(module._filters(frontier(3, packages=2, gcds=2)))
     filters = {line.split()[3]: line for line in lines if "flowid 1:10" in line}
     assert " match ip dst 10.99.2.0/24 " in filters["u4"] and " match ip src 10.99.2.0/24 " in filters["d4"]
     assert " match ip dst 10.99.0.0/24 " in filters["u1"]
@@ -55,7 +55,7 @@ def test_traffic_is_classed_by_the_node_at_the_far_end():
 
 def test_every_rank_has_an_address_in_its_nodes_prefix():
     topology = frontier(3)
-    addresses = [module._address(topology, rank) for rank in range(topology.world_size)]
+    addresses = [module.address(topology, rank) for rank in range(topology.world_size)]
     assert len(set(addresses)) == 24
     assert [address.split(".")[2] for address in addresses] == [str(topology.place(rank)[2]) for rank in range(24)]
 
@@ -146,7 +146,7 @@ class TestShaped:
 
     def test_a_rank_sees_only_its_own_interface(self, fabric):
         for rank, (names, shown) in enumerate(launch(interfaces, 8, fabric=fabric)):
-            assert names == "eth0 lo" and f" {module._address(TOPOLOGY, rank)}/16" in shown
+            assert names == "eth0 lo" and f" {module.address(TOPOLOGY, rank)}/16" in shown
 
     @pytest.mark.parametrize(("target", "level"), [(1, "package"), (2, "node"), (4, "cluster")])
     def test_a_transfer_is_counted_for_the_level_it_crosses(self, fabric, target, level):
@@ -199,7 +199,7 @@ class TestShaped:
 
     def test_it_is_removed_when_building_fails_and_the_failing_command_is_named(self, nothing_left, monkeypatch):
         monkeypatch.setattr(
-            module, "_rates", lambda topology: ["qdisc add dev v0 root tbf rate 1mbit burst 9kb limit 9", "bad"]
+            module, "_rates", lambda *_: ["qdisc add dev v0 root tbf rate 1mbit burst 9kb limit 9", "bad"]
         )
         with pytest.raises(FabricError, match=r"`tc -n \S+fab bad` failed: .*bad.* is unknown"), Fabric(TOPOLOGY):
             pass
@@ -223,18 +223,18 @@ class TestShaped:
         owner.kill()
         owner.communicate()
         assert len(namespaces() - before) == 3
-        module._run(["ip", "netns", "add", "repro-box"])  # not ours: no owner in its name
+        module.command(["ip", "netns", "add", "repro-box"])  # not ours: no owner in its name
         try:
             with Fabric(TOPOLOGY):
                 assert name not in namespaces()
             assert namespaces() == before | {"repro-box"}
         finally:
-            module._run(["ip", "netns", "del", "repro-box"])
+            module.command(["ip", "netns", "del", "repro-box"])
         assert fabric.namespace(0) in namespaces()
 
     def test_a_pid_that_another_process_has_now_is_no_owner(self):
         name = f"repro-1-{int(module._start_time(1)) + 1}-0-fab"  # process 1 is alive, but began at another time
-        module._run(["ip", "netns", "add", name])
+        module.command(["ip", "netns", "add", name])
         with Fabric(TOPOLOGY):
             assert name not in namespaces()
 

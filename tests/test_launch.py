@@ -16,8 +16,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from repro.launch import CollectiveHang, LaunchTimeout, RankError, launch
+from repro.launch import CollectiveHang, Done, LaunchTimeout, RankError, launch, watchdog
 from repro.launch import rank as rank_module
+from repro.topology import frontier
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked from the tests' own closures")
 
@@ -340,13 +341,70 @@ def test_a_job_on_gpus_can_send_gpu_tensors(monkeypatch, gpus, expected):
     assert done == expected
 
 
-def test_srun_without_a_rendezvous_address_is_an_error_that_says_so(monkeypatch):
-    monkeypatch.setenv("SLURM_PROCID", "0")
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
+@pytest.mark.parametrize("lacking", ["MASTER_ADDR", "MASTER_PORT"])
+def test_srun_without_a_rendezvous_is_an_error_that_says_so(monkeypatch, lacking):
+    """Slurm's own variables tell it, as the tests in tests/slurm show; here they are missing too."""
+    for name, value in {
+        "SLURM_PROCID": "0",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "MASTER_ADDR": "a",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    for name in (lacking, "SLURM_STEP_NODELIST", "SLURM_STEP_ID"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ValueError, match="MASTER_ADDR, MASTER_PORT not set"):
+    with pytest.raises(ValueError, match=f"{lacking} is not set, and no step of a Slurm job tells it"):
         launch(divmod, 2)
+
+
+def in_job(monkeypatch, **variables):
+    """As the only rank of a job, whose group is played."""
+    job = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"} | variables
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(dist, "init_process_group", lambda *_: None)
+    monkeypatch.setattr(dist, "all_gather_object", lambda results, own: results.__setitem__(0, own))
+
+
+def test_other_ranks_of_a_job_are_told_that_they_are_done(monkeypatch):
+    in_job(monkeypatch, RANK="1")
+    monkeypatch.setattr(dist, "all_gather_object", lambda results, own: None)
+    with pytest.raises(Done):
+        launch(divmod, 1, threads=torch.get_num_threads(), first_only=True)
+
+
+def test_a_wrong_topology_is_an_error():
+    with pytest.raises(ValueError, match="world_size is 2, but the topology has 4 ranks"):
+        launch(divmod, 2, topology=frontier(1, 2, 2))
+
+
+LATE = """
+import sys, time
+import torch.distributed as dist
+from repro.launch import launch
+
+dist.init_process_group = lambda *_: None
+dist.all_gather_object = lambda results, own: None
+
+def wait_for_ever(rank, world_size):
+    time.sleep(60)
+
+launch(wait_for_ever, 1, timeout_s=float(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("by", ["its own limit", "the job's deadline"])
+def test_a_late_rank_of_a_job_says_where_it_is_and_ends(tmp_path, by):
+    job = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "REPRO_WHERE": str(tmp_path)}
+    limit = "1" if by == "its own limit" else "60"
+    if by == "the job's deadline":
+        job["REPRO_DEADLINE"] = str(time.time() + 5)
+    command = [sys.executable, "-c", LATE, limit]
+    done = subprocess.run(command, env=os.environ | job, capture_output=True, text=True, timeout=50)
+    assert done.returncode == watchdog.EXIT_CODE, done.stderr
+    late = watchdog.cause(tmp_path, 1)
+    assert type(late) is LaunchTimeout and "1 of 1 ranks were not done" in str(late) and "wait_for_ever" in str(late)
+    assert "wait_for_ever" in done.stderr
 
 
 def test_a_batch_script_or_a_step_of_one_task_is_no_rank(monkeypatch):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from repro import experiments, paths
 from repro.experiments.base import Point
@@ -62,13 +62,71 @@ class Config(_Strict):
     notebooks: dict[str, NotebookConfig]
 
 
+class Node(_Strict):
+    """What a node has: `gcds` ranks to a package, `packages` to a node. With `emulated`, all nodes are one machine in truth."""
+
+    packages: int = Field(ge=1)
+    gcds: int = Field(ge=1)
+    emulated: bool = False
+
+    @property
+    def ranks(self) -> int:
+        return self.packages * self.gcds
+
+
+class Bin(_Strict):
+    """A row of the queue's rules: jobs of at most `nodes` nodes may take `hours`."""
+
+    nodes: int = Field(ge=1)
+    hours: float = Field(gt=0)
+
+
+class Slurm(_Strict):
+    """How jobs are submitted and what the queue allows. `options` go to sbatch, `rank_options` to srun where a point fills its nodes;
+    `needs` names what must be set before anything is submitted."""
+
+    environment: str  # shell file that jobs source
+    account: str | None = None
+    partition: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    needs: list[Literal["account", "partition", "qos", "constraint"]] = ["account", "partition"]
+    cores_per_rank: int = Field(ge=1)
+    memory_mb: int = Field(0, ge=0)  # of a node; 0: do not ask
+    options: list[str] = []
+    rank_options: list[str] = []
+    bins: list[Bin] = Field(min_length=1)
+    running_jobs: int = Field(ge=1)  # that the queue runs at once for one user
+    queued_jobs: int = Field(100, ge=1)  # that it takes at once from one user
+    pack_minutes: float = Field(60, gt=0)  # points are put together into jobs of about this length
+    start_minutes: float = Field(0.3, ge=0)  # until the ranks of a point have started
+    readers: Literal["driver", "job"] = "driver"  # where notebooks, verdicts and the report are made
+
+    @property
+    def missing(self) -> list[str]:
+        """What must be set and is not."""
+        return [name for name in self.needs if not getattr(self, name)]
+
+    def limit_hours(self, nodes: int) -> float | None:
+        """What a job of so many nodes may take; None where no job may have them."""
+        return next((row.hours for row in sorted(self.bins, key=lambda row: row.nodes) if nodes <= row.nodes), None)
+
+
 class Platform(_Strict):
     """`config/platforms/NAME.yaml`: where the jobs run. `tier` is what runs there unless another is asked for;
-    `memory_gb`: what a rank has, for the plan to say which points fit."""
+    `memory_gb`: what a rank has, for the plan to say which points fit; `node` and `slurm`: of a cluster."""
 
     description: str
     tier: Tier
     memory_gb: float | None = Field(None, gt=0)
+    node: Node | None = None
+    slurm: Slurm | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Platform":
+        if self.slurm is not None and self.node is None:
+            raise ValueError("slurm needs node: how many packages and GCDs a node has")
+        return self
 
 
 def _allowed_values(annotation: Any) -> str:

@@ -19,7 +19,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -49,11 +49,14 @@ class Fabric:
     """
 
     interface = "eth0"
+    shared = False  # whether processes may enter it that its owner did not start
 
     def __init__(self, topology: Topology) -> None:
         _check(topology)
         self.topology = topology
         self._prefix = ""
+        self._ports: Sequence[int] = range(topology.world_size)  # number of each rank's wire
+        self._packages: Sequence[int] = range(topology.world_size // topology.levels[0].size)  # and of each package's
 
     def __enter__(self) -> "Fabric":
         if reason := _lacking():
@@ -63,20 +66,24 @@ class Fabric:
         try:
             self._build()
         except BaseException:
-            _remove(self._prefix)
+            remove(self._prefix)
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _remove(self._prefix)
+        remove(self._prefix)
 
     def namespace(self, rank: int) -> str:
         """Name of the network namespace of `rank`."""
         if not 0 <= rank < self.topology.world_size:
             raise ValueError(f"rank {rank} is outside a world of {self.topology.world_size}")
         return f"{self._prefix}{rank}"
+
+    def address(self, rank: int) -> str:
+        """IPv4 address of `rank`, which the others reach it by."""
+        return address(self.topology, rank)
 
     def counters(self) -> dict[str, int]:
         """Bytes delivered so far (headers and retransmissions included) by the level that carried them.
@@ -86,26 +93,34 @@ class Fabric:
         rank had already handed to its kernel still flows for a while, and counts.
         """
         package, node, cluster = self.topology.names
-        show = _run(["tc", "-n", self._prefix + "fab", "-s", "-j", "qdisc", "show"])
+        show = command(["tc", "-n", self._prefix + "fab", "-s", "-j", "qdisc", "show"])
+        ports, packages = ({f"v{port}" for port in self._ports}, {f"d{number}" for number in self._packages})
         count = {"rank": 0, "1:10": 0, "1:20": 0}
         for qdisc in json.loads(show):
-            if qdisc["dev"].startswith("v") and qdisc.get("root"):
+            if qdisc["dev"] in ports and qdisc.get("root"):
                 count["rank"] += qdisc["bytes"]
-            elif qdisc["dev"].startswith("d") and qdisc.get("parent") in count:
+            elif qdisc["dev"] in packages and qdisc.get("parent") in count:
                 count[qdisc["parent"]] += qdisc["bytes"]
         inside = count["rank"] - count["1:10"] - count["1:20"]
         return {package: max(0, inside), node: count["1:10"], cluster: count["1:20"]}
 
     def _build(self) -> None:
         fab, ranks = self._prefix + "fab", range(self.topology.world_size)
-        _run(["ip", "-batch", "-"], [f"netns add {name}" for name in (fab, *map(self.namespace, ranks))])
-        _run(["ip", "-n", fab, "-batch", "-"], list(_links(self.topology, self._prefix)))
-        _run(["tc", "-n", fab, "-batch", "-"], list(_rates(self.topology)))
+        command(["ip", "-batch", "-"], [f"netns add {name}" for name in (fab, *map(self.namespace, ranks))])
+        command(["ip", "-n", fab, "-batch", "-"], list(_links(self.topology, self._prefix)))
+        command(["tc", "-n", fab, "-batch", "-"], list(_uplinks(self.topology)))
         for rank in ranks:
-            _run(["ip", "-n", self.namespace(rank), "-batch", "-"], _rank_link(self.topology, rank))
-            _run(
-                ["tc", "-n", self.namespace(rank), "-batch", "-"], [_limit("eth0", self.topology.levels[0].bytes_per_s)]
-            )
+            command(["ip", "-n", self.namespace(rank), "-batch", "-"], _rank_link(self.topology, rank))
+        self.set_rates()
+        command(["tc", "-n", fab, "-batch", "-"], list(_filters(self.topology)))
+
+    def set_rates(self) -> None:
+        """Give every wire the rate of its level; FabricError when the machine refuses."""
+        rates = list(_rates(self.topology, self._ports, self._packages))
+        command(["tc", "-n", self._prefix + "fab", "-batch", "-"], rates)
+        own = [_limit(self.interface, self.topology.levels[0].bytes_per_s)]
+        for rank in range(self.topology.world_size):
+            command(["tc", "-n", self.namespace(rank), "-batch", "-"], own)
 
 
 @functools.cache
@@ -146,7 +161,8 @@ def _check(topology: Topology) -> None:
 # --- the commands that build it ------------------------------------------------------------------------------------
 
 
-def _address(topology: Topology, rank: int) -> str:
+def address(topology: Topology, rank: int) -> str:
+    """IPv4 address of `rank` in a fabric of this shape."""
     node, inside = divmod(rank, topology.span(topology.names[1]))
     return f"10.99.{node}.{inside + 1}"
 
@@ -173,22 +189,41 @@ def _links(topology: Topology, prefix: str) -> Iterator[str]:
 
 def _rank_link(topology: Topology, rank: int) -> list[str]:
     """`ip` lines inside a rank's namespace. Reno, which every kernel has, so that hosts' defaults do not matter."""
-    address = _address(topology, rank)
-    route = f"route replace 10.99.0.0/16 dev eth0 scope link src {address} congctl reno"
-    return ["link set lo up", *_up("eth0"), f"addr add {address}/16 dev eth0 noprefixroute", route]
+    own = address(topology, rank)
+    route = f"route replace 10.99.0.0/16 dev eth0 scope link src {own} congctl reno"
+    return ["link set lo up", *_up("eth0"), f"addr add {own}/16 dev eth0 noprefixroute", route]
 
 
-def _rates(topology: Topology) -> Iterator[str]:
-    """`tc` lines: towards the ranks, and both directions of every package's uplink."""
-    for rank in range(topology.world_size):
-        yield _limit(f"v{rank}", topology.levels[0].bytes_per_s)
+def _uplinks(topology: Topology) -> Iterator[str]:
+    """`tc` lines: HTB on both directions of every package's uplink. Class 1:10 is traffic within the node, 1:20 between nodes,
+    both rated by `set_rates`; 1:30 is the rest (ARP)."""
     for package in range(topology.world_size // topology.levels[0].size):
-        yield from _uplink(topology, package, f"u{package}", "dst")  # leaving the package: where to?
-        yield from _uplink(topology, package, f"d{package}", "src")  # entering it: where from?
+        for device in (f"u{package}", f"d{package}"):
+            yield f"qdisc add dev {device} root handle 1: htb default 30"
+            yield f"class add dev {device} parent 1: classid 1:30 htb rate 1000000bps quantum 60000"
+
+
+def _filters(topology: Topology) -> Iterator[str]:
+    """`tc` lines: which class of an uplink takes what; leaving a package by where to, entering it by where from."""
+    for package in range(topology.world_size // topology.levels[0].size):
+        node = package // topology.levels[1].size
+        for device, field in ((f"u{package}", "dst"), (f"d{package}", "src")):
+            match = f"filter add dev {device} parent 1: protocol ip prio"
+            yield f"{match} 1 u32 match ip {field} 10.99.{node}.0/24 flowid 1:10"
+            yield f"{match} 2 u32 match ip {field} 10.99.0.0/16 flowid 1:20"
+
+
+def _rates(topology: Topology, ports: Sequence[int], packages: Sequence[int]) -> Iterator[str]:
+    """`tc` lines: towards the ranks, and both directions of every package's uplink."""
+    for port in ports:
+        yield _limit(f"v{port}", topology.levels[0].bytes_per_s)
+    for package in packages:
+        for device in (f"u{package}", f"d{package}"):
+            yield from _classes(topology, device)
 
 
 def _limit(device: str, bytes_per_s: float) -> str:
-    return f"qdisc add dev {device} root tbf rate {bytes_per_s:.0f}bps burst {_burst(bytes_per_s)} limit {_queue(bytes_per_s)}"
+    return f"qdisc replace dev {device} root tbf rate {bytes_per_s:.0f}bps burst {_burst(bytes_per_s)} limit {_queue(bytes_per_s)}"
 
 
 def _burst(bytes_per_s: float) -> int:
@@ -199,20 +234,13 @@ def _queue(bytes_per_s: float) -> int:
     return max(_QUEUE, round(bytes_per_s * 10e-3)) + _burst(bytes_per_s)
 
 
-def _uplink(topology: Topology, package: int, device: str, field: str) -> Iterator[str]:
-    """HTB on one direction of an uplink: class 1:10 within the node, 1:20 between nodes, 1:30 the rest (ARP)."""
-    gcds = topology.levels[0].size
-    node = package // topology.levels[1].size
-    yield f"qdisc add dev {device} root handle 1: htb default 30"
+def _classes(topology: Topology, device: str) -> Iterator[str]:
+    """`tc` lines: the rates of one direction of an uplink."""
     for name, level in (("1:10", topology.levels[1]), ("1:20", topology.levels[2])):
-        rate = level.bytes_per_s * gcds
+        rate = level.bytes_per_s * topology.levels[0].size
         burst = f"burst {_burst(rate)} cburst {_burst(rate)} quantum 60000"
-        yield f"class add dev {device} parent 1: classid {name} htb rate {rate:.0f}bps ceil {rate:.0f}bps {burst}"
-        yield f"qdisc add dev {device} parent {name} bfifo limit {_queue(rate)}"
-    yield f"class add dev {device} parent 1: classid 1:30 htb rate 1000000bps quantum 60000"
-    match = f"filter add dev {device} parent 1: protocol ip prio"
-    yield f"{match} 1 u32 match ip {field} 10.99.{node}.0/24 flowid 1:10"
-    yield f"{match} 2 u32 match ip {field} 10.99.0.0/16 flowid 1:20"
+        yield f"class replace dev {device} parent 1: classid {name} htb rate {rate:.0f}bps ceil {rate:.0f}bps {burst}"
+        yield f"qdisc replace dev {device} parent {name} bfifo limit {_queue(rate)}"
 
 
 # --- the machine ---------------------------------------------------------------------------------------------------
@@ -228,36 +256,37 @@ def _lacking() -> str | None:
     return f"{' and '.join(missing)} (package iproute2) not found" if missing else None
 
 
-def _run(command: list[str], lines: list[str] | None = None) -> str:
-    """Standard output of `command`, fed with `lines` (a batch); FabricError names the line that failed."""
+def command(words: list[str], lines: list[str] | None = None) -> str:
+    """Standard output of the command `words`, fed with `lines` (a batch); FabricError names the line that failed."""
     text = None if lines is None else "".join(line + "\n" for line in lines)
-    done = subprocess.run(command, input=text, capture_output=True, text=True)
+    done = subprocess.run(words, input=text, capture_output=True, text=True)
     if done.returncode == 0:
         return done.stdout
     said = done.stderr.strip()
     place = said.rpartition("Command failed -:")[2]  # a batch stops at "Command failed -:<line>"
-    failing = [*command[:-2], lines[int(place) - 1]] if lines and place.isdigit() else command
+    failing = [*words[:-2], lines[int(place) - 1]] if lines and place.isdigit() else words
     raise FabricError(f"`{' '.join(failing)}` failed: {said.partition('Command failed -:')[0].strip() or said}")
 
 
-def _remove(prefix: str) -> None:
+def remove(prefix: str) -> None:
     """Delete the namespaces whose names start with `prefix`, and with them all that is in them."""
-    for name in _names(prefix):
+    for name in names(prefix):
         try:
-            _run(["ip", "netns", "del", name])
+            command(["ip", "netns", "del", name])
         except FabricError:
             if (_NAMESPACES / name).exists():  # else another process removed the same stale network
                 raise
 
 
 def _remove_stale() -> None:
-    for name in _names(_MARK + "-"):
+    for name in names(_MARK + "-"):
         parts = name.split("-")
         if len(parts) == 5 and parts[1].isdigit() and _start_time(int(parts[1])) != parts[2]:
-            _remove("-".join(parts[:4]) + "-")
+            remove("-".join(parts[:4]) + "-")
 
 
-def _names(prefix: str) -> list[str]:
+def names(prefix: str) -> list[str]:
+    """Network namespaces whose names start so."""
     return sorted(path.name for path in _NAMESPACES.glob(prefix + "*"))
 
 

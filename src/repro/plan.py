@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, get_args
@@ -11,12 +12,15 @@ from pydantic import BaseModel
 from repro import claims, config, experiments, paths, provenance, record
 from repro.experiments.base import Point
 from repro.record import Scalar
+from repro.slurm import packing
+from repro.slurm.packing import Allocation
 
 State = Literal["done", "stale", "failed", "skipped", "to run"]
 
 
 class Job(BaseModel):
-    """One repeat of one point. `attempt` is the number that the next run of it will carry (the present one when it is done)."""
+    """One repeat of one point. `attempt` is the number that the next run of it will carry (the present one when it is done);
+    `nodes` and `tasks_per_node` are what a job starts for it, `packages` those of a node that it uses."""
 
     experiment: str
     point: dict[str, Scalar | None]
@@ -26,22 +30,50 @@ class Job(BaseModel):
     attempt: int
     minutes: float
     ranks: int
+    nodes: int = 1
+    packages: int = 1
+    tasks_per_node: int = 1
     rank_gb: float | None = None  # predicted memory of a rank, where the platform says what it has
 
 
 class FigurePlan(BaseModel):
-    """What one figure costs: the jobs it shows, how many of them are still to run, and the minutes those take."""
+    """What one figure costs: the jobs it shows, how many of them are still to run, and the minutes those take; where they are Slurm
+    jobs, `queue` tells more."""
 
     notebook: str
     experiments: list[str]
     jobs: int
     to_run: int
     minutes: float
+    queue: "QueueCost | None" = None
+
+
+class QueueCost(BaseModel):
+    """What is still to run costs as Slurm jobs: their number and rows of the queue's rules, hours of nodes and of GPUs (whole nodes are
+    given), and hours until all have run, without waiting for nodes."""
+
+    allocations: int
+    bins: list[str]
+    node_hours: float
+    gpu_hours: float
+    wall_hours: float
+
+
+class SlurmPlan(BaseModel):
+    """What is still to run as Slurm jobs. `missing`: settings of the platform file without which nothing is submitted;
+    `tasks_per_node`: what every job asks for, as nodes are given whole."""
+
+    settings: config.Slurm
+    tasks_per_node: int
+    missing: list[str]
+    allocations: list[Allocation]
+    cost: QueueCost
 
 
 class Plan(BaseModel):
     """All jobs of a tier on a platform. `results` is where they go, relative to the root; `reader` is a hash of the code that
-    turns records into figures, verdicts and the report; `memory_gb`: what a rank of the platform has."""
+    turns records into figures, verdicts and the report; `memory_gb`: what a rank of the platform has; `unfit`: how many points the
+    platform's nodes cannot hold, by reason."""
 
     platform: str
     tier: str
@@ -51,6 +83,9 @@ class Plan(BaseModel):
     memory_gb: float | None
     jobs: list[Job]
     figures: dict[str, FigurePlan]
+    experiments: dict[str, bool]  # and whether their points are timed
+    unfit: dict[str, int] = {}
+    slurm: SlurmPlan | None = None
 
 
 def job_id(experiment: str, point: Point, repeat: int) -> str:
@@ -59,7 +94,7 @@ def job_id(experiment: str, point: Point, repeat: int) -> str:
     return f"{experiments.get(experiment).label(point)}-r{repeat}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def _state(path: Path, source: str) -> tuple[State, int]:
+def state(path: Path, source: str) -> tuple[State, int]:
     """State of a record file and the attempt that comes next. A file that is no record counts as not there: it is run again."""
     if not path.exists():
         return "to run", 1
@@ -89,21 +124,26 @@ def _jobs(
     definition = experiments.get(experiment)
     jobs = []
     for point in config.points(experiment, grid, where):
+        shape = definition.shape(point)
+        nodes, in_node = (1, 1) if definition.one_machine(point) else (shape.nodes, shape.in_node)
         values = point.model_dump()
         expected = minutes.get(json.dumps([experiment, values], sort_keys=True), grid.minutes)
         for repeat in range(grid.repeats):
             path = f"{results}/records/{experiment}/{job_id(experiment, point, repeat)}.json"
-            state, attempt = _state(paths.root() / path, source)
+            found, attempt = state(paths.root() / path, source)
             jobs.append(
                 Job(
                     experiment=experiment,
                     point=values,
                     repeat=repeat,
                     record=path,
-                    state=state,
+                    state=found,
                     attempt=attempt,
                     minutes=round(expected, 3),
-                    ranks=definition.ranks(point),
+                    ranks=shape.ranks,
+                    nodes=nodes,
+                    packages=shape.packages if in_node > 1 else 1,
+                    tasks_per_node=in_node,
                 )
             )
     return jobs
@@ -128,8 +168,10 @@ def make(tier: str | None = None, platform: str | None = None) -> Plan:
     if where.memory_gb is not None:
         jobs = [job.model_copy(update={"rank_gb": _rank_gb(job)}) for job in jobs]
     unique = list({job.record: job for job in jobs}.values())  # overlapping grids name the same point once
+    fit, unfit = _fitting(unique, where.node)
+    slurm = _slurm(fit, where, f"config/platforms/{settings.platform}.yaml")
     figures = {
-        figure: _figure(name, read, unique)
+        figure: _figure(name, read, fit, where, slurm)
         for name, notebook in settings.notebooks.items()
         for figure, read in notebook.figures.items()
     }
@@ -140,8 +182,60 @@ def make(tier: str | None = None, platform: str | None = None) -> Plan:
         reference=f"results/reference/{settings.reference}",
         reader=_reader(),
         memory_gb=where.memory_gb,
-        jobs=unique,
+        jobs=fit,
         figures=figures,
+        experiments={name: experiments.get(name).timed for name in settings.experiments},
+        unfit=unfit,
+        slurm=slurm,
+    )
+
+
+def _fitting(jobs: list[Job], node: config.Node | None) -> tuple[list[Job], dict[str, int]]:
+    """The jobs that the platform's nodes can hold, and how many they cannot, by reason."""
+    if node is None:
+        return jobs, {}
+    fit, reasons = [], Counter[str]()
+    for job in jobs:
+        definition = experiments.get(job.experiment)
+        point = definition.parameters.model_validate(job.point)
+        reason = packing.unfit(definition.shape(point), definition.one_machine(point), node)
+        if reason is None:
+            fit.append(job)
+        else:
+            reasons[f"{job.experiment}: {reason}"] += 1
+    return fit, dict(reasons)
+
+
+def unfinished(job: Job) -> bool:
+    """Whether a driver has to run it."""
+    return job.state not in ("done", "skipped")
+
+
+def _slurm(jobs: list[Job], platform: config.Platform, file: str) -> SlurmPlan | None:
+    if platform.slurm is None or platform.node is None:
+        return None
+    try:
+        allocations = packing.pack(filter(unfinished, jobs), platform.slurm)
+    except config.ConfigError as error:
+        raise config.ConfigError(f"{file}: {error}") from error
+    return SlurmPlan(
+        settings=platform.slurm,
+        tasks_per_node=platform.node.ranks,
+        missing=[f"{file}: slurm.{name}: not set; jobs need one here" for name in platform.slurm.missing],
+        allocations=allocations,
+        cost=_cost(allocations, platform),
+    )
+
+
+def _cost(allocations: list[Allocation], platform: config.Platform) -> QueueCost:
+    assert platform.slurm is not None and platform.node is not None
+    node_hours = sum(allocation.node_hours for allocation in allocations)
+    return QueueCost(
+        allocations=len(allocations),
+        bins=sorted({allocation.bin for allocation in allocations}),
+        node_hours=round(node_hours, 2),
+        gpu_hours=round(node_hours * platform.node.ranks, 2),
+        wall_hours=round(packing.wall_hours(allocations, platform.slurm.running_jobs), 2),
     )
 
 
@@ -158,11 +252,16 @@ def _reader() -> str:
     )
 
 
-def _figure(notebook: str, read: list[str], jobs: list[Job]) -> FigurePlan:
+def _figure(
+    notebook: str, read: list[str], jobs: list[Job], platform: config.Platform, slurm: SlurmPlan | None
+) -> FigurePlan:
     mine = [job for job in jobs if job.experiment in read]
-    unfinished = [job for job in mine if job.state not in ("done", "skipped")]
-    minutes = round(sum(job.minutes for job in unfinished), 2)
-    return FigurePlan(notebook=notebook, experiments=read, jobs=len(mine), to_run=len(unfinished), minutes=minutes)
+    to_run = list(filter(unfinished, mine))
+    cost = _cost([a for a in slurm.allocations if a.experiment in read], platform) if slurm is not None else None
+    minutes = round(sum(job.minutes for job in to_run), 2)
+    return FigurePlan(
+        notebook=notebook, experiments=read, jobs=len(mine), to_run=len(to_run), minutes=minutes, queue=cost
+    )
 
 
 def arguments(job: Job) -> list[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from repro import paths
+from repro.launch.step import hosts
 from repro.record import Provenance
 
 PACKAGES = (
@@ -33,12 +34,14 @@ PACKAGES = (
 )
 SLURM = (
     "SLURM_JOB_ID",
-    "SLURM_JOB_NODELIST",
-    "SLURM_NNODES",
-    "SLURM_NTASKS",
+    "SLURM_STEP_ID",
+    "SLURM_STEP_NODELIST",
+    "SLURM_STEP_NUM_TASKS",
     "SLURM_JOB_PARTITION",
     "SLURM_CLUSTER_NAME",
 )
+# How numbers are carried, not how they are made: a change of it (SCHEMA_VERSION counts those that matter) leaves records as good as they were.
+CARRIERS = frozenset({"repro.record", "repro.experiments.base"})
 
 
 def now() -> datetime:
@@ -113,7 +116,7 @@ def source_hash(module: str) -> str:
         packages = {
             name.rsplit(".", depth)[0] for depth in range(1, name.count("."))
         }  # a package's __init__ runs as well
-        todo |= (imported | packages) - seen.keys()
+        todo |= (imported | packages) - seen.keys() - CARRIERS
     return _digest(*(code for _, code in sorted(seen.items())))
 
 
@@ -165,7 +168,7 @@ def collect(module: str, start: datetime, topology: str = "") -> Provenance:
         gpu=names,
         driver=driver,
         topology=topology,
-        hosts=[socket.gethostname()],
+        hosts=hosts() if "SLURM_STEP_NODELIST" in os.environ else [socket.gethostname()],
         slurm={name: os.environ[name] for name in SLURM if name in os.environ},
         start=start,
         end=now(),

@@ -26,6 +26,8 @@ class Cause(StrEnum):
     OOM = "oom"
     TIMEOUT = "timeout"
     NODE_FAILURE = "node_failure"
+    CANCELLED = "cancelled"  # somebody ended the job
+    PREEMPTED = "preempted"  # the scheduler gave the nodes to another job
     COMM_HANG = "comm_hang"
     ASSERTION = "assertion"
     BAD_INPUT = "bad_input"

@@ -15,7 +15,9 @@ from pydantic import ValidationError
 
 from repro import experiments, provenance, record
 from repro.experiments.base import MissingHardware, Outcome, Point
+from repro.launch.errors import Done
 from repro.launch.joined import place_in_job
+from repro.launch.watchdog import seconds_left
 from repro.record import Cause, Record
 
 
@@ -80,9 +82,10 @@ def limited(seconds: float) -> Iterator[None]:
 def run(experiment: str, point: Point, repeat: int = 0, attempt: int = 1, out: Path | None = None) -> Record:
     """Run `point` and return its record, written to `out` when given.
 
-    In a torchrun or srun job every rank calls this; rank 0 holds the machine's lock and writes. Every exception of the engine
-    becomes a *failed* or *skipped* record; KeyboardInterrupt and a failing write do not: an interrupted run leaves nothing, so
-    it is simply run again.
+    In a torchrun or srun job every rank calls this; rank 0 holds the machine's lock, and writes; of failures the first that any
+    rank has is written, since its neighbours only see a connection break. Every exception of the engine becomes a *failed* or
+    *skipped* record; KeyboardInterrupt and a failing write do not: an interrupted run leaves nothing, so it is simply run
+    again. Other ranks than the first end the process here (SystemExit) when all went well.
     """
     definition = experiments.get(experiment)
     module = f"repro.experiments.{experiment}"
@@ -99,8 +102,10 @@ def run(experiment: str, point: Point, repeat: int = 0, attempt: int = 1, out: P
     with machine(definition.timed) if first else contextlib.nullcontext():
         start = provenance.now()
         try:
-            with limited(definition.timeout_s):
+            with limited(seconds_left(definition.timeout_s)):
                 outcome = definition.check(definition.run(point))
+        except Done:
+            raise SystemExit(0) from None
         except Exception as error:
             cause = classify(error)
             status = "skipped" if cause is Cause.MISSING_HARDWARE else "failed"
@@ -112,6 +117,20 @@ def run(experiment: str, point: Point, repeat: int = 0, attempt: int = 1, out: P
             common |= {"status": "ok", "evidence": outcome.evidence, "metrics": outcome.metrics}
             common |= {"conditions": outcome.conditions}
     found = Record(**common, provenance=provenance.collect(module, start, outcome.topology if outcome else ""))
-    if out is not None and first:
+    if out is not None and (first or found.status == "failed") and not _told_already(found, out):
         record.write(found, out, outcome.series if outcome else None)
     return found
+
+
+def _told_already(found: Record, out: Path) -> bool:
+    """Whether another rank of the same step of a job has already written why it failed."""
+    if found.status != "failed" or "SLURM_STEP_ID" not in found.provenance.slurm:
+        return False
+    try:
+        other = record.read(out)
+    except record.RecordError:
+        return False
+    same = ("SLURM_JOB_ID", "SLURM_STEP_ID")
+    return other.status == "failed" and all(
+        other.provenance.slurm.get(name) == found.provenance.slurm.get(name) for name in same
+    )

@@ -11,8 +11,6 @@ shell.prefix(f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; ")
 
 def load_plan():
     """Ask `repro plan` for every point. It checks all configuration; its message is all a user should see."""
-    if unknown := set(config) - {"tier", "platform"}:
-        raise WorkflowError(f"--config: unknown {', '.join(sorted(unknown))}; allowed: tier, platform")
     options = [f"--{key}={value}" for key, value in config.items()]
     found = subprocess.run(
         [sys.executable, "-m", "repro", "plan", "--json", *options],
@@ -21,22 +19,31 @@ def load_plan():
     )
     if found.returncode:
         raise WorkflowError(found.stderr.strip())
-    return json.loads(found.stdout)
+    return found.stdout
 
 
-PLAN = load_plan()
+if unknown := set(config) - {"tier", "platform"}:
+    raise WorkflowError(f"--config: unknown {', '.join(sorted(unknown))}; allowed: tier, platform")
+
+# The plan decides what runs; a job on another node reads the workflow again, and must find the plan that it was submitted with.
+PLAN_FILE = Path("results", f"plan-{config.get('platform', 'default')}-{config.get('tier', 'default')}.json")
+if workflow.is_main_process:
+    found = load_plan()
+    PLAN_FILE.parent.mkdir(exist_ok=True)
+    PLAN_FILE.write_text(found)
+PLAN = json.loads(PLAN_FILE.read_text())
 RUN = Path(PLAN["results"]).name
 JOBS = {job["record"]: job for job in PLAN["jobs"]}
-PLAN_FILE = Path(PLAN["results"], "plan.json")
-
-if workflow.is_main_process:  # a job on another node reads the workflow again, and must not renew the file
-    PLAN_FILE.parent.mkdir(parents=True, exist_ok=True)
-    PLAN_FILE.write_text(json.dumps(PLAN, indent=1))
+SLURM = PLAN["slurm"]  # None where points are local processes
+READ_HERE = not SLURM or SLURM["settings"]["readers"] == "driver"
+if SLURM and SLURM["missing"]:
+    raise WorkflowError("\n".join(SLURM["missing"]))
 
 
 wildcard_constraints:
     run=f"{RUN}|replot",
     job="[^/]+",
+    allocation="[^/]+",
 
 
 def figures(notebook):
@@ -54,6 +61,27 @@ def record_folder(wildcards):
     return f"{PLAN['reference'] if wildcards.run == 'replot' else PLAN['results']}/records"
 
 
+def done_file(allocation):
+    """What an allocation writes when all its points have a record. (Its records are no output: Snakemake would put back the old
+    ones when a job dies, and finished work with it.)"""
+    return f"{PLAN['results']}/slurm/done/{allocation}.json"
+
+
+def submission():
+    """Resources of every Slurm job, from the platform file. Nothing where there is no Slurm."""
+    if not SLURM:
+        return {}
+    settings = SLURM["settings"]
+    chosen = {
+        "slurm_account": settings["account"],
+        "slurm_partition": settings["partition"],
+        "qos": settings["qos"],
+        "constraint": settings["constraint"],
+        "slurm_extra": " ".join(settings["options"]),
+    }
+    return {key: value for key, value in chosen.items() if value} | {"mem_mb": settings["memory_mb"]}
+
+
 def records(*experiments):
     """Input function: the records of some experiments (all of them when none is named)."""
 
@@ -65,24 +93,12 @@ def records(*experiments):
                 for path in sorted(shipped.glob("*/*.json"))
                 if not experiments or path.parent.name in experiments
             ]
-        return [path for path, job in JOBS.items() if not experiments or job["experiment"] in experiments]
-
-    return find
-
-
-def arguments(wildcards, output):
-    """Params function: arguments of `repro run`. It asks `output`, so that Snakemake does not remember them: see below."""
-    return JOBS[output[0]]["arguments"]
-
-
-def unfinished(experiment):
-    """Input function: the plan, which is newer than any record, for a point that is not done; nothing for the others.
-
-    So the plan alone decides what is run: a failed, stale or truncated record is made again, whatever Snakemake remembers.
-    """
-
-    def find(wildcards):
-        job = JOBS[f"results/{wildcards.run}/records/{experiment}/{wildcards.job}.json"]
-        return [] if job["state"] in ("done", "skipped") else [str(PLAN_FILE)]
+        wanted = [path for path, job in JOBS.items() if not experiments or job["experiment"] in experiments]
+        if not SLURM:
+            return wanted
+        made = {
+            name: done_file(allocation["name"]) for allocation in SLURM["allocations"] for name in allocation["jobs"]
+        }
+        return list(dict.fromkeys(made.get(path, path) for path in wanted))
 
     return find

@@ -1,40 +1,6 @@
 # arXiv 2305.13484: Flover.
 
 
-use rule zero_train as flover_serving with:
-    input:
-        unfinished("flover_serving"),
-    output:
-        update("results/{run}/records/flover_serving/{job}.json"),
-    log:
-        "results/{run}/logs/flover_serving/{job}.log",
-    params:
-        arguments=arguments,
-
-
-use rule zero_train as flover_parallel with:
-    input:
-        unfinished("flover_parallel"),
-    output:
-        update("results/{run}/records/flover_parallel/{job}.json"),
-    log:
-        "results/{run}/logs/flover_parallel/{job}.log",
-    params:
-        arguments=arguments,
-
-
-use rule zero_train as flover_queue with:
-    input:
-        unfinished("flover_queue"),
-    output:
-        update("results/{run}/records/flover_queue/{job}.json"),
-    log:
-        "results/{run}/logs/flover_queue/{job}.log",
-    threads: 1
-    params:
-        arguments=arguments,
-
-
 use rule zero_notebook as flover_notebook with:
     input:
         notebook="notebooks/flover.ipynb",

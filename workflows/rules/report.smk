@@ -30,8 +30,11 @@ rule verdicts:
         "results/{run}/claims.json",
     log:
         "results/{run}/logs/claims.log",
+    localrule: READ_HERE
     conda:
         "../../environment.yml"
+    resources:
+        **submission(),
     params:
         records=record_folder,
         reader=PLAN["reader"],
@@ -50,8 +53,11 @@ rule html_report:
         "results/{run}/report.html",
     log:
         "results/{run}/logs/report.log",
+    localrule: READ_HERE
     conda:
         "../../environment.yml"
+    resources:
+        **submission(),
     params:
         records=record_folder,
         reader=PLAN["reader"],

@@ -1,34 +1,6 @@
 # arXiv 2501.04266: hierarchical ZeRO++.
 
 
-rule zero_train:
-    input:
-        unfinished("zero_train"),
-    output:
-        update("results/{run}/records/zero_train/{job}.json"),  # an old record stays until a new one replaces it
-    log:
-        "results/{run}/logs/zero_train/{job}.log",
-    conda:
-        "../../environment.yml"
-    threads: workflow.cores  # a timed point has the machine for itself
-    params:
-        arguments=arguments,
-    shell:
-        "repro run {params.arguments:q} --record-failure --out {output:q} > {log:q} 2>&1"
-
-
-use rule zero_train as zero_plan with:
-    input:
-        unfinished("zero_plan"),
-    output:
-        update("results/{run}/records/zero_plan/{job}.json"),
-    log:
-        "results/{run}/logs/zero_plan/{job}.log",
-    threads: 1
-    params:
-        arguments=arguments,
-
-
 rule zero_notebook:
     input:
         notebook="notebooks/zero.ipynb",
@@ -48,8 +20,11 @@ rule zero_notebook:
     log:
         notebook="results/{run}/notebooks/zero.ipynb",
         text="results/{run}/logs/notebook-zero.log",
+    localrule: READ_HERE
     conda:
         "../../environment.yml"
+    resources:
+        **submission(),
     params:
         records=record_folder,
         name="zero",

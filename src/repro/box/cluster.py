@@ -7,16 +7,18 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal, get_args
 
 import jinja2
 
 from repro import paths
-from repro.box import daemons, network, packages
+from repro.box import daemons, links, network, packages
 from repro.fabric import FabricError
-from repro.topology import Topology, frontier, scaled
+from repro.topology import Topology, scaled
 
 FOLDER = Path("/run/repro-box")
 _TEMPLATES = ("slurm.conf", "gres.conf")
+Like = Literal["frontier", "nvidia"]
 _MADE = "made-etc-slurm"  # a file in the folder: /etc/slurm was not there before
 
 
@@ -26,22 +28,25 @@ class BoxError(OSError):
 
 @dataclass(frozen=True)
 class Settings:
-    """`nodes` of four packages of two GCDs, as Frontier's. `cluster_mbit_s`: a rank's share of the link between nodes; in a node it is 4 times
-    that, in a package 16 times. `accounting`: a database, for sacct. ValueError for values out of range."""
+    """`nodes` of four packages of two GCDs (`like` frontier) or of four GPUs (nvidia). `cluster_mbit_s`: a rank's share of the link between
+    nodes; in a node it is 4 times that, in a package 16 times. `accounting`: a database, for sacct. ValueError for values out of range."""
 
     nodes: int = 4
     cluster_mbit_s: float = 50.0
     accounting: bool = False
+    like: Like = "frontier"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.nodes <= 16:
-            raise ValueError(f"nodes is {self.nodes}, allowed: 1 to 16")
+        if not 1 <= self.nodes <= links.MAX_NODES:
+            raise ValueError(f"nodes is {self.nodes}, allowed: 1 to {links.MAX_NODES}")
+        if self.like not in get_args(Like):
+            raise ValueError(f"like is {self.like!r}, allowed: {', '.join(get_args(Like))}")
         if not self.cluster_mbit_s > 0:
             raise ValueError(f"cluster_mbit_s is {self.cluster_mbit_s}, must be positive")
 
     @property
     def topology(self) -> Topology:
-        return scaled(frontier(self.nodes), self.cluster_mbit_s * 1e6 / 8)
+        return scaled(links.machine(self.like, self.nodes), self.cluster_mbit_s * 1e6 / 8)
 
 
 @dataclass
@@ -138,6 +143,7 @@ def _write(settings: Settings) -> None:
         "addresses": network.address(1)[:-1] + span,
         "gcds": gcds,
         "accounting": settings.accounting,
+        "like": settings.like,
     }
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(paths.root() / "slurm/box"), undefined=jinja2.StrictUndefined, trim_blocks=True
@@ -146,6 +152,7 @@ def _write(settings: Settings) -> None:
         file = FOLDER / "etc" / name
         file.write_text(templates.get_template(f"{name}.j2").render(values) + "\n")
         file.chmod(0o600 if name == "slurmdbd.conf" else 0o644)
+    links.LIKE.write_text(settings.like)
     lines = ["127.0.0.1 localhost", f"{network.CONTROLLER} {values['host']}"]
     lines += [f"{network.address(node)} node{node}" for node in range(1, settings.nodes + 1)]
     (FOLDER / "etc/hosts").write_text("\n".join(lines) + "\n")

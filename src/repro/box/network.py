@@ -6,25 +6,14 @@ from pathlib import Path
 
 import psutil
 
-from repro.fabric import Fabric, FabricError, _names, _remove, _run
+from repro.box.links import GCDS, BoxLinks
+from repro.fabric import FabricError, command, names, remove
 from repro.topology import Topology
 
 BRIDGE = "repro-box"
-_NODES, _GCDS = "repro-box-node", "repro-box-gcd-"
+_NODES = "repro-box-node"
 _NET = "10.77.0"
 CONTROLLER = f"{_NET}.254"  # the host, as nodes see it
-
-
-class Links(Fabric):
-    """A fabric that outlives the process that built it. Its namespaces are named by GCD, not by owner."""
-
-    def __init__(self, topology: Topology) -> None:
-        super().__init__(topology)
-        self._prefix = _GCDS
-
-    def build(self) -> None:
-        """FabricError when the machine refuses."""
-        self._build()
 
 
 def namespace(node: int) -> str:
@@ -50,25 +39,25 @@ def up(nodes: int, topology: Topology) -> None:
             f"link set {_veth(node)} master {BRIDGE}",
             f"link set {_veth(node)} up",
         ]
-    _run(["ip", "-batch", "-"], lines)
+    command(["ip", "-batch", "-"], lines)
     for node in range(1, nodes + 1):
         inside = ["link set lo up", f"addr add {address(node)}/24 dev hsn0", "link set hsn0 up"]
-        _run(["ip", "-n", namespace(node), "-batch", "-"], inside)
-    Links(topology).build()
+        command(["ip", "-n", namespace(node), "-batch", "-"], inside)
+    BoxLinks(topology).build()
 
 
 def down() -> None:
     """Whatever of it is there. Links first: those of a namespace that is gone linger for a moment, and their names with them."""
     for device in sorted(Path("/sys/class/net").glob(f"{_veth('')}*")):
         try:
-            _run(["ip", "link", "del", device.name])
+            command(["ip", "link", "del", device.name])
         except FabricError:
             if device.exists():
                 raise
-    for prefix in (_NODES, _GCDS):
-        _remove(prefix)
+    for prefix in (_NODES, GCDS):
+        remove(prefix)
     if Path(f"/sys/class/net/{BRIDGE}").exists():
-        _run(["ip", "link", "del", BRIDGE])
+        command(["ip", "link", "del", BRIDGE])
 
 
 def taken() -> str | None:
@@ -82,12 +71,12 @@ def taken() -> str | None:
 
 def present() -> bool:
     """Whether anything of it is there."""
-    return bool(_names(_NODES) or _names(_GCDS)) or Path(f"/sys/class/net/{BRIDGE}").exists()
+    return bool(names(_NODES) or names(GCDS)) or Path(f"/sys/class/net/{BRIDGE}").exists()
 
 
 def processes() -> set[int]:
     """Those that run inside one of the namespaces, jobs among them."""
-    ours = {os.stat(Path("/run/netns") / name).st_ino for prefix in (_NODES, _GCDS) for name in _names(prefix)}
+    ours = {os.stat(Path("/run/netns") / name).st_ino for prefix in (_NODES, GCDS) for name in names(prefix)}
     found = set()
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -99,18 +88,3 @@ def processes() -> set[int]:
 
 def _veth(node: int | str) -> str:
     return f"rb-node{node}"
-
-
-__all__ = [
-    "BRIDGE",
-    "CONTROLLER",
-    "FabricError",
-    "Links",
-    "address",
-    "down",
-    "namespace",
-    "present",
-    "processes",
-    "taken",
-    "up",
-]

@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
@@ -16,7 +16,12 @@ from repro.cli.cluster import app as box_commands
 from repro.cli.console import Json, emit, progress, stderr, stdout, user_errors
 from repro.cli.place import place
 
+if TYPE_CHECKING:
+    from repro.plan import Plan
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+
+DAY_HOURS = 8  # a figure that takes longer on a cluster is marked
 
 TierOption = Annotated[str | None, typer.Option(help="smoke, laptop, box, gpu or cluster; default: the platform's.")]
 PlatformOption = Annotated[str | None, typer.Option(help="A file of config/platforms; default: config.yaml's.")]
@@ -55,7 +60,7 @@ def doctor(json_: Json = False) -> None:
 
 @app.command()
 def plan(tier: TierOption = None, platform: PlatformOption = None, json_: Json = False) -> None:
-    """Every experiment point with its state, expected minutes and ranks; totals per figure."""
+    """Every experiment point with its state, expected minutes and ranks; totals per figure, on a cluster with jobs and node-hours."""
     from repro import plan as room
 
     with user_errors():
@@ -74,16 +79,37 @@ def plan(tier: TierOption = None, platform: PlatformOption = None, json_: Json =
                 row = [label, str(job.repeat), job.state, f"{job.minutes:.2f}", str(job.ranks)]
                 table.add_row(*row, *([_memory(job.rank_gb, found.memory_gb)] if found.memory_gb else []))
         stdout.print(table)
-    totals = Table("figure", "notebook", "points", "to run", "minutes")
-    for name, figure in found.figures.items():
-        totals.add_row(name, figure.notebook, str(figure.jobs), str(figure.to_run), f"{figure.minutes:.1f}")
-    stdout.print(totals)
-    open_jobs = [job for job in found.jobs if job.state not in ("done", "skipped")]
+    stdout.print(_totals(found))
+    open_jobs = list(filter(room.unfinished, found.jobs))
     stdout.print(
         f"{found.platform}, tier {found.tier}: {len(open_jobs)} of {len(found.jobs)} points to run,"
         f" about {sum(j.minutes for j in open_jobs):.1f} minutes",
         soft_wrap=True,
     )
+    for reason, count in found.unfit.items():
+        stdout.print(f"left out, as nodes here cannot hold them: {count} points of {escape(reason)}", soft_wrap=True)
+    if found.slurm is not None:
+        cost = found.slurm.cost
+        stdout.print(
+            f"as Slurm jobs: {cost.allocations} ({'; '.join(cost.bins)}), {cost.node_hours:.1f} node-hours, {cost.gpu_hours:.1f}"
+            f" GPU-hours; {cost.wall_hours:.1f} h with {found.slurm.settings.running_jobs} at a time, waiting for nodes not counted",
+            soft_wrap=True,
+        )
+        for missing in found.slurm.missing:
+            stdout.print(f"[red]{escape(missing)}[/]", soft_wrap=True)
+
+
+def _totals(found: "Plan") -> Table:
+    """A row per figure; on a cluster with what it costs there, and whether that is done in a working day."""
+    more = ["jobs", "node-hours", "GPU-hours", "queue", f"in {DAY_HOURS} h"] if found.slurm else []
+    totals = Table("figure", "notebook", "points", "to run", "minutes", *more)
+    for name, figure in found.figures.items():
+        row = [name, figure.notebook, str(figure.jobs), str(figure.to_run), f"{figure.minutes:.1f}"]
+        if (cost := figure.queue) is not None:
+            day = "yes" if cost.wall_hours <= DAY_HOURS else f"[red]{cost.wall_hours:.1f} h[/]"
+            row += [str(cost.allocations), f"{cost.node_hours:.1f}", f"{cost.gpu_hours:.1f}", "\n".join(cost.bins), day]
+        totals.add_row(*row)
+    return totals
 
 
 def _memory(rank_gb: float | None, limit: float) -> str:
@@ -139,8 +165,33 @@ def run(
         )
     if found.status != "ok":
         stderr.print(escape(found.detail))
-    if found.status == "failed" and not record_failure:
+    # In a job of several ranks, the exit code makes srun end the ranks that wait for this one.
+    if found.status == "failed" and not (record_failure and runner.place_in_job() is None):
         raise typer.Exit(1)
+
+
+@app.command(hidden=True)
+def allocation(
+    plan_file: Annotated[Path, typer.Argument(help="Plan that Snakemake has written.")],
+    name: Annotated[str, typer.Argument(help="Name of an allocation in it.")],
+    out: Annotated[Path, typer.Option(help="Written when every point has a record (JSON).")],
+) -> None:
+    """Inside a Slurm job: run the points of an allocation."""
+    from repro.plan import Plan
+    from repro.slurm import allocation as room
+
+    with user_errors():
+        found = Plan.model_validate_json(plan_file.read_text())
+        known = {entry.name: entry for entry in (found.slurm.allocations if found.slurm else [])}
+        if name not in known:
+            raise ValueError(f"{plan_file}: no allocation {name!r}; known: {', '.join(known) or 'none'}")
+        _, platform = config.load(found.tier, found.platform)
+        missing = room.run(found, known[name], platform)
+    if missing:
+        stderr.print(f"no time was left for {', '.join(missing)}; the next job runs them", soft_wrap=True)
+        raise typer.Exit(1)
+    with record.replacing(out) as temporary:
+        temporary.write_text(known[name].model_dump_json(indent=1) + "\n")
 
 
 def _results(results: Path | None, shipped: bool = True) -> Path:

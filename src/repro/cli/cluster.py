@@ -15,7 +15,8 @@ app = typer.Typer(no_args_is_help=True, help="A Slurm cluster of virtual nodes o
 
 @app.command()
 def up(
-    nodes: Annotated[int, typer.Option(help="Nodes of eight GCDs, 1 to 16.")] = 4,
+    nodes: Annotated[int, typer.Option(help="1 to 16.")] = 4,
+    like: Annotated[str, typer.Option(help="Nodes of eight GCDs (frontier) or of four GPUs (nvidia).")] = "frontier",
     cluster_mbit_s: Annotated[
         float,
         typer.Option(help="A rank's share of the link between nodes; 4 times that in a node, 16 times in a package."),
@@ -27,7 +28,7 @@ def up(
     from repro import box
 
     with user_errors(), progress("starting Slurm"):
-        found = box.up(box.Settings(nodes, cluster_mbit_s, accounting), install)
+        found = box.up(box.Settings(nodes, cluster_mbit_s, accounting, like), install)  # type: ignore[arg-type]
     _show(found)
     stdout.print(f"export SLURM_CONF={found.configuration}   # or: eval $(repro box env)", soft_wrap=True)
 

@@ -6,7 +6,7 @@ experiments stays fast. It knows nothing of records, files or Snakemake.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field
@@ -19,6 +19,22 @@ class Point(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     seed: int = Field(0, ge=0)
+
+
+class Shape(NamedTuple):
+    """Ranks of a point: on so many nodes, of so many packages each, with so many ranks in a package."""
+
+    nodes: int = 1
+    packages: int = 1
+    gcds: int = 1
+
+    @property
+    def in_node(self) -> int:
+        return self.packages * self.gcds
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.in_node
 
 
 class MissingHardware(RuntimeError):
@@ -39,16 +55,17 @@ class Outcome:
 @dataclass(frozen=True)
 class Experiment:
     """`label` gives a short file name part such as `zeropp-2x2x2`; `reports`: every metric and condition that a record can hold,
-    so that a claim which asks for another is found at once; `ranks` tells how many processes a point starts; `memory` predicts
-    its bytes per rank by kind (None: unknown); `timeout_s` bounds one run; `timed`: its claims are about time, so nothing else
-    may run on the machine meanwhile."""
+    so that a claim which asks for another is found at once; `shape` tells where the processes of a point sit; `one_machine`: they
+    need memory that all of them see; `memory` predicts bytes per rank by kind (None: unknown); `timeout_s` bounds one run;
+    `timed`: its claims are about time, so nothing else may run on the machine meanwhile."""
 
     summary: str
     parameters: type[Point]
     run: Callable[[Any], Outcome]
     label: Callable[[Any], str]
     reports: frozenset[str]
-    ranks: Callable[[Any], int] = lambda point: 1
+    shape: Callable[[Any], Shape] = lambda point: Shape()
+    one_machine: Callable[[Any], bool] = lambda point: False
     memory: Callable[[Any], dict[str, float] | None] = lambda point: None
     timeout_s: float = 600.0
     timed: bool = True

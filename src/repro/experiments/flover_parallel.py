@@ -1,12 +1,11 @@
 """Fused decoding over tensor-parallel ranks, in a node or between nodes, with the paper's reordering or without."""
 
-import contextlib
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
 from repro.experiments import _flover_metrics, _flover_workload
-from repro.experiments.base import Experiment, Outcome, Point
+from repro.experiments.base import Experiment, Outcome, Point, Shape
 from repro.record import Metric
 
 if TYPE_CHECKING:
@@ -71,19 +70,18 @@ class ParallelPoint(Point):
 
 def run(point: ParallelPoint) -> Outcome:
     """Serve on all ranks, compare their passes, and the tokens with those of one process."""
-    from repro import fabric, launch
+    from repro import launch, network
     from repro.experiments import _flover_ranks
     from repro.flover import workload
-    from repro.launch.joined import place_in_job
 
-    in_job = place_in_job() is not None
-    reason = "asked for" if point.fabric == "unshaped" else fabric.unavailable() if not in_job else None
-    shaped = reason is None and not in_job
-    with fabric.Fabric(point.topology) if shaped else contextlib.nullcontext() as network:
+    with network.between(point.topology, point.fabric) as links:
         first, *others = launch.launch(
-            _flover_ranks.serve, point.ranks, point, fabric=network, timeout_s=TIMEOUT_S - 15
+            *(_flover_ranks.serve, point.ranks, point),
+            fabric=links.fabric,
+            topology=point.topology,
+            timeout_s=TIMEOUT_S - 15,
+            first_only=True,
         )
-    state = "shaped" if shaped else f"unshaped: {reason}" if reason else "the machine's own"
     alone = _flover_ranks.alone(point, CHECKED)
     served = {generation.request.id: generation.tokens for generation in first.report.generations}
     values = workload.summary(first.report) | {
@@ -92,9 +90,9 @@ def run(point: ParallelPoint) -> Outcome:
     }
     return Outcome(
         metrics={name: Metric(value=value, unit=_flover_metrics.unit(name)) for name, value in values.items()},
-        evidence="emulated" if shaped else "measured",
-        conditions={"fabric": state, "requests_checked": str(len(alone))},
-        topology=f"{point.nodes} nodes x {point.packages} packages x {point.gcds} ranks, {state}",
+        evidence=links.evidence,
+        conditions={"fabric": links.state, "requests_checked": str(len(alone))},
+        topology=f"{point.nodes} nodes x {point.packages} packages x {point.gcds} ranks, {links.state}",
     )
 
 
@@ -111,6 +109,6 @@ EXPERIMENT = Experiment(
     run=run,
     label=_label,
     reports=_flover_metrics.SUMMARY | REPORTS,
-    ranks=lambda point: point.ranks,
+    shape=lambda point: Shape(point.nodes, point.packages, point.gcds),
     timeout_s=TIMEOUT_S,
 )

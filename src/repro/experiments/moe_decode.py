@@ -1,12 +1,11 @@
 """Decode with a GPT-MoE whose experts are spread over ranks: with two all-to-alls per layer or one, experts placed by rank order
 or by affinity, over the emulated three-level network where the machine allows it."""
 
-import contextlib
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
-from repro.experiments.base import Experiment, MissingHardware, Outcome, Point
+from repro.experiments.base import Experiment, MissingHardware, Outcome, Point, Shape
 from repro.record import Metric
 
 if TYPE_CHECKING:
@@ -103,13 +102,12 @@ class MoEDecodePoint(Point):
 def run(point: MoEDecodePoint) -> Outcome:
     """Place, decode, and report times, bytes and rows. Times are of whole decoding iterations, prompts not counted; times of parts
     are of further iterations in which all ranks meet before each exchange. Series: a row per iteration and rank, seconds by part."""
-    from repro import fabric, launch
+    from repro import launch, network
     from repro.exflow.moe.cache import KeysValues
     from repro.experiments import _moe_ranks
     from repro.launch.joined import place_in_job
 
-    in_job = place_in_job() is not None
-    if point.keys_values == "shared" and in_job:
+    if point.keys_values == "shared" and place_in_job() is not None:
         raise MissingHardware(
             "keys_values shared needs memory that all ranks see; in a job ranks sit on several machines"
         )
@@ -122,22 +120,21 @@ def run(point: MoEDecodePoint) -> Outcome:
     prompts = _moe_ranks.prompts(point)
     shared = point.keys_values == "shared"
     memory = KeysValues.shared(model.config, len(prompts), point.prompt + point.new_tokens) if shared else None
-    reason = "asked for" if point.fabric == "unshaped" else fabric.unavailable() if not in_job else None
-    shaped = reason is None and not in_job
-    with fabric.Fabric(point.topology) if shaped else contextlib.nullcontext() as network:
+    with network.between(point.topology, point.fabric) as links:
         reports = launch.launch(
-            *(_moe_ranks.decode, point.ranks, point, model, gpu, prompts, memory, network),
-            fabric=network,
+            *(_moe_ranks.decode, point.ranks, point, model, gpu, prompts, memory, links.fabric),
+            fabric=links.fabric,
+            topology=point.topology,
             timeout_s=TIMEOUT_S - 15,
+            first_only=True,
         )
-    state = "shaped" if shaped else f"unshaped: {reason}" if reason else "the machine's own"
     equal = _moe_ranks.equal_to_one_process(point, model, prompts, reports[0].tokens)
     return Outcome(
         metrics=_metrics(point, reports, equal),
-        evidence="emulated" if shaped else "measured",
-        conditions={"fabric": state, "requests_checked": str(min(_moe_ranks.CHECKED, len(prompts)))},
+        evidence=links.evidence,
+        conditions={"fabric": links.state, "requests_checked": str(min(_moe_ranks.CHECKED, len(prompts)))},
         series=_series(reports),
-        topology=f"{point.nodes} nodes x {point.packages} packages x {point.gcds} ranks, {state}",
+        topology=f"{point.nodes} nodes x {point.packages} packages x {point.gcds} ranks, {links.state}",
     )
 
 
@@ -204,6 +201,7 @@ EXPERIMENT = Experiment(
     reports=frozenset(
         REPORTS.split() + [f"seconds_{part}" for part in PARTS] + [f"bytes_{name}" for name in (*ROUTING, *LEVELS)]
     ),
-    ranks=lambda point: point.ranks,
+    shape=lambda point: Shape(point.nodes, point.packages, point.gcds),
+    one_machine=lambda point: point.keys_values == "shared",
     timeout_s=TIMEOUT_S,
 )

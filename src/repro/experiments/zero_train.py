@@ -1,14 +1,13 @@
 """Train a GPT under a ZeRO plan, or under a library's, on real ranks: over the emulated three-level network where the machine
 allows it, and over the machine's own network in a job of a cluster."""
 
-import contextlib
 import functools
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from repro.experiments.base import Experiment, Outcome, Point
+from repro.experiments.base import Experiment, Outcome, Point, Shape
 from repro.record import Metric
 
 if TYPE_CHECKING:
@@ -123,32 +122,30 @@ def run(point: ZeroTrain) -> Outcome:
     """Train, and report time, losses, bytes per level and memory."""
     import torch._dynamo  # noqa: F401  (AdamW imports it on first use: once here, not in 8 ranks at the same time)
 
-    from repro import fabric, launch, paths, quantize
+    from repro import launch, network, paths, quantize
     from repro.baselines import systems
     from repro.experiments import _zero_ranks
-    from repro.launch.joined import place_in_job
 
     topology = point.topology
     plan = None if point.plan in systems.SYSTEMS else _plan(point, topology)
     systems.prepare(point.plan)
     quantize.warm_up()
     corpus = paths.data("tinyshakespeare.txt").read_bytes()
-    in_job = place_in_job() is not None
-    reason = "asked for" if point.fabric == "unshaped" else fabric.unavailable() if not in_job else None
-    shaped = reason is None and not in_job
-    with fabric.Fabric(topology) if shaped else contextlib.nullcontext() as network:
-        # The launcher's limit comes first: it can tell a hang in a collective from slow work.
-        patience = TIMEOUT_S - 15
+    # The launcher's limit comes first: it can tell a hang in a collective from slow work.
+    limits = {"timeout_s": TIMEOUT_S - 15, "first_only": True}
+    with network.between(topology, point.fabric) as links:
         reports = launch.launch(
-            _zero_ranks.train, topology.world_size, point, plan, corpus, network, fabric=network, timeout_s=patience
+            *(_zero_ranks.train, topology.world_size, point, plan, corpus, links.fabric),
+            fabric=links.fabric,
+            topology=topology,
+            **limits,
         )
-    state = "shaped" if shaped else f"unshaped: {reason}" if reason else "the machine's own"
     return Outcome(
-        metrics=_metrics(point, plan, reports, shaped),
-        evidence="emulated" if shaped else "measured",
-        conditions={"fabric": state},
+        metrics=_metrics(point, plan, reports, links.shaped),
+        evidence=links.evidence,
+        conditions={"fabric": links.state},
         series=_series(reports),
-        topology=_describe(point, state),
+        topology=_describe(point, links.state),
     )
 
 
@@ -309,7 +306,7 @@ EXPERIMENT = Experiment(
     run=run,
     label=label,
     reports=frozenset(REPORTS.split()),
-    ranks=lambda point: point.ranks,
+    shape=lambda point: Shape(point.nodes, point.packages, point.gcds),
     memory=memory,
     timeout_s=TIMEOUT_S,
 )

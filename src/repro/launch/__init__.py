@@ -1,7 +1,8 @@
 """Run a function on N ranks joined in a process group: results in rank order, or the first real error.
 
 Read `rank` (what a started rank does), then `watch` (how the parent waits, and tells the cause of a failure); `where` tells
-a hang from slow work, `messages` carries what ranks tell, `errors` is what comes out, `joined` serves torchrun and srun.
+a hang from slow work, `messages` carries what ranks tell, `errors` is what comes out. `joined` serves torchrun and srun, with
+`step` (what Slurm tells), `placement` (do ranks sit where they should) and `watchdog` (a late rank ends itself).
 
 `launch` forks the ranks from a parent that has imported torch (0.1 s for 8 ranks). It spawns them, which imports torch
 once per rank, where a fork is unsafe: on macOS, after CUDA was initialised, and for more than one thread per rank (GNU
@@ -23,15 +24,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from repro.launch.errors import CollectiveHang, LaunchTimeout, RankError
+from repro.launch.errors import CollectiveHang, Done, LaunchTimeout, PlacementError, RankError
 from repro.launch.joined import place_in_job, run_in_job
 from repro.launch.rank import Setup
 from repro.launch.watch import Ranks
 
 if TYPE_CHECKING:
     from repro.fabric import Fabric
+    from repro.topology import Topology
 
-__all__ = ["CollectiveHang", "LaunchTimeout", "RankError", "launch"]
+__all__ = ["CollectiveHang", "Done", "LaunchTimeout", "PlacementError", "RankError", "launch"]
 
 T = TypeVar("T")
 
@@ -41,8 +43,10 @@ def launch(
     world_size: int,
     *args: Any,
     fabric: "Fabric | None" = None,
+    topology: "Topology | None" = None,
     timeout_s: float = 300.0,
     threads: int = 1,
+    first_only: bool = False,
 ) -> list[T]:
     """Run `fn(rank, world_size, *args)` on `world_size` processes joined in a gloo group; results in rank order.
 
@@ -51,16 +55,24 @@ def launch(
     own. Results must be picklable; `fn` and its arguments only where ranks are spawned (see the module).
 
     Raises ValueError (arguments), RankError (a rank raised or died), LaunchTimeout (not done in `timeout_s`) and its
-    subclass CollectiveHang. In a torchrun or srun job the results of all ranks are returned on every rank, errors of
-    `fn` propagate as they are, and `timeout_s` bounds single collectives only. Where the job's machine has GPUs, the
-    current device is number LOCAL_RANK (modulo their count), and the group serves GPU tensors by NCCL (RCCL on ROCm).
+    subclass CollectiveHang.
+
+    In a torchrun or srun job the results of all ranks are returned on every rank (with `first_only` on rank 0; the others
+    get Done), errors of `fn` propagate as they are, and a rank that is not done in `timeout_s` tells where it is and ends with
+    code 124. `topology` is then compared with where the ranks are: PlacementError when they sit elsewhere. Where the job's machine
+    has GPUs, the current device is number LOCAL_RANK (modulo their count), and the group serves GPU tensors by NCCL (RCCL
+    on ROCm).
     """
     if world_size < 1 or threads < 1 or timeout_s <= 0:
         raise ValueError(f"world_size {world_size}, threads {threads}, timeout_s {timeout_s}: all must be positive")
     if fabric is not None and fabric.topology.world_size != world_size:
         raise ValueError(f"world_size is {world_size}, but the fabric has {fabric.topology.world_size} ranks")
+    if topology is not None and topology.world_size != world_size:
+        raise ValueError(f"world_size is {world_size}, but the topology has {topology.world_size} ranks")
     if (place := place_in_job()) is not None:
-        return run_in_job(fn, world_size, args, place, fabric, timeout_s, threads)
+        if place[1] != world_size:
+            raise ValueError(f"world_size is {world_size}, but torchrun or srun started {place[1]} ranks")
+        return run_in_job(fn, place, args, fabric, topology, timeout_s, threads, first_only)
     deadline = time.monotonic() + timeout_s
     with tempfile.TemporaryDirectory(prefix="repro-ranks-", ignore_cleanup_errors=True) as folder:
         ranks = Ranks(Path(folder))

@@ -46,6 +46,14 @@ class CollectiveHang(LaunchTimeout):
     group's own timeout ran out."""
 
 
+class PlacementError(ValueError):
+    """Ranks of a job do not sit as the topology says; the message names the first that does not."""
+
+
+class Done(BaseException):
+    """Raised by `launch(..., first_only=True)` on the other ranks of a job: nothing is left for them to do."""
+
+
 def listed(ranks: list[int]) -> str:
     """`rank 3`, or `ranks 0, 2`."""
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

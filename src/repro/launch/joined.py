@@ -4,9 +4,18 @@ import atexit
 import os
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from repro.launch import watchdog
+from repro.launch.errors import Done
+from repro.launch.placement import check_placement
 from repro.launch.rank import in_rank
+from repro.launch.step import master_address, master_port
+from repro.launch.where import make_waits_visible
+
+if TYPE_CHECKING:
+    from repro.fabric import Fabric
+    from repro.topology import Topology
 
 
 def place_in_job() -> tuple[int, int] | None:
@@ -24,33 +33,50 @@ def place_in_job() -> tuple[int, int] | None:
 
 def run_in_job(
     fn: Callable[..., Any],
-    world_size: int,
-    args: tuple,
     place: tuple[int, int],
-    fabric: Any,
+    args: tuple,
+    fabric: "Fabric | None",
+    topology: "Topology | None",
     timeout_s: float,
     threads: int,
+    first_only: bool,
 ) -> list[Any]:
     """Run `fn` as this rank and gather the results of all. The group stays: env:// cannot be joined twice."""
     import torch
     import torch.distributed as dist
 
     rank, size = place
-    if size != world_size:
-        raise ValueError(f"world_size is {world_size}, but torchrun or srun started {size} ranks")
-    if fabric is not None:
+    if fabric is not None and not fabric.shared:
         raise ValueError("an emulated fabric needs ranks that launch starts itself, not torchrun or srun")
-    if missing := {"MASTER_ADDR", "MASTER_PORT"} - os.environ.keys():
-        raise ValueError(f"{', '.join(sorted(missing))} not set: srun does not, so the job script has to export them")
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
-    os.environ.setdefault("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))
-    torch.set_num_threads(threads)
-    if not dist.is_initialized():
-        dist.init_process_group(_take_gpu(), "env://", timedelta(seconds=timeout_s), world_size, rank)
-        atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())  # else gloo's threads abort
-    results: list[Any] = [None] * size
-    dist.all_gather_object(results, fn(rank, size, *args))
+    with watchdog.until(timeout_s, rank, run_in_job.__code__):
+        _meet(rank, size, fabric)
+        torch.set_num_threads(threads)
+        if not dist.is_initialized():
+            dist.init_process_group(_take_gpu(), "env://", timedelta(seconds=timeout_s + 60), size, rank)
+            atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())  # else gloo's threads abort
+            make_waits_visible()
+        if topology is not None:
+            check_placement(topology, rank)
+        results: list[Any] = [None] * size
+        dist.all_gather_object(results, fn(rank, size, *args))
+    if first_only and rank:
+        raise Done
     return results
+
+
+def _meet(rank: int, size: int, fabric: "Fabric | None") -> None:
+    """Set what env:// reads, and the network that gloo takes. ValueError where torchrun or srun do not say enough."""
+    env = os.environ
+    if fabric is not None:
+        from repro.fabric import enter
+
+        enter(fabric.namespace(rank))
+        env |= {"GLOO_SOCKET_IFNAME": fabric.interface, "MASTER_ADDR": fabric.address(0)}
+    for name, tell in {"MASTER_ADDR": master_address, "MASTER_PORT": master_port}.items():
+        if name not in env:
+            env[name] = tell()
+    env |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
+    env.setdefault("LOCAL_RANK", env.get("SLURM_LOCALID", "0"))
 
 
 def _take_gpu() -> str:

@@ -1,0 +1,64 @@
+"""Do the ranks of a job sit as the topology says? A rank on the wrong node would turn every byte count into a false one."""
+
+import os
+import socket
+from typing import NamedTuple
+
+from repro.launch.errors import PlacementError
+from repro.topology import Topology
+
+# A rank's own GPU, or the list of its node's; ROCR is AMD's, which Slurm sets for MI250X GCDs.
+_DEVICES = ("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+_IN_PACKAGE = "REPRO_GCDS_PER_PACKAGE"  # of the hardware; set by the job, from the platform file
+
+
+class Seat(NamedTuple):
+    """Where one rank is; `device`: number of its GPU in the node, None where nothing tells it."""
+
+    host: str
+    device: int | None
+
+
+def check_placement(topology: Topology, rank: int) -> None:
+    """Compare the seats of all ranks (collective) with the levels `node` and `package`; PlacementError names the first rank that
+    is elsewhere, on all ranks alike."""
+    import torch.distributed as dist
+
+    seats: list[Seat] = [Seat("", None)] * topology.world_size
+    dist.all_gather_object(seats, seat())
+    compare(topology, seats, int(os.environ.get(_IN_PACKAGE, topology.levels[0].size)))
+
+
+def seat() -> Seat:
+    """This rank's, from Slurm's and torchrun's environment."""
+    for name in _DEVICES:
+        shown = [part for part in os.environ.get(name, "").split(",") if part.isdigit()]
+        if shown:
+            return Seat(socket.gethostname(), int(shown[int(os.environ.get("LOCAL_RANK", "0")) % len(shown)]))
+    return Seat(socket.gethostname(), None)
+
+
+def compare(topology: Topology, seats: list[Seat], gcds_per_package: int) -> None:
+    """PlacementError unless ranks share a host where they share a node of the topology, and only there; and, where GPU numbers
+    are known, a package of `gcds_per_package` neighbouring GPUs where they share a package."""
+    if "node" not in topology.names:
+        return
+    hosts = [seat.host for seat in seats]
+    _same(hosts, topology.span("node"), "node", "host", seats)
+    if all(seat.device is not None for seat in seats):
+        packages = [f"{seat.host}, package {seat.device // gcds_per_package}" for seat in seats]  # type: ignore[operator]
+        _same(packages, topology.span(topology.names[0]), topology.names[0], "package", seats)
+
+
+def _same(found: list[str], span: int, level: str, kind: str, seats: list[Seat]) -> None:
+    first_on: dict[str, int] = {}
+    for rank, place in enumerate(found):
+        leader = rank // span * span
+        if place != found[leader]:
+            raise PlacementError(
+                f"rank {rank} should share a {level} with rank {leader}, but is on another {kind}: {seats[rank]} and {seats[leader]}"
+            )
+        if first_on.setdefault(place, leader) != leader:
+            raise PlacementError(
+                f"rank {rank} should be on another {level} than rank {first_on[place]}, but both are on {kind} {place}"
+            )

@@ -1,0 +1,59 @@
+"""A rank of a job that is late says where it is, and ends: nobody else can ask it, as `launch` asks the ranks that it started."""
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType
+
+from repro.launch.errors import CollectiveHang, LaunchTimeout, listed
+from repro.launch.where import SILENT_S, where
+
+DEADLINE, FOLDER = "REPRO_DEADLINE", "REPRO_WHERE"  # set by the job: seconds since 1970; where late ranks leave a file
+EXIT_CODE = 124  # of a rank that was late, as of timeout(1)
+_TOGETHER_S = 2.0  # the first rank to end makes srun kill the others, which must have told by then
+
+
+def seconds_left(timeout_s: float) -> float:
+    """`timeout_s`, or less where the job's deadline comes first; at least a millisecond."""
+    return max(1e-3, min(timeout_s, float(os.environ.get(DEADLINE, "inf")) - time.time()))
+
+
+@contextlib.contextmanager
+def until(timeout_s: float, rank: int, outermost: CodeType) -> Iterator[None]:
+    """End this process when the block takes longer than `timeout_s`, or beyond the job's deadline."""
+    left = seconds_left(timeout_s)
+    timer = threading.Timer(left, _tell_and_end, (rank, left, outermost))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _tell_and_end(rank: int, after_s: float, outermost: CodeType) -> None:
+    time.sleep(SILENT_S)  # a rank that has only just entered a collective is not stuck there
+    stack, blocked = where(outermost)
+    told = json.dumps({"rank": rank, "after_s": after_s, "stack": stack, "blocked": blocked})
+    if folder := os.environ.get(FOLDER):
+        Path(folder, f"rank-{rank}.json").write_text(told)
+    print(f"rank {rank} was not done after {after_s:.0f} s:\n{stack}", file=sys.stderr, flush=True)
+    time.sleep(_TOGETHER_S)
+    os._exit(EXIT_CODE)
+
+
+def cause(folder: Path, world_size: int) -> LaunchTimeout | None:
+    """What the late ranks of a step left in `folder`: a CollectiveHang where all of them waited for others; None when none was late."""
+    late = sorted((json.loads(file.read_text()) for file in folder.glob("rank-*.json")), key=lambda told: told["rank"])
+    if not late:
+        return None
+    blocked = [told["rank"] for told in late if told["blocked"]]
+    message = f"{len(late)} of {world_size} ranks were not done after {late[0]['after_s']:.0f} s"
+    message += f"; blocked in torch.distributed: {listed(blocked)}" if blocked else ""
+    kind = CollectiveHang if len(blocked) == len(late) else LaunchTimeout
+    return kind(message, {told["rank"]: told["stack"] for told in late})

@@ -1,0 +1,67 @@
+"""Why a step left no record: from what late ranks told, what Slurm says of the job, and what stands in the step's log."""
+
+import re
+from pathlib import Path
+
+from repro.launch import watchdog
+from repro.record import Cause
+from repro.slurm.queue import JobState
+
+# A job that the queue or the hardware ended: the point may be sound, and a new attempt is worth it.
+OUTSIDE = frozenset({Cause.NODE_FAILURE, Cause.PREEMPTED, Cause.CANCELLED})
+_OF_STATE = {
+    "TIMEOUT": Cause.TIMEOUT,
+    "DEADLINE": Cause.TIMEOUT,
+    "OUT_OF_MEMORY": Cause.OOM,
+    "NODE_FAIL": Cause.NODE_FAILURE,
+    "BOOT_FAIL": Cause.NODE_FAILURE,
+    "PREEMPTED": Cause.PREEMPTED,
+    "REVOKED": Cause.PREEMPTED,
+    "CANCELLED": Cause.CANCELLED,
+}
+# In a step's log, in the order of what explains more.
+_IN_LOG = (
+    (r"exceeded memory limit|Exceeded job memory limit|oom[-_ ]kill|OUT_OF_MEMORY", Cause.OOM),
+    (r"Watchdog caught collective operation timeout", Cause.COMM_HANG),  # NCCL and RCCL
+    (r"DUE TO PREEMPTION", Cause.PREEMPTED),
+    (r"DUE TO NODE FAILURE|Node failure on|NODE FAILURE|NODE_FAIL", Cause.NODE_FAILURE),
+    (r"DUE TO TIME LIMIT", Cause.TIMEOUT),
+    (r"CANCELLED AT", Cause.CANCELLED),
+    (r"task \d+.*: (Killed|Terminated|Segmentation fault|Bus error|Aborted)", Cause.NODE_FAILURE),
+)
+_TAIL = 6000  # characters of a log that a record keeps
+
+
+def of_step(log: Path, where: Path, ranks: int, timed_out: bool, exit_code: int | None) -> tuple[Cause, str]:
+    """Cause and detail of a step that has ended: `where` is the folder of its watchdogs, `timed_out` when it was ended for its time."""
+    if late := watchdog.cause(where, ranks):
+        return (Cause.COMM_HANG if isinstance(late, watchdog.CollectiveHang) else Cause.TIMEOUT), str(late)
+    text = tail(log)
+    if timed_out:
+        return Cause.TIMEOUT, f"not done in its time, and ended; the end of {log.name}:\n{text}"
+    detail = f"the step ended with exit code {exit_code} and without a record; the end of {log.name}:\n{text}"
+    return _in_log(text) or Cause.UNEXPECTED, detail
+
+
+def of_job(found: JobState, log: Path | None, restarted: bool) -> tuple[Cause, str]:
+    """Cause and detail of a point whose job ended, or was put back into the queue, while it ran."""
+    text = tail(log) if log is not None else ""
+    end = f"the job {f'ended as {found.state}' if found.state else 'is not known to Slurm any more'}" + (
+        f" ({found.reason})" if found.reason not in ("", "None") else ""
+    )
+    if restarted:
+        return _in_log(text) or Cause.PREEMPTED, f"the job was put back into the queue while this ran\n{text}"
+    cause = _OF_STATE.get(found.state) or _in_log(text)
+    return cause or Cause.UNEXPECTED, f"{end} while this ran\n{text}"
+
+
+def _in_log(text: str) -> Cause | None:
+    return next((cause for pattern, cause in _IN_LOG if re.search(pattern, text)), None)
+
+
+def tail(log: Path) -> str:
+    """The end of a log; empty where there is none."""
+    try:
+        return log.read_text(errors="replace")[-_TAIL:].strip()
+    except OSError:
+        return ""

@@ -1,0 +1,165 @@
+"""What each profile submits, to the letter: a change of a profile, a rule, Snakemake or its plugin shows as a difference here.
+
+To accept a change, run this file with REPRO_GOLDEN=write and read the difference in git.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from repro import config, paths, plan
+from repro.slurm import allocation
+
+GOLDEN = Path(__file__).parent / "golden"
+PROFILES = {"box": "box", "frontier": "frontier", "nvidia": "a100"}
+# Points of every shape that the platforms know; and what stands for a user's own entries.
+POINTS = {
+    "box": {
+        "zero_train": [{"plan": "zero3", "nodes": [1, 2]}, {"nodes": 1, "packages": 4}],
+        "moe_decode": [{"keys_values": "shared"}],
+        "flover_parallel": [{"nodes": 1, "packages": 2, "gcds": 1}],
+        "exflow_affinity": [{}],
+    },
+    "frontier": {
+        "zero_train": [{"nodes": [1, 48], "packages": 4}],
+        "flover_parallel": [{"nodes": 1, "packages": 2, "gcds": 1}],
+    },
+    "nvidia": {
+        "zero_train": [{"nodes": [1, 4], "packages": 1, "gcds": 4}],
+        "moe_decode": [{"nodes": 2, "packages": 1, "gcds": 4}],
+    },
+}
+OWN = {"account": "abc123", "partition": "gpu", "qos": "normal"}
+
+# The tools of Slurm, as far as Snakemake's plugin and the driver ask them. Every job ends at once, as failed.
+FAKE = """#!{python}
+import json, os, sys
+from pathlib import Path
+log = Path(os.environ["FAKE_SLURM"])
+tool, arguments = Path(sys.argv[0]).name, sys.argv[1:]
+jobs = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+if tool == "sbatch":
+    with log.open("a") as file:
+        file.write(json.dumps(arguments) + "\\n")
+    print(1001 + len(jobs))
+elif tool in ("squeue", "sacct") and any("name" in word for word in arguments):
+    for number in range(len(jobs)):
+        print(f"{{1001 + number}}|FAILED")
+"""
+
+
+@pytest.fixture
+def fake_slurm(project, monkeypatch):
+    """Returns the arguments of every sbatch, when asked."""
+    folder = project / "fake"
+    folder.mkdir()
+    for tool in ("sbatch", "squeue", "sacct", "scontrol", "scancel", "sacctmgr", "sshare", "sinfo"):
+        (folder / tool).write_text(FAKE.format(python=sys.executable))
+        (folder / tool).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_SLURM", str(folder / "log"))
+    return lambda: [json.loads(line) for line in (folder / "log").read_text().splitlines()]
+
+
+def fill_in(project, profile):
+    """Points of the test alone, and a user's account."""
+    path = project / "config/config.yaml"
+    document = yaml.safe_load(path.read_text())
+    for name, experiment in document["experiments"].items():
+        grids = POINTS[profile].get(name, [])
+        experiment["tiers"] = {"smoke": [{"grid": grid, "minutes": 1} for grid in grids]}
+    path.write_text(yaml.safe_dump(document))
+    path = project / f"config/platforms/{PROFILES[profile]}.yaml"
+    settings = yaml.safe_load(path.read_text())
+    if profile != "box":
+        settings["slurm"] |= OWN
+    path.write_text(yaml.safe_dump(settings))
+
+
+def submit(profile, *arguments):
+    script = Path(__file__).parent / "snakemake_fast.py"
+    command = [
+        sys.executable,
+        script,
+        "--profile",
+        f"workflows/profiles/{profile}",
+        "--config",
+        f"platform={PROFILES[profile]}",
+    ]
+    command += ["tier=smoke", "--slurm-init-seconds-before-status-checks", "1", "--retries", "0", *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def scrubbed(text, project):
+    """Without what differs between machines and runs."""
+    for place, name in ((str(project), "ROOT"), (sys.executable, "PYTHON"), (str(paths.root()), "SOURCE")):
+        text = text.replace(place, name)
+    text = re.sub(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "UUID", text)
+    text = re.sub(r"base64//\S+", "BASE64", text)
+    return re.sub(r"-[0-9a-f]{8}\b", "-HASH", text)
+
+
+def lines(found, project):
+    """One sbatch after the other, an option a line; then how each point's ranks are started."""
+    said = []
+    for call in sorted(found, key=lambda call: next(word for word in call if "allocation_" in word or "rule_" in word)):
+        options = [word for word in call if not word.startswith("--wrap")]
+        (wrapped,) = [word for word in call if word.startswith("--wrap")]
+        said += ["sbatch", *(f"    {option}" for option in options), "    --wrap", *_wrapped(wrapped)]
+    made = plan.make("smoke", os.environ["GOLDEN_PLATFORM"])
+    _, platform = config.load("smoke", os.environ["GOLDEN_PLATFORM"])
+    for job in made.jobs:
+        said += [Path(job.record).stem, "    " + " ".join(allocation.srun(job, platform.slurm, platform.node))]
+    return [scrubbed(line, project) for line in said]
+
+
+def _wrapped(text):
+    """Snakemake's own command line; its long tail of defaults is left out."""
+    words = text.removeprefix("--wrap=").split()
+    wanted = ("--executor", "--allowed-rules", "--target-jobs", "--mode", "--set-resources", "--profile", "--config")
+    return [
+        f"        {word} {following}" for word, following in zip(words, [*words[1:], ""], strict=True) if word in wanted
+    ]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_what_is_submitted(profile, project, fake_slurm, monkeypatch):
+    monkeypatch.setenv("GOLDEN_PLATFORM", PROFILES[profile])
+    fill_in(project, profile)
+    done = submit(profile)
+    text = "\n".join(lines(fake_slurm(), project)) + "\n"
+    golden = GOLDEN / f"{profile}.txt"
+    if os.environ.get("REPRO_GOLDEN") == "write":
+        golden.write_text(text)
+    assert golden.exists() and text == golden.read_text(), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("profile", ["frontier", "nvidia"])
+def test_nothing_is_submitted_without_an_account(profile, project, fake_slurm):
+    done = submit(profile)
+    assert done.returncode and not (project / "fake/log").exists()
+    said = done.stdout + done.stderr
+    assert f"config/platforms/{PROFILES[profile]}.yaml: slurm.account: not set" in said
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_dry_run_agrees_with_the_plan(profile, project, fake_slurm):
+    fill_in(project, profile)
+    done = submit(profile, "-n")
+    (counted,) = re.findall(r"^allocation +(\d+)$", done.stdout, re.MULTILINE)
+    assert int(counted) == plan.make("smoke", PROFILES[profile]).slurm.cost.allocations
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_no_more_jobs_than_the_queue_takes(profile):
+    settings = yaml.safe_load((paths.root() / f"workflows/profiles/{profile}/config.yaml").read_text())
+    platform = config.load_yaml(paths.root() / f"config/platforms/{PROFILES[profile]}.yaml", config.Platform)
+    assert settings["jobs"] <= platform.slurm.queued_jobs
+    assert settings["config"] == [f"platform={PROFILES[profile]}"]
+    assert (paths.root() / platform.slurm.environment).exists()
