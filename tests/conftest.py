@@ -1,6 +1,8 @@
 """Fixtures that more than one room uses."""
 
+import contextlib
 import shutil
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -37,18 +39,33 @@ def make_record():
     return build
 
 
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the project's own files in an empty folder, results apart: for tests that change configuration or run the DAG."""
+@contextlib.contextmanager
+def copied_project(folder: Path) -> Iterator[Path]:
+    """A copy of the project's own files in an empty folder, results apart; the block runs in it."""
     root = paths.root()
     for name in ("config", "workflows", "notebooks", "slurm"):
-        shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns(".ipynb_checkpoints", ".snakemake"))
-    (tmp_path / "workflow").symlink_to("workflows")
-    (tmp_path / "data").symlink_to(root / "data")
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results/reference").symlink_to(root / "results/reference")
+        shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns(".ipynb_checkpoints", ".snakemake"))
+    (folder / "workflow").symlink_to("workflows")
+    (folder / "data").symlink_to(root / "data")
+    (folder / "results").mkdir()
+    (folder / "results/reference").symlink_to(root / "results/reference")
     for name in ("constraints.txt", "environment.yml"):
-        shutil.copy(root / name, tmp_path / name)
-    monkeypatch.setenv("REPRO_ROOT", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+        shutil.copy(root / name, folder / name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REPRO_ROOT", str(folder))
+        patch.chdir(folder)
+        yield folder
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Path]:
+    """A copy of the project for one test: it may change configuration or run the DAG."""
+    with copied_project(tmp_path) as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def module_project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The same, for the tests of one file together."""
+    with copied_project(tmp_path_factory.mktemp("project")) as folder:
+        yield folder

@@ -20,6 +20,17 @@ from repro.launch.joined import place_in_job
 from repro.launch.watchdog import seconds_left
 from repro.record import Cause, Record
 
+# What gloo, NCCL and torch's store say, in the order of what explains more. In a job a neighbour that fails tells it itself, and first (see
+# `run`); one that is gone without a word was killed, or its node is down.
+_OF_NETWORK = {
+    "Timed out waiting": Cause.COMM_HANG,
+    "collective operation timeout": Cause.COMM_HANG,
+    "gloo/transport": Cause.NODE_FAILURE,
+    "remote process exited or there was a network error": Cause.NODE_FAILURE,
+    "Connection reset by peer": Cause.NODE_FAILURE,
+    "Broken pipe": Cause.NODE_FAILURE,
+}
+
 
 def classify(error: BaseException) -> Cause:
     """Typed cause of an exception; a failed rank is judged by what happened in that rank."""
@@ -46,7 +57,7 @@ def classify(error: BaseException) -> Cause:
         return Cause.ASSERTION
     if isinstance(error, ValueError | FileNotFoundError):
         return Cause.BAD_INPUT
-    return Cause.UNEXPECTED
+    return next((cause for sign, cause in _OF_NETWORK.items() if sign in str(error)), Cause.UNEXPECTED)
 
 
 @contextlib.contextmanager

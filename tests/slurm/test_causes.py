@@ -19,7 +19,11 @@ from repro.slurm.queue import JobState
         ("slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026 DUE TO TIME LIMIT ***", Cause.TIMEOUT),
         ("slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026 DUE TO PREEMPTION ***", Cause.PREEMPTED),
         ("slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-11-22T10:00:00 ***", Cause.CANCELLED),
-        ("srun: error: node1: task 3: Killed", Cause.NODE_FAILURE),
+        ("*** STEP 7.0 ON node1 CANCELLED AT 2026 ***\nsrun: error: node1: task 3: Killed", Cause.NODE_FAILURE),
+        (
+            "*** STEP 7.0 ON node1 CANCELLED AT 2026 ***\nsrun: error: node1: task 3: Exited with exit code 3",
+            Cause.UNEXPECTED,
+        ),
         ("Traceback (most recent call last): something else", Cause.UNEXPECTED),
         (None, Cause.UNEXPECTED),
     ],

@@ -26,8 +26,12 @@ _IN_LOG = (
     (r"DUE TO PREEMPTION", Cause.PREEMPTED),
     (r"DUE TO NODE FAILURE|Node failure on|NODE FAILURE|NODE_FAIL", Cause.NODE_FAILURE),
     (r"DUE TO TIME LIMIT", Cause.TIMEOUT),
-    (r"CANCELLED AT", Cause.CANCELLED),
-    (r"task \d+.*: (Killed|Terminated|Segmentation fault|Bus error|Aborted)", Cause.NODE_FAILURE),
+    (r"task \d+.*: (Killed|Segmentation fault|Bus error|Aborted)", Cause.NODE_FAILURE),
+    (r"task \d+.*: Exited with exit code", Cause.UNEXPECTED),
+    (
+        r"CANCELLED AT",
+        Cause.CANCELLED,
+    ),  # also said of the ranks that srun ends after another's failure, so it comes last
 )
 _TAIL = 6000  # characters of a log that a record keeps
 

@@ -1,0 +1,301 @@
+"""What can happen to a job on a cluster, done to real jobs: each ends as a typed cause in the record, and nothing finished is lost.
+
+Most of these jobs run at the same time on the nodes of one box: the fixture `jobs` does to each what is to be done to it, the tests say what must
+come of it.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from slurm_box import boxed, slurm
+
+from repro import config, plan, record
+from repro.box import cluster, daemons, network
+from repro.record import Cause
+from repro.slurm import allocation, driver, journal, packing, queue
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+QUICK = ("flover_queue", {"requests": 2, "seeds": 2})
+SECONDS = ("moe_train", {"iterations": 500, "layers": 2, "hidden": 32})
+LONG = ("moe_train", {"iterations": 10**6})  # hours
+RANKS = ("zero_train", {"plan": "zero3", "nodes": 1, "packages": 1, "gcds": 2, "steps": 10**6})
+WIDE = ("zero_train", {"plan": "zero3", "nodes": 2, "packages": 1, "gcds": 2, "steps": 10**6})
+
+
+class Job:
+    """A job of the given points, submitted as Snakemake's plugin would: an allocation, run in a batch script."""
+
+    def __init__(self, case, *points, minutes=30, options=(), environment=None):
+        self.case, self.points = case, points
+        self.folder = f"results/{case}"
+        _settings, self.platform = config.load("smoke", "box")
+        jobs = []
+        for name, values in points:
+            (job,) = plan._jobs(name, config.Grid(grid=values), self.folder, {}, "-", "test")
+            jobs.append(job)
+        (self.allocation,) = packing.pack(
+            [job.model_copy(update={"experiment": "test", "nodes": jobs[0].nodes}) for job in jobs],
+            self.platform.slurm.model_copy(update={"pack_minutes": 1000}),
+        )
+        found = plan.make("smoke", "box")
+        found = found.model_copy(update={"results": self.folder, "jobs": jobs})
+        found.slurm.allocations = [self.allocation]
+        self.records = [Path(job.record) for job in jobs]
+        Path(self.folder).mkdir()
+        file = Path(self.folder, "plan.json")
+        file.write_text(found.model_dump_json())
+        # A measuring lock of its own: these jobs may disturb each other.
+        temporary = Path(self.folder, "tmp").absolute()
+        temporary.mkdir()
+        script = f"#!/bin/sh\nsource=1\nexport GLOO_SOCKET_IFNAME=hsn0 TMPDIR={temporary} {environment or ''}\n"
+        script += f"exec {sys.executable} -m repro allocation {file.absolute()} {self.allocation.name} --out {self.folder}/done.json\n"
+        Path(self.folder, "job.sh").write_text(script)
+        nodes = jobs[0].nodes
+        command = ["sbatch", "--parsable", f"--nodes={nodes}", "--exclusive", "--gpus-per-node=8", f"--time={minutes}"]
+        command += [f"--output={self.folder}/job.log", f"--comment=rule_allocation_wildcards_{case}_x", *options]
+        self.id = slurm(*command, f"{self.folder}/job.sh").strip()
+
+    @property
+    def state(self):
+        return queue.state(self.id)
+
+    def wait(self, until, seconds, what):
+        deadline = time.monotonic() + seconds
+        while not until():
+            log = Path(self.folder, "job.log")
+            assert time.monotonic() < deadline, (what, self.state, log.read_text() if log.exists() else "no log")
+            time.sleep(0.2)
+
+    def runs(self, record_number=0):
+        """Whether the ranks of a point are at work: they have taken half a second of processor time each."""
+        wanted = str(self.records[record_number])
+        ranks = [p for p in self.processes() if wanted in _command(p) and "srun" not in _command(p)[:1]]
+        return bool(ranks) and all(_seconds(process) > 6 for process in ranks) and ranks
+
+    def processes(self):
+        mark = f"SLURM_JOB_ID={self.id}"
+        return [p for p in map(_process, network.processes()) if p is not None and mark in _environment(p)]
+
+    def ended(self, seconds=60):
+        """The end of the job, and of what the driver does about it; its records."""
+        self.wait(lambda: self.state.over, seconds, "should have ended")
+        driver.settle(self.folder)
+        return [record.read(path) for path in self.records if path.exists()]
+
+
+def _process(pid):
+    try:
+        return psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _environment(process):
+    try:
+        return {f"{key}={value}" for key, value in process.environ().items()}
+    except psutil.Error:
+        return set()
+
+
+def _command(process):
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def _seconds(process):
+    try:
+        return sum(process.cpu_times()[:2])
+    except psutil.Error:
+        return 0.0
+
+
+@pytest.fixture(scope="module")
+def box(module_project):
+    with boxed(nodes=8):
+        yield module_project
+
+
+@pytest.fixture(scope="module")
+def jobs(box):
+    """All at once; each is let down as soon as it runs."""
+    refuses = Path("refuses")
+    refuses.write_text("#!/bin/sh\necho 'no such thing'\nexit 3\n")
+    refuses.chmod(0o755)
+    made = {
+        "time": Job("time", QUICK, LONG, (QUICK[0], {"requests": 3, "seeds": 2}), minutes=1),
+        "hang": Job("hang", RANKS, minutes=2),
+        "memory": Job("memory", LONG, options=["--mem=200"]),
+        "exit": Job("exit", QUICK, environment=f"REPRO_PYTHON={refuses.absolute()}"),
+        "cancel": Job("cancel", QUICK, LONG),
+        "killed": Job("killed", RANKS),
+        "node": Job("node", WIDE),
+    }
+    waiting = {
+        "hang": lambda job: _rank(job, 1).suspend(),
+        "killed": lambda job: _rank(job, 1).kill(),
+        "cancel": lambda job: slurm("scancel", job.id),
+        "node": _lose_second_node,
+    }
+    deadline = time.monotonic() + 150
+    while waiting:
+        for case, _action in list(waiting.items()):
+            if made[case].runs(len(made[case].records) - 1):
+                waiting.pop(case)(made[case])
+        assert time.monotonic() < deadline, {case: made[case].state for case in waiting}
+        time.sleep(0.2)
+    return made
+
+
+def _rank(job, number):
+    return next(process for process in job.runs() if process.environ()["SLURM_PROCID"] == str(number))
+
+
+def _lose_second_node(job):
+    """Power loss: all that runs on it is gone at once, and nobody says so."""
+    number = int(slurm("scontrol", "show", "hostnames", queue.nodes(job.id)).split()[1].removeprefix("node"))
+    inside = os.stat(Path("/run/netns") / network.namespace(number)).st_ino
+    for process in filter(None, map(_process, network.processes())):
+        if _namespace(process) == inside or f"SLURMD_NODENAME=node{number}" in _environment(process):
+            process.kill()
+
+
+def _namespace(process):
+    try:
+        return os.stat(f"/proc/{process.pid}/ns/net").st_ino
+    except OSError:
+        return None
+
+
+def test_exit_code(jobs):
+    """Only the step fails: the job goes on and ends well."""
+    job = jobs["exit"]
+    (found,) = job.ended()
+    assert found.cause is Cause.UNEXPECTED and "exit code 3" in found.detail and "no such thing" in found.detail
+    assert job.state.state == "COMPLETED" and Path(job.folder, "done.json").exists()
+    assert found.provenance.slurm["SLURM_JOB_ID"] == job.id and found.provenance.slurm["SLURM_JOB_NODELIST"].startswith(
+        "node"
+    )
+
+
+def test_a_killed_rank(jobs):
+    job = jobs["killed"]
+    (found,) = job.ended()
+    assert found.cause is Cause.NODE_FAILURE, (found.cause, found.detail)
+    assert not job.processes()
+
+
+def test_scancel(jobs):
+    first, second = jobs["cancel"].ended()
+    assert first.status == "ok" and second.cause is Cause.CANCELLED, second.detail
+
+
+def test_memory(jobs):
+    (found,) = jobs["memory"].ended()
+    assert found.cause is Cause.OOM, found.detail
+
+
+def test_a_node_that_is_gone(jobs):
+    """Its neighbours notice before Slurm does."""
+    (found,) = jobs["node"].ended(seconds=90)
+    assert found.cause is Cause.NODE_FAILURE, (found.cause, found.detail)
+
+
+def test_a_rank_that_hangs(jobs):
+    """A stopped rank answers nobody; the others tell that they wait for it."""
+    job = jobs["hang"]
+    (found,) = job.ended(seconds=150)
+    assert found.cause is Cause.COMM_HANG, (found.cause, found.detail)
+    assert "blocked in torch.distributed: rank 0" in found.detail
+    assert not job.processes()
+
+
+def test_the_end_of_the_jobs_time(jobs):
+    """The point that runs says so; those behind it wait for the next job."""
+    job = jobs["time"]
+    first, second = job.ended(seconds=120)
+    assert first.status == "ok" and second.cause is Cause.TIMEOUT and "TimeoutError" in second.detail
+    assert not job.records[2].exists() and not Path(job.folder, "done.json").exists()
+    log = Path(job.folder, "job.log").read_text()
+    assert "no time was left for" in log and job.state.state == "FAILED"
+
+
+def test_a_job_that_is_killed_whole(box):
+    """Nobody in the job can say anything; the driver reads what it was doing."""
+    job = Job("whole", QUICK, LONG)
+    job.wait(lambda: job.runs(1), 90, "should run")
+    for process in job.processes():
+        process.kill()
+    first, second = job.ended()
+    assert first.status == "ok" and second.status == "failed" and "while this ran" in second.detail
+    assert second.cause in (Cause.UNEXPECTED, Cause.NODE_FAILURE) and not journal.entries(job.folder)
+
+
+def test_preemption_with_requeue(box):
+    """Another job takes the nodes; Slurm puts this one back, and it goes on with what is missing, a finished point not among it."""
+    job = Job("preempted", QUICK, SECONDS, options=["--requeue"])
+    job.wait(lambda: job.runs(1), 90, "should run")
+    first = record.read(job.records[0])
+    node = queue.nodes(job.id)
+    urgent = slurm(
+        "sbatch", "--parsable", "-p", "urgent", f"--nodelist={node}", "--exclusive", "-o/dev/null", "--wrap=sleep 1"
+    )
+    job.wait(lambda: job.state.state == "PENDING", 60, "should be preempted")
+    found = record.read(job.records[1]) if job.records[1].exists() else None
+    assert found is None or found.cause is Cause.PREEMPTED, found.detail
+    job.wait(lambda: queue.state(urgent.strip()).over, 60, "the other should end")
+    slurm("scontrol", "update", f"jobid={job.id}", "StartTime=now")  # Slurm would wait two minutes
+    one, two = job.ended(seconds=200)
+    assert one == first and two.status == "ok" and two.attempt == 2
+    assert job.state.state == "COMPLETED" and queue.restarts(job.id) == 1
+
+
+def test_slurmctld_restarts(box):
+    """Jobs go on meanwhile."""
+    job = Job("controller", QUICK, SECONDS)
+    job.wait(lambda: job.runs(1), 90, "should run")
+    (controller,) = [p for p in psutil.process_iter() if p.name() == "slurmctld"]
+    controller.kill()
+    controller.wait(10)
+    daemons.slurmctld(cluster.FOLDER)
+    found = job.ended(seconds=90)
+    assert [run.status for run in found] == ["ok", "ok"]
+
+
+def test_ranks_on_other_nodes_than_the_topology_says(box):
+    """Four ranks on one node, where the point has two on each of two."""
+    arguments = "zero_train --set plan=zero3 --set nodes=2 --set packages=1 --set gcds=2 --set steps=3"
+    command = f"srun -N1 -n4 -p batch --gpus-per-node=8 --kill-on-bad-exit=1 {sys.executable} -m repro run {arguments} --record-failure --out results/placed.json"
+    done = subprocess.run(
+        command.split(), capture_output=True, text=True, env=os.environ | {"GLOO_SOCKET_IFNAME": "hsn0"}
+    )
+    assert done.returncode
+    found = record.read(Path("results/placed.json"))
+    assert found.cause is Cause.BAD_INPUT
+    assert re.search(
+        r"2 nodes of 1 packages of 2 GCDs do not fit 1 nodes of the box|should be on another node", found.detail
+    )
+
+
+def test_srun_binds_what_the_topology_says(box):
+    """Two ranks of a point with one rank per package get GCDs of two packages."""
+    _, platform = config.load("smoke", "box")
+    (job,) = plan._jobs(
+        "flover_parallel", config.Grid(grid={"nodes": 1, "packages": 2, "gcds": 1}), "results/x", {}, "-", "t"
+    )
+    command = allocation.srun(job, platform.slurm, platform.node)
+    said = slurm(*command, "-p", "batch", "sh", "-c", "echo $SLURM_PROCID $ROCR_VISIBLE_DEVICES")
+    assert sorted(said.split("\n"))[1:] == ["0 0", "1 2"]
+
+
+def test_nothing_is_left_on_the_nodes(box):
+    assert shutil.which("srun") and slurm("squeue", "--noheader").strip() == ""

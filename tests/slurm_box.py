@@ -1,0 +1,46 @@
+"""A box for a whole file of tests, and what asks it."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from repro import box, fabric
+from repro.box import packages
+
+SNAKEMAKE = Path(__file__).parent / "slurm/snakemake_fast.py"
+
+
+def lacking(accounting: bool = False) -> str | None:
+    """Why there can be no box here."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return "needs Linux and root"
+    if missing := packages.missing(accounting):
+        return f"needs {', '.join(missing)}"
+    return fabric.unavailable()
+
+
+@contextlib.contextmanager
+def boxed(**settings):
+    """A box while the block runs, with the commands of Slurm asking it."""
+    if reason := lacking():
+        pytest.skip(reason)
+    before = os.environ.get("SLURM_CONF")
+    os.environ["SLURM_CONF"] = box.up(box.Settings(**settings)).configuration
+    try:
+        yield
+    finally:
+        box.down()
+        os.environ.pop("SLURM_CONF")
+        if before is not None:
+            os.environ["SLURM_CONF"] = before
+
+
+def slurm(*command: str, timeout: float = 60) -> str:
+    """Standard output of a command of Slurm."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
