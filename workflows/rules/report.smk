@@ -30,7 +30,6 @@ rule verdicts:
         "results/{run}/claims.json",
     log:
         "results/{run}/logs/claims.log",
-    localrule: READ_HERE
     conda:
         "../../environment.yml"
     resources:
@@ -53,7 +52,6 @@ rule html_report:
         "results/{run}/report.html",
     log:
         "results/{run}/logs/report.log",
-    localrule: READ_HERE
     conda:
         "../../environment.yml"
     resources:
@@ -63,6 +61,18 @@ rule html_report:
         reader=PLAN["reader"],
     shell:
         "repro report --results {params.records:q} --figures results/{wildcards.run}/figures --out {output:q} > {log:q} 2>&1"
+
+
+# What only reads records runs where Snakemake does, unless the platform says that it is to be a job as well.
+if READ_HERE:
+
+    localrules:
+        claims_notebook,
+        zero_notebook,
+        exflow_notebook,
+        flover_notebook,
+        verdicts,
+        html_report,
 
 
 rule replot:

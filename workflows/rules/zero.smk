@@ -20,7 +20,6 @@ rule zero_notebook:
     log:
         notebook="results/{run}/notebooks/zero.ipynb",
         text="results/{run}/logs/notebook-zero.log",
-    localrule: READ_HERE
     conda:
         "../../environment.yml"
     resources:

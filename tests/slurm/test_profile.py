@@ -1,0 +1,155 @@
+"""`snakemake --profile workflows/profiles/box`: the DAG through real Slurm jobs, from points to report, whatever happens to the driver."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from slurm_box import SNAKEMAKE, boxed, slurm
+
+from repro import config, plan, record, runner
+from repro.box import network
+from repro.slurm import driver, queue
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+POINTS = {
+    "zero_train": [{"grid": {"plan": ["zero3", "hierarchical"], "packages": 1, "steps": 4}}],  # 2 nodes of 2 GCDs
+    "flover_queue": [{"grid": {"requests": [1, 2], "seeds": 2}}],
+    "moe_decode": [
+        {"grid": {"experts": 8, "keys_values": "shared", "requests": 8, "new_tokens": 5, "packages": 1, "nodes": 2}}
+    ],
+}
+SECONDS = {"iterations": 500, "layers": 2, "hidden": 32}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def box():
+    with boxed(nodes=3):
+        yield
+
+
+@pytest.fixture
+def points(project):
+    """Replace the points of the smoke tier."""
+
+    def write(grids):
+        path = project / "config/config.yaml"
+        document = yaml.safe_load(path.read_text())
+        for name, experiment in document["experiments"].items():
+            experiment["tiers"] = {"smoke": grids[name]} if name in grids else {}
+        path.write_text(yaml.safe_dump(document))
+
+    return write
+
+
+def command(*arguments):
+    settings = [
+        "--profile",
+        "workflows/profiles/box",
+        "--slurm-init-seconds-before-status-checks",
+        "1",
+        "--latency-wait",
+        "5",
+    ]
+    return [sys.executable, SNAKEMAKE, *settings, "--config", "tier=smoke", *arguments]
+
+
+def snakemake(*arguments, code=0):
+    done = subprocess.run(command(*arguments), capture_output=True, text=True)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def records():
+    return [record.read(Path(job.record)) for job in plan.make("smoke", "box").jobs]
+
+
+def allocations():
+    """Targets: all points, without notebooks."""
+    names = [entry.name for entry in plan.make("smoke", "box").slurm.allocations]
+    return ["--", *(f"results/box-smoke/slurm/done/{name}.json" for name in names)]
+
+
+def test_from_points_to_the_report(points, project):
+    points(POINTS)
+    snakemake()
+    found = records()
+    assert [run.status for run in found] == ["ok"] * 5, [run.detail for run in found]
+    assert all(run.provenance.slurm["SLURM_CLUSTER_NAME"] == "reprobox" for run in found)
+    wide = [run for run in found if run.experiment == "zero_train"]
+    assert all(run.provenance.hosts == ["node1", "node2"] and run.conditions["fabric"] == "shaped" for run in wide)
+    assert all(run.evidence == "emulated" for run in wide)
+    assert "zero_train" in (project / "results/box-smoke/report.html").read_text()
+    assert json.loads((project / "results/box-smoke/claims.json").read_text())
+    for run in wide:  # a job of two nodes moves the same bytes and learns the same as ranks of one machine
+        here = runner.run("zero_train", config.point("zero_train", run.point, "test"))
+        same = [name for name in run.metrics if name.startswith(("bytes_", "loss_"))]
+        assert len(same) == 5 and {n: run.metrics[n] for n in same} == {n: here.metrics[n] for n in same}
+    assert "Nothing to be done" in snakemake()
+
+
+def wait_for(what, seconds, why):
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, why
+        time.sleep(0.2)
+
+
+def running(text):
+    """Processes of the box's jobs with `text` in their command line."""
+    found = []
+    for pid in network.processes():
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        except OSError:
+            continue
+        if any(text in word for word in words) and "srun" not in words[0]:
+            found.append(pid)
+    return found
+
+
+def test_a_driver_that_is_killed_and_started_again(points):
+    """It does not hear of its jobs again: the next one cancels them, keeps what is finished and runs what is missing."""
+    points({"moe_train": [{"grid": SECONDS | {"iterations": [20, 500]}, "minutes": 1}]})
+    quick, slow = (Path(job.record) for job in plan.make("smoke", "box").jobs)
+    first = subprocess.Popen(
+        command(*allocations()), start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    wait_for(lambda: quick.exists() and running(str(slow)), 90, "both should have begun")
+    with pytest.raises(driver.DriverError, match="another snakemake drives these jobs"):
+        driver.start("results/box-smoke")
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    finished, orphans = quick.read_bytes(), queue.jobs_of(Path.cwd(), "rule_allocation_")
+    assert len(orphans) == 1 and not slow.exists()
+    said = snakemake(*allocations())
+    assert f"cancelling jobs that an earlier driver left in the queue: {orphans[0]}" in said
+    assert queue.state(orphans[0]).state == "CANCELLED"
+    assert quick.read_bytes() == finished
+    found = record.read(slow)
+    assert found.status == "ok" and found.attempt == 2 and found.provenance.slurm["SLURM_JOB_ID"] != orphans[0]
+
+
+def test_a_job_that_dies_is_replaced(points):
+    """By `retries` of the profile; the point that it was running counts the attempt."""
+    points({"flover_queue": [{"grid": {"requests": 2, "seeds": 2}}], "moe_train": [{"grid": SECONDS, "minutes": 1}]})
+    (slow,) = (Path(job.record) for job in plan.make("smoke", "box").jobs if job.experiment == "moe_train")
+    first = subprocess.Popen(command(*allocations()), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(lambda: running(str(slow)), 90, "should have begun")
+    (line,) = [line for line in slurm("squeue", "--noheader", "--format=%i|%k").splitlines() if "moe_train" in line]
+    slurm("scancel", line.split("|")[0])
+    assert first.wait(180) == 0
+    found = record.read(slow)
+    assert found.status == "ok" and found.attempt == 2 and found.provenance.slurm["SLURM_JOB_ID"] != line.split("|")[0]
+
+
+def test_a_failed_point_is_a_record_and_no_failed_job(points):
+    points({"exflow_placement": [{"grid": {"method": "contiguous", "gpus": 4, "train_tokens": [1000, 10**9]}}]})
+    snakemake(*allocations())
+    assert [(run.status, run.cause) for run in records()] == [("ok", None), ("failed", "bad_input")]
