@@ -15,108 +15,18 @@ from pathlib import Path
 import psutil
 import pytest
 from slurm_box import boxed, slurm
+from slurm_job import QUICK, SECONDS, Job, environment, process
 
 from repro import config, plan, record
 from repro.box import cluster, daemons, network
 from repro.record import Cause
-from repro.slurm import allocation, driver, journal, packing, queue
+from repro.slurm import allocation, journal, queue
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
-QUICK = ("flover_queue", {"requests": 2, "seeds": 2})
-SECONDS = ("moe_train", {"iterations": 500, "layers": 2, "hidden": 32})
 LONG = ("moe_train", {"iterations": 10**6})  # hours
 RANKS = ("zero_train", {"plan": "zero3", "nodes": 1, "packages": 1, "gcds": 2, "steps": 10**6})
 WIDE = ("zero_train", {"plan": "zero3", "nodes": 2, "packages": 1, "gcds": 2, "steps": 10**6})
-
-
-class Job:
-    """A job of the given points, submitted as Snakemake's plugin would: an allocation, run in a batch script."""
-
-    def __init__(self, case, *points, minutes=30, options=(), environment=None):
-        self.case, self.points = case, points
-        self.folder = f"results/{case}"
-        _settings, self.platform = config.load("smoke", "box")
-        jobs = []
-        for name, values in points:
-            (job,) = plan._jobs(name, config.Grid(grid=values), self.folder, {}, "-", "test")
-            jobs.append(job)
-        (self.allocation,) = packing.pack(
-            [job.model_copy(update={"experiment": "test", "nodes": jobs[0].nodes}) for job in jobs],
-            self.platform.slurm.model_copy(update={"pack_minutes": 1000}),
-        )
-        found = plan.make("smoke", "box")
-        found = found.model_copy(update={"results": self.folder, "jobs": jobs})
-        found.slurm.allocations = [self.allocation]
-        self.records = [Path(job.record) for job in jobs]
-        Path(self.folder).mkdir()
-        file = Path(self.folder, "plan.json")
-        file.write_text(found.model_dump_json())
-        # A measuring lock of its own: these jobs may disturb each other.
-        temporary = Path(self.folder, "tmp").absolute()
-        temporary.mkdir()
-        script = f"#!/bin/sh\nsource=1\nexport GLOO_SOCKET_IFNAME=hsn0 TMPDIR={temporary} {environment or ''}\n"
-        script += f"exec {sys.executable} -m repro allocation {file.absolute()} {self.allocation.name} --out {self.folder}/done.json\n"
-        Path(self.folder, "job.sh").write_text(script)
-        nodes = jobs[0].nodes
-        command = ["sbatch", "--parsable", f"--nodes={nodes}", "--exclusive", "--gpus-per-node=8", f"--time={minutes}"]
-        command += [f"--output={self.folder}/job.log", f"--comment=rule_allocation_wildcards_{case}_x", *options]
-        self.id = slurm(*command, f"{self.folder}/job.sh").strip()
-
-    @property
-    def state(self):
-        return queue.state(self.id)
-
-    def wait(self, until, seconds, what):
-        deadline = time.monotonic() + seconds
-        while not until():
-            log = Path(self.folder, "job.log")
-            assert time.monotonic() < deadline, (what, self.state, log.read_text() if log.exists() else "no log")
-            time.sleep(0.2)
-
-    def runs(self, record_number=0):
-        """Whether the ranks of a point are at work: they have taken half a second of processor time each."""
-        wanted = str(self.records[record_number])
-        ranks = [p for p in self.processes() if wanted in _command(p) and "srun" not in _command(p)[:1]]
-        return bool(ranks) and all(_seconds(process) > 6 for process in ranks) and ranks
-
-    def processes(self):
-        mark = f"SLURM_JOB_ID={self.id}"
-        return [p for p in map(_process, network.processes()) if p is not None and mark in _environment(p)]
-
-    def ended(self, seconds=60):
-        """The end of the job, and of what the driver does about it; its records."""
-        self.wait(lambda: self.state.over, seconds, "should have ended")
-        driver.settle(self.folder)
-        return [record.read(path) for path in self.records if path.exists()]
-
-
-def _process(pid):
-    try:
-        return psutil.Process(pid)
-    except psutil.NoSuchProcess:
-        return None
-
-
-def _environment(process):
-    try:
-        return {f"{key}={value}" for key, value in process.environ().items()}
-    except psutil.Error:
-        return set()
-
-
-def _command(process):
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
-
-
-def _seconds(process):
-    try:
-        return sum(process.cpu_times()[:2])
-    except psutil.Error:
-        return 0.0
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +45,7 @@ def jobs(box):
         "time": Job("time", QUICK, LONG, (QUICK[0], {"requests": 3, "seeds": 2}), minutes=1),
         "hang": Job("hang", RANKS, minutes=2),
         "memory": Job("memory", LONG, options=["--mem=200"]),
-        "exit": Job("exit", QUICK, environment=f"REPRO_PYTHON={refuses.absolute()}"),
+        "exit": Job("exit", QUICK, variables=f"REPRO_PYTHON={refuses.absolute()}"),
         "cancel": Job("cancel", QUICK, LONG),
         "killed": Job("killed", RANKS),
         "node": Job("node", WIDE),
@@ -157,21 +67,21 @@ def jobs(box):
 
 
 def _rank(job, number):
-    return next(process for process in job.runs() if process.environ()["SLURM_PROCID"] == str(number))
+    return next(rank for rank in job.runs() if rank.environ()["SLURM_PROCID"] == str(number))
 
 
 def _lose_second_node(job):
     """Power loss: all that runs on it is gone at once, and nobody says so."""
     number = int(slurm("scontrol", "show", "hostnames", queue.nodes(job.id)).split()[1].removeprefix("node"))
     inside = os.stat(Path("/run/netns") / network.namespace(number)).st_ino
-    for process in filter(None, map(_process, network.processes())):
-        if _namespace(process) == inside or f"SLURMD_NODENAME=node{number}" in _environment(process):
-            process.kill()
+    for found in filter(None, map(process, network.processes())):
+        if _namespace(found) == inside or f"SLURMD_NODENAME=node{number}" in environment(found):
+            found.kill()
 
 
-def _namespace(process):
+def _namespace(found):
     try:
-        return os.stat(f"/proc/{process.pid}/ns/net").st_ino
+        return os.stat(f"/proc/{found.pid}/ns/net").st_ino
     except OSError:
         return None
 
@@ -233,8 +143,8 @@ def test_a_job_that_is_killed_whole(box):
     """Nobody in the job can say anything; the driver reads what it was doing."""
     job = Job("whole", QUICK, LONG)
     job.wait(lambda: job.runs(1), 90, "should run")
-    for process in job.processes():
-        process.kill()
+    for found in job.processes():
+        found.kill()
     first, second = job.ended()
     assert first.status == "ok" and second.status == "failed" and "while this ran" in second.detail
     assert second.cause in (Cause.UNEXPECTED, Cause.NODE_FAILURE) and not journal.entries(job.folder)

@@ -73,7 +73,7 @@ class _Job:
             restarts=queue.restarts(self.job_id),
             nodes=queue.nodes(self.job_id),
         )
-        self.accounting = True
+        self.unreported: dict[str, Path] = {}  # records that the accounting has not yet been asked about, by step
 
     def run(self) -> list[str]:
         """Records that are missing at the end."""
@@ -90,6 +90,8 @@ class _Job:
                     continue
                 print(f"{number}/{len(self.allocation.jobs)} {name}", flush=True)
                 self._step(job, attempt)
+                self._report(patience_s=0)
+            self._report(patience_s=5)
         journal.remove(self.plan.results, self.job_id)
         return missing
 
@@ -165,12 +167,19 @@ class _Job:
                 time.sleep(1.0)  # the job is being ended: SIGTERM follows, and its cause is the better one
             journal.failed(running, cause, detail, self._slurm())
             return
-        step = found.provenance.slurm.get("SLURM_STEP_ID", "")
-        known = queue.step_report(self.job_id, step) if step and self.accounting else {}
-        self.accounting = bool(known)  # without a database, the next question would be as vain
-        slurm = found.provenance.slurm | known | {"SLURM_JOB_NODELIST": self.entry.nodes}
-        whole = found.model_copy(update={"provenance": found.provenance.model_copy(update={"slurm": slurm})})
-        record.write(whole, paths.root() / job.record)
+        step = found.provenance.slurm.get("SLURM_STEP_ID")
+        if step is not None:
+            self.unreported[step] = paths.root() / job.record
+
+    def _report(self, patience_s: float) -> None:
+        """Add to the records what the accounting knows of their steps; it learns of a step's end a little later."""
+        deadline = time.monotonic() + patience_s
+        while self.unreported and (known := queue.step_reports(self.job_id)) is not None:
+            for step in self.unreported.keys() & known.keys():
+                _add(self.unreported.pop(step), known[step])
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(0.5)
 
     def _slurm(self) -> dict[str, str]:
         return {name: os.environ.get(name, "") for name in provenance.SLURM} | {"SLURM_JOB_NODELIST": self.entry.nodes}
@@ -184,6 +193,14 @@ class _Job:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _add(path: Path, slurm: dict[str, str]) -> None:
+    """Put more of Slurm's words into a record."""
+    found = record.read(path)
+    source = found.provenance.model_copy(update={"slurm": found.provenance.slurm | slurm})
+    with record.replacing(path) as temporary:  # not `record.write`: the series beside it stays
+        temporary.write_text(found.model_copy(update={"provenance": source}).model_dump_json(indent=1) + "\n")
 
 
 def _attempt(job: Job) -> int | None:

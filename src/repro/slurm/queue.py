@@ -60,15 +60,21 @@ def _accounted(job_id: str) -> list[str]:
     return lines or [""]
 
 
-def step_report(job_id: str, step: str) -> dict[str, str]:
-    """Elapsed, ExitCode, MaxRSS and ConsumedEnergyRaw of a step that has ended, as far as the accounting has them; empty without one."""
-    fields = ("Elapsed", "ExitCode", "MaxRSS", "ConsumedEnergyRaw")
+def step_reports(job_id: str) -> dict[str, dict[str, str]] | None:
+    """Elapsed, ExitCode, MaxRSS and ConsumedEnergyRaw of the job's ended steps by their number, as far as the accounting has them; None
+    where there is no accounting."""
+    fields = ("JobID", "State", "Elapsed", "ExitCode", "MaxRSS", "ConsumedEnergyRaw")
     try:
-        lines = _ask("sacct", "-n", "-P", "-j", f"{job_id}.{step}", "-o", ",".join(fields)).splitlines()
+        lines = _ask("sacct", "-n", "-P", "-j", job_id, "-o", ",".join(fields)).splitlines()
     except QueueError:
-        return {}
-    values = dict(zip(fields, lines[0].split("|"), strict=True)) if lines else {}
-    return {name: value for name, value in values.items() if value}
+        return None
+    found = {}
+    for line in lines:
+        values = dict(zip(fields, line.split("|"), strict=True))
+        step = values.pop("JobID").partition(".")[2]
+        if values.pop("State") != "RUNNING":
+            found[step] = {name: value for name, value in values.items() if value not in ("", "0")}
+    return found
 
 
 def restarts(job_id: str) -> int:
