@@ -62,7 +62,7 @@ class Job:
     def runs(self, record_number=0):
         """Whether the ranks of a point are at work: they have taken half a second of processor time each."""
         wanted = str(self.records[record_number])
-        ranks = [p for p in self.processes() if wanted in _command(p) and "srun" not in _command(p)[:1]]
+        ranks = [rank for rank in self.processes() if wanted in _command(rank) and "srun" not in _command(rank)[:1]]
         return bool(ranks) and all(_seconds(rank) > 6 for rank in ranks) and ranks
 
     def processes(self):

@@ -29,7 +29,8 @@ export MIOPEN_CUSTOM_CACHE_DIR="$MIOPEN_USER_DB_PATH"
 if [ -n "${REPRO_ENVIRONMENT:-}" ]; then
     staged="/mnt/bb/$USER/repro"
     sbcast --force --preserve "$REPRO_ENVIRONMENT" "/mnt/bb/$USER/environment.tar.gz"
-    srun --ntasks-per-node=1 sh -c "mkdir -p $staged && tar -xzf /mnt/bb/$USER/environment.tar.gz -C $staged && $staged/bin/conda-unpack"
+    nodes="$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%D)"  # Snakemake's jobs have lost SLURM_NNODES
+    srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 sh -c "mkdir -p $staged && tar -xzf /mnt/bb/$USER/environment.tar.gz -C $staged && $staged/bin/conda-unpack"
     export REPRO_PYTHON="$staged/bin/python"
     export PYTHONPATH="$PWD/src"  # this package itself is not in the archive
 fi

@@ -2,7 +2,7 @@
 
 # gloo carries barriers and small objects. It takes the address of the host's name, which often is the loopback's; so name the
 # interface of the default route (torch.distributed documentation, "Choosing the network interface").
-GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$(ip route show default 2>/dev/null | awk '{print $5; exit}')}"
+GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$(PATH=$PATH:/usr/sbin:/sbin ip -oneline route show default | sed -n 's/.* dev \([^ ]*\).*/\1/p;q' || true)}"
 export GLOO_SOCKET_IFNAME
 # NCCL finds InfiniBand by itself; over the same interface it only meets (NCCL documentation, NCCL_SOCKET_IFNAME).
 export NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-$GLOO_SOCKET_IFNAME}"

@@ -82,8 +82,8 @@ class Bin(_Strict):
 
 
 class Slurm(_Strict):
-    """How jobs are submitted and what the queue allows. `options` go to sbatch, `rank_options` to srun where a point fills its nodes;
-    `needs` names what must be set before anything is submitted."""
+    """How jobs are submitted and what the queue allows. `options` go to sbatch, `rank_options` to srun; `needs` names what must be set
+    before anything is submitted."""
 
     environment: str  # shell file that jobs source
     account: str | None = None
@@ -95,6 +95,7 @@ class Slurm(_Strict):
     memory_mb: int = Field(0, ge=0)  # of a node; 0: do not ask
     options: list[str] = []
     rank_options: list[str] = []
+    part_options: list[str] = []  # the same where a point takes some GPUs of a node: `{gpus}` stands for their numbers
     bins: list[Bin] = Field(min_length=1)
     running_jobs: int = Field(ge=1)  # that the queue runs at once for one user
     queued_jobs: int = Field(100, ge=1)  # that it takes at once from one user

@@ -2,12 +2,13 @@
 
 import hashlib
 import json
+import math
 from collections import Counter
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel
+from pydantic import AwareDatetime, BaseModel
 
 from repro import claims, config, experiments, paths, provenance, record
 from repro.experiments.base import Point
@@ -75,6 +76,7 @@ class Plan(BaseModel):
     turns records into figures, verdicts and the report; `memory_gb`: what a rank of the platform has; `unfit`: how many points the
     platform's nodes cannot hold, by reason."""
 
+    made: AwareDatetime
     platform: str
     tier: str
     results: str
@@ -168,7 +170,7 @@ def make(tier: str | None = None, platform: str | None = None) -> Plan:
     if where.memory_gb is not None:
         jobs = [job.model_copy(update={"rank_gb": _rank_gb(job)}) for job in jobs]
     unique = list({job.record: job for job in jobs}.values())  # overlapping grids name the same point once
-    fit, unfit = _fitting(unique, where.node)
+    fit, unfit = _fitting(unique, where)
     slurm = _slurm(fit, where, f"config/platforms/{settings.platform}.yaml")
     figures = {
         figure: _figure(name, read, fit, where, slurm)
@@ -176,6 +178,7 @@ def make(tier: str | None = None, platform: str | None = None) -> Plan:
         for figure, read in notebook.figures.items()
     }
     return Plan(
+        made=provenance.now(),
         platform=settings.platform,
         tier=settings.tier or "",
         results=results,
@@ -190,15 +193,18 @@ def make(tier: str | None = None, platform: str | None = None) -> Plan:
     )
 
 
-def _fitting(jobs: list[Job], node: config.Node | None) -> tuple[list[Job], dict[str, int]]:
-    """The jobs that the platform's nodes can hold, and how many they cannot, by reason."""
-    if node is None:
+def _fitting(jobs: list[Job], platform: config.Platform) -> tuple[list[Job], dict[str, int]]:
+    """The jobs that the platform's nodes can hold, and how many they cannot, by reason. What is predicted to run out of memory would only
+    cost hours."""
+    if platform.node is None:
         return jobs, {}
     fit, reasons = [], Counter[str]()
     for job in jobs:
         definition = experiments.get(job.experiment)
         point = definition.parameters.model_validate(job.point)
-        reason = packing.unfit(definition.shape(point), definition.one_machine(point), node)
+        reason = packing.unfit(definition.shape(point), definition.one_machine(point), platform.node)
+        if reason is None and (job.rank_gb or 0) > (platform.memory_gb or math.inf):
+            reason = f"more than the {platform.memory_gb:g} GB of a rank"
         if reason is None:
             fit.append(job)
         else:

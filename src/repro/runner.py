@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,10 @@ _OF_NETWORK = {
     "Connection reset by peer": Cause.NODE_FAILURE,
     "Broken pipe": Cause.NODE_FAILURE,
 }
+
+
+_SEEN_FROM_AFAR = (Cause.NODE_FAILURE, Cause.COMM_HANG)  # a rank's failure as its neighbours have it
+_NEIGHBOUR_S = 1.0  # for the neighbour to say it better
 
 
 def classify(error: BaseException) -> Cause:
@@ -134,14 +139,17 @@ def run(experiment: str, point: Point, repeat: int = 0, attempt: int = 1, out: P
 
 
 def _told_already(found: Record, out: Path) -> bool:
-    """Whether another rank of the same step of a job has already written why it failed."""
+    """Whether another rank of the same step of a job has already written why it failed, and not only that it lost a neighbour."""
     if found.status != "failed" or "SLURM_STEP_ID" not in found.provenance.slurm:
         return False
+    if found.cause in _SEEN_FROM_AFAR:
+        time.sleep(_NEIGHBOUR_S)
     try:
         other = record.read(out)
     except record.RecordError:
         return False
     same = ("SLURM_JOB_ID", "SLURM_STEP_ID")
-    return other.status == "failed" and all(
-        other.provenance.slurm.get(name) == found.provenance.slurm.get(name) for name in same
+    of_step = all(other.provenance.slurm.get(name) == found.provenance.slurm.get(name) for name in same)
+    return (
+        other.status == "failed" and of_step and (other.cause not in _SEEN_FROM_AFAR or found.cause in _SEEN_FROM_AFAR)
     )

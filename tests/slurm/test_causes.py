@@ -15,6 +15,17 @@ from repro.slurm.queue import JobState
         ("slurmstepd: error: Step 3.0 exceeded memory limit (900 > 300), being killed", Cause.OOM),
         ("slurmstepd: error: Detected 1 oom_kill event in StepId=4.0.", Cause.OOM),
         ("[rank3]:[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)", Cause.COMM_HANG),
+        ("srun: error: node1: tasks 0-3: Out Of Memory", Cause.OOM),
+        ("*** STEP 7.0 ON node1 CANCELLED AT 2026 ***\nsrun: error: node1: tasks 0-7: Killed", Cause.NODE_FAILURE),
+        (
+            "*** STEP 7.0 ON node1 CANCELLED AT 2026 ***\nsrun: error: node1: tasks 0,2-7: Exited with exit code 1",
+            Cause.UNEXPECTED,
+        ),
+        (
+            "srun: error: Task launch for StepId=3.1 failed on node node2: Communication connection failure",
+            Cause.NODE_FAILURE,
+        ),
+        ("slurmstepd: error: Detected 1 oom_kill event" + 9999 * "\nmore", Cause.OOM),
         ("srun: error: Node failure on node2\nsrun: error: node1: task 0: Killed", Cause.NODE_FAILURE),
         ("slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026 DUE TO TIME LIMIT ***", Cause.TIMEOUT),
         ("slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026 DUE TO PREEMPTION ***", Cause.PREEMPTED),
@@ -33,7 +44,7 @@ def test_of_a_log(tmp_path, text, cause):
     if text is not None:
         log.write_text(text)
     found, detail = causes.of_step(log, tmp_path, 8, timed_out=False, exit_code=1)
-    assert found is cause and "exit code 1" in detail and (text or "") in detail
+    assert found is cause and "exit code 1" in detail and (text or "")[-5000:] in detail
 
 
 @pytest.mark.parametrize(("blocked", "cause"), [([0, 1], Cause.COMM_HANG), ([0], Cause.TIMEOUT), ([], Cause.TIMEOUT)])
@@ -62,10 +73,14 @@ def test_a_step_that_was_ended_for_its_time(tmp_path):
         ("", Cause.UNEXPECTED),
     ],
 )
-def test_of_a_job(state, cause):
-    found, detail = causes.of_job(JobState(state), None, restarted=False)
+def test_of_a_job(tmp_path, state, cause):
+    found, detail = causes.of_job(JobState(state), tmp_path / "none.log", restarted=False)
     assert found is cause and (state or "not known to Slurm") in detail
 
 
-def test_of_a_job_that_began_anew():
-    assert causes.of_job(JobState("RUNNING"), None, restarted=True)[0] is Cause.PREEMPTED
+def test_of_a_job_that_began_anew(tmp_path):
+    assert causes.of_job(JobState("RUNNING"), tmp_path / "none.log", restarted=True)[0] is Cause.PREEMPTED
+
+
+def test_a_late_rank_whose_words_got_lost(tmp_path):
+    assert causes.of_step(tmp_path / "none.log", tmp_path, 4, timed_out=False, exit_code=124)[0] is Cause.TIMEOUT

@@ -33,6 +33,7 @@ POINTS = {
     "nvidia": {
         "zero_train": [{"nodes": [1, 4], "packages": 1, "gcds": 4}],
         "moe_decode": [{"nodes": 2, "packages": 1, "gcds": 4}],
+        "flover_parallel": [{"nodes": 1, "packages": 1, "gcds": 2}],
     },
 }
 OWN = {"frontier": {"account": "abc123"}, "nvidia": {"account": "abc123", "partition": "gpu", "qos": "normal"}}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -92,6 +93,9 @@ def test_from_points_to_the_report(points, project):
         same = [name for name in run.metrics if name.startswith(("bytes_", "loss_"))]
         assert len(same) == 5 and {n: run.metrics[n] for n in same} == {n: here.metrics[n] for n in same}
     assert "Nothing to be done" in snakemake()
+    stale = Path(plan.make("smoke", "box").jobs[0].record)
+    stale.write_text(stale.read_text().replace(found[0].provenance.source_hash, "of other code"))
+    assert re.search(r"^allocation +1$", snakemake("-n"), re.MULTILINE)  # though its job had said that it was done
 
 
 def wait_for(what, seconds, why):
@@ -136,15 +140,21 @@ def test_a_driver_that_is_killed_and_started_again(points):
     assert found.status == "ok" and found.attempt == 2 and found.provenance.slurm["SLURM_JOB_ID"] != orphans[0]
 
 
-def test_a_job_that_dies_is_replaced(points):
-    """By `retries` of the profile; the point that it was running counts the attempt."""
+@pytest.mark.parametrize("how", ["cancelled", "preempted"])
+def test_a_job_that_dies_is_replaced(points, how):
+    """By `retries` of the profile; the point that it was running counts the attempt. Other calls of Snakemake meanwhile do no harm."""
     points({"flover_queue": [{"grid": {"requests": 2, "seeds": 2}}], "moe_train": [{"grid": SECONDS, "minutes": 1}]})
     (slow,) = (Path(job.record) for job in plan.make("smoke", "box").jobs if job.experiment == "moe_train")
     first = subprocess.Popen(command(*allocations()), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_for(lambda: running(str(slow)), 90, "should have begun")
     (line,) = [line for line in slurm("squeue", "--noheader", "--format=%i|%k").splitlines() if "moe_train" in line]
-    slurm("scancel", line.split("|")[0])
-    assert first.wait(180) == 0
+    snakemake("-n")
+    if how == "cancelled":
+        slurm("scancel", line.split("|")[0])
+    else:
+        node = queue.facts(line.split("|")[0]).nodes
+        slurm("sbatch", "-p", "urgent", f"--nodelist={node}", "--exclusive", "-o/dev/null", "--wrap=sleep 1")
+    assert first.wait(240) == 0
     found = record.read(slow)
     assert found.status == "ok" and found.attempt == 2 and found.provenance.slurm["SLURM_JOB_ID"] != line.split("|")[0]
 

@@ -10,6 +10,8 @@ def of(key):
 
 
 rule allocation:
+    input:
+        PLAN_FILE,  # newer than whatever an earlier job of these points has written
     output:
         "results/{run}/slurm/done/{allocation}.json",
     log:
@@ -24,12 +26,25 @@ rule allocation:
         tasks_per_node=SLURM["tasks_per_node"],
         cpus_per_task=SLURM["settings"]["cores_per_rank"],
         runtime=of("minutes"),
+        trial=lambda wildcards, attempt: attempt,
     params:
-        plan=PLAN_FILE,
         environment=SLURM["settings"]["environment"],
     shell:
-        "set +eu; source {params.environment:q}; set -eu;"
-        " repro allocation {params.plan:q} {wildcards.allocation} --out {output:q} > {log:q} 2>&1"
+        "set +u; source {params.environment:q}; set -u;"
+        " repro allocation {input:q} {wildcards.allocation} --trial {resources.trial} --out {output:q} > {log:q} 2>&1"
+
+
+def check_jobs(limit):
+    """The profile says how many jobs wait or run at once; more than the queue takes would be refused one by one."""
+    found = workflow.resource_settings.nodes
+    if found is not None and limit < found < sys.maxsize:
+        raise WorkflowError(
+            f"config/platforms/{PLAN['platform']}.yaml: slurm.queued_jobs: found {limit}, and the profile's `jobs` (--jobs) is {found};"
+            " allowed: no more jobs than the queue takes"
+        )
+
+
+check_jobs(SLURM["settings"]["queued_jobs"])
 
 
 onstart:
@@ -38,7 +53,9 @@ onstart:
 
 onsuccess:
     driver.settle(PLAN["results"])
+    driver.release()
 
 
 onerror:
     driver.settle(PLAN["results"])
+    driver.release()

@@ -1,9 +1,12 @@
 # What the rules share: the plan, and functions that read it.
 import json
+import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+
+from repro.slurm import plans
 
 # Jobs call `repro` of the environment that runs this workflow, also when it is not activated.
 shell.prefix(f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; ")
@@ -25,12 +28,12 @@ def load_plan():
 if unknown := set(config) - {"tier", "platform"}:
     raise WorkflowError(f"--config: unknown {', '.join(sorted(unknown))}; allowed: tier, platform")
 
-# The plan decides what runs; a job on another node reads the workflow again, and must find the plan that it was submitted with.
-PLAN_FILE = Path("results", f"plan-{config.get('platform', 'default')}-{config.get('tier', 'default')}.json")
+# The plan decides what runs. A job on another node reads the workflow again and must find the plan that it was submitted with, whatever
+# other calls of Snakemake have made of it since: so each call has a file of its own, and jobs inherit its name.
 if workflow.is_main_process:
-    found = load_plan()
-    PLAN_FILE.parent.mkdir(exist_ok=True)
-    PLAN_FILE.write_text(found)
+    PLAN_FILE = plans.keep(load_plan())
+    os.environ[plans.VARIABLE] = str(PLAN_FILE)
+PLAN_FILE = plans.inherited()
 PLAN = json.loads(PLAN_FILE.read_text())
 RUN = Path(PLAN["results"]).name
 JOBS = {job["record"]: job for job in PLAN["jobs"]}

@@ -175,6 +175,7 @@ def allocation(
     plan_file: Annotated[Path, typer.Argument(help="Plan that Snakemake has written.")],
     name: Annotated[str, typer.Argument(help="Name of an allocation in it.")],
     out: Annotated[Path, typer.Option(help="Written when every point has a record (JSON).")],
+    trial: Annotated[int, typer.Option(min=1, help="How often this allocation has been submitted.")] = 1,
 ) -> None:
     """Inside a Slurm job: run the points of an allocation."""
     from repro.plan import Plan
@@ -186,9 +187,9 @@ def allocation(
         if name not in known:
             raise ValueError(f"{plan_file}: no allocation {name!r}; known: {', '.join(known) or 'none'}")
         _, platform = config.load(found.tier, found.platform)
-        missing = room.run(found, known[name], platform)
+        missing = room.run(found, known[name], platform, trial)
     if missing:
-        stderr.print(f"no time was left for {', '.join(missing)}; the next job runs them", soft_wrap=True)
+        stderr.print(f"left to the next job: {', '.join(missing)}", soft_wrap=True)
         raise typer.Exit(1)
     with record.replacing(out) as temporary:
         temporary.write_text(known[name].model_dump_json(indent=1) + "\n")

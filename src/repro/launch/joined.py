@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from repro.topology import Topology
 
 
+ALONE = "REPRO_ALONE"  # set to 1 by a job: the step's only task is the only rank of its point
+
+
 def place_in_job() -> tuple[int, int] | None:
     """(rank, world size) when torchrun or a step of several srun tasks started this process."""
     env = os.environ
@@ -25,8 +28,8 @@ def place_in_job() -> tuple[int, int] | None:
         return None
     if {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= env.keys():
         return int(env["RANK"]), int(env["WORLD_SIZE"])
-    # SLURM_NTASKS is also set in a batch script, which is no rank; a step of one task (as Snakemake uses) is none either.
-    if "SLURM_PROCID" in env and int(env.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+    # SLURM_NTASKS is also set in a batch script, which is no rank; a step of one task (as Snakemake uses) is none either, unless it says so.
+    if "SLURM_PROCID" in env and (int(env.get("SLURM_STEP_NUM_TASKS", 1)) > 1 or env.get(ALONE) == "1"):
         return int(env["SLURM_PROCID"]), int(env["SLURM_STEP_NUM_TASKS"])
     return None
 

@@ -9,7 +9,7 @@ from repro.topology import Topology
 
 # A rank's own GPU, or the list of its node's; ROCR is AMD's, which Slurm sets for MI250X GCDs.
 _DEVICES = ("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-_IN_PACKAGE = "REPRO_GCDS_PER_PACKAGE"  # of the hardware; set by the job, from the platform file
+IN_PACKAGE = "REPRO_GCDS_PER_PACKAGE"  # of the hardware; set by the job, from the platform file
 
 
 class Seat(NamedTuple):
@@ -26,7 +26,7 @@ def check_placement(topology: Topology, rank: int) -> None:
 
     seats: list[Seat] = [Seat("", None)] * topology.world_size
     dist.all_gather_object(seats, seat())
-    compare(topology, seats, int(os.environ.get(_IN_PACKAGE, topology.levels[0].size)))
+    compare(topology, seats, int(os.environ.get(IN_PACKAGE, topology.levels[0].size)))
 
 
 def seat() -> Seat:

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from types import CodeType
 
@@ -41,7 +42,9 @@ def _tell_and_end(rank: int, after_s: float, outermost: CodeType) -> None:
     stack, blocked = where(outermost)
     told = json.dumps({"rank": rank, "after_s": after_s, "stack": stack, "blocked": blocked})
     if folder := os.environ.get(FOLDER):
-        Path(folder, f"rank-{rank}.json").write_text(told)
+        begun = Path(folder, f".rank-{rank}")
+        begun.write_text(told)
+        begun.rename(Path(folder, f"rank-{rank}.json"))
     print(f"rank {rank} was not done after {after_s:.0f} s:\n{stack}", file=sys.stderr, flush=True)
     time.sleep(_TOGETHER_S)
     os._exit(EXIT_CODE)
@@ -49,7 +52,7 @@ def _tell_and_end(rank: int, after_s: float, outermost: CodeType) -> None:
 
 def cause(folder: Path, world_size: int) -> LaunchTimeout | None:
     """What the late ranks of a step left in `folder`: a CollectiveHang where all of them waited for others; None when none was late."""
-    late = sorted((json.loads(file.read_text()) for file in folder.glob("rank-*.json")), key=lambda told: told["rank"])
+    late = sorted((json.loads(file.read_text()) for file in folder.glob("rank-*.json")), key=itemgetter("rank"))
     if not late:
         return None
     blocked = [told["rank"] for told in late if told["blocked"]]

@@ -8,22 +8,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from repro import experiments, paths, plan, provenance, record
 from repro.config import Node, Platform, Slurm
-from repro.launch import watchdog
+from repro.launch import joined, placement, watchdog
 from repro.plan import Job, Plan
 from repro.record import Cause
 from repro.slurm import causes, journal, queue
 from repro.slurm.journal import Entry, Running
 from repro.slurm.packing import Allocation
 
-RESERVE_S = 20.0  # before the job's own end: to say why, and where the ranks were
-GRACE_S = 15.0  # for late ranks to tell, before the step is ended
+# Before the job's own end there must be time for late ranks to tell where they are, for Slurm to end them, and to write it down.
+GRACE_S, MARGIN_S = 10.0, 7.0
+_LATE_FILES_S = 5.0
 _PYTHON = "REPRO_PYTHON"  # an interpreter on the node's own disk; set by the site's environment
 
 
@@ -31,66 +32,75 @@ class Ended(BaseException):
     """Slurm asked the job to end."""
 
 
-def run(found: Plan, allocation: Allocation, platform: Platform) -> list[str]:
-    """Run what is not done; the records that are still missing, because the job's time is over. ValueError outside a job of Slurm, QueueError
-    where it does not answer."""
+def run(found: Plan, allocation: Allocation, platform: Platform, trial: int = 1) -> list[str]:
+    """Run what is not done; the records that the next job has to make: the job's time was over, or, in the first `trial`, what failed from
+    outside. ValueError outside a job of Slurm and where another job runs the allocation, QueueError where Slurm cannot tell."""
     if "SLURM_JOB_ID" not in os.environ:
         raise ValueError(
             f"allocation {allocation.name}: SLURM_JOB_ID is not set; it runs inside a job, which `snakemake --profile` submits"
         )
-    return _Job(found, allocation, platform).run()
+    return _Job(found, allocation, platform, trial).run()
 
 
 def srun(job: Job, slurm: Slurm, node: Node) -> list[str]:
     """The command line that starts a point's ranks, up to the program. It says all of it: what a step inherits differs between
     sbatch, salloc and Snakemake's jobs."""
-    in_node, gpus = job.tasks_per_node, node.ranks
-    cores = slurm.cores_per_rank * (gpus if in_node == 1 else 1)
-    words = ["srun", "--kill-on-bad-exit=1", "--wait=0", f"--nodes={job.nodes}", f"--ntasks={job.nodes * in_node}"]
-    words += [f"--ntasks-per-node={in_node}", f"--cpus-per-task={cores}"]
+    in_node = job.tasks_per_node
+    words = ["srun", "--kill-on-bad-exit=1", "--wait=0", "--distribution=block", f"--nodes={job.nodes}"]
+    words += [f"--ntasks={job.nodes * in_node}", f"--ntasks-per-node={in_node}"]
+    if in_node == 1:  # the whole node: the task may start ranks of its own
+        return [
+            *words,
+            f"--cpus-per-task={slurm.cores_per_rank * node.ranks}",
+            f"--gpus-per-node={node.ranks}",
+            "--gpu-bind=none",
+        ]
+    words.append(f"--cpus-per-task={slurm.cores_per_rank}")
     if in_node == node.ranks:
         return [*words, *slurm.rank_options]
-    # Not all GCDs of a node: say which, or two ranks of different packages may get GCDs of one.
+    # Not all GPUs of a node: say which, or two ranks of different packages may get GPUs of one.
     taken = [package * node.gcds + gcd for package in range(job.packages) for gcd in range(in_node // job.packages)]
-    bind = f"--gpu-bind=map_gpu:{','.join(map(str, taken))}" if in_node > 1 else "--gpu-bind=none"
-    return [*words, f"--gpus-per-node={gpus}", bind]
+    return [*words, *(option.format(gpus=",".join(map(str, taken))) for option in slurm.part_options)]
 
 
 class _Job:
     """This job, and the state of its work."""
 
-    def __init__(self, found: Plan, allocation: Allocation, platform: Platform) -> None:
+    def __init__(self, found: Plan, allocation: Allocation, platform: Platform, trial: int) -> None:
         assert (
             platform.slurm is not None and platform.node is not None
         )  # a plan has allocations only where there is Slurm
         self.slurm, self.node = platform.slurm, platform.node
-        self.plan, self.allocation = found, allocation
+        self.plan, self.allocation, self.trial = found, allocation, trial
         self.job_id = os.environ["SLURM_JOB_ID"]
-        self.ends_at = queue.ends_at(self.job_id).timestamp()
-        self.entry = Entry(
-            job_id=self.job_id,
-            allocation=allocation.name,
-            restarts=queue.restarts(self.job_id),
-            nodes=queue.nodes(self.job_id),
-        )
+        self.facts = queue.facts(self.job_id)
+        self.reserve_s = GRACE_S + queue.kill_wait_s() + MARGIN_S
+        self.entry = Entry(job_id=self.job_id, allocation=allocation.name, nodes=self.facts.nodes)
+        self.begun = 0  # points
         self.unreported: dict[str, Path] = {}  # records that the accounting has not yet been asked about, by step
 
     def run(self) -> list[str]:
-        """Records that are missing at the end."""
+        """Records that the next job has to make."""
         self._settle_earlier()
         jobs = {job.record: job for job in self.plan.jobs}
         missing = []
         with _ends_politely():
             for number, name in enumerate(self.allocation.jobs, start=1):
                 job = jobs[name]
-                if (attempt := _attempt(job)) is None:
+                if (attempt := _attempt(job, self.plan.made)) is None:
                     continue
-                if self._seconds_left() < 60 * job.minutes:
+                if self.begun and self._seconds_left() < 60 * job.minutes:
                     missing.append(name)
                     continue
                 print(f"{number}/{len(self.allocation.jobs)} {name}", flush=True)
-                self._step(job, attempt)
+                cause = self._step(job, attempt)
                 self._report(patience_s=0)
+                if cause in causes.OUTSIDE and self.trial == 1:
+                    missing.append(name)
+                if cause is Cause.NODE_FAILURE and not self._nodes_answer():
+                    missing += self.allocation.jobs[number:]
+                    print("the job's nodes do not all answer: it ends here", flush=True)
+                    break
             self._report(patience_s=5)
         journal.remove(self.plan.results, self.job_id)
         return missing
@@ -99,13 +109,26 @@ class _Job:
         """Jobs of the same allocation that died, and this one before Slurm put it back into the queue."""
         for entry in journal.entries(self.plan.results):
             if entry.allocation == self.allocation.name:
-                journal.settle(self.plan.results, entry, restarted=entry.job_id == self.job_id)
+                again = entry.job_id == self.job_id
+                if not again and not queue.state(entry.job_id).over:
+                    raise ValueError(f"allocation {entry.allocation}: job {entry.job_id} is running it")
+                journal.settle(self.plan.results, entry, restarted=again)
 
     def _seconds_left(self) -> float:
-        return self.ends_at - time.time() - RESERVE_S
+        return self.facts.ends_at.timestamp() - time.time() - self.reserve_s
 
-    def _step(self, job: Job, attempt: int) -> None:
-        """One point: its record is there afterwards, its own or one that says why not."""
+    def _nodes_answer(self) -> bool:
+        """Whether a task starts on each of the job's nodes."""
+        nodes = f"{self.allocation.nodes}"
+        command = ["srun", "--nodes", nodes, "--ntasks", nodes, "--ntasks-per-node=1", "--kill-on-bad-exit=1", "true"]
+        try:
+            return subprocess.run(command, timeout=60, capture_output=True).returncode == 0
+        except subprocess.TimeoutExpired:
+            return False
+
+    def _step(self, job: Job, attempt: int) -> Cause | None:
+        """One point: its record is there afterwards, its own or one that says why not. Cause of a failure."""
+        self.begun += 1
         log = f"{self.plan.results}/logs/{job.experiment}/{Path(job.record).stem}.log"
         running = Running(
             **job.model_dump(include={"record", "experiment", "point", "repeat"}),
@@ -114,16 +137,24 @@ class _Job:
             log=log,
         )
         journal.write(self.plan.results, self.entry.model_copy(update={"running": running}))
-        limit = min(experiments.get(job.experiment).timeout_s, self._seconds_left())
+        limit = min(experiments.get(job.experiment).timeout_s, max(1.0, self._seconds_left()))
         with self._where() as where:
             try:
                 code = self._srun(job, attempt, limit, where, paths.root() / log)
             except Ended:
-                cause, detail = causes.of_job(queue.state(self.job_id), paths.root() / log, restarted=False)
-                if journal.finished(running) is None:
-                    journal.failed(running, cause, detail, self._slurm())
+                self._tell_why_ended(job, running, where)
                 raise
-            self._complete(job, running, code, where)
+            return self._complete(job, running, code, where)
+
+    def _tell_why_ended(self, job: Job, running: Running, where: Path) -> None:
+        """Slurm ends the job: record why, where that is known already. Else the entry stays, and who reads it asks again."""
+        cause = causes.of_ending(queue.state(self.job_id))
+        told = causes.of_watchdogs(where, job.nodes * job.tasks_per_node)
+        if told is None and cause is not None:
+            told = cause, f"the job was ended while this ran\n{causes.tail(paths.root() / running.log)}"
+        if told is not None and journal.finished(running) is None:
+            journal.failed(running, *told, self._slurm())
+            journal.remove(self.plan.results, self.job_id)
 
     def _srun(self, job: Job, attempt: int, limit: float, where: Path, log: Path) -> int | None:
         """Exit code of the step; None when it was ended for its time."""
@@ -138,7 +169,8 @@ class _Job:
         environment = os.environ | {
             watchdog.DEADLINE: str(time.time() + limit),
             watchdog.FOLDER: str(where),
-            "REPRO_GCDS_PER_PACKAGE": str(self.node.gcds),
+            placement.IN_PACKAGE: str(self.node.gcds),
+            joined.ALONE: str(int(job.ranks == 1)),
         }
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w") as output:
@@ -155,21 +187,38 @@ class _Job:
             except subprocess.TimeoutExpired:
                 return None
             finally:
-                _end(step)
+                self._end(step)
 
-    def _complete(self, job: Job, running: Running, code: int | None, where: Path) -> None:
-        """Add what Slurm knows to the step's record, or write the one that it could not write."""
+    def _end(self, step: "subprocess.Popen[Any]") -> None:
+        """End srun and its ranks, if they have not ended: srun alone would leave ranks behind that ignore its signal."""
+        if step.poll() is not None:
+            return
+        step.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            step.wait(3.0)
+        queue.kill_steps(self.job_id)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            step.wait(5.0)
+        if step.poll() is None:
+            step.kill()
+            step.wait()
+
+    def _complete(self, job: Job, running: Running, code: int | None, where: Path) -> Cause | None:
+        """Take note of the step's record, or write the one that it could not write. Cause of a failure."""
         found = journal.finished(running)
+        limit = time.monotonic() + _LATE_FILES_S
+        while found is None and not any(where.iterdir()) and code is not None and time.monotonic() < limit:
+            time.sleep(0.5)  # a shared file system may show other nodes' files a little later
+            found = journal.finished(running)
         if found is None:
             ranks = job.nodes * job.tasks_per_node
             cause, detail = causes.of_step(paths.root() / running.log, where, ranks, code is None, code)
-            if cause is Cause.UNEXPECTED and not queue.state(self.job_id).state.startswith("RUNNING"):
-                time.sleep(1.0)  # the job is being ended: SIGTERM follows, and its cause is the better one
             journal.failed(running, cause, detail, self._slurm())
-            return
+            return cause
         step = found.provenance.slurm.get("SLURM_STEP_ID")
         if step is not None:
             self.unreported[step] = paths.root() / job.record
+        return found.cause if found.status == "failed" else None
 
     def _report(self, patience_s: float) -> None:
         """Add to the records what the accounting knows of their steps; it learns of a step's end a little later."""
@@ -182,12 +231,12 @@ class _Job:
             time.sleep(0.5)
 
     def _slurm(self) -> dict[str, str]:
-        return {name: os.environ.get(name, "") for name in provenance.SLURM} | {"SLURM_JOB_NODELIST": self.entry.nodes}
+        return {name: os.environ.get(name, "") for name in provenance.SLURM} | {"SLURM_JOB_NODELIST": self.facts.nodes}
 
     @contextlib.contextmanager
     def _where(self) -> Iterator[Path]:
-        """A folder that all nodes see, for what late ranks tell."""
-        folder = paths.root() / self.plan.results / "slurm" / "where" / self.job_id
+        """A folder of this step that all nodes see, for what late ranks tell."""
+        folder = paths.root() / self.plan.results / "slurm/where" / f"{self.job_id}-{self.begun}"
         folder.mkdir(parents=True, exist_ok=True)
         try:
             yield folder
@@ -203,27 +252,17 @@ def _add(path: Path, slurm: dict[str, str]) -> None:
         temporary.write_text(found.model_copy(update={"provenance": source}).model_dump_json(indent=1) + "\n")
 
 
-def _attempt(job: Job) -> int | None:
-    """Number of the attempt to make now; None when the point has its record: an earlier try of this job may have made it."""
-    state, following = plan.state(
-        paths.root() / job.record, provenance.source_hash(f"repro.experiments.{job.experiment}")
-    )
+def _attempt(job: Job, planned: datetime) -> int | None:
+    """Number of the attempt to make now; None when the point has its record: an earlier job of the same driver may have made it."""
+    path = paths.root() / job.record
+    state, following = plan.state(path, provenance.source_hash(f"repro.experiments.{job.experiment}"))
     if state in ("done", "skipped"):
         return None
-    if state == "failed" and following > job.attempt:
-        cause = record.read(paths.root() / job.record).cause
-        return following if cause in causes.OUTSIDE else None
+    if state == "failed":
+        found = record.read(path)
+        since_planned = found.provenance.start >= planned
+        return None if since_planned and found.cause not in causes.OUTSIDE else following
     return max(job.attempt, following)
-
-
-def _end(step: "subprocess.Popen[Any]") -> None:
-    """End srun, and with it the ranks, if it has not ended: it passes SIGTERM on, and a second one makes it leave."""
-    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
-        if step.poll() is not None:
-            return
-        step.send_signal(number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            step.wait(3.0)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pydantic import AwareDatetime, BaseModel, ValidationError
 
-from repro import config, experiments, paths, provenance, record
+from repro import config, paths, provenance, record
 from repro.experiments.base import Point
 from repro.record import Cause, Record
 from repro.slurm import causes, queue
@@ -62,7 +62,8 @@ def entries(results: str) -> list[Entry]:
 
 def settle(results: str, entry: Entry, restarted: bool = False) -> Cause | None:
     """Record why the point that `entry` was running has no numbers, and drop the entry; None where it had got its record.
-    `restarted`: the same job has begun anew."""
+    `restarted`: the same job has begun anew. QueueError where Slurm cannot tell; ConfigError for a point that no experiment knows
+    any more."""
     cause = None
     if (running := entry.running) is not None and finished(running) is None:
         log = paths.root() / running.log
@@ -73,12 +74,12 @@ def settle(results: str, entry: Entry, restarted: bool = False) -> Cause | None:
 
 
 def finished(running: Running) -> Record | None:
-    """The record of this very attempt, where it is there."""
+    """The record of this attempt or of a later one, where it is there."""
     try:
         found = record.read(paths.root() / running.record)
     except record.RecordError:
         return None
-    return found if found.attempt == running.attempt and found.provenance.start >= running.since else None
+    return found if found.attempt >= running.attempt and found.provenance.start >= running.since else None
 
 
 def failed(running: Running, cause: Cause, detail: str, slurm: dict[str, str]) -> None:
@@ -97,7 +98,4 @@ def failed(running: Running, cause: Cause, detail: str, slurm: dict[str, str]) -
         attempt=running.attempt,
         provenance=source.model_copy(update={"slurm": source.slurm | {k: v for k, v in slurm.items() if v}}),
     )
-    experiments.get(
-        running.experiment
-    )  # an entry of an experiment that is no more would make a record that nobody can read
     record.write(found, paths.root() / running.record)

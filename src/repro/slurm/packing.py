@@ -14,6 +14,7 @@ from repro.experiments.base import Shape
 
 SPARE = 1.5  # a job asks for so much more than its points are expected to take
 LEAST_MINUTES = 5  # that a job asks for
+ENDING_MINUTES = 2  # that a job needs beside its points: to start, and to say at its end why one was not done
 
 
 class Step(Protocol):
@@ -95,7 +96,7 @@ def _allocation(steps: Sequence[Step], slurm: Slurm) -> Allocation:
 def _limit(slurm: Slurm, nodes: int, expected: float) -> int | None:
     """Minutes to ask for; None where the queue does not give even what is expected."""
     hours = slurm.limit_hours(nodes)
-    if hours is None or expected > hours * 60:
+    if hours is None or expected + ENDING_MINUTES > hours * 60:
         return None
     return min(int(hours * 60), max(LEAST_MINUTES, math.ceil(expected * SPARE)))
 

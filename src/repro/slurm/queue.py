@@ -1,7 +1,9 @@
 """What Slurm says of jobs: squeue while it remembers them, the accounting after that, where there is one."""
 
 import getpass
+import re
 import subprocess
+import time
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -9,6 +11,16 @@ from pathlib import Path
 _LIVING = frozenset(
     {"PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "REQUEUED", "RESIZING", "STAGE_OUT", "STOPPED"}
 )
+
+_FOR_THE_MOMENT = (
+    "Unable to contact slurm",
+    "Socket timed out",
+    "Connection refused",
+    "no answer in",
+    "Zero Bytes were transmitted",
+)
+_PAUSES_S = (1, 2, 5, 10, 20, 20)
+_NO_ACCOUNTING = "accounting storage is disabled"
 
 
 @dataclass(frozen=True)
@@ -28,6 +40,18 @@ class QueueError(OSError):
 
 
 def _ask(*command: str) -> str:
+    """Standard output. What Slurm cannot answer for the moment is asked again, for a minute."""
+    for pause_s in (*_PAUSES_S, None):
+        try:
+            return _said(*command)
+        except QueueError as error:
+            if pause_s is None or not any(words in str(error) for words in _FOR_THE_MOMENT):
+                raise
+            time.sleep(pause_s)
+    raise AssertionError("the last pause is None")
+
+
+def _said(*command: str) -> str:
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except FileNotFoundError as error:
@@ -40,34 +64,37 @@ def _ask(*command: str) -> str:
 
 
 def state(job_id: str) -> JobState:
-    """Of a job that may have ended. QueueError only where Slurm cannot be asked at all."""
+    """Of a job that may have ended. QueueError where Slurm cannot tell."""
     try:
         found = _ask("squeue", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%T|%r")
     except QueueError as error:
         if "Invalid job id" not in str(error):
             raise
         found = ""
-    lines = found.split("\n") if found.strip() else _accounted(job_id)
-    word, _, reason = lines[0].partition("|")
+    found = found or _accounted(job_id)
+    word, _, reason = found.partition("\n")[0].partition("|")
     return JobState(word.split(" ")[0], reason)  # "CANCELLED by 0"
 
 
-def _accounted(job_id: str) -> list[str]:
+def _accounted(job_id: str) -> str:
     try:
-        lines = _ask("sacct", "-X", "-n", "-P", "-j", job_id, "-o", "State,Reason").splitlines()
-    except QueueError:  # no accounting
-        lines = []
-    return lines or [""]
+        return _ask("sacct", "-X", "-n", "-P", "-j", job_id, "-o", "State,Reason")
+    except QueueError as error:
+        if _NO_ACCOUNTING in str(error) or "not on PATH" in str(error):
+            return ""
+        raise
 
 
 def step_reports(job_id: str) -> dict[str, dict[str, str]] | None:
     """Elapsed, ExitCode, MaxRSS and ConsumedEnergyRaw of the job's ended steps by their number, as far as the accounting has them; None
-    where there is no accounting."""
+    where there is none."""
     fields = ("JobID", "State", "Elapsed", "ExitCode", "MaxRSS", "ConsumedEnergyRaw")
     try:
         lines = _ask("sacct", "-n", "-P", "-j", job_id, "-o", ",".join(fields)).splitlines()
-    except QueueError:
-        return None
+    except QueueError as error:
+        if _NO_ACCOUNTING in str(error) or "not on PATH" in str(error):
+            return None
+        return {}
     found = {}
     for line in lines:
         values = dict(zip(fields, line.split("|"), strict=True))
@@ -77,24 +104,34 @@ def step_reports(job_id: str) -> dict[str, dict[str, str]] | None:
     return found
 
 
-def restarts(job_id: str) -> int:
-    """How often Slurm has put the job back into the queue."""
-    return int(_shown(job_id).get("Restarts", "0"))
+@dataclass(frozen=True)
+class JobFacts:
+    """What Slurm says of a job that runs: how often it was put back into the queue, when it will be ended, its nodes in Slurm's short form."""
+
+    restarts: int
+    ends_at: datetime
+    nodes: str
 
 
-def ends_at(job_id: str) -> datetime:
-    """When Slurm will end the job, in local time."""
-    return datetime.fromisoformat(_shown(job_id)["EndTime"])
-
-
-def nodes(job_id: str) -> str:
-    """The job's nodes, in Slurm's short form."""
-    return _shown(job_id)["NodeList"]
-
-
-def _shown(job_id: str) -> dict[str, str]:
+def facts(job_id: str) -> JobFacts:
+    """Of a job that runs; QueueError where Slurm cannot tell."""
     words = _ask("scontrol", "show", "job", "--oneliner", job_id).split()
-    return {name: value for name, equals, value in (word.partition("=") for word in words) if equals}
+    shown = {name: value for name, equals, value in (word.partition("=") for word in words) if equals}
+    return JobFacts(int(shown.get("Restarts", "0")), datetime.fromisoformat(shown["EndTime"]), shown["NodeList"])
+
+
+def kill_wait_s() -> float:
+    """Seconds that Slurm leaves processes between SIGTERM and SIGKILL."""
+    found = re.search(r"^KillWait\s*=\s*(\d+)", _ask("scontrol", "show", "config"), re.MULTILINE)
+    return float(found.group(1)) if found else 30.0
+
+
+def kill_steps(job_id: str) -> None:
+    """End what srun has started in the job, at once and without asking; the job's script goes on."""
+    steps = _ask("squeue", "--steps", "--noheader", f"--jobs={job_id}", "--format=%i").split()
+    ours = [step for step in steps if step.partition(".")[2].isdigit()]
+    if ours:
+        _ask("scancel", "--signal=KILL", *ours)
 
 
 def jobs_of(folder: Path, comment: str) -> list[str]:
