@@ -100,3 +100,31 @@ def test_source_hash_does_not_depend_on_empty_fields():
     tree.body[0].type_comment = None
     tree.body[0].future_field = []
     assert provenance._dump(tree) == first and "f" in first
+
+
+def test_points_that_a_platform_cannot_hold_are_left_out(project):
+    """Too many GPUs in a package, or more memory than a rank has; what is left fits, and nothing is lost without a word."""
+    everything = plan.make("cluster", "laptop").jobs
+    found = plan.make("cluster", "frontier")
+    assert len(found.jobs) + sum(found.unfit.values()) == len(everything)
+    assert any("4 ranks in a package, and a package has 2" in reason for reason in found.unfit)
+    assert any("more than the 64 GB of a rank" in reason for reason in found.unfit)
+    assert all((job.rank_gb or 0) <= 64 and job.tasks_per_node <= 8 for job in found.jobs)
+    inside = [name for allocation in found.slurm.allocations for name in allocation.jobs]
+    assert sorted(inside) == sorted(job.record for job in found.jobs)
+
+
+def test_cost_of_a_figure_as_jobs(project):
+    found = plan.make("cluster", "frontier")
+    cost, whole = found.figures["zero_bytes"].queue, found.slurm.cost
+    assert 0 < cost.node_hours < whole.node_hours and cost.gpu_hours == pytest.approx(8 * cost.node_hours, rel=1e-3)
+    assert cost.allocations == sum(a.experiment in ("zero_train",) for a in found.slurm.allocations)
+    assert cost.bins == ["1-91 nodes, 2 h"] and cost.wall_hours <= whole.wall_hours
+    assert found.figures["zero_choice"].queue.allocations == 0
+    assert plan.make("smoke").slurm is None
+
+
+def test_where_memory_must_be_shared_one_task_starts_the_ranks(project):
+    jobs = plan.make("smoke", "box").jobs
+    shared = [job for job in jobs if job.point.get("keys_values") == "shared"]
+    assert shared and all((job.nodes, job.tasks_per_node) == (1, 1) and job.ranks > 1 for job in shared)

@@ -105,3 +105,62 @@ def test_timed_runs_are_alone_and_others_share(tmp_path, monkeypatch):
     with runner.machine(timed=True):
         assert not free(fcntl.LOCK_SH) and not free(fcntl.LOCK_EX)
     assert free(fcntl.LOCK_EX)
+
+
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] "
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        (GLOO + "Connection closed by peer [10.99.0.2]:40000", "node_failure"),
+        (GLOO + "Timed out waiting 1000ms for recv operation to complete", "comm_hang"),
+        ("NCCL error: remote process exited or there was a network error", "node_failure"),
+        ("shapes do not match", "unexpected"),
+    ],
+)
+def test_what_a_rank_of_a_job_sees_of_its_neighbours(said, cause):
+    assert runner.classify(RuntimeError(said)) == cause
+
+
+def in_step(monkeypatch, rank):
+    """As one of two ranks of a step."""
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "3", "SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": "2"}
+    for name, value in step.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize("order", ["cause first", "cause last"])
+def test_of_a_jobs_ranks_the_one_that_failed_is_heard(tmp_path, monkeypatch, experiment, order):
+    """Its neighbour only lost the connection; whoever writes first."""
+    monkeypatch.setattr(runner, "_NEIGHBOUR_S", 0.01)
+    errors = [MemoryError("rank 1 is full"), RuntimeError(GLOO + "Connection closed by peer")]
+    for error in errors if order == "cause first" else reversed(errors):
+        in_step(monkeypatch, rank=int(isinstance(error, MemoryError)))
+        experiment(lambda point, error=error: _raise(error))
+        runner.run("flover_queue", Point(), out=tmp_path / "r.json")
+    found = record.read(tmp_path / "r.json")
+    assert found.cause == "oom" and "rank 1 is full" in found.detail
+
+
+def test_a_failure_of_an_earlier_step_is_replaced(tmp_path, monkeypatch, experiment):
+    for step, error in (("3", MemoryError("old")), ("4", RuntimeError("new"))):
+        in_step(monkeypatch, rank=0)
+        monkeypatch.setenv("SLURM_STEP_ID", step)
+        experiment(lambda point, error=error: _raise(error))
+        runner.run("flover_queue", Point(), out=tmp_path / "r.json")
+    assert "new" in record.read(tmp_path / "r.json").detail
+
+
+def test_other_ranks_of_a_job_end_without_a_record(tmp_path, monkeypatch, experiment):
+    in_step(monkeypatch, rank=1)
+    experiment(lambda point: _raise(launch.Done()))
+    with pytest.raises(SystemExit) as ended:
+        runner.run("flover_queue", Point(), out=tmp_path / "r.json")
+    assert ended.value.code == 0 and not (tmp_path / "r.json").exists()
+
+
+def test_the_jobs_deadline_comes_before_the_experiments(monkeypatch, experiment):
+    monkeypatch.setenv("REPRO_DEADLINE", str(time.time() + 0.2))
+    experiment(lambda point: time.sleep(20))
+    assert runner.run("flover_queue", Point()).cause == "timeout"
