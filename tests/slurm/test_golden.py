@@ -158,3 +158,10 @@ def test_no_more_jobs_than_the_queue_takes(profile):
     assert settings["jobs"] <= platform.slurm.queued_jobs
     assert yaml.safe_load((paths.root() / settings["configfile"]).read_text()) == {"platform": PROFILES[profile]}
     assert (paths.root() / platform.slurm.environment).exists()
+
+
+def test_more_jobs_than_the_queue_takes_are_an_error(project, fake_slurm):
+    fill_in(project, "frontier")
+    done = submit("frontier", "-n", "--jobs", "200")
+    said = done.stdout + done.stderr
+    assert done.returncode and "frontier.yaml: slurm.queued_jobs: found 90" in said and "`jobs` (--jobs) is 200" in said

@@ -52,8 +52,10 @@ def test_format_and_static_checks():
     subprocess.run([sys.executable, "-m", "ruff", "format", "--check", "src", "tests"], cwd=root, check=True)
 
 
-def test_lint_is_clean(project):
-    snakemake("--lint")
+@pytest.mark.parametrize("platform", ["laptop", "box"])
+def test_lint_is_clean(project, platform):
+    """Of points as processes, and as Slurm jobs."""
+    snakemake("--lint", "--config", f"platform={platform}")
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,7 @@
 # Points as Slurm jobs: each job takes several of them, and starts the ranks of one after the other with srun.
 from repro.slurm import driver
 
-ALLOCATIONS = {allocation["name"]: allocation for allocation in SLURM["allocations"]}
-
-
-def of(key):
-    """Resource function: something of the allocation."""
-    return lambda wildcards: ALLOCATIONS[wildcards.allocation][key]
+check_jobs()
 
 
 rule allocation:
@@ -22,29 +17,16 @@ rule allocation:
         **submission(),
         # The job starts its ranks itself: with this, Snakemake's plugin puts no srun of one task around it.
         mpi="srun",
-        nodes=of("nodes"),
+        nodes=of_allocation("nodes"),
         tasks_per_node=SLURM["tasks_per_node"],
         cpus_per_task=SLURM["settings"]["cores_per_rank"],
-        runtime=of("minutes"),
+        runtime=of_allocation("minutes"),
         trial=lambda wildcards, attempt: attempt,
     params:
         environment=SLURM["settings"]["environment"],
     shell:
         "set +u; source {params.environment:q}; set -u;"
         " repro allocation {input:q} {wildcards.allocation} --trial {resources.trial} --out {output:q} > {log:q} 2>&1"
-
-
-def check_jobs(limit):
-    """The profile says how many jobs wait or run at once; more than the queue takes would be refused one by one."""
-    found = workflow.resource_settings.nodes
-    if found is not None and limit < found < sys.maxsize:
-        raise WorkflowError(
-            f"config/platforms/{PLAN['platform']}.yaml: slurm.queued_jobs: found {limit}, and the profile's `jobs` (--jobs) is {found};"
-            " allowed: no more jobs than the queue takes"
-        )
-
-
-check_jobs(SLURM["settings"]["queued_jobs"])
 
 
 onstart:

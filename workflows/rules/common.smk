@@ -70,6 +70,22 @@ def done_file(allocation):
     return f"{PLAN['results']}/slurm/done/{allocation}.json"
 
 
+def of_allocation(key):
+    """Resource function: something of an allocation."""
+    allocations = {allocation["name"]: allocation for allocation in SLURM["allocations"]}
+    return lambda wildcards: allocations[wildcards.allocation][key]
+
+
+def check_jobs():
+    """The profile says how many jobs wait or run at once; more than the queue takes would be refused one by one."""
+    limit, found = SLURM["settings"]["queued_jobs"], workflow.resource_settings.nodes
+    if found is not None and limit < found < sys.maxsize:
+        raise WorkflowError(
+            f"config/platforms/{PLAN['platform']}.yaml: slurm.queued_jobs: found {limit}, and the profile's `jobs` (--jobs) is {found};"
+            " allowed: no more jobs than the queue takes"
+        )
+
+
 def submission():
     """Resources of every Slurm job, from the platform file. Nothing where there is no Slurm."""
     if not SLURM:
