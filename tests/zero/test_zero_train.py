@@ -108,7 +108,7 @@ def test_learning_rate_rises_over_the_first_steps():
 
 
 def test_points():
-    assert experiments.get("zero_train").ranks(ZeroTrain(nodes=3, packages=4, gcds=2)) == 24
+    assert experiments.get("zero_train").shape(ZeroTrain(nodes=3, packages=4, gcds=2)).ranks == 24
     assert experiments.get("zero_train").label(ZeroTrain(plan="ddp")).startswith("ddp-2x2x2")
     with pytest.raises(ValueError, match="greater than or equal to 3"):
         ZeroTrain(steps=2)
