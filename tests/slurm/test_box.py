@@ -9,15 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
+from slurm_box import lacking
 
-from repro import box, fabric
+from repro import box
 from repro.box import cluster, daemons, network, packages
 
-if sys.platform != "linux" or os.geteuid() != 0:
-    pytest.skip("needs Linux and root", allow_module_level=True)
-if lacking := packages.missing(accounting=False):
-    pytest.skip(f"needs {', '.join(lacking)}", allow_module_level=True)
-if reason := fabric.unavailable():
+if reason := lacking():
     pytest.skip(reason, allow_module_level=True)
 pytestmark = pytest.mark.root
 

@@ -5,7 +5,6 @@ come of it.
 """
 
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -168,7 +167,7 @@ def test_preemption_with_requeue(box):
     slurm("scontrol", "update", f"jobid={job.id}", "StartTime=now")  # Slurm would wait two minutes
     one, two = job.ended(seconds=200)
     assert one == first and two.status == "ok" and two.attempt == 2
-    assert job.state.state == "COMPLETED" and queue.facts(job.id).restarts == 1
+    assert job.state.state == "COMPLETED" and " Restarts=1 " in slurm("scontrol", "show", "job", job.id)
 
 
 def test_slurmctld_restarts(box):
@@ -210,4 +209,4 @@ def test_srun_binds_what_the_topology_says(box):
 
 
 def test_nothing_is_left_on_the_nodes(box):
-    assert shutil.which("srun") and slurm("squeue", "--noheader").strip() == ""
+    assert slurm("squeue", "--noheader").strip() == ""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from slurm_box import SNAKEMAKE
 
 from repro import config, paths, plan
 from repro.slurm import allocation
@@ -83,8 +84,7 @@ def fill_in(project, profile):
 
 
 def submit(profile, *arguments):
-    script = Path(__file__).parent / "snakemake_fast.py"
-    command = [sys.executable, script, "--profile", f"workflows/profiles/{profile}", "--config", "tier=smoke"]
+    command = [sys.executable, SNAKEMAKE, "--profile", f"workflows/profiles/{profile}", "--config", "tier=smoke"]
     command += ["--slurm-init-seconds-before-status-checks", "1", "--retries", "0", *arguments]
     return subprocess.run(command, capture_output=True, text=True)
 

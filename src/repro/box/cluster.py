@@ -14,6 +14,7 @@ import jinja2
 from repro import paths
 from repro.box import daemons, links, network, packages
 from repro.fabric import FabricError
+from repro.network import BOX
 from repro.topology import Topology, scaled
 
 FOLDER = Path("/run/repro-box")
@@ -136,6 +137,7 @@ def _write(settings: Settings) -> None:
     span = f"[1-{settings.nodes}]" if settings.nodes > 1 else "1"
     values = {
         "host": socket.gethostname().partition(".")[0],
+        "cluster": BOX,
         "controller": network.CONTROLLER,
         "folder": FOLDER,
         "run": FOLDER / "run",

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from repro.launch import watchdog
+from repro.launch import CollectiveHang, watchdog
 from repro.record import Cause
 from repro.slurm.queue import JobState
 
@@ -58,7 +58,7 @@ def of_watchdogs(where: Path, ranks: int) -> tuple[Cause, str] | None:
     late = watchdog.cause(where, ranks)
     if late is None:
         return None
-    return (Cause.COMM_HANG if isinstance(late, watchdog.CollectiveHang) else Cause.TIMEOUT), str(late)
+    return (Cause.COMM_HANG if isinstance(late, CollectiveHang) else Cause.TIMEOUT), str(late)
 
 
 def of_ending(found: JobState) -> Cause | None:

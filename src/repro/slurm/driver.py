@@ -18,7 +18,9 @@ _COMMENT = "rule_allocation_wildcards_"  # the comment of our jobs begins so, an
 _PATIENCE_S = 120.0  # for cancelled jobs to be gone
 _BEAT_S, _DEAD_S = 30.0, 300.0  # how often a driver shows that it lives, and when it is taken for dead
 _PREEMPTED_S = 30.0  # a job that Slurm will run again is not PREEMPTED for longer
-_held: list[IO[str]] = []  # the lock lives as long as this process
+_held: list[
+    tuple[IO[str], threading.Event]
+] = []  # the lock, which lives as long as this process, and what ends its beat
 
 
 class DriverError(RuntimeError):
@@ -95,20 +97,21 @@ def _hold(file: Path) -> None:
     handle.truncate(0)
     handle.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
     handle.flush()
-    _held.append(handle)
-    threading.Thread(target=_beat, args=(file,), daemon=True).start()
+    ended = threading.Event()
+    _held.append((handle, ended))
+    threading.Thread(target=_beat, args=(file, ended), daemon=True).start()
 
 
-def _beat(file: Path) -> None:
-    while True:
-        time.sleep(_BEAT_S)
+def _beat(file: Path, ended: threading.Event) -> None:
+    while not ended.wait(_BEAT_S):
         file.touch()
 
 
 def release() -> None:
     """Let the next driver start at once, from any host."""
     while _held:
-        handle = _held.pop()
+        handle, ended = _held.pop()
+        ended.set()
         handle.truncate(0)
         handle.close()
 

@@ -1,6 +1,5 @@
 """What a job is doing, in a file that outlives it: a job that is killed cannot say which point it was running."""
 
-from datetime import datetime
 from pathlib import Path
 
 from pydantic import AwareDatetime, BaseModel, ValidationError
@@ -24,11 +23,10 @@ class Running(BaseModel):
 
 
 class Entry(BaseModel):
-    """A job that has begun and not said that it is through. `restarts` when it began."""
+    """A job that has begun and not said that it is through."""
 
     job_id: str
     allocation: str
-    restarts: int = 0
     nodes: str = ""
     running: Running | None = None
 
@@ -85,8 +83,7 @@ def finished(running: Running) -> Record | None:
 def failed(running: Running, cause: Cause, detail: str, slurm: dict[str, str]) -> None:
     """Write the record of a point that could not write its own."""
     point: Point = config.point(running.experiment, running.point, running.record)
-    since: datetime = running.since
-    source = provenance.collect(f"repro.experiments.{running.experiment}", since)
+    source = provenance.collect(f"repro.experiments.{running.experiment}", running.since)
     found = Record(
         experiment=running.experiment,
         point=running.point,

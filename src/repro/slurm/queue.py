@@ -106,9 +106,8 @@ def step_reports(job_id: str) -> dict[str, dict[str, str]] | None:
 
 @dataclass(frozen=True)
 class JobFacts:
-    """What Slurm says of a job that runs: how often it was put back into the queue, when it will be ended, its nodes in Slurm's short form."""
+    """What Slurm says of a job that runs: when it will be ended, its nodes in Slurm's short form."""
 
-    restarts: int
     ends_at: datetime
     nodes: str
 
@@ -117,7 +116,7 @@ def facts(job_id: str) -> JobFacts:
     """Of a job that runs; QueueError where Slurm cannot tell."""
     words = _ask("scontrol", "show", "job", "--oneliner", job_id).split()
     shown = {name: value for name, equals, value in (word.partition("=") for word in words) if equals}
-    return JobFacts(int(shown.get("Restarts", "0")), datetime.fromisoformat(shown["EndTime"]), shown["NodeList"])
+    return JobFacts(datetime.fromisoformat(shown["EndTime"]), shown["NodeList"])
 
 
 def kill_wait_s() -> float:
