@@ -1,0 +1,113 @@
+"""Measured times of collectives as one table, whoever measured them: its columns, and what this project ships of it.
+
+A row is one measurement: `nodes` x `ranks_per_node` ranks ran `collective` on `nbytes` in `seconds`, by the `algorithm` that is
+named or, where it is empty, by the library's choice. `nbytes` is the full tensor on one rank, whatever the benchmark counts:
+
+    all_gather      the gathered output
+    reduce_scatter  the input
+    all_reduce      the tensor
+    all_to_all      what one rank sends in all, its own share included
+    send_recv       the message
+
+A user's own files are read into the same table by `measured_files`.
+"""
+
+import numpy as np
+import pandas as pd
+
+from repro import paths
+
+__all__ = ["COLLECTIVES", "COLUMNS", "a100_dgx", "slingshot11", "tidy"]
+
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")
+COLUMNS = ("source", "collective", "algorithm", "nodes", "ranks_per_node", "nbytes", "seconds")
+
+_WHOLE_NUMBERS = {"nodes": 1, "ranks_per_node": 1, "nbytes": 0}  # and the least that each may be
+_PICO = {"ALLGATHER": "all_gather", "ALLREDUCE": "all_reduce", "REDUCE_SCATTER": "reduce_scatter"}
+
+
+def a100_dgx() -> pd.DataFrame:
+    """NCCL on DGX A100 (8 GPUs a node, NVLink), from vidur: all_reduce of 2 to 16 ranks on 1 or 2 nodes, send_recv of 2 ranks
+    on 1 or 2 nodes; 2 KiB to 64 MiB; algorithms are NCCL's choice. 8946 rows.
+
+    Found in vidur's `profiling/collectives`: `size` is in bytes (float16 elements x 2), times are in ms (the profiler's
+    microseconds x 1e-3). One value is the median of the NCCL kernels of 11 launches on rank 0 alone, so it holds the wait for
+    slower ranks; we take the median of three such values. They are whole microseconds. What joins the nodes is not told: 64 MiB
+    go from rank to rank at 8 GB/s, well below the 25 GB/s of one NIC of a DGX A100.
+    """
+    tables = []
+    for collective in ("all_reduce", "send_recv"):
+        name = f"vidur_net_a100_dgx_{collective}.csv"
+        found = pd.read_csv(paths.data(name), index_col=0)
+        rows = found[["collective"]].assign(
+            source="A100 DGX, NCCL (vidur)",
+            algorithm="",
+            nodes=found["num_workers"] // found["devices_per_node"],
+            ranks_per_node=found["devices_per_node"],
+            nbytes=found["size"],
+            seconds=found[f"time_stats.{collective}.median"] * 1e-3,
+        )
+        tables.append(tidy(rows, name))
+    return pd.concat(tables, ignore_index=True)
+
+
+def slingshot11() -> pd.DataFrame:
+    """Cray MPICH 8.1.29 on LUMI (Slingshot 11, as Frontier), CPU buffers of int32, from pico: all_gather on 16, 37 and 100
+    nodes, all_reduce on 8, 16, 32 and 37, reduce_scatter on 100; 1 rank a node, but 56 on each of the 37. 816 rows.
+
+    Algorithms are named as in the file: `*_mpich` are the library's (`default_mpich` its choice), the others pico's own, written
+    over point-to-point; a number at the end is the size of a segment. Runs of different days stay separate rows; times of one
+    test differ by up to 2.2x between them (2.9x below 1 MB). Seconds are the median over iterations of the slowest rank's time.
+
+    Found in pico's source: the file's size (`count_int32` x 4 bytes) is the whole tensor for all three collectives, which is our
+    convention. A rank's share is rounded down to whole elements, so all_gather and reduce_scatter move `count_int32 // ranks *
+    ranks` of them, and `nbytes` is that: at 2072 ranks half of the nominal 16 KiB. It is plausible: 537 MB gathered in 75 ms by
+    16 nodes is 6.7 GB/s into each, of 25 GB/s that a NIC has; as contributions of each rank it would be 107 GB/s. Inferred: the
+    only rank of a node uses one of its NICs.
+    """
+    name = "pico_lumi_slingshot11_cpu_collectives.csv"
+    found = pd.read_csv(paths.data(name))
+    found = found[found["collective"].isin(list(_PICO))]  # leaves out REDUCE, which nothing here models
+    ranks = found["nodes"] * found["tasks_per_node"]
+    shared = found["collective"] != "ALLREDUCE"
+    count = found["count_int32"].where(~shared, found["count_int32"] // ranks * ranks)
+    rows = found[["algorithm", "nodes"]].assign(
+        source="LUMI, Cray MPICH, CPU buffers (pico)",
+        collective=found["collective"].map(_PICO),
+        ranks_per_node=found["tasks_per_node"],
+        nbytes=count * 4,
+        seconds=found["median_us"] * 1e-6,
+    )
+    return tidy(rows, name)
+
+
+def tidy(rows: pd.DataFrame, where: str) -> pd.DataFrame:
+    """`rows` with exactly `COLUMNS`, of their types and in their order; other columns are left out.
+
+    Raises ValueError, which begins with `where` (the file), for a missing column or a value that is not allowed.
+    """
+    if missing := [name for name in COLUMNS if name not in rows]:
+        raise ValueError(
+            f"{where}: no column {', '.join(missing)}; found {', '.join(rows)}, needed {', '.join(COLUMNS)}"
+        )
+    table = rows[list(COLUMNS)].reset_index(drop=True)
+    _refuse(table["collective"], ~table["collective"].isin(COLLECTIVES), where, f"one of {', '.join(COLLECTIVES)}")
+    for name, least in _WHOLE_NUMBERS.items():
+        numbers = pd.to_numeric(table[name], errors="coerce")
+        _refuse(table[name], ~((numbers >= least) & (numbers % 1 == 0)), where, f"a whole number of at least {least}")
+        table[name] = numbers.astype(np.int64)
+    seconds = pd.to_numeric(table["seconds"], errors="coerce")
+    _refuse(table["seconds"], ~((seconds > 0) & np.isfinite(seconds)), where, "a positive number of seconds")
+    table["seconds"] = seconds.astype(np.float64)
+    for name in ("source", "collective", "algorithm"):  # a CSV's empty column comes as NaN
+        table[name] = table[name].astype(object).fillna("").astype(str)
+    return table
+
+
+def _refuse(column: pd.Series, bad: pd.Series, where: str, allowed: str) -> None:
+    """ValueError about the first value of `column` that is `bad`; rows count from 1."""
+    if bad.any():
+        row = int(bad.to_numpy().argmax())
+        raise ValueError(
+            f"{where}: row {row + 1}, column {column.name}: found {str(column[row])!r}, allowed is {allowed}"
+        )
