@@ -1,0 +1,224 @@
+"""Parameters of a network from measured times of collectives, with their uncertainty; and how well they predict times not fitted.
+
+Least squares of log(predicted / measured), so that a microsecond and a second count alike, with a robust loss: libraries switch
+algorithm at sizes of their own, and a measurement next to such a switch is off by a factor that no smooth model has. The uncertainty
+is clustered: errors of one machine shape go together, so 40 sizes of one shape are not 40 independent observations.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from repro.scaling import collectives
+from repro.scaling.collectives import Algorithm, Kind
+from repro.scaling.network import Links, Network, Protocol, Value
+from repro.topology import Level, Topology
+
+# Prior of what the data do not decide, around where the fit begins: factors of e^3 are free.
+PRIOR_LOG_SD = 3.0
+ROBUST_LOG = 0.2  # beyond a fifth an error counts less than its square
+SHAPE = ["source", "collective", "sizes"]  # one machine shape of a table
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is to be fitted: for every level and protocol a latency and a rate, and what launching a collective takes.
+
+    levels       names, innermost first
+    links        by level, links that the ranks of a unit share to the others (NICs); default, and for fewer ranks, one per rank
+    switches     message bytes at which the next protocol begins
+    algorithms   what a table's name of an algorithm is here. "" (the library chooses): the fastest of several
+    reduces      fit the rate at which received values are added up (CPU collectives); infinite otherwise
+    host         all ranks share the processors of one machine (an emulated network): fit the rate at which these move bytes, and let
+                 latency hide behind the links
+    """
+
+    levels: tuple[str, ...] = ("node", "cluster")
+    links: Mapping[str, float] = field(default_factory=dict)
+    switches: tuple[float, ...] = ()
+    algorithms: Mapping[str, Sequence[Algorithm]] = field(default_factory=lambda: {"": ("ring", "tree", "direct")})
+    reduces: bool = False
+    host: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """Of the fitted parameters."""
+        numbers = range(len(self.switches) + 1)
+        each = [f"{v}.{what}.{i}" for v in self.levels for i in numbers for what in ("latency_s", "bytes_per_s")]
+        rates = {"reduce_bytes_per_s": self.reduces, "host_bytes_per_s": self.host}
+        return ["overhead_s", *each, *(name for name, wanted in rates.items() if wanted)]
+
+    def network(self, values: Mapping[str, Value], sizes: Sequence[int]) -> Network:
+        """A machine with parameters by name and levels of these sizes."""
+        links, below = [], 1
+        for level, size in zip(self.levels, sizes, strict=True):
+            protocols = tuple(
+                Protocol(values[f"{level}.latency_s.{i}"], values[f"{level}.bytes_per_s.{i}"], start)
+                for i, start in enumerate((0.0, *self.switches))
+            )
+            links.append(Links(min(below, self.links.get(level, below)), protocols))
+            below *= size
+        topology = Topology(tuple(Level(name, size) for name, size in zip(self.levels, sizes, strict=True)))
+        rest = {name: values[name] for name in ("reduce_bytes_per_s", "host_bytes_per_s") if name in values}
+        return Network(topology, tuple(links), overhead_s=values["overhead_s"], latency_hides=self.host, **rest)
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """Fitted parameters: `log_values` [parameters] in the order of `model.names`, natural logarithms, and their covariance."""
+
+    model: Model
+    log_values: NDArray[np.float64]
+    covariance: NDArray[np.float64]
+
+    def network(self, *sizes: int, draws: int = 0, seed: int = 0) -> Network:
+        """A machine with levels of these sizes, innermost first: at the best values, or with `draws` of all parameters."""
+        values: list[Value] = [float(v) for v in np.exp(self.log_values)]
+        if draws:
+            drawn = np.random.default_rng(seed).multivariate_normal(
+                self.log_values, self.covariance, draws, method="eigh"
+            )
+            values = list(np.exp(drawn).T)
+        return self.model.network(dict(zip(self.model.names, values, strict=True)), sizes)
+
+    def table(self) -> pd.DataFrame:
+        """Value and 95 % interval of every parameter."""
+        sd = np.sqrt(np.diag(self.covariance))
+        low, high = self.log_values - 1.96 * sd, self.log_values + 1.96 * sd
+        return pd.DataFrame(
+            {"parameter": self.model.names, "value": np.exp(self.log_values), "low": np.exp(low), "high": np.exp(high)}
+        )
+
+
+def fit(measured: pd.DataFrame, model: Model = Model()) -> Fit:
+    """Fit to a table of `repro.scaling.measured`, or to one that has `sizes` (of the model's levels) in place of nodes and ranks per node,
+    and `hop` (the levels of a group, None: all).
+
+    Raises ValueError when a row's algorithm has no counterpart in the model.
+    """
+    if unknown := sorted(set(measured.algorithm) - set(model.algorithms)):
+        known = ", ".join(map(repr, model.algorithms))
+        raise ValueError(f"algorithm {unknown[0]!r} of the table has no counterpart in the model, known: {known}")
+    table, names = shaped(measured, model), model.names
+    start = np.log([_start(table, model, name) for name in names])
+
+    def residuals(log_values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.append(_log_errors(table, model, log_values), (log_values - start) / PRIOR_LOG_SD)
+
+    best = least_squares(residuals, start, loss="soft_l1", f_scale=ROBUST_LOG).x
+    plain = least_squares(residuals, best, max_nfev=1)  # its Jacobian is not weighted by the loss
+    return Fit(model, best, _clustered(plain.jac, residuals(best), table))
+
+
+def predict(found: Fit, measured: pd.DataFrame) -> pd.DataFrame:
+    """The table with `predicted` (seconds) and `log_error` = log(predicted / measured)."""
+    table = shaped(measured, found.model)
+    errors = _log_errors(table, found.model, found.log_values)
+    return table.assign(log_error=errors, predicted=table.seconds * np.exp(errors))
+
+
+def error_quantiles(log_errors: Sequence[float] | pd.Series, at: Sequence[float] = (0.5, 0.9)) -> list[float]:
+    """Quantiles of the relative error, as factors minus 1: 0.2 is up to 20 % too much, or too little by the same factor."""
+    return [float(np.expm1(q)) for q in np.quantile(np.abs(log_errors), at)]
+
+
+def choose(measured: pd.DataFrame, model: Model, candidates: Sequence[float], at_most: int = 2) -> pd.DataFrame:
+    """Which switches to take: for each choice of up to `at_most` of `candidates`, the median error on machine shapes that were left out
+    of the fit, each in turn. The best choice first; `switches` of its row goes into the model."""
+    measured = shaped(measured, model)
+    groups = measured.groupby(SHAPE, sort=True).ngroup()
+    rows = []
+    for count in range(at_most + 1):
+        for switches in itertools.combinations(sorted(candidates), count):
+            tried = replace(model, switches=switches)
+            left_out = [
+                predict(fit(measured[groups != g], tried), measured[groups == g]).log_error for g in groups.unique()
+            ]
+            median, ninth = error_quantiles(pd.concat(left_out))
+            rows.append({"switches": switches, "error_median": median, "error_p90": ninth})
+    return pd.DataFrame(rows).sort_values("error_median", kind="stable", ignore_index=True)
+
+
+def thinned(measured: pd.DataFrame, sizes: int = 30) -> pd.DataFrame:
+    """About so many sizes of every shape and algorithm, evenly spread on a logarithmic scale."""
+
+    def some(group: pd.DataFrame) -> pd.DataFrame:
+        wanted = np.geomspace(group.nbytes.min(), group.nbytes.max(), sizes)
+        ordered = group.sort_values("nbytes")
+        at = np.searchsorted(ordered.nbytes, wanted).clip(0, len(ordered) - 1)
+        return ordered.iloc[np.unique(at)]
+
+    each = ["source", "collective", "nodes", "ranks_per_node", "algorithm"]
+    parts = [some(group) for _, group in measured.groupby(each, sort=True)]
+    return pd.concat(parts, ignore_index=True)
+
+
+def _start(table: pd.DataFrame, model: Model, name: str) -> float:
+    """Where the search for a parameter begins: at a quarter of the shortest time; at the highest rate that the table shows, a level's over
+    the rows that go no further out. From far away a rate that does not decide any row would stay where it is."""
+    level = name.split(".")[0]
+    mine = table[[_outermost(model, *row) == level for row in zip(table.sizes, table.hop, strict=True)]]
+    rows = table if mine.empty else mine
+    if "bytes_per_s" not in name:
+        return float(rows.seconds.min()) / 4
+    ranks = float(table.sizes.map(np.prod).max()) if name == "host_bytes_per_s" else 1.0
+    return float((rows.nbytes / rows.seconds).max()) * ranks
+
+
+def _outermost(model: Model, sizes: Sequence[int], hop: Sequence[str] | None) -> str:
+    """The slowest level that a row's messages cross."""
+    return [name for name, size in zip(model.levels, sizes, strict=True) if size > 1 and (hop is None or name in hop)][
+        -1
+    ]
+
+
+def shaped(measured: pd.DataFrame, model: Model) -> pd.DataFrame:
+    """With the sizes of the model's levels, and the hop, of every row."""
+    table = measured.reset_index(drop=True)
+    if "sizes" not in table:
+        per_node, nodes = table.ranks_per_node, table.nodes
+        if len(model.levels) == 1 and (per_node > 1).any():
+            raise ValueError(f"the table has several ranks a node, the model the level {model.levels[0]} only")
+        pairs = zip(per_node, nodes, strict=True)
+        table["sizes"] = [(b,) if len(model.levels) == 1 else (a, b) for a, b in pairs]
+    return table if "hop" in table else table.assign(hop=None)
+
+
+def _log_errors(table: pd.DataFrame, model: Model, log_values: NDArray[np.float64]) -> NDArray[np.float64]:
+    values = dict(zip(model.names, np.exp(log_values), strict=True))
+    networks = {sizes: model.network(values, sizes) for sizes in table.sizes.unique()}
+    columns = (table.collective, table.algorithm, table.sizes, table.hop, table.nbytes)
+    found = [
+        _seconds(kind, nbytes, networks[sizes], model.algorithms[algorithm], hop)
+        for kind, algorithm, sizes, hop, nbytes in zip(*columns, strict=True)
+    ]
+    return np.log(np.array(found) / table.seconds.to_numpy())
+
+
+def _seconds(
+    kind: Kind, nbytes: float, network: Network, algorithms: Sequence[Algorithm], hop: Sequence[str] | None
+) -> Value:
+    """By the fastest of those that the collective can use."""
+    allowed = [algorithm for algorithm in algorithms if algorithm in collectives.ALGORITHMS[kind]]
+    if not allowed:
+        raise ValueError(f"{kind}: none of {', '.join(algorithms)} is one of its algorithms")
+    return min(collectives.seconds(kind, nbytes, network, algorithm, levels=hop) for algorithm in allowed)
+
+
+def _clustered(
+    jacobian: NDArray[np.float64], residuals: NDArray[np.float64], table: pd.DataFrame
+) -> NDArray[np.float64]:
+    """Sandwich covariance with one cluster per machine shape; the prior's rows are only in the bread."""
+    weights = 1 / np.sqrt(1 + (residuals / ROBUST_LOG) ** 2)  # of soft_l1
+    weighted = jacobian * weights[:, None]
+    bread = np.linalg.inv(jacobian.T @ weighted)
+    groups = table.groupby(SHAPE, sort=True).ngroup().to_numpy()
+    scores = [weighted[: len(table)][groups == g].T @ residuals[: len(table)][groups == g] for g in np.unique(groups)]
+    count = len(scores)
+    meat = sum(np.outer(score, score) for score in scores) * (count / max(count - 1, 1))
+    return bread @ meat @ bread

@@ -1,0 +1,190 @@
+"""Stages of every algorithm against a count of the messages that it really sends, and times against closed forms."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from repro import scaling
+from repro.scaling import collectives, network
+from repro.topology import Level, Topology, frontier
+
+MACHINE = Topology((Level("package", 2), Level("node", 4), Level("cluster", 4)))
+COUNTS = (1, 1, 4)  # a GCD's own links, a package's, four NICs a node
+
+
+def _shape(sizes=(2, 4, 4), counts=COUNTS, below=1, channels=4):
+    return collectives.Shape(sizes, counts, below, channels)
+
+
+def _leaving(pairs, sizes):
+    """Messages out of the busiest unit of every level, counted one by one."""
+    topology = Topology(tuple(Level(f"l{i}", size) for i, size in enumerate(sizes)))
+    units = [math.prod(sizes[:level]) for level in range(len(sizes))]
+    count = Counter()
+    for source, target in pairs:
+        level = topology.index(topology.level_between(source, target))
+        # A message between two units of a level leaves the sender's unit at that level, and at no other.
+        count[level, source // units[level]] += 1
+    return [max((n for (at, _), n in count.items() if at == level), default=0) for level in range(len(sizes))]
+
+
+def _loads(pairs, message, sizes, counts):
+    return [message * n / min(counts[level], n) if n else 0.0 for level, n in enumerate(_leaving(pairs, sizes))]
+
+
+@pytest.mark.parametrize("sizes", [(2, 4, 4), (2, 2, 2), (4, 8), (8,), (1, 4, 2)])
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter"])
+def test_doubling_against_the_messages_that_it_sends(kind, sizes):
+    p, counts = math.prod(sizes), COUNTS[: len(sizes)]
+    stages = collectives.stages(kind, "recursive_doubling", _shape(sizes, counts))
+    assert len(stages) == math.log2(p)
+    for k, stage in enumerate(stages):
+        pairs = [(rank, rank ^ 2**k) for rank in range(p)]
+        assert stage.loads == pytest.approx(_loads(pairs, 2**k / p, sizes, counts))
+    assert sum(stage.sent for stage in stages) == pytest.approx((p - 1) / p)
+
+
+@pytest.mark.parametrize("sizes", [(2, 4, 4), (2, 4, 3), (3, 5), (7,), (1, 6)])
+def test_brucks_all_gather_against_the_messages_that_it_sends(sizes):
+    p, counts = math.prod(sizes), COUNTS[: len(sizes)]
+    stages = collectives.stages("all_gather", "bruck", _shape(sizes, counts))
+    for k, stage in enumerate(stages):
+        blocks = min(2**k, p - 2**k)
+        pairs = [(rank, (rank + 2**k) % p) for rank in range(p)]
+        found = _loads(pairs, blocks / p, sizes, counts)
+        # A shift by more than a unit may leave a unit's edge with messages that wrap round: the busiest link is never underestimated.
+        assert all(mine >= counted - 1e-12 for mine, counted in zip(stage.loads, found, strict=True))
+        assert max(stage.loads) <= 2 * max(found)
+    assert sum(stage.sent for stage in stages) == pytest.approx((p - 1) / p)
+
+
+@pytest.mark.parametrize("p", range(2, 20))
+def test_brucks_all_to_all_sends_every_block_as_often_as_its_distance_has_bits(p):
+    stages = collectives.stages("all_to_all", "bruck", _shape((p,), (1,), channels=1))
+    assert sum(stage.sent for stage in stages) * p == pytest.approx(sum(d.bit_count() for d in range(p)))
+
+
+@pytest.mark.parametrize("sizes", [(2, 4, 4), (2, 2, 2), (4, 3), (8,)])
+def test_pairwise_and_direct_against_all_pairs(sizes):
+    p, counts = math.prod(sizes), (1,) * len(sizes)
+    pairs = [(a, b) for a in range(p) for b in range(p) if a != b]
+    everything = _leaving(pairs, sizes)
+    (direct,) = collectives.stages("all_to_all", "direct", _shape(sizes, counts, channels=1))
+    assert direct.loads == pytest.approx([n / p for n in everything])
+    pairwise = collectives.stages("all_to_all", "pairwise", _shape(sizes, counts, channels=1))
+    assert sum(stage.rounds for stage in pairwise) == p - 1
+    per_level = np.sum([np.multiply(stage.rounds, stage.loads) for stage in pairwise], axis=0)
+    assert per_level == pytest.approx([n / p for n in everything])
+
+
+@pytest.mark.parametrize("sizes", [(2, 4, 4), (2, 4, 3), (4, 2), (5,)])
+def test_one_ring_sends_one_message_out_of_every_unit(sizes):
+    p = math.prod(sizes)
+    (ring,) = collectives.stages("all_gather", "ring", _shape(sizes, (1,) * len(sizes), channels=1))
+    pairs = [(rank, (rank + 1) % p) for rank in range(p)]
+    assert ring.loads == pytest.approx([1 / p if n else 0 for n in _leaving(pairs, sizes)])
+    topology = Topology(tuple(Level(f"l{i}", size) for i, size in enumerate(sizes)))
+    edges = Counter(topology.index(topology.level_between(*pair)) for pair in pairs)
+    assert ring.hops == pytest.approx([(p - 1) / p * edges[level] for level in range(len(sizes))])
+
+
+def test_rings_side_by_side_share_the_nics():
+    """One ring out of a node keeps three of four NICs idle."""
+    net = network.of(frontier(4), {"cluster": 4})
+    one = scaling.seconds("all_gather", 2**30, net, "ring", channels=1)
+    four = scaling.seconds("all_gather", 2**30, net, "ring", channels=4)
+    assert one / four == pytest.approx(4, rel=0.01)
+
+
+def test_ring_of_one_level_is_the_textbook_formula():
+    alpha, beta, n, p = 5e-6, 25e9, 1e8, 16
+    net = network.one_level(p, [network.Protocol(alpha, beta)])
+    expected = (p - 1) * alpha + (p - 1) / p * n / beta
+    assert scaling.seconds("all_gather", n, net, "ring") == pytest.approx(expected)
+    assert scaling.seconds("reduce_scatter", n, net, "ring") == pytest.approx(expected)
+    assert scaling.seconds("all_reduce", n, net, "ring") == pytest.approx(2 * expected)
+    assert scaling.seconds("all_to_all", n, net, "pairwise") == pytest.approx(expected)
+    doubled = scaling.seconds("all_gather", n, net, "recursive_doubling")
+    assert doubled == pytest.approx(4 * alpha + (p - 1) / p * n / beta)
+
+
+def test_rabenseifner_adds_up_every_value_once():
+    net = network.one_level(8, [network.Protocol(0.0, math.inf)], reduce_bytes_per_s=1e9)
+    assert scaling.seconds("all_reduce", 1e9, net, "rabenseifner") == pytest.approx(7 / 8)
+    assert scaling.seconds("all_reduce", 1e9, net, "recursive_doubling") == pytest.approx(3)
+
+
+def test_odd_ranks_are_folded_into_their_neighbours_first():
+    """100 ranks: a round of whole tensors, six among 64, and the result back."""
+    stages = collectives.stages("reduce_scatter", "recursive_doubling", _shape((100,), (1,), channels=1))
+    assert [stage.message for stage in stages] == pytest.approx([1, *(2**k / 64 for k in range(6)), 0.01])
+    with pytest.raises(ValueError, match="power of two, found 100"):
+        collectives.stages("all_gather", "recursive_doubling", _shape((100,), (1,), channels=1))
+
+
+def test_hierarchical_gather_brings_every_byte_to_a_node_once():
+    slow = Topology((Level("package", 2), Level("node", 4), Level("cluster", 4, 1e9)))
+    found = scaling.seconds("all_gather", 32e9, network.of(slow), "hierarchical", inner="ring")
+    # A rank brings 1/8 of the tensor to its node, of which its own node has a quarter; 1 GB/s each.
+    assert found == pytest.approx(32 / 8 * 3 / 4)
+
+
+def test_a_group_across_nodes_shares_the_nics_with_its_like():
+    """Gradients of the same shard meet across nodes: 8 rings at once over 4 NICs."""
+    net = network.of(frontier(4), {"cluster": 4})
+    across = scaling.seconds("reduce_scatter", 1e9, net, "ring", levels=["cluster"])
+    assert across == pytest.approx(3 / 4 * 1e9 / 12.5e9 + 3 * 5e-6)
+    inside = scaling.seconds("all_gather", 1e9, net, "ring", levels=["package"])
+    assert inside == pytest.approx(0.5e9 / 200e9 + 2e-6)
+
+
+def test_the_protocol_follows_the_size_of_a_message():
+    protocols = [network.Protocol(1e-6, 1e9), network.Protocol(1e-5, 1e10, from_bytes=1e6)]
+    net = network.one_level(2, protocols)
+    assert scaling.seconds("send_recv", 1e5, net) == pytest.approx(1e-6 + 1e-4)
+    assert scaling.seconds("send_recv", 1e7, net) == pytest.approx(1e-5 + 1e-3)
+
+
+def test_draws_are_elementwise():
+    rates = np.array([1e9, 2e9, 4e9])
+    net = network.one_level(4, [network.Protocol(0.0, rates)])
+    assert scaling.seconds("all_gather", 4e9, net, "ring") == pytest.approx(3e9 / rates)
+
+
+def test_a_processor_that_all_ranks_share_bounds_the_time():
+    slow_host = network.Network(
+        Topology((Level("cluster", 4, 1e9),)),
+        network.of(Topology((Level("cluster", 4, 1e9),))).links,
+        host_bytes_per_s=2e9,
+    )
+    assert scaling.seconds("all_gather", 4e9, slow_host, "ring") == pytest.approx(3 * 4 / 2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([(k, a) for k, many in collectives.ALGORITHMS.items() for a in many]),
+    st.tuples(*[st.sampled_from([1, 2, 4])] * 3),
+    st.floats(1e3, 1e9),
+)
+def test_more_bytes_never_take_less_time_and_one_rank_none(pair, sizes, nbytes):
+    kind, algorithm = pair
+    net = network.of(Topology(tuple(Level(f"l{i}", s, 1e9 / 4**i, 1e-6) for i, s in enumerate(sizes))))
+    less, more = (scaling.seconds(kind, n, net, algorithm) for n in (nbytes, 2 * nbytes))
+    assert less <= more <= 2 * less + 1e-12
+    assert (more == 0) == (math.prod(sizes) == 1)
+
+
+def test_wrong_requests_are_refused():
+    net = network.of(frontier(2))
+    with pytest.raises(ValueError, match=r"all_to_all by 'ring'.*pairwise"):
+        scaling.seconds("all_to_all", 1, net, "ring")
+    with pytest.raises(ValueError, match="not consecutive"):
+        scaling.seconds("all_gather", 1, net, "ring", levels=["package", "cluster"])
+    with pytest.raises(ValueError, match="rack"):
+        network.of(frontier(2), {"rack": 1})
+    with pytest.raises(ValueError, match="begin at 0"):
+        network.Links(1, (network.Protocol(0.0, 1.0, 5),))

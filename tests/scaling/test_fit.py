@@ -1,0 +1,122 @@
+"""A fit finds the parameters that made the times, says how sure it is, and predicts shapes and sizes that it did not see."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from repro.scaling import collectives, fit, published
+from repro.scaling.fit import Model
+
+TRUE = {
+    "overhead_s": 4e-6,
+    "node.latency_s.0": 2e-6,
+    "node.bytes_per_s.0": 1.5e11,
+    "cluster.latency_s.0": 9e-6,
+    "cluster.bytes_per_s.0": 1.2e10,
+}
+MODEL = Model(links={"cluster": 2}, algorithms={"ring": ("ring",), "bruck": ("bruck",)})
+
+
+def measurements(values=TRUE, model=MODEL, noise=0.0, shapes=((1, 2), (1, 4), (2, 1), (2, 4), (4, 4)), seed=0):
+    """Times that the model itself gives, with log-normal noise."""
+    rng, rows = np.random.default_rng(seed), []
+    for nodes, per_node in shapes:
+        network = model.network(values, (per_node, nodes))
+        for nbytes in np.geomspace(1e3, 1e8, 12):
+            for algorithm in ("ring", "bruck"):
+                seconds = collectives.seconds("all_gather", nbytes, network, algorithm) * rng.lognormal(0, noise)
+                rows.append(("made", "all_gather", algorithm, nodes, per_node, int(nbytes), seconds))
+    columns = ["source", "collective", "algorithm", "nodes", "ranks_per_node", "nbytes", "seconds"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def test_exact_times_give_the_parameters_back():
+    found = dict(zip(MODEL.names, np.exp(fit.fit(measurements(), MODEL).log_values), strict=True))
+    assert found == pytest.approx(TRUE, rel=0.02)
+
+
+def test_the_intervals_hold_the_truth_and_grow_with_the_noise():
+    narrow, wide = (fit.fit(measurements(noise=noise), MODEL).table() for noise in (0.02, 0.2))
+    assert np.log(wide.high / wide.low).median() > 3 * np.log(narrow.high / narrow.low).median()
+    truth = [TRUE[name] for name in narrow.parameter]
+    slack = 1.15  # five shapes are few clusters: their sandwich is on the small side
+    assert all((wide.low / slack <= truth) & (truth <= wide.high * slack))
+
+
+def test_an_outlier_moves_a_robust_fit_little():
+    table = measurements()
+    table.loc[table.index[::17], "seconds"] *= 20
+    found = dict(zip(MODEL.names, np.exp(fit.fit(table, MODEL).log_values), strict=True))
+    assert found["cluster.bytes_per_s.0"] == pytest.approx(TRUE["cluster.bytes_per_s.0"], rel=0.1)
+
+
+def test_a_larger_machine_is_predicted():
+    found = fit.fit(measurements(noise=0.03), MODEL)
+    larger = measurements(shapes=((16, 4), (32, 2)))
+    assert fit.error_quantiles(fit.predict(found, larger).log_error, (1.0,))[0] < 0.1
+
+
+def test_draws_spread_around_the_best_values():
+    found = fit.fit(measurements(noise=0.1), MODEL)
+    one = collectives.seconds("all_gather", 1e7, found.network(4, 8), "ring")
+    many = collectives.seconds("all_gather", 1e7, found.network(4, 8, draws=400), "ring")
+    assert many.shape == (400,)
+    assert np.median(many) == pytest.approx(one, rel=0.05)
+    assert 0 < many.std() < one
+
+
+def test_the_switch_that_made_the_times_is_chosen():
+    model = replace(MODEL, switches=(1e5,))
+    values = TRUE | {
+        "node.latency_s.1": 2e-5,
+        "node.bytes_per_s.1": 2e11,
+        "cluster.latency_s.1": 6e-5,
+        "cluster.bytes_per_s.1": 2e10,
+    }
+    values["cluster.bytes_per_s.0"] = 2e9
+    choices = fit.choose(measurements(values, model), MODEL, (1e4, 1e5, 1e6), at_most=1)
+    assert choices.switches[0] == (1e5,)
+    assert choices.error_median[0] < choices[choices.switches.map(len) == 0].error_median.iloc[0] / 3
+
+
+def test_a_group_of_ranks_is_a_row_of_its_own():
+    """As the probe has them: sizes of three levels, and hops over some of them."""
+    model = Model(levels=("package", "node", "cluster"), algorithms={"ring": ("ring",)})
+    truth = {"overhead_s": 1e-5}
+    for level, rate in (("package", 8e7), ("node", 1.6e7), ("cluster", 4e6)):
+        truth |= {f"{level}.latency_s.0": 1e-3, f"{level}.bytes_per_s.0": rate}
+    rows = []
+    for hop in (("package",), ("node",), ("cluster",), ("package", "node", "cluster")):
+        for nbytes in (4096, 65536, 1 << 20, 1 << 22):
+            seconds = collectives.seconds("all_gather", nbytes, model.network(truth, (2, 2, 2)), "ring", levels=hop)
+            rows.append(("made", "all_gather", "ring", (2, 2, 2), hop, nbytes, seconds))
+    columns = ["source", "collective", "algorithm", "sizes", "hop", "nbytes", "seconds"]
+    found = fit.fit(pd.DataFrame(rows, columns=columns), model)
+    values = dict(zip(model.names, np.exp(found.log_values), strict=True))
+    for level in model.levels:
+        assert values[f"{level}.bytes_per_s.0"] == pytest.approx(truth[f"{level}.bytes_per_s.0"], rel=0.05)
+
+
+def test_tables_that_the_model_cannot_read_are_refused():
+    with pytest.raises(ValueError, match="'bruck' of the table has no counterpart"):
+        fit.fit(measurements(), replace(MODEL, algorithms={"ring": ("ring",)}))
+    with pytest.raises(ValueError, match="several ranks a node"):
+        fit.fit(measurements(), replace(MODEL, levels=("cluster",)))
+
+
+def test_published_slingshot_is_predicted_on_machines_that_were_not_fitted():
+    """8 and 16 nodes fitted; 32 and 100 nodes, and reduce-scatter, predicted: half of them within a fifth."""
+    study = published.slingshot11()
+    assert set(study.fitted.nodes) == {8, 16} and set(study.held_out.nodes) == {32, 100}
+    assert "reduce_scatter" not in set(study.fitted.collective)
+    found = fit.fit(study.fitted, replace(study.model, switches=(65536,)))
+    assert fit.error_quantiles(fit.predict(found, study.held_out).log_error)[0] < 0.2
+
+
+def test_published_a100_fits_small_shapes_only():
+    study = published.a100_dgx()
+    assert (study.fitted.nodes * study.fitted.ranks_per_node).max() == 4
+    assert (study.held_out.nodes * study.held_out.ranks_per_node).max() == 16
+    assert not set(study.fitted.index) & set(study.held_out.index)
