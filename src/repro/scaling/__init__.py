@@ -1,0 +1,38 @@
+"""Predicted time of collectives, training steps, expert-parallel decoding and serving on machines that are not at hand.
+
+from repro import scaling
+
+step = scaling.predict("hierarchical", scaling.gpt(20e9), scaling.hardware("frontier"), nodes=48)
+print(step.tflops_per_rank, step.critical)                    # 256 draws; what it waits for
+
+network (what a machine is) -> collectives (rounds and messages) -> fit (to measured times; `measured`, `published`)
+machines (intervals) -> step, decode, serving (the three papers) -> whatif (sweeps, what decides, which plan)
+"""
+
+from repro.scaling import network
+from repro.scaling.collectives import fastest, seconds
+from repro.scaling.machines import CATALOGUE, Hardware, Interval, Machine, Tier, hardware
+from repro.scaling.step import Step, predict_step
+from repro.scaling.whatif import best_plan, crossover, gpt, largest_model, predict, sensitivity, sweep, with_network
+
+__all__ = [
+    "CATALOGUE",
+    "Hardware",
+    "Interval",
+    "Machine",
+    "Step",
+    "Tier",
+    "best_plan",
+    "crossover",
+    "fastest",
+    "gpt",
+    "hardware",
+    "largest_model",
+    "network",
+    "predict",
+    "predict_step",
+    "seconds",
+    "sensitivity",
+    "sweep",
+    "with_network",
+]

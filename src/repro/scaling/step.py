@@ -1,0 +1,244 @@
+"""Time and memory of one training step of any ZeRO plan on any machine: the compute of a rank, every message of the plan by
+`repro.scaling.collectives`, and how much of the one hides behind the other.
+
+    compute    matrix products at the rate that large ones reach, the rest of a layer at the memory's, a launch per kernel
+    messages   the plan's own (`repro.zero.traffic`), hop by hop: bytes, latencies, and quantising on both sides
+    overlap    a gather or reduction of one block runs while another computes; the once-per-step ones at the end do not
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from repro.comm import Route
+from repro.models.gpt import GPTConfig
+from repro.quantize import payload_bytes
+from repro.scaling import collectives
+from repro.scaling.collectives import Algorithm, Kind
+from repro.scaling.machines import Machine
+from repro.scaling.network import Value
+from repro.topology import Topology
+from repro.zero import Plan, memory, traffic
+from repro.zero.layout import Layout
+from repro.zero.traffic import Collective
+
+KERNELS_PER_LAYER = 14  # of a forward with fused attention: norms, products, bias and activation, residuals
+# Bytes per value that is quantised and restored: read in 16 bits, written in 8, read and written again on the other side.
+QUANTIZE_BYTES = 6
+UPDATE_BYTES = (
+    34  # of Adam per value: gradient 4, master and two moments read and written 24, weight 2 written, unscale 4
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A predicted step; seconds are numbers or [draws].
+
+    exposed_s        what messages add to the compute        hidden_s   what the compute covers
+    level_s          time of the messages by the outermost level that they cross, before overlap
+    quantize_s       in them, quantising
+    rank_bytes       memory of a rank; fits: whether it has that much
+    """
+
+    seconds: Value
+    compute_s: Value
+    exposed_s: Value
+    hidden_s: Value
+    level_s: dict[str, Value]
+    quantize_s: Value
+    flops: float
+    rank_bytes: float
+    fits: bool
+
+    @property
+    def tflops_per_rank(self) -> Value:
+        """Model FLOPs (recomputation not counted) per second, in 10^12."""
+        return self.flops / self.seconds / 1e12
+
+    @property
+    def critical(self) -> str:
+        """What most of the step waits for: `compute`, or the level whose messages take longest."""
+        level = max(self.level_s, key=lambda name: float(np.mean(self.level_s[name])), default="compute")
+        slower = level != "compute" and np.mean(self.exposed_s) > np.mean(self.compute_s)
+        return level if slower else "compute"
+
+
+def predict_step(
+    plan: Plan,
+    config: GPTConfig,
+    machine: Machine,
+    micro_batch: int = 1,
+    accumulation: int = 1,
+    compute_s: Value | None = None,
+) -> Step:
+    """Predict a step of `plan` (whose topology has the machine's levels) for a GPT of 16-bit weights.
+
+    micro_batch    sequences per rank and backward; accumulation: backward passes per step
+    compute_s      of forwards and backwards, where it was measured; default: computed
+
+    Raises ValueError when plan and machine have other levels.
+    """
+    if plan.topology.mesh_shape != machine.topology.mesh_shape:
+        raise ValueError(
+            f"the plan is for levels of {plan.topology.mesh_shape}, the machine has {machine.topology.mesh_shape}"
+        )
+    shapes = layout_of(config)
+    update = UPDATE_BYTES * shapes.parameters / plan.degree(plan.optimizer) / machine.hbm_bytes_per_s
+    passes = compute_seconds(config, machine, micro_batch, accumulation) if compute_s is None else compute_s
+    at_end, meanwhile, quantize = 0.0, 0.0, 0.0
+    levels: dict[str, Value] = dict.fromkeys(plan.topology.names, 0.0)
+    last = _once_per_step(plan)
+    for collective in traffic.collectives(plan, shapes, accumulation):
+        for hop in hops(collective, plan.topology):
+            wire, work = hop.seconds(machine)
+            levels[hop.levels[-1]] = levels[hop.levels[-1]] + collective.times * (wire + work)
+            quantize = quantize + collective.times * work
+            if any(collective.route is route for route in last):
+                at_end = at_end + collective.times * (wire + work)
+            else:
+                meanwhile = meanwhile + collective.times * (wire + work)
+    hidden = np.minimum(meanwhile, machine.overlap * passes)
+    compute = passes + update
+    exposed = at_end + meanwhile - hidden
+    rank_bytes = bytes_of(plan, config, micro_batch)
+    return Step(
+        seconds=compute + exposed,
+        compute_s=compute,
+        exposed_s=exposed,
+        hidden_s=hidden,
+        level_s={name: value for name, value in levels.items() if np.any(value)},
+        quantize_s=quantize,
+        flops=model_flops(config, micro_batch * accumulation),
+        rank_bytes=rank_bytes,
+        fits=rank_bytes <= machine.memory_bytes,
+    )
+
+
+def model_flops(config: GPTConfig, sequences: int) -> float:
+    """FLOPs of forward and backward, recomputation not counted: 72 B s l h^2 (1 + s / 6h + V / 12lh) (Narayanan et al. 2021)."""
+    h, layers, s = config.hidden, config.layers, config.seq_len
+    return 72 * sequences * s * layers * h * h * (1 + s / (6 * h) + config.vocab / (12 * layers * h))
+
+
+def compute_seconds(config: GPTConfig, machine: Machine, micro_batch: int, accumulation: int) -> Value:
+    """Forwards and backwards of a step on one rank; with checkpointing a second forward. The efficiency curve is in here: small layers are
+    bound by launches and memory, large ones by matrix products."""
+    passes = 4 if config.checkpointing else 3  # in forwards; a backward is two
+    products = model_flops(config, micro_batch) * passes / 3 / machine.flops_per_s
+    # Activations that a layer writes and a later kernel reads (34 s b h bytes; the same arithmetic as their memory), and its weights.
+    activations = 2 * 34 * config.seq_len * micro_batch * config.hidden * config.layers
+    weights = 2 * config.parameters
+    streamed = passes * (activations + weights) / machine.hbm_bytes_per_s
+    launches = passes * config.layers * KERNELS_PER_LAYER * machine.launch_s
+    return accumulation * (products + streamed + launches)
+
+
+def bytes_of(plan: Plan, config: GPTConfig, micro_batch: int = 1) -> float:
+    """Memory of a rank: states, working memory, activations (`repro.zero.memory`)."""
+    shapes = layout_of(config)
+    kept = memory.activations(
+        config.layers, config.hidden, config.seq_len, micro_batch, config.vocab, checkpointing=config.checkpointing
+    )
+    return sum(memory.predict(plan, shapes).values()) + memory.working(plan, shapes) + kept
+
+
+@lru_cache(maxsize=256)
+def layout_of(config: GPTConfig) -> Layout:
+    """Shapes of a GPT's buckets, without its memory."""
+    import torch
+
+    from repro.models.gpt import GPT
+    from repro.zero.layout import layout
+
+    with torch.device("meta"):
+        return layout(GPT(config))
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One hop of a message: a collective of `nbytes` (a rank's whole tensor) in the groups over `levels`, and the values that a rank
+    quantises for it."""
+
+    kind: Kind
+    levels: tuple[str, ...]
+    nbytes: float
+    quantised: float
+
+    def seconds(self, machine: Machine) -> tuple[Value, Value]:
+        """On the wire, and quantising."""
+        wire = collectives.seconds(
+            self.kind,
+            self.nbytes,
+            machine.network,
+            self._algorithm(machine),
+            levels=self.levels,
+            channels=machine.channels,
+        )
+        if machine.quantize_values_per_s is None:
+            return wire, self.quantised * QUANTIZE_BYTES / machine.hbm_bytes_per_s + 2 * machine.launch_s * bool(
+                self.quantised
+            )
+        return wire, 2 * self.quantised / machine.quantize_values_per_s
+
+    def _algorithm(self, machine: Machine) -> Algorithm:
+        """NCCL and RCCL gather and reduce in rings. So does `repro.comm` over several levels; within one it exchanges directly."""
+        if self.kind == "all_to_all":
+            return "direct"
+        several = sum(level.size > 1 for level in machine.topology.levels if level.name in self.levels) > 1
+        return "ring" if machine.native or several else "direct"
+
+
+def hops(collective: Collective, topology: Topology) -> Iterator[Hop]:
+    """The hops of one of a plan's messages, in the order in which they are made."""
+    route = collective.route
+    assert route is not None, "a message without a route is not sent"
+    yield from (
+        _gather(collective, route, topology) if collective.kind == "gather" else _reduce(collective, route, topology)
+    )
+
+
+def _gather(collective: Collective, route: Route, topology: Topology) -> Iterator[Hop]:
+    """From the outermost hop inwards; what arrives as integers travels on as it is."""
+    pieces, before = 1, None
+    for levels, bits, ranks in reversed(_walk(route, topology)):
+        payload = pieces * _payload(collective, collective.numel, bits, route)
+        values = 0 if bits >= 16 or bits == before else collective.numel * pieces
+        yield Hop("all_gather", levels, ranks * payload, values)
+        pieces, before = pieces * ranks, bits
+
+
+def _reduce(collective: Collective, route: Route, topology: Topology) -> Iterator[Hop]:
+    """From the innermost hop outwards; a quantised reduction is an all-to-all, and a sum at the receiver."""
+    numel = collective.numel
+    for levels, bits, ranks in _walk(route, topology):
+        numel //= ranks
+        payload = _payload(collective, numel, bits, route)
+        kind: Kind = "all_to_all" if bits < 16 else "reduce_scatter"
+        yield Hop(kind, levels, ranks * payload, numel * (ranks - 1) if bits < 16 else 0)
+
+
+def _walk(route: Route, topology: Topology) -> list[tuple[tuple[str, ...], int, int]]:
+    """Levels, bits and ranks of the hops that have more than one rank; levels of one member at a hop's ends are dropped."""
+    sizes = {level.name: level.size for level in topology.levels}
+    found = []
+    for levels, bits in zip(route.hops, route.bits, strict=True):
+        ranks = math.prod(sizes[name] for name in levels)
+        if ranks > 1:
+            found.append((levels, bits, ranks))
+    return found
+
+
+def _payload(collective: Collective, numel: int, bits: int, route: Route) -> float:
+    if bits < 16:
+        return payload_bytes(numel, bits, route.block)
+    return numel * min(collective.itemsize, bits // 8)
+
+
+def _once_per_step(plan: Plan) -> tuple[Route | None, ...]:
+    """Routes that are walked after the last backward."""
+    moves = plan.moves
+    sums = (moves.into_optimizer, moves.to_everybody) if plan.reduce_across == "step" else ()
+    return tuple(route for route in (*sums, moves.from_optimizer) if route is not None)

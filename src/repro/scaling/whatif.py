@@ -1,0 +1,161 @@
+"""What if: predictions over machines, sizes, models and plans; what decides a result; where one plan overtakes another; how large a model
+fits.
+
+    scaling.sweep(["frontier", "dgx-h100"], [1, 8, 48], [scaling.gpt(20e9)], ["zero3", "zeropp", "hierarchical"])
+
+is a table with a band for every combination, some milliseconds each.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from repro.models.gpt import GPTConfig
+from repro.scaling.machines import Hardware, hardware
+from repro.scaling.network import Value
+from repro.scaling.step import Step, predict_step
+from repro.zero import memory, plan
+
+DRAWS = 256
+BAND = (0.05, 0.5, 0.95)
+TIE = 1.01
+
+
+def gpt(parameters: float, seq_len: int = 2048, vocab: int = 50432) -> GPTConfig:
+    """A GPT of about so many parameters with checkpointing, hidden 128 times its layers or nearly so (as GPT-3's sizes are), 128 wide
+    heads."""
+    layers = max(2, round((parameters / (12 * 128**2)) ** (1 / 3)))
+    wanted = math.sqrt(max(parameters - 2 * vocab * 128 * layers, parameters / 3) / (12 * layers))
+    hidden = max(128, 128 * round(wanted / 128))
+    return GPTConfig(layers, hidden, hidden // 128, seq_len, vocab, checkpointing=True)
+
+
+def predict(
+    name: str,
+    config: GPTConfig,
+    machine: Hardware,
+    nodes: int,
+    *,
+    micro_batch: int = 1,
+    accumulation: int = 1,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> Step:
+    """A step of the named plan: in `draws` of the machine's parameters, or (0) at their likely values."""
+    chosen = plan.named(name, machine.topology(nodes))
+    return predict_step(chosen, config, machine.machine(nodes, draws, seed), micro_batch, accumulation)
+
+
+def sweep(
+    machines: Iterable[Hardware | str],
+    nodes: Iterable[int],
+    models: Iterable[GPTConfig],
+    plans: Iterable[str],
+    accumulations: Iterable[int] = (1,),
+    *,
+    micro_batch: int = 1,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """A row per combination: the 5, 50 and 95 % quantiles (`_low`, none, `_high`) of step seconds and of TFLOPS per rank, memory, and
+    what the step waits for. Modelled, all of it."""
+    rows = []
+    for machine, count, config, accumulation in itertools.product(machines, nodes, models, accumulations):
+        kind = hardware(machine) if isinstance(machine, str) else machine
+        for name in plans:
+            found = predict(
+                name, config, kind, count, micro_batch=micro_batch, accumulation=accumulation, draws=draws, seed=seed
+            )
+            rows.append(
+                {
+                    "hardware": kind.name,
+                    "nodes": count,
+                    "ranks": kind.topology(count).world_size,
+                    "parameters": config.parameters,
+                    "accumulation": accumulation,
+                    "plan": name,
+                    **banded("seconds", found.seconds),
+                    **banded("tflops", found.tflops_per_rank),
+                    "gigabytes": found.rank_bytes / 1e9,
+                    "fits": found.fits,
+                    "critical": found.critical,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def banded(name: str, value: Value) -> dict[str, float]:
+    """`name`_low, `name` and `name`_high: quantiles of the draws."""
+    low, middle, high = np.quantile(value, BAND)
+    return {f"{name}_low": float(low), name: float(middle), f"{name}_high": float(high)}
+
+
+def sensitivity(kind: Hardware, result: Callable[[Hardware], float]) -> pd.DataFrame:
+    """What decides `result`: each uncertain parameter at its low and its high end, the others likely. The widest swing first.
+
+    result    of a machine; it predicts without draws
+    """
+    likely = result(kind)
+    rows = []
+    for name, interval in kind.intervals().items():
+        low, high = (result(kind.fixed({name: value})) for value in (interval.low, interval.high))
+        rows.append({"parameter": name, "at_low": low, "at_high": high, "likely": likely, "swing": abs(high - low)})
+    return pd.DataFrame(rows).sort_values("swing", ascending=False, ignore_index=True)
+
+
+def best_plan(table: pd.DataFrame) -> pd.DataFrame:
+    """Of a `sweep`, the best plan that fits for each machine, size, model and accumulation: `plan`, or "none fits". Of plans that are as
+    fast as the fastest to 1 % (their messages hide behind the compute) the one that needs least memory."""
+    keys = ["hardware", "nodes", "ranks", "parameters", "accumulation"]
+    fitting = table[table.fits]
+    fastest = fitting.groupby(keys).seconds.transform("min")
+    close = fitting[fitting.seconds <= TIE * fastest].sort_values("gigabytes").drop_duplicates(keys)
+    found = table[keys].drop_duplicates().merge(close, on=keys, how="left")
+    return found.assign(plan=found.plan.fillna("none fits"))
+
+
+def crossover(
+    faster: str,
+    slower: str,
+    config: GPTConfig,
+    machine_at: Callable[[float], Hardware],
+    low: float,
+    high: float,
+    nodes: int,
+    **options: int,
+) -> float | None:
+    """The value between `low` and `high` of whatever `machine_at` varies at which `faster` stops being so (to 1 %); None when the order is
+    the same at both ends. At the likely values."""
+
+    def gain(value: float) -> float:
+        machine = machine_at(value)
+        ours, theirs = (predict(name, config, machine, nodes, draws=0, **options).seconds for name in (faster, slower))
+        return float(theirs - ours)
+
+    if (gain(low) > 0) == (gain(high) > 0):
+        return None
+    begins = gain(low) > 0
+    while high / low > 1.01:
+        middle = math.sqrt(low * high)
+        if (gain(middle) > 0) == begins:
+            low = middle
+        else:
+            high = middle
+    return math.sqrt(low * high)
+
+
+def largest_model(name: str, kind: Hardware, nodes: int) -> float:
+    """Parameters whose states (16-bit weights and gradients, Adam in fp32) fill a rank's memory, without activations: the ceiling of a
+    plan, `repro.zero.memory.formula`."""
+    chosen = plan.named(name, kind.topology(nodes))
+    return kind.memory_bytes / sum(memory.formula(chosen, 10**9).values()) * 1e9
+
+
+def with_network(kind: Hardware, factor: float) -> Hardware:
+    """The same machine with its outermost links `factor` times as fast."""
+    *inside, outside = kind.tiers
+    return replace(kind, tiers=(*inside, replace(outside, bytes_per_s=factor * outside.bytes_per_s)))

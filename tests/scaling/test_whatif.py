@@ -1,0 +1,116 @@
+"""Machines, sweeps, what decides, where plans cross."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from repro import scaling
+from repro.scaling import whatif
+from repro.scaling.machines import Interval
+
+FRONTIER = scaling.hardware("frontier")
+
+
+@pytest.mark.parametrize("name", scaling.CATALOGUE)
+def test_every_machine_predicts_every_plan(name):
+    machine = scaling.hardware(name)
+    found = scaling.sweep([machine], [2], [scaling.gpt(5e9)], ["zero3", "zeropp", "hierarchical"], draws=16)
+    assert (found.seconds_low <= found.seconds).all() and (found.seconds <= found.seconds_high).all()
+    assert (found.seconds_low < found.seconds_high).all(), "a prediction without a band"
+    peak = machine.peak_flops / 1e12
+    assert (found.tflops_high < peak).all() and (found.tflops > 0).all()
+
+
+def test_frontiers_levels_are_those_of_the_paper():
+    topology = FRONTIER.topology(48)
+    assert topology.mesh_shape == (48, 4, 2)
+    rates = np.array([level.bytes_per_s for level in topology.levels])
+    assert rates / rates[-1] == pytest.approx([16, 4, 1])  # 200 : 50 : 12.5 GB/s
+
+
+def test_parameters_stay_in_their_intervals():
+    rng = np.random.default_rng(0)
+    drawn = Interval(1.0, 3.0, 10.0).draw(rng, 4000)
+    assert 1 <= drawn.min() < 1.2 and 8.5 < drawn.max() <= 10
+    assert np.median(drawn) == pytest.approx(3.1, rel=0.05)
+    with pytest.raises(ValueError, match="low <= likely"):
+        Interval(2, 1, 3)
+
+
+def test_a_fixed_parameter_does_not_move_the_others():
+    free = FRONTIER.machine(4, draws=50)
+    fixed = FRONTIER.fixed({"gemm": 0.4}).machine(4, draws=50)
+    assert np.array_equal(free.hbm_bytes_per_s, fixed.hbm_bytes_per_s)
+    assert fixed.flops_per_s == pytest.approx(0.4 * FRONTIER.peak_flops)
+    assert FRONTIER.at(overlap=1.0).machine(4).overlap == 1.0
+    with pytest.raises(ValueError, match="'speed'.*known: gemm"):
+        FRONTIER.at(speed=1.0)
+    with pytest.raises(ValueError, match="unknown hardware 'cray'.*frontier"):
+        scaling.hardware("cray")
+
+
+@pytest.mark.parametrize("parameters", [1e8, 1e9, 20e9, 175e9, 1e12])
+def test_a_gpt_has_about_the_parameters_asked_for(parameters):
+    assert scaling.gpt(parameters).parameters == pytest.approx(parameters, rel=0.1)
+
+
+def test_sensitivity_ranks_the_parameters_by_what_they_change():
+    config = scaling.gpt(10e9)
+    table = scaling.sensitivity(FRONTIER, lambda m: float(scaling.predict("zero3", config, m, 8, draws=0).seconds))
+    assert set(table.parameter) == set(FRONTIER.intervals())
+    assert list(table.swing) == sorted(table.swing, reverse=True)
+    gemm = table[table.parameter == "gemm"].iloc[0]
+    assert gemm.at_high < gemm.likely < gemm.at_low, "faster products, shorter steps"
+    assert table.parameter[0] == "gemm", "a step that is mostly compute depends on it most"
+
+
+def test_of_plans_as_fast_the_smallest_that_fits_is_best():
+    same = {"hardware": "h", "nodes": 1, "ranks": 8, "parameters": 1, "accumulation": 1}
+    rows = [
+        same | {"plan": "big", "seconds": 1.0, "gigabytes": 9.0, "fits": True},
+        same | {"plan": "small", "seconds": 1.005, "gigabytes": 3.0, "fits": True},
+        same | {"plan": "slow", "seconds": 1.2, "gigabytes": 1.0, "fits": True},
+        same | {"plan": "huge", "seconds": 0.1, "gigabytes": 99.0, "fits": False},
+        same | {"plan": "huge", "seconds": 0.1, "gigabytes": 99.0, "fits": False, "nodes": 2},
+    ]
+    found = scaling.best_plan(pd.DataFrame(rows)).set_index("nodes").plan
+    assert found[1] == "small"
+    assert found[2] == "none fits"
+
+
+def test_plans_cross_where_the_network_is_slow_enough():
+    config = scaling.gpt(20e9)
+    at = scaling.crossover(
+        *("hierarchical", "zeropp", config, lambda factor: scaling.with_network(FRONTIER, factor), 2**-8, 2**4, 48),
+        accumulation=8,
+    )
+    assert at is not None
+
+    def faster(factor):
+        machine = scaling.with_network(FRONTIER, factor)
+        a, b = (
+            scaling.predict(n, config, machine, 48, accumulation=8, draws=0).seconds for n in ("hierarchical", "zeropp")
+        )
+        return a < b
+
+    assert faster(at / 1.05) and not faster(at * 1.05)
+    never = scaling.crossover(
+        "zero3", "zero3", config, lambda factor: scaling.with_network(FRONTIER, factor), 0.1, 1, 4
+    )
+    assert never is None
+
+
+def test_the_largest_model_is_the_papers_ceiling():
+    """1.25 psi + 12 psi / N bytes a GCD of 64 GB: below 51 billion parameters."""
+    assert scaling.largest_model("hierarchical", FRONTIER, 48) == pytest.approx(64e9 / (1.25 + 12 / 384))
+    assert scaling.largest_model("zero3", FRONTIER, 48) == pytest.approx(64e9 * 384 / 16)
+
+
+def test_thousands_of_points_take_seconds():
+    """Counted, not timed: a point is a few hundred evaluations, and the layout of a model is made once."""
+    whatif.predict("zero3", scaling.gpt(2e9), FRONTIER, 4, draws=0)
+    from repro.scaling import step
+
+    before = step.layout_of.cache_info().misses
+    scaling.sweep([FRONTIER], [1, 4096], [scaling.gpt(2e9)], ["zero3", "hierarchical"], draws=0)
+    assert step.layout_of.cache_info().misses == before
