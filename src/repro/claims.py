@@ -169,7 +169,8 @@ def _check_reading(claim: Claim, where: str) -> None:
     experiment = experiments.get(reading.experiment)
     fields = experiment.parameters.model_fields.keys()
     known = experiment.reports | fields
-    asked = {"value.metric": [reading.metric], "value.per": [reading.per] if reading.per else []}
+    ends = [f"{reading.metric}_low", f"{reading.metric}_high"] if reading.banded else []
+    asked = {"value.metric": [reading.metric, *ends], "value.per": [reading.per] if reading.per else []}
     asked |= {"value.where, over or sequence": [name for group in reading.groups for name in group]}
     asked |= {"reproduces_with.where": claim.reproduces_with.where}
     for key, names in asked.items():
@@ -214,6 +215,8 @@ def _evaluate(claim: Claim, records: Mapping[Path, Record], problems: Sequence[s
         return _row(claim, found.verdict, "; ".join([found.reason, *remarks]), found.runs)
     value, low, high = interval(found.values)
     spread = None if math.isnan(low) else (low, high)
+    if claim.value.banded:
+        spread = claim.value.band(next(iter(found.runs.values())))
     in_scope = all(claim.reproduces_with.covers(run) for run in found.runs.values())
     verdict, words = judge(
         value,
@@ -227,6 +230,8 @@ def _evaluate(claim: Claim, records: Mapping[Path, Record], problems: Sequence[s
     )
     scope = [] if in_scope else [f"outside the claim's scope: {claim.outside_scope}"]
     repeats = f"{len(found.values)} repeats" if len(found.values) > 1 else "a single run"
+    if claim.value.banded:
+        repeats = "a prediction with its band"
     reason = "; ".join([f"{words} ({found.evidence}, {repeats})", *scope, *found.remarks, *remarks])
     return _row(claim, verdict, reason, found.runs, value=value, interval=spread, evidence=found.evidence)
 

@@ -115,11 +115,13 @@ class Slurm(_Strict):
 
 class Platform(_Strict):
     """`config/platforms/NAME.yaml`: where the jobs run. `tier` is what runs there unless another is asked for;
-    `memory_gb`: what a rank has, for the plan to say which points fit; `node` and `slurm`: of a cluster."""
+    `memory_gb`: what a rank has, for the plan to say which points fit; `hardware`: the nearest machine of `repro.scaling`, for the plan to
+    predict minutes; `node` and `slurm`: of a cluster."""
 
     description: str
     tier: Tier
     memory_gb: float | None = Field(None, gt=0)
+    hardware: str | None = None
     node: Node | None = None
     slurm: Slurm | None = None
 

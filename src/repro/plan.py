@@ -4,6 +4,8 @@ import hashlib
 import json
 import math
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, get_args
@@ -16,6 +18,7 @@ from repro.record import Scalar
 from repro.slurm import packing
 from repro.slurm.packing import Allocation
 
+Predictor = Callable[[Any, str], float | None]
 State = Literal["done", "stale", "failed", "skipped", "to run"]
 
 
@@ -74,7 +77,7 @@ class SlurmPlan(BaseModel):
 class Plan(BaseModel):
     """All jobs of a tier on a platform. `results` is where they go, relative to the root; `reader` is a hash of the code that
     turns records into figures, verdicts and the report; `memory_gb`: what a rank of the platform has; `unfit`: how many points the
-    platform's nodes cannot hold, by reason."""
+    platform's nodes cannot hold, by reason; `predicted`: experiments whose minutes `repro.scaling` predicts where no record knows them."""
 
     made: AwareDatetime
     platform: str
@@ -87,6 +90,7 @@ class Plan(BaseModel):
     figures: dict[str, FigurePlan]
     experiments: dict[str, bool]  # and whether their points are timed
     unfit: dict[str, int] = {}
+    predicted: list[str] = []
     slurm: SlurmPlan | None = None
 
 
@@ -120,8 +124,25 @@ def _known_minutes(folder: Path) -> dict[str, float]:
     return {key: median(values) for key, values in times.items()}
 
 
+def _predictors(hardware: str | None, file: str) -> dict[str, Predictor]:
+    """By experiment, what predicts the seconds of its points on the platform's hardware; none where that is not told."""
+    if hardware is None:
+        return {}
+    from repro import scaling  # scipy and torch: only where a platform asks for it
+
+    if hardware not in scaling.CATALOGUE:
+        raise config.ConfigError(f"{file}: hardware: found {hardware!r}, allowed: {', '.join(scaling.CATALOGUE)}")
+    return {name: found for each in experiments.names() for name, found in experiments.get(each).predicts.items()}
+
+
 def _jobs(
-    experiment: str, grid: config.Grid, results: str, minutes: dict[str, float], source: str, where: str
+    experiment: str,
+    grid: config.Grid,
+    results: str,
+    minutes: dict[str, float],
+    predict: Callable[[Point], float | None],
+    source: str,
+    where: str,
 ) -> list[Job]:
     definition = experiments.get(experiment)
     jobs = []
@@ -129,7 +150,10 @@ def _jobs(
         shape = definition.shape(point)
         nodes, in_node = (1, 1) if definition.one_machine(point) else (shape.nodes, shape.in_node)
         values = point.model_dump()
-        expected = minutes.get(json.dumps([experiment, values], sort_keys=True), grid.minutes)
+        expected = minutes.get(json.dumps([experiment, values], sort_keys=True))
+        if expected is None:
+            seconds = predict(point)
+            expected = grid.minutes if seconds is None else seconds / 60
         for repeat in range(grid.repeats):
             path = f"{results}/records/{experiment}/{job_id(experiment, point, repeat)}.json"
             found, attempt = state(paths.root() / path, source)
@@ -162,16 +186,20 @@ def make(tier: str | None = None, platform: str | None = None) -> Plan:
         )
     results = config.results_folder(settings, where)
     minutes = _known_minutes(paths.root() / "results/reference" / settings.reference / "records")
+    file = f"config/platforms/{settings.platform}.yaml"
+    predictors = _predictors(where.hardware, file)
     jobs = []
     for name, experiment in settings.experiments.items():
         source = provenance.source_hash(f"repro.experiments.{name}")
+        predictor = predictors.get(name, lambda point, hardware: None)
+        predict = partial(predictor, hardware=where.hardware)
         for grid in experiment.grids(settings.tier):
-            jobs += _jobs(name, grid, results, minutes, source, f"config/config.yaml: experiments.{name}")
+            jobs += _jobs(name, grid, results, minutes, predict, source, f"config/config.yaml: experiments.{name}")
     if where.memory_gb is not None:
         jobs = [job.model_copy(update={"rank_gb": _rank_gb(job)}) for job in jobs]
     unique = list({job.record: job for job in jobs}.values())  # overlapping grids name the same point once
     fit, unfit = _fitting(unique, where)
-    slurm = _slurm(fit, where, f"config/platforms/{settings.platform}.yaml")
+    slurm = _slurm(fit, where, file)
     figures = {
         figure: _figure(name, read, fit, where, slurm)
         for name, notebook in settings.notebooks.items()
@@ -189,6 +217,7 @@ def make(tier: str | None = None, platform: str | None = None) -> Plan:
         figures=figures,
         experiments={name: experiments.get(name).timed for name in settings.experiments},
         unfit=unfit,
+        predicted=sorted(predictors.keys() & {job.experiment for job in fit}),
         slurm=slurm,
     )
 

@@ -26,6 +26,7 @@ class Reading(BaseModel):
     The value of a run is `factor` · `metric` ÷ `per` (a metric or point field), or 1 minus that (`complement`).
     Of the runs that match `where`, the claim's value is
     - that value, where nothing more is given;
+    - with `banded`: that value, and the run's own `<metric>_low` and `<metric>_high` as its interval (a prediction's band);
     - with `over`: its ratio to the value of the runs that match `where` changed by `over` (`form: reduction`: 1 − ratio);
     - with `sequence` and `expect`: one group of runs per entry, `where` changed by it, expected to increase or decrease; the
       value is the ratio of one step in that direction (the smallest step for an ordering, first to last for a trend).
@@ -38,6 +39,7 @@ class Reading(BaseModel):
     per: str | None = None
     factor: float = 1.0
     complement: bool = False
+    banded: bool = False
     where: Filters = Field(default_factory=dict)
     over: Filters | None = None
     form: Literal["ratio", "reduction"] = "ratio"
@@ -52,7 +54,15 @@ class Reading(BaseModel):
             raise ValueError("sequence and expect (increasing or decreasing) belong together")
         if self.form == "reduction" and self.over is None:
             raise ValueError("form: reduction needs over")
+        if self.banded and (self.over is not None or self.sequence is not None or self.per is not None):
+            raise ValueError("banded reads one number with its band: no over, sequence or per")
         return self
+
+    def band(self, run: Record) -> tuple[float, float]:
+        """The run's band around the metric, as `factor` and `complement` make it."""
+        ends = [run.metrics[f"{self.metric}_{end}"].value * self.factor for end in ("low", "high")]
+        low, high = sorted(1 - end if self.complement else end for end in ends)
+        return low, high
 
     @property
     def groups(self) -> list[dict[str, Any]]:

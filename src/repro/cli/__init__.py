@@ -86,6 +86,9 @@ def plan(tier: TierOption = None, platform: PlatformOption = None, json_: Json =
         f" about {sum(j.minutes for j in open_jobs):.1f} minutes",
         soft_wrap=True,
     )
+    if found.predicted:
+        names = ", ".join(found.predicted)
+        stdout.print(f"minutes of {names} are modelled: the slow end of a band (docs/scaling.md)", soft_wrap=True)
     for reason, count in found.unfit.items():
         stdout.print(f"left out, as nodes here cannot hold them: {count} points of {escape(reason)}", soft_wrap=True)
     if found.slurm is not None:

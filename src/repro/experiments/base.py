@@ -4,7 +4,7 @@ An experiment module defines `EXPERIMENT = Experiment(...)`. It imports its engi
 experiments stays fast. It knows nothing of records, files or Snakemake.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -57,7 +57,8 @@ class Experiment:
     """`label` gives a short file name part such as `zeropp-2x2x2`; `reports`: every metric and condition that a record can hold,
     so that a claim which asks for another is found at once; `shape` tells where the processes of a point sit; `one_machine`: they
     need memory that all of them see; `memory` predicts bytes per rank by kind (None: unknown); `timeout_s` bounds one run;
-    `timed`: its claims are about time, so nothing else may run on the machine meanwhile."""
+    `timed`: its claims are about time, so nothing else may run on the machine meanwhile; `predicts`: by experiment, a function of one of
+    its points and of the name of a platform's hardware, which tells the seconds of a run there (None: cannot)."""
 
     summary: str
     parameters: type[Point]
@@ -69,6 +70,7 @@ class Experiment:
     memory: Callable[[Any], dict[str, float] | None] = lambda point: None
     timeout_s: float = 600.0
     timed: bool = True
+    predicts: Mapping[str, Callable[[Any, str], float | None]] = field(default_factory=dict)
 
     def check(self, outcome: Outcome) -> Outcome:
         """The outcome; AssertionError when it holds a name that `reports` lacks."""
