@@ -43,9 +43,9 @@ def test_a_fixed_parameter_does_not_move_the_others():
     assert np.array_equal(free.hbm_bytes_per_s, fixed.hbm_bytes_per_s)
     assert fixed.flops_per_s == pytest.approx(0.4 * FRONTIER.peak_flops)
     assert FRONTIER.at(overlap=1.0).machine(4).overlap == 1.0
-    with pytest.raises(ValueError, match="'speed'.*known: gemm"):
+    with pytest.raises(ValueError, match=r"'speed'.*known: gemm"):
         FRONTIER.at(speed=1.0)
-    with pytest.raises(ValueError, match="unknown hardware 'cray'.*frontier"):
+    with pytest.raises(ValueError, match=r"unknown hardware 'cray'.*frontier"):
         scaling.hardware("cray")
 
 

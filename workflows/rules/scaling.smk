@@ -5,7 +5,15 @@ use rule zero_notebook as scaling_notebook with:
     input:
         notebook="notebooks/scaling.ipynb",
         claims="config/claims.yaml",
-        records=records("@@),
+        records=records(
+            "fabric_probe",
+            "scaling_network",
+            "scaling_step",
+            "scaling_train",
+            "scaling_map",
+            "scaling_decode",
+            "scaling_serving",
+        ),
     output:
         html=report(
             "results/{run}/notebooks/scaling.html",
