@@ -230,6 +230,24 @@ def test_forms_of_a_reading():
     assert "(there n is 1, 2, 3)" in value(metric="t", where={"n": 7})
 
 
+def test_a_prediction_is_judged_on_its_own_band():
+    """One run, no repeats: its low and high are the interval; complemented, they change places."""
+    bounds = {"gain": 2.0, "gain_low": 1.9, "gain_high": 2.6, "share": 0.3, "share_low": 0.2, "share_high": 0.5}
+    runs = named(ok(ranks=4, evidence="modelled", metrics=bounds))
+    value = {"experiment": "timing", "metric": "gain", "banded": True}
+    row = verdict(runs, value=value, tolerance=0.4)
+    assert row.interval == (1.9, 2.6) and row.evidence == "modelled" and row.verdict == "trend only"
+    assert "a prediction with its band" in row.reason
+    assert verdict(runs, value=value, paper_value=1.0, no_effect=0.5).verdict == "trend only", (
+        "outside, right direction"
+    )
+    assert verdict(runs, value=value, no_effect=1.95).verdict == "deviates", "the band reaches over no effect"
+    saved = verdict(runs, value=value | {"metric": "share", "complement": True}, paper_value=0.67, no_effect=0)
+    assert saved.value == pytest.approx(0.7) and saved.interval == pytest.approx((0.5, 0.8))
+    with pytest.raises(ValueError, match="no over, sequence or per"):
+        selection.Reading(experiment="timing", metric="gain", banded=True, per="m")
+
+
 @pytest.mark.parametrize(
     ("wanted", "found", "expected"),
     [

@@ -128,3 +128,23 @@ def test_where_memory_must_be_shared_one_task_starts_the_ranks(project):
     jobs = plan.make("smoke", "box").jobs
     shared = [job for job in jobs if job.point.get("keys_values") == "shared"]
     assert shared and all((job.nodes, job.tasks_per_node) == (1, 1) and job.ranks > 1 for job in shared)
+
+
+def test_minutes_on_a_platform_are_predicted_for_its_hardware(project):
+    """Training points of 48 nodes take other times than of one, and the plan says that they are modelled."""
+    found = plan.make("cluster", "frontier")
+    assert found.predicted == ["zero_train"]
+    minutes = {
+        (job.point["plan"], job.nodes): job.minutes
+        for job in found.jobs
+        if job.experiment == "zero_train" and job.point["hidden"] == 6144 and job.point["accumulation"] == 8
+    }
+    assert minutes["zero3", 48] != minutes["zero3", 8]
+    assert plan.make("cluster", "laptop").predicted == []
+
+
+def test_unknown_hardware_names_the_file_and_what_is_allowed(project):
+    file = project / "config" / "platforms" / "frontier.yaml"
+    file.write_text(file.read_text().replace("hardware: frontier", "hardware: cray"))
+    with pytest.raises(config.ConfigError, match=r"frontier\.yaml: hardware: found 'cray', allowed: frontier"):
+        plan.make("cluster", "frontier")

@@ -15,6 +15,7 @@ PAPERS = {
     "zero": ("Hierarchical ZeRO++", "2501.04266"),
     "exflow": ("ExFlow", "2401.08383"),
     "flover": ("Flover", "2305.13484"),
+    "scaling": ("The papers' sizes, predicted", ""),
 }
 
 

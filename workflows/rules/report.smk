@@ -47,6 +47,7 @@ rule html_report:
         rules.zero_notebook.output,
         rules.exflow_notebook.output,
         rules.flover_notebook.output,
+        rules.scaling_notebook.output,
         claims=rules.verdicts.output,
     output:
         "results/{run}/report.html",
@@ -71,6 +72,7 @@ if READ_HERE:
         zero_notebook,
         exflow_notebook,
         flover_notebook,
+        scaling_notebook,
         verdicts,
         html_report,
 

@@ -52,6 +52,11 @@ class Outcome:
     topology: str = ""
 
 
+def one_process(point: Any) -> Shape:
+    """Of an experiment that says nothing of ranks: one process, which may start others on its machine."""
+    return Shape()
+
+
 @dataclass(frozen=True)
 class Experiment:
     """`label` gives a short file name part such as `zeropp-2x2x2`; `reports`: every metric and condition that a record can hold,
@@ -65,12 +70,17 @@ class Experiment:
     run: Callable[[Any], Outcome]
     label: Callable[[Any], str]
     reports: frozenset[str]
-    shape: Callable[[Any], Shape] = lambda point: Shape()
+    shape: Callable[[Any], Shape] = one_process
     one_machine: Callable[[Any], bool] = lambda point: False
     memory: Callable[[Any], dict[str, float] | None] = lambda point: None
     timeout_s: float = 600.0
     timed: bool = True
     predicts: Mapping[str, Callable[[Any, str], float | None]] = field(default_factory=dict)
+
+    @property
+    def ranked(self) -> bool:
+        """Whether a point's processes are ranks that `repro.launch` joins, a single one too."""
+        return self.shape is not one_process
 
     def check(self, outcome: Outcome) -> Outcome:
         """The outcome; AssertionError when it holds a name that `reports` lacks."""

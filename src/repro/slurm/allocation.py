@@ -170,7 +170,7 @@ class _Job:
             watchdog.DEADLINE: str(time.time() + limit),
             watchdog.FOLDER: str(where),
             placement.IN_PACKAGE: str(self.node.gcds),
-            joined.ALONE: str(int(job.ranks == 1)),
+            joined.ALONE: str(int(job.ranks == 1 and experiments.get(job.experiment).ranked)),
         }
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w") as output:
