@@ -88,3 +88,33 @@ def test_serving_a_folder_of_transformers(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     exec(program("README.md", "load_huggingface"), {"torch": torch, "prompt": (5, 6, 7)})
     assert capsys.readouterr().out.startswith("0 [")
+
+
+def test_predicting_a_machine(capsys):
+    exec(program("README.md", "scaling.predict"), {})
+    tflops, critical = capsys.readouterr().out.split()
+    assert 20 < float(tflops) < 190 and critical in ("compute", "package", "node", "cluster")
+    exec(program("docs/scaling.md", "scaling.predict"), {})
+    assert capsys.readouterr().out.split()[-1] == "True"
+
+
+def test_fitting_the_output_of_nccl_tests(tmp_path, monkeypatch, capsys):
+    """Times of a made network of 8 and 16 GPUs a node, in the format of nccl-tests."""
+    from repro import scaling
+
+    monkeypatch.chdir(tmp_path)
+    protocol = scaling.network.Protocol(1e-5, 2e10)
+    network = scaling.network.one_level(16, [protocol])
+    lines = [f"#  Rank {rank:2} Group  0 Pid  {rank} on  node{rank // 8} device  {rank % 8} GPU" for rank in range(16)]
+    lines.append("#       size         count      type   redop    root     time   algbw   busbw #wrong")
+    lines.append("#        (B)    (elements)                               (us)  (GB/s)  (GB/s)       ")
+    for nbytes in (2**k for k in range(12, 28)):
+        us = 1e6 * scaling.seconds("all_gather", nbytes, network, "ring")
+        lines.append(
+            f"{nbytes:12} {nbytes // 4:12}     float    none      -1 {us:9.2f}    1.00    1.00      0 {us:9.2f}    1.00    1.00      0"
+        )
+    (tmp_path / "all_gather_perf.txt").write_text("\n".join(lines) + "\n")
+    names = {"scaling": scaling}
+    exec(program("docs/scaling.md", "measured_files"), names)
+    assert "cluster.bytes_per_s.0" in capsys.readouterr().out
+    assert names["network"].topology.mesh_shape == (48, 8)

@@ -155,13 +155,14 @@ def test_draws_are_elementwise():
     assert scaling.seconds("all_gather", 4e9, net, "ring") == pytest.approx(3e9 / rates)
 
 
-def test_a_processor_that_all_ranks_share_bounds_the_time():
-    slow_host = network.Network(
-        Topology((Level("cluster", 4, 1e9),)),
-        network.of(Topology((Level("cluster", 4, 1e9),))).links,
-        host_bytes_per_s=2e9,
-    )
-    assert scaling.seconds("all_gather", 4e9, slow_host, "ring") == pytest.approx(3 * 4 / 2)
+def test_links_that_queue_drain_while_the_processors_work():
+    """4 ranks of 1 GB/s links, and processors that move 2 GB/s for all of them: 3 s on the links, 6 s of work, and a reduction's 3."""
+    topology = Topology((Level("cluster", 4, 1e9),))
+    links, rates = network.of(topology).links, {"host_bytes_per_s": 2e9, "reduce_bytes_per_s": 1e9}
+    queued, in_turn = (network.Network(topology, links, queues=queues, **rates) for queues in (True, False))
+    assert scaling.seconds("all_gather", 4e9, queued, "ring") == pytest.approx(6)
+    assert scaling.seconds("all_gather", 4e9, in_turn, "ring") == pytest.approx(3 + 6)
+    assert scaling.seconds("reduce_scatter", 4e9, queued, "ring") == pytest.approx(6 + 3)
 
 
 @settings(max_examples=60, deadline=None)

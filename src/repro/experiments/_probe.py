@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Probed:
-    """Fit to every second size, the table with predictions for all, and the processors' rates (of the slowest rank)."""
+    """Fit to every second size, the table with predictions for all, and values per second of a rank while all ranks share the processors."""
 
     fit: "Fit"
     table: "pd.DataFrame"
@@ -67,6 +67,11 @@ PARAMETERS = (
 REPORTS = frozenset({"error_median", "error_p90", "quantize_values_per_s", "update_values_per_s", *PARAMETERS})
 
 
+def _makespan(seconds: "Sequence") -> "np.ndarray | float":
+    """[ranks, .., repeats] to [..]: anything lasts until its slowest rank is done; the median over the repeats."""
+    return np.median(np.max(seconds, axis=0), axis=-1)
+
+
 def fitted(
     topology: "Topology", cases: "Sequence[Case]", probes: "Sequence[Probe]", native: bool, host: bool
 ) -> Probed:
@@ -74,10 +79,10 @@ def fitted(
     the processors of one machine."""
     import pandas as pd
 
+    from repro.experiments import _probe_ranks
     from repro.scaling import fit as fitting
 
-    # A collective lasts until its slowest rank is done; the median over the repeats.
-    seconds = np.median(np.max([probe.seconds for probe in probes], axis=0), axis=1)
+    seconds = _makespan([probe.seconds for probe in probes])
     sizes = tuple(level.size for level in topology.levels)
     rows = [
         {
@@ -103,6 +108,8 @@ def fitted(
     return Probed(
         found,
         fitting.predict(found, table).assign(fitted=every_second.to_numpy()),
-        min(probe.quantize_values_per_s for probe in probes),
-        min(probe.update_values_per_s for probe in probes),
+        *(
+            _probe_ranks.VALUES / _makespan([getattr(probe, name) for probe in probes])
+            for name in ("quantize_s", "update_s")
+        ),
     )

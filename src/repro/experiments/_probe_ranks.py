@@ -29,12 +29,12 @@ class Case:
 
 @dataclass
 class Probe:
-    """Of one rank: seconds of each case [cases][repeats], and values per second that it quantises and restores, and updates, while all
-    other ranks do the same."""
+    """Of one rank, while all others do the same: seconds of each case [cases][repeats], and of quantising and restoring `VALUES` values,
+    and of updating as many [repeats]."""
 
     seconds: list[list[float]]
-    quantize_values_per_s: float
-    update_values_per_s: float
+    quantize_s: list[float]
+    update_s: list[float]
 
 
 def cases(topology: Topology, sizes: list[int]) -> list[Case]:
@@ -56,7 +56,8 @@ def probe(rank: int, world_size: int, topology: Topology, wanted: list[Case], re
     links = Links(topology, device=device)
     return Probe(
         [list(_timed(_collective(links, case, device), repeats)) for case in wanted],
-        *(VALUES / min(_timed(work, 5)) for work in (_quantising(device), _updating(device))),
+        list(_timed(_quantising(device), repeats)),
+        list(_timed(_updating(device), repeats)),
     )
 
 

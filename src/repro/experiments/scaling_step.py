@@ -1,6 +1,7 @@
-"""Does the step model hold? Probe the network, predict the step of every plan from that, then train and compare: in one run, on the
-same ranks, so that a prediction cannot profit from the times it is compared with."""
+"""Does the step model hold? Probe the network, calibrate the processors' work on three plans at one rate, predict every plan at every rate,
+and compare with steps that the same ranks train."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -13,134 +14,172 @@ from repro.record import Metric
 if TYPE_CHECKING:
     import pandas as pd
 
-    from repro.experiments._probe import Probed
-    from repro.experiments._zero_ranks import Report
+    from repro.experiments._scaling_ranks import Found
+    from repro.scaling import Observation
 
 PLANS = (
     *("ddp", "zero1", "zero2", "zero3", "hpz", "qwz", "qgz", "zeropp", "mics", "hsdp"),
     *("hierarchical", "hierarchical_fp"),
 )
-PAPER = ("zero3", "zeropp", "hierarchical")
-TIMEOUT_S = 1800.0
+PAPER = ("ddp", "zero3", "zeropp", "hierarchical")
+CALIBRATED = ("ddp", "zero3", "hierarchical")  # at the first rate
+SIZES = tuple(4096 * 4**k for k in range(5))  # bytes of the probe's tensors
+TIMEOUT_S = 3600.0
 
 
 class ScalingStep(Point):
-    """Ranks: nodes * packages * gcds; the model and the network are those of zero_train."""
+    """Ranks: nodes * packages * gcds; the model and the network are those of zero_train. `rates`: between nodes, Mbit/s per rank with all
+    ranks busy, separated by commas; the first is the one that is calibrated at."""
 
-    plans: Literal["all", "paper"] = Field("all", description="paper: the three plans that it compares")
+    plans: Literal["all", "paper"] = Field("all", description="paper: the plans that it compares, and DDP")
+    rates: str = Field("25,12.5,50", pattern=r"^\d+(\.\d+)?(,\d+(\.\d+)?)*$")
     nodes: int = Field(2, ge=2, description="at least two: the plans differ in what leaves a node")
     packages: int = Field(2, ge=1)
     gcds: int = Field(2, ge=1)
     accumulation: int = Field(1, ge=1, description="backward passes per step")
     steps: int = Field(5, ge=WARM_UP + 1)
     repeats: int = Field(5, ge=1, description="of each collective of the probe")
-    cluster_mbit_s: float = Field(25.0, gt=0, description="inter-node rate per rank with all ranks busy")
 
-    @property
-    def trainings(self) -> list[ZeroTrain]:
-        """What is trained, one after the other."""
-        names = ("nodes", "packages", "gcds", "accumulation", "steps", "cluster_mbit_s", "seed")
-        same = {name: getattr(self, name) for name in names}
+    def trainings(self, rate: float) -> list[ZeroTrain]:
+        """What is trained at a rate, one after the other."""
+        names = ("nodes", "packages", "gcds", "accumulation", "steps", "seed")
+        same = {name: getattr(self, name) for name in names} | {"cluster_mbit_s": rate}
         return [ZeroTrain(plan=plan, **same) for plan in (PLANS if self.plans == "all" else PAPER)]
 
 
-def run(point: ScalingStep) -> Outcome:
-    """Probe, train, predict."""
-    import torch._dynamo  # (AdamW imports it on first use: once here, not in every rank)
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """A step that was measured at a rate, and what was probed there."""
 
-    from repro import launch, network, paths, quantize
+    rate: float
+    observation: "Observation"
+    probe: _probe.Probed
+
+    @property
+    def calibrates(self) -> bool:
+        return self.observation.plan.name in CALIBRATED
+
+
+def run(point: ScalingStep) -> Outcome:
+    """Probe and train at each rate, calibrate, predict. The series has a row per plan and rate."""
+    import torch._dynamo  # noqa: F401  (AdamW imports it on first use: once here, not in every rank)
+
+    from repro import quantize, scaling
+
+    quantize.warm_up()
+    rates = [float(rate) for rate in point.rates.split(",")]
+    measured: list[Measured] = []
+    for rate in rates:
+        found, evidence, state = _train(point, rate, last=rate == rates[-1])
+        measured += _observations(point, rate, found, state)
+    factors = scaling.calibrate([m.observation for m in measured if m.calibrates and m.rate == rates[0]])
+    table = _compared(measured, factors, rates[0])
+    probed = {f"probe_{name}": metric for name, metric in measured[0].probe.metrics.items()}
+    return Outcome(
+        metrics=_metrics(table, factors) | probed,
+        evidence=evidence,
+        conditions={"fabric": state},
+        series=table,
+        topology=f"{point.nodes} nodes x {point.packages} packages x {point.gcds} GCDs, {state}",
+    )
+
+
+def _train(point: ScalingStep, rate: float, last: bool) -> "tuple[list[Found], str, str]":
+    """What every rank found at a rate, the kind of evidence, and the network's state. Ranks of a job stay until the last rate."""
+    from repro import launch, network, paths
     from repro.experiments import _probe_ranks, _scaling_ranks
     from repro.zero import plan
 
-    trainings = point.trainings
+    trainings = point.trainings(rate)
     topology = trainings[0].topology
     plans = [plan.named(training.plan, topology) for training in trainings]
-    quantize.warm_up()
-    cases = _probe_ranks.cases(topology, [4096 * 4**k for k in range(5)])
     corpus = paths.data("tinyshakespeare.txt").read_bytes()
     with network.between(topology) as links:
         found = launch.launch(
-            *(_scaling_ranks.probe_and_train, topology.world_size, topology, cases, point.repeats),
-            *(list(zip(trainings, plans, strict=True)), corpus),
+            *(_scaling_ranks.probe_and_train, topology.world_size, topology, _probe_ranks.cases(topology, list(SIZES))),
+            *(point.repeats, list(zip(trainings, plans, strict=True)), corpus),
             fabric=links.fabric,
             topology=topology,
             timeout_s=TIMEOUT_S - 15,
-            first_only=True,
+            first_only=last,
         )
-    native, host = torch.cuda.is_available(), links.state != "the machine's own"
+        return found, links.evidence, links.state
+
+
+def _observations(point: ScalingStep, rate: float, found: "list[Found]", state: str) -> list[Measured]:
+    """A measured step per plan, on the machine as it was probed at this rate."""
+    import numpy as np
+    import torch
+
+    from repro import scaling
+    from repro.experiments import _probe_ranks
+    from repro.zero import plan
+
+    native, host = torch.cuda.is_available(), state != "the machine's own"
+    trainings = point.trainings(rate)
+    topology = trainings[0].topology
+    cases = _probe_ranks.cases(topology, list(SIZES))
     probed = _probe.fitted(topology, cases, [rank.probe for rank in found], native, host)
-    table = _compared(
-        point, plans, probed, [list(reports) for reports in zip(*(rank.reports for rank in found), strict=True)], native
-    )
-    return Outcome(
-        metrics=_metrics(table) | {f"probe_{name}": metric for name, metric in probed.metrics.items()},
-        evidence=links.evidence,
-        conditions={"fabric": links.state},
-        series=table,
-        topology=f"{point.nodes} nodes x {point.packages} packages x {point.gcds} GCDs, {links.state}",
-    )
+    measured = []
+    for number, training in enumerate(trainings):
+        ranks = [rank.reports[number] for rank in found]
+        timed = np.max([[step.seconds for step in rank.steps[WARM_UP:]] for rank in ranks], axis=0)
+        observation = scaling.Observation(
+            plan.named(training.plan, topology),
+            training.gpt,
+            probed.machine(topology, native),
+            float(np.median(timed)),
+            training.micro_batch,
+            training.accumulation,
+            max(rank.compute_seconds or 0.0 for rank in ranks),
+        )
+        measured.append(Measured(rate, observation, probed))
+    return measured
 
 
-def _compared(
-    point: ScalingStep, plans: list, probed: "Probed", reports: "list[list[Report]]", native: bool
-) -> "pd.DataFrame":
-    """A row per plan: predicted and measured seconds, and what the prediction is made of."""
+def _compared(measured: list[Measured], factors: dict[str, float], calibrated_at: float) -> "pd.DataFrame":
     import numpy as np
     import pandas as pd
 
-    from repro import scaling
-
     rows = []
-    for training, plan, ranks in zip(point.trainings, plans, reports, strict=True):
-        measured = float(
-            np.median(
-                [max(step.seconds for step in steps) for steps in zip(*(r.steps[WARM_UP:] for r in ranks), strict=True)]
-            )
-        )
-        compute = max(rank.compute_seconds or 0.0 for rank in ranks)
-        predicted = scaling.predict_step(
-            plan,
-            training.gpt,
-            probed.machine(plan.topology, native),
-            training.micro_batch,
-            training.accumulation,
-            compute_s=compute,
-        )
+    for one in measured:
+        predicted = float(one.observation.predicted(factors))
+        probed_only = float(one.observation.predicted(dict.fromkeys(factors, 1.0)))
         rows.append(
             {
-                "plan": plan.name,
-                "cluster_mbit_s": point.cluster_mbit_s,
-                "accumulation": point.accumulation,
-                "measured": measured,
-                "predicted": float(predicted.seconds),
-                "compute": float(predicted.compute_s),
-                "quantize": float(predicted.quantize_s),
-                **{level: float(predicted.level_s.get(level, 0.0)) for level in plan.topology.names},
-                "log_error": float(np.log(predicted.seconds / measured)),
+                "plan": one.observation.plan.name,
+                "cluster_mbit_s": one.rate,
+                "calibrated": one.calibrates and one.rate == calibrated_at,
+                "measured": one.observation.seconds,
+                "predicted": predicted,
+                "probed_only": probed_only,
+                "compute": one.observation.compute_s,
+                "log_error": float(np.log(predicted / one.observation.seconds)),
+                "log_error_probed_only": float(np.log(probed_only / one.observation.seconds)),
             }
         )
     return pd.DataFrame(rows)
 
 
-def _metrics(table: "pd.DataFrame") -> dict[str, Metric]:
+def _metrics(table: "pd.DataFrame", factors: dict[str, float]) -> dict[str, Metric]:
+    """Errors of the steps that were not calibrated with, and without any calibration; the factors."""
+    import numpy as np
+
     from repro.scaling.fit import error_quantiles
 
-    median, p90, worst = error_quantiles(table.log_error, (0.5, 0.9, 1.0))
-    found = {
-        "step_error_median": Metric(value=median, unit="1"),
-        "step_error_p90": Metric(value=p90, unit="1"),
-        "step_error_worst": Metric(value=worst, unit="1"),
-    }
-    for row in table.itertuples():
-        found[f"measured_{row.plan}"] = Metric(value=row.measured, unit="s")
-        found[f"predicted_{row.plan}"] = Metric(value=row.predicted, unit="s")
-    return found
+    new, found = table[~table.calibrated], {}
+    for name, errors in (("", new.log_error), ("_probed_only", new.log_error_probed_only)):
+        median, p90, worst = error_quantiles(errors, (0.5, 0.9, 1.0))
+        for what, value in (("median", median), ("p90", p90), ("worst", worst)):
+            found[f"step_error_{what}{name}"] = Metric(value=value, unit="1")
+    found["steps_within_15_percent"] = Metric(value=float((np.abs(np.expm1(new.log_error)) <= 0.15).mean()), unit="1")
+    return found | {f"factor_{name}": Metric(value=value, unit="×") for name, value in factors.items()}
 
 
 def label(point: ScalingStep) -> str:
     """Short name of a point for its record file."""
     shape = f"{point.nodes}x{point.packages}x{point.gcds}"
-    return f"{point.plans}-{shape}-{point.accumulation}x{point.steps}-{point.cluster_mbit_s:g}mbit"
+    return f"{point.plans}-{shape}-{point.accumulation}x{point.steps}-{point.rates.replace(',', '_')}mbit"
 
 
 EXPERIMENT = Experiment(
@@ -149,8 +188,8 @@ EXPERIMENT = Experiment(
     run=run,
     label=label,
     reports=frozenset(f"probe_{name}" for name in _probe.REPORTS)
-    | {f"{what}_{plan}" for what in ("measured", "predicted") for plan in PLANS}
-    | {"step_error_median", "step_error_p90", "step_error_worst", "fabric"},
+    | {f"step_error_{what}{name}" for what in ("median", "p90", "worst") for name in ("", "_probed_only")}
+    | {"factor_message", "factor_bytes", "factor_update", "steps_within_15_percent", "fabric"},
     shape=lambda point: Shape(point.nodes, point.packages, point.gcds),
     timeout_s=TIMEOUT_S,
 )

@@ -8,8 +8,12 @@ from repro.experiments.base import Experiment, Outcome, Point
 from repro.record import Metric
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from repro.experiments.zero_train import ZeroTrain
     from repro.models.gpt import GPTConfig
+    from repro.topology import Topology
+    from repro.zero import Plan
 
 PLANS = ("ddp", "zero3", "zeropp", "mics", "hierarchical", "hierarchical_fp")
 # Pairs whose ratio the paper reports: how many times as fast the first is.
@@ -44,7 +48,7 @@ class ScalingTrain(Point):
 
 def run(point: ScalingTrain) -> Outcome:
     """Bands of every plan, of the paper's ratios, and of the efficiency against one node. Series: `kind` ranks has a row per number of
-    nodes and plan, `kind` tornado a row per uncertain parameter, of the first ratio."""
+    nodes and plan, `levels` a row per change to the hierarchical plan, `tornado` a row per uncertain parameter, of the first ratio."""
     import pandas as pd
 
     from repro import scaling
@@ -86,10 +90,35 @@ def run(point: ScalingTrain) -> Outcome:
         for count, steps_of in sizes.items()
         for name, step in steps_of.items()
     ]
+    levels = [
+        {"kind": "levels", "plan": name, "gigabytes": step.rank_bytes / 1e9, "fits": step.fits}
+        | banded("tflops", step.tflops_per_rank)
+        for name, make in _changes().items()
+        for step in [
+            scaling.predict(make, point.gpt, machine, point.nodes, **options, draws=point.draws, seed=point.seed)
+        ]
+    ]
     tornado = scaling.sensitivity(machine, first_ratio).assign(kind="tornado")
-    series = pd.concat([pd.DataFrame(ranks), tornado], ignore_index=True)
+    series = pd.concat([pd.DataFrame(ranks), pd.DataFrame(levels), tornado], ignore_index=True)
     topology = f"{point.hardware}, {point.nodes} nodes (arithmetic)"
     return Outcome(metrics, "modelled", conditions, series, topology)
+
+
+def _changes() -> "dict[str, Callable[[Topology], Plan]]":
+    """The hierarchical plan, and with one level or width changed at a time: what is each worth?"""
+    from repro.zero import plan
+
+    return {
+        "hierarchical": plan.hierarchical,
+        "weights over the node": lambda t: plan.hierarchical(t, weights=t.names[-2]),
+        "weights and gradients over all ranks": lambda t: plan.hierarchical(t, t.names[-1], t.names[-1]),
+        "gradients over the innermost level": lambda t: plan.hierarchical(t, gradients=t.names[0]),
+        "gradients over all ranks": lambda t: plan.hierarchical(t, gradients=t.names[-1]),
+        "sums across nodes per micro-batch": lambda t: plan.hierarchical(t, reduce_across="micro_batch"),
+        "16-bit weights": lambda t: plan.hierarchical(t, weight_bits=16, update_bits=16),
+        "16-bit gradients": lambda t: plan.hierarchical(t, gradient_bits=16),
+        "16 bits everywhere": plan.hierarchical_fp,
+    }
 
 
 def _band(name: str, value: "object", unit: str) -> dict[str, Metric]:

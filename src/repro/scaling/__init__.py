@@ -10,6 +10,7 @@ machines (intervals) -> step, decode, serving (the three papers) -> whatif (swee
 """
 
 from repro.scaling import network
+from repro.scaling.calibrate import Observation, calibrate, slowed
 from repro.scaling.collectives import fastest, seconds
 from repro.scaling.machines import CATALOGUE, Hardware, Interval, Machine, Tier, hardware
 from repro.scaling.step import Step, predict_step
@@ -20,9 +21,11 @@ __all__ = [
     "Hardware",
     "Interval",
     "Machine",
+    "Observation",
     "Step",
     "Tier",
     "best_plan",
+    "calibrate",
     "crossover",
     "fastest",
     "gpt",
@@ -33,6 +36,7 @@ __all__ = [
     "predict_step",
     "seconds",
     "sensitivity",
+    "slowed",
     "sweep",
     "with_network",
 ]

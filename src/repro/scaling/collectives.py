@@ -273,18 +273,19 @@ def _hierarchical(kind: Kind, nbytes: float, network: Network, first: int, last:
 
 
 def _evaluate(found: Sequence[Stage], nbytes: float, network: Network, first: int) -> Value:
-    total: Value = network.overhead_s
+    working: Value = network.overhead_s  # of the processors
+    draining: Value = 0.0  # of the links
     for stage in found:
-        latency: Value = 0.0
-        busy: Value = stage.sent * nbytes * network.topology.world_size / network.host_bytes_per_s
+        busy: Value = 0.0
         for level, (hops, load) in enumerate(zip(stage.hops, stage.loads, strict=True), start=first):
             if load or hops:
                 protocol = network.links[level].protocol(stage.message * nbytes)
-                latency = latency + hops * protocol.latency_s
+                working = working + hops * protocol.latency_s
                 busy = np.maximum(busy, load * nbytes / protocol.bytes_per_s)
-        busy = stage.rounds * busy
-        total = total + (np.maximum(latency, busy) if network.latency_hides else latency + busy)
-        total = total + stage.rounds * stage.reduced * nbytes / network.reduce_bytes_per_s
+        draining = draining + stage.rounds * busy
+        moved = stage.sent * network.topology.world_size / network.host_bytes_per_s
+        working = working + stage.rounds * nbytes * (moved + stage.reduced / network.reduce_bytes_per_s)
+    total = np.maximum(working, draining) if network.queues else working + draining
     return total if isinstance(total, np.ndarray) else float(total)
 
 

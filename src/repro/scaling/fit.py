@@ -34,8 +34,8 @@ class Model:
     switches     message bytes at which the next protocol begins
     algorithms   what a table's name of an algorithm is here. "" (the library chooses): the fastest of several
     reduces      fit the rate at which received values are added up (CPU collectives); infinite otherwise
-    host         all ranks share the processors of one machine (an emulated network): fit the rate at which these move bytes, and let
-                 latency hide behind the links
+    host         all ranks share the processors of one machine, and its links queue (an emulated network): fit the rate at which the
+                 processors move bytes
     """
 
     levels: tuple[str, ...] = ("node", "cluster")
@@ -65,7 +65,7 @@ class Model:
             below *= size
         topology = Topology(tuple(Level(name, size) for name, size in zip(self.levels, sizes, strict=True)))
         rest = {name: values[name] for name in ("reduce_bytes_per_s", "host_bytes_per_s") if name in values}
-        return Network(topology, tuple(links), overhead_s=values["overhead_s"], latency_hides=self.host, **rest)
+        return Network(topology, tuple(links), overhead_s=values["overhead_s"], queues=self.host, **rest)
 
 
 @dataclass(frozen=True, eq=False)

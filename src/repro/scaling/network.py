@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from repro.topology import Topology
+from repro.topology import Level, Topology
 
 Value = float | NDArray[np.float64]  # one number, or [draws]
 
@@ -57,8 +57,8 @@ class Network:
     reduce_bytes_per_s   bytes that a rank adds up per second in a reduction
     host_bytes_per_s     bytes of all ranks together that the processors move per second, where the ranks of the whole machine share
                          them (an emulated network); infinite on a real one
-    latency_hides        latency is work of the processors that goes on while links drain, so the longer of the two counts, not both (an
-                         emulated network, whose shaper queues what it is given)
+    queues               links take what they are given and drain it while the processors go on (an emulated network, whose shaper
+                         queues): of the processors' work and the links' the longer counts, not their sum
     """
 
     topology: Topology
@@ -66,7 +66,7 @@ class Network:
     overhead_s: Value = 0.0
     reduce_bytes_per_s: Value = math.inf
     host_bytes_per_s: Value = math.inf
-    latency_hides: bool = False
+    queues: bool = False
 
     def __post_init__(self) -> None:
         if len(self.links) != len(self.topology.levels):
@@ -94,8 +94,6 @@ def of(topology: Topology, counts: Mapping[str, int] | None = None) -> Network:
 
 def one_level(ranks: int, protocols: Sequence[Protocol], reduce_bytes_per_s: Value = math.inf) -> Network:
     """Ranks that are alike to each other, each with a link of its own."""
-    from repro.topology import Level
-
     return Network(
         Topology((Level("cluster", ranks),)), (Links(1, tuple(protocols)),), reduce_bytes_per_s=reduce_bytes_per_s
     )

@@ -18,7 +18,8 @@ from repro.models.gpt import GPTConfig
 from repro.scaling.machines import Hardware, hardware
 from repro.scaling.network import Value
 from repro.scaling.step import Step, predict_step
-from repro.zero import memory, plan
+from repro.topology import Topology
+from repro.zero import Plan, memory, plan
 
 DRAWS = 256
 BAND = (0.05, 0.5, 0.95)
@@ -35,7 +36,7 @@ def gpt(parameters: float, seq_len: int = 2048, vocab: int = 50432) -> GPTConfig
 
 
 def predict(
-    name: str,
+    which: str | Callable[[Topology], Plan],
     config: GPTConfig,
     machine: Hardware,
     nodes: int,
@@ -45,8 +46,10 @@ def predict(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Step:
-    """A step of the named plan: in `draws` of the machine's parameters, or (0) at their likely values."""
-    chosen = plan.named(name, machine.topology(nodes))
+    """A step of the named plan, or of the one that `which` makes for the machine's levels: in `draws` of the machine's parameters, or (0)
+    at their likely values."""
+    topology = machine.topology(nodes)
+    chosen = plan.named(which, topology) if isinstance(which, str) else which(topology)
     return predict_step(chosen, config, machine.machine(nodes, draws, seed), micro_batch, accumulation)
 
 
