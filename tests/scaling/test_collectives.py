@@ -159,7 +159,7 @@ def test_links_that_queue_drain_while_the_processors_work():
     """4 ranks of 1 GB/s links, and processors that move 2 GB/s for all of them: 3 s on the links, 6 s of work, and a reduction's 3."""
     topology = Topology((Level("cluster", 4, 1e9),))
     links, rates = network.of(topology).links, {"host_bytes_per_s": 2e9, "reduce_bytes_per_s": 1e9}
-    queued, in_turn = (network.Network(topology, links, queues=queues, **rates) for queues in (True, False))
+    queued, in_turn = (network.Network(topology, links, hidden=hidden, **rates) for hidden in (1.0, 0.0))
     assert scaling.seconds("all_gather", 4e9, queued, "ring") == pytest.approx(6)
     assert scaling.seconds("all_gather", 4e9, in_turn, "ring") == pytest.approx(3 + 6)
     assert scaling.seconds("reduce_scatter", 4e9, queued, "ring") == pytest.approx(6 + 3)

@@ -14,7 +14,7 @@ from repro.topology import Topology
 
 # Calls that are timed together. A shaped link lets a burst through that it saved up while idle; a training step has no idle links.
 CALLS = 4
-VALUES = 1 << 19  # of the tensor that is quantised, and of the one that is updated
+VALUES = 1 << 21  # of the tensor that is quantised, and of the one that is updated: more than a cache holds
 BLOCK = 256
 
 

@@ -1,7 +1,8 @@
 """What a machine's processors really take, from a few measured steps: then other plans, networks and sizes are predicted.
 
 A probe times messages in a loop that does nothing else; in a training step the same messages find cold caches and other work. Three
-factors make up for that, on launching a message, on moving bytes, and on the update; links keep the rates that were probed.
+factors make up for that, on launching a message, on moving bytes, and on the update, and a share of the work that links do not hide as
+they do in the probe. Links keep the rates that were probed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,9 @@ from repro.scaling.network import Network, Value
 from repro.scaling.step import predict_step
 from repro.zero import Plan
 
-FACTORS = ("message", "bytes", "update")
+START = {"message": 1.0, "bytes": 1.0, "update": 1.0, "exposed": 0.2}
 PRIOR_LOG_SD = 1.0  # a factor of e more or less is nothing unusual
+NOISE = 0.05  # of a measured step
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,24 +43,28 @@ class Observation:
 
 
 def calibrate(observations: Sequence[Observation]) -> dict[str, float]:
-    """The factors with which the observations are predicted best (least squares of logarithms, drawn towards 1).
+    """The factors with which the observations are predicted best: least squares of logarithms, drawn towards `START`.
 
     Raises ValueError for no observations.
     """
     if not observations:
         raise ValueError("no observations to calibrate with, needed is at least one measured step")
 
-    def residuals(log_factors: NDArray[np.float64]) -> NDArray[np.float64]:
-        factors = dict(zip(FACTORS, np.exp(log_factors), strict=True))
-        errors = [np.log(one.predicted(factors) / one.seconds) for one in observations]
-        return np.append(errors, 0.1 * log_factors / PRIOR_LOG_SD)  # as if a tenth were the noise of a step
+    start = np.log(list(START.values()))
 
-    found = least_squares(residuals, np.zeros(len(FACTORS)), diff_step=1e-3).x
-    return {name: float(value) for name, value in zip(FACTORS, np.exp(found), strict=True)}
+    def residuals(log_factors: NDArray[np.float64]) -> NDArray[np.float64]:
+        factors = dict(zip(START, np.exp(log_factors), strict=True))
+        errors = [np.log(one.predicted(factors) / one.seconds) for one in observations]
+        return np.append(np.array(errors) / NOISE, (log_factors - start) / PRIOR_LOG_SD)
+
+    limits = ([-4.0] * len(START), [4.0, 4.0, 4.0, 0.0])  # no more than all of the work is exposed
+    found = least_squares(residuals, start, diff_step=1e-3, bounds=limits).x
+    return {name: float(value) for name, value in zip(START, np.exp(found), strict=True)}
 
 
 def slowed(machine: Machine, factors: Mapping[str, float]) -> Machine:
-    """The machine with launching messages, moving their bytes, and updating taking so many times as long."""
+    """The machine with launching messages, moving their bytes, and updating taking so many times as long, and with a share `exposed` of
+    what its links would hide."""
     network = machine.network
     links = tuple(
         replace(
@@ -73,7 +79,7 @@ def slowed(machine: Machine, factors: Mapping[str, float]) -> Machine:
         overhead_s=network.overhead_s * factors["message"],
         reduce_bytes_per_s=network.reduce_bytes_per_s / factors["bytes"],
         host_bytes_per_s=network.host_bytes_per_s / factors["bytes"],
-        queues=network.queues,
+        hidden=network.hidden * (1 - factors["exposed"]),
     )
     rate = machine.quantize_values_per_s
     return replace(

@@ -285,7 +285,7 @@ def _evaluate(found: Sequence[Stage], nbytes: float, network: Network, first: in
         draining = draining + stage.rounds * busy
         moved = stage.sent * network.topology.world_size / network.host_bytes_per_s
         working = working + stage.rounds * nbytes * (moved + stage.reduced / network.reduce_bytes_per_s)
-    total = np.maximum(working, draining) if network.queues else working + draining
+    total = working + draining - network.hidden * np.minimum(working, draining)
     return total if isinstance(total, np.ndarray) else float(total)
 
 

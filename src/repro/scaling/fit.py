@@ -65,7 +65,7 @@ class Model:
             below *= size
         topology = Topology(tuple(Level(name, size) for name, size in zip(self.levels, sizes, strict=True)))
         rest = {name: values[name] for name in ("reduce_bytes_per_s", "host_bytes_per_s") if name in values}
-        return Network(topology, tuple(links), overhead_s=values["overhead_s"], queues=self.host, **rest)
+        return Network(topology, tuple(links), overhead_s=values["overhead_s"], hidden=float(self.host), **rest)
 
 
 @dataclass(frozen=True, eq=False)

@@ -57,8 +57,8 @@ class Network:
     reduce_bytes_per_s   bytes that a rank adds up per second in a reduction
     host_bytes_per_s     bytes of all ranks together that the processors move per second, where the ranks of the whole machine share
                          them (an emulated network); infinite on a real one
-    queues               links take what they are given and drain it while the processors go on (an emulated network, whose shaper
-                         queues): of the processors' work and the links' the longer counts, not their sum
+    hidden               share of the shorter of the processors' work and the links' that goes on beside the longer. 0: one after the
+                         other; 1: links take what they are given and drain it meanwhile (an emulated network, whose shaper queues)
     """
 
     topology: Topology
@@ -66,7 +66,7 @@ class Network:
     overhead_s: Value = 0.0
     reduce_bytes_per_s: Value = math.inf
     host_bytes_per_s: Value = math.inf
-    queues: bool = False
+    hidden: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.links) != len(self.topology.levels):
