@@ -94,7 +94,7 @@ def test_predicting_a_machine(capsys):
     exec(program("README.md", "scaling.predict"), {})
     tflops, critical = capsys.readouterr().out.split()
     assert 20 < float(tflops) < 190 and critical in ("compute", "package", "node", "cluster")
-    exec(program("docs/scaling.md", "scaling.predict"), {})
+    exec(program("docs/scaling.md", "scaling.predict("), {})
     assert capsys.readouterr().out.split()[-1] == "True"
 
 
@@ -106,7 +106,9 @@ def test_fitting_the_output_of_nccl_tests(tmp_path, monkeypatch, capsys):
     protocol = scaling.network.Protocol(1e-5, 2e10)
     network = scaling.network.one_level(16, [protocol])
     lines = [f"#  Rank {rank:2} Group  0 Pid  {rank} on  node{rank // 8} device  {rank % 8} GPU" for rank in range(16)]
-    lines.append("#       size         count      type   redop    root     time   algbw   busbw #wrong")
+    lines.append(
+        "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong"
+    )
     lines.append("#        (B)    (elements)                               (us)  (GB/s)  (GB/s)       ")
     for nbytes in (2**k for k in range(12, 28)):
         us = 1e6 * scaling.seconds("all_gather", nbytes, network, "ring")

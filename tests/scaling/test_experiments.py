@@ -79,13 +79,13 @@ def test_a_probe_finds_the_rates_that_the_links_are_shaped_to():
 
 @SHAPED
 def test_steps_are_predicted_from_the_probe_and_then_trained():
-    point = scaling_step.ScalingStep(plans="paper", rates="25,50", packages=1, gcds=1, steps=3, repeats=1)
+    point = scaling_step.ScalingStep(plans="paper", rates="50,100", packages=1, gcds=1, steps=3, repeats=1)
     outcome = scaling_step.EXPERIMENT.check(scaling_step.run(point))
     table = outcome.series
     assert list(table.plan) == 2 * list(scaling_step.PAPER)
-    assert list(table.cluster_mbit_s) == 4 * [25.0] + 4 * [50.0]
+    assert list(table.cluster_mbit_s) == 4 * [50.0] + 4 * [100.0]
     assert set(table[table.calibrated].plan) == set(scaling_step.CALIBRATED)
-    assert set(table[table.calibrated].cluster_mbit_s) == {25.0}
+    assert set(table[table.calibrated].cluster_mbit_s) == {50.0}
     # Not a test of the model's accuracy, which a busy machine decides; that a prediction is of the measured thing.
     assert (np.abs(table.log_error) < np.log(4)).all()
 
