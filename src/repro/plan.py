@@ -140,9 +140,9 @@ def _jobs(
     grid: config.Grid,
     results: str,
     minutes: dict[str, float],
-    predict: Callable[[Point], float | None],
     source: str,
     where: str,
+    predict: Callable[[Point], float | None] = lambda point: None,
 ) -> list[Job]:
     definition = experiments.get(experiment)
     jobs = []
@@ -194,7 +194,7 @@ def make(tier: str | None = None, platform: str | None = None) -> Plan:
         predictor = predictors.get(name, lambda point, hardware: None)
         predict = partial(predictor, hardware=where.hardware)
         for grid in experiment.grids(settings.tier):
-            jobs += _jobs(name, grid, results, minutes, predict, source, f"config/config.yaml: experiments.{name}")
+            jobs += _jobs(name, grid, results, minutes, source, f"config/config.yaml: experiments.{name}", predict)
     if where.memory_gb is not None:
         jobs = [job.model_copy(update={"rank_gb": _rank_gb(job)}) for job in jobs]
     unique = list({job.record: job for job in jobs}.values())  # overlapping grids name the same point once
