@@ -107,7 +107,7 @@ def test_the_largest_model_is_the_papers_ceiling():
 
 
 def test_a_sweep_lays_a_model_out_once():
-    """Rows cost milliseconds because of that: a layout of 44 blocks takes as long as fifty predictions."""
+    """A row costs milliseconds because of that: laying out 44 blocks takes half a second."""
     config = scaling.gpt(2.1e9)
     before = step.layout_of.cache_info().misses
     scaling.sweep([FRONTIER], [1, 4, 4096], [config], ["zero3", "hierarchical"], draws=0)
