@@ -1,6 +1,7 @@
 """States of points: the plan says what Snakemake will do."""
 
 from datetime import UTC, datetime
+from typing import get_args
 
 import pytest
 
@@ -37,14 +38,15 @@ def test_states(project):
     assert found.results == "results/laptop-smoke"
 
 
-def test_arguments_rebuild_the_point(project):
+@pytest.mark.parametrize("tier", get_args(config.Tier))
+def test_arguments_rebuild_the_point(project, tier):
     """What Snakemake passes to `repro run` is the point of the plan, nothing lost in text."""
     from repro import cli
 
-    for job in plan.make("laptop").jobs:
+    for job in plan.make(tier).jobs:
         words = plan.arguments(job)
         pairs = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
-        assert config.point(job.experiment, cli._settings(pairs), "test").model_dump() == job.point
+        assert cli._point(job.experiment, pairs).model_dump() == job.point
 
 
 def test_record_names_are_distinct(project):

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ from repro.cli.console import Json, emit, progress, stderr, stdout, user_errors
 from repro.cli.place import place
 
 if TYPE_CHECKING:
+    from repro.experiments.base import Point
     from repro.plan import Plan
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -121,17 +123,24 @@ def _memory(rank_gb: float | None, limit: float) -> str:
     return f"{rank_gb:.1f}" if rank_gb <= limit else f"[red]{rank_gb:.1f}, has {limit:g}[/]"
 
 
-def _settings(pairs: list[str]) -> dict[str, Any]:
+def _settings(pairs: list[str], texts: Container[str] = ()) -> dict[str, Any]:
+    """Values of KEY=VALUE, read as YAML except those of `texts`, which stay as they were written ("25" is no number there)."""
     values = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals or not key:
             raise ValueError(f"--set {pair}: expected key=value")
         try:
-            values[key] = yaml.safe_load(text) if text else ""
+            values[key] = yaml.safe_load(text) if text and key not in texts else text
         except yaml.YAMLError as error:
             raise ValueError(f"--set {pair}: the value is not valid YAML: {error}") from error
     return values
+
+
+def _point(experiment: str, pairs: list[str]) -> "Point":
+    fields = experiments.get(experiment).parameters.model_fields
+    texts = {key for key, field in fields.items() if field.annotation is str}
+    return config.point(experiment, _settings(pairs, texts), f"repro run {experiment} --set")
 
 
 @app.command()
@@ -150,7 +159,7 @@ def run(
     """Run one point of one experiment and write its record."""
     with user_errors():
         definition = experiments.get(experiment)
-        point = config.point(experiment, _settings(set_ or []), f"repro run {experiment} --set")
+        point = _point(experiment, set_ or [])
         if out is not None and out.suffix != ".json":
             raise ValueError(f"--out {out}: a record file must end in .json")
         if out is not None:  # before the work, not after it
