@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repro import scaling
-from repro.scaling import collectives, network
+from repro.scaling import algorithms, network
 from repro.topology import Level, Topology, frontier
 
 MACHINE = Topology((Level("package", 2), Level("node", 4), Level("cluster", 4)))
@@ -17,7 +17,7 @@ COUNTS = (1, 1, 4)  # a GCD's own links, a package's, four NICs a node
 
 
 def _shape(sizes=(2, 4, 4), counts=COUNTS, below=1, channels=4):
-    return collectives.Shape(sizes, counts, below, channels)
+    return algorithms.Shape(sizes, counts, below, channels)
 
 
 def _leaving(pairs, sizes):
@@ -40,7 +40,7 @@ def _loads(pairs, message, sizes, counts):
 @pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter"])
 def test_doubling_against_the_messages_that_it_sends(kind, sizes):
     p, counts = math.prod(sizes), COUNTS[: len(sizes)]
-    stages = collectives.stages(kind, "recursive_doubling", _shape(sizes, counts))
+    stages = algorithms.stages(kind, "recursive_doubling", _shape(sizes, counts))
     assert len(stages) == math.log2(p)
     for k, stage in enumerate(stages):
         pairs = [(rank, rank ^ 2**k) for rank in range(p)]
@@ -51,7 +51,7 @@ def test_doubling_against_the_messages_that_it_sends(kind, sizes):
 @pytest.mark.parametrize("sizes", [(2, 4, 4), (2, 4, 3), (3, 5), (7,), (1, 6)])
 def test_brucks_all_gather_against_the_messages_that_it_sends(sizes):
     p, counts = math.prod(sizes), COUNTS[: len(sizes)]
-    stages = collectives.stages("all_gather", "bruck", _shape(sizes, counts))
+    stages = algorithms.stages("all_gather", "bruck", _shape(sizes, counts))
     for k, stage in enumerate(stages):
         blocks = min(2**k, p - 2**k)
         pairs = [(rank, (rank + 2**k) % p) for rank in range(p)]
@@ -64,7 +64,7 @@ def test_brucks_all_gather_against_the_messages_that_it_sends(sizes):
 
 @pytest.mark.parametrize("p", range(2, 20))
 def test_brucks_all_to_all_sends_every_block_as_often_as_its_distance_has_bits(p):
-    stages = collectives.stages("all_to_all", "bruck", _shape((p,), (1,), channels=1))
+    stages = algorithms.stages("all_to_all", "bruck", _shape((p,), (1,), channels=1))
     assert sum(stage.sent for stage in stages) * p == pytest.approx(sum(d.bit_count() for d in range(p)))
 
 
@@ -73,9 +73,9 @@ def test_pairwise_and_direct_against_all_pairs(sizes):
     p, counts = math.prod(sizes), (1,) * len(sizes)
     pairs = [(a, b) for a in range(p) for b in range(p) if a != b]
     everything = _leaving(pairs, sizes)
-    (direct,) = collectives.stages("all_to_all", "direct", _shape(sizes, counts, channels=1))
+    (direct,) = algorithms.stages("all_to_all", "direct", _shape(sizes, counts, channels=1))
     assert direct.loads == pytest.approx([n / p for n in everything])
-    pairwise = collectives.stages("all_to_all", "pairwise", _shape(sizes, counts, channels=1))
+    pairwise = algorithms.stages("all_to_all", "pairwise", _shape(sizes, counts, channels=1))
     assert sum(stage.rounds for stage in pairwise) == p - 1
     per_level = np.sum([np.multiply(stage.rounds, stage.loads) for stage in pairwise], axis=0)
     assert per_level == pytest.approx([n / p for n in everything])
@@ -84,7 +84,7 @@ def test_pairwise_and_direct_against_all_pairs(sizes):
 @pytest.mark.parametrize("sizes", [(2, 4, 4), (2, 4, 3), (4, 2), (5,)])
 def test_one_ring_sends_one_message_out_of_every_unit(sizes):
     p = math.prod(sizes)
-    (ring,) = collectives.stages("all_gather", "ring", _shape(sizes, (1,) * len(sizes), channels=1))
+    (ring,) = algorithms.stages("all_gather", "ring", _shape(sizes, (1,) * len(sizes), channels=1))
     pairs = [(rank, (rank + 1) % p) for rank in range(p)]
     assert ring.loads == pytest.approx([1 / p if n else 0 for n in _leaving(pairs, sizes)])
     topology = Topology(tuple(Level(f"l{i}", size) for i, size in enumerate(sizes)))
@@ -120,10 +120,10 @@ def test_rabenseifner_adds_up_every_value_once():
 
 def test_odd_ranks_are_folded_into_their_neighbours_first():
     """100 ranks: a round of whole tensors, six among 64, and the result back."""
-    stages = collectives.stages("reduce_scatter", "recursive_doubling", _shape((100,), (1,), channels=1))
+    stages = algorithms.stages("reduce_scatter", "recursive_doubling", _shape((100,), (1,), channels=1))
     assert [stage.message for stage in stages] == pytest.approx([1, *(2**k / 64 for k in range(6)), 0.01])
     with pytest.raises(ValueError, match="power of two, found 100"):
-        collectives.stages("all_gather", "recursive_doubling", _shape((100,), (1,), channels=1))
+        algorithms.stages("all_gather", "recursive_doubling", _shape((100,), (1,), channels=1))
 
 
 def test_hierarchical_gather_brings_every_byte_to_a_node_once():
@@ -167,7 +167,7 @@ def test_links_that_queue_drain_while_the_processors_work():
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.sampled_from([(k, a) for k, many in collectives.ALGORITHMS.items() for a in many]),
+    st.sampled_from([(k, a) for k, many in algorithms.ALGORITHMS.items() for a in many]),
     st.tuples(*[st.sampled_from([1, 2, 4])] * 3),
     st.floats(1e3, 1e9),
 )

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repro.models.gpt_moe import GPTMoEConfig, MoEBlock
-from repro.scaling import collectives, decode, network
+from repro.scaling import collectives, decode, moe, network
 from repro.scaling.machines import WILKES3, Machine
 from repro.topology import Level, Topology
 
-MODEL = decode.MoE(layers=3, moe_layers=2, hidden=8, ffn=20, heads=4, experts=8, vocab=50, kv_heads=2)
+MODEL = moe.MoE(layers=3, moe_layers=2, hidden=8, ffn=20, heads=4, experts=8, vocab=50, kv_heads=2)
 HERE = decode.Routing(0.0)
 MODES = ("two_all_to_alls", "coherent", "placed")
 
@@ -190,7 +190,7 @@ def _one_of(machine, draw):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_draws_are_what_each_of_them_is_alone(mode):
-    machine, model, routing = WILKES3.machine(2, draws=5), decode.paper_models()[16], decode.Routing(0.5, 0.2, 1.3)
+    machine, model, routing = WILKES3.machine(2, draws=5), moe.paper_models()[16], decode.Routing(0.5, 0.2, 1.3)
     kv_sent = mode != "two_all_to_alls"
     many = decode.iteration(model, machine, 32, 200, mode, routing, kv_sent=kv_sent)
     assert np.shape(many.seconds) == np.shape(many.tokens_per_s) == (5,) and np.ptp(many.seconds) > 0
@@ -207,7 +207,7 @@ SIZES = st.integers(1, 2000)
 @settings(deadline=None, max_examples=60)
 @given(SIZES, SIZES, st.floats(0, 1), st.floats(0, 1), st.floats(1, 3), st.sampled_from(MODES))
 def test_more_work_never_takes_less_time(tokens, context, crossing, share, load, mode):
-    machine, model = WILKES3.machine(4), decode.paper_models()[16]
+    machine, model = WILKES3.machine(4), moe.paper_models()[16]
 
     def seconds(tokens=tokens, context=context, crossing=crossing, load=load, machine=machine):
         routing = decode.Routing(crossing, share * crossing, load)
@@ -223,7 +223,7 @@ def test_more_work_never_takes_less_time(tokens, context, crossing, share, load,
 @settings(deadline=None, max_examples=40)
 @given(SIZES, st.sampled_from([2, 4, 8, 16]), st.floats(0.1, 1))
 def test_one_all_to_all_is_half_of_two_and_placement_saves_the_rest(tokens, nodes, kept):
-    machine, model = WILKES3.machine(nodes), decode.paper_models()[64]
+    machine, model = WILKES3.machine(nodes), moe.paper_models()[64]
     rank_order = decode.uniform(machine)
     nearer = decode.Routing(rank_order.crossing_fraction * kept, rank_order.node_crossing_fraction * kept)
     two = decode.iteration(model, machine, tokens, 100, "two_all_to_alls", rank_order)
@@ -243,11 +243,11 @@ def test_weights_are_those_of_the_real_block():
 
 
 def test_the_papers_models_differ_in_their_experts_only():
-    models = decode.paper_models()
+    models = moe.paper_models()
     assert list(models) == [8, 16, 32, 64]
     assert {replace(model, experts=8) for model in models.values()} == {models[8]}
     assert (models[8].layers, models[8].moe_layers, models[8].hidden, models[8].ffn) == (24, 24, 1024, 4096)
-    assert decode.paper_models(hidden=2048)[8].ffn == 8192
+    assert moe.paper_models(hidden=2048)[8].ffn == 8192
 
 
 def test_routing_of_an_evaluated_placement():

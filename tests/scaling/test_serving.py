@@ -152,7 +152,7 @@ def test_draws_are_what_each_of_them_is_alone():
 
 
 _PARAMETERS = {
-    "gemm": lambda machine: machine.flops_per_s / machine.peak_flops,
+    "gemm": lambda machine: machine.flops_per_s / WILKES3.peak_flops,
     "hbm": lambda machine: machine.hbm_bytes_per_s,
     "launch_s": lambda machine: machine.launch_s,
     "node achieved": lambda machine: machine.network.links[0].protocols[0].bytes_per_s / 300e9,

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from repro.experiments import _probe
 from repro.experiments.base import Experiment, Outcome, Point, Shape
+from repro.experiments.zero_train import ZeroTrain
 
 if TYPE_CHECKING:
     from repro.topology import Topology
@@ -30,16 +31,8 @@ class FabricProbe(Point):
     @property
     def topology(self) -> "Topology":
         """Sizes and rates of the levels."""
-        from repro.topology import Level, Topology
-
-        slow = self.cluster_mbit_s * 1e6 / 8
-        return Topology(
-            (
-                Level("package", self.gcds, slow * self.package_ratio),
-                Level("node", self.packages, slow * self.node_ratio),
-                Level("cluster", self.nodes, slow),
-            )
-        )
+        names = ("nodes", "packages", "gcds", "cluster_mbit_s", "package_ratio", "node_ratio")
+        return ZeroTrain(**{name: getattr(self, name) for name in names}).topology
 
 
 def run(point: FabricProbe) -> Outcome:

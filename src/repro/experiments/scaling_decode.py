@@ -40,12 +40,12 @@ def run(point: ScalingDecode) -> Outcome:
     from dataclasses import replace
 
     from repro import scaling
-    from repro.scaling import decode
+    from repro.scaling import decode, moe
     from repro.scaling.whatif import banded
 
     contiguous, affinity = _routing(point, "contiguous"), _routing(point, "affinity")
     machine = scaling.hardware("wilkes3").machine(point.gpus // PER_NODE, point.draws, point.seed)
-    model = decode.paper_models(point.hidden)[point.experts]
+    model = moe.paper_models(point.hidden)[point.experts]
     size = (model, machine, point.tokens_per_gpu, point.context)
     # At home a token's expert may be anywhere; between layers it is where the placement puts it. Experts are as unevenly asked for.
     from_home = replace(decode.uniform(machine), max_load=contiguous.max_load)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from repro.experiments.base import Experiment, Outcome, Point
+from repro.experiments.zero_plan import MODELS
 from repro.record import Metric
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ RATIOS = {
     "hierarchical_over_zero3": ("hierarchical", "zero3"),
 }
 NODES = (1, 2, 4, 8, 16, 32, 48, 128, 512, 2048, 4096)
-MODELS = {"gpt-20b": (44, 6144, 64), "gpt-10b": (44, 4352, 32)}  # as zero_plan
 
 
 class ScalingTrain(Point):

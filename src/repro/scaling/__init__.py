@@ -5,7 +5,7 @@ from repro import scaling
 step = scaling.predict("hierarchical", scaling.gpt(20e9), scaling.hardware("frontier"), nodes=48)
 print(step.tflops_per_rank, step.critical)                    # 256 draws; what it waits for
 
-network (what a machine is) -> collectives (rounds and messages) -> fit (to measured times; `measured`, `published`)
+network (what a machine is) -> algorithms (rounds and messages) -> collectives (their seconds) -> fit (to measured times; `measured`, `published`)
 machines (intervals) -> step, decode, serving (the three papers) -> whatif (sweeps, what decides, which plan)
 """
 

@@ -22,6 +22,7 @@ import numpy as np
 from repro.exflow.evaluate import Cost
 from repro.scaling import collectives
 from repro.scaling.machines import Machine
+from repro.scaling.moe import MoE
 from repro.scaling.network import Value
 
 Mode = Literal["two_all_to_alls", "coherent", "placed"]
@@ -29,56 +30,6 @@ Mode = Literal["two_all_to_alls", "coherent", "placed"]
 # [INF] kernels with fused attention. Norm, QKV, cache write, attention, output, residual, norm; gate product, softmax, top-k, count,
 # sort, collect, return, weigh; and for each expert, one after another as in DeepSpeed's `Experts`, up, activation, down.
 ATTENTION_KERNELS, ROUTER_KERNELS, EXPERT_KERNELS, HEAD_KERNELS = 7, 8, 3, 3
-
-
-@dataclass(frozen=True)
-class MoE:
-    """Sizes of a decoder with experts of two matrices. `moe_layers`: how many of the layers have experts; the others have one MLP on
-    every GPU. `value_bytes`: of a weight, an activation, a key. ValueError for sizes that do not fit together."""
-
-    layers: int
-    moe_layers: int
-    hidden: int
-    ffn: int
-    heads: int
-    experts: int
-    vocab: int
-    kv_heads: int | None = None
-    top_k: int = 1
-    value_bytes: int = 2
-
-    def __post_init__(self) -> None:
-        if min(self.layers, self.hidden, self.ffn, self.heads, self.experts, self.vocab, self.value_bytes) < 1:
-            raise ValueError(f"all sizes must be at least 1, found {self}")
-        if not 0 <= self.moe_layers <= self.layers:
-            raise ValueError(f"moe_layers is {self.moe_layers}, allowed: 0 to {self.layers} (layers)")
-        if self.hidden % self.heads or self.heads % (self.kv_heads or self.heads):
-            raise ValueError(
-                f"hidden {self.hidden}, heads {self.heads}, kv_heads {self.kv_heads}: each must be a multiple of the next"
-            )
-        if not 1 <= self.top_k <= self.experts:
-            raise ValueError(f"top_k is {self.top_k}, allowed: 1 to {self.experts} (experts)")
-
-    @property
-    def kv_width(self) -> int:
-        """Values of one token's keys in one layer; its values are as many."""
-        return self.hidden // self.heads * (self.kv_heads or self.heads)
-
-    @property
-    def attention_weights(self) -> int:
-        """Of a layer: Q, K, V and output."""
-        return 2 * self.hidden * (self.hidden + self.kv_width)
-
-    @property
-    def expert_weights(self) -> int:
-        """Of one expert: up and down."""
-        return 2 * self.hidden * self.ffn
-
-
-def paper_models(hidden: int = 1024, layers: int = 24) -> dict[int, MoE]:
-    """The paper's GPT-MoE by their number of experts. [INF] all sizes: 24 MoE layers are likely, the hidden size was not found; these are
-    the "350M" GPT's, 16 heads and Megatron's vocabulary."""
-    return {experts: MoE(layers, layers, hidden, 4 * hidden, 16, experts, vocab=50304) for experts in (8, 16, 32, 64)}
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from repro.scaling import collectives
-from repro.scaling.collectives import Algorithm, Kind
+from repro.scaling.algorithms import ALGORITHMS, Algorithm, Kind
 from repro.scaling.network import Links, Network, Protocol, Value
 from repro.topology import Level, Topology
 
@@ -204,7 +204,7 @@ def _seconds(
     kind: Kind, nbytes: float, network: Network, algorithms: Sequence[Algorithm], hop: Sequence[str] | None
 ) -> Value:
     """By the fastest of those that the collective can use."""
-    allowed = [algorithm for algorithm in algorithms if algorithm in collectives.ALGORITHMS[kind]]
+    allowed = [algorithm for algorithm in algorithms if algorithm in ALGORITHMS[kind]]
     if not allowed:
         raise ValueError(f"{kind}: none of {', '.join(algorithms)} is one of its algorithms")
     return min(collectives.seconds(kind, nbytes, network, algorithm, levels=hop) for algorithm in allowed)

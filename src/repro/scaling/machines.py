@@ -123,7 +123,6 @@ class Hardware:
             launch_s=value("launch_s", self.launch_s),
             overlap=value("overlap", self.overlap),
             memory_bytes=self.memory_bytes,
-            peak_flops=self.peak_flops,
             channels=self.channels or None,
         )
 
@@ -143,7 +142,6 @@ class Machine:
     launch_s: Value
     overlap: Value
     memory_bytes: float = math.inf
-    peak_flops: float = math.inf
     channels: float | None = None
     quantize_values_per_s: Value | None = None  # None: bound by memory
     native: bool = True  # collectives of NCCL or RCCL; else those of `repro.comm`

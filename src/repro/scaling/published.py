@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from repro.scaling import measured
-from repro.scaling.collectives import Algorithm
+from repro.scaling.algorithms import Algorithm
 from repro.scaling.fit import Model, thinned
 
 # The file's name of an algorithm, and ours. What is not named here (bine, sparbit, radix-k Bruck, the library's own choice, segmented

@@ -17,7 +17,7 @@ from repro.comm import Route
 from repro.models.gpt import GPTConfig
 from repro.quantize import payload_bytes
 from repro.scaling import collectives
-from repro.scaling.collectives import Algorithm, Kind
+from repro.scaling.algorithms import Algorithm, Kind
 from repro.scaling.machines import Machine
 from repro.scaling.network import Value
 from repro.topology import Topology
