@@ -8,7 +8,7 @@ from repro.scaling import network
 from repro.scaling.machines import Machine
 from repro.zero import plan
 
-TRUE = {"message": 2.0, "bytes": 1.5, "update": 4.0, "exposed": 0.5}
+TRUE = {"message": 2.0, "bytes": 1.5, "memory": 4.0, "exposed": 0.5}
 
 
 def machine(rate):
@@ -32,8 +32,8 @@ def observations(rate, names, factors=TRUE):
 def test_three_plans_at_one_rate_predict_the_others_at_all():
     """Fast links, so that the processors decide. Steps tell the sum of the factors' work better than each of them."""
     factors = scaling.calibrate(observations(400, ("ddp", "zero3", "hierarchical")))
-    assert all(factors[name] > 1.2 for name in ("message", "bytes", "update"))
-    bare = {"message": 1.0, "bytes": 1.0, "update": 1.0, "exposed": 0.0}
+    assert all(factors[name] > 1.2 for name in ("message", "bytes", "memory"))
+    bare = {"message": 1.0, "bytes": 1.0, "memory": 1.0, "exposed": 0.0}
     for rate in (100, 400, 1600):
         for one in observations(rate, ("hpz", "zeropp", "mics", "hierarchical_fp")):
             assert one.predicted(factors) == pytest.approx(one.seconds, rel=0.1)

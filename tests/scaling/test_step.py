@@ -58,6 +58,17 @@ def test_overlap_hides_messages_behind_compute_but_not_those_at_the_end():
     assert alone.exposed_s == pytest.approx(none.exposed_s)
 
 
+@pytest.mark.parametrize("name", ["ddp", "zero3", "hierarchical"])
+def test_copies_are_made_in_every_pass_and_the_update_once(name):
+    """A rank that keeps all gradients adds all of them up; one that keeps a part of the states updates that part."""
+    chosen = plan.named(name, ZeroTrain().topology)
+    machine = bare(ZeroTrain().topology, hbm_bytes_per_s=1.0)
+    one, two, three = (step.streaming_seconds(chosen, 10, machine, passes) for passes in (1, 2, 3))
+    kept, updated = {"ddp": (1, 1), "zero3": (1 / 8, 1 / 8), "hierarchical": (1 / 4, 1 / 8)}[name]
+    assert three - two == two - one == pytest.approx(10 * (8 + 4 + 6 + 12 * kept))
+    assert one - (two - one) == pytest.approx(10 * 34 * updated)
+
+
 def test_compute_is_flops_over_the_rate_that_products_reach():
     topology = scaling.hardware("frontier").topology(2)
     machine = bare(topology, flops_per_s=1e14, overlap=1.0, native=True)

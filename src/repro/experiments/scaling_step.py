@@ -22,7 +22,7 @@ PLANS = (
     *("hierarchical", "hierarchical_fp"),
 )
 PAPER = ("ddp", "zero3", "zeropp", "hierarchical")
-AS_PROBED = {"message": 1.0, "bytes": 1.0, "update": 1.0, "exposed": 0.0}
+AS_PROBED = {"message": 1.0, "bytes": 1.0, "memory": 1.0, "exposed": 0.0}
 CALIBRATED = ("ddp", "zero3", "hierarchical")  # at the first rate
 SIZES = tuple(4096 * 4**k for k in range(5))  # bytes of the probe's tensors
 TIMEOUT_S = 3600.0
@@ -190,7 +190,7 @@ EXPERIMENT = Experiment(
     label=label,
     reports=frozenset(f"probe_{name}" for name in _probe.REPORTS)
     | {f"step_error_{what}{name}" for what in ("median", "p90", "worst") for name in ("", "_probed_only")}
-    | {"factor_message", "factor_bytes", "factor_update", "factor_exposed", "steps_within_15_percent", "fabric"},
+    | {"factor_message", "factor_bytes", "factor_memory", "factor_exposed", "steps_within_15_percent", "fabric"},
     shape=lambda point: Shape(point.nodes, point.packages, point.gcds),
     timeout_s=TIMEOUT_S,
 )

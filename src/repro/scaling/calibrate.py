@@ -1,7 +1,7 @@
 """What a machine's processors really take, from a few measured steps: then other plans, networks and sizes are predicted.
 
 A probe times messages in a loop that does nothing else; in a training step the same messages find cold caches and other work. Three
-factors make up for that, on launching a message, on moving bytes, and on the update, and a share of the work that links do not hide as
+factors make up for that, on launching a message, on moving its bytes, and on what only memory is needed for (copies, sums, the update), and a share of the work that links do not hide as
 they do in the probe. Links keep the rates that were probed.
 """
 
@@ -18,7 +18,7 @@ from repro.scaling.network import Network, Value
 from repro.scaling.step import predict_step
 from repro.zero import Plan
 
-START = {"message": 1.0, "bytes": 1.0, "update": 1.0, "exposed": 0.2}
+START = {"message": 1.0, "bytes": 1.0, "memory": 1.0, "exposed": 0.2}
 PRIOR_LOG_SD = 1.0  # a factor of e more or less is nothing unusual
 NOISE = 0.05  # of a measured step
 
@@ -63,8 +63,8 @@ def calibrate(observations: Sequence[Observation]) -> dict[str, float]:
 
 
 def slowed(machine: Machine, factors: Mapping[str, float]) -> Machine:
-    """The machine with launching messages, moving their bytes, and updating taking so many times as long, and with a share `exposed` of
-    what its links would hide."""
+    """The machine with launching messages, moving their bytes, and reading and writing memory taking so many times as long, and with a
+    share `exposed` of what its links would hide."""
     network = machine.network
     links = tuple(
         replace(
@@ -86,5 +86,5 @@ def slowed(machine: Machine, factors: Mapping[str, float]) -> Machine:
         machine,
         network=work,
         quantize_values_per_s=None if rate is None else rate / factors["bytes"],
-        hbm_bytes_per_s=machine.hbm_bytes_per_s / factors["update"],
+        hbm_bytes_per_s=machine.hbm_bytes_per_s / factors["memory"],
     )

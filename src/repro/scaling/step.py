@@ -2,6 +2,7 @@
 `repro.scaling.collectives`, and how much of the one hides behind the other.
 
     compute    matrix products at the rate that large ones reach, the rest of a layer at the memory's, a launch per kernel
+    memory     copies beside the messages, sums of gradients and the update: what only reads and writes
     messages   the plan's own (`repro.zero.traffic`), hop by hop: bytes, latencies, and quantising on both sides
     overlap    a gather or reduction of one block runs while another computes; the once-per-step ones at the end do not
 """
@@ -28,9 +29,11 @@ from repro.zero.traffic import Collective
 KERNELS_PER_LAYER = 14  # of a forward with fused attention: norms, products, bias and activation, residuals
 # Bytes per value that is quantised and restored: read in 16 bits, written in 8, read and written again on the other side.
 QUANTIZE_BYTES = 6
-UPDATE_BYTES = (
-    34  # of Adam per value: gradient 4, master and two moments read and written 24, weight 2 written, unscale 4
-)
+# Of Adam per value: gradient 4, master and two moments read and written 24, weight 2 written, unscale 4.
+UPDATE_BYTES = 34
+# Per value and backward pass: weights copied out of a gather's buffer before forward and backward 2 x 4, the gradient copied into a
+# buffer 4 and widened 6. Per value of the gradients that a rank keeps: two sums read, one written, in 32 bits.
+COPY_BYTES, SUM_BYTES = 18, 12
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +89,7 @@ def predict_step(
             f"the plan is for levels of {plan.topology.mesh_shape}, the machine has {machine.topology.mesh_shape}"
         )
     shapes = layout_of(config)
-    update = UPDATE_BYTES * shapes.parameters / plan.degree(plan.optimizer) / machine.hbm_bytes_per_s
+    streamed = streaming_seconds(plan, shapes.parameters, machine, accumulation)
     passes = compute_seconds(config, machine, micro_batch, accumulation) if compute_s is None else compute_s
     at_end, meanwhile, quantize = 0.0, 0.0, 0.0
     levels: dict[str, Value] = dict.fromkeys(plan.topology.names, 0.0)
@@ -101,7 +104,7 @@ def predict_step(
             else:
                 meanwhile = meanwhile + collective.times * (wire + work)
     hidden = np.minimum(meanwhile, machine.overlap * passes)
-    compute = passes + update
+    compute = passes + streamed
     exposed = at_end + meanwhile - hidden
     rank_bytes = bytes_of(plan, config, micro_batch)
     return Step(
@@ -134,6 +137,13 @@ def compute_seconds(config: GPTConfig, machine: Machine, micro_batch: int, accum
     streamed = passes * (activations + weights) / machine.hbm_bytes_per_s
     launches = passes * config.layers * KERNELS_PER_LAYER * machine.launch_s
     return accumulation * (products + streamed + launches)
+
+
+def streaming_seconds(plan: Plan, parameters: int, machine: Machine, accumulation: int) -> Value:
+    """Copies beside the messages, sums over backward passes, and Adam's update: bound by memory, hidden by nothing."""
+    every_pass = COPY_BYTES + SUM_BYTES / plan.degree(plan.gradients)
+    nbytes = accumulation * every_pass + UPDATE_BYTES / plan.degree(plan.optimizer)
+    return nbytes * parameters / machine.hbm_bytes_per_s
 
 
 def bytes_of(plan: Plan, config: GPTConfig, micro_batch: int = 1) -> float:
