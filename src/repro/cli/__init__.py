@@ -10,7 +10,7 @@ import typer
 import yaml
 from rich import box
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from repro import config, experiments, paths, record
 from repro.cli.cluster import app as box_commands
@@ -82,6 +82,8 @@ def plan(tier: TierOption = None, platform: PlatformOption = None, json_: Json =
                 table.add_row(*row, *([_memory(job.rank_gb, found.memory_gb)] if found.memory_gb else []))
         stdout.print(table)
     stdout.print(_totals(found))
+    if without := [name for name, figure in found.figures.items() if not figure.jobs]:
+        stdout.print(f"no point in this tier: {', '.join(without)}", soft_wrap=True)
     open_jobs = list(filter(room.unfinished, found.jobs))
     stdout.print(
         f"{found.platform}, tier {found.tier}: {len(open_jobs)} of {len(found.jobs)} points to run,"
@@ -105,14 +107,19 @@ def plan(tier: TierOption = None, platform: PlatformOption = None, json_: Json =
 
 
 def _totals(found: "Plan") -> Table:
-    """A row per figure; on a cluster with what it costs there, and whether that is done in a working day."""
-    more = ["jobs", "node-hours", "GPU-hours", "queue", f"in {DAY_HOURS} h"] if found.slurm else []
-    totals = Table("figure", "notebook", "points", "to run", "minutes", *more)
+    """A row per figure that has points; on a cluster with what it costs there, and whether that is done in a working day."""
+    last = ["jobs", "node-h", "GPU-h", "queue", f"in {DAY_HOURS} h"] if found.slurm else ["notebook", "minutes"]
+    columns = (Column(name, no_wrap=True) for name in ("figure", "points", "to run", *last))
+    totals = Table(*columns, box=box.SIMPLE_HEAD, padding=0)
     for name, figure in found.figures.items():
-        row = [name, figure.notebook, str(figure.jobs), str(figure.to_run), f"{figure.minutes:.1f}"]
+        if not figure.jobs:
+            continue
+        row = [name, str(figure.jobs), str(figure.to_run)]
         if (cost := figure.queue) is not None:
             day = "yes" if cost.wall_hours <= DAY_HOURS else f"[red]{cost.wall_hours:.1f} h[/]"
             row += [str(cost.allocations), f"{cost.node_hours:.1f}", f"{cost.gpu_hours:.1f}", "\n".join(cost.bins), day]
+        else:
+            row += [figure.notebook, f"{figure.minutes:.1f}"]
         totals.add_row(*row)
     return totals
 
