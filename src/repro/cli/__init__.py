@@ -83,7 +83,7 @@ def plan(tier: TierOption = None, platform: PlatformOption = None, json_: Json =
         stdout.print(table)
     stdout.print(_totals(found))
     if without := [name for name, figure in found.figures.items() if not figure.jobs]:
-        stdout.print(f"no point in this tier: {', '.join(without)}", soft_wrap=True)
+        stdout.print(f"no point here: {', '.join(without)}", soft_wrap=True)
     open_jobs = list(filter(room.unfinished, found.jobs))
     stdout.print(
         f"{found.platform}, tier {found.tier}: {len(open_jobs)} of {len(found.jobs)} points to run,"
@@ -145,6 +145,7 @@ def _settings(pairs: list[str], texts: Container[str] = ()) -> dict[str, Any]:
 
 
 def _point(experiment: str, pairs: list[str]) -> "Point":
+    """The point that `--set` arguments describe: what `plan.arguments` writes, read back."""
     fields = experiments.get(experiment).parameters.model_fields
     texts = {key for key, field in fields.items() if field.annotation is str}
     return config.point(experiment, _settings(pairs, texts), f"repro run {experiment} --set")
