@@ -29,7 +29,7 @@ test: $(READY)
 
 replot: $(READY)
 	@$(BIN)/snakemake replot
-	@$(BIN)/repro claims --results results/reference/$$($(BIN)/python -c 'from repro import config; print(config.load()[0].reference)')
+	@$(BIN)/repro claims --results results/reference/$$($(BIN)/python -c 'from repro.plan import config; print(config.load()[0].reference)')
 	@echo "Report: $(CURDIR)/results/replot/report.html"
 
 lint: $(READY)

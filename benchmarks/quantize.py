@@ -14,8 +14,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from repro import provenance, quantize
+from repro import quantize
 from repro.quantize import reference
+from repro.records import provenance
 
 REPEATS = 15
 

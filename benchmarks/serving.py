@@ -38,7 +38,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from repro import paths, provenance
+from repro import paths
+from repro.records import provenance
 
 
 def arguments() -> argparse.Namespace:

@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from repro import experiments, fabric
+from repro import experiments
+from repro.emulate import netns
 from repro.experiments.zero_train import LEVELS, ZeroTrain
 
 OURS = ("hierarchical", "best", "zeropp", "zero3", "hierarchical_fp", "mics", "ddp")
@@ -49,7 +50,7 @@ def main() -> None:
         "--plans", nargs="+", default=[*OURS, *LIBRARIES], help="names of zero_train's parameter `plan`"
     )
     options = parser.parse_args()
-    if reason := fabric.unavailable():
+    if reason := netns.unavailable():
         raise SystemExit(f"needs the emulated network: {reason}")
     for mbit in options.mbit:
         for accumulation in options.accumulation:

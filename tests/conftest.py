@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from repro import paths, record
+from repro import paths
 from repro.models.llama import Llama, LlamaConfig
+from repro.records import record
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from repro import box, fabric
+from repro import box
 from repro.box import packages
+from repro.emulate import netns
 
 SNAKEMAKE = Path(__file__).parent / "slurm/snakemake_fast.py"
 
@@ -20,7 +21,7 @@ def lacking(accounting: bool = False) -> str | None:
         return "needs Linux and root"
     if missing := packages.missing(accounting):
         return f"needs {', '.join(missing)}"
-    return fabric.unavailable()
+    return netns.unavailable()
 
 
 @contextlib.contextmanager

@@ -7,9 +7,11 @@ from pathlib import Path
 import psutil
 from slurm_box import slurm
 
-from repro import config, plan, record
 from repro.box import network
-from repro.slurm import driver, packing, queue
+from repro.jobs import driver, queue
+from repro.plan import config, packing
+from repro.plan import jobs as plan
+from repro.records import record
 
 QUICK = ("flover_queue", {"requests": 2, "seeds": 2})
 SECONDS = ("moe_train", {"iterations": 500, "layers": 2, "hidden": 32})

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from repro import provenance
+from repro.records import provenance
 
 SCRIPTS = Path(__file__).parent
 PEERS = SCRIPTS.parents[1] / ".peers"  # made by `make peers`

@@ -18,7 +18,8 @@ from engines.catalogue import SCRIPTS, Engine
 from engines.protocol import Job
 from engines.workload import requests
 
-from repro import paths, provenance
+from repro import paths
+from repro.records import provenance
 
 
 @dataclass(frozen=True)

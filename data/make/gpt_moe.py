@@ -13,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from repro import plan, runner
 from repro.exflow.recording import record_routing
 from repro.experiments import _moe_training as training
 from repro.experiments import moe_train
+from repro.jobs import runner
 from repro.models import gpt_moe_checkpoint as checkpoint
 from repro.models.gpt_moe import GPTMoE
+from repro.plan import jobs as plan
 
 PARTS = ("train", "held_out")
 

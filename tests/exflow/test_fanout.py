@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repro import exflow
-from repro.exflow import fanout
-from repro.exflow.fanout import kernels
 from repro.exflow.placement import Placement
+from repro.exflow.serving import fanout
+from repro.exflow.serving.fanout import kernels
 
 MACHINES = st.sampled_from([(4, 4), (4, 2), (2, 1), (1, 1), (8, 2)])
 SEED = st.integers(0, 9999)

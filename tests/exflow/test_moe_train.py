@@ -9,13 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from repro import exflow, experiments, paths, record
+from repro import exflow, experiments, paths
 from repro.exflow.recording import record_routing
 from repro.experiments import _moe_training as training
 from repro.experiments import moe_train
 from repro.experiments.moe_train import MoeTrain
 from repro.models import gpt_moe_checkpoint as checkpoint
 from repro.models.gpt_moe import GPTMoE, GPTMoEConfig
+from repro.records import record
 
 TINY = {"experts": 4, "layers": 3, "hidden": 16, "heads": 2, "expert_hidden": 16, "batch": 4, "seq_len": 16}
 TINY |= {"eval_tokens": 512, "lr_warmup": 5, "lr": 1e-2}

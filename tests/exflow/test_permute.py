@@ -8,7 +8,7 @@ from moe_models import EXPERTS, FAMILIES, build
 from repro import exflow
 from repro.exflow.permute import permute_experts
 from repro.exflow.recording import record_routing
-from repro.exflow.slots import physical_to_logical
+from repro.exflow.serving.slots import physical_to_logical
 
 LAYERS, GPUS = 3, 4
 

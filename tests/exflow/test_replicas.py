@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repro import exflow
-from repro.exflow import replicas
 from repro.exflow.placement import Placement
-from repro.exflow.replicas import Replicas, evaluate_replicas, place_replicas
+from repro.exflow.serving import replicas
+from repro.exflow.serving.replicas import Replicas, evaluate_replicas, place_replicas
 
 MACHINES = st.sampled_from([(4, 4), (4, 2), (2, 2), (2, 1), (8, 4), (1, 1)])
 SEED = st.integers(0, 9999)

@@ -4,10 +4,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from repro import plan
 from repro.experiments.base import MissingHardware
 from repro.experiments.flover_serving import EXPERIMENT, ServingPoint, run
 from repro.models import checkpoint
+from repro.plan import jobs as plan
 
 METRICS = {"total_seconds", "tokens_per_s", "iterations", "output_tokens", "slot_moves", "moved_bytes"}
 METRICS |= {f"{name}_{kind}" for name in ("latency", "ttft") for kind in ("mean", "p50", "p99")}

@@ -4,7 +4,9 @@ import nbformat
 import papermill
 import pytest
 
-from repro import config, notebooks, paths
+from repro import paths
+from repro.plan import config
+from repro.report import notebooks
 
 NOTEBOOKS = sorted(path.stem for path in (paths.root() / "notebooks").glob("*.ipynb"))
 

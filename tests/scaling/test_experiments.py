@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from repro import experiments, fabric
+from repro import experiments
+from repro.emulate import netns
 from repro.experiments import fabric_probe, scaling_decode, scaling_map, scaling_serving, scaling_step, scaling_train
 from repro.experiments.zero_train import ZeroTrain
 
-SHAPED = pytest.mark.skipif(fabric.unavailable() is not None, reason=f"no shaped network: {fabric.unavailable()}")
+SHAPED = pytest.mark.skipif(netns.unavailable() is not None, reason=f"no shaped network: {netns.unavailable()}")
 BANDED = [
     ("scaling_train", {"nodes": 2, "draws": 40}),
     ("scaling_decode", {"experts": 8, "gpus": 8, "draws": 40, "time_limit_s": 1}),

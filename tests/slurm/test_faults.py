@@ -15,10 +15,12 @@ import pytest
 from slurm_box import boxed, slurm
 from slurm_job import QUICK, SECONDS, Job, environment, process
 
-from repro import config, plan, record
 from repro.box import cluster, daemons, network
-from repro.record import Cause
-from repro.slurm import allocation, journal, queue
+from repro.jobs import allocation, journal, queue
+from repro.plan import config
+from repro.plan import jobs as plan
+from repro.records import record
+from repro.records.record import Cause
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 

@@ -14,8 +14,10 @@ import pytest
 import yaml
 from slurm_box import SNAKEMAKE
 
-from repro import config, paths, plan
-from repro.slurm import allocation
+from repro import paths
+from repro.jobs import allocation
+from repro.plan import config
+from repro.plan import jobs as plan
 
 GOLDEN = Path(__file__).parent / "golden"
 PROFILES = {"box": "box", "frontier": "frontier", "nvidia": "a100"}

@@ -13,9 +13,11 @@ import pytest
 import yaml
 from slurm_box import SNAKEMAKE, boxed, slurm
 
-from repro import config, plan, record, runner
 from repro.box import network
-from repro.slurm import driver, queue
+from repro.jobs import driver, queue, runner
+from repro.plan import config
+from repro.plan import jobs as plan
+from repro.records import record
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 

@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from repro import paths, plan, record, schemas
+from repro import paths
+from repro.cli import schemas
+from repro.plan import jobs as plan
+from repro.records import record
 
 QUICK = {"grid": {"method": ["contiguous", "random"], "gpus": [2, 4]}}  # four points of about two seconds
 

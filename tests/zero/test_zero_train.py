@@ -5,10 +5,12 @@ import sys
 
 import pytest
 
-from repro import experiments, fabric, record
+from repro import experiments
+from repro.emulate import netns
 from repro.experiments import _zero_ranks
 from repro.experiments.zero_train import ZeroTrain
 from repro.quantize import payload_bytes
+from repro.records import record
 
 TINY = {"layers": 1, "hidden": 32, "heads": 2, "seq_len": 8, "steps": 4, "packages": 1}
 METRICS = {
@@ -48,7 +50,7 @@ def test_bytes_of_the_smallest_plan_by_hand():
 
 
 @pytest.mark.root
-@pytest.mark.skipif(fabric.unavailable() is not None, reason=f"no emulated network: {fabric.unavailable()}")
+@pytest.mark.skipif(netns.unavailable() is not None, reason=f"no emulated network: {netns.unavailable()}")
 @pytest.mark.parametrize("plan", ["zero3", "zeropp", "hierarchical"])
 def test_ledger_and_kernel_counters_agree_within_three_percent(plan):
     """The kernel also counts TCP, IP and Ethernet headers, acknowledgements and barriers."""

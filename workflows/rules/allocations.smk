@@ -1,5 +1,5 @@
 # Points as Slurm jobs: each job takes several of them, and starts the ranks of one after the other with srun.
-from repro.slurm import driver
+from repro.jobs import driver
 
 check_jobs()
 

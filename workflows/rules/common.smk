@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from repro.slurm import plans
+from repro.plan import files as plans
 
 # Jobs call `repro` of the environment that runs this workflow, also when it is not activated.
 shell.prefix(f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; ")

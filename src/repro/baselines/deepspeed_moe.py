@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from repro.baselines import deepspeed
-from repro.comm.links import Links
+from repro.comm.communicator import Links
 from repro.exflow.moe import Decoder
 from repro.exflow.moe.meter import Meter
 from repro.exflow.search.chain import contiguous

@@ -12,9 +12,10 @@ from typing import Literal, get_args
 import jinja2
 
 from repro import paths
-from repro.box import daemons, links, network, packages
-from repro.fabric import FabricError
-from repro.network import BOX
+from repro.box import daemons, network, packages
+from repro.emulate import box as links
+from repro.emulate.netns import FabricError
+from repro.launch.network import BOX
 from repro.topology import Topology, scaled
 
 FOLDER = Path("/run/repro-box")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import psutil
 
-from repro.box.links import GCDS, BoxLinks
-from repro.fabric import FabricError, command, names, remove
+from repro.emulate.box import GCDS, BoxLinks
+from repro.emulate.netns import FabricError, command, names, remove
 from repro.topology import Topology
 
 BRIDGE = "repro-box"

@@ -12,14 +12,17 @@ from rich import box
 from rich.markup import escape
 from rich.table import Column, Table
 
-from repro import config, experiments, paths, record
+from repro import experiments, paths
 from repro.cli.cluster import app as box_commands
 from repro.cli.console import Json, emit, progress, stderr, stdout, user_errors
 from repro.cli.place import place
+from repro.files import replacing
+from repro.plan import config
+from repro.records import record
 
 if TYPE_CHECKING:
     from repro.experiments.base import Point
-    from repro.plan import Plan
+    from repro.plan.jobs import Plan
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
@@ -33,9 +36,9 @@ PlatformOption = Annotated[str | None, typer.Option(help="A file of config/platf
 def doctor(json_: Json = False) -> None:
     """What this machine has, and what each tier lacks on it."""
     with user_errors(), progress("looking at this machine"):
-        from repro import doctor as room
+        from repro.cli.doctor import examine
 
-        report = room.examine()
+        report = examine()
     if json_:
         return emit(report.as_dict())
     table = Table(show_header=False, box=None)
@@ -63,9 +66,11 @@ def doctor(json_: Json = False) -> None:
 @app.command()
 def plan(tier: TierOption = None, platform: PlatformOption = None, json_: Json = False) -> None:
     """Every experiment point with its state, expected minutes and ranks; totals per figure, on a cluster with jobs and node-hours."""
-    from repro import plan as room
+    from repro.claims import registry
+    from repro.plan import jobs as room
 
     with user_errors():
+        registry.load()  # wrong claims are to be found before hours of runs, not after
         found = room.make(tier, platform)
     if json_:
         document = found.model_dump()
@@ -173,7 +178,7 @@ def run(
         if out is not None:  # before the work, not after it
             out.parent.mkdir(parents=True, exist_ok=True)
     with progress(f"{experiment} {definition.label(point)}"):
-        from repro import runner
+        from repro.jobs import runner
 
         found = runner.run(experiment, point, repeat, attempt, out)
     if out is None:
@@ -198,8 +203,8 @@ def allocation(
     trial: Annotated[int, typer.Option(min=1, help="How often this allocation has been submitted.")] = 1,
 ) -> None:
     """Inside a Slurm job: run the points of an allocation."""
-    from repro.plan import Plan
-    from repro.slurm import allocation as room
+    from repro.jobs import allocation as room
+    from repro.plan.jobs import Plan
 
     with user_errors():
         found = Plan.model_validate_json(plan_file.read_text())
@@ -211,7 +216,7 @@ def allocation(
     if missing:
         stderr.print(f"left to the next job: {', '.join(missing)}", soft_wrap=True)
         raise typer.Exit(1)
-    with record.replacing(out) as temporary:
+    with replacing(out) as temporary:
         temporary.write_text(known[name].model_dump_json(indent=1) + "\n")
 
 
@@ -256,7 +261,7 @@ def claims(
     out: Annotated[Path | None, typer.Option(help="Also write the JSON document to this file.")] = None,
 ) -> None:
     """A verdict for every claim of the three papers."""
-    from repro import claims as room
+    from repro.claims import registry as room
 
     with user_errors():
         folder = _results(results)
@@ -265,7 +270,7 @@ def claims(
         verdicts = room.evaluate(registry, found.records, found.problems)
     rows = [verdict.model_dump(mode="json") for verdict in verdicts]
     if out is not None:
-        with record.replacing(out) as temporary:
+        with replacing(out) as temporary:
             temporary.write_text(json.dumps(rows, indent=1, default=str) + "\n")
     for problem in found.problems:
         stderr.print(f"[yellow]not used:[/] {escape(problem)}", soft_wrap=True)
@@ -314,7 +319,7 @@ def notebook(
     ] = None,
 ) -> None:
     """Run a notebook with papermill and keep the executed copy, its HTML and its figures."""
-    from repro import notebooks
+    from repro.report import notebooks
 
     with user_errors(), progress(f"notebook {name}"):
         notebooks.execute(name, out, _settings(parameter or []))
@@ -329,7 +334,7 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Default: RESULTS/report.html.")] = None,
 ) -> None:
     """One self-contained HTML file: verdicts, figures, provenance, what was skipped and why."""
-    from repro import report as room
+    from repro.report import html as room
 
     with user_errors():
         folder = _results(results, shipped=False)
@@ -341,7 +346,7 @@ def report(
 @app.command()
 def schema(model: Annotated[str, typer.Argument(help="record, config, platform or claims.")] = "record") -> None:
     """Print a JSON Schema; those in workflows/schemas are made by this command."""
-    from repro import schemas
+    from repro.cli import schemas
 
     with user_errors():
         sys.stdout.write(schemas.document(model))

@@ -9,9 +9,9 @@ levels and with its own number of bits. Two routes matter for ZeRO:
 `links.py` walks a route with this rank's process groups, `exchange.py` is one hop of it, `ledger.py` counts bytes.
 """
 
+from repro.comm.communicator import Links, Pending, pipelined
 from repro.comm.exchange import Hop
 from repro.comm.ledger import Ledger
-from repro.comm.links import Links, Pending, pipelined
 from repro.comm.route import BITS, Route, flat, hierarchical, ring_orders
 
 __all__ = ["BITS", "Hop", "Ledger", "Links", "Pending", "Route", "flat", "hierarchical", "pipelined", "ring_orders"]

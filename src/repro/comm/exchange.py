@@ -1,7 +1,7 @@
 """One hop of a route: its peers, what goes over the wire, and the all-gather and the reduction over it.
 
 The exchanges are generators: each yields when its messages are on their way, and goes on when they have arrived. Who drives one
-may compute meanwhile (`repro.comm.links.Pending`).
+may compute meanwhile (`repro.comm.communicator.Pending`).
 
 On gloo they are point-to-point: its reduce-scatter moves twice the bytes, and its all-to-all runs half-duplex unless every
 receive is posted before the first send. Other backends (NCCL, RCCL) use their own collectives, which run on their streams.

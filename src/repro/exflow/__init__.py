@@ -15,13 +15,13 @@ from repro.exflow.affinity import conditional, measure, mutual_information, shuf
 from repro.exflow.bound import gap, lower_bound, lower_bound_cost
 from repro.exflow.command import place_file
 from repro.exflow.evaluate import Cost
-from repro.exflow.export import FORMATS, read_csv, write_csv
-from repro.exflow.fanout import FanOut, fan_out, place_for_fanout
 from repro.exflow.front import pareto
 from repro.exflow.levels import Levels, parse_levels
 from repro.exflow.placement import METHODS, Placement, evaluate, place
-from repro.exflow.replicas import ReplicaCost, evaluate_replicas, place_replicas
-from repro.exflow.slots import Replicas, physical_to_logical, without_copies
+from repro.exflow.serving.export import FORMATS, read_csv, write_csv
+from repro.exflow.serving.fanout import FanOut, fan_out, place_for_fanout
+from repro.exflow.serving.replicas import ReplicaCost, evaluate_replicas, place_replicas
+from repro.exflow.serving.slots import Replicas, physical_to_logical, without_copies
 from repro.exflow.trace import Trace, load, transitions
 
 __all__ = [

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from repro.exflow import fanout, replicas
 from repro.exflow.bound import gap, lower_bound
-from repro.exflow.export import FORMATS
-from repro.exflow.fanout import fan_out, place_for_fanout
 from repro.exflow.levels import Levels, make_levels
 from repro.exflow.placement import TIME_LIMIT_S, Placement, Progress, evaluate, place
-from repro.exflow.replicas import evaluate_replicas, place_replicas
-from repro.exflow.slots import Replicas
+from repro.exflow.serving import fanout, replicas
+from repro.exflow.serving.export import FORMATS
+from repro.exflow.serving.fanout import fan_out, place_for_fanout
+from repro.exflow.serving.replicas import evaluate_replicas, place_replicas
+from repro.exflow.serving.slots import Replicas
 from repro.exflow.trace import Trace, load, transitions
 from repro.topology import Topology
 

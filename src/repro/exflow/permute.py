@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from repro.exflow.recording import is_router
-from repro.exflow.slots import physical_to_logical
+from repro.exflow.serving.slots import physical_to_logical
 
 
 @torch.no_grad()

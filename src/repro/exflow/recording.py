@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from repro.exflow._files import replacing
 from repro.exflow.trace import Trace, TransitionCounter
+from repro.files import replacing
 
 # Of a call of a router: (experts [tokens, k], their weights [tokens, k]).
 Reader = Callable[[nn.Module, tuple, Any], tuple[Tensor, Tensor]]

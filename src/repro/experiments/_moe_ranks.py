@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from repro import exflow, paths
-from repro.comm.links import Links
+from repro.comm.communicator import Links
+from repro.emulate.netns import Fabric
 from repro.exflow.moe import Decoder
 from repro.exflow.moe.cache import KeysValues
 from repro.exflow.moe.meter import Iteration
@@ -17,7 +18,6 @@ from repro.exflow.recording import record_routing
 from repro.experiments._moe_training import FILES, read
 from repro.experiments._traces import ROUNDS
 from repro.experiments.moe_decode import MoEDecodePoint
-from repro.fabric import Fabric
 from repro.launch.joined import place_in_job
 from repro.models import gpt_moe_checkpoint
 from repro.models.gpt_moe import GPTMoE, generate

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repro.record import Metric
+from repro.records.record import Metric
 
 if TYPE_CHECKING:
     import pandas as pd

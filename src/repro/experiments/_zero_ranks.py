@@ -12,8 +12,8 @@ from torch import Tensor
 
 from repro.baselines import systems
 from repro.baselines.trainer import Trainer, Training
+from repro.emulate.netns import Fabric
 from repro.experiments.zero_train import WARM_UP, ZeroTrain
-from repro.fabric import Fabric
 from repro.models.gpt import GPT
 from repro.zero import Plan, ZeroOptimizer
 

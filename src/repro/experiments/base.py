@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field
 
-from repro.record import Evidence, Metric
+from repro.records.record import Evidence, Metric
 
 
 class Point(BaseModel):

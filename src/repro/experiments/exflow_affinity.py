@@ -4,7 +4,7 @@ from pydantic import Field, model_validator
 
 from repro.experiments._traces import ALL, TraceName, describe, domains, open_trace
 from repro.experiments.base import Experiment, Outcome, Point
-from repro.record import Metric
+from repro.records.record import Metric
 
 
 class AffinityPoint(Point):

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from repro.experiments._traces import ALL, ROUNDS, TraceName, describe, domains, experts, open_trace
 from repro.experiments.base import Experiment, Outcome, Point
-from repro.record import Metric
+from repro.records.record import Metric
 
 
 class PlacementPoint(Point):

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from repro.experiments._traces import ALL, ROUNDS, TraceName, describe, experts, open_trace, widest
 from repro.experiments.base import Experiment, Outcome, Point
-from repro.record import Metric
+from repro.records.record import Metric
 
 
 class ServingPoint(Point):

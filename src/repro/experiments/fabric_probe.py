@@ -39,8 +39,9 @@ def run(point: FabricProbe) -> Outcome:
     """Measure, fit every second size, and predict the others. The series can be given to `repro.scaling.fit`."""
     import torch._dynamo  # (AdamW imports it on first use: once here, not in every rank)
 
-    from repro import launch, network, quantize
+    from repro import launch, quantize
     from repro.experiments import _probe_ranks
+    from repro.launch import network
 
     quantize.warm_up()
 

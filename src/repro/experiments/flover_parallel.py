@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from repro.experiments import _flover_metrics, _flover_workload
 from repro.experiments.base import Experiment, Outcome, Point, Shape
-from repro.record import Metric
+from repro.records.record import Metric
 
 if TYPE_CHECKING:
     from repro.topology import Topology
@@ -70,9 +70,10 @@ class ParallelPoint(Point):
 
 def run(point: ParallelPoint) -> Outcome:
     """Serve on all ranks, compare their passes, and the tokens with those of one process."""
-    from repro import launch, network
+    from repro import launch
     from repro.experiments import _flover_ranks
     from repro.flover import workload
+    from repro.launch import network
 
     with network.between(point.topology, point.fabric) as links:
         first, *others = launch.launch(

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from repro.experiments import _flover_alone, _flover_metrics, _flover_models, _flover_prediction, _flover_workload
 from repro.experiments.base import Experiment, Outcome, Point
-from repro.record import Metric
+from repro.records.record import Metric
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, model_validator
 
 from repro.experiments.base import Experiment, MissingHardware, Outcome, Point, Shape
-from repro.record import Metric
+from repro.records.record import Metric
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,9 +102,10 @@ class MoEDecodePoint(Point):
 def run(point: MoEDecodePoint) -> Outcome:
     """Place, decode, and report times, bytes and rows. Times are of whole decoding iterations, prompts not counted; times of parts
     are of further iterations in which all ranks meet before each exchange. Series: a row per iteration and rank, seconds by part."""
-    from repro import launch, network
+    from repro import launch
     from repro.exflow.moe.cache import KeysValues
     from repro.experiments import _moe_ranks
+    from repro.launch import network
     from repro.launch.joined import place_in_job
 
     if point.keys_values == "shared" and place_in_job() is not None:

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from repro.experiments._traces import ALL, ROUNDS, open_trace
 from repro.experiments.base import Experiment, Outcome, Point
-from repro.record import Metric
+from repro.records.record import Metric
 
 if TYPE_CHECKING:
     from repro.scaling.decode import Routing

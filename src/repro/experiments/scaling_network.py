@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from repro.experiments.base import Experiment, Outcome, Point
-from repro.record import Metric
+from repro.records.record import Metric
 
 LARGE = 1 << 20  # bytes from which a message is of the size that training sends
 

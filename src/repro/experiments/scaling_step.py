@@ -9,7 +9,7 @@ from pydantic import Field
 from repro.experiments import _probe
 from repro.experiments.base import Experiment, Outcome, Point, Shape
 from repro.experiments.zero_train import WARM_UP, ZeroTrain
-from repro.record import Metric
+from repro.records.record import Metric
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -87,8 +87,9 @@ def run(point: ScalingStep) -> Outcome:
 
 def _train(point: ScalingStep, rate: float, last: bool) -> "tuple[list[Found], str, str]":
     """What every rank found at a rate, the kind of evidence, and the network's state. Ranks of a job stay until the last rate."""
-    from repro import launch, network, paths
+    from repro import launch, paths
     from repro.experiments import _probe_ranks, _scaling_ranks
+    from repro.launch import network
     from repro.zero import plan
 
     trainings = point.trainings(rate)

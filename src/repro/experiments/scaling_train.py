@@ -6,7 +6,7 @@ from pydantic import Field
 
 from repro.experiments.base import Experiment, Outcome, Point
 from repro.experiments.zero_plan import MODELS
-from repro.record import Metric
+from repro.records.record import Metric
 
 if TYPE_CHECKING:
     from collections.abc import Callable

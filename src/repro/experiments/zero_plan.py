@@ -10,7 +10,7 @@ from pydantic import Field
 
 from repro.experiments.base import Experiment, Outcome, Point
 from repro.experiments.zero_train import ZeroTrain
-from repro.record import Metric
+from repro.records.record import Metric
 
 if TYPE_CHECKING:
     from repro.models.gpt import GPTConfig

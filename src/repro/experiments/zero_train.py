@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from repro.experiments.base import Experiment, Outcome, Point, Shape
-from repro.record import Metric
+from repro.records.record import Metric
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -122,9 +122,10 @@ def run(point: ZeroTrain) -> Outcome:
     """Train, and report time, losses, bytes per level and memory."""
     import torch._dynamo  # noqa: F401  (AdamW imports it on first use: once here, not in 8 ranks at the same time)
 
-    from repro import launch, network, paths, quantize
+    from repro import launch, paths, quantize
     from repro.baselines import systems
     from repro.experiments import _zero_ranks
+    from repro.launch import network
 
     topology = point.topology
     plan = None if point.plan in systems.SYSTEMS else _plan(point, topology)

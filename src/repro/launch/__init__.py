@@ -30,7 +30,7 @@ from repro.launch.rank import Setup
 from repro.launch.watch import Ranks
 
 if TYPE_CHECKING:
-    from repro.fabric import Fabric
+    from repro.emulate.netns import Fabric
     from repro.topology import Topology
 
 __all__ = ["CollectiveHang", "Done", "LaunchTimeout", "PlacementError", "RankError", "launch"]

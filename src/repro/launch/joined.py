@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from repro.launch import watchdog
 from repro.launch.errors import Done
-from repro.launch.placement import check_placement
 from repro.launch.rank import in_rank
-from repro.launch.step import master_address, master_port
+from repro.launch.seats import check_placement
+from repro.launch.slurm_env import master_address, master_port
 from repro.launch.where import make_waits_visible
 
 if TYPE_CHECKING:
-    from repro.fabric import Fabric
+    from repro.emulate.netns import Fabric
     from repro.topology import Topology
 
 
@@ -71,7 +71,7 @@ def _meet(rank: int, size: int, fabric: "Fabric | None") -> None:
     """Set what env:// reads, and the network that gloo takes. ValueError where torchrun or srun do not say enough."""
     env = os.environ
     if fabric is not None:
-        from repro.fabric import enter
+        from repro.emulate.netns import enter
 
         enter(fabric.namespace(rank))
         env |= {"GLOO_SOCKET_IFNAME": fabric.interface, "MASTER_ADDR": fabric.address(0)}

@@ -23,7 +23,7 @@ from repro.launch.messages import ERROR, RESULT, WHERE, Teller
 from repro.launch.where import make_waits_visible, where
 
 if TYPE_CHECKING:
-    from repro.fabric import Fabric
+    from repro.emulate.netns import Fabric
 
 parent_ends: set[Connection] = set()  # write ends of control pipes: a forked rank must not keep its siblings alive
 _in_rank = False
@@ -50,7 +50,7 @@ class Setup:
         import torch.distributed as dist
 
         if self.fabric is not None:
-            from repro.fabric import enter
+            from repro.emulate.netns import enter
 
             enter(self.fabric.namespace(rank))
             os.environ["GLOO_SOCKET_IFNAME"] = self.fabric.interface

@@ -14,7 +14,7 @@ Read `plan/catalogue.py` (what a plan is), then `engine.py` (the three levels at
 
 from repro.zero import checkpoint, plan
 from repro.zero.engine import ZeroOptimizer
+from repro.zero.loss_scale import LossScale
 from repro.zero.plan import Plan
-from repro.zero.scaling import LossScale
 
 __all__ = ["LossScale", "Plan", "ZeroOptimizer", "checkpoint", "plan"]

@@ -27,9 +27,9 @@ from repro.comm import Links, Pending, pipelined
 from repro.comm.exchange import Steps, Works
 from repro.zero import fsdp_private
 from repro.zero.buckets import broadcast_from_first, default_buckets, default_device, materialise
+from repro.zero.loss_scale import LossScale
 from repro.zero.masters import Masters, Slice, global_norm, parameter_groups
 from repro.zero.plan import Plan
-from repro.zero.scaling import LossScale
 
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -35,8 +35,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from repro.comm.links import Links
-from repro.comm.rows import Rows, pack, unpack
+from repro.comm.communicator import Links
+from repro.comm.row_exchange import Rows, pack, unpack
 from repro.exflow.moe.cache import KeysValues
 from repro.exflow.moe.meter import Meter
 from repro.models.gpt_moe import GPTMoE, MoEBlock

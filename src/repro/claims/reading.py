@@ -1,0 +1,238 @@
+"""Our value of a claim, read from run records by a declarative `Reading` (the `value:` of `config/claims.yaml`).
+
+Runs that differ only in repeat and seed are repeats of one configuration. Groups (two sides of a ratio, the steps of a
+sequence) are compared inside one configuration and one evidence kind, repeat by repeat; nothing is ever mixed.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from repro.claims.filters import Filters, accepts, facts, matches, words
+from repro.records.record import Evidence, Record
+
+_STRONGEST_FIRST: tuple[Evidence, ...] = ("measured", "emulated", "modelled")
+Runs = Mapping[Path, Record]
+
+
+class Reading(BaseModel):
+    """Which number of which runs.
+
+    The value of a run is `factor` · `metric` ÷ `per` (a metric or point field), or 1 minus that (`complement`).
+    Of the runs that match `where`, the claim's value is
+    - that value, where nothing more is given;
+    - with `banded`: that value, and the run's own `<metric>_low` and `<metric>_high` as its interval (a prediction's band);
+    - with `over`: its ratio to the value of the runs that match `where` changed by `over` (`form: reduction`: 1 − ratio);
+    - with `sequence` and `expect`: one group of runs per entry, `where` changed by it, expected to increase or decrease; the
+      value is the ratio of one step in that direction (the smallest step for an ordering, first to last for a trend).
+    A field that `over` or `sequence` names, or whose filter is {}, may differ between the groups; no other may.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    experiment: str
+    metric: str
+    per: str | None = None
+    factor: float = 1.0
+    complement: bool = False
+    banded: bool = False
+    where: Filters = Field(default_factory=dict)
+    over: Filters | None = None
+    form: Literal["ratio", "reduction"] = "ratio"
+    sequence: list[Filters] | None = Field(None, min_length=2)
+    expect: Literal["increasing", "decreasing"] | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Reading":
+        if self.over is not None and self.sequence is not None:
+            raise ValueError("over and sequence exclude each other")
+        if (self.sequence is None) != (self.expect is None):
+            raise ValueError("sequence and expect (increasing or decreasing) belong together")
+        if self.form == "reduction" and self.over is None:
+            raise ValueError("form: reduction needs over")
+        if self.banded and (self.over is not None or self.sequence is not None or self.per is not None):
+            raise ValueError("banded reads one number with its band: no over, sequence or per")
+        return self
+
+    def band(self, run: Record) -> tuple[float, float]:
+        """The run's band around the metric, as `factor` and `complement` make it."""
+        ends = [run.metrics[f"{self.metric}_{end}"].value * self.factor for end in ("low", "high")]
+        low, high = sorted(1 - end if self.complement else end for end in ends)
+        return low, high
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """Filters of each group."""
+        changes = self.sequence or ([{}] if self.over is None else [{}, self.over])
+        return [self.where | change for change in changes]
+
+    def configuration(self, run: Record) -> tuple[tuple[str, Any], ...]:
+        """Point fields that must be the same in all groups and repeats."""
+        free = {name for change in [self.over or {}, *(self.sequence or [])] for name in change} | {"seed"}
+        free |= {name for name, wanted in self.where.items() if wanted == {}}
+        return tuple(sorted((name, value) for name, value in run.point.items() if name not in free))
+
+    def of_run(self, run: Record) -> float | None:
+        """The value of one run; None when it is not ok, lacks the metric or would divide by zero."""
+        if run.status != "ok" or self.metric not in run.metrics:
+            return None
+        value = run.metrics[self.metric].value * self.factor
+        if self.per is not None:
+            divisor = facts(run).get(self.per)
+            if not isinstance(divisor, int | float) or divisor == 0:
+                return None
+            value /= divisor
+        return 1 - value if self.complement else value
+
+    def combine(self, values: list[float], ordering: bool) -> float | None:
+        """One number from the values of the groups in one repeat; None when it would divide by zero."""
+        if len(values) == 1:
+            return values[0]
+        rising = values if self.expect == "increasing" else values[::-1]
+        if 0 in rising[:-1]:
+            return None
+        steps = [later / earlier for earlier, later in itertools.pairwise(rising)]
+        ratio = min(steps) if ordering else rising[-1] / rising[0]
+        return 1 - ratio if self.form == "reduction" else ratio
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Values of one configuration, one per repeat, the runs they come from, and remarks for the reader."""
+
+    values: list[float]
+    evidence: Evidence
+    configuration: dict[str, Any]
+    runs: Runs
+    remarks: list[str]
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """Why there is no value; `runs` are the failed or skipped ones."""
+
+    verdict: Literal["skipped", "not run"]
+    reason: str
+    runs: Runs = field(default_factory=dict)
+
+
+def read(
+    reading: Reading, records: Runs, in_scope: Callable[[Record], bool], ordering: bool = False
+) -> Sample | Nothing:
+    """Our value, from one configuration that has a run in every group.
+
+    Of several: one in scope, else of the stronger evidence kind, else with more repeats. `ordering` takes the smallest step of
+    a sequence instead of first to last.
+    """
+    runs = {path: run for path, run in sorted(records.items()) if run.experiment == reading.experiment}
+    if nothing := _nothing(reading, runs):
+        return nothing
+    samples = [s for cell in _cells(reading, runs) if (s := _sample(reading, runs, cell, ordering))]
+    if not samples:
+        compared = "; ".join(map(words, reading.groups))
+        return Nothing("not run", f"no runs that differ only in what is compared ({compared}), or the reference is 0")
+
+    def rank(sample: Sample) -> tuple[bool, int, int]:
+        outside = not all(in_scope(run) for run in sample.runs.values())
+        return outside, _STRONGEST_FIRST.index(sample.evidence), -len(sample.values)
+
+    best = min(samples, key=rank)  # ties: the first in the order of file names
+    if len(samples) > 1:
+        others = [sample.configuration for sample in samples if sample is not best]
+        differs = {k: v for k, v in best.configuration.items() if any(other.get(k) != v for other in others)}
+        read_at = f"read at {words(differs)}; " if differs else ""
+        best.remarks.append(f"{read_at}{len(others)} other configurations or evidence kinds were not read")
+    return best
+
+
+@dataclass
+class _Cell:
+    """Runs of one configuration and evidence kind: per group, (repeat, seed) → record and value."""
+
+    evidence: Evidence
+    configuration: tuple[tuple[str, Any], ...]
+    groups: list[dict[tuple[int, int], tuple[Path, float]]]
+    doubled: int = 0
+
+
+def _cells(reading: Reading, runs: Runs) -> list[_Cell]:
+    cells: dict[Any, _Cell] = {}
+    for path, run in runs.items():
+        value = reading.of_run(run)
+        for number, filters in enumerate(reading.groups):
+            if value is None or run.evidence is None or not matches(run, filters):
+                continue
+            key = run.evidence, reading.configuration(run)
+            cell = cells.setdefault(key, _Cell(*key, groups=[{} for _ in reading.groups]))
+            cell.doubled += (run.repeat, run.seed) in cell.groups[number]
+            cell.groups[number].setdefault((run.repeat, run.seed), (path, value))
+    return list(cells.values())
+
+
+def _sample(reading: Reading, runs: Runs, cell: _Cell, ordering: bool) -> Sample | None:
+    """Values of the repeats that every group of the cell has; None when there is none."""
+    common = sorted(set.intersection(*map(set, cell.groups)))
+    combined = [reading.combine([group[repeat][1] for group in cell.groups], ordering) for repeat in common]
+    values = [value for value in combined if value is not None]
+    if not values:
+        return None
+    used = {path: runs[path] for group in cell.groups for repeat in common for path in [group[repeat][0]]}
+    mine = [
+        run
+        for run in runs.values()
+        if reading.configuration(run) == cell.configuration and any(matches(run, filters) for filters in reading.groups)
+    ]
+    remarks = []
+    for status in ("failed", "skipped"):
+        if bad := [run for run in mine if run.status == status]:
+            kinds = ", ".join(sorted({str(run.cause) for run in bad}))
+            remarks.append(f"{status}: {kinds} ({len(bad)} of {len(mine)} runs)")
+    if alone := sum(len(group) - len(common) for group in cell.groups):
+        remarks.append(f"{alone} runs have no partner of the same repeat")
+    if cell.doubled:
+        remarks.append(f"{cell.doubled} further runs of the same repeat were not read")
+    return Sample(values, cell.evidence, dict(cell.configuration), used, remarks)
+
+
+def _nothing(reading: Reading, runs: Runs) -> Nothing | None:
+    """Why some group has no usable run; None when all have one. `runs`: all of the experiment."""
+    if not runs:
+        return Nothing("not run", f"no record of {reading.experiment}")
+    for filters in reading.groups:
+        found = {path: run for path, run in runs.items() if matches(run, filters)}
+        if any(reading.of_run(run) is not None for run in found.values()):
+            continue
+        bad = {path: run for path, run in found.items() if run.status != "ok"}
+        failed = {path: run for path, run in bad.items() if run.status == "failed"}
+        if len(bad) < len(found):
+            what = reading.metric + (f" per {reading.per}" if reading.per else "")
+            return Nothing("not run", f"the records with {words(filters)} give no {what}")
+        if failed:
+            return Nothing("not run", f"failed: {_causes(failed)}, {len(failed)} of {len(found)} runs", bad)
+        if bad:
+            return Nothing("skipped", f"skipped: {_causes(bad)}", bad)
+        reason = f"no record of {reading.experiment} with {words(filters)}"
+        return Nothing("not run", reason + _hint(filters, runs))
+    return None
+
+
+def _causes(runs: Runs) -> str:
+    """`oom (2), timeout (1)`, and the last line of the first detail."""
+    counts = Counter(str(run.cause) for run in runs.values())
+    details = [run.detail.strip().splitlines()[-1] for run in runs.values() if run.detail.strip()]
+    text = ", ".join(f"{cause} ({count})" for cause, count in sorted(counts.items()))
+    return text + (f": {details[0][:160]}" if details else "")
+
+
+def _hint(filters: Mapping[str, Any], runs: Runs) -> str:
+    """The first filter that alone refuses runs which pass all others, and what those have instead."""
+    for name, wanted in filters.items():
+        others = {key: value for key, value in filters.items() if key != name}
+        near = [facts(run).get(name) for run in runs.values() if matches(run, others)]
+        if near and not any(accepts(wanted, value) for value in near):
+            return f" (there {name} is {', '.join(sorted(set(map(str, near)))[:4])})"
+    return ""

@@ -1,0 +1,67 @@
+"""The shaped links between GCDs of the box: one namespace per GCD, wired as `repro.emulate.netns` does it for the ranks of one run."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from repro.emulate.netns import Fabric, address
+from repro.topology import Topology, frontier
+
+GCDS = "repro-box-gcd-"  # names of the namespaces begin so, and end with the GCD's number, counted over all nodes
+LIKE = Path("/run/repro-box/etc/like")  # holds the name of the machine whose nodes the box has
+MAX_NODES = 16
+
+
+def machine(like: str, nodes: int) -> Topology:
+    """Levels of a box: `frontier` has four packages of two GCDs in a node, `nvidia` one package of four."""
+    if like == "frontier":
+        return frontier(nodes)
+    package, node, cluster = frontier(nodes).levels
+    return Topology((replace(package, size=4), replace(node, size=1), cluster))
+
+
+class BoxLinks(Fabric):
+    """A fabric that outlives the process that built it. Its namespaces are named by GCD, not by owner."""
+
+    shared = True
+
+    def __init__(self, topology: Topology) -> None:
+        super().__init__(topology)
+        self._prefix = GCDS
+
+    def build(self) -> None:
+        """FabricError when the machine refuses."""
+        self._build()
+
+
+class JobLinks(BoxLinks):
+    """The links of a job's `nodes` (1, 2, ...), on which its ranks make up `topology`. Nodes belong to one job at a time, so it may give their
+    links rates of its own: the first rank does, when it enters. ValueError where a node lacks the packages or GCDs."""
+
+    def __init__(self, topology: Topology, nodes: Sequence[int], first: bool) -> None:
+        super().__init__(topology)
+        gcds, packages, count = (level.size for level in topology.levels)
+        self._machine = machine(LIKE.read_text(), MAX_NODES)
+        has_gcds, has_packages, _ = (level.size for level in self._machine.levels)
+        if gcds > has_gcds or packages > has_packages or count != len(nodes):
+            raise ValueError(
+                f"{count} nodes of {packages} packages of {gcds} GCDs do not fit {len(nodes)} nodes of the box,"
+                f" which have {has_packages} packages of {has_gcds}"
+            )
+        self._first = first
+        self._packages = [(node - 1) * has_packages + package for node in nodes for package in range(packages)]
+        self._ports = [package * has_gcds + gcd for package in self._packages for gcd in range(gcds)]
+
+    def __enter__(self) -> "JobLinks":
+        if self._first:
+            self.set_rates()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """The links stay."""
+
+    def namespace(self, rank: int) -> str:
+        return f"{GCDS}{self._ports[rank]}"
+
+    def address(self, rank: int) -> str:
+        return address(self._machine, self._ports[rank])

@@ -1,0 +1,190 @@
+"""Token-level fan-out: how many GPUs a token must visit, and placements with fewer of them, for top-k routing with k > 1.
+
+The paper routes to one expert per layer. With k experts, transition counts weigh each of the k·k pairs 1/k², but a token is sent
+to a GPU once, however many of its experts are there, and not at all where it already is. So what it costs is the number of
+distinct GPUs and nodes, which pairs do not determine: that takes whole tokens. For k = 1 both are the same (a token visits a
+new GPU when it hops), and `placement.place` is the better tool.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from repro.exflow.placement import Placement
+from repro.exflow.serving.fanout import kernels
+from repro.exflow.trace import BLOCK, Trace
+
+OBJECTIVES = ("new_gpus", "gpus")
+SWEEP_RATE = 1e7  # tokens · layers · k that sweeps handle per second, about, on one core
+FEWEST_SWEEPS = 8  # where these do not fit on all tokens, a sample is searched: tokens are worth more than sweeps
+HOT = 0.02  # first temperature, in what one new unit costs the tokens that visit an expert, and ...
+COOLED = 0.1  # ... the last one as a share of it
+DESCENT = 0.25  # share of the sweeps, at the end, without noise
+
+
+@dataclass(frozen=True)
+class FanOut:
+    """Means over the tokens of a trace.
+
+    `gpus`, `nodes`: distinct GPUs and nodes that a token's k experts of one layer occupy, mean over layers (1 to k).
+    `new_gpus`, `new_nodes`: those of layer l+1 that the token did not visit in layer l, mean over the layers-1 transitions
+    (0 to k). For k = 1 these are the crossing fractions of `evaluate.Cost`. For k > 1 read them beside the former: a token that
+    visits every GPU in every layer visits no new ones.
+    """
+
+    gpus: float
+    nodes: float
+    new_gpus: float
+    new_nodes: float
+
+    def cost(self, costs: Sequence[float] = (1.0, 2.0), objective: str = "new_gpus") -> float:
+        """Per token and transition (`new_gpus`) or layer (`gpus`): costs[0] for a GPU on a node that is visited anyway, costs[1] with it.
+
+        That is costs[0]·GPUs + (costs[1] - costs[0])·nodes; for k = 1 and `new_gpus` a hop inside a node costs costs[0], one between nodes
+        costs[1].
+        """
+        gpus, nodes = (self.new_gpus, self.new_nodes) if objective == "new_gpus" else (self.gpus, self.nodes)
+        return costs[0] * gpus + (costs[1] - costs[0]) * nodes
+
+
+def fan_out(placement: Placement, trace: Trace) -> FanOut:
+    """Count the GPUs and nodes that the tokens of `trace` visit; ValueError when layers or experts disagree."""
+    _check_shape(placement, trace)
+    visited, new = np.zeros((2, trace.layers), np.int64), np.zeros((2, trace.layers - 1), np.int64)
+    for start in range(0, trace.tokens, BLOCK):
+        experts = _by_layer(trace.experts[start : start + BLOCK])
+        for level, unit in enumerate((placement.gpu, placement.node)):
+            kernels.count_units(experts, unit, visited[level], new[level])
+    means = (visited / trace.tokens).mean(axis=1).tolist() + (new / trace.tokens).mean(axis=1).tolist()
+    return FanOut(*means)
+
+
+def place_for_fanout(
+    trace: Trace,
+    start: Placement,
+    objective: str = "new_gpus",
+    costs: Sequence[float] = (1.0, 2.0),
+    seed: int = 0,
+    time_limit_s: float = 30.0,
+    sweeps: int = 60,
+    tokens: int | None = None,
+    progress: Callable[[float, str], None] | None = None,
+) -> Placement:
+    """Improve `start` for the tokens of `trace` by swaps of experts within layers: as many experts per GPU and layer as before.
+
+    `objective` (of OBJECTIVES): `new_gpus` for tokens that stay where their experts are (context-coherent, as ExFlow), `gpus` for
+    tokens that return to one home after every layer. Both are weighted as in `FanOut.cost`: `costs` of a GPU and of a node.
+
+    A sweep offers every expert of every layer a swap, in a heat bath that cools down and ends in a descent. `tokens`, drawn at
+    random, are what it counts on: None takes all, or as many as let a few sweeps fit into `time_limit_s`. The cooling is faster
+    when the time is too short for all `sweeps`. `seed`, `sweeps` and `tokens` fix the result unless the time limit cuts it. What is
+    returned is never worse than `start` on all tokens of `trace`; whether it is better on held-out ones is the caller's to check.
+    Where sweeps are few, starting from `placement.place` gives more than starting from rank order.
+    `progress` is called with the fraction done and a text.
+
+    Raises ValueError when layers or experts disagree, a token names an expert of a layer twice, or an argument is out of range.
+    """
+    _check_shape(start, trace)
+    _check(objective, costs, time_limit_s, sweeps, tokens)
+    if tokens is None:
+        tokens = int(time_limit_s * SWEEP_RATE / (FEWEST_SWEEPS * trace.layers * trace.k))
+    sample = trace.sample(max(1, min(tokens, trace.tokens)), seed)
+    search = _Search(sample, start, objective, costs)
+    search.sweep(start.gpu.copy(), 0, 0.0, np.random.default_rng(seed))  # compile before the clock starts
+    began = time.perf_counter()
+    hot = HOT * costs[-1] * sample.tokens * trace.k / trace.num_experts
+    gpu, cut = _anneal(search, start.gpu, hot, sweeps, began + time_limit_s, np.random.default_rng(seed), progress)
+    found = replace(start, gpu=gpu, method="fan-out", optimal=False, mip_gap=None, time_limited=cut)
+    before, after = (fan_out(each, trace).cost(costs, objective) for each in (start, found))
+    if after > before:  # the sample was too small to tell
+        found, after = replace(found, gpu=start.gpu.astype(np.int64)), before
+    note = f"{objective} on {sample.tokens} of {trace.tokens} tokens: cost {before:.4f} -> {after:.4f} on all"
+    return replace(found, note=note, seconds=time.perf_counter() - began)
+
+
+def _anneal(
+    search: "_Search",
+    start: np.ndarray,
+    hot: float,
+    sweeps: int,
+    deadline: float,
+    rng: np.random.Generator,
+    progress: Callable[[float, str], None] | None,
+) -> tuple[np.ndarray, bool]:
+    """(best placement met at the end of a sweep, whether the deadline came first); cools by sweeps or by time, whichever is further."""
+    gpu = best = np.ascontiguousarray(start, np.int64)
+    began, gained, most, elapsed = time.perf_counter(), 0.0, 0.0, 0.0
+    for sweep in range(sweeps):
+        gpu, cooling = gpu.copy(), max(sweep / sweeps, elapsed) / (1 - DESCENT)
+        temperature = hot * COOLED**cooling if cooling < 1 else 0.0
+        for step, layer in enumerate(rng.permutation(len(gpu))):
+            gained += search.sweep(gpu, layer, temperature, rng)
+            elapsed = (time.perf_counter() - began) / (deadline - began)
+            if progress is not None:
+                share = (sweep + (step + 1) / len(gpu)) / sweeps
+                progress(min(max(share, elapsed), 1.0), "placing for fan-out")
+            if elapsed >= 1:
+                break
+        if gained > most + 1e-9:
+            best, most = gpu, gained
+        if elapsed >= 1:
+            return best, True
+    return best, False
+
+
+class _Search:
+    """The tokens of all layers, and what a sweep over one of them needs to know of its neighbours."""
+
+    def __init__(self, sample: Trace, start: Placement, objective: str, costs: Sequence[float]) -> None:
+        self.experts = _by_layer(sample.experts)
+        if (np.diff(np.sort(self.experts, axis=2), axis=2) == 0).any():
+            raise ValueError(f"{sample.source}: a token names an expert of a layer twice")
+        self.spans = (1, start.gpus_per_node)
+        self.unit = np.stack([np.arange(start.gpus) // span for span in self.spans])
+        self.weight = np.array([costs[0], costs[1] - costs[0]], float)
+        self.chained = objective == "new_gpus"
+
+    def sweep(self, gpu: np.ndarray, layer: int, temperature: float, rng: np.random.Generator) -> float:
+        """Improve `gpu[layer]` in place; returns the cost gained, summed over the sample's tokens."""
+        layers, tokens, _ = self.experts.shape
+        levels, gpus = self.unit.shape
+        arrives = not (self.chained and layer == 0)  # where nobody arrives, nothing is paid for it
+        visit = np.full((levels, tokens, gpus), arrives, np.int8)
+        if self.chained:
+            for level, span in enumerate(self.spans):
+                if layer > 0:
+                    unit = gpu[layer - 1] // span
+                    kernels.add_visit_costs(visit[level], self.experts[layer - 1], unit, True)
+                if layer < layers - 1:
+                    unit = gpu[layer + 1] // span
+                    kernels.add_visit_costs(visit[level], self.experts[layer + 1], unit, False)
+        shape = (gpu.shape[1], gpus)
+        noise = rng.gumbel(0.0, temperature, shape) if temperature > 0 else np.zeros(shape)
+        return kernels.improve_layer(self.experts[layer], gpu[layer], self.unit, self.weight, visit, noise)
+
+
+def _by_layer(experts: np.ndarray) -> np.ndarray:
+    """int16 [layers, tokens, k], from a trace's [tokens, layers] or [tokens, layers, k]."""
+    experts = experts[:, :, None] if experts.ndim == 2 else experts
+    return np.ascontiguousarray(experts.transpose(1, 0, 2), np.int16)
+
+
+def _check_shape(placement: Placement, trace: Trace) -> None:
+    if placement.gpu.shape != (trace.layers, trace.num_experts):
+        raise ValueError(
+            f"the placement has {placement.gpu.shape[0]} layers of {placement.gpu.shape[1]} experts, "
+            f"the routing has {trace.layers} of {trace.num_experts}"
+        )
+
+
+def _check(objective: str, costs: Sequence[float], time_limit_s: float, sweeps: int, tokens: int | None) -> None:
+    if objective not in OBJECTIVES:
+        raise ValueError(f"unknown objective {objective!r}, allowed: {', '.join(OBJECTIVES)}")
+    if len(costs) != 2 or not 0 <= costs[0] <= costs[1]:
+        raise ValueError(f"costs are {tuple(costs)}, must be of a GPU and of a node, 0 <= GPU <= node")
+    if not time_limit_s > 0 or sweeps < 1 or (tokens is not None and tokens < 1):
+        raise ValueError(
+            f"time_limit_s is {time_limit_s}, must be positive; sweeps is {sweeps} and tokens {tokens}, must be at least 1"
+        )

@@ -1,0 +1,1 @@
+"""Running: one point, one allocation of points, and what Slurm says of its jobs."""

@@ -1,0 +1,101 @@
+"""What a job is doing, in a file that outlives it: a job that is killed cannot say which point it was running."""
+
+from pathlib import Path
+
+from pydantic import AwareDatetime, BaseModel, ValidationError
+
+from repro import paths
+from repro.experiments.base import Point
+from repro.files import replacing
+from repro.jobs import causes, queue
+from repro.plan import config
+from repro.records import provenance, record
+from repro.records.record import Cause, Record
+
+
+class Running(BaseModel):
+    """The point that a job runs: `record` (relative to the root) is where its result will be, `log` what it prints."""
+
+    record: str
+    experiment: str
+    point: dict[str, record.Scalar | None]
+    repeat: int
+    attempt: int
+    since: AwareDatetime
+    log: str
+
+
+class Entry(BaseModel):
+    """A job that has begun and not said that it is through."""
+
+    job_id: str
+    allocation: str
+    nodes: str = ""
+    running: Running | None = None
+
+
+def folder(results: str) -> Path:
+    """Where the entries of a run are, a file per job."""
+    return paths.root() / results / "slurm" / "running"
+
+
+def write(results: str, entry: Entry) -> None:
+    """Put the entry in place of the one before."""
+    with replacing(folder(results) / f"{entry.job_id}.json") as temporary:
+        temporary.write_text(entry.model_dump_json(indent=1))
+
+
+def remove(results: str, job_id: str) -> None:
+    """The job is through."""
+    (folder(results) / f"{job_id}.json").unlink(missing_ok=True)
+
+
+def entries(results: str) -> list[Entry]:
+    """All of them; a file that was cut short is left out, and removed."""
+    found = []
+    for file in sorted(folder(results).glob("*.json")):
+        try:
+            found.append(Entry.model_validate_json(file.read_text()))
+        except (OSError, ValidationError):
+            file.unlink(missing_ok=True)
+    return found
+
+
+def settle(results: str, entry: Entry, restarted: bool = False) -> Cause | None:
+    """Record why the point that `entry` was running has no numbers, and drop the entry; None where it had got its record.
+    `restarted`: the same job has begun anew. QueueError where Slurm cannot tell; ConfigError for a point that no experiment knows
+    any more."""
+    cause = None
+    if (running := entry.running) is not None and finished(running) is None:
+        log = paths.root() / running.log
+        cause, detail = causes.of_job(queue.state(entry.job_id), log, restarted)
+        failed(running, cause, detail, {"SLURM_JOB_ID": entry.job_id, "SLURM_JOB_NODELIST": entry.nodes})
+    remove(results, entry.job_id)
+    return cause
+
+
+def finished(running: Running) -> Record | None:
+    """The record of this attempt or of a later one, where it is there."""
+    try:
+        found = record.read(paths.root() / running.record)
+    except record.RecordError:
+        return None
+    return found if found.attempt >= running.attempt and found.provenance.start >= running.since else None
+
+
+def failed(running: Running, cause: Cause, detail: str, slurm: dict[str, str]) -> None:
+    """Write the record of a point that could not write its own."""
+    point: Point = config.point(running.experiment, running.point, running.record)
+    source = provenance.collect(f"repro.experiments.{running.experiment}", running.since)
+    found = Record(
+        experiment=running.experiment,
+        point=running.point,
+        repeat=running.repeat,
+        seed=point.seed,
+        status="failed",
+        cause=cause,
+        detail=detail,
+        attempt=running.attempt,
+        provenance=source.model_copy(update={"slurm": source.slurm | {k: v for k, v in slurm.items() if v}}),
+    )
+    record.write(found, paths.root() / running.record)

@@ -1,0 +1,156 @@
+"""Run one point and write its record, whatever happens: numbers, or a typed cause why there are none."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from repro import experiments
+from repro.experiments.base import MissingHardware, Outcome, Point
+from repro.launch.errors import Done
+from repro.launch.joined import place_in_job
+from repro.launch.watchdog import seconds_left
+from repro.records import provenance, record
+from repro.records.record import Cause, Record
+
+# What gloo, NCCL and torch's store say, in the order of what explains more. In a job a neighbour that fails tells it itself, and first (see
+# `run`); one that is gone without a word was killed, or its node is down.
+_OF_NETWORK = {
+    "Timed out waiting": Cause.COMM_HANG,
+    "collective operation timeout": Cause.COMM_HANG,
+    "gloo/transport": Cause.NODE_FAILURE,
+    "remote process exited or there was a network error": Cause.NODE_FAILURE,
+    "Connection reset by peer": Cause.NODE_FAILURE,
+    "Broken pipe": Cause.NODE_FAILURE,
+}
+
+
+_SEEN_FROM_AFAR = (Cause.NODE_FAILURE, Cause.COMM_HANG)  # a rank's failure as its neighbours have it
+_NEIGHBOUR_S = 1.0  # for the neighbour to say it better
+
+
+def classify(error: BaseException) -> Cause:
+    """Typed cause of an exception; a failed rank is judged by what happened in that rank."""
+    from repro import launch
+
+    if isinstance(error, launch.RankError):
+        if error.exception is not None:
+            return classify(error.exception)
+        return Cause.NODE_FAILURE if error.signal else Cause.UNEXPECTED
+    if isinstance(error, MissingHardware):
+        return Cause.MISSING_HARDWARE
+    if isinstance(error, launch.CollectiveHang):
+        return Cause.COMM_HANG
+    if isinstance(error, TimeoutError):
+        return Cause.TIMEOUT
+    if (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in str(error)
+        or getattr(error, "errno", None) == errno.ENOMEM
+    ):
+        return Cause.OOM
+    if isinstance(error, AssertionError | ValidationError):  # the point was valid, so a result is not: not a number
+        return Cause.ASSERTION
+    if isinstance(error, ValueError | FileNotFoundError):
+        return Cause.BAD_INPUT
+    return next((cause for sign, cause in _OF_NETWORK.items() if sign in str(error)), Cause.UNEXPECTED)
+
+
+@contextlib.contextmanager
+def machine(timed: bool) -> Iterator[None]:
+    """Hold this machine's measuring lock: a timed run alone, others together. The lock dies with its holder."""
+    path = Path(tempfile.gettempdir()) / f"repro-measure-{os.getuid()}.lock"
+    kind = fcntl.LOCK_EX if timed else fcntl.LOCK_SH
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting for another run on this machine ({path})", file=sys.stderr, flush=True)
+            fcntl.flock(file, kind)
+        yield
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the main thread when the block takes longer than `seconds`."""
+
+    def expire(signum: int, frame: object) -> None:
+        raise TimeoutError(f"no result after {seconds:.0f} s")
+
+    previous = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def run(experiment: str, point: Point, repeat: int = 0, attempt: int = 1, out: Path | None = None) -> Record:
+    """Run `point` and return its record, written to `out` when given.
+
+    In a torchrun or srun job every rank calls this; rank 0 holds the machine's lock, and writes; of failures the first that any
+    rank has is written, since its neighbours only see a connection break. Every exception of the engine becomes a *failed* or
+    *skipped* record; KeyboardInterrupt and a failing write do not: an interrupted run leaves nothing, so it is simply run
+    again. Other ranks than the first end the process here (SystemExit) when all went well.
+    """
+    definition = experiments.get(experiment)
+    module = f"repro.experiments.{experiment}"
+    common = {
+        "experiment": experiment,
+        "point": point.model_dump(),
+        "repeat": repeat,
+        "seed": point.seed,
+        "attempt": attempt,
+    }
+    outcome: Outcome | None = None
+    place = place_in_job()
+    first = place is None or place[0] == 0
+    with machine(definition.timed) if first else contextlib.nullcontext():
+        start = provenance.now()
+        try:
+            with limited(seconds_left(definition.timeout_s)):
+                outcome = definition.check(definition.run(point))
+        except Done:
+            raise SystemExit(0) from None
+        except Exception as error:
+            cause = classify(error)
+            status = "skipped" if cause is Cause.MISSING_HARDWARE else "failed"
+            detail = (
+                str(error) if status == "skipped" else "".join(traceback.format_exception(error, limit=-12))[-6000:]
+            )
+            common |= {"status": status, "cause": cause, "detail": detail}
+        else:
+            common |= {"status": "ok", "evidence": outcome.evidence, "metrics": outcome.metrics}
+            common |= {"conditions": outcome.conditions}
+    found = Record(**common, provenance=provenance.collect(module, start, outcome.topology if outcome else ""))
+    if out is not None and (first or found.status == "failed") and not _told_already(found, out):
+        record.write(found, out, outcome.series if outcome else None)
+    return found
+
+
+def _told_already(found: Record, out: Path) -> bool:
+    """Whether another rank of the same step of a job has already written why it failed, and not only that it lost a neighbour."""
+    if found.status != "failed" or "SLURM_STEP_ID" not in found.provenance.slurm:
+        return False
+    if found.cause in _SEEN_FROM_AFAR:
+        time.sleep(_NEIGHBOUR_S)
+    try:
+        other = record.read(out)
+    except record.RecordError:
+        return False
+    same = ("SLURM_JOB_ID", "SLURM_STEP_ID")
+    of_step = all(other.provenance.slurm.get(name) == found.provenance.slurm.get(name) for name in same)
+    return (
+        other.status == "failed" and of_step and (other.cause not in _SEEN_FROM_AFAR or found.cause in _SEEN_FROM_AFAR)
+    )

@@ -1,0 +1,54 @@
+"""The network that an experiment's ranks talk over: emulated where this machine can do it, the box's in a job of the box, else the
+machine's own."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from repro.emulate import netns
+from repro.emulate.netns import Fabric
+from repro.launch.joined import place_in_job
+from repro.launch.slurm_env import hosts
+from repro.topology import Topology
+
+BOX = "reprobox"  # the name that the box's Slurm gives its cluster (slurm/box/slurm.conf.j2)
+
+
+@dataclass(frozen=True)
+class Network:
+    """`fabric`: for `launch`; None for a network that nobody shapes. `state`: what a record says of it."""
+
+    fabric: Fabric | None
+    state: str
+
+    @property
+    def shaped(self) -> bool:
+        return self.fabric is not None
+
+    @property
+    def evidence(self) -> Literal["measured", "emulated"]:
+        """Times on a shaped network are emulated."""
+        return "emulated" if self.shaped else "measured"
+
+
+@contextlib.contextmanager
+def between(topology: Topology, asked: Literal["auto", "unshaped"] = "auto") -> Iterator[Network]:
+    """The network between the ranks of `topology`. FabricError when the machine refuses, ValueError when the topology cannot be shaped."""
+    place = place_in_job()
+    if asked == "unshaped":
+        yield Network(None, "unshaped: asked for")
+    elif place is not None and os.environ.get("SLURM_CLUSTER_NAME") != BOX:
+        yield Network(None, "the machine's own")
+    elif place is not None:
+        from repro.emulate.box import JobLinks
+
+        nodes = [int(name.removeprefix("node")) for name in hosts()]
+        with JobLinks(topology, nodes, first=place[0] == 0) as links:
+            yield Network(links, "shaped")
+    elif reason := netns.unavailable():
+        yield Network(None, f"unshaped: {reason}")
+    else:
+        with Fabric(topology) as built:
+            yield Network(built, "shaped")

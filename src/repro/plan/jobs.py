@@ -1,0 +1,306 @@
+"""What is there to run: every point of a tier with its state, expected minutes and ranks."""
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal, get_args
+
+from pydantic import AwareDatetime, BaseModel
+
+from repro import experiments, paths
+from repro.experiments.base import Point
+from repro.plan import config, packing
+from repro.plan.packing import Allocation
+from repro.records import provenance, record
+from repro.records.record import Scalar
+
+Predictor = Callable[[Any, str], float | None]
+State = Literal["done", "stale", "failed", "skipped", "to run"]
+
+
+class Job(BaseModel):
+    """One repeat of one point. `attempt` is the number that the next run of it will carry (the present one when it is done);
+    `nodes` and `tasks_per_node` are what a job starts for it, `packages` those of a node that it uses."""
+
+    experiment: str
+    point: dict[str, Scalar | None]
+    repeat: int
+    record: str  # relative to the root
+    state: State
+    attempt: int
+    minutes: float
+    ranks: int
+    nodes: int = 1
+    packages: int = 1
+    tasks_per_node: int = 1
+    rank_gb: float | None = None  # predicted memory of a rank, where the platform says what it has
+
+
+class FigurePlan(BaseModel):
+    """What one figure costs: the jobs it shows, how many of them are still to run, and the minutes those take; where they are Slurm
+    jobs, `queue` tells more."""
+
+    notebook: str
+    experiments: list[str]
+    jobs: int
+    to_run: int
+    minutes: float
+    queue: "QueueCost | None" = None
+
+
+class QueueCost(BaseModel):
+    """What is still to run costs as Slurm jobs: their number and rows of the queue's rules, hours of nodes and of GPUs (whole nodes are
+    given), and hours until all have run, without waiting for nodes."""
+
+    allocations: int
+    bins: list[str]
+    node_hours: float
+    gpu_hours: float
+    wall_hours: float
+
+
+class SlurmPlan(BaseModel):
+    """What is still to run as Slurm jobs. `missing`: settings of the platform file without which nothing is submitted;
+    `tasks_per_node`: what every job asks for, as nodes are given whole."""
+
+    settings: config.Slurm
+    tasks_per_node: int
+    missing: list[str]
+    allocations: list[Allocation]
+    cost: QueueCost
+
+
+class Plan(BaseModel):
+    """All jobs of a tier on a platform. `results` is where they go, relative to the root; `reader` is a hash of the code that
+    turns records into figures, verdicts and the report; `memory_gb`: what a rank of the platform has; `unfit`: how many points the
+    platform's nodes cannot hold, by reason; `predicted`: experiments whose minutes `repro.scaling` predicts where no record knows them."""
+
+    made: AwareDatetime
+    platform: str
+    tier: str
+    results: str
+    reference: str
+    reader: str
+    memory_gb: float | None
+    jobs: list[Job]
+    figures: dict[str, FigurePlan]
+    experiments: dict[str, bool]  # and whether their points are timed
+    unfit: dict[str, int] = {}
+    predicted: list[str] = []
+    slurm: SlurmPlan | None = None
+
+
+def job_id(experiment: str, point: Point, repeat: int) -> str:
+    """File name part of a record: readable label, repeat, and a hash of every parameter."""
+    text = json.dumps([experiment, point.model_dump(), repeat], sort_keys=True)
+    return f"{experiments.get(experiment).label(point)}-r{repeat}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def state(path: Path, source: str) -> tuple[State, int]:
+    """State of a record file and the attempt that comes next. A file that is no record counts as not there: it is run again."""
+    if not path.exists():
+        return "to run", 1
+    try:
+        found = record.read(path)
+    except record.RecordError:
+        return "to run", 1
+    if found.status == "failed":
+        return "failed", found.attempt + 1
+    if found.provenance.source_hash != source:
+        return "stale", found.attempt
+    return ("done" if found.status == "ok" else "skipped"), found.attempt
+
+
+def _known_minutes(folder: Path) -> dict[str, float]:
+    """Minutes that each point took in the shipped reference records, by experiment and point."""
+    times: dict[str, list[float]] = {}
+    for run in record.collect(folder).records.values():
+        seconds = (run.provenance.end - run.provenance.start).total_seconds()
+        times.setdefault(json.dumps([run.experiment, run.point], sort_keys=True), []).append(seconds / 60)
+    return {key: median(values) for key, values in times.items()}
+
+
+def _predictors(hardware: str | None, file: str) -> dict[str, Predictor]:
+    """By experiment, what predicts the seconds of its points on the platform's hardware; none where that is not told."""
+    if hardware is None:
+        return {}
+    from repro import scaling  # scipy and torch: only where a platform asks for it
+
+    if hardware not in scaling.CATALOGUE:
+        raise config.ConfigError(f"{file}: hardware: found {hardware!r}, allowed: {', '.join(scaling.CATALOGUE)}")
+    return {name: found for each in experiments.names() for name, found in experiments.get(each).predicts.items()}
+
+
+def _jobs(
+    experiment: str,
+    grid: config.Grid,
+    results: str,
+    minutes: dict[str, float],
+    source: str,
+    where: str,
+    predict: Callable[[Point], float | None] = lambda point: None,
+) -> list[Job]:
+    definition = experiments.get(experiment)
+    jobs = []
+    for point in config.points(experiment, grid, where):
+        shape = definition.shape(point)
+        nodes, in_node = (1, 1) if definition.one_machine(point) else (shape.nodes, shape.in_node)
+        values = point.model_dump()
+        expected = minutes.get(json.dumps([experiment, values], sort_keys=True))
+        if expected is None:
+            seconds = predict(point)
+            expected = grid.minutes if seconds is None else seconds / 60
+        for repeat in range(grid.repeats):
+            path = f"{results}/records/{experiment}/{job_id(experiment, point, repeat)}.json"
+            found, attempt = state(paths.root() / path, source)
+            jobs.append(
+                Job(
+                    experiment=experiment,
+                    point=values,
+                    repeat=repeat,
+                    record=path,
+                    state=found,
+                    attempt=attempt,
+                    minutes=round(expected, 3),
+                    ranks=shape.ranks,
+                    nodes=nodes,
+                    packages=shape.packages if in_node > 1 else 1,
+                    tasks_per_node=in_node,
+                )
+            )
+    return jobs
+
+
+def make(tier: str | None = None, platform: str | None = None) -> Plan:
+    """The plan of a tier on a platform; ConfigError for anything wrong in `config/`, and for a tier without points."""
+    settings, where = config.load(tier, platform)
+    full = [name for name in get_args(config.Tier) if any(e.tiers.get(name) for e in settings.experiments.values())]
+    if settings.tier not in full:
+        raise config.ConfigError(
+            f"tier {settings.tier!r} has no points in config/config.yaml; those that have: {', '.join(full)}"
+        )
+    results = config.results_folder(settings, where)
+    minutes = _known_minutes(paths.root() / "results/reference" / settings.reference / "records")
+    file = f"config/platforms/{settings.platform}.yaml"
+    predictors = _predictors(where.hardware, file)
+    jobs = []
+    for name, experiment in settings.experiments.items():
+        source = provenance.source_hash(f"repro.experiments.{name}")
+        predictor = predictors.get(name, lambda point, hardware: None)
+        predict = partial(predictor, hardware=where.hardware)
+        for grid in experiment.grids(settings.tier):
+            jobs += _jobs(name, grid, results, minutes, source, f"config/config.yaml: experiments.{name}", predict)
+    if where.memory_gb is not None:
+        jobs = [job.model_copy(update={"rank_gb": _rank_gb(job)}) for job in jobs]
+    unique = list({job.record: job for job in jobs}.values())  # overlapping grids name the same point once
+    fit, unfit = _fitting(unique, where)
+    slurm = _slurm(fit, where, file)
+    figures = {
+        figure: _figure(name, read, fit, where, slurm)
+        for name, notebook in settings.notebooks.items()
+        for figure, read in notebook.figures.items()
+    }
+    return Plan(
+        made=provenance.now(),
+        platform=settings.platform,
+        tier=settings.tier or "",
+        results=results,
+        reference=f"results/reference/{settings.reference}",
+        reader=_reader(),
+        memory_gb=where.memory_gb,
+        jobs=fit,
+        figures=figures,
+        experiments={name: experiments.get(name).timed for name in settings.experiments},
+        unfit=unfit,
+        predicted=sorted(predictors.keys() & {job.experiment for job in fit}),
+        slurm=slurm,
+    )
+
+
+def _fitting(jobs: list[Job], platform: config.Platform) -> tuple[list[Job], dict[str, int]]:
+    """The jobs that the platform's nodes can hold, and how many they cannot, by reason. What is predicted to run out of memory would only
+    cost hours."""
+    if platform.node is None:
+        return jobs, {}
+    fit, reasons = [], Counter[str]()
+    for job in jobs:
+        definition = experiments.get(job.experiment)
+        point = definition.parameters.model_validate(job.point)
+        reason = packing.unfit(definition.shape(point), definition.one_machine(point), platform.node)
+        if reason is None and (job.rank_gb or 0) > (platform.memory_gb or math.inf):
+            reason = f"more than the {platform.memory_gb:g} GB of a rank"
+        if reason is None:
+            fit.append(job)
+        else:
+            reasons[f"{job.experiment}: {reason}"] += 1
+    return fit, dict(reasons)
+
+
+def unfinished(job: Job) -> bool:
+    """Whether a driver has to run it."""
+    return job.state not in ("done", "skipped")
+
+
+def _slurm(jobs: list[Job], platform: config.Platform, file: str) -> SlurmPlan | None:
+    if platform.slurm is None or platform.node is None:
+        return None
+    try:
+        allocations = packing.pack(filter(unfinished, jobs), platform.slurm)
+    except config.ConfigError as error:
+        raise config.ConfigError(f"{file}: {error}") from error
+    return SlurmPlan(
+        settings=platform.slurm,
+        tasks_per_node=platform.node.ranks,
+        missing=[f"{file}: slurm.{name}: not set; jobs need one here" for name in platform.slurm.missing],
+        allocations=allocations,
+        cost=_cost(allocations, platform),
+    )
+
+
+def _cost(allocations: list[Allocation], platform: config.Platform) -> QueueCost:
+    assert platform.slurm is not None and platform.node is not None
+    node_hours = sum(allocation.node_hours for allocation in allocations)
+    return QueueCost(
+        allocations=len(allocations),
+        bins=sorted({allocation.bin for allocation in allocations}),
+        node_hours=round(node_hours, 2),
+        gpu_hours=round(node_hours * platform.node.ranks, 2),
+        wall_hours=round(packing.wall_hours(allocations, platform.slurm.running_jobs), 2),
+    )
+
+
+def _rank_gb(job: Job) -> float | None:
+    definition = experiments.get(job.experiment)
+    nbytes = definition.memory(definition.parameters.model_validate(job.point))
+    return None if nbytes is None else round(sum(nbytes.values()) / 1e9, 2)
+
+
+def _reader() -> str:
+    """Of the code that turns records into figures, verdicts and the report."""
+    template = provenance.file_hash(Path(__file__).parents[1] / "report/report.html.j2")
+    return f"{provenance.source_hash('repro.report.notebooks', 'repro.report.figures.base', 'repro.report.html')}-{template}"
+
+
+def _figure(
+    notebook: str, read: list[str], jobs: list[Job], platform: config.Platform, slurm: SlurmPlan | None
+) -> FigurePlan:
+    mine = [job for job in jobs if job.experiment in read]
+    to_run = list(filter(unfinished, mine))
+    cost = _cost([a for a in slurm.allocations if a.experiment in read], platform) if slurm is not None else None
+    minutes = round(sum(job.minutes for job in to_run), 2)
+    return FigurePlan(
+        notebook=notebook, experiments=read, jobs=len(mine), to_run=len(to_run), minutes=minutes, queue=cost
+    )
+
+
+def arguments(job: Job) -> list[str]:
+    """Arguments of `repro run` for a job, defaults included, so that a later change of a default cannot change its meaning."""
+    flags: list[Any] = [job.experiment]
+    for key, value in job.point.items():
+        flags += ["--set", f"{key}={json.dumps(value) if not isinstance(value, str) else value}"]
+    return [*flags, "--repeat", str(job.repeat), "--attempt", str(job.attempt)]

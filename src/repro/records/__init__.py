@@ -1,0 +1,1 @@
+"""What a run leaves: the record, where its numbers come from, and intervals over repeats."""

@@ -1,0 +1,123 @@
+"""Where a number comes from: source, configuration, versions, machine, job."""
+
+import importlib.metadata
+import os
+import platform
+import socket
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+
+from repro import paths
+from repro.launch.slurm_env import hosts
+from repro.records.record import Provenance
+from repro.records.source import digest, source_hash
+
+PACKAGES = (
+    "torch",
+    "deepspeed",
+    "numpy",
+    "pandas",
+    "scipy",
+    "highspy",
+    "numba",
+    "snakemake",
+    "papermill",
+    "seaborn",
+    "gguf",
+    "tokenizers",
+)
+SLURM = (
+    "SLURM_JOB_ID",
+    "SLURM_JOB_NODELIST",
+    "SLURM_STEP_ID",
+    "SLURM_STEP_NODELIST",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_JOB_PARTITION",
+    "SLURM_CLUSTER_NAME",
+)
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _git(*arguments: str) -> str:
+    try:
+        found = subprocess.run(["git", *arguments], cwd=paths.root(), capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return found.stdout.strip() if found.returncode == 0 else ""
+
+
+def file_hash(*files: Path) -> str:
+    """Short SHA-256 over the contents of files, in the given order."""
+    return digest(*(path.read_bytes() for path in files))
+
+
+def config_hash() -> str:
+    """Hash of every file under `config/`."""
+    return file_hash(*sorted((paths.root() / "config").rglob("*.yaml")))
+
+
+def lock_hash() -> str:
+    """Hash of `constraints.txt`, the versions that this checkout is tested with."""
+    return file_hash(paths.root() / "constraints.txt")
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of the packages that results depend on; a missing one is left out."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def cpu_model() -> str:
+    """Name of the processor as the system gives it."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def gpus() -> tuple[list[str], str]:
+    """Names of visible GPUs and the driver or runtime version. Asks torch only when a job already loaded it."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return [], ""
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return names, f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
+
+
+def collect(module: str, start: datetime, topology: str = "") -> Provenance:
+    """Provenance of a run of `module` that began at `start` and ends now."""
+    names, driver = gpus()
+    return Provenance(
+        git_commit=_git("rev-parse", "HEAD"),
+        git_dirty=bool(_git("status", "--porcelain", "--untracked-files=no")),
+        source_hash=source_hash(module),
+        config_hash=config_hash(),
+        lock_hash=lock_hash(),
+        packages=versions(),
+        python=platform.python_version(),
+        os=f"{platform.system()} {platform.release()}",
+        cpu=cpu_model(),
+        cores=os.cpu_count() or 0,
+        memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
+        gpu=names,
+        driver=driver,
+        topology=topology,
+        hosts=hosts() if "SLURM_STEP_NODELIST" in os.environ else [socket.gethostname()],
+        slurm={name: os.environ[name] for name in SLURM if name in os.environ},
+        start=start,
+        end=now(),
+    )

@@ -1,0 +1,84 @@
+"""Every figure: the notebook that tells its story, the experiments it reads, the claims it shows.
+
+A figure is the function of its name in the module of its notebook (`zero_bytes` in `repro.report.figures.zero`). This table
+is light: the plan and the workflow ask it what a figure needs, and load no plotting library. `base.draw` draws one.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Entry:
+    """`reads`: ids of experiments, whose records the figure shows. `claims`: ids of claims that it is evidence for."""
+
+    notebook: str
+    reads: tuple[str, ...]
+    claims: tuple[str, ...] = ()
+
+
+FIGURES = {
+    "claims_overview": Entry(
+        "claims",
+        (
+            "zero_train",
+            "zero_plan",
+            "exflow_affinity",
+            "exflow_placement",
+            "moe_train",
+            "moe_decode",
+            "flover_serving",
+            "flover_parallel",
+            "flover_queue",
+            "scaling_train",
+            "scaling_decode",
+            "scaling_serving",
+        ),
+    ),
+    "zero_loss": Entry("zero", ("zero_train",)),
+    "zero_bytes": Entry("zero", ("zero_train",)),
+    "zero_step_time": Entry("zero", ("zero_train",)),
+    "zero_rates": Entry("zero", ("zero_train",)),
+    "zero_levels": Entry("zero", ("zero_train",)),
+    "zero_scaling": Entry("zero", ("zero_train",)),
+    "zero_memory": Entry("zero", ("zero_train",)),
+    "zero_prediction": Entry("zero", ("zero_train",)),
+    "zero_choice": Entry("zero", ("zero_plan",)),
+    "exflow_routing": Entry("exflow", ("exflow_affinity",)),
+    "exflow_hops": Entry("exflow", ("exflow_placement",)),
+    "exflow_load": Entry("exflow", ("exflow_placement",)),
+    "exflow_copies": Entry("exflow", ("exflow_serving",)),
+    "exflow_tokens": Entry("exflow", ("exflow_placement",)),
+    "exflow_domains": Entry("exflow", ("exflow_placement",)),
+    "exflow_training": Entry("exflow", ("moe_train",)),
+    "exflow_decode": Entry("exflow", ("moe_decode",)),
+    "flover_latency": Entry("flover", ("flover_serving",)),
+    "flover_throughput": Entry("flover", ("flover_serving",)),
+    "flover_timeline": Entry("flover", ("flover_serving",)),
+    "flover_requests": Entry("flover", ("flover_serving",)),
+    "flover_windows": Entry("flover", ("flover_serving",)),
+    "flover_layouts": Entry("flover", ("flover_serving",)),
+    "flover_ranks": Entry("flover", ("flover_parallel",)),
+    "flover_model": Entry("flover", ("flover_queue",)),
+    "scaling_validation": Entry("scaling", ("scaling_network", "fabric_probe", "scaling_step")),
+    "scaling_plans": Entry("scaling", ("scaling_step",)),
+    "scaling_gcds": Entry("scaling", ("scaling_train",)),
+    "scaling_ratios": Entry("scaling", ("scaling_train",)),
+    "scaling_changes": Entry("scaling", ("scaling_train",)),
+    "scaling_tornado": Entry("scaling", ("scaling_train",)),
+    "scaling_networks": Entry("scaling", ("scaling_map",)),
+    "scaling_models": Entry("scaling", ("scaling_map",)),
+    "scaling_experts": Entry("scaling", ("scaling_decode",)),
+    "scaling_requests": Entry("scaling", ("scaling_serving",)),
+}
+
+
+def of_notebook(notebook: str) -> list[str]:
+    """Names of a notebook's figures, in their order there."""
+    return [name for name, entry in FIGURES.items() if entry.notebook == notebook]
+
+
+def entry(name: str) -> Entry:
+    """A figure's row of the table; ValueError lists the known ones."""
+    if name not in FIGURES:
+        raise ValueError(f"no figure {name!r}, known: {', '.join(FIGURES)}")
+    return FIGURES[name]

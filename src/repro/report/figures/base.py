@@ -1,0 +1,202 @@
+"""What every figure has in common: reading records, one style that survives black and white, the evidence stamp.
+
+A figure is a function `name(data, **options) -> Drawing`, registered in `repro.report.figures`. It raises NothingToShow
+where the records cannot answer its question. Notebooks call `show`, the command line calls `draw`.
+"""
+
+import importlib
+import textwrap
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import seaborn as sns
+from matplotlib.figure import Figure
+
+from repro import paths
+from repro.claims import registry as claims
+from repro.files import replacing
+from repro.records import record
+from repro.records.interval import interval
+from repro.report import figures
+
+__all__ = [
+    "HATCHES",
+    "MARKERS",
+    "PALETTE",
+    "check_parameters",
+    "interval",
+    "not_run",
+    "paper",
+    "runs",
+    "save",
+    "series",
+    "skip",
+    "use_style",
+]
+
+PALETTE = [
+    "#1b6ca8",
+    "#e08e0b",
+    "#3a9d5d",
+    "#b03a5b",
+    "#6b4fa0",
+    "#555555",
+]  # distinct in luminance as well as hue
+HATCHES = ["", "///", "...", "xxx", "\\\\\\", "++"]
+MARKERS = ["o", "s", "^", "D", "v", "P"]
+LINE_STYLES = ["-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1))]
+
+
+def check_parameters(namespace: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuse parameters that the notebook does not have.
+
+    papermill only warns about an unknown `-p name value`, so that a typing error silently plots the default.
+    `namespace` is the notebook's globals() before its first import other than `figures`.
+    Raises ValueError that lists the known parameters.
+    """
+    own = {name for name in namespace if not name.startswith("_")} - {
+        "In",
+        "Out",
+        "exit",
+        "quit",
+        "open",
+        "get_ipython",
+        "figures",
+    }
+    if unknown := sorted(own - set(known)):
+        raise ValueError(f"unknown notebook parameter {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+
+
+def use_style() -> None:
+    """One look for all figures."""
+    sns.set_theme(context="paper", style="whitegrid", palette=PALETTE, font_scale=1.05)
+    plt.rcParams.update(
+        {"figure.dpi": 110, "savefig.dpi": 160, "figure.constrained_layout.use": True, "hatch.linewidth": 0.6}
+    )
+    plt.rcParams.update(
+        {
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "svg.fonttype": "none",
+            "svg.hashsalt": "repro",
+        }
+    )
+
+
+def _folder(records: str | Path) -> Path:
+    """Notebooks run from `notebooks/`, papermill from the root: a relative folder is meant from the root."""
+    path = Path(records)
+    return path if path.is_absolute() else paths.root() / path
+
+
+def _table(records: str | Path, experiment: str) -> pd.DataFrame:
+    found = record.collect(_folder(records) / experiment)
+    for problem in found.problems:
+        print(f"not used: {problem}")
+    return record.frame(found.records)
+
+
+def runs(records: str | Path, experiment: str) -> pd.DataFrame:
+    """Finished runs of one experiment, a row each: path, repeat, seed, evidence, point fields, conditions, metrics. May be empty."""
+    table = _table(records, experiment)
+    return table if table.empty else table[table.status == "ok"].reset_index(drop=True)
+
+
+def not_run(records: str | Path, experiment: str) -> pd.DataFrame:
+    """Failed and skipped runs of one experiment with `cause` and `detail`."""
+    found = record.collect(_folder(records) / experiment).records
+    bad = {path: run for path, run in found.items() if run.status != "ok"}
+    return record.frame(bad).assign(detail=[run.detail for run in bad.values()])
+
+
+def series(table: pd.DataFrame) -> pd.DataFrame:
+    """Parquet series of the given `runs`, concatenated; each row carries its run's point fields, conditions and metrics."""
+    parts = []
+    for row in table.to_dict("records"):
+        part = record.read_series(row["path"])
+        parts.append(part.assign(**{key: value for key, value in row.items() if key not in part.columns}))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def paper(claim_id: str) -> list[Any]:
+    """Published numbers that belong to a claim (`.label`, `.value`, `.unit`, `.tag`), from `config/claims.yaml`."""
+    return claims.published(claim_id)
+
+
+def save(fig: Figure, output: str | Path | None, name: str, *, evidence: str, caption: str = "") -> None:
+    """Stamp the evidence kind (and caption) under the figure; write `output/name.png` and `.svg` unless output is None."""
+    text = f"Evidence: {evidence}." + (f" {caption}" if caption else "")
+    characters = int(fig.get_size_inches()[0] * 14.5)
+    fig.supxlabel(textwrap.fill(text, characters), fontsize=8, x=0.01, ha="left", color="#333333")
+    if output is None:
+        return
+    folder = _folder(output)
+    folder.mkdir(parents=True, exist_ok=True)
+    for suffix in (".png", ".svg"):
+        metadata = {"Date": None} if suffix == ".svg" else {"Software": None}  # same records, same bytes
+        with replacing(folder / f"{name}{suffix}") as temporary:
+            # tight: whatever the layout did not foresee (a label wider than its axes) makes the picture larger, not clipped
+            fig.savefig(temporary, format=suffix[1:], metadata=metadata, bbox_inches="tight")
+
+
+def skip(output: str | Path | None, name: str, reason: str) -> Figure:
+    """A figure that says why there is nothing to show: an empty panel would look like a result."""
+    fig, axes = plt.subplots(figsize=(6, 1.8))
+    axes.axis("off")
+    axes.text(
+        0.5,
+        0.5,
+        textwrap.fill(f"{name}: nothing to show. {reason}", 70),
+        ha="center",
+        va="center",
+        fontsize=11,
+    )
+    save(fig, output, name, evidence="none")
+    return fig
+
+
+# --- drawing one figure --------------------------------------------------------------------------------------------
+
+
+class NothingToShow(Exception):
+    """The records at hand cannot answer the figure's question; the message says what is missing."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """The records of one folder, as tables. `folder`: absolute, or relative to the repository root."""
+
+    folder: str | Path
+
+    def runs(self, experiment: str) -> pd.DataFrame:
+        """Finished runs of an experiment (see `runs`); NothingToShow where there is none."""
+        table = runs(self.folder, experiment)
+        if table.empty:
+            raise NothingToShow(f"No record of a finished {experiment} run.")
+        return table
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure, the evidence kinds of what it shows, and a sentence under it."""
+
+    figure: Figure
+    evidence: str
+    caption: str = ""
+
+
+def draw(name: str, records: str | Path, output: str | Path | None = None, **options: Any) -> Figure:
+    """Draw figure `name` from the records of a folder, with the options of its function, and save it in `output` (unless
+    None). Where the records do not suffice the picture says so. ValueError for a name or an option that does not exist."""
+    function = getattr(importlib.import_module(f"{figures.__name__}.{figures.entry(name).notebook}"), name)
+    use_style()
+    try:
+        drawing = function(Data(records), **options)
+    except NothingToShow as reason:
+        return skip(output, name, str(reason))
+    save(drawing.figure, output, name, evidence=drawing.evidence, caption=drawing.caption)
+    return drawing.figure

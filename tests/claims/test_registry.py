@@ -1,0 +1,365 @@
+"""Claims: all are in the registry, values are read as declared, and no verdict is better than its evidence."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from repro import experiments, paths
+from repro.claims import reading as selection
+from repro.claims import registry as claims
+from repro.claims.filters import accepts
+from repro.plan import config
+from repro.plan import jobs as plan
+from repro.records import record
+from repro.records.record import Metric, Provenance, Record
+
+ROWS = {
+    "ZT-1", "ZT-2", "ZT-3", "ZT-4", "ZT-5", "ZP-1", "EX-F2", "EX-ILP", "EX-F8", "EX-T1", "EX-E2E", "EX-F12",
+    "FL-F4a", "FL-F4c", "FL-PROG", "FL-F7", "FL-F8", "FL-MS", "FL-TP", "FL-TRT",
+}  # fmt: skip
+REGISTRY = claims.load()
+JOBS, GPU_JOBS = plan.make("laptop").jobs, plan.make("gpu").jobs
+VERDICTS = {"reproduced", "trend only", "deviates", "skipped", "not run"}
+WHEN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def ok(experiment="timing", repeat=0, evidence="measured", metrics=None, conditions=None, **point) -> Record:
+    return Record(
+        experiment=experiment,
+        point=point,
+        repeat=repeat,
+        seed=0,
+        evidence=evidence,
+        status="ok",
+        metrics={name: Metric(value=value, unit="1") for name, value in (metrics or {}).items()},
+        conditions=conditions or {},
+        provenance=Provenance(start=WHEN, end=WHEN),
+    )
+
+
+def bad(status="failed", cause="oom", detail="", repeat=0, **point) -> Record:
+    fields = {"experiment": "timing", "point": point, "repeat": repeat, "seed": 0, "status": status, "cause": cause}
+    return Record(**fields, detail=detail, provenance=Provenance(start=WHEN, end=WHEN))
+
+
+def named(*records: Record) -> dict[Path, Record]:
+    return {Path(f"records/timing/{number:03}.json"): record for number, record in enumerate(records)}
+
+
+def claim(**changes) -> claims.Claim:
+    """ "new is twice as fast as old": a relative claim of 2.0 ± 10 % that measured runs on at least 4 ranks can reproduce."""
+    value = {"experiment": "timing", "metric": "seconds", "where": {"plan": "old"}, "over": {"plan": "new"}}
+    fields = {
+        "id": "ZT-1.a", "title": "speedup", "paper": "2501.04266", "version": "v2", "where": "abstract", "claim": "twice as fast",
+        "paper_value": 2.0, "unit": "×", "tag": "R", "direction": "equal", "comparison": "relative", "tolerance": 0.1,
+        "tolerance_reason": "test", "no_effect": 1.0, "hardware": "any", "experiments": ["timing"], "value": value,
+        "reproduces_with": {"evidence": ["measured"], "where": {"ranks": {"min": 4}}}, "outside_scope": "too small",
+    }  # fmt: skip
+    return claims.Claim.model_validate(fields | changes)
+
+
+def verdict(records: dict[Path, Record], problems=(), **changes) -> claims.Verdict:
+    return claims.evaluate([claim(**changes)], records, problems)[0]
+
+
+def pair(new: float, old: float = 2.0, ranks: int = 4, repeat: int = 0, evidence="measured") -> list[Record]:
+    return [
+        ok(plan=plan, ranks=ranks, repeat=repeat, evidence=evidence, metrics={"seconds": seconds})
+        for plan, seconds in (("old", old), ("new", new))
+    ]
+
+
+# --- the registry ---
+
+
+def test_every_row_is_in_the_registry_and_in_the_table():
+    assert {one.base for one in REGISTRY} == ROWS
+    table = claims.evaluate(REGISTRY, {})
+    assert [row.id for row in table] == [one.id for one in REGISTRY]
+    assert {row.verdict for row in table} == {"not run"} and all(row.reason for row in table)
+
+
+def test_a_row_of_the_table_has_exactly_the_promised_keys():
+    row = json.loads(verdict(named(*pair(1.0))).model_dump_json())
+    keys = "id paper claim paper_value value interval unit evidence tolerance verdict reason records"
+    assert sorted(row) == sorted(keys.split())
+
+
+def test_values_read_experiments_and_fields_that_exist():
+    for one in REGISTRY:
+        if one.value is None:
+            continue
+        assert one.value.experiment in experiments.names(), one.id
+        fields = set(experiments.get(one.value.experiment).parameters.model_fields)
+        named_fields = {name for group in one.value.groups for name in group}
+        assert named_fields <= fields, f"{one.id} filters by {named_fields - fields}, which is no parameter"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"comparison": "about"}, "comparison.*found 'about'.*'relative', 'absolute', 'ordering', 'trend'"),
+        ({"tolerence": 1}, "tolerence.*known keys: .*tolerance"),
+        ({"tolerance": "small"}, "tolerance.*found 'small'.*allowed: float"),
+        ({"tag": "X"}, "tag.*found 'X'.*'R2'"),
+        ({"tolerance": -1}, "tolerance.*greater than or equal to 0.*found -1"),
+        ({"value": {"experiment": "e", "metric": "m", "where": {"a": {"above": 1}}}}, "where.*'a'.*must be a value"),
+        ({"value": {"experiment": "e", "metric": "m", "sequence": [{}, {}]}}, "sequence and expect"),
+        ({"experiments": ["other"]}, "value reads 'timing'"),
+        ({"paper_value": None}, "paper_value is a number for relative"),
+        ({"outside_scope": ""}, "outside_scope is missing"),
+    ],
+)
+def test_a_mistake_in_the_yaml_names_file_claim_key_and_what_is_allowed(tmp_path, change, expected):
+    entry = claim().model_dump(exclude={"id"}) | change
+    path = tmp_path / "claims.yaml"
+    path.write_text(yaml.safe_dump({"claims": {"ZT-1.a": entry}}))
+    with pytest.raises(config.ConfigError, match=expected) as caught:
+        claims.load(path)
+    assert str(path) in str(caught.value) and "ZT-1.a" in str(caught.value)
+
+
+def test_unknown_and_doubled_ids_are_refused(tmp_path):
+    path = tmp_path / "claims.yaml"
+    path.write_text(yaml.safe_dump({"claims": {"ZT1": claim().model_dump(exclude={"id"})}}))
+    with pytest.raises(config.ConfigError, match="ZT1"):
+        claims.load(path)
+    path.write_text("claims:\n  ZT-2: {}\n  ZT-2: {}\n")
+    with pytest.raises(config.ConfigError, match="given twice: ZT-2"):
+        claims.load(path)
+
+
+def test_published_numbers_for_figures():
+    ratios = claims.published("ZT-1")
+    assert [(p.label, p.value, p.tag) for p in ratios] == [
+        ("ZeRO-3", 1, "R2"),
+        ("ZeRO++", 1.405, "R2"),
+        ("hierarchical", 2.398, "D"),
+    ]
+    fig8 = [p for p in claims.published("FL-F8") if p.label == "iterations"]
+    assert (fig8[0].x, fig8[0].value, fig8[-1].x, fig8[-1].value, fig8[0].over) == (20, 557, 5000, 10694, "interval_ms")
+    fused = {p.x: p.value for p in claims.published("FL-F4a.a") if p.label == "LLaMA-65B, Flover"}
+    assert fused == {1: 10.8, 2: 11.4, 4: 12.5, 8: 14.4, 16: 18.7, 32: 27.2}
+    assert [p.value for p in claims.published("ZT-1.b")] == [2.398]  # lists nothing: its own value
+    assert {p.value for p in claims.published("EX-F8")} == {-40, -25}
+    with pytest.raises(ValueError, match=r"no claim 'ZT-9', known: EX-E2E, EX-E2E\.a"):
+        claims.published("ZT-9")
+
+
+# --- from records to values ---
+
+
+def test_ratio_is_paired_repeat_by_repeat():
+    runs = named(*pair(1.0, 2.0, repeat=0), *pair(2.0, 4.2, repeat=1), *pair(4.0, 7.6, repeat=2))
+    row = verdict(runs)
+    assert row.value == 2.0 and row.interval == pytest.approx((1.9, 2.1))
+    assert row.verdict == "reproduced" and len(row.records) == 6 and "3 repeats" in row.reason
+
+
+def test_unpaired_repeats_are_left_out_and_told():
+    row = verdict(named(*pair(1.0), ok(plan="old", ranks=4, repeat=1, metrics={"seconds": 99.0})))
+    assert row.value == 2.0 and row.interval is None and len(row.records) == 2
+    assert "1 runs have no partner" in row.reason
+
+
+def test_evidence_kinds_and_configurations_are_never_mixed():
+    only_across = named(pair(1.0, evidence="emulated")[0], pair(1.0)[1])
+    assert verdict(only_across).verdict == "not run"
+    across_sizes = named(pair(1.0, ranks=4)[0], pair(1.0, ranks=8)[1])
+    assert "differ only in what is compared" in verdict(across_sizes).reason
+    both = named(*pair(1.9, evidence="emulated"), *pair(1.0), *pair(1.7, evidence="modelled"))
+    row = verdict(both)
+    assert (row.value, row.evidence) == (2.0, "measured") and "2 other configurations" in row.reason
+
+
+def test_a_configuration_in_scope_is_read_before_one_with_more_repeats():
+    small = [run for repeat in range(3) for run in pair(1.9, ranks=2, repeat=repeat)]
+    row = verdict(named(*small, *pair(1.0, ranks=8)))
+    assert row.value == 2.0 and row.verdict == "reproduced" and "read at ranks=8" in row.reason
+
+
+@pytest.mark.parametrize(("ranks", "evidence"), [(2, "measured"), (8, "emulated"), (8, "modelled")])
+def test_outside_the_scope_a_perfect_number_is_a_trend(ranks, evidence):
+    row = verdict(named(*pair(1.0, ranks=ranks, evidence=evidence)))
+    assert row.value == 2.0 and row.verdict == "trend only"
+    assert "too small" in row.reason and evidence in row.reason and row.evidence == evidence
+
+
+def test_skipped_and_failed_runs():
+    skipped = bad("skipped", "missing_hardware", "needs root", plan="new", ranks=4)
+    row = verdict(named(pair(1.0)[0], skipped))
+    assert row.verdict == "skipped" and "missing_hardware (1): needs root" in row.reason and len(row.records) == 1
+    failed = bad("failed", "timeout", "…\nTimeoutError: no result after 5 s", plan="new", ranks=4, repeat=1)
+    row = verdict(named(pair(1.0)[0], skipped, failed))
+    assert row.verdict == "not run" and row.reason.startswith("failed: timeout (1): TimeoutError: no result")
+    assert "1 of 2 runs" in row.reason
+    row = verdict(named(*pair(1.0), failed))
+    assert row.verdict == "reproduced" and "failed: timeout (1 of 3 runs)" in row.reason
+
+
+def test_a_condition_keeps_runs_out_and_the_reason_says_what_they_had():
+    value = {"experiment": "timing", "metric": "seconds", "where": {"fabric": {"not": "unshaped*"}}}
+    unshaped = ok(ranks=4, metrics={"seconds": 2.0}, conditions={"fabric": "unshaped: no root"})
+    row = verdict(named(unshaped), value=value, no_effect=None)
+    assert row.verdict == "not run" and "there fabric is unshaped: no root" in row.reason
+    shaped = ok(ranks=4, metrics={"seconds": 2.0}, conditions={"fabric": "shaped"})
+    assert verdict(named(unshaped, shaped), value=value, no_effect=None).verdict == "reproduced"
+
+
+def test_forms_of_a_reading():
+    runs = named(
+        *(ok(n=n, ranks=4, metrics={"t": t, "m": 4.0, "zero": 0.0}) for n, t in ((1, 8.0), (2, 4.0), (3, 3.0)))
+    )
+
+    def value(**reading):
+        found = selection.read(selection.Reading(experiment="timing", **reading), runs, lambda run: True, ordering=True)
+        return found.values if isinstance(found, selection.Sample) else found.reason
+
+    assert value(metric="t", where={"n": 2}, per="m") == [1.0]
+    assert value(metric="t", where={"n": 2}, per="n", factor=0.5) == [1.0]
+    assert value(metric="t", where={"n": 3}, per="m", complement=True) == [0.25]
+    assert value(metric="t", where={"n": 2}, over={"n": 1}) == [0.5]
+    assert value(metric="t", where={"n": 3}, over={"n": 2}, form="reduction") == [0.25]
+    falling = [{"n": 1}, {"n": 2}, {"n": 3}]
+    assert value(metric="t", sequence=falling, expect="decreasing") == [pytest.approx(4 / 3)]
+    assert value(metric="t", sequence=falling, expect="increasing") == [0.5]
+    assert value(metric="t", where={"n": 1}, per="m", over={"n": {"min": 3}}) == [pytest.approx(8 / 3)]
+    assert "give no t per zero" in value(metric="t", per="zero")
+    assert "give no speed" in value(metric="speed")
+    assert "the reference is 0" in value(metric="zero", where={"n": 1}, over={"n": 2})
+    assert "(there n is 1, 2, 3)" in value(metric="t", where={"n": 7})
+
+
+def test_a_prediction_is_judged_on_its_own_band():
+    """One run, no repeats: its low and high are the interval; complemented, they change places."""
+    bounds = {"gain": 2.0, "gain_low": 1.9, "gain_high": 2.6, "share": 0.3, "share_low": 0.2, "share_high": 0.5}
+    runs = named(ok(ranks=4, evidence="modelled", metrics=bounds))
+    value = {"experiment": "timing", "metric": "gain", "banded": True}
+    row = verdict(runs, value=value, tolerance=0.4)
+    assert row.interval == (1.9, 2.6) and row.evidence == "modelled" and row.verdict == "trend only"
+    assert "a prediction with its band" in row.reason
+    assert verdict(runs, value=value, paper_value=1.0, no_effect=0.5).verdict == "trend only", (
+        "outside, right direction"
+    )
+    assert verdict(runs, value=value, no_effect=1.95).verdict == "deviates", "the band reaches over no effect"
+    saved = verdict(runs, value=value | {"metric": "share", "complement": True}, paper_value=0.67, no_effect=0)
+    assert saved.value == pytest.approx(0.7) and saved.interval == pytest.approx((0.5, 0.8))
+    with pytest.raises(ValueError, match="no over, sequence or per"):
+        selection.Reading(experiment="timing", metric="gain", banded=True, per="m")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "expected"),
+    [
+        (5.6, 5.6000000001, True), (5, 5.0, True), ("a", "b", False), ([1, 2], 2, True), ([], 2, False), ({}, None, True),
+        ({"min": 2}, 2, True), ({"min": 2, "max": 3}, 4, False), ({"min": 2}, "x", False), ({"not": "un*"}, "unshaped", False),
+        ({"not": "un*"}, "shaped", True), ([{"max": 1}, 7], 7, True),
+    ],
+)  # fmt: skip
+def test_filters(wanted, found, expected):
+    assert accepts(wanted, found) is expected
+
+
+def test_damaged_files_of_the_experiment_are_mentioned():
+    row = verdict(
+        named(*pair(1.0)), problems=["results/x/records/timing/cut.json: not a run record", "a/other/b.json: …"]
+    )
+    assert "1 unreadable files among the records" in row.reason and row.verdict == "reproduced"
+
+
+def test_records_are_named_relative_to_the_root():
+    path = paths.root() / "results/reference/some/records/timing/a.json"
+    row = verdict({path: pair(1.0)[0], path.with_name("b.json"): pair(1.0)[1]})
+    assert row.records == [f"results/reference/some/records/timing/{name}.json" for name in "ab"]
+
+
+def test_numbers_as_text():
+    row = verdict(named(*pair(1.0), *pair(1.0, 2.4, repeat=1))).model_dump(mode="json")
+    assert claims.numbers(row) == ("2 ×", "2.2 × [2, 2.4]")
+    assert claims.numbers(row | {"paper_value": 10694.0, "value": None, "interval": None, "unit": "1"}) == (
+        "10,694",
+        "–",
+    )
+
+
+@given(data=st.data())
+def test_no_claim_is_reproduced_without_a_good_run(data):
+    """Random failed and skipped runs on every point that the registry asks for never give a verdict on a number."""
+    one = data.draw(st.sampled_from([one for one in REGISTRY if one.value is not None]))
+    groups = one.value.groups
+    scalars = [{k: v for k, v in group.items() if not isinstance(v, dict | list)} for group in groups]
+    runs = {}
+    for number in range(data.draw(st.integers(0, 5))):
+        status = data.draw(st.sampled_from(["failed", "skipped"]))
+        run = bad(status, data.draw(st.sampled_from(["oom", "timeout", "missing_hardware"])), repeat=number,
+                  **data.draw(st.sampled_from(scalars)))  # fmt: skip
+        runs[Path(f"{number}.json")] = run.model_copy(update={"experiment": one.value.experiment})
+    row = claims.evaluate([one], runs)[0]
+    assert row.verdict in {"not run", "skipped"} and row.value is None and row.interval is None
+    if row.verdict == "skipped":
+        assert {run.status for run in runs.values()} == {"skipped"} or len(groups) > 1
+
+
+@given(st.sampled_from(["ordering", "relative"]), st.floats(0.1, 10), st.sampled_from([1, 4, 64]))
+def test_every_evaluation_ends_in_one_of_the_five(comparison, new, ranks):
+    paper = None if comparison == "ordering" else 2.0
+    row = verdict(named(*pair(new, ranks=ranks)), comparison=comparison, paper_value=paper)
+    assert row.verdict in VERDICTS and (row.verdict != "reproduced" or ranks >= 4)
+
+
+def reads_a_gpu(reading):
+    return all(group.get("device") == "cuda" for group in reading.groups)
+
+
+@pytest.mark.parametrize("claim_id", [claim.id for claim in REGISTRY if claim.value is not None])
+def test_a_tier_runs_every_group_that_a_claim_compares(claim_id):
+    """Else a claim reads *not run* for ever: the grid of config.yaml and the filters of claims.yaml must meet, on the laptop tier unless the
+    claim is about a GPU."""
+    reading = next(claim.value for claim in REGISTRY if claim.id == claim_id)
+    jobs = GPU_JOBS if reads_a_gpu(reading) else JOBS
+    points = [job.point for job in jobs if job.experiment == reading.experiment]
+    cells = []
+    for filters in reading.groups:
+        planned = [
+            ok(reading.experiment, metrics={reading.metric: 1.0}, **point)
+            for point in points
+            if all(accepts(wanted, point[name]) for name, wanted in filters.items() if name in point)
+        ]
+        cells.append({reading.configuration(run) for run in planned})
+    assert set.intersection(*cells), "no configuration has a point in every group"
+
+
+def test_the_shipped_records_answer_every_claim_that_an_experiment_reads():
+    settings, _ = config.load()
+    found = record.collect(paths.root() / "results/reference" / settings.reference / "records")
+    verdicts = claims.evaluate(REGISTRY, found.records, found.problems)
+    readable = {claim.id for claim in REGISTRY if claim.value is not None and not reads_a_gpu(claim.value)}
+    assert {verdict.id for verdict in verdicts if verdict.verdict != "not run"} == readable
+
+
+READING_MISTAKES = {
+    "experiment": (lambda c: c["value"].update(experiment="zero_trian"), "'zero_trian'"),
+    "metric": (lambda c: c["value"].update(metric="step_secnds"), "step_secnds.*step_seconds"),
+    "field": (lambda c: c["value"]["where"].update(plann="zero3"), "plann.*plan"),
+    "value": (lambda c: c["value"]["where"].update(plan="zerop"), "plan.*'zerop'.*'zeropp'"),
+    "other side": (lambda c: c["value"]["over"].update(plan="hierarchicall"), "plan.*'hierarchicall'.*'hierarchical'"),
+}
+
+
+@pytest.mark.parametrize("name", READING_MISTAKES)
+def test_a_claim_that_asks_for_what_no_experiment_has_is_refused(project, name):
+    change, words = READING_MISTAKES[name]
+    path = project / "config/claims.yaml"
+    document = yaml.safe_load(path.read_text())
+    row = document["claims"]["ZT-1.a"]
+    change(row)
+    if name == "experiment":
+        row["experiments"] = ["zero_trian"]
+    path.write_text(yaml.safe_dump(document))
+    with pytest.raises(config.ConfigError, match=rf"(?s)claims\.yaml: claims\.ZT-1\.a\..*{words}"):
+        claims.load()

@@ -1,0 +1,156 @@
+"""The command line as a user meets it."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from repro.cli import app
+from repro.records import record
+
+runner = CliRunner()
+
+
+def call(*arguments: str, code: int = 0) -> str:
+    result = runner.invoke(app, list(arguments))
+    assert result.exit_code == code, result.output
+    return result.stdout if code == 0 else result.output
+
+
+def test_doctor_json():
+    report = json.loads(call("doctor", "--json"))
+    assert {
+        "python",
+        "torch",
+        "backends",
+        "gpus",
+        "cores",
+        "memory_gib",
+        "slurm",
+        "namespaces",
+        "disk_free_gib",
+        "kernels",
+    } <= report.keys()
+    assert set(report["lacks"]) == {"replot", "smoke", "laptop", "box", "gpu", "cluster"}
+    assert report["lacks"]["gpu"] or report["gpus"]
+
+
+def test_plan_json():
+    document = json.loads(call("plan", "--tier", "smoke", "--json"))
+    assert document["tier"] == "smoke" and document["jobs"]
+    assert {"experiment", "point", "repeat", "state", "minutes", "ranks"} <= document["jobs"][0].keys()
+    assert all({"jobs", "to_run", "minutes"} <= figure.keys() for figure in document["figures"].values())
+
+
+def test_plan_for_people_names_the_totals():
+    text = call("plan", "--tier", "smoke")
+    assert "points to run" in text and "zero_loss" in text
+
+
+@pytest.mark.parametrize("tier", ["tiny", "huge"])
+def test_unknown_tier(tier):
+    assert "smoke, laptop, gpu" in call("plan", "--tier", tier, code=2)
+
+
+def test_run_writes_a_record(tmp_path):
+    out = tmp_path / "queue.json"
+    call("run", "flover_queue", "--set", "requests=4", "--set", "seeds=2", "--out", str(out))
+    found = record.read(out)
+    assert found.evidence == "modelled" and found.point["requests"] == 4
+
+
+def test_run_prints_the_record_without_out():
+    assert json.loads(call("run", "flover_queue", "--set", "requests=2", "--set", "seeds=2"))["status"] == "ok"
+
+
+def test_unknown_experiment_key_and_value_list_the_known_ones():
+    assert "zero_train" in call("run", "zero_trian", code=2)
+    text = " ".join(call("run", "exflow_placement", "--set", "gpu=4", code=2).split())
+    assert "gpu" in text and "known keys" in text and "gpus_per_node" in text
+    assert "allowed" in call("run", "exflow_placement", "--set", "method=best", code=2)
+    assert "key=value" in call("run", "flover_queue", "--set", "requests", code=2)
+
+
+def test_failed_point_exits_1_or_0_when_asked(tmp_path):
+    arguments = ["run", "exflow_placement", "--set", "train_tokens=1000000000", "--out", str(tmp_path / "r.json")]
+    call(*arguments, code=1)
+    assert record.read(tmp_path / "r.json").cause == "bad_input"
+    call(*arguments, "--record-failure", code=0)
+
+
+def test_claims_as_a_table(tmp_path):
+    said = call("claims", "--results", str(tmp_path), "--details")
+    assert "ZT-1.a" in said and "not run" in said and "0 reproduced" in said
+
+
+def test_claims_json_has_exactly_the_promised_keys(tmp_path):
+    rows = json.loads(call("claims", "--results", str(tmp_path), "--json"))
+    keys = {
+        "id",
+        "paper",
+        "claim",
+        "paper_value",
+        "value",
+        "interval",
+        "unit",
+        "evidence",
+        "tolerance",
+        "verdict",
+        "reason",
+        "records",
+    }
+    assert rows and all(set(row) == keys for row in rows)
+    assert {row["verdict"] for row in rows} == {"not run"}  # nothing was run, so nothing is green
+
+
+def test_claims_names_a_missing_folder():
+    assert "no such folder" in call("claims", "--results", "/nowhere", code=2)
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    """Tokens that mostly keep their expert from layer to layer, so that a good placement exists."""
+    rng = np.random.default_rng(0)
+    start = rng.integers(0, 8, size=(400, 1))
+    experts = np.where(rng.random((400, 4)) < 0.9, start, rng.integers(0, 8, size=(400, 4)))
+    path = tmp_path_factory.mktemp("trace") / "trace.npy"
+    np.save(path, experts)
+    return path
+
+
+def test_place_json_and_csv(trace, tmp_path):
+    out = tmp_path / "placement.csv"
+    text = call("place", str(trace), "--gpus", "4", "--gpus-per-node", "2", "--out", str(out), "--json")
+    result = json.loads(text)
+    assert set(result) == {
+        "hops_per_token",
+        "crossing_fraction",
+        "intra_hops",
+        "inter_hops",
+        "bound",
+        "gap",
+        "seconds",
+        "max_load",
+    }
+    assert result["bound"] <= result["crossing_fraction"] < 0.3
+    assert out.read_text().strip()
+
+
+def test_place_refuses_what_does_not_divide(trace):
+    assert "8" in call("place", str(trace), "--gpus", "3", code=2)
+    assert "contiguous" in call("place", str(trace), "--gpus", "4", "--method", "best", code=2)
+
+
+def test_json_stdout_is_clean_in_a_real_process(trace):
+    """Warnings and progress of any library must not reach stdout."""
+    command = [sys.executable, "-m", "repro", "place", str(trace), "--gpus", "2", "--json"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    json.loads(found.stdout)
+
+
+def test_schema():
+    assert json.loads(call("schema", "record"))["title"] == "Record"
+    assert "known: record" in call("schema", "records", code=2)

@@ -1,0 +1,175 @@
+"""One driver at a time, plans that no later call disturbs, and Slurm's answers as they come."""
+
+import json
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from repro import paths
+from repro.jobs import allocation, driver, journal, queue
+from repro.jobs.queue import JobState, QueueError
+from repro.plan import files as plans
+from repro.plan import jobs as plan
+from repro.records import record
+from repro.records.record import Cause
+
+
+@pytest.fixture
+def answers(project, monkeypatch):
+    """What Slurm says: a text, or an exception, by the first words of the question."""
+    said = {}
+
+    def say(*command):
+        for words, answer in said.items():
+            if " ".join(command).startswith(words):
+                if isinstance(answer, list):
+                    answer = answer.pop(0)
+                if isinstance(answer, Exception):
+                    raise answer
+                return answer
+        raise AssertionError(command)
+
+    monkeypatch.setattr(queue, "_said", say)
+    monkeypatch.setattr(queue, "_PAUSES_S", (0.0, 0.0))
+    return said
+
+
+@pytest.fixture
+def file(tmp_path):
+    yield tmp_path / "driver.json"
+    driver.release()
+
+
+def test_a_second_driver_is_refused(file):
+    driver._hold(file)
+    with pytest.raises(driver.DriverError, match="another snakemake drives these jobs"):
+        driver._hold(file)
+    driver.release()
+    driver._hold(file)
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_a_driver_on_another_host(file, monkeypatch, locks):
+    """Its lock may not reach here; what it says in the file does, while it is fresh."""
+    if not locks:
+        monkeypatch.setattr(driver.fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError("no locks here")))
+    file.write_text(json.dumps({"host": "login2", "pid": 7}))
+    with pytest.raises(driver.DriverError, match="process 7 on login2"):
+        driver._hold(file)
+    old = time.time() - driver._DEAD_S - 1
+    os.utime(file, (old, old))
+    driver._hold(file)
+    assert json.loads(file.read_text())["pid"] == os.getpid()
+
+
+def test_each_call_has_a_plan_of_its_own(project, monkeypatch):
+    first, second = plans.keep("one"), plans.keep("two")
+    monkeypatch.setenv(plans.VARIABLE, str(first))
+    assert plans.inherited() == first != second and (project / first).read_text() == "one"
+    monkeypatch.delenv(plans.VARIABLE)
+    with pytest.raises(ValueError, match="REPRO_PLAN is not set"):
+        plans.inherited()
+
+
+def test_what_slurm_cannot_answer_for_the_moment_is_asked_again(answers):
+    answers["squeue"] = [
+        QueueError("Unable to contact slurm controller"),
+        QueueError("Socket timed out"),
+        "RUNNING|None\n",
+    ]
+    assert queue.state("5") == JobState("RUNNING", "None")
+    answers["squeue"] = [QueueError("Unable to contact slurm controller")] * 3
+    with pytest.raises(QueueError):
+        queue.state("5")
+
+
+def test_a_job_that_squeue_has_forgotten(answers):
+    answers["squeue"] = QueueError("slurm_load_jobs error: Invalid job id specified")
+    answers["sacct"] = "CANCELLED by 0|None\n"
+    assert queue.state("5") == JobState("CANCELLED", "None")
+    answers["sacct"] = QueueError("Slurm accounting storage is disabled")
+    assert queue.state("5") == JobState("") and queue.state("5").over
+    answers["sacct"] = QueueError("Error connecting to slurmdbd")  # an outage says nothing of the job
+    with pytest.raises(QueueError):
+        queue.state("5")
+
+
+def entry(attempt=1):
+    (job,) = (job for job in plan.make("smoke").jobs if job.experiment == "flover_queue" and job.point["requests"] == 1)
+    values = job.model_dump(include={"record", "experiment", "point", "repeat"})
+    running = journal.Running(**values, attempt=attempt, since="2026-01-01T00:00:00Z", log="none.log")
+    return journal.Entry(job_id="5", allocation="a", nodes="node1", running=running)
+
+
+def test_a_dead_jobs_point_gets_its_cause_when_slurm_can_tell(answers, capsys):
+    journal.write("results/x", entry())
+    answers["squeue"] = QueueError("slurm_load_jobs error: Invalid job id specified")
+    answers["sacct"] = QueueError("Error connecting to slurmdbd")
+    driver.settle("results/x")
+    assert len(journal.entries("results/x")) == 1 and "slurmdbd" in capsys.readouterr().err
+    answers["sacct"] = "NODE_FAIL|None\n"
+    driver.settle("results/x")
+    found = record.read(paths.root() / entry().running.record)
+    assert found.cause is Cause.NODE_FAILURE and found.provenance.slurm["SLURM_JOB_ID"] == "5"
+    assert not journal.entries("results/x")
+
+
+def test_a_later_record_is_left_alone(answers, make_record):
+    """A job that is seen to be dead late, after another one has run its point."""
+    journal.write("results/x", entry())
+    answers["squeue"] = "CANCELLED|None\n"
+    path = paths.root() / entry().running.record
+    record.write(make_record(attempt=2), path)
+    before = path.read_bytes()
+    driver.settle("results/x")
+    assert path.read_bytes() == before and not journal.entries("results/x")
+
+
+@pytest.mark.parametrize(
+    ("status", "cause", "hours_after_plan", "attempt"),
+    [
+        ("ok", None, 1, None),
+        ("failed", "bad_input", 1, None),  # this driver's: it would fail again
+        ("failed", "bad_input", -1, 2),  # an earlier driver's: as every failed point, it is tried again
+        ("failed", "preempted", 1, 2),
+    ],
+)
+def test_which_points_a_job_runs(project, make_record, monkeypatch, status, cause, hours_after_plan, attempt):
+    from datetime import timedelta
+
+    (job,) = (job for job in plan.make("smoke").jobs if job.experiment == "flover_queue" and job.point["requests"] == 1)
+    found = make_record()
+    source = plan.provenance.source_hash("repro.experiments.flover_queue")
+    changes = {
+        "provenance": found.provenance.model_copy(update={"source_hash": source}),
+        "status": status,
+        "cause": cause,
+    }
+    record.write(make_record(**changes | ({"metrics": {}, "evidence": None} if cause else {})), Path(job.record))
+    planned = found.provenance.start - timedelta(hours=hours_after_plan)
+    assert allocation._attempt(job, planned) == attempt
+
+
+def test_a_preempted_job_that_does_not_come_back_is_over(monkeypatch):
+    """Snakemake's plugin would wait for it for ever."""
+    import asyncio
+
+    import snakemake_executor_plugin_slurm as plugin
+
+    said = {"1": "PREEMPTED", "2": "RUNNING"}
+
+    async def ask(*arguments):
+        return dict(said), 0.1
+
+    monkeypatch.setattr(plugin, "query_job_status", ask)
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(driver.time, "monotonic", lambda: clock.now)
+    driver.hear_of_preemption()
+    assert asyncio.run(plugin.query_job_status("", None))[0] == said
+    clock.now = driver._PREEMPTED_S
+    assert asyncio.run(plugin.query_job_status("", None))[0] == {"1": "CANCELLED", "2": "RUNNING"}
+    said["1"] = "PENDING"
+    assert asyncio.run(plugin.query_job_status("", None))[0]["1"] == "PENDING"

@@ -1,0 +1,168 @@
+"""Whatever a point does, its record says so."""
+
+import fcntl
+import os
+import signal
+import time
+
+import pytest
+
+from repro import experiments, launch
+from repro.experiments.base import Experiment, MissingHardware, Outcome, Point
+from repro.jobs import runner
+from repro.records import record
+
+
+def _kill_one(rank: int, world_size: int) -> None:
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(30)
+
+
+def _assert_in_rank(rank: int, world_size: int) -> None:
+    assert rank != 1, "rank 1 is wrong"
+
+
+def _raise(error: BaseException):
+    raise error
+
+
+FAILURES = {
+    "oom": lambda: _raise(MemoryError("16 GiB")),
+    "assertion": lambda: _raise(AssertionError("not equal")),
+    "bad_input": lambda: _raise(ValueError("gpus=5")),
+    "unexpected": lambda: _raise(RuntimeError("what now")),
+    "node_failure": lambda: launch.launch(_kill_one, 2),
+    "timeout": lambda: time.sleep(20),
+}
+
+
+@pytest.fixture
+def experiment(monkeypatch):
+    def install(run, timeout_s=600.0):
+        known = frozenset({"m", "fabric"})
+        made = Experiment("", Point, run, label=lambda point: "probe", reports=known, timeout_s=timeout_s)
+        monkeypatch.setattr(experiments, "get", lambda name: made)
+
+    return install
+
+
+@pytest.mark.parametrize("cause", FAILURES)
+def test_failures_have_a_typed_cause(tmp_path, experiment, cause):
+    experiment(lambda point: FAILURES[cause](), timeout_s=1.0 if cause == "timeout" else 60)
+    found = runner.run("flover_queue", Point(), out=tmp_path / "r.json")
+    assert found.status == "failed" and found.cause == cause and found.detail
+    assert record.read(tmp_path / "r.json") == found
+
+
+def test_the_cause_inside_a_rank_is_found(experiment):
+    experiment(lambda point: launch.launch(_assert_in_rank, 2))
+    found = runner.run("flover_queue", Point())
+    assert found.cause == "assertion" and "rank 1 is wrong" in found.detail
+
+
+def test_missing_hardware_is_skipped_not_failed(experiment):
+    experiment(lambda point: _raise(MissingHardware("needs a GPU")))
+    found = runner.run("flover_queue", Point())
+    assert (found.status, found.cause, found.detail) == ("skipped", "missing_hardware", "needs a GPU")
+
+
+def test_interrupt_leaves_nothing(tmp_path, experiment):
+    experiment(lambda point: _raise(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        runner.run("flover_queue", Point(), out=tmp_path / "r.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_success_carries_provenance(tmp_path, experiment):
+    experiment(lambda point: Outcome(metrics={"m": record.Metric(value=2, unit="1")}, conditions={"fabric": "shaped"}))
+    found = runner.run("flover_queue", Point(seed=3), repeat=1, attempt=2, out=tmp_path / "r.json")
+    assert (found.status, found.seed, found.repeat, found.attempt, found.evidence) == ("ok", 3, 1, 2, "measured")
+    facts = found.provenance
+    assert (
+        facts.packages["torch"]
+        and facts.cores
+        and facts.cpu
+        and facts.source_hash
+        and facts.lock_hash
+        and facts.config_hash
+    )
+    assert facts.end >= facts.start
+
+
+def test_timed_runs_are_alone_and_others_share(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner.tempfile, "gettempdir", lambda: str(tmp_path))
+
+    def free(kind) -> bool:
+        """Whether another holder would get the lock at once (each open file is a holder of its own)."""
+        with next(tmp_path.iterdir()).open("w") as file:
+            try:
+                fcntl.flock(file, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return True
+
+    with runner.machine(timed=False):
+        assert free(fcntl.LOCK_SH) and not free(fcntl.LOCK_EX)
+    with runner.machine(timed=True):
+        assert not free(fcntl.LOCK_SH) and not free(fcntl.LOCK_EX)
+    assert free(fcntl.LOCK_EX)
+
+
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] "
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        (GLOO + "Connection closed by peer [10.99.0.2]:40000", "node_failure"),
+        (GLOO + "Timed out waiting 1000ms for recv operation to complete", "comm_hang"),
+        ("NCCL error: remote process exited or there was a network error", "node_failure"),
+        ("shapes do not match", "unexpected"),
+    ],
+)
+def test_what_a_rank_of_a_job_sees_of_its_neighbours(said, cause):
+    assert runner.classify(RuntimeError(said)) == cause
+
+
+def in_step(monkeypatch, rank):
+    """As one of two ranks of a step."""
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "3", "SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": "2"}
+    for name, value in step.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize("order", ["cause first", "cause last"])
+def test_of_a_jobs_ranks_the_one_that_failed_is_heard(tmp_path, monkeypatch, experiment, order):
+    """Its neighbour only lost the connection; whoever writes first."""
+    monkeypatch.setattr(runner, "_NEIGHBOUR_S", 0.01)
+    errors = [MemoryError("rank 1 is full"), RuntimeError(GLOO + "Connection closed by peer")]
+    for error in errors if order == "cause first" else reversed(errors):
+        in_step(monkeypatch, rank=int(isinstance(error, MemoryError)))
+        experiment(lambda point, error=error: _raise(error))
+        runner.run("flover_queue", Point(), out=tmp_path / "r.json")
+    found = record.read(tmp_path / "r.json")
+    assert found.cause == "oom" and "rank 1 is full" in found.detail
+
+
+def test_a_failure_of_an_earlier_step_is_replaced(tmp_path, monkeypatch, experiment):
+    for step, error in (("3", MemoryError("old")), ("4", RuntimeError("new"))):
+        in_step(monkeypatch, rank=0)
+        monkeypatch.setenv("SLURM_STEP_ID", step)
+        experiment(lambda point, error=error: _raise(error))
+        runner.run("flover_queue", Point(), out=tmp_path / "r.json")
+    assert "new" in record.read(tmp_path / "r.json").detail
+
+
+def test_other_ranks_of_a_job_end_without_a_record(tmp_path, monkeypatch, experiment):
+    in_step(monkeypatch, rank=1)
+    experiment(lambda point: _raise(launch.Done()))
+    with pytest.raises(SystemExit) as ended:
+        runner.run("flover_queue", Point(), out=tmp_path / "r.json")
+    assert ended.value.code == 0 and not (tmp_path / "r.json").exists()
+
+
+def test_the_jobs_deadline_comes_before_the_experiments(monkeypatch, experiment):
+    monkeypatch.setenv("REPRO_DEADLINE", str(time.time() + 0.2))
+    experiment(lambda point: time.sleep(20))
+    assert runner.run("flover_queue", Point()).cause == "timeout"

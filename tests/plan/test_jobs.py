@@ -1,0 +1,112 @@
+"""States of points: the plan says what Snakemake will do."""
+
+from datetime import UTC, datetime
+from typing import get_args
+
+import pytest
+
+from repro.plan import config
+from repro.plan import jobs as plan
+from repro.records import provenance, record
+
+
+def _finish(job, **changes):
+    when, source = datetime(2026, 1, 1, tzinfo=UTC), provenance.source_hash(f"repro.experiments.{job.experiment}")
+    fields = {
+        "experiment": job.experiment, "point": job.point, "repeat": job.repeat, "seed": 0, "evidence": "measured",
+        "status": "ok", "metrics": {"m": record.Metric(value=1, unit="1")}, "attempt": job.attempt,
+        "provenance": record.Provenance(start=when, end=when, source_hash=source),
+    }  # fmt: skip
+    return record.Record(**(fields | changes))
+
+
+def test_states(project):
+    jobs = plan.make("smoke").jobs
+    assert {job.state for job in jobs} == {"to run"} and len(jobs) >= 5
+    when = datetime(2026, 1, 1, tzinfo=UTC)
+    old = record.Provenance(start=when, end=when, source_hash="other")
+    record.write(_finish(jobs[0]), project / jobs[0].record)
+    record.write(_finish(jobs[1], provenance=old), project / jobs[1].record)
+    bad = {"evidence": None, "metrics": {}}
+    record.write(_finish(jobs[2], status="failed", cause="oom", **bad), project / jobs[2].record)
+    record.write(_finish(jobs[3], status="skipped", cause="missing_hardware", **bad), project / jobs[3].record)
+    (project / jobs[4].record).parent.mkdir(parents=True, exist_ok=True)
+    (project / jobs[4].record).write_text("{")
+    found = plan.make("smoke")
+    assert [job.state for job in found.jobs[:5]] == ["done", "stale", "failed", "skipped", "to run"]
+    assert [job.attempt for job in found.jobs[:5]] == [1, 1, 2, 1, 1]  # only a failed point counts up
+    overview = found.figures["claims_overview"]
+    assert overview.to_run == sum(job.experiment in overview.experiments for job in jobs) - 2
+    assert found.results == "results/laptop-smoke"
+
+
+@pytest.mark.parametrize("tier", get_args(config.Tier))
+def test_arguments_rebuild_the_point(project, tier):
+    """What Snakemake passes to `repro run` is the point of the plan, nothing lost in text."""
+    from repro import cli
+
+    for job in plan.make(tier).jobs:
+        words = plan.arguments(job)
+        pairs = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+        assert cli._point(job.experiment, pairs).model_dump() == job.point
+
+
+def test_record_names_are_distinct(project):
+    for tier in ("smoke", "laptop"):
+        names = [job.record for job in plan.make(tier).jobs]
+        assert len(set(names)) == len(names)
+
+
+def test_a_tier_without_points_is_an_error(project):
+    file = project / "config" / "config.yaml"
+    file.write_text(file.read_text().replace("      gpu:", "      cluster:"))
+    with pytest.raises(config.ConfigError, match=r"'gpu' has no points.*smoke, laptop"):
+        plan.make("gpu")
+
+
+def test_points_that_a_platform_cannot_hold_are_left_out(project):
+    """Too many GPUs in a package, or more memory than a rank has; what is left fits, and nothing is lost without a word."""
+    everything = plan.make("cluster", "laptop").jobs
+    found = plan.make("cluster", "frontier")
+    assert len(found.jobs) + sum(found.unfit.values()) == len(everything)
+    assert any("4 ranks in a package, and a package has 2" in reason for reason in found.unfit)
+    assert any("more than the 64 GB of a rank" in reason for reason in found.unfit)
+    assert all((job.rank_gb or 0) <= 64 and job.tasks_per_node <= 8 for job in found.jobs)
+    inside = [name for allocation in found.slurm.allocations for name in allocation.jobs]
+    assert sorted(inside) == sorted(job.record for job in found.jobs)
+
+
+def test_cost_of_a_figure_as_jobs(project):
+    found = plan.make("cluster", "frontier")
+    cost, whole = found.figures["zero_bytes"].queue, found.slurm.cost
+    assert 0 < cost.node_hours < whole.node_hours and cost.gpu_hours == pytest.approx(8 * cost.node_hours, rel=1e-3)
+    assert cost.allocations == sum(a.experiment in ("zero_train",) for a in found.slurm.allocations)
+    assert cost.bins == ["1-91 nodes, 2 h"] and cost.wall_hours <= whole.wall_hours
+    assert found.figures["zero_choice"].queue.allocations == 0
+    assert plan.make("smoke").slurm is None
+
+
+def test_where_memory_must_be_shared_one_task_starts_the_ranks(project):
+    jobs = plan.make("smoke", "box").jobs
+    shared = [job for job in jobs if job.point.get("keys_values") == "shared"]
+    assert shared and all((job.nodes, job.tasks_per_node) == (1, 1) and job.ranks > 1 for job in shared)
+
+
+def test_minutes_on_a_platform_are_predicted_for_its_hardware(project):
+    """Training points of 48 nodes take other times than of one, and the plan says that they are modelled."""
+    found = plan.make("cluster", "frontier")
+    assert found.predicted == ["zero_train"]
+    minutes = {
+        (job.point["plan"], job.nodes): job.minutes
+        for job in found.jobs
+        if job.experiment == "zero_train" and job.point["hidden"] == 6144 and job.point["accumulation"] == 8
+    }
+    assert minutes["zero3", 48] != minutes["zero3", 8]
+    assert plan.make("cluster", "laptop").predicted == []
+
+
+def test_unknown_hardware_names_the_file_and_what_is_allowed(project):
+    file = project / "config" / "platforms" / "frontier.yaml"
+    file.write_text(file.read_text().replace("hardware: frontier", "hardware: cray"))
+    with pytest.raises(config.ConfigError, match=r"frontier\.yaml: hardware: found 'cray', allowed: frontier"):
+        plan.make("cluster", "frontier")
