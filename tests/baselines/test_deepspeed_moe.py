@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("deepspeed")
 
 from repro.baselines.deepspeed_moe import DeepSpeedDecoder, prepare
-from repro.comm import Links
+from repro.comm import Communicator
 from repro.launch import launch
 from repro.models.gpt_moe import GPTMoE, GPTMoEConfig, generate
 from repro.topology import Level, Topology
@@ -29,7 +29,7 @@ PROMPTS = list(torch.randint(40, (REQUESTS, 6), generator=torch.Generator().manu
 
 
 def decode(rank, world_size, top_k):
-    decoder = DeepSpeedDecoder(build(top_k), Links(TOPOLOGY))
+    decoder = DeepSpeedDecoder(build(top_k), Communicator(TOPOLOGY))
     return decoder.generate(PROMPTS, NEW), decoder.meter.iterations
 
 
@@ -53,7 +53,7 @@ def test_deepspeed_decodes_the_tokens_of_one_process(top_k):
 )
 def test_what_deepspeed_lacks_is_refused(sizes, says):
     def refused(rank, world_size):
-        DeepSpeedDecoder(build(*sizes), Links(TOPOLOGY))
+        DeepSpeedDecoder(build(*sizes), Communicator(TOPOLOGY))
 
     with pytest.raises(RuntimeError, match=says):
         launch(refused, RANKS, timeout_s=60)

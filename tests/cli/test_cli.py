@@ -34,7 +34,7 @@ def test_doctor_json():
         "disk_free_gib",
         "kernels",
     } <= report.keys()
-    assert set(report["lacks"]) == {"replot", "smoke", "laptop", "box", "gpu", "cluster"}
+    assert set(report["lacks"]) == {"replot", "smoke", "laptop", "full", "gpu", "cluster"}
     assert report["lacks"]["gpu"] or report["gpus"]
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from repro import comm
-from repro.comm import Ledger, Links, Route, flat, hierarchical
+from repro.comm import Communicator, Ledger, Route, flat, hierarchical
 from repro.launch import launch
 from repro.quantize import payload_bytes
 from repro.topology import Level, Topology, frontier
@@ -34,7 +34,7 @@ def _collect(rank: int, world: int, topology: Topology, bits: int, native: bool)
     """Results and bytes of every collective on every route, for one rank."""
     if native:
         comm.Hop.native = property(lambda hop: True)
-    links, found = Links(topology), {}
+    links, found = Communicator(topology), {}
     for (name, route), numel in itertools.product(_routes(topology, bits).items(), SIZES):
         shards, fulls = _inputs(topology, numel), _inputs(topology, world * numel)
         gathered = links.all_gather(shards[rank], route)
@@ -119,7 +119,7 @@ def test_ledger_of_quantised_gathers_and_reductions(quantised, bits, numel):
 
 
 def _send_16_bits(rank: int, world: int) -> dict:
-    links, found = Links(TOPOLOGY), {}
+    links, found = Communicator(TOPOLOGY), {}
     x = _inputs(TOPOLOGY, 800)[rank]
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         gathered = links.all_gather(x.to(dtype), flat(TOPOLOGY, 16))
@@ -178,9 +178,9 @@ def test_ledger_counts_by_the_link_that_joins_two_ranks():
 def _refusals(rank: int, world: int) -> list[str]:
     messages = []
     for action in (
-        lambda: Links(frontier(2, 2, 2)),
-        lambda: Links(frontier(1, 1, 2)).mesh(("node", "package")),
-        lambda: Links(frontier(1, 1, 2)).reduce_scatter(torch.ones(3), flat(frontier(1, 1, 2))),
+        lambda: Communicator(frontier(2, 2, 2)),
+        lambda: Communicator(frontier(1, 1, 2)).mesh(("node", "package")),
+        lambda: Communicator(frontier(1, 1, 2)).reduce_scatter(torch.ones(3), flat(frontier(1, 1, 2))),
     ):
         with pytest.raises(ValueError) as caught:
             action()

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro.comm import Links
-from repro.comm.row_exchange import Rows, pack, unpack
+from repro.comm import Communicator
+from repro.comm.row_exchange import RowExchange, pack, unpack
 from repro.launch import launch
 from repro.topology import Level, Topology
 
@@ -46,8 +46,8 @@ def rows_of(rank):
 
 
 def exchange(rank, world_size):
-    links = Links(TOPOLOGY)
-    rows = Rows(links)
+    links = Communicator(TOPOLOGY)
+    rows = RowExchange(links)
     delivered, coming = rows.deliver(rows_of(rank), counts_of(rank), 3)
     sent = links.ledger.take()
     back = rows.all_to_all(delivered, coming, counts_of(rank).tolist())

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from repro import exflow
-from repro.comm import Links
+from repro.comm import Communicator
 from repro.exflow.moe import Decoder
 from repro.exflow.moe.cache import KeysValues
 from repro.exflow.recording import record_routing
@@ -50,7 +50,7 @@ def spread(sizes, ranks=RANKS, seed=3):
 
 def decode(rank, world_size, sizes, gpu, mode, requests, memory, topology=TOPOLOGY, aligned=False):
     kind, keys_values = MODES[mode]
-    decoder = Decoder(build(sizes), gpu, Links(topology), kind, keys_values, memory)
+    decoder = Decoder(build(sizes), gpu, Communicator(topology), kind, keys_values, memory)
     decoder.meter.aligned = aligned
     tokens = decoder.generate(prompts(requests), NEW)
     experts = [len(block.experts.up) for block in decoder.model.blocks]
@@ -178,7 +178,7 @@ def test_every_part_is_metered_and_coherence_multiplies_the_cache():
 def test_what_does_not_fit_is_refused(options, says):
     def refused(rank, world_size):
         memory = KeysValues.shared(config(), 4, 24) if "memory" in options else None
-        decoder = Decoder(build(config()), options.get("gpu", spread(config())), Links(TOPOLOGY), memory=memory)
+        decoder = Decoder(build(config()), options.get("gpu", spread(config())), Communicator(TOPOLOGY), memory=memory)
         decoder.generate(prompts(4), options.get("new", 2))
 
     with pytest.raises(RuntimeError, match=says):

@@ -106,6 +106,6 @@ def test_a_point_that_contradicts_itself_is_refused(fields, words):
 
 
 def test_labels_of_the_planned_points_tell_them_apart():
-    jobs = [job for tier in ("laptop", "box") for job in plan.make(tier).jobs if job.experiment == "flover_serving"]
+    jobs = [job for tier in ("laptop", "full") for job in plan.make(tier).jobs if job.experiment == "flover_serving"]
     labels = {EXPERIMENT.label(ServingPoint(**job.point)) for job in jobs if job.point["workload"] == "fixed"}
     assert {f"dynamic32-{window}T1-fixed-n32-float32" for window in (0.22, 0.44, 0.88, 1.76)} <= labels

@@ -7,7 +7,7 @@ from ddp_reference import batch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from repro.comm import Links
+from repro.comm import Communicator
 from repro.launch import launch
 from repro.models.gpt import GPT, GPTConfig
 from repro.topology import frontier
@@ -53,7 +53,7 @@ def _dry_run(rank: int, world: int, name: str) -> tuple[dict[str, int], dict[str
     with torch.device("meta"):
         model = GPT(TWENTY_BILLION)
     predicted = memory.predict(plan, layout(model))
-    links = Links(plan.topology)
+    links = Communicator(plan.topology)
     links.connect(vars(plan.moves).values())  # groups cannot be made among fake tensors
     for level in (plan.weights, plan.optimizer):
         links.mesh(plan.levels(None, level))

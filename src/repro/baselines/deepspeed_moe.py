@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from repro.baselines import deepspeed
-from repro.comm.communicator import Links
+from repro.comm.communicator import Communicator
 from repro.exflow.moe import Decoder
 from repro.exflow.moe.meter import Meter
 from repro.exflow.search.chain import contiguous
@@ -33,7 +33,7 @@ class DeepSpeedDecoder(Decoder):
     DeepSpeed does not have; ImportError without DeepSpeed.
     """
 
-    def __init__(self, model: GPTMoE, links: Links) -> None:
+    def __init__(self, model: GPTMoE, links: Communicator) -> None:
         config, ranks = model.config, dist.get_world_size()
         if config.top_k > 2:
             raise ValueError(f"top_k is {config.top_k}, deepspeed.moe knows 1 and 2")

@@ -28,7 +28,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 DAY_HOURS = 8  # a figure that takes longer on a cluster is marked
 
-TierOption = Annotated[str | None, typer.Option(help="smoke, laptop, box, gpu or cluster; default: the platform's.")]
+TierOption = Annotated[str | None, typer.Option(help="smoke, laptop, full, gpu or cluster; default: the platform's.")]
 PlatformOption = Annotated[str | None, typer.Option(help="A file of config/platforms; default: config.yaml's.")]
 
 

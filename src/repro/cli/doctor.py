@@ -121,7 +121,7 @@ def _lacks(report: Report) -> dict[str, list[str]]:
         "replot": [],
         "smoke": common + shaped,
         "laptop": common + shaped,
-        "box": common + shaped,
+        "full": common + shaped,
         "gpu": common + gpu,
         "cluster": slurm,
     }

@@ -9,9 +9,20 @@ levels and with its own number of bits. Two routes matter for ZeRO:
 `links.py` walks a route with this rank's process groups, `exchange.py` is one hop of it, `ledger.py` counts bytes.
 """
 
-from repro.comm.communicator import Links, Pending, pipelined
+from repro.comm.communicator import Communicator, Pending, pipelined
 from repro.comm.exchange import Hop
 from repro.comm.ledger import Ledger
 from repro.comm.route import BITS, Route, flat, hierarchical, ring_orders
 
-__all__ = ["BITS", "Hop", "Ledger", "Links", "Pending", "Route", "flat", "hierarchical", "pipelined", "ring_orders"]
+__all__ = [
+    "BITS",
+    "Communicator",
+    "Hop",
+    "Ledger",
+    "Pending",
+    "Route",
+    "flat",
+    "hierarchical",
+    "pipelined",
+    "ring_orders",
+]

@@ -65,7 +65,7 @@ def pipelined(collectives: Iterable[Generator[Works, None, Any]]) -> list[Any]:
     return results if before is None else [*results, before.wait()]
 
 
-class Links:
+class Communicator:
     """This rank's process groups over runs of consecutive levels, and the collectives on them.
 
     Groups are made on first use, so all ranks must ask for the same runs in the same order (they follow the same plan).

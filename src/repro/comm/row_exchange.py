@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from repro.comm.communicator import Links, finish
+from repro.comm.communicator import Communicator, finish
 from repro.comm.exchange import Hop, Works
 from repro.comm.route import flat, hierarchical
 
@@ -31,10 +31,10 @@ def unpack(rows: Tensor, dtype: torch.dtype, labels: int) -> tuple[Tensor, Tenso
     return values.view(dtype), integers.view(torch.int32).long()
 
 
-class Rows:
+class RowExchange:
     """Exchanges of rows, [n, width] of any dtype, between all ranks of `links`, whose ledger counts what they send."""
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: Communicator) -> None:
         self.links, self.ranks, self.rank = links, dist.get_world_size(), dist.get_rank()
         self._hop = links.hops(flat(links.topology))[0] if self.ranks > 1 else None
         self._levels = hierarchical(links.topology, 32)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from repro import exflow, paths
-from repro.comm.communicator import Links
+from repro.comm.communicator import Communicator
 from repro.emulate.netns import Fabric
 from repro.exflow.moe import Decoder
 from repro.exflow.moe.cache import KeysValues
@@ -88,7 +88,7 @@ def decode(
     model = copy.deepcopy(model)  # the decoder keeps its own experts only; the whole model is compared with afterwards
     agreed = torch.from_numpy(gpu).to(_device())
     dist.broadcast(agreed, 0)  # in a job every rank has searched, and a search that its time limit cut may differ
-    links = Links(point.topology, device=_device())
+    links = Communicator(point.topology, device=_device())
     if point.system == "deepspeed":
         from repro.baselines.deepspeed_moe import DeepSpeedDecoder
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from repro import quantize
-from repro.comm import Links, Route
+from repro.comm import Communicator, Route
 from repro.topology import Topology
 
 # Calls that are timed together. A shaped link lets a burst through that it saved up while idle; a training step has no idle links.
@@ -53,7 +53,7 @@ def cases(topology: Topology, sizes: list[int]) -> list[Case]:
 def probe(rank: int, world_size: int, topology: Topology, wanted: list[Case], repeats: int) -> Probe:
     """Run all cases, each once to connect and then `repeats` times."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    links = Links(topology, device=device)
+    links = Communicator(topology, device=device)
     return Probe(
         [list(_timed(_collective(links, case, device), repeats)) for case in wanted],
         list(_timed(_quantising(device), repeats)),
@@ -61,7 +61,7 @@ def probe(rank: int, world_size: int, topology: Topology, wanted: list[Case], re
     )
 
 
-def _collective(links: Links, case: Case, device: str) -> Callable[[], object]:
+def _collective(links: Communicator, case: Case, device: str) -> Callable[[], object]:
     route = Route((case.levels,), (32,), BLOCK)
     ranks = links.mesh(case.levels).size()
     numel = case.nbytes // 4

@@ -15,9 +15,9 @@ from repro import experiments, paths
 from repro.experiments.base import Point
 
 Model = TypeVar("Model", bound=BaseModel)
-Tier = Literal["smoke", "laptop", "gpu", "box", "cluster"]
+Tier = Literal["smoke", "laptop", "gpu", "full", "cluster"]
 # A tier that also runs the points of others.
-INCLUDES: dict[str, tuple[Tier, ...]] = {"box": ("laptop",)}
+INCLUDES: dict[str, tuple[Tier, ...]] = {"full": ("laptop",)}
 
 
 class ConfigError(ValueError):

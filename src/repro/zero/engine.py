@@ -23,7 +23,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from repro.comm import Links, Pending, pipelined
+from repro.comm import Communicator, Pending, pipelined
 from repro.comm.exchange import Steps, Works
 from repro.zero import fsdp_private
 from repro.zero.buckets import broadcast_from_first, default_buckets, default_device, materialise
@@ -89,7 +89,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         max_grad_norm: float | None = None,
         loss_scale: LossScale | None = None,
         init: Callable[[nn.Module], None] | None = None,
-        links: Links | None = None,
+        links: Communicator | None = None,
         device: str | None = None,
         broadcast: bool = True,
         **options: Any,
@@ -97,7 +97,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         _check(model, weight_dtype)
         self.model, self.plan = model, plan
         self.weight_dtype, self.gradient_dtype, self.max_grad_norm = weight_dtype, gradient_dtype, max_grad_norm
-        self.links = links or Links(plan.topology, device=device or default_device(model))
+        self.links = links or Communicator(plan.topology, device=device or default_device(model))
         self.ledger = self.links.ledger
         # All groups now: making them is a collective of its own, and a backward is no place for it.
         self.links.connect(vars(plan.moves).values())

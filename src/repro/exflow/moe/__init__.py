@@ -35,8 +35,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from repro.comm.communicator import Links
-from repro.comm.row_exchange import Rows, pack, unpack
+from repro.comm.communicator import Communicator
+from repro.comm.row_exchange import RowExchange, pack, unpack
 from repro.exflow.moe.cache import KeysValues
 from repro.exflow.moe.meter import Meter
 from repro.models.gpt_moe import GPTMoE, MoEBlock
@@ -61,7 +61,7 @@ class Decoder:
         self,
         model: GPTMoE,
         gpu: np.ndarray,
-        links: Links,
+        links: Communicator,
         mode: Mode = "coherent",
         keys_values: KeysValuesMode = "gathered",
         memory: KeysValues | None = None,
@@ -77,7 +77,7 @@ class Decoder:
                 f"mode {mode}, keys_values {keys_values}, memory {'given' if memory else 'missing'}: it belongs to coherent and shared"
             )
         self.model, self.mode, self.cache, self.gather = model.eval(), mode, memory, keys_values == "gathered"
-        self.rows, self.rank = Rows(links), dist.get_rank()
+        self.rows, self.rank = RowExchange(links), dist.get_rank()
         self.device = model.head.weight.device
         self.gpu = torch.as_tensor(gpu, device=self.device)
         self.slot = torch.stack(
