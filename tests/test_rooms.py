@@ -1,0 +1,92 @@
+"""The structure of `src/repro`: which rooms there are, that imports run one way, and that no files import each other in a circle."""
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src"
+# A room may import rooms of lines above its own. Engines are libraries: they see no experiment, record or configuration.
+LAYERS = [
+    ["topology", "paths", "files"],
+    ["quantize"],
+    ["comm"],
+    ["models"],
+    ["zero", "exflow", "flover"],
+    ["scaling"],
+    ["emulate"],
+    ["launch"],
+    ["baselines"],
+    ["records"],
+    ["experiments"],
+    ["plan"],
+    ["claims", "jobs"],
+    ["report"],
+    ["box"],
+    ["cli"],
+]
+LAYER = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in sorted((SOURCE / "repro").rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported(path: Path, known: dict[str, Path]) -> Iterator[str]:
+    """The modules of `repro` that a file imports anywhere, those for type checkers included."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            while name not in known and "." in name:
+                name = name.rpartition(".")[0]
+            if name in known:
+                yield name
+
+
+def room(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def test_nothing_lies_loose():
+    loose = {path.stem for path in (SOURCE / "repro").glob("*.py")} - {"__init__", "__main__"}
+    assert loose == {"topology", "paths", "files"}
+    assert {room(name) for name in modules()} - {"", "__main__"} == LAYER.keys()
+
+
+def test_imports_run_one_way():
+    known = modules()
+    wrong = [
+        f"{name} imports {other}"
+        for name, path in known.items()
+        for other in imported(path, known)
+        if room(name) in LAYER
+        and room(other) in LAYER
+        and room(name) != room(other)
+        and LAYER[room(other)] >= LAYER[room(name)]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_files_import_each_other_in_a_circle():
+    known = modules()
+    graph = {name: set(imported(path, known)) - {name} for name, path in known.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_the_workflow_calls_the_command_line_alone():
+    for path in sorted((SOURCE.parent / "workflows").rglob("*.smk")) + [SOURCE.parent / "workflows/Snakefile"]:
+        assert "from repro" not in path.read_text() and "import repro" not in path.read_text(), path
