@@ -31,6 +31,15 @@ def test_every_input_has_a_checksum_a_description_and_a_licence():
     assert all(f"`{name}`" in readme and f"`{name}`" in licences for name in inputs)
 
 
+def test_published_numbers_are_described_and_belong_to_claims():
+    files = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.glob("published/*"))
+    readme, claims = (FOLDER / "README.md").read_text(), (paths.root() / "config/claims.yaml").read_text()
+    assert len(files) == 4 and all(f"`{name}`" in readme and f"published: data/{name}\n" in claims for name in files)
+    numbers = pd.concat(pd.read_csv(FOLDER / name) for name in files)  # loading the claims checks each number
+    assert numbers.columns.tolist() == ["claim", "label", "over", "x", "value", "unit", "tag"] and len(numbers) == 400
+    assert numbers.claim.nunique() == 17 and not numbers.duplicated(["claim", "label", "x"]).any()
+
+
 def test_gptoss_routing():
     with np.load(FOLDER / "gptoss20b_routing.npz", allow_pickle=False) as trace:
         experts, seq_len = trace["experts"], trace["seq_len"]

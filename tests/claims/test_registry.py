@@ -1,6 +1,7 @@
 """Claims: all are in the registry, values are read as declared, and no verdict is better than its evidence."""
 
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repro import experiments, paths
+from repro.claims import document
 from repro.claims import reading as selection
 from repro.claims import registry as claims
+from repro.claims.claim import Claim
 from repro.claims.filters import accepts
 from repro.plan import config
 from repro.plan import jobs as plan
@@ -51,16 +54,33 @@ def named(*records: Record) -> dict[Path, Record]:
     return {Path(f"records/timing/{number:03}.json"): record for number, record in enumerate(records)}
 
 
-def claim(**changes) -> claims.Claim:
+def claim(**changes) -> Claim:
     """ "new is twice as fast as old": a relative claim of 2.0 ± 10 % that measured runs on at least 4 ranks can reproduce."""
     value = {"experiment": "timing", "metric": "seconds", "where": {"plan": "old"}, "over": {"plan": "new"}}
     fields = {
         "id": "ZT-1.a", "title": "speedup", "paper": "2501.04266", "version": "v2", "where": "abstract", "claim": "twice as fast",
         "paper_value": 2.0, "unit": "×", "tag": "R", "direction": "equal", "comparison": "relative", "tolerance": 0.1,
-        "tolerance_reason": "test", "no_effect": 1.0, "hardware": "any", "experiments": ["timing"], "value": value,
-        "reproduces_with": {"evidence": ["measured"], "where": {"ranks": {"min": 4}}}, "outside_scope": "too small",
+        "tolerance_reason": "test", "no_effect": 1.0, "hardware": "any", "value": value,
+        "scope": {"evidence": ["measured"], "where": {"ranks": {"min": 4}}, "outside": "too small"},
     }  # fmt: skip
-    return claims.Claim.model_validate(fields | changes)
+    return Claim.model_validate(fields | changes)
+
+
+OWN = claim().model_dump(mode="json", exclude={"id", "paper", "version", "published"})
+OWN["value"] |= {"where": {"plan": "old", "n": 1}}
+
+
+def written(folder: Path, parts: dict[str, dict], **shared) -> Path:
+    """A `claims.yaml` of one group."""
+    papers = {
+        "ZT": {"title": "t", "id": "2501.04266", "version": "v2"},
+        "FL": {"title": "t", "id": "2305.13484", "version": "v1"},
+    }
+    scopes = {"here": {"outside": "too small"}, "far": {"outside": "too far"}}
+    path = folder / "claims.yaml"
+    whole = {"papers": papers, "scopes": scopes, "groups": {"all": shared | {"claims": parts}}}
+    path.write_text(yaml.safe_dump(whole, sort_keys=False))
+    return path
 
 
 def verdict(records: dict[Path, Record], problems=(), **changes) -> claims.Verdict:
@@ -110,28 +130,77 @@ def test_values_read_experiments_and_fields_that_exist():
         ({"tolerance": -1}, "tolerance.*greater than or equal to 0.*found -1"),
         ({"value": {"experiment": "e", "metric": "m", "where": {"a": {"above": 1}}}}, "where.*'a'.*must be a value"),
         ({"value": {"experiment": "e", "metric": "m", "sequence": [{}, {}]}}, "sequence and expect"),
-        ({"experiments": ["other"]}, "value reads 'timing'"),
+        ({"experiments": ["timing"]}, "experiments.*known keys: "),
+        ({"paper": "2501.04266"}, "found paper; allowed: any other key"),
         ({"paper_value": None}, "paper_value is a number for relative"),
-        ({"outside_scope": ""}, "outside_scope is missing"),
+        ({"scope": None}, "scope is missing"),
+        ({"scope": "everywhere"}, "scope: found 'everywhere'; allowed: here, far"),
+        ({"scope": {"evidence": ["measured"], "outside": ""}}, "scope.outside.*at least 1 character"),
+        ({"scope": {"kinds": ["measured"], "outside": "x"}}, "scope.kinds.*known keys: evidence, where, outside"),
     ],
 )
 def test_a_mistake_in_the_yaml_names_file_claim_key_and_what_is_allowed(tmp_path, change, expected):
-    entry = claim().model_dump(exclude={"id"}) | change
-    path = tmp_path / "claims.yaml"
-    path.write_text(yaml.safe_dump({"claims": {"ZT-1.a": entry}}))
+    path = written(tmp_path, {"ZT-1.a": OWN | change})
     with pytest.raises(config.ConfigError, match=expected) as caught:
-        claims.load(path)
-    assert str(path) in str(caught.value) and "ZT-1.a" in str(caught.value)
+        document.read(path)
+    assert f"{path}: ZT-1.a" in str(caught.value)
+    path = written(tmp_path, {"ZT-1.a": {k: v for k, v in OWN.items() if k not in change}}, **change)
+    with pytest.raises(config.ConfigError, match=expected):  # the same where the group says it
+        document.read(path)
 
 
-def test_unknown_and_doubled_ids_are_refused(tmp_path):
-    path = tmp_path / "claims.yaml"
-    path.write_text(yaml.safe_dump({"claims": {"ZT1": claim().model_dump(exclude={"id"})}}))
-    with pytest.raises(config.ConfigError, match="ZT1"):
-        claims.load(path)
-    path.write_text("claims:\n  ZT-2: {}\n  ZT-2: {}\n")
+@pytest.mark.parametrize("claim_id", ["ZT1", "XX-1", "ZT-1.aa", "ZT-1.", "zt-1"])
+def test_an_id_of_no_claim_is_refused_with_the_allowed_form_in_words(tmp_path, claim_id):
+    with pytest.raises(config.ConfigError) as caught:
+        document.read(written(tmp_path, {claim_id: OWN}))
+    assert f"groups.all.claims: found {claim_id!r}; allowed: the prefix of a paper (ZT, FL), a dash" in str(
+        caught.value
+    )
+
+
+def test_doubled_ids_are_refused_within_a_group_and_between_groups(tmp_path):
+    path = written(tmp_path, {"ZT-1.a": OWN})
+    whole = yaml.safe_load(path.read_text())
+    whole["groups"]["more"] = whole["groups"]["all"]
+    path.write_text(yaml.safe_dump(whole))
+    with pytest.raises(config.ConfigError, match=r"groups\.more\.claims: ZT-1\.a is given twice"):
+        document.read(path)
+    path.write_text("groups: {all: {claims: {ZT-2: {}, ZT-2: {}}}}")
     with pytest.raises(config.ConfigError, match="given twice: ZT-2"):
-        claims.load(path)
+        document.read(path)
+
+
+def test_a_claim_comes_before_its_group_and_that_before_the_paper(tmp_path):
+    own = {key: OWN[key] for key in ("title", "where", "claim", "paper_value", "unit", "tag", "direction")}
+    shared = {key: value for key, value in OWN.items() if key not in own} | {"tolerance": 0.1}
+    near = {"tolerance": 0.2, "version": "v9", "value": {"where": {"plan": "new"}, "over": {"plan": "old"}}}
+    path = written(tmp_path, {"ZT-1.b": own | near, "ZT-2": own, "ZT-1.a": own}, **shared | {"scope": "far"})
+    first, second, third = document.read(path)
+    assert [first.id, second.id, third.id] == ["ZT-1.a", "ZT-1.b", "ZT-2"], "rows as in the file, then by letter"
+    assert (first.paper, first.version, first.tolerance, first.scope.outside) == ("2501.04266", "v2", 0.1, "too far")
+    assert (second.version, second.tolerance, second.value.over) == ("v9", 0.2, {"plan": "old"})
+    assert second.value.where == {"plan": "new", "n": 1} and first.value.where == {"plan": "old", "n": 1}
+
+
+def test_published_numbers_are_checked(project):
+    path = project / "data/published/flover.csv"
+    (project / "data").unlink()
+    path.parent.mkdir(parents=True)
+    text = (paths.root() / "config/claims.yaml").read_text()
+    (project / "config/claims.yaml").write_text(re.sub(r"\n +published: data/published/(?!flover).*", "", text))
+    head = "claim,label,over,x,value,unit,tag\n"
+    for row, expected in [
+        ("FL-F4a.a,GPT-J,requests,1,5.6,s,IMAGE", "FL-F4a.a.*GPT-J.*tag.*found 'IMAGE'; allowed: 'R', 'R2'"),
+        ("FL-F4a.a,GPT-J,requests,1,many,s,IMG", "value.*found 'many'; allowed: float"),
+        ("FL-F4a.a,GPT-J,,1,5.6,s,IMG", "x and over"),
+        ("FL-F9,GPT-J,requests,1,5.6,s,IMG", "claim: found FL-F9; allowed: ids of"),
+    ]:
+        path.write_text(head + row + "\n")
+        with pytest.raises(config.ConfigError, match=rf"flover\.csv: .*{expected}"):
+            claims.load()
+    path.unlink()
+    with pytest.raises(config.ConfigError, match=r"flover\.csv: cannot be read: No such file"):
+        claims.load()
 
 
 def test_published_numbers_for_figures():
@@ -343,23 +412,19 @@ def test_the_shipped_records_answer_every_claim_that_an_experiment_reads():
 
 
 READING_MISTAKES = {
-    "experiment": (lambda c: c["value"].update(experiment="zero_trian"), "'zero_trian'"),
-    "metric": (lambda c: c["value"].update(metric="step_secnds"), "step_secnds.*step_seconds"),
-    "field": (lambda c: c["value"]["where"].update(plann="zero3"), "plann.*plan"),
-    "value": (lambda c: c["value"]["where"].update(plan="zerop"), "plan.*'zerop'.*'zeropp'"),
-    "other side": (lambda c: c["value"]["over"].update(plan="hierarchicall"), "plan.*'hierarchicall'.*'hierarchical'"),
+    "experiment": ({"experiment": "zero_trian"}, {}, "value.experiment: found 'zero_trian'; allowed: .*zero_train"),
+    "metric": ({"metric": "step_secnds"}, {}, "value.metric: found step_secnds; allowed: .*step_seconds"),
+    "field": ({"where": {"plann": "zero3"}}, {}, "value.where, over or sequence: found plann; allowed: .*plan"),
+    "value": ({"where": {"plan": "zerop"}}, {}, "value: plan.*'zerop'.*'zeropp'"),
+    "other side": ({"over": {"plan": "hierarchicall"}}, {}, "value: plan.*'hierarchicall'.*'hierarchical'"),
+    "scope": ({}, {"nodess": 3}, "scope.where: found nodess; allowed: .*nodes"),
 }
 
 
 @pytest.mark.parametrize("name", READING_MISTAKES)
-def test_a_claim_that_asks_for_what_no_experiment_has_is_refused(project, name):
-    change, words = READING_MISTAKES[name]
-    path = project / "config/claims.yaml"
-    document = yaml.safe_load(path.read_text())
-    row = document["claims"]["ZT-1.a"]
-    change(row)
-    if name == "experiment":
-        row["experiments"] = ["zero_trian"]
-    path.write_text(yaml.safe_dump(document))
-    with pytest.raises(config.ConfigError, match=rf"(?s)claims\.yaml: claims\.ZT-1\.a\..*{words}"):
-        claims.load()
+def test_a_claim_that_asks_for_what_no_experiment_has_is_refused(tmp_path, name):
+    change, where, words = READING_MISTAKES[name]
+    value = {"experiment": "zero_train", "metric": "step_seconds", "where": {"plan": "zero3"}}
+    own = OWN | {"value": value | change, "scope": {"where": where, "outside": "too small"}}
+    with pytest.raises(config.ConfigError, match=rf"(?s)claims\.yaml: ZT-1\.a: {words}"):
+        claims.load(written(tmp_path, {"ZT-1.a": own}))

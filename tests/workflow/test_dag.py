@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 from repro import paths
-from repro.cli import schemas
 from repro.plan import jobs as plan
 from repro.records import record
 from repro.report import figures
@@ -43,11 +42,6 @@ def targets() -> list[str]:
 
 def run_smoke(**options) -> subprocess.CompletedProcess:
     return snakemake("--config", "tier=smoke", "--", *targets(), **options)
-
-
-def test_schemas_on_disk_are_the_exported_ones():
-    for name in schemas.MODELS:
-        assert (paths.root() / f"workflows/schemas/{name}.schema.json").read_text() == schemas.document(name)
 
 
 def test_format_and_static_checks():

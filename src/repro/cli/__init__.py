@@ -296,7 +296,7 @@ app.add_typer(box_commands, name="box")
 
 @app.command()
 def schema(model: Annotated[str, typer.Argument(help="record, config, platform or claims.")] = "record") -> None:
-    """Print a JSON Schema; those in workflows/schemas are made by this command."""
+    """Print the JSON Schema of a file, for editors and other programs."""
     from repro.cli import schemas
 
     with user_errors():

@@ -2,11 +2,11 @@
 
 import json
 
-from repro.claims import registry as claims
+from repro.claims.document import Document
 from repro.plan import config
 from repro.records import record
 
-MODELS = {"record": record.Record, "config": config.Config, "platform": config.Platform, "claims": claims.Registry}
+MODELS = {"record": record.Record, "config": config.Config, "platform": config.Platform, "claims": Document}
 
 
 def document(model: str) -> str:
