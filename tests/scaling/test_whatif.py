@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from repro import scaling
+from repro import scaling, zero
 from repro.scaling import step
 from repro.scaling.machines import Interval
 
@@ -76,6 +76,52 @@ def test_of_plans_as_fast_the_smallest_that_fits_is_best():
     found = scaling.best_plan(pd.DataFrame(rows)).set_index("nodes").plan
     assert found[1] == "small"
     assert found[2] == "none fits"
+
+
+NAMED = ("ddp", "zero3", "hpz", "zeropp", "mics", "hierarchical", "hierarchical_fp")
+
+
+def both_searches(config, accumulation):
+    """All plans by messages one after the other, and by messages behind compute, on 48 nodes."""
+    machine = FRONTIER.machine(48)
+    options = {"gradient_bytes": 2, "activations": step.activations(config), "micro_batches": accumulation}
+    alone = zero.search(step.layout_of(config), machine.topology, machine.memory_bytes, **options)
+    return alone, scaling.search(config, machine, accumulation=accumulation)
+
+
+def test_both_costs_rank_the_same_plans_in_other_orders():
+    """Alone, messages are cheapest where the weights are whole on every rank. Behind compute they cost nothing at any level, so
+    the plan that needs least memory is as fast as any, and comes first."""
+    alone, overlapped = both_searches(scaling.gpt(20e9), accumulation=8)
+    assert {(c.plan.name, c.rank_bytes) for c in alone} == {(c.plan.name, c.rank_bytes) for c in overlapped}
+    assert alone[0].plan.name == "-/node/cluster"
+    assert overlapped[0].plan.name == "cluster/cluster/cluster"
+
+
+def test_a_step_without_compute_hides_nothing_and_the_orders_agree():
+    """The two costs then differ only in what `scaling` knows of memory, latency and rings: one plan first in both."""
+    config = scaling.gpt(20e9)
+    slow = scaling.with_network(FRONTIER, 1e-3)
+    alone = zero.search(
+        *(step.layout_of(config), slow.machine(48).topology, 64e9),
+        gradient_bytes=2,
+        activations=step.activations(config),
+    )
+    overlapped = scaling.search(config, slow.at(overlap=0.3).machine(48), 64e9, compute_s=0.0)
+    assert alone[0].plan.name == overlapped[0].plan.name
+
+
+def test_the_best_of_a_sweep_is_the_best_of_a_search_among_the_same_plans():
+    config = scaling.gpt(20e9)
+    searched = scaling.search(
+        config, FRONTIER.machine(48), plans=[zero.plan.named(name, FRONTIER.topology(48)) for name in NAMED]
+    )
+    swept = scaling.sweep([FRONTIER], [48], [config], NAMED, draws=0)
+    rows = swept[swept.fits].set_index("plan")
+    assert {c.plan.name: c.step_s for c in searched} == pytest.approx(rows.seconds.to_dict())
+    assert {c.plan.name: c.rank_bytes / 1e9 for c in searched} == pytest.approx(rows.gigabytes.to_dict())
+    close = [c for c in searched if c.step_s <= 1.01 * searched[0].step_s]
+    assert scaling.best_plan(swept).plan[0] == min(close, key=lambda c: c.rank_bytes).plan.name
 
 
 def test_plans_cross_where_the_network_is_slow_enough():

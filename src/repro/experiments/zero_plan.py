@@ -4,6 +4,7 @@ Modelled throughout: bytes over rates, one exchange after the other, and no over
 emulated machine is compared with measured steps in the notebook.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -44,6 +45,7 @@ def run(point: ZeroPlan) -> Outcome:
     import pandas as pd
     import torch
 
+    from repro import zero
     from repro.models.gpt import GPT
     from repro.zero import memory, plan, traffic
     from repro.zero.layout import layout
@@ -60,10 +62,10 @@ def run(point: ZeroPlan) -> Outcome:
         config.vocab,
         checkpointing=config.checkpointing,
     )
-    machine = plan.Machine(compute_s=compute)
+    cost = partial(traffic.step_seconds, compute_s=compute)
     rows, metrics = [], {}
-    for candidate in plan.search(
-        model, topology, micro_batches=point.accumulation, machine=machine, activations=activations, gradient_bytes=2
+    for candidate in zero.search(
+        model, topology, micro_batches=point.accumulation, cost=cost, activations=activations, gradient_bytes=2
     ):
         rows.append(_row(candidate.plan, candidate.step_s, candidate.rank_bytes) | {"named": False})
     for name in NAMES:

@@ -174,6 +174,7 @@ def memory(point: ZeroTrain) -> dict[str, float] | None:
 
 
 def _plan(point: ZeroTrain, topology: "Topology") -> "Plan":
+    from repro import zero
     from repro.zero import plan
 
     if point.plan == "hierarchical":
@@ -189,7 +190,7 @@ def _plan(point: ZeroTrain, topology: "Topology") -> "Plan":
     elif point.plan == "qgz_one_hop":
         chosen = plan.qgz(topology, hops=1)
     elif point.plan == "best":
-        chosen = plan.search(_layout(point), topology, micro_batches=point.accumulation)[0].plan
+        chosen = zero.search(_layout(point), topology, micro_batches=point.accumulation)[0].plan
     else:
         chosen = plan.named(point.plan, topology)
     return plan.blockwise(chosen, point.block or 1 << 40)

@@ -14,7 +14,17 @@ from repro.scaling.calibrate import Observation, calibrate, slowed
 from repro.scaling.collectives import fastest, seconds
 from repro.scaling.machines import CATALOGUE, Hardware, Interval, Machine, Tier, hardware
 from repro.scaling.step import Step, predict_step
-from repro.scaling.whatif import best_plan, crossover, gpt, largest_model, predict, sensitivity, sweep, with_network
+from repro.scaling.whatif import (
+    best_plan,
+    crossover,
+    gpt,
+    largest_model,
+    predict,
+    search,
+    sensitivity,
+    sweep,
+    with_network,
+)
 
 __all__ = [
     "CATALOGUE",
@@ -34,6 +44,7 @@ __all__ = [
     "network",
     "predict",
     "predict_step",
+    "search",
     "seconds",
     "sensitivity",
     "slowed",

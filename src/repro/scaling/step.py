@@ -149,10 +149,15 @@ def streaming_seconds(plan: Plan, parameters: int, machine: Machine, accumulatio
 def bytes_of(plan: Plan, config: GPTConfig, micro_batch: int = 1) -> float:
     """Memory of a rank: states, working memory, activations (`repro.zero.memory`)."""
     shapes = layout_of(config)
-    kept = memory.activations(
+    states = sum(memory.predict(plan, shapes).values())
+    return states + memory.working(plan, shapes) + activations(config, micro_batch)
+
+
+def activations(config: GPTConfig, micro_batch: int = 1) -> int:
+    """Bytes of a rank's activations (`repro.zero.memory.activations`)."""
+    return memory.activations(
         config.layers, config.hidden, config.seq_len, micro_batch, config.vocab, checkpointing=config.checkpointing
     )
-    return sum(memory.predict(plan, shapes).values()) + memory.working(plan, shapes) + kept
 
 
 @lru_cache(maxsize=256)

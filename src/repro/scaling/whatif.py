@@ -1,9 +1,9 @@
-"""What if: predictions over machines, sizes, models and plans; what decides a result; where one plan overtakes another; how large a model
-fits.
+"""What if: predictions over machines, sizes, models and plans.
 
     scaling.sweep(["frontier", "dgx-h100"], [1, 8, 48], [scaling.gpt(20e9)], ["zero3", "zeropp", "hierarchical"])
 
-is a table with a band for every combination, some milliseconds each.
+is a table with a band for every combination, some milliseconds each. The other functions tell what decides a result, where one
+plan overtakes another, how large a model fits, and which plan of all is the fastest (`search`).
 """
 
 import itertools
@@ -14,12 +14,16 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from repro import zero
 from repro.models.gpt import GPTConfig
-from repro.scaling.machines import Hardware, hardware
+from repro.scaling.machines import Hardware, Machine, hardware
 from repro.scaling.network import Value
-from repro.scaling.step import Step, predict_step
+from repro.scaling.step import Step, activations, layout_of, predict_step
 from repro.topology import Topology
-from repro.zero import Plan, memory, plan
+from repro.zero import Plan, memory
+from repro.zero.layout import Layout
+from repro.zero.plan import named
+from repro.zero.plan_search import Candidate
 
 DRAWS = 256
 BAND = (0.05, 0.5, 0.95)
@@ -27,8 +31,8 @@ TIE = 1.01
 
 
 def gpt(parameters: float, seq_len: int = 2048, vocab: int = 50432) -> GPTConfig:
-    """A GPT of about so many parameters with checkpointing, hidden 128 times its layers or nearly so (as GPT-3's sizes are), 128 wide
-    heads."""
+    """A GPT of about so many parameters, with checkpointing, heads 128 wide, and a hidden size near 128 times its number of
+    layers (as GPT-3's sizes are)."""
     layers = max(2, round((parameters / (12 * 128**2)) ** (1 / 3)))
     wanted = math.sqrt(max(parameters - 2 * vocab * 128 * layers, parameters / 3) / (12 * layers))
     hidden = max(128, 128 * round(wanted / 128))
@@ -46,10 +50,12 @@ def predict(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Step:
-    """A step of the named plan, or of the one that `which` makes for the machine's levels: in `draws` of the machine's parameters, or (0)
-    at their likely values."""
+    """A step of the named plan, or of the one that `which` makes for the machine's levels.
+
+    draws    of the machine's parameters; 0: at their likely values
+    """
     topology = machine.topology(nodes)
-    chosen = plan.named(which, topology) if isinstance(which, str) else which(topology)
+    chosen = named(which, topology) if isinstance(which, str) else which(topology)
     return predict_step(chosen, config, machine.machine(nodes, draws, seed), micro_batch, accumulation)
 
 
@@ -64,8 +70,8 @@ def sweep(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """A row per combination: the 5, 50 and 95 % quantiles (`_low`, none, `_high`) of step seconds and of TFLOPS per rank, memory, and
-    what the step waits for. Modelled, all of it."""
+    """A row per combination: the 5, 50 and 95 % quantiles (`_low`, none, `_high`) of step seconds and of TFLOPS per rank,
+    memory, and what the step waits for. Modelled, all of it."""
     rows = []
     for machine, count, config, accumulation in itertools.product(machines, nodes, models, accumulations):
         kind = hardware(machine) if isinstance(machine, str) else machine
@@ -110,9 +116,45 @@ def sensitivity(kind: Hardware, result: Callable[[Hardware], float]) -> pd.DataF
     return pd.DataFrame(rows).sort_values("swing", ascending=False, ignore_index=True)
 
 
+def search(
+    config: GPTConfig,
+    machine: Machine,
+    memory_bytes: float | None = None,
+    *,
+    micro_batch: int = 1,
+    accumulation: int = 1,
+    compute_s: Value | None = None,
+    plans: Iterable[Plan] | None = None,
+) -> list[Candidate]:
+    """`repro.zero.search` with the cost of `predict_step`: messages hide behind compute, on the machine as it is known or was
+    calibrated. Where the machine is drawn, plans are ranked by the median.
+
+    memory_bytes    of a rank; default: the machine's
+    compute_s       of forwards and backwards, where it was measured
+    plans           look at these, as they are, instead of every partition with its best routes
+    """
+
+    def cost(plan: Plan, model: Layout, micro_batches: int) -> float:
+        return float(np.median(predict_step(plan, config, machine, micro_batch, micro_batches, compute_s).seconds))
+
+    return zero.search(
+        layout_of(config),
+        machine.topology,
+        machine.memory_bytes if memory_bytes is None else memory_bytes,
+        micro_batches=accumulation,
+        cost=cost,
+        activations=activations(config, micro_batch),
+        gradient_bytes=2,
+        plans=plans,
+    )
+
+
 def best_plan(table: pd.DataFrame) -> pd.DataFrame:
-    """Of a `sweep`, the best plan that fits for each machine, size, model and accumulation: `plan`, or "none fits". Of plans that are as
-    fast as the fastest to 1 % (their messages hide behind the compute) the one that needs least memory."""
+    """Of a `sweep`, the best plan that fits for each machine, size, model and accumulation: `plan`, or "none fits".
+
+    Several plans are as fast as the fastest to 1 % where their messages hide behind compute. Of these it is the one that needs
+    least memory.
+    """
     keys = ["hardware", "nodes", "ranks", "parameters", "accumulation"]
     fitting = table[table.fits]
     fastest = fitting.groupby(keys).seconds.transform("min")
@@ -131,8 +173,8 @@ def crossover(
     nodes: int,
     **options: int,
 ) -> float | None:
-    """The value between `low` and `high` of whatever `machine_at` varies at which `faster` stops being so (to 1 %); None when the order is
-    the same at both ends. At the likely values."""
+    """The value (to 1 %) between `low` and `high` at which `faster` stops being so, of whatever `machine_at` varies. None when
+    the order is the same at both ends. At the likely values."""
 
     def gain(value: float) -> float:
         machine = machine_at(value)
@@ -152,9 +194,9 @@ def crossover(
 
 
 def largest_model(name: str, kind: Hardware, nodes: int) -> float:
-    """Parameters whose states (16-bit weights and gradients, Adam in fp32) fill a rank's memory, without activations: the ceiling of a
-    plan, `repro.zero.memory.formula`."""
-    chosen = plan.named(name, kind.topology(nodes))
+    """Parameters whose states (16-bit weights and gradients, Adam in fp32) fill a rank's memory, without activations: the
+    ceiling of a plan, by `repro.zero.memory.formula`."""
+    chosen = named(name, kind.topology(nodes))
     return kind.memory_bytes / sum(memory.formula(chosen, 10**9).values()) * 1e9
 
 

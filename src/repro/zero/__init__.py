@@ -9,12 +9,13 @@
     optimizer.step()
     optimizer.zero_grad()
 
-Read `plan/catalogue.py` (what a plan is), then `engine.py` (the three levels at work), then `comm/` one room up.
+Read `plan/catalogue.py` (what a plan is), then `engine.py` (the three levels at work), then the package `repro.comm`.
 """
 
 from repro.zero import checkpoint, plan
 from repro.zero.engine import ZeroOptimizer
 from repro.zero.loss_scale import LossScale
 from repro.zero.plan import Plan
+from repro.zero.plan_search import search
 
-__all__ = ["LossScale", "Plan", "ZeroOptimizer", "checkpoint", "plan"]
+__all__ = ["LossScale", "Plan", "ZeroOptimizer", "checkpoint", "plan", "search"]

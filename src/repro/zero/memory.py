@@ -1,18 +1,14 @@
 """Bytes per rank that a plan needs: arithmetic, for plans and models too large to try."""
 
-from typing import TYPE_CHECKING
-
 from repro.zero.layout import BucketLayout, Layout, shard_numel, up_to_multiple
-
-if TYPE_CHECKING:  # the search for a plan, below `plan`, imports this module
-    from repro.zero.plan import Plan
+from repro.zero.plan import Plan
 
 ADAM_BYTES = 12  # fp32 master and two fp32 moments per parameter
 REDUCE_BYTES = 4  # gradients are summed in fp32
 
 
 def formula(
-    plan: "Plan",
+    plan: Plan,
     parameters: int,
     weight_bytes: int = 2,
     gradient_bytes: int = 2,
@@ -32,7 +28,7 @@ def formula(
 
 
 def predict(
-    plan: "Plan",
+    plan: Plan,
     model: Layout,
     weight_bytes: int = 2,
     gradient_bytes: int = 2,
@@ -55,7 +51,7 @@ def predict(
     return {"weights": weights, "secondary": secondary, "gradients": gradients, "optimizer": optimizer}
 
 
-def working(plan: "Plan", model: Layout, weight_bytes: int = 2) -> int:
+def working(plan: Plan, model: Layout, weight_bytes: int = 2) -> int:
     """Estimate of what exists during a backward beside the states: the root bucket's gathered weights and those of two others
     (the current one and the prefetched one), the current one's gradients in 16 bits and, for their sum, in fp32."""
     *blocks, root = [_gathered(plan, bucket) for bucket in model.buckets]
@@ -75,12 +71,12 @@ def activations(
     return tokens * hidden * (layers * per_layer + recomputed) + 12 * tokens * vocab
 
 
-def _kept(plan: "Plan") -> str | None:
+def _kept(plan: Plan) -> str | None:
     """Level that accumulated gradients are kept on: one that goes on after each micro-batch is kept where it arrives."""
     return plan.gradients if plan.reduce_across == "step" else plan.optimizer
 
 
-def _gathered(plan: "Plan", bucket: BucketLayout) -> int:
+def _gathered(plan: Plan, bucket: BucketLayout) -> int:
     """Values of a gathered bucket, padding included."""
     ranks = plan.degree(plan.weights)
     return ranks * shard_numel((*bucket.trainable, *bucket.frozen), ranks)

@@ -9,15 +9,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from repro.comm import Route, ring_orders
 from repro.quantize import payload_bytes
 from repro.topology import Topology
 from repro.zero.layout import BucketLayout, Layout, shard_numel, up_to_multiple
-
-if TYPE_CHECKING:
-    from repro.zero.plan import Plan
+from repro.zero.plan import Plan
 
 Kind = Literal["gather", "reduce"]
 
@@ -44,7 +42,7 @@ class Exchange:
     quantised: int
 
 
-def collectives(plan: "Plan", model: Layout, micro_batches: int = 1, weight_bytes: int = 2) -> Iterator[Collective]:
+def collectives(plan: Plan, model: Layout, micro_batches: int = 1, weight_bytes: int = 2) -> Iterator[Collective]:
     """Everything that one step with `micro_batches` backward passes sends."""
     for bucket, alike in Counter(model.buckets).items():
         for collective in _of_bucket(plan, bucket, micro_batches, weight_bytes):
@@ -52,7 +50,7 @@ def collectives(plan: "Plan", model: Layout, micro_batches: int = 1, weight_byte
                 yield replace(collective, times=alike * collective.times)
 
 
-def _of_bucket(plan: "Plan", bucket: BucketLayout, micro_batches: int, weight_bytes: int) -> list[Collective]:
+def _of_bucket(plan: Plan, bucket: BucketLayout, micro_batches: int, weight_bytes: int) -> list[Collective]:
     moves = plan.moves
     passes = 2 * micro_batches  # a gather before every forward and every backward
     across = micro_batches if plan.reduce_across == "micro_batch" else 1
@@ -109,7 +107,7 @@ def exchanges(collective: Collective, topology: Topology, native: bool = False) 
 
 
 def step_bytes(
-    plan: "Plan", model: Layout, micro_batches: int = 1, weight_bytes: int = 2, native: bool = False
+    plan: Plan, model: Layout, micro_batches: int = 1, weight_bytes: int = 2, native: bool = False
 ) -> dict[str, int]:
     """Payload bytes per level that all ranks together send in a step: the sum of their ledgers."""
     total = dict.fromkeys(plan.topology.names, 0)
@@ -138,7 +136,7 @@ def exchange_seconds(hop: Exchange, topology: Topology, quantize_values_per_s: f
 
 
 def step_seconds(
-    plan: "Plan",
+    plan: Plan,
     model: Layout,
     micro_batches: int = 1,
     *,

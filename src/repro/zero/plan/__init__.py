@@ -1,6 +1,5 @@
-"""Plans: the space of them (`space.py`), those with a name (`catalogue.py`), and the best one for a machine (`best.py`)."""
+"""Plans: the space of them (`space.py`) and those with a name (`catalogue.py`). `repro.zero.search` finds the best one."""
 
-from repro.zero.plan.best import Candidate, Machine, partitions, search
 from repro.zero.plan.catalogue import (
     BLOCK,
     NAMED,
@@ -23,8 +22,6 @@ from repro.zero.plan.space import Plan, blockwise, unquantised
 __all__ = [
     "BLOCK",
     "NAMED",
-    "Candidate",
-    "Machine",
     "Plan",
     "blockwise",
     "ddp",
@@ -34,10 +31,8 @@ __all__ = [
     "hsdp",
     "mics",
     "named",
-    "partitions",
     "qgz",
     "qwz",
-    "search",
     "unquantised",
     "zero1",
     "zero2",

@@ -1,12 +1,12 @@
-"""The best plan for a model on a machine: every partition, with the routes that suit it, by predicted step time.
+"""The best plan for a model on a machine: every partition, with the routes that suit it, by the cost of a step.
 
 This generalises the hierarchical plan of arXiv 2501.04266 (one point), MiCS (all states over one level) and AMSP (each state
-over its own level, arXiv 2311.00257) to a secondary copy and to the bits of every level.
+over its own level, arXiv 2311.00257) to a secondary shard of the weights and to the bits of every level.
 """
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -20,16 +20,8 @@ from repro.zero.layout import Layout, layout
 from repro.zero.plan.catalogue import BLOCK
 from repro.zero.plan.space import Plan
 
-
-@dataclass(frozen=True)
-class Machine:
-    """What a step costs beside its bytes. `compute_s`: forward, backward and update of one step without any communication;
-    `quantize_values_per_s`: values that a rank quantises (and the other side restores) per second; `native`: collectives are
-    the backend's (NCCL, RCCL), which are taken as rings."""
-
-    compute_s: float = 0.0
-    quantize_values_per_s: float = math.inf
-    native: bool = False
+# Seconds of a step of a plan, for a model's layout and so many micro-batches.
+Cost = Callable[[Plan, Layout, int], float]
 
 
 @dataclass(frozen=True)
@@ -49,10 +41,11 @@ def search(
     micro_batches: int = 1,
     weight_bits: Sequence[int] = (16, 8),
     gradient_bits: Sequence[int] = (16, 4),
-    machine: Machine = Machine(),
+    cost: Cost = traffic.step_seconds,
     activations: int = 0,
     gradient_bytes: int = 4,
     block: int = BLOCK,
+    plans: Iterable[Plan] | None = None,
 ) -> list[Candidate]:
     """All valid plans that need at most `memory` bytes per rank, the fastest first (then the smallest).
 
@@ -60,27 +53,26 @@ def search(
     topology         with the rates per rank of every level
     micro_batches    backward passes per step: the more, the more it pays to keep slow levels out of them
     weight_bits, gradient_bits   what a hop may send; only 16: plans that train exactly as DDP does
+    cost             seconds of a step. The default has no compute and no overlap; `partial(traffic.step_seconds, ...)` adds
+                     compute or the speed of quantisers, and `repro.scaling.search` searches with overlap
     activations      bytes per rank to leave room for, see `memory.activations`
+    gradient_bytes   of an accumulated gradient value
+    plans            look at these, as they are, instead of every partition with its best routes
 
-    Every partition of the three states and the copy is looked at; each of its routes is the fastest of one flat ring, node and
-    network in two hops, and one hop per level with any of the bits on each, which is the best of all combinations because
-    the times of a step's exchanges add up. Raises ValueError when nothing fits, and says what the smallest plan needs.
+    Every partition of the three states and the secondary shard is looked at. Each of its routes is the cheapest of: one flat
+    ring; two hops, node and network; one hop per level, with any of the bits on each. Routes are chosen one kind of message
+    after the other, which finds the best combination where a step's exchanges add up, as in the default cost.
+    Raises ValueError when nothing fits, and says what the smallest plan needs.
     """
     shapes = model if isinstance(model, Layout) else layout(model)
+    if plans is None:
+        bare = partitions(topology, block)
+        plans = (_with_best_routes(plan, shapes, micro_batches, weight_bits, gradient_bits, cost) for plan in bare)
     candidates = []
-    for bare in partitions(topology, block):
-        plan = _with_best_routes(bare, shapes, micro_batches, weight_bits, gradient_bits, machine)
-        need = sum(bytes_of.predict(plan, shapes, gradient_bytes=gradient_bytes).values())
-        need += bytes_of.working(plan, shapes) + activations
-        seconds = traffic.step_seconds(
-            plan,
-            shapes,
-            micro_batches,
-            compute_s=machine.compute_s,
-            quantize_values_per_s=machine.quantize_values_per_s,
-            native=machine.native,
-        )
-        candidates.append(Candidate(plan, seconds, need))
+    for plan in plans:
+        states = bytes_of.predict(plan, shapes, gradient_bytes=gradient_bytes)
+        need = sum(states.values()) + bytes_of.working(plan, shapes) + activations
+        candidates.append(Candidate(plan, cost(plan, shapes, micro_batches), need))
     fitting = [candidate for candidate in candidates if candidate.rank_bytes <= memory]
     if not fitting:
         least = min(candidates, key=lambda candidate: candidate.rank_bytes)
@@ -92,7 +84,7 @@ def search(
 
 def partitions(topology: Topology, block: int = BLOCK) -> Iterator[Plan]:
     """Every valid choice of levels, with 16-bit hierarchical routes: weights no wider than gradients, gradients no wider than
-    the optimizer, a copy narrower than the weights. Named `weights[+copy]/gradients/optimizer`.
+    the optimizer, a secondary shard narrower than the weights. Named `weights[+secondary]/gradients/optimizer`.
 
     Levels of one member are left out: they split nothing. So are plans that reduce across after every micro-batch where the
     one with gradients over the optimizer's level does the same.
@@ -100,8 +92,9 @@ def partitions(topology: Topology, block: int = BLOCK) -> Iterator[Plan]:
     levels = (None, *(level.name for level in topology.levels if level.size > 1))
     route = comm.hierarchical(topology, 16, block)
     for weights, gradients, optimizer in itertools.combinations_with_replacement(levels, 3):
-        for copy in (None, *levels[1 : levels.index(weights)]):
-            plan = Plan("", topology, weights, gradients, optimizer, route, route, route, copy, copy and route)
+        for secondary in (None, *levels[1 : levels.index(weights)]):
+            secondary_route = route if secondary else None
+            plan = Plan("", topology, weights, gradients, optimizer, route, route, route, secondary, secondary_route)
             plan = replace(plan, name=_name(plan))
             yield plan
             if gradients == optimizer != levels[-1]:
@@ -109,8 +102,8 @@ def partitions(topology: Topology, block: int = BLOCK) -> Iterator[Plan]:
 
 
 def _name(plan: Plan) -> str:
-    copy = f"+{plan.secondary}" if plan.secondary else ""
-    return f"{plan.weights or '-'}{copy}/{plan.gradients or '-'}/{plan.optimizer or '-'}"
+    secondary = f"+{plan.secondary}" if plan.secondary else ""
+    return f"{plan.weights or '-'}{secondary}/{plan.gradients or '-'}/{plan.optimizer or '-'}"
 
 
 def _with_best_routes(
@@ -119,9 +112,9 @@ def _with_best_routes(
     micro_batches: int,
     weight_bits: Sequence[int],
     gradient_bits: Sequence[int],
-    machine: Machine,
+    cost: Cost,
 ) -> Plan:
-    """The plan with the fastest of `routes` for each kind of message, chosen one after the other."""
+    """The plan with the cheapest of `routes` for each kind of message, chosen one after the other."""
     block = plan.weight_route.block
     for field, bits in (
         ("weight_route", weight_bits),
@@ -133,14 +126,8 @@ def _with_best_routes(
             continue
         choices = [replace(plan, **{field: route}) for route in routes(plan.topology, bits, block)]
         # Of equals the first: 16 bits where a level is not used at all.
-        plan = min(choices, key=lambda choice: _message_seconds(choice, shapes, micro_batches, machine))
+        plan = min(choices, key=lambda choice: cost(choice, shapes, micro_batches))
     return plan
-
-
-def _message_seconds(plan: Plan, shapes: Layout, micro_batches: int, machine: Machine) -> float:
-    return traffic.step_seconds(
-        plan, shapes, micro_batches, quantize_values_per_s=machine.quantize_values_per_s, native=machine.native
-    )
 
 
 def routes(topology: Topology, bits: Sequence[int], block: int = BLOCK) -> Iterator[Route]:

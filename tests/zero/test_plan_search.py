@@ -1,6 +1,7 @@
 """The search: complete, valid, and the fastest by the predicted time."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -9,10 +10,10 @@ from hypothesis import strategies as st
 
 from repro.models.gpt import GPT, GPTConfig
 from repro.topology import Level, Topology, frontier
-from repro.zero import memory, traffic
+from repro.zero import memory, search, traffic
 from repro.zero import plan as plans
 from repro.zero.layout import BucketLayout, Layout, layout
-from repro.zero.plan.best import routes
+from repro.zero.plan_search import partitions, routes
 
 with torch.device("meta"):
     TWENTY_BILLION = layout(GPT(GPTConfig(layers=44, hidden=6144, heads=64, seq_len=2048, vocab=50432)))
@@ -20,7 +21,7 @@ SMALL = Layout((BucketLayout(((4096, 16),)), BucketLayout(((4096, 4),))))
 
 
 def test_partitions_are_all_that_are_valid_and_differ():
-    found = [(p.weights, p.secondary, p.gradients, p.optimizer, p.reduce_across) for p in plans.partitions(frontier(2))]
+    found = [(p.weights, p.secondary, p.gradients, p.optimizer, p.reduce_across) for p in partitions(frontier(2))]
     assert len(found) == len(set(found))
     triples = {(w, g, o) for w, _, g, o, _ in found}
     assert len(triples) == 20  # 3 levels and none: multisets of 3 out of 4
@@ -28,18 +29,18 @@ def test_partitions_are_all_that_are_valid_and_differ():
     assert ("cluster", "node", "cluster", "cluster", "step") in found  # ZeRO++'s
     assert ("node", None, "node", "node", "micro_batch") in found  # HSDP's
     assert {w for w, *_ in (p for p in found)} == {None, "package", "node", "cluster"}
-    assert {p.weights for p in plans.partitions(frontier(1))} == {None, "package", "node"}  # one node: no network
+    assert {p.weights for p in partitions(frontier(1))} == {None, "package", "node"}  # one node: no network
 
 
 def test_ranking_is_by_time_under_the_limit():
     activations = memory.activations(44, 6144, 2048, 1, 50432, checkpointing=True)
-    ranked = plans.search(TWENTY_BILLION, frontier(48), 64e9, activations=activations, gradient_bytes=2)
+    ranked = search(TWENTY_BILLION, frontier(48), 64e9, activations=activations, gradient_bytes=2)
     assert [c.step_s for c in ranked] == sorted(c.step_s for c in ranked)
     assert all(c.rank_bytes <= 64e9 for c in ranked)
     names = {c.plan.name for c in ranked}
     assert {"package/node/cluster", "cluster/cluster/cluster", "cluster+node/cluster/cluster"} <= names
     assert "-/-/-" not in names  # DDP: 16 bytes for each of 20 billion
-    roomier = plans.search(TWENTY_BILLION, frontier(48), gradient_bytes=2)
+    roomier = search(TWENTY_BILLION, frontier(48), gradient_bytes=2)
     assert len(roomier) > len(ranked) and roomier[0].step_s <= ranked[0].step_s
 
 
@@ -53,7 +54,7 @@ def test_ranking_is_by_time_under_the_limit():
 def test_nothing_named_with_the_same_bits_is_faster(sizes, rates, micro_batches, bits):
     names = ("package", "node", "cluster")
     topology = Topology(tuple(Level(n, s, r) for n, s, r in zip(names, sizes, rates, strict=True)))
-    best = plans.search(SMALL, topology, micro_batches=micro_batches, weight_bits=bits, gradient_bits=bits)[0]
+    best = search(SMALL, topology, micro_batches=micro_batches, weight_bits=bits, gradient_bits=bits)[0]
     for name in plans.NAMED:
         narrowed = replace(plan := plans.unquantised(plans.named(name, topology), min(bits)), name=plan.name)
         assert best.step_s <= traffic.step_seconds(narrowed, SMALL, micro_batches) * (1 + 1e-9), name
@@ -76,25 +77,39 @@ def test_levels_pay_only_where_rates_differ():
 
 def test_more_micro_batches_move_work_off_the_slow_level():
     def share(micro_batches: int) -> float:
-        best = plans.search(SMALL, frontier(4, 2, 2), micro_batches=micro_batches)[0].plan
+        best = search(SMALL, frontier(4, 2, 2), micro_batches=micro_batches)[0].plan
         return traffic.step_bytes(best, SMALL, micro_batches)["cluster"] / micro_batches
 
     assert share(16) < share(1)
 
 
 def test_quantising_is_chosen_only_where_it_saves_time():
-    slow = plans.Machine(quantize_values_per_s=1e3)
-    assert set(plans.search(SMALL, frontier(2), machine=slow)[0].plan.gradient_route.bits) == {16}
-    assert 4 in plans.search(SMALL, frontier(2))[0].plan.gradient_route.bits
+    slow = partial(traffic.step_seconds, quantize_values_per_s=1e3)
+    assert set(search(SMALL, frontier(2), cost=slow)[0].plan.gradient_route.bits) == {16}
+    assert 4 in search(SMALL, frontier(2))[0].plan.gradient_route.bits
 
 
 def test_it_says_what_the_smallest_plan_needs():
     with pytest.raises(
         ValueError, match=r"no plan fits 1\.0 GB per rank; the smallest, cluster/cluster/cluster, needs"
     ):
-        plans.search(TWENTY_BILLION, frontier(48), 1e9)
+        search(TWENTY_BILLION, frontier(48), 1e9)
+
+
+def test_compute_is_added_to_every_plan_and_changes_none():
+    bare, busy = (
+        search(SMALL, frontier(2)),
+        search(SMALL, frontier(2), cost=partial(traffic.step_seconds, compute_s=1.0)),
+    )
+    assert [c.plan for c in busy] == [c.plan for c in bare]
+    assert [c.step_s for c in busy] == pytest.approx([1 + c.step_s for c in bare])
+
+
+def test_the_plans_that_are_given_are_ranked_as_they_are():
+    given = [plans.zero3(frontier(2)), plans.hierarchical(frontier(2))]
+    assert [c.plan for c in search(SMALL, frontier(2), plans=given)] == given[::-1]
 
 
 def test_a_model_will_do_in_place_of_its_layout():
     model = GPT(GPTConfig(layers=1, hidden=16, heads=2))
-    assert plans.search(model, frontier(1))[0].plan == plans.search(layout(model), frontier(1))[0].plan
+    assert search(model, frontier(1))[0].plan == search(layout(model), frontier(1))[0].plan
