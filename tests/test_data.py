@@ -14,20 +14,25 @@ from repro.experiments import _moe_training
 from repro.models import gpt_moe_checkpoint
 from repro.models.gpt_moe import GPTMoEConfig
 
-FOLDER = paths.root() / "data"
-CHECKSUMS = dict(reversed(line.split()) for line in (FOLDER / "checksums.txt").read_text().splitlines())
+FOLDER = paths.root() / "data"  # what experiments and tests read
+PACKAGED = paths.root() / "src/repro/scaling/data"  # what library code reads
 
 
-@pytest.mark.parametrize("name", sorted(CHECKSUMS))
-def test_checksum(name):
-    assert hashlib.sha256((FOLDER / name).read_bytes()).hexdigest() == CHECKSUMS[name]
+def checksums(folder):
+    return dict(reversed(line.split()) for line in (folder / "checksums.txt").read_text().splitlines())
 
 
-def test_every_input_has_a_checksum_a_description_and_a_licence():
+@pytest.mark.parametrize("path", [folder / name for folder in (FOLDER, PACKAGED) for name in sorted(checksums(folder))])
+def test_checksum(path):
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == checksums(path.parent)[path.name]
+
+
+@pytest.mark.parametrize("folder", [FOLDER, PACKAGED])
+def test_every_input_has_a_checksum_a_description_and_a_licence(folder):
     documents = {"README.md", "LICENSES.md", "checksums.txt"}
-    inputs = {path.name for path in FOLDER.iterdir() if path.is_file()} - documents
-    assert inputs == set(CHECKSUMS)
-    readme, licences = (FOLDER / "README.md").read_text(), (FOLDER / "LICENSES.md").read_text()
+    inputs = {path.name for path in folder.iterdir() if path.is_file()} - documents
+    assert inputs == set(checksums(folder))
+    readme, licences = (folder / "README.md").read_text(), (folder / "LICENSES.md").read_text()
     assert all(f"`{name}`" in readme and f"`{name}`" in licences for name in inputs)
 
 
@@ -116,7 +121,7 @@ def routing_of_a_gpt_moe(name, experts):
     return trace.experts.reshape(1024, 128, 8), domain, held_out
 
 
-@pytest.mark.parametrize("name", [name for name in CHECKSUMS if name.endswith(".safetensors")])
+@pytest.mark.parametrize("name", [name for name in checksums(FOLDER) if name.endswith(".safetensors")])
 def test_gpt_moe_weights_route_as_their_trace_says(name):
     """Sums in another order may flip a near tie."""
     experts = int(re.search(r"\d+", name).group())

@@ -1,11 +1,15 @@
 """Measured times of collectives: the shipped tables against their raw files, and outputs of benchmarks in old and new layouts."""
 
 import csv
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from repro import paths
+import repro
 from repro.scaling import measured, measured_files
 
 HEADER = """\
@@ -104,8 +108,19 @@ def saved(tmp_path):
 
 
 def raw(name: str) -> list[dict[str, str]]:
-    with paths.data(name).open() as file:
+    with (Path(measured.__file__).parent / "data" / name).open() as file:
         return list(csv.DictReader(file))
+
+
+def test_shipped_tables_are_part_of_the_package(tmp_path):
+    """They are found outside any checkout."""
+    shutil.copytree(Path(repro.__file__).parent, tmp_path / "site/repro")
+    program = "from repro.scaling import measured; print(len(measured.a100_dgx()), len(measured.slingshot11()))"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, env={"PYTHONPATH": str(tmp_path / "site")}, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["8946", "816"], done.stderr
 
 
 @pytest.mark.parametrize(("table", "rows"), [(measured.a100_dgx, 8946), (measured.slingshot11, 816)])

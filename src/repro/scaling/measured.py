@@ -12,16 +12,17 @@ named or, where it is empty, by the library's choice. `nbytes` is the full tenso
 A user's own files are read into the same table by `measured_files`.
 """
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
-
-from repro import paths
 
 __all__ = ["COLLECTIVES", "COLUMNS", "a100_dgx", "slingshot11", "tidy"]
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")
 COLUMNS = ("source", "collective", "algorithm", "nodes", "ranks_per_node", "nbytes", "seconds")
 
+_DATA = Path(__file__).with_name("data")
 _WHOLE_NUMBERS = {"nodes": 1, "ranks_per_node": 1, "nbytes": 0}  # and the least that each may be
 _PICO = {"ALLGATHER": "all_gather", "ALLREDUCE": "all_reduce", "REDUCE_SCATTER": "reduce_scatter"}
 
@@ -38,7 +39,7 @@ def a100_dgx() -> pd.DataFrame:
     tables = []
     for collective in ("all_reduce", "send_recv"):
         name = f"vidur_net_a100_dgx_{collective}.csv"
-        found = pd.read_csv(paths.data(name), index_col=0)
+        found = pd.read_csv(_DATA / name, index_col=0)
         rows = found[["collective"]].assign(
             source="A100 DGX, NCCL (vidur)",
             algorithm="",
@@ -66,7 +67,7 @@ def slingshot11() -> pd.DataFrame:
     only rank of a node uses one of its NICs.
     """
     name = "pico_lumi_slingshot11_cpu_collectives.csv"
-    found = pd.read_csv(paths.data(name))
+    found = pd.read_csv(_DATA / name)
     found = found[found["collective"].isin(list(_PICO))]  # leaves out REDUCE, which nothing here models
     ranks = found["nodes"] * found["tasks_per_node"]
     shared = found["collective"] != "ALLREDUCE"

@@ -61,16 +61,20 @@ FIGURES = {
     "flover_layouts": Entry("flover", ("flover_serving",)),
     "flover_ranks": Entry("flover", ("flover_parallel",)),
     "flover_model": Entry("flover", ("flover_queue",)),
-    "scaling_validation": Entry("scaling", ("scaling_network", "fabric_probe", "scaling_step")),
+    "scaling_validation": Entry("scaling", ("scaling_network", "fabric_probe")),
     "scaling_plans": Entry("scaling", ("scaling_step",)),
-    "scaling_gcds": Entry("scaling", ("scaling_train",)),
-    "scaling_ratios": Entry("scaling", ("scaling_train",)),
+    "scaling_gcds": Entry("scaling", ("scaling_train",), ("ZT-2.b",)),
+    "scaling_ratios": Entry("scaling", ("scaling_train",), ("ZT-1.e", "ZT-1.f", "ZT-1.g", "ZT-1.h", "ZT-1.i")),
     "scaling_changes": Entry("scaling", ("scaling_train",)),
     "scaling_tornado": Entry("scaling", ("scaling_train",)),
     "scaling_networks": Entry("scaling", ("scaling_map",)),
     "scaling_models": Entry("scaling", ("scaling_map",)),
-    "scaling_experts": Entry("scaling", ("scaling_decode",)),
-    "scaling_requests": Entry("scaling", ("scaling_serving",)),
+    "scaling_experts": Entry("scaling", ("scaling_decode",), ("EX-E2E.h", "EX-E2E.i")),
+    "scaling_requests": Entry(
+        "scaling",
+        ("scaling_serving",),
+        ("FL-F4a.l", "FL-F4a.m", "FL-F4a.n", "FL-F4a.o", "FL-F4a.p", "FL-F4a.q", "FL-F4a.r", "FL-F4a.s"),
+    ),
 }
 
 

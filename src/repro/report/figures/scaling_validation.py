@@ -1,0 +1,98 @@
+"""Does the model hold? Predictions beside measurements that were not fitted: collectives, then training steps."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from repro.report.figures.base import Data, Drawing, NothingToShow, runs, series
+from repro.report.figures.scaling_shared import PLANS, batches, errors, plain_ticks, style
+
+_SOURCES = {"a100_dgx": "NCCL, DGX A100 (published)", "slingshot11": "Cray MPICH, Slingshot-11 (published)"}
+
+
+def scaling_validation(data: Data) -> Drawing:
+    """Predicted against measured times of collectives, one panel per source. Filled: fitted. Hollow: predicted."""
+    tables = _measured_collectives(data)
+    figure, axes = plt.subplots(1, len(tables), figsize=(3.5 * len(tables), 3.9), squeeze=False)
+    for panel, (name, table) in zip(axes[0], tables.items(), strict=True):
+        for number, (collective, rows) in enumerate(table.groupby("collective")):
+            look = style(number) | {"markersize": 4}
+            for fitted, some in rows.groupby("fitted"):
+                panel.plot(some.seconds, some.predicted, fillstyle="full" if fitted else "none", alpha=0.7, **look)
+            panel.plot([], [], label=collective.replace("_", "-"), **look)
+        ends = np.array([table.seconds.min() / 2, table.seconds.max() * 2])
+        panel.plot(ends, ends, color="black", linewidth=1)
+        for factor in (0.5, 2):
+            panel.plot(ends, factor * ends, ":", color="black", linewidth=0.8)
+        panel.set(xscale="log", yscale="log", xlabel="measured (s)", ylabel="predicted (s)", xlim=ends, ylim=ends)
+        panel.set_title(f"{name}\nnot fitted, {errors(table[~table.fitted].log_error)}", fontsize=8)
+        panel.legend(fontsize=7)
+    return Drawing(figure, "modelled against published and own measurements")
+
+
+def _measured_collectives(data: Data) -> dict[str, pd.DataFrame]:
+    """By source: `collective`, `seconds`, `predicted`, `log_error` and whether a row was `fitted`."""
+    published, probes = runs(data.folder, "scaling_network"), runs(data.folder, "fabric_probe")
+    tables = {}
+    if len(published):
+        for source, some in published[published.protocols == published.protocols.max()].groupby("source"):
+            tables[_SOURCES[source]] = series(some).assign(fitted=lambda table: table.part == "fitted")
+    if len(probes):
+        tables[f"this machine's network ({' and '.join(sorted(probes.evidence.unique()))})"] = series(probes)
+    if not tables:
+        raise NothingToShow("No record of a scaling_network or fabric_probe run.")
+    return tables
+
+
+def scaling_plans(data: Data) -> Drawing:
+    """Predicted against measured training steps of every plan at every rate. Filled: calibrated with. Hollow: predicted."""
+    found = data.runs("scaling_step")
+    found = found[found.plans == ("all" if (found.plans == "all").any() else "paper")]
+    table = series(found)
+    plans = [plan for plan in PLANS if plan in set(table.plan)]
+    rates, counts = (sorted(table[name].unique()) for name in ("cluster_mbit_s", "accumulation"))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 4.4), width_ratios=[1, 1.25])
+    for (rate, count), rows in table.groupby(["cluster_mbit_s", "accumulation"]):
+        look = style(rates.index(rate)) | {
+            "marker": style(counts.index(count))["marker"],
+            "markersize": 5,
+            "alpha": 0.8,
+        }
+        for calibrated, some in rows.groupby("calibrated"):
+            fill = "full" if calibrated else "none"
+            left.plot(some.measured, some.predicted, fillstyle=fill, **look)
+            right.plot(100 * np.expm1(some.log_error), some.plan.map(plans.index), fillstyle=fill, **look)
+        left.plot([], [], label=f"{rate:g} Mbit/s, {batches(count)}", **look)
+    _seconds_axes(left, table)
+    right.set_yticks(range(len(plans)), [PLANS[plan] for plan in plans])
+    _errors_axes(right, table[~table.calibrated.astype(bool)].log_error)
+    run = found.iloc[0]
+    shape = f"{run.nodes} nodes x {run.packages} packages x {run.gcds} GCDs"
+    return Drawing(
+        figure,
+        " and ".join(sorted(found.evidence.unique())) + " steps, modelled predictions",
+        f"{shape}; GPT of 3.8 M parameters; rates between nodes per rank.",
+    )
+
+
+def _seconds_axes(axes: Axes, table: pd.DataFrame) -> None:
+    """The diagonal, and 15 % around it."""
+    ends = np.array([table.measured.min() / 1.3, table.measured.max() * 1.3])
+    axes.plot(ends, ends, color="black", linewidth=1)
+    axes.fill_between(ends, ends / 1.15, ends * 1.15, color="grey", alpha=0.2)
+    axes.set(xscale="log", yscale="log", xlabel="measured step (s)", ylabel="predicted step (s)")
+    ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20) if ends[0] <= tick <= ends[1]]
+    for axis in (axes.xaxis, axes.yaxis):
+        plain_ticks(axis, ticks)
+    axes.legend(fontsize=6, loc="lower right", framealpha=0.5)
+
+
+def _errors_axes(axes: Axes, log_errors: pd.Series) -> None:
+    """Agreement, 15 % around it, and how many of the predicted steps are there."""
+    axes.axvspan(-15, 15, color="grey", alpha=0.2)
+    axes.axvline(0, color="black", linewidth=1)
+    axes.invert_yaxis()
+    within = 100 * (np.abs(np.expm1(log_errors)) <= 0.15).mean()
+    axes.set_xlabel("predicted against measured (%)")
+    axes.set_title(f"predicted steps, {errors(log_errors)};\n{within:.0f} % of them within 15 %", fontsize=9)
