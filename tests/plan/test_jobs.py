@@ -51,6 +51,12 @@ def test_arguments_rebuild_the_point(project, tier):
         assert cli._point(job.experiment, pairs) == job.point
 
 
+def test_a_plan_file_gives_back_typed_points(project):
+    found = plan.make("smoke", "box")
+    again = plan.Plan.model_validate_json(found.model_dump_json())
+    assert again == found and {type(job.point) for job in again.jobs} == {type(job.point) for job in found.jobs}
+
+
 def test_record_names_are_distinct(project):
     for tier in ("smoke", "laptop"):
         names = [job.record for job in plan.make(tier).jobs]

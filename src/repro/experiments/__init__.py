@@ -1,14 +1,16 @@
 """One package per experiment; its name is the experiment's id. `common` holds what several of them use."""
 
+import functools
 import importlib
 import pkgutil
 
 from repro.experiments.base import Experiment
 
 
-def names() -> list[str]:
-    """Ids of all experiments."""
-    return sorted(each.name for each in pkgutil.iter_modules(__path__) if each.ispkg and each.name != "common")
+@functools.cache
+def names() -> tuple[str, ...]:
+    """Ids of all experiments, sorted."""
+    return tuple(each.name for each in pkgutil.iter_modules(__path__) if each.ispkg and each.name != "common")
 
 
 def get(name: str) -> Experiment:

@@ -1,9 +1,10 @@
 """What an experiment is: points, metrics with units, and a function from a point to an outcome.
 
-The package of an experiment defines a `Point`, a `Metrics` and `EXPERIMENT` in its `__init__`, which imports no engine.
-The modules that do the work are imported when a point runs. An experiment knows nothing of records or files.
+The package of an experiment defines a `Point`, a `Metrics` and `EXPERIMENT` in its `__init__`, which imports no engine. Its module
+`run` has the function `run(point) -> Outcome` and is imported when a point runs. An experiment knows nothing of records or files.
 """
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -160,7 +161,6 @@ class Experiment:
     summary: str
     parameters: type[Point]
     metrics: type[Metrics]
-    run: Callable[[Any], Outcome]
     conditions: tuple[str, ...] = ()
     memory: Callable[[Any], dict[str, float] | None] = lambda point: None
     timeout_s: float = 600.0
@@ -176,6 +176,10 @@ class Experiment:
     def reports(self) -> frozenset[str]:
         """Every metric and condition that a record can hold."""
         return frozenset((*self.metrics.model_fields, *self.conditions))
+
+    def run(self, point: Any) -> Outcome:
+        """What `run` in the module `run` of the experiment's package yields. The module is imported now."""
+        return importlib.import_module(f"{self.parameters.__module__}.run").run(point)
 
     def check(self, outcome: Outcome) -> Outcome:
         """The outcome; AssertionError for metrics of another class or an unknown condition."""

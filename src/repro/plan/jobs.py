@@ -159,7 +159,7 @@ def _jobs(
     where: str,
     predict: Callable[[Point], float | None] = lambda point: None,
 ) -> list[Job]:
-    jobs = []
+    jobs, root = [], paths.root()
     for point in config.points(experiment, grid, where):
         shape = point.shape
         nodes, in_node = (1, 1) if point.one_machine else (shape.nodes, shape.in_node)
@@ -169,7 +169,7 @@ def _jobs(
             expected = grid.minutes if seconds is None else seconds / 60
         for repeat in range(grid.repeats):
             path = f"{results}/records/{experiment}/{job_id(experiment, point, repeat)}.json"
-            found, attempt = state(paths.root() / path, source)
+            found, attempt = state(root / path, source)
             jobs.append(
                 Job(
                     experiment=experiment,

@@ -2,7 +2,7 @@
 
 from pydantic import Field, model_validator
 
-from repro.experiments.base import Bits, Experiment, Metrics, Number, Outcome, Point
+from repro.experiments.base import Bits, Experiment, Metrics, Number, Point
 from repro.experiments.common.traces import ALL, TraceName, check_domain
 
 
@@ -32,17 +32,10 @@ class AffinityMetrics(Metrics):
     normalized_mutual_information_shuffled: Number
 
 
-def _run(point: AffinityPoint) -> Outcome:
-    from repro.experiments.exflow_affinity.run import run
-
-    return run(point)
-
-
 EXPERIMENT = Experiment(
     summary="Inter-layer expert affinity of real models: mutual information of neighbouring layers against shuffled tokens",
     parameters=AffinityPoint,
     metrics=AffinityMetrics,
-    run=_run,
     conditions=("routing", "tokens_used"),
     timeout_s=300,
     timed=False,

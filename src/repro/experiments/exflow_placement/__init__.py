@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from repro.experiments.base import Experiment, HopsPerToken, Metrics, Number, Outcome, Point, Seconds
+from repro.experiments.base import Experiment, HopsPerToken, Metrics, Number, Point, Seconds
 from repro.experiments.common.traces import ALL, TraceName, check_domain, experts
 
 
@@ -69,17 +69,10 @@ class PlacementMetrics(Metrics):
     seconds: Seconds
 
 
-def _run(point: PlacementPoint) -> Outcome:
-    from repro.experiments.exflow_placement.run import run
-
-    return run(point)
-
-
 EXPERIMENT = Experiment(
     summary="Expert placement on the routing of real models: hops, load and proven gap, counted on held-out sequences",
     parameters=PlacementPoint,
     metrics=PlacementMetrics,
-    run=_run,
     conditions=("routing", "tokens_used", "search", "time_limited"),
     timed=False,
 )

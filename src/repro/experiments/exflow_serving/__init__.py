@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from repro.experiments.base import Experiment, HopsPerToken, Metrics, Number, Outcome, Point
+from repro.experiments.base import Experiment, HopsPerToken, Metrics, Number, Point
 from repro.experiments.common.traces import TraceName, experts, widest
 
 
@@ -60,17 +60,10 @@ class ServingMetrics(Metrics):
     new_nodes: Number | None = None
 
 
-def _run(point: ServingPoint) -> Outcome:
-    from repro.experiments.exflow_serving.run import run
-
-    return run(point)
-
-
 EXPERIMENT = Experiment(
     summary="Copies of hot experts (top-1: hops against load) and placing by whole tokens (top-k: GPUs that a token visits)",
     parameters=ServingPoint,
     metrics=ServingMetrics,
-    run=_run,
     conditions=("routing", "search", "time_limited"),
     timed=False,
 )

@@ -3,7 +3,7 @@ that they amount to."""
 
 from pydantic import Field
 
-from repro.experiments.base import Experiment, Outcome
+from repro.experiments.base import Experiment
 from repro.experiments.common.probe import ProbeMetrics
 from repro.experiments.common.ranks import OnRanks
 
@@ -21,17 +21,10 @@ class FabricProbe(OnRanks):
         return f"{self.shape_label}-{self.cluster_mbit_s:g}mbit{self.fabric_label}"
 
 
-def _run(point: FabricProbe) -> Outcome:
-    from repro.experiments.fabric_probe.run import run
-
-    return run(point)
-
-
 EXPERIMENT = Experiment(
     summary="Latency and rate of every level of the network, by collectives of several sizes",
     parameters=FabricProbe,
     metrics=ProbeMetrics,
-    run=_run,
     conditions=("fabric",),
     timeout_s=TIMEOUT_S,
 )

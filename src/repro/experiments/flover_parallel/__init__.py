@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from repro.experiments.base import Experiment, Number, Outcome
+from repro.experiments.base import Experiment, Number
 from repro.experiments.common.names import Layout
 from repro.experiments.common.ranks import OnRanks
 from repro.experiments.common.serving import PAPER_SHORTEST, ServedMetrics
@@ -54,17 +54,10 @@ class ParallelMetrics(ServedMetrics):
     tokens_equal_fraction: Number
 
 
-def _run(point: ParallelPoint) -> Outcome:
-    from repro.experiments.flover_parallel.run import run
-
-    return run(point)
-
-
 EXPERIMENT = Experiment(
     summary="Tensor-parallel fused decoding: in a node and between nodes, with reordering and without",
     parameters=ParallelPoint,
     metrics=ParallelMetrics,
-    run=_run,
     conditions=("fabric", "requests_checked"),
     timeout_s=TIMEOUT_S,
 )

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from repro.experiments.base import Experiment, Number, Outcome, Point, Seconds, metrics
+from repro.experiments.base import Experiment, Number, Point, Seconds, metrics
 
 WINDOWS = ("dynamic", "dynamic_concurrent")  # policies that have one
 
@@ -54,17 +54,10 @@ class QueueMetrics(
     """Mean and standard deviation over the draws. A fixed interval has a single draw, and its deviations are 0."""
 
 
-def _run(point: QueuePoint) -> Outcome:
-    from repro.experiments.flover_queue.run import run
-
-    return run(point)
-
-
 EXPERIMENT = Experiment(
     summary="Queue model of fused decoding and its baselines: total time, iterations and overlap at the paper's own request rates",
     parameters=QueuePoint,
     metrics=QueueMetrics,
-    run=_run,
     conditions=("reference",),
     timeout_s=120,
     timed=False,

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from repro.experiments.base import Bytes, Experiment, Number, Outcome, Point, Seconds
+from repro.experiments.base import Bytes, Experiment, Number, Point, Seconds
 from repro.experiments.common.names import Layout
 from repro.experiments.common.serving import PAPER_SHORTEST, ServedMetrics
 
@@ -112,17 +112,10 @@ class ServingMetrics(ServedMetrics):
     error_latency_p99: Number | None = None
 
 
-def _run(point: ServingPoint) -> Outcome:
-    from repro.experiments.flover_serving.run import run
-
-    return run(point)
-
-
 EXPERIMENT = Experiment(
     summary="Serve a language model: fused decoding against batching and concurrent instances, token for token",
     parameters=ServingPoint,
     metrics=ServingMetrics,
-    run=_run,
     conditions=("weights", "threads", "linear", "kernels", "scales", "lone_reference"),
     timeout_s=600,
 )

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from repro.experiments.base import Bytes, Experiment, Number, Outcome, Seconds, TokensPerSecond, metrics
+from repro.experiments.base import Bytes, Experiment, Number, Seconds, TokensPerSecond, metrics
 from repro.experiments.common.ranks import LEVELS, OnRanks
 
 ROUTING = ("all_to_all", "all_to_all_parts", "all_gather", "all_gather_kv")
@@ -86,17 +86,10 @@ class MoEDecodeMetrics(
     leaving_node_fraction: Number | None = None
 
 
-def _run(point: MoEDecodePoint) -> Outcome:
-    from repro.experiments.moe_decode.run import run
-
-    return run(point)
-
-
 EXPERIMENT = Experiment(
     summary="Expert-parallel decoding: tokens/s, time per part and bytes with two all-to-alls, one, and placement, and DeepSpeed's",
     parameters=MoEDecodePoint,
     metrics=MoEDecodeMetrics,
-    run=_run,
     conditions=("fabric", "requests_checked"),
     timeout_s=TIMEOUT_S,
 )

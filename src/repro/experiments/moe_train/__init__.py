@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from repro.experiments.base import Bits, Experiment, Nats, Number, Outcome, Point, metrics
+from repro.experiments.base import Bits, Experiment, Nats, Number, Point, metrics
 
 # Evaluated after so many iterations, and after the last: dense where the paper's curve falls, then every thousand.
 EVALUATED = (0, 10, 20, 50, 100, 150, 200, 300, 500, 750, 1000, 1500)
@@ -76,17 +76,10 @@ class MoeTrainMetrics(
     stay_low: Number | None = None
 
 
-def _run(point: MoeTrain) -> Outcome:
-    from repro.experiments.moe_train.run import run
-
-    return run(point)
-
-
 EXPERIMENT = Experiment(
     summary="Training of a GPT with 8 to 64 experts a block: loss, balance and affinity of its routing over the iterations",
     parameters=MoeTrain,
     metrics=MoeTrainMetrics,
-    run=_run,
     timeout_s=4 * 3600.0,
     timed=False,
 )

@@ -7,7 +7,6 @@ from pydantic import Field, model_validator
 from repro.experiments.base import (
     Experiment,
     Number,
-    Outcome,
     Point,
     Ratio,
     Seconds,
@@ -56,16 +55,9 @@ class ScalingDecodeMetrics(
     """Of every mode, the paper's two ratios against two all-to-alls, and what a placement does to held-out tokens."""
 
 
-def _run(point: ScalingDecode) -> Outcome:
-    from repro.experiments.scaling_decode.run import run
-
-    return run(point)
-
-
 EXPERIMENT = Experiment(
     summary="Predicted expert-parallel decoding on 4 to 64 GPUs, with measured hops",
     parameters=ScalingDecode,
     metrics=ScalingDecodeMetrics,
-    run=_run,
     timed=False,
 )

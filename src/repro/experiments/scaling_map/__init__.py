@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from repro.experiments.base import BillionParameters, Experiment, Number, Outcome, Point, metrics
+from repro.experiments.base import BillionParameters, Experiment, Number, Point, metrics
 from repro.experiments.common.names import Hardware
 
 PLANS = ("ddp", "zero1", "zero2", "zero3", "hpz", "zeropp", "mics", "hsdp", "hierarchical", "hierarchical_fp")
@@ -39,16 +39,9 @@ class ScalingMapMetrics(
     crossover_factor: Number | None = None
 
 
-def _run(point: ScalingMap) -> Outcome:
-    from repro.experiments.scaling_map.run import run
-
-    return run(point)
-
-
 EXPERIMENT = Experiment(
     summary="The fastest ZeRO plan that fits, over networks, memories, models and numbers of ranks",
     parameters=ScalingMap,
     metrics=ScalingMapMetrics,
-    run=_run,
     timed=False,
 )

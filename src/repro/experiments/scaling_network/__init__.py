@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from repro.experiments.base import Experiment, Metrics, Number, Outcome, Point
+from repro.experiments.base import Experiment, Metrics, Number, Point
 
 
 class ScalingNetwork(Point):
@@ -35,17 +35,10 @@ class ScalingNetworkMetrics(Metrics):
     one_protocol_error_median: Number
 
 
-def _run(point: ScalingNetwork) -> Outcome:
-    from repro.experiments.scaling_network.run import run
-
-    return run(point)
-
-
 EXPERIMENT = Experiment(
     summary="The collective model against published measurements that it was not fitted to",
     parameters=ScalingNetwork,
     metrics=ScalingNetworkMetrics,
-    run=_run,
     conditions=("switches_bytes", "parameters"),
     timed=False,
 )

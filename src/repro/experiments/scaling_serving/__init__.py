@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from repro.experiments.base import Experiment, Outcome, Point, Ratio, Seconds, bands
+from repro.experiments.base import Experiment, Point, Ratio, Seconds, bands
 
 # What serves: the paper's fusion; one after another; and FasterTransformer's instances, which share the GPU.
 POLICIES = ("fused", "serial", "instances")
@@ -30,16 +30,9 @@ class ScalingServingMetrics(
     """Total times of all requests, the fused server's speed-ups, and the time of a request alone."""
 
 
-def _run(point: ScalingServing) -> Outcome:
-    from repro.experiments.scaling_serving.run import run
-
-    return run(point)
-
-
 EXPERIMENT = Experiment(
     summary="Total time of the paper's requests, fused and not, predicted from the sizes of model and GPU",
     parameters=ScalingServing,
     metrics=ScalingServingMetrics,
-    run=_run,
     timed=False,
 )

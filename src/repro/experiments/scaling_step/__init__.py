@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from repro.experiments.base import Experiment, Number, Outcome, Ratio, prefixed
+from repro.experiments.base import Experiment, Number, Ratio, prefixed
 from repro.experiments.common.names import NAMED
 from repro.experiments.common.probe import ProbeMetrics
 from repro.experiments.common.ranks import Ranked
@@ -55,17 +55,10 @@ class ScalingStepMetrics(prefixed("probe_", ProbeMetrics)):
     factor_exposed: Ratio
 
 
-def _run(point: ScalingStep) -> Outcome:
-    from repro.experiments.scaling_step.run import run
-
-    return run(point)
-
-
 EXPERIMENT = Experiment(
     summary="Predicted and measured step times of the ZeRO plans, the network probed in the same run",
     parameters=ScalingStep,
     metrics=ScalingStepMetrics,
-    run=_run,
     conditions=("fabric",),
     timeout_s=TIMEOUT_S,
 )

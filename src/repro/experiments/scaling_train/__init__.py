@@ -8,7 +8,6 @@ from repro.experiments.base import (
     Experiment,
     Gigabytes,
     Number,
-    Outcome,
     Point,
     Ratio,
     Seconds,
@@ -58,12 +57,6 @@ class ScalingTrainMetrics(
     ranks: Number
 
 
-def _run(point: ScalingTrain) -> Outcome:
-    from repro.experiments.scaling_train.run import run
-
-    return run(point)
-
-
 def _train_seconds(point: ZeroTrain, hardware: str) -> float | None:
     from repro.experiments.scaling_train.predict import train_seconds
 
@@ -74,7 +67,6 @@ EXPERIMENT = Experiment(
     summary="Predicted steps of the ZeRO plans at 8 to 384 GCDs and on other machines, with bands",
     parameters=ScalingTrain,
     metrics=ScalingTrainMetrics,
-    run=_run,
     conditions=tuple(f"critical_{plan}" for plan in PLANS),
     timed=False,
     predicts={"zero_train": _train_seconds},

@@ -13,7 +13,6 @@ from repro.experiments.base import (
     Experiment,
     Gigabytes,
     Number,
-    Outcome,
     Point,
     Seconds,
     metrics,
@@ -53,17 +52,10 @@ class ZeroPlanMetrics(
     step_seconds_best: Seconds | None = None
 
 
-def _run(point: ZeroPlan) -> Outcome:
-    from repro.experiments.zero_plan.run import run
-
-    return run(point)
-
-
 EXPERIMENT = Experiment(
     summary="Predicted step time and memory of every ZeRO plan on a machine, and which is best",
     parameters=ZeroPlan,
     metrics=ZeroPlanMetrics,
-    run=_run,
     conditions=("best",),
     timed=False,
 )

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from repro.experiments.base import Bytes, Experiment, Metrics, Nats, Number, Outcome, Seconds, Tflops
+from repro.experiments.base import Bytes, Experiment, Metrics, Nats, Number, Seconds, Tflops
 from repro.experiments.common.names import NamedPlan
 from repro.experiments.common.ranks import LEVELS, OnRanks
 
@@ -110,12 +110,6 @@ class ZeroTrainMetrics(Metrics):
     wire_cluster: Bytes | None = None
 
 
-def _run(point: ZeroTrain) -> Outcome:
-    from repro.experiments.zero_train.run import run
-
-    return run(point)
-
-
 def _memory(point: ZeroTrain) -> dict[str, float] | None:
     from repro.experiments.zero_train.plans import memory
 
@@ -126,7 +120,6 @@ EXPERIMENT = Experiment(
     summary="Step time, bytes per level, losses and memory of every ZeRO plan, and of DeepSpeed's and FSDP's",
     parameters=ZeroTrain,
     metrics=ZeroTrainMetrics,
-    run=_run,
     conditions=("fabric",),
     memory=_memory,
     timeout_s=TIMEOUT_S,
