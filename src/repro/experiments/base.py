@@ -1,7 +1,7 @@
 """What an experiment is: points, metrics with units, and a function from a point to an outcome.
 
-The package of an experiment defines a `Point`, a `Metrics` and `EXPERIMENT` in its `__init__`, which imports no engine. Its module
-`run` has the function `run(point) -> Outcome` and is imported when a point runs. An experiment knows nothing of records or files.
+The package of an experiment defines a `Point`, a `Metrics` and `EXPERIMENT` in its `__init__`, which imports no engine.
+Its module `run` has the function `run(point) -> Outcome` and is imported when a point runs. It knows nothing of files.
 """
 
 import importlib
@@ -37,7 +37,7 @@ class Shape(NamedTuple):
 
 
 class Point(BaseModel):
-    """Parameters of one point. Subclasses add fields with defaults. An unknown key is an error that lists the known ones."""
+    """Parameters of one point. Subclasses add fields with defaults. An unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     seed: int = Field(0, ge=0)
@@ -86,7 +86,7 @@ BillionParameters = Annotated[float, Unit("10⁹ parameters")]
 
 
 class Metrics(BaseModel):
-    """The numbers of a run. The type of a field is its unit. A field that not every run reports is `Unit | None = None`."""
+    """The numbers of a run. The type of a field is its unit. Fields that not every run reports default to None."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -110,8 +110,8 @@ def _unit(field_type: tuple[list[Any], Any]) -> str:
 
 
 def metrics(kind: Any, *names: str) -> type[Metrics]:
-    """A base class with a field of type `kind` for each of `names`: for metrics whose names follow a pattern. Where `kind` allows
-    None, so does the field."""
+    """A base class with a field of type `kind` for each of `names`: for metrics whose names follow a pattern. Where
+    `kind` allows None, so does the field."""
     default = None if type(None) in get_args(kind) else ...
     return create_model("Pattern", __base__=Metrics, **{name: (kind, default) for name in names})
 
@@ -124,7 +124,7 @@ def prefixed(prefix: str, kind: type[Metrics]) -> type[Metrics]:
 
 
 def bands(kind: Any, *names: str) -> type[Metrics]:
-    """Like `metrics`, for modelled numbers: `name` is the median, `name_low` and `name_high` are the ends of the 90 % band."""
+    """Like `metrics`, for modelled numbers: `name` is the median, `name_low` and `name_high` end the 90 % band."""
     return metrics(kind, *(f"{name}{end}" for name in names for end in ("_low", "", "_high")))
 
 
@@ -137,7 +137,7 @@ class MissingHardware(RuntimeError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a point yields. `conditions`: what the numbers depend on beyond the point, such as `{"fabric": "shaped"}`."""
+    """What a point yields. `conditions`: what the numbers depend on beyond the point, as `{"fabric": "shaped"}`."""
 
     metrics: Metrics
     evidence: Evidence = "measured"
@@ -150,12 +150,10 @@ class Outcome:
 class Experiment:
     """One experiment.
 
-    `conditions`: names of all conditions that a record can hold.
-    `memory`: predicted bytes per rank by kind; None where they are unknown.
-    `timeout_s`: limit of one run.
-    `timed`: claims are about time, so nothing else may run on the machine meanwhile.
-    `predicts`: by experiment, a function of a point of it and the name of a platform's hardware. It gives the seconds of a run
-    there, or None where it cannot tell.
+    conditions  names of all conditions that a record can hold memory      predicted bytes per rank by kind; None where
+    they are unknown timeout_s   limit of one run timed       claims are about time, so nothing else may run on the
+    machine meanwhile predicts    by experiment, a function of a point of it and of a platform's hardware: seconds of a
+    run, None if unknown
     """
 
     summary: str

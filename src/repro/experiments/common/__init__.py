@@ -1,1 +1,1 @@
-"""What several experiments use. Modules without an engine in their imports may be imported by an experiment's `__init__`."""
+"""What several experiments use. The `__init__` of an experiment may import those modules that import no engine."""

@@ -1,4 +1,4 @@
-"""Points that run on ranks, on a machine of three levels: ranks in a package, packages in a node, nodes in a cluster."""
+"""Points that run on ranks, on a machine of three levels: package, node and cluster."""
 
 from typing import Literal
 
@@ -37,9 +37,9 @@ class Ranked(Point):
 class OnRanks(Ranked):
     """A point on ranks whose network is emulated where the machine allows it.
 
-    `cluster_mbit_s` is the rate between nodes per rank with all ranks busy. The rates inside a node are higher by the ratios,
-    16 and 4 on Frontier. 8 ranks on 2 cores send 400 to 900 Mbit/s each without shaping. At 25 Mbit/s even the package link
-    (400) is therefore limited by the shaper and not by the cores.
+    `cluster_mbit_s` is the rate between nodes per rank with all ranks busy. The rates inside a node are higher by the
+    ratios, 16 and 4 on Frontier. 8 ranks on 2 cores send 400 to 900 Mbit/s each without shaping. At 25 Mbit/s even the
+    package link (400) is therefore limited by the shaper and not by the cores.
     """
 
     cluster_mbit_s: float = Field(25.0, gt=0)

@@ -7,7 +7,7 @@ PAPER_SHORTEST = 128  # tokens of the shortest answer of random length
 
 
 class ServedMetrics(Metrics):
-    """As `repro.flover.workload.summary` gives them. There is no time per output token where every answer is a single token."""
+    """As `repro.flover.workload.summary` gives them. Answers of a single token have no time per output token."""
 
     total_seconds: Seconds
     tokens_per_s: TokensPerSecond

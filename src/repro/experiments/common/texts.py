@@ -28,8 +28,8 @@ def read(name: str) -> Text:
 
 
 def windows(text: Tensor, tokens: int, length: int) -> Tensor:
-    """About `tokens` bytes as sequences spread evenly over `text`, int64 [sequences, length + 1]: each with the byte behind it.
-    They do not overlap as long as the text is long enough. ValueError when it is shorter than one."""
+    """About `tokens` bytes as sequences spread evenly over `text`, int64 [sequences, length + 1]: each with the byte
+    behind it. They do not overlap as long as the text is long enough. ValueError when it is shorter than one."""
     if len(text) <= length:
         raise ValueError(f"a text of {len(text)} bytes has no sequence of seq_len {length}")
     starts = np.linspace(0, len(text) - length - 1, max(tokens // length, 1)).astype(int)

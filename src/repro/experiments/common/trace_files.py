@@ -1,4 +1,4 @@
-"""Read the shipped routing traces, and split them into tokens to place experts by and tokens to judge a placement on."""
+"""Read the shipped routing traces, and split them into tokens to place experts by and tokens to judge a placement."""
 
 from dataclasses import dataclass
 

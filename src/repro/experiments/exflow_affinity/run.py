@@ -11,8 +11,8 @@ from repro.experiments.exflow_affinity import AffinityMetrics, AffinityPoint
 
 
 def run(point: AffinityPoint) -> Outcome:
-    """Series, rows of two kinds: `pair` (one per pair of layers: layer, bits, share, shuffled_bits, shuffled_share) and `routing`
-    (the conditional routing of the middle pair: layer, from_expert, to_expert, probability).
+    """Series, rows of two kinds: `pair` (one per pair of layers: layer, bits, share, shuffled_bits, shuffled_share) and
+    `routing` (the conditional routing of the middle pair: layer, from_expert, to_expert, probability).
     """
     source = open_trace(point.trace)
     trace = source.trace.take(source.of(point.domain))

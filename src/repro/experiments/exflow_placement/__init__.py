@@ -1,4 +1,4 @@
-"""Place experts by training sequences of a model's routing, count the hops of sequences that the placement never saw."""
+"""Place experts by training sequences of a model's routing, and count the hops of held-out sequences."""
 
 from typing import Literal
 
@@ -9,8 +9,8 @@ from repro.experiments.common.traces import ALL, TraceName, check_domain, expert
 
 
 class PlacementPoint(Point):
-    """`seed` splits the sequences of gpt-oss, draws the training tokens and seeds the method: an interval over seeds covers all three.
-    A GPT-MoE's tokens are split by its own training text and held-out text."""
+    """`seed` splits the sequences of gpt-oss, draws the training tokens and seeds the method: an interval over seeds
+    covers all three. A GPT-MoE's tokens are split by its own training text and held-out text."""
 
     trace: TraceName = "gptoss20b"
     train_domain: str = ALL

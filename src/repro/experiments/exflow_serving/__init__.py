@@ -1,4 +1,4 @@
-"""What a server can choose beside a placement: copies of hot experts in spare slots, and, for top-k routing, placing by whole tokens."""
+"""Copies of hot experts in spare slots, and, for top-k routing, placing by whole tokens."""
 
 from typing import Literal
 

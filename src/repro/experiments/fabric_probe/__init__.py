@@ -1,5 +1,5 @@
-"""What the network of this machine or allocation does: times of gathers and reductions over every level, and the latency and rate of each
-that they amount to."""
+"""What the network of this machine or allocation does: times of gathers and reductions over every level, and the
+latency and rate of each that they amount to."""
 
 from pydantic import Field
 

@@ -13,8 +13,7 @@ TIMEOUT_S = 900.0
 
 
 class ParallelPoint(OnRanks):
-    """A LLaMA model with random weights; answers of 128 to `longest` tokens, times `length_scale`, and
-    prompts of 8."""
+    """LLaMA with random weights. Prompts have 8 tokens, answers 128 to `longest`, times `length_scale`."""
 
     nodes: int = Field(1, ge=1)
     gcds: int = Field(1, ge=1, description="ranks per package")
@@ -48,7 +47,7 @@ class ParallelPoint(OnRanks):
 
 
 class ParallelMetrics(ServedMetrics):
-    """`ranks_agree`: whether all ranks ran the same passes. `tokens_equal_fraction`: of some requests, against one process."""
+    """`ranks_agree`: all ranks ran the same passes. `tokens_equal_fraction`: of some requests, against one process."""
 
     ranks_agree: Number
     tokens_equal_fraction: Number

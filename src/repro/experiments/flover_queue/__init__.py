@@ -1,5 +1,5 @@
-"""The paper's request tables by the queue model: total time over n requests (Fig. 4a), iterations and overlap (v1 Fig. 8), and
-the policies of its progress figure."""
+"""The paper's request tables by the queue model: total time over n requests (Fig. 4a), iterations and overlap (v1 Fig.
+8), and the policies of its progress figure."""
 
 from typing import Literal
 
@@ -11,7 +11,8 @@ WINDOWS = ("dynamic", "dynamic_concurrent")  # policies that have one
 
 
 class QueuePoint(Point):
-    """`table`: fig4a and progress have arrivals at a fixed interval, fig8 Poisson arrivals whose mean gap is `interval_ms`."""
+    """`table`: fig4a and progress have arrivals at a fixed interval, fig8 Poisson arrivals of mean gap
+    `interval_ms`."""
 
     table: Literal["fig4a", "fig8", "progress"] = "fig8"
     policy: Literal["fused", "serial", "dynamic", "dynamic_concurrent", "instances"] = Field(

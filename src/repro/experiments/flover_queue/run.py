@@ -12,7 +12,7 @@ from repro.flover.arrivals import Shape, fixed_arrivals, poisson_arrivals
 
 
 def run(point: QueuePoint) -> Outcome:
-    """Series, a row per draw: fig8 has one draw per seed; the others one row for each of 1, 2, 4 … `requests` requests."""
+    """Series, a row per draw: fig8 has one draw per seed; the others have one row for each of 1, 2, 4 … `requests`."""
     interval_s = point.interval_ms / 1000
     if point.table == "fig8":
         seeds = np.random.SeedSequence(point.seed).generate_state(point.seeds).tolist()
@@ -30,7 +30,7 @@ def run(point: QueuePoint) -> Outcome:
 
 def _row(point: QueuePoint, arrivals: Sequence[float], draw: int) -> dict[str, float]:
     """One run of the model, and the serial time of the same arrivals."""
-    # The paper counts `iterations` for a request; the model's first token comes from the prompt, which costs nothing here.
+    # The paper counts `iterations` for a request; the model's first token comes from the prompt, which is free here.
     shapes = [Shape(arrival, 1, point.iterations + 1) for arrival in arrivals]
     times = queueing.LinearTimes(point.single_request_s / point.iterations, point.batch_cost)
     found, serial = _policy(point).run(shapes, times), queueing.Fused(slots=1).run(shapes, times).total_seconds

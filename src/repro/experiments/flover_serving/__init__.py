@@ -1,4 +1,4 @@
-"""Serving a language model: fused decoding against serial, static and dynamic batching and concurrent instances on the same requests."""
+"""Serving a language model: fused decoding against serial, static and dynamic batching and concurrent instances."""
 
 from typing import Literal
 
@@ -12,9 +12,10 @@ ModelName = Literal["smollm2-135m", "random-40m", "random-1b", "random-7b", "ran
 
 
 class ServingPoint(Point):
-    """Engine, workload and its scales. Lengths and gaps of the Azure trace are multiplied by the scales; ShareGPT has lengths only and gets
-    Poisson arrivals; the paper's regular workloads have prompts of 8 tokens and answers of 512 (uniform: 128 to `longest`), multiplied
-    by `length_scale`. Fields that end in `_t1` count in the time of a lone request, which is measured before."""
+    """Engine, workload and its scales. Lengths and gaps of the Azure trace are multiplied by the scales; ShareGPT has
+    lengths only and gets Poisson arrivals; the paper's regular workloads have prompts of 8 tokens and answers of 512
+    (uniform: 128 to `longest`), multiplied by `length_scale`. Fields that end in `_t1` count in the time of a lone
+    request, which is measured before."""
 
     engine: Literal["fused", "serial", "static", "dynamic", "instances"] = "fused"
     requests: int = Field(32, ge=1)

@@ -33,7 +33,7 @@ def seconds(model: Llama, requests: Sequence[Request], capacity: int) -> float:
 
 
 def agreement(model: Llama, report: Report, alone: list[Generation]) -> tuple[dict[int, bool], dict[str, float]]:
-    """Per request decoded alone, whether its tokens are the lone ones; and the shares of equal and of nearly tied ones."""
+    """Per request decoded alone, whether its tokens are equal; and the shares of equal and of nearly tied requests."""
     served = {generation.request.id: generation for generation in report.generations}
     gaps = {g.request.id: divergence(model, served[g.request.id], g) for g in alone}
     equal = {request: gap is None for request, gap in gaps.items()}

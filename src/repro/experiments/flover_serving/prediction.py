@@ -1,4 +1,4 @@
-"""What the queue model, given times measured on this machine, says about a point of `flover_serving` before it is served."""
+"""What the queue model predicts for a point of `flover_serving`, given times measured on this machine."""
 
 from collections.abc import Callable, Sequence
 

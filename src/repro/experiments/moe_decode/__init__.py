@@ -1,5 +1,5 @@
-"""Decode with a GPT-MoE whose experts are spread over ranks: with two all-to-alls per layer or one, experts placed by rank order
-or by affinity, over the emulated three-level network where the machine allows it."""
+"""Decode with a GPT-MoE whose experts are spread over ranks: with two all-to-alls per layer or one, experts placed by
+rank order or by affinity, over the emulated three-level network where the machine allows it."""
 
 from typing import Literal
 
@@ -33,8 +33,9 @@ class MoEDecodePoint(OnRanks):
     kv_heads: int = Field(0, ge=0, description="0: as many as heads")
     expert_hidden: int = Field(64, ge=1)
     dtype: Literal["float32", "bfloat16"] = "float32"
-    # With 128 requests per rank a layer of the trained model moves 28 KiB a rank, half of it between nodes, for which 25 Mbit/s
-    # need 5 ms: as long as 8 ranks on 2 cores need to start an exchange at all. Less would measure calls, not links.
+    # With 128 requests per rank a layer of the trained model moves 28 KiB a rank, half of it between nodes, for which
+    # 25 Mbit/s need 5 ms: as long as 8 ranks on 2 cores need to start an exchange at all. Less would measure calls, not
+    # links.
     requests: int = Field(128, ge=1, description="per rank")
     prompt: int = Field(16, ge=1, description="tokens")
     new_tokens: int = Field(16, ge=3, description="per request")
@@ -73,8 +74,8 @@ class MoEDecodeMetrics(
     metrics(Seconds, *(f"seconds_{part}" for part in PARTS)),
     metrics(Bytes, *(f"bytes_{name}" for name in (*ROUTING, *LEVELS))),
 ):
-    """Per decoding iteration, prompts not counted. Seconds are those of the slowest rank, or, of parts, of the average rank in
-    further iterations in which all ranks meet before each exchange. Bytes and rows are of all ranks."""
+    """Per decoding iteration, prompts not counted. Seconds are those of the slowest rank, or, of parts, of the average
+    rank in further iterations in which all ranks meet before each exchange. Bytes and rows are of all ranks."""
 
     iteration_seconds: Seconds
     routing_seconds: Seconds

@@ -1,4 +1,4 @@
-"""What moe_decode runs: the model and its placement in the parent, decoding on every rank, and one process to compare with."""
+"""What moe_decode runs: placement in the parent, decoding on every rank, and one process to compare with."""
 
 import copy
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ def prompts(point: MoEDecodePoint) -> list[Tensor]:
 
 
 def placed(point: MoEDecodePoint, model: GPTMoE) -> np.ndarray:
-    """The rank of every expert, int64 [layers, experts], placed by the model's routing of `profile_tokens` of training text."""
+    """Rank of every expert, int64 [layers, experts], placed by the routing of `profile_tokens` of training text."""
     length = min(128, model.config.seq_len)
     train = [read(name).train for name in FILES]
     draw = np.random.default_rng([point.seed, 2])
@@ -109,7 +109,8 @@ def decode(
 
 
 def equal_to_one_process(point: MoEDecodePoint, model: GPTMoE, prompts: list[Tensor], tokens: Tensor) -> float:
-    """Share of a sample of requests whose tokens, [requests, new_tokens], one process gives as well, without cache or other requests."""
+    """Share of a sample of requests whose tokens, [requests, new_tokens], one process gives as well, without any
+    cache."""
     chosen = np.linspace(0, len(prompts) - 1, min(CHECKED, len(prompts))).astype(int).tolist()
     device = model.head.weight.device
     same = [torch.equal(generate(model, prompts[r].to(device), point.new_tokens).cpu(), tokens[r]) for r in chosen]

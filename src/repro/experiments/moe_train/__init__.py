@@ -1,4 +1,5 @@
-"""Train a GPT with a mixture of experts in every block, and follow how its routing and its affinity develop (the paper's Fig. 12)."""
+"""Train a GPT with a mixture of experts in every block, and follow its routing and its affinity (the paper's Fig.
+12)."""
 
 from typing import Literal
 

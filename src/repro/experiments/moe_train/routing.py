@@ -31,7 +31,7 @@ class Routed:
         return np.stack(counts) / self.trace.tokens
 
     def shuffled(self, rng: np.random.Generator) -> "Routed":
-        """The control: the tokens of each layer permuted on their own. Loads stay, every link between layers is gone."""
+        """The control: the tokens of each layer permuted on their own. Loads stay, links between layers are gone."""
         return Routed(Trace(rng.permuted(self.trace.experts, axis=0), self.trace.num_experts), self.loss)
 
 
@@ -55,19 +55,22 @@ def join(parts: list[Routed]) -> Routed:
 
 
 def stay(known: np.ndarray, counts: np.ndarray) -> float:
-    """Share of transitions that stay on their GPU, with one expert a GPU and layer, placed by the transitions `known` and counted
-    on others, both [layers-1, E, E]; even routing without affinity gives 1/E.
+    """Share of transitions that stay on their GPU, with one expert a GPU and layer, placed by the transitions `known`
+    and counted on others, both [layers-1, E, E]; even routing without affinity gives 1/E.
 
-    With one expert a GPU the names of a layer's GPUs are free, so the paper's integer program falls apart into one assignment
-    problem per pair of layers, solved exactly here.
+    With one expert a GPU the names of a layer's GPUs are free, so the paper's integer program falls apart into one
+    assignment problem per pair of layers, solved exactly here.
     """
     chosen = [linear_sum_assignment(pair, maximize=True) for pair in known]
     return float(sum(pair[at].sum() for pair, at in zip(counts, chosen, strict=True)) / counts.sum())
 
 
 def measure(known: Routed, held_out: Routed, seed: int) -> dict[str, float]:
-    """Of one text at one iteration: loss, affinity (beside that of shuffled tokens, which shows what uneven loads alone give and
-    how the estimates are biased) and evenness of the routing; all of `held_out`, with experts placed by `known`."""
+    """Of one text at one iteration: loss, affinity and evenness of the routing of `held_out`, with experts placed by
+    `known`.
+
+    The affinity of shuffled tokens shows what uneven loads alone give and how the estimates are biased.
+    """
     rng = np.random.default_rng(seed)
     numbers = {"loss": held_out.loss}
     for suffix, *both in (("", known, held_out), ("_shuffled", known.shuffled(rng), held_out.shuffled(rng))):

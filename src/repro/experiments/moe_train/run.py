@@ -58,6 +58,7 @@ def run(point: MoeTrain) -> Outcome:
 
 
 def stay_over_time(stay: pd.Series, early: int = EARLY, late: int = LATE) -> dict[str, float | None]:
-    """Start, peak until `early`, and low from `early` to `late` (None where the run ends before) of values by iteration."""
+    """Start, peak until `early`, and low from `early` to `late` (None where the run ends before), of values by
+    iteration."""
     low = stay.loc[early:late].min() if late in stay.index else None
     return {"stay_start": stay.loc[0], "stay_peak": stay.loc[1:early].max(), "stay_low": low}

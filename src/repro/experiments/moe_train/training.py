@@ -10,7 +10,8 @@ from repro.models.gpt_moe import GPTMoE, GPTMoEConfig
 
 
 def batches(texts: list[Tensor], rows: int, length: int, seed: int) -> Iterator[Tensor]:
-    """Random sequences, int64 [rows, length + 1], without end; each row's text is drawn first, so all weigh the same."""
+    """Random sequences, int64 [rows, length + 1], without end. Each row's text is drawn first, so all weigh the
+    same."""
     rng = np.random.default_rng(seed)
     while True:
         chosen = [texts[i] for i in rng.integers(len(texts), size=rows)]
@@ -28,9 +29,9 @@ def train(
     look_at: Collection[int],
     look: Callable[[int, GPTMoE], None],
 ) -> GPTMoE:
-    """AdamW (0.9, 0.95; weight decay 0.1), gradients clipped to norm 1, and a rate that rises to `lr` over `warmup` iterations and
-    then stays: so the model after n iterations does not depend on how many follow. `look(n, model)` is called after n iterations
-    for each n in `look_at`, 0 being the model before training."""
+    """AdamW (0.9, 0.95; weight decay 0.1), gradients clipped to norm 1, and a rate that rises to `lr` over `warmup`
+    iterations and then stays: so the model after n iterations does not depend on how many follow. `look(n, model)` is
+    called after n iterations for each n in `look_at`, 0 being the model before training."""
     torch.manual_seed(seed)
     model = GPTMoE(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True)

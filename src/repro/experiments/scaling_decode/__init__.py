@@ -1,4 +1,4 @@
-"""ExFlow at the paper's sizes: predicted decoding of its GPT-MoE on 4 to 64 A100s, with the tokens that leave a GPU measured on traces."""
+"""ExFlow at the paper's sizes: predicted decoding of its GPT-MoE on 4 to 64 A100s, with hops measured on traces."""
 
 from typing import Literal
 
@@ -21,7 +21,8 @@ PLACEMENTS = ("contiguous", "affinity")
 
 
 class ScalingDecode(Point):
-    """The paper's machine; `hidden`, batch and context are not published. `seed` splits the trace and seeds the search and the draws."""
+    """The paper's machine. `hidden`, batch and context are not published. `seed`: of the split, the search and the
+    draws."""
 
     experts: Literal[8, 16, 32, 64] = 16
     gpus: int = Field(8, ge=4)

@@ -18,14 +18,14 @@ def run(point: ScalingDecode) -> Outcome:
     machine = scaling.hardware("wilkes3").machine(point.gpus // PER_NODE, point.draws, point.seed)
     model = moe.paper_models(point.hidden)[point.experts]
     size = (model, machine, point.tokens_per_gpu, point.context)
-    # At home a token's expert may be anywhere; between layers it is where the placement puts it. Experts are as unevenly asked for.
+    # At home a token's expert may be anywhere; between layers it is where it was placed. Loads are as uneven.
     from_home = replace(decode.uniform(machine), max_load=contiguous.max_load)
     found = {
         "two_all_to_alls": decode.iteration(*size, "two_all_to_alls", from_home),
         "coherent": decode.iteration(*size, "coherent", contiguous),
         "placed": decode.iteration(*size, "placed", affinity),
         "kv_sent": decode.iteration(*size, "placed", affinity, kv_sent=True),
-        # As if every GPU had as many tokens: what the placement is worth where training evens the load (the baseline's too).
+        # As if every GPU had as many tokens: what the placement is worth where training evens the load.
         "balanced": decode.iteration(*size, "placed", replace(affinity, max_load=1.0)),
     }
     even_base = decode.iteration(*size, "two_all_to_alls", decode.uniform(machine))

@@ -1,4 +1,4 @@
-"""What if: the fastest ZeRO plan that fits, over networks and memories, or over models and numbers of ranks, on machines of today."""
+"""What if: the fastest ZeRO plan that fits, over networks and memories, or over models and numbers of ranks."""
 
 from typing import Literal
 
@@ -11,8 +11,8 @@ PLANS = ("ddp", "zero1", "zero2", "zero3", "hpz", "zeropp", "mics", "hsdp", "hie
 
 
 class ScalingMap(Point):
-    """`over`: network_memory varies the links between nodes and a rank's memory for one model and machine; size_ranks varies the model
-    and the nodes."""
+    """`over`: network_memory varies the links between nodes and a rank's memory for one model and machine; size_ranks
+    varies the model and the nodes."""
 
     over: Literal["network_memory", "size_ranks"] = "network_memory"
     hardware: Hardware = "frontier"
@@ -32,8 +32,8 @@ class ScalingMapMetrics(
     metrics(Number, *(f"share_{plan}" for plan in PLANS)),
     metrics(BillionParameters, *(f"largest_{plan}" for plan in PLANS)),
 ):
-    """Share of the cells where a plan is the fastest, and the largest model that it can train. `crossover_factor`: where the
-    hierarchical plan overtakes ZeRO++, as a share of the links' rate, if it does."""
+    """Share of the cells where a plan is the fastest, and the largest model that it can train. `crossover_factor`:
+    where the hierarchical plan overtakes ZeRO++, as a share of the links' rate, if it does."""
 
     cells: Number
     crossover_factor: Number | None = None

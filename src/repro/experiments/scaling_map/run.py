@@ -13,7 +13,7 @@ PARAMETERS = (1e10, 2e10, 5e10, 1e11, 2e11, 5e11, 1e12)
 
 
 def run(point: ScalingMap) -> Outcome:
-    """The series has a row per cell: `plan` (or "none fits"), its seconds and TFLOPS per rank, at the machine's likely values."""
+    """The series has a row per cell: `plan` (or "none fits"), its seconds and TFLOPS per rank, at likely values."""
     machine = scaling.hardware(point.hardware)
     table = _network_memory(point, machine) if point.over == "network_memory" else _size_ranks(point, machine)
     metrics = ScalingMapMetrics(

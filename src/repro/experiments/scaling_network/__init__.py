@@ -1,4 +1,4 @@
-"""Does the collective model hold? Fitted to published measurements of small machines, compared with those of larger ones."""
+"""Does the collective model hold? Fitted to published measurements of small machines, compared with larger ones."""
 
 from typing import Literal
 
@@ -19,7 +19,8 @@ class ScalingNetwork(Point):
 
 
 class ScalingNetworkMetrics(Metrics):
-    """Logarithmic errors of the fitted rows and of the held-out ones. `*_large`: of messages of the size that training sends."""
+    """Logarithmic errors of the fitted and of the held-out rows. `*_large`: of messages of the size that training
+    sends."""
 
     fitted_error_median: Number
     fitted_error_p90: Number

@@ -12,8 +12,8 @@ LARGE = 1 << 20  # bytes from which a message is of the size that training sends
 
 
 def run(point: ScalingNetwork) -> Outcome:
-    """Choose the protocols' switches by leaving one machine shape out after the other, fit, and predict. The series has every
-    measurement with its prediction."""
+    """Choose the protocols' switches by leaving one machine shape out after the other, fit, and predict. The series has
+    every measurement with its prediction."""
     study = published.STUDIES[point.source]()
     choices = fit.choose(study.fitted, study.model, study.candidates, point.protocols - 1)
     switches = choices.switches[0]

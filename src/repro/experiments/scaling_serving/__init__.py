@@ -1,4 +1,4 @@
-"""Flover's Fig. 4(a) from first principles: total time of the paper's requests on A100s, predicted from sizes and rates alone."""
+"""Flover's Fig. 4(a) from first principles: total time of the paper's requests, predicted from sizes and rates."""
 
 from typing import Literal
 

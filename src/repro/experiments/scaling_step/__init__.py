@@ -1,5 +1,5 @@
-"""Does the step model hold? Probe the network, calibrate the processors' work on three plans at one rate, predict every plan at every rate,
-and compare with steps that the same ranks train."""
+"""Does the step model hold? Probe the network, calibrate the processors' work on three plans at one rate, predict every
+plan at every rate, and compare with steps that the same ranks train."""
 
 from typing import Literal
 
@@ -16,8 +16,8 @@ TIMEOUT_S = 3600.0
 
 
 class ScalingStep(Ranked):
-    """The model and the network are those of zero_train. `rates`: between nodes, Mbit/s per rank with all ranks busy, separated
-    by commas. The first is the one that is calibrated at."""
+    """The model and the network are those of zero_train. `rates`: between nodes, Mbit/s per rank with all ranks busy,
+    separated by commas. The first is the one that is calibrated at."""
 
     plans: Literal["all", "paper"] = Field("all", description="paper: the plans that it compares, and DDP")
     rates: str = Field("25,12.5,50", pattern=r"^\d+(\.\d+)?(,\d+(\.\d+)?)*$")
@@ -39,7 +39,7 @@ class ScalingStep(Ranked):
 
 
 class ScalingStepMetrics(prefixed("probe_", ProbeMetrics)):
-    """Logarithmic errors of the steps that were not calibrated with, and the calibrated factors. `*_probed_only`: without any
+    """Logarithmic errors of the steps that were not calibrated with, with and without (`*_probed_only`) the
     calibration."""
 
     step_error_median: Number

@@ -56,7 +56,8 @@ def run(point: ScalingStep) -> Outcome:
 
 
 def _train(point: ScalingStep, rate: float, last: bool) -> tuple[list[Found], str, str]:
-    """What every rank found at a rate, the kind of evidence, and the network's state. Ranks of a job stay until the last rate."""
+    """What every rank found at a rate, the kind of evidence, and the network's state. Ranks stay until the last
+    rate."""
     trainings = point.trainings(rate)
     topology = trainings[0].topology
     plans = [plan.named(training.plan, topology) for training in trainings]

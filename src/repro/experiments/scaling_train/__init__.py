@@ -1,4 +1,4 @@
-"""Hierarchical ZeRO++ at the paper's sizes, and beyond: predicted steps with bands, and which unknown decides the ratio of two plans."""
+"""Hierarchical ZeRO++ at the paper's sizes and beyond: predicted steps, and which unknown decides a ratio of plans."""
 
 from typing import Literal
 

@@ -20,8 +20,8 @@ SETUP_S = 60.0  # [INF] model, optimizer and first connections, once a run
 
 
 def train_seconds(point: ZeroTrain, hardware: str) -> float | None:
-    """Seconds of a zero_train run on `hardware`: set-up, and its steps at the slow end of the band. None for a shape of node that the
-    hardware does not have, and where times are not the machine's."""
+    """Seconds of a zero_train run on `hardware`: set-up, and its steps at the slow end of the band. None for a shape of
+    node that the hardware does not have, and where times are not the machine's."""
     machine = scaling.hardware(hardware)
     if point.fabric != "auto" or machine.topology(1).world_size != point.packages * point.gcds:
         return None

@@ -17,8 +17,11 @@ NODES = (1, 2, 4, 8, 16, 32, 48, 128, 512, 2048, 4096)
 
 
 def run(point: ScalingTrain) -> Outcome:
-    """Bands of every plan, of the paper's ratios, and of the efficiency against one node. Series: `kind` ranks has a row per number of
-    nodes and plan, `levels` a row per change to the hierarchical plan, `tornado` a row per uncertain parameter, of the first ratio."""
+    """Bands of every plan, of the paper's ratios, and of the efficiency against one node.
+
+    Series, by `kind`: ranks has a row per number of nodes and plan, levels a row per change to the hierarchical plan,
+    tornado a row per uncertain parameter, of the first ratio.
+    """
     machine, config = scaling.hardware(point.hardware), paper_gpt(point.model, point.seq_len)
     options = {"micro_batch": point.micro_batch, "accumulation": point.accumulation}
 

@@ -1,7 +1,8 @@
-"""Which plan for which machine and model: predicted step time and memory of every ZeRO plan, from the arithmetic of `repro.zero`.
+"""Which plan for which machine and model: predicted step time and memory of every ZeRO plan, from the arithmetic of
+`repro.zero`.
 
-Modelled throughout: bytes over rates, one exchange after the other, and no overlap with compute. What it predicts for the
-emulated machine is compared with measured steps in the notebook.
+Modelled throughout: bytes over rates, one exchange after the other, and no overlap with compute. What it predicts for
+the emulated machine is compared with measured steps in the notebook.
 """
 
 from typing import Literal
@@ -21,8 +22,8 @@ from repro.experiments.common.names import NAMED
 
 
 class ZeroPlan(Point):
-    """A machine, a model, a batch. Rates of `frontier` are those of the OLCF user guide with all GCDs busy; `a100`: 4 GPUs a
-    node, NVLink 300 GB/s, two HDR200 rails; `emulated`: the shaped network of zero_train."""
+    """A machine, a model, a batch. Rates of `frontier` are those of the OLCF user guide with all GCDs busy; `a100`: 4
+    GPUs a node, NVLink 300 GB/s, two HDR200 rails; `emulated`: the shaped network of zero_train."""
 
     machine: Literal["frontier", "a100", "emulated"] = "frontier"
     nodes: int = Field(48, ge=1)
@@ -43,7 +44,7 @@ class ZeroPlanMetrics(
     metrics(Gigabytes, *(f"gigabytes_{name}" for name in NAMED)),
     metrics(BillionParameters, *(f"largest_{name}" for name in NAMED)),
 ):
-    """Of the plans with a name: predicted step, memory of a rank, and the largest model that fits. `plans`: all candidates."""
+    """Of the named plans: predicted step, memory of a rank, largest model that fits. `plans`: all candidates."""
 
     parameters: Number
     compute_seconds: Seconds

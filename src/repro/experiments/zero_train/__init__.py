@@ -1,5 +1,5 @@
-"""Train a GPT under a ZeRO plan, or under a library's, on real ranks: over the emulated three-level network where the machine
-allows it, and over the machine's own network in a job of a cluster."""
+"""Train a GPT under a ZeRO plan, or under a library's, on real ranks: over the emulated three-level network where the
+machine allows it, and over the machine's own network in a job of a cluster."""
 
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -34,8 +34,9 @@ class ZeroTrain(OnRanks):
     gradient_bits: str = Field("4", pattern=BITS)
     reduce_across: Literal["step", "micro_batch"] = "step"
     block: int = Field(256, ge=0, description="values per quantisation scale; 0: one scale per message")
-    # 3.8 M parameters in 2 blocks and 32 tokens: a step in which 8 ranks on 2 cores move megabytes and compute little, so that
-    # the network decides. With 4 blocks of the same parameters in all, the calls of FSDP take half as long again.
+    # 3.8 M parameters in 2 blocks and 32 tokens: a step in which 8 ranks on 2 cores move megabytes and compute little,
+    # so that the network decides. With 4 blocks of the same parameters in all, the calls of FSDP take half as long
+    # again.
     layers: int = Field(2, ge=1)
     hidden: int = Field(384, ge=1)
     heads: int = Field(4, ge=1)
@@ -89,8 +90,8 @@ class ZeroTrain(OnRanks):
 
 
 class ZeroTrainMetrics(Metrics):
-    """Per step. Bytes are those that all ranks send over a level, as our ledger has them; a library has none. `wire_*`: as the
-    kernel counts them on a shaped network. `predicted_*`: the arithmetic of `repro.zero`, modelled, for our plans."""
+    """Per step. Bytes are those that all ranks send over a level by our ledger; a library has none. `wire_*`: as the
+    kernel counts them on a shaped network. `predicted_*`: the arithmetic of `repro.zero`, for our plans."""
 
     step_seconds: Seconds
     compute_seconds: Seconds | None = None

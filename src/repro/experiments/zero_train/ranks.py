@@ -17,7 +17,7 @@ from repro.experiments.zero_train import WARM_UP, ZeroTrain
 from repro.models.gpt import GPT
 from repro.zero import Plan, ZeroOptimizer
 
-# Above this the model never exists as a whole on a rank (it is made bucket by bucket), and no compute time is measured alone.
+# Above this the model never exists as a whole on a rank, and no compute time is measured alone.
 LARGE_PARAMETERS = 200_000_000
 MAX_GRAD_NORM = 1.0
 
@@ -120,7 +120,7 @@ class _Zero:
 
 
 def _compute_seconds(point: ZeroTrain, batches: list[tuple[Tensor, Tensor]]) -> float:
-    """Median seconds of the forward and backward passes of a step without any communication, all ranks at the same time."""
+    """Median seconds of a step's forward and backward passes without communication, all ranks at the same time."""
     model = GPT(point.gpt).to(_device(), getattr(torch, point.dtype))
     seconds = []
     for _ in range(5):
@@ -144,7 +144,8 @@ def _synchronize() -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Tell glibc to reuse freed buffers: given back to the kernel, they cost 8000 page faults per step, a fifth of its time."""
+    """Tell glibc to reuse freed buffers. Given back to the kernel they cost 8000 page faults, a fifth of a step's
+    time."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         trim_threshold, mmap_threshold = -1, -3
@@ -161,7 +162,8 @@ def _wire(rank: int, network: Fabric | None) -> dict[str, int] | None:
 
 
 def _batches(text: Tensor, point: ZeroTrain, step: int, rank: int) -> list[tuple[Tensor, Tensor]]:
-    """Random slices of the text for one step of one rank: (tokens, targets) of each micro-batch, int64 [micro_batch, seq_len]."""
+    """Random slices of the text for a step of a rank: (tokens, targets) per micro-batch, int64 [micro_batch,
+    seq_len]."""
     (seed,) = np.random.SeedSequence([point.seed, step, rank]).generate_state(1).tolist()
     draw = torch.Generator().manual_seed(seed)
     starts = torch.randint(len(text) - point.seq_len, (point.accumulation * point.micro_batch,), generator=draw)

@@ -93,7 +93,7 @@ def _metrics(
 
 
 def _model_flops(point: ZeroTrain) -> float:
-    """FLOPs of one step of one rank, recomputation not counted: 72 B s l h^2 (1 + s / 6h + V / 12lh) (Narayanan et al. 2021)."""
+    """FLOPs of a step of a rank without recomputation: 72 B s l h^2 (1 + s / 6h + V / 12lh) (Narayanan et al. 2021)."""
     tokens = point.micro_batch * point.accumulation * point.seq_len
     layers, hidden = point.layers, point.hidden
     extra = 1 + point.seq_len / (6 * hidden) + point.vocab / (12 * layers * hidden)

@@ -4,8 +4,8 @@ from repro.experiments.base import BytesPerSecond, Metrics, Number, PerSecond, S
 
 
 class ProbeMetrics(Metrics):
-    """Errors on sizes that were not fitted; values per second of a rank while all ranks share the processors; fitted parameters,
-    those of a level only where it has more than one member."""
+    """Errors on sizes that were not fitted; values per second of a rank while all ranks share the processors; fitted
+    parameters, those of a level only where it has more than one member."""
 
     error_median: Number
     error_p90: Number

@@ -15,7 +15,8 @@ from repro.topology import Topology
 
 @dataclass(frozen=True, eq=False)
 class Probed:
-    """Fit to every second size, the table with predictions for all, and values per second of a rank while all ranks share the processors."""
+    """Fit to every second size, table with predictions for all, and values per second of a rank while all ranks are
+    busy."""
 
     fit: fit.Fit
     table: pd.DataFrame
@@ -48,8 +49,8 @@ class Probed:
 
 
 def fitted(topology: Topology, cases: Sequence[Case], probes: Sequence[Probe], native: bool, host: bool) -> Probed:
-    """From what all ranks measured. `native`: the backend's collectives, rings; else those of `repro.comm`. `host`: all ranks share
-    the processors of one machine."""
+    """From what all ranks measured. `native`: the backend's collectives, rings; else those of `repro.comm`. `host`: all
+    ranks share the processors of one machine."""
     seconds = _makespan([probe.seconds for probe in probes])
     sizes = tuple(level.size for level in topology.levels)
     rows = [

@@ -1,5 +1,5 @@
-"""What every rank of a probe does: the collectives of `repro.comm` over every run of levels, at several sizes; and what a step costs
-a processor beside them, quantising and the optimizer's update."""
+"""What every rank of a probe does: the collectives of `repro.comm` over every run of levels, at several sizes; and what
+a step costs a processor beside them, quantising and the optimizer's update."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from repro import quantize
 from repro.comm import Communicator, Route
 from repro.topology import Topology
 
-# Calls that are timed together. A shaped link lets a burst through that it saved up while idle; a training step has no idle links.
+# Calls that are timed together: after an idle time a shaped link lets a burst through, and a training step has none.
 CALLS = 4
 VALUES = 1 << 21  # of the tensor that is quantised, and of the one that is updated: more than a cache holds
 BLOCK = 256
@@ -29,8 +29,8 @@ class Case:
 
 @dataclass
 class Probe:
-    """Of one rank, while all others do the same: seconds of each case [cases][repeats], and of quantising and restoring `VALUES` values,
-    and of updating as many [repeats]."""
+    """Of one rank, while all others do the same: seconds of each case [cases][repeats], and of quantising and restoring
+    `VALUES` values, and of updating as many [repeats]."""
 
     seconds: list[list[float]]
     quantize_s: list[float]
@@ -38,7 +38,8 @@ class Probe:
 
 
 def cases(topology: Topology, sizes: list[int]) -> list[Case]:
-    """Gathers and reductions over every single level, and over all of them in one hop, at every size (a multiple of the ranks)."""
+    """Gathers and reductions over every level, and over all of them in one hop, at every size (a multiple of the
+    ranks)."""
     names = [level.name for level in topology.levels if level.size > 1]
     hops = [(name,) for name in names] + ([topology.names] if len(names) > 1 else [])
     unit = 4 * topology.world_size  # every rank of every hop has a whole number of fp32 values
