@@ -108,6 +108,12 @@ def slow(point):
     assert tree(moved) == tree(START)
 
 
+def test_a_package_stands_for_all_its_modules(tree):
+    """The module `run` of an experiment is found by its name when a point runs."""
+    files = {"experiments/trial/__init__.py": "LIMIT = 3\n", "experiments/trial/run.py": "def run(point): return point"}
+    assert tree(files) != tree(files | {"experiments/trial/run.py": "def run(point): return -point"})
+
+
 @pytest.mark.parametrize(
     "files",
     [
@@ -178,7 +184,7 @@ def test_follows_the_engines():
     """The training experiment depends on the quantisers, the placement experiment does not."""
 
     def reached(module):
-        todo, seen = [module], set()
+        todo, seen = source._inside_package(module), set()
         while todo:
             name = todo.pop()
             for home, definition in source._find(name):

@@ -1,4 +1,4 @@
-"""Inside a Slurm job: run the points of its allocation, each as a step of srun, and leave a record of each whatever happens."""
+"""Inside a Slurm job: run the points of its allocation as steps of srun, and leave a record of each."""
 
 import contextlib
 import os
@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from repro import experiments, paths
+from repro.experiments.common.ranks import Ranked
 from repro.files import replacing
 from repro.jobs import causes, journal, queue
 from repro.jobs.journal import Entry, Running
@@ -25,7 +26,7 @@ from repro.plan.packing import Allocation
 from repro.records import provenance, record
 from repro.records.record import Cause
 
-# Before the job's own end there must be time for late ranks to tell where they are, for Slurm to end them, and to write it down.
+# Needed before the job's own end: late ranks report where they are, Slurm ends them, and the cause is written.
 GRACE_S, MARGIN_S = 10.0, 7.0
 _LATE_FILES_S = 5.0
 _PYTHON = "REPRO_PYTHON"  # an interpreter on the node's own disk; set by the site's environment
@@ -36,8 +37,11 @@ class Ended(BaseException):
 
 
 def run(found: Plan, allocation: Allocation, platform: Platform, trial: int = 1) -> list[str]:
-    """Run what is not done; the records that the next job has to make: the job's time was over, or, in the first `trial`, what failed from
-    outside. ValueError outside a job of Slurm and where another job runs the allocation, QueueError where Slurm cannot tell."""
+    """Run unfinished points; return those the next job must retry.
+
+    Retried are points for which no time was left and, in the first `trial`, those that failed from outside. ValueError
+    outside a job of Slurm and where another job runs the allocation; QueueError where Slurm cannot tell.
+    """
     if "SLURM_JOB_ID" not in os.environ:
         raise ValueError(
             f"allocation {allocation.name}: SLURM_JOB_ID is not set; it runs inside a job, which `snakemake --profile` submits"
@@ -46,8 +50,8 @@ def run(found: Plan, allocation: Allocation, platform: Platform, trial: int = 1)
 
 
 def srun(job: Job, slurm: Slurm, node: Node) -> list[str]:
-    """The command line that starts a point's ranks, up to the program. It says all of it: what a step inherits differs between
-    sbatch, salloc and Snakemake's jobs."""
+    """The command line that starts a point's ranks, up to the program. It says all of it: what a step inherits differs
+    between sbatch, salloc and Snakemake's jobs."""
     in_node = job.tasks_per_node
     words = ["srun", "--kill-on-bad-exit=1", "--wait=0", "--distribution=block", f"--nodes={job.nodes}"]
     words += [f"--ntasks={job.nodes * in_node}", f"--ntasks-per-node={in_node}"]
@@ -150,7 +154,7 @@ class _Job:
             return self._complete(job, running, code, where)
 
     def _tell_why_ended(self, job: Job, running: Running, where: Path) -> None:
-        """Slurm ends the job: record why, where that is known already. Else the entry stays, and who reads it asks again."""
+        """Slurm ends the job: record why, where that is known already. Else the entry stays for the next reader."""
         cause = causes.of_ending(queue.state(self.job_id))
         told = causes.of_watchdogs(where, job.nodes * job.tasks_per_node)
         if told is None and cause is not None:
@@ -173,7 +177,7 @@ class _Job:
             watchdog.DEADLINE: str(time.time() + limit),
             watchdog.FOLDER: str(where),
             seats.IN_PACKAGE: str(self.node.gcds),
-            joined.ALONE: str(int(job.ranks == 1 and experiments.get(job.experiment).ranked)),
+            joined.ALONE: str(int(job.ranks == 1 and isinstance(job.point, Ranked))),
         }
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w") as output:
@@ -193,7 +197,7 @@ class _Job:
                 self._end(step)
 
     def _end(self, step: "subprocess.Popen[Any]") -> None:
-        """End srun and its ranks, if they have not ended: srun alone would leave ranks behind that ignore its signal."""
+        """End srun and its ranks, if they have not ended. Ranks that ignore its signal would outlive srun."""
         if step.poll() is not None:
             return
         step.terminate()
@@ -256,7 +260,8 @@ def _add(path: Path, slurm: dict[str, str]) -> None:
 
 
 def _attempt(job: Job, planned: datetime) -> int | None:
-    """Number of the attempt to make now; None when the point has its record: an earlier job of the same driver may have made it."""
+    """Number of the attempt to make now; None when the point has its record, perhaps from an earlier job of the
+    driver."""
     path = paths.root() / job.record
     state, following = plan.state(path, provenance.source_hash(f"repro.experiments.{job.experiment}"))
     if state in ("done", "skipped"):

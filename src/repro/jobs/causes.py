@@ -1,4 +1,4 @@
-"""Why a step left no record: from what late ranks told, what Slurm says of the job, and what stands in the step's log."""
+"""Why a step left no record: from its late ranks, from Slurm's word on the job, and from the step's log."""
 
 import re
 from pathlib import Path
@@ -44,7 +44,7 @@ _TAIL = 6000  # characters of a log that a record keeps
 
 
 def of_step(log: Path, where: Path, ranks: int, timed_out: bool, exit_code: int | None) -> tuple[Cause, str]:
-    """Cause and detail of a step that has ended: `where` is the folder of its watchdogs, `timed_out` when it was ended for its time."""
+    """Cause and detail of a step that has ended. `where`: folder of its watchdogs; `timed_out`: ended for its time."""
     if late := of_watchdogs(where, ranks):
         return late
     if timed_out or exit_code == watchdog.EXIT_CODE:

@@ -1,4 +1,5 @@
-"""The one who submits: one at a time, no jobs of a driver that was killed beside it, and a cause for every job that died."""
+"""The process that submits jobs. It is alone, cancels what a killed driver left, and finds a cause for every dead
+job."""
 
 import fcntl
 import json
@@ -28,9 +29,9 @@ class DriverError(RuntimeError):
 
 
 def start(results: str) -> None:
-    """Become the driver of a run: cancel what an earlier one left in the queue (nobody would hear of its end), and record why
-    points of dead jobs have no numbers. DriverError while another one is at work, or its jobs do not end; QueueError where Slurm
-    cannot tell."""
+    """Become the driver of a run: cancel what an earlier one left in the queue (nobody would hear of its end), and
+    record why points of dead jobs have no numbers. DriverError while another one is at work, or its jobs do not end;
+    QueueError where Slurm cannot tell."""
     _hold(paths.root() / results / "slurm/driver.json")
     if left := queue.jobs_of(paths.root(), f"{_COMMENT}{Path(results).name}_"):
         print(f"cancelling jobs that an earlier driver left in the queue: {', '.join(left)}", file=sys.stderr)
@@ -55,8 +56,8 @@ def settle(results: str) -> None:
 
 
 def hear_of_preemption() -> None:
-    """Make Snakemake's plugin take a job that stays PREEMPTED for ended, as Slurm does where it does not run such jobs again. By itself
-    it waits for it for ever (2.8.0)."""
+    """Make Snakemake's plugin take a job that stays PREEMPTED for ended, as Slurm does where it does not run such jobs
+    again. By itself it waits for it for ever (2.8.0)."""
     import snakemake_executor_plugin_slurm as plugin
 
     ask, since = plugin.query_job_status, dict[str, float]()

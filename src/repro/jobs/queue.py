@@ -86,8 +86,8 @@ def _accounted(job_id: str) -> str:
 
 
 def step_reports(job_id: str) -> dict[str, dict[str, str]] | None:
-    """Elapsed, ExitCode, MaxRSS and ConsumedEnergyRaw of the job's ended steps by their number, as far as the accounting has them; None
-    where there is none."""
+    """Elapsed, ExitCode, MaxRSS and ConsumedEnergyRaw of the job's ended steps by their number, as far as the
+    accounting has them; None where there is none."""
     fields = ("JobID", "State", "Elapsed", "ExitCode", "MaxRSS", "ConsumedEnergyRaw")
     try:
         lines = _ask("sacct", "-n", "-P", "-j", job_id, "-o", ",".join(fields)).splitlines()

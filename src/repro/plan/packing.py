@@ -1,5 +1,4 @@
-"""Which points share a job. Repeats and small points are put together: a queue counts jobs and gives whole nodes, and a job takes
-long to start."""
+"""Which points share a job. A queue counts jobs and gives whole nodes, and a job takes long to start."""
 
 import hashlib
 import heapq
@@ -28,8 +27,8 @@ class Step(Protocol):
 
 
 class Allocation(BaseModel):
-    """One Slurm job: `jobs` names the records it makes, one after the other; `minutes` is the limit it asks for, `expected` what its points
-    should take, `bin` the row of the queue's rules that it falls into."""
+    """One Slurm job: `jobs` names the records it makes, one after the other; `minutes` is the limit it asks for,
+    `expected` what its points should take, `bin` the row of the queue's rules that it falls into."""
 
     name: str
     experiment: str
@@ -56,8 +55,8 @@ def unfit(shape: Shape, one_machine: bool, node: Node) -> str | None:
 
 
 def pack(steps: Iterable[Step], slurm: Slurm) -> list[Allocation]:
-    """Points of one experiment and node count, in their order, in jobs of about `pack_minutes`. ConfigError where the queue has no place
-    for a point."""
+    """Points of one experiment and node count, in their order, in jobs of about `pack_minutes`. ConfigError where the
+    queue has no place for a point."""
     groups: dict[tuple[str, int], list[list[Step]]] = {}
     filled: dict[tuple[str, int], float] = {}
     for step in steps:

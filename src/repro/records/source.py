@@ -52,9 +52,10 @@ def digest(*parts: bytes) -> str:
 
 
 def source_hash(*modules: str) -> str:
-    """Hash of all that `modules` define and of every definition in `repro` that those use."""
-    todo = [(module, definition) for module in modules for definition in _module(module).definitions]
-    seen, imported = set[tuple[str, str]](), set(modules)
+    """Hash of all that `modules` define and of every definition in `repro` that those use. A package stands for all its modules."""
+    roots = [name for module in modules for name in _inside_package(module)]
+    todo = [(module, definition) for module in roots for definition in _module(module).definitions]
+    seen, imported = set[tuple[str, str]](), set(roots)
     while todo:
         place, definition = todo.pop()
         if (place, definition.digest) in seen:
@@ -67,6 +68,16 @@ def source_hash(*modules: str) -> str:
                 todo += [(run, each) for each in _module(run).definitions if not each.names]
     _keep()
     return digest(*sorted({text.encode() for _, text in seen}))
+
+
+def _inside_package(module: str) -> list[str]:
+    """A module, and those below it where it is a package."""
+    file = _file(module)
+    assert file is not None, module
+    if file.name != "__init__.py":
+        return [module]
+    below = (path.relative_to(file.parent).with_suffix("") for path in sorted(file.parent.rglob("*.py")))
+    return [".".join((module, *path.parts)).removesuffix(".__init__") for path in below]
 
 
 def _find(name: str) -> list[tuple[str, Definition]]:

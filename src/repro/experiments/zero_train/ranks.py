@@ -1,0 +1,171 @@
+"""What every rank of zero_train does: train, and note losses, times, bytes and memory."""
+
+import ctypes
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from repro.baselines import systems
+from repro.baselines.trainer import Trainer, Training
+from repro.emulate.netns import Fabric
+from repro.experiments.zero_train import WARM_UP, ZeroTrain
+from repro.models.gpt import GPT
+from repro.zero import Plan, ZeroOptimizer
+
+# Above this the model never exists as a whole on a rank, and no compute time is measured alone.
+LARGE_PARAMETERS = 200_000_000
+MAX_GRAD_NORM = 1.0
+
+
+@dataclass
+class Step:
+    """What one rank saw of one step. `sent`: bytes by level, None for a library, which has no ledger."""
+
+    loss: float
+    seconds: float
+    sent: dict[str, int] | None
+
+
+@dataclass
+class Report:
+    """What one rank returns. `wire`: kernel counters per timed step, from rank 0 on a shaped network only."""
+
+    steps: list[Step]
+    state_bytes: int
+    compute_seconds: float | None
+    wire: dict[str, float] | None
+
+
+def train(
+    rank: int, world_size: int, point: ZeroTrain, plan: Plan | None, corpus: bytes, network: Fabric | None
+) -> Report:
+    """One rank: 16-bit weights and gradients, fp32 masters and moments, as in the paper (M = 2 psi)."""
+    _keep_freed_memory()
+    text = torch.frombuffer(bytearray(corpus), dtype=torch.uint8)
+    small = point.gpt.parameters <= LARGE_PARAMETERS
+    compute = _compute_seconds(point, _batches(text, point, 0, rank)) if small else None
+    trainer = _trainer(point, plan)
+    warm_up = torch.optim.lr_scheduler.LinearLR(
+        trainer.optimizer, 1 / point.lr_warmup, 1.0, max(1, point.lr_warmup - 1)
+    )
+    ledger = getattr(trainer.optimizer, "ledger", None)
+    steps, held, before = [], dict[str, int](), None
+    for step in range(point.steps):
+        if step == WARM_UP:
+            before = _wire(rank, network)
+        batches = _batches(text, point, step, rank)
+        dist.barrier()
+        start = time.perf_counter()
+        loss = trainer.step(batches)
+        _synchronize()
+        steps.append(Step(loss, time.perf_counter() - start, ledger.take() if ledger else None))
+        held = {kind: max(nbytes, held.get(kind, 0)) for kind, nbytes in trainer.held_bytes().items()}
+        warm_up.step()
+    after = _wire(rank, network)
+    wire = {level: (after[level] - before[level]) / (point.steps - WARM_UP) for level in after} if after else None
+    return Report(steps, sum(held.values()), compute, wire)
+
+
+def _trainer(point: ZeroTrain, plan: Plan | None) -> Trainer:
+    config, device, dtype = point.gpt, _device(), getattr(torch, point.dtype)
+    options = {"lr": point.lr, "fused": True}
+    torch.manual_seed(point.seed)  # equal weights on all ranks: no broadcast over the slow network
+    if config.parameters > LARGE_PARAMETERS:
+        with torch.device("meta"):
+            model = GPT(config)
+    else:
+        model = GPT(config).to(device)
+    if plan is None:
+        training = Training(options, MAX_GRAD_NORM, dtype, model.init_weights)
+        return systems.build(point.plan, model, point.topology, training)
+    return _Zero(model, plan, dtype, device, options)
+
+
+class _Zero:
+    """Our engine as a `repro.baselines.trainer.Trainer`."""
+
+    def __init__(self, model: GPT, plan: Plan, dtype: torch.dtype, device: str, options: dict[str, Any]) -> None:
+        self.model, self.device = model, device
+        self.optimizer = ZeroOptimizer(
+            model,
+            plan,
+            torch.optim.AdamW,
+            weight_dtype=dtype,
+            gradient_dtype=dtype if dtype != torch.float16 else torch.float32,
+            max_grad_norm=MAX_GRAD_NORM,
+            init=model.init_weights,
+            device=device,
+            broadcast=False,
+            **options,
+        )
+        self._held: dict[str, int] = {}
+
+    def step(self, batches: list[tuple[Tensor, Tensor]]) -> float:
+        total = 0.0
+        for tokens, targets in batches:
+            loss = self.model(tokens.to(self.device), targets.to(self.device)) / len(batches)
+            loss.backward()
+            total += loss.item()
+        self._held = self.optimizer.held_bytes()
+        self.optimizer.step()
+        return total
+
+    def held_bytes(self) -> dict[str, int]:
+        return self._held
+
+
+def _compute_seconds(point: ZeroTrain, batches: list[tuple[Tensor, Tensor]]) -> float:
+    """Median seconds of a step's forward and backward passes without communication, all ranks at the same time."""
+    model = GPT(point.gpt).to(_device(), getattr(torch, point.dtype))
+    seconds = []
+    for _ in range(5):
+        dist.barrier()
+        start = time.perf_counter()
+        for tokens, targets in batches:
+            model(tokens.to(_device()), targets.to(_device())).backward()
+        _synchronize()
+        seconds.append(time.perf_counter() - start)
+        model.zero_grad(set_to_none=True)
+    return sorted(seconds[2:])[1]
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _keep_freed_memory() -> None:
+    """Tell glibc to reuse freed buffers. Given back to the kernel they cost 8000 page faults, a fifth of a step's
+    time."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        trim_threshold, mmap_threshold = -1, -3
+        libc.mallopt(mmap_threshold, 1 << 30)
+        libc.mallopt(trim_threshold, (1 << 31) - 1)
+
+
+def _wire(rank: int, network: Fabric | None) -> dict[str, int] | None:
+    """Kernel counters while no rank sends anything."""
+    dist.barrier()
+    counters = network.counters() if network is not None and rank == 0 else None
+    dist.barrier()
+    return counters
+
+
+def _batches(text: Tensor, point: ZeroTrain, step: int, rank: int) -> list[tuple[Tensor, Tensor]]:
+    """Random slices of the text for a step of a rank: (tokens, targets) per micro-batch, int64 [micro_batch,
+    seq_len]."""
+    (seed,) = np.random.SeedSequence([point.seed, step, rank]).generate_state(1).tolist()
+    draw = torch.Generator().manual_seed(seed)
+    starts = torch.randint(len(text) - point.seq_len, (point.accumulation * point.micro_batch,), generator=draw)
+    rows = torch.stack([text[start : start + point.seq_len + 1] for start in starts]).long()
+    return [(part[:, :-1], part[:, 1:]) for part in rows.split(point.micro_batch)]
