@@ -95,23 +95,24 @@ def _folder(records: str | Path) -> Path:
     return path if path.is_absolute() else paths.root() / path
 
 
-def _table(records: str | Path, experiment: str) -> pd.DataFrame:
+def collect(records: str | Path, experiment: str = "") -> record.Collection:
+    """Records of one experiment (of all, when none is named), and the files that should have been some; prints those."""
     found = record.collect(_folder(records) / experiment)
     for problem in found.problems:
         print(f"not used: {problem}")
-    return record.frame(found.records)
+    return found
 
 
 def runs(records: str | Path, experiment: str) -> pd.DataFrame:
-    """Finished runs of one experiment, a row each: path, repeat, seed, evidence, point fields, conditions, metrics. May be empty."""
-    table = _table(records, experiment)
+    """Finished runs of one experiment, a row each: path, repeat, seed, evidence, point fields, conditions, metrics. May be
+    empty."""
+    table = record.frame(collect(records, experiment).records)
     return table if table.empty else table[table.status == "ok"].reset_index(drop=True)
 
 
 def not_run(records: str | Path, experiment: str) -> pd.DataFrame:
     """Failed and skipped runs of one experiment with `cause` and `detail`."""
-    found = record.collect(_folder(records) / experiment).records
-    bad = {path: run for path, run in found.items() if run.status != "ok"}
+    bad = {path: run for path, run in collect(records, experiment).records.items() if run.status != "ok"}
     return record.frame(bad).assign(detail=[run.detail for run in bad.values()])
 
 
