@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -17,7 +17,7 @@ from repro.experiments.base import Point
 from repro.plan import config, packing
 from repro.plan.packing import Allocation
 from repro.records import provenance, record
-from repro.records.record import Scalar
+from repro.records.record import Record, Scalar
 
 Predictor = Callable[[Any, str], float | None]
 State = Literal["done", "stale", "failed", "skipped", "to run"]
@@ -85,6 +85,8 @@ class Plan(BaseModel):
     tier: str
     results: str
     reference: str
+    shipped: int  # records in `reference`
+    outdated: int  # those of older code
     reader: str
     memory_gb: float | None
     jobs: list[Job]
@@ -116,10 +118,10 @@ def state(path: Path, source: str) -> tuple[State, int]:
     return ("done" if found.status == "ok" else "skipped"), found.attempt
 
 
-def _known_minutes(folder: Path) -> dict[str, float]:
-    """Minutes that each point took in the shipped reference records, by experiment and point."""
+def _known_minutes(shipped: Iterable[Record]) -> dict[str, float]:
+    """Minutes that each point took, by experiment and point; runs of older code tell them as well."""
     times: dict[str, list[float]] = {}
-    for run in record.collect(folder).records.values():
+    for run in shipped:
         seconds = (run.provenance.end - run.provenance.start).total_seconds()
         times.setdefault(json.dumps([run.experiment, run.point], sort_keys=True), []).append(seconds / 60)
     return {key: median(values) for key, values in times.items()}
@@ -185,7 +187,8 @@ def make(tier: str | None = None, platform: str | None = None) -> Plan:
             f"tier {settings.tier!r} has no points in config/config.yaml; those that have: {', '.join(full)}"
         )
     results = config.results_folder(settings, where)
-    minutes = _known_minutes(paths.root() / "results/reference" / settings.reference / "records")
+    shipped = record.collect(paths.root() / "results/reference" / settings.reference / "records").records.values()
+    minutes = _known_minutes(shipped)
     file = f"config/platforms/{settings.platform}.yaml"
     predictors = _predictors(where.hardware, file)
     jobs = []
@@ -211,6 +214,8 @@ def make(tier: str | None = None, platform: str | None = None) -> Plan:
         tier=settings.tier or "",
         results=results,
         reference=f"results/reference/{settings.reference}",
+        shipped=len(shipped),
+        outdated=provenance.outdated(shipped, settings.experiments),
         reader=_reader(),
         memory_gb=where.memory_gb,
         jobs=fit,

@@ -6,6 +6,7 @@ import platform
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import psutil
 
 from repro import paths
 from repro.launch.slurm_env import hosts
-from repro.records.record import Provenance
+from repro.records.record import Provenance, Record
 from repro.records.source import digest, source_hash
 
 PACKAGES = (
@@ -96,6 +97,15 @@ def gpus() -> tuple[list[str], str]:
         return [], ""
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return names, f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
+
+
+def outdated(runs: Iterable[Record], known: Iterable[str]) -> int:
+    """How many runs are of other code than the present one, or of none of the `known` experiments.
+
+    Their numbers may differ if they were run again.
+    """
+    now = {name: source_hash(f"repro.experiments.{name}") for name in known}
+    return sum(run.provenance.source_hash != now.get(run.experiment) for run in runs)
 
 
 def collect(module: str, start: datetime, topology: str = "") -> Provenance:
