@@ -55,7 +55,7 @@ def named(*records: Record) -> dict[Path, Record]:
 
 
 def claim(**changes) -> Claim:
-    """ "new is twice as fast as old": a relative claim of 2.0 ± 10 % that measured runs on at least 4 ranks can reproduce."""
+    """A relative claim, new is twice as fast as old ± 10 %, that measured runs on at least 4 ranks can reproduce."""
     value = {"experiment": "timing", "metric": "seconds", "where": {"plan": "old"}, "over": {"plan": "new"}}
     fields = {
         "id": "ZT-1.a", "title": "speedup", "paper": "2501.04266", "version": "v2", "where": "abstract", "claim": "twice as fast",
@@ -387,8 +387,10 @@ def reads_a_gpu(reading):
 
 @pytest.mark.parametrize("claim_id", [claim.id for claim in REGISTRY if claim.value is not None])
 def test_a_tier_runs_every_group_that_a_claim_compares(claim_id):
-    """Else a claim reads *not run* for ever: the grid of config.yaml and the filters of claims.yaml must meet, on the laptop tier unless the
-    claim is about a GPU."""
+    """The grids of config.yaml and the filters of claims.yaml must meet, on the laptop tier unless the claim is about a GPU.
+
+    Else a claim reads *not run* for ever.
+    """
     reading = next(claim.value for claim in REGISTRY if claim.id == claim_id)
     jobs = GPU_JOBS if reads_a_gpu(reading) else JOBS
     points = [job.point for job in jobs if job.experiment == reading.experiment]

@@ -1,6 +1,6 @@
 """The registry of claims (`config/claims.yaml`) and its evaluation on run records: one verdict a claim.
 
-Which records give our value of a claim is declared there (`repro.claims.reading.Reading`); `repro.claims.verdict` judges it.
+`document` reads the file, `reading` takes our value of a claim from the records, `verdict` judges it.
 """
 
 import math
@@ -52,7 +52,7 @@ def load(path: Path | None = None) -> list[Claim]:
 
 
 def _check_reading(claim: Claim, where: str) -> None:
-    """A claim must ask for an experiment, metrics and fields that exist; a typing error would read *not run* for ever."""
+    """A claim must ask for an experiment, metrics and fields that exist; else it would read *not run* for ever."""
     assert claim.value is not None and claim.scope is not None
     reading = claim.value
     if reading.experiment not in experiments.names():
@@ -92,39 +92,31 @@ def published(claim_id: str, path: Path | None = None) -> list[Published]:
 
 
 def evaluate(claims: Sequence[Claim], records: Mapping[Path, Record], problems: Sequence[str] = ()) -> list[Verdict]:
-    """A verdict for every claim. `problems`: files that should have been records; a claim that might have read one says so."""
+    """A verdict for every claim.
+
+    `problems`: files that should have been records. A claim that might have read one says so.
+    """
     return [_evaluate(claim, records, problems) for claim in claims]
 
 
 def _evaluate(claim: Claim, records: Mapping[Path, Record], problems: Sequence[str]) -> Verdict:
     if claim.value is None or claim.scope is None:
         return _row(claim, "not run", f"no experiment in this version reads this claim; it needs {claim.needs}")
-    ordering = claim.comparison == "ordering"
-    found = selection.read(claim.value, records, claim.scope.covers, ordering)
+    found = selection.read(claim.value, records, claim.scope.covers, ordering=claim.comparison == "ordering")
     damaged = [text for text in problems if f"/{claim.value.experiment}/" in text]
     remarks = [f"{len(damaged)} unreadable files among the records, not read"] if damaged else []
     if isinstance(found, Nothing):
         return _row(claim, found.verdict, "; ".join([found.reason, *remarks]), found.runs)
     value, low, high = interval(found.values)
     spread = None if math.isnan(low) else (low, high)
+    source = f"{len(found.values)} repeats" if len(found.values) > 1 else "a single run"
     if claim.value.banded:
-        spread = claim.value.band(next(iter(found.runs.values())))
+        spread, source = claim.value.band(next(iter(found.runs.values()))), "a prediction with its band"
     in_scope = all(claim.scope.covers(run) for run in found.runs.values())
-    verdict, words = judge(
-        value,
-        spread,
-        claim.paper_value,
-        claim.direction,
-        claim.comparison,
-        claim.tolerance,
-        in_scope,
-        claim.no_effect,
-    )
+    agreement = claim.paper_value, claim.direction, claim.comparison, claim.tolerance
+    verdict, words = judge(value, spread, *agreement, in_scope, claim.no_effect)
     scope = [] if in_scope else [f"outside the claim's scope: {claim.scope.outside}"]
-    repeats = f"{len(found.values)} repeats" if len(found.values) > 1 else "a single run"
-    if claim.value.banded:
-        repeats = "a prediction with its band"
-    reason = "; ".join([f"{words} ({found.evidence}, {repeats})", *scope, *found.remarks, *remarks])
+    reason = "; ".join([f"{words} ({found.evidence}, {source})", *scope, *found.remarks, *remarks])
     return _row(claim, verdict, reason, found.runs, value=value, interval=spread, evidence=found.evidence)
 
 
@@ -162,7 +154,7 @@ def _relative(path: Path) -> str:
 
 
 def numbers(row: Mapping[str, Any]) -> tuple[str, str]:
-    """The paper's value and ours as short texts for a table, from a dumped `Verdict`: `1.71 ×`, `1.40 × [1.31, 1.52]`."""
+    """The paper's value and ours for a table, from a dumped `Verdict`: `1.71 ×`, `1.40 × [1.31, 1.52]`."""
 
     def text(value: float) -> str:
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
