@@ -69,7 +69,7 @@ class Provenance(_Strict):
 
 
 class Record(_Strict):
-    """One run of one point. `conditions`: what the numbers depend on and the point does not fix (e.g. fabric: shaped)."""
+    """One run of one point. `conditions` says what the number depends on and the point does not fix (e.g. fabric: shaped)."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     experiment: str
@@ -113,7 +113,7 @@ def write(record: Record, path: Path, series: pd.DataFrame | None = None) -> Non
 
 
 def read(path: Path) -> Record:
-    """Read one record; RecordError names the file and its fault (cut short, no record, other version, series lost)."""
+    """Read one record; RecordError names the file and the fault (truncated, foreign, another schema version, series lost)."""
     try:
         record = Record.model_validate_json(path.read_text())
     except ValidationError as error:
@@ -167,11 +167,8 @@ def collect(folder: Path) -> Collection:
 
 
 def frame(records: dict[Path, Record]) -> pd.DataFrame:
-    """Records as a table, one row each.
-
-    Columns: `path`, `experiment`, `repeat`, `seed`, `evidence`, `status`, `cause`, then every point parameter, condition and
-    metric under its own name (metrics as floats).
-    """
+    """Records as a table: one row each, columns `path`, `experiment`, `repeat`, `seed`, `evidence`, `status`, `cause`, then
+    every point parameter, condition and metric under its own name (metrics as floats)."""
     rows: list[dict[str, Any]] = []
     for path, record in records.items():
         row: dict[str, Any] = {
