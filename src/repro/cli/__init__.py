@@ -2,19 +2,19 @@
 
 import json
 import sys
-from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import yaml
 from rich import box
 from rich.markup import escape
 from rich.table import Column, Table
 
-from repro import experiments, paths
+from repro import experiments
+from repro.cli import figures as drawing
 from repro.cli.cluster import app as box_commands
 from repro.cli.console import Json, emit, progress, stderr, stdout, user_errors
+from repro.cli.options import Results, records_folder, results_folder, settings
 from repro.cli.place import place
 from repro.files import replacing
 from repro.plan import config
@@ -64,19 +64,26 @@ def doctor(json_: Json = False) -> None:
 
 
 @app.command()
-def plan(tier: TierOption = None, platform: PlatformOption = None, json_: Json = False) -> None:
+def plan(
+    tier: TierOption = None,
+    platform: PlatformOption = None,
+    json_: Json = False,
+    keep: Annotated[bool, typer.Option("--keep", hidden=True, help="Print the path of a file with the JSON.")] = False,
+) -> None:
     """Every experiment point with its state, expected minutes and ranks; totals per figure, on a cluster with jobs and node-hours."""
     from repro.claims import registry
+    from repro.plan import files
     from repro.plan import jobs as room
+    from repro.report import figures
 
     with user_errors():
         registry.load()  # wrong claims are to be found before hours of runs, not after
-        found = room.make(tier, platform)
+        found = room.make(tier, platform, {name: (x.notebook, x.reads) for name, x in figures.FIGURES.items()})
+    if keep:
+        stdout.print(files.keep(json.dumps(_document(found), default=str)), soft_wrap=True)
+        return None
     if json_:
-        document = found.model_dump()
-        for entry, job in zip(document["jobs"], found.jobs, strict=True):
-            entry["arguments"] = room.arguments(job)
-        return emit(document)
+        return emit(_document(found))
     for name in dict.fromkeys(job.experiment for job in found.jobs):
         columns = ["point", "repeat", "state", "minutes", "ranks", *(["GB/rank"] if found.memory_gb else [])]
         table = Table(*columns, title=name, title_justify="left")
@@ -116,6 +123,19 @@ def plan(tier: TierOption = None, platform: PlatformOption = None, json_: Json =
             stdout.print(f"[red]{escape(missing)}[/]", soft_wrap=True)
 
 
+def _document(found: "Plan") -> dict[str, Any]:
+    """The plan for programs: with the arguments of `repro run` for every job, titles of the notebooks, and a hash of the
+    code that reads records."""
+    from repro.plan.jobs import arguments
+    from repro.report import figures, source
+
+    document = found.model_dump()
+    for entry, job in zip(document["jobs"], found.jobs, strict=True):
+        entry["arguments"] = arguments(job)
+    titles = {name: notebook.title for name, notebook in figures.NOTEBOOKS.items()}
+    return document | {"notebooks": titles, "reader": source.source_hash()}
+
+
 def _totals(found: "Plan") -> Table:
     """A row per figure that has points; on a cluster with what it costs there, and whether that is done in a working day."""
     last = ["jobs", "node-h", "GPU-h", "queue", f"in {DAY_HOURS} h"] if found.slurm else ["notebook", "minutes"]
@@ -140,25 +160,11 @@ def _memory(rank_gb: float | None, limit: float) -> str:
     return f"{rank_gb:.1f}" if rank_gb <= limit else f"[red]{rank_gb:.1f}, has {limit:g}[/]"
 
 
-def _settings(pairs: list[str], texts: Container[str] = ()) -> dict[str, Any]:
-    """Values of KEY=VALUE, read as YAML except those of `texts`, which stay as they were written ("25" is no number there)."""
-    values = {}
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not equals or not key:
-            raise ValueError(f"--set {pair}: expected key=value")
-        try:
-            values[key] = yaml.safe_load(text) if text and key not in texts else text
-        except yaml.YAMLError as error:
-            raise ValueError(f"--set {pair}: the value is not valid YAML: {error}") from error
-    return values
-
-
 def _point(experiment: str, pairs: list[str]) -> "Point":
     """The point that `--set` arguments describe: what `plan.arguments` writes, read back."""
     fields = experiments.get(experiment).parameters.model_fields
     texts = {key for key, field in fields.items() if field.annotation is str}
-    return config.point(experiment, _settings(pairs, texts), f"repro run {experiment} --set")
+    return config.point(experiment, settings(pairs, texts), f"repro run {experiment} --set")
 
 
 @app.command()
@@ -225,28 +231,6 @@ def allocation(
         temporary.write_text(known[name].model_dump_json(indent=1) + "\n")
 
 
-def _results(results: Path | None, shipped: bool = True) -> Path:
-    """Folder with the records: the one given, else this machine's, else the shipped ones where `shipped` allows it."""
-    if results is not None:
-        if not results.is_dir():
-            raise FileNotFoundError(f"--results {results}: no such folder")
-        return results
-    settings, platform = config.load()
-    own = paths.root() / config.results_folder(settings, platform)
-    if (own / "records").exists():
-        return own
-    if not shipped:
-        raise FileNotFoundError(
-            f"{own}: no records yet; run `snakemake`, `snakemake replot`, or give --results and --out"
-        )
-    return paths.root() / "results/reference" / settings.reference
-
-
-def _records(folder: Path) -> Path:
-    """`folder` may be the results folder or the folder of records itself."""
-    return folder / "records" if (folder / "records").is_dir() else folder
-
-
 STYLES = {
     "reproduced": "bold green",
     "trend only": "yellow",
@@ -258,9 +242,7 @@ STYLES = {
 
 @app.command()
 def claims(
-    results: Annotated[
-        Path | None, typer.Option(help="Folder of records; default: the platform's, else the reference.")
-    ] = None,
+    results: Results = None,
     details: Annotated[bool, typer.Option("--details", help="Also the reason of each verdict.")] = False,
     json_: Json = False,
     out: Annotated[Path | None, typer.Option(help="Also write the JSON document to this file.")] = None,
@@ -269,8 +251,8 @@ def claims(
     from repro.claims import registry as room
 
     with user_errors():
-        folder = _results(results)
-        found = record.collect(_records(folder))
+        folder = results_folder(results)
+        found = record.collect(records_folder(folder))
         registry = room.load()
         verdicts = room.evaluate(registry, found.records, found.problems)
     rows = [verdict.model_dump(mode="json") for verdict in verdicts]
@@ -312,40 +294,9 @@ def claims(
 
 
 app.command()(place)
+for command in (drawing.figure, drawing.notebook, drawing.report):
+    app.command()(command)
 app.add_typer(box_commands, name="box")
-
-
-@app.command()
-def notebook(
-    name: Annotated[str, typer.Argument(help="Name of a notebook in notebooks/.")],
-    out: Annotated[Path, typer.Option(help="Folder for the executed copy, the HTML and the figures.")],
-    parameter: Annotated[
-        list[str] | None, typer.Option("-p", metavar="KEY=VALUE", help="A notebook parameter.")
-    ] = None,
-) -> None:
-    """Run a notebook with papermill and keep the executed copy, its HTML and its figures."""
-    from repro.report import notebooks
-
-    with user_errors(), progress(f"notebook {name}"):
-        notebooks.execute(name, out, _settings(parameter or []))
-
-
-@app.command()
-def report(
-    results: Annotated[
-        Path | None, typer.Option(help="Folder of records; default: the platform's, else the reference.")
-    ] = None,
-    figures: Annotated[Path | None, typer.Option(help="Folder of figures; default: RESULTS/figures.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Default: RESULTS/report.html.")] = None,
-) -> None:
-    """One self-contained HTML file: verdicts, figures, provenance, what was skipped and why."""
-    from repro.report import html as room
-
-    with user_errors():
-        folder = _results(results, shipped=False)
-        out = out or folder / "report.html"
-        room.write(_records(folder), figures or folder / "figures", out)
-    stderr.print(escape(f"report: {out}"), soft_wrap=True)
 
 
 @app.command()

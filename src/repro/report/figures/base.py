@@ -5,6 +5,7 @@ where the records cannot answer its question. Notebooks call `show`, the command
 """
 
 import importlib
+import inspect
 import textwrap
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
+from IPython.display import display
 from matplotlib.figure import Figure
 
 from repro import paths
@@ -193,6 +195,8 @@ def draw(name: str, records: str | Path, output: str | Path | None = None, **opt
     """Draw figure `name` from the records of a folder, with the options of its function, and save it in `output` (unless
     None). Where the records do not suffice the picture says so. ValueError for a name or an option that does not exist."""
     function = getattr(importlib.import_module(f"{figures.__name__}.{figures.entry(name).notebook}"), name)
+    if unknown := sorted(options.keys() - (known := list(inspect.signature(function).parameters)[1:])):
+        raise ValueError(f"figure {name}: no option {', '.join(unknown)}; known: {', '.join(known) or 'none'}")
     use_style()
     try:
         drawing = function(Data(records), **options)
@@ -200,3 +204,28 @@ def draw(name: str, records: str | Path, output: str | Path | None = None, **opt
         return skip(output, name, str(reason))
     save(drawing.figure, output, name, evidence=drawing.evidence, caption=drawing.caption)
     return drawing.figure
+
+
+def verdicts(name: str, records: str | Path) -> pd.DataFrame:
+    """Verdicts of the claims that figure `name` is evidence for: a row per claim that a record of the folder answers, with
+    columns claim, about, paper, ours, verdict. ValueError for a figure that does not exist."""
+    entry = figures.entry(name)
+    found = [record.collect(_folder(records) / experiment).records for experiment in entry.reads]
+    shown = [claim for claim in claims.load() if claim.id in entry.claims]
+    judged = claims.evaluate(shown, {path: run for runs in found for path, run in runs.items()})
+    rows = [
+        (claim.id, claim.title, *claims.numbers(verdict.model_dump()), verdict.verdict)
+        for claim, verdict in zip(shown, judged, strict=True)
+        if verdict.verdict != "not run"
+    ]
+    return pd.DataFrame(rows, columns=["claim", "about", "paper", "ours", "verdict"])
+
+
+def show(name: str, records: str | Path, output: str | Path | None = None, **options: Any) -> None:
+    """In a notebook: `draw` a figure, and below it the `verdicts` of its claims (nothing where no record answers one)."""
+    figure = draw(name, records, output, **options)
+    display(figure)
+    plt.close(figure)
+    if len(table := verdicts(name, records)):
+        left = {"selector": "th, td", "props": "text-align: left"}
+        display(table.style.set_uuid(name).hide(axis="index").set_table_styles([left]))

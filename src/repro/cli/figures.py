@@ -1,0 +1,60 @@
+"""`repro figure`, `repro notebook`, `repro report`: from records to what people see."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from repro.cli.console import progress, stderr, user_errors
+from repro.cli.options import Results, records_folder, results_folder, settings
+
+Parameters = Annotated[list[str] | None, typer.Option("-p", metavar="KEY=VALUE", help="A notebook parameter.")]
+
+
+def figure(
+    name: Annotated[str, typer.Argument(help="Name of a figure; an unknown one lists them.")],
+    results: Results = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the picture; default: RESULTS/figures.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the figure; may be repeated.")
+    ] = None,
+) -> None:
+    """Draw one figure from the records, as PNG and SVG."""
+    with user_errors(), progress(f"figure {name}"):
+        import matplotlib
+
+        from repro.report.figures import base
+
+        matplotlib.use("agg")
+        folder = results_folder(results)
+        out = (out or folder / "figures").absolute()
+        base.draw(name, records_folder(folder), out, **settings(set_ or []))
+    stderr.print(escape(f"figure: {out / name}.png"), soft_wrap=True)
+
+
+def notebook(
+    name: Annotated[str, typer.Argument(help="Name of a notebook in notebooks/.")],
+    out: Annotated[Path, typer.Option(help="Folder for the executed copy, the HTML and the figures.")],
+    parameter: Parameters = None,
+) -> None:
+    """Run a notebook with papermill and keep the executed copy, its HTML and its figures."""
+    from repro.report import notebooks
+
+    with user_errors(), progress(f"notebook {name}"):
+        notebooks.execute(name, out, settings(parameter or []))
+
+
+def report(
+    results: Results = None,
+    figures: Annotated[Path | None, typer.Option(help="Folder of figures; default: RESULTS/figures.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Default: RESULTS/report.html.")] = None,
+) -> None:
+    """One self-contained HTML file: verdicts, figures, provenance, what was skipped and why."""
+    from repro.report import html
+
+    with user_errors():
+        folder = results_folder(results, shipped=False)
+        out = out or folder / "report.html"
+        html.write(records_folder(folder), figures or folder / "figures", out)
+    stderr.print(escape(f"report: {out}"), soft_wrap=True)

@@ -1,0 +1,70 @@
+"""Figures without a kernel: the catalogue is true, every figure says so without records, and draws the shipped ones."""
+
+import importlib
+import importlib.util
+
+import pytest
+
+from repro import experiments, paths
+from repro.claims import registry
+from repro.report import figures
+from repro.report.figures import base
+
+SHIPPED = "results/reference/laptop-2core/records"
+FIGURES = [
+    name for name, entry in figures.FIGURES.items() if importlib.util.find_spec(f"{figures.__name__}.{entry.notebook}")
+]
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    base.plt.close("all")
+
+
+@pytest.fixture(scope="module")
+def claims():
+    return {claim.id: claim for claim in registry.load()}
+
+
+@pytest.fixture
+def skipped(monkeypatch):
+    """Why figures had nothing to show."""
+    said = []
+    skip = base.skip
+    monkeypatch.setattr(base, "skip", lambda output, name, reason: said.append(reason) or skip(output, name, reason))
+    return said
+
+
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_the_catalogue_is_true(name, claims):
+    entry = figures.entry(name)
+    assert entry.reads and set(entry.reads) <= set(experiments.names())
+    assert {claims[claim].value.experiment for claim in entry.claims} <= set(entry.reads)
+    assert (paths.root() / f"notebooks/{entry.notebook}.ipynb").exists()
+    # Each is also the name of a rule of the workflow.
+    assert name not in experiments.names() and name not in {each.notebook for each in figures.FIGURES.values()}
+
+
+def test_every_experiment_is_shown():
+    assert {name for entry in figures.FIGURES.values() for name in entry.reads} == set(experiments.names())
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_has_its_function_and_says_so_without_records(name, tmp_path, skipped):
+    function = getattr(importlib.import_module(f"{figures.__name__}.{figures.entry(name).notebook}"), name)
+    assert function.__doc__
+    base.draw(name, tmp_path / "records", tmp_path)
+    assert len(skipped) == 1 and (tmp_path / f"{name}.png").stat().st_size > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_draws_the_shipped_records(name, tmp_path, skipped):
+    base.draw(name, SHIPPED, tmp_path)
+    assert not skipped and (tmp_path / f"{name}.svg").stat().st_size > 5000
+
+
+def test_unknown_names_and_options_list_the_known_ones(tmp_path):
+    with pytest.raises(ValueError, match="no figure 'zero_byte', known: claims_overview, zero_loss"):
+        base.draw("zero_byte", tmp_path)
