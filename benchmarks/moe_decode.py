@@ -36,7 +36,7 @@ BASE = "two all-to-alls"
 
 def measure(point: MoEDecodePoint) -> dict[str, float]:
     """Metrics of one run."""
-    return {name: metric.value for name, metric in experiments.get("moe_decode").run(point).metrics.items()}
+    return experiments.get("moe_decode").run(point).metrics.model_dump(exclude_none=True)
 
 
 def main() -> None:

@@ -20,7 +20,8 @@ from rich.table import Table
 
 from repro import experiments
 from repro.emulate import netns
-from repro.experiments.zero_train import LEVELS, ZeroTrain
+from repro.experiments.common.ranks import LEVELS
+from repro.experiments.zero_train import ZeroTrain
 
 OURS = ("hierarchical", "best", "zeropp", "zero3", "hierarchical_fp", "mics", "ddp")
 LIBRARIES = ("deepspeed_zeropp", "deepspeed_zero3", "fsdp2", "fsdp2_hsdp", "fsdp2_reshard")
@@ -37,7 +38,7 @@ def bound(point: ZeroTrain, found: dict[str, float]) -> float:
 
 def measure(point: ZeroTrain) -> dict[str, float]:
     """Metrics of one run."""
-    return {name: metric.value for name, metric in experiments.get("zero_train").run(point).metrics.items()}
+    return experiments.get("zero_train").run(point).metrics.model_dump(exclude_none=True)
 
 
 def main() -> None:

@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 
 from repro import exflow, paths
-from repro.experiments import _moe_training
+from repro.experiments.common.texts import FILES, read, windows
+from repro.experiments.moe_train.routing import route
 from repro.models import gpt_moe_checkpoint
 from repro.models.gpt_moe import GPTMoEConfig
 
@@ -123,11 +124,11 @@ def test_gpt_moe_weights_route_as_their_trace_says(name):
     model = gpt_moe_checkpoint.load(FOLDER / name)
     assert model.config == GPTMoEConfig(layers=8, hidden=64, experts=experts, expert_hidden=64)
     choices, domain, held_out = routing_of_a_gpt_moe(f"gpt_moe_routing_{experts}e.npz", experts)
-    for number, name in enumerate(_moe_training.FILES):
-        sequences = _moe_training.windows(_moe_training.read(name).held_out, 32768, 128)[:4]
-        found = _moe_training.route(model, sequences)
+    for number, name in enumerate(FILES):
+        sequences = windows(read(name).held_out, 32768, 128)[:4]
+        found = route(model, sequences)
         told = choices[(domain == number) & held_out][:4].reshape(-1, 8)
-        assert (found.experts == told).mean() > 0.995
+        assert (found.trace.experts == told).mean() > 0.995
         assert found.loss < 2.0  # nats per byte; bigrams alone give 2.4
 
 

@@ -14,8 +14,10 @@ import numpy as np
 import yaml
 
 from repro.exflow.recording import record_routing
-from repro.experiments import _moe_training as training
-from repro.experiments import moe_train
+from repro.experiments.common.texts import FILES, read, windows
+from repro.experiments.moe_train import MoeTrain
+from repro.experiments.moe_train.routing import route
+from repro.experiments.moe_train.run import train
 from repro.jobs import runner
 from repro.models import gpt_moe_checkpoint as checkpoint
 from repro.models.gpt_moe import GPTMoE
@@ -29,11 +31,11 @@ def record_trace(model: GPTMoE, path: Path, tokens: int) -> None:
     into `domain_names`) and `held_out`; `exflow.load` reads it."""
     domain, held_out = [], []
     with record_routing(model) as recording:
-        for number, name in enumerate(training.FILES):
-            text = training.read(name)
+        for number, name in enumerate(FILES):
+            text = read(name)
             for part in PARTS:
-                sequences = training.windows(getattr(text, part), tokens, model.config.seq_len)
-                training.route(model, sequences)
+                sequences = windows(getattr(text, part), tokens, model.config.seq_len)
+                route(model, sequences)
                 domain += [number] * len(sequences)
                 held_out += [part == "held_out"] * len(sequences)
     np.savez_compressed(
@@ -42,7 +44,7 @@ def record_trace(model: GPTMoE, path: Path, tokens: int) -> None:
         seq_len=np.full(len(domain), model.config.seq_len, np.int32),
         num_experts=np.int64(model.config.experts),
         domain=np.array(domain, np.uint8),
-        domain_names=np.array(list(training.FILES)),
+        domain_names=np.array(list(FILES)),
         held_out=np.array(held_out),
     )
 
@@ -50,9 +52,9 @@ def record_trace(model: GPTMoE, path: Path, tokens: int) -> None:
 def held_out_losses(model: GPTMoE, tokens: int) -> dict[str, float]:
     """Nats per byte of each text."""
     found = {}
-    for name in training.FILES:
-        sequences = training.windows(training.read(name).held_out, tokens, model.config.seq_len)
-        found[name] = round(training.route(model, sequences).loss, 5)
+    for name in FILES:
+        sequences = windows(read(name).held_out, tokens, model.config.seq_len)
+        found[name] = round(route(model, sequences).loss, 5)
     return found
 
 
@@ -64,12 +66,12 @@ def main() -> None:
     parser.add_argument("--records", type=Path)
     options = parser.parse_args()
     values = {name: yaml.safe_load(value) for name, value in (setting.split("=", 1) for setting in options.set)}
-    point = moe_train.MoeTrain(**values)
+    point = MoeTrain(**values)
     if options.records:
         name = plan.job_id("moe_train", point, 0)
         found = runner.run("moe_train", point, out=options.records / "moe_train" / f"{name}.json")
         assert found.status == "ok", found.detail
-    model, _ = moe_train.train(point)
+    model, _ = train(point)
     checkpoint.save(model, options.weights)
     saved = checkpoint.load(options.weights)
     record_trace(saved, options.trace, point.eval_tokens)

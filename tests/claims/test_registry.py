@@ -393,7 +393,7 @@ def test_a_tier_runs_every_group_that_a_claim_compares(claim_id):
     """
     reading = next(claim.value for claim in REGISTRY if claim.id == claim_id)
     jobs = GPU_JOBS if reads_a_gpu(reading) else JOBS
-    points = [job.point for job in jobs if job.experiment == reading.experiment]
+    points = [job.point.model_dump() for job in jobs if job.experiment == reading.experiment]
     cells = []
     for filters in reading.groups:
         planned = [

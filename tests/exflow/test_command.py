@@ -107,7 +107,7 @@ def run(name, **point):
 
 def test_affinity_experiment():
     found = run("exflow_affinity", tokens=3000)
-    value = {name: metric.value for name, metric in found.metrics.items()}
+    value = found.metrics.model_dump(exclude_none=True)
     assert found.evidence == "measured" and found.conditions["tokens_used"] == "3000"
     assert value["mutual_information"] > 4 * value["mutual_information_shuffled"] > 0
     assert 0 < value["normalized_mutual_information_shuffled"] < value["normalized_mutual_information"] < 1
@@ -124,34 +124,34 @@ def test_placement_experiment_counts_held_out_sequences():
 
     trace = exflow.load(paths.data("gptoss20b_routing.npz"), top_k=1)
     tokens = trace.split(0.7, 1)[1].experts // 8
-    assert found.metrics["crossing_fraction"].value == pytest.approx((tokens[:, 1:] != tokens[:, :-1]).mean())
-    assert found.metrics["hops_per_token"].value == pytest.approx((tokens[:, 1:] != tokens[:, :-1]).sum(1).mean())
-    assert found.metrics["bound"].value <= found.metrics["train_crossing_fraction"].value
+    assert found.metrics.crossing_fraction == pytest.approx((tokens[:, 1:] != tokens[:, :-1]).mean())
+    assert found.metrics.hops_per_token == pytest.approx((tokens[:, 1:] != tokens[:, :-1]).sum(1).mean())
+    assert found.metrics.bound <= found.metrics.train_crossing_fraction
     assert found.conditions["routing"] == "gpt-oss-20b top-1, all domains, held out"
 
 
 def test_placement_experiment_on_few_tokens_and_nodes():
     found = run("exflow_placement", method="affinity", gpus=16, gpus_per_node=4, train_tokens=500)
-    value = {name: metric.value for name, metric in found.metrics.items()}
+    value = found.metrics.model_dump(exclude_none=True)
     assert found.conditions["tokens_used"] == "500"
     assert value["train_crossing_fraction"] < value["crossing_fraction"] < 0.9  # optimism on the tokens placed by
     assert value["node_crossing_fraction"] < 0.6 and value["inter_hops"] + value["intra_hops"] == pytest.approx(
         value["hops_per_token"]
     )
-    assert "mip_gap" not in found.metrics
+    assert found.metrics.mip_gap is None
 
 
 def test_serving_experiment_counts_copies_and_whole_tokens_on_held_out_sequences():
     """Without copies its hops are those of the placement experiment; with as many slots as experts hardly any are left (experts that no
     training token visits get no copy)."""
     plain, full = (run("exflow_serving", method="contiguous", gpus_per_node=8, extra_slots=slots) for slots in (0, 28))
-    hops = run("exflow_placement", method="contiguous", gpus=8).metrics["hops_per_token"].value
-    assert plain.metrics["hops_per_token"].value == pytest.approx(hops) and full.metrics["hops_per_token"].value < 0.01
+    hops = run("exflow_placement", method="contiguous", gpus=8).metrics.hops_per_token
+    assert plain.metrics.hops_per_token == pytest.approx(hops) and full.metrics.hops_per_token < 0.01
     several = run("exflow_serving", method="contiguous", top_k=4, gpus=2, gpus_per_node=1).metrics
     from repro import paths
 
     gpus = exflow.load(paths.data("gptoss20b_routing.npz")).split(0.7, 0)[1].experts // 16
-    assert several["gpus_visited"].value == pytest.approx((1 + (gpus.min(2) != gpus.max(2))).mean())
+    assert several.gpus_visited == pytest.approx((1 + (gpus.min(2) != gpus.max(2))).mean())
     for wrong in ({"top_k": 5}, {"top_k": 4, "extra_slots": 1}, {"extra_slots": 29}, {"gpus_per_node": 3}):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))} is|extra_slots is|gpus is"):
             run("exflow_serving", **wrong)

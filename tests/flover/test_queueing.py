@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from timed_model import Clock, TimedModel
 
 from repro.baselines.batching import DynamicScheduler, StaticScheduler, serial
-from repro.experiments.flover_queue import QueuePoint, run
+from repro.experiments.flover_queue import QueuePoint
+from repro.experiments.flover_queue.run import run
 from repro.flover.arrivals import Shape, fixed_arrivals, poisson_arrivals
 from repro.flover.engine import Engine, Report
 from repro.flover.queueing import (
@@ -227,16 +228,16 @@ def test_flover_column_of_figure_4a(model):
 def test_iterations_of_figure_8_are_within_one_deviation():
     for interval_ms, (iterations, _) in FIG8.items():
         metrics = run(QueuePoint(interval_ms=interval_ms)).metrics
-        assert abs(metrics["iterations"].value - iterations) < metrics["iterations_sd"].value
+        assert abs(metrics.iterations - iterations) < metrics.iterations_sd
 
 
 def test_experiment_series_and_metrics():
     outcome = run(QueuePoint(table="fig4a", single_request_s=9.1, batch_cost=0.0))
     assert outcome.evidence == "modelled"
     assert outcome.series.requests.tolist() == [1, 2, 4, 8, 16, 32]
-    assert outcome.metrics["total_seconds"].value == outcome.series.total_seconds.iloc[-1]
-    assert outcome.metrics["speedup_vs_serial"].value == pytest.approx(32 * 9.1 / (9.1 + 15.5), rel=0.02)
-    assert outcome.metrics["iterations_sd"].value == 0
+    assert outcome.metrics.total_seconds == outcome.series.total_seconds.iloc[-1]
+    assert outcome.metrics.speedup_vs_serial == pytest.approx(32 * 9.1 / (9.1 + 15.5), rel=0.02)
+    assert outcome.metrics.iterations_sd == 0
     assert len(run(QueuePoint(seeds=7)).series) == 7
 
 
@@ -244,10 +245,10 @@ def test_experiment_windows():
     """All 32 have come by 15.5 s, so a window of 16 s is one batch: 16 s, and 9.1 s at 1 + 31 c."""
     point = QueuePoint(table="progress", policy="dynamic", window_s=16.0, single_request_s=9.1, batch_cost=0.02)
     metrics = run(point).metrics
-    assert metrics["total_seconds"].value == pytest.approx(16 + 9.1 * 1.62)
-    assert metrics["first_latency_ratio"].value == pytest.approx((16 + 9.1 * 1.62) / 9.1)
+    assert metrics.total_seconds == pytest.approx(16 + 9.1 * 1.62)
+    assert metrics.first_latency_ratio == pytest.approx((16 + 9.1 * 1.62) / 9.1)
     instances = run(QueuePoint(table="progress", policy="instances", single_request_s=9.1)).metrics
-    assert instances["total_seconds"].value == pytest.approx(32 * 9.1)
+    assert instances.total_seconds == pytest.approx(32 * 9.1)
     with pytest.raises(ValueError, match=r"window_s is 2.0: only the policies dynamic and dynamic_concurrent have one"):
         QueuePoint(window_s=2.0)
 

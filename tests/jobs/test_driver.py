@@ -94,7 +94,7 @@ def test_a_job_that_squeue_has_forgotten(answers):
 
 
 def entry(attempt=1):
-    (job,) = (job for job in plan.make("smoke").jobs if job.experiment == "flover_queue" and job.point["requests"] == 1)
+    (job,) = (job for job in plan.make("smoke").jobs if job.experiment == "flover_queue" and job.point.requests == 1)
     values = job.model_dump(include={"record", "experiment", "point", "repeat"})
     running = journal.Running(**values, attempt=attempt, since="2026-01-01T00:00:00Z", log="none.log")
     return journal.Entry(job_id="5", allocation="a", nodes="node1", running=running)
@@ -136,7 +136,7 @@ def test_a_later_record_is_left_alone(answers, make_record):
 def test_which_points_a_job_runs(project, make_record, monkeypatch, status, cause, hours_after_plan, attempt):
     from datetime import timedelta
 
-    (job,) = (job for job in plan.make("smoke").jobs if job.experiment == "flover_queue" and job.point["requests"] == 1)
+    (job,) = (job for job in plan.make("smoke").jobs if job.experiment == "flover_queue" and job.point.requests == 1)
     found = make_record()
     source = plan.provenance.source_hash("repro.experiments.flover_queue")
     changes = {

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from repro import experiments, launch
-from repro.experiments.base import Experiment, MissingHardware, Outcome, Point
+from repro.experiments.base import Experiment, Metrics, MissingHardware, Number, Outcome, Point
 from repro.jobs import runner
 from repro.records import record
 
@@ -37,11 +37,14 @@ FAILURES = {
 }
 
 
+class OneNumber(Metrics):
+    m: Number
+
+
 @pytest.fixture
 def experiment(monkeypatch):
     def install(run, timeout_s=600.0):
-        known = frozenset({"m", "fabric"})
-        made = Experiment("", Point, run, label=lambda point: "probe", reports=known, timeout_s=timeout_s)
+        made = Experiment("", Point, OneNumber, run, conditions=("fabric",), timeout_s=timeout_s)
         monkeypatch.setattr(experiments, "get", lambda name: made)
 
     return install
@@ -75,9 +78,10 @@ def test_interrupt_leaves_nothing(tmp_path, experiment):
 
 
 def test_success_carries_provenance(tmp_path, experiment):
-    experiment(lambda point: Outcome(metrics={"m": record.Metric(value=2, unit="1")}, conditions={"fabric": "shaped"}))
+    experiment(lambda point: Outcome(OneNumber(m=2), conditions={"fabric": "shaped"}))
     found = runner.run("flover_queue", Point(seed=3), repeat=1, attempt=2, out=tmp_path / "r.json")
     assert (found.status, found.seed, found.repeat, found.attempt, found.evidence) == ("ok", 3, 1, 2, "measured")
+    assert found.metrics == {"m": record.Metric(value=2, unit="1")}
     facts = found.provenance
     assert (
         facts.packages["torch"]

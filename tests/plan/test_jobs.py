@@ -21,7 +21,7 @@ FIGURES = {
 def _finish(job, **changes):
     when, source = datetime(2026, 1, 1, tzinfo=UTC), provenance.source_hash(f"repro.experiments.{job.experiment}")
     fields = {
-        "experiment": job.experiment, "point": job.point, "repeat": job.repeat, "seed": 0, "evidence": "measured",
+        "experiment": job.experiment, "point": job.point.model_dump(), "repeat": job.repeat, "seed": 0, "evidence": "measured",
         "status": "ok", "metrics": {"m": record.Metric(value=1, unit="1")}, "attempt": job.attempt,
         "provenance": record.Provenance(start=when, end=when, source_hash=source),
     }  # fmt: skip
@@ -54,7 +54,7 @@ def test_arguments_rebuild_the_point(project, tier):
     for job in plan.make(tier).jobs:
         words = plan.arguments(job)
         pairs = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
-        assert cli._point(job.experiment, pairs).model_dump() == job.point
+        assert cli._point(job.experiment, pairs) == job.point
 
 
 def test_record_names_are_distinct(project):
@@ -94,7 +94,7 @@ def test_cost_of_a_figure_as_jobs(project):
 
 def test_where_memory_must_be_shared_one_task_starts_the_ranks(project):
     jobs = plan.make("smoke", "box").jobs
-    shared = [job for job in jobs if job.point.get("keys_values") == "shared"]
+    shared = [job for job in jobs if getattr(job.point, "keys_values", "") == "shared"]
     assert shared and all((job.nodes, job.tasks_per_node) == (1, 1) and job.ranks > 1 for job in shared)
 
 
@@ -103,9 +103,9 @@ def test_minutes_on_a_platform_are_predicted_for_its_hardware(project):
     found = plan.make("cluster", "frontier")
     assert found.predicted == ["zero_train"]
     minutes = {
-        (job.point["plan"], job.nodes): job.minutes
+        (job.point.plan, job.nodes): job.minutes
         for job in found.jobs
-        if job.experiment == "zero_train" and job.point["hidden"] == 6144 and job.point["accumulation"] == 8
+        if job.experiment == "zero_train" and job.point.hidden == 6144 and job.point.accumulation == 8
     }
     assert minutes["zero3", 48] != minutes["zero3", 8]
     assert plan.make("cluster", "laptop").predicted == []

@@ -89,8 +89,7 @@ def plan(
         table = Table(*columns, title=name, title_justify="left")
         for job in found.jobs:
             if job.experiment == name:
-                label = experiments.get(name).label(config.point(name, job.point, "plan"))
-                row = [label, str(job.repeat), job.state, f"{job.minutes:.2f}", str(job.ranks)]
+                row = [job.point.label, str(job.repeat), job.state, f"{job.minutes:.2f}", str(job.ranks)]
                 table.add_row(*row, *([_memory(job.rank_gb, found.memory_gb)] if found.memory_gb else []))
         stdout.print(table)
     stdout.print(_totals(found))
@@ -182,13 +181,12 @@ def run(
 ) -> None:
     """Run one point of one experiment and write its record."""
     with user_errors():
-        definition = experiments.get(experiment)
         point = _point(experiment, set_ or [])
         if out is not None and out.suffix != ".json":
             raise ValueError(f"--out {out}: a record file must end in .json")
         if out is not None:  # before the work, not after it
             out.parent.mkdir(parents=True, exist_ok=True)
-    with progress(f"{experiment} {definition.label(point)}"):
+    with progress(f"{experiment} {point.label}"):
         from repro.jobs import runner
 
         found = runner.run(experiment, point, repeat, attempt, out)
@@ -196,7 +194,7 @@ def run(
         emit(found.model_dump(mode="json"))
     else:
         stderr.print(
-            escape(f"{experiment} {definition.label(point)}: {found.status} {found.cause or ''} -> {out}"),
+            escape(f"{experiment} {point.label}: {found.status} {found.cause or ''} -> {out}"),
             soft_wrap=True,
         )
     if found.status != "ok":

@@ -1,17 +1,16 @@
-"""One file per experiment; a file's name is the experiment's id. Names that begin with `_` are parts of one."""
+"""One package per experiment; its name is the experiment's id. `common` holds what several of them use."""
 
+import functools
 import importlib
 import pkgutil
 
 from repro.experiments.base import Experiment
 
-_NOT_EXPERIMENTS = {"base"}
 
-
+@functools.cache
 def names() -> list[str]:
     """Ids of all experiments."""
-    found = (module.name for module in pkgutil.iter_modules(__path__))
-    return sorted(name for name in found if name not in _NOT_EXPERIMENTS and not name.startswith("_"))
+    return sorted(each.name for each in pkgutil.iter_modules(__path__) if each.ispkg and each.name != "common")
 
 
 def get(name: str) -> Experiment:

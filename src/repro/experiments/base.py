@@ -1,28 +1,26 @@
-"""What an experiment is: a point (validated parameters), the number of ranks it needs, and `run(point) -> Outcome`.
+"""What an experiment is: points, metrics with units, and a function from a point to an outcome.
 
-An experiment module defines `EXPERIMENT = Experiment(...)`. It imports its engine inside `run`, so that listing
-experiments stays fast. It knows nothing of records, files or Snakemake.
+The package of an experiment defines a `Point`, a `Metrics` and `EXPERIMENT` in its `__init__`, which imports no engine.
+The modules that do the work are imported when a point runs. An experiment knows nothing of records or files.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_type_hints
 
-import pandas as pd
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from repro.records.record import Evidence, Metric
 
+if TYPE_CHECKING:
+    import pandas as pd
 
-class Point(BaseModel):
-    """Parameters of one point. Subclasses add fields with defaults; an unknown key is an error that lists the known ones."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-    seed: int = Field(0, ge=0)
+# --- points --------------------------------------------------------------------------------------------------------
 
 
 class Shape(NamedTuple):
-    """Ranks of a point: on so many nodes, of so many packages each, with so many ranks in a package."""
+    """Where the ranks of a point sit: so many nodes, packages per node, and ranks per package."""
 
     nodes: int = 1
     packages: int = 1
@@ -37,53 +35,151 @@ class Shape(NamedTuple):
         return self.nodes * self.in_node
 
 
+class Point(BaseModel):
+    """Parameters of one point. Subclasses add fields with defaults. An unknown key is an error that lists the known ones."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    seed: int = Field(0, ge=0)
+
+    @property
+    def label(self) -> str:
+        """Readable part of the record's file name, such as `zeropp-2x2x2`."""
+        return f"seed{self.seed}"
+
+    @property
+    def shape(self) -> Shape:
+        """One process, unless the point runs on ranks (`repro.experiments.common.ranks`)."""
+        return Shape()
+
+    @property
+    def one_machine(self) -> bool:
+        """Whether the ranks need memory that all of them see."""
+        return False
+
+
+# --- metrics -------------------------------------------------------------------------------------------------------
+
+
+class Unit(NamedTuple):
+    """Unit of a metric, as its record gives it."""
+
+    name: str
+
+
+# `Number` is for counts and shares, `Ratio` for a quotient of two numbers of the same kind.
+Number = Annotated[float, Unit("1")]
+Ratio = Annotated[float, Unit("×")]
+Seconds = Annotated[float, Unit("s")]
+Bytes = Annotated[float, Unit("bytes")]
+Gigabytes = Annotated[float, Unit("GB")]
+BytesPerSecond = Annotated[float, Unit("bytes/s")]
+PerSecond = Annotated[float, Unit("1/s")]
+Tflops = Annotated[float, Unit("TFLOP/s")]
+Tokens = Annotated[float, Unit("tokens")]
+TokensPerSecond = Annotated[float, Unit("tokens/s")]
+SecondsPerToken = Annotated[float, Unit("s/token")]
+HopsPerToken = Annotated[float, Unit("hops/token")]
+Bits = Annotated[float, Unit("bits")]
+Nats = Annotated[float, Unit("nats")]
+BillionParameters = Annotated[float, Unit("10⁹ parameters")]
+
+
+class Metrics(BaseModel):
+    """The numbers of a run. The type of a field is its unit. A field that not every run reports is `Unit | None = None`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @classmethod
+    def units(cls) -> dict[str, str]:
+        """Unit of every field, in the order of the class."""
+        return {name: _unit((each.metadata, each.annotation)) for name, each in cls.model_fields.items()}
+
+    def with_units(self) -> dict[str, Metric]:
+        """The reported numbers as a record holds them."""
+        units = self.units()
+        return {name: Metric(value=value, unit=units[name]) for name, value in self if value is not None}
+
+
+def _unit(field_type: tuple[list[Any], Any]) -> str:
+    """Of a field's metadata (`Seconds`) and annotation (`Seconds | None`)."""
+    metadata, annotation = field_type
+    inside = [each for part in get_args(annotation) for each in getattr(part, "__metadata__", ())]
+    (unit,) = (each for each in (*metadata, *inside) if isinstance(each, Unit))
+    return unit.name
+
+
+def metrics(kind: Any, *names: str) -> type[Metrics]:
+    """A base class with a field of type `kind` for each of `names`: for metrics whose names follow a pattern. Where `kind` allows
+    None, so does the field."""
+    default = None if type(None) in get_args(kind) else ...
+    return create_model("Pattern", __base__=Metrics, **{name: (kind, default) for name in names})
+
+
+def prefixed(prefix: str, kind: type[Metrics]) -> type[Metrics]:
+    """A base class with the fields of `kind`, their names after `prefix`."""
+    types = get_type_hints(kind, include_extras=True)
+    fields = {f"{prefix}{name}": (types[name], each.default) for name, each in kind.model_fields.items()}
+    return create_model("Prefixed", __base__=Metrics, **fields)
+
+
+def bands(kind: Any, *names: str) -> type[Metrics]:
+    """Like `metrics`, for modelled numbers: `name` is the median, `name_low` and `name_high` are the ends of the 90 % band."""
+    return metrics(kind, *(f"{name}{end}" for name in names for end in ("_low", "", "_high")))
+
+
+# --- experiments ---------------------------------------------------------------------------------------------------
+
+
 class MissingHardware(RuntimeError):
     """This machine lacks what the point needs. Recorded as *skipped* with the message as the reason."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a point yields. `conditions`: what the numbers depend on beyond the point (e.g. `{"fabric": "shaped"}`)."""
+    """What a point yields. `conditions`: what the numbers depend on beyond the point, such as `{"fabric": "shaped"}`."""
 
-    metrics: dict[str, Metric]
+    metrics: Metrics
     evidence: Evidence = "measured"
     conditions: dict[str, str] = field(default_factory=dict)
-    series: pd.DataFrame | None = None
+    series: "pd.DataFrame | None" = None
     topology: str = ""
-
-
-def one_process(point: Any) -> Shape:
-    """Of an experiment that says nothing of ranks: one process, which may start others on its machine."""
-    return Shape()
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """`label` gives a short file name part such as `zeropp-2x2x2`; `reports`: every metric and condition that a record can hold,
-    so that a claim which asks for another is found at once; `shape` tells where the processes of a point sit; `one_machine`: they
-    need memory that all of them see; `memory` predicts bytes per rank by kind (None: unknown); `timeout_s` bounds one run;
-    `timed`: its claims are about time, so nothing else may run on the machine meanwhile; `predicts`: by experiment, a function of one of
-    its points and of the name of a platform's hardware, which tells the seconds of a run there (None: cannot)."""
+    """One experiment.
+
+    `conditions`: names of all conditions that a record can hold.
+    `memory`: predicted bytes per rank by kind; None where they are unknown.
+    `timeout_s`: limit of one run.
+    `timed`: claims are about time, so nothing else may run on the machine meanwhile.
+    `predicts`: by experiment, a function of a point of it and the name of a platform's hardware. It gives the seconds of a run
+    there, or None where it cannot tell.
+    """
 
     summary: str
     parameters: type[Point]
+    metrics: type[Metrics]
     run: Callable[[Any], Outcome]
-    label: Callable[[Any], str]
-    reports: frozenset[str]
-    shape: Callable[[Any], Shape] = one_process
-    one_machine: Callable[[Any], bool] = lambda point: False
+    conditions: tuple[str, ...] = ()
     memory: Callable[[Any], dict[str, float] | None] = lambda point: None
     timeout_s: float = 600.0
     timed: bool = True
     predicts: Mapping[str, Callable[[Any, str], float | None]] = field(default_factory=dict)
 
+    @cached_property
+    def units(self) -> Mapping[str, str]:
+        """Unit of every metric that a record can hold."""
+        return self.metrics.units()
+
     @property
-    def ranked(self) -> bool:
-        """Whether a point's processes are ranks that `repro.launch` joins, a single one too."""
-        return self.shape is not one_process
+    def reports(self) -> frozenset[str]:
+        """Every metric and condition that a record can hold."""
+        return frozenset((*self.metrics.model_fields, *self.conditions))
 
     def check(self, outcome: Outcome) -> Outcome:
-        """The outcome; AssertionError when it holds a name that `reports` lacks."""
-        unknown = (outcome.metrics.keys() | outcome.conditions.keys()) - self.reports
-        assert not unknown, f"not in the experiment's `reports`: {', '.join(sorted(unknown))}"
+        """The outcome; AssertionError for metrics of another class or an unknown condition."""
+        assert isinstance(outcome.metrics, self.metrics), f"found {type(outcome.metrics).__name__}"
+        unknown = outcome.conditions.keys() - set(self.conditions)
+        assert not unknown, f"not in the experiment's `conditions`: {', '.join(sorted(unknown))}"
         return outcome

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from repro import experiments, paths
+from repro.experiments.common.ranks import Ranked
 from repro.files import replacing
 from repro.jobs import causes, journal, queue
 from repro.jobs.journal import Entry, Running
@@ -36,8 +37,11 @@ class Ended(BaseException):
 
 
 def run(found: Plan, allocation: Allocation, platform: Platform, trial: int = 1) -> list[str]:
-    """Run what is not done; the records that the next job has to make: the job's time was over, or, in the first `trial`, what failed from
-    outside. ValueError outside a job of Slurm and where another job runs the allocation, QueueError where Slurm cannot tell."""
+    """Run unfinished points; return those the next job must retry.
+
+    Retried are points for which no time was left and, in the first `trial`, those that failed from outside. ValueError outside
+    a job of Slurm and where another job runs the allocation; QueueError where Slurm cannot tell.
+    """
     if "SLURM_JOB_ID" not in os.environ:
         raise ValueError(
             f"allocation {allocation.name}: SLURM_JOB_ID is not set; it runs inside a job, which `snakemake --profile` submits"
@@ -173,7 +177,7 @@ class _Job:
             watchdog.DEADLINE: str(time.time() + limit),
             watchdog.FOLDER: str(where),
             seats.IN_PACKAGE: str(self.node.gcds),
-            joined.ALONE: str(int(job.ranks == 1 and experiments.get(job.experiment).ranked)),
+            joined.ALONE: str(int(job.ranks == 1 and isinstance(job.point, Ranked))),
         }
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w") as output:

@@ -99,10 +99,12 @@ def limited(seconds: float) -> Iterator[None]:
 def run(experiment: str, point: Point, repeat: int = 0, attempt: int = 1, out: Path | None = None) -> Record:
     """Run `point` and return its record, written to `out` when given.
 
-    In a torchrun or srun job every rank calls this; rank 0 holds the machine's lock, and writes; of failures the first that any
-    rank has is written, since its neighbours only see a connection break. Every exception of the engine becomes a *failed* or
-    *skipped* record; KeyboardInterrupt and a failing write do not: an interrupted run leaves nothing, so it is simply run
-    again. Other ranks than the first end the process here (SystemExit) when all went well.
+    In a torchrun or srun job every rank calls this. Rank 0 holds the machine's lock and writes the record. If several ranks
+    fail, the earliest is recorded; later ones only saw a broken connection. Ranks other than the first end the process here
+    (SystemExit) when all went well.
+
+    Every exception of the engine becomes a *failed* or *skipped* record. KeyboardInterrupt and a failing write do not: an
+    interrupted run leaves nothing and is run again.
     """
     definition = experiments.get(experiment)
     module = f"repro.experiments.{experiment}"
@@ -131,7 +133,7 @@ def run(experiment: str, point: Point, repeat: int = 0, attempt: int = 1, out: P
             )
             common |= {"status": status, "cause": cause, "detail": detail}
         else:
-            common |= {"status": "ok", "evidence": outcome.evidence, "metrics": outcome.metrics}
+            common |= {"status": "ok", "evidence": outcome.evidence, "metrics": outcome.metrics.with_units()}
             common |= {"conditions": outcome.conditions}
     found = Record(**common, provenance=provenance.collect(module, start, outcome.topology if outcome else ""))
     if out is not None and (first or found.status == "failed") and not _told_already(found, out):

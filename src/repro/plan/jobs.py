@@ -1,23 +1,24 @@
 """What is there to run: every point of a tier with its state, expected minutes and ranks."""
 
+import contextlib
 import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, get_args
 
-from pydantic import AwareDatetime, BaseModel
+from pydantic import AwareDatetime, BaseModel, SerializeAsAny, ValidationInfo, field_validator
 
 from repro import experiments, paths
 from repro.experiments.base import Point
 from repro.plan import config, packing
 from repro.plan.packing import Allocation
 from repro.records import provenance, record
-from repro.records.record import Record, Scalar
 
 Predictor = Callable[[Any, str], float | None]
 State = Literal["done", "stale", "failed", "skipped", "to run"]
@@ -28,7 +29,7 @@ class Job(BaseModel):
     `nodes` and `tasks_per_node` are what a job starts for it, `packages` those of a node that it uses."""
 
     experiment: str
-    point: dict[str, Scalar | None]
+    point: SerializeAsAny[Point]
     repeat: int
     record: str  # relative to the root
     state: State
@@ -39,6 +40,12 @@ class Job(BaseModel):
     packages: int = 1
     tasks_per_node: int = 1
     rank_gb: float | None = None  # predicted memory of a rank, where the platform says what it has
+
+    @field_validator("point", mode="before")
+    @classmethod
+    def _typed(cls, value: Any, info: ValidationInfo) -> Any:
+        """A point that is read from a plan file is one of its experiment again."""
+        return experiments.get(info.data["experiment"]).parameters.model_validate(value)
 
 
 class FigurePlan(BaseModel):
@@ -99,7 +106,7 @@ class Plan(BaseModel):
 def job_id(experiment: str, point: Point, repeat: int) -> str:
     """File name part of a record: readable label, repeat, and a hash of every parameter."""
     text = json.dumps([experiment, point.model_dump(), repeat], sort_keys=True)
-    return f"{experiments.get(experiment).label(point)}-r{repeat}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return f"{point.label}-r{repeat}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def state(path: Path, source: str) -> tuple[State, int]:
@@ -117,13 +124,22 @@ def state(path: Path, source: str) -> tuple[State, int]:
     return ("done" if found.status == "ok" else "skipped"), found.attempt
 
 
-def _known_minutes(shipped: Iterable[Record]) -> dict[str, float]:
-    """Minutes that each point took, by experiment and point; runs of older code tell them as well."""
+def _shipped(folder: Path) -> tuple[dict[str, float], list[tuple[str, str]]]:
+    """Of the shipped records: minutes that each point took, by experiment and point, and the code (experiment and source
+    hash) that made each. Those of older code count too; a file that is no record tells nothing."""
     times: dict[str, list[float]] = {}
-    for run in shipped:
-        seconds = (run.provenance.end - run.provenance.start).total_seconds()
-        times.setdefault(json.dumps([run.experiment, run.point], sort_keys=True), []).append(seconds / 60)
-    return {key: median(values) for key, values in times.items()}
+    code = []
+    for path in folder.rglob("*.json"):
+        with contextlib.suppress(ValueError, KeyError, TypeError, OSError):
+            run = json.loads(path.read_text())  # not `record.read`: 550 of them take half a second to check
+            start, end = (datetime.fromisoformat(run["provenance"][name]) for name in ("start", "end"))
+            code.append((run["experiment"], run["provenance"]["source_hash"]))
+            times.setdefault(_key(run["experiment"], run["point"]), []).append((end - start).total_seconds() / 60)
+    return {key: median(values) for key, values in times.items()}, code
+
+
+def _key(experiment: str, point: dict[str, Any]) -> str:
+    return json.dumps([experiment, point], sort_keys=True)
 
 
 def _predictors(hardware: str | None, file: str) -> dict[str, Predictor]:
@@ -146,13 +162,11 @@ def _jobs(
     where: str,
     predict: Callable[[Point], float | None] = lambda point: None,
 ) -> list[Job]:
-    definition = experiments.get(experiment)
     jobs = []
     for point in config.points(experiment, grid, where):
-        shape = definition.shape(point)
-        nodes, in_node = (1, 1) if definition.one_machine(point) else (shape.nodes, shape.in_node)
-        values = point.model_dump()
-        expected = minutes.get(json.dumps([experiment, values], sort_keys=True))
+        shape = point.shape
+        nodes, in_node = (1, 1) if point.one_machine else (shape.nodes, shape.in_node)
+        expected = minutes.get(_key(experiment, point.model_dump()))
         if expected is None:
             seconds = predict(point)
             expected = grid.minutes if seconds is None else seconds / 60
@@ -162,7 +176,7 @@ def _jobs(
             jobs.append(
                 Job(
                     experiment=experiment,
-                    point=values,
+                    point=point,
                     repeat=repeat,
                     record=path,
                     state=found,
@@ -191,8 +205,7 @@ def make(
             f"tier {settings.tier!r} has no points in config/config.yaml; those that have: {', '.join(full)}"
         )
     results = config.results_folder(settings, where)
-    shipped = record.collect(paths.root() / "results/reference" / settings.reference / "records").records.values()
-    minutes = _known_minutes(shipped)
+    minutes, shipped = _shipped(paths.root() / "results/reference" / settings.reference / "records")
     file = f"config/platforms/{settings.platform}.yaml"
     predictors = _predictors(where.hardware, file)
     jobs = []
@@ -232,9 +245,7 @@ def _fitting(jobs: list[Job], platform: config.Platform) -> tuple[list[Job], dic
         return jobs, {}
     fit, reasons = [], Counter[str]()
     for job in jobs:
-        definition = experiments.get(job.experiment)
-        point = definition.parameters.model_validate(job.point)
-        reason = packing.unfit(definition.shape(point), definition.one_machine(point), platform.node)
+        reason = packing.unfit(job.point.shape, job.point.one_machine, platform.node)
         if reason is None and (job.rank_gb or 0) > (platform.memory_gb or math.inf):
             reason = f"more than the {platform.memory_gb:g} GB of a rank"
         if reason is None:
@@ -278,8 +289,7 @@ def _cost(allocations: list[Allocation], platform: config.Platform) -> QueueCost
 
 
 def _rank_gb(job: Job) -> float | None:
-    definition = experiments.get(job.experiment)
-    nbytes = definition.memory(definition.parameters.model_validate(job.point))
+    nbytes = experiments.get(job.experiment).memory(job.point)
     return None if nbytes is None else round(sum(nbytes.values()) / 1e9, 2)
 
 
@@ -298,6 +308,6 @@ def _figure(
 def arguments(job: Job) -> list[str]:
     """Arguments of `repro run` for a job, defaults included, so that a later change of a default cannot change its meaning."""
     flags: list[Any] = [job.experiment]
-    for key, value in job.point.items():
+    for key, value in job.point:
         flags += ["--set", f"{key}={json.dumps(value) if not isinstance(value, str) else value}"]
     return [*flags, "--repeat", str(job.repeat), "--attempt", str(job.attempt)]

@@ -6,8 +6,6 @@ A seeded percentile bootstrap, so that the same records always give the same int
 import math
 from collections.abc import Iterable
 
-import numpy as np
-
 RESAMPLES = 2000
 
 
@@ -17,6 +15,8 @@ def interval(values: Iterable[float], level: float = 0.95, seed: int = 0) -> tup
     One value has no spread: low and high are nan then (matplotlib draws nothing for nan).
     Raises ValueError for no values, for nan or infinite ones, and for a level outside (0, 1).
     """
+    import numpy as np  # not with the module: whoever only loads the claims needs none
+
     sample = np.asarray(list(values), dtype=float)
     if sample.size == 0 or not np.isfinite(sample).all():
         raise ValueError(f"an interval needs at least one value and only finite ones, found {sample.tolist()}")

@@ -14,7 +14,7 @@ import psutil
 
 from repro import paths
 from repro.launch.slurm_env import hosts
-from repro.records.record import Provenance, Record
+from repro.records.record import Provenance
 from repro.records.source import digest, source_hash
 
 PACKAGES = (
@@ -99,13 +99,13 @@ def gpus() -> tuple[list[str], str]:
     return names, f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
 
 
-def outdated(runs: Iterable[Record], known: Iterable[str]) -> int:
-    """How many runs are of other code than the present one, or of none of the `known` experiments.
+def outdated(runs: Iterable[tuple[str, str]], known: Iterable[str]) -> int:
+    """How many runs, given as experiment and source hash, are of other code than the present, or of no `known` experiment.
 
     Their numbers may differ if they were run again.
     """
     now = {name: source_hash(f"repro.experiments.{name}") for name in known}
-    return sum(run.provenance.source_hash != now.get(run.experiment) for run in runs)
+    return sum(source != now.get(experiment) for experiment, source in runs)
 
 
 def collect(module: str, start: datetime, topology: str = "") -> Provenance:

@@ -7,12 +7,14 @@ A long series (loss curve, request table) goes beside it as Parquet.
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import pandas as pd
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from repro.files import replacing
+
+if TYPE_CHECKING:  # it takes half a second to import, and the plan needs no series
+    import pandas as pd
 
 SCHEMA_VERSION = 1
 Evidence = Literal["measured", "emulated", "modelled"]
@@ -101,7 +103,7 @@ class RecordError(ValueError):
     """A file among the records that is not a valid record; the message names the file and what is wrong with it."""
 
 
-def write(record: Record, path: Path, series: pd.DataFrame | None = None) -> None:
+def write(record: Record, path: Path, series: "pd.DataFrame | None" = None) -> None:
     """Write `record` (and its series) atomically; the record comes last, so a record on disk always has its series."""
     if series is not None:
         parquet = path.with_suffix(".parquet")
@@ -137,8 +139,10 @@ def _whole_parquet(path: Path) -> bool:
         return False
 
 
-def read_series(path: Path) -> pd.DataFrame:
+def read_series(path: Path) -> "pd.DataFrame":
     """The Parquet series of the record at `path`; RecordError when the record has none or it cannot be read."""
+    import pandas as pd
+
     record = read(path)
     if record.series is None:
         raise RecordError(f"{path}: this record has no series")
@@ -166,9 +170,11 @@ def collect(folder: Path) -> Collection:
     return Collection(records=records, problems=problems)
 
 
-def frame(records: dict[Path, Record]) -> pd.DataFrame:
+def frame(records: dict[Path, Record]) -> "pd.DataFrame":
     """Records as a table: one row each, columns `path`, `experiment`, `repeat`, `seed`, `evidence`, `status`, `cause`, then
     every point parameter, condition and metric under its own name (metrics as floats)."""
+    import pandas as pd
+
     rows: list[dict[str, Any]] = []
     for path, record in records.items():
         row: dict[str, Any] = {

@@ -48,6 +48,7 @@ def write(records: Path, pictures: Path, out: Path) -> None:
     """
     found = record.collect(records)
     runs = list(found.records.values())
+    made = [(run.experiment, run.provenance.source_hash) for run in runs]
     registry = claims.load()
     titles = {claim.id: claim.title for claim in registry}
     judged = claims.evaluate(registry, found.records, found.problems)
@@ -63,7 +64,7 @@ def write(records: Path, pictures: Path, out: Path) -> None:
         bad=[run for run in runs if run.status != "ok"],
         experiments=Counter((run.experiment, run.evidence or run.status) for run in runs),
         machines=_machines(runs),
-        other_source=provenance.outdated(runs, experiments.names()),
+        other_source=provenance.outdated(made, experiments.names()),
         problems=found.problems,
         records=records.relative_to(paths.root())
         if records.is_absolute() and records.is_relative_to(paths.root())

@@ -1,0 +1,56 @@
+"""Read the shipped routing traces, and split them into tokens to place experts by and tokens to judge a placement on."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from repro import exflow, paths
+from repro.exflow.trace import Trace
+from repro.experiments.common.traces import ALL, TraceName, experts, variant
+
+TRAIN_FRACTION = 0.7  # of gpt-oss's sequences
+
+
+@dataclass(frozen=True)
+class Source:
+    """A trace and, by token, its domain and whether it is held out whatever the seed (None: drawn by the seed)."""
+
+    trace: Trace
+    domain: np.ndarray
+    held_out: np.ndarray | None
+
+    def parts(self, train_domain: str, test_domain: str, seed: int) -> tuple[Trace, Trace]:
+        """(tokens to place by, tokens to judge on): of these domains, and never of the same sequence."""
+        if self.held_out is None:
+            train, _ = self.trace.split(TRAIN_FRACTION, seed)
+            held_out = ~np.isin(self.trace.sequences, train.sequences)
+        else:
+            held_out = self.held_out
+        return self.trace.take(~held_out & self.of(train_domain)), self.trace.take(held_out & self.of(test_domain))
+
+    def of(self, domain: str) -> np.ndarray:
+        """Bool [tokens]: those of a domain."""
+        return np.ones(self.trace.tokens, bool) if domain == ALL else self.domain == domain
+
+
+def open_trace(name: TraceName, top_k: int = 1) -> Source:
+    """Read a shipped trace, the first k experts of each token."""
+    if name == "gptoss20b":
+        path = paths.data("gptoss20b_routing.npz")
+        with np.load(path) as file:
+            names, of_sequence = file["dataset_names"], file["dataset"]
+        families = np.array([_family(str(each)) for each in names])
+        trace = exflow.load(path, experts(name), top_k)
+        return Source(trace, families[of_sequence][trace.sequences], None)
+    path = paths.data(f"gpt_moe_routing_{variant(name)}.npz")
+    with np.load(path) as file:
+        domain, held_out = file["domain_names"][file["domain"]], file["held_out"]
+    trace = exflow.load(path, experts(name))
+    return Source(trace, domain[trace.sequences], held_out[trace.sequences])
+
+
+def _family(dataset: str) -> str:
+    """Parts of one benchmark (its test, validation and development sets) are one domain."""
+    return next(
+        (family for family in ("mmlu_pro", "mmlu", "gpqa", "sorry_bench") if dataset.startswith(family)), dataset
+    )

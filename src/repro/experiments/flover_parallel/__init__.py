@@ -1,0 +1,70 @@
+"""Fused decoding over tensor-parallel ranks, in a node or between nodes, with the paper's reordering or without."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from repro.experiments.base import Experiment, Number, Outcome
+from repro.experiments.common.names import Layout
+from repro.experiments.common.ranks import OnRanks
+from repro.experiments.common.serving import PAPER_SHORTEST, ServedMetrics
+
+TIMEOUT_S = 900.0
+
+
+class ParallelPoint(OnRanks):
+    """A LLaMA model with random weights; answers of 128 to `longest` tokens, times `length_scale`, and
+    prompts of 8."""
+
+    nodes: int = Field(1, ge=1)
+    gcds: int = Field(1, ge=1, description="ranks per package")
+    layout: Layout = Field(
+        "window", description="what moves when a request leaves; window is the paper's reordering, fixed none"
+    )
+    layers: int = Field(8, ge=1)
+    width: int = Field(256, ge=1)
+    heads: int = Field(8, ge=1)
+    kv_heads: int = Field(0, ge=0, description="0: as many as heads")
+    ffn: int = Field(688, ge=1)
+    vocab: int = Field(4096, ge=2)
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    requests: int = Field(16, ge=1)
+    interval_s: float = Field(0.02, ge=0, description="between arrivals")
+    longest: int = Field(512, ge=PAPER_SHORTEST, description="longest answer, before scaling")
+    length_scale: float = Field(0.125, gt=0, description="factor on answer lengths")
+    max_slots: int = Field(32, ge=1, description="requests decoded at once")
+    cluster_mbit_s: float = Field(50.0, gt=0)
+
+    @model_validator(mode="after")
+    def _shared(self) -> "ParallelPoint":
+        for name in ("heads", "kv_heads", "ffn"):
+            if getattr(self, name) % self.ranks:
+                raise ValueError(f"{name} is {getattr(self, name)}: {self.ranks} ranks cannot share it evenly")
+        return self
+
+    @property
+    def label(self) -> str:
+        return f"{self.layout}-tp{self.shape_label}-n{self.requests}-uniform{self.longest}{self.fabric_label}"
+
+
+class ParallelMetrics(ServedMetrics):
+    """`ranks_agree`: whether all ranks ran the same passes. `tokens_equal_fraction`: of some requests, against one process."""
+
+    ranks_agree: Number
+    tokens_equal_fraction: Number
+
+
+def _run(point: ParallelPoint) -> Outcome:
+    from repro.experiments.flover_parallel.run import run
+
+    return run(point)
+
+
+EXPERIMENT = Experiment(
+    summary="Tensor-parallel fused decoding: in a node and between nodes, with reordering and without",
+    parameters=ParallelPoint,
+    metrics=ParallelMetrics,
+    run=_run,
+    conditions=("fabric", "requests_checked"),
+    timeout_s=TIMEOUT_S,
+)

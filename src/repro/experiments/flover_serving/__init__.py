@@ -1,0 +1,128 @@
+"""Serving a language model: fused decoding against serial, static and dynamic batching and concurrent instances on the same requests."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from repro.experiments.base import Bytes, Experiment, Number, Outcome, Point, Seconds
+from repro.experiments.common.names import Layout
+from repro.experiments.common.serving import PAPER_SHORTEST, ServedMetrics
+
+ModelName = Literal["smollm2-135m", "random-40m", "random-1b", "random-7b", "random-13b"]
+
+
+class ServingPoint(Point):
+    """Engine, workload and its scales. Lengths and gaps of the Azure trace are multiplied by the scales; ShareGPT has lengths only and gets
+    Poisson arrivals; the paper's regular workloads have prompts of 8 tokens and answers of 512 (uniform: 128 to `longest`), multiplied
+    by `length_scale`. Fields that end in `_t1` count in the time of a lone request, which is measured before."""
+
+    engine: Literal["fused", "serial", "static", "dynamic", "instances"] = "fused"
+    requests: int = Field(32, ge=1)
+    workload: Literal["azure", "sharegpt", "fixed", "poisson", "uniform"] = "azure"
+    trace_start: int = Field(0, ge=0, description="azure, sharegpt: first row of the slice")
+    time_scale: float = Field(0.1, gt=0, description="azure: factor on the gaps between arrivals")
+    length_scale: float = Field(0.25, gt=0, description="factor on prompt and answer lengths")
+    max_prompt_tokens: int = Field(64, ge=1, description="azure, sharegpt: longer prompts are cut to this")
+    max_output_tokens: int = Field(128, ge=1, description="azure, sharegpt: longer answers are cut to this")
+    interval_s: float = Field(0.2, ge=0, description="all but azure: (mean) gap between arrivals")
+    interval_t1: float = Field(0.0, ge=0, description="the same in lone requests' times; 0: interval_s holds")
+    longest: int = Field(512, ge=PAPER_SHORTEST, description="uniform: longest answer, before scaling")
+    max_slots: int = Field(32, ge=1, description="fused: requests decoded at once")
+    batch_size: int = Field(8, ge=1, description="static, dynamic: most requests per batch")
+    window_s: float = Field(
+        0.0, ge=0, description="dynamic: from the first request that waits until its batch is formed"
+    )
+    window_t1: float = Field(0.0, ge=0, description="the same in lone requests' times; 0: window_s holds")
+    instances: int = Field(0, ge=0, description="instances: processes, each with the model; 0 = one per request")
+    instance_threads: int = Field(
+        0, ge=0, description="instances: threads of each; 0 = all cores, as each has the whole GPU"
+    )
+    admit_per_iteration: int = Field(0, ge=0, description="fused: 0 = as many as fit; the authors' code: 1")
+    layout: Layout = Field(
+        "window", description="fused: what moves when a request leaves; window is the paper's reordering, fixed none"
+    )
+    prefill_tokens: int = Field(0, ge=0, description="fused: prompt tokens per iteration; 0 = whole prompts")
+    model: ModelName = "smollm2-135m"
+    device: Literal["cpu", "cuda"] = Field("cpu", description="cuda: ROCm as well; skipped where there is no GPU")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="float16: on a GPU only")
+    check_tokens: bool = Field(True, description="compare the tokens of all requests, or of 4, with lone runs")
+    predict: bool = Field(
+        False, description="measure iterations and prompts before, and say what the queue model predicts"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ServingPoint":
+        if self.engine != "dynamic" and (self.window_s or self.window_t1):
+            raise ValueError(
+                f"window_s is {self.window_s}, window_t1 {self.window_t1}: only the engine dynamic has a window"
+            )
+        if self.window_s and self.window_t1:
+            raise ValueError(f"window_s is {self.window_s} and window_t1 {self.window_t1}: one of them must be 0")
+        if (self.instances or self.instance_threads) and self.engine != "instances":
+            raise ValueError(
+                f"instances is {self.instances}, instance_threads {self.instance_threads}: only for the engine instances"
+            )
+        if self.interval_t1 and self.workload == "azure":
+            raise ValueError(
+                f"interval_t1 is {self.interval_t1}: the trace azure has its own gaps, scaled by time_scale"
+            )
+        if self.dtype == "float16" and self.device == "cpu":
+            raise ValueError("dtype is float16 on the device cpu: allowed float32, bfloat16")
+        if self.predict and self.layout in ("fixed", "paged"):
+            raise ValueError(
+                f"predict with layout {self.layout}: the model has neither dead slots nor tables of blocks"
+            )
+        return self
+
+    @property
+    def label(self) -> str:
+        engine = f"{self.engine}{self.batch_size}" if self.engine in ("static", "dynamic") else self.engine
+        if self.engine == "dynamic":
+            engine += f"-{self.window_t1:g}T1" if self.window_t1 else f"-{self.window_s:g}s"
+        engine += f"{self.instances}" if self.instances else ""
+        engine += f"-threads{self.instance_threads}" if self.instance_threads else ""
+        engine += f"-admit{self.admit_per_iteration}" if self.engine == "fused" and self.admit_per_iteration else ""
+        if self.engine == "fused":
+            engine += f"-{self.layout}" if self.layout != "window" else ""
+            engine += f"-prefill{self.prefill_tokens}" if self.prefill_tokens else ""
+        lengths = f"{self.longest}" if self.workload == "uniform" else ""
+        engine += "-predicted" if self.predict else ""
+        engine += f"-{self.model}" if self.model != "smollm2-135m" else ""
+        engine += "-gpu" if self.device == "cuda" else ""
+        return f"{engine}-{self.workload}{lengths}-n{self.requests}-{self.dtype}"
+
+
+class ServingMetrics(ServedMetrics):
+    """`predicted_*` and `error_*`: what the queue model says before the run, and predicted ÷ measured - 1."""
+
+    latency_first: Seconds
+    single_request_seconds: Seconds
+    mean_interval_seconds: Seconds
+    window_seconds: Seconds | None = None
+    instance_bytes: Bytes | None = None
+    instances_bytes: Bytes | None = None
+    tokens_checked: Number
+    tokens_equal_fraction: Number
+    tokens_equal_or_tied_fraction: Number
+    predicted_total_seconds: Seconds | None = None
+    predicted_latency_mean: Seconds | None = None
+    predicted_latency_p99: Seconds | None = None
+    error_total_seconds: Number | None = None
+    error_latency_mean: Number | None = None
+    error_latency_p99: Number | None = None
+
+
+def _run(point: ServingPoint) -> Outcome:
+    from repro.experiments.flover_serving.run import run
+
+    return run(point)
+
+
+EXPERIMENT = Experiment(
+    summary="Serve a language model: fused decoding against batching and concurrent instances, token for token",
+    parameters=ServingPoint,
+    metrics=ServingMetrics,
+    run=_run,
+    conditions=("weights", "threads", "linear", "kernels", "scales", "lone_reference"),
+    timeout_s=600,
+)

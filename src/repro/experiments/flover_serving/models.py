@@ -1,0 +1,64 @@
+"""Which model is served, on which device, and what requests of it hold."""
+
+from collections.abc import Sequence
+
+import torch
+
+from repro.experiments.base import MissingHardware
+from repro.experiments.flover_serving import ServingPoint
+from repro.experiments.flover_serving.workload import text
+from repro.flover import workload
+from repro.flover.arrivals import Shape
+from repro.flover.request import Request
+from repro.models import checkpoint
+from repro.models.llama import Llama, LlamaConfig
+
+# LLaMA's sizes; 1b is TinyLlama's. Weights are drawn: what is measured does not depend on what they say.
+RANDOM = {
+    "random-40m": {"layers": 8, "width": 512, "heads": 8, "kv_heads": 8, "ffn": 1376},
+    "random-1b": {"layers": 22, "width": 2048, "heads": 32, "kv_heads": 4, "ffn": 5632},
+    "random-7b": {"layers": 32, "width": 4096, "heads": 32, "kv_heads": 32, "ffn": 11008},
+    "random-13b": {"layers": 40, "width": 5120, "heads": 40, "kv_heads": 40, "ffn": 13824},
+}
+VOCAB = 32_000
+
+
+def load(point: ServingPoint) -> Llama:
+    """MissingHardware where there is no such device, or not enough memory on it."""
+    if point.device == "cuda":
+        _check_gpu(point)
+    options = {"dtype": getattr(torch, point.dtype), "device": point.device}
+    if point.model == "smollm2-135m":
+        return Llama(*checkpoint.read_gguf(checkpoint.smollm2_path()), **options)
+    return Llama.random(LlamaConfig(**RANDOM[point.model], vocab=VOCAB), seed=point.seed, **options)
+
+
+def _check_gpu(point: ServingPoint) -> None:
+    if not torch.cuda.is_available():
+        raise MissingHardware("device is cuda, and torch sees no CUDA or ROCm GPU")
+    if point.model in RANDOM:
+        weights = LlamaConfig(**RANDOM[point.model], vocab=VOCAB).parameters * getattr(torch, point.dtype).itemsize
+        models = 2  # while they are put together, they are there twice
+        if point.engine == "instances":
+            models += point.instances or point.requests
+        memory = torch.cuda.get_device_properties(0).total_memory
+        if models * weights > memory:
+            raise MissingHardware(
+                f"{point.model} in {point.dtype} needs {models * weights / 1e9:.0f} GB of GPU memory for {models} times its weights, "
+                f"this GPU has {memory / 1e9:.0f}"
+            )
+
+
+def requests(point: ServingPoint, shapes: Sequence[Shape]) -> list[Request]:
+    """Of text for a model that reads text, of random tokens for the others."""
+    if point.model == "smollm2-135m":
+        words = text(checkpoint.smollm2_path())
+        return workload.requests(shapes, workload.prompts_from_text(shapes, words, point.seed))
+    return workload.requests(shapes, workload.random_prompts(shapes, VOCAB, point.seed))
+
+
+def description(point: ServingPoint) -> str:
+    """For the record."""
+    if point.model == "smollm2-135m":
+        return f"SmolLM2-135M-Instruct, weights dequantised from Q4_1 to {point.dtype}"
+    return f"LLaMA, {point.model.removeprefix('random-').upper()}, random weights in {point.dtype}"

@@ -1,0 +1,53 @@
+"""Which requests a point of `flover_serving` serves: lengths and arrivals, and the same in words."""
+
+from pathlib import Path
+
+from repro import paths
+from repro.experiments.common.serving import PAPER_PROMPT_TOKENS, PAPER_SHORTEST
+from repro.experiments.flover_serving import ServingPoint
+from repro.flover import arrivals, workload
+from repro.flover.arrivals import Shape
+from repro.models import checkpoint
+
+_PAPER_OUTPUT_TOKENS = 512
+
+
+def shapes(point: ServingPoint, interval_s: float) -> list[Shape]:
+    """Arrivals and lengths of the point's workload; `interval_s`: its interval in seconds."""
+    cuts = point.trace_start, point.length_scale, point.max_prompt_tokens, point.max_output_tokens
+    if point.workload == "azure":
+        return workload.azure(paths.data("azure23_conv.csv"), point.requests, cuts[0], point.time_scale, *cuts[1:])
+    if point.workload == "sharegpt":
+        times = arrivals.poisson_arrivals(point.requests, interval_s, point.seed)
+        return workload.sharegpt(paths.data("sharegpt_lengths_llmservingsim.csv"), times.tolist(), *cuts)
+    if point.workload == "uniform":
+        ends = (max(1, round(tokens * point.length_scale)) for tokens in (PAPER_SHORTEST, point.longest))
+        return workload.uniform(point.requests, interval_s, PAPER_PROMPT_TOKENS, *ends, point.seed)
+    output_tokens = max(1, round(_PAPER_OUTPUT_TOKENS * point.length_scale))
+    seed = point.seed if point.workload == "poisson" else None
+    return workload.regular(point.requests, interval_s, PAPER_PROMPT_TOKENS, output_tokens, seed)
+
+
+def description(point: ServingPoint) -> str:
+    """The workload with every factor."""
+    every = f"{point.interval_t1:g} times a lone request" if point.interval_t1 else f"{point.interval_s:g} s"
+    cut = f"prompts cut to {point.max_prompt_tokens}, answers to {point.max_output_tokens}"
+    if point.workload == "azure":
+        return (
+            f"Azure 2023 conversations from row {point.trace_start}: gaps x {point.time_scale:g}, lengths x "
+            f"{point.length_scale:g}, {cut}"
+        )
+    if point.workload == "sharegpt":
+        return f"ShareGPT lengths from row {point.trace_start} x {point.length_scale:g}, {cut}; Poisson arrivals every {every}"
+    answers, arrivals = str(_PAPER_OUTPUT_TOKENS), point.workload
+    if point.workload == "uniform":
+        answers, arrivals = f"{PAPER_SHORTEST} to {point.longest}, drawn uniformly,", "fixed"
+    return (
+        f"{arrivals} arrivals every {every}, prompts of {PAPER_PROMPT_TOKENS} tokens, "
+        f"answers of {answers} x {point.length_scale:g} tokens"
+    )
+
+
+def text(model: Path) -> list[int]:
+    """Token ids of real text to cut prompts from."""
+    return checkpoint.tokenizer(model).encode(paths.data("tinyshakespeare.txt").read_text()[:100_000]).ids

@@ -1,0 +1,102 @@
+"""Decode with a GPT-MoE whose experts are spread over ranks: with two all-to-alls per layer or one, experts placed by rank order
+or by affinity, over the emulated three-level network where the machine allows it."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from repro.experiments.base import Bytes, Experiment, Number, Outcome, Seconds, TokensPerSecond, metrics
+from repro.experiments.common.ranks import LEVELS, OnRanks
+
+ROUTING = ("all_to_all", "all_to_all_parts", "all_gather", "all_gather_kv")
+PARTS = ("attention", "gate", "expert", "head", "other", *ROUTING)
+SIZES = ("layers", "hidden", "heads", "kv_heads", "expert_hidden", "top_k")
+TIMEOUT_S = 1800.0
+
+
+class MoEDecodePoint(OnRanks):
+    """One model, one way to decode. `requests`: their prompts are bytes of held-out text."""
+
+    system: Literal["two_all_to_alls", "coherent", "deepspeed"] = "coherent"
+    keys_values: Literal["gathered", "shared"] = "gathered"
+    placement: Literal["contiguous", "random", "exflow", "affinity"] = "contiguous"
+    profile_tokens: int = Field(
+        8192, ge=2, description="tokens of training text whose routing the experts are placed by"
+    )
+    weights: Literal["trained", "random"] = "trained"
+    experts: int = Field(16, ge=2)
+    # Sizes of a model with random weights; a trained one has its own.
+    top_k: int = Field(1, ge=1)
+    layers: int = Field(8, ge=2)
+    hidden: int = Field(64, ge=1)
+    heads: int = Field(4, ge=1)
+    kv_heads: int = Field(0, ge=0, description="0: as many as heads")
+    expert_hidden: int = Field(64, ge=1)
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    # With 128 requests per rank a layer of the trained model moves 28 KiB a rank, half of it between nodes, for which 25 Mbit/s
+    # need 5 ms: as long as 8 ranks on 2 cores need to start an exchange at all. Less would measure calls, not links.
+    requests: int = Field(128, ge=1, description="per rank")
+    prompt: int = Field(16, ge=1, description="tokens")
+    new_tokens: int = Field(16, ge=3, description="per request")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "MoEDecodePoint":
+        fields = type(self).model_fields
+        if self.weights == "trained" and (changed := [n for n in SIZES if getattr(self, n) != fields[n].default]):
+            raise ValueError(f"{', '.join(changed)}: sizes of a model with random weights, found weights trained")
+        if self.system == "deepspeed" and self.placement != "contiguous":
+            raise ValueError(f"placement is {self.placement}: deepspeed places in rank order, contiguous")
+        if self.system != "coherent" and self.keys_values != "gathered":
+            raise ValueError(
+                f"keys_values is {self.keys_values}: only system coherent has the choice, found {self.system}"
+            )
+        if self.experts % self.ranks:
+            raise ValueError(f"experts is {self.experts}: {self.ranks} ranks cannot share them evenly")
+        if self.top_k > self.experts:
+            raise ValueError(f"top_k is {self.top_k}, allowed: 1 to {self.experts} (experts)")
+        return self
+
+    @property
+    def one_machine(self) -> bool:
+        return self.keys_values == "shared"
+
+    @property
+    def label(self) -> str:
+        keys_values = f"-{self.keys_values}" if self.system == "coherent" else ""
+        random = f"-top{self.top_k}-h{self.hidden}kv{self.kv_heads or self.heads}"
+        sizes = "" if self.weights == "trained" else random
+        model = f"{self.placement}-{self.experts}e{sizes}"
+        return f"{self.system}{keys_values}-{model}-{self.shape_label}-{self.requests}req{self.fabric_label}"
+
+
+class MoEDecodeMetrics(
+    metrics(Seconds, *(f"seconds_{part}" for part in PARTS)),
+    metrics(Bytes, *(f"bytes_{name}" for name in (*ROUTING, *LEVELS))),
+):
+    """Per decoding iteration, prompts not counted. Seconds are those of the slowest rank, or, of parts, of the average rank in
+    further iterations in which all ranks meet before each exchange. Bytes and rows are of all ranks."""
+
+    iteration_seconds: Seconds
+    routing_seconds: Seconds
+    tokens_per_s: TokensPerSecond
+    cache_bytes_per_rank: Bytes
+    tokens_equal: Number
+    bytes: Bytes
+    leaving_fraction: Number | None = None
+    leaving_node_fraction: Number | None = None
+
+
+def _run(point: MoEDecodePoint) -> Outcome:
+    from repro.experiments.moe_decode.run import run
+
+    return run(point)
+
+
+EXPERIMENT = Experiment(
+    summary="Expert-parallel decoding: tokens/s, time per part and bytes with two all-to-alls, one, and placement, and DeepSpeed's",
+    parameters=MoEDecodePoint,
+    metrics=MoEDecodeMetrics,
+    run=_run,
+    conditions=("fabric", "requests_checked"),
+    timeout_s=TIMEOUT_S,
+)

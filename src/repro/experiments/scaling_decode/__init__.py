@@ -1,0 +1,71 @@
+"""ExFlow at the paper's sizes: predicted decoding of its GPT-MoE on 4 to 64 A100s, with the tokens that leave a GPU measured on traces."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from repro.experiments.base import (
+    Experiment,
+    Number,
+    Outcome,
+    Point,
+    Ratio,
+    Seconds,
+    TokensPerSecond,
+    bands,
+    metrics,
+)
+
+PER_NODE = 4  # GPUs of a Wilkes3 node
+MODES = ("two_all_to_alls", "coherent", "placed", "kv_sent", "balanced")
+PLACEMENTS = ("contiguous", "affinity")
+
+
+class ScalingDecode(Point):
+    """The paper's machine; `hidden`, batch and context are not published. `seed` splits the trace and seeds the search and the draws."""
+
+    experts: Literal[8, 16, 32, 64] = 16
+    gpus: int = Field(8, ge=4)
+    hidden: int = Field(1024, ge=64)
+    tokens_per_gpu: int = Field(16, ge=1, description="requests of a GPU, a token each")
+    context: int = Field(512, ge=0, description="tokens that each request has stored")
+    time_limit_s: float = Field(20.0, gt=0, description="of the search for a placement")
+    draws: int = Field(1000, ge=2, description="of the machine's uncertain parameters")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ScalingDecode":
+        if self.experts % self.gpus or self.gpus % PER_NODE:
+            raise ValueError(
+                f"gpus is {self.gpus}: whole nodes of {PER_NODE}, and {self.experts} experts must share evenly over them"
+            )
+        return self
+
+    @property
+    def label(self) -> str:
+        return f"{self.experts}e-{self.gpus}gpus-h{self.hidden}-b{self.tokens_per_gpu}"
+
+
+class ScalingDecodeMetrics(
+    bands(TokensPerSecond, *(f"tokens_per_s_{mode}" for mode in MODES)),
+    bands(Seconds, *(f"routing_s_{mode}" for mode in MODES)),
+    bands(Ratio, *(f"speedup_{mode}" for mode in MODES[1:])),
+    bands(Number, *(f"routing_reduction_{mode}" for mode in MODES[1:])),
+    metrics(Number, *(f"{what}_{method}" for what in ("crossing", "node_crossing") for method in PLACEMENTS)),
+    metrics(Ratio, *(f"max_load_{method}" for method in PLACEMENTS)),
+):
+    """Of every mode, the paper's two ratios against two all-to-alls, and what a placement does to held-out tokens."""
+
+
+def _run(point: ScalingDecode) -> Outcome:
+    from repro.experiments.scaling_decode.run import run
+
+    return run(point)
+
+
+EXPERIMENT = Experiment(
+    summary="Predicted expert-parallel decoding on 4 to 64 GPUs, with measured hops",
+    parameters=ScalingDecode,
+    metrics=ScalingDecodeMetrics,
+    run=_run,
+    timed=False,
+)

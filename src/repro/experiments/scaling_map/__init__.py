@@ -1,0 +1,54 @@
+"""What if: the fastest ZeRO plan that fits, over networks and memories, or over models and numbers of ranks, on machines of today."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from repro.experiments.base import BillionParameters, Experiment, Number, Outcome, Point, metrics
+from repro.experiments.common.names import Hardware
+
+PLANS = ("ddp", "zero1", "zero2", "zero3", "hpz", "zeropp", "mics", "hsdp", "hierarchical", "hierarchical_fp")
+
+
+class ScalingMap(Point):
+    """`over`: network_memory varies the links between nodes and a rank's memory for one model and machine; size_ranks varies the model
+    and the nodes."""
+
+    over: Literal["network_memory", "size_ranks"] = "network_memory"
+    hardware: Hardware = "frontier"
+    nodes: int = Field(48, ge=2, description="network_memory: of the machine; size_ranks: not used")
+    billions: float = Field(20.0, gt=0, description="network_memory: 10⁹ parameters; size_ranks: not used")
+    most_ranks: int = Field(32768, ge=8, description="size_ranks: the largest machine")
+    micro_batch: int = Field(1, ge=1)
+    accumulation: int = Field(1, ge=1)
+
+    @property
+    def label(self) -> str:
+        which = f"{self.billions:g}b-{self.nodes}n" if self.over == "network_memory" else f"to{self.most_ranks}"
+        return f"{self.over}-{self.hardware}-{which}-{self.micro_batch}x{self.accumulation}"
+
+
+class ScalingMapMetrics(
+    metrics(Number, *(f"share_{plan}" for plan in PLANS)),
+    metrics(BillionParameters, *(f"largest_{plan}" for plan in PLANS)),
+):
+    """Share of the cells where a plan is the fastest, and the largest model that it can train. `crossover_factor`: where the
+    hierarchical plan overtakes ZeRO++, as a share of the links' rate, if it does."""
+
+    cells: Number
+    crossover_factor: Number | None = None
+
+
+def _run(point: ScalingMap) -> Outcome:
+    from repro.experiments.scaling_map.run import run
+
+    return run(point)
+
+
+EXPERIMENT = Experiment(
+    summary="The fastest ZeRO plan that fits, over networks, memories, models and numbers of ranks",
+    parameters=ScalingMap,
+    metrics=ScalingMapMetrics,
+    run=_run,
+    timed=False,
+)

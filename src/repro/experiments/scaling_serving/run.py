@@ -1,0 +1,36 @@
+"""Predict the totals of every policy on the paper's GPUs."""
+
+import pandas as pd
+
+from repro.experiments.base import Outcome
+from repro.experiments.common.bands import bands_of
+from repro.experiments.scaling_serving import POLICIES, ScalingServing, ScalingServingMetrics
+from repro.flover import queueing
+from repro.scaling import serving
+from repro.scaling.network import Value
+
+
+def run(point: ScalingServing) -> Outcome:
+    """Bands of the totals and of the speedups; the series has 1, 2, 4 … `requests` requests."""
+    model = next(model for model in serving.PAPER_GPUS if model.name == point.model)
+    gpus = serving.PAPER_GPUS[model]
+    machine = serving.machine_of(gpus, draws=point.draws, seed=point.seed)
+    policies = {
+        # As the authors' code: one newcomer per token boundary, prompts on a stream of their own.
+        "fused": queueing.Fused(admit_per_iteration=1, prefill_apart=True),
+        "serial": queueing.Fused(slots=1),
+        "instances": queueing.Instances(),
+    }
+
+    def total(policy: str, requests: int) -> Value:
+        return serving.total_seconds(model, machine, policies[policy], requests, point.interval_ms / 1000)
+
+    rows, last = [], {}
+    for requests in sorted({2**i for i in range(point.requests.bit_length())} | {point.requests}):
+        last = {name: total(name, requests) for name in POLICIES}
+        rows.append({"requests": requests} | bands_of({f"seconds_{name}": seconds for name, seconds in last.items()}))
+    found = {f"seconds_{name}": seconds for name, seconds in last.items()}
+    found |= {f"speedup_over_{name}": last[name] / last["fused"] for name in POLICIES[1:]}
+    found["single_request_s"] = total("serial", 1)
+    metrics = ScalingServingMetrics(**bands_of(found))
+    return Outcome(metrics, "modelled", series=pd.DataFrame(rows), topology=f"{gpus} A100-80GB (arithmetic)")

@@ -1,0 +1,71 @@
+"""Does the step model hold? Probe the network, calibrate the processors' work on three plans at one rate, predict every plan at every rate,
+and compare with steps that the same ranks train."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from repro.experiments.base import Experiment, Number, Outcome, Ratio, prefixed
+from repro.experiments.common.names import NAMED
+from repro.experiments.common.probe import ProbeMetrics
+from repro.experiments.common.ranks import Ranked
+from repro.experiments.zero_train import WARM_UP, ZeroTrain
+
+PAPER = ("ddp", "zero3", "zeropp", "hierarchical")
+TIMEOUT_S = 3600.0
+
+
+class ScalingStep(Ranked):
+    """The model and the network are those of zero_train. `rates`: between nodes, Mbit/s per rank with all ranks busy, separated
+    by commas. The first is the one that is calibrated at."""
+
+    plans: Literal["all", "paper"] = Field("all", description="paper: the plans that it compares, and DDP")
+    rates: str = Field("25,12.5,50", pattern=r"^\d+(\.\d+)?(,\d+(\.\d+)?)*$")
+    nodes: int = Field(2, ge=2, description="at least two: the plans differ in what leaves a node")
+    accumulation: int = Field(1, ge=1, description="backward passes per step")
+    steps: int = Field(5, ge=WARM_UP + 1)
+    repeats: int = Field(5, ge=1, description="of each collective of the probe")
+
+    def trainings(self, rate: float) -> list[ZeroTrain]:
+        """What is trained at a rate, one after the other."""
+        names = ("nodes", "packages", "gcds", "accumulation", "steps", "seed")
+        same = {name: getattr(self, name) for name in names} | {"cluster_mbit_s": rate}
+        return [ZeroTrain(plan=plan, **same) for plan in (NAMED if self.plans == "all" else PAPER)]
+
+    @property
+    def label(self) -> str:
+        steps = f"{self.accumulation}x{self.steps}"
+        return f"{self.plans}-{self.shape_label}-{steps}-{self.rates.replace(',', '_')}mbit"
+
+
+class ScalingStepMetrics(prefixed("probe_", ProbeMetrics)):
+    """Logarithmic errors of the steps that were not calibrated with, and the calibrated factors. `*_probed_only`: without any
+    calibration."""
+
+    step_error_median: Number
+    step_error_p90: Number
+    step_error_worst: Number
+    step_error_median_probed_only: Number
+    step_error_p90_probed_only: Number
+    step_error_worst_probed_only: Number
+    steps_within_15_percent: Number
+    factor_message: Ratio
+    factor_bytes: Ratio
+    factor_memory: Ratio
+    factor_exposed: Ratio
+
+
+def _run(point: ScalingStep) -> Outcome:
+    from repro.experiments.scaling_step.run import run
+
+    return run(point)
+
+
+EXPERIMENT = Experiment(
+    summary="Predicted and measured step times of the ZeRO plans, the network probed in the same run",
+    parameters=ScalingStep,
+    metrics=ScalingStepMetrics,
+    run=_run,
+    conditions=("fabric",),
+    timeout_s=TIMEOUT_S,
+)

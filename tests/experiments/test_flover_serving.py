@@ -1,0 +1,111 @@
+"""The serving experiment end to end on the real model, with a workload of seconds."""
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from repro.experiments.base import MissingHardware
+from repro.experiments.flover_serving import EXPERIMENT, ServingPoint
+from repro.models import checkpoint
+from repro.plan import jobs as plan
+
+METRICS = {"total_seconds", "tokens_per_s", "iterations", "output_tokens", "slot_moves", "moved_bytes"}
+METRICS |= {f"{name}_{kind}" for name in ("latency", "ttft") for kind in ("mean", "p50", "p99")}
+METRICS |= {"waste_fraction", "tokens_equal_fraction", "single_request_seconds"}
+
+
+def served(**fields):
+    try:
+        checkpoint.smollm2_path()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    point = ServingPoint(**fields)
+    outcome = EXPERIMENT.check(EXPERIMENT.run(point))
+    assert outcome.metrics.with_units().keys() >= METRICS
+    assert outcome.metrics.tokens_equal_or_tied_fraction == 1.0
+    return point, outcome, outcome.metrics.model_dump(exclude_none=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["fused", "static"])
+def test_a_short_run_is_token_exact(engine):
+    point, outcome, _ = served(engine=engine, requests=5, batch_size=2, max_slots=3, length_scale=0.1, time_scale=0.02)
+    assert (outcome.metrics.tpot_mean is not None) == (engine == "fused")  # static answers come in one piece
+    assert outcome.metrics.tokens_checked == 5 and len(outcome.series) == 5
+    assert outcome.metrics.output_tokens == outcome.series.output_tokens.sum() == 4 + 11 + 6 + 2 + 2
+    assert (outcome.metrics.waste_fraction > 0) == (engine == "static")
+    assert outcome.conditions["scales"].startswith("Azure 2023 conversations from row 0: gaps x 0.02, lengths x 0.1")
+    assert engine in point.label
+
+
+@pytest.mark.slow
+def test_windows_in_lone_requests_times_and_what_the_model_says_of_them():
+    fields = {"requests": 3, "workload": "fixed", "length_scale": 0.02, "batch_size": 4}  # never full
+    point, _, metrics = served(engine="dynamic", interval_t1=0.1, window_t1=2.0, predict=True, **fields)
+    assert metrics["window_seconds"] == pytest.approx(20 * metrics["mean_interval_seconds"])  # 2 T1 and 0.1 T1
+    assert metrics["iterations"] == 9 and metrics["waste_fraction"] == 0  # one batch of equal answers of 10 tokens
+    assert metrics["latency_first"] == metrics["total_seconds"] > metrics["window_seconds"]
+    for name in ("total_seconds", "latency_mean", "latency_p99"):
+        assert metrics[f"error_{name}"] == pytest.approx(metrics[f"predicted_{name}"] / metrics[name] - 1)
+        assert EXPERIMENT.units[f"predicted_{name}"] == "s" and EXPERIMENT.units[f"error_{name}"] == "1"
+    assert metrics["predicted_total_seconds"] > metrics["window_seconds"]
+    assert point.label.startswith("dynamic4-2T1-predicted-fixed-n3")
+
+
+def test_random_weights_of_a_size_are_served_token_for_token():
+    point, outcome, metrics = served(
+        model="random-40m", dtype="bfloat16", requests=3, workload="fixed", length_scale=0.02, interval_s=0.01
+    )
+    assert metrics["tokens_equal_fraction"] == 1 and metrics["output_tokens"] == 30
+    assert outcome.conditions["weights"] == "LLaMA, 40M, random weights in bfloat16"
+    assert point.label == "fused-random-40m-fixed-n3-bfloat16"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_a_point_on_one_is_skipped():
+    with pytest.raises(MissingHardware, match="device is cuda, and torch sees no"):
+        EXPERIMENT.run(ServingPoint(device="cuda", model="random-1b"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("model", ["smollm2-135m", "random-40m"])
+def test_a_short_run_on_a_gpu(model):
+    """Half precision on a GPU rounds by the shape of the batch, so tokens may differ: the record says how many do."""
+    outcome = EXPERIMENT.run(ServingPoint(device="cuda", dtype="float16", model=model, requests=5, length_scale=0.1))
+    assert EXPERIMENT.check(outcome).conditions["kernels"] == "Triton"
+    assert outcome.metrics.tokens_checked == 5
+
+
+@pytest.mark.slow
+def test_instances_are_processes_with_the_whole_model():
+    fields = {"requests": 3, "workload": "sharegpt", "length_scale": 0.01, "interval_s": 0.05}
+    _, outcome, metrics = served(engine="instances", instances=2, predict=True, **fields)
+    assert metrics["instance_bytes"] > 134e6 * 4 and metrics["instances_bytes"] == 2 * metrics["instance_bytes"]
+    assert set(outcome.series.slot) <= {0, 1} and outcome.conditions["threads"].endswith("per instance")
+    # Rows 2358,531; 1034,769; 1320,769 of the file.
+    assert outcome.series[["prompt_tokens", "output_tokens"]].values.tolist() == [[24, 5], [10, 8], [13, 8]]
+    assert metrics["predicted_total_seconds"] > 0
+    assert outcome.conditions["scales"].startswith("ShareGPT lengths from row 0 x 0.01, prompts cut to 64")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"window_t1": 1.0}, "only the engine dynamic has a window"),
+        ({"engine": "dynamic", "window_s": 1.0, "window_t1": 1.0}, "window_s is 1.0 and window_t1 1.0: one of them"),
+        ({"instances": 2}, "instances is 2, instance_threads 0: only for the engine instances"),
+        ({"interval_t1": 0.1}, "interval_t1 is 0.1: the trace azure has its own gaps"),
+        ({"predict": True, "layout": "fixed"}, "predict with layout fixed"),
+        ({"dtype": "float16"}, "dtype is float16 on the device cpu"),
+    ],
+)
+def test_a_point_that_contradicts_itself_is_refused(fields, words):
+    with pytest.raises(ValidationError, match=words):
+        ServingPoint(**fields)
+
+
+def test_labels_of_the_planned_points_tell_them_apart():
+    jobs = [job for tier in ("laptop", "full") for job in plan.make(tier).jobs if job.experiment == "flover_serving"]
+    labels = {job.point.label for job in jobs if job.point.workload == "fixed"}
+    assert {f"dynamic32-{window}T1-fixed-n32-float32" for window in (0.22, 0.44, 0.88, 1.76)} <= labels

@@ -1,0 +1,64 @@
+"""Metrics carry their units: in the class, in the record, and in the records that are shipped."""
+
+from typing import get_args
+
+import pytest
+from pydantic import ValidationError
+
+from repro import experiments, paths
+from repro.experiments.base import Metrics, Number, Seconds, bands, metrics, prefixed
+from repro.experiments.common import names
+from repro.records import record
+from repro.records.record import Metric
+
+SHIPPED = record.collect(paths.root() / "results/reference/laptop-2core/records").records
+
+
+class Trial(metrics(Seconds | None, "after_10", "after_20"), bands(Seconds, "total")):
+    share: Number
+    alone: Seconds | None = None
+
+
+def test_every_field_has_its_unit_and_absent_ones_are_not_recorded():
+    units = {"after_10": "s", "after_20": "s", "total_low": "s", "total": "s", "total_high": "s"}
+    assert Trial.units() == units | {"share": "1", "alone": "s"}
+    assert prefixed("p_", Trial).units() == {f"p_{name}": unit for name, unit in Trial.units().items()}
+    found = Trial(share=0.5, after_10=2, total_low=1, total=2, total_high=3).with_units()
+    assert found["after_10"] == Metric(value=2, unit="s") and found["share"] == Metric(value=0.5, unit="1")
+    assert found.keys() == Trial.units().keys() - {"after_20", "alone"}
+
+
+@pytest.mark.parametrize("wrong", [{"shard": 1.0}, {"share": float("nan")}, {"share": None}])
+def test_unknown_names_and_no_numbers_are_refused(wrong):
+    with pytest.raises(ValidationError):
+        Trial(**{"share": 0.5, "total_low": 1, "total": 2, "total_high": 3} | wrong)
+
+
+@pytest.mark.parametrize("name", experiments.names())
+def test_shipped_records_hold_what_the_class_says(name):
+    """Names, units, conditions, and every metric that is not optional."""
+    experiment, mine = experiments.get(name), [run for run in SHIPPED.values() if run.experiment == name]
+    assert mine or not experiment.timed, "nothing is shipped of this experiment"
+    for run in mine:
+        experiment.parameters(**run.point)
+        assert run.conditions.keys() <= set(experiment.conditions)
+        if run.status == "ok":
+            again = experiment.metrics(**{key: metric.value for key, metric in run.metrics.items()})
+            assert again.with_units() == run.metrics
+
+
+def test_an_experiment_reports_its_metrics_and_conditions():
+    experiment = experiments.get("zero_train")
+    assert experiment.units["bytes_cluster"] == "bytes" and experiment.units["tflops_per_rank"] == "TFLOP/s"
+    assert experiment.reports == {*experiment.units, "fabric"}
+    assert all(issubclass(experiments.get(name).metrics, Metrics) for name in experiments.names())
+
+
+def test_names_are_those_of_the_engines():
+    from repro import scaling
+    from repro.flover.buffers import LAYOUTS
+    from repro.zero.plan.catalogue import NAMED
+
+    assert list(NAMED) == list(names.NAMED)
+    assert list(scaling.CATALOGUE) == list(get_args(names.Hardware))
+    assert set(LAYOUTS) == set(get_args(names.Layout))

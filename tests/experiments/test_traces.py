@@ -1,0 +1,53 @@
+"""Parts of the shipped traces: never of the same sequence, and of the domain that was asked for."""
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from repro.experiments.common.trace_files import open_trace
+from repro.experiments.common.traces import DOMAINS, domains, experts
+from repro.experiments.exflow_affinity import AffinityPoint
+from repro.experiments.exflow_placement import PlacementPoint
+
+
+@pytest.fixture(scope="module", params=["gptoss20b", "gpt_moe_16e", "gpt_moe_16e_shakespeare"])
+def opened(request):
+    return request.param, open_trace(request.param)
+
+
+def test_every_domain_has_tokens_to_place_by_and_others_to_judge_on(opened):
+    name, source = opened
+    whole = source.parts("all", "all", seed=1)
+    assert sum(part.tokens for part in whole) == source.trace.tokens and source.trace.num_experts == experts(name)
+    for domain in set(domains(name)) - {"all"}:
+        train, held_out = source.parts(domain, domain, seed=1)
+        assert train.tokens > 500 and held_out.tokens > 500
+        assert not set(train.sequences) & set(held_out.sequences)
+        assert set(train.sequences) <= set(whole[0].sequences) and set(held_out.sequences) <= set(whole[1].sequences)
+
+
+def test_domains_do_not_overlap(opened):
+    name, source = opened
+    counted = np.sum([source.of(domain) for domain in domains(name) if domain != "all"], axis=0)
+    assert counted.max() == 1 and source.of("all").all()
+
+
+def test_parts_of_one_benchmark_are_one_domain():
+    source = open_trace("gptoss20b")
+    assert set(DOMAINS["gptoss20b"]) - {"all"} < set(source.domain)
+    assert source.of("mmlu").sum() == 15_161 + 40_156 + 24_502  # development, test, validation (data/README.md)
+
+
+@pytest.mark.parametrize(
+    ("point", "values", "says"),
+    [
+        (AffinityPoint, {"domain": "python"}, "domain is 'python': gptoss20b has all, mmlu"),
+        (PlacementPoint, {"trace": "gpt_moe_8e", "test_domain": "mmlu"}, "gpt_moe_8e has all, shakespeare, python"),
+        (PlacementPoint, {"trace": "gpt_moe_8e", "gpus": 16}, "8 experts cannot be shared evenly; allowed: 1, 2, 4, 8"),
+        (PlacementPoint, {"max_load_limit": 0.5}, "max_load_limit is 0.5: at least 1"),
+        (PlacementPoint, {"max_load_limit": 1.5, "method": "exflow"}, "only with method affinity, found exflow"),
+    ],
+)
+def test_points_that_no_trace_has_are_refused(point, values, says):
+    with pytest.raises(ValidationError, match=says):
+        point(**values)

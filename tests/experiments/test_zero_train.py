@@ -1,0 +1,158 @@
+"""The experiment: what it reports, with and without the emulated network."""
+
+import subprocess
+import sys
+
+import pytest
+
+from repro import experiments
+from repro.emulate import netns
+from repro.experiments.zero_train import ZeroTrain
+from repro.experiments.zero_train import ranks as zero_ranks
+from repro.quantize import payload_bytes
+from repro.records import record
+
+TINY = {"layers": 1, "hidden": 32, "heads": 2, "seq_len": 8, "steps": 4, "packages": 1}
+METRICS = {
+    *("step_seconds", "loss_first", "loss_last", "model_bytes", "parameters"),
+    *("bytes_package", "bytes_node", "bytes_cluster", "state_bytes_per_rank", "predicted_state_bytes_per_rank"),
+    *("tflops_per_rank", "compute_seconds"),
+}
+LIBRARIES = ["deepspeed_zero3", "deepspeed_zeropp", "fsdp2", "fsdp2_hsdp", "fsdp2_reshard"]
+
+
+@pytest.mark.parametrize("plan", ["hierarchical", "zeropp"])
+def test_unshaped_run(plan):
+    outcome = experiments.get("zero_train").run(ZeroTrain(plan=plan, fabric="unshaped", accumulation=2, **TINY))
+    values = outcome.metrics.model_dump(exclude_none=True)
+    assert set(values) == METRICS
+    assert outcome.evidence == "measured" and outcome.conditions == {"fabric": "unshaped: asked for"}
+    assert values["model_bytes"] == 2 * values["parameters"]
+    assert values["state_bytes_per_rank"] == values["predicted_state_bytes_per_rank"] + 2 * 4  # Adam's step counters
+    assert list(outcome.series.columns) == [
+        "step",
+        "loss",
+        "seconds",
+        *(f"bytes_{v}" for v in ("package", "node", "cluster")),
+    ]
+    assert outcome.series.step.tolist() == [0, 1, 2, 3]
+    assert values["loss_first"] == outcome.series.loss[0] == pytest.approx(5.545, abs=0.1)
+    assert (outcome.series.bytes_cluster == values["bytes_cluster"]).all() and values["bytes_node"] == 0
+
+
+def test_bytes_of_the_smallest_plan_by_hand():
+    """4 ranks, 2 nodes of one pair: a quarter of each of two buckets in INT8 and INT4 across nodes."""
+    outcome = experiments.get("zero_train").run(ZeroTrain(fabric="unshaped", **TINY))
+    block = 12 * 32 * 32 + 13 * 32
+    buckets = (block, int(outcome.metrics.parameters) - block)
+    expected = sum(4 * payload_bytes(numel // 4, bits, 256) for numel in buckets for bits in (8, 4))
+    assert outcome.metrics.bytes_cluster == expected
+
+
+@pytest.mark.root
+@pytest.mark.skipif(netns.unavailable() is not None, reason=f"no emulated network: {netns.unavailable()}")
+@pytest.mark.parametrize("plan", ["zero3", "zeropp", "hierarchical"])
+def test_ledger_and_kernel_counters_agree_within_three_percent(plan):
+    """The kernel also counts TCP, IP and Ethernet headers, acknowledgements and barriers."""
+    outcome = experiments.get("zero_train").run(ZeroTrain(plan=plan, steps=4))
+    assert outcome.evidence == "emulated" and outcome.conditions == {"fabric": "shaped"}
+    values = outcome.metrics.model_dump()
+    assert values["predicted_step_seconds"] > 0
+    for level in ("package", "node", "cluster"):
+        ratio = values[f"wire_{level}"] / values[f"bytes_{level}"]
+        assert 1 < ratio < 1.03, level
+
+
+def _run(**settings):
+    return experiments.get("zero_train").run(ZeroTrain(fabric="unshaped", **settings))
+
+
+LEARNING = {**TINY, "hidden": 64, "dtype": "float32", "lr": 1e-2, "lr_warmup": 1, "steps": 5}
+
+
+@pytest.fixture(scope="module")
+def ddp_losses() -> list[float]:
+    found = _run(plan="ddp", **LEARNING).series.loss.tolist()
+    assert found[-1] < found[0] - 0.1, "the tests below must learn"
+    return found
+
+
+@pytest.mark.parametrize("plan", LIBRARIES)
+def test_libraries_train_the_same_model_on_the_same_data(plan, ddp_losses):
+    """Our DDP sends gradients in 16 bits; test_exactness and the tests of the baselines compare in 32."""
+    found = _run(plan=plan, **LEARNING)
+    assert found.series.loss.tolist() == pytest.approx(ddp_losses, rel=2e-2 if plan == "deepspeed_zeropp" else 2e-3)
+    assert found.metrics.with_units().keys() == METRICS - {
+        *("bytes_package", "bytes_node", "bytes_cluster", "predicted_state_bytes_per_rank")
+    }
+    assert found.metrics.state_bytes_per_rank > 0
+
+
+def test_a_large_model_is_made_real_in_parts_and_is_the_same_under_every_system(monkeypatch):
+    """As the 10 and 20 billion parameters of tier cluster are; no compute time is then measured alone."""
+    monkeypatch.setattr(zero_ranks, "LARGE_PARAMETERS", 0)
+    found = [_run(plan=plan, **LEARNING) for plan in ("zero3", "fsdp2", "deepspeed_zero3")]
+    ours, *libraries = (outcome.series.loss.tolist() for outcome in found)
+    for losses in libraries:
+        assert losses == pytest.approx(ours, rel=2e-3)
+    assert found[0].metrics.compute_seconds is None
+
+
+def test_learning_rate_rises_over_the_first_steps():
+    """With a warm-up of 2 steps, the first is at half the rate and the second at the whole."""
+
+    def losses(**settings):
+        point = ZeroTrain(plan="ddp", nodes=1, gcds=2, fabric="unshaped", **TINY, **settings)
+        return experiments.get("zero_train").run(point).series.loss.tolist()
+
+    constant, rising = losses(lr=1e-2, lr_warmup=1), losses(lr=2e-2, lr_warmup=2)
+    assert constant[:2] == rising[:2]  # after one step at 1e-2
+    assert constant[2:] != rising[2:]  # then 1e-2 again against 2e-2
+
+
+def test_points():
+    assert ZeroTrain(nodes=3, packages=4, gcds=2).shape.ranks == 24
+    assert ZeroTrain(plan="ddp").label.startswith("ddp-2x2x2")
+    with pytest.raises(ValueError, match="greater than or equal to 3"):
+        ZeroTrain(steps=2)
+    with pytest.raises(ValueError, match="weight_bits can only be changed with plan hierarchical, found zeropp"):
+        ZeroTrain(plan="zeropp", weight_bits=16)
+    with pytest.raises(ValueError, match="weights over cluster, gradients over node: gradients need a level"):
+        ZeroTrain(weights="cluster", gradients="node")
+    with pytest.raises(ValueError, match="settings of our engine, found plan fsdp2"):
+        ZeroTrain(plan="fsdp2", block=64)
+
+
+def test_memory_of_a_large_point_is_predicted():
+    large = {"layers": 44, "hidden": 6144, "heads": 64, "seq_len": 2048, "vocab": 50432, "checkpointing": True}
+    definition = experiments.get("zero_train")
+    found = definition.memory(ZeroTrain(nodes=48, packages=4, **large))
+    assert sum(found[kind] for kind in ("weights", "secondary", "gradients", "optimizer")) == pytest.approx(
+        26.35e9, rel=1e-3
+    )
+    assert definition.memory(ZeroTrain(plan="fsdp2", **large)) is None
+
+
+def test_changes_to_the_hierarchical_plan_change_what_is_sent():
+    def bytes_of(**changes) -> list[float]:
+        outcome = experiments.get("zero_train").run(ZeroTrain(fabric="unshaped", **TINY, **changes))
+        return [getattr(outcome.metrics, f"bytes_{level}") for level in ("package", "cluster")]
+
+    package, cluster = bytes_of()
+    assert bytes_of(weight_bits=16)[0] > package
+    assert bytes_of(gradient_bits="4,16,16")[1] > cluster
+    assert bytes_of(block=0)[1] < cluster  # hardly any scales
+
+
+def test_a_job_of_torchrun_trains_over_its_own_network_and_one_rank_writes(tmp_path):
+    """What a cluster runs: every rank calls `repro run`."""
+    record_file = tmp_path / "record.json"
+    small = {key: value for key, value in TINY.items()} | {"nodes": 1, "gcds": 2}
+    settings = [text for key, value in small.items() for text in ("--set", f"{key}={value}")]
+    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29617"]
+    command += ["-m", "repro", "run", "zero_train", *settings, "--out", str(record_file)]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = record.read(record_file)
+    assert (found.status, found.evidence, found.conditions) == ("ok", "measured", {"fabric": "the machine's own"})
+    assert found.metrics["bytes_package"].value > 0
