@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -430,3 +432,30 @@ def test_a_claim_that_asks_for_what_no_experiment_has_is_refused(tmp_path, name)
     own = OWN | {"value": value | change, "scope": {"where": where, "outside": "too small"}}
     with pytest.raises(config.ConfigError, match=rf"(?s)claims\.yaml: ZT-1\.a: {words}"):
         claims.load(written(tmp_path, {"ZT-1.a": own}))
+
+
+@pytest.mark.parametrize(
+    ("value", "units"),
+    [
+        ({"metric": "step_seconds"}, "s"),
+        ({"metric": "step_seconds", "over": {"plan": "zeropp"}}, "1, ×"),
+        ({"metric": "state_bytes_per_rank", "per": "predicted_state_bytes_per_rank"}, "1, ×"),
+        ({"metric": "state_bytes_per_rank", "per": "predicted_state_bytes_per_rank", "factor": 100}, "%"),
+        ({"metric": "state_bytes_per_rank", "per": "steps"}, None),
+        ({"metric": "step_seconds", "factor": 1000}, None),
+    ],
+)
+def test_the_unit_of_a_claim_is_that_of_what_it_reads(tmp_path, value, units):
+    own = OWN | {"unit": "apples", "value": {"experiment": "zero_train"} | value, "scope": {"outside": "too small"}}
+    path = written(tmp_path, {"ZT-1.a": own})
+    if units is None:  # only the claim knows it
+        assert claims.load(path)[0].unit == "apples"
+        return
+    with pytest.raises(config.ConfigError, match=rf"ZT-1\.a: unit: found 'apples'; allowed: {units}$"):
+        claims.load(path)
+
+
+def test_loading_the_claims_loads_nothing_that_only_evaluation_needs():
+    heavy = {"numpy", "torch", "scipy", "numba", "pandas", "matplotlib"}
+    code = f"import sys\nfrom repro.claims import registry\nregistry.load()\nprint({heavy} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

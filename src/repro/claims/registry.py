@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from repro import experiments, paths
 from repro.claims import document
 from repro.claims import reading as selection
 from repro.claims.claim import Claim, Published
-from repro.claims.reading import Nothing
+from repro.claims.reading import Nothing, Reading
 from repro.claims.verdict import Outcome, judge
 from repro.plan import config
 from repro.records.interval import interval
@@ -52,25 +52,48 @@ def load(path: Path | None = None) -> list[Claim]:
 
 
 def _check_reading(claim: Claim, where: str) -> None:
-    """A claim must ask for an experiment, metrics and fields that exist; else it would read *not run* for ever."""
+    """A claim must ask for an experiment, metrics and fields that exist, in their unit; else it is *not run* for ever."""
     assert claim.value is not None and claim.scope is not None
     reading = claim.value
     if reading.experiment not in experiments.names():
         allowed = ", ".join(experiments.names())
         raise config.ConfigError(f"{where}: value.experiment: found {reading.experiment!r}; allowed: {allowed}")
     experiment = experiments.get(reading.experiment)
-    fields = experiment.parameters.model_fields.keys()
-    known = experiment.reports | fields
+    fields, metrics = set(experiment.parameters.model_fields), set(experiment.units)
+    known = fields | experiment.reports
     ends = [f"{reading.metric}_low", f"{reading.metric}_high"] if reading.banded else []
-    asked = {"value.metric": [reading.metric, *ends], "value.per": [reading.per] if reading.per else []}
-    asked |= {"value.where, over or sequence": [name for group in reading.groups for name in group]}
-    asked |= {"scope.where": list(claim.scope.where)}
-    for key, names in asked.items():
-        if unknown := sorted(set(names) - known):
-            raise config.ConfigError(f"{where}: {key}: found {', '.join(unknown)}; allowed: {', '.join(sorted(known))}")
+    asked: dict[str, tuple[Iterable[str], set[str]]] = {
+        "value.metric": ([reading.metric, *ends], metrics),
+        "value.per": ([reading.per] if reading.per else [], fields | metrics),
+        "value.where, over or sequence": ([name for group in reading.groups for name in group], known),
+        "scope.where": (claim.scope.where, known),
+    }
+    for key, (names, allowed) in asked.items():
+        if unknown := sorted(set(names) - allowed):
+            found = ", ".join(unknown)
+            raise config.ConfigError(f"{where}: {key}: found {found}; allowed: {', '.join(sorted(allowed))}")
     for group in reading.groups:
         values = {k: v for k, v in group.items() if k in fields and not isinstance(v, dict | list)}
         config.point(reading.experiment, values, f"{where}: value")
+    if (units := _units(reading, experiment.units)) and claim.unit not in units:
+        raise config.ConfigError(f"{where}: unit: found {claim.unit!r}; allowed: {', '.join(sorted(units))}")
+
+
+def _units(reading: Reading, units: Mapping[str, str]) -> set[str]:
+    """Units that the value may have; empty where a factor or a divisor gives it one that only the claim knows.
+
+    A count may have what it counts as its unit: the metric's name.
+    """
+    unit, compared = units[reading.metric], reading.over is not None or reading.sequence is not None
+    if compared or units.get(reading.per or "") == unit:
+        unit = "×"
+    elif reading.per is not None:
+        return set()
+    if unit in ("1", "×") and reading.factor == 100:
+        return {"%"}
+    if reading.factor != 1:
+        return set()
+    return {"1": {"1", "×", reading.metric}, "×": {"1", "×"}}.get(unit, {unit})
 
 
 def published(claim_id: str, path: Path | None = None) -> list[Published]:
