@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -55,7 +57,7 @@ def named(*records: Record) -> dict[Path, Record]:
 
 
 def claim(**changes) -> Claim:
-    """ "new is twice as fast as old": a relative claim of 2.0 ± 10 % that measured runs on at least 4 ranks can reproduce."""
+    """A relative claim, new is twice as fast as old ± 10 %, that measured runs on at least 4 ranks can reproduce."""
     value = {"experiment": "timing", "metric": "seconds", "where": {"plan": "old"}, "over": {"plan": "new"}}
     fields = {
         "id": "ZT-1.a", "title": "speedup", "paper": "2501.04266", "version": "v2", "where": "abstract", "claim": "twice as fast",
@@ -387,8 +389,10 @@ def reads_a_gpu(reading):
 
 @pytest.mark.parametrize("claim_id", [claim.id for claim in REGISTRY if claim.value is not None])
 def test_a_tier_runs_every_group_that_a_claim_compares(claim_id):
-    """Else a claim reads *not run* for ever: the grid of config.yaml and the filters of claims.yaml must meet, on the laptop tier unless the
-    claim is about a GPU."""
+    """The grids of config.yaml and the filters of claims.yaml must meet, on the laptop tier unless the claim is about a GPU.
+
+    Else a claim reads *not run* for ever.
+    """
     reading = next(claim.value for claim in REGISTRY if claim.id == claim_id)
     jobs = GPU_JOBS if reads_a_gpu(reading) else JOBS
     points = [job.point.model_dump() for job in jobs if job.experiment == reading.experiment]
@@ -428,3 +432,30 @@ def test_a_claim_that_asks_for_what_no_experiment_has_is_refused(tmp_path, name)
     own = OWN | {"value": value | change, "scope": {"where": where, "outside": "too small"}}
     with pytest.raises(config.ConfigError, match=rf"(?s)claims\.yaml: ZT-1\.a: {words}"):
         claims.load(written(tmp_path, {"ZT-1.a": own}))
+
+
+@pytest.mark.parametrize(
+    ("value", "units"),
+    [
+        ({"metric": "step_seconds"}, "s"),
+        ({"metric": "step_seconds", "over": {"plan": "zeropp"}}, "1, ×"),
+        ({"metric": "state_bytes_per_rank", "per": "predicted_state_bytes_per_rank"}, "1, ×"),
+        ({"metric": "state_bytes_per_rank", "per": "predicted_state_bytes_per_rank", "factor": 100}, "%"),
+        ({"metric": "state_bytes_per_rank", "per": "steps"}, None),
+        ({"metric": "step_seconds", "factor": 1000}, None),
+    ],
+)
+def test_the_unit_of_a_claim_is_that_of_what_it_reads(tmp_path, value, units):
+    own = OWN | {"unit": "apples", "value": {"experiment": "zero_train"} | value, "scope": {"outside": "too small"}}
+    path = written(tmp_path, {"ZT-1.a": own})
+    if units is None:  # only the claim knows it
+        assert claims.load(path)[0].unit == "apples"
+        return
+    with pytest.raises(config.ConfigError, match=rf"ZT-1\.a: unit: found 'apples'; allowed: {units}$"):
+        claims.load(path)
+
+
+def test_loading_the_claims_loads_nothing_that_only_evaluation_needs():
+    heavy = {"numpy", "torch", "scipy", "numba", "pandas", "matplotlib"}
+    code = f"import sys\nfrom repro.claims import registry\nregistry.load()\nprint({heavy} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

@@ -1,11 +1,12 @@
 """States of points: the plan says what Snakemake will do."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import get_args
 
 import pytest
+from typer.testing import CliRunner
 
-from repro import experiments
+from repro import cli, experiments
 from repro.plan import config
 from repro.plan import jobs as plan
 from repro.records import provenance, record
@@ -50,8 +51,6 @@ def test_states(project):
 @pytest.mark.parametrize("tier", get_args(config.Tier))
 def test_arguments_rebuild_the_point(project, tier):
     """What Snakemake passes to `repro run` is the point of the plan, nothing lost in text."""
-    from repro import cli
-
     for job in plan.make(tier).jobs:
         words = plan.arguments(job)
         pairs = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
@@ -116,6 +115,20 @@ def test_minutes_on_a_platform_are_predicted_for_its_hardware(project):
     }
     assert minutes["zero3", 48] != minutes["zero3", 8]
     assert plan.make("cluster", "laptop").predicted == []
+
+
+def test_shipped_records_of_older_code_are_counted_and_still_tell_the_minutes(project):
+    jobs = plan.make("smoke").jobs
+    folder = project / "results/reference"
+    folder.unlink()
+    when = datetime(2026, 1, 1, tzinfo=UTC)
+    older = record.Provenance(start=when, end=when + timedelta(minutes=7), source_hash="older")
+    record.write(_finish(jobs[0], provenance=older), folder / config.load()[0].reference / "records/old.json")
+    record.write(_finish(jobs[1]), folder / config.load()[0].reference / "records/new.json")
+    found = plan.make("smoke")
+    assert (found.shipped, found.outdated) == (2, 1) and found.jobs[0].minutes == 7 and found.jobs[0].state == "to run"
+    printed = CliRunner().invoke(cli.app, ["plan", "--tier", "smoke"])
+    assert "stale: 1 of 2 shipped records are of older code" in printed.stdout
 
 
 def test_unknown_hardware_names_the_file_and_what_is_allowed(project):

@@ -1,7 +1,7 @@
 """Shipped records are as their runs wrote them: by committed code, and never edited.
 
-A record that is made again has another `provenance.start`. One of the same start has to be, byte for byte, what was first
-committed of that run: an edit is refused, an edit that was taken back is not.
+A record that is made again has another `provenance.start`. One of the same start has to be, byte for byte, what was
+first committed of that run: an edit is refused, an edit that was taken back is not.
 """
 
 import json

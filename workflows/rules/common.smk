@@ -38,6 +38,7 @@ PLAN_FILE = Path(os.environ[VARIABLE])
 PLAN = json.loads(PLAN_FILE.read_text())
 RUN = Path(PLAN["results"]).name
 JOBS = {job["record"]: job for job in PLAN["jobs"]}
+CLAIMS = ["config/claims.yaml", *map(str, sorted(Path("data/published").glob("*.csv")))]
 SLURM = PLAN["slurm"]  # None where points are local processes
 READ_HERE = not SLURM or SLURM["settings"]["readers"] == "driver"
 if SLURM and SLURM["missing"]:

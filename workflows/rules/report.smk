@@ -9,7 +9,7 @@ for notebook, title in PLAN["notebooks"].items():
             f"{notebook}_notebook"
         input:
             notebook=f"notebooks/{notebook}.ipynb",
-            claims="config/claims.yaml",
+            claims=CLAIMS,
             records=records(read_by(notebook)),
         output:
             html=report(
@@ -49,7 +49,7 @@ for notebook, title in PLAN["notebooks"].items():
 
 rule verdicts:
     input:
-        claims="config/claims.yaml",
+        claims=CLAIMS,
         records=records(PLAN["experiments"]),
     output:
         "results/{run}/claims.json",

@@ -19,7 +19,7 @@ class Strict(BaseModel):
 
 
 class Published(Strict):
-    """A published number for a figure. `x` and `over` place it on a curve (`over` names the axis), else None and empty."""
+    """A published number for a figure. On a curve, `over` names the axis and `x` is the place on it."""
 
     label: str
     value: float

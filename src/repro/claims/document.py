@@ -23,7 +23,7 @@ _ID_IN_WORDS = (
 
 
 class Paper(Strict):
-    """A paper by the prefix of its claims. `published`: CSV file with the numbers of its figures, relative to the root."""
+    """A paper. `published`: a CSV file with the numbers of its figures, relative to the root."""
 
     title: str
     id: str
@@ -32,7 +32,7 @@ class Paper(Strict):
 
 
 class Group(BaseModel):
-    """Claims by id, and beside `claims` the fields of a `Claim` that they share; what a claim says itself comes first."""
+    """Claims by id. All keys but `claims` are fields of `Claim` that they share; what a claim says itself comes first."""
 
     model_config = ConfigDict(extra="allow")
     claims: dict[str, dict[str, Any]]

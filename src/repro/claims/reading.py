@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from repro.claims.filters import Filters, accepts, facts, matches, words
 from repro.records.record import Evidence, Record
 
-_STRONGEST_FIRST: tuple[Evidence, ...] = ("measured", "emulated", "modelled")
+_STRONGEST_FIRST: tuple[Evidence, ...] = get_args(Evidence)
 Runs = Mapping[Path, Record]
 
 
@@ -26,10 +26,11 @@ class Reading(BaseModel):
     The value of a run is `factor` · `metric` ÷ `per` (a metric or point field), or 1 minus that (`complement`).
     Of the runs that match `where`, the claim's value is
     - that value, where nothing more is given;
-    - with `banded`: that value, and the run's own `<metric>_low` and `<metric>_high` as its interval (a prediction's band);
-    - with `over`: its ratio to the value of the runs that match `where` changed by `over` (`form: reduction`: 1 − ratio);
-    - with `sequence` and `expect`: one group of runs per entry, `where` changed by it, expected to increase or decrease; the
-      value is the ratio of one step in that direction (the smallest step for an ordering, first to last for a trend).
+    - with `banded`: that value; its interval is the run's own `<metric>_low` and `<metric>_high`, a prediction's band;
+    - with `over`: its ratio to the value of the runs that match `where` changed by `over`;
+      with `form: reduction` as well: 1 − that ratio;
+    - with `sequence` and `expect`: one group of runs per entry, `where` changed by it, expected to increase or decrease.
+      The value is the ratio of a step in that direction: the smallest for an ordering, first to last for a trend.
     A field that `over` or `sequence` names, or whose filter is {}, may differ between the groups; no other may.
     """
 
@@ -125,8 +126,8 @@ def read(
 ) -> Sample | Nothing:
     """Our value, from one configuration that has a run in every group.
 
-    Of several: one in scope, else of the stronger evidence kind, else with more repeats. `ordering` takes the smallest step of
-    a sequence instead of first to last.
+    Of several: one in scope, else of the stronger evidence kind, else with more repeats.
+    `ordering` takes the smallest step of a sequence instead of first to last.
     """
     runs = {path: run for path, run in sorted(records.items()) if run.experiment == reading.experiment}
     if nothing := _nothing(reading, runs):

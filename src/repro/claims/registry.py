@@ -1,10 +1,10 @@
 """The registry of claims (`config/claims.yaml`) and its evaluation on run records: one verdict a claim.
 
-Which records give our value of a claim is declared there (`repro.claims.reading.Reading`); `repro.claims.verdict` judges it.
+`document` reads the file, `reading` takes our value of a claim from the records, `verdict` judges it.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from repro import experiments, paths
 from repro.claims import document
 from repro.claims import reading as selection
 from repro.claims.claim import Claim, Published
-from repro.claims.reading import Nothing
+from repro.claims.reading import Nothing, Reading
 from repro.claims.verdict import Outcome, judge
 from repro.plan import config
 from repro.records.interval import interval
@@ -52,25 +52,48 @@ def load(path: Path | None = None) -> list[Claim]:
 
 
 def _check_reading(claim: Claim, where: str) -> None:
-    """A claim must ask for an experiment, metrics and fields that exist; a typing error would read *not run* for ever."""
+    """A claim must ask for an experiment, metrics and fields that exist, in their unit; else it is *not run* for ever."""
     assert claim.value is not None and claim.scope is not None
     reading = claim.value
     if reading.experiment not in experiments.names():
         allowed = ", ".join(experiments.names())
         raise config.ConfigError(f"{where}: value.experiment: found {reading.experiment!r}; allowed: {allowed}")
     experiment = experiments.get(reading.experiment)
-    fields = experiment.parameters.model_fields.keys()
-    known = experiment.reports | fields
+    fields, metrics = set(experiment.parameters.model_fields), set(experiment.units)
+    known = fields | experiment.reports
     ends = [f"{reading.metric}_low", f"{reading.metric}_high"] if reading.banded else []
-    asked = {"value.metric": [reading.metric, *ends], "value.per": [reading.per] if reading.per else []}
-    asked |= {"value.where, over or sequence": [name for group in reading.groups for name in group]}
-    asked |= {"scope.where": list(claim.scope.where)}
-    for key, names in asked.items():
-        if unknown := sorted(set(names) - known):
-            raise config.ConfigError(f"{where}: {key}: found {', '.join(unknown)}; allowed: {', '.join(sorted(known))}")
+    asked: dict[str, tuple[Iterable[str], set[str]]] = {
+        "value.metric": ([reading.metric, *ends], metrics),
+        "value.per": ([reading.per] if reading.per else [], fields | metrics),
+        "value.where, over or sequence": ([name for group in reading.groups for name in group], known),
+        "scope.where": (claim.scope.where, known),
+    }
+    for key, (names, allowed) in asked.items():
+        if unknown := sorted(set(names) - allowed):
+            found = ", ".join(unknown)
+            raise config.ConfigError(f"{where}: {key}: found {found}; allowed: {', '.join(sorted(allowed))}")
     for group in reading.groups:
         values = {k: v for k, v in group.items() if k in fields and not isinstance(v, dict | list)}
         config.point(reading.experiment, values, f"{where}: value")
+    if (units := _units(reading, experiment.units)) and claim.unit not in units:
+        raise config.ConfigError(f"{where}: unit: found {claim.unit!r}; allowed: {', '.join(sorted(units))}")
+
+
+def _units(reading: Reading, units: Mapping[str, str]) -> set[str]:
+    """Units that the value may have; empty where a factor or a divisor gives it one that only the claim knows.
+
+    A count may have what it counts as its unit: the metric's name.
+    """
+    unit, compared = units[reading.metric], reading.over is not None or reading.sequence is not None
+    if compared or units.get(reading.per or "") == unit:
+        unit = "×"
+    elif reading.per is not None:
+        return set()
+    if unit in ("1", "×") and reading.factor == 100:
+        return {"%"}
+    if reading.factor != 1:
+        return set()
+    return {"1": {"1", "×", reading.metric}, "×": {"1", "×"}}.get(unit, {unit})
 
 
 def published(claim_id: str, path: Path | None = None) -> list[Published]:
@@ -92,39 +115,31 @@ def published(claim_id: str, path: Path | None = None) -> list[Published]:
 
 
 def evaluate(claims: Sequence[Claim], records: Mapping[Path, Record], problems: Sequence[str] = ()) -> list[Verdict]:
-    """A verdict for every claim. `problems`: files that should have been records; a claim that might have read one says so."""
+    """A verdict for every claim.
+
+    `problems`: files that should have been records. A claim that might have read one says so.
+    """
     return [_evaluate(claim, records, problems) for claim in claims]
 
 
 def _evaluate(claim: Claim, records: Mapping[Path, Record], problems: Sequence[str]) -> Verdict:
     if claim.value is None or claim.scope is None:
         return _row(claim, "not run", f"no experiment in this version reads this claim; it needs {claim.needs}")
-    ordering = claim.comparison == "ordering"
-    found = selection.read(claim.value, records, claim.scope.covers, ordering)
+    found = selection.read(claim.value, records, claim.scope.covers, ordering=claim.comparison == "ordering")
     damaged = [text for text in problems if f"/{claim.value.experiment}/" in text]
     remarks = [f"{len(damaged)} unreadable files among the records, not read"] if damaged else []
     if isinstance(found, Nothing):
         return _row(claim, found.verdict, "; ".join([found.reason, *remarks]), found.runs)
     value, low, high = interval(found.values)
     spread = None if math.isnan(low) else (low, high)
+    source = f"{len(found.values)} repeats" if len(found.values) > 1 else "a single run"
     if claim.value.banded:
-        spread = claim.value.band(next(iter(found.runs.values())))
+        spread, source = claim.value.band(next(iter(found.runs.values()))), "a prediction with its band"
     in_scope = all(claim.scope.covers(run) for run in found.runs.values())
-    verdict, words = judge(
-        value,
-        spread,
-        claim.paper_value,
-        claim.direction,
-        claim.comparison,
-        claim.tolerance,
-        in_scope,
-        claim.no_effect,
-    )
+    agreement = claim.paper_value, claim.direction, claim.comparison, claim.tolerance
+    verdict, words = judge(value, spread, *agreement, in_scope, claim.no_effect)
     scope = [] if in_scope else [f"outside the claim's scope: {claim.scope.outside}"]
-    repeats = f"{len(found.values)} repeats" if len(found.values) > 1 else "a single run"
-    if claim.value.banded:
-        repeats = "a prediction with its band"
-    reason = "; ".join([f"{words} ({found.evidence}, {repeats})", *scope, *found.remarks, *remarks])
+    reason = "; ".join([f"{words} ({found.evidence}, {source})", *scope, *found.remarks, *remarks])
     return _row(claim, verdict, reason, found.runs, value=value, interval=spread, evidence=found.evidence)
 
 
@@ -162,7 +177,7 @@ def _relative(path: Path) -> str:
 
 
 def numbers(row: Mapping[str, Any]) -> tuple[str, str]:
-    """The paper's value and ours as short texts for a table, from a dumped `Verdict`: `1.71 ×`, `1.40 × [1.31, 1.52]`."""
+    """The paper's value and ours for a table, from a dumped `Verdict`: `1.71 ×`, `1.40 × [1.31, 1.52]`."""
 
     def text(value: float) -> str:
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

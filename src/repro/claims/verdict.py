@@ -1,6 +1,6 @@
 """The verdict on one claim: our value beside the paper's.
 
-Everything is judged on the whole interval over repeats, not on its middle: what the spread leaves open is not called reproduced.
+The whole interval over repeats is judged, not its middle: what the spread leaves open is not called reproduced.
 """
 
 import math
@@ -14,9 +14,9 @@ Comparison = Literal["relative", "absolute", "ordering", "trend"]
 def band(paper: float | None, direction: Direction, comparison: Comparison, tolerance: float) -> tuple[float, float]:
     """Values that agree with the claim, from low to high.
 
-    relative: `tolerance` is a fraction of the paper's value; absolute: it has the claim's unit. The band is open towards
-    the better side of a claim whose `direction` is higher or lower. ordering, trend: our value is a ratio along the expected
-    direction (later ÷ earlier) and must exceed 1 + tolerance.
+    relative: `tolerance` is a fraction of the paper's value; absolute: it has the claim's unit. The band is open on the
+    better side of a claim whose `direction` is higher or lower.
+    ordering, trend: our value is a ratio along the expected direction (later ÷ earlier) and must exceed 1 + tolerance.
     """
     if comparison in ("ordering", "trend"):
         return math.nextafter(1 + tolerance, math.inf), math.inf
@@ -39,9 +39,10 @@ def judge(
 ) -> tuple[Outcome, str]:
     """The verdict and, in a few words, why.
 
-    `interval`: low and high over repeats, None for a single run. `in_scope`: the evidence is of a kind and size that can
-    reproduce the claim; what is not can at best show the trend. `no_effect`: the value if the paper's idea did nothing
-    (1 for a speedup, 0 for a reduction); None for a plain quantity, which has no direction of its own.
+    `interval`: low and high over repeats, None for a single run.
+    `in_scope`: the evidence is of a kind and size that can reproduce the claim; other evidence can at best show the trend.
+    `no_effect`: the value if the paper's idea did nothing (1 for a speedup, 0 for a reduction); None for a plain quantity,
+    which has no direction of its own.
     """
     low, high = band(paper, direction, comparison, tolerance)
     least, most = interval or (value, value)

@@ -101,6 +101,11 @@ def plan(
         f" about {sum(j.minutes for j in open_jobs):.1f} minutes",
         soft_wrap=True,
     )
+    if found.outdated:
+        stdout.print(
+            f"stale: {found.outdated} of {found.shipped} shipped records are of older code; their minutes still count",
+            soft_wrap=True,
+        )
     if found.predicted:
         names = ", ".join(found.predicted)
         stdout.print(f"minutes of {names} are modelled: the slow end of a band (docs/scaling.md)", soft_wrap=True)

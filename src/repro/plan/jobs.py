@@ -92,6 +92,8 @@ class Plan(BaseModel):
     tier: str
     results: str
     reference: str
+    shipped: int  # records in `reference`
+    outdated: int  # those of older code
     memory_gb: float | None
     jobs: list[Job]
     figures: dict[str, FigurePlan]
@@ -122,16 +124,18 @@ def state(path: Path, source: str) -> tuple[State, int]:
     return ("done" if found.status == "ok" else "skipped"), found.attempt
 
 
-def _known_minutes(folder: Path) -> dict[str, float]:
-    """Minutes that each point took in the shipped reference records, by experiment and point. A file that is no record tells
-    nothing."""
+def _shipped(folder: Path) -> tuple[dict[str, float], list[tuple[str, str]]]:
+    """Of the shipped records: minutes that each point took, by experiment and point, and the code (experiment and source
+    hash) that made each. Those of older code count too; a file that is no record tells nothing."""
     times: dict[str, list[float]] = {}
+    code = []
     for path in folder.rglob("*.json"):
         with contextlib.suppress(ValueError, KeyError, TypeError, OSError):
             run = json.loads(path.read_text())  # not `record.read`: 550 of them take half a second to check
             start, end = (datetime.fromisoformat(run["provenance"][name]) for name in ("start", "end"))
+            code.append((run["experiment"], run["provenance"]["source_hash"]))
             times.setdefault(_key(run["experiment"], run["point"]), []).append((end - start).total_seconds() / 60)
-    return {key: median(values) for key, values in times.items()}
+    return {key: median(values) for key, values in times.items()}, code
 
 
 def _key(experiment: str, point: dict[str, Any]) -> str:
@@ -201,7 +205,7 @@ def make(
             f"tier {settings.tier!r} has no points in config/config.yaml; those that have: {', '.join(full)}"
         )
     results = config.results_folder(settings, where)
-    minutes = _known_minutes(paths.root() / "results/reference" / settings.reference / "records")
+    minutes, shipped = _shipped(paths.root() / "results/reference" / settings.reference / "records")
     file = f"config/platforms/{settings.platform}.yaml"
     predictors = _predictors(where.hardware, file)
     jobs = []
@@ -222,6 +226,8 @@ def make(
         tier=settings.tier or "",
         results=results,
         reference=f"results/reference/{settings.reference}",
+        shipped=len(shipped),
+        outdated=provenance.outdated(shipped, settings.experiments),
         memory_gb=where.memory_gb,
         jobs=fit,
         figures={name: _figure(*entry, fit, where, slurm) for name, entry in (figures or {}).items()},

@@ -6,6 +6,7 @@ import platform
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -96,6 +97,15 @@ def gpus() -> tuple[list[str], str]:
         return [], ""
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return names, f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
+
+
+def outdated(runs: Iterable[tuple[str, str]], known: Iterable[str]) -> int:
+    """How many runs, given as experiment and source hash, are of other code than the present, or of no `known` experiment.
+
+    Their numbers may differ if they were run again.
+    """
+    now = {name: source_hash(f"repro.experiments.{name}") for name in known}
+    return sum(source != now.get(experiment) for experiment, source in runs)
 
 
 def collect(module: str, start: datetime, topology: str = "") -> Provenance:

@@ -41,12 +41,6 @@ def _machines(runs: list[record.Record]) -> list[dict[str, Any]]:
     return [{"count": count, **yaml.safe_load(facts)} for facts, count in seen.most_common()]
 
 
-def _other_source(runs: list[record.Record]) -> int:
-    """Records made by other code than the present one: their numbers may differ if they were run again."""
-    now = {name: provenance.source_hash(f"repro.experiments.{name}") for name in experiments.names()}
-    return sum(run.provenance.source_hash != now.get(run.experiment) for run in runs)
-
-
 def write(records: Path, pictures: Path, out: Path) -> None:
     """Write the report on `records` with the PNG files in `pictures` to `out`, atomically.
 
@@ -54,6 +48,7 @@ def write(records: Path, pictures: Path, out: Path) -> None:
     """
     found = record.collect(records)
     runs = list(found.records.values())
+    made = [(run.experiment, run.provenance.source_hash) for run in runs]
     registry = claims.load()
     titles = {claim.id: claim.title for claim in registry}
     judged = claims.evaluate(registry, found.records, found.problems)
@@ -69,7 +64,7 @@ def write(records: Path, pictures: Path, out: Path) -> None:
         bad=[run for run in runs if run.status != "ok"],
         experiments=Counter((run.experiment, run.evidence or run.status) for run in runs),
         machines=_machines(runs),
-        other_source=_other_source(runs),
+        other_source=provenance.outdated(made, experiments.names()),
         problems=found.problems,
         records=records.relative_to(paths.root())
         if records.is_absolute() and records.is_relative_to(paths.root())
