@@ -30,9 +30,7 @@ class Interval:
             )
 
     def draw(self, rng: np.random.Generator, draws: int) -> Value:
-        """[draws] values from a log-triangular distribution."""
-        if self.low == self.high:
-            return np.full(draws, self.likely)
+        """[draws] values, log-triangular. ValueError where low equals high."""
         return np.exp(rng.triangular(math.log(self.low), math.log(self.likely), math.log(self.high), draws))
 
 
