@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import torch
 
 from repro.comm import Route
-from repro.models.gpt import GPTConfig
+from repro.models.gpt import GPT, GPTConfig
 from repro.quantize import payload_bytes
 from repro.scaling import collectives
 from repro.scaling.algorithms import Algorithm, Kind
@@ -23,7 +24,7 @@ from repro.scaling.machines import Machine
 from repro.scaling.network import Value
 from repro.topology import Topology
 from repro.zero import Plan, memory, traffic
-from repro.zero.layout import Layout
+from repro.zero.layout import Layout, layout
 from repro.zero.traffic import Collective
 
 KERNELS_PER_LAYER = 14  # of a forward with fused attention: norms, products, bias and activation, residuals
@@ -172,11 +173,6 @@ def activations(config: GPTConfig, micro_batch: int = 1) -> int:
 @lru_cache(maxsize=256)
 def layout_of(config: GPTConfig) -> Layout:
     """Layout of a GPT that is never allocated (meta device)."""
-    import torch
-
-    from repro.models.gpt import GPT
-    from repro.zero.layout import layout
-
     with torch.device("meta"):
         return layout(GPT(config))
 
