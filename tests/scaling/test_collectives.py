@@ -16,8 +16,13 @@ MACHINE = Topology((Level("package", 2), Level("node", 4), Level("cluster", 4)))
 COUNTS = (1, 1, 4)  # a GCD's own links, a package's, four NICs a node
 
 
-def _shape(sizes=(2, 4, 4), counts=COUNTS, below=1, channels=4):
-    return algorithms.Shape(sizes, counts, below, channels)
+def _group(sizes=(2, 4, 4), counts=COUNTS, below=1, channels=4):
+    return algorithms.Group(sizes, counts, below, channels)
+
+
+def _one_level(ranks, protocols, **rates):
+    """Ranks that are alike to each other, each with a link of its own."""
+    return network.Network(Topology((Level("cluster", ranks),)), (network.Links(1, tuple(protocols)),), **rates)
 
 
 def _leaving(pairs, sizes):
@@ -40,7 +45,7 @@ def _loads(pairs, message, sizes, counts):
 @pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter"])
 def test_doubling_against_the_messages_that_it_sends(kind, sizes):
     p, counts = math.prod(sizes), COUNTS[: len(sizes)]
-    stages = algorithms.stages(kind, "recursive_doubling", _shape(sizes, counts))
+    stages = algorithms.stages(kind, "recursive_doubling", _group(sizes, counts))
     assert len(stages) == math.log2(p)
     for k, stage in enumerate(stages):
         pairs = [(rank, rank ^ 2**k) for rank in range(p)]
@@ -51,7 +56,7 @@ def test_doubling_against_the_messages_that_it_sends(kind, sizes):
 @pytest.mark.parametrize("sizes", [(2, 4, 4), (2, 4, 3), (3, 5), (7,), (1, 6)])
 def test_brucks_all_gather_against_the_messages_that_it_sends(sizes):
     p, counts = math.prod(sizes), COUNTS[: len(sizes)]
-    stages = algorithms.stages("all_gather", "bruck", _shape(sizes, counts))
+    stages = algorithms.stages("all_gather", "bruck", _group(sizes, counts))
     for k, stage in enumerate(stages):
         blocks = min(2**k, p - 2**k)
         pairs = [(rank, (rank + 2**k) % p) for rank in range(p)]
@@ -64,7 +69,7 @@ def test_brucks_all_gather_against_the_messages_that_it_sends(sizes):
 
 @pytest.mark.parametrize("p", range(2, 20))
 def test_brucks_all_to_all_sends_every_block_as_often_as_its_distance_has_bits(p):
-    stages = algorithms.stages("all_to_all", "bruck", _shape((p,), (1,), channels=1))
+    stages = algorithms.stages("all_to_all", "bruck", _group((p,), (1,), channels=1))
     assert sum(stage.sent for stage in stages) * p == pytest.approx(sum(d.bit_count() for d in range(p)))
 
 
@@ -73,9 +78,9 @@ def test_pairwise_and_direct_against_all_pairs(sizes):
     p, counts = math.prod(sizes), (1,) * len(sizes)
     pairs = [(a, b) for a in range(p) for b in range(p) if a != b]
     everything = _leaving(pairs, sizes)
-    (direct,) = algorithms.stages("all_to_all", "direct", _shape(sizes, counts, channels=1))
+    (direct,) = algorithms.stages("all_to_all", "direct", _group(sizes, counts, channels=1))
     assert direct.loads == pytest.approx([n / p for n in everything])
-    pairwise = algorithms.stages("all_to_all", "pairwise", _shape(sizes, counts, channels=1))
+    pairwise = algorithms.stages("all_to_all", "pairwise", _group(sizes, counts, channels=1))
     assert sum(stage.rounds for stage in pairwise) == p - 1
     per_level = np.sum([np.multiply(stage.rounds, stage.loads) for stage in pairwise], axis=0)
     assert per_level == pytest.approx([n / p for n in everything])
@@ -84,7 +89,7 @@ def test_pairwise_and_direct_against_all_pairs(sizes):
 @pytest.mark.parametrize("sizes", [(2, 4, 4), (2, 4, 3), (4, 2), (5,)])
 def test_one_ring_sends_one_message_out_of_every_unit(sizes):
     p = math.prod(sizes)
-    (ring,) = algorithms.stages("all_gather", "ring", _shape(sizes, (1,) * len(sizes), channels=1))
+    (ring,) = algorithms.stages("all_gather", "ring", _group(sizes, (1,) * len(sizes), channels=1))
     pairs = [(rank, (rank + 1) % p) for rank in range(p)]
     assert ring.loads == pytest.approx([1 / p if n else 0 for n in _leaving(pairs, sizes)])
     topology = Topology(tuple(Level(f"l{i}", size) for i, size in enumerate(sizes)))
@@ -102,7 +107,7 @@ def test_rings_side_by_side_share_the_nics():
 
 def test_ring_of_one_level_is_the_textbook_formula():
     alpha, beta, n, p = 5e-6, 25e9, 1e8, 16
-    net = network.one_level(p, [network.Protocol(alpha, beta)])
+    net = _one_level(p, [network.Protocol(alpha, beta)])
     expected = (p - 1) * alpha + (p - 1) / p * n / beta
     assert scaling.seconds("all_gather", n, net, "ring") == pytest.approx(expected)
     assert scaling.seconds("reduce_scatter", n, net, "ring") == pytest.approx(expected)
@@ -113,17 +118,17 @@ def test_ring_of_one_level_is_the_textbook_formula():
 
 
 def test_rabenseifner_adds_up_every_value_once():
-    net = network.one_level(8, [network.Protocol(0.0, math.inf)], reduce_bytes_per_s=1e9)
+    net = _one_level(8, [network.Protocol(0.0, math.inf)], reduce_bytes_per_s=1e9)
     assert scaling.seconds("all_reduce", 1e9, net, "rabenseifner") == pytest.approx(7 / 8)
     assert scaling.seconds("all_reduce", 1e9, net, "recursive_doubling") == pytest.approx(3)
 
 
 def test_odd_ranks_are_folded_into_their_neighbours_first():
     """100 ranks: a round of whole tensors, six among 64, and the result back."""
-    stages = algorithms.stages("reduce_scatter", "recursive_doubling", _shape((100,), (1,), channels=1))
+    stages = algorithms.stages("reduce_scatter", "recursive_doubling", _group((100,), (1,), channels=1))
     assert [stage.message for stage in stages] == pytest.approx([1, *(2**k / 64 for k in range(6)), 0.01])
     with pytest.raises(ValueError, match="power of two, found 100"):
-        algorithms.stages("all_gather", "recursive_doubling", _shape((100,), (1,), channels=1))
+        algorithms.stages("all_gather", "recursive_doubling", _group((100,), (1,), channels=1))
 
 
 def test_hierarchical_gather_brings_every_byte_to_a_node_once():
@@ -144,14 +149,14 @@ def test_a_group_across_nodes_shares_the_nics_with_its_like():
 
 def test_the_protocol_follows_the_size_of_a_message():
     protocols = [network.Protocol(1e-6, 1e9), network.Protocol(1e-5, 1e10, from_bytes=1e6)]
-    net = network.one_level(2, protocols)
+    net = _one_level(2, protocols)
     assert scaling.seconds("send_recv", 1e5, net) == pytest.approx(1e-6 + 1e-4)
     assert scaling.seconds("send_recv", 1e7, net) == pytest.approx(1e-5 + 1e-3)
 
 
 def test_draws_are_elementwise():
     rates = np.array([1e9, 2e9, 4e9])
-    net = network.one_level(4, [network.Protocol(0.0, rates)])
+    net = _one_level(4, [network.Protocol(0.0, rates)])
     assert scaling.seconds("all_gather", 4e9, net, "ring") == pytest.approx(3e9 / rates)
 
 

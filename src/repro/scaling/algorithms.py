@@ -1,22 +1,22 @@
 """Algorithms of collectives, each as the rounds that it consists of.
 
-Round by round each rank sends one message (or, in a direct exchange, one to everybody at once). What decides is the busiest link of
-each level: how many messages leave a unit at the same time, over how many links. That is all an algorithm is here, a short list of
-`Stage`s; `collectives.seconds` adds them up for any size of tensor.
+In each round a rank sends one message, or in a direct exchange one to every other rank. The busiest link of each level
+decides how long the round takes: how many messages leave a unit at the same time, over how many links. So an algorithm is a
+short list of `Stage`s here. `collectives.seconds` adds them up for any size of tensor.
 
-    ring                 p - 1 rounds to the next rank; little traffic over slow levels, latency grows with p
-    tree                 all-reduce as NCCL's trees: up and down a binary tree of nodes, a chain inside; in two halves, so that every
-                         link is busy in both directions
-    recursive_doubling   log2 p rounds with a partner twice as far each time (halving, for a reduction). A reduction among other
-                         than a power of two first folds the odd ranks into their neighbours, as MPICH does
+    ring                 p - 1 rounds to the next rank: little traffic over slow levels, but latency grows with p
+    tree                 NCCL's all-reduce: up and down a binary tree of nodes, a chain inside a node. There are two trees
+                         with half of the tensor each, so that every link is busy in both directions
+    recursive_doubling   log2 p rounds with a partner twice as far each time (a reduction halves). Where p is not a power
+                         of two, a reduction first folds the odd ranks into their neighbours, as MPICH does
     bruck                as many rounds, for any p (all-gather and all-to-all)
     rabenseifner         all-reduce: recursive halving, then recursive doubling
     pairwise             p - 1 rounds, each with another partner
-    direct               one round, everybody to everybody
-    hierarchical         one collective per level, so that slow levels see each byte once (`inner` for each of them)
+    direct               one round, every rank to every other
+    hierarchical         one collective per level, so that slow levels carry each byte once (`inner` for each of them)
 
-n is always the whole tensor of one rank: the output of an all-gather, the input of a reduce-scatter, the tensor of an all-reduce,
-the send buffer of an all-to-all.
+Sizes are in units of one rank's whole tensor: the output of an all-gather, the input of a reduce-scatter, the tensor of an
+all-reduce, the send buffer of an all-to-all.
 """
 
 import math
@@ -39,16 +39,16 @@ ALGORITHMS: dict[Kind, tuple[Algorithm, ...]] = {
 
 @dataclass(frozen=True)
 class Stage:
-    """Rounds one after the other, all alike.
+    """Equal rounds, one after the other.
 
-    hops      per level, how many messages of the chain that ends last cross it: what latency counts
+    hops      per level: how many messages of the longest chain cross it, each of which costs a latency
     rounds    how many there are
 
-    and in units of the whole tensor:
+    In units of the whole tensor:
 
-    loads     per level, what the busiest link carries in a round
-    message   what a rank sends in one message (decides the protocol)
-    sent      what a rank sends in a round in all
+    loads     per level: what the busiest link carries in a round
+    message   size of one message, which decides the protocol
+    sent      what a rank sends in a round
     reduced   what a rank adds up in a round
     """
 
@@ -60,9 +60,14 @@ class Stage:
     reduced: float = 0.0
 
 
-class Shape(NamedTuple):
-    """A hop of a machine's levels: their sizes, the links out of a unit of each, and the ranks below the hop, all of which run it at the
-    same time with peers of their own. `channels`: rings side by side, each leaving a unit through another link."""
+class Group(NamedTuple):
+    """A process group that spans some consecutive levels of a machine.
+
+    sizes      of the levels, innermost first
+    counts     links out of a unit of each level
+    below      ranks of a unit below the first level; each belongs to another such group, and all groups work at once
+    channels   rings side by side, each of which leaves a unit through another link
+    """
 
     sizes: tuple[int, ...]
     counts: tuple[float, ...]
@@ -73,150 +78,155 @@ class Shape(NamedTuple):
     def ranks(self) -> int:
         return math.prod(self.sizes)
 
+    @property
+    def outermost(self) -> int:
+        """The last level with more than one member."""
+        return max(level for level, size in enumerate(self.sizes) if size > 1)
+
     def units(self) -> list[int]:
-        """Members of the hop inside one unit of the level below, for each level."""
+        """For each level: members of the group inside one unit of the level below."""
         return [math.prod(self.sizes[:level]) for level in range(len(self.sizes))]
 
     def load(self, level: int, messages: float) -> float:
-        """What the busiest link carries, in messages, when so many of each group leave a unit at once."""
+        """Messages on the busiest link of a level when so many `messages` of each group leave a unit at once."""
         flows = messages * self.below
         return flows / min(self.counts[level], max(flows, 1.0)) if flows else 0.0
 
 
 @lru_cache(maxsize=4096)
-def stages(kind: Kind, algorithm: Algorithm, shape: Shape) -> tuple[Stage, ...]:
-    """The rounds of a collective in a hop. Raises ValueError for an all-gather by doubling among other than a power of two."""
-    if not possible(algorithm, kind, shape.ranks):
-        raise ValueError(f"all_gather by {algorithm} needs a power of two, found {shape.ranks} ranks; allowed: bruck")
-    return tuple(_stages(kind, algorithm, shape))
+def stages(kind: Kind, algorithm: Algorithm, group: Group) -> tuple[Stage, ...]:
+    """The rounds of a collective in a group. ValueError for an all-gather by doubling unless ranks are a power of two."""
+    if not possible(algorithm, kind, group.ranks):
+        raise ValueError(f"all_gather by {algorithm} needs a power of two, found {group.ranks} ranks; allowed: bruck")
+    return tuple(_stages(kind, algorithm, group))
 
 
-def _stages(kind: Kind, algorithm: Algorithm, shape: Shape) -> Iterator[Stage]:
-    p = shape.ranks
+def _stages(kind: Kind, algorithm: Algorithm, group: Group) -> Iterator[Stage]:
+    p = group.ranks
     power = 2 ** math.floor(math.log2(p))
     if kind == "send_recv":
-        yield _one_message(shape)
+        yield _one_message(group)
     elif algorithm == "tree":
-        yield _tree(shape)
+        yield _tree(group)
     elif algorithm == "ring":
         for half in ("reduce_scatter", "all_gather") if kind == "all_reduce" else (kind,):
-            yield _ring(shape, 1 / p, _reduced(half, 1 / p))
+            yield _ring(group, 1 / p, _reduced(half, 1 / p))
     elif algorithm in ("recursive_doubling", "rabenseifner"):
         if p > power:
-            yield _exchange(shape, 1, 1.0, reduced=1.0)
-        yield from _doubling(kind, algorithm, shape, power)
+            yield _exchange(group, 1, 1.0, reduced=1.0)
+        yield from _doubling(kind, algorithm, group, power)
         if p > power:
-            yield _exchange(shape, 1, 1 / p if kind == "reduce_scatter" else 1.0)
+            yield _exchange(group, 1, 1 / p if kind == "reduce_scatter" else 1.0)
     elif algorithm == "bruck":
         for k in range(_log2(p)):
             share = min(2**k, p - 2**k) / p if kind == "all_gather" else _with_bit(p, k) / p
-            yield _shift(shape, 2**k, share)
+            yield _shift(group, 2**k, share)
     elif algorithm == "pairwise":
-        for level, unit in enumerate(shape.units()):
-            rounds = unit * (shape.sizes[level] - 1)
+        for level, unit in enumerate(group.units()):
+            rounds = unit * (group.sizes[level] - 1)
             if rounds:
-                yield _at_level(shape, level, rounds, 1 / p, _reduced(kind, 1 / p))
+                yield _at_level(group, level, rounds, 1 / p, _reduced(kind, 1 / p))
     else:
-        yield _direct(shape, 1 / p, _reduced(kind, (p - 1) / p))
+        yield _direct(group, 1 / p, _reduced(kind, (p - 1) / p))
 
 
-def _doubling(kind: Kind, algorithm: Algorithm, shape: Shape, power: int) -> Iterator[Stage]:
+def _doubling(kind: Kind, algorithm: Algorithm, group: Group, power: int) -> Iterator[Stage]:
     """Rounds among the nearest power of two of the ranks."""
     distances = [2**k for k in range(int(math.log2(power)))]
     if kind == "all_reduce" and algorithm == "recursive_doubling":  # whole tensors
-        yield from (_exchange(shape, distance, 1.0, reduced=1.0) for distance in distances)
+        yield from (_exchange(group, distance, 1.0, reduced=1.0) for distance in distances)
         return
     for half in ("reduce_scatter", "all_gather") if kind == "all_reduce" else (kind,):
         for distance in distances:
             share = distance / power
-            yield _exchange(shape, distance, share, _reduced(half, share))
+            yield _exchange(group, distance, share, _reduced(half, share))
 
 
-def _ring(shape: Shape, message: float, reduced: float) -> Stage:
-    """Everybody to the next one: one message leaves every unit, cut between the channels.
+def _ring(group: Group, message: float, reduced: float) -> Stage:
+    """Every rank to the next one: one message leaves every unit, cut between the channels.
 
-    Nobody waits for the slowest link of a round, only for the message before: a block on its way round meets every link once, so the
-    latency of a hop is the average of the ring's links.
+    A rank waits for the message before, not for the slowest link of a round. On its way around the ring a block meets every
+    link once, so the latency of a round is the average over the ring's links.
     """
-    p, units = shape.ranks, [*shape.units(), shape.ranks]
-    edges = [p / units[i] - (p / units[i + 1] if units[i + 1] < p else 0) for i in range(len(shape.sizes))]
-    hops = tuple((p - 1) / p * count if shape.sizes[i] > 1 else 0.0 for i, count in enumerate(edges))
-    channels = [min(shape.channels, unit) for unit in shape.units()]
-    loads = tuple(
-        shape.load(level, some) / some if shape.sizes[level] > 1 else 0.0 for level, some in enumerate(channels)
-    )
-    return Stage(hops, p - 1, tuple(message * load for load in loads), message, message, reduced)
+    p, units = group.ranks, [*group.units(), group.ranks]
+    edges = [p / units[i] - (p / units[i + 1] if units[i + 1] < p else 0) for i in range(len(group.sizes))]
+    hops = tuple((p - 1) / p * count if group.sizes[i] > 1 else 0.0 for i, count in enumerate(edges))
+    return Stage(hops, p - 1, _one_each(group, message), message, message, reduced)
 
 
-def _tree(shape: Shape) -> Stage:
-    """Up and down: a chain inside every unit but the outermost, and a binary tree over those."""
-    *inside, outside = shape.sizes
+def _tree(group: Group) -> Stage:
+    """Up and down: a chain inside every unit of the inner levels, and a binary tree over the outermost level."""
+    *inside, outside = group.sizes
     hops = (*(2.0 * (size - 1) for size in inside), 2.0 * math.ceil(math.log2(outside)) if outside > 1 else 0.0)
-    loads = tuple(
-        2 * shape.load(level, channels) / channels if shape.sizes[level] > 1 else 0.0
-        for level, channels in enumerate(min(shape.channels, unit) for unit in shape.units())
+    # A unit is an inner node of one of the two trees, where it sends half the tensor to parent and two children, and a
+    # leaf of the other.
+    return Stage(hops, 1, _one_each(group, 2.0), 1 / group.channels, 1.0, 1.0)
+
+
+def _one_each(group: Group, message: float) -> tuple[float, ...]:
+    """Loads when one message leaves every unit, cut between the channels."""
+    channels = [min(group.channels, unit) for unit in group.units()]
+    return tuple(
+        message * group.load(level, some) / some if group.sizes[level] > 1 else 0.0
+        for level, some in enumerate(channels)
     )
-    # A unit that is inside one of the two trees sends half the tensor up and to two children, and is a leaf of the other.
-    return Stage(hops, 1, loads, 1 / shape.channels, 1.0, 1.0)
 
 
-def _exchange(shape: Shape, distance: int, message: float, reduced: float = 0.0) -> Stage:
-    """Partners whose number differs in the bit of `distance`: all cross the same level."""
-    level = max(i for i, unit in enumerate(shape.units()) if unit <= distance and shape.sizes[i] > 1)
-    return _at_level(shape, level, 1, message, reduced)
+def _exchange(group: Group, distance: int, message: float, reduced: float = 0.0) -> Stage:
+    """With the partner whose number differs in the bit of `distance`: all messages cross the same level."""
+    level = max(i for i, unit in enumerate(group.units()) if unit <= distance and group.sizes[i] > 1)
+    return _at_level(group, level, 1, message, reduced)
 
 
-def _at_level(shape: Shape, level: int, rounds: float, message: float, reduced: float) -> Stage:
+def _at_level(group: Group, level: int, rounds: float, message: float, reduced: float) -> Stage:
     """Rounds in which every rank's message crosses `level` and no other."""
-    loads = [0.0] * len(shape.sizes)
-    loads[level] = message * shape.load(level, shape.units()[level])
-    return Stage(_only(shape, level, rounds), rounds, tuple(loads), message, message, reduced)
+    loads = _only(group, level, message * group.load(level, group.units()[level]))
+    return Stage(_only(group, level, rounds), rounds, loads, message, message, reduced)
 
 
-def _shift(shape: Shape, distance: int, message: float) -> Stage:
-    """Rank r to rank r + distance: whole units move on at the levels below the distance, a part of them above it."""
+def _shift(group: Group, distance: int, message: float) -> Stage:
+    """Rank r to rank r + distance: at levels below the distance all ranks of a unit send out of it, above it only some."""
     loads = [
-        message * shape.load(level, min(unit, distance)) if size > 1 and distance < unit * size else 0.0
-        for level, (unit, size) in enumerate(zip(shape.units(), shape.sizes, strict=True))
+        message * group.load(level, min(unit, distance)) if size > 1 and distance < unit * size else 0.0
+        for level, (unit, size) in enumerate(zip(group.units(), group.sizes, strict=True))
     ]
     outermost = max(level for level, load in enumerate(loads) if load)
-    return Stage(_only(shape, outermost, 1), 1, tuple(loads), message, message)
+    return Stage(_only(group, outermost, 1), 1, tuple(loads), message, message)
 
 
-def _one_message(shape: Shape) -> Stage:
-    """Between two ranks that are as far from each other as can be, while nobody else sends."""
-    level = max(level for level, size in enumerate(shape.sizes) if size > 1)
-    only = _only(shape, level, 1)
+def _one_message(group: Group) -> Stage:
+    """Between two ranks of different units of the outermost level, while no other rank sends."""
+    only = _only(group, group.outermost, 1)
     return Stage(only, 1, only, 1.0, 1.0)
 
 
-def _direct(shape: Shape, message: float, reduced: float) -> Stage:
-    """Everybody to everybody at once: one latency, and all bytes."""
+def _direct(group: Group, message: float, reduced: float) -> Stage:
+    """Every rank to every other at once: one latency, and all bytes."""
     loads = []
-    for level, (unit, size) in enumerate(zip(shape.units(), shape.sizes, strict=True)):
-        leaving = unit * size - unit  # peers beyond this level's unit that each of its ranks sends to
-        loads.append(message * leaving * shape.load(level, unit) if size > 1 else 0.0)
-    outermost = max(level for level, size in enumerate(shape.sizes) if size > 1)
-    return Stage(_only(shape, outermost, 1), 1, tuple(loads), message, message * (shape.ranks - 1), reduced)
+    for level, (unit, size) in enumerate(zip(group.units(), group.sizes, strict=True)):
+        leaving = unit * size - unit  # peers of a rank that it reaches over this level
+        loads.append(message * leaving * group.load(level, unit) if size > 1 else 0.0)
+    hops = _only(group, group.outermost, 1)
+    return Stage(hops, 1, tuple(loads), message, message * (group.ranks - 1), reduced)
 
 
-def _only(shape: Shape, level: int, value: float) -> tuple[float, ...]:
+def _only(group: Group, level: int, value: float) -> tuple[float, ...]:
     """`value` at one level, 0 at the others."""
-    return tuple(value if other == level else 0.0 for other in range(len(shape.sizes)))
+    return tuple(value if other == level else 0.0 for other in range(len(group.sizes)))
 
 
 def possible(algorithm: Algorithm, kind: Kind, ranks: int) -> bool:
-    """Whether an algorithm works among so many ranks: gathering by doubling needs a power of two."""
+    """Whether an algorithm works among so many ranks: an all-gather by doubling needs a power of two."""
     return not (kind == "all_gather" and algorithm == "recursive_doubling") or ranks & (ranks - 1) == 0
 
 
 def _log2(ranks: int) -> int:
-    """Rounds until everybody has heard of everybody, doubling each time."""
+    """Rounds until every rank has every block, twice as many each time."""
     return math.ceil(math.log2(ranks))
 
 
 def _with_bit(ranks: int, bit: int) -> int:
-    """Distances below `ranks` in whose number a bit is set: blocks that a round of Bruck's all-to-all sends on."""
+    """How many numbers below `ranks` have a bit set: blocks that a round of Bruck's all-to-all sends on."""
     block = 2 ** (bit + 1)
     return ranks // block * 2**bit + max(0, ranks % block - 2**bit)
 

@@ -1,8 +1,9 @@
-"""What a machine's processors really take, from a few measured steps: then other plans, networks and sizes are predicted.
+"""What a machine's processors really take, calibrated on a few measured steps. Other plans and networks are then predicted.
 
-A probe times messages in a loop that does nothing else; in a training step the same messages find cold caches and other work. Three
-factors make up for that, on launching a message, on moving its bytes, and on what only memory is needed for (copies, sums, the update), and a share of the work that links do not hide as
-they do in the probe. Links keep the rates that were probed.
+A probe times messages in a loop that does nothing else. In a training step the same messages find cold caches and other work.
+Three factors make up for that: on launching a message, on moving its bytes, and on what only memory is needed for (copies,
+sums, the update). A fourth number is the share of the processors' work that links do not hide, though they do in the probe.
+Links keep the rates that were probed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from scipy.optimize import least_squares
 
 from repro.models.gpt import GPTConfig
 from repro.scaling.machines import Machine
-from repro.scaling.network import Network, Value
+from repro.scaling.network import Value
 from repro.scaling.step import predict_step
 from repro.zero import Plan
 
@@ -25,7 +26,11 @@ NOISE = 0.05  # of a measured step
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """A measured step of `plan` on `machine` (as probed, or as known), and the compute alone where that was measured too."""
+    """A measured step of `plan` on `machine`, as probed or as known.
+
+    seconds     of the step
+    compute_s   of its forwards and backwards alone, where that was measured too
+    """
 
     plan: Plan
     config: GPTConfig
@@ -36,16 +41,16 @@ class Observation:
     compute_s: float | None = None
 
     def predicted(self, factors: Mapping[str, float]) -> Value:
-        """Seconds with the machine's work taking so many times as long."""
+        """Predicted seconds of the step on the `slowed` machine."""
         machine = slowed(self.machine, factors)
-        compute: Value | None = self.compute_s
-        return predict_step(self.plan, self.config, machine, self.micro_batch, self.accumulation, compute).seconds
+        size = (self.micro_batch, self.accumulation)
+        return predict_step(self.plan, self.config, machine, *size, self.compute_s).seconds
 
 
 def calibrate(observations: Sequence[Observation]) -> dict[str, float]:
-    """The factors with which the observations are predicted best: least squares of logarithms, drawn towards `START`.
+    """The factors with which the observations are predicted best: keys of `START`, as `slowed` takes them.
 
-    Raises ValueError for no observations.
+    Least squares of logarithms, with a weak prior around `START`. ValueError for no observations.
     """
     if not observations:
         raise ValueError("no observations to calibrate with, needed is at least one measured step")
@@ -57,34 +62,34 @@ def calibrate(observations: Sequence[Observation]) -> dict[str, float]:
         errors = [np.log(one.predicted(factors) / one.seconds) for one in observations]
         return np.append(np.array(errors) / NOISE, (log_factors - start) / PRIOR_LOG_SD)
 
-    limits = ([-4.0] * len(START), [4.0, 4.0, 4.0, 0.0])  # no more than all of the work is exposed
+    limits = ([-4.0] * len(START), [4.0, 4.0, 4.0, 0.0])  # not more than all of the work is exposed
     found = least_squares(residuals, start, diff_step=1e-3, bounds=limits).x
     return {name: float(value) for name, value in zip(START, np.exp(found), strict=True)}
 
 
 def slowed(machine: Machine, factors: Mapping[str, float]) -> Machine:
-    """The machine with launching messages, moving their bytes, and reading and writing memory taking so many times as long, and with a
-    share `exposed` of what its links would hide."""
-    network = machine.network
+    """The machine whose processors take longer.
+
+    factors   message: on latencies and launches of messages; bytes: on moving, adding up and quantising bytes; memory: on
+              reading and writing memory; exposed: share of what links hid that they hide no more
+    """
+    message, nbytes, network = factors["message"], factors["bytes"], machine.network
     links = tuple(
-        replace(
-            level,
-            protocols=tuple(replace(p, latency_s=p.latency_s * factors["message"]) for p in level.protocols),
-        )
+        replace(level, protocols=tuple(replace(p, latency_s=p.latency_s * message) for p in level.protocols))
         for level in network.links
     )
-    work = Network(
-        network.topology,
-        links,
-        overhead_s=network.overhead_s * factors["message"],
-        reduce_bytes_per_s=network.reduce_bytes_per_s / factors["bytes"],
-        host_bytes_per_s=network.host_bytes_per_s / factors["bytes"],
+    slower = replace(
+        network,
+        links=links,
+        overhead_s=network.overhead_s * message,
+        reduce_bytes_per_s=network.reduce_bytes_per_s / nbytes,
+        host_bytes_per_s=network.host_bytes_per_s / nbytes,
         hidden=network.hidden * (1 - factors["exposed"]),
     )
     rate = machine.quantize_values_per_s
     return replace(
         machine,
-        network=work,
-        quantize_values_per_s=None if rate is None else rate / factors["bytes"],
+        network=slower,
+        quantize_values_per_s=None if rate is None else rate / nbytes,
         hbm_bytes_per_s=machine.hbm_bytes_per_s / factors["memory"],
     )

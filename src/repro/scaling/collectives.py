@@ -1,6 +1,7 @@
 """Time of a collective on a network: the rounds of its algorithm, added up.
 
-Processors spend each message's latency, and add up what a reduction receives; links drain the bytes that the busiest one carries.
+The processors spend the latency of each message and add up what a reduction receives. The links take as long as the busiest
+one needs for its bytes.
 """
 
 import math
@@ -8,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from repro.scaling.algorithms import ALGORITHMS, Algorithm, Kind, Shape, Stage, possible, stages
+from repro.scaling.algorithms import ALGORITHMS, Algorithm, Group, Kind, Stage, possible, stages
 from repro.scaling.network import Network, Value
 
 
@@ -22,15 +23,16 @@ def seconds(
     channels: float | None = None,
     inner: Algorithm | None = None,
 ) -> Value:
-    """Seconds of one collective among all ranks, or, with `levels` (consecutive ones), in every group of ranks that differ in these
-    levels only, all groups at the same time.
+    """Seconds of one collective: a float, or [draws] where the network's parameters are.
 
     nbytes      bytes of one rank's whole tensor
-    algorithm   see `algorithms`; default: the fastest of those that know the group's size
-    channels    of a ring: how many run side by side; default as many as the level with the most links has
-    inner       what `hierarchical` runs in each level; default the fastest
+    algorithm   see `algorithms`; default: the fastest that works for the number of ranks
+    levels      consecutive ones: every group of ranks that differ in these levels only runs the collective, all groups at
+                the same time; default: one group of all ranks
+    channels    rings that run side by side; default: as many as the level with the most links has
+    inner       what `hierarchical` runs in each level; default: the fastest
 
-    A float, or [draws] where the network's parameters are. Raises ValueError for an algorithm that the collective lacks.
+    ValueError for an algorithm that the collective lacks, and for levels that are not consecutive.
     """
     if algorithm is None:
         return fastest(kind, nbytes, network, levels=levels, channels=channels)[1]
@@ -39,43 +41,44 @@ def seconds(
     first, last = _range(network, levels)
     if algorithm == "hierarchical":
         return _hierarchical(kind, nbytes, network, first, last, inner)
-    shape = _shape(network, first, last, channels)
-    if shape.ranks == 1:
+    group = _group(network, first, last, channels)
+    if group.ranks == 1:
         return 0.0
-    return _evaluate(stages(kind, algorithm, shape), nbytes, network, first)
+    return _evaluate(stages(kind, algorithm, group), nbytes, network, first)
 
 
 def fastest(
     kind: Kind, nbytes: float, network: Network, *, levels: Sequence[str] | None = None, channels: float | None = None
 ) -> tuple[Algorithm, Value]:
-    """The algorithm with the least (mean) time, and that time."""
+    """The algorithm with the least mean time, and its seconds; arguments as of `seconds`."""
     first, last = _range(network, levels)
-    ranks = _shape(network, first, last, channels).ranks
-    found = []
-    for algorithm in ALGORITHMS[kind]:
-        if not possible(algorithm, kind, ranks) or (algorithm == "hierarchical" and first == last):
-            continue
-        found.append((algorithm, seconds(kind, nbytes, network, algorithm, levels=levels, channels=channels)))
+    ranks = _group(network, first, last, channels).ranks
+    found = [
+        (algorithm, seconds(kind, nbytes, network, algorithm, levels=levels, channels=channels))
+        for algorithm in ALGORITHMS[kind]
+        if possible(algorithm, kind, ranks) and not (algorithm == "hierarchical" and first == last)
+    ]
     return min(found, key=lambda pair: float(np.mean(pair[1])))
 
 
 def _hierarchical(kind: Kind, nbytes: float, network: Network, first: int, last: int, inner: Algorithm | None) -> Value:
-    """One collective per level: a gather comes from the outermost inwards, a reduction goes outwards, so the slow levels carry only the
-    part that one inner rank has; an all-to-all carries everything at every level."""
+    """One collective per level, innermost first (an all-gather in the other order, which takes as long).
+
+    The slow levels carry only the part that one inner rank has. An all-to-all carries the whole tensor at every level.
+    """
     if kind == "all_reduce":
         halves: tuple[Kind, Kind] = ("reduce_scatter", "all_gather")
         return sum(_hierarchical(half, nbytes, network, first, last, inner) for half in halves)
-    names, total, part = network.topology.names, 0.0, nbytes
-    for level in range(first, last + 1):
-        size = network.topology.levels[level].size
-        if size == 1:
-            continue
-        total = total + seconds(kind, part, network, inner, levels=names[level : level + 1])
-        part = part if kind == "all_to_all" else part / size
+    total: Value = 0.0
+    for level in network.topology.levels[first : last + 1]:
+        if level.size > 1:
+            total = total + seconds(kind, nbytes, network, inner, levels=[level.name])
+            nbytes = nbytes if kind == "all_to_all" else nbytes / level.size
     return total
 
 
 def _evaluate(found: Sequence[Stage], nbytes: float, network: Network, first: int) -> Value:
+    """Seconds of the stages of a group whose innermost level is number `first`."""
     working: Value = network.overhead_s  # of the processors
     draining: Value = 0.0  # of the links
     for stage in found:
@@ -93,7 +96,7 @@ def _evaluate(found: Sequence[Stage], nbytes: float, network: Network, first: in
 
 
 def _range(network: Network, levels: Sequence[str] | None) -> tuple[int, int]:
-    """First and last level of a hop."""
+    """Numbers of the first and the last of `levels`."""
     names = network.topology.names
     if levels is None:
         return 0, len(names) - 1
@@ -103,7 +106,7 @@ def _range(network: Network, levels: Sequence[str] | None) -> tuple[int, int]:
     return indices[0], indices[-1]
 
 
-def _shape(network: Network, first: int, last: int, channels: float | None) -> Shape:
+def _group(network: Network, first: int, last: int, channels: float | None) -> Group:
     sizes = tuple(level.size for level in network.topology.levels)
     counts = tuple(links.count for links in network.links[first : last + 1])
-    return Shape(sizes[first : last + 1], counts, math.prod(sizes[:first]), channels or max(counts))
+    return Group(sizes[first : last + 1], counts, math.prod(sizes[:first]), channels or max(counts))

@@ -1,41 +1,54 @@
-"""Time of one iteration of expert-parallel MoE decoding, one new token for every request, with two all-to-alls a layer or one
-(ExFlow, arXiv 2401.08383).
+"""Time of one iteration of expert-parallel MoE decoding (ExFlow, arXiv 2401.08383). Each request gets one new token.
 
-    two_all_to_alls    DeepSpeed-MoE: tokens go out to their experts and home again, experts in rank order
-    coherent           tokens stay where their expert is (one all-to-all a layer); an all-gather of the new tokens per iteration
-    placed             coherent, with experts placed by affinity: another `Routing`, no other formula
+Modes:
 
-    compute            of the busiest GPU. Decoding reads: weights of attention, keys and values, the experts that any token visits
-    all-to-all         only the tokens that leave travel; inside a node and between nodes at the same time, so the slower part counts
+    two_all_to_alls    DeepSpeed-MoE: in every layer tokens travel to their experts and back; experts in rank order
+    coherent           tokens stay where their expert is: one all-to-all a layer, and an all-gather of the new tokens per
+                       iteration
+    placed             coherent, with experts placed by affinity: another `Routing`, the same formula
+
+Parts of an iteration:
+
+    compute            of the busiest GPU. It reads the weights of attention, keys and values, and the visited experts
+    all-to-all         only tokens that leave their GPU travel. Links inside a node and between nodes work at the same time,
+                       so the slower of the two counts
     all-gather         a ring, as NCCL's
 
-Nothing overlaps: a layer needs its tokens before it can begin. Nothing is padded: DeepSpeed's own exchange sends every expert's
-buffer at the size of the fullest one, so this baseline is the harder one to beat.
+Nothing overlaps, because a layer needs its tokens before it can begin. Nothing is padded. DeepSpeed's own exchange pads every
+expert's buffer to the fullest one, so this baseline is harder to beat than DeepSpeed.
 """
 
+import math
 from dataclasses import dataclass
-from functools import reduce
 from typing import Literal, get_args
 
 import numpy as np
 
 from repro.exflow.evaluate import Cost
 from repro.scaling import collectives
+from repro.scaling.algorithms import Algorithm
 from repro.scaling.machines import Machine
 from repro.scaling.moe import MoE
 from repro.scaling.network import Value
 
 Mode = Literal["two_all_to_alls", "coherent", "placed"]
 
-# [INF] kernels with fused attention. Norm, QKV, cache write, attention, output, residual, norm; gate product, softmax, top-k, count,
-# sort, collect, return, weigh; and for each expert, one after another as in DeepSpeed's `Experts`, up, activation, down.
+# [INF] counts of kernels with fused attention. Attention: norm, QKV, cache write, attention, output, residual, norm. Router:
+# gate product, softmax, top-k, count, sort, collect, return, weigh. Each expert, one after another as in DeepSpeed's
+# `Experts`: up, activation, down.
 ATTENTION_KERNELS, ROUTER_KERNELS, EXPERT_KERNELS, HEAD_KERNELS = 7, 8, 3, 3
 
 
 @dataclass(frozen=True)
 class Routing:
-    """Of the tokens at a layer boundary, the shares that leave their GPU and their node (the second is part of the first), and the
-    tokens of the busiest GPU over the even share. With top-k, of the copies of tokens."""
+    """Where tokens go at a layer boundary. With top-k > 1 the copies of tokens count.
+
+    crossing_fraction        share that leaves its GPU
+    node_crossing_fraction   share that leaves its node; part of the first
+    max_load                 tokens of the busiest GPU over the even share
+
+    ValueError for shares outside 0 to 1 or in the wrong order, and for a load below 1.
+    """
 
     crossing_fraction: float
     node_crossing_fraction: float = 0.0
@@ -52,20 +65,24 @@ class Routing:
 
     @classmethod
     def of(cls, cost: Cost) -> "Routing":
-        """Of a placement that was evaluated on a trace."""
+        """The routing of a placement that was evaluated on a trace."""
         return cls(cost.crossing_fraction, cost.node_crossing_fraction, cost.max_load)
 
 
 def uniform(machine: Machine) -> Routing:
-    """Every GPU is as likely as any other to have a token's expert: what a token leaves its home by."""
+    """The routing where each GPU is equally likely to hold a token's expert, and loads are even."""
     gpus, per_node = machine.topology.world_size, _gpus_per_node(machine)
     return Routing(1 - 1 / gpus, 1 - per_node / gpus)
 
 
 @dataclass(frozen=True, eq=False)
 class Iteration:
-    """A predicted iteration of all GPUs; seconds are numbers or [draws]. `tokens`: new ones, of all GPUs; `all_to_all_s`: what the paper
-    calls routing time."""
+    """A predicted iteration; seconds are numbers or [draws].
+
+    tokens         new ones, of all GPUs together
+    all_to_all_s   what the paper calls routing time
+    gather_s       all-gathers of new tokens, and of keys and values where those are sent
+    """
 
     tokens: int
     compute_s: Value
@@ -93,19 +110,23 @@ def iteration(
 ) -> Iteration:
     """Predict an iteration in which every GPU has `tokens_per_gpu` requests with `context` tokens stored each.
 
-    routing   two_all_to_alls: of tokens at home to their experts; else: from one layer's expert to the next one's
-    kv_sent   coherent modes: keys and values of the new tokens go to all GPUs too. Without it they would have to be in memory
-              that all GPUs see: the paper's accounting, which does not say how
+    routing   of two_all_to_alls: from a token's home to its expert; else: from one layer's expert to the next one's
+    kv_sent   keys and values of the new tokens go to all GPUs too (coherent modes only). The paper does not count them, and
+              does not say how other GPUs would read them
 
-    Raises ValueError for what the machine cannot do, naming what is allowed.
+    ValueError for what the machine cannot do, with what is allowed.
     """
-    _check_mode(mode, kv_sent)
+    if mode not in get_args(Mode):
+        raise ValueError(f"mode is {mode!r}, allowed: {', '.join(get_args(Mode))}")
+    if kv_sent and mode == "two_all_to_alls":
+        raise ValueError("kv_sent with two_all_to_alls: keys and values stay at home there, allowed: coherent, placed")
     _check(model, machine, tokens_per_gpu, context, routing)
     hand_in = tokens_per_gpu * model.hidden * model.value_bytes
-    # A token goes to its expert. With top-k > 1 [INF] copies visit the others, and their parts return to the heaviest one's GPU.
+    # A token goes to its expert. [INF] With top-k > 1 copies visit the other experts, and their results return to the GPU of
+    # the expert with the largest weight.
     ways = 2 * [model.top_k] if mode == "two_all_to_alls" else [model.top_k, model.top_k - 1]
     routed = sum(all_to_all_seconds(copies * hand_in, machine, routing) for copies in ways if copies)
-    # New tokens are gathered as hidden vectors: Table I counts them in the unit of the all-to-all.
+    # New tokens are gathered as hidden vectors: Table I counts them in the same unit as the all-to-all.
     gathers = [] if mode == "two_all_to_alls" else [hand_in]
     if kv_sent:
         gathers.append(tokens_per_gpu * 2 * model.layers * model.kv_width * model.value_bytes)
@@ -120,14 +141,17 @@ def iteration(
 def compute_seconds(
     model: MoE, machine: Machine, tokens_per_gpu: float, context: int, mode: Mode, max_load: float = 1.0
 ) -> Value:
-    """Of the busiest GPU. [INF] it is the busiest in all that it does: at home attention is even, but a coherent token attends where its
-    expert was, and so follows the load."""
+    """Compute of the busiest GPU.
+
+    In two_all_to_alls attention is even, because tokens attend at home. In the coherent modes a token attends where its expert
+    was, so attention follows the load of the experts. [INF] one GPU is the busiest in all of it.
+    """
     attending = tokens_per_gpu * (1.0 if mode == "two_all_to_alls" else max_load)
     visits = tokens_per_gpu * model.top_k * max_load
     touched = touched_experts(model.experts / machine.topology.world_size, visits)
 
     def part(weights: float, products: float, kernels: float) -> Value:
-        """Bound by reading so many weights, or by multiplying (two operations each); kernels are launched one after another."""
+        """The slower of reading `weights` and of `products` (two operations each), and the launches of `kernels`."""
         read = weights * model.value_bytes / machine.hbm_bytes_per_s
         return np.maximum(read, 2 * products / machine.flops_per_s) + kernels * machine.launch_s
 
@@ -143,16 +167,15 @@ def compute_seconds(
 
 
 def touched_experts(experts: float, tokens: float) -> float:
-    """Expected number of a GPU's `experts` that are visited at all, when each token visits any of them as likely as the others."""
+    """Expected number of a GPU's `experts` that some token visits, when each token visits one of them at random."""
     return experts * (1 - (1 - 1 / experts) ** tokens)
 
 
 def all_to_all_seconds(nbytes: float, machine: Machine, routing: Routing) -> Value:
-    """One exchange in which every GPU hands in `nbytes`, of which the routing's shares leave it and its node; the busiest GPU has
-    `max_load` times as many.
+    """One direct all-to-all in which each GPU hands in `nbytes`, and the busiest `max_load` times as many.
 
-    Direct: everybody to everybody at once, and a call even where nobody leaves. Where all GPUs are equally likely it is
-    `collectives.seconds` of a direct all-to-all.
+    The shares of `routing` leave the GPU and the node; the rest stays. Where no token leaves, the call still has its latency.
+    With `uniform` routing it takes as long as `collectives.seconds` of a direct all-to-all.
     """
     names, gpus = machine.topology.names, machine.topology.world_size
     if gpus == 1:
@@ -161,52 +184,29 @@ def all_to_all_seconds(nbytes: float, machine: Machine, routing: Routing) -> Val
     inside = most * (routing.crossing_fraction - routing.node_crossing_fraction)
     between = most * routing.node_crossing_fraction
     parts = [_exchange(inside, machine, names[:-1]), _exchange(between, machine, names[-1:])]
-    # Processors that carry the bytes of all GPUs (an emulated network only) carry both parts.
-    parts.append(
-        machine.network.overhead_s + nbytes * routing.crossing_fraction * gpus / machine.network.host_bytes_per_s
-    )
-    return reduce(np.maximum, parts)
-
-
-def volume(
-    mode: Mode, gpus: int, tokens_per_gpu: float, layers: int, crossing_fraction: float, kv_share: float = 0.0
-) -> float:
-    """Hidden vectors sent per iteration by the paper's Table I: 2 G N L p, or G N (L p* + G), where a GPU's own copy counts too.
-
-    kv_share   width of keys over the hidden size, where keys and values are sent: 2 L kv_share (G - 1) more per token
-    """
-    _check_mode(mode, kv_share > 0)
-    sent = gpus * tokens_per_gpu
-    if mode == "two_all_to_alls":
-        return 2 * sent * layers * crossing_fraction
-    return sent * (layers * crossing_fraction + gpus + 2 * layers * kv_share * (gpus - 1))
+    # In an emulated network the processors of one machine carry both parts for all GPUs.
+    host = machine.network.overhead_s + nbytes * routing.crossing_fraction * gpus / machine.network.host_bytes_per_s
+    return np.maximum(host, np.maximum(*parts))
 
 
 def _exchange(sent: float, machine: Machine, levels: tuple[str, ...]) -> Value:
-    """Direct among the ranks that differ in `levels`, each of which sends `sent` bytes away: a share of 1/p of a buffer stays."""
-    ranks = np.prod([level.size for level in machine.topology.levels if level.name in levels], dtype=int)
+    """Direct all-to-all of the p ranks that differ in `levels`, each sending `sent` bytes away; 1/p of its buffer stays."""
+    ranks = math.prod(level.size for level in machine.topology.levels if level.name in levels)
     if ranks == 1:
         return 0.0
     return collectives.seconds("all_to_all", sent * ranks / (ranks - 1), machine.network, "direct", levels=levels)
 
 
 def _gather(nbytes: float, machine: Machine) -> Value:
-    """All-gather of every GPU's `nbytes`, by what the machine's library does (as `repro.scaling.step`)."""
+    """All-gather of every GPU's `nbytes`: a ring of the library, or the direct exchange of `repro.comm`."""
     whole = nbytes * machine.topology.world_size
-    algorithm = "ring" if machine.native else "direct"
+    algorithm: Algorithm = "ring" if machine.native else "direct"
     return collectives.seconds("all_gather", whole, machine.network, algorithm, channels=machine.channels)
 
 
 def _gpus_per_node(machine: Machine) -> int:
-    """The outermost level joins nodes; all below it is one."""
+    """Ranks below the outermost level, which joins nodes."""
     return machine.topology.world_size // machine.topology.levels[-1].size
-
-
-def _check_mode(mode: Mode, kv_sent: bool) -> None:
-    if mode not in get_args(Mode):
-        raise ValueError(f"mode is {mode!r}, allowed: {', '.join(get_args(Mode))}")
-    if kv_sent and mode == "two_all_to_alls":
-        raise ValueError("keys and values sent with two_all_to_alls: they stay at home, allowed: coherent, placed")
 
 
 def _check(model: MoE, machine: Machine, tokens: int, context: int, routing: Routing) -> None:

@@ -1,8 +1,9 @@
-"""Parameters of a network from measured times of collectives, with their uncertainty; and how well they predict times not fitted.
+"""Parameters of a network from measured times of collectives, with their uncertainty, and predictions of times not fitted.
 
-Least squares of log(predicted / measured), so that a microsecond and a second count alike, with a robust loss: libraries switch
-algorithm at sizes of their own, and a measurement next to such a switch is off by a factor that no smooth model has. The uncertainty
-is clustered: errors of one machine shape go together, so 40 sizes of one shape are not 40 independent observations.
+The fit is least squares of log(predicted / measured), so that microseconds count as much as seconds. The loss is robust:
+libraries switch algorithm at sizes of their own, and a measurement next to such a switch is off by a factor that no smooth
+model has. The uncertainty is clustered: errors of one machine shape are correlated, so 40 sizes of one shape are not 40
+independent observations.
 """
 
 import itertools
@@ -19,23 +20,23 @@ from repro.scaling.algorithms import ALGORITHMS, Algorithm, Kind
 from repro.scaling.network import Links, Network, Protocol, Value
 from repro.topology import Level, Topology
 
-# Prior of what the data do not decide, around where the fit begins: factors of e^3 are free.
+# Standard deviation of a weak prior around the fit's start, for parameters that the data do not determine.
 PRIOR_LOG_SD = 3.0
-ROBUST_LOG = 0.2  # beyond a fifth an error counts less than its square
-SHAPE = ["source", "collective", "sizes"]  # one machine shape of a table
+ROBUST_LOG = 0.2  # log errors beyond it count less than their square
+SHAPE = ["source", "collective", "sizes"]  # columns that name one machine shape of a table
 
 
 @dataclass(frozen=True)
 class Model:
-    """What is to be fitted: for every level and protocol a latency and a rate, and what launching a collective takes.
+    """What is fitted: a latency and a rate for every level and protocol, and the time to launch a collective.
 
     levels       names, innermost first
-    links        by level, links that the ranks of a unit share to the others (NICs); default, and for fewer ranks, one per rank
+    links        by level, links that the ranks of a unit share (NICs); default, and for fewer ranks, one per rank
     switches     message bytes at which the next protocol begins
-    algorithms   what a table's name of an algorithm is here. "" (the library chooses): the fastest of several
+    algorithms   ours by a table's name of an algorithm; of several the fastest. "": the library chose
     reduces      fit the rate at which received values are added up (CPU collectives); infinite otherwise
-    host         all ranks share the processors of one machine, and its links queue (an emulated network): fit the rate at which the
-                 processors move bytes
+    host         an emulated network: all ranks share the processors of one machine, and its links queue. Fit the rate at
+                 which the processors move bytes
     """
 
     levels: tuple[str, ...] = ("node", "cluster")
@@ -47,14 +48,14 @@ class Model:
 
     @property
     def names(self) -> list[str]:
-        """Of the fitted parameters."""
+        """Names of the fitted parameters: overhead_s, LEVEL.latency_s.PROTOCOL, LEVEL.bytes_per_s.PROTOCOL, and rates."""
         numbers = range(len(self.switches) + 1)
         each = [f"{v}.{what}.{i}" for v in self.levels for i in numbers for what in ("latency_s", "bytes_per_s")]
         rates = {"reduce_bytes_per_s": self.reduces, "host_bytes_per_s": self.host}
         return ["overhead_s", *each, *(name for name, wanted in rates.items() if wanted)]
 
     def network(self, values: Mapping[str, Value], sizes: Sequence[int]) -> Network:
-        """A machine with parameters by name and levels of these sizes."""
+        """The network with levels of these `sizes` and the parameters `values`, by name."""
         links, below = [], 1
         for level, size in zip(self.levels, sizes, strict=True):
             protocols = tuple(
@@ -70,14 +71,18 @@ class Model:
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """Fitted parameters: `log_values` [parameters] in the order of `model.names`, natural logarithms, and their covariance."""
+    """Fitted parameters in the order of `model.names`.
+
+    log_values   [parameters] natural logarithms
+    covariance   [parameters, parameters] of them
+    """
 
     model: Model
     log_values: NDArray[np.float64]
     covariance: NDArray[np.float64]
 
     def network(self, *sizes: int, draws: int = 0, seed: int = 0) -> Network:
-        """A machine with levels of these sizes, innermost first: at the best values, or with `draws` of all parameters."""
+        """The network with levels of these sizes, innermost first: at the best values, or in `draws` of all parameters."""
         values: list[Value] = [float(v) for v in np.exp(self.log_values)]
         if draws:
             drawn = np.random.default_rng(seed).multivariate_normal(
@@ -96,10 +101,10 @@ class Fit:
 
 
 def fit(measured: pd.DataFrame, model: Model = Model()) -> Fit:
-    """Fit to a table of `repro.scaling.measured`, or to one that has `sizes` (of the model's levels) in place of nodes and ranks per node,
-    and `hop` (the levels of a group, None: all).
+    """Fit `model` to a table with the columns of `repro.scaling.measured`.
 
-    Raises ValueError when a row's algorithm has no counterpart in the model.
+    In place of nodes and ranks_per_node it may have `sizes` (a tuple, of the model's levels), and `hop` (names of the levels
+    that a group spans; None: all). ValueError when an algorithm of the table has no counterpart in the model.
     """
     if unknown := sorted(set(measured.algorithm) - set(model.algorithms)):
         known = ", ".join(map(repr, model.algorithms))
@@ -111,7 +116,7 @@ def fit(measured: pd.DataFrame, model: Model = Model()) -> Fit:
         return np.append(_log_errors(table, model, log_values), (log_values - start) / PRIOR_LOG_SD)
 
     best = least_squares(residuals, start, loss="soft_l1", f_scale=ROBUST_LOG).x
-    plain = least_squares(residuals, best, max_nfev=1)  # its Jacobian is not weighted by the loss
+    plain = least_squares(residuals, best, max_nfev=1)  # for its Jacobian, which is not weighted by the loss
     return Fit(model, best, _clustered(plain.jac, residuals(best), table))
 
 
@@ -123,13 +128,16 @@ def predict(found: Fit, measured: pd.DataFrame) -> pd.DataFrame:
 
 
 def error_quantiles(log_errors: Sequence[float] | pd.Series, at: Sequence[float] = (0.5, 0.9)) -> list[float]:
-    """Quantiles of the relative error, as factors minus 1: 0.2 is up to 20 % too much, or too little by the same factor."""
+    """Quantiles of the relative error, as factors minus 1: 0.2 is a factor of 1.2, too much or too little."""
     return [float(np.expm1(q)) for q in np.quantile(np.abs(log_errors), at)]
 
 
 def choose(measured: pd.DataFrame, model: Model, candidates: Sequence[float], at_most: int = 2) -> pd.DataFrame:
-    """Which switches to take: for each choice of up to `at_most` of `candidates`, the median error on machine shapes that were left out
-    of the fit, each in turn. The best choice first; `switches` of its row goes into the model."""
+    """Compare protocol switches by cross-validation: each machine shape in turn is left out of the fit and predicted.
+
+    Returns a row for each choice of up to `at_most` of `candidates` (message bytes), the best first: `switches`, which go into
+    the model, and `error_median` and `error_p90` on the shapes left out.
+    """
     measured = shaped(measured, model)
     groups = measured.groupby(SHAPE, sort=True).ngroup()
     rows = []
@@ -145,7 +153,7 @@ def choose(measured: pd.DataFrame, model: Model, candidates: Sequence[float], at
 
 
 def thinned(measured: pd.DataFrame, sizes: int = 30) -> pd.DataFrame:
-    """About so many sizes of every shape and algorithm, evenly spread on a logarithmic scale."""
+    """About `sizes` message sizes of every shape and algorithm, evenly spread on a logarithmic scale."""
 
     def some(group: pd.DataFrame) -> pd.DataFrame:
         wanted = np.geomspace(group.nbytes.min(), group.nbytes.max(), sizes)
@@ -159,8 +167,11 @@ def thinned(measured: pd.DataFrame, sizes: int = 30) -> pd.DataFrame:
 
 
 def _start(table: pd.DataFrame, model: Model, name: str) -> float:
-    """Where the search for a parameter begins: at a quarter of the shortest time; at the highest rate that the table shows, a level's over
-    the rows that go no further out. From far away a rate that does not decide any row would stay where it is."""
+    """Where the search for a parameter begins.
+
+    A latency: a quarter of the shortest time. A rate: the highest that the table shows, and for a level over the rows that
+    cross no level further out. Farther away a rate would decide no row, and so would stay where it is.
+    """
     level = name.split(".")[0]
     mine = table[[_outermost(model, *row) == level for row in zip(table.sizes, table.hop, strict=True)]]
     rows = table if mine.empty else mine
@@ -171,19 +182,18 @@ def _start(table: pd.DataFrame, model: Model, name: str) -> float:
 
 
 def _outermost(model: Model, sizes: Sequence[int], hop: Sequence[str] | None) -> str:
-    """The slowest level that a row's messages cross."""
-    return [name for name, size in zip(model.levels, sizes, strict=True) if size > 1 and (hop is None or name in hop)][
-        -1
-    ]
+    """The outermost level that a row's messages cross."""
+    crossed = (name for name, size in zip(model.levels, sizes, strict=True) if size > 1)
+    return [name for name in crossed if hop is None or name in hop][-1]
 
 
 def shaped(measured: pd.DataFrame, model: Model) -> pd.DataFrame:
-    """With the sizes of the model's levels, and the hop, of every row."""
+    """The table with columns `sizes`, of the model's levels, and `hop`."""
     table = measured.reset_index(drop=True)
     if "sizes" not in table:
         per_node, nodes = table.ranks_per_node, table.nodes
         if len(model.levels) == 1 and (per_node > 1).any():
-            raise ValueError(f"the table has several ranks a node, the model the level {model.levels[0]} only")
+            raise ValueError(f"the table has several ranks a node, the model only the level {model.levels[0]}")
         pairs = zip(per_node, nodes, strict=True)
         table["sizes"] = [(b,) if len(model.levels) == 1 else (a, b) for a, b in pairs]
     return table if "hop" in table else table.assign(hop=None)
@@ -203,7 +213,7 @@ def _log_errors(table: pd.DataFrame, model: Model, log_values: NDArray[np.float6
 def _seconds(
     kind: Kind, nbytes: float, network: Network, algorithms: Sequence[Algorithm], hop: Sequence[str] | None
 ) -> Value:
-    """By the fastest of those that the collective can use."""
+    """By the fastest of the `algorithms` that the collective has. ValueError where it has none of them."""
     allowed = [algorithm for algorithm in algorithms if algorithm in ALGORITHMS[kind]]
     if not allowed:
         raise ValueError(f"{kind}: none of {', '.join(algorithms)} is one of its algorithms")
@@ -213,7 +223,7 @@ def _seconds(
 def _clustered(
     jacobian: NDArray[np.float64], residuals: NDArray[np.float64], table: pd.DataFrame
 ) -> NDArray[np.float64]:
-    """Sandwich covariance with one cluster per machine shape; the prior's rows are only in the bread."""
+    """Sandwich covariance with one cluster per machine shape. The prior's rows count in the bread only."""
     weights = 1 / np.sqrt(1 + (residuals / ROBUST_LOG) ** 2)  # of soft_l1
     weighted = jacobian * weights[:, None]
     bread = np.linalg.inv(jacobian.T @ weighted)

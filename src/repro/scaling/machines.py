@@ -1,8 +1,8 @@
-"""Machines with what is known of them, and how well: every parameter is an interval from what is achieved at worst to the data sheet.
+"""Machines: what is known of them, and how well. A parameter is an interval from the worst that is achieved to the data sheet.
 
-A prediction draws all parameters from their intervals (log-triangular: low, likely, high) and is a band. `Hardware.machine` makes the
-machine of so many nodes, at the likely values or in draws. The same seed draws the same values for every plan and size, so that a ratio
-of two predictions has the band of the ratio.
+`Hardware` is a kind of machine, and `Hardware.machine` makes the `Machine` of a number of nodes, at the likely values or in
+draws. A draw takes every parameter from its interval (log-triangular: low, likely, high), so a prediction is a band. The same
+seed draws the same values for every plan and size, so the ratio of two predictions has the band of the ratio.
 """
 
 import math
@@ -17,7 +17,7 @@ from repro.topology import Level, Topology
 
 @dataclass(frozen=True)
 class Interval:
-    """From `low` to `high`, most likely `likely`. Raises ValueError unless 0 < low <= likely <= high."""
+    """From `low` to `high`, most likely `likely`. ValueError unless 0 < low <= likely <= high."""
 
     low: float
     likely: float
@@ -30,21 +30,20 @@ class Interval:
             )
 
     def draw(self, rng: np.random.Generator, draws: int) -> Value:
-        """[draws] values; the likely one where the interval is a point."""
-        if self.low == self.high:
-            return np.full(draws, self.likely)
+        """[draws] values, log-triangular. ValueError where low equals high."""
         return np.exp(rng.triangular(math.log(self.low), math.log(self.likely), math.log(self.high), draws))
-
-
-def known(value: float) -> Interval:
-    """What is not in doubt."""
-    return Interval(value, value, value)
 
 
 @dataclass(frozen=True)
 class Tier:
-    """A level of a machine. `size`: units of the level below in one of this level (0: as many as the caller asks for, the outermost);
-    `links` out of each of those units, of `bytes_per_s` nominal each and one way; what of that is achieved, and a message's latency."""
+    """A level of a machine.
+
+    size          units of the level below in one of this level; 0 for the outermost: as many as the caller asks for
+    links         out of each of those units
+    bytes_per_s   of one link in one direction, nominal
+    achieved      share of it that is achieved
+    latency_s     of a message
+    """
 
     name: str
     size: int
@@ -58,10 +57,15 @@ class Tier:
 class Hardware:
     """A kind of machine, of any number of nodes.
 
-    peak_flops   of one rank, dense, 16 bits        gemm      share of it that large matrix products reach
-    memory_bytes of one rank                        hbm       bytes per second that memory-bound kernels reach
-    launch_s     of a kernel                        overlap   share of the compute behind which messages can hide
-    channels     rings side by side; 0: one per link
+    tiers          its levels, innermost first
+    peak_flops     of one rank, dense, 16 bits
+    memory_bytes   of one rank
+    gemm           share of the peak that large matrix products reach
+    hbm            bytes per second that memory-bound kernels reach
+    launch_s       of a kernel
+    overlap        share of the compute behind which messages can hide
+    channels       rings side by side; 0: one per link
+    values         parameters that were fixed (`at`, `fixed`), by name
     """
 
     name: str
@@ -73,29 +77,28 @@ class Hardware:
     launch_s: Interval
     overlap: Interval
     channels: int = 0
-    values: Mapping[str, float] = field(default_factory=dict)  # fixed by `at`
+    values: Mapping[str, float] = field(default_factory=dict)
 
     def intervals(self) -> dict[str, Interval]:
-        """Every uncertain parameter by name."""
+        """The uncertain parameters by name."""
         found = {"gemm": self.gemm, "hbm": self.hbm, "launch_s": self.launch_s, "overlap": self.overlap}
         for tier in self.tiers:
             found |= {f"{tier.name} achieved": tier.achieved, f"{tier.name} latency_s": tier.latency_s}
         return {name: interval for name, interval in found.items() if interval.low < interval.high}
 
     def at(self, **values: float) -> "Hardware":
-        """The same with parameters of `intervals` fixed. ValueError for a name that is not one of them."""
+        """The same machine with some parameters of `intervals` fixed. ValueError for a name that is not one of them."""
         return self.fixed(values)
 
     def fixed(self, values: Mapping[str, float]) -> "Hardware":
-        """As `at`, for names that are no identifiers."""
+        """As `at`, for names that are not identifiers ("node achieved")."""
         if unknown := values.keys() - self.intervals().keys():
-            raise ValueError(
-                f"{self.name}: unknown parameter {sorted(unknown)[0]!r}, known: {', '.join(self.intervals())}"
-            )
+            known = ", ".join(self.intervals())
+            raise ValueError(f"{self.name}: unknown parameter {sorted(unknown)[0]!r}, known: {known}")
         return replace(self, values={**self.values, **values})
 
     def topology(self, nodes: int) -> Topology:
-        """Levels and sizes; rates are nominal shares of a rank with all ranks busy."""
+        """Levels of a machine of `nodes`; the rate of a level is the nominal share of a rank with all ranks busy."""
         levels, below = [], 1
         for tier in self.tiers:
             size = tier.size or nodes
@@ -104,59 +107,66 @@ class Hardware:
         return Topology(tuple(levels))
 
     def machine(self, nodes: int, draws: int = 0, seed: int = 0) -> "Machine":
-        """`nodes` units of the last tier but one, at the likely values or in `draws` of all parameters."""
-        values: dict[str, Value] = {}
-        for name, interval in self.intervals().items():
-            # A stream of its own per parameter: a fixed one does not move the others.
-            rng = np.random.default_rng([seed, *name.encode()])
-            values[name] = self.values.get(name, interval.draw(rng, draws) if draws else interval.likely)
-        topology = self.topology(nodes)
-        links = tuple(self._links(tier, values) for tier in self.tiers)
+        """A machine of `nodes`, at the likely values or in `draws` of all uncertain parameters."""
 
         def value(name: str, interval: Interval) -> Value:
-            return values.get(name, interval.likely)
+            if name in self.values or not draws or interval.low == interval.high:
+                return self.values.get(name, interval.likely)
+            # A random stream of its own for each parameter: fixing one does not move the others.
+            return interval.draw(np.random.default_rng([seed, *name.encode()]), draws)
 
+        def links(tier: Tier) -> Links:
+            rate = tier.bytes_per_s * value(f"{tier.name} achieved", tier.achieved)
+            return Links(tier.links, (Protocol(value(f"{tier.name} latency_s", tier.latency_s), rate),))
+
+        launch_s = value("launch_s", self.launch_s)
         return Machine(
-            network=Network(topology, links, overhead_s=value("launch_s", self.launch_s)),
+            network=Network(self.topology(nodes), tuple(map(links, self.tiers)), overhead_s=launch_s),
             flops_per_s=self.peak_flops * value("gemm", self.gemm),
             hbm_bytes_per_s=value("hbm", self.hbm),
-            launch_s=value("launch_s", self.launch_s),
+            launch_s=launch_s,
             overlap=value("overlap", self.overlap),
             memory_bytes=self.memory_bytes,
             channels=self.channels or None,
         )
 
-    def _links(self, tier: Tier, values: Mapping[str, Value]) -> Links:
-        rate = tier.bytes_per_s * values.get(f"{tier.name} achieved", tier.achieved.likely)
-        latency = values.get(f"{tier.name} latency_s", tier.latency_s.likely)
-        return Links(tier.links, (Protocol(latency, rate),))
-
 
 @dataclass(frozen=True, eq=False)
 class Machine:
-    """A machine of a size, as `step` and `decode` compute with it: numbers, or arrays [draws]."""
+    """A machine of one size, as predictions compute with it. Parameters are numbers, or arrays [draws].
+
+    flops_per_s             that large matrix products reach on a rank
+    hbm_bytes_per_s         that memory-bound kernels reach on a rank
+    launch_s                of a kernel
+    overlap                 share of the compute behind which messages can hide
+    memory_bytes            of a rank
+    channels                rings side by side; None: as many as the level with the most links has
+    quantize_values_per_s   values that a rank quantises; None: as fast as its memory allows
+    native                  collectives are those of NCCL or RCCL; else those of `repro.comm`
+    """
 
     network: Network
-    flops_per_s: Value  # that large matrix products reach on a rank
+    flops_per_s: Value
     hbm_bytes_per_s: Value
     launch_s: Value
     overlap: Value
     memory_bytes: float = math.inf
     channels: float | None = None
-    quantize_values_per_s: Value | None = None  # None: bound by memory
-    native: bool = True  # collectives of NCCL or RCCL; else those of `repro.comm`
+    quantize_values_per_s: Value | None = None
+    native: bool = True
 
     @property
     def topology(self) -> Topology:
         return self.network.topology
 
 
-# Share of a GPU's links that kernels reach: up to 0.81 on MI250X (Pearson 2023, arXiv 2302.14827); copies by one engine reach a quarter to
-# a half of the pair's four links.
+# Share of a GPU's links that kernels reach: up to 0.81 on MI250X (Pearson 2023, arXiv 2302.14827); copies by one engine reach
+# a quarter to a half of the pair's four links.
 _FABRIC = Interval(0.5, 0.72, 0.85)
-# A 200 Gbit/s Slingshot NIC; the floor is what host buffers get (our fit of Cray-MPICH on LUMI: 6 GB/s), the ceiling a plain stream.
+# A 200 Gbit/s Slingshot NIC. The floor is what host buffers get (our fit of Cray-MPICH on LUMI: 6 GB/s), the ceiling a plain
+# stream.
 _SLINGSHOT = Interval(0.3, 0.7, 0.92)
-# Per message between nodes. Cray-MPICH on Slingshot-11: 3 to 10 us by our fit; RCCL starts kernels and its network proxy in between.
+# Per message between nodes. Cray-MPICH on Slingshot-11: 3 to 10 us by our fit. RCCL starts kernels and its network proxy too.
 _GPU_NETWORK = Interval(4e-6, 12e-6, 30e-6)
 _GEMM = Interval(0.38, 0.5, 0.65)  # 22B at 38 % of peak with all its communication (arXiv 2312.12705) is a floor
 _OVERLAP = Interval(0.3, 0.7, 1.0)  # [INF] streams and prefetch hide this much
@@ -176,7 +186,7 @@ FRONTIER = Hardware(  # OLCF user guide: link widths, NICs; 191.5 TFLOP/s and 1.
     launch_s=Interval(4e-6, 7e-6, 12e-6),
     overlap=_OVERLAP,
 )
-# One ring, so one NIC of a node at a time, and a slow proxy: what arXiv 2504.18658 found of RCCL on Frontier, as a scenario of its own.
+# A scenario: one ring, so one NIC of a node at a time, and a slow proxy, as arXiv 2504.18658 reports of RCCL on Frontier.
 # [INF] the numbers: that paper gives factors of up to 33 and 168 between libraries, not latencies.
 FRONTIER_RCCL = replace(
     FRONTIER,
@@ -210,7 +220,8 @@ DGX_H100 = Hardware(  # NVIDIA data sheet: NVLink 450 GB/s one way, eight 400 Gb
     launch_s=Interval(3e-6, 5e-6, 8e-6),
     overlap=_OVERLAP,
 )
-GB200_NVL72 = Hardware(  # NVIDIA data sheet: 72 GPUs on NVLink 900 GB/s one way, a 400 Gbit/s NIC each, 2.5 PFLOP/s, 8 TB/s, 186 GB
+# NVIDIA data sheet: 72 GPUs on NVLink 900 GB/s one way, a 400 Gbit/s NIC each, 2.5 PFLOP/s, 8 TB/s, 186 GB.
+GB200_NVL72 = Hardware(
     "gb200-nvl72",
     (
         Tier("rack", 72, 1, 900e9, Interval(0.6, 0.75, 0.9), Interval(2e-6, 4e-6, 10e-6)),
@@ -223,8 +234,8 @@ GB200_NVL72 = Hardware(  # NVIDIA data sheet: 72 GPUs on NVLink 900 GB/s one way
     launch_s=Interval(3e-6, 5e-6, 8e-6),
     overlap=_OVERLAP,
 )
-# A 3-D torus as levels (16 x 16 x n chips, TPU v5p: 4800 Gbit/s over six links, 459 TFLOP/s, 2.76 TB/s, 95 GB): a ring along each
-# dimension, two links (both directions) each. Between rings all chips of a plane send at once, over links of their own.
+# A 3-D torus of 16 x 16 x n chips as levels (TPU v5p: 4800 Gbit/s over six links, 459 TFLOP/s, 2.76 TB/s, 95 GB). Each dimension
+# is a ring with two links a chip, one per direction. Between rings all chips of a plane send at once, over their own links.
 TORUS = Hardware(
     "tpu-like-torus",
     (
@@ -243,7 +254,7 @@ CATALOGUE = {v.name: v for v in (FRONTIER, FRONTIER_RCCL, WILKES3, DGX_H100, GB2
 
 
 def hardware(name: str) -> Hardware:
-    """From the catalogue; ValueError lists the names."""
+    """The machine of this name in the catalogue. ValueError lists the names."""
     if name not in CATALOGUE:
         raise ValueError(f"unknown hardware {name!r}, known: {', '.join(CATALOGUE)}")
     return CATALOGUE[name]

@@ -1,29 +1,32 @@
 """What a network costs: latency and bandwidth of every level of a topology, and the links that its ranks share.
 
-A message of n bytes takes alpha + n / beta seconds on its level (Hockney's model). Two things are added, because the papers' arguments
-rest on them: the ranks of a unit share its links to the outside (8 GCDs share 4 NICs), and a message takes one link only, so an
-algorithm that sends one message at a time out of a node leaves three of four NICs idle.
+A message of n bytes takes alpha + n / beta seconds on its level (Hockney's model). Two things are added, because the papers'
+arguments rest on them. The ranks of a unit share its links to the outside: 8 GCDs of a node share 4 NICs. And a message
+takes one link only: an algorithm that sends one message at a time out of a node leaves three of four NICs idle.
 
-Every parameter is a number, or an array with one value per draw of an uncertain one: all arithmetic here is elementwise, so a
+Every parameter is a number, or an array with one value per draw of an uncertain one. All arithmetic is elementwise, so a
 prediction for a thousand draws is one call.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from repro.topology import Level, Topology
+from repro.topology import Topology
 
 Value = float | NDArray[np.float64]  # one number, or [draws]
 
 
 @dataclass(frozen=True, eq=False)
 class Protocol:
-    """Seconds of a message: `latency_s`, and its bytes over `bytes_per_s` of one link in one direction. Holds for messages from
-    `from_bytes` on: libraries change protocol with the size (eager and rendezvous; NCCL's LL, LL128 and Simple)."""
+    """A message takes `latency_s`, and its bytes over `bytes_per_s` of one link in one direction.
+
+    Libraries change protocol with the size of a message (eager and rendezvous; NCCL's LL, LL128 and Simple). This one is
+    used from `from_bytes` on.
+    """
 
     latency_s: Value
     bytes_per_s: Value
@@ -32,7 +35,10 @@ class Protocol:
 
 @dataclass(frozen=True, eq=False)
 class Links:
-    """How one unit of the level below reaches the others of its level: `count` links, the protocols by rising `from_bytes`."""
+    """The links out of one unit to the others of its level: how many, and their protocols by rising `from_bytes`.
+
+    ValueError for a count of 0, and for protocols that do not begin at 0 bytes or do not rise.
+    """
 
     count: float
     protocols: tuple[Protocol, ...]
@@ -45,7 +51,7 @@ class Links:
             )
 
     def protocol(self, message_bytes: float) -> Protocol:
-        """The one that a message of this size takes."""
+        """The protocol of a message of this size."""
         return next(p for p in reversed(self.protocols) if message_bytes >= p.from_bytes)
 
 
@@ -53,12 +59,13 @@ class Links:
 class Network:
     """Links of every level of `topology`, innermost first.
 
-    overhead_s           before the first message of a collective: launching it
+    overhead_s           to launch a collective, before its first message
     reduce_bytes_per_s   bytes that a rank adds up per second in a reduction
-    host_bytes_per_s     bytes of all ranks together that the processors move per second, where the ranks of the whole machine share
-                         them (an emulated network); infinite on a real one
-    hidden               share of the shorter of the processors' work and the links' that goes on beside the longer. 0: one after the
-                         other; 1: links take what they are given and drain it meanwhile (an emulated network, whose shaper queues)
+    host_bytes_per_s     bytes that the processors move per second for all ranks together, where all ranks share the
+                         processors of one machine (an emulated network); infinite on a real network
+    hidden               how far the processors' work and the links' overlap. 0: one after the other. 1: the shorter of them
+                         costs nothing, because links queue messages and send while the processors go on (an emulated
+                         network)
     """
 
     topology: Topology
@@ -76,11 +83,12 @@ class Network:
 def of(topology: Topology, counts: Mapping[str, int] | None = None) -> Network:
     """The network that a topology's own latencies and rates describe.
 
-    `Level.bytes_per_s` is a rank's share with all ranks busy: without `counts` every rank has that for its own. `counts` names the
-    links that the ranks of a unit share at a level, e.g. {"cluster": 4} for Frontier's four NICs a node; together they are as fast.
-    Raises ValueError for a level that the topology lacks.
+    counts   links that the ranks of a unit share at a level, e.g. {"cluster": 4} for the four NICs of a Frontier node.
+             Together they are as fast as all ranks' shares (`Level.bytes_per_s`). Default: a link of its own per rank
+
+    ValueError for a level that the topology lacks.
     """
-    counts = dict(counts or {})
+    counts = counts or {}
     for name in counts:
         topology.index(name)
     links, below = [], 1
@@ -90,10 +98,3 @@ def of(topology: Topology, counts: Mapping[str, int] | None = None) -> Network:
         links.append(Links(count, (protocol,)))
         below *= level.size
     return Network(topology, tuple(links))
-
-
-def one_level(ranks: int, protocols: Sequence[Protocol], reduce_bytes_per_s: Value = math.inf) -> Network:
-    """Ranks that are alike to each other, each with a link of its own."""
-    return Network(
-        Topology((Level("cluster", ranks),)), (Links(1, tuple(protocols)),), reduce_bytes_per_s=reduce_bytes_per_s
-    )

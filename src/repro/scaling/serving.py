@@ -1,14 +1,15 @@
-"""Time to serve requests with a dense decoder on GPUs that are not at hand, from its sizes and the machine's rates: Flover's Fig. 4(a)
-(arXiv 2305.13484) from first principles.
+"""Time to serve requests with a dense decoder, from its sizes and the machine's rates: Flover's Fig. 4(a) (arXiv 2305.13484).
 
 An iteration gives every running request one token:
 
-    weights      read once for all requests, or multiplied, whichever takes longer
+    weights      read once for all requests, or multiplied with their tokens, whichever takes longer
     cache        keys and values of every request, read
-    kernels      launched one after another: of each layer, and of each request, because the authors sample and embed request by request
-    all-reduces  two a layer among tensor-parallel GPUs, and a gather of the logits
+    kernels      launched one after another: those of each layer, and those of each request, because the authors sample and
+                 embed request by request
+    all-reduces  two a layer among tensor-parallel GPUs, and an all-gather of the logits
 
-`PredictedTimes` hands this to the policies of `repro.flover.queueing`, which decide who runs when. Nothing here is fitted to the paper.
+`PredictedTimes` hands these times to the policies of `repro.flover.queueing`, which decide which requests run in an
+iteration. Nothing here is fitted to the paper.
 """
 
 from collections.abc import Sequence
@@ -24,15 +25,20 @@ from repro.scaling import collectives
 from repro.scaling.machines import WILKES3, Hardware, Machine
 from repro.scaling.network import Value
 
-# [INF] counts of kernels. A pass: last norm, logits, their transposition, end of requests. A request, by the authors' code: embedding,
-# and in its own `dynamic_decode` two penalties, top-k in two kernels, stop words, length.
+# [INF] counts of kernels. A pass: last norm, logits, their transposition, end of requests. A request, by the authors' code:
+# embedding, and in `dynamic_decode` two penalties, top-k in two kernels, stop words, length.
 PASS_KERNELS, REQUEST_KERNELS = 4, 7
 
 
 @dataclass(frozen=True)
 class Dense:
-    """Sizes of a dense decoder in 16 bits. `ffn_matrices`: 2, or 3 with a gate; `kernels`: of a layer in a decoding iteration.
-    ValueError for sizes below 1 or heads that do not divide the hidden size."""
+    """Sizes of a dense decoder in 16 bits.
+
+    ffn_matrices   2, or 3 with a gate
+    kernels        of a layer in a decoding iteration
+
+    ValueError for sizes below 1 or heads that do not divide the hidden size.
+    """
 
     name: str
     layers: int
@@ -51,22 +57,22 @@ class Dense:
 
     @property
     def layer_weights(self) -> int:
-        """Of one layer's matrices."""
+        """Weights of one layer's matrices."""
         return 4 * self.hidden**2 + self.ffn_matrices * self.hidden * self.ffn
 
     @property
     def weights(self) -> int:
-        """Of all matrices that a pass reads: the layers', and that of the logits."""
+        """Weights that a pass reads: those of all layers, and those of the logits."""
         return self.layers * self.layer_weights + self.vocab * self.hidden
 
     @property
     def kv_bytes(self) -> int:
-        """Of one token's keys and values in all layers."""
+        """Bytes of one token's keys and values in all layers."""
         return 2 * 2 * self.layers * self.hidden
 
 
-# [INF] FasterTransformer's kernels: norm, QKV, attention with the cache write, output, up, bias and activation, down, residuals; a
-# LLaMA layer has a second norm and a gate.
+# [INF] FasterTransformer's kernels: norm, QKV, attention with the cache write, output, up, bias and activation, down,
+# residuals; a LLaMA layer has a second norm and a gate.
 GPT_J_6B = Dense("gpt-j-6b", 28, 4096, 16, 16384, 50400, ffn_matrices=2, kernels=8)
 LLAMA_13B = Dense("llama-13b", 40, 5120, 40, 13824, 32000)
 LLAMA_33B = Dense("llama-33b", 60, 6656, 52, 17920, 32000)
@@ -77,9 +83,9 @@ PAPER_GPUS = {GPT_J_6B: 1, LLAMA_13B: 1, LLAMA_33B: 2, LLAMA_65B: 4, LLAMA_65B_R
 
 
 def machine_of(gpus: int, hardware: Hardware = WILKES3, draws: int = 0, seed: int = 0) -> Machine:
-    """So many GPUs of one node, by default of A100-80GB nodes. [INF] the paper names no GPU; its trace shows Ampere kernels.
+    """`gpus` of one node, by default of A100-80GB nodes. ValueError where a node has fewer.
 
-    [INF] a GPU reaches the few others with the links that it has for all of its node. ValueError where a node has fewer.
+    [INF] the paper names no GPU; its trace shows Ampere kernels. [INF] a GPU uses all of its links for the few others.
     """
     node, *outside = hardware.tiers
     if not 1 <= gpus <= node.size:
@@ -88,10 +94,10 @@ def machine_of(gpus: int, hardware: Hardware = WILKES3, draws: int = 0, seed: in
 
 
 def iteration_seconds(model: Dense, machine: Machine, batch: int, context: Value) -> Value:
-    """One token for each of `batch` requests with `context` tokens stored each.
+    """Seconds of one token for each of `batch` requests with `context` tokens stored each.
 
-    A number, or [draws] of the machine, or, on a machine of numbers, one for each of an array of contexts. Layers are tensor-parallel
-    over all ranks of the machine. Raises ValueError where they cannot be.
+    A number, or [draws] of the machine, or, on a machine of numbers, one for each of an array of contexts. Layers are
+    tensor-parallel over all ranks of the machine. ValueError where their sizes do not allow it.
     """
     if batch < 1 or np.any(np.less(context, 0)):
         raise ValueError(f"batch is {batch} and context {context}, must be at least 1 and 0")
@@ -104,10 +110,10 @@ def iteration_seconds(model: Dense, machine: Machine, batch: int, context: Value
 
 @dataclass(frozen=True, eq=False)
 class PredictedTimes:
-    """`repro.flover.queueing.Times` of a model on a machine; where the machine is in draws, of number `draw` of them.
+    """`repro.flover.queueing.Times` of a model on a machine, or on draw number `draw` of an uncertain one.
 
-    All rows are taken to be as long as the longest: an upper bound, since the model of the queue says no more. A prompt is a pass of
-    its own; the authors' code skips it for LLaMA, which is a pass in 504.
+    `decode` counts every request as long as the longest, because the queue tells no more: an upper bound. A prompt is a pass
+    of its own; the authors' code skips it for LLaMA, which is one pass of 504.
     """
 
     model: Dense
@@ -120,7 +126,8 @@ class PredictedTimes:
 
     def decode(self, batch: int, context: NDArray[np.int64]) -> NDArray[np.float64]:
         fixed = _pass_seconds(self.model, self.machine, batch, batch) + _request_seconds(self.machine, batch)
-        return self._one(fixed) + batch * context * self._one(_kv_seconds(self.model, self.machine))
+        seconds = self._one(fixed) + batch * context * self._one(_kv_seconds(self.model, self.machine))
+        return np.asarray(seconds, np.float64)
 
     def prefill(self, tokens: int, start: int = 0) -> float:
         fixed = _pass_seconds(self.model, self.machine, tokens, 1) + _request_seconds(self.machine, 1)
@@ -128,11 +135,11 @@ class PredictedTimes:
 
     @property
     def floor_s(self) -> float:
-        """A pass of one token without what is done for its request."""
+        """A pass of one token, without the kernels of its request."""
         return self._one(_pass_seconds(self.model, self.machine, 1, 1))
 
     def _one(self, value: Value) -> float:
-        return float(value[self.draw]) if np.ndim(value) else float(value)
+        return float(value[self.draw]) if isinstance(value, np.ndarray) else float(value)
 
 
 def serve(
@@ -144,8 +151,11 @@ def serve(
     prompt_tokens: int = 8,
     new_tokens: int = 504,
 ) -> list[QueueRun]:
-    """Run the queue once for each draw of the machine. The defaults are the paper's: 512 tokens a request of which 8 are the prompt, and
-    [INF] one request every 500 ms, which its totals show. ValueError for less than one request or token."""
+    """Run the queue once for each draw of the machine. ValueError for less than one request or token.
+
+    The defaults are the paper's: 512 tokens a request, of which 8 are the prompt, and one request every 500 ms ([INF], which
+    its totals show).
+    """
     arrivals = fixed_arrivals(requests, interval_s).tolist()
     shapes = [Shape(arrival, prompt_tokens, new_tokens) for arrival in arrivals]
     return [policy.run(shapes, PredictedTimes(model, machine, draw)) for draw in range(draws_of(machine))]
@@ -160,15 +170,14 @@ def total_seconds(
     prompt_tokens: int = 8,
     new_tokens: int = 504,
 ) -> Value:
-    """Until the last of the requests is done (Fig. 4a): a number, or [draws]. Arguments as of `serve`."""
-    totals = [
-        run.total_seconds for run in serve(model, machine, policy, requests, interval_s, prompt_tokens, new_tokens)
-    ]
+    """Seconds until the last request is done (Fig. 4a): a number, or [draws]. Arguments as of `serve`."""
+    runs = serve(model, machine, policy, requests, interval_s, prompt_tokens, new_tokens)
+    totals = [run.total_seconds for run in runs]
     return np.array(totals) if _drawn(machine) else totals[0]
 
 
 def draws_of(machine: Machine) -> int:
-    """How many draws its parameters have; 1 for numbers. ValueError where they disagree."""
+    """How many draws the machine's parameters have; 1 for numbers. ValueError where they disagree."""
     found = {len(value) for value in _drawn(machine)}
     if len(found) > 1:
         raise ValueError(f"parameters of the machine in {sorted(found)} draws, allowed: one number of draws")
@@ -176,7 +185,7 @@ def draws_of(machine: Machine) -> int:
 
 
 def _drawn(machine: Machine) -> list[NDArray[np.float64]]:
-    """Parameters that are arrays, of those that count here."""
+    """Those of the parameters used here that are arrays."""
     network = machine.network
     protocols = [protocol for links in network.links for protocol in links.protocols]
     values: Sequence[Value] = (
@@ -184,19 +193,23 @@ def _drawn(machine: Machine) -> list[NDArray[np.float64]]:
         *(network.overhead_s, network.reduce_bytes_per_s, network.host_bytes_per_s),
         *(value for protocol in protocols for value in (protocol.latency_s, protocol.bytes_per_s)),
     )
-    return [value for value in values if np.ndim(value)]
+    return [value for value in values if isinstance(value, np.ndarray)]
 
 
 @lru_cache(maxsize=1024)
 def _pass_seconds(model: Dense, machine: Machine, tokens: int, rows: int) -> Value:
-    """Of `tokens` tokens through all layers and `rows` of them to logits, without reading the cache and without what is done for each request. Kept for each machine:
-    all draws and iterations of a run ask for the same few."""
+    """A pass of `tokens` tokens through all layers, of which `rows` go on to logits.
+
+    Without reading the cache, and without the kernels of each request. Cached, because all draws and iterations of a run ask
+    for the same few.
+    """
     gpus = machine.topology.world_size
     if model.heads % gpus or model.ffn % gpus:
         raise ValueError(f"{model.heads} heads and ffn {model.ffn} cannot be shared evenly by {gpus} GPUs")
     if 2 * model.weights / gpus > machine.memory_bytes:
         raise ValueError(
-            f"{model.name}: {2 * model.weights / gpus:.3g} bytes of weights a GPU, allowed: {machine.memory_bytes:.3g} (its memory)"
+            f"{model.name}: {2 * model.weights / gpus:.3g} bytes of weights a GPU, "
+            f"allowed: {machine.memory_bytes:.3g} (its memory)"
         )
     read = 2 * model.weights / gpus / machine.hbm_bytes_per_s
     multiplied = tokens * model.layers * model.layer_weights + rows * model.vocab * model.hidden
@@ -206,7 +219,7 @@ def _pass_seconds(model: Dense, machine: Machine, tokens: int, rows: int) -> Val
 
 
 def _kv_seconds(model: Dense, machine: Machine) -> Value:
-    """To read the keys and values of one token; attention does two operations a byte, so it is bound by memory."""
+    """To read the keys and values of one token. Attention does two operations a byte, so memory decides."""
     return model.kv_bytes / machine.topology.world_size / machine.hbm_bytes_per_s
 
 

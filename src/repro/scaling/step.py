@@ -1,10 +1,10 @@
-"""Time and memory of one training step of any ZeRO plan on any machine: the compute of a rank, every message of the plan by
-`repro.scaling.collectives`, and how much of the one hides behind the other.
+"""Time and memory of one training step of any ZeRO plan on any machine.
 
-    compute    matrix products at the rate that large ones reach, the rest of a layer at the memory's, a launch per kernel
-    memory     copies beside the messages, sums of gradients and the update: what only reads and writes
-    messages   the plan's own (`repro.zero.traffic`), hop by hop: bytes, latencies, and quantising on both sides
-    overlap    a gather or reduction of one block runs while another computes; the once-per-step ones at the end do not
+compute    matrix products at the rate that large ones reach, the rest of a layer at the memory's, a launch per kernel
+memory     what only reads and writes: copies beside the messages, sums of gradients, the update
+messages   those of the plan (`repro.zero.traffic`), hop by hop: bytes, latencies, and quantising on both sides
+overlap    a gather or reduction of one block runs while another block computes; what comes once per step at the end
+           hides behind nothing
 """
 
 import math
@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import torch
 
 from repro.comm import Route
-from repro.models.gpt import GPTConfig
+from repro.models.gpt import GPT, GPTConfig
 from repro.quantize import payload_bytes
 from repro.scaling import collectives
 from repro.scaling.algorithms import Algorithm, Kind
@@ -23,7 +24,7 @@ from repro.scaling.machines import Machine
 from repro.scaling.network import Value
 from repro.topology import Topology
 from repro.zero import Plan, memory, traffic
-from repro.zero.layout import Layout
+from repro.zero.layout import Layout, layout
 from repro.zero.traffic import Collective
 
 KERNELS_PER_LAYER = 14  # of a forward with fused attention: norms, products, bias and activation, residuals
@@ -31,8 +32,8 @@ KERNELS_PER_LAYER = 14  # of a forward with fused attention: norms, products, bi
 QUANTIZE_BYTES = 6
 # Of Adam per value: gradient 4, master and two moments read and written 24, weight 2 written, unscale 4.
 UPDATE_BYTES = 34
-# Per value and backward pass: weights copied out of a gather's buffer before forward and backward 2 x 4, the gradient copied into a
-# buffer 4 and widened 6. Per value of the gradients that a rank keeps: two sums read, one written, in 32 bits.
+# Per value and backward pass: weights copied out of a gather's buffer before forward and backward 2 x 4, the gradient copied
+# into a buffer 4 and widened 6. Per value of the gradients that a rank keeps: two sums read, one written, in 32 bits.
 COPY_BYTES, SUM_BYTES = 18, 12
 
 
@@ -40,10 +41,13 @@ COPY_BYTES, SUM_BYTES = 18, 12
 class Step:
     """A predicted step; seconds are numbers or [draws].
 
-    exposed_s        what messages add to the compute        hidden_s   what the compute covers
-    level_s          time of the messages by the outermost level that they cross, before overlap
-    quantize_s       in them, quantising
-    rank_bytes       memory of a rank; fits: whether it has that much
+    exposed_s    what messages add to the compute
+    hidden_s     time of messages that compute covers
+    level_s      time of the messages by the outermost level that they cross, before overlap
+    quantize_s   the part of them that is quantising
+    flops        of a rank, recomputation not counted
+    rank_bytes   memory that a rank needs
+    fits         whether it has that much
     """
 
     seconds: Value
@@ -64,9 +68,9 @@ class Step:
     @property
     def critical(self) -> str:
         """What most of the step waits for: `compute`, or the level whose messages take longest."""
-        level = max(self.level_s, key=lambda name: float(np.mean(self.level_s[name])), default="compute")
-        slower = level != "compute" and np.mean(self.exposed_s) > np.mean(self.compute_s)
-        return level if slower else "compute"
+        if not self.level_s or np.mean(self.exposed_s) <= np.mean(self.compute_s):
+            return "compute"
+        return max(self.level_s, key=lambda name: float(np.mean(self.level_s[name])))
 
 
 def predict_step(
@@ -77,12 +81,13 @@ def predict_step(
     accumulation: int = 1,
     compute_s: Value | None = None,
 ) -> Step:
-    """Predict a step of `plan` (whose topology has the machine's levels) for a GPT of 16-bit weights.
+    """Predict a step of `plan` for a GPT of 16-bit weights.
 
-    micro_batch    sequences per rank and backward; accumulation: backward passes per step
-    compute_s      of forwards and backwards, where it was measured; default: computed
+    micro_batch    sequences per rank and backward pass
+    accumulation   backward passes per step
+    compute_s      of all forwards and backwards, where it was measured; default: computed
 
-    Raises ValueError when plan and machine have other levels.
+    ValueError when the levels of plan and machine differ.
     """
     if plan.topology.mesh_shape != machine.topology.mesh_shape:
         raise ValueError(
@@ -91,18 +96,21 @@ def predict_step(
     shapes = layout_of(config)
     streamed = streaming_seconds(plan, shapes.parameters, machine, accumulation)
     passes = compute_seconds(config, machine, micro_batch, accumulation) if compute_s is None else compute_s
-    at_end, meanwhile, quantize = 0.0, 0.0, 0.0
+    at_end: Value = 0.0
+    meanwhile: Value = 0.0
+    quantize: Value = 0.0
     levels: dict[str, Value] = dict.fromkeys(plan.topology.names, 0.0)
     last = _once_per_step(plan)
     for collective in traffic.collectives(plan, shapes, accumulation):
         for hop in hops(collective, plan.topology):
             wire, work = hop.seconds(machine)
-            levels[hop.levels[-1]] = levels[hop.levels[-1]] + collective.times * (wire + work)
+            seconds = collective.times * (wire + work)
+            levels[hop.levels[-1]] = levels[hop.levels[-1]] + seconds
             quantize = quantize + collective.times * work
             if any(collective.route is route for route in last):
-                at_end = at_end + collective.times * (wire + work)
+                at_end = at_end + seconds
             else:
-                meanwhile = meanwhile + collective.times * (wire + work)
+                meanwhile = meanwhile + seconds
     hidden = np.minimum(meanwhile, machine.overlap * passes)
     compute = passes + streamed
     exposed = at_end + meanwhile - hidden
@@ -121,17 +129,19 @@ def predict_step(
 
 
 def model_flops(config: GPTConfig, sequences: int) -> float:
-    """FLOPs of forward and backward, recomputation not counted: 72 B s l h^2 (1 + s / 6h + V / 12lh) (Narayanan et al. 2021)."""
+    """FLOPs of forward and backward without recomputation: 72 B s l h^2 (1 + s / 6h + V / 12lh) (Narayanan et al. 2021)."""
     h, layers, s = config.hidden, config.layers, config.seq_len
     return 72 * sequences * s * layers * h * h * (1 + s / (6 * h) + config.vocab / (12 * layers * h))
 
 
 def compute_seconds(config: GPTConfig, machine: Machine, micro_batch: int, accumulation: int) -> Value:
-    """Forwards and backwards of a step on one rank; with checkpointing a second forward. The efficiency curve is in here: small layers are
-    bound by launches and memory, large ones by matrix products."""
+    """Forwards and backwards of a step on one rank; checkpointing adds a second forward.
+
+    Small layers are bound by launches and memory, large ones by matrix products, and so efficiency grows with the model.
+    """
     passes = 4 if config.checkpointing else 3  # in forwards; a backward is two
     products = model_flops(config, micro_batch) * passes / 3 / machine.flops_per_s
-    # Activations that a layer writes and a later kernel reads (34 s b h bytes; the same arithmetic as their memory), and its weights.
+    # A layer's weights, and the activations that it writes and a later kernel reads: 34 s b h bytes, as in their memory.
     activations = 2 * 34 * config.seq_len * micro_batch * config.hidden * config.layers
     weights = 2 * config.parameters
     streamed = passes * (activations + weights) / machine.hbm_bytes_per_s
@@ -140,7 +150,7 @@ def compute_seconds(config: GPTConfig, machine: Machine, micro_batch: int, accum
 
 
 def streaming_seconds(plan: Plan, parameters: int, machine: Machine, accumulation: int) -> Value:
-    """Copies beside the messages, sums over backward passes, and Adam's update: bound by memory, hidden by nothing."""
+    """Copies beside the messages, sums over backward passes, and Adam's update: bound by memory, without overlap."""
     every_pass = COPY_BYTES + SUM_BYTES / plan.degree(plan.gradients)
     nbytes = accumulation * every_pass + UPDATE_BYTES / plan.degree(plan.optimizer)
     return nbytes * parameters / machine.hbm_bytes_per_s
@@ -162,20 +172,18 @@ def activations(config: GPTConfig, micro_batch: int = 1) -> int:
 
 @lru_cache(maxsize=256)
 def layout_of(config: GPTConfig) -> Layout:
-    """Shapes of a GPT's buckets, without its memory."""
-    import torch
-
-    from repro.models.gpt import GPT
-    from repro.zero.layout import layout
-
+    """Layout of a GPT that is never allocated (meta device)."""
     with torch.device("meta"):
         return layout(GPT(config))
 
 
 @dataclass(frozen=True)
 class Hop:
-    """One hop of a message: a collective of `nbytes` (a rank's whole tensor) in the groups over `levels`, and the values that a rank
-    quantises for it."""
+    """One hop of a message: a collective in the groups over `levels`.
+
+    nbytes      of a rank's whole tensor
+    quantised   values that a rank quantises for it
+    """
 
     kind: Kind
     levels: tuple[str, ...]
@@ -183,7 +191,7 @@ class Hop:
     quantised: float
 
     def seconds(self, machine: Machine) -> tuple[Value, Value]:
-        """On the wire, and quantising."""
+        """Seconds on the wire, and seconds of quantising."""
         wire = collectives.seconds(
             self.kind,
             self.nbytes,
@@ -192,14 +200,14 @@ class Hop:
             levels=self.levels,
             channels=machine.channels,
         )
+        if not self.quantised:
+            return wire, 0.0
         if machine.quantize_values_per_s is None:
-            return wire, self.quantised * QUANTIZE_BYTES / machine.hbm_bytes_per_s + 2 * machine.launch_s * bool(
-                self.quantised
-            )
+            return wire, self.quantised * QUANTIZE_BYTES / machine.hbm_bytes_per_s + 2 * machine.launch_s
         return wire, 2 * self.quantised / machine.quantize_values_per_s
 
     def _algorithm(self, machine: Machine) -> Algorithm:
-        """NCCL and RCCL gather and reduce in rings. So does `repro.comm` over several levels; within one it exchanges directly."""
+        """NCCL and RCCL gather and reduce in rings; so does `repro.comm` over several levels, but directly within one."""
         if self.kind == "all_to_all":
             return "direct"
         several = sum(level.size > 1 for level in machine.topology.levels if level.name in self.levels) > 1
@@ -216,7 +224,7 @@ def hops(collective: Collective, topology: Topology) -> Iterator[Hop]:
 
 
 def _gather(collective: Collective, route: Route, topology: Topology) -> Iterator[Hop]:
-    """From the outermost hop inwards; what arrives as integers travels on as it is."""
+    """From the outermost hop inwards; between hops of equal bits integers travel on as they are."""
     pieces, before = 1, None
     for levels, bits, ranks in reversed(_walk(route, topology)):
         payload = pieces * _payload(collective, collective.numel, bits, route)
@@ -236,7 +244,7 @@ def _reduce(collective: Collective, route: Route, topology: Topology) -> Iterato
 
 
 def _walk(route: Route, topology: Topology) -> list[tuple[tuple[str, ...], int, int]]:
-    """Levels, bits and ranks of the hops that have more than one rank; levels of one member at a hop's ends are dropped."""
+    """Levels, bits and ranks of the hops that have more than one rank."""
     sizes = {level.name: level.size for level in topology.levels}
     found = []
     for levels, bits in zip(route.hops, route.bits, strict=True):
