@@ -81,7 +81,7 @@ class DynamicScheduler(StaticScheduler):
 
     @property
     def _closes(self) -> float:
-        return self.waiting[0].arrival_s + self.window_s if self.waiting else math.inf
+        return self.waiting[0].arrived_s + self.window_s if self.waiting else math.inf
 
     @property
     def _batch_complete(self) -> bool:

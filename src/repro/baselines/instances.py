@@ -68,7 +68,7 @@ def serve(
         raise ValueError(f"capacity is {capacity}: at least 2 to measure paces, which needs an iteration")
     if not requests or any(request.arrival_s is None for request in requests):
         raise ValueError("requests: at least one is needed, each with its arrival_s")
-    ordered = sorted(requests, key=lambda request: request.arrival_s)
+    ordered = sorted(requests, key=lambda request: request.arrived_s)
     with tempfile.TemporaryDirectory(prefix="repro-instances-") as folder, _patient_threads():
         asked = build, ordered, capacity, f"{folder}/following", tuple(paces)
         told = launch(_instance, instances, *asked, timeout_s=timeout_s, threads=threads)
@@ -145,7 +145,7 @@ def _instance(
     generations = []
     while (number := queue.add("following", 1) - 1) < len(requests):
         request = requests[number]
-        time.sleep(max(0.0, request.arrival_s - clock()))
+        time.sleep(max(0.0, request.arrived_s - clock()))
         generations.append(_answer(engine, request))
         generations[-1].slot = rank
     return _Told(generations, engine.iterations - warm, engine.buffers.cache.nbytes, nbytes, pace_s)

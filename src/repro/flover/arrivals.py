@@ -1,4 +1,4 @@
-"""When requests come and how long they are: all that the queue model, and the policies, need to know of a workload."""
+"""When requests come and how long they are: all that the queue model needs to know of a workload."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class Shape:
 
 def fixed_arrivals(requests: int, interval_s: float) -> NDArray[np.float64]:
     """One request every `interval_s`, the first at 0."""
-    return np.arange(requests) * interval_s
+    return np.arange(requests, dtype=np.float64) * interval_s
 
 
 def poisson_arrivals(requests: int, mean_interval_s: float, seed: int) -> NDArray[np.float64]:

@@ -1,5 +1,4 @@
-"""The fused iteration: admit newcomers, decode one token for every running request and process the newcomers' prompts in one pass, let
-the finished go."""
+"""The fused iteration: one token for every running request and the newcomers' prompts, in one pass through the model."""
 
 import math
 import sys
@@ -7,14 +6,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from functools import cached_property
+from itertools import pairwise
 from numbers import Integral
 
 import torch
 from torch import Tensor
 
 from repro.flover.buffers import Buffers, WindowBuffers
-from repro.flover.captured import Captured
+from repro.flover.cuda_graph import GraphedForward
 from repro.flover.request import FinishReason, Generation, QueueFull, Request, RequestError
 from repro.flover.sampling import Sampler
 from repro.flover.scheduler import Scheduler
@@ -26,9 +26,12 @@ __all__ = ["Engine", "Report"]
 
 @dataclass
 class Report:
-    """What serving a list of requests gave. `iterations` counts passes in which somebody decoded, `rows` the slots that they
-    decoded, `dead_rows` those among them whose request was done. `rejected`: reason by request id. `total_seconds`: from the start to the last
-    finish. `cache_bytes`: keys and values of all slots."""
+    """What serving a list of requests gave.
+
+    `rejected`: reason by request id. `total_seconds`: from the start to the last finish. `iterations` counts passes in
+    which somebody decoded, `rows` the slots that they decoded, `dead_rows` those among them whose request was done.
+    `cache_bytes`: keys and values of all slots.
+    """
 
     generations: list[Generation] = field(default_factory=list)
     rejected: dict[int, str] = field(default_factory=dict)
@@ -39,6 +42,44 @@ class Report:
     slot_moves: int = 0
     moved_bytes: int = 0
     cache_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Tokens of the prompt in `slot` that one pass processes, from position `start` on. `final`: the prompt ends here."""
+
+    slot: int
+    start: int
+    tokens: tuple[int, ...]
+    final: bool
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """The rows of one pass: one for each slot of `windows`, which decode, then one for each prompt token of `chunks`."""
+
+    windows: list[slice]
+    chunks: list[_Chunk]
+
+    @cached_property
+    def decoding(self) -> list[int]:
+        """The slots of all windows."""
+        return [slot for window in self.windows for slot in range(window.start, window.stop)]
+
+    @cached_property
+    def sampled(self) -> list[int]:
+        """Slots that get a token: those that decode, then those whose prompt is complete."""
+        return self.decoding + [chunk.slot for chunk in self.chunks if chunk.final]
+
+    @property
+    def sampled_rows(self) -> list[int]:
+        """For each of `sampled` the row whose logits give its token: its only one, or the last of its prompt."""
+        rows, end = list(range(len(self.decoding))), len(self.decoding)
+        for chunk in self.chunks:
+            end += len(chunk.tokens)
+            if chunk.final:
+                rows.append(end - 1)
+        return rows
 
 
 class Engine:
@@ -64,13 +105,13 @@ class Engine:
         self.sampler = Sampler(scheduler.slots, model.kernels.argmax)
         self.iterations = self.rows = self.dead_rows = 0
         whole = isinstance(model, Decoder) and model.shard is None and model.kernels.capturable
-        self._captured = Captured(model, self.buffers.cache) if whole else None
+        self._graphs = GraphedForward(model, self.buffers.cache) if whole else None
         self._gone: list[Generation] = []  # ended before they ran, and not handed out yet
         self._clock, self._sleep, self._start = clock, sleep, clock()
 
     def submit(self, request: Request) -> None:
-        """Queue a request; one without `arrival_s` arrives now. RequestError when it can never be served, QueueFull when too many
-        wait; others are not touched."""
+        """Queue a request; one without `arrival_s` arrives now. RequestError when it can never be served, QueueFull when
+        too many wait; others are not touched."""
         limits = {"a slot": self.buffers.capacity, "the pool": self.buffers.most, "kv_tokens": self.scheduler.kv_tokens}
         for what, most in limits.items():
             if most and request.kv_tokens > most:
@@ -83,7 +124,7 @@ class Engine:
         self.scheduler.submit(request)
 
     def cancel(self, request_id: int) -> bool:
-        """End a request at the next token boundary, with the tokens that it has. False when none of this number waits or runs."""
+        """End a request at the next token boundary, with the tokens that it has. False when it neither waits nor runs."""
         for request in self.scheduler.waiting:
             if request.id == request_id:
                 self.scheduler.waiting.remove(request)
@@ -101,38 +142,38 @@ class Engine:
         return bool(self._gone) or self.scheduler.ready
 
     def prepare(self) -> None:
-        """Do before a clock starts what the first iterations would do otherwise: on a GPU, record the graphs of all sizes of batch. Needs an
-        engine without running requests."""
-        if self._captured is not None and not self.scheduler.running:
-            self._captured.prepare(self.scheduler.slots)
+        """Do before a clock starts what the first iterations would do: on a GPU, record the graphs of all batch sizes.
+        Does nothing while requests run."""
+        if self._graphs is not None and not self.scheduler.running:
+            self._graphs.prepare(self.scheduler.slots)
 
     def step(self) -> list[Generation]:
-        """One iteration between two token boundaries; returns the generations that finished in it."""
+        """The paper's loop, once: admit at the token boundary, one fused pass, sample, then finish and reorder.
+
+        Returns the generations that ended.
+        """
         self._end_late()
-        finished, self._gone = self._gone + self._retire(), []
-        for request in self.scheduler.admit(self.buffers.fits):
-            self._admit(request)
+        finished, self._gone = self._gone + self._leave(), []  # cancelled or late since the last step
+        self._admit()
         self._iterate()
-        return finished + self._retire()
+        return finished + self._leave()
 
     def serve(self, requests: Sequence[Request]) -> Report:
-        """Submit each request when its `arrival_s` has come (None: at once), until all have finished. Rejected ones are in the report.
-
-        An engine serves one list: its counters start at its construction.
-        """
+        """Submit each request when its `arrival_s` has come (None: at once), until all have finished. The report names
+        those that were rejected. An engine serves one list: its counters start when it is made."""
         report = Report()
         timed = [request if request.arrival_s is not None else replace(request, arrival_s=0.0) for request in requests]
-        pending = deque(sorted(timed, key=lambda request: request.arrival_s))
+        pending = deque(sorted(timed, key=lambda request: request.arrived_s))
         self.prepare()
         self._start = self._clock()
         while pending or self.ready or self.scheduler.waiting:
-            while pending and pending[0].arrival_s <= self._now():
+            while pending and pending[0].arrived_s <= self._now():
                 self._try_submit(pending.popleft(), report)
             self.scheduler.closed = not pending
             if self.ready:
                 report.generations += self.step()
             else:
-                arrival = pending[0].arrival_s if pending else math.inf
+                arrival = pending[0].arrived_s if pending else math.inf
                 self._sleep(max(0.0, min(arrival, self.scheduler.next_deadline) - self._now()))
                 self._end_late()
         report.total_seconds = max((g.finish_s for g in report.generations), default=0.0)
@@ -154,104 +195,36 @@ class Engine:
         for request in self.scheduler.expired(now):
             self._leave_queue(request, "deadline")
         for generation in self.scheduler.running.values():
-            limit = generation.request.deadline_s
-            if limit is not None and now >= generation.request.arrival_s + limit and not generation.done:
+            if now >= generation.request.expiry_s and not generation.done:
                 generation.finish_reason = "deadline"
 
     def _leave_queue(self, request: Request, reason: FinishReason) -> None:
         now = self._now()
         self._gone.append(Generation(request, -1, now, finish_s=now, finish_reason=reason))
 
-    def _admit(self, request: Request) -> None:
-        slot = self.buffers.allocate(request.kv_tokens)
-        self.sampler.put(slot, request.sampling)
-        generation = Generation(request, slot, self._now(), streamed=self.scheduler.streams)
-        self.scheduler.running[slot] = generation
+    def _admit(self) -> None:
+        """Requests enter the batch: those that the scheduler takes from the queue, each with a slot of its own."""
+        for request in self.scheduler.admit(self.buffers.fits):
+            slot = self.buffers.allocate(request.kv_tokens)
+            self.sampler.put(slot, request.sampling)
+            generation = Generation(request, slot, self._now(), streamed=self.scheduler.streams)
+            self.scheduler.running[slot] = generation
 
     def _iterate(self) -> None:
-        """One pass through the model: a token for every slot whose prompt is done, and the next piece of the prompts that are not."""
-        pieces, spans = self._pieces(), self._decoding()
-        if not pieces and not spans:
+        """One fused pass; a token for each request that decodes, and for each whose prompt is complete with it."""
+        batch = _Batch(self._windows(), self._chunks())
+        if not batch.windows and not batch.chunks:
             return
-        buffers, running = self.buffers, self.scheduler.running
-        rows = [Rows.decode(buffers.tokens[s], buffers.lengths[s], s, buffers.longest(s)) for s in spans]
-        rows += [Rows.prompt(self._tensor(piece), slot, running[slot].prefilled) for slot, piece in pieces.items()]
-        decoding = [slot for span in spans for slot in range(span.start, span.stop)]
-        complete = [slot for slot, piece in pieces.items() if running[slot].prompt_left == len(piece)]
-
-        logits = self._forward(Rows.joined(rows), None if not pieces else self._wanted(len(decoding), pieces, complete))
-        tokens = self.sampler(logits, decoding + complete)
-        for span, given in zip(spans, tokens.split([s.stop - s.start for s in spans] + [len(complete)]), strict=False):
-            buffers.advance(span, given)
+        logits = self._forward(batch)
+        tokens = self.sampler(logits, batch.sampled)
+        counts = [window.stop - window.start for window in batch.windows]
+        for window, given in zip(batch.windows, tokens[: len(batch.decoding)].split(counts), strict=True):
+            self.buffers.advance(window, given)
         answers = tokens.tolist()  # the one time that the host waits for the device
-        self._note_decoded(dict(zip(decoding, answers, strict=False)))
-        self._note_prompts(pieces, dict(zip(complete, answers[len(decoding) :], strict=True)))
+        self._hand_out(batch, dict(zip(batch.sampled, answers, strict=True)))
 
-    def _forward(self, rows: Rows, wanted: Tensor | None) -> Tensor:
-        """Logits of the rows that are wanted; None: of all, which decode."""
-        if wanted is None and self._captured is not None:
-            return self._captured(rows)
-        return self.model.forward(rows, self.buffers.cache, slice(None) if wanted is None else wanted)
-
-    def _pieces(self) -> dict[int, tuple[int, ...]]:
-        """What this pass processes of prompts, by slot, as many tokens as the scheduler allows: first of the one that is under way (there
-        is one at most), then of newcomers in order of admission."""
-        left = self.scheduler.prefill_tokens or sys.maxsize
-        pieces = {}
-        for slot, generation in self.scheduler.running.items():
-            if generation.prompt_left and not generation.done:
-                piece = generation.request.prompt[generation.prefilled :][:left]
-                assert piece, f"request {generation.request.id} was admitted too early"
-                pieces[slot] = piece
-                left -= len(piece)
-        return pieces
-
-    def _decoding(self) -> list[slice]:
-        """The slots of the window, but for those with a prompt under way: one slice, or several around those. None when nobody decodes."""
-        running, window = self.scheduler.running, self.buffers.window
-        if not any(generation.decoding for generation in running.values()):
-            return []
-        between = [slot for slot, g in running.items() if g.prompt_left and not g.done]
-        edges = [window.start - 1, *sorted(between), window.stop]
-        return [slice(low + 1, high) for low, high in pairwise(edges) if low + 1 < high]
-
-    def _wanted(self, decoding: int, pieces: dict[int, tuple[int, ...]], complete: list[int]) -> Tensor:
-        """Rows whose logits are needed: all that decode, and the last of prompts that end here."""
-        ends = accumulate(map(len, pieces.values()), initial=decoding - 1)
-        last = dict(zip(pieces, list(ends)[1:], strict=True))
-        return self._tensor([*range(decoding), *(last[slot] for slot in complete)])
-
-    def _note_decoded(self, answers: dict[int, int]) -> None:
-        """Hand tokens out, by slot."""
-        if not answers:
-            return
-        self.iterations += 1
-        self.rows += len(answers)
-        for slot, token in answers.items():
-            generation = self.scheduler.running.get(slot)
-            if generation is not None and generation.decoding:
-                generation.append(token)
-            else:
-                self.dead_rows += 1
-
-    def _note_prompts(self, pieces: dict[int, tuple[int, ...]], first: dict[int, int]) -> None:
-        """Note what of the prompts is done, and the first tokens of those that are complete."""
-        now = self._now()
-        for slot, piece in pieces.items():
-            generation = self.scheduler.running[slot]
-            generation.prefilled += len(piece)
-            if slot in first:
-                generation.append(first[slot])
-                generation.first_token_s = now
-            # A request of one new token has no position left to write: if its row stays, it stands on its last one.
-            length = min(generation.prefilled, generation.request.kv_tokens - 1)
-            self.buffers.store(slot, first.get(slot, 0), length)
-
-    def _tensor(self, numbers: Sequence[int]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.int64, device=self.model.device)
-
-    def _retire(self) -> list[Generation]:
-        """Evict what the scheduler says and follow the buffers' moves."""
+    def _leave(self) -> list[Generation]:
+        """Requests leave the batch: those that the scheduler retires. The buffers close the holes; slots may move."""
         slots, running = self.scheduler.retire(), self.scheduler.running
         if not slots:
             return []
@@ -264,6 +237,61 @@ class Engine:
         for generation in finished:
             generation.finish_s = now
         return finished
+
+    def _windows(self) -> list[slice]:
+        """Slots that decode: the window, or what is left of it around prompts under way. Empty when nobody decodes."""
+        running, window = self.scheduler.running, self.buffers.window
+        if not any(generation.decoding for generation in running.values()):
+            return []
+        prompts = [slot for slot, g in running.items() if g.prompt_left and not g.done]
+        edges = [window.start - 1, *sorted(prompts), window.stop]
+        return [slice(low + 1, high) for low, high in pairwise(edges) if low + 1 < high]
+
+    def _chunks(self) -> list[_Chunk]:
+        """Chunked prefill: as many prompt tokens as the scheduler allows, first of the prompt that is under way (there is
+        one at most), then of newcomers in order of admission."""
+        left, chunks = self.scheduler.prefill_tokens or sys.maxsize, []
+        for slot, generation in self.scheduler.running.items():
+            if generation.prompt_left and not generation.done:
+                tokens = generation.request.prompt[generation.prefilled :][:left]
+                assert tokens, f"request {generation.request.id} was admitted too early"
+                chunks.append(_Chunk(slot, generation.prefilled, tokens, len(tokens) == generation.prompt_left))
+                left -= len(tokens)
+        return chunks
+
+    def _forward(self, batch: _Batch) -> Tensor:
+        """Logits [len(batch.sampled), vocab]."""
+        buffers = self.buffers
+        parts = [Rows.decode(buffers.tokens[w], buffers.lengths[w], w, buffers.longest(w)) for w in batch.windows]
+        parts += [Rows.prompt(self._tensor(chunk.tokens), chunk.slot, chunk.start) for chunk in batch.chunks]
+        rows = Rows.joined(parts)
+        if batch.chunks:
+            return self.model.forward(rows, buffers.cache, self._tensor(batch.sampled_rows))
+        return self._graphs(rows) if self._graphs is not None else self.model.forward(rows, buffers.cache)
+
+    def _hand_out(self, batch: _Batch, tokens: dict[int, int]) -> None:
+        """Give each request its token (by slot), and note what of the prompts is done."""
+        running, now = self.scheduler.running, self._now()
+        self.iterations += bool(batch.windows)
+        self.rows += len(batch.decoding)
+        for slot in batch.decoding:
+            generation = running.get(slot)
+            if generation is not None and generation.decoding:
+                generation.append(tokens[slot])
+            else:
+                self.dead_rows += 1
+        for chunk in batch.chunks:
+            generation = running[chunk.slot]
+            generation.prefilled += len(chunk.tokens)
+            if chunk.final:
+                generation.append(tokens[chunk.slot])
+                generation.first_token_s = now
+            # A request of one new token has no position left to write: if its row stays, it stands on its last one.
+            length = min(generation.prefilled, generation.request.kv_tokens - 1)
+            self.buffers.store(chunk.slot, tokens.get(chunk.slot, 0), length)
+
+    def _tensor(self, numbers: Sequence[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int64, device=self.model.device)
 
     def _now(self) -> float:
         return self._clock() - self._start

@@ -1,5 +1,5 @@
-"""One engine over several tensor-parallel ranks that cannot disagree: rank 0 alone schedules and samples, and tells the others before each
-pass what is in it.
+"""One engine over several tensor-parallel ranks that cannot disagree: rank 0 alone schedules and samples, and tells the
+others before each pass what is in it.
 
     shard = Shard.of()
     model = Llama(config, weights, shard=shard)
@@ -25,11 +25,12 @@ from torch import Tensor
 
 from repro.models.decoder import Decoder
 from repro.models.kv_cache import PagedCache, SlotCache
+from repro.models.parallel import Shard
 from repro.models.rows import Rows, Span
 
 __all__ = ["Leader", "RankLost", "follow"]
 
-_CHANGES = ("move", "reserve", "free", "swap")  # what changes a cache besides a pass
+_CHANGES = ("move", "reserve", "free")  # what changes a cache besides a pass
 
 
 class RankLost(RuntimeError):
@@ -56,8 +57,8 @@ class _Pass:
 
 
 class _Mirrored:
-    """Rank 0's cache: what changes it is noted, so that the others change theirs alike before the next pass. Bytes are those of all ranks,
-    whose parts are equal."""
+    """Rank 0's cache: what changes it is noted, so that the others change theirs alike before the next pass. Bytes are
+    those of all ranks, whose parts are equal."""
 
     def __init__(self, cache: SlotCache | PagedCache, ranks: int) -> None:
         self.cache, self._ranks = cache, ranks
@@ -70,7 +71,7 @@ class _Mirrored:
 
         def change(*args: Any) -> int | None:
             self.changes.append((name, args))
-            moved = found(*args)
+            moved: int | None = found(*args)  # bytes, of `move` alone
             return None if moved is None else moved * self._ranks
 
         return change
@@ -81,12 +82,13 @@ class _Mirrored:
 
 
 class Leader:
-    """Rank 0's model, to be served by an `Engine` like any other. One cache at a time: a new one ends the one before. Leaving the `with`
-    block lets the followers go. RankLost when one of them is gone."""
+    """Rank 0's model, to be served by an `Engine` like any other. One cache at a time: a new one ends the one before.
+    Leaving the `with` block lets the followers go. RankLost when one of them is gone."""
 
     def __init__(self, model: Decoder) -> None:
         assert model.shard is not None and model.shard.rank == 0, "a leader is rank 0 of a sharded model"
-        self.model, self._cache, self._broken = model, None, False
+        self.model, self._shard, self._broken = model, model.shard, False
+        self._cache: _Mirrored | None = None
         self.config, self.device, self.kernels = model.config, model.device, model.kernels
         self.digest = hashlib.sha256()  # of all passes: followers return theirs
 
@@ -102,8 +104,8 @@ class Leader:
         where = wanted.cpu() if isinstance(wanted, Tensor) else wanted
         told = _Pass(cache.changes, (rows.tokens.cpu(), rows.slots.cpu(), rows.positions.cpu(), rows.spans), where)
         self._broken = True  # until the pass is done: whoever fails in the middle leaves followers in an all-reduce
-        with _losses(self.model):
-            _tell(told, self.model)
+        with _losses(self._shard):
+            _tell(told, self._shard)
             self.digest.update(told.digest())
             cache.changes = []
             logits = self.model.forward(rows, cache.cache, wanted)
@@ -120,24 +122,26 @@ class Leader:
             return
         if self._broken:
             with suppress(Exception):  # tells the followers: their connections break
-                dist.destroy_process_group(self.model.shard.group)
+                dist.destroy_process_group(self._shard.group)
             return
-        with _losses(self.model):
-            _tell(None, self.model)
+        with _losses(self._shard):
+            _tell(None, self._shard)
 
     def _make(self, maker: str, *sizes: int) -> _Mirrored:
-        with _losses(self.model):
-            _tell(_NewCache(maker, sizes), self.model)
-        self._cache = _Mirrored(getattr(self.model, maker)(*sizes), self.model.shard.size)
+        with _losses(self._shard):
+            _tell(_NewCache(maker, sizes), self._shard)
+        self._cache = _Mirrored(getattr(self.model, maker)(*sizes), self._shard.size)
         return self._cache
 
 
 def follow(model: Decoder) -> str:
-    """Do on this rank what the leader says, until it is done; the digest (hexadecimal sha256) of all passes. RankLost when one is gone."""
-    assert model.shard is not None and model.shard.rank > 0, "a follower is another rank than 0 of a sharded model"
+    """Do on this rank what the leader says, until it is done. Returns the digest (hexadecimal sha256) of all passes.
+    RankLost when a rank is gone."""
+    shard = model.shard
+    assert shard is not None and shard.rank > 0, "a follower is another rank than 0 of a sharded model"
     digest, cache = hashlib.sha256(), None
-    with _losses(model):
-        while (told := _hear(model)) is not None:
+    with _losses(shard):
+        while (told := _hear(shard)) is not None:
             if isinstance(told, _NewCache):
                 cache = getattr(model, told.maker)(*told.sizes)
                 continue
@@ -145,31 +149,31 @@ def follow(model: Decoder) -> str:
             digest.update(told.digest())
             for name, args in told.changes:
                 getattr(cache, name)(*args)
-            *tensors, spans = told.rows
+            tokens, slots, positions = (part.to(model.device) for part in told.rows[:3])
             wanted = told.wanted.to(model.device) if isinstance(told.wanted, Tensor) else told.wanted
-            model.forward(Rows(*(part.to(model.device) for part in tensors), spans), cache, wanted)
+            model.forward(Rows(tokens, slots, positions, told.rows[3]), cache, wanted)
     return digest.hexdigest()
 
 
-def _tell(what: _NewCache | _Pass | None, model: Decoder) -> None:
-    dist.broadcast_object_list([what], group=model.shard.group, group_src=0, device=torch.device("cpu"))
+def _tell(what: _NewCache | _Pass | None, shard: Shard) -> None:
+    dist.broadcast_object_list([what], group=shard.group, group_src=0, device=torch.device("cpu"))
 
 
-def _hear(model: Decoder) -> Any:
+def _hear(shard: Shard) -> _NewCache | _Pass | None:
     box = [None]
-    dist.broadcast_object_list(box, group=model.shard.group, group_src=0, device=torch.device("cpu"))
+    dist.broadcast_object_list(box, group=shard.group, group_src=0, device=torch.device("cpu"))
     return box[0]
 
 
 @contextmanager
-def _losses(model: Decoder) -> Iterator[None]:
-    """torch.distributed raises plain RuntimeErrors when a connection breaks, and only on ranks at its ends. Whoever sees one leaves the
-    group, which breaks its own connections: so all ranks hear of it at once, not after the group's timeout."""
+def _losses(shard: Shard) -> Iterator[None]:
+    """torch.distributed raises plain RuntimeErrors when a connection breaks, and only on ranks at its ends. Whoever sees
+    one leaves the group, which breaks its own connections: so all ranks hear of it at once, not after the timeout."""
     try:
         yield
     except RuntimeError as error:
         if "gloo" not in str(error) and not isinstance(error, dist.DistError):
             raise
         with suppress(Exception):
-            dist.destroy_process_group(model.shard.group)
+            dist.destroy_process_group(shard.group)
         raise RankLost(f"a tensor-parallel rank is gone: {str(error).splitlines()[0]}") from error

@@ -21,8 +21,8 @@ class QueueFull(RuntimeError):
 class Request:
     """`prompt`: token ids. Stops after `max_new_tokens`, or sooner after one of `stop_tokens` (empty: never sooner).
 
-    `arrival_s` counts from the start of serving; None: when it is submitted. `deadline_s`: so long after its arrival the request ends with what it has, waiting or
-    running (None: never). `sampling`: greedy unless said.
+    `arrival_s` counts from the start of serving; None: when it is submitted. `deadline_s`: so long after its arrival the
+    request ends with what it has, waiting or running (None: never). `sampling`: greedy unless said.
     """
 
     id: int
@@ -44,6 +44,17 @@ class Request:
             raise RequestError(f"request {self.id}: deadline_s is {self.deadline_s}, above 0 allowed")
 
     @property
+    def arrived_s(self) -> float:
+        """`arrival_s` of a request that has one, as all have that were submitted."""
+        assert self.arrival_s is not None, f"request {self.id} was not submitted"
+        return self.arrival_s
+
+    @property
+    def expiry_s(self) -> float:
+        """When its deadline is over, counted like `arrival_s`; infinite without a deadline."""
+        return math.inf if self.deadline_s is None else self.arrived_s + self.deadline_s
+
+    @property
     def kv_tokens(self) -> int:
         """Positions of KV cache it may need: the last token is returned and never fed back."""
         return len(self.prompt) + self.max_new_tokens - 1
@@ -51,8 +62,11 @@ class Request:
 
 @dataclass
 class Generation:
-    """The answer as it grows. Times in seconds from the start of serving; `slot` is the one it was admitted to at `admitted_s`, before
-    its prefill, -1 if it never was. `prefilled`: tokens of the prompt that have been processed. `finish_reason`: None while it goes on."""
+    """The answer as it grows. Times in seconds from the start of serving.
+
+    `slot`: where it was admitted at `admitted_s`, before its prefill; -1 if it never was. `prefilled`: tokens of the prompt
+    that have been processed. `finish_reason`: None while it goes on.
+    """
 
     request: Request
     slot: int
@@ -89,7 +103,7 @@ class Generation:
     @property
     def latency_s(self) -> float:
         """From arrival until the answer was handed back."""
-        return self.finish_s - self.request.arrival_s
+        return self.finish_s - self.request.arrived_s
 
     @property
     def service_s(self) -> float:
@@ -98,10 +112,11 @@ class Generation:
 
     @property
     def ttft_s(self) -> float | None:
-        """Time to first token: from arrival until it was handed out, after the prefill where tokens are streamed. None when there is none."""
+        """Time to first token: from arrival until it was handed out, which without streaming is at the end. None when
+        there is no token."""
         if not self.tokens:
             return None
-        return (self.first_token_s if self.streamed else self.finish_s) - self.request.arrival_s
+        return (self.first_token_s if self.streamed else self.finish_s) - self.request.arrived_s
 
     @property
     def tpot_s(self) -> float | None:

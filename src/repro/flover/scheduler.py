@@ -18,10 +18,11 @@ Fits = Callable[[Sequence[int]], int]
 
 @dataclass
 class Scheduler:
-    """`slots` requests run at once, `queue_limit` wait. At a boundary as many are admitted as fit, or at most
-    `admit_per_iteration` of them when that is not 0; the authors' code admits one. `kv_tokens`: most KV positions that those who run
-    may come to need together, 0 for no limit but the slots'. `prefill_tokens`: prompt tokens that one iteration processes at most,
-    so that a long prompt does not stall those who decode; 0 for whole prompts.
+    """`slots` requests run at once, `queue_limit` wait. 0 is no limit in what follows.
+
+    `admit_per_iteration`: requests admitted at one token boundary; the authors' code admits one. `kv_tokens`: limit on the
+    summed maximum KV length of running requests. `prefill_tokens` (chunked prefill): limit on the prompt tokens of one
+    iteration, so that a long prompt does not stall the requests that decode.
     """
 
     streams: ClassVar[bool] = True  # a token can be handed out as soon as it is there
@@ -73,12 +74,11 @@ class Scheduler:
     @property
     def next_deadline(self) -> float:
         """When the first of those who wait is late; infinite when none can be."""
-        limits = (r.arrival_s + r.deadline_s for r in self.waiting if r.deadline_s is not None)
-        return min(limits, default=math.inf)
+        return min((request.expiry_s for request in self.waiting), default=math.inf)
 
     def expired(self, now: float) -> list[Request]:
         """Take those that wait longer than their deadline out of the queue."""
-        late = [r for r in self.waiting if r.deadline_s is not None and now >= r.arrival_s + r.deadline_s]
+        late = [r for r in self.waiting if r.deadline_s is not None and now >= r.expiry_s]
         for request in late:
             self.waiting.remove(request)
         return late

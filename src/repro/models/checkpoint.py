@@ -65,12 +65,18 @@ def _reader(path: Path) -> gguf.GGUFReader:
     return gguf.GGUFReader(path)
 
 
+def _field(reader: gguf.GGUFReader, key: str) -> Any:
+    """What the metadata hold under a key; ValueError when it is not there."""
+    field = reader.get_field(key)
+    if field is None:
+        raise ValueError(f"no {key} in the GGUF file")
+    return field.contents()
+
+
 def _config(reader: gguf.GGUFReader) -> LlamaConfig:
     """Sizes from the metadata of a `gguf.GGUFReader`."""
 
-    def get(key: str) -> Any:
-        return reader.get_field(key).contents()
-
+    get = functools.partial(_field, reader)
     if (architecture := get("general.architecture")) != "llama":
         raise ValueError(f"GGUF architecture is {architecture!r}, allowed: 'llama'")
     return LlamaConfig(
@@ -91,11 +97,11 @@ def tokenizer(path: Path) -> "Tokenizer":
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     reader = _reader(path)
-    kind = tuple(reader.get_field(f"tokenizer.ggml.{key}").contents() for key in ("model", "pre"))
+    kind = tuple(_field(reader, f"tokenizer.ggml.{key}") for key in ("model", "pre"))
     if kind != ("gpt2", "smollm"):
         raise ValueError(f"{path}: tokenizer {kind} is not supported, allowed: ('gpt2', 'smollm')")
-    tokens = reader.get_field("tokenizer.ggml.tokens").contents()
-    merges = [tuple(m.split(" ", 1)) for m in reader.get_field("tokenizer.ggml.merges").contents()]
+    tokens = _field(reader, "tokenizer.ggml.tokens")
+    merges = [tuple(m.split(" ", 1)) for m in _field(reader, "tokenizer.ggml.merges")]
     result = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
     result.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -103,7 +109,7 @@ def tokenizer(path: Path) -> "Tokenizer":
     result.decoder = decoders.ByteLevel()
     control = [
         token
-        for token, kind in zip(tokens, reader.get_field("tokenizer.ggml.token_type").contents(), strict=True)
+        for token, kind in zip(tokens, _field(reader, "tokenizer.ggml.token_type"), strict=True)
         if kind == gguf.TokenType.CONTROL
     ]
     result.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
@@ -114,7 +120,7 @@ def chat_prompt(path: Path, message: str) -> str:
     """One user message in the chat template that the GGUF file carries, ready for the assistant's answer."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    template = _reader(path).get_field("tokenizer.chat_template").contents()
+    template = _field(_reader(path), "tokenizer.chat_template")
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     messages = [{"role": "user", "content": message}]
     return environment.from_string(template).render(messages=messages, add_generation_prompt=True)

@@ -5,56 +5,37 @@
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from repro.models.config import DecoderConfig
 from repro.models.kernels import GELU, Attention, Choice, Linear, choose
 from repro.models.kv_cache import CacheSizes, KVCache, PagedCache, SlotCache
 from repro.models.parallel import Shard, Split
 from repro.models.rows import Rows
 
-__all__ = ["Decoder", "DecoderConfig"]
-
-
-class DecoderConfig(Protocol):
-    """Sizes that all decoders have. `context`: the longest position it was trained for; the first `rotary_dim` entries of a head turn."""
-
-    layers: int
-    width: int
-    heads: int
-    kv_heads: int
-    ffn: int
-    vocab: int
-    context: int
-    rope_base: float
-
-    @property
-    def head_dim(self) -> int: ...
-
-    @property
-    def rotary_dim(self) -> int: ...
+__all__ = ["Decoder"]
 
 
 class Decoder(ABC):
     """Inference only. `kernels`: what computes its steps (`kernels.choose`); their name is `self.kernels.name`."""
 
-    weight_shapes: ClassVar[
-        Any
-    ]  # (config) -> shapes of all weights by name; the output head is not among them where it is tied as a rule
+    weight_shapes: ClassVar[Any]
+    """(config) to shapes of all weights by name; without the output head where it is tied as a rule."""
 
     def __init__(
         self,
-        config: Any,
+        config: DecoderConfig,
         weights: dict[str, Tensor],
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         kernels: Choice = "auto",
         shard: Shard | None = None,
     ) -> None:
-        """`weights`: tensors by their GGUF names, [out, in] (`checkpoint.read_gguf` gives config and weights), whole also where `shard`
-        says which of several tensor-parallel ranks this is; such a model is one of several that must run alike (`flover.parallel`)."""
+        """`weights`: tensors by their GGUF names, [out, in] (`checkpoint.read_gguf` gives config and weights). `shard`: which
+        of several tensor-parallel ranks this is, each of which is given all weights (`flover.parallel` runs them alike)."""
         self.config, self.dtype, self.device, self.shard = config, dtype, torch.device(device), shard
         if shard is not None:
             shard.check(config)
@@ -83,8 +64,8 @@ class Decoder(ABC):
         return self._weights[name].to(self.device, self.dtype)
 
     def _linear(self, *names: str, split: Split, parts: int = 1, gelu: GELU | None = None) -> Linear:
-        """Fused: layers that see the same input, and their biases where they have any. `split`: how tensor-parallel ranks share them;
-        `parts`: each name holds so many layers, one below the other."""
+        """Fused: layers that see the same input, and their biases where they have any. `split`: how tensor-parallel ranks
+        share them; `parts`: each name holds so many layers, one below the other."""
         biases = [self._get(f"{name}.bias") for name in names if f"{name}.bias" in self._weights]
         assert len(biases) in (0, len(names)), f"some of {names} have a bias and some not"
         return self._spread([self._get(f"{name}.weight") for name in names], biases, split, parts, gelu)
@@ -105,8 +86,7 @@ class Decoder(ABC):
 
     @classmethod
     def random(cls, config: Any, seed: int = 0, **options: Any) -> Self:
-        """Gaussian matrices of standard deviation 1/√in, vectors of 1 (weights) and 0 (biases): for tests and for benchmarks of any
-        size."""
+        """Gaussian matrices of standard deviation 1/√in, vectors of 1 (weights) and 0 (biases): for tests and benchmarks."""
         generator = torch.Generator().manual_seed(seed)
         place = {key: options[key] for key in ("device", "dtype") if key in options}
 
@@ -118,7 +98,8 @@ class Decoder(ABC):
         return cls(config, {name: draw(name, shape) for name, shape in cls.weight_shapes(config).items()}, **options)
 
     def new_cache(self, slots: int, capacity: int) -> SlotCache:
-        """An empty cache of the model's sizes (of its own KV heads), dtype and device. ValueError for more positions than the context."""
+        """An empty cache of the model's sizes (of its own KV heads), dtype and device. ValueError when the capacity exceeds
+        the context."""
         self._check_capacity(capacity)
         return SlotCache(self._cached, slots, capacity, self.dtype, self.device)
 
@@ -138,7 +119,8 @@ class Decoder(ABC):
 
     @torch.inference_mode()
     def forward(self, rows: Rows, cache: KVCache, wanted: Tensor | slice = slice(None)) -> Tensor:
-        """One pass; no Python per request. Logits [m, vocab] of the rows that `wanted` (a slice, or int64 [m]) picks; of tensor-parallel ranks only rank 0 gets any."""
+        """One pass; no Python per request. Logits [m, vocab] of the rows that `wanted` (a slice, or int64 [m]) picks; of
+        tensor-parallel ranks only rank 0 gets any."""
         with torch.cuda.device_of(rows.tokens):  # Triton launches on the current device
             cosine, sine = (table[rows.positions] for table in self._turns)
             attend = self.kernels.attention(rows, cosine, sine, cache)
@@ -146,8 +128,8 @@ class Decoder(ABC):
             return self.head(hidden) if len(hidden) else hidden.new_empty(0, self.config.vocab)
 
     def prefill(self, tokens: Tensor, cache: KVCache, slot: int = 0, start: int = 0) -> Tensor:
-        """Run a prompt [n] int64, or the piece of one that begins at position `start` when all before it is in the slot already. Logits
-        [vocab] after the last token."""
+        """Run a prompt [n] int64, or the chunk of one that begins at position `start` behind what the slot holds already.
+        Logits [vocab] after the last token."""
         return self.forward(Rows.prompt(tokens, slot, start), cache, slice(len(tokens) - 1, len(tokens)))[0]
 
     def decode(self, tokens: Tensor, lengths: Tensor, cache: KVCache, slots: slice, longest: int) -> Tensor:

@@ -1,10 +1,9 @@
 """Where keys and values of requests lie: in one stretch per slot, or in blocks from a common pool.
 
-Kernels in torch write and read through `write` and `read`, those in C++ and Triton take the `parts`, so a model runs on either. Both count in slots: in `PagedCache` a slot is a row of the
-block table.
+Kernels in torch write and read through `write` and `read`, those in C++ and Triton take the `parts`, so a model runs on
+either. Both count in slots: in `PagedCache` a slot is a row of the block table.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,9 +37,18 @@ class KVCache(Protocol):
         """Keys and values [slots, kv_heads, span, head_dim] at positions 0 … span-1; what was never written is anything."""
         ...
 
+    @property
+    def nbytes(self) -> int:
+        """Of all keys and values."""
+        ...
+
+    def move(self, source: int, destination: int, length: int) -> int:
+        """Bring the first `length` positions of a slot to another, which is free; returns the bytes copied."""
+        ...
+
     def parts(self, layer: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Where they lie: keys and values [blocks, kv_heads, block, head_dim] of one layer, and the blocks of each slot in order (int64
-        [slots, width]), None when slot i is block i."""
+        """Where they lie: keys and values [blocks, kv_heads, block, head_dim] of one layer, and the blocks of each slot in
+        order (int64 [slots, width]), None when slot i is block i."""
         ...
 
 
@@ -75,7 +83,6 @@ class SlotCache:
         return self.keys[layer], self.values[layer], None
 
     def move(self, source: int, destination: int, length: int) -> int:
-        """Copy the first `length` positions of a slot to another; returns the bytes copied."""
         moved = 0
         for part in (self.keys, self.values):
             piece = part[:, source, :, :length]
@@ -138,11 +145,12 @@ class PagedCache:
         self._unused += reversed(self._owned[slot])
         self._owned[slot] = []
 
-    def swap(self, slots: Sequence[int]) -> None:
-        """Exchange the tables of two slots."""
-        a, b = slots
-        self._owned[a], self._owned[b] = self._owned[b], self._owned[a]
-        self.table[[a, b]] = self.table[[b, a]]
+    def move(self, source: int, destination: int, length: int) -> int:
+        """Exchange the tables of two slots; no keys or values are copied, so 0 bytes."""
+        pair, swapped = [source, destination], [destination, source]
+        self._owned[source], self._owned[destination] = self._owned[destination], self._owned[source]
+        self.table[pair] = self.table[swapped]
+        return 0
 
     def write(self, layer: int, slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
         block, inside = self.table[slots, positions // self.block], positions % self.block

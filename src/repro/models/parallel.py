@@ -6,17 +6,15 @@ The embedding is whole on every rank.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from repro.models.config import DecoderConfig
 from repro.models.kernels import GELU, Kernels, Linear
-
-if TYPE_CHECKING:
-    from repro.models.decoder import DecoderConfig
 
 __all__ = ["Shard", "Split"]
 
@@ -36,7 +34,7 @@ class Shard:
         """This process's place in the group."""
         return cls(dist.get_rank(group), dist.get_world_size(group), group)
 
-    def check(self, config: "DecoderConfig") -> None:
+    def check(self, config: DecoderConfig) -> None:
         """ValueError when heads, KV heads or the feed-forward width cannot be shared evenly."""
         for name, count in (("heads", config.heads), ("kv_heads", config.kv_heads), ("ffn", config.ffn)):
             if count % self.size:
@@ -47,10 +45,8 @@ class Shard:
     ) -> Linear:
         """This rank's part of the layers W [out, in], one below the other, each split alike. Biases [out], or none."""
         if split == "outputs":
-            parts = [
-                torch.cat([w.chunk(self.size)[self.rank] for w in part]) if part else None for part in (weights, biases)
-            ]
-            return kernels.linear(*parts, gelu)
+            weights, biases = ([w.chunk(self.size)[self.rank] for w in part] for part in (weights, biases))
+            return kernels.linear(torch.cat(weights), torch.cat(biases) if biases else None, gelu)
         weight, bias = torch.cat(weights), torch.cat(biases) if biases else None
         if split == "inputs":
             mine = weight.chunk(self.size, 1)[self.rank].contiguous()

@@ -1,5 +1,5 @@
-"""What one pass through a decoder processes: a row per token, whoever it belongs to. Tokens that running requests decode and tokens of
-prompts stand side by side, so that weights are read once for all of them."""
+"""What one pass through a decoder processes: a row per token, whoever it belongs to. Tokens that running requests decode
+and tokens of prompts stand side by side, so that weights are read once for all of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ class Span:
 
 @dataclass(frozen=True)
 class Rows:
-    """`tokens`, `slots`, `positions`: int64 [n]. Row i feeds `tokens[i]`, whose key and value go to `positions[i]` of slot `slots[i]`, and
-    which attends to all positions up to its own. `spans` cut the rows apart, in order."""
+    """`tokens`, `slots`, `positions`: int64 [n]. Row i feeds `tokens[i]`, whose key and value go to `positions[i]` of slot
+    `slots[i]`, and which attends to all positions up to its own. `spans` cut the rows apart, in order."""
 
     tokens: Tensor
     slots: Tensor
@@ -42,7 +42,7 @@ class Rows:
 
     @classmethod
     def prompt(cls, tokens: Tensor, slot: int, start: int = 0) -> "Rows":
-        """A prompt [n] int64, or the piece of one that begins at position `start`."""
+        """A prompt [n] int64, or the chunk of one that begins at position `start`."""
         positions = torch.arange(start, start + len(tokens), device=tokens.device)
         span = Span(slice(slot, slot + 1), len(tokens), start + len(tokens) - 1)
         return cls(tokens, torch.full_like(positions, slot), positions, (span,))
@@ -52,5 +52,6 @@ class Rows:
         """All rows of `parts`, in order. No two parts may have a slot in common."""
         if len(parts) == 1:
             return parts[0]
-        tensors = (torch.cat([getattr(part, name) for part in parts]) for name in ("tokens", "slots", "positions"))
-        return cls(*tensors, tuple(span for part in parts for span in part.spans))
+        names = "tokens", "slots", "positions"
+        tokens, slots, positions = (torch.cat([getattr(part, name) for part in parts]) for name in names)
+        return cls(tokens, slots, positions, tuple(span for part in parts for span in part.spans))

@@ -13,19 +13,19 @@ import torch
 from torch import Tensor
 
 from repro.models.decoder import Decoder
-from repro.models.kv_cache import PagedCache, SlotCache
+from repro.models.kv_cache import KVCache
 
 Move = tuple[int, int]  # source slot, destination slot
 
 
 class Buffers(ABC):
-    """`tokens`: [slots] int64, the last token of each request, which the next iteration feeds; `lengths`: [slots] int64, tokens whose keys
-    and values are stored in `cache`. `slot_moves` and `moved_bytes` count what evictions moved (KV bytes; the integers of a slot are not
-    counted). The live slots lie in `low` … `high` - 1.
+    """`tokens`: [slots] int64, the last token of each request, which the next iteration feeds; `lengths`: [slots] int64,
+    tokens whose keys and values are stored in `cache`. `slot_moves` and `moved_bytes` count what evictions moved (KV bytes;
+    the integers of a slot are not counted). The live slots lie in `low` … `high` - 1.
     """
 
     layout: ClassVar[str]
-    cache: SlotCache | PagedCache
+    cache: KVCache
 
     def __init__(self, model: Decoder, slots: int, capacity: int) -> None:
         self.slots, self.capacity = slots, capacity
@@ -37,7 +37,7 @@ class Buffers(ABC):
         self.low = self.high = 0
         self.slot_moves = self.moved_bytes = 0
 
-    def _new_cache(self, model: Decoder) -> SlotCache | PagedCache:
+    def _new_cache(self, model: Decoder) -> KVCache:
         return model.new_cache(self.slots, self.capacity)
 
     @property
@@ -51,7 +51,7 @@ class Buffers(ABC):
         return self.capacity
 
     def fits(self, needed: Sequence[int]) -> int:
-        """How many of the next requests, which may come to hold `needed` positions each, get a slot (and, if paged, blocks) now."""
+        """How many of the next requests, of up to `needed` positions each, get a slot (and, if paged, blocks) now."""
         return min(len(needed), self.slots - self._live)
 
     @property
@@ -89,11 +89,8 @@ class Buffers(ABC):
         self._lengths[slots] = (self._lengths[slots] + 1).clip(max=self.capacity - 1)
 
     def _move(self, source: int, destination: int) -> None:
-        """Copy one slot. Only the stored tokens move, for all layers: the paper's released code copies a sliver."""
+        """Move one slot. Only the stored tokens move, for all layers: the paper's released code copies a sliver."""
         self.moved_bytes += self.cache.move(source, destination, int(self._lengths[source]))
-        self._move_state(source, destination)
-
-    def _move_state(self, source: int, destination: int) -> None:
         for state in (self.tokens, self.lengths, self._last, self._lengths):
             state[destination] = state[source]
         self.slot_moves += 1

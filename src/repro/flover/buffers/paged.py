@@ -3,27 +3,28 @@
 from collections.abc import Sequence
 
 from repro.flover.buffers.base import Move
-from repro.flover.buffers.others import CompactBuffers, last_into_holes
+from repro.flover.buffers.baseline_layouts import LastBuffers
 from repro.models.decoder import Decoder
-from repro.models.kv_cache import KVCache
+from repro.models.kv_cache import PagedCache
 
 __all__ = ["PagedBuffers"]
 
 
-class PagedBuffers(CompactBuffers):
+class PagedBuffers(LastBuffers):
     """A request gets all blocks that it may need when it is admitted, so it can never run out of them later.
 
-    `blocks`: of the pool, of `block` positions each; None: as many as `slots` requests of full capacity take. Attention in C++ and Triton
-    follows the table; in torch an iteration gathers, and so copies, what it reads.
+    `blocks`: of the pool, of `block` positions each; None: as many as `slots` requests of full capacity take. Attention in
+    C++ and Triton follows the table; in torch an iteration gathers, and so copies, what it reads.
     """
 
     layout = "paged"
+    cache: PagedCache
 
     def __init__(self, model: Decoder, slots: int, capacity: int, blocks: int | None = None, block: int = 16) -> None:
         self._pool = (slots * -(-capacity // block) if blocks is None else blocks, block)
         super().__init__(model, slots, capacity)
 
-    def _new_cache(self, model: Decoder) -> KVCache:
+    def _new_cache(self, model: Decoder) -> PagedCache:
         return model.new_paged_cache(self.slots, self.capacity, *self._pool)
 
     @property
@@ -46,12 +47,6 @@ class PagedBuffers(CompactBuffers):
         return slot
 
     def evict(self, slots: Sequence[int]) -> list[Move]:
-        left = self._left(slots)
         for slot in slots:
             self.cache.free(slot)
-        moves = last_into_holes(left)
-        for source, destination in moves:
-            self.cache.swap((source, destination))
-            self._move_state(source, destination)
-        self.high -= len(slots)
-        return moves
+        return super().evict(slots)

@@ -109,9 +109,8 @@ def _edges(batch: Sequence[Shape], times: Times, start: float, capacity: int) ->
     longest = max(min(shape.prompt_tokens, shape.prompt_tokens + shape.output_tokens - 2) for shape in batch)
     context = longest + np.arange(_iterations(batch))
     prompts = pass_s(times, 0, 0, [(shape.prompt_tokens, 0) for shape in batch])
-    decoded = (
-        times.decode(len(batch), np.minimum(context, capacity - 1) if capacity else context) if len(context) else []
-    )
+    context = np.minimum(context, capacity - 1) if capacity else context
+    decoded = times.decode(len(batch), context) if len(context) else np.zeros(0)
     return np.cumsum(np.concatenate(([start, prompts], decoded)))
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from repro.models.decoder import Decoder, DecoderConfig
+from repro.models.config import DecoderConfig
+from repro.models.decoder import Decoder
 from repro.models.huggingface.architecture import Architecture
 from repro.models.huggingface.files import read_json, tensors, weight_files
 from repro.models.huggingface.gpt_j import GPT_J

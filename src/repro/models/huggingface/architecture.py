@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repro.models.decoder import Decoder, DecoderConfig
+from repro.models.config import DecoderConfig
+from repro.models.decoder import Decoder
 
 __all__ = ["Architecture", "neighbours", "rope_parameters"]
 

@@ -55,7 +55,7 @@ class OneDNNLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, gelu: GELU | None = None) -> None:
         self.weight, self.bias = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS), bias
-        self._after = ("none", [], "") if gelu is None else ("gelu", [], gelu)
+        self._after: tuple[str, list[float], str] = ("none", [], "") if gelu is None else ("gelu", [], gelu)
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x if x.shape[0] > 1 else x.expand(2, -1)

@@ -1,8 +1,8 @@
 """The steps between matrix products on CUDA and ROCm, in Triton. Import this module only where there is Triton.
 
 Rows that decode read keys and values where they lie, in slots or blocks, and nothing of a launch depends on where that is or how long a
-request has become: slots, positions and the table of blocks are read on the device. So a pass can be captured in a graph once and be
-replayed for any rows (`flover/captured.py`). Prompts attend in torch, whose kernel takes them as matrix products.
+request has become: slots, positions and the table of blocks are read on the device. So a pass can be recorded as a CUDA graph once and be
+replayed for any rows (`flover/cuda_graph.py`). Prompts attend in torch, whose kernel takes them as matrix products.
 """
 
 from collections.abc import Callable

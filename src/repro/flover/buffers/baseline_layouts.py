@@ -1,5 +1,6 @@
 """Layouts to compare the paper's with: one that never moves anything, and two that keep the window at slot 0."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,8 +12,8 @@ __all__ = ["FixedBuffers", "LastBuffers", "ShiftBuffers"]
 
 
 class FixedBuffers(Buffers):
-    """No reordering, the paper's own baseline: a slot that is freed in the middle stays in the window as a dead row until it is at an
-    edge. Newcomers widen the window at an edge; a dead row is used again only when both edges have reached the ends."""
+    """No reordering, the paper's own baseline: a slot freed in the middle stays in the window as a dead row until it is at
+    an edge. Newcomers widen the window at an edge; a dead row is used again only when both edges have reached the ends."""
 
     layout = "fixed"
 
@@ -59,13 +60,18 @@ class CompactBuffers(Buffers):
         self.high += 1
         return self.high - 1
 
-    def _left(self, slots: Sequence[int]) -> list[int]:
-        """Live slots after these have gone."""
+    def evict(self, slots: Sequence[int]) -> list[Move]:
         gone = set(slots)
-        assert len(gone) == len(slots) and all(0 <= slot < self.high for slot in gone), (
-            f"slots {slots} are not all in use"
-        )
-        return [slot for slot in range(self.high) if slot not in gone]
+        assert len(gone) == len(slots) and gone <= set(range(self.high)), f"slots {slots} are not all in use"
+        moves = self._moves([slot for slot in range(self.high) if slot not in gone])
+        for source, destination in moves:
+            self._move(source, destination)
+        self.high -= len(slots)
+        return moves
+
+    @abstractmethod
+    def _moves(self, left: list[int]) -> list[Move]:
+        """What brings the slots `left`, in ascending order, to 0 … len(left) - 1."""
 
 
 class ShiftBuffers(CompactBuffers):
@@ -73,12 +79,8 @@ class ShiftBuffers(CompactBuffers):
 
     layout = "shift"
 
-    def evict(self, slots: Sequence[int]) -> list[Move]:
-        moves = [(source, place) for place, source in enumerate(self._left(slots)) if source != place]
-        for source, destination in moves:
-            self._move(source, destination)
-        self.high -= len(slots)
-        return moves
+    def _moves(self, left: list[int]) -> list[Move]:
+        return [(source, place) for place, source in enumerate(left) if source != place]
 
 
 class LastBuffers(CompactBuffers):
@@ -86,16 +88,7 @@ class LastBuffers(CompactBuffers):
 
     layout = "last"
 
-    def evict(self, slots: Sequence[int]) -> list[Move]:
-        moves = last_into_holes(self._left(slots))
-        for source, destination in moves:
-            self._move(source, destination)
-        self.high -= len(slots)
-        return moves
-
-
-def last_into_holes(left: Sequence[int]) -> list[Move]:
-    """Moves that bring the slots `left` to 0 … len(left) - 1: those beyond go into the holes below, in order."""
-    outside = [slot for slot in left if slot >= len(left)]
-    holes = sorted(set(range(len(left))) - set(left))
-    return list(zip(outside, holes, strict=True))
+    def _moves(self, left: list[int]) -> list[Move]:
+        outside = [slot for slot in left if slot >= len(left)]
+        holes = sorted(set(range(len(left))) - set(left))
+        return list(zip(outside, holes, strict=True))

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from repro.baselines.batching import lone
-from repro.flover import captured
+from repro.flover import cuda_graph
 from repro.flover.buffers import LAYOUTS
-from repro.flover.captured import Captured
+from repro.flover.cuda_graph import GraphedForward
 from repro.flover.engine import Engine
 from repro.flover.request import Request
 from repro.flover.scheduler import Scheduler
@@ -32,13 +32,13 @@ def recorded(model, alone, monkeypatch):
         return lambda: result.copy_(run())
 
     monkeypatch.setattr(model.kernels, "capturable", True, raising=False)
-    monkeypatch.setattr("repro.flover.engine.Captured", lambda *args: Captured(*args, record=record))
+    monkeypatch.setattr("repro.flover.engine.GraphedForward", lambda *args: GraphedForward(*args, record=record))
     return sizes
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_tokens_of_lone_requests_from_few_graphs(model, alone, recorded, layout):
-    """Requests come and go, prompts in pieces among them, so that windows begin anywhere. All graphs are there before the first pass."""
+    """Requests come and go, chunked prefills among them, so that windows begin anywhere. All graphs are there before the first pass."""
     engine = Engine(model, Scheduler(11, prefill_tokens=30), 100, layout=layout)
     answers = {g.request.id: g.tokens for g in engine.serve(REQUESTS).generations}
     assert answers == alone and recorded == [1, 2, 4, 8, 16]
@@ -56,17 +56,17 @@ def test_a_step_records_what_it_needs_and_never_disturbs_what_is_stored(model, a
 
 
 def test_large_batches_are_launched_kernel_by_kernel(model, recorded, monkeypatch):
-    monkeypatch.setattr(captured, "MOST", 2)
+    monkeypatch.setattr(cuda_graph, "MOST", 2)
     Engine(model, Scheduler(11), 100).serve(REQUESTS)
     assert recorded == [1, 2]
 
 
 def test_sizes():
-    assert [captured.size(n) for n in (1, 2, 3, 5, 8, 9, 16, 17, 100)] == [1, 2, 4, 8, 8, 16, 16, 24, 104]
+    assert [cuda_graph.size(n) for n in (1, 2, 3, 5, 8, 9, 16, 17, 100)] == [1, 2, 4, 8, 8, 16, 16, 24, 104]
 
 
-def test_nothing_is_captured_on_a_cpu(model):
-    assert Engine(model, Scheduler(2), 10)._captured is None
+def test_nothing_is_recorded_on_a_cpu(model):
+    assert Engine(model, Scheduler(2), 10)._graphs is None
 
 
 @pytest.mark.gpu
@@ -81,7 +81,7 @@ def test_graphs_on_a_gpu_give_the_logits_of_a_pass(layout, monkeypatch):
     plain = Llama.random(config, dtype=torch.float16, device="cuda", kernels="torch")
     engine = Engine(model, Scheduler(7), 600, layout=layout)
     compared = []
-    whole = Captured.__call__
+    whole = GraphedForward.__call__
 
     def both(self, rows):
         held = whole(self, rows).clone()
@@ -90,7 +90,7 @@ def test_graphs_on_a_gpu_give_the_logits_of_a_pass(layout, monkeypatch):
         compared.append(len(rows.tokens))
         return held
 
-    monkeypatch.setattr(Captured, "__call__", both)
+    monkeypatch.setattr(GraphedForward, "__call__", both)
     requests = [Request(n, tuple(range(1 + n, 5 + 40 * n)), 5 + 7 * (n % 4)) for n in range(12)]
     assert len(engine.serve(requests).generations) == 12
     Engine(model, Scheduler(3), 1000).serve(requests[:3])  # another cache does not disturb the graphs of the first

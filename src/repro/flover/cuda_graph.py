@@ -1,7 +1,6 @@
-"""A fused iteration on a GPU as one graph: launched at once, instead of one by one by a host that is slower than the GPU."""
+"""A fused iteration on a GPU as one CUDA graph: launched at once, not kernel by kernel by a host that is slower."""
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,31 +9,38 @@ from repro.models.decoder import Decoder
 from repro.models.kv_cache import KVCache
 from repro.models.rows import Rows, Span
 
-__all__ = ["Captured", "cuda_graph"]
+__all__ = ["GraphedForward", "recorder"]
 
 MOST = 256  # rows: beyond, the GPU is busy for longer than the host takes to launch
 
 Run = Callable[[], Tensor]
 
 
-def cuda_graph(run: Run, pool: tuple[int, int] | None = None) -> Run:
-    """Runs it a few times, so that kernels are compiled and chosen, records it, and returns what launches it again. Its result lies where
-    it lay the first time. `pool`: memory that several share, of which one runs at a time and whose results are read before the next."""
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        result = run()
+def recorder() -> Callable[[Run], Run]:
+    """What records a function as a CUDA graph and returns its replay. Replays overwrite the same output tensor.
 
-    def replay() -> Tensor:
-        graph.replay()
-        return result
+    All graphs of one recorder share their memory: one runs at a time, and its result is read before the next.
+    """
+    pool = torch.cuda.graph_pool_handle()
 
-    return replay
+    def record(run: Run) -> Run:
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(3):  # kernels are compiled and chosen
+                run()
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            result = run()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return result
+
+        return replay
+
+    return record
 
 
 def size(rows: int) -> int:
@@ -42,24 +48,24 @@ def size(rows: int) -> int:
     return 1 << (rows - 1).bit_length() if rows <= 8 else -(-rows // 8) * 8
 
 
-class Captured:
-    """`model.forward` for rows that decode, from one graph per `size` of batch, recorded when it is first needed. Rows that fill up a batch
-    repeat its first one, and so store once more what that stores.
+class GraphedForward:
+    """`model.forward` for rows that decode, from one graph per `size` of batch, recorded when it is first needed.
 
-    `record`: takes a function without arguments and returns one that does the same again, on what then lies in the tensors it read.
+    Rows that fill up a batch repeat its first one, and store once more what that stores. `record`: takes a function
+    without arguments and returns one that does the same again, on what then lies in the tensors it read.
     """
 
     def __init__(self, model: Decoder, cache: KVCache, record: Callable[[Run], Run] | None = None) -> None:
-        self._model, self._cache = model, cache
-        self._record = record or partial(cuda_graph, pool=torch.cuda.graph_pool_handle())
+        self._model, self._cache, self._record = model, cache, record or recorder()
         self._passes: dict[int, tuple[Rows, Run]] = {}
 
     @torch.inference_mode()
     def prepare(self, most: int) -> None:
-        """Record the graphs of all batches up to `most` rows. While nothing is stored: they write to the first position of slot 0."""
+        """Record the graphs of all batches up to `most` rows. Nothing may be stored yet: they write to the first position
+        of slot 0."""
         for filled in sorted({size(count) for count in range(1, min(most, MOST) + 1)}):
             if filled not in self._passes:
-                self._passes[filled] = self._capture(self._empty(filled))
+                self._passes[filled] = self._recorded(self._empty(filled))
 
     @torch.inference_mode()
     def __call__(self, rows: Rows) -> Tensor:
@@ -69,7 +75,7 @@ class Captured:
             return self._model.forward(rows, self._cache)
         filled = size(count)
         if filled not in self._passes:
-            self._passes[filled] = self._capture(self._fill(rows, self._empty(filled)))
+            self._passes[filled] = self._recorded(self._fill(rows, self._empty(filled)))
         held, replay = self._passes[filled]
         self._fill(rows, held)
         return replay()[:count]
@@ -87,6 +93,6 @@ class Captured:
             into[:count], into[count:] = given, given[:1]
         return held
 
-    def _capture(self, held: Rows) -> tuple[Rows, Run]:
+    def _recorded(self, held: Rows) -> tuple[Rows, Run]:
         with torch.cuda.device_of(held.tokens):
             return held, self._record(lambda: self._model.forward(held, self._cache))
