@@ -5,8 +5,7 @@ import papermill
 import pytest
 
 from repro import paths
-from repro.plan import config
-from repro.report import notebooks
+from repro.report import figures, notebooks
 
 NOTEBOOKS = sorted(path.stem for path in (paths.root() / "notebooks").glob("*.ipynb"))
 
@@ -49,6 +48,5 @@ def test_without_any_record_every_figure_says_so(tmp_path, name):
         name, tmp_path, {"records": str(tmp_path / "records"), "output": str(tmp_path / "figures")}
     )
     assert html.stat().st_size > 10_000
-    settings, _ = config.load()
-    for figure in settings.notebooks[name].figures:
+    for figure in figures.of_notebook(name):
         assert (tmp_path / f"figures/{figure}.png").exists(), figure

@@ -6,6 +6,8 @@ is light: the plan and the workflow ask it what a figure needs, and load no plot
 
 from dataclasses import dataclass
 
+from repro import experiments
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -16,24 +18,24 @@ class Entry:
     claims: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Notebook:
+    """`title` of what it is about; `paper`: the number at arXiv of the paper, where it is about one."""
+
+    title: str
+    paper: str = ""
+
+
+NOTEBOOKS = {
+    "claims": Notebook("Verdicts"),
+    "zero": Notebook("Hierarchical ZeRO++", "2501.04266"),
+    "exflow": Notebook("ExFlow", "2401.08383"),
+    "flover": Notebook("Flover", "2305.13484"),
+    "scaling": Notebook("The papers' sizes, predicted"),
+}
+
 FIGURES = {
-    "claims_overview": Entry(
-        "claims",
-        (
-            "zero_train",
-            "zero_plan",
-            "exflow_affinity",
-            "exflow_placement",
-            "moe_train",
-            "moe_decode",
-            "flover_serving",
-            "flover_parallel",
-            "flover_queue",
-            "scaling_train",
-            "scaling_decode",
-            "scaling_serving",
-        ),
-    ),
+    "claims_overview": Entry("claims", tuple(experiments.names())),  # whatever a claim may ask for
     "zero_loss": Entry("zero", ("zero_train",)),
     "zero_bytes": Entry("zero", ("zero_train",)),
     "zero_step_time": Entry("zero", ("zero_train",)),
