@@ -65,7 +65,7 @@ def doctor(json_: Json = False) -> None:
 
 @app.command()
 def plan(tier: TierOption = None, platform: PlatformOption = None, json_: Json = False) -> None:
-    """Every experiment point with its state, expected minutes and ranks; totals per figure, on a cluster with jobs and node-hours."""
+    """Every experiment point with its state, expected minutes and ranks; totals per figure."""
     from repro.claims import registry
     from repro.plan import jobs as room
 
@@ -102,8 +102,9 @@ def plan(tier: TierOption = None, platform: PlatformOption = None, json_: Json =
     if found.slurm is not None:
         cost = found.slurm.cost
         stdout.print(
-            f"as Slurm jobs: {cost.allocations} ({'; '.join(cost.bins)}), {cost.node_hours:.1f} node-hours, {cost.gpu_hours:.1f}"
-            f" GPU-hours; {cost.wall_hours:.1f} h with {found.slurm.settings.running_jobs} at a time, waiting for nodes not counted",
+            f"as Slurm jobs: {cost.allocations} ({'; '.join(cost.bins)}), {cost.node_hours:.1f} node-hours, "
+            f"{cost.gpu_hours:.1f} GPU-hours; {cost.wall_hours:.1f} h with {found.slurm.settings.running_jobs} at a time, "
+            "waiting for nodes not counted",
             soft_wrap=True,
         )
         for missing in found.slurm.missing:
@@ -111,7 +112,7 @@ def plan(tier: TierOption = None, platform: PlatformOption = None, json_: Json =
 
 
 def _totals(found: "Plan") -> Table:
-    """A row per figure that has points; on a cluster with what it costs there, and whether that is done in a working day."""
+    """A row per figure that has points; on a cluster with its cost, and whether that is done in a working day."""
     last = ["jobs", "node-h", "GPU-h", "queue", f"in {DAY_HOURS} h"] if found.slurm else ["notebook", "minutes"]
     columns = (Column(name, no_wrap=True) for name in ("figure", "points", "to run", *last))
     totals = Table(*columns, box=box.SIMPLE_HEAD, padding=0)

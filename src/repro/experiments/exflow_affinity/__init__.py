@@ -33,7 +33,6 @@ class AffinityMetrics(Metrics):
 
 
 EXPERIMENT = Experiment(
-    summary="Inter-layer expert affinity of real models: mutual information of neighbouring layers against shuffled tokens",
     parameters=AffinityPoint,
     metrics=AffinityMetrics,
     conditions=("routing", "tokens_used"),

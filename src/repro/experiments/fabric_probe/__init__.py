@@ -22,7 +22,6 @@ class FabricProbe(OnRanks):
 
 
 EXPERIMENT = Experiment(
-    summary="Latency and rate of every level of the network, by collectives of several sizes",
     parameters=FabricProbe,
     metrics=ProbeMetrics,
     conditions=("fabric",),

@@ -78,7 +78,6 @@ class MoeTrainMetrics(
 
 
 EXPERIMENT = Experiment(
-    summary="Training of a GPT with 8 to 64 experts a block: loss, balance and affinity of its routing over the iterations",
     parameters=MoeTrain,
     metrics=MoeTrainMetrics,
     timeout_s=4 * 3600.0,

@@ -36,7 +36,8 @@ class ScalingDecode(Point):
     def _consistent(self) -> "ScalingDecode":
         if self.experts % self.gpus or self.gpus % PER_NODE:
             raise ValueError(
-                f"gpus is {self.gpus}: whole nodes of {PER_NODE}, and {self.experts} experts must share evenly over them"
+                f"gpus is {self.gpus}: whole nodes of {PER_NODE}, "
+                f"and {self.experts} experts must share evenly over them"
             )
         return self
 
@@ -57,7 +58,6 @@ class ScalingDecodeMetrics(
 
 
 EXPERIMENT = Experiment(
-    summary="Predicted expert-parallel decoding on 4 to 64 GPUs, with measured hops",
     parameters=ScalingDecode,
     metrics=ScalingDecodeMetrics,
     timed=False,

@@ -40,7 +40,6 @@ class ScalingMapMetrics(
 
 
 EXPERIMENT = Experiment(
-    summary="The fastest ZeRO plan that fits, over networks, memories, models and numbers of ranks",
     parameters=ScalingMap,
     metrics=ScalingMapMetrics,
     timed=False,

@@ -31,7 +31,6 @@ class ScalingServingMetrics(
 
 
 EXPERIMENT = Experiment(
-    summary="Total time of the paper's requests, fused and not, predicted from the sizes of model and GPU",
     parameters=ScalingServing,
     metrics=ScalingServingMetrics,
     timed=False,

@@ -56,7 +56,6 @@ class ScalingStepMetrics(prefixed("probe_", ProbeMetrics)):
 
 
 EXPERIMENT = Experiment(
-    summary="Predicted and measured step times of the ZeRO plans, the network probed in the same run",
     parameters=ScalingStep,
     metrics=ScalingStepMetrics,
     conditions=("fabric",),

@@ -64,7 +64,6 @@ def _train_seconds(point: ZeroTrain, hardware: str) -> float | None:
 
 
 EXPERIMENT = Experiment(
-    summary="Predicted steps of the ZeRO plans at 8 to 384 GCDs and on other machines, with bands",
     parameters=ScalingTrain,
     metrics=ScalingTrainMetrics,
     conditions=tuple(f"critical_{plan}" for plan in PLANS),

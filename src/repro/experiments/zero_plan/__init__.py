@@ -54,7 +54,6 @@ class ZeroPlanMetrics(
 
 
 EXPERIMENT = Experiment(
-    summary="Predicted step time and memory of every ZeRO plan on a machine, and which is best",
     parameters=ZeroPlan,
     metrics=ZeroPlanMetrics,
     conditions=("best",),

@@ -118,7 +118,6 @@ def _memory(point: ZeroTrain) -> dict[str, float] | None:
 
 
 EXPERIMENT = Experiment(
-    summary="Step time, bytes per level, losses and memory of every ZeRO plan, and of DeepSpeed's and FSDP's",
     parameters=ZeroTrain,
     metrics=ZeroTrainMetrics,
     conditions=("fabric",),
