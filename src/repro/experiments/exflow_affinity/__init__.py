@@ -33,9 +33,5 @@ class AffinityMetrics(Metrics):
 
 
 EXPERIMENT = Experiment(
-    parameters=AffinityPoint,
-    metrics=AffinityMetrics,
-    conditions=("routing", "tokens_used"),
-    timeout_s=300,
-    timed=False,
+    parameters=AffinityPoint, metrics=AffinityMetrics, conditions=("routing", "tokens_used"), timeout_s=300, timed=False
 )

@@ -62,8 +62,5 @@ class ServingMetrics(Metrics):
 
 
 EXPERIMENT = Experiment(
-    parameters=ServingPoint,
-    metrics=ServingMetrics,
-    conditions=("routing", "search", "time_limited"),
-    timed=False,
+    parameters=ServingPoint, metrics=ServingMetrics, conditions=("routing", "search", "time_limited"), timed=False
 )

@@ -21,9 +21,4 @@ class FabricProbe(OnRanks):
         return f"{self.shape_label}-{self.cluster_mbit_s:g}mbit{self.fabric_label}"
 
 
-EXPERIMENT = Experiment(
-    parameters=FabricProbe,
-    metrics=ProbeMetrics,
-    conditions=("fabric",),
-    timeout_s=TIMEOUT_S,
-)
+EXPERIMENT = Experiment(parameters=FabricProbe, metrics=ProbeMetrics, conditions=("fabric",), timeout_s=TIMEOUT_S)

@@ -54,8 +54,5 @@ class ParallelMetrics(ServedMetrics):
 
 
 EXPERIMENT = Experiment(
-    parameters=ParallelPoint,
-    metrics=ParallelMetrics,
-    conditions=("fabric", "requests_checked"),
-    timeout_s=TIMEOUT_S,
+    parameters=ParallelPoint, metrics=ParallelMetrics, conditions=("fabric", "requests_checked"), timeout_s=TIMEOUT_S
 )

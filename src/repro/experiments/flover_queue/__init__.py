@@ -56,9 +56,5 @@ class QueueMetrics(
 
 
 EXPERIMENT = Experiment(
-    parameters=QueuePoint,
-    metrics=QueueMetrics,
-    conditions=("reference",),
-    timeout_s=120,
-    timed=False,
+    parameters=QueuePoint, metrics=QueueMetrics, conditions=("reference",), timeout_s=120, timed=False
 )

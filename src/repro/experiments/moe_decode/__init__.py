@@ -88,8 +88,5 @@ class MoEDecodeMetrics(
 
 
 EXPERIMENT = Experiment(
-    parameters=MoEDecodePoint,
-    metrics=MoEDecodeMetrics,
-    conditions=("fabric", "requests_checked"),
-    timeout_s=TIMEOUT_S,
+    parameters=MoEDecodePoint, metrics=MoEDecodeMetrics, conditions=("fabric", "requests_checked"), timeout_s=TIMEOUT_S
 )

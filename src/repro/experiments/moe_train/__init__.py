@@ -77,9 +77,4 @@ class MoeTrainMetrics(
     stay_low: Number | None = None
 
 
-EXPERIMENT = Experiment(
-    parameters=MoeTrain,
-    metrics=MoeTrainMetrics,
-    timeout_s=4 * 3600.0,
-    timed=False,
-)
+EXPERIMENT = Experiment(parameters=MoeTrain, metrics=MoeTrainMetrics, timeout_s=4 * 3600.0, timed=False)

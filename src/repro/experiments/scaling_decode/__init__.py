@@ -4,16 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from repro.experiments.base import (
-    Experiment,
-    Number,
-    Point,
-    Ratio,
-    Seconds,
-    TokensPerSecond,
-    bands,
-    metrics,
-)
+from repro.experiments.base import Experiment, Number, Point, Ratio, Seconds, TokensPerSecond, bands, metrics
 
 PER_NODE = 4  # GPUs of a Wilkes3 node
 MODES = ("two_all_to_alls", "coherent", "placed", "kv_sent", "balanced")
@@ -57,8 +48,4 @@ class ScalingDecodeMetrics(
     """Of every mode, the paper's two ratios against two all-to-alls, and what a placement does to held-out tokens."""
 
 
-EXPERIMENT = Experiment(
-    parameters=ScalingDecode,
-    metrics=ScalingDecodeMetrics,
-    timed=False,
-)
+EXPERIMENT = Experiment(parameters=ScalingDecode, metrics=ScalingDecodeMetrics, timed=False)

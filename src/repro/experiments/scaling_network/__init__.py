@@ -37,8 +37,5 @@ class ScalingNetworkMetrics(Metrics):
 
 
 EXPERIMENT = Experiment(
-    parameters=ScalingNetwork,
-    metrics=ScalingNetworkMetrics,
-    conditions=("switches_bytes", "parameters"),
-    timed=False,
+    parameters=ScalingNetwork, metrics=ScalingNetworkMetrics, conditions=("switches_bytes", "parameters"), timed=False
 )

@@ -55,9 +55,4 @@ class ScalingStepMetrics(prefixed("probe_", ProbeMetrics)):
     factor_exposed: Ratio
 
 
-EXPERIMENT = Experiment(
-    parameters=ScalingStep,
-    metrics=ScalingStepMetrics,
-    conditions=("fabric",),
-    timeout_s=TIMEOUT_S,
-)
+EXPERIMENT = Experiment(parameters=ScalingStep, metrics=ScalingStepMetrics, conditions=("fabric",), timeout_s=TIMEOUT_S)

@@ -4,17 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from repro.experiments.base import (
-    Experiment,
-    Gigabytes,
-    Number,
-    Point,
-    Ratio,
-    Seconds,
-    Tflops,
-    bands,
-    metrics,
-)
+from repro.experiments.base import Experiment, Gigabytes, Number, Point, Ratio, Seconds, Tflops, bands, metrics
 from repro.experiments.common.names import Hardware
 from repro.experiments.zero_train import ZeroTrain
 

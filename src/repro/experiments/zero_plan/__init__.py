@@ -9,15 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from repro.experiments.base import (
-    BillionParameters,
-    Experiment,
-    Gigabytes,
-    Number,
-    Point,
-    Seconds,
-    metrics,
-)
+from repro.experiments.base import BillionParameters, Experiment, Gigabytes, Number, Point, Seconds, metrics
 from repro.experiments.common.names import NAMED
 
 
@@ -53,9 +45,4 @@ class ZeroPlanMetrics(
     step_seconds_best: Seconds | None = None
 
 
-EXPERIMENT = Experiment(
-    parameters=ZeroPlan,
-    metrics=ZeroPlanMetrics,
-    conditions=("best",),
-    timed=False,
-)
+EXPERIMENT = Experiment(parameters=ZeroPlan, metrics=ZeroPlanMetrics, conditions=("best",), timed=False)

@@ -118,9 +118,5 @@ def _memory(point: ZeroTrain) -> dict[str, float] | None:
 
 
 EXPERIMENT = Experiment(
-    parameters=ZeroTrain,
-    metrics=ZeroTrainMetrics,
-    conditions=("fabric",),
-    memory=_memory,
-    timeout_s=TIMEOUT_S,
+    parameters=ZeroTrain, metrics=ZeroTrainMetrics, conditions=("fabric",), memory=_memory, timeout_s=TIMEOUT_S
 )
