@@ -1,27 +1,22 @@
-"""The `repro` command line. Every command calls one function of the package; what takes `--json` prints one JSON document."""
+"""The `repro` command line. Every command calls one function of the package; with `--json` it prints one JSON document."""
 
 import json
 import sys
-from collections.abc import Container
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-import yaml
 from rich import box
 from rich.markup import escape
 from rich.table import Column, Table
 
-from repro import experiments, paths
+from repro import paths
 from repro.cli.cluster import app as box_commands
 from repro.cli.console import Json, emit, progress, stderr, stdout, user_errors
 from repro.cli.place import place
 from repro.files import replacing
-from repro.plan import config
-from repro.records import record
 
 if TYPE_CHECKING:
-    from repro.experiments.base import Point
     from repro.plan.jobs import Plan
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -135,27 +130,6 @@ def _memory(rank_gb: float | None, limit: float) -> str:
     return f"{rank_gb:.1f}" if rank_gb <= limit else f"[red]{rank_gb:.1f}, has {limit:g}[/]"
 
 
-def _settings(pairs: list[str], texts: Container[str] = ()) -> dict[str, Any]:
-    """Values of KEY=VALUE, read as YAML except those of `texts`, which stay as they were written ("25" is no number there)."""
-    values = {}
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not equals or not key:
-            raise ValueError(f"--set {pair}: expected key=value")
-        try:
-            values[key] = yaml.safe_load(text) if text and key not in texts else text
-        except yaml.YAMLError as error:
-            raise ValueError(f"--set {pair}: the value is not valid YAML: {error}") from error
-    return values
-
-
-def _point(experiment: str, pairs: list[str]) -> "Point":
-    """The point that `--set` arguments describe: what `plan.arguments` writes, read back."""
-    fields = experiments.get(experiment).parameters.model_fields
-    texts = {key for key, field in fields.items() if field.annotation is str}
-    return config.point(experiment, _settings(pairs, texts), f"repro run {experiment} --set")
-
-
 @app.command()
 def run(
     experiment: Annotated[str, typer.Argument(help="Experiment id; an unknown one lists them.")],
@@ -171,7 +145,9 @@ def run(
 ) -> None:
     """Run one point of one experiment and write its record."""
     with user_errors():
-        point = _point(experiment, set_ or [])
+        from repro.cli import settings
+
+        point = settings.point(experiment, set_ or [])
         if out is not None and out.suffix != ".json":
             raise ValueError(f"--out {out}: a record file must end in .json")
         if out is not None:  # before the work, not after it
@@ -203,6 +179,7 @@ def allocation(
 ) -> None:
     """Inside a Slurm job: run the points of an allocation."""
     from repro.jobs import allocation as room
+    from repro.plan import config
     from repro.plan.jobs import Plan
 
     with user_errors():
@@ -225,6 +202,8 @@ def _results(results: Path | None, shipped: bool = True) -> Path:
         if not results.is_dir():
             raise FileNotFoundError(f"--results {results}: no such folder")
         return results
+    from repro.plan import config
+
     settings, platform = config.load()
     own = paths.root() / config.results_folder(settings, platform)
     if (own / "records").exists():
@@ -261,6 +240,7 @@ def claims(
 ) -> None:
     """A verdict for every claim of the three papers."""
     from repro.claims import registry as room
+    from repro.records import record
 
     with user_errors():
         folder = _results(results)
@@ -318,10 +298,11 @@ def notebook(
     ] = None,
 ) -> None:
     """Run a notebook with papermill and keep the executed copy, its HTML and its figures."""
+    from repro.cli import settings
     from repro.report import notebooks
 
     with user_errors(), progress(f"notebook {name}"):
-        notebooks.execute(name, out, _settings(parameter or []))
+        notebooks.execute(name, out, settings.read(parameter or []))
 
 
 @app.command()
