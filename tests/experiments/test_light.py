@@ -8,7 +8,7 @@ import pytest
 
 from repro.plan import config
 
-HEAVY = ("torch", "numba", "scipy", "highspy", "pandas", "matplotlib")
+HEAVY = ("torch", "numpy", "numba", "scipy", "highspy", "pandas", "matplotlib")
 PLATFORMS = [name for name in config.platforms() if config.load(platform=name)[1].hardware is None]
 
 
@@ -33,5 +33,5 @@ def test_the_plan_of_a_platform_loads_no_engine(platform):
     assert not loaded(f"from repro import cli\ncli.app({command}, standalone_mode=False)")
 
 
-def test_help_loads_no_engine_and_no_configuration():
-    assert not loaded("from repro import cli\ntry: cli.app(['--help'])\nexcept SystemExit: pass") & set(HEAVY)
+def test_help_loads_no_engine():
+    assert not loaded("from repro import cli\ntry: cli.app(['--help'])\nexcept SystemExit: pass")

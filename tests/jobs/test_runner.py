@@ -44,7 +44,7 @@ class OneNumber(Metrics):
 @pytest.fixture
 def experiment(monkeypatch):
     def install(run, timeout_s=600.0):
-        made = Experiment("", Point, OneNumber, conditions=("fabric",), timeout_s=timeout_s)
+        made = Experiment(Point, OneNumber, conditions=("fabric",), timeout_s=timeout_s)
         monkeypatch.setattr(Experiment, "run", lambda self, point: run(point))
         monkeypatch.setattr(experiments, "get", lambda name: made)
 

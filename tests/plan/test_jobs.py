@@ -51,10 +51,12 @@ def test_states(project):
 @pytest.mark.parametrize("tier", get_args(config.Tier))
 def test_arguments_rebuild_the_point(project, tier):
     """What Snakemake passes to `repro run` is the point of the plan, nothing lost in text."""
+    from repro.cli import settings
+
     for job in plan.make(tier).jobs:
         words = plan.arguments(job)
         pairs = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
-        assert cli._point(job.experiment, pairs) == job.point
+        assert settings.point(job.experiment, pairs) == job.point
 
 
 def test_a_plan_file_gives_back_typed_points(project):

@@ -1,4 +1,4 @@
-"""The `repro` command line. Every command calls one function of the package; what takes `--json` prints one JSON document."""
+"""The `repro` command line. Every command calls one function of the package; with `--json` it prints one JSON document."""
 
 import json
 import sys
@@ -10,18 +10,14 @@ from rich import box
 from rich.markup import escape
 from rich.table import Column, Table
 
-from repro import experiments
 from repro.cli import figures as drawing
 from repro.cli.cluster import app as box_commands
 from repro.cli.console import Json, emit, progress, stderr, stdout, user_errors
-from repro.cli.options import Results, records_folder, results_folder, settings
+from repro.cli.options import Results, records_folder, results_folder
 from repro.cli.place import place
 from repro.files import replacing
-from repro.plan import config
-from repro.records import record
 
 if TYPE_CHECKING:
-    from repro.experiments.base import Point
     from repro.plan.jobs import Plan
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -70,7 +66,7 @@ def plan(
     json_: Json = False,
     keep: Annotated[bool, typer.Option("--keep", hidden=True, help="Print the path of a file with the JSON.")] = False,
 ) -> None:
-    """Every experiment point with its state, expected minutes and ranks; totals per figure, on a cluster with jobs and node-hours."""
+    """Every experiment point with its state, expected minutes and ranks; totals per figure."""
     from repro.claims import registry
     from repro.plan import files
     from repro.plan import jobs as room
@@ -114,8 +110,9 @@ def plan(
     if found.slurm is not None:
         cost = found.slurm.cost
         stdout.print(
-            f"as Slurm jobs: {cost.allocations} ({'; '.join(cost.bins)}), {cost.node_hours:.1f} node-hours, {cost.gpu_hours:.1f}"
-            f" GPU-hours; {cost.wall_hours:.1f} h with {found.slurm.settings.running_jobs} at a time, waiting for nodes not counted",
+            f"as Slurm jobs: {cost.allocations} ({'; '.join(cost.bins)}), {cost.node_hours:.1f} node-hours, "
+            f"{cost.gpu_hours:.1f} GPU-hours; {cost.wall_hours:.1f} h with {found.slurm.settings.running_jobs} at a time, "
+            "waiting for nodes not counted",
             soft_wrap=True,
         )
         for missing in found.slurm.missing:
@@ -136,7 +133,7 @@ def _document(found: "Plan") -> dict[str, Any]:
 
 
 def _totals(found: "Plan") -> Table:
-    """A row per figure that has points; on a cluster with what it costs there, and whether that is done in a working day."""
+    """A row per figure that has points; on a cluster with its cost, and whether that is done in a working day."""
     last = ["jobs", "node-h", "GPU-h", "queue", f"in {DAY_HOURS} h"] if found.slurm else ["notebook", "minutes"]
     columns = (Column(name, no_wrap=True) for name in ("figure", "points", "to run", *last))
     totals = Table(*columns, box=box.SIMPLE_HEAD, padding=0)
@@ -159,13 +156,6 @@ def _memory(rank_gb: float | None, limit: float) -> str:
     return f"{rank_gb:.1f}" if rank_gb <= limit else f"[red]{rank_gb:.1f}, has {limit:g}[/]"
 
 
-def _point(experiment: str, pairs: list[str]) -> "Point":
-    """The point that `--set` arguments describe: what `plan.arguments` writes, read back."""
-    fields = experiments.get(experiment).parameters.model_fields
-    texts = {key for key, field in fields.items() if field.annotation is str}
-    return config.point(experiment, settings(pairs, texts), f"repro run {experiment} --set")
-
-
 @app.command()
 def run(
     experiment: Annotated[str, typer.Argument(help="Experiment id; an unknown one lists them.")],
@@ -181,7 +171,9 @@ def run(
 ) -> None:
     """Run one point of one experiment and write its record."""
     with user_errors():
-        point = _point(experiment, set_ or [])
+        from repro.cli import settings
+
+        point = settings.point(experiment, set_ or [])
         if out is not None and out.suffix != ".json":
             raise ValueError(f"--out {out}: a record file must end in .json")
         if out is not None:  # before the work, not after it
@@ -213,6 +205,7 @@ def allocation(
 ) -> None:
     """Inside a Slurm job: run the points of an allocation."""
     from repro.jobs import allocation as room
+    from repro.plan import config
     from repro.plan.jobs import Plan
 
     with user_errors():
@@ -247,6 +240,7 @@ def claims(
 ) -> None:
     """A verdict for every claim of the three papers."""
     from repro.claims import registry as room
+    from repro.records import record
 
     with user_errors():
         folder = results_folder(results)

@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 
 from repro.cli.console import progress, stderr, user_errors
-from repro.cli.options import Results, records_folder, results_folder, settings
+from repro.cli.options import Results, records_folder, results_folder
 
 Parameters = Annotated[list[str] | None, typer.Option("-p", metavar="KEY=VALUE", help="A notebook parameter.")]
 
@@ -24,12 +24,13 @@ def figure(
     with user_errors(), progress(f"figure {name}"):
         import matplotlib
 
+        from repro.cli import settings
         from repro.report.figures import base
 
         matplotlib.use("agg")
         folder = results_folder(results)
         out = (out or folder / "figures").absolute()
-        base.draw(name, records_folder(folder), out, **settings(set_ or []))
+        base.draw(name, records_folder(folder), out, **settings.read(set_ or []))
     stderr.print(escape(f"figure: {out / name}.png"), soft_wrap=True)
 
 
@@ -39,10 +40,11 @@ def notebook(
     parameter: Parameters = None,
 ) -> None:
     """Run a notebook with papermill and keep the executed copy, its HTML and its figures."""
+    from repro.cli import settings
     from repro.report import notebooks
 
     with user_errors(), progress(f"notebook {name}"):
-        notebooks.execute(name, out, settings(parameter or []))
+        notebooks.execute(name, out, settings.read(parameter or []))
 
 
 def report(

@@ -156,7 +156,6 @@ class Experiment:
     run, None if unknown
     """
 
-    summary: str
     parameters: type[Point]
     metrics: type[Metrics]
     conditions: tuple[str, ...] = ()

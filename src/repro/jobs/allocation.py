@@ -44,7 +44,8 @@ def run(found: Plan, allocation: Allocation, platform: Platform, trial: int = 1)
     """
     if "SLURM_JOB_ID" not in os.environ:
         raise ValueError(
-            f"allocation {allocation.name}: SLURM_JOB_ID is not set; it runs inside a job, which `snakemake --profile` submits"
+            f"allocation {allocation.name}: SLURM_JOB_ID is not set; "
+            "it runs inside a job, which `snakemake --profile` submits"
         )
     return _Job(found, allocation, platform, trial).run()
 

@@ -15,7 +15,7 @@ from repro import paths
 from repro.jobs import journal, queue
 from repro.plan.config import ConfigError
 
-_COMMENT = "rule_allocation_wildcards_"  # the comment of our jobs begins so, and goes on with the run: Snakemake's plugin writes it
+_COMMENT = "rule_allocation_wildcards_"  # begins the comment that Snakemake's plugin gives our jobs; the run follows
 _PATIENCE_S = 120.0  # for cancelled jobs to be gone
 _BEAT_S, _DEAD_S = 30.0, 300.0  # how often a driver shows that it lives, and when it is taken for dead
 _PREEMPTED_S = 30.0  # a job that Slurm will run again is not PREEMPTED for longer
@@ -92,8 +92,8 @@ def _hold(file: Path) -> None:
     elsewhere = holder.get("host") not in (None, socket.gethostname())
     if elsewhere and time.time() - file.stat().st_mtime < _DEAD_S:
         raise DriverError(
-            f"another snakemake drives these jobs, process {holder['pid']} on {holder['host']} ({file}); wait for it or end it."
-            f" If it is dead: {_DEAD_S:.0f} s after its end, or remove the file"
+            f"another snakemake drives these jobs, process {holder['pid']} on {holder['host']} ({file}); "
+            f"wait for it or end it. If it is dead: {_DEAD_S:.0f} s after its end, or remove the file"
         )
     handle.truncate(0)
     handle.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
@@ -122,6 +122,7 @@ def _wait_for(job_ids: list[str]) -> None:
     while alive := [job_id for job_id in job_ids if not queue.state(job_id).over]:
         if time.monotonic() > limit:
             raise DriverError(
-                f"jobs {', '.join(alive)} were cancelled and have not ended yet; start again when `squeue` shows them no more"
+                f"jobs {', '.join(alive)} were cancelled and have not ended yet; "
+                "start again when `squeue` shows them no more"
             )
         time.sleep(1.0)

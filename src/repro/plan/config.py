@@ -29,7 +29,7 @@ class _Strict(BaseModel):
 
 
 class Grid(_Strict):
-    """A cartesian product of parameter values; each point runs `repeats` times, `minutes` each (a guess until it was measured)."""
+    """A cartesian product of parameter values. `minutes`: guess for one run of a point, until it was measured."""
 
     grid: dict[str, Any] = Field(default_factory=dict)
     repeats: int = Field(1, ge=1)
@@ -56,7 +56,7 @@ class Config(_Strict):
 
 
 class Node(_Strict):
-    """What a node has: `gcds` ranks to a package, `packages` to a node. With `emulated`, all nodes are one machine in truth."""
+    """What a node has: `packages`, and `gcds` ranks in each. `emulated`: all nodes are in truth one machine."""
 
     packages: int = Field(ge=1)
     gcds: int = Field(ge=1)
@@ -75,8 +75,8 @@ class Bin(_Strict):
 
 
 class Slurm(_Strict):
-    """How jobs are submitted and what the queue allows. `options` go to sbatch, `rank_options` to srun; `needs` names what must be set
-    before anything is submitted."""
+    """How jobs are submitted and what the queue allows. `options` go to sbatch, `rank_options` to srun. `needs`: what must
+    be set before anything is submitted."""
 
     environment: str  # shell file that jobs source
     account: str | None = None
@@ -107,9 +107,13 @@ class Slurm(_Strict):
 
 
 class Platform(_Strict):
-    """`config/platforms/NAME.yaml`: where the jobs run. `tier` is what runs there unless another is asked for;
-    `memory_gb`: what a rank has, for the plan to say which points fit; `hardware`: the nearest machine of `repro.scaling`, for the plan to
-    predict minutes; `node` and `slurm`: of a cluster."""
+    """`config/platforms/NAME.yaml`: where the jobs run.
+
+    tier          what runs there unless another is asked for
+    memory_gb     of a rank, for the plan to say which points fit
+    hardware      nearest machine of `repro.scaling`, for the plan to predict minutes
+    node, slurm   of a cluster
+    """
 
     description: str
     tier: Tier
@@ -136,7 +140,7 @@ def _allowed_values(annotation: Any) -> str:
 
 
 def allowed(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
-    """Known keys, or allowed values, at the place in `model` that a pydantic error points to; empty when the type tells nothing."""
+    """Known keys, or allowed values, at the place in `model` that a pydantic error points to."""
     here: Any = model
     for number, step in enumerate(location):
         if location[number + 1 :] == ("[key]",) and get_origin(here) is dict:  # the key of a mapping, not its value
@@ -197,7 +201,7 @@ def load_yaml(path: Path, model: type[Model]) -> Model:
 
 
 def point(experiment: str, values: dict[str, Any], where: str) -> Point:
-    """Parameters of `experiment` from `values`; ConfigError lists the known keys and allowed values. `where` names the source."""
+    """Parameters of `experiment` from `values`; ConfigError lists known keys and allowed values at `where`."""
     parameters = experiments.get(experiment).parameters
     try:
         return parameters.model_validate(values)
@@ -224,7 +228,7 @@ def platforms() -> list[str]:
 
 
 def load(tier: str | None = None, platform: str | None = None) -> tuple[Config, Platform]:
-    """The checked configuration with `tier` and `platform` filled in (argument, else file, else the platform's own tier).
+    """The checked configuration with `tier` and `platform` from the arguments, the file, or the platform's default.
 
     Raises ConfigError for anything wrong in `config/`, including every grid of every tier.
     """

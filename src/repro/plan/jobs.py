@@ -25,8 +25,12 @@ State = Literal["done", "stale", "failed", "skipped", "to run"]
 
 
 class Job(BaseModel):
-    """One repeat of one point. `attempt` is the number that the next run of it will carry (the present one when it is done);
-    `nodes` and `tasks_per_node` are what a job starts for it, `packages` those of a node that it uses."""
+    """One repeat of one point.
+
+    attempt                 number of its next run, or of its only one when it is done
+    nodes, tasks_per_node   what a job starts for it
+    packages                those of a node that it uses
+    """
 
     experiment: str
     point: SerializeAsAny[Point]
@@ -61,8 +65,8 @@ class FigurePlan(BaseModel):
 
 
 class QueueCost(BaseModel):
-    """What is still to run costs as Slurm jobs: their number and rows of the queue's rules, hours of nodes and of GPUs (whole nodes are
-    given), and hours until all have run, without waiting for nodes."""
+    """Cost of what is still to run: Slurm jobs, rows of the queue's rules, hours of whole nodes and of their GPUs, and
+    hours until all have run, without waiting for nodes."""
 
     allocations: int
     bins: list[str]
@@ -83,9 +87,13 @@ class SlurmPlan(BaseModel):
 
 
 class Plan(BaseModel):
-    """All jobs of a tier on a platform. `results` is where they go, relative to the root; `memory_gb`: what a rank of the
-    platform has; `unfit`: how many points the platform's nodes cannot hold, by reason; `predicted`: experiments whose
-    minutes `repro.scaling` predicts where no record knows them."""
+    """All jobs of a tier on a platform.
+
+    results     where they go, relative to the root
+    memory_gb   what a rank of the platform has
+    unfit       how many points the platform's nodes cannot hold, by reason
+    predicted   experiments whose minutes `repro.scaling` predicts where no record knows them
+    """
 
     made: AwareDatetime
     platform: str
@@ -110,7 +118,7 @@ def job_id(experiment: str, point: Point, repeat: int) -> str:
 
 
 def state(path: Path, source: str) -> tuple[State, int]:
-    """State of a record file and the attempt that comes next. A file that is no record counts as not there: it is run again."""
+    """State of a record file and the attempt that comes next. A file that is no record counts as not there."""
     if not path.exists():
         return "to run", 1
     try:
@@ -143,7 +151,7 @@ def _key(experiment: str, point: dict[str, Any]) -> str:
 
 
 def _predictors(hardware: str | None, file: str) -> dict[str, Predictor]:
-    """By experiment, what predicts the seconds of its points on the platform's hardware; none where that is not told."""
+    """By experiment, what predicts the seconds of its points on the platform's hardware."""
     if hardware is None:
         return {}
     from repro import scaling  # scipy and torch: only where a platform asks for it
@@ -239,8 +247,7 @@ def make(
 
 
 def _fitting(jobs: list[Job], platform: config.Platform) -> tuple[list[Job], dict[str, int]]:
-    """The jobs that the platform's nodes can hold, and how many they cannot, by reason. What is predicted to run out of memory would only
-    cost hours."""
+    """The jobs that the platform's nodes can hold, and how many they cannot, by reason."""
     if platform.node is None:
         return jobs, {}
     fit, reasons = [], Counter[str]()
@@ -306,7 +313,7 @@ def _figure(
 
 
 def arguments(job: Job) -> list[str]:
-    """Arguments of `repro run` for a job, defaults included, so that a later change of a default cannot change its meaning."""
+    """Arguments of `repro run` for a job, defaults included: a later change of a default does not change the job."""
     flags: list[Any] = [job.experiment]
     for key, value in job.point:
         flags += ["--set", f"{key}={json.dumps(value) if not isinstance(value, str) else value}"]

@@ -5,10 +5,7 @@ from typing import Literal
 TraceName = Literal["gptoss20b", "gpt_moe_8e", "gpt_moe_16e", "gpt_moe_32e", "gpt_moe_64e", "gpt_moe_16e_shakespeare"]
 ROUNDS = 30  # of every search for a placement: a record repeats exactly where its time limit does not cut it
 ALL = "all"  # domains
-DOMAINS = {
-    "gptoss20b": (ALL, "mmlu", "mmlu_pro", "gpqa", "sorry_bench"),
-    "gpt_moe": (ALL, "shakespeare", "python"),
-}
+DOMAINS = {"gptoss20b": (ALL, "mmlu", "mmlu_pro", "gpqa", "sorry_bench"), "gpt_moe": (ALL, "shakespeare", "python")}
 
 
 def experts(name: TraceName) -> int:

@@ -33,10 +33,5 @@ class AffinityMetrics(Metrics):
 
 
 EXPERIMENT = Experiment(
-    summary="Inter-layer expert affinity of real models: mutual information of neighbouring layers against shuffled tokens",
-    parameters=AffinityPoint,
-    metrics=AffinityMetrics,
-    conditions=("routing", "tokens_used"),
-    timeout_s=300,
-    timed=False,
+    parameters=AffinityPoint, metrics=AffinityMetrics, conditions=("routing", "tokens_used"), timeout_s=300, timed=False
 )

@@ -37,7 +37,8 @@ class PlacementPoint(Point):
             raise ValueError(f"gpus is {self.gpus}: not whole nodes of gpus_per_node {self.gpus_per_node}")
         if self.max_load_limit and (self.max_load_limit < 1 or self.method != "affinity"):
             raise ValueError(
-                f"max_load_limit is {self.max_load_limit}: at least 1, and only with method affinity, found {self.method}"
+                f"max_load_limit is {self.max_load_limit}: at least 1, and only with method affinity, "
+                f"found {self.method}"
             )
         return self
 
@@ -70,7 +71,6 @@ class PlacementMetrics(Metrics):
 
 
 EXPERIMENT = Experiment(
-    summary="Expert placement on the routing of real models: hops, load and proven gap, counted on held-out sequences",
     parameters=PlacementPoint,
     metrics=PlacementMetrics,
     conditions=("routing", "tokens_used", "search", "time_limited"),

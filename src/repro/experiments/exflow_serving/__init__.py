@@ -31,7 +31,8 @@ class ServingPoint(Point):
             raise ValueError(f"top_k is {self.top_k}: {self.trace} has 1 to {most_k} experts per token")
         if count % self.gpus or self.gpus % self.gpus_per_node:
             raise ValueError(
-                f"gpus is {self.gpus}: {count} experts on whole nodes of gpus_per_node {self.gpus_per_node} do not share evenly"
+                f"gpus is {self.gpus}: {count} experts on whole nodes of gpus_per_node {self.gpus_per_node} "
+                "do not share evenly"
             )
         if self.top_k > 1 and self.extra_slots:
             raise ValueError(f"extra_slots is {self.extra_slots}: copies are for top_k 1, found {self.top_k}")
@@ -61,9 +62,5 @@ class ServingMetrics(Metrics):
 
 
 EXPERIMENT = Experiment(
-    summary="Copies of hot experts (top-1: hops against load) and placing by whole tokens (top-k: GPUs that a token visits)",
-    parameters=ServingPoint,
-    metrics=ServingMetrics,
-    conditions=("routing", "search", "time_limited"),
-    timed=False,
+    parameters=ServingPoint, metrics=ServingMetrics, conditions=("routing", "search", "time_limited"), timed=False
 )

@@ -25,10 +25,7 @@ def run(point: ServingPoint) -> Outcome:
     else:
         visits = exflow.fan_out(placement, held_out)
         metrics = ServingMetrics(
-            gpus_visited=visits.gpus,
-            nodes_visited=visits.nodes,
-            new_gpus=visits.new_gpus,
-            new_nodes=visits.new_nodes,
+            gpus_visited=visits.gpus, nodes_visited=visits.nodes, new_gpus=visits.new_gpus, new_nodes=visits.new_nodes
         )
     conditions = {
         "routing": f"{describe(point.trace, ALL, point.top_k)}, held out",

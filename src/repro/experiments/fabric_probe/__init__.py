@@ -21,10 +21,4 @@ class FabricProbe(OnRanks):
         return f"{self.shape_label}-{self.cluster_mbit_s:g}mbit{self.fabric_label}"
 
 
-EXPERIMENT = Experiment(
-    summary="Latency and rate of every level of the network, by collectives of several sizes",
-    parameters=FabricProbe,
-    metrics=ProbeMetrics,
-    conditions=("fabric",),
-    timeout_s=TIMEOUT_S,
-)
+EXPERIMENT = Experiment(parameters=FabricProbe, metrics=ProbeMetrics, conditions=("fabric",), timeout_s=TIMEOUT_S)

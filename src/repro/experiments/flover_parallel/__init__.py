@@ -54,9 +54,5 @@ class ParallelMetrics(ServedMetrics):
 
 
 EXPERIMENT = Experiment(
-    summary="Tensor-parallel fused decoding: in a node and between nodes, with reordering and without",
-    parameters=ParallelPoint,
-    metrics=ParallelMetrics,
-    conditions=("fabric", "requests_checked"),
-    timeout_s=TIMEOUT_S,
+    parameters=ParallelPoint, metrics=ParallelMetrics, conditions=("fabric", "requests_checked"), timeout_s=TIMEOUT_S
 )

@@ -56,10 +56,5 @@ class QueueMetrics(
 
 
 EXPERIMENT = Experiment(
-    summary="Queue model of fused decoding and its baselines: total time, iterations and overlap at the paper's own request rates",
-    parameters=QueuePoint,
-    metrics=QueueMetrics,
-    conditions=("reference",),
-    timeout_s=120,
-    timed=False,
+    parameters=QueuePoint, metrics=QueueMetrics, conditions=("reference",), timeout_s=120, timed=False
 )

@@ -61,7 +61,8 @@ class ServingPoint(Point):
             raise ValueError(f"window_s is {self.window_s} and window_t1 {self.window_t1}: one of them must be 0")
         if (self.instances or self.instance_threads) and self.engine != "instances":
             raise ValueError(
-                f"instances is {self.instances}, instance_threads {self.instance_threads}: only for the engine instances"
+                f"instances is {self.instances}, instance_threads {self.instance_threads}: "
+                "only for the engine instances"
             )
         if self.interval_t1 and self.workload == "azure":
             raise ValueError(
@@ -114,9 +115,7 @@ class ServingMetrics(ServedMetrics):
 
 
 EXPERIMENT = Experiment(
-    summary="Serve a language model: fused decoding against batching and concurrent instances, token for token",
     parameters=ServingPoint,
     metrics=ServingMetrics,
     conditions=("weights", "threads", "linear", "kernels", "scales", "lone_reference"),
-    timeout_s=600,
 )

@@ -44,8 +44,8 @@ def _check_gpu(point: ServingPoint) -> None:
         memory = torch.cuda.get_device_properties(0).total_memory
         if models * weights > memory:
             raise MissingHardware(
-                f"{point.model} in {point.dtype} needs {models * weights / 1e9:.0f} GB of GPU memory for {models} times its weights, "
-                f"this GPU has {memory / 1e9:.0f}"
+                f"{point.model} in {point.dtype} needs {models * weights / 1e9:.0f} GB of GPU memory "
+                f"for {models} times its weights, this GPU has {memory / 1e9:.0f}"
             )
 
 

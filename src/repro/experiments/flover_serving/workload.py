@@ -38,7 +38,8 @@ def description(point: ServingPoint) -> str:
             f"{point.length_scale:g}, {cut}"
         )
     if point.workload == "sharegpt":
-        return f"ShareGPT lengths from row {point.trace_start} x {point.length_scale:g}, {cut}; Poisson arrivals every {every}"
+        lengths = f"ShareGPT lengths from row {point.trace_start} x {point.length_scale:g}"
+        return f"{lengths}, {cut}; Poisson arrivals every {every}"
     answers, arrivals = str(_PAPER_OUTPUT_TOKENS), point.workload
     if point.workload == "uniform":
         answers, arrivals = f"{PAPER_SHORTEST} to {point.longest}, drawn uniformly,", "fixed"

@@ -88,9 +88,5 @@ class MoEDecodeMetrics(
 
 
 EXPERIMENT = Experiment(
-    summary="Expert-parallel decoding: tokens/s, time per part and bytes with two all-to-alls, one, and placement, and DeepSpeed's",
-    parameters=MoEDecodePoint,
-    metrics=MoEDecodeMetrics,
-    conditions=("fabric", "requests_checked"),
-    timeout_s=TIMEOUT_S,
+    parameters=MoEDecodePoint, metrics=MoEDecodeMetrics, conditions=("fabric", "requests_checked"), timeout_s=TIMEOUT_S
 )

@@ -77,10 +77,4 @@ class MoeTrainMetrics(
     stay_low: Number | None = None
 
 
-EXPERIMENT = Experiment(
-    summary="Training of a GPT with 8 to 64 experts a block: loss, balance and affinity of its routing over the iterations",
-    parameters=MoeTrain,
-    metrics=MoeTrainMetrics,
-    timeout_s=4 * 3600.0,
-    timed=False,
-)
+EXPERIMENT = Experiment(parameters=MoeTrain, metrics=MoeTrainMetrics, timeout_s=4 * 3600.0, timed=False)

@@ -4,16 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from repro.experiments.base import (
-    Experiment,
-    Number,
-    Point,
-    Ratio,
-    Seconds,
-    TokensPerSecond,
-    bands,
-    metrics,
-)
+from repro.experiments.base import Experiment, Number, Point, Ratio, Seconds, TokensPerSecond, bands, metrics
 
 PER_NODE = 4  # GPUs of a Wilkes3 node
 MODES = ("two_all_to_alls", "coherent", "placed", "kv_sent", "balanced")
@@ -36,7 +27,8 @@ class ScalingDecode(Point):
     def _consistent(self) -> "ScalingDecode":
         if self.experts % self.gpus or self.gpus % PER_NODE:
             raise ValueError(
-                f"gpus is {self.gpus}: whole nodes of {PER_NODE}, and {self.experts} experts must share evenly over them"
+                f"gpus is {self.gpus}: whole nodes of {PER_NODE}, "
+                f"and {self.experts} experts must share evenly over them"
             )
         return self
 
@@ -56,9 +48,4 @@ class ScalingDecodeMetrics(
     """Of every mode, the paper's two ratios against two all-to-alls, and what a placement does to held-out tokens."""
 
 
-EXPERIMENT = Experiment(
-    summary="Predicted expert-parallel decoding on 4 to 64 GPUs, with measured hops",
-    parameters=ScalingDecode,
-    metrics=ScalingDecodeMetrics,
-    timed=False,
-)
+EXPERIMENT = Experiment(parameters=ScalingDecode, metrics=ScalingDecodeMetrics, timed=False)

@@ -39,9 +39,4 @@ class ScalingMapMetrics(
     crossover_factor: Number | None = None
 
 
-EXPERIMENT = Experiment(
-    summary="The fastest ZeRO plan that fits, over networks, memories, models and numbers of ranks",
-    parameters=ScalingMap,
-    metrics=ScalingMapMetrics,
-    timed=False,
-)
+EXPERIMENT = Experiment(parameters=ScalingMap, metrics=ScalingMapMetrics, timed=False)

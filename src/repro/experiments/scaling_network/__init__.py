@@ -37,9 +37,5 @@ class ScalingNetworkMetrics(Metrics):
 
 
 EXPERIMENT = Experiment(
-    summary="The collective model against published measurements that it was not fitted to",
-    parameters=ScalingNetwork,
-    metrics=ScalingNetworkMetrics,
-    conditions=("switches_bytes", "parameters"),
-    timed=False,
+    parameters=ScalingNetwork, metrics=ScalingNetworkMetrics, conditions=("switches_bytes", "parameters"), timed=False
 )

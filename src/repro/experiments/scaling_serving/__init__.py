@@ -30,9 +30,4 @@ class ScalingServingMetrics(
     """Total times of all requests, the fused server's speed-ups, and the time of a request alone."""
 
 
-EXPERIMENT = Experiment(
-    summary="Total time of the paper's requests, fused and not, predicted from the sizes of model and GPU",
-    parameters=ScalingServing,
-    metrics=ScalingServingMetrics,
-    timed=False,
-)
+EXPERIMENT = Experiment(parameters=ScalingServing, metrics=ScalingServingMetrics, timed=False)

@@ -55,10 +55,4 @@ class ScalingStepMetrics(prefixed("probe_", ProbeMetrics)):
     factor_exposed: Ratio
 
 
-EXPERIMENT = Experiment(
-    summary="Predicted and measured step times of the ZeRO plans, the network probed in the same run",
-    parameters=ScalingStep,
-    metrics=ScalingStepMetrics,
-    conditions=("fabric",),
-    timeout_s=TIMEOUT_S,
-)
+EXPERIMENT = Experiment(parameters=ScalingStep, metrics=ScalingStepMetrics, conditions=("fabric",), timeout_s=TIMEOUT_S)

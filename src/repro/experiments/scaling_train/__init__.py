@@ -4,17 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from repro.experiments.base import (
-    Experiment,
-    Gigabytes,
-    Number,
-    Point,
-    Ratio,
-    Seconds,
-    Tflops,
-    bands,
-    metrics,
-)
+from repro.experiments.base import Experiment, Gigabytes, Number, Point, Ratio, Seconds, Tflops, bands, metrics
 from repro.experiments.common.names import Hardware
 from repro.experiments.zero_train import ZeroTrain
 
@@ -64,7 +54,6 @@ def _train_seconds(point: ZeroTrain, hardware: str) -> float | None:
 
 
 EXPERIMENT = Experiment(
-    summary="Predicted steps of the ZeRO plans at 8 to 384 GCDs and on other machines, with bands",
     parameters=ScalingTrain,
     metrics=ScalingTrainMetrics,
     conditions=tuple(f"critical_{plan}" for plan in PLANS),

@@ -9,15 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from repro.experiments.base import (
-    BillionParameters,
-    Experiment,
-    Gigabytes,
-    Number,
-    Point,
-    Seconds,
-    metrics,
-)
+from repro.experiments.base import BillionParameters, Experiment, Gigabytes, Number, Point, Seconds, metrics
 from repro.experiments.common.names import NAMED
 
 
@@ -53,10 +45,4 @@ class ZeroPlanMetrics(
     step_seconds_best: Seconds | None = None
 
 
-EXPERIMENT = Experiment(
-    summary="Predicted step time and memory of every ZeRO plan on a machine, and which is best",
-    parameters=ZeroPlan,
-    metrics=ZeroPlanMetrics,
-    conditions=("best",),
-    timed=False,
-)
+EXPERIMENT = Experiment(parameters=ZeroPlan, metrics=ZeroPlanMetrics, conditions=("best",), timed=False)

@@ -118,10 +118,5 @@ def _memory(point: ZeroTrain) -> dict[str, float] | None:
 
 
 EXPERIMENT = Experiment(
-    summary="Step time, bytes per level, losses and memory of every ZeRO plan, and of DeepSpeed's and FSDP's",
-    parameters=ZeroTrain,
-    metrics=ZeroTrainMetrics,
-    conditions=("fabric",),
-    memory=_memory,
-    timeout_s=TIMEOUT_S,
+    parameters=ZeroTrain, metrics=ZeroTrainMetrics, conditions=("fabric",), memory=_memory, timeout_s=TIMEOUT_S
 )

@@ -68,10 +68,7 @@ def fitted(topology: Topology, cases: Sequence[Case], probes: Sequence[Probe], n
     table = pd.DataFrame(rows)
     every_second = table.groupby(["collective", "hop"], sort=False).cumcount() % 2 == 0
     model = fit.Model(
-        levels=topology.names,
-        algorithms={"ring": ("ring",), "direct": ("direct",)},
-        reduces=True,
-        host=host,
+        levels=topology.names, algorithms={"ring": ("ring",), "direct": ("direct",)}, reduces=True, host=host
     )
     found = fit.fit(table[every_second], model)
     return Probed(

@@ -1,0 +1,31 @@
+"""KEY=VALUE arguments: parameters of a point, or of a notebook."""
+
+from collections.abc import Container
+from typing import Any
+
+import yaml
+
+from repro import experiments
+from repro.experiments.base import Point
+from repro.plan import config
+
+
+def read(pairs: list[str], texts: Container[str] = ()) -> dict[str, Any]:
+    """Values of KEY=VALUE, read as YAML except those of `texts`, where "25" is no number."""
+    values = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise ValueError(f"--set {pair}: expected key=value")
+        try:
+            values[key] = yaml.safe_load(text) if text and key not in texts else text
+        except yaml.YAMLError as error:
+            raise ValueError(f"--set {pair}: the value is not valid YAML: {error}") from error
+    return values
+
+
+def point(experiment: str, pairs: list[str]) -> Point:
+    """The point that `--set` arguments describe: what `plan.arguments` writes, read back."""
+    fields = experiments.get(experiment).parameters.model_fields
+    texts = {key for key, field in fields.items() if field.annotation is str}
+    return config.point(experiment, read(pairs, texts), f"repro run {experiment} --set")
