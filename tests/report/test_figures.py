@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -62,6 +63,8 @@ def test_every_figure_has_its_function_and_says_so_without_records(name, tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_draws_the_shipped_records(name, tmp_path, skipped):
+    if not any((Path(SHIPPED) / experiment).exists() for experiment in figures.entry(name).reads):
+        pytest.skip("no shipped records of what it shows yet")
     base.draw(name, SHIPPED, tmp_path)
     assert not skipped and (tmp_path / f"{name}.svg").stat().st_size > 5000
 
