@@ -68,7 +68,7 @@ def _folder(records: str | Path) -> Path:
 
 
 def collect(records: str | Path, experiment: str = "") -> record.Collection:
-    """Records of one experiment (of all, when none is named), and the files that should have been some; prints those."""
+    """Records of one experiment (default: of all); prints which files should have been records and are not."""
     found = record.collect(_folder(records) / experiment)
     for problem in found.problems:
         print(f"not used: {problem}")
@@ -76,8 +76,8 @@ def collect(records: str | Path, experiment: str = "") -> record.Collection:
 
 
 def runs(records: str | Path, experiment: str) -> pd.DataFrame:
-    """Finished runs of one experiment, a row each: path, repeat, seed, evidence, point fields, conditions, metrics. May be
-    empty."""
+    """Finished runs of one experiment, a row each: path, repeat, seed, evidence, point fields, conditions, metrics.
+    May be empty."""
     table = record.frame(collect(records, experiment).records)
     return table if table.empty else table[table.status == "ok"].reset_index(drop=True)
 
@@ -89,7 +89,7 @@ def not_run(records: str | Path, experiment: str) -> pd.DataFrame:
 
 
 def series(table: pd.DataFrame) -> pd.DataFrame:
-    """Parquet series of the given `runs`, concatenated; each row carries its run's point fields, conditions and metrics."""
+    """Parquet series of some `runs`, concatenated; each row carries its run's point fields, conditions and metrics."""
     parts = []
     for row in table.to_dict("records"):
         part = record.read_series(row["path"])
@@ -103,7 +103,7 @@ def paper(claim_id: str) -> list[Any]:
 
 
 def save(fig: Figure, output: str | Path | None, name: str, *, evidence: str, caption: str = "") -> None:
-    """Stamp the evidence kind (and caption) under the figure; write `output/name.png` and `.svg` unless output is None."""
+    """Stamp evidence kind and caption under the figure; write `output/name.png` and `.svg` unless output is None."""
     text = f"Evidence: {evidence}." + (f" {caption}" if caption else "")
     characters = int(fig.get_size_inches()[0] * 14.5)
     fig.supxlabel(textwrap.fill(text, characters), fontsize=8, x=0.01, ha="left", color="#333333")
@@ -114,7 +114,7 @@ def save(fig: Figure, output: str | Path | None, name: str, *, evidence: str, ca
     for suffix in (".png", ".svg"):
         metadata = {"Date": None} if suffix == ".svg" else {"Software": None}  # same records, same bytes
         with replacing(folder / f"{name}{suffix}") as temporary:
-            # tight: whatever the layout did not foresee (a label wider than its axes) makes the picture larger, not clipped
+            # tight: what the layout did not foresee (a label wider than its axes) makes the picture larger, not clipped
             fig.savefig(temporary, format=suffix[1:], metadata=metadata, bbox_inches="tight")
 
 
@@ -159,8 +159,9 @@ class Drawing:
 
 
 def draw(name: str, records: str | Path, output: str | Path | None = None, **options: Any) -> Figure:
-    """Draw figure `name` from the records of a folder, with the options of its function, and save it in `output` (unless
-    None). Where the records do not suffice the picture says so. ValueError for a name or an option that does not exist."""
+    """Draw figure `name` from the records of a folder, with the options of its function, and save it in `output`
+    (unless None). Where the records do not suffice the picture says so. ValueError for a name or an option that does
+    not exist."""
     function = getattr(importlib.import_module(f"{figures.__name__}.{figures.entry(name).notebook}"), name)
     if unknown := sorted(options.keys() - (known := list(inspect.signature(function).parameters)[1:])):
         raise ValueError(f"figure {name}: no option {', '.join(unknown)}; known: {', '.join(known) or 'none'}")
@@ -174,8 +175,8 @@ def draw(name: str, records: str | Path, output: str | Path | None = None, **opt
 
 
 def verdicts(name: str, records: str | Path) -> pd.DataFrame:
-    """Verdicts of the claims that figure `name` is evidence for: a row per claim that a record of the folder answers, with
-    columns claim, about, paper, ours, verdict. ValueError for a figure that does not exist."""
+    """Verdicts of the claims that figure `name` is evidence for: a row per claim that a record of the folder answers,
+    with columns claim, about, paper, ours, verdict. ValueError for a figure that does not exist."""
     entry = figures.entry(name)
     found = [record.collect(_folder(records) / experiment).records for experiment in entry.reads]
     shown = [claim for claim in claims.load() if claim.id in entry.claims]
@@ -189,7 +190,7 @@ def verdicts(name: str, records: str | Path) -> pd.DataFrame:
 
 
 def show(name: str, records: str | Path, output: str | Path | None = None, **options: Any) -> None:
-    """In a notebook: `draw` a figure, and below it the `verdicts` of its claims (nothing where no record answers one)."""
+    """In a notebook: `draw` a figure, and below it the `verdicts` of its claims (nothing where there is none)."""
     figure = draw(name, records, output, **options)
     display(figure)
     plt.close(figure)

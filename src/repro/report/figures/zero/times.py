@@ -1,4 +1,4 @@
-"""How long a step takes: by plan, over the rate of the network, by what each level is worth, on more nodes, as predicted."""
+"""How long a step takes: by plan, network, levels and number of nodes; and how well that is predicted."""
 
 from collections.abc import Sequence
 
@@ -43,8 +43,8 @@ def zero_step_time(
     rivals: Sequence[str] = _RIVALS,
     plans: Sequence[str] = tuple(PLANS),
 ) -> Drawing:
-    """Time of a step of some plans, measured and predicted, with one micro-batch and with several; and how many times faster
-    `plan` is than `rivals`, beside the paper's ratios."""
+    """Time of a step of some plans, measured and predicted, with one micro-batch and with several; and how many times
+    faster `plan` is than `rivals`, beside the paper's ratios."""
     training = Training.of(data)
     shown = present(training.like(accumulation=...), plans)
     width = [1] * len(training.batches) + [1.05]
@@ -102,8 +102,8 @@ def _published(axes: Axes, plan: str, rivals: Sequence[str]) -> None:
 
 
 def zero_rates(data: Data, *, plan: str = "hierarchical", rivals: Sequence[str] = _RIVALS) -> Drawing:
-    """How many times faster `plan` is than `rivals`, over the rate between nodes (left); and how many times faster plans are
-    than ZeRO-3 with levels and without (right). Dotted and ticks: predicted."""
+    """How many times faster `plan` is than `rivals`, over the rate between nodes (left); and how many times faster
+    plans are than ZeRO-3 with levels and without (right). Dotted and ticks: predicted."""
     training = Training.of(data)
     if training.setting["fabric"] != "shaped":
         raise NothingToShow("No run on a network of given rates.")
@@ -176,7 +176,7 @@ def changes(run: pd.Series) -> str:
 
 
 def variants(training: Training) -> pd.DataFrame:
-    """Runs of the hierarchical plan, unchanged, in 16 bits, and with other levels or bits: `changes` as column `name`."""
+    """Runs of the hierarchical plan: unchanged, in 16 bits, with other levels or bits. Column `name`: the `changes`."""
     runs = training.like(accumulation=..., **dict.fromkeys(CHANGES, ...))
     runs = runs[runs.plan.isin(["hierarchical", "hierarchical_fp"])]
     names = ["16 bits everywhere" if run.plan == "hierarchical_fp" else changes(run) for _, run in runs.iterrows()]
@@ -184,7 +184,7 @@ def variants(training: Training) -> pd.DataFrame:
 
 
 def zero_levels(data: Data) -> Drawing:
-    """Time of a step of the hierarchical plan with one choice changed at a time, and the bytes of state per parameter."""
+    """Time of a step and bytes of state per parameter, of the hierarchical plan with one choice changed at a time."""
     training = Training.of(data)
     runs = variants(training)
     names = sorted(runs.name.unique(), key=lambda name: (name != "hierarchical", name[:3] == "16 ", name))
@@ -216,8 +216,8 @@ def zero_levels(data: Data) -> Drawing:
 
 
 def zero_scaling(data: Data, *, plans: Sequence[str] = ("zero3", "zeropp", "hierarchical")) -> Drawing:
-    """Weak scaling of some plans: compute and the rest of a step over the number of nodes, and the efficiency against the
-    smallest run with several nodes, measured and of bytes over rates alone."""
+    """Weak scaling of some plans: compute and the rest of a step over the number of nodes, and the efficiency against
+    the smallest run with several nodes, measured and of bytes over rates alone."""
     training = Training.of(data)
     grown = training.like(nodes=...)
     grown = grown[grown.plan.isin(plans)]
@@ -280,8 +280,8 @@ def medians(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def agreement(table: pd.DataFrame) -> tuple[float, float]:
-    """Of a table of `medians`: Spearman's rank correlation of predicted and measured steps, and how much longer (fraction) the
-    plan that is predicted fastest takes than the fastest."""
+    """Of a table of `medians`: Spearman's rank correlation of predicted and measured steps, and how much longer
+    (fraction) the plan that is predicted fastest takes than the fastest."""
     chosen = table.loc[table[PREDICTED].idxmin(), MEASURED]
     return table[_BOTH].corr(method="spearman").iloc[0, 1], chosen / table[MEASURED].min() - 1
 
