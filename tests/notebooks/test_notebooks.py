@@ -1,4 +1,4 @@
-"""Notebooks: clean in git, strict about parameters, showing exactly their figures, and alone with the shipped records."""
+"""Notebooks: clean in git, strict about parameters, showing exactly their figures, with records and without."""
 
 import builtins
 import re

@@ -1,7 +1,7 @@
 """Every figure: the notebook that tells its story, the experiments it reads, the claims it shows.
 
-A figure is the function of its name in the module of its notebook (`zero_bytes` in `repro.report.figures.zero`). This table
-is light: the plan and the workflow ask it what a figure needs, and load no plotting library. `base.draw` draws one.
+A figure is the function of its name in the module of its notebook (`zero_bytes` in `repro.report.figures.zero`);
+`base.draw` draws it. This table is light: who asks it what a figure needs loads no plotting library.
 """
 
 from dataclasses import dataclass

@@ -28,7 +28,7 @@ def _judge(records: str | Path) -> tuple[dict[str, Claim], list[Verdict]]:
 
 
 def verdicts(records: str | Path) -> pd.DataFrame:
-    """A row per claim: the fields of `Verdict`, `about` (the paper's title here), both numbers and the tolerance as texts."""
+    """A row per claim: fields of `Verdict`, `about` (title of the paper), both numbers and the tolerance as texts."""
     claims, judged = _judge(records)
     titles = {name[0].upper(): notebook.title for name, notebook in NOTEBOOKS.items()}  # Z…, E…, F…: ids of claims
     rows = []
@@ -75,8 +75,8 @@ def claims_overview(data: Data, *, ids: str = "") -> Drawing:
     rows = [verdict for verdict in judged if verdict.value is not None and verdict.paper_value]
     if not rows:
         raise NothingToShow(
-            "No record answers a claim that has a published number. Run `make reproduce`, or point `records` at a folder"
-            " of records."
+            "No record answers a claim that has a published number. "
+            "Run `make reproduce`, or point `records` at a folder of records."
         )
     others = sum(verdict.value is not None for verdict in judged) - len(rows)
     silent = sum(verdict.value is None for verdict in judged)

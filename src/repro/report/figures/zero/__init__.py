@@ -2,10 +2,16 @@
 
 from repro.report.figures.zero.choice import candidates, machines, sends, zero_choice
 from repro.report.figures.zero.loss import zero_loss
-from repro.report.figures.zero.prediction import every_plan, medians, zero_prediction
-from repro.report.figures.zero.rates import zero_rates
 from repro.report.figures.zero.runs import PLANS, Training, gains
-from repro.report.figures.zero.times import zero_levels, zero_scaling, zero_step_time
+from repro.report.figures.zero.times import (
+    every_plan,
+    medians,
+    zero_levels,
+    zero_prediction,
+    zero_rates,
+    zero_scaling,
+    zero_step_time,
+)
 from repro.report.figures.zero.traffic import zero_bytes, zero_memory
 
 __all__ = [

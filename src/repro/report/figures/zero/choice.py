@@ -27,7 +27,7 @@ _CANDIDATE = ("model", "where", "accumulation", "plan", "named", "fits", "across
 
 
 def machines(records: str | Path) -> pd.DataFrame:
-    """Runs of `zero_plan` for the machines of the papers, smallest first; column `where`: machine and ranks in words."""
+    """Runs of `zero_plan` for the papers' machines, smallest first; column `where`: machine and ranks in words."""
     return _where(base.runs(records, "zero_plan"))
 
 
@@ -39,7 +39,7 @@ def _where(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def candidates(runs: pd.DataFrame) -> pd.DataFrame:
-    """All partitions that were ranked in some runs of `machines`, each with its run's fields; fastest of a run first."""
+    """All partitions that some runs of `machines` ranked, with their run's fields; the fastest of a run first."""
     return _with_columns(series(runs), _CANDIDATE).astype({"named": bool, "fits": bool})
 
 
@@ -82,8 +82,8 @@ def _route(route: str, used: set[str]) -> str:
 
 
 def zero_choice(data: Data, *, model: str | None = None) -> Drawing:
-    """Predicted step over the memory of a rank, for every partition on every machine: those with a name, the others, and the
-    fastest that fits. `model`: an id of `zero_plan`; default: the largest."""
+    """Predicted step over the memory of a rank, for every partition on every machine: those with a name, the others,
+    and the fastest that fits. `model`: an id of `zero_plan`; default: the largest."""
     choice = _where(data.runs("zero_plan"))
     choice = choice[choice.model == model] if model else choice[choice.parameters == choice.parameters.max()]
     if choice.empty:

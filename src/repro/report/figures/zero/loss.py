@@ -13,8 +13,8 @@ _LEAST_STEPS = 50  # for a curve
 
 
 def zero_loss(data: Data, *, reference: str = "zero3", swept: str = "hierarchical", smooth: float = 0.05) -> Drawing:
-    """Loss over steps of every plan of the longest runs, and its difference to the plan `reference`; beside it, where it was
-    run, the final loss of the plan `swept` by the size of the quantised block.
+    """Loss over steps of every plan of the longest runs, and its difference to the plan `reference`; beside it, where
+    it was run, the final loss of the plan `swept` by the size of the quantised block.
 
     `smooth`: share of all steps that a thick curve averages (at least 10 steps).
     """

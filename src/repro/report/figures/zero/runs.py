@@ -72,7 +72,7 @@ class Training:
 
     `runs`: a row per run, with every field of the experiment and every metric of `METRICS` and `BYTES` (nan: unknown).
     `setting`: value by field of what most plans ran with, one micro-batch per step where there is a choice.
-    `batches`: numbers of micro-batches per step to compare: the setting's, and the one of several that most plans ran with.
+    `batches`: micro-batches per step to compare: those of the setting, and the number of several that most plans had.
     """
 
     def __init__(self, runs: pd.DataFrame) -> None:
@@ -97,12 +97,12 @@ class Training:
         return cls(data.runs("zero_train"))
 
     def like(self, setting: dict[str, Any] | None = None, **free: Any) -> pd.DataFrame:
-        """Runs of a setting (default: `self.setting`), but for the named fields, which have the given value, or any (`...`)."""
+        """Runs of a setting (default: the common one), but named fields have the given value, or any (`...`)."""
         wanted = {name: value for name, value in {**(setting or self.setting), **free}.items() if value is not ...}
         return self.runs[np.logical_and.reduce([self.runs[name] == value for name, value in wanted.items()])]
 
     def longest(self) -> dict[str, Any]:
-        """The setting that most plans ran with for the most steps, whatever the seed and the block of the quantisation."""
+        """The setting that most plans ran with for the most steps, whatever the seed and the quantised block."""
         return _commonest(self.runs[self.runs.steps == self.runs.steps.max()], "seed", "block")
 
     @property

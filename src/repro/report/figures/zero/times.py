@@ -1,4 +1,4 @@
-"""How long a step takes: by plan, by what each level is worth, and on more nodes."""
+"""How long a step takes: by plan, network, levels and number of nodes; and how well that is predicted."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from repro.report.figures.base import MARKERS, PALETTE, Data, Drawing, NothingToShow, paper
+from repro.report.figures.base import HATCHES, MARKERS, PALETTE, Data, Drawing, NothingToShow, paper
 from repro.report.figures.zero.marks import TICK_MARK, TICKS, color, look, middle, note, times
 from repro.report.figures.zero.runs import (
     CHANGES,
@@ -17,24 +17,34 @@ from repro.report.figures.zero.runs import (
     PREDICTED,
     STATE,
     Training,
+    gains,
     micro_batches,
     parameters,
     present,
     ratio,
 )
 
+_RIVALS = ("zero3", "zeropp")
 _PLACES = {"package": "the pair", "node": "the node", "cluster": "all ranks"}
+_BOTH = [PREDICTED, MEASURED]
+_FAMILIES = {
+    "DDP, ZeRO": "zero3",
+    "ZeRO++ and its parts": "zeropp",
+    "MiCS, HSDP": "mics",
+    "hierarchical": "hierarchical",
+    "search's best": "best",
+}
 
 
 def zero_step_time(
     data: Data,
     *,
     plan: str = "hierarchical",
-    rivals: Sequence[str] = ("zero3", "zeropp"),
+    rivals: Sequence[str] = _RIVALS,
     plans: Sequence[str] = tuple(PLANS),
 ) -> Drawing:
-    """Time of a step of some plans, measured and predicted, with one micro-batch and with several; and how many times faster
-    `plan` is than `rivals`, beside the paper's ratios."""
+    """Time of a step of some plans, measured and predicted, with one micro-batch and with several; and how many times
+    faster `plan` is than `rivals`, beside the paper's ratios."""
     training = Training.of(data)
     shown = present(training.like(accumulation=...), plans)
     width = [1] * len(training.batches) + [1.05]
@@ -88,6 +98,67 @@ def _published(axes: Axes, plan: str, rivals: Sequence[str]) -> None:
     axes.legend(loc="upper right", fontsize=8)
 
 
+# --- the rate of the network -----------------------------------------------------------------------------------------
+
+
+def zero_rates(data: Data, *, plan: str = "hierarchical", rivals: Sequence[str] = _RIVALS) -> Drawing:
+    """How many times faster `plan` is than `rivals`, over the rate between nodes (left); and how many times faster
+    plans are than ZeRO-3 with levels and without (right). Dotted and ticks: predicted."""
+    training = Training.of(data)
+    if training.setting["fabric"] != "shaped":
+        raise NothingToShow("No run on a network of given rates.")
+    swept = training.like(cluster_mbit_s=..., accumulation=...)
+    flat = training.like(package_ratio=1, node_ratio=1, cluster_mbit_s=...)
+    text = ""
+    if len(flat):
+        rate = flat.groupby("cluster_mbit_s").plan.nunique()[::-1].idxmax()
+        flat, text = flat[flat.cluster_mbit_s == rate], f"Right, without levels: {rate:g} Mbit/s on all links. "
+    elif swept.cluster_mbit_s.nunique() < 2:
+        raise NothingToShow("Runs with one rate and one ratio of levels only.")
+    fig, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.9), width_ratios=[1.2, 1])
+    _over_rates(left, swept, plan, rivals)
+    _without_levels(right, training.like(), flat)
+    caption = f"{training.size()}, {training.network}. Left: other rates at the same ratios. {text}"
+    caption += "Dotted and ticks: predicted. Median over repeats."
+    return Drawing(fig, f"{training.evidence}; dotted and ticks: modelled", caption)
+
+
+def _over_rates(axes: Axes, swept: pd.DataFrame, plan: str, rivals: Sequence[str]) -> None:
+    for (count, runs), filled in zip(swept.groupby("accumulation"), ("full", "none", "left"), strict=False):
+        for rival in rivals:
+            found = [(rate, *gains(at, rival, plan)) for rate, at in runs.groupby("cluster_mbit_s")]
+            rates, values, predicted = np.array(found).T
+            label = f"than {PLANS[rival]}, {micro_batches(count)}"
+            axes.plot(rates, values, linewidth=1.5, fillstyle=filled, label=label, **look(rival))
+            axes.plot(rates, predicted, linestyle=":", color=color(rival), linewidth=1)
+    axes.plot([], [], ":", color="grey", label="predicted")
+    axes.set_xscale("log", base=2)
+    ticks = sorted(swept.cluster_mbit_s.unique())
+    axes.set_xticks(ticks, [f"{rate:g}" for rate in ticks])
+    axes.axhline(1, color="grey", linewidth=1)
+    axes.set(xlabel="rate between nodes per rank (Mbit/s)", ylabel=f"{PLANS[plan]}: times faster", ylim=(0, None))
+    axes.legend(fontsize=8, ncols=2, loc="lower left", bbox_to_anchor=(0, 1.01))
+
+
+def _without_levels(axes: Axes, levels: pd.DataFrame, flat: pd.DataFrame) -> None:
+    others = [plan for plan in ("zeropp", "hierarchical_fp", "hierarchical") if {plan, "zero3"} <= set(flat.plan)]
+    for i, (runs, name) in enumerate(((levels, "16 : 4 : 1"), (flat, "without levels"))):
+        for x, plan in enumerate(others):
+            value, predicted = gains(runs, "zero3", plan)
+            at, look_ = x + 0.24 * (i - 0.5), {"hatch": HATCHES[i], "edgecolor": "white"}
+            axes.bar(at, value, 0.22, label=name if x == 0 else None, color=PALETTE[i + 3], **look_)
+            axes.plot(at, predicted, "_", color="black", markersize=11, markeredgewidth=1.6)
+            note(axes, f"{value:.2f}", at, np.nanmax([value, predicted]))
+    axes.axhline(1, color="grey", linewidth=1)
+    axes.set_xticks(range(len(others)), [PLANS[plan].replace(", ", ",\n") for plan in others])
+    axes.set(ylabel="times faster than ZeRO-3", ylim=(0, 1.35 * axes.get_ylim()[1]))
+    axes.set_xlim(-0.6, max(1, len(others)) - 0.4)
+    if others:
+        axes.legend(fontsize=8, title="rates of the levels", title_fontsize=8)
+    else:
+        axes.text(0, 0.5, "without levels: not run", ha="center", fontsize=8, color="grey")
+
+
 # --- what each level is worth --------------------------------------------------------------------------------------
 
 
@@ -105,7 +176,7 @@ def changes(run: pd.Series) -> str:
 
 
 def variants(training: Training) -> pd.DataFrame:
-    """Runs of the hierarchical plan, unchanged, in 16 bits, and with other levels or bits: `changes` as column `name`."""
+    """Runs of the hierarchical plan: unchanged, in 16 bits, with other levels or bits. Column `name`: the `changes`."""
     runs = training.like(accumulation=..., **dict.fromkeys(CHANGES, ...))
     runs = runs[runs.plan.isin(["hierarchical", "hierarchical_fp"])]
     names = ["16 bits everywhere" if run.plan == "hierarchical_fp" else changes(run) for _, run in runs.iterrows()]
@@ -113,7 +184,7 @@ def variants(training: Training) -> pd.DataFrame:
 
 
 def zero_levels(data: Data) -> Drawing:
-    """Time of a step of the hierarchical plan with one choice changed at a time, and the bytes of state per parameter."""
+    """Time of a step and bytes of state per parameter, of the hierarchical plan with one choice changed at a time."""
     training = Training.of(data)
     runs = variants(training)
     names = sorted(runs.name.unique(), key=lambda name: (name != "hierarchical", name[:3] == "16 ", name))
@@ -145,8 +216,8 @@ def zero_levels(data: Data) -> Drawing:
 
 
 def zero_scaling(data: Data, *, plans: Sequence[str] = ("zero3", "zeropp", "hierarchical")) -> Drawing:
-    """Weak scaling of some plans: compute and the rest of a step over the number of nodes, and the efficiency against the
-    smallest run with several nodes, measured and of bytes over rates alone."""
+    """Weak scaling of some plans: compute and the rest of a step over the number of nodes, and the efficiency against
+    the smallest run with several nodes, measured and of bytes over rates alone."""
     training = Training.of(data)
     grown = training.like(nodes=...)
     grown = grown[grown.plan.isin(plans)]
@@ -192,3 +263,65 @@ def _weak_scaling(axes: Axes, medians: pd.DataFrame, plans: list[str]) -> None:
     axes.set(ylabel="time of a step (s)", xlabel="nodes", ylim=(0, 1.35 * medians[MEASURED].max()))
     axes.legend(fontsize=8, loc="upper left")
     axes.grid(axis="x", visible=False)
+
+
+# --- prediction ------------------------------------------------------------------------------------------------------
+
+
+def every_plan(training: Training, accumulation: int) -> pd.DataFrame:
+    """Runs of all plans in the setting, changed hierarchical ones included, that have a predicted step."""
+    free = dict.fromkeys((*CHANGES, "block"), ...)
+    return training.like(accumulation=accumulation, **free).dropna(subset=_BOTH)
+
+
+def medians(runs: pd.DataFrame) -> pd.DataFrame:
+    """A row per plan of `every_plan`: predicted and measured step (s)."""
+    return runs.groupby(["plan", "block", *CHANGES], as_index=False)[_BOTH].median()
+
+
+def agreement(table: pd.DataFrame) -> tuple[float, float]:
+    """Of a table of `medians`: Spearman's rank correlation of predicted and measured steps, and how much longer
+    (fraction) the plan that is predicted fastest takes than the fastest."""
+    chosen = table.loc[table[PREDICTED].idxmin(), MEASURED]
+    return table[_BOTH].corr(method="spearman").iloc[0, 1], chosen / table[MEASURED].min() - 1
+
+
+def zero_prediction(data: Data) -> Drawing:
+    """Measured against predicted step of every run with a shaped network."""
+    training = Training.of(data)
+    paired = training.runs.dropna(subset=[PREDICTED])
+    if paired.empty:
+        raise NothingToShow("No record of a zero_train run with a predicted step on a shaped network.")
+    fig, axes = plt.subplots(figsize=(6.4, 4.9))
+    notes, others = [], paired
+    for i, count in enumerate(training.batches):
+        filled = "none" if i else "full"
+        runs = every_plan(training, count)
+        others, table = others.drop(runs.index), medians(runs)
+        if table.empty:
+            continue
+        for plan, mine in table.groupby("plan"):
+            style = look(plan) | {"markersize": 7, "linestyle": "none", "fillstyle": filled}
+            axes.plot(mine[PREDICTED], mine[MEASURED], **style)
+        axes.plot([], [], "o", color="black", fillstyle=filled, label=micro_batches(count))
+        rank, longer = agreement(table)
+        notes.append(
+            f"{micro_batches(count)}: {len(table)} plans, Spearman {rank:.2f}; the plan predicted fastest takes "
+            f"{100 * longer:.0f} % longer than the fastest."
+        )
+    for name, plan in _FAMILIES.items():
+        if plan in set(paired.plan):
+            axes.plot([], [], linestyle="none", label=name, **look(plan))
+    label = "other rates, ratios, nodes"
+    axes.plot(others[PREDICTED], others[MEASURED], ".", color="#999999", label=label, zorder=1)
+    ends = [0.8 * paired[PREDICTED].min(), 1.25 * paired[MEASURED].max()]
+    axes.plot(ends, ends, color="black", linewidth=1)
+    ticks = [tick for tick in TICKS if ends[0] < tick < ends[1]]
+    axes.set(xscale="log", yscale="log")
+    axes.set(xlabel="predicted step: compute, and bytes over rates (s)", ylabel="measured step (s)")
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.legend(fontsize=8)
+    caption = f"{training.size()}, {training.network}. " + " ".join(notes)
+    return Drawing(fig, f"{training.evidence} against modelled", caption)
