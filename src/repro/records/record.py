@@ -173,8 +173,8 @@ def collect(folder: Path) -> Collection:
 def frame(records: dict[Path, Record]) -> "pd.DataFrame":
     """Records as a table, one row each.
 
-    Columns: `path`, `experiment`, `repeat`, `seed`, `evidence`, `status`, `cause`, then every point parameter, condition
-    and metric under its own name (metrics as floats).
+    Columns: `path`, `experiment`, `repeat`, `seed`, `evidence`, `status`, `cause`, then every parameter, condition and
+    metric under its own name (metrics as floats).
     """
     import pandas as pd
 
