@@ -32,7 +32,7 @@ class Paper(Strict):
 
 
 class Group(BaseModel):
-    """Claims by id. All keys but `claims` are fields of `Claim` that they share; what a claim says itself comes first."""
+    """Claims by id. All other keys are fields of `Claim` that they share; what a claim says itself comes first."""
 
     model_config = ConfigDict(extra="allow")
     claims: dict[str, dict[str, Any]]

@@ -1,4 +1,4 @@
-"""Filters on run records, as in `config/claims.yaml`: `{plan: zeropp, nodes: {min: 48}, fabric: {not: "unshaped*"}}`."""
+"""Filters on run records: `{plan: zeropp, nodes: {min: 48}, fabric: {not: "unshaped*"}}` in `config/claims.yaml`."""
 
 import fnmatch
 import math
@@ -49,7 +49,7 @@ def accepts(wanted: Any, found: Any) -> bool:
 
 
 def matches(run: Record, filters: Mapping[str, Any]) -> bool:
-    """Whether a run passes all filters. A failed or skipped run also passes those on conditions and metrics it lacks."""
+    """Whether a run passes all filters. One that is not ok passes those on conditions and metrics that it lacks."""
     known, untold = facts(run), run.status != "ok"
     return all(accepts(wanted, known[name]) if name in known else untold for name, wanted in filters.items())
 

@@ -29,7 +29,7 @@ class Reading(BaseModel):
     - with `banded`: that value; its interval is the run's own `<metric>_low` and `<metric>_high`, a prediction's band;
     - with `over`: its ratio to the value of the runs that match `where` changed by `over`;
       with `form: reduction` as well: 1 − that ratio;
-    - with `sequence` and `expect`: one group of runs per entry, `where` changed by it, expected to increase or decrease.
+    - with `sequence` and `expect`: one group of runs per entry, `where` changed by it; they increase or decrease.
       The value is the ratio of a step in that direction: the smallest for an ordering, first to last for a trend.
     A field that `over` or `sequence` names, or whose filter is {}, may differ between the groups; no other may.
     """

@@ -52,7 +52,7 @@ def load(path: Path | None = None) -> list[Claim]:
 
 
 def _check_reading(claim: Claim, where: str) -> None:
-    """A claim must ask for an experiment, metrics and fields that exist, in their unit; else it is *not run* for ever."""
+    """A claim must ask for an experiment, metrics and fields that exist; else it would be *not run* for ever."""
     assert claim.value is not None and claim.scope is not None
     reading = claim.value
     if reading.experiment not in experiments.names():

@@ -40,9 +40,9 @@ def judge(
     """The verdict and, in a few words, why.
 
     `interval`: low and high over repeats, None for a single run.
-    `in_scope`: the evidence is of a kind and size that can reproduce the claim; other evidence can at best show the trend.
-    `no_effect`: the value if the paper's idea did nothing (1 for a speedup, 0 for a reduction); None for a plain quantity,
-    which has no direction of its own.
+    `in_scope`: the evidence is of a kind and size that can reproduce the claim; other evidence shows the trend at best.
+    `no_effect`: the value if the paper's idea did nothing (1 for a speedup, 0 for a reduction). None for a plain
+    quantity, which has no direction of its own.
     """
     low, high = band(paper, direction, comparison, tolerance)
     least, most = interval or (value, value)

@@ -100,9 +100,9 @@ def gpus() -> tuple[list[str], str]:
 
 
 def outdated(runs: Iterable[tuple[str, str]], known: Iterable[str]) -> int:
-    """How many runs, given as experiment and source hash, are of other code than the present, or of no `known` experiment.
+    """How many runs are of other code than the present one: their numbers may differ if they were run again.
 
-    Their numbers may differ if they were run again.
+    `runs`: experiment and source hash of each. `known`: all experiments; a run of another counts as well.
     """
     now = {name: source_hash(f"repro.experiments.{name}") for name in known}
     return sum(source != now.get(experiment) for experiment, source in runs)

@@ -71,7 +71,7 @@ class Provenance(_Strict):
 
 
 class Record(_Strict):
-    """One run of one point. `conditions` says what the number depends on and the point does not fix (e.g. fabric: shaped)."""
+    """One run of one point. `conditions`: what the numbers depend on beyond the point (e.g. fabric: shaped)."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     experiment: str
@@ -115,7 +115,7 @@ def write(record: Record, path: Path, series: "pd.DataFrame | None" = None) -> N
 
 
 def read(path: Path) -> Record:
-    """Read one record; RecordError names the file and the fault (truncated, foreign, another schema version, series lost)."""
+    """Read one record; RecordError names the file and its fault (cut short, no record, other version, series lost)."""
     try:
         record = Record.model_validate_json(path.read_text())
     except ValidationError as error:
@@ -171,8 +171,11 @@ def collect(folder: Path) -> Collection:
 
 
 def frame(records: dict[Path, Record]) -> "pd.DataFrame":
-    """Records as a table: one row each, columns `path`, `experiment`, `repeat`, `seed`, `evidence`, `status`, `cause`, then
-    every point parameter, condition and metric under its own name (metrics as floats)."""
+    """Records as a table, one row each.
+
+    Columns: `path`, `experiment`, `repeat`, `seed`, `evidence`, `status`, `cause`, then every parameter, condition and
+    metric under its own name (metrics as floats).
+    """
     import pandas as pd
 
     rows: list[dict[str, Any]] = []
