@@ -1,8 +1,10 @@
-"""Speed of the quantisers beside a plain copy, in one process: `python benchmarks/quantize.py [--values N] [--block N]`.
+"""Speed of the quantisers beside a plain copy, in one process:
+`python benchmarks/quantize.py [--values N] [--block N]`.
 
-Every number is GB/s of the float tensor, the side that is read (quantise), written (dequantise) or both (accumulate), so
-that a ratio to `copy_` of the same tensor is a ratio of times: 0.5 takes as long as two copies. On the CPU with one thread;
-on the GPU too where there is one. Medians after warm-up; eager, kernel and copy take turns, so that all see the same machine.
+Every number is GB/s of the float tensor, the side that is read (quantise), written (dequantise) or both (accumulate),
+so that a ratio to `copy_` of the same tensor is a ratio of times: 0.5 takes as long as two copies. On the CPU with one
+thread; on the GPU too where there is one. Medians after warm-up; eager, kernel and copy take turns, so that all see the
+same machine.
 """
 
 import argparse

@@ -37,22 +37,23 @@ class Trainer(Protocol):
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The torch optimizer: a learning-rate schedule changes its `param_groups`. Its parameters are the library's own
-        shards, in a layout of the library."""
+        """The torch optimizer: a learning-rate schedule changes its `param_groups`. Its parameters are the library's
+        own shards, in a layout of the library."""
         ...
 
     def step(self, batches: Sequence[Batch]) -> float:
-        """Forward and backward of every micro-batch, each loss divided by their number, then one update with the gradient
-        averaged over the ranks and clipped. Returns the mean loss of this rank's micro-batches; every rank brings equally many.
+        """Forward and backward of every micro-batch, each loss divided by their number, then one update with the
+        gradient averaged over the ranks and clipped. Returns the mean loss of this rank's micro-batches; every rank
+        brings equally many.
 
         Raises ValueError without a micro-batch.
         """
         ...
 
     def held_bytes(self) -> dict[str, int]:
-        """Bytes of state on this rank by kind, counted when the last step had all gradients and had not yet updated: the
-        moment at which everything that the library keeps exists. Activations and buffers of a collective in flight are
-        not counted."""
+        """Bytes of state on this rank by kind, counted when the last step had all gradients and had not yet updated:
+        the moment at which everything that the library keeps exists. Activations and buffers of a collective in flight
+        are not counted."""
         ...
 
 
@@ -68,8 +69,8 @@ def check(model: nn.Module, topology: Topology, dtype: torch.dtype) -> None:
 
 
 def nodes_and_ranks(topology: Topology) -> tuple[int, int]:
-    """(nodes, ranks in each): the libraries know two levels, and take the outermost as the one between nodes. ValueError unless
-    there are several nodes of several ranks."""
+    """(nodes, ranks in each): the libraries know two levels, and take the outermost as the one between nodes.
+    ValueError unless there are several nodes of several ranks."""
     nodes = topology.levels[-1].size
     ranks = topology.world_size // nodes
     if nodes < 2 or ranks < 2:

@@ -28,7 +28,8 @@ def place_in_job() -> tuple[int, int] | None:
         return None
     if {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= env.keys():
         return int(env["RANK"]), int(env["WORLD_SIZE"])
-    # SLURM_NTASKS is also set in a batch script, which is no rank; a step of one task (as Snakemake uses) is none either, unless it says so.
+    # SLURM_NTASKS is also set in a batch script, which is no rank; a step of one task (as Snakemake uses) is none
+    # either, unless it says so.
     if "SLURM_PROCID" in env and (int(env.get("SLURM_STEP_NUM_TASKS", 1)) > 1 or env.get(ALONE) == "1"):
         return int(env["SLURM_PROCID"]), int(env.get("SLURM_STEP_NUM_TASKS", 1))
     return None

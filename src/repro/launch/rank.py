@@ -1,4 +1,5 @@
-"""A rank that `launch` started: it joins the group, runs the function, tells its parent, and ends when the parent says so.
+"""A rank that `launch` started: it joins the group, runs the function, tells its parent, and ends when the parent says
+so.
 
 A second thread obeys the parent meanwhile, so a rank answers "where are you" even from inside a collective.
 """
@@ -102,7 +103,7 @@ def _pickled(rank: int, error: BaseException) -> bytes:
 
 
 def _obey(control: Connection, tell: Teller, done: threading.Event, released: threading.Event) -> None:
-    """Serve the parent: a message asks where the main thread is; end of file (released, or parent gone) ends the rank."""
+    """Serve the parent: a message asks where the main thread is; end of file ends the rank."""
     try:
         while True:
             control.recv_bytes()

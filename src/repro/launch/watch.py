@@ -1,4 +1,4 @@
-"""The parent's watch over the ranks it started: it waits for results, finds the true cause of a failure, and ends all."""
+"""The parent's watch over its ranks: it waits for results, finds the true cause of a failure, and ends all."""
 
 import contextlib
 import multiprocessing
