@@ -1,5 +1,4 @@
-"""DeepSpeed's ZeRO-3 and ZeRO++ as baselines: the library's own code, on GPUs with its own kernels and on CPUs over
-gloo.
+"""DeepSpeed's ZeRO-3 and ZeRO++ as baselines: its own code, on GPUs with its own kernels and on CPUs over gloo.
 
     zero3    weights, gradients, optimizer over all ranks
     zeropp   as zero3, with INT8 gathers of the weights (qwZ), a second copy of them in the node for the backward (hpZ)
@@ -50,8 +49,7 @@ __all__ = ["LARGE", "SMALL", "DeepSpeedTrainer", "Settings", "prepare", "zero3",
 
 @dataclass(frozen=True)
 class Settings:
-    """How eagerly ZeRO-3 keeps, fetches and groups parameters (`stage3_*` in DeepSpeed's configuration). Unit:
-    elements.
+    """How eagerly ZeRO-3 keeps, fetches and groups parameters (its `stage3_*` settings). Unit: elements.
 
     DeepSpeed's defaults (`LARGE`) are made for billions of parameters: they keep 1e9 gathered and spread only tensors
     above 1e5. A model that is smaller than that is never partitioned during a step: it is gathered once, and hpZ has

@@ -1,7 +1,6 @@
 """DeepSpeed's quantiser kernels (csrc/quantization) in plain torch, so that its qwZ and qgZ run without a GPU.
 
-`Quantizer` has those functions of the compiled module that ZeRO++ calls, with the same arguments, shapes and
-arithmetic:
+`Quantizer` has those functions of the compiled module that ZeRO++ calls, with the same arguments and arithmetic:
 
     quantize             int8 codes of the weights, before the all-gather (qwZ)
     dequantize           codes back to fp16: after the all-gather, and after the last hop of the gradients
@@ -10,8 +9,7 @@ arithmetic:
     quantized_reduction  sum of what the ranks of the node sent, quantised again (between the two hops)
 
 A group is a run of values that share one scale, fp32: the step between two codes, max |x| / 2^(bits - 1). Codes are
-round(x / step), half to even, cut to -2^(bits-1) .. 2^(bits-1) - 1: the largest positive value of a group loses a whole
-step.
+round(x / step), half to even, cut to -2^(bits-1) .. 2^(bits-1) - 1: the largest value of a group loses a whole step.
 
 As in the kernels, values are fp16 on both sides, and `quantized_reduction` sums and does **not** divide: whoever calls
 it twice in a row, once per hop, has to divide by the ranks of both hops. Not as in the kernels: an input of another

@@ -1,4 +1,4 @@
-"""PyTorch's FSDP2 (`fully_shard`) as it comes, with its own collectives: ZeRO-3, HSDP, and ZeRO-3 with secondary shards.
+"""PyTorch's FSDP2 (`fully_shard`) as it comes: ZeRO-3, HSDP, and ZeRO-3 with secondary shards in the node.
 
     fsdp2           weights, gradients, optimizer over all ranks (ZeRO-3)
     hsdp            all three over the ranks of a node, replicated in every node (MiCS), which all-reduce the gradients

@@ -2,8 +2,7 @@
 namespace of its own.
 
     repro-box-node1 .. nodeN   slurmd and what jobs start; they reach slurmctld over a bridge of the host (10.77.0.0/24)
-    repro-box-gcd-0 .. M       one per GCD, joined by the links of `repro.emulate.netns`, shaped 16 : 4 : 1 as
-                               Frontier's
+    repro-box-gcd-0 .. M       one per GCD, joined by the links of `repro.emulate.netns`, 16 : 4 : 1 as Frontier's
     /run/repro-box             configuration, sockets, state, logs; `down` removes it
 
 Read `cluster` (what up, down and status do), then `network`, `daemons` and `packages`. The files of `slurm/box/` are

@@ -124,8 +124,7 @@ class Communicator:
         `shard` may be this rank's part.
 
         Every rank gets the same bits: on a quantised hop the own shard is rounded like everybody else's, so that
-        replicas of the weights never drift apart. Between hops of equal bits a payload travels on without being
-        decoded.
+        replicas of the weights never drift apart. Between hops of equal bits a payload is not decoded.
         """
         return finish(self.gathering(shard, route, out))
 

@@ -4,8 +4,7 @@ The exchanges are generators: each yields when its messages are on their way, an
 drives one may compute meanwhile (`repro.comm.communicator.Pending`).
 
 On gloo they are point-to-point: its reduce-scatter moves twice the bytes, and its all-to-all runs half-duplex unless
-every receive is posted before the first send. Other backends (NCCL, RCCL) use their own collectives, which run on their
-streams.
+every receive is posted before the first send. Other backends (NCCL, RCCL) use their own collectives, on their streams.
 """
 
 from collections.abc import Callable, Generator

@@ -16,8 +16,7 @@ class Route:
 
     32 and 16 send the value as it is, at most as wide as its own dtype (16 turns fp32 into bf16); 8 and 4 send blocks
     of `block` values as integers with a scale. A hop over one level is a direct exchange; a hop over several levels is
-    a ring, except that a quantised reduce-scatter is a one-shot all-to-all (a ring would quantise a sum again at every
-    step).
+    a ring, except that a quantised reduce-scatter is a one-shot all-to-all (a ring would quantise sums at each step).
     """
 
     hops: tuple[tuple[str, ...], ...]

@@ -1,8 +1,7 @@
 """Variable-length all-to-all and all-gather of rows.
 
 Ranks do not know how many rows others have for them. gloo takes a message that is shorter than the buffer it is
-received into, so there each message begins with its number of rows; on other backends the numbers travel first. Nothing
-is padded.
+received into, so there each message begins with its number of rows; else the numbers travel first. Nothing is padded.
 """
 
 from collections.abc import Generator, Sequence
@@ -106,8 +105,7 @@ class RowExchange:
         return torch.cat([held[rank] for rank in range(self.ranks)])
 
     def _share(self, hop: Hop, held: dict[int, Tensor], counts: list[int]) -> Generator[Works, None, dict[int, Tensor]]:
-        """Exchange all rows that are held with the peers of one level; returns what they held, by the rank it came
-        from.
+        """Exchange all rows held with the peers of one level; returns what they held, by the rank it came from.
 
         A peer holds rows from the ranks that are as far from it as the sources of ours are from this rank.
         """

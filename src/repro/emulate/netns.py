@@ -1,4 +1,4 @@
-"""The emulated network: one network namespace per rank, wired and rate-limited like a three-level machine (Linux, root).
+"""The emulated network: a network namespace per rank, wired and rate-limited like a three-level machine (Linux, root).
 
     rank eth0 ─ v0 ┐                            rank rate: TBF on both ends of a rank's veth
                    ├ bridge pk0 ─ u0 ═ d0 ┐     uplink u/d of a package, in HTB classes by address:
@@ -224,7 +224,8 @@ def _rates(topology: Topology, ports: Sequence[int], packages: Sequence[int]) ->
 
 
 def _limit(device: str, bytes_per_s: float) -> str:
-    return f"qdisc replace dev {device} root tbf rate {bytes_per_s:.0f}bps burst {_burst(bytes_per_s)} limit {_queue(bytes_per_s)}"
+    limits = f"rate {bytes_per_s:.0f}bps burst {_burst(bytes_per_s)} limit {_queue(bytes_per_s)}"
+    return f"qdisc replace dev {device} root tbf {limits}"
 
 
 def _burst(bytes_per_s: float) -> int:

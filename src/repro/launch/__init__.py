@@ -2,7 +2,7 @@
 
 Read `rank` (what a started rank does), then `watch` (how the parent waits, and tells the cause of a failure); `where`
 tells a hang from slow work, `messages` carries what ranks tell, `errors` is what comes out. `joined` serves torchrun
-and srun, with `step` (what Slurm tells), `placement` (do ranks sit where they should) and `watchdog` (a late rank ends
+and srun, with `slurm_env` (what Slurm tells), `seats` (do ranks sit where they should) and `watchdog` (a late rank ends
 itself).
 
 `launch` forks the ranks from a parent that has imported torch (0.1 s for 8 ranks). It spawns them, which imports torch
@@ -23,16 +23,14 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from repro.emulate.netns import Fabric
 from repro.launch.errors import CollectiveHang, Done, LaunchTimeout, PlacementError, RankError
 from repro.launch.joined import place_in_job, run_in_job
 from repro.launch.rank import Setup
 from repro.launch.watch import Ranks
-
-if TYPE_CHECKING:
-    from repro.emulate.netns import Fabric
-    from repro.topology import Topology
+from repro.topology import Topology
 
 __all__ = ["CollectiveHang", "Done", "LaunchTimeout", "PlacementError", "RankError", "launch"]
 
@@ -43,8 +41,8 @@ def launch(
     fn: Callable[..., T],
     world_size: int,
     *args: Any,
-    fabric: "Fabric | None" = None,
-    topology: "Topology | None" = None,
+    fabric: Fabric | None = None,
+    topology: Topology | None = None,
     timeout_s: float = 300.0,
     threads: int = 1,
     first_only: bool = False,

@@ -1,4 +1,4 @@
-"""The network between an experiment's ranks: emulated where that can be, the box's in its jobs, or the machine's own."""
+"""The network between an experiment's ranks: emulated where it can be, the box's in its jobs, else the machine's."""
 
 import contextlib
 import os

@@ -45,8 +45,8 @@ def compare(topology: Topology, seats: list[Seat], gpus_per_package: int) -> Non
         return
     hosts = [seat.host for seat in seats]
     _same(hosts, topology.span("node"), "node", "host", seats)
-    if all(seat.device is not None for seat in seats):
-        packages = [f"{seat.host}, package {seat.device // gpus_per_package}" for seat in seats]  # type: ignore[operator]
+    packages = [f"{host}, package {gpu // gpus_per_package}" for host, gpu in seats if gpu is not None]
+    if len(packages) == len(seats):
         _same(packages, topology.span(topology.names[0]), topology.names[0], "package", seats)
 
 
@@ -56,7 +56,8 @@ def _same(found: list[str], span: int, level: str, kind: str, seats: list[Seat])
         leader = rank // span * span
         if place != found[leader]:
             raise PlacementError(
-                f"rank {rank} should share a {level} with rank {leader}, but is on another {kind}: {seats[rank]} and {seats[leader]}"
+                f"rank {rank} should share a {level} with rank {leader}, but is on another {kind}: "
+                f"{seats[rank]} and {seats[leader]}"
             )
         if first_on.setdefault(place, leader) != leader:
             raise PlacementError(

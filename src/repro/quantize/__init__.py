@@ -56,8 +56,7 @@ def dequantize(
     dtype: torch.dtype = torch.float32,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Payload of `quantize` back to [numel], or [rows, numel], of `dtype`; with `out` into that tensor, in its own
-    dtype.
+    """Payload of `quantize` back to [numel], or [rows, numel], of `dtype`; with `out` into that, in its dtype.
 
     Raises ValueError when the payload has another length or dtype, or `out` another shape.
     """

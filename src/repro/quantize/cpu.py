@@ -178,8 +178,7 @@ def accumulate(payload: Tensor, total: Tensor, bits: int, block: int) -> None:
 def warm_up() -> None:
     """Compile the CPU kernels, or load them from disk, into this process, and so into those it forks later.
 
-    Takes seconds the first time on a machine, then half a second. Without it the first calls do the same, in every
-    rank.
+    Takes seconds the first time on a machine, then half a second. Without it the first calls do so, in every rank.
     """
     for dtype in _WORDS:
         x = torch.ones(1, dtype=dtype, device="cpu")

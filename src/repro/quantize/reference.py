@@ -1,5 +1,4 @@
-"""The definition of the quantisers in eager torch, on any device: short and slow. The other implementations give the
-same bytes.
+"""The definition of the quantisers in eager torch, on any device: short and slow. The others give the same bytes.
 
 What a payload holds is described in the package's docstring. Arguments are checked there; a [rows, n] tensor is
 quantised row by row, and leading dimensions of payloads are kept.

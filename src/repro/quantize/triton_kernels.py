@@ -1,5 +1,4 @@
-"""Quantisers for CUDA and ROCm tensors in Triton, with the bytes of `reference`. Import this module only where there is
-Triton.
+"""Quantisers for CUDA and ROCm tensors in Triton, with the bytes of `reference`. Import it only where there is Triton.
 
 A program handles a tile of [G, W] values: G neighbouring blocks as rows and, of each, W neighbouring values. Offsets
 within a tensor are int64. Scales lie at odd addresses of a payload, so they are read and written byte by byte.

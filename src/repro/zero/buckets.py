@@ -38,8 +38,7 @@ def materialise(module: nn.Module, device: torch.device | str, init: Callable[[n
     """Give the parameters and buffers of `module` that are on the meta device memory on `device`, and fill them.
 
     `init(submodule)` must fill the parameters and buffers that `submodule` holds itself; left out, its
-    `reset_parameters()` is called, as torch's own layers have it. Ties stay tied. ValueError for a submodule that has
-    neither.
+    `reset_parameters()` is called, as torch's own layers have it. Ties stay tied. ValueError if it has neither.
     """
     real: dict[int, nn.Parameter] = {}
     fresh = []

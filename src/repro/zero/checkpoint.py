@@ -62,8 +62,7 @@ class Run:
 def save(
     folder: Path | str, step: int, optimizer: ZeroOptimizer, extra: dict[str, Any] | None = None, keep: int = 2
 ) -> Path:
-    """Write `folder/step-<step>` and remove all but the newest `keep` checkpoints; every rank calls it, after
-    `optimizer.step()`.
+    """Write `folder/step-<step>` and keep the newest `keep` checkpoints; every rank calls it, after `optimizer.step()`.
 
     `folder` must be on a file system that all ranks share. `extra`: tensors, numbers, strings and containers of these,
     for example the state of a learning-rate schedule; rank 0's is saved. A run that is killed at any moment leaves the

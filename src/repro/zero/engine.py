@@ -66,15 +66,13 @@ class ZeroOptimizer(torch.optim.Optimizer):
                      those that share a weight with another module
     weight_dtype     float32, bfloat16, or float16 with loss scaling
     gradient_dtype   of the sums kept between backward and step
-    max_grad_norm    clip to this global norm. `torch.nn.utils.clip_grad_norm_` cannot: the gradients are not on the
-                     parameters
+    max_grad_norm    clip to this global norm; `clip_grad_norm_` cannot: gradients are not on the parameters
     loss_scale       for float16; a `LossScale` with other settings than the default
     init             for a model on the meta device: fills the parameters that a submodule itself holds; default: its
                      `reset_parameters()`. Must draw the same on all ranks, or `broadcast`
     communicator     process groups and the ledger of bytes, to share them between optimizers; default: new ones
     device           "cpu" or "cuda"; default: where the model is, and CUDA or CPU for one on the meta device
-    broadcast        send rank 0's parameters and buffers to all first, as DDP does; False when the same seed made them
-                     equal
+    broadcast        send rank 0's parameters and buffers to all first, as DDP does; not needed if they are equal
 
     Raises ValueError for a model, dtype or optimizer that cannot be trained this way.
     """
@@ -186,8 +184,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
             bucket.gradient += total
 
     def _reducing_across(self, gradient: Tensor) -> Steps:
-        """From the gradient partition to the optimizer's, and to the sum over all ranks where that is not the whole
-        machine.
+        """From the gradient partition to the optimizer's, then the sum over all ranks if that is not the whole machine.
 
         With the hierarchical plan a gradient leaves its node here, and only here: once per step.
         """
@@ -198,8 +195,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> float:  # type: ignore[override]  # torch's returns None without a closure
-        """Update with the gradients of all backward calls since the last step; returns their global norm before
-        clipping.
+        """Update with the gradients since the last step; returns their global norm before clipping.
 
         Gradients that overflowed (float16) leave the weights as they are and lower the loss scale; the norm is then not
         finite. RuntimeError when there was no backward; ValueError for a closure, which would have to run on all ranks.
@@ -312,8 +308,7 @@ def own_chunk(plan: Plan, rank: int) -> int:
     """Number of the chunk of its weight shard that `rank` updates, counted from the shard's first.
 
     Worked example: the hierarchical plan on 2 nodes of 2 packages of 2 GCDs. `splits` is (2, 2), so a weight shard has
-    4 chunks, and a bucket, which is the shards of a package's 2 GCDs, has chunks 0 to 7. These are a rank's at the four
-    moments:
+    4 chunks, and a bucket, which is the shards of a package's 2 GCDs, has chunks 0 to 7. A rank's at the four moments:
 
         rank   node, package, GCD   weights   after package   after node   after cluster   arrive as
         0      0, 0, 0              0 1 2 3   0 1 2 3         0 1          0               0 2 1 3

@@ -1,5 +1,4 @@
-"""The only file that knows how FSDP2 (`fully_shard`) is built inside; tests/zero/test_fsdp_private.py fails when torch
-changes it.
+"""The only file that knows how FSDP2 (`fully_shard`) is built inside; its test fails when torch changes it.
 
 Private parts of torch in use, as of 2.13:
 - `fsdp._fully_shard._fsdp_api.AllGather` and `ReduceScatter`: base classes of custom collectives. The all-gather gets
@@ -187,8 +186,7 @@ def shard(module: nn.Module, mesh: DeviceMesh, dtype: torch.dtype, gather: Gathe
     # A parameter without a gradient counts as zero: the flat layout must not depend on what a rank's batch used.
     module.set_reduce_scatter_unused_params(True, recurse=False)
     if mesh.device_type == "cpu":
-        # On a GPU, streams let a gather run beside compute; here FSDP gets a handle, and waits for it when it needs the
-        # weights.
+        # On a GPU, streams let a gather run beside compute; here FSDP gets a handle to wait for when it needs weights.
         module._set_unshard_async_op(True)
     return ShardedBucket(module, mesh.get_local_rank(), reduction)
 

@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-# What these do to a value depends on the other values of its tensor, or of all: a flat part of it would train
-# otherwise.
+# What these do to a value depends on the other values of its tensor, or of all: a flat part would train otherwise.
 NOT_ELEMENTWISE = (torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.Muon, torch.optim.SparseAdam)
 
 
@@ -45,8 +44,8 @@ class Masters:
         refused = isinstance(optimizer_cls, type) and issubclass(optimizer_cls, NOT_ELEMENTWISE)
         if refused:
             raise ValueError(
-                f"{optimizer_cls.__name__} is not elementwise, a rank with a part of a tensor cannot run it; allowed are "
-                "optimizers that update every value by itself, such as SGD, Adam, AdamW, RMSprop, Adagrad"
+                f"{optimizer_cls.__name__} is not elementwise, a rank with a part of a tensor cannot run it; allowed "
+                "are optimizers that update every value by itself, such as SGD, Adam, AdamW, RMSprop, Adagrad"
             )
         self.flat, self.slices = list(flat), list(slices)
         self._parts = [_parts(tensor.numel(), mine) for tensor, mine in zip(flat, slices, strict=True)]

@@ -14,8 +14,7 @@ def formula(
     gradient_bytes: int = 2,
     optimizer_bytes: int = ADAM_BYTES,
 ) -> dict[str, float]:
-    """Bytes per rank by kind of state for `parameters` trainable values: each kind's bytes over the ranks it is spread
-    over.
+    """Bytes per rank by kind of state for `parameters` trainable values: its bytes over the ranks it is spread over.
 
     With psi parameters, 16-bit weights and gradients and Adam: 16 psi / N for ZeRO-3, 2 psi / 8 more with secondary
     shards in a node of 8, 1.25 psi + 12 psi / N for the hierarchical plan on Frontier. Without padding, activations and

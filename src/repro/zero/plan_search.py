@@ -78,7 +78,8 @@ def search(
     if not fitting:
         least = min(candidates, key=lambda candidate: candidate.rank_bytes)
         raise ValueError(
-            f"no plan fits {memory / 1e9:.1f} GB per rank; the smallest, {least.plan.name}, needs {least.rank_bytes / 1e9:.1f} GB"
+            f"no plan fits {memory / 1e9:.1f} GB per rank; the smallest, {least.plan.name}, "
+            f"needs {least.rank_bytes / 1e9:.1f} GB"
         )
     return sorted(fitting, key=lambda candidate: (candidate.step_s, candidate.rank_bytes))
 

@@ -121,8 +121,7 @@ def step_bytes(
 
 
 def exchange_seconds(hop: Exchange, topology: Topology, quantize_values_per_s: float = math.inf) -> float:
-    """Time of an exchange: the busiest level's bytes per rank over its rate, a latency per message of a round, and
-    quantising.
+    """Time of an exchange: the busiest level's bytes per rank over its rate, a latency per round, and quantising.
 
     All levels of a hop work at the same time; rates are per rank with all ranks busy (`Level.bytes_per_s`). What
     crosses an outer level leaves through the rank's own link too.

@@ -122,8 +122,7 @@ def hierarchical(
     reduce_across: Literal["step", "micro_batch"] = "step",
     block: int = BLOCK,
 ) -> Plan:
-    """The three-level plan of arXiv 2501.04266: weights over the GCD pair, gradients over the node, optimizer over all
-    ranks.
+    """The three-level plan of arXiv 2501.04266: weights over the GCD pair, gradients the node, optimizer all ranks.
 
     Levels left out are the innermost, the last but one and the outermost of the topology. Bits are one number, or one
     per level, innermost first. [INF] defaults: everything is quantised as in ZeRO++, of which the paper is an

@@ -3,8 +3,7 @@
 A state that is partitioned over a level is spread over the ranks of one unit of that level and replicated in every
 other unit: over `node` each node holds the whole of it once; over None every rank does. Four states (weights, secondary
 shards of the weights, gradients, optimizer) times the levels, times the routes between them with their bits: DDP,
-ZeRO-1 to 3, ZeRO++, MiCS, HSDP and the three-level plan of arXiv 2501.04266 are points of this one space
-(`catalogue.py`).
+ZeRO-1 to 3, ZeRO++, MiCS, HSDP and the three-level plan of arXiv 2501.04266 are points of it (`catalogue.py`).
 """
 
 from collections.abc import Callable
@@ -70,8 +69,8 @@ class Plan:
         self._require("optimizer", "gradients", "a rank would update weights whose gradient it does not hold")
         if self.secondary is not None and self._depth("secondary") >= self._depth("weights"):
             raise ValueError(
-                f"plan {self.name!r}: secondary shards over {self.secondary}, weights over {self.weights or 'nothing'}: "
-                "they save traffic only when they are gathered from fewer ranks than the weights"
+                f"plan {self.name!r}: secondary shards over {self.secondary}, weights over "
+                f"{self.weights or 'nothing'}: they save traffic only when they are gathered from fewer ranks than the weights"
             )
         if (self.secondary is None) != (self.secondary_route is None):
             raise ValueError(f"plan {self.name!r}: `secondary` and `secondary_route` come together")
@@ -105,8 +104,7 @@ class Plan:
 
     @property
     def has_secondary(self) -> bool:
-        """Whether secondary shards are kept: the weights spread over fewer ranks than their partition, and over more
-        than one.
+        """Whether secondary shards are kept: weights over fewer ranks than their partition, and more than one.
 
         A plan with secondary shards in the node has no use for them on a machine of one node.
         """
