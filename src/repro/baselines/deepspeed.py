@@ -1,7 +1,7 @@
 """DeepSpeed's ZeRO-3 and ZeRO++ as baselines: its own code, on GPUs with its own kernels and on CPUs over gloo.
 
     zero3    weights, gradients, optimizer over all ranks
-    zeropp   as zero3, with INT8 gathers of the weights (qwZ), a second copy of them in the node for the backward (hpZ)
+    zeropp   as zero3, with INT8 gathers of the weights (qwZ), secondary shards in the node for the backward (hpZ)
              and INT4 two-hop reductions of the gradients (qgZ)
 
 This is the only file that knows DeepSpeed's private names (`PRIVATE`, and `_private` where an object has them), as of
@@ -116,7 +116,7 @@ class DeepSpeedTrainer:
         return total
 
     def held_bytes(self) -> dict[str, int]:
-        """See `Trainer.held_bytes`. `optimizer` is fp32 masters and moments, `secondary` the copy of hpZ. Not counted:
+        """See `Trainer.held_bytes`. `optimizer` is fp32 masters and moments, `secondary` the shard of hpZ. Not counted:
         the bucket that collects gradients before they are reduced, for a small model as large as all of them."""
         return self._held
 

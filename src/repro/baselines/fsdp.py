@@ -56,7 +56,7 @@ class FSDPTrainer:
         return total
 
     def held_bytes(self) -> dict[str, int]:
-        """See `Trainer.held_bytes`. `weights` are the fp32 masters, `optimizer` only the moments. The copy that
+        """See `Trainer.held_bytes`. `weights` are the fp32 masters, `optimizer` only the moments. The shard that
         `fsdp2_reshard` keeps in the node is not counted: FSDP has dropped it by the end of the backward."""
         return self._held
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from repro.topology import Topology
+from repro.zero.buckets import require_fp32
 
 Batch = tuple[Tensor, Tensor]  # inputs and targets of one micro-batch: `model(*batch)` is the mean loss over it
 
@@ -63,9 +64,7 @@ def check(model: nn.Module, topology: Topology, dtype: torch.dtype) -> None:
         raise ValueError(f"dtype is {dtype}, allowed: torch.float32, torch.bfloat16")
     if topology.world_size != dist.get_world_size():
         raise ValueError(f"topology has {topology.world_size} ranks, the process group {dist.get_world_size()}")
-    for name, parameter in model.named_parameters():
-        if parameter.dtype != torch.float32:
-            raise ValueError(f"parameter {name} is {parameter.dtype}: the masters need fp32 values to start from")
+    require_fp32(model)
 
 
 def nodes_and_ranks(topology: Topology) -> tuple[int, int]:

@@ -73,6 +73,13 @@ def default_device(model: nn.Module) -> str:
     return where if where != "meta" else "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def require_fp32(model: nn.Module) -> None:
+    """ValueError for a parameter of another dtype."""
+    for name, parameter in model.named_parameters():
+        if parameter.dtype != torch.float32:
+            raise ValueError(f"parameter {name} is {parameter.dtype}: the masters need fp32 values to start from")
+
+
 def broadcast_from_first(module: nn.Module) -> None:
     """Give all ranks rank 0's values of the parameters that are not sharded yet, and of the buffers."""
     for tensor in (*module.parameters(), *module.buffers()):

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from repro.comm import Communicator, Pending, pipelined
 from repro.comm.exchange import Steps, Works
 from repro.zero import fsdp_private
-from repro.zero.buckets import broadcast_from_first, default_buckets, default_device, materialise
+from repro.zero.buckets import broadcast_from_first, default_buckets, default_device, materialise, require_fp32
 from repro.zero.loss_scale import LossScale
 from repro.zero.masters import Masters, Slice, global_norm, parameter_groups
 from repro.zero.plan import Plan
@@ -334,8 +334,6 @@ def own_chunk(plan: Plan, rank: int) -> int:
 def _check(model: nn.Module, weight_dtype: torch.dtype) -> None:
     if weight_dtype not in WEIGHT_DTYPES:
         raise ValueError(f"weight_dtype is {weight_dtype}, allowed: {', '.join(map(str, WEIGHT_DTYPES))}")
-    for name, parameter in model.named_parameters():
-        if parameter.dtype != torch.float32:
-            raise ValueError(f"parameter {name} is {parameter.dtype}: the masters need fp32 values to start from")
+    require_fp32(model)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError("the model has no parameter that requires a gradient")
