@@ -53,7 +53,7 @@ def test_routes_and_loss_are_the_recorded_ones(top_k):
     np.testing.assert_array_equal(found.experts, trace.experts.reshape(found.experts.shape))
     assert found.loss == pytest.approx(loss, rel=1e-5) and found.num_experts == 5
     np.testing.assert_array_equal(found.transitions, exflow.transitions(trace))
-    bits, share = exflow.mutual_information(exflow.transitions(trace))
+    bits, share = exflow.affinity.mutual_information(exflow.transitions(trace))
     assert training.mutual_information(found.transitions) == pytest.approx((bits.mean(), share.mean()))
     assert not any(block.router._forward_hooks for block in moe.blocks)
 
@@ -230,7 +230,7 @@ def test_the_script_keeps_weights_trace_and_record_of_one_run(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     (run_file,) = (tmp_path / "moe_train").glob("*.json")
     found = record.read(run_file)
-    model, recorded = checkpoint.load(weights), exflow.load(trace)
+    model, recorded = checkpoint.load(weights), exflow.load_trace(trace)
     assert found.status == "ok" and found.point["iterations"] == 12
     assert found.metrics["parameters"].value == sum(p.numel() for p in model.parameters())
     assert recorded.experts.shape[:2] == (4 * 512, 3) and recorded.num_experts == 4  # two texts, two parts
