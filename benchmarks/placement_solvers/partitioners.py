@@ -87,22 +87,22 @@ PARTITIONERS: dict[str, Partitioner] = {
 def staged(
     partitioner: Partitioner, counts: np.ndarray, gpus: int, gpus_per_node: int, seed: int, time_limit_s: float
 ) -> np.ndarray:
-    """Place on nodes first, then inside each node, as the paper does; each run gets its share of the time left.
+    """Place on nodes first (half of the time), then inside each node (the rest, shared evenly): int64 [layers, E].
 
-    Raises ValueError when the experts cannot be shared evenly or the GPUs do not make whole nodes; the partitioners
-    themselves do not look.
+    As in the paper, only transitions with both ends in the node count within it. ValueError when the experts cannot
+    be shared evenly or the GPUs do not make whole nodes; the partitioners themselves do not look.
     """
     if gpus < 1 or counts.shape[1] % gpus:
         raise ValueError(f"{counts.shape[1]} experts per layer cannot be shared evenly by {gpus} GPUs")
     if gpus_per_node < 1 or gpus % gpus_per_node:
         raise ValueError(f"{gpus} GPUs do not make whole nodes of {gpus_per_node}")
-    deadline = perf_counter() + time_limit_s
+    stages = [parts for parts in (gpus // gpus_per_node, gpus_per_node) if parts > 1] or [1]
 
-    def split(_: np.ndarray, inside: np.ndarray, parts: int, share: float) -> np.ndarray:
-        return partitioner(inside, parts, seed, max(deadline - perf_counter(), 0.0) * share)
+    def split(members: np.ndarray, inside: np.ndarray, parts: int, _: float) -> np.ndarray:
+        group = members.shape[1] / counts.shape[1]  # as a share of all experts
+        return partitioner(inside, parts, seed, time_limit_s / len(stages) * group)
 
-    stages = [parts for parts in (gpus // gpus_per_node, gpus_per_node) if parts > 1]
-    return paper.staged(counts, stages or [1], split)
+    return paper.staged(counts, stages, split)
 
 
 def settled(counts: np.ndarray, placement: np.ndarray, gpus: int) -> np.ndarray:

@@ -11,6 +11,7 @@ Hence
 Arrays as in `problem.py`.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -86,20 +87,13 @@ def _matched(shared: np.ndarray) -> np.ndarray:
     """[A, B]: tokens kept under the best matching of labels, for tokens [A, B, gpus, gpus] from each GPU to each."""
     gpus = shared.shape[-1]
     if gpus <= 4:  # few enough permutations to try them all, for all pairs at once
-        each = (
+        kept = (
             shared[:, :, np.arange(gpus), list(order)].sum(axis=-1) for order in itertools.permutations(range(gpus))
         )
-        return np.maximum.reduce(list(each)) if len(shared) < 32 else _running_maximum(each)
+        return functools.reduce(np.maximum, kept)
     best = np.empty(shared.shape[:2])
     for a, b in np.ndindex(best.shape):
         best[a, b] = shared[a, b][linear_sum_assignment(shared[a, b], maximize=True)].sum()
-    return best
-
-
-def _running_maximum(arrays: Iterator[np.ndarray]) -> np.ndarray:
-    best = next(arrays)
-    for array in arrays:
-        best = np.maximum(best, array)
     return best
 
 
