@@ -1,7 +1,8 @@
 """ExFlow's integer program as published, and aggregated: `python benchmarks/aggregation.py`.
 
-The published program has a variable for every token and transition, ours (`repro.exflow.program`) one for every pair of experts, weighted by the
-tokens that take it: the same optimum. Both halve the same Mixtral-shaped routing (8 experts into 2 parts) in HiGHS with equal options.
+The published program has a variable for every token and transition, ours (`repro.exflow.paper`) one for every pair of
+experts, weighted by the tokens that take it: the same optimum. Both halve the same Mixtral-shaped routing (8 experts
+into 2 parts) in HiGHS with equal options.
 
     rows, columns  of the matrix; `x` how many times more entries the published one has
     crossing       of the best solution found, and the bound that the solver has proven
@@ -13,18 +14,19 @@ tokens that take it: the same optimum. Both halve the same Mixtral-shaped routin
 import argparse
 
 import numpy as np
+from placement_solvers import published, synthetic
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from repro import exflow
-from repro.baselines import exflow_published as published
-from repro.exflow import program, synthetic
+from repro.exflow.highs import Program
+from repro.exflow.paper import program
 
 
-def solved_both(trace: exflow.Trace, limit_s: float) -> list[tuple[published.Program, published.Solved]]:
+def solved_both(trace: exflow.Trace, limit_s: float) -> list[tuple[Program, published.Solved]]:
     """The published program and the aggregated one, with what HiGHS made of them."""
-    programs = published.per_token_program(trace, 2), published.Program(*program.build(exflow.transitions(trace), 2))
+    programs = published.per_token_program(trace, 2), program(exflow.transitions(trace), 2)
     return [(each, published.solve(each, limit_s)) for each in programs]
 
 

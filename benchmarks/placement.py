@@ -1,18 +1,20 @@
 """Expert placements against those of other methods at equal time: `python benchmarks/placement.py` (extra `benchmark`).
 
-Instances are a real trace (gpt-oss-20b, sequences held out) and traces of known processes (held-out tokens of the same process). Every method
-gets the same transition counts, seed, seconds and one thread. Columns:
+Instances are a real trace (gpt-oss-20b, sequences held out) and traces of known processes (held-out tokens of the same
+process). Every method gets the same transition counts, seed, seconds and one thread. Columns:
 
     held-out   share of transitions of unseen tokens that change GPU; `node` the share that changes node
-    placed by  the same on the tokens that the placement was computed from: what all methods minimise. On several nodes they minimise
-               `cost`, hops per transition with 1 inside a node and 2 between nodes; peers then place on nodes first, as ExFlow does
-    gap        (cost - proven lower bound) / cost, on the tokens placed by: no placement is better by more. On one node, cost is `placed by`
+    placed by  the same on the tokens that the placement was computed from: what all methods minimise. On several nodes
+               they minimise `cost`, hops per transition with 1 inside a node and 2 between nodes; peers then place on
+               nodes first, as ExFlow does
+    gap        (cost - proven lower bound) / cost, on the tokens placed by: no placement is better by more. On one node,
+               cost is `placed by`
     load       tokens on the busiest GPU over the even share, mean over layers, held-out tokens
     s          wall time of the call; more than the limit where a method cannot be interrupted
     optimal    proven: by the method, or because it meets the bound
 
-Methods that cannot be run on an instance are listed with the reason. The last lines say where ours is worse than a peer, and which methods took
-more than their time.
+Methods that cannot be run on an instance are listed with the reason. The last lines say where ours is worse than a
+peer, and which methods took more than their time.
 """
 
 import argparse
@@ -26,15 +28,14 @@ from time import perf_counter
 
 import numpy as np
 from placement_instances import Instance, drawn, instances
+from placement_solvers import cp_sat, synthetic
+from placement_solvers.partitioners import PARTITIONERS, staged
+from placement_solvers.published import exact_bisection
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from repro import exflow
-from repro.baselines import cp_sat
-from repro.baselines.exflow_published import exact_bisection
-from repro.baselines.partitioners import PARTITIONERS, staged
-from repro.exflow import synthetic
 from repro.exflow.bound import lower_bound_cost
 
 INTRA_COST, INTER_COST = 1.0, 2.0  # of a hop, as `exflow.place` and the published solver weigh them
@@ -84,7 +85,7 @@ def place(instance: Instance, counts: np.ndarray, method: str, limit_s: float) -
 
 
 def first_rows(instance: Instance, counts: np.ndarray, method: str) -> int:
-    """Rows R ≥ ±(x_a - x_b) of the first program that `method` solves: two for each pair of experts and, beyond two, each part."""
+    """Rows R ≥ ±(x_a - x_b) of the first program of `method`: two for each pair of experts and, beyond two, part."""
     parts = 2 if method == "exflow" else instance.nodes if instance.nodes > 1 else instance.gpus
     return 2 * int(np.count_nonzero(counts)) * (parts if parts > 2 else 1)
 
@@ -189,7 +190,7 @@ def table(instance: Instance, rows: list[Row], bound: float) -> Table:
 
 
 def verdicts(rows: list[Row]) -> list[str]:
-    """On the tokens placed by and on held-out tokens: is ours never worse than a peer given the same limit? And who overran it."""
+    """On tokens placed by and held-out tokens: is ours ever worse than a peer in equal time, who overran?"""
     if all(row.seconds is None or row.method != OURS for row in rows):
         return [f"{OURS} was not run, so there is nothing to compare"]
     lines = []

@@ -1,12 +1,12 @@
-"""What `placement.py` places: real routing with sequences held out, and known processes with other tokens of the same process held out."""
+"""What `placement.py` places: real routing with sequences held out, and known processes with later tokens held out."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from placement_solvers import synthetic
 
 from repro import exflow, paths
-from repro.exflow import synthetic
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Instance:
 
 
 def gptoss(top_k: int) -> tuple[exflow.Trace, exflow.Trace]:
-    return exflow.load(paths.data("gptoss20b_routing.npz"), 32, top_k).split(0.7, seed=0)
+    return exflow.load_trace(paths.data("gptoss20b_routing.npz"), 32, top_k).split(0.7, seed=0)
 
 
 def drawn(process: Callable[..., exflow.Trace], layers: int, experts: int, tokens: int, **arguments) -> Callable:

@@ -112,7 +112,7 @@ def test_python_text_is_what_its_script_makes(tmp_path):
 
 def routing_of_a_gpt_moe(name, experts):
     """The shipped trace, and its sequences [1024, 128, 8] with the domain and part of each."""
-    trace = exflow.load(FOLDER / name)
+    trace = exflow.load_trace(FOLDER / name)
     assert trace.experts.shape[:2] == (131072, 8) and trace.experts.dtype == np.uint8 and trace.num_experts == experts
     with np.load(FOLDER / name, allow_pickle=False) as file:
         assert file["domain_names"].tolist() == ["shakespeare", "python"] and set(file["seq_len"]) == {128}

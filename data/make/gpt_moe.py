@@ -28,7 +28,7 @@ PARTS = ("train", "held_out")
 
 def record_trace(model: GPTMoE, path: Path, tokens: int) -> None:
     """Route `tokens` of each text and part. Arrays: experts uint8 [tokens, layers], seq_len int32, and per sequence `domain` (index
-    into `domain_names`) and `held_out`; `exflow.load` reads it."""
+    into `domain_names`) and `held_out`; `exflow.load_trace` reads it."""
     domain, held_out = [], []
     with record_routing(model) as recording:
         for number, name in enumerate(FILES):

@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def fewest_hops():
-    """Optimum by brute force over all balanced placements of counts [layers-1, E, E]; labels of the first layer are free."""
+    """Optimum by brute force over all balanced placements of counts [layers-1, E, E]; first labels are free."""
 
     def search(counts, gpus):
         experts = counts.shape[1]

@@ -8,19 +8,19 @@ from repro import exflow
 
 def test_conditional_rows_are_probabilities():
     counts = np.array([[[3.0, 1.0], [0.0, 0.0]]])
-    np.testing.assert_allclose(exflow.conditional(counts), [[[0.75, 0.25], [0.0, 0.0]]])
+    np.testing.assert_allclose(exflow.affinity.conditional(counts), [[[0.75, 0.25], [0.0, 0.0]]])
 
 
 def test_known_information():
     determined, independent = np.eye(4)[None] * 5, np.ones((1, 4, 4))
-    bits, share = exflow.mutual_information(np.concatenate([determined, independent]))
+    bits, share = exflow.affinity.mutual_information(np.concatenate([determined, independent]))
     np.testing.assert_allclose(bits, [2.0, 0.0], atol=1e-12)
     np.testing.assert_allclose(share, [1.0, 0.0], atol=1e-12)
 
 
 def test_textbook_example():
     """I = Σ p log2 p/(p·p) of the joint [[1/2, 1/4], [0, 1/4]], summed by hand."""
-    bits, _ = exflow.mutual_information(np.array([[[2.0, 1.0], [0.0, 1.0]]]))
+    bits, _ = exflow.affinity.mutual_information(np.array([[[2.0, 1.0], [0.0, 1.0]]]))
     expected = (
         0.5 * np.log2(0.5 / (0.75 * 0.5)) + 0.25 * np.log2(0.25 / (0.75 * 0.5)) + 0.25 * np.log2(0.25 / (0.25 * 0.5))
     )
@@ -29,17 +29,17 @@ def test_textbook_example():
 
 def test_control_keeps_loads_and_drops_links(make_trace):
     trace = exflow.Trace(make_trace(5, 8, 4000), 8)
-    control = exflow.shuffled(trace, 0)
+    control = exflow.affinity.shuffled(trace, 0)
     for layer in range(5):
         np.testing.assert_array_equal(
             np.bincount(control.experts[:, layer], minlength=8), np.bincount(trace.experts[:, layer], minlength=8)
         )
-    found = exflow.measure(trace)
+    found = exflow.measure_affinity(trace)
     bias = (8 - 1) ** 2 / (2 * 4000 * np.log(2))  # what the plug-in estimate shows where there is nothing
     assert (found.shuffled_bits < 3 * bias).all() and (found.bits > 50 * bias).all()
 
 
 def test_top_k_control_moves_whole_sets():
     experts = np.arange(40).reshape(10, 2, 2) % 4
-    control = exflow.shuffled(exflow.Trace(experts, 4), 1)
+    control = exflow.affinity.shuffled(exflow.Trace(experts, 4), 1)
     assert {tuple(row) for row in control.experts[:, 0]} == {tuple(row) for row in experts[:, 0]}

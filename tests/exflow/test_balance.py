@@ -76,7 +76,7 @@ def test_exact_within_a_limit(make_counts, seed, room):
 @pytest.mark.parametrize("machine", [{"gpus": 8}, {"gpus": 8, "gpus_per_node": 4}, {"gpus": RACKS}, {"gpus": 32}])
 @pytest.mark.parametrize("room", [1.0, 1.05, 1.4])
 def test_a_limit_is_kept_on_any_machine(make_counts, machine, room):
-    """From the tightest that can be kept on; with E/G experts on every GPU as ever, and fewer hops than no search at all."""
+    """From the tightest on; with E/G experts on every GPU as ever, and fewer hops than no search at all."""
     counts = make_counts(4, 5, 32)
     gpus = RACKS.world_size if machine["gpus"] is RACKS else machine["gpus"]
     limit = float(room * balance.least_max_load(loads(counts), gpus).max())
@@ -127,7 +127,7 @@ def test_a_limit_that_only_the_partition_forbids_says_so():
 @pytest.mark.parametrize("machine", [{"gpus": 4}, {"gpus": RACKS, "costs": (1, 2, 5)}])
 def test_pareto_trades_load_for_hops(make_counts, machine):
     counts = make_counts(6, 5, 32)
-    front = exflow.pareto(counts, **machine, rounds=5)
+    front = exflow.pareto_front(counts, **machine, rounds=5)
     costs = [exflow.evaluate(placement, counts) for placement in front]
     load, hops = [c.max_load_worst_layer for c in costs], [c.weighted_hops for c in costs]
     assert len(front) > 2 and load == sorted(load) and hops == sorted(hops, reverse=True)
@@ -142,8 +142,8 @@ def test_pareto_trades_load_for_hops(make_counts, machine):
 def test_pareto_of_given_limits_and_of_an_even_model(make_counts):
     counts = make_counts(6, 4, 16)
     least = balance.least_max_load(loads(counts), 4).max()
-    front = exflow.pareto(counts, 4, max_loads=[1.3 * least], rounds=2)
+    front = exflow.pareto_front(counts, 4, max_loads=[1.3 * least], rounds=2)
     assert {placement.max_load for placement in front} <= {None, float(1.3 * least)} and front
-    assert len(exflow.pareto(np.ones((2, 8, 8)), 4)) == 1
+    assert len(exflow.pareto_front(np.ones((2, 8, 8)), 4)) == 1
     with pytest.raises(ValueError, match="max_load is 1: no placement"):
-        exflow.pareto(counts, 4, max_loads=[1.0], rounds=0)
+        exflow.pareto_front(counts, 4, max_loads=[1.0], rounds=0)

@@ -11,7 +11,7 @@ from repro.exflow.placement import Placement
 
 
 def dispatched(trace, gpu, gpus, per_node):
-    """Send every token through the layers: (intra, inter) hops a token, as the published solver counts, and the GPU loads."""
+    """Send every token through the layers: (intra, inter) hops a token, as published, and the GPU loads."""
     intra = inter = 0
     load = np.zeros((len(gpu), gpus))
     for token in trace.tolist():

@@ -17,7 +17,7 @@ SEED = st.integers(0, 9999)
 
 
 def top_k(seed, tokens, layers, experts, k):
-    """A trace of distinct experts, some far more popular than others, linked between layers by the token's own taste."""
+    """A trace of distinct experts, some far more popular than others, linked between layers by a token's taste."""
     rng = np.random.default_rng(seed)
     taste = rng.gumbel(0, 2, (4, layers, experts))[rng.integers(4, size=tokens)]
     chosen = np.argsort(taste + rng.gumbel(0, 1, taste.shape), axis=2)[:, :, :k]

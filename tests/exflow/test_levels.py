@@ -56,7 +56,7 @@ def test_hops_of_each_level_are_those_of_tokens_sent_one_by_one(sizes, seed):
 
 
 def test_nodes_are_the_level_of_that_name_wherever_it_is(make_counts):
-    """Frontier's innermost unit is a package of two GCDs: hops between packages of one node are still inside the node."""
+    """Frontier's innermost unit is a package of two GCDs: hops between packages of a node are inside the node."""
     counts = make_counts(0, 3, 16)
     placement = exflow.place(counts, frontier(2), method="contiguous")
     same = exflow.place(counts, 16, 8, method="contiguous")
@@ -76,7 +76,7 @@ def test_every_method_places_on_three_levels(make_counts, method):
 
 
 def test_outer_levels_come_first():
-    """Experts talk inside hidden racks, more inside hidden nodes, most inside hidden GPUs: every level must be found."""
+    """Experts talk inside hidden racks, more inside hidden nodes, most inside hidden GPUs: all must be found."""
     rng = np.random.default_rng(0)
     hidden = np.stack([rng.permutation(np.repeat(np.arange(8), 4)) for _ in range(6)])
     here, there = hidden[:-1, :, None], hidden[1:, None, :]

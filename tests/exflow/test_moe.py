@@ -114,7 +114,7 @@ def rows(results, crossing=True):
 
 
 def test_bytes_follow_the_paper_s_table():
-    """Top-1: an all-to-all sends the hidden vector and labels of rows that leave; ids to every rank; the rest is what keys and values add."""
+    """Top-1: an all-to-all sends rows that leave, with labels; ids go to every rank; keys and values add the rest."""
     sizes, requests, iterations = config(), 8, NEW - 1
     two, one, shared = (run(sizes, mode, requests) for mode in MODES)
     hidden, label = 16 * 8, 4

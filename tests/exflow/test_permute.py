@@ -1,4 +1,4 @@
-"""A model with its experts reordered computes the same, and a server that deals experts out in order follows the placement."""
+"""A model with its experts reordered computes the same; dealt out in order, they follow the placement."""
 
 import numpy as np
 import pytest

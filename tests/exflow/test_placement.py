@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repro import exflow
-from repro.exflow import placement as module
-from repro.exflow import program
+from repro.exflow import paper
 from repro.exflow.evaluate import distances, total_cost
 from repro.exflow.search import portfolio
 from repro.exflow.search.problem import Problem
@@ -36,7 +35,7 @@ def test_affinity_is_optimal_where_it_says_so(fewest_hops, make_counts, shape, s
 def test_integer_program_is_optimal_and_bounds_itself(fewest_hops, make_counts, shape, seed):
     layers, experts, gpus = shape
     counts = make_counts(seed, layers, experts)
-    solved = program.solve(counts, gpus, 60.0)
+    solved = paper.solve(counts, gpus, 60.0)
     best = fewest_hops(counts, gpus)
     assert not solved.time_limited
     assert solved.hops == pytest.approx(best, rel=1e-3) and solved.bound <= best * (1 + 1e-6)
@@ -58,7 +57,7 @@ MACHINES = [(1, None), (2, None), (4, None), (8, 4), (8, 2), (16, 4), (6, 3), (1
 @pytest.mark.parametrize("method", exflow.METHODS)
 @pytest.mark.parametrize(("gpus", "per_node"), MACHINES)
 def test_balance(make_counts, method, gpus, per_node):
-    """Exactly E/gpus experts per GPU and layer (Eq. 9), for every method, also on GPU counts that are no power of two."""
+    """Exactly E/gpus experts per GPU and layer (Eq. 9), for every method, also where GPUs are no power of two."""
     experts = 48 if gpus in (6, 12, 24) else 32
     counts = make_counts(gpus, 3, experts)
     placement = exflow.place(counts, gpus, per_node, method, time_limit_s=0.3, rounds=3)
@@ -94,7 +93,7 @@ def test_stages_put_nodes_first(make_trace):
     counts = exflow.transitions(exflow.Trace(make_trace(6, 32, 8000, alpha=0.1), 32))
     flat = exflow.place(counts, 8, None, rounds=20)
     staged = exflow.place(counts, 8, 4, rounds=20)
-    as_nodes = module.Placement(flat.gpu, 8, 4, "affinity")
+    as_nodes = exflow.Placement(flat.gpu, 8, 4, "affinity")
     assert exflow.evaluate(staged, counts).weighted_hops < exflow.evaluate(as_nodes, counts).weighted_hops
 
 

@@ -85,7 +85,7 @@ def test_a_saved_trace_is_read_back(model, tmp_path):
     with torch.no_grad(), record_routing(model) as recording:
         model(_tokens(3, 4))
     recording.save(tmp_path / "routing.npz")
-    found, expected = exflow.load(tmp_path / "routing.npz"), recording.trace()
+    found, expected = exflow.load_trace(tmp_path / "routing.npz"), recording.trace()
     np.testing.assert_array_equal(found.experts, expected.experts)
     np.testing.assert_array_equal(found.weights, expected.weights)
     np.testing.assert_array_equal(found.sequences, expected.sequences)

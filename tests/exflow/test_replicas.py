@@ -1,4 +1,4 @@
-"""Copies of experts: the walk against plain Python, and what each way of choosing promises."""
+"""Replicas of experts: the walk against plain Python, and what each way of choosing promises."""
 
 import json
 
@@ -11,6 +11,7 @@ from repro import exflow
 from repro.exflow.placement import Placement
 from repro.exflow.serving import replicas
 from repro.exflow.serving.replicas import Replicas, evaluate_replicas, place_replicas
+from repro.exflow.serving.slots import physical_to_logical
 
 MACHINES = st.sampled_from([(4, 4), (4, 2), (2, 2), (2, 1), (8, 4), (1, 1)])
 SEED = st.integers(0, 9999)
@@ -28,16 +29,16 @@ def setting(make_trace):
     return draw
 
 
-def walked(copies, trace):
-    """(intra hops, inter hops, loads [layers, gpus]) of all tokens, by the rule as the header of the module words it."""
+def walked(placed, trace):
+    """(intra hops, inter hops, loads [layers, gpus]) of all tokens, by the rule in the header of the module."""
     intra = inter = 0
-    load = np.zeros((trace.layers, copies.gpus))
+    load = np.zeros((trace.layers, placed.gpus))
     for number, token in enumerate(trace.experts.tolist()):
-        here = number % copies.gpus
+        here = number % placed.gpus
         for layer, expert in enumerate(token):
-            slots = [s for s, e in enumerate(copies.physical_to_logical[layer].tolist()) if e == expert]
-            hosts = sorted({s // copies.slots_per_gpu for s in slots})
-            near = [h for h in hosts if h // copies.gpus_per_node == here // copies.gpus_per_node]
+            slots = [s for s, e in enumerate(placed.physical_to_logical[layer].tolist()) if e == expert]
+            hosts = sorted({s // placed.slots_per_gpu for s in slots})
+            near = [h for h in hosts if h // placed.gpus_per_node == here // placed.gpus_per_node]
             candidates = [here] if here in hosts else near or hosts
             there = candidates[here % len(candidates)]
             load[layer, there] += 1
@@ -57,27 +58,27 @@ def weighted(cost):
 @given(MACHINES, SEED, st.integers(0, 3))
 @settings(max_examples=50, deadline=None)
 def test_evaluator_equals_a_walk_in_python(setting, machine, seed, extra):
-    """Also with copies that nobody would choose."""
+    """Also with replicas that nobody would choose."""
     placement, trace = setting(seed, *machine)
-    slots = exflow.physical_to_logical(placement.gpu).reshape(4, placement.gpus, -1)
+    slots = physical_to_logical(placement.gpu).reshape(4, placement.gpus, -1)
     random = np.random.default_rng(seed).integers(8, size=(4, placement.gpus, extra))
-    copies = Replicas(np.concatenate([slots, random], axis=2).reshape(4, -1), *machine)
-    intra, inter, load = walked(copies, trace)
-    cost = evaluate_replicas(copies, trace)
+    placed = Replicas(np.concatenate([slots, random], axis=2).reshape(4, -1), *machine)
+    intra, inter, load = walked(placed, trace)
+    cost = evaluate_replicas(placed, trace)
     assert (cost.intra_hops, cost.inter_hops) == pytest.approx((intra / trace.tokens, inter / trace.tokens))
     assert cost.hops_per_token == pytest.approx((intra + inter) / trace.tokens)
-    busiest = load.max(axis=1) * copies.gpus / trace.tokens
+    busiest = load.max(axis=1) * placed.gpus / trace.tokens
     assert (cost.max_load, cost.max_load_worst_layer) == pytest.approx((busiest.mean(), busiest.max()))
 
 
 @given(MACHINES, SEED, st.sampled_from(replicas.OBJECTIVES))
 @settings(max_examples=20, deadline=None)
-def test_without_copies_the_placement_is_what_it_was(setting, machine, seed, objective):
+def test_without_replicas_the_placement_is_what_it_was(setting, machine, seed, objective):
     placement, trace = setting(seed, *machine)
-    copies = place_replicas(placement, trace, 0, objective)
-    assert (copies.physical_to_logical == replicas.without_copies(placement).physical_to_logical).all()
-    assert (copies.physical_to_logical == exflow.physical_to_logical(placement.gpu)).all()
-    found, before = evaluate_replicas(copies, trace), exflow.evaluate(placement, trace)
+    placed = place_replicas(placement, trace, 0, objective)
+    assert (placed.physical_to_logical == Replicas.of(placement).physical_to_logical).all()
+    assert (placed.physical_to_logical == physical_to_logical(placement.gpu)).all()
+    found, before = evaluate_replicas(placed, trace), exflow.evaluate(placement, trace)
     for name in vars(found):
         assert getattr(found, name) == pytest.approx(getattr(before, name)), name
 
@@ -88,12 +89,12 @@ def test_slots_are_filled_and_kept(setting, machine, seed, objective):
     """Every GPU has its experts of the placement and `extra` slots more; the map gives back which GPU holds what."""
     placement, trace = setting(seed, *machine)
     for extra in range(min(3, 8 - 8 // placement.gpus) + 1):
-        copies = place_replicas(placement, trace, extra, objective)
-        assert copies.physical_to_logical.shape == (4, 8 + placement.gpus * extra)
-        assert copies.slots_per_gpu == 8 // placement.gpus + extra
-        hosted = copies.hosted
+        placed = place_replicas(placement, trace, extra, objective)
+        assert placed.physical_to_logical.shape == (4, 8 + placement.gpus * extra)
+        assert placed.slots_per_gpu == 8 // placement.gpus + extra
+        hosted = placed.hosted
         assert np.take_along_axis(hosted, placement.gpu[:, :, None], axis=2).all()
-        for layer, row in enumerate(copies.physical_to_logical.reshape(4, placement.gpus, -1)):
+        for layer, row in enumerate(placed.physical_to_logical.reshape(4, placement.gpus, -1)):
             for gpu, experts in enumerate(row):
                 assert set(experts.tolist()) == set(np.flatnonzero(hosted[layer, :, gpu]).tolist())
 
@@ -101,20 +102,20 @@ def test_slots_are_filled_and_kept(setting, machine, seed, objective):
 @given(MACHINES, SEED)
 @settings(max_examples=30, deadline=None)
 def test_more_slots_never_cost_more_hops(setting, machine, seed):
-    """On the tokens placed by; and each one keeps the copies of the one with fewer slots."""
+    """On the tokens placed by; and each one keeps the replicas of the one with fewer slots."""
     placement, trace = setting(seed, *machine)
     cost, before = np.inf, None
     for extra in range(8 - 8 // placement.gpus + 1):
-        copies = place_replicas(placement, trace, extra, "hops", HOP_COSTS)
-        now = weighted(evaluate_replicas(copies, trace))
+        placed = place_replicas(placement, trace, extra, "hops", HOP_COSTS)
+        now = weighted(evaluate_replicas(placed, trace))
         assert now <= cost + 1e-9
-        assert before is None or (copies.hosted >= before).all()
-        cost, before = now, copies.hosted
+        assert before is None or (placed.hosted >= before).all()
+        cost, before = now, placed.hosted
 
 
 @given(MACHINES, SEED, st.integers(1, 3))
 @settings(max_examples=30, deadline=None)
-def test_copies_for_load_never_load_a_layer_more(setting, machine, seed, extra):
+def test_replicas_for_load_never_load_a_layer_more(setting, machine, seed, extra):
     placement, trace = setting(seed, *machine)
     if extra > 8 - 8 // placement.gpus:
         return
@@ -142,8 +143,8 @@ def test_each_objective_is_better_at_its_own(make_trace):
     assert load.max_load < none.max_load and load.max_load < hops.max_load
 
 
-def test_copies_for_both_join(make_trace):
-    """Copies for load beside copies for hops: they keep those, and lie between the two objectives."""
+def test_replicas_for_both_join(make_trace):
+    """Replicas for load beside replicas for hops: they keep those, and lie between the two objectives."""
     trace = exflow.Trace(make_trace(6, 16, 3000, alpha=0.2), 16)
     placement = exflow.place(exflow.transitions(trace), 4, method="contiguous")
     hops = place_replicas(placement, trace, 1)
@@ -168,23 +169,23 @@ def test_wrong_arguments_are_refused(setting):
         place_replicas(placement, trace, 1, "speed")
     with pytest.raises(ValueError, match=r"costs are \(2, 1\)"):
         place_replicas(placement, trace, 1, costs=(2, 1))
-    with pytest.raises(ValueError, match="top-2 routing, copies are for top-1"):
+    with pytest.raises(ValueError, match="top-2 routing, replicas are for top-1"):
         place_replicas(placement, exflow.Trace(np.zeros((5, 4, 2), int), 8), 1)
     with pytest.raises(ValueError, match="4 layers of 8 experts, the routing has 3 of 8"):
         place_replicas(placement, exflow.Trace(trace.experts[:, :3], 8), 1)
     with pytest.raises(ValueError, match="9 slots per layer cannot be shared evenly by 2"):
         Replicas(np.arange(9)[None], 2, 2)
-    with pytest.raises(ValueError, match=r"layer 1: experts \[2\] have no copy"):
+    with pytest.raises(ValueError, match=r"layer 1: experts \[2\] are in no slot"):
         Replicas(np.array([[0, 1, 2, 3], [0, 1, 1, 3]]), 2, 2)
 
 
 @pytest.mark.parametrize("name", ["sglang", "vllm"])
-def test_maps_with_copies_are_written_for_servers(setting, tmp_path, name):
+def test_maps_with_replicas_are_written_for_servers(setting, tmp_path, name):
     placement, trace = setting(0, 4, 2)
-    copies = place_replicas(placement, trace, extra=1)
-    exflow.FORMATS[name](copies, tmp_path / "map.json")
+    placed = place_replicas(placement, trace, extra=1)
+    exflow.FORMATS[name](placed, tmp_path / "map.json")
     content = json.loads((tmp_path / "map.json").read_text())
     rows = content["physical_to_logical_map"] if name == "sglang" else content
-    np.testing.assert_array_equal(rows, copies.physical_to_logical)
+    np.testing.assert_array_equal(rows, placed.physical_to_logical)
     back = Replicas(np.array(rows), 4, 2)
-    np.testing.assert_array_equal(back.hosted, copies.hosted)
+    np.testing.assert_array_equal(back.hosted, placed.hosted)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repro.exflow.evaluate import distances, loads, total_cost
+from repro.exflow.paper import contiguous
 from repro.exflow.search import balance, chain, portfolio, resplit
 from repro.exflow.search.anneal import anneal
 from repro.exflow.search.problem import Problem
@@ -18,7 +19,7 @@ FLAT_OR_NOT = st.sampled_from([(4, 4), (4, 2), (2, 2)])  # GPUs, GPUs per node
 
 
 def random_placement(rng, layers, experts, gpus):
-    return rng.permuted(chain.contiguous(layers, experts, gpus), axis=1)
+    return rng.permuted(contiguous(layers, experts, gpus), axis=1)
 
 
 def random_state(rng):
@@ -221,7 +222,7 @@ def test_improving_never_loses_and_keeps_what_must_hold(make_counts, seed, machi
 
 
 def test_paths_of_experts_are_found():
-    """Every expert's tokens all go to one expert of the next layer, to each of them once: 8 paths of 12 layers, light or heavy."""
+    """All tokens of an expert go to one expert of the next layer, each to another: 8 light or heavy paths."""
     rng = np.random.default_rng(0)
     paths = np.stack([rng.permutation(8) for _ in range(12)])
     counts = np.zeros((11, 8, 8))

@@ -40,7 +40,7 @@ def test_all_formats_read_the_same(tmp_path, make_trace):
     np.savez(tmp_path / "t.npz", experts=experts.astype(np.uint8), seq_len=np.array([20, 30]), num_experts=8)
     table = pd.DataFrame(experts, columns=[f"layer{i}" for i in range(4)])
     table.assign(sequence=np.repeat([7, 9], [20, 30])).to_parquet(tmp_path / "t.parquet")
-    read = [exflow.load(tmp_path / f"t.{kind}", num_experts=8) for kind in ("npy", "npz", "parquet")]
+    read = [exflow.load_trace(tmp_path / f"t.{kind}", num_experts=8) for kind in ("npy", "npz", "parquet")]
     for trace in read:
         np.testing.assert_array_equal(trace.experts, experts)
         assert trace.num_experts == 8 and trace.k == 1
@@ -82,7 +82,7 @@ def test_first_bad_row_is_named(tmp_path, mistake):
     change(experts)
     np.save(tmp_path / "bad.npy", experts)
     with pytest.raises(ValueError, match=message) as error:
-        exflow.load(tmp_path / "bad.npy", num_experts=8)
+        exflow.load_trace(tmp_path / "bad.npy", num_experts=8)
     assert "bad.npy" in str(error.value)
 
 
@@ -99,25 +99,25 @@ def test_first_bad_row_is_named(tmp_path, mistake):
 def test_wrong_arrays_are_refused_with_the_file_name(tmp_path, array, message):
     np.save(tmp_path / "bad.npy", array)
     with pytest.raises(ValueError, match=message) as error:
-        exflow.load(tmp_path / "bad.npy")
+        exflow.load_trace(tmp_path / "bad.npy")
     assert "bad.npy" in str(error.value)
 
 
 def test_wrong_files_are_refused(tmp_path):
     np.savez(tmp_path / "a.npz", routes=np.zeros((4, 3), int))
     with pytest.raises(ValueError, match="no array `experts`, found: routes"):
-        exflow.load(tmp_path / "a.npz")
+        exflow.load_trace(tmp_path / "a.npz")
     np.savez(tmp_path / "b.npz", experts=np.zeros((4, 3), int), seq_len=np.array([1, 2]))
     with pytest.raises(ValueError, match="seq_len sums to 3, but `experts` has 4"):
-        exflow.load(tmp_path / "b.npz")
+        exflow.load_trace(tmp_path / "b.npz")
     (tmp_path / "c.npy").write_text("not an array")
     with pytest.raises(ValueError, match=r"c\.npy: not a NumPy array"):
-        exflow.load(tmp_path / "c.npy")
+        exflow.load_trace(tmp_path / "c.npy")
     (tmp_path / "d.csv").write_text("1,2")
     with pytest.raises(ValueError, match=r"allowed: \.npy, \.npz, \.parquet"):
-        exflow.load(tmp_path / "d.csv")
+        exflow.load_trace(tmp_path / "d.csv")
     with pytest.raises(FileNotFoundError, match="no such trace"):
-        exflow.load(tmp_path / "e.npy")
+        exflow.load_trace(tmp_path / "e.npy")
 
 
 @given(st.lists(st.integers(1, 20), min_size=2, max_size=12), st.floats(0.1, 0.9), st.integers(0, 5))
@@ -144,7 +144,7 @@ def test_split_needs_sequences():
 
 
 def test_shipped_trace():
-    trace = exflow.load(paths.data("gptoss20b_routing.npz"))
+    trace = exflow.load_trace(paths.data("gptoss20b_routing.npz"))
     assert (trace.tokens, trace.layers, trace.k, trace.num_experts) == (138431, 24, 4, 32)
     assert len(np.unique(trace.sequences)) == 470
 
@@ -164,6 +164,6 @@ def test_broken_files_are_named(tmp_path):
     (tmp_path / "text.parquet").write_text("no")
     for name in sorted(path.name for path in tmp_path.iterdir()):
         with pytest.raises(ValueError, match=name):
-            exflow.load(tmp_path / name)
+            exflow.load_trace(tmp_path / name)
     with pytest.raises(ValueError, match="num_experts is 0"):
-        exflow.load(tmp_path / "lengths.npz", num_experts=0)
+        exflow.load_trace(tmp_path / "lengths.npz", num_experts=0)

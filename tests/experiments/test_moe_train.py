@@ -222,7 +222,7 @@ def test_the_script_keeps_weights_trace_and_record_of_one_run(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     (run_file,) = (tmp_path / "moe_train").glob("*.json")
     found = record.read(run_file)
-    model, recorded = checkpoint.load(weights), exflow.load(trace)
+    model, recorded = checkpoint.load(weights), exflow.load_trace(trace)
     assert found.status == "ok" and found.point["iterations"] == 12
     assert found.metrics["parameters"].value == sum(p.numel() for p in model.parameters())
     assert recorded.experts.shape[:2] == (4 * 512, 3) and recorded.num_experts == 4  # two texts, two parts

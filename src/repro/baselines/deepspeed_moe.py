@@ -17,7 +17,7 @@ from repro.baselines import deepspeed
 from repro.comm.communicator import Communicator
 from repro.exflow.moe import Decoder
 from repro.exflow.moe.meter import Meter
-from repro.exflow.search.chain import contiguous
+from repro.exflow.paper import contiguous
 from repro.models.gpt_moe import GPTMoE, MoEBlock
 
 

@@ -1,7 +1,7 @@
 """Inter-layer expert affinity: how much the expert of this layer tells about the expert of the next.
 
-The paper's definition is the conditional probability P(E_{p,j+1} | E_{i,j}) that a token routed to expert i at layer j goes to
-expert p at layer j+1 (its Fig. 2 is a heat map of it). Mutual information puts one number on a whole matrix.
+The paper's definition is the conditional probability P(E_{p,j+1} | E_{i,j}) that a token routed to expert i at layer j
+goes to expert p at layer j+1 (its Fig. 2 is a heat map of it). Mutual information puts one number on a whole matrix.
 """
 
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from repro.exflow.trace import Trace, transitions
 class Affinity:
     """One value per pair of neighbouring layers, each float64 [layers-1].
 
-    `bits`: mutual information; `share`: the same over the entropy of the next layer's expert, 0 (independent) to 1 (determined).
-    `shuffled_bits`, `shuffled_share`: the same of a control with the tokens shuffled, whose true value is 0: what it shows is
-    the estimator's bias, about (E-1)²/(2·tokens·ln 2) bits.
+    `bits`: mutual information; `share`: the same over the entropy of the next layer's expert, 0 (independent) to 1
+    (determined). `shuffled_bits`, `shuffled_share`: the same of a control with the tokens shuffled, whose true value is
+    0: what it shows is the estimator's bias, about (E-1)²/(2·tokens·ln 2) bits.
     """
 
     bits: np.ndarray
@@ -62,6 +62,6 @@ def shuffled(trace: Trace, seed: int) -> Trace:
     return Trace(experts, trace.num_experts, None, f"{trace.source} (shuffled)")
 
 
-def measure(trace: Trace, seed: int = 0) -> Affinity:
+def measure_affinity(trace: Trace, seed: int = 0) -> Affinity:
     """Mutual information of neighbouring layers and of the shuffled control drawn with `seed`."""
     return Affinity(*mutual_information(transitions(trace)), *mutual_information(transitions(shuffled(trace, seed))))

@@ -13,10 +13,11 @@ class Cost:
     """Averages over the tokens of a trace that passes through all its layers.
 
     `hops_per_token`: transitions (of layers-1) whose two experts sit on different GPUs = `intra_hops` + `inter_hops` =
-    the sum of `level_hops`, innermost level first. `crossing_fraction`: hops over layers-1. `node_crossing_fraction`: hops
-    between nodes over layers-1. `weighted_hops`: Σ level cost · level hops.
-    `max_load`: load of the busiest GPU of a layer over the even share (1: even), mean over layers; `max_load_worst_layer`: the
-    maximum over layers. The paper balances expert counts, not tokens, so these show what its constraint does not control.
+    the sum of `level_hops`, innermost level first. `crossing_fraction`: hops over layers-1. `node_crossing_fraction`:
+    hops between nodes over layers-1. `weighted_hops`: Σ level cost · level hops.
+    `max_load`: load of the busiest GPU of a layer over the even share (1: even), mean over layers;
+    `max_load_worst_layer`: the maximum over layers. The paper balances expert counts, not tokens, so these show what
+    its constraint does not control.
     """
 
     hops_per_token: float
@@ -36,7 +37,7 @@ def distances(gpus: int, gpus_per_node: int) -> np.ndarray:
 
 
 def total_cost(counts: np.ndarray, gpu: np.ndarray, distance: np.ndarray) -> float:
-    """Σ over layers and pairs of experts of counts · distance[GPU of a, GPU of b]; counts [layers-1, E, E], gpu [layers, E]."""
+    """Σ of counts · distance[GPU of a, GPU of b] over layers and pairs; counts [layers-1, E, E], gpu [layers, E]."""
     return float(
         sum(
             np.sum(pairs * distance[here[:, None], there[None, :]])
@@ -59,17 +60,23 @@ def busiest(load: np.ndarray, gpu: np.ndarray, gpus: int) -> np.ndarray:
     )  # a layer that no token visits is even
 
 
+def check_shapes(placed: tuple[int, ...], routed: tuple[int, int]) -> None:
+    """ValueError unless a placement and routing have equal (layers, experts)."""
+    if placed != routed:
+        raise ValueError(
+            f"the placement has {placed[0]} layers of {placed[1]} experts, the routing has {routed[0]} of {routed[1]}"
+        )
+
+
 def evaluate_gpus(gpu: np.ndarray, levels: Levels, routing: Trace | np.ndarray) -> Cost:
     """Cost of `gpu` (int [layers, E]) on a trace or on its transition counts (both give the same numbers).
 
-    With top-k routing a hop is a pair of experts of weight 1/k²; ValueError when shapes disagree or no token was counted.
+    With top-k routing a hop is a pair of experts of weight 1/k²; ValueError when shapes disagree or no token was
+    counted.
     """
     counts = transitions(routing) if isinstance(routing, Trace) else routing
-    layers, experts = gpu.shape
-    if counts.shape != (layers - 1, experts, experts):
-        raise ValueError(
-            f"the placement has {layers} layers of {experts} experts, the routing has {len(counts) + 1} of {counts.shape[-1]}"
-        )
+    layers = len(gpu)
+    check_shapes(gpu.shape, (len(counts) + 1, counts.shape[-1]))
     if counts.sum() <= 0:
         raise ValueError("the routing has no tokens")
     tokens = counts.sum() / (layers - 1)

@@ -1,6 +1,7 @@
-"""The GPUs of a machine as nested levels (GPUs of a node, nodes of a rack, racks), and what one hop costs at each level."""
+"""The GPUs of a machine as nested levels (node, rack, cluster), and what one hop costs at each level."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +15,8 @@ NODE = "node"
 class Levels:
     """Innermost first: `sizes[0]` GPUs make a unit of level 0, `sizes[1]` of those a unit of level 1, and so on.
 
-    GPUs are numbered like the ranks of `repro.topology`: those of one unit are consecutive. `costs[l]` is what a token pays
-    for a hop between two GPUs that share a unit of level l, but none further in.
+    GPUs are numbered like the ranks of `repro.topology`: those of one unit are consecutive. `costs[l]` is what a token
+    pays for a hop between two GPUs that share a unit of level l, but none further in.
     """
 
     names: tuple[str, ...]
@@ -50,9 +51,7 @@ class Levels:
         return np.array([*self.costs, 0.0])[self.hop_levels()]
 
 
-def make_levels(
-    gpus: int | Topology, gpus_per_node: int | None = None, costs: tuple[float, ...] | list[float] | None = None
-) -> Levels:
+def make_levels(gpus: int | Topology, gpus_per_node: int | None = None, costs: Sequence[float] | None = None) -> Levels:
     """Levels of `gpus` GPUs in nodes of `gpus_per_node` (None: one node), or of any `Topology`.
 
     `costs`: of a hop at each level, innermost first; default 1, 2, 3, ..., for two levels the published solver's.
@@ -81,7 +80,7 @@ def make_levels(
 
 
 def parse_levels(text: str) -> Topology:
-    """The topology of `node=8,rack=4,cluster=2`: innermost level first, each with how many of the units inside it it joins.
+    """The topology of `node=8,rack=4,cluster=2`: innermost level first, each with the number of units that it joins.
 
     ValueError for anything else.
     """

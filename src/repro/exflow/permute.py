@@ -1,8 +1,9 @@
 """Apply a placement to a model: reorder experts so that a server which deals them out in order puts each on its GPU.
 
-Expert-parallel servers give GPU g the experts g·E/P to (g+1)·E/P - 1 of every layer. With the weights of a layer's experts and the
-rows of its router in the order of the placement, these are the experts that it put on g. The model computes the same function: the
-router names its experts by new numbers, and under those numbers it finds the same weights.
+Expert-parallel servers give GPU g the experts g·E/P to (g+1)·E/P - 1 of every layer. With the weights of a layer's
+experts and the rows of its router in the order of the placement, these are the experts that it put on g. The model
+computes the same function: the router names its experts by new numbers, and under those numbers it finds the same
+weights.
 """
 
 from collections.abc import Iterator
@@ -19,11 +20,12 @@ from repro.exflow.serving.slots import physical_to_logical
 def permute_experts(model: nn.Module, gpu: np.ndarray) -> None:
     """Reorder, in place, the experts of every MoE layer of `model` by `gpu`, int [layers, E] (`Placement.gpu`).
 
-    Works on Hugging Face transformers models whose experts are stacked tensors [E, ..] (version 5) or lists of modules. Save the
-    result with `save_pretrained`: every server reads it as it would read the original. To undo, apply the inverse order.
+    Works on Hugging Face transformers models whose experts are stacked tensors [E, ..] (version 5) or lists of modules.
+    Save the result with `save_pretrained`: every server reads it as it would read the original. To undo, apply the
+    inverse order.
 
-    Raises ValueError when the layers or experts of the placement are not the model's, and for routers that choose groups of
-    experts first (DeepSeek-V2 and V3 with `n_group` > 1) when the order mixes groups.
+    Raises ValueError when the layers or experts of the placement are not the model's, and for routers that choose
+    groups of experts first (DeepSeek-V2 and V3 with `n_group` > 1) when the order mixes groups.
     """
     layers = list(_layers(model))
     if len(layers) != len(gpu):
@@ -66,6 +68,6 @@ def _check_groups(name: str, router: nn.Module, order: np.ndarray) -> None:
         for slots in np.split(order // size, groups):
             if len(set(slots.tolist())) > 1:
                 raise ValueError(
-                    f"{name} chooses among {groups} groups of {size} experts first; this placement mixes the groups, and the "
-                    "reordered model would compute something else"
+                    f"{name} chooses among {groups} groups of {size} experts first; this placement mixes the groups, "
+                    "and the reordered model would compute something else"
                 )

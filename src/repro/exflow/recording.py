@@ -2,17 +2,18 @@
 
     with record_routing(model) as recording:
         model.generate(**inputs)
-    recording.save("routing.npz")          # `exflow.load` reads it
+    recording.save("routing.npz")          # `exflow.load_trace` reads it
     placement = exflow.place(recording.counts(), gpus=8)
 
-Routers are found by what they are, so that nothing of the model changes: those of Hugging Face transformers (Mixtral, Qwen-MoE,
-OLMoE, DeepSeek, gpt-oss and others give (logits, weights, experts)), the gate of `deepspeed.moe.MoE`, and our own GPT-MoE's.
+Routers are found by what they are, so that nothing of the model changes: those of Hugging Face transformers (Mixtral,
+Qwen-MoE, OLMoE, DeepSeek, gpt-oss and others give (logits, weights, experts)), the gate of `deepspeed.moe.MoE`, and our
+own GPT-MoE's.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -32,11 +33,13 @@ def _read_top_k_router(router: nn.Module, args: tuple, output: Any) -> tuple[Ten
 
 
 def _read_deepspeed_gate(gate: nn.Module, args: tuple, output: Any) -> tuple[Tensor, Tensor]:
-    """`deepspeed.moe.sharded_moe.TopKGate`: (loss, combining weights [tokens, E, capacity], ..). Top-2 draws its second expert at
-    random, so the output is what counts; where it dropped a token for lack of capacity, the most likely experts stand in."""
-    combining = output[1].float().sum(dim=2)
-    likely = gate.wg(args[0].float()).softmax(dim=-1)
-    weights, experts = torch.where(combining > 0, combining, 1e-6 * likely).topk(gate.k, dim=-1)
+    """`deepspeed.moe.sharded_moe.TopKGate`: (loss, combining weights [tokens, E, capacity], ..). Top-2 draws its second
+    expert at random, so the output is what counts; where it dropped a token for lack of capacity, the most likely
+    experts stand in."""
+    combining: Tensor = output[1].float().sum(dim=2)
+    weigh, k = cast(nn.Module, gate.wg), cast(int, gate.k)
+    likely = weigh(args[0].float()).softmax(dim=-1)
+    weights, experts = torch.where(combining > 0, combining, 1e-6 * likely).topk(k, dim=-1)
     return experts, weights
 
 
@@ -55,8 +58,9 @@ def is_router(module: nn.Module) -> bool:
 
 
 class Recording:
-    """What `record_routing` gives. Tokens of a batch that the attention mask leaves out are not recorded. A call of the model without
-    cached keys and values begins new sequences, one per row; a call with them goes on with those of the call before.
+    """What `record_routing` gives. Tokens of a batch that the attention mask leaves out are not recorded. A call of the
+    model without cached keys and values begins new sequences, one per row; a call with them goes on with those of the
+    call before.
     """
 
     def __init__(self, model: nn.Module, keep_tokens: bool = True) -> None:
@@ -64,8 +68,8 @@ class Recording:
         self._routers = [(module, reader) for module in model.modules() if (reader := _reader(module))]
         if len(self._routers) < 2:
             raise ValueError(
-                f"{self.source} has {len(self._routers)} routers that could be recorded, need at least 2: known are modules whose "
-                "class ends in TopKRouter (transformers) and DeepSpeed's TopKGate"
+                f"{self.source} has {len(self._routers)} routers that could be recorded, need at least 2: known are "
+                "modules whose class ends in TopKRouter (transformers) and DeepSpeed's TopKGate"
             )
         sizes = {_num_experts(router) for router, _ in self._routers}
         if len(sizes) > 1:
@@ -87,9 +91,9 @@ class Recording:
                 f"{self.source} was called without a tensor [batch, tokens, ..]: its tokens cannot be told apart"
             )
         batch, length = tokens.shape[:2]
-        mask = kwargs.get("attention_mask")
-        known = isinstance(mask, Tensor) and mask.dim() == 2
-        self._present = mask[:, -length:].bool().cpu().numpy() if known else np.ones((batch, length), bool)
+        mask, self._present = kwargs.get("attention_mask"), np.ones((batch, length), bool)
+        if isinstance(mask, Tensor) and mask.dim() == 2:
+            self._present = mask[:, -length:].bool().cpu().numpy()
         if not _cached(kwargs.get("past_key_values")) or len(self._rows) != batch:
             self._rows = np.arange(self._sequences, self._sequences + batch)
             self._sequences += batch
@@ -119,7 +123,7 @@ class Recording:
             self._chunks.append((experts, weights[here], sequence))
 
     def trace(self) -> Trace:
-        """All recorded tokens, sequence after sequence. RuntimeError when none was recorded, or with keep_tokens=False."""
+        """All recorded tokens, sequence after sequence. RuntimeError without any, or with keep_tokens=False."""
         if not self._chunks:
             raise RuntimeError(
                 "no token was recorded" if self.keep_tokens else "recorded with keep_tokens=False: counts only"
@@ -129,16 +133,17 @@ class Recording:
         return Trace(experts[order], self.num_experts, sequence[order], self.source, weights[order])
 
     def counts(self) -> np.ndarray:
-        """Transition counts, float64 [layers-1, E, E], as `transitions` of the trace. RuntimeError when nothing was recorded."""
+        """Transition counts, float64 [layers-1, E, E], as of the trace. RuntimeError when nothing was recorded."""
         if self._counter is None:
             raise RuntimeError("no token was recorded")
         return self._counter.counts
 
     def save(self, path: str | Path) -> None:
-        """Write the trace as `.npz` that `load` reads: experts, weights (float16), seq_len, num_experts. Whole or not at all."""
+        """Write the trace as `.npz` that `load_trace` reads, with weights in float16. Whole or not at all."""
         trace, path = self.trace(), Path(path)
         if path.suffix != ".npz":
             raise ValueError(f"{path}: a recorded trace is written as .npz")
+        assert trace.sequences is not None and trace.weights is not None
         _, lengths = np.unique(trace.sequences, return_counts=True)
         with replacing(path) as temporary, temporary.open("wb") as file:
             np.savez_compressed(
@@ -150,11 +155,13 @@ class Recording:
 def record_routing(model: nn.Module, keep_tokens: bool = True) -> Iterator[Recording]:
     """Record every token that goes through `model` inside the `with`, training or inference, forward or `generate`.
 
-    model         called with tokens (or embeddings) [batch, tokens, ..] first; `attention_mask` [batch, tokens so far] is respected
+    model         called with tokens (or embeddings) [batch, tokens, ..] first; `attention_mask` [batch, tokens so far]
+                  is respected
     keep_tokens   False: only the transition counts, in memory that does not grow
 
-    Nothing of the model changes, and its outputs are the same. Beam search reorders rows, so its sequences are not told apart.
-    Raises ValueError for a model with fewer than two known routers, or whose layers have different numbers of experts.
+    Nothing of the model changes, and its outputs are the same. Beam search reorders rows, so its sequences are not told
+    apart. Raises ValueError for a model with fewer than two known routers, or whose layers have different numbers of
+    experts.
     """
     recording = Recording(model, keep_tokens)
     handles = [
@@ -173,7 +180,7 @@ def record_routing(model: nn.Module, keep_tokens: bool = True) -> Iterator[Recor
 
 
 def _num_experts(router: nn.Module) -> int:
-    return router.num_experts if hasattr(router, "num_experts") else router.wg.weight.shape[0]
+    return cast(int, router.num_experts) if hasattr(router, "num_experts") else len(cast(nn.Linear, router.wg).weight)
 
 
 def _cached(cache: Any) -> bool:

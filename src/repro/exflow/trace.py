@@ -1,8 +1,8 @@
 """Routing traces: which expert each token visits in each layer, and how often one expert follows another.
 
-A trace is all that ExFlow needs to know of a model (arXiv 2401.08383, section on expert affinity). The published solver reads
-a `.npy` of shape [tokens, layers]; we also keep the k experts of top-k routing and the sequence boundaries, so that
-a placement can be judged on sequences that it never saw.
+A trace is all that ExFlow needs to know of a model (arXiv 2401.08383, section on expert affinity). The published solver
+reads a `.npy` of shape [tokens, layers]; we also keep the k experts of top-k routing and the sequence boundaries, so
+that a placement can be judged on sequences that it never saw.
 """
 
 import zipfile
@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
-from numba import njit
+import pyarrow.parquet
+
+from repro.exflow.paper import count_transitions
 
 MOST_EXPERTS = 4096  # the counts take E² numbers a layer; no model has a quarter of this
 BLOCK = 65_536  # tokens counted at a time: memory stays flat however long a (memory-mapped) trace is
@@ -45,7 +46,8 @@ class Trace:
                 row, *where = (int(index[0]) for index in np.nonzero(bad))
                 found = block[(row, *where)]
                 raise ValueError(
-                    f"{self.source}: row {start + row}, layer {where[0]}: expert {found} is not in 0..{self.num_experts - 1}"
+                    f"{self.source}: row {start + row}, layer {where[0]}: expert {found} is not in "
+                    f"0..{self.num_experts - 1}"
                 )
         if self.sequences is not None and self.sequences.shape != (self.tokens,):
             raise ValueError(
@@ -92,8 +94,8 @@ class Trace:
     def split(self, fraction: float, seed: int) -> tuple["Trace", "Trace"]:
         """(train, held-out): whole sequences drawn at random until `fraction` of the tokens is in train.
 
-        Tokens of one sequence resemble each other, so a split by tokens would let the placement see what it is judged on.
-        Raises ValueError without sequence ids, or when either part would be empty.
+        Tokens of one sequence resemble each other, so a split by tokens would let the placement see what it is judged
+        on. Raises ValueError without sequence ids, or when either part would be empty.
         """
         if self.sequences is None:
             raise ValueError(f"{self.source}: no sequence boundaries, so whole sequences cannot be held out")
@@ -118,27 +120,14 @@ class TransitionCounter:
     def add(self, experts: np.ndarray) -> None:
         """Integer [tokens, layers] or [tokens, layers, k], ids in 0..num_experts-1."""
         experts = experts[:, :, None] if experts.ndim == 2 else experts
-        by_layer = np.ascontiguousarray(
-            experts.transpose(1, 0, 2)
-        )  # a layer's counts fit a core's cache, all of them do not
+        by_layer = np.ascontiguousarray(experts.transpose(1, 0, 2))  # counts of one layer fit a core's cache
         with ThreadPoolExecutor() as threads:
-            list(threads.map(_count_pairs, by_layer[:-1], by_layer[1:], self._pairs))
+            list(threads.map(count_transitions, by_layer[:-1], by_layer[1:], self._pairs))
 
     @property
     def counts(self) -> np.ndarray:
         """float64 [layers-1, E, E], see `transitions`."""
         return self._pairs / float(self.k**2)
-
-
-@njit(cache=True, nogil=True)
-def _count_pairs(here: np.ndarray, there: np.ndarray, pairs: np.ndarray) -> None:
-    """Add to `pairs`, int64 [E, E], the k·k pairs of every token's experts in two neighbouring layers, integer [tokens, k] each."""
-    tokens, k = here.shape
-    for token in range(tokens):
-        for a in range(k):
-            row = pairs[here[token, a]]
-            for b in range(k):
-                row[there[token, b]] += 1
 
 
 def transitions(trace: Trace) -> np.ndarray:
@@ -152,15 +141,15 @@ def transitions(trace: Trace) -> np.ndarray:
     return counter.counts
 
 
-def load(path: str | Path, num_experts: int | None = None, top_k: int | None = None) -> Trace:
+def load_trace(path: str | Path, num_experts: int | None = None, top_k: int | None = None) -> Trace:
     """Read a trace; ValueError names the file and what is wrong with it, FileNotFoundError when there is none.
 
     `.npy`      [tokens, layers] or [tokens, layers, k]; memory-mapped
     `.npz`      `experts` of such a shape; optional `seq_len` [sequences] (tokens of each), `num_experts`, and `weights`
     `.parquet`  one integer column per layer, in order; an optional column `sequence`
 
-    `num_experts`: experts per layer; None takes the file's, else the highest id + 1 (too low if the last expert is never used).
-    `top_k`: keep the first k experts of a top-k trace; None keeps all.
+    `num_experts`: experts per layer; None takes the file's, else the highest id + 1 (too low if the last expert is
+    never used). `top_k`: keep the first k experts of a top-k trace; None keeps all.
     """
     path = Path(path)
     if not path.exists():
@@ -229,11 +218,12 @@ def _read_npz(path: Path) -> _Contents:
 
 def _read_parquet(path: Path) -> _Contents:
     try:
-        table = pd.read_parquet(path)
+        table = pyarrow.parquet.read_table(path)
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: not a Parquet file: {error}") from error
-    sequences = table.pop("sequence").to_numpy() if "sequence" in table else None
-    return _Contents(table.to_numpy(), sequences)
+    columns = {name: table[name].to_numpy() for name in table.column_names}
+    sequences = columns.pop("sequence", None)
+    return _Contents(np.ascontiguousarray(np.array(list(columns.values())).T), sequences)
 
 
 def _check_shape(experts: np.ndarray, source: str) -> None:

@@ -1,14 +1,15 @@
 """Proven lower bounds on the crossing fraction of any balanced placement: how far a placement can be from the best one.
 
-An expert keeps its tokens only with the E/P experts of the next layer on its own GPU. So for each pair of layers the kept pairs
-form a (E/P)-regular bipartite graph, and they also come from two balanced partitions. Each fact bounds what can be kept:
+An expert keeps its tokens only with the E/P experts of the next layer on its own GPU. So for each pair of layers the
+kept pairs form a (E/P)-regular bipartite graph, and they also come from two balanced partitions. Each fact bounds what
+can be kept:
 
   b-matching    the heaviest (E/P)-regular bipartite graph, a linear program with integral vertices (`matching.py`)
   spectrum      sum/P plus E/P times the P-1 largest singular values of the doubly centred counts (Donath-Hoffman)
   semidefinite  both facts at once, and that both sides of a layer see the same partition (`sdp.py`); takes seconds
 
-Where Viterbi over all partitions is affordable (`../search/chain.py`), the optimum itself is the bound. A bound holds for the counts it was
-computed from (the training tokens): on other tokens the best placement may cross less.
+Where Viterbi over all partitions is affordable (`../search/chain.py`), the optimum itself is the bound. A bound holds
+for the counts it was computed from (the training tokens): on other tokens the best placement may cross less.
 """
 
 import math
@@ -25,13 +26,13 @@ from repro.exflow.search import chain
 def lower_bound(counts: np.ndarray, gpus: int, time_limit_s: float = 0.0) -> float:
     """Crossing fraction on `counts` [layers-1, E, E] that no placement of E/gpus experts per GPU and layer can beat.
 
-    The best of all bounds above. `time_limit_s` is for the semidefinite one, which 0 leaves out; it stops earlier when it stalls.
-    On one core, 24 layers of 16 or 32 experts come within 0.001 of what more time gives in 2 s and 5 s, 12 layers of 64 experts
-    within 0.002 in 5 s; above E = 64 few iterations fit. The other bounds take milliseconds (58 layers of 256 experts: 2 s) and
-    are the same every time.
+    The best of all bounds above. `time_limit_s` is for the semidefinite one, which 0 leaves out; it stops earlier when
+    it stalls. On one core, 24 layers of 16 or 32 experts come within 0.001 of what more time gives in 2 s and 5 s, 12
+    layers of 64 experts within 0.002 in 5 s; above E = 64 few iterations fit. The other bounds take milliseconds (58
+    layers of 256 experts: 2 s) and are the same every time.
 
-    Hops inside and between nodes count alike; for hops between nodes, give the number of nodes as `gpus`. ValueError when E is
-    no multiple of gpus, the counts are all zero, or the time limit is negative.
+    Hops inside and between nodes count alike; for hops between nodes, give the number of nodes as `gpus`. ValueError
+    when E is no multiple of gpus, the counts are all zero, or the time limit is negative.
     """
     experts = counts.shape[1]
     if gpus < 1 or experts % gpus:
@@ -58,15 +59,15 @@ def lower_bound_cost(
 ) -> float:
     """Cost per token and layer transition that no balanced placement can beat on a machine of several levels.
 
-    `sizes`, innermost level first: `sizes[0]` GPUs make a unit of level 1 (a node), `sizes[1]` of those one of level 2, and so on.
-    A hop costs `costs[l]` when level l+1 is the first whose unit holds both GPUs: `sizes=(8, 4), costs=(1, 2)` is four nodes of
-    eight GPUs, where a hop costs 1 inside a node and 2 between nodes. With C_l the share of transitions that leave their unit of
-    level l (C_0: their GPU, C_1: their node, ...), a placement costs
+    `sizes`, innermost level first: `sizes[0]` GPUs make a unit of level 1 (a node), `sizes[1]` of those one of level 2,
+    and so on. A hop costs `costs[l]` when level l+1 is the first whose unit holds both GPUs: `sizes=(8, 4), costs=(1,
+    2)` is four nodes of eight GPUs, where a hop costs 1 inside a node and 2 between nodes. With C_l the share of
+    transitions that leave their unit of level l (C_0: their GPU, C_1: their node, ...), a placement costs
 
         Σ_l costs[l] · (C_l - C_l+1)  =  Σ_l (costs[l] - costs[l-1]) · C_l            (costs[-1] = 0)
 
-    and `lower_bound` with a level's number of units bounds each C_l by itself. `time_limit_s` is for all levels together.
-    ValueError when the levels do not pair up with their costs, or costs fall from a level to the next.
+    and `lower_bound` with a level's number of units bounds each C_l by itself. `time_limit_s` is for all levels
+    together. ValueError when the levels do not pair up with their costs, or costs fall from a level to the next.
     """
     if len(sizes) != len(costs) or not sizes:
         raise ValueError(
@@ -83,28 +84,28 @@ def lower_bound_cost(
 
 
 def gap(crossing_fraction: float, bound: float) -> float:
-    """(crossing - bound) / crossing: at most this share of the crossings could be avoided by any placement; 0 is optimal."""
+    """(crossing - bound) / crossing: no placement can avoid more than this share of the crossings; 0 is optimal."""
     return (crossing_fraction - bound) / crossing_fraction if crossing_fraction > 0 else 0.0
 
 
 def b_matching(pairs: np.ndarray, degree: int) -> float:
     """Weight of the heaviest `degree`-regular bipartite graph on weights `pairs` [E, E], each pair taken at most once.
 
-    What is returned is the value of a solution of the dual linear program: by weak duality an upper bound even where rounding
-    left the solver beside the optimum.
+    What is returned is the value of a solution of the dual linear program: by weak duality an upper bound even where
+    rounding left the solver beside the optimum.
     """
     row, column = matching.b_matching_prices(np.ascontiguousarray(pairs, np.float64), degree)
     return dual_value(pairs, degree, row, column)
 
 
 def dual_value(pairs: np.ndarray, degree: int, row: np.ndarray, column: np.ndarray) -> float:
-    """Upper bound from any prices `row`, `column` [E] of the experts: degree · all prices + what pairs are worth beyond them."""
+    """Upper bound from any prices `row`, `column` [E]: degree · all prices + what pairs are worth beyond them."""
     surplus = np.maximum(pairs - row[:, None] - column[None, :], 0.0)
     return float(degree * (row.sum() + column.sum()) + surplus.sum())
 
 
 def spectrum(pairs: np.ndarray, gpus: int) -> float:
-    """Upper bound on tokens kept between two balanced partitions of the experts of `pairs` [E, E] into `gpus` groups."""
+    """Upper bound on tokens kept between two balanced partitions of the experts of `pairs` [E, E] into `gpus`."""
     centred = pairs - pairs.mean(axis=0, keepdims=True)
     centred -= centred.mean(axis=1, keepdims=True)
     singular = np.linalg.svd(centred, compute_uv=False)

@@ -1,28 +1,31 @@
 """A semidefinite bound on how many tokens any balanced placement keeps on their GPU: two layers at a time, by ADMM.
 
-Let X_l [E, G] be the one-hot placement of layer l, each GPU holding k = E/G experts. Of two neighbouring layers take the Gram
-matrix of their 2E experts, 1 where two experts share a GPU and 0 elsewhere:
+Let X_l [E, G] be the one-hot placement of layer l, each GPU holding k = E/G experts. Of two neighbouring layers take
+the Gram matrix of their 2E experts, 1 where two experts share a GPU and 0 elsewhere:
 
-    Z_l = [X_l; X_l+1] [X_l; X_l+1]ᵀ = [[A_l, B_l], [B_lᵀ, A_l+1]],         tokens kept = Σ_l <counts_l, B_l> = Σ_l <W_l, Z_l>
+    Z_l = [X_l; X_l+1] [X_l; X_l+1]ᵀ = [[A_l, B_l], [B_lᵀ, A_l+1]]
+    tokens kept = Σ_l <counts_l, B_l> = Σ_l <W_l, Z_l>
 
 with half of counts_l in either corner of W_l. What is true of every placement, and is all that the relaxation asks for:
-  (1) each row of A and B sums to k, and every GPU holds k experts of either layer. So Z_l = J/G + V R_l Vᵀ with J all ones, V
-      [2E, 2E-2] an orthonormal basis of the vectors that sum to zero over either layer, and R_l = 2k times a projector of rank
-      G-1 (its GPUs' indicator vectors, less their mean, span G-1 dimensions in which Z_l has eigenvalue 2k)
+  (1) each row of A and B sums to k, and every GPU holds k experts of either layer. So Z_l = J/G + V R_l Vᵀ with J all
+      ones, V [2E, 2E-2] an orthonormal basis of the vectors that sum to zero over either layer, and R_l = 2k times a
+      projector of rank G-1 (its GPUs' indicator vectors, less their mean, span G-1 dimensions in which Z_l has
+      eigenvalue 2k)
   (2) A and B are between 0 and 1, A's diagonal is 1, and the A_l of Z_l-1 and of Z_l are the same matrix
-  (3) an expert that shares its GPU with two others brings these together: Z_ij + Z_ik - Z_jk <= 1 (triangle inequalities)
+  (3) an expert that shares its GPU with two others brings these together: Z_ij + Z_ik - Z_jk <= 1 (triangle
+      inequalities)
 Neighbours only share an A, so the layers' chain needs no larger matrix than 2E (a chordal relaxation).
 
-ADMM alternates between (1) and (2) and moves multipliers Λ_l [2E, 2E] of "both agree"; now and then multipliers τ >= 0 of (3) go up
-where it is violated and down where it is not. The bound does not trust that any of this converged. (3) makes Σ τ·(1 - Z_ij - Z_ik + Z_jk)
-at least 0 for every placement; added to what is kept it gives Σ τ + Σ_l <C_l, Z_l>, C_l being W_l less what τ takes. Hence for any τ >= 0
-and any symmetric Λ (weak duality)
+ADMM alternates between (1) and (2) and moves multipliers Λ_l [2E, 2E] of "both agree"; now and then multipliers τ >= 0
+of (3) go up where it is violated and down where it is not. The bound does not trust that any of this converged. (3)
+makes Σ τ·(1 - Z_ij - Z_ik + Z_jk) at least 0 for every placement; added to what is kept it gives Σ τ + Σ_l <C_l, Z_l>,
+C_l being W_l less what τ takes. Hence for any τ >= 0 and any symmetric Λ (weak duality)
 
     tokens kept  <=  Σ τ  +  Σ_l max over (1) of <Λ_l, Z>  +  max over (2) of Σ_l <C_l - Λ_l, Z_l>
 
-and both maxima are known in closed form: <Λ_l, J>/G + 2k times the sum of the G-1 largest eigenvalues of VᵀΛ_lV (Ky Fan), and a sum of
-positive parts, as the entries of (2) are independent. Early multipliers give a weak bound, never a wrong one (up to
-rounding, about 1e-12 of the tokens).
+and both maxima are known in closed form: <Λ_l, J>/G + 2k times the sum of the G-1 largest eigenvalues of VᵀΛ_lV (Ky
+Fan), and a sum of positive parts, as the entries of (2) are independent. Early multipliers give a weak bound, never a
+wrong one (up to rounding, about 1e-12 of the tokens).
 """
 
 import math
@@ -44,10 +47,10 @@ MOST_TRIANGLES = 10**8  # numbers; without them the bound is weaker and larger m
 
 
 def kept_bound(counts: np.ndarray, gpus: int, time_limit_s: float) -> float:
-    """Upper bound on the tokens of `counts` [layers-1, E, E] that stay on their GPU, E/gpus experts on each; 1 < gpus < E.
+    """Upper bound on the tokens of `counts` [layers-1, E, E] that stay on their GPU of E/gpus experts; 1 < gpus < E.
 
-    The best bound met before `time_limit_s` is over or bounds stall; at least one iteration is made. Takes 4 bytes for each of
-    the (layers-1)·(2E)³ triangle inequalities, and leaves these out where they are more than MOST_TRIANGLES.
+    The best bound met before `time_limit_s` is over or bounds stall; at least one iteration is made. Takes 4 bytes for
+    each of the (layers-1)·(2E)³ triangle inequalities, and leaves these out where they are more than MOST_TRIANGLES.
     """
     deadline = time.perf_counter() + time_limit_s
     experts = counts.shape[1]
@@ -81,7 +84,7 @@ def kept_bound(counts: np.ndarray, gpus: int, time_limit_s: float) -> float:
 
 
 class Triangles:
-    """Multipliers τ of all triangle inequalities, float32 [edges, 2E, 2E, 2E] by (i, j, k); those of (i, j, k) and (i, k, j) are one."""
+    """Multipliers τ of all triangle inequalities, float32 [edges, 2E, 2E, 2E]; (i, j, k) and (i, k, j) are one."""
 
     def __init__(self, gains: np.ndarray) -> None:
         edges, size = gains.shape[:2]
@@ -90,7 +93,7 @@ class Triangles:
         self.moves = 0
 
     def move(self, matrices: np.ndarray, penalty: float) -> tuple[np.ndarray, float]:
-        """(C [edges, 2E, 2E], Σ τ) after a step along what `matrices` [edges, 2E, 2E] violate. Both are exact for the τ as stored."""
+        """(C [edges, 2E, 2E], Σ τ) after a step along what `matrices` [edges, 2E, 2E] violate; exact for this τ."""
         step = np.float32(TRIANGLE_STEP * penalty / (1 + self.moves / TRIANGLE_DECAY))
         self.moves += 1
         left, paid = self.gains.copy(), 0.0
@@ -118,7 +121,7 @@ def _symmetric(corner: np.ndarray) -> np.ndarray:
 
 
 def _nearest_gram(point: np.ndarray, basis: np.ndarray, gpus: int) -> np.ndarray:
-    """Projection onto a convex set around (1): eigenvalues between 0 and 2k. (Their sum follows from A's diagonal in (2).)"""
+    """Projection onto a convex set around (1): eigenvalues between 0 and 2k. Their sum follows from (2)."""
     size = point.shape[1] // 2 // gpus
     inner = basis.T @ (point - 1.0 / gpus) @ basis
     values, vectors = np.linalg.eigh((inner + inner.transpose(0, 2, 1)) / 2)
@@ -139,7 +142,7 @@ def _nearest_boxed(point: np.ndarray) -> np.ndarray:
 
 
 def _split(matrices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(sum of the copies of every A [layers, E, E], B plus its transposed copy [edges, E, E]) of matrices [edges, 2E, 2E]."""
+    """(sum of the copies of every A [layers, E, E], B plus its transpose [edges, E, E]) of matrices [edges, 2E, 2E]."""
     edges, experts = len(matrices), matrices.shape[1] // 2
     within = np.zeros((edges + 1, experts, experts))
     within[:-1] += matrices[:, :experts, :experts]
@@ -149,7 +152,7 @@ def _split(matrices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def dual_bound(multiplier: np.ndarray, gains: np.ndarray, basis: np.ndarray, gpus: int) -> float:
-    """Upper bound on Σ <gains, Z> from any symmetric `multiplier` Λ, both [edges, 2E, 2E]: the two maxima of the file's header."""
+    """Upper bound on Σ <gains, Z> from any symmetric `multiplier` Λ, both [edges, 2E, 2E]: see the top of the file."""
     experts = gains.shape[1] // 2
     inner = basis.T @ multiplier @ basis
     values = np.linalg.eigvalsh((inner + inner.transpose(0, 2, 1)) / 2)

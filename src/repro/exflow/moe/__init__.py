@@ -1,33 +1,35 @@
-"""Expert-parallel decoding with one all-to-all per layer instead of two (ExFlow, arXiv 2401.08383, "context coherence").
+"""Expert-parallel decoding with one all-to-all per layer instead of two (ExFlow's "context coherence").
 
-The experts of every layer are spread over ranks, and a token must visit its expert. Usually (DeepSpeed-MoE) a token has a home rank,
-which keeps the keys and values of its request, so each layer sends it out to its expert and back home again:
+The experts of every layer are spread over ranks, and a token must visit its expert. Usually (DeepSpeed-MoE) a token has
+a home rank, which keeps the keys and values of its request, so each layer sends it out to its expert and back home
+again:
 
     two_all_to_alls    attention at home → all-to-all → expert → all-to-all → home
 
-The paper's idea: a token that is at its expert need not go home, if every rank can do the attention of every request. It
-stays, and the next layer's attention happens where it is:
+The paper's idea: a token that is at its expert need not go home, if every rank can do the attention of every request.
+It stays, and the next layer's attention happens where it is:
 
-    coherent           attention → all-to-all → expert, and on from there; at the end of an iteration, an all-gather of the new tokens
+    coherent           attention → all-to-all → expert, and on from there; at the end of an iteration, an all-gather of
+                       the new tokens
 
-With experts placed by affinity (`placement.py`) the next expert is often on the same rank, and the token does not move at all. So
-Table I of the paper counts 2·G·N·L·p hidden vectors for G ranks of N tokens, L layers, and a share p that leaves its rank, against
-G·N·(L·p* + G) after the change.
+With experts placed by affinity (`placement.py`) the next expert is often on the same rank, and the token does not move
+at all. So Table I of the paper counts 2·G·N·L·p hidden vectors for G ranks of N tokens, L layers, and a share p that
+leaves its rank, against G·N·(L·p* + G) after the change.
 
-What the paper leaves open: a token's keys and values of layer j arise on whatever rank it was at, and the next token of its
-request will need them wherever it goes. Token ids are not enough. `keys_values` says how they get there:
+What the paper leaves open: a token's keys and values of layer j arise on whatever rank it was at, and the next token of
+its request will need them wherever it goes. Token ids are not enough. `keys_values` says how they get there:
 
-    gathered    an all-gather at the end of the iteration, 2·L·kv_width values per token to every rank: what ranks with memories of
-                their own need, and what the table does not count
+    gathered    an all-gather at the end of the iteration, 2·L·kv_width values per token to every rank: what ranks with
+                memories of their own need, and what the table does not count
     shared      in memory that all ranks see, so only ids travel: the table's accounting, possible on one machine only
 
 Either way every rank holds the keys and values of all requests: ranks times the memory of `two_all_to_alls`.
 
-With top-k > 1 a token stays where its heaviest expert is. Copies visit the ranks of the others, and their part of the sum
-comes back: a second, smaller all-to-all.
+With top-k > 1 a token stays where its heaviest expert is. Copies visit the ranks of the others, and their part of the
+sum comes back: a second, smaller all-to-all.
 """
 
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -51,10 +53,11 @@ class Decoder:
 
     model    the whole model, equal on all ranks; afterwards it holds this rank's experts only
     gpu      int [layers, experts]: the rank of every expert, as `Placement.gpu`; any number of experts per rank
-    communicator    of all ranks; the ledger counts the bytes sent
+    communicator  of all ranks; its ledger counts the bytes sent
     memory   for keys_values="shared": made by `KeysValues.shared` before the ranks were started
 
-    `meter` tells where time and bytes go. ValueError when the placement does not fit model and ranks, or shared memory is missing.
+    `meter` tells where time and bytes go. ValueError when the placement does not fit model and ranks, or shared memory
+    is missing.
     """
 
     def __init__(
@@ -74,29 +77,34 @@ class Decoder:
             )
         if (mode == "coherent" and keys_values == "shared") != (memory is not None):
             raise ValueError(
-                f"mode {mode}, keys_values {keys_values}, memory {'given' if memory else 'missing'}: it belongs to coherent and shared"
+                f"mode {mode}, keys_values {keys_values}, memory {'given' if memory else 'missing'}: it belongs to "
+                "coherent and shared"
             )
-        self.model, self.mode, self.cache, self.gather = model.eval(), mode, memory, keys_values == "gathered"
-        self.rows, self.rank = RowExchange(communicator), dist.get_rank()
+        self.model, self.mode, self.gather = model.eval(), mode, keys_values == "gathered"
+        self.blocks = cast(list[MoEBlock], list(model.blocks))
+        if memory is not None:
+            self.cache = memory
+        self.exchange, self.rank = RowExchange(communicator), dist.get_rank()
         self.device = model.head.weight.device
         self.gpu = torch.as_tensor(gpu, device=self.device)
         self.slot = torch.stack(
-            [_keep_own(block, gpu == self.rank) for block, gpu in zip(model.blocks, self.gpu, strict=True)]
+            [_keep_own(block, gpu == self.rank) for block, gpu in zip(self.blocks, self.gpu, strict=True)]
         )
         self.meter = Meter(communicator.ledger, self.device)
 
     @torch.no_grad()
     def generate(self, prompts: list[Tensor], new_tokens: int) -> Tensor:
-        """Continuations, int64 [requests, new_tokens], the same on every rank, of prompts int64 [any length], equal on all ranks.
+        """Continuations, int64 [requests, new_tokens], of prompts int64 [any length]; both are the same on every rank.
 
-        The home of request r is rank r · ranks // requests. ValueError for an empty prompt or more tokens than the model has positions.
+        The home of request r is rank r · ranks // requests. ValueError for an empty prompt or more tokens than the
+        model has positions.
         """
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         longest = int(lengths.max()) + new_tokens
         if lengths.min() < 1 or new_tokens < 1 or longest > self.model.config.seq_len:
             raise ValueError(
-                f"prompts of {lengths.min()} to {lengths.max()} tokens and {new_tokens} new ones: at least 1 of each, and "
-                f"at most {self.model.config.seq_len} together"
+                f"prompts of {lengths.min()} to {lengths.max()} tokens and {new_tokens} new ones: at least 1 of each, "
+                f"and at most {self.model.config.seq_len} together"
             )
         self.requests = len(prompts)
         home = torch.arange(self.requests, device=self.device) * self.ranks // self.requests
@@ -113,13 +121,13 @@ class Decoder:
         return self._everywhere(mine, torch.stack(out, dim=1)[mine])
 
     def _iterate(self, tokens: Tensor, position: Tensor, mine: Tensor) -> Tensor:
-        """One decoding iteration: the newest tokens of all requests, int64 [requests], which stand at `position`, to the next ones.
+        """One decoding iteration: from the newest tokens of all requests, int64 [requests], at `position`, to the next.
 
         `mine`: the requests whose home is here. `two_all_to_alls` needs and returns only their tokens.
         """
-        request, fresh = mine, []
+        request, fresh = mine, list[Fresh]()
         x = self.model.embed(tokens[mine], position[mine])
-        for layer, block in enumerate(self.model.blocks):
+        for layer, block in enumerate(self.blocks):
             with self.meter.part("attention"):
                 q, k, v = block.attention.project(block.norm1(x))
                 fresh.append((layer, request, position[request], k, v))
@@ -146,9 +154,9 @@ class Decoder:
         return tokens.index_copy(0, request, new)
 
     def _out_and_back(self, layer: int, x: Tensor, most: int) -> Tensor:
-        """What the experts add to x [n, hidden]: each row goes to each of its experts, and the answers come back. `most`: no rank
-        has more rows."""
-        block = self.model.blocks[layer]
+        """What the experts add to x [n, hidden]: each row goes to each of its experts, and the answers come back.
+        `most`: no rank has more rows."""
+        block = self.blocks[layer]
         with self.meter.part("gate"):
             h = block.norm2(x)
             _, weights, experts = block.router(h)
@@ -158,29 +166,29 @@ class Decoder:
             there = self._counts(target)
             rows = pack(h[order // k], experts.flatten()[order, None])
         with self.meter.part("all_to_all"):
-            rows, back = self.rows.deliver(rows, there, most * k)
+            rows, back = self.exchange.deliver(rows, there, most * k)
         with self.meter.part("expert"):
             h, expert = unpack(rows, x.dtype, 1)
             answer = block.experts(h, self.slot[layer, expert[:, 0]])
         with self.meter.part("all_to_all"):
-            answer = self.rows.all_to_all(answer, back, there.tolist())
+            answer = self.exchange.all_to_all(answer, back, there.tolist())
         with self.meter.part("gate"):
             answer = answer[order.argsort()].unflatten(0, (-1, k))
             return (weights.unsqueeze(-1) * answer).sum(dim=1)
 
     def _go_and_stay(self, layer: int, x: Tensor, request: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows x [n, hidden] of `request` [n] move to the rank of their heaviest expert for good: returns the rows that are here then.
+        """Rows x [n, hidden] of `request` [n] move to the rank of their heaviest expert; returns those then here.
 
         A copy goes to each other rank that has one of a row's experts; its part of the sum follows the row.
         """
-        block, k = self.model.blocks[layer], self.model.config.top_k
+        block, k = self.blocks[layer], self.model.config.top_k
         with self.meter.part("gate"):
             _, weights, experts = block.router(block.norm2(x))
             target, row = self._visits(self.gpu[layer, experts]).T.nonzero(as_tuple=True)  # sorted by rank
             there = self._counts(target)
             rows = pack(torch.cat([x, weights], dim=1)[row], torch.cat([request[:, None], experts], dim=1)[row])
         with self.meter.part("all_to_all"):
-            rows, _ = self.rows.deliver(rows, there, self.requests)
+            rows, _ = self.exchange.deliver(rows, there, self.requests)
         with self.meter.part("expert"):
             values, labels = unpack(rows, x.dtype, 1 + k)
             x, weights, request, experts = values[:, :-k], values[:, -k:], labels[:, 0], labels[:, 1:]
@@ -194,7 +202,7 @@ class Decoder:
         return (x + part)[stays], request[stays]
 
     def _follow(self, part: Tensor, request: Tensor, ranks: Tensor, stays: Tensor) -> Tensor:
-        """Send the parts of rows that are only visiting to the rank where their row stays; returns `part` with what came added."""
+        """Send parts of visiting rows to the rank where their row stays; returns `part` with what came added."""
         with self.meter.part("gate"):
             visitors = (~stays).nonzero()[:, 0]
             visitors = visitors[ranks[visitors, 0].argsort(stable=True)]
@@ -203,7 +211,7 @@ class Decoder:
             coming[self.rank] = 0
             rows = pack(part[visitors], request[visitors, None])
         with self.meter.part("all_to_all_parts"):
-            rows = self.rows.all_to_all(rows, there, coming.tolist())
+            rows = self.exchange.all_to_all(rows, there, coming.tolist())
         with self.meter.part("expert"):
             values, labels = unpack(rows, part.dtype, 1)
             here = stays.nonzero()[:, 0]
@@ -212,15 +220,15 @@ class Decoder:
             return part.index_add(0, place[labels[:, 0]], values)
 
     def _prefill(self, prompts: list[Tensor], lengths: Tensor, mine: Tensor, most: int) -> Tensor:
-        """Keys and values of all prompts, with two all-to-alls per layer at each request's home; returns the first new tokens.
-        `most`: no rank has more tokens in its prompts."""
+        """Keys and values of all prompts, with two all-to-alls per layer at each request's home; returns the first new
+        tokens. `most`: no rank has more tokens in its prompts."""
         here = torch.arange(int(lengths.max()), device=self.device) < lengths[mine, None]  # [n, positions]
         padded = torch.zeros(here.shape, dtype=torch.long, device=self.device)
         if len(mine):
             padded[here] = torch.cat([prompts[r] for r in mine.tolist()]).to(self.device)
         row, position = here.nonzero(as_tuple=True)
-        x, fresh = self.model.embed(padded, torch.arange(here.shape[1], device=self.device)), []
-        for layer, block in enumerate(self.model.blocks):
+        x, fresh = self.model.embed(padded, torch.arange(here.shape[1], device=self.device)), list[Fresh]()
+        for layer, block in enumerate(self.blocks):
             q, k, v = block.attention.project(block.norm1(x))
             fresh.append((layer, mine[row], position, k[here], v[here]))
             self.cache.write(*fresh[-1])
@@ -235,18 +243,18 @@ class Decoder:
         return self._everywhere(mine, new[:, None])[:, 0]
 
     def _everywhere(self, request: Tensor, tokens: Tensor) -> Tensor:
-        """Tokens [n, columns] of `request` [n] on this rank to those of all requests, [requests, columns], on every rank."""
-        rows = self.rows.all_gather(torch.cat([request[:, None], tokens], dim=1).int()).long()
+        """Tokens [n, columns] of `request` [n] on this rank to those of all, [requests, columns], on every rank."""
+        rows = self.exchange.all_gather(torch.cat([request[:, None], tokens], dim=1).int()).long()
         return tokens.new_empty(len(rows), tokens.shape[1]).index_copy(0, rows[:, 0], rows[:, 1:])
 
     def _gather_keys_values(self, fresh: list[Fresh]) -> None:
         """Keys and values that arose on one rank, to all ranks' caches."""
         labels = [torch.stack([torch.full_like(r, layer), r, p], dim=1) for layer, r, p, _, _ in fresh]
         values = [torch.cat([k.flatten(1), v.flatten(1)], dim=1) for *_, k, v in fresh]
-        rows = self.rows.all_gather(pack(torch.cat(values), torch.cat(labels)))
-        both, labels = unpack(rows, values[0].dtype, 3)
-        keys, values = both.unflatten(1, (2, *fresh[0][3].shape[1:])).unbind(dim=1)
-        self.cache.write(*labels.unbind(dim=1), keys, values)
+        rows = self.exchange.all_gather(pack(torch.cat(values), torch.cat(labels)))
+        both, where = unpack(rows, values[0].dtype, 3)
+        layer, request, position = where.unbind(dim=1)
+        self.cache.write(layer, request, position, *both.unflatten(1, (2, *fresh[0][3].shape[1:])).unbind(dim=1))
 
     def _visits(self, ranks: Tensor) -> Tensor:
         """Bool [n, ranks]: which ranks hold one of the experts of a row, whose ranks are int64 [n, k]."""
@@ -261,8 +269,8 @@ class Decoder:
 
 
 def _keep_own(block: MoEBlock, own: Tensor) -> Tensor:
-    """Keep the experts marked in `own`, bool [experts], of a block; returns the place of each among them, int64 [experts]
-    (meaningless for the others)."""
+    """Keep the experts marked in `own`, bool [experts], of a block; returns the place of each among them, int64
+    [experts] (meaningless for the others)."""
     for name in ("up", "down"):
         setattr(block.experts, name, nn.Parameter(getattr(block.experts, name).data[own]))
     return own.cumsum(dim=0) - 1

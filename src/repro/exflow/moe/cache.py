@@ -7,7 +7,7 @@ from repro.models.gpt_moe import GPTMoEConfig
 
 
 class KeysValues:
-    """Keys and values [layers, held requests, positions, kv_heads, width] of the requests in `held` (int64, of 0..requests-1)."""
+    """Keys and values [layers, held requests, positions, kv_heads, width] of the requests in `held`, int64."""
 
     def __init__(
         self,
@@ -39,12 +39,13 @@ class KeysValues:
         return self.keys.nbytes + self.values.nbytes
 
     def write(self, layer: int | Tensor, request: Tensor, position: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Keys and values [n, kv_heads, width] of `request` [n] at `position` [n]; `layer` is one number or one per row."""
+        """Keep keys and values [n, kv_heads, width] of `request` [n] at `position` [n]; `layer`: one, or one a row."""
         row = self._row[request]
         self.keys[layer, row, position], self.values[layer, row, position] = keys, values
 
     def read(self, layer: int, request: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys and values [n, positions, kv_heads, width] of `request` [n], and the mask [n, 1, 1, positions] of those up to `position`."""
+        """Keys and values [n, positions, kv_heads, width] of `request` [n], and their mask [n, 1, 1, positions]: up to
+        `position` [n]."""
         row, known = self._row[request], int(position.max()) + 1 if len(position) else 0
         mask = torch.arange(known, device=position.device) <= position[:, None]
         return self.keys[layer, row, :known], self.values[layer, row, :known], mask[:, None, None]

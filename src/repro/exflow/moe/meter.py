@@ -13,12 +13,22 @@ from torch import Tensor
 from repro.comm.ledger import Ledger
 
 
+class Seconds(dict[str, float]):
+    """By part; 0 for a part that there was not."""
+
+    def __missing__(self, part: str) -> float:
+        return 0.0
+
+
 @dataclass
 class Iteration:
-    """One decoding iteration of one rank. `parts`: seconds by part, which add up to the iteration's. `sent`: bytes by part and level.
-    `rows`: rows that were sent to an expert, by the level that they crossed ("own": none)."""
+    """One decoding iteration of one rank.
 
-    parts: Counter[str] = field(default_factory=Counter)
+    `parts`: seconds by part, which add up to the iteration's. `sent`: bytes by part and level. `rows`: rows that were
+    sent to an expert, by the level that they crossed ("own": none).
+    """
+
+    parts: Seconds = field(default_factory=Seconds)
     sent: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     rows: Counter[str] = field(default_factory=Counter)
 
@@ -30,8 +40,8 @@ class Iteration:
 class Meter:
     """Measures inside `iteration` only. A part inside another interrupts it; what is in no part is "other".
 
-    `aligned`: all ranks meet before a part that communicates, so that its seconds are those of the exchange, and those of waiting
-    for ranks that come late are the part "wait". An iteration is slower then.
+    `aligned`: all ranks meet before a part that communicates, so that its seconds are those of the exchange, and those
+    of waiting for ranks that come late are the part "wait". An iteration is slower then.
     """
 
     communicating = frozenset({"all_to_all", "all_to_all_parts", "all_gather", "all_gather_kv"})
@@ -68,9 +78,10 @@ class Meter:
 
     def _enter(self, part: str) -> None:
         """Book time and bytes since the last call to the part that ends."""
-        now = self._clock()
-        self._now.parts[self._part] += now - self._since
-        self._now.sent[self._part].update(self.ledger.take())
+        now, iteration = self._clock(), self._now
+        assert iteration is not None
+        iteration.parts[self._part] += now - self._since
+        iteration.sent[self._part].update(self.ledger.take())
         self._part, self._since = part, now
 
     def moves(self, counts: Tensor) -> None:

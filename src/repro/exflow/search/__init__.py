@@ -1,2 +1,2 @@
-"""Our placement search: `portfolio.py` decides what is tried; `chain.py` is exact where it can be, `anneal.py` and `resplit.py` improve,
-`balance.py` keeps the limit on load. `problem.py` says what the arrays are."""
+"""Our placement search: `portfolio.py` decides what is tried; `chain.py` is exact where it can be, `anneal.py` and
+`resplit.py` improve, `balance.py` keeps the limit on load. `problem.py` says what the arrays are."""

@@ -1,9 +1,9 @@
-"""Simulated annealing of a placement (numba, cached on disk): where most of the search's time goes and most of its gain comes from.
+"""Simulated annealing of a placement (numba, cached on disk): most of the search's time and of its gain.
 
-A plain annealing proposes one swap of two experts and mostly refuses it. Here one step looks at the swaps of an expert with
-all others of its layer at once, a loop over contiguous memory, and takes the one that is best after random noise is added to
-each. Noise -T·x with x exponentially distributed accepts a single swap exactly as Metropolis does (cost < T·x); among several
-it favours the good ones, so no time is lost on refusals when the placement is cold.
+A plain annealing proposes one swap of two experts and mostly refuses it. Here one step looks at the swaps of an expert
+with all others of its layer at once, a loop over contiguous memory, and takes the one that is best after random noise
+is added to each. Noise -T·x with x exponentially distributed accepts a single swap exactly as Metropolis does (cost <
+T·x); among several it favours the good ones, so no time is lost on refusals when the placement is cold.
 """
 
 import math
@@ -36,10 +36,11 @@ def _sweeps(
     sweeps: int,
     state: np.ndarray,
 ) -> int:
-    """`sweeps` times, let every expert swap with the best of its layer (after noise), if that gains; returns the swaps made.
+    """`sweeps` times, let every expert swap with the best of its layer (after noise), if that gains; returns the swaps.
 
     `table` float32 [layers, G, E] (`Problem.table`) is kept up to date, so one swap's change of cost is four look-ups.
-    `room` [layers] or [0]: a swap never takes a GPU's load above it. A change has to gain `slack` at least (rounding errors).
+    `room` [layers] or [0]: a swap never takes a GPU's load above it. A change has to gain `slack` at least (rounding
+    errors).
     """
     layers, experts = placement.shape
     gpus = len(distance)
@@ -117,10 +118,10 @@ def anneal(
     sweeps: float = math.inf,
     seconds: float = math.inf,
 ) -> None:
-    """Anneal `placement` in place from temperature `hot` to `cold`, in units of `problem.scale`; then take the next local optimum.
+    """Anneal `placement` in place from temperature `hot` to `cold`, units of `problem.scale`; end in a local optimum.
 
-    It cools over `sweeps` or over `seconds`, whichever would end first (one must be finite); while `seconds` do not cut it, the
-    result depends on `state` alone. A placement that keeps the load limit keeps it.
+    It cools over `sweeps` or over `seconds`, whichever would end first (one must be finite); while `seconds` do not cut
+    it, the result depends on `state` alone. A placement that keeps the load limit keeps it.
     """
     start, done = time.perf_counter(), 0
     piece = max(1, min(STEPS // placement.size, int(min(sweeps, 1e9)) // PIECES))

@@ -1,9 +1,10 @@
 """A limit on the tokens that the busiest GPU of each layer gets: what is possible, and placements that keep it.
 
-The paper balances how many experts a GPU holds, not how many tokens these get, so a placement that saves hops may make one GPU
-wait for another. Every GPU still holds exactly E/G experts. Hence the GPU of the hottest expert holds at least the E/G - 1
-coldest ones besides, and no placement can be more even than that; how near one can come is a partition problem, NP-hard in
-general, for which the rule below (longest processing time first, then swaps) usually ends a fraction of a percent off.
+The paper balances how many experts a GPU holds, not how many tokens these get, so a placement that saves hops may make
+one GPU wait for another. Every GPU still holds exactly E/G experts. Hence the GPU of the hottest expert holds at least
+the E/G - 1 coldest ones besides, and no placement can be more even than that; how near one can come is a partition
+problem, NP-hard in general, for which the rule below (longest processing time first, then swaps) usually ends a
+fraction of a percent off.
 """
 
 import numpy as np
@@ -13,7 +14,7 @@ from repro.exflow.search.problem import ROUNDING, Problem
 
 
 def evened(row: np.ndarray, weight: np.ndarray, gpus: int, cap: float = 0.0) -> np.ndarray:
-    """`row` (GPUs int [E] of experts of `weight` float [E]) after swaps that relieve the busiest GPU, until it has at most `cap`.
+    """`row`, GPUs int [E] of experts of `weight` [E], after swaps that bring the busiest GPU down to `cap`.
 
     Ends where no swap of one of its experts lowers the larger load of the two GPUs, so the result may be above `cap`.
     """
@@ -35,8 +36,8 @@ def evened(row: np.ndarray, weight: np.ndarray, gpus: int, cap: float = 0.0) -> 
 
 
 def lightest(weight: np.ndarray, gpus: int) -> np.ndarray:
-    """GPUs int64 [E] whose busiest GPU gets about as little as possible: the heaviest expert first onto the GPU with the least
-    load of those with a seat left, then swaps; exact where all partitions can be tried (E = 8)."""
+    """GPUs int64 [E] whose busiest GPU gets about as little as possible: the heaviest expert first onto the GPU with
+    the least load of those with a seat left, then swaps; exact where all partitions can be tried (E = 8)."""
     experts = len(weight)
     if 1 < gpus < experts and chain.count_partitions(experts, gpus) <= chain.EXACT_PARTITIONS:
         rows = chain.partitions(experts, gpus)
@@ -56,7 +57,7 @@ def busiest_loads(rows: np.ndarray, weight: np.ndarray, gpus: int) -> np.ndarray
 
 
 def least_max_load(weight: np.ndarray, gpus: int) -> np.ndarray:
-    """float64 [layers]: the lowest load of the busiest GPU over the even share that `lightest` finds; `weight` [layers, E]."""
+    """float64 [layers]: the lowest max load, over the even share, that `lightest` finds; `weight` [layers, E]."""
     shares = [busiest_loads(lightest(own, gpus)[None], own, gpus)[0] * gpus / own.sum() for own in weight if own.any()]
     return np.array(shares or [1.0])
 
@@ -76,14 +77,14 @@ def check_limit(weight: np.ndarray, gpus: int, max_load: float) -> None:
     expert, alone, forced = int(weight[layer].argmax()), own[-1], own[-1] + own[:fill].sum()
     reason = "no placement can meet it" if forced > max_load else "no placement that meets it was found"
     raise ValueError(
-        f"max_load is {max_load:g}: {reason}. In layer {layer} expert {expert} alone takes {alone:.3f} times a GPU's even share, "
-        f"{forced:.3f} with the {fill} coldest experts that fill its GPU; the lowest limit found for all layers is "
-        f"{reached.max():.4f}"
+        f"max_load is {max_load:g}: {reason}. In layer {layer} expert {expert} alone takes {alone:.3f} times a GPU's "
+        f"even share, {forced:.3f} with the {fill} coldest experts that fill its GPU; the lowest limit found for all "
+        f"layers is {reached.max():.4f}"
     )
 
 
 def repaired(problem: Problem, placement: np.ndarray) -> np.ndarray:
-    """`placement` with layers above the load limit swapped below it, or re-placed by `lightest` where swaps do not suffice."""
+    """`placement` with layers above the load limit swapped below it, or placed by `lightest` where swaps fail."""
     placement = placement.copy()
     for layer in np.flatnonzero(~problem.fits(placement)):
         weight, cap = problem.weight[layer], problem.room[layer]

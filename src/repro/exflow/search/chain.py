@@ -1,7 +1,8 @@
 """What can be solved exactly because layers form a chain.
 
-Only neighbouring layers exchange tokens, so a placement is a path through layers, and at one flat cost only the *partition* of a
-layer into GPUs matters: the labels can be matched afterwards, edge by edge, by an assignment problem. Hence
+Only neighbouring layers exchange tokens, so a placement is a path through layers, and at one flat cost only the
+*partition* of a layer into GPUs matters: the labels can be matched afterwards, edge by edge, by an assignment problem.
+Hence
 
   one expert per GPU       the layers separate into a chain of assignment problems
   few partitions (E = 8)   Viterbi over all partitions of each layer
@@ -10,6 +11,7 @@ layer into GPUs matters: the labels can be matched afterwards, edge by edge, by 
 Arrays as in `problem.py`.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -22,13 +24,8 @@ from repro.exflow.search import kernels
 EXACT_PARTITIONS = 500  # Viterbi over all partitions up to here (E=8 on 4 GPUs: 105; E=12 on 2: 462)
 
 
-def contiguous(layers: int, experts: int, gpus: int) -> np.ndarray:
-    """Rank order, as DeepSpeed-MoE places: expert e on GPU e // (E/gpus)."""
-    return np.tile(np.repeat(np.arange(gpus), experts // gpus), (layers, 1))
-
-
 def assignment_chain(counts: np.ndarray) -> np.ndarray:
-    """Optimal placement of one expert per GPU: each expert goes where the expert sits whose tokens it should receive."""
+    """Optimal placement of one expert per GPU: each goes to the expert whose tokens it should receive."""
     placement = np.empty((len(counts) + 1, counts.shape[1]), np.int64)
     placement[0] = np.arange(counts.shape[1])
     for layer, pairs in enumerate(counts):
@@ -58,14 +55,14 @@ def partitions(experts: int, gpus: int) -> np.ndarray:
 
 
 def exact_chain(counts: np.ndarray, gpus: int, allowed: np.ndarray | None = None) -> np.ndarray:
-    """Optimal placement by Viterbi over all partitions of every layer; `allowed` as in `recombine`, for all `partitions`."""
+    """Optimal placement by Viterbi over all partitions of every layer; `allowed` [partitions, layers]: see below."""
     states = partitions(counts.shape[1], gpus)
     pool = np.broadcast_to(states[:, None], (len(states), len(counts) + 1, states.shape[1]))
     return recombine(counts, pool, gpus, allowed)
 
 
 def recombine(counts: np.ndarray, pool: np.ndarray, gpus: int, allowed: np.ndarray | None = None) -> np.ndarray:
-    """Best placement that takes every layer's partition from one of the placements in `pool` (int [K, layers, E]): exact.
+    """The best placement that takes every layer's partition from one of the placements in `pool`, int [K, layers, E].
 
     The states of a layer are its K partitions; the tokens kept between two partitions are those under the best matching
     of their labels. Solutions that are good in different layers so join into one that is good in all.
@@ -87,28 +84,21 @@ def recombine(counts: np.ndarray, pool: np.ndarray, gpus: int, allowed: np.ndarr
 
 
 def _matched(shared: np.ndarray) -> np.ndarray:
-    """[A, B] tokens kept under the best matching of labels, for tokens [A, B, gpus, gpus] shared by GPU g here and h there."""
+    """[A, B]: tokens kept under the best matching of labels, for tokens [A, B, gpus, gpus] from each GPU to each."""
     gpus = shared.shape[-1]
     if gpus <= 4:  # few enough permutations to try them all, for all pairs at once
-        each = (
+        kept = (
             shared[:, :, np.arange(gpus), list(order)].sum(axis=-1) for order in itertools.permutations(range(gpus))
         )
-        return np.maximum.reduce(list(each)) if len(shared) < 32 else _running_maximum(each)
+        return functools.reduce(np.maximum, kept)
     best = np.empty(shared.shape[:2])
     for a, b in np.ndindex(best.shape):
         best[a, b] = shared[a, b][linear_sum_assignment(shared[a, b], maximize=True)].sum()
     return best
 
 
-def _running_maximum(arrays: Iterator[np.ndarray]) -> np.ndarray:
-    best = next(arrays)
-    for array in arrays:
-        best = np.maximum(best, array)
-    return best
-
-
 def match_labels(counts: np.ndarray, placement: np.ndarray, gpus: int) -> np.ndarray:
-    """The same partitions with every layer's GPU labels matched best to those of the layer before (an assignment each)."""
+    """The same partitions with every layer's GPU labels matched best to those of the layer before."""
     placement = placement.copy()
     for layer, pairs in enumerate(counts):
         tokens = kernels.shared(pairs, placement[layer : layer + 1], placement[layer + 1 : layer + 2], gpus)[0, 0]

@@ -6,13 +6,13 @@ from numba import njit
 
 @njit(cache=True)
 def random_below(limit: int, state: np.ndarray) -> int:
-    """A random integer in 0..limit-1, limit up to 2^31: xorshift64* on `state` (uint64 [1]), whose upper bits are the good ones."""
+    """A random integer in 0..limit-1, limit up to 2^31: the upper bits of xorshift64* on `state` (uint64 [1])."""
     x = state[0]
     x ^= x >> np.uint64(12)
     x ^= x << np.uint64(25)
     x ^= x >> np.uint64(27)
     state[0] = x
-    return (np.int64((x * np.uint64(2685821657736338717)) >> np.uint64(33)) * limit) >> 31
+    return int((np.int64((x * np.uint64(2685821657736338717)) >> np.uint64(33)) * limit) >> 31)
 
 
 @njit(cache=True)

@@ -1,9 +1,10 @@
 """Our placement search on one set of GPUs: exact where `chain.py` can, else rounds of annealing.
 
-The first rounds anneal from scratch (`anneal.py`). Later ones reheat one of the best placements so far, gently, so that it keeps
-most of its structure, or disturb a few experts, and now and then join the best layers of several (`chain.recombine`): layers
-far apart hardly know of each other, so each placement is good somewhere else. Each round ends with moves of many experts at
-once until none helps: matching the labels of neighbouring layers, and re-splitting pairs of GPUs in all layers (`resplit.py`).
+The first rounds anneal from scratch (`anneal.py`). Later ones reheat one of the best placements so far, gently, so that
+it keeps most of its structure, or disturb a few experts, and now and then join the best layers of several
+(`chain.recombine`): layers far apart hardly know of each other, so each placement is good somewhere else. Each round
+ends with moves of many experts at once until none helps: matching the labels of neighbouring layers, and re-splitting
+pairs of GPUs in all layers (`resplit.py`).
 
 Arrays as in `problem.py`.
 """
@@ -18,10 +19,11 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from repro.exflow.evaluate import distances
+from repro.exflow.paper import contiguous
 from repro.exflow.search import chain, resplit
 from repro.exflow.search.anneal import anneal
 from repro.exflow.search.balance import busiest_loads, repaired
-from repro.exflow.search.chain import contiguous, match_labels
+from repro.exflow.search.chain import match_labels
 from repro.exflow.search.problem import ROUNDING, Problem
 
 Progress = Callable[[float, str], None]
@@ -66,16 +68,12 @@ class Budget:
 
 
 def search(
-    counts: np.ndarray,
-    gpus: int,
-    budget: Budget,
-    seed: int,
-    cap: np.ndarray | None = None,
-    weight: np.ndarray | None = None,
+    counts: np.ndarray, gpus: int, budget: Budget, seed: int, cap: np.ndarray | None, weight: np.ndarray
 ) -> tuple[np.ndarray, bool]:
-    """(placement int64 [layers, E], whether it is proven optimal) on `gpus` GPUs at one flat cost, E/gpus experts on each.
+    """(placement int64 [layers, E], whether it is proven optimal) on `gpus` GPUs with E/gpus experts at one flat cost.
 
-    `cap` [layers] and `weight` [layers, E]: see `problem.py`. Layers in which no placement that keeps `cap` is found ignore it.
+    `cap` [layers] and `weight` [layers, E]: see `problem.py`. Layers in which no placement that keeps `cap` is found
+    ignore it.
     """
     layers, experts = len(counts) + 1, counts.shape[1]
     if gpus == 1:
@@ -123,7 +121,8 @@ def rounds(problem: Problem, budget: Budget, rng: np.random.Generator, start: np
             anneal(problem, placement, state, heat, COLD, sweeps if heat else 0, max(seconds, 1e-3))
         placement = improve(problem, placement, budget, state)
         _keep(pool, problem.cost(placement), placement)
-        budget.report((time.perf_counter() - began) / total if timed else (done + 1) / budget.rounds)
+        elapsed = time.perf_counter() - began
+        budget.report(elapsed / total if budget.rounds is None else (done + 1) / budget.rounds)
     return pool[0][1] if pool else _random(problem, rng)
 
 
@@ -133,7 +132,7 @@ Pool = list[tuple[float, np.ndarray]]  # costs and placements, best first
 def _origin(
     problem: Problem, pool: Pool, done: int, starts: tuple[int, int], rng: np.random.Generator
 ) -> tuple[np.ndarray, float | None]:
-    """What round `done` begins with: a placement and how hot to anneal it, 0 for the next local optimum, None for not at all."""
+    """What round `done` begins with: a placement, and how hot to anneal it (0: descend only, None: not at all)."""
     if done < sum(starts):
         return (_random(problem, rng), HOT) if done < starts[0] else (_greedy(problem, rng), 0.0)
     if done % RECOMBINE_EVERY == 0 and len(pool) > 1 and problem.flat:
@@ -148,7 +147,7 @@ def _origin(
 
 
 def improve(problem: Problem, placement: np.ndarray, budget: Budget, state: np.ndarray) -> np.ndarray:
-    """`placement` after label matching (at one flat cost) and re-splits, until a pass over all pairs of GPUs gains nothing."""
+    """`placement` after label matching (at one flat cost) and re-splits, until no pair of GPUs gains anything."""
     stale = {frozenset(pair) for pair in itertools.combinations(range(problem.gpus), 2)}  # pairs that may gain
     some = problem.experts // problem.gpus > resplit.EXPERTS  # take part: the next try chooses others
     gain = math.inf
@@ -179,7 +178,7 @@ def _disturb(problem: Problem, placement: np.ndarray, rng: np.random.Generator) 
 
 
 def _annealed(problem: Problem, seconds: float) -> int:
-    """How many annealings from scratch a search of so many seconds makes: one on a large problem, where each is slow."""
+    """How many annealings from scratch a search of so many seconds makes: one where each is slow."""
     sweeps = seconds / (
         1e-9 * problem.layers * problem.experts**2
     )  # a sweep looks at E swaps of each expert, 1 ns each
@@ -205,7 +204,7 @@ def _random(problem: Problem, rng: np.random.Generator) -> np.ndarray:
 
 
 def _keep(pool: Pool, cost: float, placement: np.ndarray) -> None:
-    """Add to the `POOL` best, best first, unless one of the same cost is there (almost surely the same up to labels)."""
+    """Add to the `POOL` best, best first, unless one of the same cost is there: likely the same up to labels."""
     if all(abs(cost - other) > 1e-9 * (1.0 + cost) for other, _ in pool):
         pool.append((cost, placement))
         pool.sort(key=lambda entry: entry[0])
@@ -213,7 +212,7 @@ def _keep(pool: Pool, cost: float, placement: np.ndarray) -> None:
 
 
 def compile_kernels() -> None:
-    """Compile (or load from numba's cache) before a clock starts: seconds the first time on a machine, then milliseconds."""
+    """Compile, or load from numba's cache, before a clock starts: seconds the first time, then milliseconds."""
     problem = Problem(np.ones((1, 4, 4)), distances(2, 2))
     placement = contiguous(2, 4, 2)
     anneal(problem, placement, np.ones(1, np.uint64), HOT, COLD, sweeps=1)

@@ -1,7 +1,8 @@
 """Pair-Viterbi (numba, cached on disk): the best re-split of two GPUs' experts in all layers at once.
 
-Where affinity is strong, whole paths of experts belong together. No swap in a single layer can move a path to another GPU,
-since each step on the way costs hops; re-splitting two GPUs in all layers moves it at once. Arrays as in `problem.py`.
+Where affinity is strong, whole paths of experts belong together. No swap in a single layer can move a path to another
+GPU, since each step on the way costs hops; re-splitting two GPUs in all layers moves it at once. Arrays as in
+`problem.py`.
 """
 
 import itertools
@@ -19,8 +20,9 @@ EXPERTS = 4  # of each GPU that one re-split moves: C(8, 4) = 70 states; when a 
 def _choose(counts: np.ndarray, placement: np.ndarray, a: int, b: int, take: int, state: np.ndarray) -> np.ndarray:
     """int64 [layers, 2·take]: `take` experts of GPU a, then `take` of GPU b, of each layer.
 
-    When a GPU has more, a random layer gets random ones; going outwards from it, each layer gets those that exchange most tokens
-    with the ones chosen next door (times a random factor), since only linked experts gain from moving together.
+    When a GPU has more, a random layer gets random ones; going outwards from it, each layer gets those that exchange
+    most tokens with the ones chosen next door (times a random factor), since only linked experts gain from moving
+    together.
     """
     layers, experts = placement.shape
     chosen = np.empty((layers, 2 * take), np.int64)
@@ -42,9 +44,9 @@ def _choose(counts: np.ndarray, placement: np.ndarray, a: int, b: int, take: int
                                 link += counts[layer, e, chosen[layer + 1, t]]
                     score[e] = link * (random_below(2**31, state) + 1.0)
             for t in range(take):
-                e = np.argmax(score)
-                chosen[layer, side * take + t] = e
-                score[e] = -1.0
+                best = np.argmax(score)
+                chosen[layer, side * take + t] = best
+                score[best] = -1.0
     return chosen
 
 
@@ -52,7 +54,7 @@ def _choose(counts: np.ndarray, placement: np.ndarray, a: int, b: int, take: int
 def _outside(
     counts: np.ndarray, placement: np.ndarray, distance: np.ndarray, a: int, b: int, chosen: np.ndarray
 ) -> np.ndarray:
-    """float64 [layers, 2·take]: what each chosen expert pays to experts that stay put when on GPU a, less the same on GPU b."""
+    """float64 [layers, 2·take]: what each chosen expert pays to experts that stay put, on GPU a less on GPU b."""
     layers, experts = placement.shape
     fixed = np.ones((layers, experts), np.bool_)
     for layer in range(layers):
@@ -109,11 +111,12 @@ def pair_viterbi(
     room: np.ndarray,
     state: np.ndarray,
 ) -> float:
-    """Re-split the experts of GPUs a and b in all layers at once, exactly; returns the cost gained (0: already the best split).
+    """Re-split the experts of GPUs a and b in all layers at once, exactly; returns the cost gained (0: none).
 
-    `splits` int64 [S]: bit masks of which of the 2·take <= 8 chosen experts go to GPU a; the first one is the split as it is.
-    The states of one layer are the S splits and the cost is a sum over neighbouring layers, so Viterbi over layers is exact.
-    `room` [layers] or [0]: splits that give a GPU more tokens are no states, but for the split as it is.
+    `splits` int64 [S]: bit masks of which of the 2·take <= 8 chosen experts go to GPU a; the first one is the split as
+    it is. The states of one layer are the S splits and the cost is a sum over neighbouring layers, so Viterbi over
+    layers is exact. `room` [layers] or [0]: splits that give a GPU more tokens are no states, but for the split as it
+    is.
     """
     take = 0
     while splits[0] >> take:
@@ -178,12 +181,12 @@ def pair_viterbi(
 
 
 def splits(size: int) -> np.ndarray:
-    """int64 [C(2·take, take)]: bit masks of the ways to split the experts that take part, for GPUs of `size` experts."""
+    """int64 [C(2·take, take)]: bit masks of the ways to split the experts that take part, `size` on each GPU."""
     take = min(size, EXPERTS)
     return np.array([sum(1 << e for e in chosen) for chosen in itertools.combinations(range(2 * take), take)])
 
 
 def pair(problem: Problem, placement: np.ndarray, a: int, b: int, state: np.ndarray) -> float:
-    """Re-split GPUs a and b in place; returns the cost gained, 0 when nothing changed. A load limit that is kept stays kept."""
+    """Re-split GPUs a and b in place; returns the cost gained, 0 when nothing changed. Never breaks a load limit."""
     ways = splits(problem.experts // problem.gpus)
     return pair_viterbi(problem.counts, placement, problem.distance, a, b, ways, problem.weight, problem.room, state)

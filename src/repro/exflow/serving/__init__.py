@@ -1,1 +1,1 @@
-"""Placements as servers use them: copies of experts, GPUs per token, the files that servers read."""
+"""Placements as servers use them: replicas of experts, GPUs per token, the files that servers read."""

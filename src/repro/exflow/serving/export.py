@@ -1,7 +1,8 @@
 """Placements as files: the published solver's CSV, and what expert-parallel servers read.
 
-Servers number places: with E/P experts per GPU, place s is on GPU s // (E/P), and their map says which expert lies in each place
-of each MoE layer (`physical_to_logical`). Server versions without such an option serve a reordered checkpoint (`permute.py`).
+Servers number places: with E/P experts per GPU, place s is on GPU s // (E/P), and their map says which expert lies in
+each place of each MoE layer (`physical_to_logical`). Server versions without such an option serve a reordered
+checkpoint (`permute.py`).
 """
 
 import csv
@@ -21,8 +22,8 @@ HEADER = ["Expert", "Node"]  # the published solver calls a GPU a node
 def write_csv(gpu: np.ndarray, path: str | Path) -> None:
     """Write `gpu` (int [layers, E]) as the published solver does: `Expert,Node`, one row per expert of every layer.
 
-    Experts are numbered through the layers, expert e of layer l is l·E + e; `Node` is its GPU, counted over all nodes. The file
-    appears whole or not at all, as those below.
+    Experts are numbered through the layers, expert e of layer l is l·E + e; `Node` is its GPU, counted over all nodes.
+    The file appears whole or not at all, as those below.
     """
 
     def rows(file: TextIO) -> None:
@@ -34,14 +35,14 @@ def write_csv(gpu: np.ndarray, path: str | Path) -> None:
 
 
 def _slots(placed: np.ndarray | Replicas) -> np.ndarray:
-    """int64 [layers, slots]: the expert in each place, of a placement as `gpu` or of one with copies."""
+    """int64 [layers, slots]: the expert in each place, of a placement as `gpu` or of one with replicas."""
     return physical_to_logical(placed) if isinstance(placed, np.ndarray) else placed.physical_to_logical
 
 
 def write_sglang(placed: np.ndarray | Replicas, path: str | Path, dense_layers: int = 0) -> None:
-    """For SGLang's `--init-expert-location FILE.json`, with copies also its `--ep-num-redundant-experts`. It counts all layers of a
-    model: `dense_layers` are those before the first MoE layer (3 for DeepSeek-V3), which get the identity. ValueError for a
-    path that does not end in .json."""
+    """For SGLang's `--init-expert-location FILE.json`, with replicas also its `--ep-num-redundant-experts`. It counts
+    all layers of a model: `dense_layers` are those before the first MoE layer (3 for DeepSeek-V3), which get the
+    identity. ValueError for a path that does not end in .json."""
     if Path(path).suffix != ".json":
         raise ValueError(f"{path}: SGLang reads a file as JSON when its name ends in .json")
     order = _slots(placed)
@@ -51,9 +52,10 @@ def write_sglang(placed: np.ndarray | Replicas, path: str | Path, dense_layers: 
 
 
 def write_vllm(placed: np.ndarray | Replicas, path: str | Path) -> None:
-    """For vLLM's initial expert map: a JSON list with a list of experts by place for every MoE layer, copies included.
+    """For vLLM's initial expert map: a JSON list of the experts by place for every MoE layer, replicas included.
 
-    As proposed in vLLM's pull request 49572, open in November 2026: released versions serve a reordered checkpoint (`permute.py`).
+    As proposed in vLLM's pull request 49572, open in November 2026: released versions serve a reordered checkpoint
+    (`permute.py`).
     """
     _write(path, lambda file: json.dump(_slots(placed).tolist(), file))
 

@@ -8,7 +8,7 @@ from repro.exflow.placement import Placement
 
 
 def physical_to_logical(gpu: np.ndarray) -> np.ndarray:
-    """int64 [layers, E]: the expert in each place, for `gpu`, int [layers, E] with equally many experts on every GPU of a layer.
+    """int64 [layers, E]: the expert in each place, for `gpu`, int [layers, E], as many experts on each GPU of a layer.
 
     Experts of one GPU keep their order, so contiguous placement gives 0..E-1.
     """
@@ -17,11 +17,11 @@ def physical_to_logical(gpu: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Replicas:
-    """`physical_to_logical`: int64 [layers, slots of all GPUs], the expert in each slot, as vLLM and SGLang number them: GPU g has slots
-    g·S to (g+1)·S-1 of S = slots / gpus. GPUs of one node are consecutive.
+    """`physical_to_logical`: int64 [layers, slots of all GPUs], the expert in each slot, as vLLM and SGLang number
+    them: GPU g has slots g·S to (g+1)·S-1 of S = slots / gpus. GPUs of one node are consecutive.
 
-    A second copy of an expert on one GPU changes nothing: it fills a slot for which no copy helps. ValueError when the slots do
-    not share evenly, or an expert (0 to the highest named) has no copy in a layer.
+    A second replica on one GPU changes nothing: it fills a slot that no other expert makes use of. ValueError when the
+    slots do not share evenly, or an expert (0 to the highest named) is in no slot of a layer.
     """
 
     physical_to_logical: np.ndarray
@@ -37,7 +37,12 @@ class Replicas:
         for layer, row in enumerate(self.physical_to_logical):
             missing = np.setdiff1d(np.arange(self.num_experts), row)
             if len(missing) or row.min() < 0:
-                raise ValueError(f"layer {layer}: experts {missing.tolist()} have no copy, or a slot is negative")
+                raise ValueError(f"layer {layer}: experts {missing.tolist()} are in no slot, or a slot is negative")
+
+    @classmethod
+    def of(cls, placement: Placement) -> "Replicas":
+        """Each expert once, where `placement` has it: E/P slots per GPU."""
+        return cls(physical_to_logical(placement.gpu), placement.gpus, placement.gpus_per_node)
 
     @property
     def num_experts(self) -> int:
@@ -49,13 +54,8 @@ class Replicas:
 
     @property
     def hosted(self) -> np.ndarray:
-        """bool [layers, E, gpus]: whether a GPU holds a copy of an expert."""
+        """bool [layers, E, gpus]: whether a GPU holds a replica of an expert."""
         layers, slots = self.physical_to_logical.shape
         hosted = np.zeros((layers, self.num_experts, self.gpus), bool)
         hosted[np.arange(layers)[:, None], self.physical_to_logical, np.arange(slots) // self.slots_per_gpu] = True
         return hosted
-
-
-def without_copies(placement: Placement) -> Replicas:
-    """Each expert once, where `placement` has it: E/P slots per GPU."""
-    return Replicas(physical_to_logical(placement.gpu), placement.gpus, placement.gpus_per_node)

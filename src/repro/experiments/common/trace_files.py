@@ -40,12 +40,12 @@ def open_trace(name: TraceName, top_k: int = 1) -> Source:
         with np.load(path) as file:
             names, of_sequence = file["dataset_names"], file["dataset"]
         families = np.array([_family(str(each)) for each in names])
-        trace = exflow.load(path, experts(name), top_k)
+        trace = exflow.load_trace(path, experts(name), top_k)
         return Source(trace, families[of_sequence][trace.sequences], None)
     path = paths.data(f"gpt_moe_routing_{variant(name)}.npz")
     with np.load(path) as file:
         domain, held_out = file["domain_names"][file["domain"]], file["held_out"]
-    trace = exflow.load(path, experts(name))
+    trace = exflow.load_trace(path, experts(name))
     return Source(trace, domain[trace.sequences], held_out[trace.sequences])
 
 

@@ -18,10 +18,10 @@ def run(point: AffinityPoint) -> Outcome:
     trace = source.trace.take(source.of(point.domain))
     if point.tokens:
         trace = trace.sample(point.tokens, point.seed)
-    found = exflow.measure(trace, point.seed)
+    found = exflow.measure_affinity(trace, point.seed)
     pairs = pd.DataFrame({name: getattr(found, name) for name in found.__dataclass_fields__})
     middle = len(pairs) // 2
-    routing = exflow.conditional(exflow.transitions(trace))[middle]
+    routing = exflow.affinity.conditional(exflow.transitions(trace))[middle]
     cells = np.indices(routing.shape).reshape(2, -1)
     matrix = {"from_expert": cells[0], "to_expert": cells[1], "probability": routing.ravel(), "layer": middle}
     series = pd.concat(

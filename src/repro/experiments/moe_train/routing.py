@@ -75,7 +75,7 @@ def measure(known: Routed, held_out: Routed, seed: int) -> dict[str, float]:
     numbers = {"loss": held_out.loss}
     for suffix, *both in (("", known, held_out), ("_shuffled", known.shuffled(rng), held_out.shuffled(rng))):
         seen, counted = (exflow.transitions(each.trace) for each in both)
-        bits, share = exflow.mutual_information(counted)
+        bits, share = exflow.affinity.mutual_information(counted)
         numbers[f"mutual_information{suffix}"] = float(bits.mean())
         numbers[f"normalized_mutual_information{suffix}"] = float(share.mean())
         numbers[f"stay{suffix}"] = stay(seen, counted)

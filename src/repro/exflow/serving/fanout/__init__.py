@@ -1,9 +1,9 @@
-"""Token-level fan-out: how many GPUs a token must visit, and placements with fewer of them, for top-k routing with k > 1.
+"""Token-level fan-out: how many GPUs a token must visit, and placements with fewer of them, for top-k routing.
 
-The paper routes to one expert per layer. With k experts, transition counts weigh each of the k·k pairs 1/k², but a token is sent
-to a GPU once, however many of its experts are there, and not at all where it already is. So what it costs is the number of
-distinct GPUs and nodes, which pairs do not determine: that takes whole tokens. For k = 1 both are the same (a token visits a
-new GPU when it hops), and `placement.place` is the better tool.
+The paper routes to one expert per layer. With k experts, transition counts weigh each of the k·k pairs 1/k², but a
+token is sent to a GPU once, however many of its experts are there, and not at all where it already is. So what it costs
+is the number of distinct GPUs and nodes, which pairs do not determine: that takes whole tokens. For k = 1 both are the
+same (a token visits a new GPU when it hops), and `placement.place` is the better tool.
 """
 
 import time
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from repro.exflow.evaluate import check_shapes
 from repro.exflow.placement import Placement
 from repro.exflow.serving.fanout import kernels
 from repro.exflow.trace import BLOCK, Trace
@@ -29,9 +30,9 @@ class FanOut:
     """Means over the tokens of a trace.
 
     `gpus`, `nodes`: distinct GPUs and nodes that a token's k experts of one layer occupy, mean over layers (1 to k).
-    `new_gpus`, `new_nodes`: those of layer l+1 that the token did not visit in layer l, mean over the layers-1 transitions
-    (0 to k). For k = 1 these are the crossing fractions of `evaluate.Cost`. For k > 1 read them beside the former: a token that
-    visits every GPU in every layer visits no new ones.
+    `new_gpus`, `new_nodes`: those of layer l+1 that the token did not visit in layer l, mean over the layers-1
+    transitions (0 to k). For k = 1 these are the crossing fractions of `evaluate.Cost`. For k > 1 read them beside the
+    former: a token that visits every GPU in every layer visits no new ones.
     """
 
     gpus: float
@@ -40,10 +41,10 @@ class FanOut:
     new_nodes: float
 
     def cost(self, costs: Sequence[float] = (1.0, 2.0), objective: str = "new_gpus") -> float:
-        """Per token and transition (`new_gpus`) or layer (`gpus`): costs[0] for a GPU on a node that is visited anyway, costs[1] with it.
+        """Per token and transition (`new_gpus`) or layer (`gpus`): costs[0] a GPU, costs[1] one with its node.
 
-        That is costs[0]·GPUs + (costs[1] - costs[0])·nodes; for k = 1 and `new_gpus` a hop inside a node costs costs[0], one between nodes
-        costs[1].
+        That is costs[0]·GPUs + (costs[1] - costs[0])·nodes; for k = 1 and `new_gpus` a hop inside a node costs
+        costs[0], one between nodes costs[1].
         """
         gpus, nodes = (self.new_gpus, self.new_nodes) if objective == "new_gpus" else (self.gpus, self.nodes)
         return costs[0] * gpus + (costs[1] - costs[0]) * nodes
@@ -51,7 +52,7 @@ class FanOut:
 
 def fan_out(placement: Placement, trace: Trace) -> FanOut:
     """Count the GPUs and nodes that the tokens of `trace` visit; ValueError when layers or experts disagree."""
-    _check_shape(placement, trace)
+    check_shapes(placement.gpu.shape, (trace.layers, trace.num_experts))
     visited, new = np.zeros((2, trace.layers), np.int64), np.zeros((2, trace.layers - 1), np.int64)
     for start in range(0, trace.tokens, BLOCK):
         experts = _by_layer(trace.experts[start : start + BLOCK])
@@ -72,21 +73,23 @@ def place_for_fanout(
     tokens: int | None = None,
     progress: Callable[[float, str], None] | None = None,
 ) -> Placement:
-    """Improve `start` for the tokens of `trace` by swaps of experts within layers: as many experts per GPU and layer as before.
+    """Improve `start` for the tokens of `trace` by swaps of experts within layers.
 
-    `objective` (of OBJECTIVES): `new_gpus` for tokens that stay where their experts are (context-coherent, as ExFlow), `gpus` for
-    tokens that return to one home after every layer. Both are weighted as in `FanOut.cost`: `costs` of a GPU and of a node.
+    `objective` (of OBJECTIVES): `new_gpus` for tokens that stay where their experts are (context-coherent, as ExFlow),
+    `gpus` for tokens that return to one home after every layer. Both are weighted as in `FanOut.cost`: `costs` of a GPU
+    and of a node.
 
-    A sweep offers every expert of every layer a swap, in a heat bath that cools down and ends in a descent. `tokens`, drawn at
-    random, are what it counts on: None takes all, or as many as let a few sweeps fit into `time_limit_s`. The cooling is faster
-    when the time is too short for all `sweeps`. `seed`, `sweeps` and `tokens` fix the result unless the time limit cuts it. What is
-    returned is never worse than `start` on all tokens of `trace`; whether it is better on held-out ones is the caller's to check.
-    Where sweeps are few, starting from `placement.place` gives more than starting from rank order.
-    `progress` is called with the fraction done and a text.
+    A sweep offers every expert of every layer a swap, in a heat bath that cools down and ends in a descent. `tokens`,
+    drawn at random, are what it counts on: None takes all, or as many as let a few sweeps fit into `time_limit_s`. The
+    cooling is faster when the time is too short for all `sweeps`. `seed`, `sweeps` and `tokens` fix the result unless
+    the time limit cuts it. What is returned is never worse than `start` on all tokens of `trace`; whether it is better
+    on held-out ones is the caller's to check. Where sweeps are few, starting from `placement.place` gives more than
+    starting from rank order. `progress` is called with the fraction done and a text.
 
-    Raises ValueError when layers or experts disagree, a token names an expert of a layer twice, or an argument is out of range.
+    Raises ValueError when layers or experts disagree, a token names an expert of a layer twice, or an argument is out
+    of range.
     """
-    _check_shape(start, trace)
+    check_shapes(start.gpu.shape, (trace.layers, trace.num_experts))
     _check(objective, costs, time_limit_s, sweeps, tokens)
     if tokens is None:
         tokens = int(time_limit_s * SWEEP_RATE / (FEWEST_SWEEPS * trace.layers * trace.k))
@@ -113,7 +116,7 @@ def _anneal(
     rng: np.random.Generator,
     progress: Callable[[float, str], None] | None,
 ) -> tuple[np.ndarray, bool]:
-    """(best placement met at the end of a sweep, whether the deadline came first); cools by sweeps or by time, whichever is further."""
+    """(best placement at the end of a sweep, whether the deadline came first); cools by sweeps or time."""
     gpu = best = np.ascontiguousarray(start, np.int64)
     began, gained, most, elapsed = time.perf_counter(), 0.0, 0.0, 0.0
     for sweep in range(sweeps):
@@ -171,14 +174,6 @@ def _by_layer(experts: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(experts.transpose(1, 0, 2), np.int16)
 
 
-def _check_shape(placement: Placement, trace: Trace) -> None:
-    if placement.gpu.shape != (trace.layers, trace.num_experts):
-        raise ValueError(
-            f"the placement has {placement.gpu.shape[0]} layers of {placement.gpu.shape[1]} experts, "
-            f"the routing has {trace.layers} of {trace.num_experts}"
-        )
-
-
 def _check(objective: str, costs: Sequence[float], time_limit_s: float, sweeps: int, tokens: int | None) -> None:
     if objective not in OBJECTIVES:
         raise ValueError(f"unknown objective {objective!r}, allowed: {', '.join(OBJECTIVES)}")
@@ -186,5 +181,6 @@ def _check(objective: str, costs: Sequence[float], time_limit_s: float, sweeps: 
         raise ValueError(f"costs are {tuple(costs)}, must be of a GPU and of a node, 0 <= GPU <= node")
     if not time_limit_s > 0 or sweeps < 1 or (tokens is not None and tokens < 1):
         raise ValueError(
-            f"time_limit_s is {time_limit_s}, must be positive; sweeps is {sweeps} and tokens {tokens}, must be at least 1"
+            f"time_limit_s is {time_limit_s}, must be positive; sweeps is {sweeps} and tokens {tokens}, "
+            "must be at least 1"
         )

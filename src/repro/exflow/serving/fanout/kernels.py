@@ -4,7 +4,7 @@ Arrays, of one layer and a sample of T tokens:
   experts  int16 [T, k]             the distinct experts of each token
   gpu      int64 [E]                GPU of every expert
   unit     int64 [levels, G]        unit of every GPU at each level: itself, then its node
-  visit    int8  [levels, T, G]     what it costs (-1, 0, 1) that a token visits a unit in this layer, other layers as they are
+  visit    int8  [levels, T, G]     cost (-1, 0, 1) of a token's visit to a unit in this layer, other layers as they are
   unit_of  int64 [levels, E]        unit of every expert at each level
   present  int16 [levels, T, G]     how many of its experts a token has in each unit
   join     int32 [levels, E, G]     what tokens pay more, together, when one expert moves into a unit that ...
@@ -17,8 +17,9 @@ from numba import njit
 
 @njit(cache=True)
 def count_units(experts: np.ndarray, unit: np.ndarray, visited: np.ndarray, new: np.ndarray) -> None:
-    """Add, over tokens, the units visited in each layer to `visited`, int64 [layers], and those not visited in the layer before
-    to `new`, int64 [layers-1]; `experts` int16 [layers, T, k], `unit` int64 [layers, E] the unit of every expert."""
+    """Add, over tokens, the units visited in each layer to `visited`, int64 [layers], and those not visited in the
+    layer before to `new`, int64 [layers-1]; `experts` int16 [layers, T, k], `unit` int64 [layers, E] the unit of every
+    expert."""
     layers, tokens, k = experts.shape
     last = np.full(unit.max() + 1, -1)  # when a unit was last visited: layers of all tokens, numbered through
     for token in range(tokens):
@@ -37,7 +38,8 @@ def count_units(experts: np.ndarray, unit: np.ndarray, visited: np.ndarray, new:
 def add_visit_costs(visit: np.ndarray, experts: np.ndarray, unit: np.ndarray, free: bool) -> None:
     """Let a neighbouring layer, whose tokens visit `unit` [E] of `experts`, change `visit`, int8 [T, units].
 
-    `free` (the layer before): a unit visited there costs nothing here. Else (the layer after): one visited here is not new there.
+    `free` (the layer before): a unit visited there costs nothing here. Else (the layer after): one visited here is not
+    new there.
     """
     tokens, k = experts.shape
     last = np.full(visit.shape[1], -1)
@@ -79,12 +81,12 @@ def improve_layer(
     visit: np.ndarray,
     noise: np.ndarray,
 ) -> float:
-    """Offer every expert a swap with the best other one, judged by all tokens; `gpu` changes in place. Returns the cost gained.
+    """Offer every expert a swap with the best other one; `gpu` changes in place. Returns the cost gained.
 
-    The cost is Σ over levels of `weight` [levels] · Σ over tokens of what the units they visit cost. `join` and `leave` are kept
-    up to date, so all E partners of an expert are compared by four look-ups per level. Only the best one is then counted
-    exactly: a token that visits both experts sees no change, which the tables do not know. `noise` [E, G] is what an expert
-    likes about each GPU for no reason: Gumbel noise times a temperature makes this a heat bath, zeros a descent.
+    The cost is Σ over levels of `weight` [levels] · Σ over tokens of what the units they visit cost. `join` and `leave`
+    are kept up to date, so all E partners of an expert are compared by four look-ups per level. Only the best one is
+    then counted exactly: a token that visits both experts sees no change, which the tables do not know. `noise` [E, G]
+    is a random perturbation of each move: Gumbel noise times a temperature makes this a heat bath, zeros a descent.
     """
     count = len(gpu)
     unit_of, present, join, leave = _tables(experts, gpu, unit, visit)
@@ -155,7 +157,7 @@ def _best_partner(
     leave: np.ndarray,
     noise: np.ndarray,
 ) -> tuple[int, float]:
-    """(expert, change of the cost less the noise) of the swap with expert i that the tables find best; (-1, inf): none."""
+    """(expert, change of the cost less the noise) of the best swap with expert i by the tables; (-1, inf): none."""
     partner, best = -1, np.inf
     for j in range(len(gpu)):
         if gpu[j] == gpu[i]:
@@ -175,7 +177,7 @@ def _best_partner(
 def _moved(
     visitors: np.ndarray, side: np.ndarray, visit: np.ndarray, present: np.ndarray, source: int, target: int
 ) -> int:
-    """What the tokens that visit only one of a swap's experts pay more when it moves from unit `source` to unit `target`."""
+    """What tokens that visit only one of a swap's experts pay more when it moves from unit `source` to `target`."""
     change = 0
     for token in visitors:
         if side[token] != 3:

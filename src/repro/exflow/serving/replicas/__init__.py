@@ -1,10 +1,11 @@
-"""Copies of experts on more than one GPU, beside a placement: fewer hops, or a less loaded busiest GPU.
+"""Replicas of experts (redundant experts) on more GPUs than one: fewer hops, or a less loaded busiest GPU.
 
-Servers give a GPU more slots than E/P per layer and fill the rest with redundant experts. A token on GPU g that is routed to an
-expert uses the copy on g; if there is none, one on its node; if there is none, any. Where several are equally near, the
-(g mod their number)-th in GPU order: so GPUs share them evenly and the way is fixed, as in SGLang's static dispatch (which draws
-where we count). The way of a token hence depends on all the copies it met before, and is counted by walking it through the layers.
-It starts on GPU (token's number mod P), and the way into the first layer is no hop, as in `evaluate.py`.
+Servers give a GPU more slots than E/P per layer and fill the rest with redundant experts. A token on GPU g that is
+routed to an expert uses the replica on g; if there is none, one on its node; if there is none, any. Where several are
+equally near, the (g mod their number)-th in GPU order: so GPUs share them evenly and the way is fixed, as in SGLang's
+static dispatch (which draws where we count). The way of a token hence depends on all the replicas it met before, and is
+counted by walking it through the layers. It starts on GPU (token's number mod P), and the way into the first layer is
+no hop, as in `evaluate.py`.
 
 Top-1 routing, as in the paper.
 """
@@ -14,9 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from repro.exflow.evaluate import check_shapes
 from repro.exflow.placement import Placement
 from repro.exflow.serving.replicas import kernels
-from repro.exflow.serving.slots import Replicas, without_copies
+from repro.exflow.serving.slots import Replicas
 from repro.exflow.trace import Trace
 
 OBJECTIVES = ("hops", "load")
@@ -25,7 +27,7 @@ TRIES = 4  # experts that are tried for a slot before it gets none
 
 @dataclass(frozen=True)
 class ReplicaCost:
-    """What `evaluate.Cost` says of a placement without copies, by the same names: averages over the tokens of a trace."""
+    """What `evaluate.Cost` says of a placement without replicas, by the same names: averages over tokens."""
 
     hops_per_token: float
     intra_hops: float
@@ -35,7 +37,7 @@ class ReplicaCost:
 
 
 def evaluate_replicas(replicas: Replicas, trace: Trace) -> ReplicaCost:
-    """Walk the tokens of a top-1 `trace` through the layers by the rule above; ValueError when k > 1 or shapes disagree."""
+    """Walk the tokens of a top-1 `trace` through the layers by that rule; ValueError for k > 1 or other shapes."""
     _check_trace(trace, *replicas.hosted.shape[:2])
     tokens = np.asarray(trace.experts).reshape(trace.tokens, trace.layers)
     at = kernels.walk(tokens, kernels.routes(replicas.hosted, replicas.gpus_per_node))
@@ -57,17 +59,18 @@ def place_replicas(
     """Give every GPU `extra` slots per layer beside those of `start`, and fill them for the tokens of a top-1 `trace`.
 
     `objective`, one of OBJECTIVES:
-      hops  Rounds of one slot for each GPU and layer, from the last layer to the first. A GPU gets the expert whose copy saves its
-            tokens most, counting their whole way on: a token that stays may have further to go next. A copy that would raise the
-            total cost, counted exactly, is left out. So more slots never cost more on these tokens. `costs`: of a hop inside a
-            node and of one between nodes.
-      load  From the first layer to the last, the busiest GPU hands the copy to another that lowers its load most, until slots
-            are full or none helps. From a placement, no layer's busiest GPU gets busier on these tokens; hops may become more.
+      hops  Rounds of one slot for each GPU and layer, from the last layer to the first. A GPU gets the expert whose
+            replica saves its tokens most, counting their whole way on: a token that stays may have further to go next.
+            A replica that would raise the total cost, counted exactly, is left out. So more slots never cost more on
+            these tokens. `costs`: of a hop inside a node and of one between nodes.
+      load  From the first layer to the last, the busiest GPU hands the replica to another that lowers its load most,
+            until slots are full or none helps. From a placement, no layer's busiest GPU gets busier on these tokens;
+            hops may become more.
 
-    For both aims, add copies for load to those for hops: what `start` holds stays. Slots without a use repeat an expert of their GPU.
-    ValueError when k > 1, shapes disagree or an argument is out of range.
+    For both aims, add replicas for load to those for hops: what `start` holds stays. Slots without a use repeat an
+    expert of their GPU. ValueError when k > 1, shapes disagree or an argument is out of range.
     """
-    start = without_copies(start) if isinstance(start, Placement) else start
+    start = Replicas.of(start) if isinstance(start, Placement) else start
     layers, experts, gpus = start.hosted.shape
     _check_trace(trace, layers, experts)
     _check(extra, experts - start.slots_per_gpu, objective, costs)
@@ -75,13 +78,13 @@ def place_replicas(
     tokens = np.asarray(trace.experts).reshape(trace.tokens, layers)
     hosted = start.hosted
     slots = start.physical_to_logical.reshape(layers, gpus, -1)
-    added = np.repeat(slots[:, :, :1], extra, axis=2)  # fillers, until a copy is worth a slot
+    added = np.repeat(slots[:, :, :1], extra, axis=2)  # fillers, until a replica is worth a slot
     if objective == "hops":
         node = np.arange(gpus) // start.gpus_per_node
         distance = np.where(node[:, None] == node, costs[0], costs[1]) * (1.0 - np.eye(gpus))
         for turn in range(extra):
             added[:, :, turn] = _save_hops(tokens, hosted, start.gpus_per_node, distance, added[:, :, turn])
-            tell((turn + 1) / extra, "placing copies")
+            tell((turn + 1) / extra, "placing replicas")
     else:
         at = np.arange(trace.tokens) % gpus
         for layer in range(layers):
@@ -89,15 +92,14 @@ def place_replicas(
             np.add.at(arriving, (tokens[:, layer], at), 1.0)
             kernels.share_load(arriving, hosted[layer], start.gpus_per_node, added[layer])
             at = kernels.routes(hosted[layer : layer + 1], start.gpus_per_node)[0, tokens[:, layer], at]
-            tell((layer + 1) / layers, "placing copies")
-    slots = np.concatenate([slots, added], axis=2).reshape(layers, -1)
-    return Replicas(slots, gpus, start.gpus_per_node)
+            tell((layer + 1) / layers, "placing replicas")
+    return Replicas(np.concatenate([slots, added], axis=2).reshape(layers, -1), gpus, start.gpus_per_node)
 
 
 def _save_hops(
     tokens: np.ndarray, hosted: np.ndarray, per_node: int, distance: np.ndarray, fillers: np.ndarray
 ) -> np.ndarray:
-    """int64 [layers, gpus]: one more slot for each GPU and layer, in `hosted` (bool [layers, E, gpus], in place) and as returned."""
+    """int64 [layers, gpus]: the expert of one more slot for each GPU and layer, which `hosted` then has too."""
     layers, _, gpus = hosted.shape
     chosen = fillers.copy()
     at = kernels.walk(tokens, kernels.routes(hosted, per_node))
@@ -122,11 +124,8 @@ def _save_hops(
 
 def _check_trace(trace: Trace, layers: int, experts: int) -> None:
     if trace.k != 1:
-        raise ValueError(f"{trace.source}: top-{trace.k} routing, copies are for top-1: take `trace.top(1)`")
-    if (trace.layers, trace.num_experts) != (layers, experts):
-        raise ValueError(
-            f"the placement has {layers} layers of {experts} experts, the routing has {trace.layers} of {trace.num_experts}"
-        )
+        raise ValueError(f"{trace.source}: top-{trace.k} routing, replicas are for top-1: take `trace.top(1)`")
+    check_shapes((layers, experts), (trace.layers, trace.num_experts))
 
 
 def _check(extra: int, most: int, objective: str, costs: Sequence[float]) -> None:

@@ -1,4 +1,4 @@
-"""Compiled loops for copies of experts (numba, cached on disk): the way of tokens, and what a copy would change of it."""
+"""Compiled loops for replicas (numba, cached on disk): the way of tokens, and what a replica would change of it."""
 
 import numpy as np
 from numba import njit
@@ -24,7 +24,7 @@ def _nearest(hosts: np.ndarray, per_node: int, target: np.ndarray) -> None:
 
 @njit(cache=True)
 def routes(hosted: np.ndarray, per_node: int) -> np.ndarray:
-    """int64 [layers, E, gpus]: the GPU to which a token on each GPU goes for each expert, of `hosted`, bool of that shape."""
+    """int64 [layers, E, gpus]: where a token on each GPU goes for each expert, given `hosted`, bool of that shape."""
     targets = np.empty(hosted.shape, np.int64)
     for layer in range(hosted.shape[0]):
         for expert in range(hosted.shape[1]):
@@ -48,10 +48,11 @@ def walk(tokens: np.ndarray, routes: np.ndarray) -> np.ndarray:
 def pay(
     expert: np.ndarray, at: np.ndarray, route: np.ndarray, hop: np.ndarray, onward: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    """(cost of all tokens' ways through this layer and on, gain float64 [gpus, E] of a copy of each expert on each GPU).
+    """(cost of all tokens' ways from this layer on, gain float64 [gpus, E] of a replica of each expert on each GPU).
 
-    For one layer: `expert` [T] and GPU `at` [T] of each token, `route` [E, gpus], `hop` [gpus, gpus], `onward` [T, gpus]. The gain is
-    that of the tokens on the GPU itself; a copy also changes the routes of others, which only a new total tells.
+    For one layer: `expert` [T] and GPU `at` [T] of each token, `route` [E, gpus], `hop` [gpus, gpus], `onward` [T,
+    gpus]. The gain is that of the tokens on the GPU itself; a replica also changes the routes of others, which only a
+    new total tells.
     """
     total, gain = 0.0, np.zeros((route.shape[1], route.shape[0]))
     for token in range(len(expert)):
@@ -75,10 +76,11 @@ def one_layer_back(expert: np.ndarray, route: np.ndarray, hop: np.ndarray, onwar
 
 @njit(cache=True)
 def share_load(arriving: np.ndarray, hosted: np.ndarray, per_node: int, added: np.ndarray) -> None:
-    """Fill slots `added` [gpus, extra] of one layer, and `hosted` bool [E, gpus], so that the busiest GPU has less to do.
+    """Fill slots `added` [gpus, extra] of one layer, and `hosted` bool [E, gpus], to relieve the busiest GPU.
 
-    `arriving` float64 [E, gpus]: tokens for each expert that come from each GPU. Each step takes the copy of an expert of
-    the busiest GPU that leaves the least maximum (then the least sum of squares), while that is less than before.
+    `arriving` float64 [E, gpus]: tokens for each expert that come from each GPU. Each step takes the replica of an
+    expert of the busiest GPU that leaves the least maximum (then the least sum of squares), while that is less than
+    before.
     """
     experts, gpus = hosted.shape
     used, target = np.zeros(gpus, np.int64), np.empty(gpus, np.int64)

@@ -1,4 +1,4 @@
-"""The published solver's formulas against a walk of every token, its program against the aggregated one, its recursion against ours."""
+"""The published solver: its formulas against a walk of every token, its program and its recursion against ours."""
 
 import itertools
 
@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from placement_solvers import published, synthetic
 
 from repro import exflow
-from repro.baselines import exflow_published as published
-from repro.exflow import program, synthetic
 from repro.exflow.evaluate import distances, total_cost
+from repro.exflow.paper import program
 
 
 def walked(trace, gpu, intra_gpus, nodes):
@@ -30,7 +30,7 @@ def walked(trace, gpu, intra_gpus, nodes):
 
 
 def fewest_hops(counts, gpus):
-    """Optimum of three layers by brute force: given the middle one, the first and the last do not depend on each other."""
+    """Optimum of three layers by brute force: given the middle one, the first and the last are independent."""
     experts = counts.shape[1]
     rows = np.array(sorted(set(itertools.permutations(np.repeat(np.arange(gpus), experts // gpus).tolist()))))
     apart = (rows[:, None, :, None] != rows[None, :, None, :]).astype(float)  # [first, middle, a, b]
@@ -114,7 +114,7 @@ def test_per_token_and_aggregated_program_have_the_same_optimum(experts, parts):
     trace = synthetic.markov(3, experts, 60, alpha=0.5, seed=2)
     counts = exflow.transitions(trace)
     per_token = published.solve(published.per_token_program(trace, parts), 60.0)
-    aggregated = published.solve(published.Program(*program.build(counts, parts)), 60.0)
+    aggregated = published.solve(program(counts, parts), 60.0)
     assert per_token.optimal and aggregated.optimal
     best = fewest_hops(counts, parts)
     assert per_token.objective == pytest.approx(best) and aggregated.objective == pytest.approx(best)
@@ -125,7 +125,7 @@ def test_per_token_program_grows_with_the_tokens_and_the_aggregated_one_does_not
     shapes = []
     for tokens in (500, 1000):
         trace = synthetic.markov(4, 8, tokens, alpha=1.0, seed=1)
-        aggregated = program.build(exflow.transitions(trace), 2)[1].shape
+        aggregated = program(exflow.transitions(trace), 2).matrix.shape
         shapes.append((published.per_token_program(trace, 2).matrix.shape, aggregated))
     fixed = (2 * 4 + 8 * 4, 2 * 8 * 4)  # balance and single place; x
     for tokens, (per_token, aggregated) in zip((500, 1000), shapes, strict=True):
@@ -135,7 +135,7 @@ def test_per_token_program_grows_with_the_tokens_and_the_aggregated_one_does_not
 
 def test_solve_stops_at_its_target_and_its_time():
     trace = synthetic.markov(8, 8, 300, alpha=1.0, seed=1)
-    model = published.Program(*program.build(exflow.transitions(trace), 2))
+    model = program(exflow.transitions(trace), 2)
     easy = published.solve(model, 60.0, target=trace.tokens * 7.0)
     assert easy.objective is not None and not easy.optimal and easy.bound <= easy.objective
     nothing = published.solve(model, 1e-3)

@@ -1,6 +1,7 @@
 """METIS 5.2 graph partitioning, called through its C interface: the Python packages know only one balance constraint.
 
-The library comes with the PyPI package `cmeel-metis` (METIS is Apache-2.0 licensed; 32-bit indices), part of the extra `benchmark`.
+The library comes with the PyPI package `cmeel-metis` (METIS is Apache-2.0 licensed; 32-bit indices), part of the extra
+`benchmark`.
 """
 
 import ctypes
@@ -28,9 +29,9 @@ def part_graph(
 ) -> np.ndarray:
     """int64 [n]: the part of each vertex, by k-way partitioning that minimises the weight of the edges cut.
 
-    `graph`: symmetric [n, n], integer weights ≥ 1 that sum to less than 2³¹. `vertex_weights`: int [n, constraints]; METIS tries to
-    give every part the same sum of each column within `imbalance`, and may miss it. `cuts` partitions are tried, each with
-    `iterations` of refinement. Raises ImportError when METIS is not installed.
+    `graph`: symmetric [n, n], integer weights ≥ 1 that sum to less than 2³¹. `vertex_weights`: int [n, constraints];
+    METIS tries to give every part the same sum of each column within `imbalance`, and may miss it. `cuts` partitions
+    are tried, each with `iterations` of refinement. Raises ImportError when METIS is not installed.
     """
     library = _library()
     size, constraints = vertex_weights.shape

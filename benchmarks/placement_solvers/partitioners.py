@@ -1,12 +1,14 @@
 """What else one could place experts with: the peers of `repro.exflow`, all called alike.
 
-    placement = PARTITIONERS["METIS"](counts, gpus, seed, time_limit_s)    # int64 [layers, E], E/gpus experts per GPU and layer
+    placement = PARTITIONERS["METIS"](counts, gpus, seed, time_limit_s)    # int64 [layers, E], E/gpus experts per GPU
 
-`counts` are transition counts, float64 [layers-1, E, E] (`exflow.transitions`), E a multiple of gpus. All minimise the tokens that change GPU
-at one flat cost, all use one thread; `staged` runs any of them on nodes of GPUs. Methods that can be repeated are, as long as another run
-should still fit in the time, and return the best: every peer may use the same time. A package that is missing raises ImportError.
+`counts` are transition counts, float64 [layers-1, E, E] (`exflow.transitions`), E a multiple of gpus. All minimise the
+tokens that change GPU at one flat cost, all use one thread; `staged` runs any of them on nodes of GPUs. Methods that
+can be repeated are, as long as another run should still fit in the time, and return the best: every peer may use the
+same time. A package that is missing raises ImportError.
 
-  load              token load only, as expert-parallel load balancers (EPLB) without replicas: routing between layers is not looked at
+  load              token load only, as expert-parallel load balancers (EPLB) without replicas: routing between layers
+                    is not looked at
   alternating       re-assign one layer at a time optimally between its neighbours (linear assignment), perturb, repeat
   annealing         swaps of two experts at a falling temperature (`annealing.py`)
   METIS             graph partitioning with one balance constraint per layer, then `settled`
@@ -23,7 +25,8 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.optimize import linear_sum_assignment
 
-from repro.baselines import annealing, cp_sat, metis
+from placement_solvers import annealing, cp_sat, metis
+from repro.exflow import paper
 from repro.exflow.evaluate import distances, loads, total_cost
 
 Partitioner = Callable[[np.ndarray, int, int, float], np.ndarray]
@@ -86,31 +89,27 @@ def staged(
 ) -> np.ndarray:
     """Place on nodes first (half of the time), then inside each node (the rest, shared evenly): int64 [layers, E].
 
-    As in the published solver, only transitions with both ends in the node count within it. Raises ValueError when the experts
-    cannot be shared evenly or the GPUs do not make whole nodes; the partitioners themselves do not look.
+    As in the paper, only transitions with both ends in the node count within it. ValueError when the experts cannot
+    be shared evenly or the GPUs do not make whole nodes; the partitioners themselves do not look.
     """
     if gpus < 1 or counts.shape[1] % gpus:
         raise ValueError(f"{counts.shape[1]} experts per layer cannot be shared evenly by {gpus} GPUs")
     if gpus_per_node < 1 or gpus % gpus_per_node:
         raise ValueError(f"{gpus} GPUs do not make whole nodes of {gpus_per_node}")
-    nodes = gpus // gpus_per_node
-    if nodes == 1 or gpus_per_node == 1:
-        return partitioner(counts, gpus, seed, time_limit_s)
-    node = partitioner(counts, nodes, seed, time_limit_s / 2)
-    placement = np.empty_like(node)
-    for n in range(nodes):
-        members = np.stack([np.flatnonzero(row == n) for row in node])
-        inside = np.stack([pairs[np.ix_(a, b)] for pairs, a, b in zip(counts, members, members[1:], strict=False)])
-        within = partitioner(inside, gpus_per_node, seed, time_limit_s / 2 / nodes)
-        np.put_along_axis(placement, members, n * gpus_per_node + within, axis=1)
-    return placement
+    stages = [parts for parts in (gpus // gpus_per_node, gpus_per_node) if parts > 1] or [1]
+
+    def split(members: np.ndarray, inside: np.ndarray, parts: int, _: float) -> np.ndarray:
+        group = members.shape[1] / counts.shape[1]  # as a share of all experts
+        return partitioner(inside, parts, seed, time_limit_s / len(stages) * group)
+
+    return paper.staged(counts, stages, split)
 
 
 def settled(counts: np.ndarray, placement: np.ndarray, gpus: int) -> np.ndarray:
-    """`placement`, balanced or not, with each layer in turn re-assigned optimally between its neighbours until nothing changes.
+    """`placement` with each layer in turn re-assigned optimally between its neighbours until nothing changes.
 
-    Two neighbouring layers gain nothing from the same swap in both, so whenever this stops, GPUs are renamed from each layer on as
-    suits the layer before, and it goes on if that gained something.
+    Two neighbouring layers gain nothing from the same swap in both, so whenever this stops, GPUs are renamed from each
+    layer on as suits the layer before, and it goes on if that gained something.
     """
     seats = np.repeat(np.arange(gpus), counts.shape[1] // gpus)
     placement = placement.copy()
@@ -132,7 +131,7 @@ def settled(counts: np.ndarray, placement: np.ndarray, gpus: int) -> np.ndarray:
 
 
 def _kept(counts: np.ndarray, placement: np.ndarray, gpus: int, layer: int) -> np.ndarray:
-    """float64 [E, gpus]: tokens that stay when an expert of `layer` sits on a GPU and both neighbouring layers stay as they are."""
+    """float64 [E, gpus]: tokens that stay when an expert of `layer` is on a GPU, other layers as they are."""
     eye = np.eye(gpus)
     kept = np.zeros((placement.shape[1], gpus))
     if layer > 0:
@@ -143,7 +142,7 @@ def _kept(counts: np.ndarray, placement: np.ndarray, gpus: int, layer: int) -> n
 
 
 def _renamed(counts: np.ndarray, placement: np.ndarray, gpus: int) -> bool:
-    """Match the GPU names of all layers from one on to those of the layer before, in place; whether tokens were kept by that."""
+    """Match GPU names, from each layer on, to those of the layer before, in place; whether that kept tokens."""
     eye, gained = np.eye(gpus), False
     for layer, pairs in enumerate(counts):
         shared = eye[placement[layer]].T @ pairs @ eye[placement[layer + 1]]
@@ -177,7 +176,7 @@ def _perturbed(placement: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _metis(counts: np.ndarray, gpus: int, seed: int, time_limit_s: float, vertex_weights: np.ndarray) -> np.ndarray:
-    """Its own seed hardly changes what METIS finds with many constraints, so each run sees the vertices in another order."""
+    """Its own seed hardly changes what METIS finds, so each run gets the vertices in another order."""
     layers, experts = len(counts) + 1, counts.shape[1]
     rng = np.random.default_rng(seed)
     begun = perf_counter()
@@ -194,7 +193,7 @@ def _metis(counts: np.ndarray, gpus: int, seed: int, time_limit_s: float, vertex
 
 
 def _graph(counts: np.ndarray) -> sp.csr_array:
-    """Symmetric [layers·E, layers·E], int32: experts are vertices, transition counts the weights of edges (at least 1, or no edge)."""
+    """Symmetric int32 [layers·E, layers·E]: experts are vertices, transition counts weigh the edges, at least 1."""
     layers, experts = len(counts) + 1, counts.shape[1]
     scale = min(1e6 / counts.max(), metis.LARGEST_TOTAL / counts.sum() / 2)
     layer, here, there = np.nonzero(np.rint(counts * scale))
@@ -205,7 +204,7 @@ def _graph(counts: np.ndarray) -> sp.csr_array:
 
 
 def _repeated(attempt: Attempt, counts: np.ndarray, gpus: int, time_limit_s: float) -> np.ndarray:
-    """The best of as many attempts as fit in the time at their mean pace, at least one; each gets its number and the best so far."""
+    """The best of as many attempts as fit in the time, at least one; each gets its number and the best so far."""
     start = perf_counter()
     best = attempt(0, None)
     least, run = _cut(counts, best, gpus), 1

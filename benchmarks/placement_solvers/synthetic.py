@@ -4,8 +4,9 @@
   topic        a latent topic that the token keeps for a while chooses the experts: affinity reaches over many layers
   topic_top_k  the same with k different experts for each token and layer
 
-Experts are equally popular (`markov` can skew them), so a placement gains nothing by load. Tokens are drawn one after another from one
-stream: the first n tokens do not depend on how many follow, and what follows is held-out data of the same process.
+Experts are equally popular (`markov` can skew them), so a placement gains nothing by load. Tokens are drawn one after
+another from one stream: the first n tokens do not depend on how many follow, and what follows is held-out data of the
+same process.
 """
 
 import numpy as np
@@ -21,9 +22,9 @@ NEVER_ZERO_TOP_K = 1e-6
 def markov(layers: int, experts: int, tokens: int, alpha: float = 0.3, skew: float = 0.0, seed: int = 0) -> Trace:
     """Top-1 trace [tokens, layers] of a Markov chain over experts.
 
-    `alpha`: concentration of the Dirichlet distribution that the rows of each transition matrix come from, before they are
-    balanced to the popularity of the experts: 0.2 is a strong affinity, 1 about that of Mixtral 8x7B. `skew`: popularity is
-    exp(skew · normal). ValueError when a size or alpha is not positive.
+    `alpha`: concentration of the Dirichlet distribution that the rows of each transition matrix come from, before they
+    are balanced to the popularity of the experts: 0.2 is a strong affinity, 1 about that of Mixtral 8x7B. `skew`:
+    popularity is exp(skew · normal). ValueError when a size or alpha is not positive.
     """
     _check(alpha=alpha, layers=layers - 1, experts=experts, tokens=tokens)
     rng = np.random.default_rng(seed)
@@ -47,10 +48,10 @@ def topic(
     stay: float = 0.95,
     seed: int = 0,
 ) -> Trace:
-    """Top-1 trace [tokens, layers]: at each layer the token keeps its topic with probability `stay`, else draws a new one.
+    """Top-1 trace [tokens, layers]: a token keeps its topic at each layer with probability `stay`, else draws one.
 
-    Each of the `topics` (None: 2·E) prefers experts of each layer by weights ~ Dirichlet(`alpha`), balanced so that all experts are
-    equally popular. ValueError when a size or alpha is not positive or `stay` is no probability.
+    Each of the `topics` (None: 2·E) prefers experts of each layer by weights ~ Dirichlet(`alpha`), balanced so that all
+    experts are equally popular. ValueError when a size or alpha is not positive or `stay` is no probability.
     """
     topics = 2 * experts if topics is None else topics
     chances = _preferences(layers, experts, tokens, topics, alpha, stay, seed, NEVER_ZERO)
@@ -73,7 +74,8 @@ def topic_top_k(
 ) -> Trace:
     """Top-k trace [tokens, layers, k]: as `topic` (`topics` None: E), with k experts drawn without replacement.
 
-    They are the k largest of log-probability + Gumbel noise, in this order, as a router's perturbed logits would choose.
+    They are the k largest of log-probability + Gumbel noise, in this order, as a router's perturbed logits would
+    choose.
     """
     if not 1 <= k <= experts:
         raise ValueError(f"k is {k}, allowed: 1 to the {experts} experts")
@@ -86,9 +88,10 @@ def topic_top_k(
 
 
 def balanced(weights: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Conditional probabilities [A, B]: `weights` scaled (Sinkhorn) so that `rows` [A] lead to `columns` [B]; each row sums to 1.
+    """Conditional probabilities [A, B]: `weights` scaled (Sinkhorn) so that `rows` [A] lead to `columns` [B].
 
-    `rows` and `columns` are probabilities. Rows are exact, columns as close as the iteration came.
+    `rows` and `columns` are probabilities. Each row of the result sums to 1, columns are
+    as close as the iteration came.
     """
     joint = weights.copy()
     for _ in range(BALANCING_ROUNDS):

@@ -1,7 +1,8 @@
-"""Simulated annealing of expert placements by swaps: the general method that ours has to beat, as strong as we can make it.
+"""Simulated annealing of expert placements by swaps: the general method that ours has to beat.
 
-Written apart from `repro.exflow.search.kernels`, and used alone: no assignment problems, no Viterbi, no recombination. A table of what each expert
-would keep on each GPU makes a proposal two subtractions; the temperature falls with the clock, so the schedule fits any time limit.
+Written apart from `repro.exflow.search.kernels`, and used alone: no assignment problems, no Viterbi, no recombination.
+A table of what each expert would keep on each GPU makes a proposal two subtractions; the temperature falls with the
+clock, so the schedule fits any time limit.
 """
 
 from time import perf_counter
@@ -41,7 +42,7 @@ def anneal(counts: np.ndarray, gpus: int, seed: int, time_limit_s: float) -> np.
 
 
 def _table(counts: np.ndarray, placement: np.ndarray, gpus: int) -> np.ndarray:
-    """float64 [layers, gpus, E]: tokens that stay when an expert sits on a GPU and both neighbouring layers stay as they are."""
+    """float64 [layers, gpus, E]: tokens that stay when an expert is on a GPU, both neighbouring layers as they are."""
     eye = np.eye(gpus)
     table = np.zeros((len(placement), gpus, placement.shape[1]))
     for layer, pairs in enumerate(counts):

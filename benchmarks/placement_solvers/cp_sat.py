@@ -1,18 +1,16 @@
-"""The aggregated integer program of ExFlow in CP-SAT (OR-Tools, extra `benchmark`): clauses instead of linear inequalities.
+"""The aggregated integer program of ExFlow in CP-SAT (OR-Tools, extra `benchmark`): clauses, not inequalities.
 
-Maximise Σ counts · kept, where kept of a pair of experts implies that both sit on the same GPU, each GPU holds E/P experts of each layer,
-and (a cut that the published program lacks) an expert keeps at most E/P pairs on either side.
+Maximise Σ counts · kept, where kept of a pair of experts implies that both sit on the same GPU, each GPU holds E/P
+experts of each layer, and (a cut that the published program lacks) an expert keeps at most E/P pairs on either side.
 
 OR-Tools ships a HiGHS of its own, and only one HiGHS can be loaded into a process: `place` runs this file as a process.
 """
 
 import importlib.util
 import io
-import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,25 +29,18 @@ class TooLarge(ValueError):
 def place(counts: np.ndarray, gpus: int, seed: int, time_limit_s: float) -> np.ndarray:
     """int64 [layers, E]: the best placement that one worker finds in the time, building the model included.
 
-    Starting the process, about a second, comes on top. Rank order is the solver's hint and the answer when it finds nothing.
-    Raises TooLarge, and ImportError without `ortools`.
+    Starting the process, about a second, comes on top. Rank order is the solver's hint and the answer when it finds
+    nothing. Raises TooLarge, and ImportError without `ortools`.
     """
     if importlib.util.find_spec("ortools") is None:
-        raise ImportError("CP-SAT needs the package ortools (pip install 'repro[benchmark]')")
+        raise ImportError("CP-SAT needs the package ortools (pip install 'repro-papers[benchmark]')")
     clauses = 2 * gpus * int(np.count_nonzero(counts))
     if clauses > LARGEST_MODEL:
         raise TooLarge(f"the model would have {clauses:,} clauses, allowed: {LARGEST_MODEL:,}")
     question = io.BytesIO()
     np.savez(question, counts=counts, gpus=gpus, seed=seed % 2**31, time_limit_s=time_limit_s)
-    here = str(Path(__file__).parents[2])  # where this package is imported from, installed or not
-    path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
-    answer = subprocess.run(
-        [sys.executable, "-m", "repro.baselines.cp_sat"],
-        input=question.getvalue(),
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": path},
-        check=True,
-    ).stdout
+    command = [sys.executable, __file__]
+    answer = subprocess.run(command, input=question.getvalue(), stdout=subprocess.PIPE, check=True).stdout
     return np.load(io.BytesIO(answer))
 
 

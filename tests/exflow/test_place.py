@@ -1,12 +1,16 @@
-"""`place_file`, the CSV and the two experiments."""
+"""`repro place`, the files it writes, and the experiments on routing traces."""
 
+import contextlib
+import importlib
 import json
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from repro import cli, exflow, experiments
+from repro.exflow.serving import export, fanout, replicas, slots
 
 KEYS = {"hops_per_token", "crossing_fraction", "intra_hops", "inter_hops", "bound", "gap", "seconds", "max_load"}
 
@@ -18,12 +22,29 @@ def trace_file(tmp_path, make_trace):
     return path
 
 
-def test_place_file_keys_numbers_and_csv(tmp_path, trace_file):
+def place(path, options, **files):
+    """What `repro place PATH OPTIONS --json` prints; a file given as NAME=PATH stands for {NAME} in the options."""
+    found = CliRunner().invoke(cli.app, ["place", str(path), *options.format(**files).split(), "--json"])
+    assert found.exit_code == 0, found.output
+    return json.loads(found.stdout)
+
+
+def refused(path, options):
+    """What it says of options that are refused."""
+    found = CliRunner().invoke(cli.app, ["place", str(path), *options.split()])
+    assert found.exit_code == 2
+    return " ".join(found.output.replace("│", " ").split())
+
+
+def test_keys_numbers_and_csv(tmp_path, trace_file, monkeypatch):
     out, seen = tmp_path / "new" / "placement.csv", []
-    result = exflow.place_file(trace_file, 4, 2, out=out, progress=lambda fraction, text: seen.append((fraction, text)))
+    command = importlib.import_module("repro.cli.place")
+    bar = contextlib.nullcontext(lambda fraction, text: seen.append((fraction, text)))
+    monkeypatch.setattr(command, "progress", lambda text: bar)
+    result = place(trace_file, "--gpus 4 --gpus-per-node 2 --out {out}", out=out)
     assert set(result) == KEYS and all(isinstance(value, float) for value in result.values())
-    gpu = exflow.read_csv(out, 8)
-    counts = exflow.transitions(exflow.load(trace_file))
+    gpu = export.read_csv(out, 8)
+    counts = exflow.transitions(exflow.load_trace(trace_file))
     cost = exflow.evaluate(exflow.Placement(gpu, 4, 2, "affinity"), counts)
     assert result["hops_per_token"] == pytest.approx(cost.hops_per_token) == result["intra_hops"] + result["inter_hops"]
     assert result["bound"] <= result["crossing_fraction"] and result["max_load"] == cost.max_load
@@ -33,7 +54,7 @@ def test_place_file_keys_numbers_and_csv(tmp_path, trace_file):
 
 def test_csv_is_the_published_format(tmp_path):
     """Header and numbering of the placements in the authors' repository: expert e of layer l is l * E + e."""
-    exflow.write_csv(np.array([[0, 1], [1, 0]]), tmp_path / "p.csv")
+    export.write_csv(np.array([[0, 1], [1, 0]]), tmp_path / "p.csv")
     assert (tmp_path / "p.csv").read_text() == "Expert,Node\n0,0\n1,1\n2,1\n3,0\n"
 
 
@@ -41,7 +62,7 @@ GPU = np.array([[0, 1, 1, 0], [1, 0, 1, 0]])  # places of layer 0: experts 0 3 |
 
 
 def test_servers_read_which_expert_lies_in_each_place(tmp_path):
-    assert exflow.physical_to_logical(GPU).tolist() == [[0, 3, 1, 2], [1, 3, 0, 2]]
+    assert slots.physical_to_logical(GPU).tolist() == [[0, 3, 1, 2], [1, 3, 0, 2]]
     exflow.FORMATS["vllm"](GPU, tmp_path / "vllm.json")
     assert json.loads((tmp_path / "vllm.json").read_text()) == [[0, 3, 1, 2], [1, 3, 0, 2]]
     exflow.FORMATS["sglang"](GPU, tmp_path / "sglang.json", dense_layers=1)
@@ -59,14 +80,17 @@ def test_servers_read_which_expert_lies_in_each_place(tmp_path):
         exflow.FORMATS["sglang"](GPU, tmp_path / "map.txt")
 
 
-def test_place_file_writes_the_format_that_is_asked_for(tmp_path, trace_file):
-    exflow.place_file(trace_file, 4, out=tmp_path / "map.json", out_format="sglang", dense_layers=2)
+def test_choices_are_those_of_the_library():
+    hints = get_type_hints(importlib.import_module("repro.cli.place").place)
+    assert get_args(hints["method"]) == tuple(exflow.METHODS) and get_args(hints["format_"]) == tuple(exflow.FORMATS)
+    assert get_args(hints["objective"]) == ("hops", *fanout.OBJECTIVES)
+    assert get_args(hints["copies_for"]) == replicas.OBJECTIVES
+
+
+def test_the_format_that_is_asked_for_is_written(tmp_path, trace_file):
+    place(trace_file, "--gpus 4 --out {out} --format sglang --dense-layers 2", out=tmp_path / "map.json")
     places = np.array(json.loads((tmp_path / "map.json").read_text())["physical_to_logical_map"])
     assert places.shape == (2 + 4, 8) and (np.sort(places) == np.arange(8)).all()
-    with pytest.raises(ValueError, match="unknown format 'tsv', allowed: csv, sglang, vllm, vllm-ascend"):
-        exflow.place_file(trace_file, 4, out_format="tsv")
-    with pytest.raises(ValueError, match="dense_layers is 3: only SGLang's format counts them, found format 'csv'"):
-        exflow.place_file(trace_file, 4, dense_layers=3)
 
 
 @pytest.mark.parametrize(
@@ -82,22 +106,20 @@ def test_place_file_writes_the_format_that_is_asked_for(tmp_path, trace_file):
 def test_bad_csv_is_refused(tmp_path, text, message):
     (tmp_path / "p.csv").write_text(text)
     with pytest.raises(ValueError, match=message) as error:
-        exflow.read_csv(tmp_path / "p.csv", 2)
+        export.read_csv(tmp_path / "p.csv", 2)
     assert "p.csv" in str(error.value)
 
 
-def test_place_file_top_k_and_errors(tmp_path):
+def test_top_k_and_errors(tmp_path):
     experts = np.random.default_rng(0).permuted(np.tile(np.arange(8), (300, 3, 1)), axis=2)[:, :, :2]
     np.savez(tmp_path / "t.npz", experts=experts)
-    one, two = (exflow.place_file(tmp_path / "t.npz", 4, top_k=k) for k in (1, 2))
+    one, two = (place(tmp_path / "t.npz", f"--gpus 4 --top-k {k}") for k in (1, 2))
     assert one["hops_per_token"] != two["hops_per_token"]
-    with pytest.raises(ValueError, match="top-3 asked of a top-2 trace"):
-        exflow.place_file(tmp_path / "t.npz", 4, top_k=3)
-    with pytest.raises(ValueError, match="extra_slots is 1: copies are for top-1 routing, found top-2; use top_k 1"):
-        exflow.place_file(tmp_path / "t.npz", 4, extra_slots=1)
+    assert "top-3 asked of a top-2 trace" in refused(tmp_path / "t.npz", "--gpus 4 --top-k 3")
+    message = "--extra-slots is 1: copies are for top-1 routing, found top-2; use --top-k 1"
+    assert message in refused(tmp_path / "t.npz", "--gpus 4 --extra-slots 1")
     assert set(two) - set(one) == {"gpus", "nodes", "new_gpus", "new_nodes"} and 1 < two["gpus"] <= 2
-    with pytest.raises(ValueError, match="8 experts per layer cannot be shared evenly by 3 GPUs"):
-        exflow.place_file(tmp_path / "t.npz", 3)
+    assert "8 experts per layer cannot be shared evenly by 3 GPUs" in refused(tmp_path / "t.npz", "--gpus 3")
 
 
 def run(name, **point):
@@ -122,7 +144,7 @@ def test_placement_experiment_counts_held_out_sequences():
     found = run("exflow_placement", method="contiguous", gpus=4, seed=1)
     from repro import paths
 
-    trace = exflow.load(paths.data("gptoss20b_routing.npz"), top_k=1)
+    trace = exflow.load_trace(paths.data("gptoss20b_routing.npz"), top_k=1)
     tokens = trace.split(0.7, 1)[1].experts // 8
     assert found.metrics.crossing_fraction == pytest.approx((tokens[:, 1:] != tokens[:, :-1]).mean())
     assert found.metrics.hops_per_token == pytest.approx((tokens[:, 1:] != tokens[:, :-1]).sum(1).mean())
@@ -142,24 +164,25 @@ def test_placement_experiment_on_few_tokens_and_nodes():
 
 
 def test_serving_experiment_counts_copies_and_whole_tokens_on_held_out_sequences():
-    """Without copies its hops are those of the placement experiment; with as many slots as experts hardly any are left (experts that no
-    training token visits get no copy)."""
-    plain, full = (run("exflow_serving", method="contiguous", gpus_per_node=8, extra_slots=slots) for slots in (0, 28))
+    """Without copies its hops are those of the placement experiment; with as many slots as experts hardly any are left.
+
+    An expert that no training token visits gets no copy.
+    """
+    plain, full = (run("exflow_serving", method="contiguous", gpus_per_node=8, extra_slots=more) for more in (0, 28))
     hops = run("exflow_placement", method="contiguous", gpus=8).metrics.hops_per_token
     assert plain.metrics.hops_per_token == pytest.approx(hops) and full.metrics.hops_per_token < 0.01
     several = run("exflow_serving", method="contiguous", top_k=4, gpus=2, gpus_per_node=1).metrics
     from repro import paths
 
-    gpus = exflow.load(paths.data("gptoss20b_routing.npz")).split(0.7, 0)[1].experts // 16
+    gpus = exflow.load_trace(paths.data("gptoss20b_routing.npz")).split(0.7, 0)[1].experts // 16
     assert several.gpus_visited == pytest.approx((1 + (gpus.min(2) != gpus.max(2))).mean())
     for wrong in ({"top_k": 5}, {"top_k": 4, "extra_slots": 1}, {"extra_slots": 29}, {"gpus_per_node": 3}):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))} is|extra_slots is|gpus is"):
             run("exflow_serving", **wrong)
 
 
-def test_place_file_on_a_topology_within_a_load_limit(trace_file):
-    machine = exflow.parse_levels("node=2,rack=2")
-    result = exflow.place_file(trace_file, machine, costs=(1, 7), max_load=1.3, rounds=2)
+def test_a_topology_within_a_load_limit(trace_file):
+    result = place(trace_file, "--levels node=2,rack=2 --costs 1,7 --max-load 1.3 --rounds 2")
     assert set(result) == KEYS | {"weighted_hops", "node_hops", "rack_hops", "max_load_worst_layer"}
     assert result["node_hops"] == pytest.approx(result["intra_hops"])
     assert result["weighted_hops"] == pytest.approx(result["node_hops"] + 7 * result["rack_hops"])
@@ -177,10 +200,18 @@ def test_place_file_on_a_topology_within_a_load_limit(trace_file):
         ("--levels node=4 --gpus-per-node 2", "--gpus-per-node is 2: a topology already has its levels"),
         ("--gpus 4 --costs 1,x", "--costs 1,x: could not convert string to float"),
         ("--gpus 4 --costs 1,2", "--costs are (1.0, 2.0), must be one per level, innermost first: node"),
+        (
+            "--gpus 4 --format tsv",
+            "'tsv' is not one of 'csv', 'sglang', 'vllm', 'vllm-ascend'",
+        ),
+        ("--gpus 4 --dense-layers 3", "--dense-layers is 3: only SGLang's format counts them, found format 'csv'"),
         ("--gpus 4 --max-load 0.5", "--max-load is 0.5, must be at least 1"),
         ("--gpus 4 --max-load 1.2 --method random", "--max-load is 1.2: only method affinity"),
         ("--gpus 4 --max-load 1.0001", "--max-load is 1.0001: no placement"),
-        ("--gpus 4 --objective pairs", "--objective is 'pairs', allowed: hops, new_gpus, gpus"),
+        (
+            "--gpus 4 --objective pairs",
+            "'pairs' is not one of 'hops', 'new_gpus', 'gpus'",
+        ),
         ("--gpus 4 --objective gpus --max-load 2", "--max-load is 2.0: kept with objective hops only, found gpus"),
         (
             "--levels node=2,rack=2,row=2 --extra-slots 1",
@@ -192,26 +223,28 @@ def test_place_file_on_a_topology_within_a_load_limit(trace_file):
         ),
         ("--gpus 4 --format sglang --out x.csv", "--out x.csv: SGLang reads a file as JSON"),
         ("--gpus 4 --extra-slots 7", "--extra-slots is 7, allowed: 0 to 6"),
-        ("--gpus 4 --extra-slots 1 --copies-for x", "--copies-for is 'x', allowed: hops, load"),
+        (
+            "--gpus 4 --extra-slots 1 --copies-for x",
+            "'x' is not one of 'hops', 'load'",
+        ),
         ("--gpus 4 --extra-slots 1 --out x.csv", "--format is csv: it has no copies of experts, allowed: sglang, vllm"),
     ],
 )
 def test_wrong_options_are_named(trace_file, options, message):
-    found = CliRunner().invoke(cli.app, ["place", str(trace_file), *options.split()])
-    assert found.exit_code == 2 and message in " ".join(found.output.split())
+    assert message in refused(trace_file, options)
 
 
 def test_copies_come_into_the_file_and_save_what_they_are_for(tmp_path, trace_file):
     def placed(copies_for):
-        options = {"extra_slots": 1, "copies_for": copies_for, "rounds": 1, "out": tmp_path / f"{copies_for}.json"}
-        return exflow.place_file(trace_file, 4, 2, out_format="vllm", **options)
+        options = f"--gpus 4 --gpus-per-node 2 --extra-slots 1 --copies-for {copies_for} --rounds 1 --format vllm"
+        return place(trace_file, options + " --out {out}", out=tmp_path / f"{copies_for}.json")
 
     hops, load = placed("hops"), placed("load")
     assert hops["copies_hops_per_token"] < hops["hops_per_token"]
     assert load["copies_max_load_worst_layer"] < hops["copies_max_load_worst_layer"]
-    slots = np.array(json.loads((tmp_path / "hops.json").read_text()))
-    found = exflow.evaluate_replicas(exflow.Replicas(slots, 4, 2), exflow.load(trace_file))
-    assert slots.shape == (4, 4 * 3) and found.hops_per_token == hops["copies_hops_per_token"]
+    places = np.array(json.loads((tmp_path / "hops.json").read_text()))
+    found = exflow.evaluate_replicas(exflow.Replicas(places, 4, 2), exflow.load_trace(trace_file))
+    assert places.shape == (4, 4 * 3) and found.hops_per_token == hops["copies_hops_per_token"]
 
 
 @pytest.mark.parametrize("objective", ["new_gpus", "gpus"])
@@ -222,14 +255,13 @@ def test_placing_for_whole_tokens_lowers_what_it_is_for(tmp_path, objective):
     group = rng.integers(4, size=500)
     experts = np.stack([rng.permuted(each[group], axis=1)[:, :2] for each in groups], axis=1)
     np.savez(tmp_path / "t.npz", experts=experts)
-    options = {"method": "contiguous", "time_limit_s": 2.0, "num_experts": 16}
-    before = exflow.place_file(tmp_path / "t.npz", 4, **options)
-    after = exflow.place_file(tmp_path / "t.npz", 4, **options, objective=objective)
+    options = "--gpus 4 --method contiguous --time-limit 2 --num-experts 16"
+    before = place(tmp_path / "t.npz", options)
+    after = place(tmp_path / "t.npz", f"{options} --objective {objective}")
     assert after[objective] < 0.7 * before[objective] and after["gpus"] >= 1
 
 
 def test_place_from_the_command_line_on_three_levels(trace_file, tmp_path):
-    levels = ["--levels", "node=2,rack=2,cluster=2", "--costs", "1,2,5", "--rounds", "1", "--json"]
-    found = CliRunner().invoke(cli.app, ["place", str(trace_file), *levels, "--out", str(tmp_path / "p.csv")])
-    assert found.exit_code == 0 and json.loads(found.stdout)["cluster_hops"] > 0
-    assert (np.sort(exflow.read_csv(tmp_path / "p.csv", 8)) == np.arange(8)).all()
+    levels = "--levels node=2,rack=2,cluster=2 --costs 1,2,5 --rounds 1"
+    assert place(trace_file, levels + " --out {out}", out=tmp_path / "p.csv")["cluster_hops"] > 0
+    assert (np.sort(export.read_csv(tmp_path / "p.csv", 8)) == np.arange(8)).all()

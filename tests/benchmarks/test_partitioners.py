@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from placement_solvers import annealing, cp_sat, metis, partitioners, synthetic
+from placement_solvers.partitioners import PARTITIONERS
 
 from repro import exflow
-from repro.baselines import annealing, cp_sat, metis, partitioners
-from repro.baselines.partitioners import PARTITIONERS
-from repro.exflow import synthetic
 
 EXTRA = {"METIS": "cmeel-metis", "METIS-unbalanced": "cmeel-metis", "CP-SAT": "ortools"}
 
