@@ -1,4 +1,4 @@
-"""Serving predicted from sizes and rates: closed forms in every limit, the real models' sizes, and the queue that it feeds."""
+"""Serving predicted from sizes and rates: closed forms in every limit, real models' sizes, and the queue."""
 
 import math
 from dataclasses import replace

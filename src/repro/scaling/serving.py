@@ -1,11 +1,12 @@
-"""Time to serve requests with a dense decoder, from its sizes and the machine's rates: Flover's Fig. 4(a) (arXiv 2305.13484).
+"""Time to serve requests with a dense decoder, from its sizes and the machine's rates: Flover's Fig. 4(a) (arXiv
+2305.13484).
 
 An iteration gives every running request one token:
 
     weights      read once for all requests, or multiplied with their tokens, whichever takes longer
     cache        keys and values of every request, read
-    kernels      launched one after another: those of each layer, and those of each request, because the authors sample and
-                 embed request by request
+    kernels      launched one after another: those of each layer, and those of each request, because the authors sample
+                 and embed request by request
     all-reduces  two a layer among tensor-parallel GPUs, and an all-gather of the logits
 
 `PredictedTimes` hands these times to the policies of `repro.flover.queueing`, which decide which requests run in an
@@ -25,8 +26,8 @@ from repro.scaling import collectives
 from repro.scaling.machines import WILKES3, Hardware, Machine
 from repro.scaling.network import Value
 
-# [INF] counts of kernels. A pass: last norm, logits, their transposition, end of requests. A request, by the authors' code:
-# embedding, and in `dynamic_decode` two penalties, top-k in two kernels, stop words, length.
+# [INF] counts of kernels. A pass: last norm, logits, their transposition, end of requests. A request, by the authors'
+# code: embedding, and in `dynamic_decode` two penalties, top-k in two kernels, stop words, length.
 PASS_KERNELS, REQUEST_KERNELS = 4, 7
 
 
@@ -112,8 +113,8 @@ def iteration_seconds(model: Dense, machine: Machine, batch: int, context: Value
 class PredictedTimes:
     """`repro.flover.queueing.Times` of a model on a machine, or on draw number `draw` of an uncertain one.
 
-    `decode` counts every request as long as the longest, because the queue tells no more: an upper bound. A prompt is a pass
-    of its own; the authors' code skips it for LLaMA, which is one pass of 504.
+    `decode` counts every request as long as the longest, because the queue tells no more: an upper bound. A prompt is a
+    pass of its own; the authors' code skips it for LLaMA, which is one pass of 504.
     """
 
     model: Dense
@@ -153,8 +154,8 @@ def serve(
 ) -> list[QueueRun]:
     """Run the queue once for each draw of the machine. ValueError for less than one request or token.
 
-    The defaults are the paper's: 512 tokens a request, of which 8 are the prompt, and one request every 500 ms ([INF], which
-    its totals show).
+    The defaults are the paper's: 512 tokens a request, of which 8 are the prompt, and one request every 500 ms ([INF],
+    which its totals show).
     """
     arrivals = fixed_arrivals(requests, interval_s).tolist()
     shapes = [Shape(arrival, prompt_tokens, new_tokens) for arrival in arrivals]
@@ -200,8 +201,8 @@ def _drawn(machine: Machine) -> list[NDArray[np.float64]]:
 def _pass_seconds(model: Dense, machine: Machine, tokens: int, rows: int) -> Value:
     """A pass of `tokens` tokens through all layers, of which `rows` go on to logits.
 
-    Without reading the cache, and without the kernels of each request. Cached, because all draws and iterations of a run ask
-    for the same few.
+    Without reading the cache, and without the kernels of each request. Cached, because all draws and iterations of a
+    run ask for the same few.
     """
     gpus = machine.topology.world_size
     if model.heads % gpus or model.ffn % gpus:
