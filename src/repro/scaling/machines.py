@@ -66,7 +66,7 @@ class Hardware:
     launch_s       of a kernel
     overlap        share of the compute behind which messages can hide
     channels       rings side by side; 0: one per link
-    values         parameters that were fixed (`at`, `fixed`), by name
+    values         parameters that `at` fixed, by name
     """
 
     name: str
@@ -89,10 +89,6 @@ class Hardware:
 
     def at(self, **values: float) -> "Hardware":
         """The same machine with some parameters of `intervals` fixed. ValueError for a name that is not one of them."""
-        return self.fixed(values)
-
-    def fixed(self, values: Mapping[str, float]) -> "Hardware":
-        """As `at`, for names that are not identifiers ("node achieved")."""
         if unknown := values.keys() - self.intervals().keys():
             known = ", ".join(self.intervals())
             raise ValueError(f"{self.name}: unknown parameter {sorted(unknown)[0]!r}, known: {known}")
