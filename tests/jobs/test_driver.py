@@ -65,13 +65,9 @@ def test_a_driver_on_another_host(file, monkeypatch, locks):
     assert json.loads(file.read_text())["pid"] == os.getpid()
 
 
-def test_each_call_has_a_plan_of_its_own(project, monkeypatch):
+def test_each_call_has_a_plan_of_its_own(project):
     first, second = plans.keep("one"), plans.keep("two")
-    monkeypatch.setenv(plans.VARIABLE, str(first))
-    assert plans.inherited() == first != second and (project / first).read_text() == "one"
-    monkeypatch.delenv(plans.VARIABLE)
-    with pytest.raises(ValueError, match="REPRO_PLAN is not set"):
-        plans.inherited()
+    assert first != second and (project / first).read_text() == "one"
 
 
 def test_what_slurm_cannot_answer_for_the_moment_is_asked_again(answers):

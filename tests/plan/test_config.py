@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from repro import paths
+from repro import experiments
 from repro.plan import config
 
 
@@ -32,10 +32,6 @@ MISTAKES = {
         lambda d: d["experiments"].update(zero_trian={"tiers": {}}),
         ["zero_trian", "allowed", "zero_train"],
     ),
-    "figure's experiment": (
-        lambda d: d["notebooks"]["zero"]["figures"].update(zero_loss=["zero_trian"]),
-        ["notebooks.zero.figures.zero_loss", "zero_trian", "allowed"],
-    ),
     "empty list": (
         lambda d: first_grid(d)["grid"].update(gpus=[]),
         ["laptop.0.grid", "gpus", "empty list", "at least one"],
@@ -45,14 +41,6 @@ MISTAKES = {
     "tier key": (
         lambda d: d["experiments"]["zero_train"]["tiers"].update(smok=[]),
         ["experiments.zero_train.tiers.smok", "allowed keys: 'smoke', 'laptop'"],
-    ),
-    "notebook": (
-        lambda d: d["notebooks"].update(zerro={"figures": {}}),
-        ["notebooks.zerro", "allowed: claims, exflow"],
-    ),
-    "figure": (
-        lambda d: d["notebooks"]["zero"]["figures"].update(zero_lozz=["zero_train"]),
-        ["notebooks.zero.figures.zero_lozz", "saves no figure of this name"],
     ),
     "shipped records": (lambda d: d.update(reference="nothere"), ["reference", "'nothere'", "laptop-2core"]),
     "platform": (lambda d: d.update(platform="laptpo"), ["config.yaml", "platform", "'laptpo'", "laptop"]),
@@ -98,10 +86,6 @@ def test_grid_is_a_product():
     assert {(p.method, p.gpus, p.seed) for p in points} == {(m, g, 3) for m in ("contiguous", "random") for g in (2, 4)}
 
 
-def test_every_experiment_is_configured_and_drawn():
+def test_every_experiment_is_configured():
     settings, _ = config.load()
-    drawn = {name for notebook in settings.notebooks.values() for read in notebook.figures.values() for name in read}
-    from repro import experiments
-
-    assert set(settings.experiments) == set(experiments.names()) == drawn
-    assert {path.stem for path in (paths.root() / "notebooks").glob("*.ipynb")} == set(settings.notebooks)
+    assert set(settings.experiments) == set(experiments.names())

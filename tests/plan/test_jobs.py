@@ -5,9 +5,16 @@ from typing import get_args
 
 import pytest
 
+from repro import experiments
 from repro.plan import config
 from repro.plan import jobs as plan
 from repro.records import provenance, record
+
+FIGURES = {
+    "everything": ("claims", experiments.names()),
+    "training": ("zero", ["zero_train"]),
+    "search": ("zero", ["zero_plan"]),
+}
 
 
 def _finish(job, **changes):
@@ -32,11 +39,11 @@ def test_states(project):
     record.write(_finish(jobs[3], status="skipped", cause="missing_hardware", **bad), project / jobs[3].record)
     (project / jobs[4].record).parent.mkdir(parents=True, exist_ok=True)
     (project / jobs[4].record).write_text("{")
-    found = plan.make("smoke")
+    found = plan.make("smoke", figures=FIGURES)
     assert [job.state for job in found.jobs[:5]] == ["done", "stale", "failed", "skipped", "to run"]
     assert [job.attempt for job in found.jobs[:5]] == [1, 1, 2, 1, 1]  # only a failed point counts up
-    overview = found.figures["claims_overview"]
-    assert overview.to_run == sum(job.experiment in overview.experiments for job in jobs) - 2
+    assert found.figures["everything"].to_run == len(jobs) - 2
+    assert found.figures["training"].jobs == sum(job.experiment == "zero_train" for job in jobs)
     assert found.results == "results/laptop-smoke"
 
 
@@ -77,12 +84,12 @@ def test_points_that_a_platform_cannot_hold_are_left_out(project):
 
 
 def test_cost_of_a_figure_as_jobs(project):
-    found = plan.make("cluster", "frontier")
-    cost, whole = found.figures["zero_bytes"].queue, found.slurm.cost
+    found = plan.make("cluster", "frontier", FIGURES)
+    cost, whole = found.figures["training"].queue, found.slurm.cost
     assert 0 < cost.node_hours < whole.node_hours and cost.gpu_hours == pytest.approx(8 * cost.node_hours, rel=1e-3)
     assert cost.allocations == sum(a.experiment in ("zero_train",) for a in found.slurm.allocations)
     assert cost.bins == ["1-91 nodes, 2 h"] and cost.wall_hours <= whole.wall_hours
-    assert found.figures["zero_choice"].queue.allocations == 0
+    assert found.figures["search"].queue.allocations == 0
     assert plan.make("smoke").slurm is None
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from repro import paths
 from repro.cli import schemas
 from repro.plan import jobs as plan
 from repro.records import record
+from repro.report import figures
 
 QUICK = {"grid": {"method": ["contiguous", "random"], "gpus": [2, 4]}}  # four points of about two seconds
 
@@ -62,7 +64,8 @@ def test_lint_is_clean(project, platform):
 
 
 @pytest.mark.parametrize(
-    "target", ["zero", "exflow", "flover", "replot", "zero_bytes", "results/laptop/figures/zero_bytes.png"]
+    "target",
+    ["zero", "exflow", "flover", "scaling", "replot", "zero_bytes", "results/laptop/figures/zero_bytes.png"],
 )
 def test_targets_resolve(project, target):
     assert "total" in snakemake("-n", target).stdout
@@ -85,6 +88,29 @@ def test_a_wrong_key_stops_before_any_job(project):
     found = snakemake("-n", check=False)
     said = found.stdout + found.stderr  # a dry run logs to stdout
     assert found.returncode and "config.yaml: typo" in said and "known keys" in said
+
+
+def test_a_job_without_its_plan_says_what_it_needs(project, monkeypatch):
+    monkeypatch.delenv("REPRO_PLAN", raising=False)
+    found = snakemake("-n", "--mode", "subprocess", "zero", check=False)
+    assert found.returncode and "REPRO_PLAN is not set: jobs need the environment" in found.stdout + found.stderr
+
+
+def test_the_workflow_calls_the_command_line():
+    """It imports one thing of the package: the driver of Slurm jobs, which has to live in Snakemake's process."""
+    rules = [*(paths.root() / "workflows").rglob("*.smk"), paths.root() / "workflows/Snakefile"]
+    lines = (line for path in rules for line in path.read_text().splitlines())
+    assert [line for line in lines if re.match(r"\s*(from|import) repro\b", line)] == ["from repro.jobs import driver"]
+
+
+def test_a_notebook_takes_the_records_of_what_its_figures_show(project):
+    """So an experiment that is configured, and named by a figure of the catalogue, is in the DAG."""
+    smoke_points(project, {name: [{"grid": {}}] for name in ("zero_train", "scaling_train", "moe_train")})
+    for notebook in figures.NOTEBOOKS:
+        text = snakemake("-n", "--config", "tier=smoke", "--", notebook).stdout
+        shown = {name for figure in figures.of_notebook(notebook) for name in figures.entry(figure).reads}
+        planned = {job.experiment for job in plan.make("smoke").jobs}
+        assert {name for name in planned if re.search(rf"^{name} +\d", text, re.MULTILINE)} == shown & planned
 
 
 def test_a_wrong_config_option_is_an_error(project):
@@ -207,11 +233,10 @@ def test_killed_rank_is_a_failed_record(project):
 def test_replot_from_the_shipped_records(project):
     """Every figure, verdict and the report from shipped records, on a machine that never ran a point."""
     snakemake("replot")
-    done = plan.make().figures
-    for name in done:
+    for name in figures.FIGURES:
         assert (project / f"results/replot/figures/{name}.png").stat().st_size > 5000
     page = (project / "results/replot/report.html").read_text()
-    assert page.count("data:image/png;base64,") == len(done)
+    assert page.count("data:image/png;base64,") == len(figures.FIGURES)
     rows = json.loads((project / "results/replot/claims.json").read_text())
     assert {row["verdict"] for row in rows} >= {"reproduced", "not run"}
     assert "http://" not in page.replace("http://www.w3.org", "") and "<script" not in page

@@ -6,34 +6,35 @@ import subprocess
 import sys
 from pathlib import Path
 
-from repro.plan import files as plans
-
 # Jobs call `repro` of the environment that runs this workflow, also when it is not activated.
 shell.prefix(f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; ")
 
 
-def load_plan():
-    """Ask `repro plan` for every point. It checks all configuration; its message is all a user should see."""
+def keep_plan():
+    """Have `repro plan` list every point in a file, and return its path. It checks all configuration; its message is all a
+    user should see."""
     options = [f"--{key}={value}" for key, value in config.items()]
-    found = subprocess.run(
-        [sys.executable, "-m", "repro", "plan", "--json", *options],
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "repro", "plan", "--keep", *options]
+    found = subprocess.run(command, capture_output=True, text=True)
     if found.returncode:
         raise WorkflowError(found.stderr.strip())
-    return found.stdout
+    return found.stdout.strip()
 
 
 if unknown := set(config) - {"tier", "platform"}:
     raise WorkflowError(f"--config: unknown {', '.join(sorted(unknown))}; allowed: tier, platform")
 
-# The plan decides what runs. A job on another node reads the workflow again and must find the plan that it was submitted with, whatever
-# other calls of Snakemake have made of it since: so each call has a file of its own, and jobs inherit its name.
+# The plan decides what runs. A job on another node reads the workflow again and must find the plan that it was submitted
+# with, whatever other calls of Snakemake have made of it since: so each call has a file of its own, and jobs inherit its
+# name (sbatch passes the environment on).
+VARIABLE = "REPRO_PLAN"
 if workflow.is_main_process:
-    PLAN_FILE = plans.keep(load_plan())
-    os.environ[plans.VARIABLE] = str(PLAN_FILE)
-PLAN_FILE = plans.inherited()
+    os.environ[VARIABLE] = keep_plan()
+elif VARIABLE not in os.environ:
+    raise WorkflowError(
+        f"{VARIABLE} is not set: jobs need the environment of the snakemake that submits them (sbatch --export=ALL)"
+    )
+PLAN_FILE = Path(os.environ[VARIABLE])
 PLAN = json.loads(PLAN_FILE.read_text())
 RUN = Path(PLAN["results"]).name
 JOBS = {job["record"]: job for job in PLAN["jobs"]}
@@ -54,9 +55,9 @@ def figures(notebook):
     return [name for name, figure in PLAN["figures"].items() if figure["notebook"] == notebook]
 
 
-def pictures(notebook):
-    """Path patterns of a notebook's figures."""
-    return [f"results/{{run}}/figures/{name}.png" for name in figures(notebook)]
+def read_by(notebook):
+    """Experiments whose records a notebook's figures show."""
+    return {name for figure in figures(notebook) for name in PLAN["figures"][figure]["experiments"]}
 
 
 def record_folder(wildcards):
@@ -101,18 +102,14 @@ def submission():
     return {key: value for key, value in chosen.items() if value} | {"mem_mb": settings["memory_mb"]}
 
 
-def records(*experiments):
-    """Input function: the records of some experiments (all of them when none is named)."""
+def records(experiments):
+    """Input function: the records of some experiments."""
 
     def find(wildcards):
         if wildcards.run == "replot":
-            shipped = Path(record_folder(wildcards))
-            return [
-                str(path)
-                for path in sorted(shipped.glob("*/*.json"))
-                if not experiments or path.parent.name in experiments
-            ]
-        wanted = [path for path, job in JOBS.items() if not experiments or job["experiment"] in experiments]
+            shipped = sorted(Path(record_folder(wildcards)).glob("*/*.json"))
+            return [str(path) for path in shipped if path.parent.name in experiments]
+        wanted = [path for path, job in JOBS.items() if job["experiment"] in experiments]
         if not SLURM:
             return wanted
         made = {

@@ -1,35 +1,61 @@
-# Verdicts, the report, and short names for figures.
+# Notebooks with their figures, verdicts, the report, and short names for all of them. The plan knows which notebook draws a
+# figure, and which experiments it shows.
 
 
-use rule zero_notebook as claims_notebook with:
-    input:
-        notebook="notebooks/claims.ipynb",
-        claims="config/claims.yaml",
-        records=records(),
-    output:
-        html=report(
-            "results/{run}/notebooks/claims.html",
-            category="Notebooks",
-            caption="../report/notebook.rst",
-        ),
-        figures=report(pictures("claims"), category="Verdicts", caption="../report/figure.rst"),
-    log:
-        notebook="results/{run}/notebooks/claims.ipynb",
-        text="results/{run}/logs/notebook-claims.log",
-    params:
-        records=record_folder,
-        name="claims",
-        reader=PLAN["reader"],
+for notebook, title in PLAN["notebooks"].items():
+
+    rule:
+        name:
+            f"{notebook}_notebook"
+        input:
+            notebook=f"notebooks/{notebook}.ipynb",
+            claims="config/claims.yaml",
+            records=records(read_by(notebook)),
+        output:
+            html=report(
+                f"results/{{run}}/notebooks/{notebook}.html",
+                category="Notebooks",
+                caption="../report/notebook.rst",
+            ),
+            figures=report(
+                [f"results/{{run}}/figures/{name}.png" for name in figures(notebook)],
+                category=title,
+                caption="../report/figure.rst",
+            ),
+        log:
+            notebook=f"results/{{run}}/notebooks/{notebook}.ipynb",
+            text=f"results/{{run}}/logs/notebook-{notebook}.log",
+        localrule: READ_HERE
+        conda:
+            "../../environment.yml"
+        resources:
+            **submission(),
+        params:
+            records=record_folder,
+            name=notebook,
+            reader=PLAN["reader"],
+        shell:
+            "repro notebook {params.name} --out results/{wildcards.run}/notebooks"
+            " -p records={params.records:q} -p output=results/{wildcards.run}/figures > {log.text:q} 2>&1"
+
+    rule:
+        name:
+            notebook
+        input:
+            f"results/{RUN}/notebooks/{notebook}.html",
+            expand("results/{run}/figures/{name}.png", run=RUN, name=figures(notebook)),
+        localrule: True
 
 
 rule verdicts:
     input:
         claims="config/claims.yaml",
-        records=records(),
+        records=records(PLAN["experiments"]),
     output:
         "results/{run}/claims.json",
     log:
         "results/{run}/logs/claims.log",
+    localrule: READ_HERE
     conda:
         "../../environment.yml"
     resources:
@@ -43,16 +69,14 @@ rule verdicts:
 
 rule html_report:
     input:
-        rules.claims_notebook.output,
-        rules.zero_notebook.output,
-        rules.exflow_notebook.output,
-        rules.flover_notebook.output,
-        rules.scaling_notebook.output,
+        expand("results/{{run}}/notebooks/{notebook}.html", notebook=PLAN["notebooks"]),
+        expand("results/{{run}}/figures/{name}.png", name=PLAN["figures"]),
         claims=rules.verdicts.output,
     output:
         "results/{run}/report.html",
     log:
         "results/{run}/logs/report.log",
+    localrule: READ_HERE
     conda:
         "../../environment.yml"
     resources:
@@ -64,26 +88,10 @@ rule html_report:
         "repro report --results {params.records:q} --figures results/{wildcards.run}/figures --out {output:q} > {log:q} 2>&1"
 
 
-# What only reads records runs where Snakemake does, unless the platform says that it is to be a job as well.
-if READ_HERE:
-
-    localrules:
-        claims_notebook,
-        zero_notebook,
-        exflow_notebook,
-        flover_notebook,
-        scaling_notebook,
-        verdicts,
-        html_report,
-
-
 rule replot:
     input:
         "results/replot/report.html",
-
-
-localrules:
-    replot,
+    localrule: True
 
 
 for figure in PLAN["figures"]:

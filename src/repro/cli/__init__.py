@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -64,19 +64,26 @@ def doctor(json_: Json = False) -> None:
 
 
 @app.command()
-def plan(tier: TierOption = None, platform: PlatformOption = None, json_: Json = False) -> None:
+def plan(
+    tier: TierOption = None,
+    platform: PlatformOption = None,
+    json_: Json = False,
+    keep: Annotated[bool, typer.Option("--keep", hidden=True, help="Print the path of a file with the JSON.")] = False,
+) -> None:
     """Every experiment point with its state, expected minutes and ranks; totals per figure, on a cluster with jobs and node-hours."""
     from repro.claims import registry
+    from repro.plan import files
     from repro.plan import jobs as room
+    from repro.report import figures
 
     with user_errors():
         registry.load()  # wrong claims are to be found before hours of runs, not after
-        found = room.make(tier, platform)
+        found = room.make(tier, platform, {name: (x.notebook, x.reads) for name, x in figures.FIGURES.items()})
+    if keep:
+        stdout.print(files.keep(json.dumps(_document(found), default=str)), soft_wrap=True)
+        return None
     if json_:
-        document = found.model_dump()
-        for entry, job in zip(document["jobs"], found.jobs, strict=True):
-            entry["arguments"] = room.arguments(job)
-        return emit(document)
+        return emit(_document(found))
     for name in dict.fromkeys(job.experiment for job in found.jobs):
         columns = ["point", "repeat", "state", "minutes", "ranks", *(["GB/rank"] if found.memory_gb else [])]
         table = Table(*columns, title=name, title_justify="left")
@@ -109,6 +116,19 @@ def plan(tier: TierOption = None, platform: PlatformOption = None, json_: Json =
         )
         for missing in found.slurm.missing:
             stdout.print(f"[red]{escape(missing)}[/]", soft_wrap=True)
+
+
+def _document(found: "Plan") -> dict[str, Any]:
+    """The plan for programs: with the arguments of `repro run` for every job, titles of the notebooks, and a hash of the
+    code that reads records."""
+    from repro.plan.jobs import arguments
+    from repro.report import figures, source
+
+    document = found.model_dump()
+    for entry, job in zip(document["jobs"], found.jobs, strict=True):
+        entry["arguments"] = arguments(job)
+    titles = {name: notebook.title for name, notebook in figures.NOTEBOOKS.items()}
+    return document | {"notebooks": titles, "reader": source.source_hash()}
 
 
 def _totals(found: "Plan") -> Table:

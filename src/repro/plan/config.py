@@ -1,4 +1,4 @@
-"""`config/`: which points of which experiment make up a tier, where a platform runs them, which notebook draws them.
+"""`config/`: which points of which experiment make up a tier, where a platform runs them.
 
 Everything is checked before any job starts. An error names the file, the key, what was found and what is allowed.
 """
@@ -46,12 +46,6 @@ class ExperimentConfig(_Strict):
         return [grid for name in (*INCLUDES.get(tier, ()), tier) for grid in self.tiers.get(name, [])]
 
 
-class NotebookConfig(_Strict):
-    """The figures that a notebook writes (file names without ending), each with the experiments whose records it shows."""
-
-    figures: dict[str, list[str]]
-
-
 class Config(_Strict):
     """`config/config.yaml`."""
 
@@ -59,7 +53,6 @@ class Config(_Strict):
     tier: Tier | None = None
     reference: str
     experiments: dict[str, ExperimentConfig]
-    notebooks: dict[str, NotebookConfig]
 
 
 class Node(_Strict):
@@ -254,7 +247,7 @@ def results_folder(config: Config, platform: Platform) -> str:
 
 
 def _check_references(config: Config, path: Path) -> None:
-    """Names inside the file must exist: experiments, every point of every grid, notebooks, figures, the shipped records."""
+    """Names inside the file must exist: experiments, every point of every grid, the shipped records."""
     known = experiments.names()
     for name, experiment in config.experiments.items():
         if name not in known:
@@ -265,28 +258,3 @@ def _check_references(config: Config, path: Path) -> None:
     shipped = [folder.name for folder in sorted((paths.root() / "results/reference").glob("*")) if folder.is_dir()]
     if shipped and config.reference not in shipped:
         raise ConfigError(f"{path}: reference: found {config.reference!r}; allowed: {', '.join(shipped)}")
-    _check_notebooks(config, path)
-
-
-def _check_notebooks(config: Config, path: Path) -> None:
-    folder = paths.root() / "notebooks"
-    for name, notebook in config.notebooks.items():
-        if not (folder / f"{name}.ipynb").exists():
-            known = ", ".join(sorted(file.stem for file in folder.glob("*.ipynb")))
-            raise ConfigError(f"{path}: notebooks.{name}: no such notebook; allowed: {known}")
-        text = (folder / f"{name}.ipynb").read_text()
-        for figure, read in notebook.figures.items():
-            if f'"{figure}\\"' not in text:  # in JSON, quotes inside a cell are escaped
-                raise ConfigError(
-                    f"{path}: notebooks.{name}.figures.{figure}: {name}.ipynb saves no figure of this name"
-                )
-            if figure in config.notebooks or figure in config.experiments:
-                raise ConfigError(
-                    f"{path}: notebooks.{name}.figures.{figure}: a notebook or an experiment has this name; "
-                    "allowed: any other, since each is also the name of a rule"
-                )
-            if unknown := [x for x in read if x not in config.experiments]:
-                allowed_names = ", ".join(config.experiments)
-                raise ConfigError(
-                    f"{path}: notebooks.{name}.figures.{figure}: found {unknown}; allowed: {allowed_names}"
-                )

@@ -1,14 +1,12 @@
 """Plan files: one for every call of Snakemake, which its jobs read as well."""
 
 import hashlib
-import os
 import time
 from pathlib import Path
 
 from repro import paths
 from repro.files import replacing
 
-VARIABLE = "REPRO_PLAN"  # jobs inherit it: sbatch passes the environment on
 _KEPT_DAYS = 60  # longer than any job waits in a queue
 
 
@@ -22,12 +20,3 @@ def keep(text: str) -> Path:
     with replacing(file) as temporary:
         temporary.write_text(text)
     return file.relative_to(paths.root())
-
-
-def inherited() -> Path:
-    """The plan of the call that this process belongs to; ValueError where the environment did not come along."""
-    if VARIABLE not in os.environ:
-        raise ValueError(
-            f"{VARIABLE} is not set: jobs need the environment of the snakemake that submits them (sbatch --export=ALL)"
-        )
-    return Path(os.environ[VARIABLE])

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -76,16 +76,15 @@ class SlurmPlan(BaseModel):
 
 
 class Plan(BaseModel):
-    """All jobs of a tier on a platform. `results` is where they go, relative to the root; `reader` is a hash of the code that
-    turns records into figures, verdicts and the report; `memory_gb`: what a rank of the platform has; `unfit`: how many points the
-    platform's nodes cannot hold, by reason; `predicted`: experiments whose minutes `repro.scaling` predicts where no record knows them."""
+    """All jobs of a tier on a platform. `results` is where they go, relative to the root; `memory_gb`: what a rank of the
+    platform has; `unfit`: how many points the platform's nodes cannot hold, by reason; `predicted`: experiments whose
+    minutes `repro.scaling` predicts where no record knows them."""
 
     made: AwareDatetime
     platform: str
     tier: str
     results: str
     reference: str
-    reader: str
     memory_gb: float | None
     jobs: list[Job]
     figures: dict[str, FigurePlan]
@@ -176,8 +175,13 @@ def _jobs(
     return jobs
 
 
-def make(tier: str | None = None, platform: str | None = None) -> Plan:
-    """The plan of a tier on a platform; ConfigError for anything wrong in `config/`, and for a tier without points."""
+def make(
+    tier: str | None = None,
+    platform: str | None = None,
+    figures: Mapping[str, tuple[str, Sequence[str]]] | None = None,
+) -> Plan:
+    """The plan of a tier on a platform. `figures`: name → its notebook and the experiments whose records it shows, for
+    totals per figure. ConfigError for anything wrong in `config/`, and for a tier without points."""
     settings, where = config.load(tier, platform)
     full = [name for name in get_args(config.Tier) if any(e.tiers.get(name) for e in settings.experiments.values())]
     if settings.tier not in full:
@@ -200,21 +204,15 @@ def make(tier: str | None = None, platform: str | None = None) -> Plan:
     unique = list({job.record: job for job in jobs}.values())  # overlapping grids name the same point once
     fit, unfit = _fitting(unique, where)
     slurm = _slurm(fit, where, file)
-    figures = {
-        figure: _figure(name, read, fit, where, slurm)
-        for name, notebook in settings.notebooks.items()
-        for figure, read in notebook.figures.items()
-    }
     return Plan(
         made=provenance.now(),
         platform=settings.platform,
         tier=settings.tier or "",
         results=results,
         reference=f"results/reference/{settings.reference}",
-        reader=_reader(),
         memory_gb=where.memory_gb,
         jobs=fit,
-        figures=figures,
+        figures={name: _figure(*entry, fit, where, slurm) for name, entry in (figures or {}).items()},
         experiments={name: experiments.get(name).timed for name in settings.experiments},
         unfit=unfit,
         predicted=sorted(predictors.keys() & {job.experiment for job in fit}),
@@ -280,21 +278,15 @@ def _rank_gb(job: Job) -> float | None:
     return None if nbytes is None else round(sum(nbytes.values()) / 1e9, 2)
 
 
-def _reader() -> str:
-    """Of the code that turns records into figures, verdicts and the report."""
-    template = provenance.file_hash(Path(__file__).parents[1] / "report/report.html.j2")
-    return f"{provenance.source_hash('repro.report.notebooks', 'repro.report.figures.base', 'repro.report.html')}-{template}"
-
-
 def _figure(
-    notebook: str, read: list[str], jobs: list[Job], platform: config.Platform, slurm: SlurmPlan | None
+    notebook: str, reads: Sequence[str], jobs: list[Job], platform: config.Platform, slurm: SlurmPlan | None
 ) -> FigurePlan:
-    mine = [job for job in jobs if job.experiment in read]
+    mine = [job for job in jobs if job.experiment in reads]
     to_run = list(filter(unfinished, mine))
-    cost = _cost([a for a in slurm.allocations if a.experiment in read], platform) if slurm is not None else None
+    cost = _cost([a for a in slurm.allocations if a.experiment in reads], platform) if slurm is not None else None
     minutes = round(sum(job.minutes for job in to_run), 2)
     return FigurePlan(
-        notebook=notebook, experiments=read, jobs=len(mine), to_run=len(to_run), minutes=minutes, queue=cost
+        notebook=notebook, experiments=list(reads), jobs=len(mine), to_run=len(to_run), minutes=minutes, queue=cost
     )
 
 

@@ -12,30 +12,21 @@ import yaml
 from repro import __version__, experiments, paths
 from repro.claims import registry as claims
 from repro.files import replacing
-from repro.plan import config
 from repro.records import provenance, record
-
-PAPERS = {
-    "zero": ("Hierarchical ZeRO++", "2501.04266"),
-    "exflow": ("ExFlow", "2401.08383"),
-    "flover": ("Flover", "2305.13484"),
-    "scaling": ("The papers' sizes, predicted", ""),
-}
+from repro.report import figures
 
 
 def _picture(path: Path) -> str:
     return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
 
 
-def _sections(figures: Path) -> list[dict[str, Any]]:
-    settings, _ = config.load()
+def _sections(pictures: Path) -> list[dict[str, Any]]:
     sections = []
-    for name, notebook in settings.notebooks.items():
-        title, paper = PAPERS.get(name, (f"{name.capitalize()}", ""))
-        pictures = [(figure, figures / f"{figure}.png") for figure in notebook.figures]
-        shown = [(figure, _picture(path)) for figure, path in pictures if path.exists()]
-        absent = [figure for figure, path in pictures if not path.exists()]
-        sections.append({"title": title, "paper": paper, "figures": shown, "absent": absent})
+    for name, notebook in figures.NOTEBOOKS.items():
+        files = {figure: pictures / f"{figure}.png" for figure in figures.of_notebook(name)}
+        shown = [(figure, _picture(path)) for figure, path in files.items() if path.exists()]
+        absent = [figure for figure, path in files.items() if not path.exists()]
+        sections.append({"title": notebook.title, "paper": notebook.paper, "figures": shown, "absent": absent})
     return sections
 
 
@@ -56,8 +47,8 @@ def _other_source(runs: list[record.Record]) -> int:
     return sum(run.provenance.source_hash != now.get(run.experiment) for run in runs)
 
 
-def write(records: Path, figures: Path, out: Path) -> None:
-    """Write the report on `records` with the PNG files in `figures` to `out`, atomically.
+def write(records: Path, pictures: Path, out: Path) -> None:
+    """Write the report on `records` with the PNG files in `pictures` to `out`, atomically.
 
     A missing figure is named in the report; it is not an error, so that a partly failed run still has its report.
     """
@@ -73,7 +64,7 @@ def write(records: Path, figures: Path, out: Path) -> None:
         version=__version__,
         verdicts=[row | dict(zip(("paper_text", "value_text"), claims.numbers(row), strict=True)) for row in verdicts],
         counts=Counter(row["verdict"] for row in verdicts),
-        sections=_sections(figures),
+        sections=_sections(pictures),
         runs=runs,
         bad=[run for run in runs if run.status != "ok"],
         experiments=Counter((run.experiment, run.evidence or run.status) for run in runs),

@@ -6,6 +6,8 @@ is light: the plan and the workflow ask it what a figure needs, and load no plot
 
 from dataclasses import dataclass
 
+from repro import experiments
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -16,31 +18,31 @@ class Entry:
     claims: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Notebook:
+    """`title` of what it is about; `paper`: the number at arXiv of the paper, where it is about one."""
+
+    title: str
+    paper: str = ""
+
+
+NOTEBOOKS = {
+    "claims": Notebook("Verdicts"),
+    "zero": Notebook("Hierarchical ZeRO++", "2501.04266"),
+    "exflow": Notebook("ExFlow", "2401.08383"),
+    "flover": Notebook("Flover", "2305.13484"),
+    "scaling": Notebook("The papers' sizes, predicted"),
+}
+
 FIGURES = {
-    "claims_overview": Entry(
-        "claims",
-        (
-            "zero_train",
-            "zero_plan",
-            "exflow_affinity",
-            "exflow_placement",
-            "moe_train",
-            "moe_decode",
-            "flover_serving",
-            "flover_parallel",
-            "flover_queue",
-            "scaling_train",
-            "scaling_decode",
-            "scaling_serving",
-        ),
-    ),
-    "zero_loss": Entry("zero", ("zero_train",)),
-    "zero_bytes": Entry("zero", ("zero_train",)),
-    "zero_step_time": Entry("zero", ("zero_train",)),
-    "zero_rates": Entry("zero", ("zero_train",)),
-    "zero_levels": Entry("zero", ("zero_train",)),
-    "zero_scaling": Entry("zero", ("zero_train",)),
-    "zero_memory": Entry("zero", ("zero_train",)),
+    "claims_overview": Entry("claims", tuple(experiments.names())),  # whatever a claim may ask for
+    "zero_loss": Entry("zero", ("zero_train",), ("ZT-3.a", "ZT-3.b")),
+    "zero_bytes": Entry("zero", ("zero_train",), ("ZP-1.a", "ZP-1.b", "ZP-1.c", "ZP-1.d")),
+    "zero_step_time": Entry("zero", ("zero_train",), ("ZT-1.a", "ZT-1.b", "ZT-1.c", "ZT-1.d", "ZT-5.a")),
+    "zero_rates": Entry("zero", ("zero_train",), ("ZT-5.c",)),
+    "zero_levels": Entry("zero", ("zero_train",), ("ZT-5.b",)),
+    "zero_scaling": Entry("zero", ("zero_train",), ("ZT-2.a",)),
+    "zero_memory": Entry("zero", ("zero_train",), ("ZT-4.a", "ZT-4.b", "ZT-4.c")),
     "zero_prediction": Entry("zero", ("zero_train",)),
     "zero_choice": Entry("zero", ("zero_plan",)),
     "exflow_routing": Entry("exflow", ("exflow_affinity",)),

@@ -22,32 +22,10 @@ from repro import paths
 from repro.claims import registry as claims
 from repro.files import replacing
 from repro.records import record
-from repro.records.interval import interval
+from repro.records.interval import interval as interval
 from repro.report import figures
 
-__all__ = [
-    "HATCHES",
-    "MARKERS",
-    "PALETTE",
-    "check_parameters",
-    "interval",
-    "not_run",
-    "paper",
-    "runs",
-    "save",
-    "series",
-    "skip",
-    "use_style",
-]
-
-PALETTE = [
-    "#1b6ca8",
-    "#e08e0b",
-    "#3a9d5d",
-    "#b03a5b",
-    "#6b4fa0",
-    "#555555",
-]  # distinct in luminance as well as hue
+PALETTE = ["#1b6ca8", "#e08e0b", "#3a9d5d", "#b03a5b", "#6b4fa0", "#555555"]  # distinct in luminance as well as hue
 HATCHES = ["", "///", "...", "xxx", "\\\\\\", "++"]
 MARKERS = ["o", "s", "^", "D", "v", "P"]
 LINE_STYLES = ["-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1))]
@@ -60,15 +38,8 @@ def check_parameters(namespace: Mapping[str, Any], known: Collection[str]) -> No
     `namespace` is the notebook's globals() before its first import other than `figures`.
     Raises ValueError that lists the known parameters.
     """
-    own = {name for name in namespace if not name.startswith("_")} - {
-        "In",
-        "Out",
-        "exit",
-        "quit",
-        "open",
-        "get_ipython",
-        "figures",
-    }
+    kernel = {"In", "Out", "exit", "quit", "open", "get_ipython", "figures"}
+    own = {name for name in namespace if not name.startswith("_")} - kernel
     if unknown := sorted(own - set(known)):
         raise ValueError(f"unknown notebook parameter {', '.join(unknown)}; known: {', '.join(sorted(known))}")
 
@@ -77,10 +48,11 @@ def use_style() -> None:
     """One look for all figures."""
     sns.set_theme(context="paper", style="whitegrid", palette=PALETTE, font_scale=1.05)
     plt.rcParams.update(
-        {"figure.dpi": 110, "savefig.dpi": 160, "figure.constrained_layout.use": True, "hatch.linewidth": 0.6}
-    )
-    plt.rcParams.update(
         {
+            "figure.dpi": 110,
+            "savefig.dpi": 160,
+            "figure.constrained_layout.use": True,
+            "hatch.linewidth": 0.6,
             "axes.spines.top": False,
             "axes.spines.right": False,
             "svg.fonttype": "none",
@@ -95,23 +67,24 @@ def _folder(records: str | Path) -> Path:
     return path if path.is_absolute() else paths.root() / path
 
 
-def _table(records: str | Path, experiment: str) -> pd.DataFrame:
+def collect(records: str | Path, experiment: str = "") -> record.Collection:
+    """Records of one experiment (of all, when none is named), and the files that should have been some; prints those."""
     found = record.collect(_folder(records) / experiment)
     for problem in found.problems:
         print(f"not used: {problem}")
-    return record.frame(found.records)
+    return found
 
 
 def runs(records: str | Path, experiment: str) -> pd.DataFrame:
-    """Finished runs of one experiment, a row each: path, repeat, seed, evidence, point fields, conditions, metrics. May be empty."""
-    table = _table(records, experiment)
+    """Finished runs of one experiment, a row each: path, repeat, seed, evidence, point fields, conditions, metrics. May be
+    empty."""
+    table = record.frame(collect(records, experiment).records)
     return table if table.empty else table[table.status == "ok"].reset_index(drop=True)
 
 
 def not_run(records: str | Path, experiment: str) -> pd.DataFrame:
     """Failed and skipped runs of one experiment with `cause` and `detail`."""
-    found = record.collect(_folder(records) / experiment).records
-    bad = {path: run for path, run in found.items() if run.status != "ok"}
+    bad = {path: run for path, run in collect(records, experiment).records.items() if run.status != "ok"}
     return record.frame(bad).assign(detail=[run.detail for run in bad.values()])
 
 
@@ -149,14 +122,8 @@ def skip(output: str | Path | None, name: str, reason: str) -> Figure:
     """A figure that says why there is nothing to show: an empty panel would look like a result."""
     fig, axes = plt.subplots(figsize=(6, 1.8))
     axes.axis("off")
-    axes.text(
-        0.5,
-        0.5,
-        textwrap.fill(f"{name}: nothing to show. {reason}", 70),
-        ha="center",
-        va="center",
-        fontsize=11,
-    )
+    text = textwrap.fill(f"{name}: nothing to show. {reason}", 70)
+    axes.text(0.5, 0.5, text, ha="center", va="center", fontsize=11)
     save(fig, output, name, evidence="none")
     return fig
 
