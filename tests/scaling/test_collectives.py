@@ -61,7 +61,7 @@ def test_brucks_all_gather_against_the_messages_that_it_sends(sizes):
         blocks = min(2**k, p - 2**k)
         pairs = [(rank, (rank + 2**k) % p) for rank in range(p)]
         found = _loads(pairs, blocks / p, sizes, counts)
-        # A shift by more than a unit may leave a unit's edge with messages that wrap round: the busiest link is never underestimated.
+        # Messages of a long shift may wrap around at a unit's edge. The busiest link is never underestimated.
         assert all(mine >= counted - 1e-12 for mine, counted in zip(stage.loads, found, strict=True))
         assert max(stage.loads) <= 2 * max(found)
     assert sum(stage.sent for stage in stages) == pytest.approx((p - 1) / p)
@@ -161,7 +161,7 @@ def test_draws_are_elementwise():
 
 
 def test_links_that_queue_drain_while_the_processors_work():
-    """4 ranks of 1 GB/s links, and processors that move 2 GB/s for all of them: 3 s on the links, 6 s of work, and a reduction's 3."""
+    """4 ranks with links of 1 GB/s, and processors that move 2 GB/s for all: 3 s of links, 6 s of work, 3 s of sums."""
     topology = Topology((Level("cluster", 4, 1e9),))
     links, rates = network.of(topology).links, {"host_bytes_per_s": 2e9, "reduce_bytes_per_s": 1e9}
     queued, in_turn = (network.Network(topology, links, hidden=hidden, **rates) for hidden in (1.0, 0.0))

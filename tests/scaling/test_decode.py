@@ -1,4 +1,4 @@
-"""Decoding with experts spread over GPUs: closed forms in every limit, the volumes of the paper's table, and the real model's sizes."""
+"""Decoding with experts spread over GPUs: closed forms in every limit, the volumes of the paper's table, real sizes."""
 
 import itertools
 import math
@@ -32,7 +32,7 @@ def _flat(gpus, bytes_per_s):
 
 
 def _table_1(mode, gpus, tokens_per_gpu, layers, crossing_fraction, kv_share=0.0):
-    """Hidden vectors sent per iteration by the paper's Table I: 2 G N L p, or G N (L p* + G), where a GPU's own copy counts too.
+    """Hidden vectors sent per iteration by the paper's Table I: 2 G N L p, or G N (L p* + G), with a GPU's own copy.
 
     kv_share   width of keys over the hidden size, where keys and values are sent: 2 L kv_share (G - 1) more per token
     """

@@ -1,4 +1,4 @@
-"""A fit finds the parameters that made the times, says how sure it is, and predicts shapes and sizes that it did not see."""
+"""A fit finds the parameters that made the times, says how sure it is, and predicts what it did not see."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Measured times of collectives: the shipped tables against their raw files, and outputs of benchmarks in old and new layouts."""
+"""Measured times of collectives: the shipped tables against their raw files, and outputs of benchmarks, old and new."""
 
 import csv
 import shutil
@@ -165,7 +165,7 @@ def test_slingshot11_is_its_file():
 
 
 def test_slingshot11_counts_what_was_moved():
-    """Whole shares of int32 for the collectives that have shares; nominal sizes, which are powers of two, for all_reduce."""
+    """Whole shares of int32 for the collectives that have shares; nominal sizes, powers of two, for all_reduce."""
     found = measured.slingshot11()
     lines = [line for line in raw("pico_lumi_slingshot11_cpu_collectives.csv") if line["collective"] != "REDUCE"]
     nominal = np.array([int(line["total_bytes"]) for line in lines])

@@ -1,4 +1,4 @@
-"""Serving predicted from sizes and rates: closed forms in every limit, the real models' sizes, and the queue that it feeds."""
+"""Serving predicted from sizes and rates: closed forms in every limit, real models' sizes, and the queue."""
 
 import math
 from dataclasses import replace
@@ -26,6 +26,11 @@ def _machine(gpus=1, rate=math.inf, latency=0.0, **values):
     return Machine(network=network.of(topology), **{**rest, **values})
 
 
+def _iteration(model, machine, batch, context):
+    """Seconds of one token for each of `batch` requests with `context` tokens stored each."""
+    return serving.PredictedTimes(model, machine).decode(batch, np.array([context])).item()
+
+
 def test_weights_are_those_of_the_real_models():
     from repro.models import gpt_j
     from repro.models.llama import LlamaConfig
@@ -45,14 +50,14 @@ def test_weights_are_those_of_the_real_models():
 
 
 def test_bound_by_memory_an_iteration_reads_weights_once_and_every_cache():
-    found = serving.iteration_seconds(SMALL, _machine(hbm_bytes_per_s=10.0), 6, 7)
+    found = _iteration(SMALL, _machine(hbm_bytes_per_s=10.0), 6, 7)
     weights = 3 * (4 * 64 + 2 * 160) + 50 * 8
     cache = 6 * 7 * 3 * 2 * 8
     assert found == pytest.approx(2 * (weights + cache) / 10.0)
 
 
 def test_bound_by_products_it_multiplies_every_weight_with_every_token():
-    found = serving.iteration_seconds(SMALL, _machine(flops_per_s=10.0), 6, 7)
+    found = _iteration(SMALL, _machine(flops_per_s=10.0), 6, 7)
     assert found == pytest.approx(2 * 6 * SMALL.weights / 10.0)
     times = serving.PredictedTimes(SMALL, _machine(flops_per_s=10.0))
     layers = 3 * (4 * 64 + 2 * 160)
@@ -62,7 +67,7 @@ def test_bound_by_products_it_multiplies_every_weight_with_every_token():
 def test_without_limits_only_launches_are_left():
     per_request, per_pass = serving.REQUEST_KERNELS, 3 * 5 + serving.PASS_KERNELS
     machine = _machine(launch_s=2.0)
-    assert serving.iteration_seconds(SMALL, machine, 6, 7) == 2.0 * (per_pass + 6 * per_request)
+    assert _iteration(SMALL, machine, 6, 7) == 2.0 * (per_pass + 6 * per_request)
     assert serving.PredictedTimes(SMALL, machine).prefill(40, 30) == 2.0 * (per_pass + per_request)
 
 
@@ -73,20 +78,20 @@ def test_a_later_part_of_a_prompt_reads_the_cache_of_the_earlier_ones():
 
 
 def test_two_gpus_halve_what_is_read_and_pay_for_their_messages():
-    alone, shared = (serving.iteration_seconds(SMALL, _machine(n, hbm_bytes_per_s=10.0), 6, 7) for n in (1, 2))
+    alone, shared = (_iteration(SMALL, _machine(n, hbm_bytes_per_s=10.0), 6, 7) for n in (1, 2))
     assert shared == pytest.approx(alone / 2)
-    found = serving.iteration_seconds(SMALL, _machine(2, rate=4.0, latency=3.0), 6, 7)
+    found = _iteration(SMALL, _machine(2, rate=4.0, latency=3.0), 6, 7)
     all_reduce = 2 * 3.0 + 6 * 8 * 2 / 4.0  # there and back, half of the tensor each
     logits = 3.0 + 6 * 50 * 2 / 2 / 4.0
     assert found == pytest.approx(2 * 3 * all_reduce + logits)
 
 
 def test_among_four_the_tree_has_less_latency_and_the_ring_less_to_carry():
-    late = serving.iteration_seconds(SMALL, _machine(4, latency=3.0), 6, 7)
+    late = _iteration(SMALL, _machine(4, latency=3.0), 6, 7)
     assert late == pytest.approx(
         2 * 3 * 4 * 3.0 + 3 * 3.0
     )  # two levels of the tree, up and down; a ring of three rounds
-    slow = serving.iteration_seconds(SMALL, _machine(4, rate=4.0), 6, 7)
+    slow = _iteration(SMALL, _machine(4, rate=4.0), 6, 7)
     assert slow == pytest.approx(2 * 3 * (2 * 0.75 * 6 * 8 * 2 / 4.0) + 0.75 * 6 * 50 * 2 / 4.0)
 
 
@@ -99,8 +104,8 @@ _LINEAR = LinearTimes(0.01, serving.REQUEST_KERNELS / _LAUNCHES, prefill_s_per_t
 @pytest.mark.parametrize("policy", [FLOVER, Fused(slots=1), Instances(), Instances(2)])
 @pytest.mark.parametrize("requests", [1, 2, 5, 12])
 def test_constant_times_give_what_linear_times_give(policy, requests):
-    (found,) = serving.serve(SMALL, _CONSTANT, policy, requests, 0.13, new_tokens=60)
     shapes = [serving.Shape(0.13 * number, 8, 60) for number in range(requests)]
+    found = policy.run(shapes, serving.PredictedTimes(SMALL, _CONSTANT))
     expected = policy.run(shapes, _LINEAR)
     assert found.finish_s == pytest.approx(expected.finish_s)
     assert found.iterations == expected.iterations
@@ -147,7 +152,7 @@ def test_draws_are_what_each_of_them_is_alone():
     fixed = {name: machine_value(machine) for name, machine_value in _PARAMETERS.items()}
     for draw in range(3):
         values = {name: float(value[draw]) for name, value in fixed.items()}
-        alone = serving.machine_of(2, WILKES3.fixed(values))
+        alone = serving.machine_of(2, WILKES3.at(**values))
         assert serving.total_seconds(serving.LLAMA_33B, alone, FLOVER, 3, new_tokens=40) == pytest.approx(totals[draw])
 
 
@@ -162,9 +167,7 @@ _PARAMETERS = {
 
 def test_an_array_of_contexts_is_each_of_them():
     machine = serving.machine_of(1)
-    many = serving.iteration_seconds(serving.GPT_J_6B, machine, 5, np.array([8, 100, 511]))
-    one = [serving.iteration_seconds(serving.GPT_J_6B, machine, 5, context) for context in (8, 100, 511)]
-    assert many == pytest.approx(one)
+    one = [_iteration(serving.GPT_J_6B, machine, 5, context) for context in (8, 100, 511)]
     times = serving.PredictedTimes(serving.GPT_J_6B, machine)
     assert times.decode(5, np.array([8, 100, 511])) == pytest.approx(one)
 
@@ -179,7 +182,7 @@ def test_more_work_never_takes_less_time(setup, batch, context):
     machine = serving.machine_of(gpus)
 
     def seconds(batch=batch, context=context, machine=machine):
-        return serving.iteration_seconds(model, machine, batch, context)
+        return _iteration(model, machine, batch, context)
 
     assert seconds(batch=batch + 1) > seconds() and seconds(context=context + 1) > seconds()
     assert seconds(batch=2 * batch) < 2 * seconds()  # weights are read once for all: why requests are fused
@@ -226,15 +229,13 @@ def test_gpus_of_the_same_draws_differ_in_number_only():
     [
         (lambda: serving.machine_of(5), "gpus is 5, allowed: 1 to 4"),
         (lambda: serving.machine_of(3, FRONTIER), r"gpus is 3, allowed: 1 to 2 \(package of frontier\)"),
-        (lambda: serving.iteration_seconds(SMALL, _machine(), 0, 7), "batch is 0"),
-        (lambda: serving.iteration_seconds(SMALL, _machine(), 1, np.array([7, -1])), "at least 1 and 0"),
         (
-            lambda: serving.iteration_seconds(SMALL, _machine(3), 1, 7),
+            lambda: _iteration(SMALL, _machine(3), 1, 7),
             "4 heads and ffn 20 cannot be shared evenly by 3",
         ),
-        (lambda: serving.iteration_seconds(serving.LLAMA_65B, serving.machine_of(1), 1, 7), "allowed: 8e.10"),
+        (lambda: _iteration(serving.LLAMA_65B, serving.machine_of(1), 1, 7), "allowed: 8e.10"),
         (lambda: serving.PredictedTimes(SMALL, _machine(), 1), "draw is 1, allowed: 0 to 0"),
-        (lambda: serving.serve(SMALL, _machine(), FLOVER, 0), "no request to serve"),
+        (lambda: serving.total_seconds(SMALL, _machine(), FLOVER, 0), "no request to serve"),
         (lambda: replace(SMALL, layers=0), "at least 1"),
         (lambda: replace(SMALL, heads=3), "hidden 8 is not divisible by 3 heads"),
         (

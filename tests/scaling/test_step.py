@@ -1,4 +1,4 @@
-"""The step model against the arithmetic that the ledger of real runs is checked with, its limits, and what it must say."""
+"""The step model against the arithmetic that the ledger of real runs is checked with, and in its limits."""
 
 import math
 from dataclasses import replace

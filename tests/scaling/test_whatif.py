@@ -39,7 +39,7 @@ def test_parameters_stay_in_their_intervals():
 
 def test_a_fixed_parameter_does_not_move_the_others():
     free = FRONTIER.machine(4, draws=50)
-    fixed = FRONTIER.fixed({"gemm": 0.4}).machine(4, draws=50)
+    fixed = FRONTIER.at(gemm=0.4).machine(4, draws=50)
     assert np.array_equal(free.hbm_bytes_per_s, fixed.hbm_bytes_per_s)
     assert fixed.flops_per_s == pytest.approx(0.4 * FRONTIER.peak_flops)
     assert FRONTIER.at(overlap=1.0).machine(4).overlap == 1.0

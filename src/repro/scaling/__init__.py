@@ -1,12 +1,14 @@
 """Predicted time of collectives, training steps, expert-parallel decoding and serving on machines that are not at hand.
 
-from repro import scaling
+    from repro import scaling
 
-step = scaling.predict("hierarchical", scaling.gpt(20e9), scaling.hardware("frontier"), nodes=48)
-print(step.tflops_per_rank, step.critical)                    # 256 draws; what it waits for
+    step = scaling.predict("hierarchical", scaling.gpt(20e9), scaling.hardware("frontier"), nodes=48)
+    print(step.tflops_per_rank, step.critical)  # [256] draws, and what the step waits for
 
-network (what a machine is) -> algorithms (rounds and messages) -> collectives (their seconds) -> fit (to measured times; `measured`, `published`)
-machines (intervals) -> step, decode, serving (the three papers) -> whatif (sweeps, what decides, which plan)
+Collectives: `network` (latencies, rates, shared links), `algorithms` (rounds and messages), `collectives` (their
+seconds), `fit` (parameters from measured times: `measured`, `measured_files`, `published`). On top of them: `machines`
+(parameters as intervals), `step` with `calibrate`, `decode` with `moe`, and `serving` (the three papers), `whatif`
+(sweeps, sensitivity, best plan).
 """
 
 from repro.scaling import network

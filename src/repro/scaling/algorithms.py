@@ -1,22 +1,22 @@
 """Algorithms of collectives, each as the rounds that it consists of.
 
 In each round a rank sends one message, or in a direct exchange one to every other rank. The busiest link of each level
-decides how long the round takes: how many messages leave a unit at the same time, over how many links. So an algorithm is a
-short list of `Stage`s here. `collectives.seconds` adds them up for any size of tensor.
+decides how long the round takes: how many messages leave a unit at the same time, over how many links. So an algorithm
+is a short list of `Stage`s here. `collectives.seconds` adds them up for any size of tensor.
 
     ring                 p - 1 rounds to the next rank: little traffic over slow levels, but latency grows with p
-    tree                 NCCL's all-reduce: up and down a binary tree of nodes, a chain inside a node. There are two trees
-                         with half of the tensor each, so that every link is busy in both directions
-    recursive_doubling   log2 p rounds with a partner twice as far each time (a reduction halves). Where p is not a power
-                         of two, a reduction first folds the odd ranks into their neighbours, as MPICH does
+    tree                 NCCL's all-reduce: up and down a binary tree of nodes, a chain inside a node. There are two
+                         trees with half of the tensor each, so that every link is busy in both directions
+    recursive_doubling   log2 p rounds with a partner twice as far each time (a reduction halves). Where p is not a
+                         power of two, a reduction first folds the odd ranks into their neighbours, as MPICH does
     bruck                as many rounds, for any p (all-gather and all-to-all)
     rabenseifner         all-reduce: recursive halving, then recursive doubling
     pairwise             p - 1 rounds, each with another partner
     direct               one round, every rank to every other
     hierarchical         one collective per level, so that slow levels carry each byte once (`inner` for each of them)
 
-Sizes are in units of one rank's whole tensor: the output of an all-gather, the input of a reduce-scatter, the tensor of an
-all-reduce, the send buffer of an all-to-all.
+Sizes are in units of one rank's whole tensor: the output of an all-gather, the input of a reduce-scatter, the tensor of
+an all-reduce, the send buffer of an all-to-all.
 """
 
 import math
@@ -95,7 +95,7 @@ class Group(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def stages(kind: Kind, algorithm: Algorithm, group: Group) -> tuple[Stage, ...]:
-    """The rounds of a collective in a group. ValueError for an all-gather by doubling unless ranks are a power of two."""
+    """The rounds of a collective in a group. ValueError for an all-gather by doubling among no power of two."""
     if not possible(algorithm, kind, group.ranks):
         raise ValueError(f"all_gather by {algorithm} needs a power of two, found {group.ranks} ranks; allowed: bruck")
     return tuple(_stages(kind, algorithm, group))
@@ -145,8 +145,8 @@ def _doubling(kind: Kind, algorithm: Algorithm, group: Group, power: int) -> Ite
 def _ring(group: Group, message: float, reduced: float) -> Stage:
     """Every rank to the next one: one message leaves every unit, cut between the channels.
 
-    A rank waits for the message before, not for the slowest link of a round. On its way around the ring a block meets every
-    link once, so the latency of a round is the average over the ring's links.
+    A rank waits for the message before, not for the slowest link of a round. On its way around the ring a block meets
+    every link once, so the latency of a round is the average over the ring's links.
     """
     p, units = group.ranks, [*group.units(), group.ranks]
     edges = [p / units[i] - (p / units[i + 1] if units[i + 1] < p else 0) for i in range(len(group.sizes))]
@@ -185,7 +185,7 @@ def _at_level(group: Group, level: int, rounds: float, message: float, reduced: 
 
 
 def _shift(group: Group, distance: int, message: float) -> Stage:
-    """Rank r to rank r + distance: at levels below the distance all ranks of a unit send out of it, above it only some."""
+    """Rank r to rank r + distance: all ranks of a unit below the distance send out of it, of larger units only some."""
     loads = [
         message * group.load(level, min(unit, distance)) if size > 1 and distance < unit * size else 0.0
         for level, (unit, size) in enumerate(zip(group.units(), group.sizes, strict=True))

@@ -1,9 +1,9 @@
-"""What a machine's processors really take, calibrated on a few measured steps. Other plans and networks are then predicted.
+"""What a machine's processors really take, from a few measured steps, to predict other plans and networks.
 
-A probe times messages in a loop that does nothing else. In a training step the same messages find cold caches and other work.
-Three factors make up for that: on launching a message, on moving its bytes, and on what only memory is needed for (copies,
-sums, the update). A fourth number is the share of the processors' work that links do not hide, though they do in the probe.
-Links keep the rates that were probed.
+A probe times messages in a loop that does nothing else. In a training step the same messages find cold caches and other
+work. Three factors make up for that: on launching a message, on moving its bytes, and on what only memory is needed for
+(copies, sums, the update). A fourth number is the share of the processors' work that links do not hide, though they do
+in the probe. Links keep the rates that were probed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -70,8 +70,8 @@ def calibrate(observations: Sequence[Observation]) -> dict[str, float]:
 def slowed(machine: Machine, factors: Mapping[str, float]) -> Machine:
     """The machine whose processors take longer.
 
-    factors   message: on latencies and launches of messages; bytes: on moving, adding up and quantising bytes; memory: on
-              reading and writing memory; exposed: share of what links hid that they hide no more
+    factors   message: on latencies and launches of messages; bytes: on moving, adding up and quantising bytes; memory:
+              on reading and writing memory; exposed: share of what links hid that they hide no more
     """
     message, nbytes, network = factors["message"], factors["bytes"], machine.network
     links = tuple(

@@ -1,7 +1,7 @@
 """Time of a collective on a network: the rounds of its algorithm, added up.
 
-The processors spend the latency of each message and add up what a reduction receives. The links take as long as the busiest
-one needs for its bytes.
+The processors spend the latency of each message and add up what a reduction receives. The links take as long as the
+busiest one needs for its bytes.
 """
 
 import math
@@ -27,8 +27,8 @@ def seconds(
 
     nbytes      bytes of one rank's whole tensor
     algorithm   see `algorithms`; default: the fastest that works for the number of ranks
-    levels      consecutive ones: every group of ranks that differ in these levels only runs the collective, all groups at
-                the same time; default: one group of all ranks
+    levels      consecutive ones: every group of ranks that differ in these levels only runs the collective, all groups
+                at the same time; default: one group of all ranks
     channels    rings that run side by side; default: as many as the level with the most links has
     inner       what `hierarchical` runs in each level; default: the fastest
 

@@ -3,19 +3,19 @@
 Modes:
 
     two_all_to_alls    DeepSpeed-MoE: in every layer tokens travel to their experts and back; experts in rank order
-    coherent           tokens stay where their expert is: one all-to-all a layer, and an all-gather of the new tokens per
-                       iteration
+    coherent           tokens stay where their expert is: one all-to-all a layer, and an all-gather of the new tokens
+                       per iteration
     placed             coherent, with experts placed by affinity: another `Routing`, the same formula
 
 Parts of an iteration:
 
     compute            of the busiest GPU. It reads the weights of attention, keys and values, and the visited experts
-    all-to-all         only tokens that leave their GPU travel. Links inside a node and between nodes work at the same time,
-                       so the slower of the two counts
+    all-to-all         only tokens that leave their GPU travel. Links inside a node and between nodes work at the same
+                       time, so the slower of the two counts
     all-gather         a ring, as NCCL's
 
-Nothing overlaps, because a layer needs its tokens before it can begin. Nothing is padded. DeepSpeed's own exchange pads every
-expert's buffer to the fullest one, so this baseline is harder to beat than DeepSpeed.
+Nothing overlaps, because a layer needs its tokens before it can begin. Nothing is padded. DeepSpeed's own exchange pads
+every expert's buffer to the fullest one, so this baseline is harder to beat than DeepSpeed.
 """
 
 import math
@@ -33,9 +33,9 @@ from repro.scaling.network import Value
 
 Mode = Literal["two_all_to_alls", "coherent", "placed"]
 
-# [INF] counts of kernels with fused attention. Attention: norm, QKV, cache write, attention, output, residual, norm. Router:
-# gate product, softmax, top-k, count, sort, collect, return, weigh. Each expert, one after another as in DeepSpeed's
-# `Experts`: up, activation, down.
+# [INF] counts of kernels with fused attention. Attention: norm, QKV, cache write, attention, output, residual, norm.
+# Router: gate product, softmax, top-k, count, sort, collect, return, weigh. Each expert, one after another as in
+# DeepSpeed's `Experts`: up, activation, down.
 ATTENTION_KERNELS, ROUTER_KERNELS, EXPERT_KERNELS, HEAD_KERNELS = 7, 8, 3, 3
 
 
@@ -57,8 +57,8 @@ class Routing:
     def __post_init__(self) -> None:
         if not 0 <= self.node_crossing_fraction <= self.crossing_fraction <= 1:
             raise ValueError(
-                f"crossing_fraction is {self.crossing_fraction} and node_crossing_fraction {self.node_crossing_fraction}, "
-                "allowed: 0 to 1, and the second at most the first"
+                f"crossing_fraction is {self.crossing_fraction} and node_crossing_fraction "
+                f"{self.node_crossing_fraction}, allowed: 0 to 1, and the second at most the first"
             )
         if not self.max_load >= 1:
             raise ValueError(f"max_load is {self.max_load}, must be at least 1")
@@ -111,8 +111,8 @@ def iteration(
     """Predict an iteration in which every GPU has `tokens_per_gpu` requests with `context` tokens stored each.
 
     routing   of two_all_to_alls: from a token's home to its expert; else: from one layer's expert to the next one's
-    kv_sent   keys and values of the new tokens go to all GPUs too (coherent modes only). The paper does not count them, and
-              does not say how other GPUs would read them
+    kv_sent   keys and values of the new tokens go to all GPUs too (coherent modes only). The paper does not count them,
+              and does not say how other GPUs would read them
 
     ValueError for what the machine cannot do, with what is allowed.
     """
@@ -122,8 +122,8 @@ def iteration(
         raise ValueError("kv_sent with two_all_to_alls: keys and values stay at home there, allowed: coherent, placed")
     _check(model, machine, tokens_per_gpu, context, routing)
     hand_in = tokens_per_gpu * model.hidden * model.value_bytes
-    # A token goes to its expert. [INF] With top-k > 1 copies visit the other experts, and their results return to the GPU of
-    # the expert with the largest weight.
+    # A token goes to its expert. [INF] With top-k > 1 copies visit the other experts, and their results return to the
+    # GPU of the expert with the largest weight.
     ways = 2 * [model.top_k] if mode == "two_all_to_alls" else [model.top_k, model.top_k - 1]
     routed = sum(all_to_all_seconds(copies * hand_in, machine, routing) for copies in ways if copies)
     # New tokens are gathered as hidden vectors: Table I counts them in the same unit as the all-to-all.
@@ -143,8 +143,8 @@ def compute_seconds(
 ) -> Value:
     """Compute of the busiest GPU.
 
-    In two_all_to_alls attention is even, because tokens attend at home. In the coherent modes a token attends where its expert
-    was, so attention follows the load of the experts. [INF] one GPU is the busiest in all of it.
+    In two_all_to_alls attention is even, because tokens attend at home. In the coherent modes a token attends where its
+    expert was, so attention follows the load of the experts. [INF] one GPU is the busiest in all of it.
     """
     attending = tokens_per_gpu * (1.0 if mode == "two_all_to_alls" else max_load)
     visits = tokens_per_gpu * model.top_k * max_load
@@ -174,8 +174,8 @@ def touched_experts(experts: float, tokens: float) -> float:
 def all_to_all_seconds(nbytes: float, machine: Machine, routing: Routing) -> Value:
     """One direct all-to-all in which each GPU hands in `nbytes`, and the busiest `max_load` times as many.
 
-    The shares of `routing` leave the GPU and the node; the rest stays. Where no token leaves, the call still has its latency.
-    With `uniform` routing it takes as long as `collectives.seconds` of a direct all-to-all.
+    The shares of `routing` leave the GPU and the node; the rest stays. Where no token leaves, the call still has its
+    latency. With `uniform` routing it takes as long as `collectives.seconds` of a direct all-to-all.
     """
     names, gpus = machine.topology.names, machine.topology.world_size
     if gpus == 1:
@@ -183,14 +183,14 @@ def all_to_all_seconds(nbytes: float, machine: Machine, routing: Routing) -> Val
     most = nbytes * routing.max_load
     inside = most * (routing.crossing_fraction - routing.node_crossing_fraction)
     between = most * routing.node_crossing_fraction
-    parts = [_exchange(inside, machine, names[:-1]), _exchange(between, machine, names[-1:])]
+    inner, outer = _exchange(inside, machine, names[:-1]), _exchange(between, machine, names[-1:])
     # In an emulated network the processors of one machine carry both parts for all GPUs.
     host = machine.network.overhead_s + nbytes * routing.crossing_fraction * gpus / machine.network.host_bytes_per_s
-    return np.maximum(host, np.maximum(*parts))
+    return np.maximum(host, np.maximum(inner, outer))
 
 
 def _exchange(sent: float, machine: Machine, levels: tuple[str, ...]) -> Value:
-    """Direct all-to-all of the p ranks that differ in `levels`, each sending `sent` bytes away; 1/p of its buffer stays."""
+    """Direct all-to-all of the p ranks that differ in `levels`: each sends `sent` bytes away, and 1/p of all stays."""
     ranks = math.prod(level.size for level in machine.topology.levels if level.name in levels)
     if ranks == 1:
         return 0.0

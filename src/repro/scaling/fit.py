@@ -1,9 +1,9 @@
-"""Parameters of a network from measured times of collectives, with their uncertainty, and predictions of times not fitted.
+"""Parameters of a network from measured times of collectives, with their uncertainty, and predictions by them.
 
-The fit is least squares of log(predicted / measured), so that microseconds count as much as seconds. The loss is robust:
-libraries switch algorithm at sizes of their own, and a measurement next to such a switch is off by a factor that no smooth
-model has. The uncertainty is clustered: errors of one machine shape are correlated, so 40 sizes of one shape are not 40
-independent observations.
+The fit is least squares of log(predicted / measured), so that microseconds count as much as seconds. The loss is
+robust: libraries switch algorithm at sizes of their own, and a measurement next to such a switch is off by a factor
+that no smooth model has. The uncertainty is clustered: errors of one machine shape are correlated, so 40 sizes of one
+shape are not 40 independent observations.
 """
 
 import itertools
@@ -35,8 +35,8 @@ class Model:
     switches     message bytes at which the next protocol begins
     algorithms   ours by a table's name of an algorithm; of several the fastest. "": the library chose
     reduces      fit the rate at which received values are added up (CPU collectives); infinite otherwise
-    host         an emulated network: all ranks share the processors of one machine, and its links queue. Fit the rate at
-                 which the processors move bytes
+    host         an emulated network: all ranks share the processors of one machine, and its links queue. Fit the rate
+                 at which the processors move bytes
     """
 
     levels: tuple[str, ...] = ("node", "cluster")
@@ -48,7 +48,7 @@ class Model:
 
     @property
     def names(self) -> list[str]:
-        """Names of the fitted parameters: overhead_s, LEVEL.latency_s.PROTOCOL, LEVEL.bytes_per_s.PROTOCOL, and rates."""
+        """Names of the fitted parameters: overhead_s, `LEVEL.latency_s.N` and `LEVEL.bytes_per_s.N`, and rates."""
         numbers = range(len(self.switches) + 1)
         each = [f"{v}.{what}.{i}" for v in self.levels for i in numbers for what in ("latency_s", "bytes_per_s")]
         rates = {"reduce_bytes_per_s": self.reduces, "host_bytes_per_s": self.host}
@@ -82,7 +82,7 @@ class Fit:
     covariance: NDArray[np.float64]
 
     def network(self, *sizes: int, draws: int = 0, seed: int = 0) -> Network:
-        """The network with levels of these sizes, innermost first: at the best values, or in `draws` of all parameters."""
+        """The network with levels of these sizes, innermost first, at the best values or in `draws` of them."""
         values: list[Value] = [float(v) for v in np.exp(self.log_values)]
         if draws:
             drawn = np.random.default_rng(seed).multivariate_normal(
@@ -103,8 +103,8 @@ class Fit:
 def fit(measured: pd.DataFrame, model: Model = Model()) -> Fit:
     """Fit `model` to a table with the columns of `repro.scaling.measured`.
 
-    In place of nodes and ranks_per_node it may have `sizes` (a tuple, of the model's levels), and `hop` (names of the levels
-    that a group spans; None: all). ValueError when an algorithm of the table has no counterpart in the model.
+    In place of nodes and ranks_per_node it may have `sizes` (a tuple, of the model's levels), and `hop` (names of the
+    levels that a group spans; None: all). ValueError when an algorithm of the table has no counterpart in the model.
     """
     if unknown := sorted(set(measured.algorithm) - set(model.algorithms)):
         known = ", ".join(map(repr, model.algorithms))
@@ -135,8 +135,8 @@ def error_quantiles(log_errors: Sequence[float] | pd.Series, at: Sequence[float]
 def choose(measured: pd.DataFrame, model: Model, candidates: Sequence[float], at_most: int = 2) -> pd.DataFrame:
     """Compare protocol switches by cross-validation: each machine shape in turn is left out of the fit and predicted.
 
-    Returns a row for each choice of up to `at_most` of `candidates` (message bytes), the best first: `switches`, which go into
-    the model, and `error_median` and `error_p90` on the shapes left out.
+    Returns a row for each choice of up to `at_most` of `candidates` (message bytes), the best first: `switches`, which
+    go into the model, and `error_median` and `error_p90` on the shapes left out.
     """
     measured = shaped(measured, model)
     groups = measured.groupby(SHAPE, sort=True).ngroup()
@@ -169,8 +169,8 @@ def thinned(measured: pd.DataFrame, sizes: int = 30) -> pd.DataFrame:
 def _start(table: pd.DataFrame, model: Model, name: str) -> float:
     """Where the search for a parameter begins.
 
-    A latency: a quarter of the shortest time. A rate: the highest that the table shows, and for a level over the rows that
-    cross no level further out. Farther away a rate would decide no row, and so would stay where it is.
+    A latency: a quarter of the shortest time. A rate: the highest that the table shows, and for a level over the rows
+    that cross no level further out. Farther away a rate would decide no row, and so would stay where it is.
     """
     level = name.split(".")[0]
     mine = table[[_outermost(model, *row) == level for row in zip(table.sizes, table.hop, strict=True)]]

@@ -1,8 +1,9 @@
-"""Machines: what is known of them, and how well. A parameter is an interval from the worst that is achieved to the data sheet.
+"""Machines, as far as they are known: a parameter is an interval from the worst that is achieved to the data sheet.
 
-`Hardware` is a kind of machine, and `Hardware.machine` makes the `Machine` of a number of nodes, at the likely values or in
-draws. A draw takes every parameter from its interval (log-triangular: low, likely, high), so a prediction is a band. The same
-seed draws the same values for every plan and size, so the ratio of two predictions has the band of the ratio.
+`Hardware` is a kind of machine, and `Hardware.machine` makes the `Machine` of a number of nodes, at the likely values
+or in draws. A draw takes every parameter from its interval (log-triangular: low, likely, high), so a prediction is a
+band. The same seed draws the same values for every plan and size, so the ratio of two predictions has the band of the
+ratio.
 """
 
 import math
@@ -65,7 +66,7 @@ class Hardware:
     launch_s       of a kernel
     overlap        share of the compute behind which messages can hide
     channels       rings side by side; 0: one per link
-    values         parameters that were fixed (`at`, `fixed`), by name
+    values         parameters that `at` fixed, by name
     """
 
     name: str
@@ -88,10 +89,6 @@ class Hardware:
 
     def at(self, **values: float) -> "Hardware":
         """The same machine with some parameters of `intervals` fixed. ValueError for a name that is not one of them."""
-        return self.fixed(values)
-
-    def fixed(self, values: Mapping[str, float]) -> "Hardware":
-        """As `at`, for names that are not identifiers ("node achieved")."""
         if unknown := values.keys() - self.intervals().keys():
             known = ", ".join(self.intervals())
             raise ValueError(f"{self.name}: unknown parameter {sorted(unknown)[0]!r}, known: {known}")
@@ -160,13 +157,14 @@ class Machine:
         return self.network.topology
 
 
-# Share of a GPU's links that kernels reach: up to 0.81 on MI250X (Pearson 2023, arXiv 2302.14827); copies by one engine reach
-# a quarter to a half of the pair's four links.
+# Share of a GPU's links that kernels reach: up to 0.81 on MI250X (Pearson 2023, arXiv 2302.14827); copies by one engine
+# reach a quarter to a half of the pair's four links.
 _FABRIC = Interval(0.5, 0.72, 0.85)
-# A 200 Gbit/s Slingshot NIC. The floor is what host buffers get (our fit of Cray-MPICH on LUMI: 6 GB/s), the ceiling a plain
-# stream.
+# A 200 Gbit/s Slingshot NIC. The floor is what host buffers get (our fit of Cray-MPICH on LUMI: 6 GB/s), the ceiling a
+# plain stream.
 _SLINGSHOT = Interval(0.3, 0.7, 0.92)
-# Per message between nodes. Cray-MPICH on Slingshot-11: 3 to 10 us by our fit. RCCL starts kernels and its network proxy too.
+# Per message between nodes. Cray-MPICH on Slingshot-11: 3 to 10 us by our fit. RCCL starts kernels and its network
+# proxy too.
 _GPU_NETWORK = Interval(4e-6, 12e-6, 30e-6)
 _GEMM = Interval(0.38, 0.5, 0.65)  # 22B at 38 % of peak with all its communication (arXiv 2312.12705) is a floor
 _OVERLAP = Interval(0.3, 0.7, 1.0)  # [INF] streams and prefetch hide this much
@@ -186,8 +184,8 @@ FRONTIER = Hardware(  # OLCF user guide: link widths, NICs; 191.5 TFLOP/s and 1.
     launch_s=Interval(4e-6, 7e-6, 12e-6),
     overlap=_OVERLAP,
 )
-# A scenario: one ring, so one NIC of a node at a time, and a slow proxy, as arXiv 2504.18658 reports of RCCL on Frontier.
-# [INF] the numbers: that paper gives factors of up to 33 and 168 between libraries, not latencies.
+# A scenario: one ring, so one NIC of a node at a time, and a slow proxy, as arXiv 2504.18658 reports of RCCL on
+# Frontier. [INF] the numbers: that paper gives factors of up to 33 and 168 between libraries, not latencies.
 FRONTIER_RCCL = replace(
     FRONTIER,
     name="frontier-rccl",
@@ -234,8 +232,9 @@ GB200_NVL72 = Hardware(
     launch_s=Interval(3e-6, 5e-6, 8e-6),
     overlap=_OVERLAP,
 )
-# A 3-D torus of 16 x 16 x n chips as levels (TPU v5p: 4800 Gbit/s over six links, 459 TFLOP/s, 2.76 TB/s, 95 GB). Each dimension
-# is a ring with two links a chip, one per direction. Between rings all chips of a plane send at once, over their own links.
+# A 3-D torus of 16 x 16 x n chips as levels (TPU v5p: 4800 Gbit/s over six links, 459 TFLOP/s, 2.76 TB/s, 95 GB). Each
+# dimension is a ring with two links a chip, one per direction. Between rings all chips of a plane send at once, over
+# their own links.
 TORUS = Hardware(
     "tpu-like-torus",
     (

@@ -1,7 +1,7 @@
-"""Measured times of collectives as one table, whoever measured them: its columns, and what this project ships of it.
+"""Measured times of collectives as one table: its columns, and the measurements that this package ships (`data/`).
 
-A row is one measurement: `nodes` x `ranks_per_node` ranks ran `collective` on `nbytes` in `seconds`, by the `algorithm` that is
-named or, where it is empty, by the library's choice. `nbytes` is the full tensor on one rank, whatever the benchmark counts:
+A row is one measurement: `nodes` x `ranks_per_node` ranks ran `collective` on `nbytes` in `seconds`. `algorithm` is
+empty where the library chose it. `nbytes` is the whole tensor of one rank, whatever the benchmark counts:
 
     all_gather      the gathered output
     reduce_scatter  the input
@@ -23,18 +23,18 @@ COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send
 COLUMNS = ("source", "collective", "algorithm", "nodes", "ranks_per_node", "nbytes", "seconds")
 
 _DATA = Path(__file__).with_name("data")
-_WHOLE_NUMBERS = {"nodes": 1, "ranks_per_node": 1, "nbytes": 0}  # and the least that each may be
+_WHOLE_NUMBERS = {"nodes": 1, "ranks_per_node": 1, "nbytes": 0}  # columns, and the least value of each
 _PICO = {"ALLGATHER": "all_gather", "ALLREDUCE": "all_reduce", "REDUCE_SCATTER": "reduce_scatter"}
 
 
 def a100_dgx() -> pd.DataFrame:
-    """NCCL on DGX A100 (8 GPUs a node, NVLink), from vidur: all_reduce of 2 to 16 ranks on 1 or 2 nodes, send_recv of 2 ranks
-    on 1 or 2 nodes; 2 KiB to 64 MiB; algorithms are NCCL's choice. 8946 rows.
+    """NCCL on DGX A100 (8 GPUs a node, NVLink), from vidur. 8946 rows of 2 KiB to 64 MiB, by NCCL's choice of
+    algorithm: all_reduce of 2 to 16 ranks and send_recv of 2 ranks, on 1 or 2 nodes.
 
     Found in vidur's `profiling/collectives`: `size` is in bytes (float16 elements x 2), times are in ms (the profiler's
-    microseconds x 1e-3). One value is the median of the NCCL kernels of 11 launches on rank 0 alone, so it holds the wait for
-    slower ranks; we take the median of three such values. They are whole microseconds. What joins the nodes is not told: 64 MiB
-    go from rank to rank at 8 GB/s, well below the 25 GB/s of one NIC of a DGX A100.
+    microseconds x 1e-3). A value is the median of the NCCL kernels of 11 launches on rank 0, so it includes the wait
+    for slower ranks. We take the median of three such values; they are whole microseconds. The network between the
+    nodes is not named: 64 MiB go from rank to rank at 8 GB/s, well below the 25 GB/s of one NIC of a DGX A100.
     """
     tables = []
     for collective in ("all_reduce", "send_recv"):
@@ -53,18 +53,20 @@ def a100_dgx() -> pd.DataFrame:
 
 
 def slingshot11() -> pd.DataFrame:
-    """Cray MPICH 8.1.29 on LUMI (Slingshot 11, as Frontier), CPU buffers of int32, from pico: all_gather on 16, 37 and 100
-    nodes, all_reduce on 8, 16, 32 and 37, reduce_scatter on 100; 1 rank a node, but 56 on each of the 37. 816 rows.
+    """Cray MPICH 8.1.29 on LUMI (Slingshot 11, as Frontier), CPU buffers of int32, from pico. 816 rows: all_gather on
+    16, 37 and 100 nodes, all_reduce on 8, 16, 32 and 37, reduce_scatter on 100. 1 rank a node, but 56 on each of the
+    37.
 
-    Algorithms are named as in the file: `*_mpich` are the library's (`default_mpich` its choice), the others pico's own, written
-    over point-to-point; a number at the end is the size of a segment. Runs of different days stay separate rows; times of one
-    test differ by up to 2.2x between them (2.9x below 1 MB). Seconds are the median over iterations of the slowest rank's time.
+    Algorithms are named as in the file: `*_mpich` are the library's (`default_mpich` its choice), the others are pico's
+    own, written over point-to-point. A number at the end is the size of a segment. Runs of different days stay separate
+    rows; times of one test differ by up to 2.2x between them (2.9x below 1 MB). Seconds are the median over iterations
+    of the slowest rank's time.
 
-    Found in pico's source: the file's size (`count_int32` x 4 bytes) is the whole tensor for all three collectives, which is our
-    convention. A rank's share is rounded down to whole elements, so all_gather and reduce_scatter move `count_int32 // ranks *
-    ranks` of them, and `nbytes` is that: at 2072 ranks half of the nominal 16 KiB. It is plausible: 537 MB gathered in 75 ms by
-    16 nodes is 6.7 GB/s into each, of 25 GB/s that a NIC has; as contributions of each rank it would be 107 GB/s. Inferred: the
-    only rank of a node uses one of its NICs.
+    Found in pico's source: the file's size (`count_int32` x 4 bytes) is the whole tensor for all three collectives, as
+    here. A rank's share is rounded down to whole elements, so all_gather and reduce_scatter move `count_int32 // ranks
+    * ranks` elements, and `nbytes` counts those: at 2072 ranks half of the nominal 16 KiB. This is plausible: 16 nodes
+    gather 537 MB in 75 ms, 6.7 GB/s into each, of the 25 GB/s of a NIC. Were the size one rank's contribution, it would
+    be 107 GB/s. Inferred: the only rank of a node uses one of its NICs.
     """
     name = "pico_lumi_slingshot11_cpu_collectives.csv"
     found = pd.read_csv(_DATA / name)
@@ -83,14 +85,12 @@ def slingshot11() -> pd.DataFrame:
 
 
 def tidy(rows: pd.DataFrame, where: str) -> pd.DataFrame:
-    """`rows` with exactly `COLUMNS`, of their types and in their order; other columns are left out.
+    """`rows` with exactly `COLUMNS`, in their order and of their types; other columns are left out.
 
-    Raises ValueError, which begins with `where` (the file), for a missing column or a value that is not allowed.
+    ValueError, which begins with `where` (the file), for a missing column or a value that is not allowed.
     """
-    if missing := [name for name in COLUMNS if name not in rows]:
-        raise ValueError(
-            f"{where}: no column {', '.join(missing)}; found {', '.join(rows)}, needed {', '.join(COLUMNS)}"
-        )
+    if missing := ", ".join(name for name in COLUMNS if name not in rows):
+        raise ValueError(f"{where}: no column {missing}; found {', '.join(rows)}, needed {', '.join(COLUMNS)}")
     table = rows[list(COLUMNS)].reset_index(drop=True)
     _refuse(table["collective"], ~table["collective"].isin(COLLECTIVES), where, f"one of {', '.join(COLLECTIVES)}")
     for name, least in _WHOLE_NUMBERS.items():
@@ -109,6 +109,5 @@ def _refuse(column: pd.Series, bad: pd.Series, where: str, allowed: str) -> None
     """ValueError about the first value of `column` that is `bad`; rows count from 1."""
     if bad.any():
         row = int(bad.to_numpy().argmax())
-        raise ValueError(
-            f"{where}: row {row + 1}, column {column.name}: found {str(column[row])!r}, allowed is {allowed}"
-        )
+        found = str(column[row])
+        raise ValueError(f"{where}: row {row + 1}, column {column.name}: found {found!r}, allowed is {allowed}")

@@ -1,7 +1,8 @@
-"""A user's own measurements: reads the text that nccl-tests, rccl-tests and the OSU micro-benchmarks print, or a CSV table.
+"""Reads a user's own measurements: output of nccl-tests, rccl-tests or the OSU micro-benchmarks, or a CSV table.
 
-All return the table of `measured`. Benchmarks count bytes differently: what each means was looked up in its source and is told in
-its function. One run a file; lines that libraries or launchers print in between are skipped. ValueErrors name the file and line.
+All functions return the table of `measured`. Benchmarks count bytes differently; each function says what its benchmark
+means, as found in the source. A file holds one run. Lines that libraries or launchers print in between are skipped.
+ValueErrors name the file and the line.
 """
 
 from collections import Counter
@@ -38,9 +39,11 @@ def read(
     ranks_per_node: int | None = None,
     source: str | None = None,
 ) -> pd.DataFrame:
-    """The file in whichever format it is: nccl-tests or rccl-tests, OSU, or a CSV with the columns of `measured.COLUMNS`.
+    """The table of a file of any known format: nccl-tests or rccl-tests, OSU, or a CSV with the columns
+    `measured.COLUMNS`.
 
-    Arguments are those of `nccl_tests` and `osu`; a CSV holds all of them itself and takes none. Raises ValueError.
+    Arguments are those of `nccl_tests` and `osu`. A CSV has them as columns and takes none. ValueError for other
+    formats, and as those functions say.
     """
     lines = _lines(path)
     if any(line.startswith("# OSU ") for line in lines):
@@ -58,10 +61,8 @@ def read(
             f"{path}: begins with {first[:60]!r}; allowed is the output of nccl-tests or rccl-tests (it has a line "
             "'#  size  count  type ...'), of OSU (a line '# OSU ... Latency Test'), or a CSV with a header line"
         )
-    if (collective, nodes, ranks_per_node, source) != (None, None, None, None):
-        raise ValueError(
-            f"{path}: a CSV names collective, nodes, ranks_per_node and source in its columns: leave them out"
-        )
+    if any(argument is not None for argument in (collective, nodes, ranks_per_node, source)):
+        raise ValueError(f"{path}: a CSV names collective, nodes, ranks_per_node and source itself: leave them out")
     try:
         return tidy(pd.read_csv(path, skipinitialspace=True, encoding="utf-8-sig"), str(path))
     except pd.errors.ParserError as error:  # tells the line, not the file
@@ -76,20 +77,21 @@ def nccl_tests(
     ranks_per_node: int | None = None,
     source: str | None = None,
 ) -> pd.DataFrame:
-    """Out-of-place times from the output of an nccl-tests or rccl-tests program, as printed since 2019 (the last looked at: 2.19).
+    """Out-of-place times from the output of an nccl-tests or rccl-tests program, as printed since 2019 (checked up to
+    2.19).
 
     collective              needed where the file names no program (nccl-tests prints its own name since mid-2025)
     nodes, ranks_per_node   override the list of ranks at the top of the file, where each host counts as a node
-    source                  the table's `source`; by default the file's name
+    source                  the table's `source`; default: the file's name
 
-    Found in nccl-tests' source: `size` is the larger of a rank's send and receive buffer, so the gathered output of all_gather,
-    the input of reduce_scatter, the tensor of all_reduce and the send buffer of all_to_all: our `nbytes` as it is. It is what was
-    really moved: rounded down to a multiple of the ranks. sendrecv is a ring, every rank sends `size` to the next while it receives
-    as much. Time is the mean over iterations launched back to back, and over ranks (option -a). Rows of 0 bytes, which
-    small sizes on many ranks round to, are left out: nothing ran.
+    Found in nccl-tests' source: `size` is the larger of a rank's send and receive buffer: the output of all_gather, the
+    input of reduce_scatter, the tensor of all_reduce, the send buffer of all_to_all. So it is our `nbytes`. It is what
+    was moved, rounded down to a multiple of the ranks. sendrecv is a ring: every rank sends `size` to the next and
+    receives as much. Time is the mean over iterations launched back to back, and over ranks (option -a). Rows of 0
+    bytes, to which small sizes on many ranks are rounded, are left out: nothing ran.
 
-    Raises ValueError: the collective or the ranks can't be told, ranks are uneven over hosts, only in-place or CPU times were
-    measured, a result was wrong, a line is cut off.
+    ValueError where the collective or the ranks are unknown, hosts have different numbers of ranks, only in-place or
+    CPU times were measured, a result was wrong, or a line is cut off.
     """
     lines = _lines(path)
     collective = _collective_of(lines, path, collective)
@@ -97,34 +99,32 @@ def nccl_tests(
     start, header = _only(lines, _is_nccl_header, path, "column header '#  size  count  type ...'")
     names = header.lstrip("# ").split()
     if names.count("time") != 2:
-        raise ValueError(
-            f"{path}, line {start}: columns are {' '.join(names)}; needed are two of 'time': out-of-place, then in-place"
-        )
+        found = f"columns are {' '.join(names)}"
+        raise ValueError(f"{path}, line {start}: {found}; needed are two of 'time': out-of-place, then in-place")
     time, rows = names.index("time"), []
     for number, words in _rows(lines, start):
         if len(words) < len(names):
-            raise ValueError(
-                f"{path}, line {number}: {len(words)} columns, the header has {len(names)}: {' '.join(words)}"
-            )
-        if names[time + 3] == "#wrong" and words[time + 3] not in ("0", "N/A"):
-            raise ValueError(
-                f"{path}, line {number}: #wrong is {words[time + 3]}, allowed is 0: the time of a wrong result"
-            )
+            found = f"{len(words)} columns, the header has {len(names)}"
+            raise ValueError(f"{path}, line {number}: {found}: {' '.join(words)}")
+        wrong = words[time + 3] if names[time + 3] == "#wrong" else "0"
+        if wrong not in ("0", "N/A"):
+            raise ValueError(f"{path}, line {number}: #wrong is {wrong}, allowed is 0: the time of a wrong result")
         if int(words[0]) > 0:
             rows.append((int(words[0]), _microseconds(words[time], path, number)))
     return _table(rows, path, collective, nodes, ranks_per_node, source)
 
 
 def osu(path: str | Path, *, nodes: int, ranks_per_node: int, source: str | None = None) -> pd.DataFrame:
-    """Output of `osu_allgather`, `osu_reduce_scatter`, `osu_allreduce`, `osu_alltoall` or `osu_latency`, with or without `-f`,
-    from host or device buffers.
+    """Output of `osu_allgather`, `osu_reduce_scatter`, `osu_allreduce`, `osu_alltoall` or `osu_latency`, with or
+    without `-f`.
 
-    Found in OSU's source (5.3, and reduce_scatter of 2022): `Size` is one rank's contribution in allgather and what goes to one
-    peer in alltoall, so `nbytes` is `Size` times the ranks; it is the whole input in reduce_scatter and the tensor in allreduce.
-    Time is the mean over iterations, each after a barrier, and over ranks; osu_latency's is half a round trip between 2 ranks,
-    which is our send_recv.
+    Found in OSU's source (5.3, and reduce_scatter of 2022): `Size` is one rank's contribution in allgather and what
+    goes to one peer in alltoall, so there `nbytes` is `Size` times the ranks. It is the whole input in reduce_scatter
+    and the tensor in allreduce. Time is the mean over iterations, each after a barrier, and over ranks. That of
+    osu_latency is half a round trip between 2 ranks: our send_recv.
 
-    Raises ValueError: another benchmark (non-blocking, bandwidth, vector), a failed validation, osu_latency not on 2 ranks.
+    ValueError for another benchmark (non-blocking, bandwidth, vector), a failed validation, and osu_latency not on 2
+    ranks.
     """
     _refuse_fewer_than_one(path, nodes, ranks_per_node)
     lines = _lines(path)
@@ -142,15 +142,14 @@ def osu(path: str | Path, *, nodes: int, ranks_per_node: int, source: str | None
     rows = []
     for number, words in _rows(lines, start):
         if len(words) < 2 or "Fail" in words:
-            raise ValueError(
-                f"{path}, line {number}: found {' '.join(words)!r}, needed a size and a time that was not refuted"
-            )
+            found = " ".join(words)
+            raise ValueError(f"{path}, line {number}: found {found!r}, needed a size and a time of a correct result")
         rows.append((int(words[0]) * factor, _microseconds(words[1], path, number)))
     return _table(rows, path, collective, nodes, ranks_per_node, source)
 
 
 def _collective_of(lines: list[str], path: str | Path, given: str | None) -> str:
-    """The one collective whose program is named in the file, or the `given` one."""
+    """The collective whose program the file names, or the `given` one. ValueError where they differ or are missing."""
     if given not in (None, *COLLECTIVES):
         raise ValueError(f"{path}: collective is {given!r}, allowed is one of {', '.join(COLLECTIVES)}")
     named = {collective for program, collective in _PROGRAMS.items() if any(program in line for line in lines)}
@@ -165,7 +164,7 @@ def _collective_of(lines: list[str], path: str | Path, given: str | None) -> str
 
 
 def _places(lines: list[str], path: str | Path, nodes: int | None, per_node: int | None) -> tuple[int, int]:
-    """Nodes and ranks per node as given, else of the lines `#  Rank  0 Group  0 Pid 43 on HOST device  0 ...`."""
+    """Nodes and ranks per node: as given, else from the lines `#  Rank  0 Group  0 Pid 43 on HOST device  0 ...`."""
     _refuse_fewer_than_one(path, nodes, per_node)
     if nodes is not None and per_node is not None:
         return nodes, per_node
@@ -175,10 +174,9 @@ def _places(lines: list[str], path: str | Path, nodes: int | None, per_node: int
     if not listed:
         raise ValueError(f"{path}: no lines '#  Rank ... on HOST device ...': {help_}")
     if sorted(int(words[1]) for words in listed) != list(range(len(listed))):
-        # Every process calls itself rank 0 when the program was built without MPI: each measured itself alone.
-        raise ValueError(
-            f"{path}: the list of ranks is not 0 to {len(listed) - 1}, each once; if it is only cut short, {help_}"
-        )
+        # Without MPI every process is rank 0 and measures itself alone.
+        last = len(listed) - 1
+        raise ValueError(f"{path}: the list of ranks is not 0 to {last}, each once; if it is only cut short, {help_}")
     if len({words[3] for words in listed if words[2] == "Group"}) > 1:
         raise ValueError(f"{path}: ranks are split into groups that run side by side: {help_} of one group")
     hosts = Counter(words[words.index("on") + 1] for words in listed)
@@ -199,7 +197,7 @@ def _refuse_fewer_than_one(path: str | Path, nodes: int | None, per_node: int | 
 
 
 def _lines(path: str | Path) -> list[str]:
-    """Lines without surrounding blanks; job logs may hold bytes of any encoding."""
+    """Lines without surrounding blanks. Job logs may hold bytes of any encoding."""
     return [line.strip() for line in Path(path).read_text(encoding="utf-8-sig", errors="replace").splitlines()]
 
 
@@ -208,7 +206,7 @@ def _is_nccl_header(line: str) -> bool:
 
 
 def _only(lines: list[str], wanted: Callable[[str], bool], path: str | Path, what: str) -> tuple[int, str]:
-    """Number, from 1, and text of the one line that is `wanted`."""
+    """Number (from 1) and text of the one line that is `wanted`. ValueError for none or several."""
     found = [(number, line) for number, line in enumerate(lines, 1) if wanted(line)]
     if len(found) != 1:
         where = ", ".join(str(number) for number, _ in found) or "none"
@@ -217,7 +215,7 @@ def _only(lines: list[str], wanted: Callable[[str], bool], path: str | Path, wha
 
 
 def _rows(lines: list[str], header: int) -> Iterator[tuple[int, list[str]]]:
-    """Number and words of each line behind the `header` that begins with a whole number; others are comments or a library's."""
+    """Number and words of each line after the `header` that begins with a whole number; others hold no result."""
     for number, line in enumerate(lines[header:], header + 1):
         words = line.split()
         if words and words[0].isdecimal():
@@ -225,7 +223,7 @@ def _rows(lines: list[str], header: int) -> Iterator[tuple[int, list[str]]]:
 
 
 def _microseconds(word: str, path: str | Path, number: int) -> float:
-    """The time `word` in seconds."""
+    """The time `word`, in microseconds, as seconds."""
     try:
         return float(word) * 1e-6
     except ValueError:
@@ -235,9 +233,9 @@ def _microseconds(word: str, path: str | Path, number: int) -> float:
 def _table(
     rows: Sequence[tuple[int, float]], path: str | Path, collective: str, nodes: int, per_node: int, source: str | None
 ) -> pd.DataFrame:
-    """The table of one run's sizes and seconds."""
+    """The table of one run, from its (nbytes, seconds)."""
     if not rows:
-        raise ValueError(f"{path}: no line of results behind the column header; was the run cut off?")
+        raise ValueError(f"{path}: no line of results after the column header; was the run cut off?")
     table = pd.DataFrame(rows, columns=["nbytes", "seconds"])
     told = {"source": source or Path(path).name, "collective": collective, "algorithm": ""}
     return tidy(table.assign(**told, nodes=nodes, ranks_per_node=per_node), str(path))

@@ -54,7 +54,7 @@ class MoE:
 def paper_models(hidden: int = 1024, layers: int = 24) -> dict[int, MoE]:
     """The paper's GPT-MoE by their number of experts.
 
-    [INF] all sizes: 24 MoE layers are likely, the hidden size was not found. These are those of the "350M" GPT, with 16 heads
-    and Megatron's vocabulary.
+    [INF] all sizes: 24 MoE layers are likely, the hidden size was not found. These are those of the "350M" GPT, with 16
+    heads and Megatron's vocabulary.
     """
     return {experts: MoE(layers, layers, hidden, 4 * hidden, 16, experts, vocab=50304) for experts in (8, 16, 32, 64)}

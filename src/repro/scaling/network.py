@@ -1,11 +1,11 @@
 """What a network costs: latency and bandwidth of every level of a topology, and the links that its ranks share.
 
-A message of n bytes takes alpha + n / beta seconds on its level (Hockney's model). Two things are added, because the papers'
-arguments rest on them. The ranks of a unit share its links to the outside: 8 GCDs of a node share 4 NICs. And a message
-takes one link only: an algorithm that sends one message at a time out of a node leaves three of four NICs idle.
+A message of n bytes takes alpha + n / beta seconds on its level (Hockney's model). Two things are added, because the
+papers' arguments rest on them. The ranks of a unit share its links to the outside: 8 GCDs of a node share 4 NICs. And a
+message takes one link only: an algorithm that sends one message at a time out of a node leaves three of four NICs idle.
 
-Every parameter is a number, or an array with one value per draw of an uncertain one. All arithmetic is elementwise, so a
-prediction for a thousand draws is one call.
+Every parameter is a number, or an array with one value per draw of an uncertain one. All arithmetic is elementwise, so
+a prediction for a thousand draws is one call.
 """
 
 import math
@@ -24,8 +24,8 @@ Value = float | NDArray[np.float64]  # one number, or [draws]
 class Protocol:
     """A message takes `latency_s`, and its bytes over `bytes_per_s` of one link in one direction.
 
-    Libraries change protocol with the size of a message (eager and rendezvous; NCCL's LL, LL128 and Simple). This one is
-    used from `from_bytes` on.
+    Libraries change protocol with the size of a message (eager and rendezvous; NCCL's LL, LL128 and Simple). This one
+    is used from `from_bytes` on.
     """
 
     latency_s: Value
@@ -47,7 +47,8 @@ class Links:
         starts = [protocol.from_bytes for protocol in self.protocols]
         if self.count <= 0 or not starts or starts[0] != 0 or starts != sorted(set(starts)):
             raise ValueError(
-                f"links need a positive count (found {self.count}) and protocols that begin at 0 bytes and rise (found {starts})"
+                f"links need a positive count (found {self.count}) and protocols that begin at 0 bytes and rise "
+                f"(found {starts})"
             )
 
     def protocol(self, message_bytes: float) -> Protocol:
@@ -63,9 +64,9 @@ class Network:
     reduce_bytes_per_s   bytes that a rank adds up per second in a reduction
     host_bytes_per_s     bytes that the processors move per second for all ranks together, where all ranks share the
                          processors of one machine (an emulated network); infinite on a real network
-    hidden               how far the processors' work and the links' overlap. 0: one after the other. 1: the shorter of them
-                         costs nothing, because links queue messages and send while the processors go on (an emulated
-                         network)
+    hidden               how far the processors' work and the links' overlap. 0: one after the other. 1: the shorter of
+                         them costs nothing, because links queue messages and send while the processors go on (an
+                         emulated network)
     """
 
     topology: Topology

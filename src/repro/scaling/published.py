@@ -1,6 +1,6 @@
-"""The collective model against measurements that nobody here made: what is fitted, what is predicted, and which rows are left out.
+"""The collective model against published measurements: which rows are fitted, which are predicted, which are left out.
 
-Each study fits small machines and predicts larger ones. Nothing of the three papers is in here.
+Each study fits small machines and predicts larger ones. None of the numbers is from the three papers.
 """
 
 from collections.abc import Callable
@@ -12,13 +12,13 @@ from repro.scaling import measured
 from repro.scaling.algorithms import Algorithm
 from repro.scaling.fit import Model, thinned
 
-# The file's name of an algorithm, and ours. What is not named here (bine, sparbit, radix-k Bruck, the library's own choice, segmented
-# variants) is not modelled and left out.
+# The file's name of an algorithm, and ours. Others (bine, sparbit, radix-k Bruck, the library's own choice, segmented
+# variants) are not modelled and left out.
 _SLINGSHOT: dict[str, tuple[Algorithm, ...]] = {
     "ring_mpich": ("ring",),
     "ring_over": ("ring",),
     "recursive_doubling_over": ("recursive_doubling",),
-    # Asked for, but from 64 KiB on its times are those of rabenseifner_over to 1 %: the library had changed over.
+    # From 64 KiB on its times are those of rabenseifner_over to 1 %: the library changes to the other algorithm there.
     "recursive_doubling_mpich": ("recursive_doubling", "rabenseifner"),
     "brucks_mpich": ("bruck",),
     "rabenseifner_mpich": ("rabenseifner",),
@@ -31,7 +31,7 @@ _SLINGSHOT: dict[str, tuple[Algorithm, ...]] = {
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """`fitted` and `held_out` rows, and the model without its switches, which `fit.choose` takes from `candidates` (message bytes)."""
+    """Rows to fit, rows to predict, and the model, whose switches `fit.choose` takes from `candidates` (bytes)."""
 
     fitted: pd.DataFrame
     held_out: pd.DataFrame
@@ -42,7 +42,8 @@ class Study:
 def a100_dgx() -> Study:
     """Fitted: 2 and 4 ranks, on one node and two. Predicted: 8 and 16, and every second size of the fitted shapes.
 
-    A ring out of a node has as many NICs as the node has ranks, up to four: with more the measured times stop falling.
+    Rings out of a node use as many NICs as the node has ranks, up to four: with more ranks the measured times stop
+    falling.
     """
     table = thinned(measured.a100_dgx(), 40)
     small = table.nodes * table.ranks_per_node <= 4
@@ -53,9 +54,11 @@ def a100_dgx() -> Study:
 
 
 def slingshot11() -> Study:
-    """Fitted: 8 and 16 nodes. Predicted: 32 and 100 nodes, among them a collective that was not fitted at all (reduce-scatter).
+    """Fitted: 8 and 16 nodes. Predicted: 32 and 100 nodes, and a collective that was not fitted at all
+    (reduce-scatter).
 
-    One rank a node, so the network alone; MPICH's recursive doubling of a reduce-scatter sends ever larger parts and is left out.
+    Only runs with one rank a node, which show the network alone. MPICH's recursive doubling of a reduce-scatter is left
+    out: it sends larger and larger parts, which is not modelled.
     """
     table = measured.slingshot11()
     other = (table.collective == "reduce_scatter") & (table.algorithm == "recursive_doubling_mpich")

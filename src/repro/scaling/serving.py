@@ -1,11 +1,12 @@
-"""Time to serve requests with a dense decoder, from its sizes and the machine's rates: Flover's Fig. 4(a) (arXiv 2305.13484).
+"""Time to serve requests with a dense decoder, from its sizes and the machine's rates: Flover's Fig. 4(a) (arXiv
+2305.13484).
 
 An iteration gives every running request one token:
 
     weights      read once for all requests, or multiplied with their tokens, whichever takes longer
     cache        keys and values of every request, read
-    kernels      launched one after another: those of each layer, and those of each request, because the authors sample and
-                 embed request by request
+    kernels      launched one after another: those of each layer, and those of each request, because the authors sample
+                 and embed request by request
     all-reduces  two a layer among tensor-parallel GPUs, and an all-gather of the logits
 
 `PredictedTimes` hands these times to the policies of `repro.flover.queueing`, which decide which requests run in an
@@ -20,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repro.flover.arrivals import Shape, fixed_arrivals
-from repro.flover.queueing import Policy, QueueRun
+from repro.flover.queueing import Policy
 from repro.scaling import collectives
 from repro.scaling.machines import WILKES3, Hardware, Machine
 from repro.scaling.network import Value
 
-# [INF] counts of kernels. A pass: last norm, logits, their transposition, end of requests. A request, by the authors' code:
-# embedding, and in `dynamic_decode` two penalties, top-k in two kernels, stop words, length.
+# [INF] counts of kernels. A pass: last norm, logits, their transposition, end of requests. A request, by the authors'
+# code: embedding, and in `dynamic_decode` two penalties, top-k in two kernels, stop words, length.
 PASS_KERNELS, REQUEST_KERNELS = 4, 7
 
 
@@ -93,27 +94,15 @@ def machine_of(gpus: int, hardware: Hardware = WILKES3, draws: int = 0, seed: in
     return replace(hardware, tiers=(replace(node, size=gpus), *outside)).machine(1, draws, seed)
 
 
-def iteration_seconds(model: Dense, machine: Machine, batch: int, context: Value) -> Value:
-    """Seconds of one token for each of `batch` requests with `context` tokens stored each.
-
-    A number, or [draws] of the machine, or, on a machine of numbers, one for each of an array of contexts. Layers are
-    tensor-parallel over all ranks of the machine. ValueError where their sizes do not allow it.
-    """
-    if batch < 1 or np.any(np.less(context, 0)):
-        raise ValueError(f"batch is {batch} and context {context}, must be at least 1 and 0")
-    return (
-        _pass_seconds(model, machine, batch, batch)
-        + _request_seconds(machine, batch)
-        + batch * context * _kv_seconds(model, machine)
-    )
-
-
 @dataclass(frozen=True, eq=False)
 class PredictedTimes:
     """`repro.flover.queueing.Times` of a model on a machine, or on draw number `draw` of an uncertain one.
 
-    `decode` counts every request as long as the longest, because the queue tells no more: an upper bound. A prompt is a pass
-    of its own; the authors' code skips it for LLaMA, which is one pass of 504.
+    Layers are tensor-parallel over all ranks of the machine. ValueError where their sizes or the memory do not allow
+    it.
+
+    `decode` counts every request as long as the longest, because the queue tells no more: an upper bound. A prompt is a
+    pass of its own; the authors' code skips it for LLaMA, which is one pass of 504.
     """
 
     model: Dense
@@ -142,25 +131,6 @@ class PredictedTimes:
         return float(value[self.draw]) if isinstance(value, np.ndarray) else float(value)
 
 
-def serve(
-    model: Dense,
-    machine: Machine,
-    policy: Policy,
-    requests: int = 32,
-    interval_s: float = 0.5,
-    prompt_tokens: int = 8,
-    new_tokens: int = 504,
-) -> list[QueueRun]:
-    """Run the queue once for each draw of the machine. ValueError for less than one request or token.
-
-    The defaults are the paper's: 512 tokens a request, of which 8 are the prompt, and one request every 500 ms ([INF], which
-    its totals show).
-    """
-    arrivals = fixed_arrivals(requests, interval_s).tolist()
-    shapes = [Shape(arrival, prompt_tokens, new_tokens) for arrival in arrivals]
-    return [policy.run(shapes, PredictedTimes(model, machine, draw)) for draw in range(draws_of(machine))]
-
-
 def total_seconds(
     model: Dense,
     machine: Machine,
@@ -170,9 +140,14 @@ def total_seconds(
     prompt_tokens: int = 8,
     new_tokens: int = 504,
 ) -> Value:
-    """Seconds until the last request is done (Fig. 4a): a number, or [draws]. Arguments as of `serve`."""
-    runs = serve(model, machine, policy, requests, interval_s, prompt_tokens, new_tokens)
-    totals = [run.total_seconds for run in runs]
+    """Seconds until the last request is done (Fig. 4a): a number, or [draws] of the machine.
+
+    The defaults are the paper's: 512 tokens a request, of which 8 are the prompt, and one request every 500 ms ([INF],
+    which its totals show). ValueError for less than one request or token.
+    """
+    shapes = [Shape(arrival, prompt_tokens, new_tokens) for arrival in fixed_arrivals(requests, interval_s).tolist()]
+    times = [PredictedTimes(model, machine, draw) for draw in range(draws_of(machine))]
+    totals = [policy.run(shapes, each).total_seconds for each in times]
     return np.array(totals) if _drawn(machine) else totals[0]
 
 
@@ -200,8 +175,8 @@ def _drawn(machine: Machine) -> list[NDArray[np.float64]]:
 def _pass_seconds(model: Dense, machine: Machine, tokens: int, rows: int) -> Value:
     """A pass of `tokens` tokens through all layers, of which `rows` go on to logits.
 
-    Without reading the cache, and without the kernels of each request. Cached, because all draws and iterations of a run ask
-    for the same few.
+    Without reading the cache, and without the kernels of each request. Cached, because all draws and iterations of a
+    run ask for the same few.
     """
     gpus = machine.topology.world_size
     if model.heads % gpus or model.ffn % gpus:

@@ -28,12 +28,14 @@ from repro.zero.layout import Layout, layout
 from repro.zero.traffic import Collective
 
 KERNELS_PER_LAYER = 14  # of a forward with fused attention: norms, products, bias and activation, residuals
-# Bytes per value that is quantised and restored: read in 16 bits, written in 8, read and written again on the other side.
+# Bytes per value that is quantised and restored: read in 16 bits, written in 8, read and written again on the other
+# side.
 QUANTIZE_BYTES = 6
 # Of Adam per value: gradient 4, master and two moments read and written 24, weight 2 written, unscale 4.
 UPDATE_BYTES = 34
-# Per value and backward pass: weights copied out of a gather's buffer before forward and backward 2 x 4, the gradient copied
-# into a buffer 4 and widened 6. Per value of the gradients that a rank keeps: two sums read, one written, in 32 bits.
+# Per value and backward pass: weights copied out of a gather's buffer before forward and backward 2 x 4, the gradient
+# copied into a buffer 4 and widened 6. Per value of the gradients that a rank keeps: two sums read, one written, in 32
+# bits.
 COPY_BYTES, SUM_BYTES = 18, 12
 
 
@@ -129,7 +131,7 @@ def predict_step(
 
 
 def model_flops(config: GPTConfig, sequences: int) -> float:
-    """FLOPs of forward and backward without recomputation: 72 B s l h^2 (1 + s / 6h + V / 12lh) (Narayanan et al. 2021)."""
+    """FLOPs without recomputation: 72 B s l h^2 (1 + s / 6h + V / 12lh), after Narayanan et al. 2021."""
     h, layers, s = config.hidden, config.layers, config.seq_len
     return 72 * sequences * s * layers * h * h * (1 + s / (6 * h) + config.vocab / (12 * layers * h))
 
@@ -137,11 +139,13 @@ def model_flops(config: GPTConfig, sequences: int) -> float:
 def compute_seconds(config: GPTConfig, machine: Machine, micro_batch: int, accumulation: int) -> Value:
     """Forwards and backwards of a step on one rank; checkpointing adds a second forward.
 
-    Small layers are bound by launches and memory, large ones by matrix products, and so efficiency grows with the model.
+    Small layers are bound by launches and memory, large ones by matrix products, and so efficiency grows with the
+    model.
     """
     passes = 4 if config.checkpointing else 3  # in forwards; a backward is two
     products = model_flops(config, micro_batch) * passes / 3 / machine.flops_per_s
-    # A layer's weights, and the activations that it writes and a later kernel reads: 34 s b h bytes, as in their memory.
+    # A layer's weights, and the activations that it writes and a later kernel reads: 34 s b h bytes, as in their
+    # memory.
     activations = 2 * 34 * config.seq_len * micro_batch * config.hidden * config.layers
     weights = 2 * config.parameters
     streamed = passes * (activations + weights) / machine.hbm_bytes_per_s
@@ -207,7 +211,7 @@ class Hop:
         return wire, 2 * self.quantised / machine.quantize_values_per_s
 
     def _algorithm(self, machine: Machine) -> Algorithm:
-        """NCCL and RCCL gather and reduce in rings; so does `repro.comm` over several levels, but directly within one."""
+        """NCCL and RCCL use rings. `repro.comm` does over several levels; within one level it exchanges directly."""
         if self.kind == "all_to_all":
             return "direct"
         several = sum(level.size > 1 for level in machine.topology.levels if level.name in self.levels) > 1

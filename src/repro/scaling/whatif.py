@@ -112,7 +112,7 @@ def sensitivity(kind: Hardware, result: Callable[[Hardware], float]) -> pd.DataF
     likely = result(kind)
     rows = []
     for name, interval in kind.intervals().items():
-        low, high = (result(kind.fixed({name: value})) for value in (interval.low, interval.high))
+        low, high = (result(kind.at(**{name: value})) for value in (interval.low, interval.high))
         rows.append({"parameter": name, "at_low": low, "at_high": high, "likely": likely, "swing": abs(high - low)})
     return pd.DataFrame(rows).sort_values("swing", ascending=False, ignore_index=True)
 

@@ -64,11 +64,11 @@ def scaling_requests(data: Data) -> Drawing:
     """Time until the last request is done over the number of requests, fused and with instances, beside Fig. 4(a)."""
     found, published = data.runs("scaling_serving").sort_values("model"), paper("FL-F4a")
     figure, axes = plt.subplots(1, len(found), figsize=(2.5 * len(found) + 0.6, 3.4), squeeze=False, sharey=True)
-    for panel, (number, run) in zip(axes[0], found.iterrows(), strict=True):
-        rows = series(found.loc[[number]])
-        for policy, look in (("instances", 1), ("fused", 0)):
+    for panel, (place, run) in zip(axes[0], found.iterrows(), strict=True):
+        rows = series(found.loc[[place]])
+        for policy, number in (("instances", 1), ("fused", 0)):
             name, label = f"seconds_{policy}", f"{policy}, predicted"
-            band(panel, rows, "requests", name, PALETTE[look], marker=MARKERS[look], label=label)
+            band(panel, rows, "requests", name, PALETTE[number], marker=MARKERS[number], label=label)
         for policy, marker in (("Flover", "s"), ("FasterTransformer", "D")):
             label = f"{_PAPERS_MODELS[run.model]}, {policy}"
             points = [number for number in published if number.label.startswith(label) and number.x is not None]

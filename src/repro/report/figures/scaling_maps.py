@@ -1,4 +1,4 @@
-"""Which plan is the fastest that fits? A coloured cell per network and memory, or per number of ranks and model size."""
+"""Which plan is the fastest that fits? A cell per network and memory, or per number of ranks and model size."""
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -16,7 +16,7 @@ _COLORS = dict(zip(PLANS, colormaps["tab20"](np.linspace(0, 1, len(PLANS))), str
 
 
 def scaling_networks(data: Data) -> Drawing:
-    """Best plan of one model over the rate between nodes (across) and the memory of a rank (up), a panel per machine."""
+    """Best plan of one model over the rate between nodes (across) and a rank's memory (up), a panel per machine."""
     found = _maps(data, "network_memory").sort_values(["hardware", "accumulation"])
     machines, counts = list(found.hardware.unique()), sorted(found.accumulation.unique())
     size = (3.1 * len(machines) + 1.6, 2.8 * len(counts))

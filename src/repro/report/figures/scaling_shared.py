@@ -1,4 +1,4 @@
-"""Shared by the figures of the scaling model: names and looks of plans and machines, bands and whiskers of predictions."""
+"""Shared by the figures of the scaling model: names of plans and machines, looks, bands and whiskers of predictions."""
 
 from collections.abc import Sequence
 from typing import Any

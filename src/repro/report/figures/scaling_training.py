@@ -45,7 +45,7 @@ def _color(hardware: str) -> str:
 def scaling_gcds(
     data: Data, *, model: str = "gpt-20b", plans: Sequence[str] = ("zero3", "zeropp", "hierarchical")
 ) -> Drawing:
-    """TFLOPS per GCD and efficiency against one node, over the number of GCDs. A plan stands where it fits into memory."""
+    """TFLOPS per GCD and efficiency against one node, over the number of GCDs, of plans that fit into memory."""
     found = _runs(data, model=model)
     table = series(found)
     table = table[(table.kind == "ranks") & table.fits.astype(bool)]
@@ -72,12 +72,12 @@ def scaling_gcds(
 def _papers_efficiency(axes: Axes) -> None:
     target = paper("ZT-2")[0].value
     axes.axhline(target, color="black", linestyle=":", linewidth=1)
-    place = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
-    axes.annotate(f"paper: {target}", (1, target), fontsize=7, **place)
+    where = ("axes fraction", "data")
+    axes.annotate(f"paper: {target}", (1, target), xycoords=where, ha="right", va="bottom", fontsize=7)
 
 
 def scaling_ratios(data: Data) -> Drawing:
-    """How many times as fast one plan is as another, a row per machine, model and batch, beside what the paper reports."""
+    """How many times as fast one plan is as another, by machine, model and batch, beside what the paper reports."""
     found = _runs(data).reset_index(drop=True)
     rows = [
         f"{FRONTIER[run.hardware]}, {run.model.removeprefix('gpt-').upper()}, {batches(run.accumulation)}"
@@ -133,7 +133,7 @@ def scaling_changes(data: Data, *, model: str = "gpt-20b") -> Drawing:
 
 
 def scaling_tornado(data: Data, *, model: str = "gpt-20b", accumulation: int = 1, parameters: int = 8) -> Drawing:
-    """hierarchical ÷ ZeRO++ with one uncertain parameter at a time at the ends of its interval, the widest swings first."""
+    """hierarchical ÷ ZeRO++ with one parameter at a time at the ends of its interval, the widest swings first."""
     found = _runs(data, model=model, accumulation=accumulation)
     figure, axes = plt.subplots(1, len(found), figsize=(4.6 * len(found) + 0.5, 3.6), squeeze=False)
     for panel, (number, run) in zip(axes[0], found.iterrows(), strict=True):

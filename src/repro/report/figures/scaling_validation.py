@@ -46,7 +46,7 @@ def _measured_collectives(data: Data) -> dict[str, pd.DataFrame]:
 
 
 def scaling_plans(data: Data) -> Drawing:
-    """Predicted against measured training steps of every plan at every rate. Filled: calibrated with. Hollow: predicted."""
+    """Predicted against measured training steps of every plan and rate. Filled: calibrated with. Hollow: predicted."""
     found = data.runs("scaling_step")
     found = found[found.plans == ("all" if (found.plans == "all").any() else "paper")]
     table = series(found)
