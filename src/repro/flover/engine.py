@@ -1,4 +1,4 @@
-"""The fused iteration: one token for every running request and the newcomers' prompts, in one pass through the model."""
+"""The fused iteration: a token for every running request, and the newcomers' prompts, in one pass through the model."""
 
 import math
 import sys
@@ -46,7 +46,7 @@ class Report:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Tokens of the prompt in `slot` that one pass processes, from position `start` on. `final`: the prompt ends here."""
+    """Prompt tokens that one pass processes in `slot`, from position `start` on. `final`: the prompt ends here."""
 
     slot: int
     start: int
@@ -56,7 +56,7 @@ class _Chunk:
 
 @dataclass(frozen=True)
 class _Batch:
-    """The rows of one pass: one for each slot of `windows`, which decode, then one for each prompt token of `chunks`."""
+    """The rows of one pass: one for each slot of `windows`, which decode, then one for each token of `chunks`."""
 
     windows: list[slice]
     chunks: list[_Chunk]
@@ -83,10 +83,11 @@ class _Batch:
 
 
 class Engine:
-    """Serves requests on one model. The scheduler is the policy; the baselines are other schedulers on this same engine.
+    """Serves requests on one model. The scheduler is the policy; the baselines are other schedulers on this same
+    engine.
 
-    `capacity`: KV positions per slot; `layout`: where they lie (`buffers.LAYOUTS`). Drive it with `submit`, `cancel` and `step`, or let
-    `serve` follow the requests' arrival times.
+    `capacity`: KV positions per slot; `layout`: where they lie (`buffers.LAYOUTS`). Drive it with `submit`, `cancel`
+    and `step`, or let `serve` follow the requests' arrival times.
     """
 
     def __init__(
@@ -110,8 +111,8 @@ class Engine:
         self._clock, self._sleep, self._start = clock, sleep, clock()
 
     def submit(self, request: Request) -> None:
-        """Queue a request; one without `arrival_s` arrives now. RequestError when it can never be served, QueueFull when
-        too many wait; others are not touched."""
+        """Queue a request; one without `arrival_s` arrives now. RequestError when it can never be served, QueueFull
+        when too many wait; others are not touched."""
         limits = {"a slot": self.buffers.capacity, "the pool": self.buffers.most, "kv_tokens": self.scheduler.kv_tokens}
         for what, most in limits.items():
             if most and request.kv_tokens > most:
@@ -124,7 +125,7 @@ class Engine:
         self.scheduler.submit(request)
 
     def cancel(self, request_id: int) -> bool:
-        """End a request at the next token boundary, with the tokens that it has. False when it neither waits nor runs."""
+        """End a request at the next token boundary, with the tokens it has. False when it neither waits nor runs."""
         for request in self.scheduler.waiting:
             if request.id == request_id:
                 self.scheduler.waiting.remove(request)
@@ -248,8 +249,8 @@ class Engine:
         return [slice(low + 1, high) for low, high in pairwise(edges) if low + 1 < high]
 
     def _chunks(self) -> list[_Chunk]:
-        """Chunked prefill: as many prompt tokens as the scheduler allows, first of the prompt that is under way (there is
-        one at most), then of newcomers in order of admission."""
+        """Chunked prefill: as many prompt tokens as the scheduler allows, first of the prompt that is under way (there
+        is one at most), then of newcomers in order of admission."""
         left, chunks = self.scheduler.prefill_tokens or sys.maxsize, []
         for slot, generation in self.scheduler.running.items():
             if generation.prompt_left and not generation.done:

@@ -9,7 +9,8 @@ others before each pass what is in it.
     else:
         follow(model)
 
-The authors' ranks each poll their own queue and take what they find there, so two of them may fuse a request at different tokens.
+The authors' ranks each poll their own queue and take what they find there, so two of them may fuse a request at
+different tokens.
 """
 
 import hashlib
@@ -167,8 +168,8 @@ def _hear(shard: Shard) -> _NewCache | _Pass | None:
 
 @contextmanager
 def _losses(shard: Shard) -> Iterator[None]:
-    """torch.distributed raises plain RuntimeErrors when a connection breaks, and only on ranks at its ends. Whoever sees
-    one leaves the group, which breaks its own connections: so all ranks hear of it at once, not after the timeout."""
+    """torch.distributed raises plain RuntimeErrors when a connection breaks, and only on ranks at its ends. Whoever
+    sees one leaves the group, which breaks its own connections: so all ranks hear of it at once."""
     try:
         yield
     except RuntimeError as error:

@@ -1,7 +1,7 @@
 """What running requests own, one row per slot: the interface of all layouts, and what they share.
 
-The rows of a fused iteration are always one window of neighbouring slots, so that it reads plain slices. Layouts differ in what
-they do when a request leaves the window's middle.
+The rows of a fused iteration are always one window of neighbouring slots, so that it reads plain slices. Layouts differ
+in what they do when a request leaves the window's middle.
 """
 
 from abc import ABC, abstractmethod
@@ -19,9 +19,9 @@ Move = tuple[int, int]  # source slot, destination slot
 
 
 class Buffers(ABC):
-    """`tokens`: [slots] int64, the last token of each request, which the next iteration feeds; `lengths`: [slots] int64,
-    tokens whose keys and values are stored in `cache`. `slot_moves` and `moved_bytes` count what evictions moved (KV bytes;
-    the integers of a slot are not counted). The live slots lie in `low` … `high` - 1.
+    """`tokens`: [slots] int64, the last token of each request, which the next iteration feeds; `lengths`: [slots]
+    int64, tokens whose keys and values are stored in `cache`. `slot_moves` and `moved_bytes` count what evictions moved
+    (KV bytes; the integers of a slot are not counted). The live slots lie in `low` … `high` - 1.
     """
 
     layout: ClassVar[str]
