@@ -62,13 +62,11 @@ class StaticScheduler(Scheduler):
 
 @dataclass
 class DynamicScheduler(StaticScheduler):
-    """Dynamic batching with a window of time, one batch after another, as an inference server in front of one model
-    instance does.
+    """Dynamic batching with a window of time, one batch after another, as a server in front of one model instance.
 
     The first of those who wait opens a window of `window_s` seconds. When it closes, or sooner when the batch is full,
     all that have come, up to `slots`, run as one batch until the longest is done; while a batch runs, no other starts.
-    It never knows that nobody else will come, so the last batch waits for its window too. ValueError for a `window_s`
-    that is not finite or below 0.
+    The last batch waits for its window too. ValueError for a `window_s` that is not finite or below 0.
 
     The time is what the engine last told `expired`: at every token boundary and after every wait. So who drives the
     engine by `step` calls it whenever time has passed, not only while `ready`.
@@ -102,8 +100,7 @@ class DynamicScheduler(StaticScheduler):
 
 
 def lone(model: Decoder, requests: Sequence[Request], capacity: int) -> list[Generation]:
-    """Each request decoded greedily with nothing beside it: the reference for tokens and for the time of a lone
-    request.
+    """Each request decoded with nothing beside it: the reference for tokens and for the time of a lone request.
 
     Arrival times are ignored: `service_s` is what counts.
     """

@@ -35,8 +35,7 @@ def measure(
     each length of `prompts` behind each of `starts` tokens. All ascending; `batches` from 1 on. A prompt and what it
     stands behind take no more positions than the model has.
 
-    The model's own times, with all that a step does besides. ValueError for a length that the model has no positions
-    for.
+    Times are of whole steps. ValueError for a length that the model has no positions for.
     """
     wanted = max(max(contexts) + repeats + 2, max(prompts) + max(starts))
     most = max(min(wanted, model.config.context), max(contexts) + 1, max(prompts))

@@ -112,8 +112,7 @@ class Generation:
 
     @property
     def ttft_s(self) -> float | None:
-        """Time to first token: from arrival until it was handed out, which without streaming is at the end. None when
-        there is no token."""
+        """Time to first token, from arrival; without streaming it comes at the end. None when there is no token."""
         if not self.tokens:
             return None
         return (self.first_token_s if self.streamed else self.finish_s) - self.request.arrived_s

@@ -1,8 +1,7 @@
 """The next token of every running request in one batch: greedy, or drawn at a temperature from the top k and the top p.
 
-What a request draws depends on its seed and on how many tokens it has, on nothing else: not on the slot where it lies,
-nor on who decodes beside it. So each draw takes its own uniform number, a hash of both (SplitMix64's finaliser), and
-inverts the distribution at it.
+What a request draws depends on its seed and on how many tokens it has, not on its slot or its neighbours. So each draw
+takes its own uniform number, a hash of both (SplitMix64's finaliser), and inverts the distribution at it.
 """
 
 import math

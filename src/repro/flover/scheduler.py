@@ -53,8 +53,8 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def admit(self, fits: Fits = len) -> list[Request]:
-        """Requests to start at this token boundary, in order of arrival; they leave the queue. The first that does not
-        fit ends it.
+        """Requests that start at this token boundary, in order of arrival, until one does not fit; they leave the
+        queue.
 
         `fits`: how many of the next requests, given the KV positions that each may need, the buffers have room for.
         """
@@ -67,8 +67,7 @@ class Scheduler:
         return [self.waiting.popleft() for _ in range(fits(needed))]
 
     def _prompts_to_begin(self) -> int:
-        """Waiting requests whose prompts this iteration gets to. The others need no slot yet: it would be a row without
-        a token."""
+        """Waiting requests whose prompts this iteration gets to. The others need no slot yet."""
         started = sum(g.prompt_left for g in self.running.values() if not g.done)
         before = accumulate((len(request.prompt) for request in self.waiting), initial=started)
         return sum(tokens < self.prefill_tokens for tokens in list(before)[:-1])

@@ -1,8 +1,6 @@
-"""What the decoder-only models here share: one pass over rows of any number of requests, and a KV cache that they do
-not own.
+"""What the decoder-only models here share: one pass over rows of any requests, and a KV cache they do not own.
 
-`forward` writes into a cache that the caller lays out (`kv_cache.py`), so that a serving engine decides which slot a
-request lives in.
+`forward` writes into a cache that the caller lays out (`kv_cache.py`): the engine decides which slot a request has.
 """
 
 import math
@@ -100,8 +98,7 @@ class Decoder(ABC):
         return cls(config, {name: draw(name, shape) for name, shape in cls.weight_shapes(config).items()}, **options)
 
     def new_cache(self, slots: int, capacity: int) -> SlotCache:
-        """An empty cache of the model's sizes (of its own KV heads), dtype and device. ValueError when the capacity
-        exceeds the context."""
+        """An empty cache of the model's sizes, dtype and device. ValueError when the capacity exceeds the context."""
         self._check_capacity(capacity)
         return SlotCache(self._cached, slots, capacity, self.dtype, self.device)
 
@@ -137,8 +134,7 @@ class Decoder(ABC):
     def decode(self, tokens: Tensor, lengths: Tensor, cache: KVCache, slots: slice, longest: int) -> Tensor:
         """One token for each of b requests at once: the fused iteration.
 
-        tokens: [b] int64, the last token of each request; lengths: [b] int64, tokens already in its slot, which is
-        where this one's key and value go; slots: the b slots of `cache`; longest: at least the largest of `lengths`.
-        Returns logits [b, vocab].
+        tokens: [b] int64, the last token of each request; lengths: [b] int64, tokens already in its slot; slots: the b
+        slots of `cache`; longest: at least the largest of `lengths`. Returns logits [b, vocab].
         """
         return self.forward(Rows.decode(tokens, lengths, slots, longest), cache)

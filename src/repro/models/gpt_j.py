@@ -47,8 +47,7 @@ class _Block:
 
 
 class GPTJ(GPTDecoder):
-    """Rotary pairs are interleaved. Without `output.weight` among the weights the embedding is the
-    output head, which keeps its bias."""
+    """Rotary pairs are interleaved. Without `output.weight` the embedding is the output head, which keeps its bias."""
 
     config: GPTJConfig
     weight_shapes = staticmethod(weight_shapes)

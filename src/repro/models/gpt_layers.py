@@ -1,5 +1,4 @@
-"""What GPT-J and GPT-NeoX have in common: heads of which a part turns, LayerNorm with a bias, and a feed-forward layer
-with GELU."""
+"""What GPT-J and GPT-NeoX have in common: partial rotary positions, LayerNorm with a bias, feed-forward with GELU."""
 
 from dataclasses import dataclass
 

@@ -125,8 +125,8 @@ class MoEBlock(nn.Module):
 
 
 def balance_loss(logits: Tensor, experts: Tensor) -> Tensor:
-    """GShard's auxiliary loss of one layer: E · Σ_e (share of tokens whose first expert is e) · (mean probability of
-    e); 1 when even."""
+    """GShard's auxiliary loss of one layer: E · Σ_e (share of tokens first sent to e) · (mean probability of e); 1 when
+    even."""
     share = torch.bincount(experts[:, 0], minlength=logits.shape[1]) / len(logits)
     return logits.shape[1] * (share * logits.softmax(dim=-1).mean(dim=0)).sum()
 
@@ -179,8 +179,7 @@ class GPTMoE(nn.Module):
 
 @torch.no_grad()
 def generate(model: GPTMoE, prompt: Tensor, new_tokens: int) -> Tensor:
-    """Greedy decoding without any cache, int64 [new_tokens] for a prompt int64 [n]: slow and obvious, what faster ways
-    are held against."""
+    """Greedy decoding without any cache, int64 [new_tokens] for a prompt int64 [n]: the reference of faster ways."""
     tokens = prompt
     for _ in range(new_tokens):
         tokens = torch.cat([tokens, model(tokens[None])[0, -1].argmax().view(1)])

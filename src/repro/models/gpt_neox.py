@@ -27,8 +27,8 @@ class GPTNeoXConfig(PartialRotaryConfig):
 
 
 def weight_shapes(config: GPTNeoXConfig) -> dict[str, tuple[int, ...]]:
-    """Shapes of all weights by their GGUF names, matrices [out, in]. `attn_qkv`: the queries of all heads, then keys,
-    then values."""
+    """Shapes of all weights by their GGUF names, [out, in]. `attn_qkv`: the queries of all heads, then keys, then
+    values."""
     width, ffn, bias = config.width, config.ffn, config.attention_bias
     block = norm("attn_norm", width) | norm("ffn_norm", width)
     block |= linear("attn_qkv", 3 * width, width, bias) | linear("attn_output", width, width, bias)

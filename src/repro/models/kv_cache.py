@@ -92,8 +92,7 @@ class SlotCache:
 
 
 class PagedCache:
-    """`keys`, `values`: [layers, blocks, kv_heads, block, head_dim], a pool of blocks of `block` positions (Kwon et al.
-    2023).
+    """`keys`, `values`: [layers, blocks, kv_heads, block, head_dim], blocks of `block` positions (Kwon et al. 2023).
 
     `table`: int64 [slots, capacity / block], the blocks of each slot in order. A slot takes blocks with `reserve` and
     gives them back with `free`; `read` gathers them, so a slot that moves moves its row of the table only.

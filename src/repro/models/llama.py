@@ -48,8 +48,7 @@ class LlamaConfig:
 
 
 def weight_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
-    """Shapes of all weights by their GGUF names, matrices [out, in]; the output head is tied to the embedding and not
-    among them."""
+    """Shapes of all weights by their GGUF names, matrices [out, in]; without the output head, which is tied."""
     width, kv = config.width, config.kv_heads * config.head_dim
     shapes: dict[str, tuple[int, ...]] = {"token_embd": (config.vocab, width)}
     for i in range(config.layers):

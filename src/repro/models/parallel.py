@@ -60,8 +60,8 @@ class Shard:
 
 @dataclass(frozen=True)
 class _Summed:
-    """Each rank has some of the inputs; the outputs are summed over ranks. [n, in / size] to [n, out]. One rank adds
-    the bias."""
+    """Each rank has some of the inputs; outputs are summed over ranks: [n, in / size] to [n, out]. One adds the
+    bias."""
 
     part: Linear
     shard: Shard

@@ -5,8 +5,7 @@ batches or instances that slow each other down), how long it takes is told by a 
 (b - 1)), or one measured on a machine (`repro.flover.measured`). Under `repro.flover.engine` and a model that takes
 those times, the same requests end at the same moments.
 
-Between two events (an arrival, a finish) the rows of an iteration are the same, so such iterations are summed up and
-not stepped through.
+Between two events (an arrival, a finish) the rows of an iteration stay the same; such iterations are summed up.
 """
 
 from repro.flover.queueing.batches import Batches, ConcurrentBatches

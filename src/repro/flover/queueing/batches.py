@@ -51,8 +51,7 @@ class Batches:
 
 @dataclass(frozen=True)
 class ConcurrentBatches:
-    """Dynamic batching where each batch runs at once, beside those that run already: what the paper's figures of small
-    windows look like.
+    """Dynamic batching where each batch runs at once, beside those that run: as the paper's small windows seem to.
 
     `slowdown`: how many times longer each takes when so many run; the rest as in `Batches`.
     """
@@ -104,8 +103,7 @@ def _iterations(batch: Sequence[Shape]) -> int:
 
 
 def _edges(batch: Sequence[Shape], times: Times, start: float, capacity: int) -> np.ndarray:
-    """When the pass over all prompts and then each iteration of a batch is done, the start before them. Rows that are
-    done go on as dead weight."""
+    """The start, and when the pass over all prompts and each iteration of a batch is done. Dead rows go on."""
     # An answer of one token needs no position for it, so its row stands one before.
     longest = max(min(shape.prompt_tokens, shape.prompt_tokens + shape.output_tokens - 2) for shape in batch)
     context = longest + np.arange(_iterations(batch))

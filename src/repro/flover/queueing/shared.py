@@ -21,8 +21,8 @@ def evenly(running: int) -> float:
 
 @dataclass(frozen=True)
 class Shared:
-    """Seconds at which each task began and ended, [n]; `clock` and `attained` [m]: how much work a task that ran all
-    the time would have had done by then."""
+    """Seconds at which each task began and ended, [n]; `clock` and `attained` [m]: how much work a task that always ran
+    would have done by then."""
 
     begins: NDArray[np.float64]
     ends: NDArray[np.float64]

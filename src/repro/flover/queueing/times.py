@@ -16,8 +16,7 @@ class Times(Protocol):
     """Seconds that a model takes."""
 
     def decode(self, batch: int, context: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Of iterations over `batch` rows, one for each element of `context` [k]: the most tokens that a row has
-        stored. Returns [k]."""
+        """Of iterations over `batch` rows, [k], for each of `context` [k]: the most tokens that a row has stored."""
         ...
 
     def prefill(self, tokens: int, start: int = 0) -> float:
@@ -65,10 +64,9 @@ class LinearTimes:
 
 @dataclass(frozen=True)
 class MeasuredTimes:
-    """Piecewise linear between measured points; below the smallest context, prompt or start as there, above the largest
-    a ValueError.
+    """Linear between measured points; below the smallest context, prompt or start as there, above a ValueError.
 
-    `batches` [B] from 1 on, `contexts` [C], `decode_s` [B, C]; `prompts` [P], `starts` [S], `prefill_s` [P, S]; axes
+    `batches` [B] from 1 on, `contexts` [C], `decode_s` [B, C]; `prompts` [P], `starts` [S], `prefill_s` [P, S];
     ascending.
     """
 

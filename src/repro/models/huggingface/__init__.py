@@ -30,8 +30,8 @@ def read_huggingface(folder: str | Path) -> tuple[DecoderConfig, dict[str, Tenso
     """Sizes, and weights by their GGUF names in the dtype of the file, as `Llama`, `GPTJ` and `GPTNeoX` take them.
 
     FileNotFoundError when `config.json` or a file of weights is missing; ValueError names the file, the key and what is
-    allowed for another architecture, for scaled rotary positions and whatever else we would compute wrongly, and for
-    weights that are missing or unknown.
+    allowed for another architecture, for scaled rotary positions and whatever else we do not compute, and for missing
+    or unknown weights.
     """
     return _read(Path(folder))[1:]
 

@@ -1,6 +1,5 @@
-"""The steps of a decoder, three times: in torch (`torch_kernels.py`, any device; matrix products on a CPU are
-oneDNN's), and in C++ for a CPU (`cpp.py`): attention reads keys and values where they lie, only those that count
-(`steps.cpp`), and products of few rows read weights at the memory's speed (`products.cpp`). Third, in Triton
+"""The steps of a decoder, three times: in torch (`torch_kernels.py`; oneDNN's matrix products on a CPU), in C++ for a
+CPU (`cpp.py`: attention in `steps.cpp`, products of few rows in `products.cpp`), and in Triton for a GPU
 (`triton_kernels.py`)."""
 
 import warnings
@@ -38,8 +37,8 @@ class Kernels(Protocol):
         ...
 
     def attention(self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache) -> Attention:
-        """For one pass. cosine, sine: fp32 [n, pairs], the angles of each head's first pairs of neighbours (2i, 2i +
-        1); the rest of a head stays."""
+        """For one pass. cosine, sine: fp32 [n, pairs], the angles of each head's first interleaved pairs; the rest of a
+        head stays."""
         ...
 
     def add_norm(self, x: Tensor, y: Tensor | None, weight: Tensor, eps: float) -> Tensor:

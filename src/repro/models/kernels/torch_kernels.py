@@ -23,8 +23,7 @@ SpanAttention = Callable[[Span, Tensor, Tensor, KVCache], Callable[[int, Tensor]
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Rotary embedding of neighbouring pairs (2i, 2i+1), GGUF's LLaMA convention, computed in fp32.
 
-    x: [n, heads, head_dim]; cosine, sine: fp32 [n, pairs], pairs ≤ head_dim/2; what they do not reach stays. Returns
-    x's shape and dtype.
+    x: [n, heads, head_dim]; cosine, sine: fp32 [n, pairs], pairs ≤ head_dim/2; the rest of a head stays. Returns as x.
     """
     turned, rest = x.split([2 * cosine.shape[1], x.shape[-1] - 2 * cosine.shape[1]], -1)
     even, odd = turned.float().unflatten(-1, (-1, 2)).unbind(-1)

@@ -2,8 +2,7 @@
 
 Rows that decode read keys and values where they lie, in slots or blocks, and nothing of a launch depends on where that
 is or how long a request has become: slots, positions and the table of blocks are read on the device. So a pass can be
-recorded as a CUDA graph once and be replayed for any rows (`flover/cuda_graph.py`). Prompts attend in torch, whose
-kernel takes them as matrix products.
+recorded as a CUDA graph once and be replayed for any rows (`flover/cuda_graph.py`). Prompts attend in torch.
 """
 
 from collections.abc import Callable
