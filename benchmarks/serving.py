@@ -1,19 +1,21 @@
-"""Our engine beside the servers of others on the same requests and cores: `make peers`, then `python benchmarks/serving.py`.
+"""Our engine beside the servers of others on the same requests and cores: `make peers`, then `python
+benchmarks/serving.py`.
 
-32 requests, prompts of 8 … 64 random tokens, answers of 16 … 256 tokens, greedy, never ended by a token. Each engine runs alone in a
-process of its own, one after the other, and the round is repeated in turn forwards and backwards, so that ratios are of the same
-minutes. Warm-up and loading are not timed. Columns:
+32 requests, prompts of 8 … 64 random tokens, answers of 16 … 256 tokens, greedy, never ended by a token. Each engine
+runs alone in a process of its own, one after the other, and the round is repeated in turn forwards and backwards, so
+that ratios are of the same minutes. Warm-up and loading are not timed. Columns:
 
     total       until the last answer is done: median over rounds (range)
     x ours      tokens/s over those of repro_fused in the same round
     latency     from a request's arrival until its answer is done: mean, 99th percentile
     TTFT        from its arrival until its first token, where the engine hands tokens out as they come
-    same        share of requests with the tokens of repro_fused. In fp32 all should be; in bf16 a near tie may fall either way
-    others      share of the cores' time that other processes took; above --others a run says little, stands in red, and is done again
-                by the next call
+    same        share of requests with the tokens of repro_fused. In fp32 all should be; in bf16 a near tie may differ
+    others      share of the cores' time that other processes took; above --others a run says little, stands in red,
+                and is done again by the next call
 
-Then, for our decode step: what share of the time would be needed to read weights, keys and values at the speed of the memory.
-Finished runs are kept in the folder --cache; what failed is tried again, and stands in the table with its reason.
+Then, for our decode step: what share of the time would be needed to read weights, keys and values at the speed of the
+memory. Finished runs are kept in the folder --cache; what failed is tried again, and stands in the table with its
+reason.
 """
 
 import argparse
@@ -124,7 +126,8 @@ def measure(bench: Bench, cells: Sequence[Cell], engines: Sequence[str], repeats
 
 
 def comparison(cells: Sequence[Cell], engines: Sequence[str], runs: Sequence[Run], count: int, most: float) -> Table:
-    """One section per model, dtype and arrivals; a row per engine, red where others took more than `most` of the cores' time."""
+    """One section per model, dtype and arrivals; a row per engine, red where others took more than `most` of the cores'
+    time."""
     table = Table(title=f"{count} requests, prompts of 8 … 64 tokens, answers of 16 … 256")
     for name in ("engine", "version, or why it failed"):
         table.add_column(name, overflow="fold")

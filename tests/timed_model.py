@@ -22,8 +22,8 @@ class Clock:
 
 
 class TimedModel(Llama):
-    """Says token 0 for ever. A pass moves the clock by what `times` tells. `running`: the scheduler's, which tells prompts of one token from
-    tokens that are decoded."""
+    """Says token 0 for ever. A pass moves the clock by what `times` tells. `running`: the scheduler's, which tells
+    prompts of one token from tokens that are decoded."""
 
     def __init__(self, times: Times, clock: Clock) -> None:
         self.config = LlamaConfig(layers=1, width=2, heads=1, kv_heads=1, ffn=2, vocab=2, context=4096)
@@ -33,9 +33,9 @@ class TimedModel(Llama):
     def forward(self, rows, cache, wanted=slice(None)):
         prompts = [span for span in rows.spans if span.tokens > 1 or self._begins(span.slots.start)]
         decoding = [span for span in rows.spans if span not in prompts]
-        pieces = [(span.tokens, span.longest + 1 - span.tokens) for span in prompts]
+        chunks = [(span.tokens, span.longest + 1 - span.tokens) for span in prompts]
         longest = max((span.longest for span in decoding), default=0)
-        self.clock.now += pass_s(self.times, sum(span.rows for span in decoding), longest, pieces)
+        self.clock.now += pass_s(self.times, sum(span.rows for span in decoding), longest, chunks)
         return torch.zeros(len(rows.tokens), self.config.vocab)[wanted]
 
     def _begins(self, slot: int) -> bool:

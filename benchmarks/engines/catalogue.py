@@ -47,8 +47,9 @@ class Engine:
         return found
 
     def _vllm(self, cores: Sequence[int], cache: Path) -> dict[str, str]:
-        """As its documentation advises for the CPU: one OpenMP thread bound to each core, tcmalloc and Intel's OpenMP loaded first.
-        In process: with its own processes, the scheduler would take turns with the model on the same cores."""
+        """As its documentation advises for the CPU: one OpenMP thread bound to each core, tcmalloc and Intel's OpenMP
+        loaded first. In process: with its own processes, the scheduler would take turns with the model on the same
+        cores."""
         preload = [ctypes.util.find_library(TCMALLOC), *PEERS.glob("lib/libiomp5.so")]
         chosen = {
             "LD_PRELOAD": ":".join(str(library) for library in preload),

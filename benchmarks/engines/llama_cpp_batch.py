@@ -1,7 +1,7 @@
 """llama.cpp through llama-cpp-python's low-level API: the loop of llama.cpp's own server, without HTTP.
 
-Every call decodes one token of each running sequence together with the prompts of newcomers. (Named so that the package `llama_cpp`
-can be imported beside it.)
+Every call decodes one token of each running sequence together with the prompts of newcomers. (Named so that the package
+`llama_cpp` can be imported beside it.)
 """
 
 from collections.abc import Callable, Sequence
@@ -37,8 +37,9 @@ class LlamaCpp:
         parameters.n_seq_max = protocol.SEQUENCES
         parameters.n_batch = parameters.n_ubatch = BATCH
         parameters.n_threads = parameters.n_threads_batch = job.threads
-        # One cache for all, as its server has: with one each, a call is cut wherever a sequence in between has ended, and
-        # prompts of different length are processed apart (1.6 times the processor time here). Flash attention is on by default.
+        # One cache for all, as its server has: with one each, a call is cut wherever a sequence in between has ended,
+        # and prompts of different length are processed apart (1.6 times the processor time here). Flash attention is on
+        # by default.
         parameters.kv_unified = True
         # Its default cache is fp16. In fp32 that would round what nobody else rounds.
         kind = llama_cpp.GGML_TYPE_F32 if job.dtype == "float32" else llama_cpp.GGML_TYPE_F16

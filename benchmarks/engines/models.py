@@ -89,13 +89,14 @@ def smollm2() -> LlamaForCausalLM:
 
 
 def halves(weight: Tensor, heads: int) -> Tensor:
-    """Rows of a query or key projection [heads · dim, in] from GGUF's order, where neighbours rotate together, into that of
-    transformers, where entry i rotates with entry i + dim/2."""
+    """Rows of a query or key projection [heads · dim, in] from GGUF's order, where neighbours rotate together, into
+    that of transformers, where entry i rotates with entry i + dim/2."""
     return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
 def write_gguf(path: Path, folder: Path, dtype: str) -> None:
-    """The weights of a Hugging Face folder for llama.cpp: matrices in `dtype`, norms in fp32 as it wants them. No tokenizer."""
+    """The weights of a Hugging Face folder for llama.cpp: matrices in `dtype`, norms in fp32 as it wants them. No
+    tokenizer."""
     config, weights = read_huggingface(folder)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(config.layers)

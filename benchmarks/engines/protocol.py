@@ -2,8 +2,9 @@
 
     python <engine>.py job.json result.json
 
-A job says which model, dtype, threads and requests; a result says when each request was handed over, had its first token and was done,
-and which tokens it got. Standard library only: every engine runs this file with its own interpreter.
+A job says which model, dtype, threads and requests; a result says when each request was handed over, had its first
+token and was done, and which tokens it got. Standard library only: every engine runs this file with its own
+interpreter.
 """
 
 import json
@@ -31,8 +32,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Job:
-    """`model`: a Hugging Face folder; `gguf`: the same weights for llama.cpp; `dtype`: `bfloat16` or `float32`; `device`: `cpu` or `cuda`, which
-    only engines with `gpu` in the catalogue are asked for."""
+    """`model`: a Hugging Face folder; `gguf`: the same weights for llama.cpp; `dtype`: `bfloat16` or `float32`;
+    `device`: `cpu` or `cuda`, which only engines with `gpu` in the catalogue are asked for."""
 
     model: str
     gguf: str
@@ -78,7 +79,8 @@ class Event(NamedTuple):
 
 
 class Server(Protocol):
-    """A peer as the loop below drives it. A peer with a scheduler of its own in another thread waits `seconds` for news at most."""
+    """A peer as the loop below drives it. A peer with a scheduler of its own in another thread waits `seconds` for news
+    at most."""
 
     @property
     def busy(self) -> bool: ...

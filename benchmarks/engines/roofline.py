@@ -1,8 +1,9 @@
 """How near a decode step of ours is to the memory's speed: `python roofline.py job.json result.json`.
 
-A step reads every matrix once for all requests, and the keys and values of each. Bytes over the measured bandwidth of a large read with
-the same threads is the least time of a step whose weights do not fit into the cache; the fraction is that time over the measured one.
-Small models live in the last-level cache in part, so a fraction can be above 1; a large batch in fp32 is bound by arithmetic.
+A step reads every matrix once for all requests, and the keys and values of each. Bytes over the measured bandwidth of a
+large read with the same threads is the least time of a step whose weights do not fit into the cache; the fraction is
+that time over the measured one. Small models live in the last-level cache in part, so a fraction can be above 1; a
+large batch in fp32 is bound by arithmetic.
 """
 
 import json
@@ -23,7 +24,8 @@ PROMPT, WARM, STEPS = 64, 16, 64  # tokens of a prompt; steps before the clock s
 
 
 def bandwidth(device: str, repeats: int = 12) -> float:
-    """Bytes/s of a sum over a tensor far larger than the caches: the best of several, since nothing but other processes slows it."""
+    """Bytes/s of a sum over a tensor far larger than the caches: the best of several, since nothing but other processes
+    slows it."""
     gib = 1 if device == "cpu" else 8
     values = torch.ones(gib * 2**28, device=device)
     times = []
@@ -35,7 +37,8 @@ def bandwidth(device: str, repeats: int = 12) -> float:
 
 
 def weight_bytes(weights: dict[str, torch.Tensor], dtype: torch.dtype) -> int:
-    """What a step reads: all but the embedding, of which it takes single rows, unless that is the output head as well."""
+    """What a step reads: all but the embedding, of which it takes single rows, unless that is the output head as
+    well."""
     untied = "output.weight" in weights
     read = [w for name, w in weights.items() if not (untied and name == "token_embd.weight")]
     return sum(weight.numel() for weight in read) * dtype.itemsize

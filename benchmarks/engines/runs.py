@@ -36,7 +36,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Run:
-    """Seconds and tokens of a run, or why there are none. `others`: share of the cores' time that other processes took meanwhile."""
+    """Seconds and tokens of a run, or why there are none. `others`: share of the cores' time that other processes took
+    meanwhile."""
 
     engine: str
     cell: Cell
@@ -63,8 +64,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Bench:
-    """Where runs are done and kept. `requests`: how many; `others`: a run in which other processes took more of the cores' time is not
-    finished; `fresh`: do again what is finished."""
+    """Where runs are done and kept. `requests`: how many; `others`: a run in which other processes took more of the
+    cores' time is not finished; `fresh`: do again what is finished."""
 
     cache: Path
     cores: Sequence[int]

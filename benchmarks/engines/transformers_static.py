@@ -1,5 +1,5 @@
-"""transformers, static batching as a server that calls `generate` does it: all who wait become one padded batch, first come first
-served, and get their answers when the longest of it is done."""
+"""transformers, static batching as a server that calls `generate` does it: all who wait become one padded batch, first
+come first served, and get their answers when the longest of it is done."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -8,7 +8,8 @@ TOKENS = range(10, 32_000)  # in every model's vocabulary; the first few are con
 
 
 def requests(interval_s: float, count: int = 32, seed: int = 0) -> list[Request]:
-    """Prompts of 8 … 64 tokens, answers of 16 … 256, one every `interval_s` (0: all at once). The same whatever the interval is."""
+    """Prompts of 8 … 64 tokens, answers of 16 … 256, one every `interval_s` (0: all at once). The same whatever the
+    interval is."""
     draw = random.Random(seed)
     made = []
     for i in range(count):

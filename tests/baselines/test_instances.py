@@ -56,7 +56,8 @@ def _kill_one_that_waits() -> None:
 
 @pytest.mark.slow
 def test_a_killed_instance_ends_the_run_with_its_signal():
-    """The requests come in an hour, so nothing but the death can end it before the timeout, which would be another error."""
+    """The requests come in an hour, so nothing but the death can end it before the timeout, which would be another
+    error."""
     requests = [Request(n, (1, 2), 4, arrival_s=3600.0) for n in range(3)]
     before = {child.pid for child in psutil.Process().children()}
     killer = threading.Thread(target=_kill_one_that_waits, daemon=True)

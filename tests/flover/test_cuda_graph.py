@@ -1,4 +1,5 @@
-"""A fused iteration as a graph, where there is no GPU: the recorder is one that keeps its result in one place, as a graph does."""
+"""A fused iteration as a graph, where there is no GPU: the recorder is one that keeps its result in one place, as a
+graph does."""
 
 import pytest
 import torch
@@ -38,7 +39,8 @@ def recorded(model, alone, monkeypatch):
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_tokens_of_lone_requests_from_few_graphs(model, alone, recorded, layout):
-    """Requests come and go, chunked prefills among them, so that windows begin anywhere. All graphs are there before the first pass."""
+    """Requests come and go, chunked prefills among them, so that windows begin anywhere. All graphs are there before
+    the first pass."""
     engine = Engine(model, Scheduler(11, prefill_tokens=30), 100, layout=layout)
     answers = {g.request.id: g.tokens for g in engine.serve(REQUESTS).generations}
     assert answers == alone and recorded == [1, 2, 4, 8, 16]
@@ -73,7 +75,8 @@ def test_nothing_is_recorded_on_a_cpu(model):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_graphs_on_a_gpu_give_the_logits_of_a_pass(layout, monkeypatch):
-    """Of the same rows, launch by launch and in torch: equal up to rounding, since rows that fill up change the shape of products."""
+    """Of the same rows, launch by launch and in torch: equal up to rounding, since rows that fill up change the shape
+    of products."""
     from repro.models.llama import Llama, LlamaConfig
 
     config = LlamaConfig(layers=3, width=256, heads=8, kv_heads=2, ffn=512, vocab=300)

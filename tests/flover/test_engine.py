@@ -87,10 +87,10 @@ def test_fused_tokens_equal_lone_tokens_of_other_architectures(kind, kernels, as
 
 
 @settings(max_examples=20, deadline=None)
-@given(asked=st.lists(ASKED, min_size=1, max_size=8), piece=st.integers(1, 40), slots=st.integers(1, 5))
-def test_prompts_in_pieces_give_the_same_tokens_and_stall_nobody(model, asked, piece, slots):
+@given(asked=st.lists(ASKED, min_size=1, max_size=8), chunk=st.integers(1, 40), slots=st.integers(1, 5))
+def test_chunked_prefill_gives_the_same_tokens_and_stalls_nobody(model, asked, chunk, slots):
     requests = [request(n, prompt, new, sampling=sampling) for n, (_, prompt, new, sampling) in enumerate(asked)]
-    engine = Engine(model, Scheduler(slots, prefill_tokens=piece), CAPACITY)
+    engine = Engine(model, Scheduler(slots, prefill_tokens=chunk), CAPACITY)
     for item in requests:
         engine.submit(item)
     answers, stalled = {}, 0
@@ -100,7 +100,7 @@ def test_prompts_in_pieces_give_the_same_tokens_and_stall_nobody(model, asked, p
         answers |= {g.request.id: g for g in engine.step()}
         running = list(engine.scheduler.running.values())
         stalled += sum(len(g.tokens) == before.get(g.request.id) for g in running)
-        assert sum(g.prefilled for g in running) - spent <= piece
+        assert sum(g.prefilled for g in running) - spent <= chunk
         for slot, g in engine.scheduler.running.items():
             assert g.tokens or int(engine.buffers.lengths[slot]) == g.prefilled
         assert sum(not g.tokens for g in running) <= 1  # a slot is taken when its prompt's turn has come

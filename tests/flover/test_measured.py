@@ -8,7 +8,7 @@ from repro.flover.measured import measure, spread
 
 
 class Uneven:
-    """Depends on batch, context, piece and start, each in its own way; linear between 4 and 32 in context."""
+    """Depends on batch, context, chunk and start, each in its own way; linear between 4 and 32 in context."""
 
     floor_s = 0.001
 

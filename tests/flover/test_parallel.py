@@ -92,8 +92,8 @@ def test_other_architectures_are_shared_alike(kind, config):
 
 def test_a_digest_tells_passes_apart():
     seen = {
-        launch.launch(serve, 2, True, "window", Scheduler(4, prefill_tokens=piece), timeout_s=60)[1][1]
-        for piece in (20, 21)
+        launch.launch(serve, 2, True, "window", Scheduler(4, prefill_tokens=chunk), timeout_s=60)[1][1]
+        for chunk in (20, 21)
     }
     assert len(seen) == 2
 

@@ -25,11 +25,12 @@ from repro.flover.queueing.shared import share
 from repro.flover.request import Request
 from repro.flover.scheduler import Scheduler
 
-# Published, arXiv 2305.13484 v1 Fig. 8 (GPT-J, 32 requests, 512 iterations each): mean interval ms: (iterations, overlap %).
+# Published, arXiv 2305.13484 v1 Fig. 8 (GPT-J, 32 requests, 512 iterations each):
+# mean interval ms: (iterations, overlap %).
 FIG8 = {20: (557, 91.3), 50: (616, 81.8), 100: (748, 67.3), 150: (888, 62.1), 200: (911, 60.3), 300: (1174, 45.2)}
 FIG8 |= {400: (1366, 36.7), 500: (1537, 31.0), 750: (2239, 23.2), 1000: (2621, 20.0), 2000: (5483, 9.3)}
 FIG8 |= {3000: (7738, 6.7), 4000: (8902, 5.7), 5000: (10694, 4.8)}
-# Published, v2 Fig. 4(a), Flover's seconds for 1, 2, 4 … 32 requests, and how far T1 + 0.5 (n - 1) is from them at most.
+# Published, v2 Fig. 4(a): Flover's seconds for 1, 2, 4 … 32 requests, and how far T1 + 0.5 (n - 1) is from them.
 FIG4A = {
     "GPT-J": ((5.6, 6.1, 7.1, 9.2, 13.2, 21.2), 0.1),
     "13B": ((9.1, 9.6, 10.6, 12.7, 16.9, 24.9), 0.4),
@@ -81,9 +82,9 @@ def assert_same(found: QueueRun, report: Report) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(SHAPES, st.integers(1, 9), st.integers(0, 3), st.integers(0, 14))
-def test_fused_is_what_the_engine_does(shapes, slots, admit, piece):
-    report = served(shapes, Scheduler(slots, admit_per_iteration=admit, prefill_tokens=piece))
-    assert_same(Fused(slots, admit, piece).run(shapes, DyadicTimes()), report)
+def test_fused_is_what_the_engine_does(shapes, slots, admit, chunk):
+    report = served(shapes, Scheduler(slots, admit_per_iteration=admit, prefill_tokens=chunk))
+    assert_same(Fused(slots, admit, chunk).run(shapes, DyadicTimes()), report)
 
 
 @settings(max_examples=60, deadline=None)
@@ -125,7 +126,8 @@ def test_times_that_no_number_holds_exactly_end_alike_too(shapes, slots, admit):
 
 
 def test_prompts_apart_delay_nobody():
-    """Two prompts of 4 s are done at 4 and 8; the second decodes from the boundary after 8 on. Inside, the first would wait for both."""
+    """Two prompts of 4 s are done at 4 and 8; the second decodes from the boundary after 8 on. Inside, the first would
+    wait for both."""
     times = LinearTimes(1.0, 0.0, 1.0)
     shapes = [Shape(0.0, 4, 8), Shape(0.0, 4, 3)]
     apart = Fused(prefill_apart=True).run(shapes, times)

@@ -1,4 +1,5 @@
-"""GPT-J and GPT-NeoX that were read from a transformers folder: logits are those of transformers, and what we would get wrong is refused."""
+"""GPT-J and GPT-NeoX that were read from a transformers folder: logits are those of transformers, and what we would get
+wrong is refused."""
 
 import json
 
@@ -30,8 +31,8 @@ CLASSES = {
 
 
 def saved(folder, kind, shard="1GB", **options):
-    """A random model, saved by transformers: norms are not 1 and biases not 0, so that one left out is seen, and weights are large
-    enough that attention is far from even."""
+    """A random model, saved by transformers: norms are not 1 and biases not 0, so that one left out is seen, and
+    weights are large enough that attention is far from even."""
     torch.manual_seed(0)
     config, model, _ = CLASSES[kind]
     model = model(config(**(SIZES[kind] | options))).eval()
@@ -62,7 +63,7 @@ def expected_logits(model):
 
 
 def found_logits(ours, cache=None):
-    """Of the last 16 tokens: of a prompt in two pieces, then token by token over the same cache."""
+    """Of the last 16 tokens: of a prompt in two chunks, then token by token over the same cache."""
     cache = cache or ours.new_cache(2, 64)
     found = [ours.prefill(TOKENS[:10], cache, 1), ours.prefill(TOKENS[10:25], cache, 1, start=10)]
     for n in range(25, 40):

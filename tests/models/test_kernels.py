@@ -89,7 +89,7 @@ def test_attention_in_cpp_is_attention_in_torch(decoding, prompts, heads, dim, s
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
 def test_a_row_is_bit_for_bit_what_it_is_alone(positions, dim, dtype):
-    """Attention; and a prompt in one piece, in two, and token by token."""
+    """Attention of rows that decode."""
     kernels, sizes = CppKernels(), CacheSizes(2, 2, dim)
     qkv = torch.randn(len(positions), 8 * dim, generator=torch.Generator().manual_seed(2)).to(dtype)
     angles = torch.rand(len(positions), dim // 2)
@@ -134,7 +134,10 @@ def built_elsewhere(tmp_path, compiler, code):
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
 
 
-CHOOSE = "import torch; from repro.models.kernels import choose; print(choose('{}', torch.device('cpu'), torch.float32, 64).name)"
+CHOOSE = (
+    "import torch; from repro.models.kernels import choose; "
+    "print(choose('{}', torch.device('cpu'), torch.float32, 64).name)"
+)
 
 
 def test_a_compiler_that_fails_is_named_and_auto_goes_on_in_torch(tmp_path):

@@ -1,4 +1,5 @@
-"""The kernels in Triton against those in torch: on a GPU, or in Triton's interpreter (`tests/gpu/test_triton_models.py`)."""
+"""The kernels in Triton against those in torch: on a GPU, or in Triton's interpreter
+(`tests/gpu/test_triton_models.py`)."""
 
 import importlib.util
 import os

@@ -28,8 +28,9 @@ class StaticScheduler(Scheduler):
     """Wait until `slots` requests have come (or no more will), run them as one batch until the longest is done, repeat.
 
     Rows whose request is done stay in the batch as dead weight, and all answers of a batch are handed back at its end,
-    as a server that calls `generate` on a padded batch does. So nobody sees a first token before that. Whoever drives the engine by
-    `step` sets `closed` when no more will come. ValueError for `prefill_tokens` and `admit_per_iteration`, which would tear batches apart.
+    as a server that calls `generate` on a padded batch does. So nobody sees a first token before that. Whoever drives
+    the engine by `step` sets `closed` when no more will come. ValueError for `prefill_tokens` and
+    `admit_per_iteration`, which would tear batches apart.
     """
 
     streams: ClassVar[bool] = False
@@ -38,8 +39,8 @@ class StaticScheduler(Scheduler):
         super().__post_init__()
         if self.prefill_tokens or self.admit_per_iteration:
             raise ValueError(
-                f"prefill_tokens is {self.prefill_tokens} and admit_per_iteration {self.admit_per_iteration}: a static batch is "
-                "processed whole, 0 allowed"
+                f"prefill_tokens is {self.prefill_tokens} and admit_per_iteration {self.admit_per_iteration}: "
+                "a static batch is processed whole, 0 allowed"
             )
 
     @property
@@ -61,14 +62,14 @@ class StaticScheduler(Scheduler):
 
 @dataclass
 class DynamicScheduler(StaticScheduler):
-    """Dynamic batching with a window of time, one batch after another, as an inference server in front of one model instance does.
+    """Dynamic batching with a window of time, one batch after another, as a server in front of one model instance.
 
-    The first of those who wait opens a window of `window_s` seconds. When it closes, or sooner when the batch is full, all that have come,
-    up to `slots`, run as one batch until the longest is done; while a batch runs, no other starts. It never knows that nobody
-    else will come, so the last batch waits for its window too. ValueError for a `window_s` that is not finite or below 0.
+    The first of those who wait opens a window of `window_s` seconds. When it closes, or sooner when the batch is full,
+    all that have come, up to `slots`, run as one batch until the longest is done; while a batch runs, no other starts.
+    The last batch waits for its window too. ValueError for a `window_s` that is not finite or below 0.
 
-    The time is what the engine last told `expired`: at every token boundary and after every wait. So who drives the engine by `step` calls
-    it whenever time has passed, not only while `ready`.
+    The time is what the engine last told `expired`: at every token boundary and after every wait. So who drives the
+    engine by `step` calls it whenever time has passed, not only while `ready`.
     """
 
     window_s: float = 0.0
@@ -99,7 +100,7 @@ class DynamicScheduler(StaticScheduler):
 
 
 def lone(model: Decoder, requests: Sequence[Request], capacity: int) -> list[Generation]:
-    """Each request decoded greedily with nothing beside it: the reference for tokens and for the time of a lone request.
+    """Each request decoded with nothing beside it: the reference for tokens and for the time of a lone request.
 
     Arrival times are ignored: `service_s` is what counts.
     """
@@ -117,8 +118,8 @@ def divergence(model: Decoder, generation: Generation, reference: Generation) ->
     """How far apart the logits of the first differing token and of the reference's token are; None for equal answers,
     infinite when one is merely the beginning of the other.
 
-    The logits come from one prefill of the prompt and the answer so far. A gap near the rounding error of the dtype is a
-    near tie, which the order of a sum decides; a wide one is a fault.
+    The logits come from one prefill of the prompt and the answer so far. A gap near the rounding error of the dtype is
+    a near tie, which the order of a sum decides; a wide one is a fault.
     """
     if generation.tokens == reference.tokens:
         return None

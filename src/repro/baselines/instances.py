@@ -1,8 +1,8 @@
-"""Concurrent instances: every request is served by a process of its own with a model of its own (the paper's FasterTransformer).
+"""Concurrent instances: each request is served by a process with a model of its own (the paper's FasterTransformer).
 
-The processes are there, with weights loaded and warm, before the first request comes. Each takes the next request in order, waits until
-it arrives, and decodes it alone; nothing is shared but the machine, so they slow each other down. With fewer instances than
-requests a request waits until one is free.
+The processes are there, with weights loaded and warm, before the first request comes. Each takes the next request in
+order, waits until it arrives, and decodes it alone; nothing is shared but the machine, so they slow each other down.
+With fewer instances than requests a request waits until one is free.
 """
 
 import contextlib
@@ -25,15 +25,15 @@ _PACE_PROMPT, _PACE_STEPS = 8, 24  # of the requests that are decoded at once to
 
 @dataclass
 class Served:
-    """`report`: as of an engine; a generation's `slot` is the number of its instance. `instance_bytes`: memory that each instance holds for
-    itself alone (its unique set) when it is ready. `pace_s`: seconds of an iteration by how many instances decode at once."""
+    """`report`: as of an engine; a generation's `slot` is the number of its instance. `instance_bytes`: unique set size
+    of each instance when ready. `pace_s`: seconds of an iteration by how many instances decode at once."""
 
     report: Report
     instance_bytes: list[int]
     pace_s: dict[int, float] = field(default_factory=dict)
 
     def slowdown(self, running: int) -> float:
-        """How many times longer an iteration takes when so many run: linear between the measured numbers, and from 0 on."""
+        """How many times longer an iteration takes when so many run: linear between measured numbers."""
         import numpy as np
 
         counts = sorted(self.pace_s)
@@ -52,13 +52,13 @@ def serve(
     paces: Sequence[int] = (),
     timeout_s: float = 600.0,
 ) -> Served:
-    """Serve requests, each with its `arrival_s`, on `instances` processes of `threads` threads, and follow their arrival times.
+    """Serve requests at their `arrival_s` on `instances` processes of `threads` threads.
 
-    `build` makes the model inside each process and must be picklable; `capacity`: KV positions of an instance. `paces`: measure before, how
-    long an iteration takes when so many instances decode at once (up to `instances`).
+    `build` makes the model inside each process and must be picklable; `capacity`: KV positions of an instance. `paces`:
+    measure before, how long an iteration takes when so many instances decode at once (up to `instances`).
 
-    Raises ValueError (arguments); launch.RankError when a process raised or was killed, with its signal, after all others have been
-    ended; launch.LaunchTimeout when they were not done in `timeout_s`.
+    Raises ValueError (arguments); launch.RankError when a process raised or was killed, with its signal, after all
+    others have been ended; launch.LaunchTimeout when they were not done in `timeout_s`.
     """
     from repro.launch import launch
 
@@ -82,8 +82,8 @@ def serve(
 
 @contextlib.contextmanager
 def _patient_threads() -> Iterator[None]:
-    """Let OpenMP in processes that are started meanwhile sleep while it waits, unless the user has said how. It spins otherwise, and where
-    several processes have a thread for each core, most of the time then goes into waiting for threads that have none."""
+    """Let OpenMP in processes that are started meanwhile sleep while it waits, unless the user has said how. It spins
+    otherwise, and several processes with a thread for each core then mostly wait for each other."""
     before = os.environ.get("OMP_WAIT_POLICY")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
@@ -159,7 +159,7 @@ def _answer(engine: Engine, request: Request) -> Generation:
 
 
 def _agreed_start() -> float:
-    """A moment shortly ahead on `time.perf_counter`, which counts alike in all processes of a machine; the first rank chooses it."""
+    """A moment shortly ahead on `time.perf_counter`, common to all processes of a machine; chosen by rank 0."""
     import torch
     import torch.distributed as dist
 
@@ -170,7 +170,7 @@ def _agreed_start() -> float:
 
 
 def _pace(engine: Engine, rank: int, together: int) -> float | None:
-    """Median seconds of an iteration while the first `together` instances decode and the others wait; None for those."""
+    """Median seconds of an iteration while the first `together` instances decode; None for the others."""
     import torch.distributed as dist
 
     steps = min(_PACE_STEPS, engine.buffers.capacity - 1)

@@ -1,12 +1,17 @@
 """In-flight batching after Flover (arXiv 2305.13484): every running request decodes in one fused iteration.
 
-Read in this order: `request` (what is asked and what came out), `scheduler` (who runs: the policy), `buffers` (where their
-keys and values lie, and what moves when one leaves), `sampling` (the next token), `engine` (the iteration), `queueing` (the same
-policy as a model).
+Read in this order: `request` (what is asked and answered), `scheduler` (who runs: the policy), `buffers` (where keys
+and values lie, and what moves), `sampling` (the next token), `engine` (the iteration), `queueing` (the policy as a
+model).
 """
 
 import importlib
+from importlib.util import find_spec
 from typing import Any
+
+for _package in ("pandas", "psutil", "scipy"):  # looked up, not imported: the queue model loads none but scipy
+    if find_spec(_package) is None:
+        raise ImportError(f"repro.flover needs {_package}: pip install 'repro-papers[flover]'", name=_package)
 
 _HOME = {"Request": "request", "Generation": "request", "Scheduler": "scheduler", "Sampling": "sampling"}
 _HOME |= {"Engine": "engine", "Report": "engine"}

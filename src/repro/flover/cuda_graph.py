@@ -61,8 +61,7 @@ class GraphedForward:
 
     @torch.inference_mode()
     def prepare(self, most: int) -> None:
-        """Record the graphs of all batches up to `most` rows. Nothing may be stored yet: they write to the first position
-        of slot 0."""
+        """Record the graphs of all batches up to `most` rows, before anything is stored: they write to slot 0."""
         for filled in sorted({size(count) for count in range(1, min(most, MOST) + 1)}):
             if filled not in self._passes:
                 self._passes[filled] = self._recorded(self._empty(filled))

@@ -1,4 +1,4 @@
-"""The fused iteration: one token for every running request and the newcomers' prompts, in one pass through the model."""
+"""The fused iteration: a token for every running request, and the newcomers' prompts, in one pass through the model."""
 
 import math
 import sys
@@ -46,7 +46,7 @@ class Report:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Tokens of the prompt in `slot` that one pass processes, from position `start` on. `final`: the prompt ends here."""
+    """Prompt tokens that one pass processes in `slot`, from position `start` on. `final`: the prompt ends here."""
 
     slot: int
     start: int
@@ -56,7 +56,7 @@ class _Chunk:
 
 @dataclass(frozen=True)
 class _Batch:
-    """The rows of one pass: one for each slot of `windows`, which decode, then one for each prompt token of `chunks`."""
+    """The rows of one pass: one for each slot of `windows`, which decode, then one for each token of `chunks`."""
 
     windows: list[slice]
     chunks: list[_Chunk]
@@ -83,10 +83,10 @@ class _Batch:
 
 
 class Engine:
-    """Serves requests on one model. The scheduler is the policy; the baselines are other schedulers on this same engine.
+    """Serves requests on one model. The scheduler is the policy; the baselines are other schedulers.
 
-    `capacity`: KV positions per slot; `layout`: where they lie (`buffers.LAYOUTS`). Drive it with `submit`, `cancel` and `step`, or let
-    `serve` follow the requests' arrival times.
+    `capacity`: KV positions per slot; `layout`: where they lie (`buffers.LAYOUTS`). Drive it with `submit`, `cancel`
+    and `step`, or let `serve` follow the requests' arrival times.
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class Engine:
         self._clock, self._sleep, self._start = clock, sleep, clock()
 
     def submit(self, request: Request) -> None:
-        """Queue a request; one without `arrival_s` arrives now. RequestError when it can never be served, QueueFull when
-        too many wait; others are not touched."""
+        """Queue a request; one without `arrival_s` arrives now. RequestError when it can never be served, QueueFull
+        when too many wait; others are not touched."""
         limits = {"a slot": self.buffers.capacity, "the pool": self.buffers.most, "kv_tokens": self.scheduler.kv_tokens}
         for what, most in limits.items():
             if most and request.kv_tokens > most:
@@ -124,7 +124,7 @@ class Engine:
         self.scheduler.submit(request)
 
     def cancel(self, request_id: int) -> bool:
-        """End a request at the next token boundary, with the tokens that it has. False when it neither waits nor runs."""
+        """End a request at the next token boundary, with the tokens it has. False when it neither waits nor runs."""
         for request in self.scheduler.waiting:
             if request.id == request_id:
                 self.scheduler.waiting.remove(request)
@@ -142,8 +142,7 @@ class Engine:
         return bool(self._gone) or self.scheduler.ready
 
     def prepare(self) -> None:
-        """Do before a clock starts what the first iterations would do: on a GPU, record the graphs of all batch sizes.
-        Does nothing while requests run."""
+        """On a GPU, record the graphs of all batch sizes before a clock starts. Does nothing while requests run."""
         if self._graphs is not None and not self.scheduler.running:
             self._graphs.prepare(self.scheduler.slots)
 
@@ -168,7 +167,11 @@ class Engine:
         self._start = self._clock()
         while pending or self.ready or self.scheduler.waiting:
             while pending and pending[0].arrived_s <= self._now():
-                self._try_submit(pending.popleft(), report)
+                request = pending.popleft()
+                try:
+                    self.submit(request)
+                except (RequestError, QueueFull) as error:
+                    report.rejected[request.id] = str(error)
             self.scheduler.closed = not pending
             if self.ready:
                 report.generations += self.step()
@@ -182,12 +185,6 @@ class Engine:
         report.slot_moves, report.moved_bytes = self.buffers.slot_moves, self.buffers.moved_bytes
         report.cache_bytes = self.buffers.cache.nbytes
         return report
-
-    def _try_submit(self, request: Request, report: Report) -> None:
-        try:
-            self.submit(request)
-        except (RequestError, QueueFull) as error:
-            report.rejected[request.id] = str(error)
 
     def _end_late(self) -> None:
         """End what is beyond its deadline, waiting or running."""
@@ -212,14 +209,13 @@ class Engine:
 
     def _iterate(self) -> None:
         """One fused pass; a token for each request that decodes, and for each whose prompt is complete with it."""
-        batch = _Batch(self._windows(), self._chunks())
+        chunks = self._chunks()
+        batch = _Batch(self._windows(chunks), chunks)
         if not batch.windows and not batch.chunks:
             return
         logits = self._forward(batch)
         tokens = self.sampler(logits, batch.sampled)
-        counts = [window.stop - window.start for window in batch.windows]
-        for window, given in zip(batch.windows, tokens[: len(batch.decoding)].split(counts), strict=True):
-            self.buffers.advance(window, given)
+        self.buffers.advance(batch.windows, tokens)
         answers = tokens.tolist()  # the one time that the host waits for the device
         self._hand_out(batch, dict(zip(batch.sampled, answers, strict=True)))
 
@@ -238,18 +234,17 @@ class Engine:
             generation.finish_s = now
         return finished
 
-    def _windows(self) -> list[slice]:
-        """Slots that decode: the window, or what is left of it around prompts under way. Empty when nobody decodes."""
-        running, window = self.scheduler.running, self.buffers.window
-        if not any(generation.decoding for generation in running.values()):
+    def _windows(self, chunks: list[_Chunk]) -> list[slice]:
+        """Slots that decode: the window, or what is left of it around the chunks. Empty when nobody decodes."""
+        if not any(generation.decoding for generation in self.scheduler.running.values()):
             return []
-        prompts = [slot for slot, g in running.items() if g.prompt_left and not g.done]
-        edges = [window.start - 1, *sorted(prompts), window.stop]
+        window = self.buffers.window
+        edges = [window.start - 1, *sorted(chunk.slot for chunk in chunks), window.stop]
         return [slice(low + 1, high) for low, high in pairwise(edges) if low + 1 < high]
 
     def _chunks(self) -> list[_Chunk]:
-        """Chunked prefill: as many prompt tokens as the scheduler allows, first of the prompt that is under way (there is
-        one at most), then of newcomers in order of admission."""
+        """Chunked prefill: as many prompt tokens as the scheduler allows, first of the prompt that is under way (there
+        is one at most), then of newcomers in order of admission."""
         left, chunks = self.scheduler.prefill_tokens or sys.maxsize, []
         for slot, generation in self.scheduler.running.items():
             if generation.prompt_left and not generation.done:

@@ -1,4 +1,4 @@
-"""How long iterations and prompts take on this machine: the engine serves a few equal requests and every step is timed."""
+"""How long iterations and prompts take on this machine: the engine serves equal requests, every step is timed."""
 
 import itertools
 import time
@@ -30,11 +30,12 @@ def measure(
     repeats: int = 5,
     clock: Callable[[], float] = time.perf_counter,
 ) -> MeasuredTimes:
-    """Median seconds of `repeats` iterations over each of `batches` rows at each of `contexts` stored tokens (the repeats are iterations around
-    it, or the last ones that the model has positions for), and of `repeats` prompts of each length of `prompts` behind each of `starts` tokens. All
-    ascending; `batches` from 1 on. A prompt and what it stands behind take no more positions than the model has.
+    """Median seconds of `repeats` iterations over each of `batches` rows at each of `contexts` stored tokens (the
+    repeats are iterations around it, or the last ones that the model has positions for), and of `repeats` prompts of
+    each length of `prompts` behind each of `starts` tokens. All ascending; `batches` from 1 on. A prompt and what it
+    stands behind take no more positions than the model has.
 
-    The model's own times, with all that a step does besides. ValueError for a length that the model has no positions for.
+    Times are of whole steps. ValueError for a length that the model has no positions for.
     """
     wanted = max(max(contexts) + repeats + 2, max(prompts) + max(starts))
     most = max(min(wanted, model.config.context), max(contexts) + 1, max(prompts))
@@ -63,7 +64,7 @@ def _decode(engine: Engine, clock: Callable[[], float], batch: int, context: int
 
 
 def _prefill(engine: Engine, clock: Callable[[], float], tokens: int, start: int, repeats: int) -> float:
-    """Seconds of the piece of a prompt that lies behind `start` tokens, of a request that decodes nothing."""
+    """Seconds of the chunk of a prompt behind `start` tokens, of a request that decodes nothing."""
     seconds = []
     for _ in range(repeats):
         engine.submit(Request(0, (1,) * min(start + tokens, engine.buffers.capacity), 1))

@@ -1,5 +1,4 @@
-"""One engine over several tensor-parallel ranks that cannot disagree: rank 0 alone schedules and samples, and tells the
-others before each pass what is in it.
+"""One engine over tensor-parallel ranks: rank 0 alone schedules and samples, and tells the others what each pass is.
 
     shard = Shard.of()
     model = Llama(config, weights, shard=shard)
@@ -9,7 +8,7 @@ others before each pass what is in it.
     else:
         follow(model)
 
-The authors' ranks each poll their own queue and take what they find there, so two of them may fuse a request at different tokens.
+So ranks cannot disagree. The authors' ranks each poll their own queue: two may fuse a request at different tokens.
 """
 
 import hashlib
@@ -135,8 +134,7 @@ class Leader:
 
 
 def follow(model: Decoder) -> str:
-    """Do on this rank what the leader says, until it is done. Returns the digest (hexadecimal sha256) of all passes.
-    RankLost when a rank is gone."""
+    """Do what the leader says until it is done; returns the sha256 of all passes. RankLost when a rank is gone."""
     shard = model.shard
     assert shard is not None and shard.rank > 0, "a follower is another rank than 0 of a sharded model"
     digest, cache = hashlib.sha256(), None
@@ -167,8 +165,8 @@ def _hear(shard: Shard) -> _NewCache | _Pass | None:
 
 @contextmanager
 def _losses(shard: Shard) -> Iterator[None]:
-    """torch.distributed raises plain RuntimeErrors when a connection breaks, and only on ranks at its ends. Whoever sees
-    one leaves the group, which breaks its own connections: so all ranks hear of it at once, not after the timeout."""
+    """torch.distributed raises plain RuntimeErrors when a connection breaks, and only on ranks at its ends. Whoever
+    sees one leaves the group, which breaks its own connections: so all ranks hear of it at once."""
     try:
         yield
     except RuntimeError as error:

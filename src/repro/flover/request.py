@@ -21,8 +21,8 @@ class QueueFull(RuntimeError):
 class Request:
     """`prompt`: token ids. Stops after `max_new_tokens`, or sooner after one of `stop_tokens` (empty: never sooner).
 
-    `arrival_s` counts from the start of serving; None: when it is submitted. `deadline_s`: so long after its arrival the
-    request ends with what it has, waiting or running (None: never). `sampling`: greedy unless said.
+    `arrival_s` counts from the start of serving; None: when it is submitted. `deadline_s`: so long after its arrival
+    the request ends with what it has, waiting or running (None: never). `sampling`: greedy unless said.
     """
 
     id: int
@@ -64,8 +64,8 @@ class Request:
 class Generation:
     """The answer as it grows. Times in seconds from the start of serving.
 
-    `slot`: where it was admitted at `admitted_s`, before its prefill; -1 if it never was. `prefilled`: tokens of the prompt
-    that have been processed. `finish_reason`: None while it goes on.
+    `slot`: where it was admitted at `admitted_s`, before its prefill; -1 if it never was. `prefilled`: tokens of the
+    prompt that have been processed. `finish_reason`: None while it goes on.
     """
 
     request: Request
@@ -112,14 +112,13 @@ class Generation:
 
     @property
     def ttft_s(self) -> float | None:
-        """Time to first token: from arrival until it was handed out, which without streaming is at the end. None when
-        there is no token."""
+        """Time to first token, from arrival; without streaming it comes at the end. None when there is no token."""
         if not self.tokens:
             return None
         return (self.first_token_s if self.streamed else self.finish_s) - self.request.arrived_s
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token after the first; None for an answer of one token, and for one handed back in one piece."""
+        """Time per output token after the first; None for an answer of one token, and without streaming."""
         later = len(self.tokens) - 1
         return (self.finish_s - self.first_token_s) / later if later and self.streamed else None

@@ -1,8 +1,7 @@
 """The next token of every running request in one batch: greedy, or drawn at a temperature from the top k and the top p.
 
-What a request draws depends on its seed and on how many tokens it has, on nothing else: not on the slot where it lies, nor on who
-decodes beside it. So each draw takes its own uniform number, a hash of both (SplitMix64's finaliser), and inverts the
-distribution at it.
+What a request draws depends on its seed and on how many tokens it has, not on its slot or its neighbours. So each draw
+takes its own uniform number, a hash of both (SplitMix64's finaliser), and inverts the distribution at it.
 """
 
 import math
@@ -21,9 +20,9 @@ __all__ = ["GREEDY", "Sampler", "Sampling", "uniform"]
 class Sampling:
     """How one request's tokens are chosen. ValueError when a value is out of range.
 
-    `temperature`: logits are divided by it; 0 takes the most likely token and ignores the rest. `top_k`: draw among the k most
-    likely, 0 for all; then `top_p`: among the fewest of these whose probabilities sum up to at least p. Tokens as
-    likely as the last that stays, stay too. `seed`: 0 to 2^63 - 1.
+    `temperature`: logits are divided by it; 0 takes the most likely token and ignores the rest. `top_k`: draw among the
+    k most likely, 0 for all; then `top_p`: among the fewest of these whose probabilities sum up to at least p. Tokens
+    as likely as the last that stays, stay too. `seed`: 0 to 2^63 - 1.
     """
 
     temperature: float = 0.0
@@ -46,8 +45,8 @@ GREEDY = Sampling()
 
 
 class Sampler:
-    """Chooses for the requests in `slots` slots; greedy until `put`. `sampling`, `given`: by slot, how, and how many tokens it was given.
-    Both stay on the host, so that greedy requests cost nothing and choosing a way asks the device nothing."""
+    """Chooses for the requests in `slots` slots; greedy until `put`. `sampling`, `given`: by slot, how, and how many
+    tokens it was given. Both stay on the host: greedy requests cost nothing."""
 
     def __init__(self, slots: int, argmax: Callable[[Tensor], Tensor] = lambda logits: logits.argmax(-1)) -> None:
         self._argmax = argmax
@@ -100,8 +99,8 @@ class Sampler:
 
 
 def _lowest(scaled: Tensor, most: int, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """[n, 1]: the lowest logit that top k and top p leave. Only values are used of what is sorted, never their order: that of equal
-    ones depends on how many are asked for, so on the neighbours. Hence equals of the last one stay too."""
+    """[n, 1]: the lowest logit that top k and top p leave. Only values are used of what is sorted, never their order:
+    that of equal ones depends on how many are asked for, so on the neighbours. So equals of the last stay."""
     values = scaled.topk(most).values
     beyond = (torch.arange(most, device=values.device) >= top_k) & (top_k > 0)
     share = values.masked_fill(beyond, -torch.inf).double().softmax(-1)
@@ -133,7 +132,7 @@ def _signed(word: int) -> int:
 
 
 def _inverted(share: Tensor, point: Tensor) -> Tensor:
-    """int64 [n]: where the running sum of `share` [n, m] passes the part `point` [n] of its total; never at a share of 0."""
+    """int64 [n]: where the running sum of `share` [n, m] passes `point` [n] of its total; never at a share of 0."""
     running = share.double().cumsum(-1)
     total = running[:, -1:]
     goal = torch.minimum(point[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))

@@ -20,9 +20,9 @@ Fits = Callable[[Sequence[int]], int]
 class Scheduler:
     """`slots` requests run at once, `queue_limit` wait. 0 is no limit in what follows.
 
-    `admit_per_iteration`: requests admitted at one token boundary; the authors' code admits one. `kv_tokens`: limit on the
-    summed maximum KV length of running requests. `prefill_tokens` (chunked prefill): limit on the prompt tokens of one
-    iteration, so that a long prompt does not stall the requests that decode.
+    `admit_per_iteration`: requests admitted at one token boundary; the authors' code admits one. `kv_tokens`: limit on
+    the summed maximum KV length of running requests. `prefill_tokens` (chunked prefill): limit on the prompt tokens of
+    one iteration, so that a long prompt does not stall the requests that decode.
     """
 
     streams: ClassVar[bool] = True  # a token can be handed out as soon as it is there
@@ -53,7 +53,8 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def admit(self, fits: Fits = len) -> list[Request]:
-        """Requests to start at this token boundary, in order of arrival; they leave the queue. The first that does not fit ends it.
+        """Requests that start at this token boundary, in order of arrival, until one does not fit; they leave the
+        queue.
 
         `fits`: how many of the next requests, given the KV positions that each may need, the buffers have room for.
         """
@@ -66,7 +67,7 @@ class Scheduler:
         return [self.waiting.popleft() for _ in range(fits(needed))]
 
     def _prompts_to_begin(self) -> int:
-        """Waiting requests whose prompts this iteration gets to. The others need no slot yet: it would be a row without a token."""
+        """Waiting requests whose prompts this iteration gets to. The others need no slot yet."""
         started = sum(g.prompt_left for g in self.running.values() if not g.done)
         before = accumulate((len(request.prompt) for request in self.waiting), initial=started)
         return sum(tokens < self.prefill_tokens for tokens in list(before)[:-1])

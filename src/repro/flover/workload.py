@@ -1,7 +1,8 @@
 """Requests to serve, and what to report of serving them.
 
-Arrivals and lengths come from a real trace (Azure; ShareGPT has lengths only), scaled by stated factors, or are regular (fixed
-interval, Poisson) as in the paper's experiments. A prompt's content is cut from real text or drawn at random; its length is the workload's.
+Arrivals and lengths come from a real trace (Azure; ShareGPT has lengths only), scaled by stated factors, or are regular
+(fixed interval, Poisson) as in the paper's experiments. The content of prompts is cut from real text or drawn at
+random.
 """
 
 from collections.abc import Sequence
@@ -38,8 +39,8 @@ def azure(
 ) -> list[Shape]:
     """`count` successive requests of the Azure LLM trace of 2023 from row `start`.
 
-    Gaps between arrivals are multiplied by `time_scale`, lengths by `length_scale`, rounded, then clipped to 1 … the given
-    maximum. Raises ValueError when the trace has too few rows.
+    Gaps between arrivals are multiplied by `time_scale`, lengths by `length_scale`, rounded, then clipped to 1 … the
+    given maximum. Raises ValueError when the trace has too few rows.
     """
     table = _rows(path, count, start)
     times = pd.to_datetime(table.TIMESTAMP)
@@ -59,8 +60,8 @@ def sharegpt(
 ) -> list[Shape]:
     """Successive requests of the ShareGPT lengths from row `start`, one for each of `arrivals` (seconds, ascending).
 
-    The file's own arrival times are not observed but generated, so they are not used. Lengths are scaled and clipped as `azure` does.
-    Raises ValueError when the file has too few rows.
+    The file's own arrival times are not observed but generated, so they are not used. Lengths are scaled and clipped as
+    `azure` does. Raises ValueError when the file has too few rows.
     """
     table = _rows(path, len(arrivals), start)
     prompts = _lengths(table.input_toks, length_scale, max_prompt_tokens)
@@ -95,8 +96,8 @@ def regular(
 
 
 def uniform(count: int, interval_s: float, prompt_tokens: int, shortest: int, longest: int, seed: int) -> list[Shape]:
-    """`count` requests every `interval_s` whose answers have `shortest` to `longest` tokens, drawn uniformly: the paper's workload for
-    its reordering."""
+    """`count` requests every `interval_s` whose answers have `shortest` to `longest` tokens, drawn uniformly, as in the
+    paper."""
     drawn = np.random.default_rng(seed).integers(shortest, longest, count, endpoint=True)
     return [
         Shape(arrival, prompt_tokens, tokens)
@@ -130,8 +131,7 @@ def requests(shapes: Sequence[Shape], prompts: Sequence[tuple[int, ...]]) -> lis
 
 def summary(report: Report) -> dict[str, float]:
     """Serving metrics: seconds, tokens/s, mean, median and 99th percentile of latency, TTFT and TPOT over the requests
-    that were answered to their end, and
-    waste, the share of decoded rows that gave no token."""
+    that were answered to their end, and waste, the share of decoded rows that gave no token."""
     tokens = sum(len(generation.tokens) for generation in report.generations)
     answered = [g for g in report.generations if g.finish_reason not in ("cancelled", "deadline")]
     samples = {

@@ -7,16 +7,19 @@ import functools
 import hashlib
 import importlib.metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import gguf
 import torch
 from torch import Tensor
 
 from repro.models.llama import LlamaConfig
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+try:
+    import gguf
+    from jinja2 import sandbox
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+except ImportError as error:
+    raise ImportError(f"{__name__} needs {error.name}: pip install 'repro-papers[flover]'", name=error.name) from error
 
 __all__ = ["chat_prompt", "read_gguf", "smollm2_path", "tokenizer"]
 
@@ -61,7 +64,7 @@ def read_gguf(path: Path) -> tuple[LlamaConfig, dict[str, Tensor]]:
 
 @functools.lru_cache(maxsize=1)
 def _reader(path: Path) -> gguf.GGUFReader:
-    """Parsing 49,152 tokens of metadata takes seconds, and weights, tokenizer and template are read one after another."""
+    """Kept: parsing 49,152 tokens of metadata takes seconds, and weights, tokenizer and template all need it."""
     return gguf.GGUFReader(path)
 
 
@@ -92,10 +95,8 @@ def _config(reader: gguf.GGUFReader) -> LlamaConfig:
     )
 
 
-def tokenizer(path: Path) -> "Tokenizer":
-    """The byte-level BPE tokenizer in a GGUF file's metadata; ValueError for a kind whose splitting rule is not known here."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
+def tokenizer(path: Path) -> Tokenizer:
+    """The byte-level BPE tokenizer in a GGUF file's metadata; ValueError for a kind that is not known here."""
     reader = _reader(path)
     kind = tuple(_field(reader, f"tokenizer.ggml.{key}") for key in ("model", "pre"))
     if kind != ("gpt2", "smollm"):
@@ -118,9 +119,7 @@ def tokenizer(path: Path) -> "Tokenizer":
 
 def chat_prompt(path: Path, message: str) -> str:
     """One user message in the chat template that the GGUF file carries, ready for the assistant's answer."""
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
     template = _field(_reader(path), "tokenizer.chat_template")
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     messages = [{"role": "user", "content": message}]
     return environment.from_string(template).render(messages=messages, add_generation_prompt=True)

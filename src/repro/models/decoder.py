@@ -1,6 +1,6 @@
-"""What the decoder-only models here share: one pass over rows of any number of requests, and a KV cache that they do not own.
+"""What the decoder-only models here share: one pass over rows of any requests, and a KV cache they do not own.
 
-`forward` writes into a cache that the caller lays out (`kv_cache.py`), so that a serving engine decides which slot a request lives in.
+`forward` writes into a cache that the caller lays out (`kv_cache.py`): the engine decides which slot a request has.
 """
 
 import math
@@ -34,8 +34,8 @@ class Decoder(ABC):
         kernels: Choice = "auto",
         shard: Shard | None = None,
     ) -> None:
-        """`weights`: tensors by their GGUF names, [out, in] (`checkpoint.read_gguf` gives config and weights). `shard`: which
-        of several tensor-parallel ranks this is, each of which is given all weights (`flover.parallel` runs them alike)."""
+        """`weights`: tensors by their GGUF names, [out, in] (`checkpoint.read_gguf` gives config and weights). `shard`:
+        which of several tensor-parallel ranks this is, each given all weights (`flover.parallel` runs them alike)."""
         self.config, self.dtype, self.device, self.shard = config, dtype, torch.device(device), shard
         if shard is not None:
             shard.check(config)
@@ -64,8 +64,8 @@ class Decoder(ABC):
         return self._weights[name].to(self.device, self.dtype)
 
     def _linear(self, *names: str, split: Split, parts: int = 1, gelu: GELU | None = None) -> Linear:
-        """Fused: layers that see the same input, and their biases where they have any. `split`: how tensor-parallel ranks
-        share them; `parts`: each name holds so many layers, one below the other."""
+        """Fused: layers that see the same input, and their biases where they have any. `split`: how tensor-parallel
+        ranks share them; `parts`: each name holds so many layers, one below the other."""
         biases = [self._get(f"{name}.bias") for name in names if f"{name}.bias" in self._weights]
         assert len(biases) in (0, len(names)), f"some of {names} have a bias and some not"
         return self._spread([self._get(f"{name}.weight") for name in names], biases, split, parts, gelu)
@@ -86,7 +86,7 @@ class Decoder(ABC):
 
     @classmethod
     def random(cls, config: Any, seed: int = 0, **options: Any) -> Self:
-        """Gaussian matrices of standard deviation 1/√in, vectors of 1 (weights) and 0 (biases): for tests and benchmarks."""
+        """Gaussian matrices of standard deviation 1/√in, vectors of 1 (weights) and 0 (biases)."""
         generator = torch.Generator().manual_seed(seed)
         place = {key: options[key] for key in ("device", "dtype") if key in options}
 
@@ -98,8 +98,7 @@ class Decoder(ABC):
         return cls(config, {name: draw(name, shape) for name, shape in cls.weight_shapes(config).items()}, **options)
 
     def new_cache(self, slots: int, capacity: int) -> SlotCache:
-        """An empty cache of the model's sizes (of its own KV heads), dtype and device. ValueError when the capacity exceeds
-        the context."""
+        """An empty cache of the model's sizes, dtype and device. ValueError when the capacity exceeds the context."""
         self._check_capacity(capacity)
         return SlotCache(self._cached, slots, capacity, self.dtype, self.device)
 
@@ -119,8 +118,8 @@ class Decoder(ABC):
 
     @torch.inference_mode()
     def forward(self, rows: Rows, cache: KVCache, wanted: Tensor | slice = slice(None)) -> Tensor:
-        """One pass; no Python per request. Logits [m, vocab] of the rows that `wanted` (a slice, or int64 [m]) picks; of
-        tensor-parallel ranks only rank 0 gets any."""
+        """One pass; no Python per request. Logits [m, vocab] of the rows that `wanted` (a slice, or int64 [m]) picks;
+        of tensor-parallel ranks only rank 0 gets any."""
         with torch.cuda.device_of(rows.tokens):  # Triton launches on the current device
             cosine, sine = (table[rows.positions] for table in self._turns)
             attend = self.kernels.attention(rows, cosine, sine, cache)
@@ -128,14 +127,14 @@ class Decoder(ABC):
             return self.head(hidden) if len(hidden) else hidden.new_empty(0, self.config.vocab)
 
     def prefill(self, tokens: Tensor, cache: KVCache, slot: int = 0, start: int = 0) -> Tensor:
-        """Run a prompt [n] int64, or the chunk of one that begins at position `start` behind what the slot holds already.
-        Logits [vocab] after the last token."""
+        """Run a prompt [n] int64, or the chunk of one that begins at position `start` behind what the slot holds
+        already. Logits [vocab] after the last token."""
         return self.forward(Rows.prompt(tokens, slot, start), cache, slice(len(tokens) - 1, len(tokens)))[0]
 
     def decode(self, tokens: Tensor, lengths: Tensor, cache: KVCache, slots: slice, longest: int) -> Tensor:
         """One token for each of b requests at once: the fused iteration.
 
-        tokens: [b] int64, the last token of each request; lengths: [b] int64, tokens already in its slot, which is where this one's key
-        and value go; slots: the b slots of `cache`; longest: at least the largest of `lengths`. Returns logits [b, vocab].
+        tokens: [b] int64, the last token of each request; lengths: [b] int64, tokens already in its slot; slots: the b
+        slots of `cache`; longest: at least the largest of `lengths`. Returns logits [b, vocab].
         """
         return self.forward(Rows.decode(tokens, lengths, slots, longest), cache)

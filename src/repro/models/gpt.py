@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Sizes. The default vocabulary is bytes. `tied` shares the embedding with the output layer; `checkpointing` keeps only
-    the inputs of the blocks and recomputes the rest in the backward."""
+    """Sizes. The default vocabulary is bytes. `tied` shares the embedding with the output layer; `checkpointing` keeps
+    only the inputs of the blocks and recomputes the rest in the backward."""
 
     layers: int = 4
     hidden: int = 256
@@ -62,8 +62,8 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Tokens [batch, seq] (int64, seq <= config.seq_len) to logits [batch, seq, vocab]; with targets of the same shape to the
-    mean cross entropy in nats, an fp32 scalar."""
+    """Tokens [batch, seq] (int64, seq <= config.seq_len) to logits [batch, seq, vocab]; with targets of the same shape
+    to the mean cross entropy in nats, an fp32 scalar."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -79,8 +79,8 @@ class GPT(nn.Module):
             self.head.weight = self.tokens.weight
 
     def init_weights(self, module: nn.Module) -> None:
-        """Fill the parameters that `module`, a part of this model, holds itself. GPT-2: normal with 0.02, and the layers that
-        write to the residual stream by 1 / sqrt(their number) less."""
+        """Fill the parameters that `module`, a part of this model, holds itself. GPT-2: normal with 0.02, and the
+        layers that write to the residual stream by 1 / sqrt(their number) less."""
         if isinstance(module, nn.Linear | nn.Embedding):
             residual = getattr(module, "writes_residual", False)
             nn.init.normal_(module.weight, std=0.02 / (2 * self.config.layers) ** 0.5 if residual else 0.02)

@@ -1,5 +1,5 @@
-"""GPT-J architecture (Wang & Komatsuzaki 2021): attention and feed-forward see the same normed input and are added at once; a part of
-each head turns with the position."""
+"""GPT-J architecture (Wang & Komatsuzaki 2021): attention and feed-forward see the same normed input and are added at
+once; a part of each head turns with the position."""
 
 import math
 from dataclasses import dataclass
@@ -47,8 +47,7 @@ class _Block:
 
 
 class GPTJ(GPTDecoder):
-    """Neighbouring entries of a head turn together. Without `output.weight` among the weights the embedding is the output head, which
-    keeps its bias."""
+    """Rotary pairs are interleaved. Without `output.weight` the embedding is the output head, which keeps its bias."""
 
     config: GPTJConfig
     weight_shapes = staticmethod(weight_shapes)

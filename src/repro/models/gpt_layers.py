@@ -1,4 +1,4 @@
-"""What GPT-J and GPT-NeoX have in common: heads of which a part turns, LayerNorm with a bias, and a feed-forward layer with GELU."""
+"""What GPT-J and GPT-NeoX have in common: partial rotary positions, LayerNorm with a bias, feed-forward with GELU."""
 
 from dataclasses import dataclass
 
@@ -24,8 +24,8 @@ ACTIVATIONS: dict[str, GELU] = {
 
 @dataclass(frozen=True)
 class PartialRotaryConfig:
-    """Sizes. The first `rotary_dim` entries of each head turn with the position; `context`: the longest position it was trained for;
-    `activation`: one of `ACTIVATIONS`. ValueError for sizes that do not fit together."""
+    """Sizes. The first `rotary_dim` entries of each head turn with the position; `context`: the longest position it was
+    trained for; `activation`: one of `ACTIVATIONS`. ValueError for sizes that do not fit together."""
 
     layers: int
     width: int

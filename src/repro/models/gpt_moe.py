@@ -1,8 +1,8 @@
 """A small GPT with a mixture of experts in every block: GShard's top-k routing and balance loss (Lepikhin et al. 2020).
 
-The blocks are those of `gpt.py` with the MLP replaced by `experts` of them, of which each token visits `top_k`. No token is dropped: an
-expert takes all that come. The parts of a block can be called on their own (`attention.project`, `attention.mix`, `router`, `experts`),
-which is how `repro.exflow.moe` spreads one model over ranks.
+The blocks are those of `gpt.py` with the MLP replaced by `experts` of them, of which each token visits `top_k`. No
+token is dropped: an expert takes all that come. The parts of a block can be called on their own (`attention.project`,
+`attention.mix`, `router`, `experts`), which is how `repro.exflow.moe` spreads one model over ranks.
 """
 
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class GPTMoEConfig:
-    """Sizes. `kv_heads` below `heads` is grouped-query attention (None: one per head); `expert_hidden` is the width inside an
-    expert; `balance` weighs the balance loss. ValueError for sizes that do not fit together."""
+    """Sizes. `kv_heads` below `heads` is grouped-query attention (None: one per head); `expert_hidden` is the width
+    inside an expert; `balance` weighs the balance loss. ValueError for sizes that do not fit together."""
 
     layers: int = 8
     hidden: int = 128
@@ -60,8 +60,8 @@ class Attention(nn.Module):
         return tuple(part.unflatten(-1, (-1, self.width)) for part in self.qkv(x).split(self.split, dim=-1))
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Queries [batch, n, heads, width] over keys and values [batch, m, kv_heads, width] to [batch, n, hidden]. `mask`: bool
-        [batch, 1, n, m], True where a query sees a key; None: causal, for n = m."""
+        """Queries [batch, n, heads, width] over keys and values [batch, m, kv_heads, width] to [batch, n, hidden].
+        `mask`: bool [batch, 1, n, m], True where a query sees a key; None: causal, for n = m."""
         grouped = q.shape[2] != k.shape[2]
         q, k, v = (each.transpose(1, 2) for each in (q, k, v))
         mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=grouped)
@@ -69,8 +69,8 @@ class Attention(nn.Module):
 
 
 class GPTMoETopKRouter(nn.Module):
-    """Chooses `top_k` experts for each token. [tokens, hidden] to (logits [tokens, experts], weights and experts [tokens, top_k],
-    heaviest first); weights are softmax probabilities, for top_k > 1 scaled to sum 1, as GShard does.
+    """Chooses `top_k` experts for each token. [tokens, hidden] to (logits [tokens, experts], weights and experts
+    [tokens, top_k], heaviest first); weights are softmax probabilities, for top_k > 1 scaled to sum 1, as GShard does.
 
     Named and returning as the routers of Hugging Face transformers, so `record_routing` finds it.
     """
@@ -97,7 +97,7 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.empty(config.experts, config.expert_hidden, config.hidden))
 
     def forward(self, x: Tensor, expert: Tensor) -> Tensor:
-        """[n, hidden] through the expert of each row, int64 [n], to [n, hidden]: rows are sorted, so each expert is one product."""
+        """[n, hidden] through the expert of each row, int64 [n], to [n, hidden]: sorted, each expert is one product."""
         order = expert.argsort(stable=True)
         rows = x[order].split(torch.bincount(expert, minlength=len(self.up)).tolist())
         parts = [F.gelu(part @ up) @ down for part, up, down in zip(rows, self.up, self.down, strict=True) if len(part)]
@@ -125,14 +125,15 @@ class MoEBlock(nn.Module):
 
 
 def balance_loss(logits: Tensor, experts: Tensor) -> Tensor:
-    """GShard's auxiliary loss of one layer: E · Σ_e (share of tokens whose first expert is e) · (mean probability of e); 1 when even."""
+    """GShard's auxiliary loss of one layer: E · Σ_e (share of tokens first sent to e) · (mean probability of e); 1 when
+    even."""
     share = torch.bincount(experts[:, 0], minlength=logits.shape[1]) / len(logits)
     return logits.shape[1] * (share * logits.softmax(dim=-1).mean(dim=0)).sum()
 
 
 class GPTMoE(nn.Module):
-    """Tokens [batch, seq] (int64, seq <= config.seq_len) to logits [batch, seq, vocab]; with targets of the same shape to the
-    mean cross entropy in nats plus `balance` times the mean balance loss of the layers, an fp32 scalar."""
+    """Tokens [batch, seq] (int64, seq <= config.seq_len) to logits [batch, seq, vocab]; with targets of the same shape
+    to the mean cross entropy in nats plus `balance` times the mean balance loss of the layers, an fp32 scalar."""
 
     def __init__(self, config: GPTMoEConfig) -> None:
         super().__init__()
@@ -145,7 +146,7 @@ class GPTMoE(nn.Module):
         self.apply(self._init)
 
     def _init(self, module: nn.Module) -> None:
-        """GPT-2's: normal with 0.02, and the layers that write to the residual stream by 1 / sqrt(their number) less."""
+        """GPT-2's: normal with 0.02; layers that write to the residual stream by 1 / sqrt(their number) less."""
         residual = 0.02 / (2 * self.config.layers) ** 0.5
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=residual if getattr(module, "writes_residual", False) else 0.02)
@@ -178,7 +179,7 @@ class GPTMoE(nn.Module):
 
 @torch.no_grad()
 def generate(model: GPTMoE, prompt: Tensor, new_tokens: int) -> Tensor:
-    """Greedy decoding without any cache, int64 [new_tokens] for a prompt int64 [n]: slow and obvious, what faster ways are held against."""
+    """Greedy decoding without any cache, int64 [new_tokens] for a prompt int64 [n]: the reference of faster ways."""
     tokens = prompt
     for _ in range(new_tokens):
         tokens = torch.cat([tokens, model(tokens[None])[0, -1].argmax().view(1)])

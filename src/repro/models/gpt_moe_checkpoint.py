@@ -5,10 +5,14 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from repro.models.gpt_moe import GPTMoE, GPTMoEConfig
+
+try:
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import save_file
+except ImportError as error:
+    raise ImportError(f"{__name__} needs safetensors: pip install 'repro-papers[exflow]'", name=error.name) from error
 
 _SIZES = "gpt_moe_config"  # key of the metadata
 
@@ -23,8 +27,9 @@ def save(model: GPTMoE, path: str | Path, dtype: torch.dtype = torch.float16) ->
 
 
 def load(path: str | Path) -> GPTMoE:
-    """The model in fp32, in evaluation mode. FileNotFoundError when there is no file; ValueError names the file and what is wrong
-    with it: not safetensors, no sizes, sizes that no model has, or weights that are not those of a model of these sizes."""
+    """The model in fp32, in evaluation mode. FileNotFoundError when there is no file; ValueError names the file and
+    what is wrong with it: not safetensors, no sizes, sizes that no model has, or weights that are not those of a model
+    of these sizes."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such checkpoint")

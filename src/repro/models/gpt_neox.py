@@ -1,5 +1,5 @@
-"""GPT-NeoX architecture (Black et al. 2022; Pythia): attention and feed-forward have a norm each, and are added at once or one after the
-other; a part of each head turns with the position."""
+"""GPT-NeoX architecture (Black et al. 2022; Pythia): attention and feed-forward have a norm each, and are added at once
+or one after the other; a part of each head turns with the position."""
 
 import math
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ __all__ = ["GPTNeoX", "GPTNeoXConfig", "weight_shapes"]
 
 @dataclass(frozen=True)
 class GPTNeoXConfig(PartialRotaryConfig):
-    """Sizes of a GPT-NeoX model. `parallel_residual`: the feed-forward layer sees the block's input, not what attention made of it;
-    `attention_bias`: whether the products around attention have biases."""
+    """Sizes of a GPT-NeoX model. `parallel_residual`: the feed-forward layer sees the block's input, not what attention
+    made of it; `attention_bias`: whether the products around attention have biases."""
 
     parallel_residual: bool = True
     attention_bias: bool = True
@@ -27,7 +27,8 @@ class GPTNeoXConfig(PartialRotaryConfig):
 
 
 def weight_shapes(config: GPTNeoXConfig) -> dict[str, tuple[int, ...]]:
-    """Shapes of all weights by their GGUF names, matrices [out, in]. `attn_qkv`: the queries of all heads, then keys, then values."""
+    """Shapes of all weights by their GGUF names, [out, in]. `attn_qkv`: the queries of all heads, then keys, then
+    values."""
     width, ffn, bias = config.width, config.ffn, config.attention_bias
     block = norm("attn_norm", width) | norm("ffn_norm", width)
     block |= linear("attn_qkv", 3 * width, width, bias) | linear("attn_output", width, width, bias)
@@ -46,8 +47,8 @@ class _Block:
 
 
 class GPTNeoX(GPTDecoder):
-    """Neighbouring entries of a head turn together: rows of a checkpoint whose halves do are put in that order when it is read. Without
-    `output.weight` among the weights the embedding is the output head."""
+    """Rotary pairs are interleaved; half-split checkpoints are permuted on load. Without `output.weight` among the
+    weights the embedding is the output head."""
 
     config: GPTNeoXConfig
     weight_shapes = staticmethod(weight_shapes)

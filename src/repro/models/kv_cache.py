@@ -34,7 +34,7 @@ class KVCache(Protocol):
         ...
 
     def read(self, layer: int, slots: slice, span: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [slots, kv_heads, span, head_dim] at positions 0 … span-1; what was never written is anything."""
+        """Keys and values [slots, kv_heads, span, head_dim] at positions 0 … span-1, undefined where never written."""
         ...
 
     @property
@@ -47,8 +47,8 @@ class KVCache(Protocol):
         ...
 
     def parts(self, layer: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Where they lie: keys and values [blocks, kv_heads, block, head_dim] of one layer, and the blocks of each slot in
-        order (int64 [slots, width]), None when slot i is block i."""
+        """Where they lie: keys and values [blocks, kv_heads, block, head_dim] of one layer, and the blocks of each slot
+        in order (int64 [slots, width]), None when slot i is block i."""
         ...
 
 
@@ -85,17 +85,17 @@ class SlotCache:
     def move(self, source: int, destination: int, length: int) -> int:
         moved = 0
         for part in (self.keys, self.values):
-            piece = part[:, source, :, :length]
-            part[:, destination, :, :length] = piece
-            moved += piece.numel() * piece.element_size()
+            stored = part[:, source, :, :length]
+            part[:, destination, :, :length] = stored
+            moved += stored.numel() * stored.element_size()
         return moved
 
 
 class PagedCache:
-    """`keys`, `values`: [layers, blocks, kv_heads, block, head_dim], a pool of blocks of `block` positions (Kwon et al. 2023).
+    """`keys`, `values`: [layers, blocks, kv_heads, block, head_dim], blocks of `block` positions (Kwon et al. 2023).
 
-    `table`: int64 [slots, capacity / block], the blocks of each slot in order. A slot takes blocks with `reserve` and gives them back
-    with `free`; `read` gathers them, so a slot that moves moves its row of the table only.
+    `table`: int64 [slots, capacity / block], the blocks of each slot in order. A slot takes blocks with `reserve` and
+    gives them back with `free`; `read` gathers them, so a slot that moves moves its row of the table only.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
-"""LLaMA architecture: rotary positions, grouped-query attention, RMS norms, SwiGLU. From a GGUF file, a transformers folder, or with
-random weights. Weights that see the same input are fused (Q, K and V; gate and up)."""
+"""LLaMA architecture: rotary positions, grouped-query attention, RMS norms, SwiGLU. From a GGUF file, a transformers
+folder, or with random weights. Weights that see the same input are fused (Q, K and V; gate and up)."""
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -43,13 +44,11 @@ class LlamaConfig:
     @property
     def parameters(self) -> int:
         """Number of weights, with embeddings tied to the output head."""
-        qkv = self.width * (self.heads + 2 * self.kv_heads) * self.head_dim
-        block = qkv + self.width * self.width + 3 * self.width * self.ffn + 2 * self.width
-        return self.layers * block + self.vocab * self.width + self.width
+        return sum(map(math.prod, weight_shapes(self).values()))
 
 
 def weight_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
-    """Shapes of all weights by their GGUF names, matrices [out, in]; the output head is tied to the embedding and not among them."""
+    """Shapes of all weights by their GGUF names, matrices [out, in]; without the output head, which is tied."""
     width, kv = config.width, config.kv_heads * config.head_dim
     shapes: dict[str, tuple[int, ...]] = {"token_embd": (config.vocab, width)}
     for i in range(config.layers):

@@ -1,8 +1,8 @@
 """Tensor parallelism as in Megatron-LM (Shoeybi et al. 2019): every layer is spread over all ranks.
 
-Of each pair of matrices the first is split by outputs (Q, K and V by heads; gate and up), the second by inputs, so that a block needs two
-all-reduces of its hidden states and nothing else. The output head is split by vocabulary and gathered on rank 0, which alone samples.
-The embedding is whole on every rank.
+Of each pair of matrices the first is split by outputs (Q, K and V by heads; gate and up), the second by inputs, so that
+a block needs two all-reduces of its hidden states and nothing else. The output head is split by vocabulary and gathered
+on rank 0, which alone samples. The embedding is whole on every rank.
 """
 
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ class Shard:
         if split == "inputs":
             mine = weight.chunk(self.size, 1)[self.rank].contiguous()
             return _Summed(kernels.linear(mine, None if self.rank else bias), self)
-        missing = -len(weight) % self.size  # gathered pieces have to be equally large
+        missing = -len(weight) % self.size  # gathered parts have to be equally large
         mine = F.pad(weight, (0, 0, 0, missing)).chunk(self.size)[self.rank].contiguous()
         if bias is not None:
             bias = F.pad(bias, (0, missing)).chunk(self.size)[self.rank].contiguous()
@@ -60,7 +60,8 @@ class Shard:
 
 @dataclass(frozen=True)
 class _Summed:
-    """Each rank has some of the inputs; the outputs are summed over ranks. [n, in / size] to [n, out]. One rank adds the bias."""
+    """Each rank has some of the inputs; outputs are summed over ranks: [n, in / size] to [n, out]. One adds the
+    bias."""
 
     part: Linear
     shard: Shard
@@ -77,7 +78,7 @@ class _Summed:
 
 @dataclass(frozen=True)
 class _Gathered:
-    """Each rank has some of the outputs, all of which rank 0 returns: [n, in] to [n, out] there, and to [0, out] elsewhere."""
+    """Each rank has some of the outputs; rank 0 returns all. [n, in] to [n, out] there, to [0, out] elsewhere."""
 
     part: Linear
     shard: Shard

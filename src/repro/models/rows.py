@@ -1,5 +1,5 @@
-"""What one pass through a decoder processes: a row per token, whoever it belongs to. Tokens that running requests decode
-and tokens of prompts stand side by side, so that weights are read once for all of them."""
+"""What one pass through a decoder processes: a row per token, whoever it belongs to. Tokens that running requests
+decode and tokens of prompts stand side by side, so that weights are read once for all of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ __all__ = ["Rows", "Span"]
 
 @dataclass(frozen=True)
 class Span:
-    """Neighbouring rows that attention may take as one rectangle: `tokens` successive ones of each of the neighbouring `slots`.
-    `longest`: at least the largest position among them; the caller knows it, so that the device need not be asked."""
+    """Neighbouring rows that attention may take as one rectangle: `tokens` successive ones of each of the neighbouring
+    `slots`. `longest`: at least the largest position among them; known to the caller, so the device is not asked."""
 
     slots: slice
     tokens: int
@@ -26,8 +26,8 @@ class Span:
 
 @dataclass(frozen=True)
 class Rows:
-    """`tokens`, `slots`, `positions`: int64 [n]. Row i feeds `tokens[i]`, whose key and value go to `positions[i]` of slot
-    `slots[i]`, and which attends to all positions up to its own. `spans` cut the rows apart, in order."""
+    """`tokens`, `slots`, `positions`: int64 [n]. Row i feeds `tokens[i]`, whose key and value go to `positions[i]` of
+    slot `slots[i]`, and which attends to all positions up to its own. `spans` cut the rows apart, in order."""
 
     tokens: Tensor
     slots: Tensor

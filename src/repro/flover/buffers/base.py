@@ -1,7 +1,7 @@
 """What running requests own, one row per slot: the interface of all layouts, and what they share.
 
-The rows of a fused iteration are always one window of neighbouring slots, so that it reads plain slices. Layouts differ in what
-they do when a request leaves the window's middle.
+The rows of a fused iteration are always one window of neighbouring slots, so that it reads plain slices. Layouts differ
+in what they do when a request leaves the window's middle.
 """
 
 from abc import ABC, abstractmethod
@@ -19,9 +19,9 @@ Move = tuple[int, int]  # source slot, destination slot
 
 
 class Buffers(ABC):
-    """`tokens`: [slots] int64, the last token of each request, which the next iteration feeds; `lengths`: [slots] int64,
-    tokens whose keys and values are stored in `cache`. `slot_moves` and `moved_bytes` count what evictions moved (KV bytes;
-    the integers of a slot are not counted). The live slots lie in `low` … `high` - 1.
+    """`tokens`: [slots] int64, the last token of each request, which the next iteration feeds; `lengths`: [slots]
+    int64, tokens whose keys and values are stored in `cache`. `slot_moves` and `moved_bytes` count what evictions moved
+    (KV bytes; the integers of a slot are not counted). The live slots lie in `low` … `high` - 1.
     """
 
     layout: ClassVar[str]
@@ -82,11 +82,14 @@ class Buffers(ABC):
         """Note the state of a slot whose first `length` tokens are stored, and the token to feed next."""
         self.tokens[slot], self.lengths[slot], self._lengths[slot] = token, length, length
 
-    def advance(self, slots: slice, tokens: Tensor) -> None:
-        """Note one more token for each of these slots. A dead row stays at the last position of its request."""
-        self.tokens[slots] = tokens
-        self.lengths[slots] = torch.minimum(self.lengths[slots] + 1, self._last[slots])
-        self._lengths[slots] = (self._lengths[slots] + 1).clip(max=self.capacity - 1)
+    def advance(self, windows: Sequence[slice], tokens: Tensor) -> None:
+        """Note one more token for each slot of these windows, in order. A dead row stays at its request's last
+        position."""
+        for slots in windows:
+            count = slots.stop - slots.start
+            self.tokens[slots], tokens = tokens[:count], tokens[count:]
+            self.lengths[slots] = torch.minimum(self.lengths[slots] + 1, self._last[slots])
+            self._lengths[slots] = (self._lengths[slots] + 1).clip(max=self.capacity - 1)
 
     def _move(self, source: int, destination: int) -> None:
         """Move one slot. Only the stored tokens move, for all layers: the paper's released code copies a sliver."""

@@ -12,8 +12,8 @@ __all__ = ["FixedBuffers", "LastBuffers", "ShiftBuffers"]
 
 
 class FixedBuffers(Buffers):
-    """No reordering, the paper's own baseline: a slot freed in the middle stays in the window as a dead row until it is at
-    an edge. Newcomers widen the window at an edge; a dead row is used again only when both edges have reached the ends."""
+    """No reordering, the paper's own baseline: a slot freed in the middle stays in the window as a dead row until it is
+    at an edge. Newcomers widen the window; a dead row is used again only when both edges have reached the ends."""
 
     layout = "fixed"
 

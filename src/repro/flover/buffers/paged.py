@@ -1,4 +1,4 @@
-"""Blocks from a common pool: nothing but rows of a table moves, and memory is taken by need and not by the longest request."""
+"""Blocks from a common pool: only rows of a table move, and memory is taken by need, not by the longest request."""
 
 from collections.abc import Sequence
 
@@ -13,8 +13,8 @@ __all__ = ["PagedBuffers"]
 class PagedBuffers(LastBuffers):
     """A request gets all blocks that it may need when it is admitted, so it can never run out of them later.
 
-    `blocks`: of the pool, of `block` positions each; None: as many as `slots` requests of full capacity take. Attention in
-    C++ and Triton follows the table; in torch an iteration gathers, and so copies, what it reads.
+    `blocks`: of the pool, of `block` positions each; None: as many as `slots` requests of full capacity take. Attention
+    in C++ and Triton follows the table; in torch an iteration gathers, and so copies, what it reads.
     """
 
     layout = "paged"

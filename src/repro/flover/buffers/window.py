@@ -1,5 +1,5 @@
-"""Contiguous KV slots: the running requests always fill one window of neighbouring slots, so that a fused iteration reads a
-plain slice of the cache. When a request inside the window leaves, the paper's memory shuffle closes the hole:
+"""Contiguous KV slots: the running requests always fill one window of neighbouring slots, so that a fused iteration
+reads a plain slice of the cache. When a request inside the window leaves, the paper's memory shuffle closes the hole:
 
 Step 1: of all windows as wide as there are live slots, find the one that already holds most of them (fewest moves).
 Step 2: move each live slot outside that window into a hole inside it.

@@ -1,4 +1,4 @@
-"""Batches that form and then run until their longest request is done: by number (static), or by a window of time (dynamic)."""
+"""Batches that form and then run until their longest request is done: by number (static) or by time (dynamic)."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -18,9 +18,9 @@ __all__ = ["Batches", "ConcurrentBatches"]
 class Batches:
     """One batch at a time, of `slots` requests at most (0: no limit), whose answers are handed back together.
 
-    `window_s`: the batch is formed so long after the first of those who wait has come, or sooner when it is full; it takes all that have
-    come when it starts. None: static, formed when it is full or when no more will come. `capacity`: KV positions of a slot, where
-    the context of a row that is done stops growing; 0 for no end.
+    `window_s`: the batch is formed so long after the first of those who wait has come, or sooner when it is full; it
+    takes all that have come when it starts. None: static, formed when it is full or when no more will come. `capacity`:
+    KV positions of a slot, where the context of a row that is done stops growing; 0 for no end.
     """
 
     slots: int = 0
@@ -51,7 +51,7 @@ class Batches:
 
 @dataclass(frozen=True)
 class ConcurrentBatches:
-    """Dynamic batching where each batch runs at once, beside those that run already: what the paper's figures of small windows look like.
+    """Dynamic batching where each batch runs at once, beside those that run: as the paper's small windows seem to.
 
     `slowdown`: how many times longer each takes when so many run; the rest as in `Batches`.
     """
@@ -103,8 +103,7 @@ def _iterations(batch: Sequence[Shape]) -> int:
 
 
 def _edges(batch: Sequence[Shape], times: Times, start: float, capacity: int) -> np.ndarray:
-    """When the pass over all prompts and then each iteration of a batch is done, the start before them. Rows that are done go on as dead
-    weight."""
+    """The start, and when the pass over all prompts and each iteration of a batch is done. Dead rows go on."""
     # An answer of one token needs no position for it, so its row stands one before.
     longest = max(min(shape.prompt_tokens, shape.prompt_tokens + shape.output_tokens - 2) for shape in batch)
     context = longest + np.arange(_iterations(batch))

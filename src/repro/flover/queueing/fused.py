@@ -19,10 +19,10 @@ __all__ = ["Fused"]
 class Fused:
     """Newcomers join at the next token boundary, who is done leaves at once. 0 is no limit.
 
-    `slots`: most that run at once, 1 for serial; `admit_per_iteration`: newcomers at one boundary, 1 in the authors' code;
-    `prefill_tokens`: prompt tokens that one iteration processes. `prefill_apart`: prompts are processed beside the iterations, as on
-    the authors' second stream, one after another and without slowing them down; a request joins when its prompt is done, and takes
-    a slot only then.
+    `slots`: most that run at once, 1 for serial; `admit_per_iteration`: newcomers at one boundary, 1 in the authors'
+    code; `prefill_tokens`: limit on the prompt tokens of one iteration (chunked prefill). `prefill_apart`: prompts are
+    processed beside the iterations, as on the authors' second stream, one after another and without slowing them down;
+    a request joins when its prompt is done, and takes a slot only then.
     """
 
     slots: int = 0
@@ -48,7 +48,7 @@ class _Fused:
         self.shapes, self.times = shapes, times
         self.slots = policy.slots or len(shapes)
         self.most = policy.admit_per_iteration or len(shapes)
-        self.piece = policy.prefill_tokens
+        self.chunk = policy.prefill_tokens
         self.apart = _prompts_apart(shapes, times) if policy.prefill_apart else None
         self.joins = self.apart or [shape.arrival_s for shape in shapes]  # when each can be admitted
         self.now, self.iteration, self.rows, self.following = 0.0, 0, 0, 0
@@ -76,7 +76,7 @@ class _Fused:
         if not self.ends and not self.prompts:
             self.now = max(self.now, self.joins[self.following])
         room = min(bisect_right(self.joins, self.now) - self.following, self.slots - self._running, self.most)
-        room = min(room, self._prompts_to_begin(room)) if self.piece else room
+        room = min(room, self._prompts_to_begin(room)) if self.chunk else room
         for request in range(self.following, self.following + room):
             self.admitted[request] = self.now
             if self.apart is None:
@@ -93,26 +93,26 @@ class _Fused:
         """How many of the next `room` prompts this iteration gets to."""
         ahead = sum(self.shapes[request].prompt_tokens - self.prefilled[request] for request in self.prompts)
         for number in range(room):
-            if ahead >= self.piece:
+            if ahead >= self.chunk:
                 return number
             ahead += self.shapes[self.following + number].prompt_tokens
         return room
 
     def _pass(self) -> None:
         """Prompts, or what of them may be, and an iteration of those who decode."""
-        left = self.piece or sys.maxsize
-        pieces, complete = [], []
+        left = self.chunk or sys.maxsize
+        chunks, complete = [], []
         for request in self.prompts:
             shape, start = self.shapes[request], self.prefilled[request]
             if not (tokens := min(shape.prompt_tokens - start, left)):
                 break
-            pieces.append((tokens, start))
+            chunks.append((tokens, start))
             left -= tokens
             self.prefilled[request] += tokens
             if self.prefilled[request] == shape.prompt_tokens:
                 complete.append(request)
         batch, longest = len(self.ends), self.iteration + max(self.lead.values(), default=0)
-        self.now += pass_s(self.times, batch, longest, pieces)
+        self.now += pass_s(self.times, batch, longest, chunks)
         self.rows += batch
         self.iteration += bool(batch)
         for request in complete:

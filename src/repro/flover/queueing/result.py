@@ -15,9 +15,9 @@ __all__ = ["Policy", "QueueRun", "check_policy", "check_shapes"]
 
 @dataclass(frozen=True)
 class QueueRun:
-    """Seconds from the start of serving, [n] by request: when it was admitted, when its first token was there for the user to see, when
-    its answer was handed back. `iterations`: of decoding, in all; `rows`: requests in them, summed up; `dead_rows`: those among them that
-    gave no token."""
+    """Seconds from the start of serving, [n] by request: when it was admitted, when its first token was there for the
+    user to see, when its answer was handed back. `iterations`: of decoding, in all; `rows`: requests in them, summed
+    up; `dead_rows`: those among them that gave no token."""
 
     arrival_s: NDArray[np.float64]
     admitted_s: NDArray[np.float64]

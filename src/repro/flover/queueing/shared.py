@@ -15,14 +15,14 @@ __all__ = ["Instances", "Shared", "evenly", "share"]
 
 
 def evenly(running: int) -> float:
-    """Slow-down where the machine is shared fairly and nothing is gained or lost by that: k at once take k times as long."""
+    """Slow-down where the machine is shared fairly at no cost: k at once take k times as long."""
     return float(running)
 
 
 @dataclass(frozen=True)
 class Shared:
-    """Seconds at which each task began and ended, [n]; `clock` and `attained` [m]: how much work a task that ran all the time would have
-    had done by then."""
+    """Seconds at which each task began and ended, [n]; `clock` and `attained` [m]: how much work a task that always ran
+    would have done by then."""
 
     begins: NDArray[np.float64]
     ends: NDArray[np.float64]
@@ -40,8 +40,8 @@ class Shared:
 def share(
     starts: Sequence[float], work: Sequence[float], slowdown: Callable[[int], float] = evenly, limit: int = 0
 ) -> Shared:
-    """Tasks that come at `starts` (ascending) and take `work` seconds alone. When k run, each takes `slowdown(k)` times as long; at most
-    `limit` run (0: all), the others wait in order."""
+    """Tasks that come at `starts` (ascending) and take `work` seconds alone. When k run, each takes `slowdown(k)` times
+    as long; at most `limit` run (0: all), the others wait in order."""
     begins, ends = np.zeros(len(work)), np.zeros(len(work))
     running: list[tuple[float, int]] = []  # attained work at which a task is done
     now, attained, following = 0.0, 0.0, 0
@@ -66,8 +66,8 @@ def share(
 
 @dataclass(frozen=True)
 class Instances:
-    """Concurrent instances of the model, each of which serves one request at a time (the paper's FasterTransformer): `count` of them, 0
-    for one per request. `slowdown`: how many times longer each takes when so many run."""
+    """Concurrent instances of the model, each of which serves one request at a time (the paper's FasterTransformer):
+    `count` of them, 0 for one per request. `slowdown`: how many times longer each takes when so many run."""
 
     count: int = 0
     slowdown: Callable[[int], float] = evenly

@@ -16,7 +16,7 @@ class Times(Protocol):
     """Seconds that a model takes."""
 
     def decode(self, batch: int, context: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Of iterations over `batch` rows, one for each element of `context` [k]: the most tokens that a row has stored. Returns [k]."""
+        """Of iterations over `batch` rows, [k], for each of `context` [k]: the most tokens that a row has stored."""
         ...
 
     def prefill(self, tokens: int, start: int = 0) -> float:
@@ -29,10 +29,10 @@ class Times(Protocol):
         ...
 
 
-def pass_s(times: Times, batch: int, context: int, pieces: Sequence[tuple[int, int]]) -> float:
-    """Seconds of one pass: a token for each of `batch` rows, of which one has `context` tokens stored and the others no more, and `pieces`
-    (tokens, start) of prompts."""
-    parts = [times.prefill(tokens, start) for tokens, start in pieces]
+def pass_s(times: Times, batch: int, context: int, chunks: Sequence[tuple[int, int]]) -> float:
+    """Seconds of one pass: a token for each of `batch` rows, of which one has `context` tokens stored and the others no
+    more, and `chunks` (tokens, start) of prompts."""
+    parts = [times.prefill(tokens, start) for tokens, start in chunks]
     if batch:
         parts.append(float(times.decode(batch, np.array([context]))[0]))
     return sum(parts) - times.floor_s * (len(parts) - 1)
@@ -40,8 +40,8 @@ def pass_s(times: Times, batch: int, context: int, pieces: Sequence[tuple[int, i
 
 @dataclass(frozen=True)
 class LinearTimes:
-    """t1 (1 + c (b - 1)), whatever the context, and prompts at a cost per token: decoding is bound by reading the weights, which all
-    requests share, and `batch_cost` c is what each further request adds. `iteration_s`: t1."""
+    """t1 (1 + c (b - 1)), whatever the context, and prompts at a cost per token: decoding is bound by reading the
+    weights, which all requests share, and `batch_cost` c is what each further request adds. `iteration_s`: t1."""
 
     iteration_s: float
     batch_cost: float = 0.0
@@ -64,9 +64,10 @@ class LinearTimes:
 
 @dataclass(frozen=True)
 class MeasuredTimes:
-    """Piecewise linear between measured points; below the smallest context, prompt or start as there, above the largest a ValueError.
+    """Linear between measured points; below the smallest context, prompt or start as there, above a ValueError.
 
-    `batches` [B] from 1 on, `contexts` [C], `decode_s` [B, C]; `prompts` [P], `starts` [S], `prefill_s` [P, S]; axes ascending.
+    `batches` [B] from 1 on, `contexts` [C], `decode_s` [B, C]; `prompts` [P], `starts` [S], `prefill_s` [P, S];
+    ascending.
     """
 
     batches: NDArray[np.int64]

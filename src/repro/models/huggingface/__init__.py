@@ -1,5 +1,5 @@
-"""A model as Hugging Face transformers saves it: a folder with `config.json` and safetensors files, whole or in shards. What differs
-between architectures is in a file of its own each."""
+"""A model as Hugging Face transformers saves it: a folder with `config.json` and safetensors files, whole or in shards.
+What differs between architectures is in a file of its own each."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ ARCHITECTURES = {"llama": LLAMA, "gptj": GPT_J, "gpt_neox": GPT_NEOX}
 
 
 def load_huggingface(folder: str | Path, **options: Any) -> Decoder:
-    """The model in a folder. `options`: `dtype`, `device`, `kernels` of `Decoder`; errors: those of `read_huggingface`."""
+    """The model in a folder. `options`: those of `Decoder`; errors: those of `read_huggingface`."""
     architecture, config, weights = _read(Path(folder))
     return architecture.model(config, weights, **options)
 
@@ -29,9 +29,9 @@ def load_huggingface(folder: str | Path, **options: Any) -> Decoder:
 def read_huggingface(folder: str | Path) -> tuple[DecoderConfig, dict[str, Tensor]]:
     """Sizes, and weights by their GGUF names in the dtype of the file, as `Llama`, `GPTJ` and `GPTNeoX` take them.
 
-    FileNotFoundError when `config.json` or a file of weights is missing; ValueError names the file, the key and what is allowed for
-    another architecture, for scaled rotary positions and whatever else we would compute wrongly, and for weights that are missing or
-    unknown.
+    FileNotFoundError when `config.json` or a file of weights is missing; ValueError names the file, the key and what is
+    allowed for another architecture, for scaled rotary positions and whatever else we do not compute, and for missing
+    or unknown weights.
     """
     return _read(Path(folder))[1:]
 

@@ -21,10 +21,11 @@ def _as_it_is(config: Any, name: str, tensor: Tensor) -> Tensor:
 class Architecture:
     """Which of our models computes an architecture of transformers, and where its sizes and weights are in a folder.
 
-    `required`: keys of `config.json` that must hold a number; `computed`: keys that may be left out, and the values that our model
-    computes: another is a model that we would get wrong. `config` makes our sizes of the file's keys, or raises ValueError. `layers` begins the names of weights inside layers; `inside` and `outside`: our names for the
-    stems of weights (the rest is `weight` or `bias`). Names that end like one of `buffers` are no weights: older versions saved them as
-    well. `arrange(config, our name, tensor)`: the tensor as our model takes it.
+    `required`: keys of `config.json` that must hold a number; `computed`: keys that may be left out, and the values
+    that our model computes: another is a model that we would get wrong. `config` makes our sizes of the file's keys, or
+    raises ValueError. `layers` begins the names of weights inside layers; `inside` and `outside`: our names for the
+    stems of weights (the rest is `weight` or `bias`). Names that end like one of `buffers` are no weights: older
+    versions saved them as well. `arrange(config, our name, tensor)`: the tensor as our model takes it.
     """
 
     model: type[Decoder]
@@ -50,7 +51,7 @@ class Architecture:
         return self.config(found)
 
     def name(self, name: str) -> str | None:
-        """Our name of a weight: `blk.3.attn_q.weight` for `model.layers.3.self_attn.q_proj.weight`. None where there is none."""
+        """Our name of a weight: `blk.3.attn_q.weight` for `model.layers.3.self_attn.q_proj.weight`; or None."""
         stem, _, kind = name.rpartition(".")
         if kind in ("weight", "bias"):
             if stem in self.outside:
@@ -70,7 +71,7 @@ def rope_parameters(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def neighbours(heads: Tensor, rotary_dim: int) -> Tensor:
-    """Rows of query or key heads [heads, dim, ...] in the order in which neighbours turn together. Where transformers turns entry i of a
-    head with entry i + rotary_dim/2, they are 2i and 2i + 1 here; products of queries and keys stay the same."""
+    """Rows of query or key heads [heads, dim, ...] with interleaved rotary pairs: what transformers has at i and i +
+    rotary_dim/2 is at 2i and 2i + 1 here. Products of queries and keys stay the same."""
     turned, rest = heads[:, :rotary_dim], heads[:, rotary_dim:]
     return torch.cat((turned.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2), rest), 1)

@@ -1,12 +1,16 @@
-"""The files of a transformers folder: JSON, and weights in one safetensors file or in the shards that an index names."""
+"""The files of a transformers folder: JSON, and weights in one safetensors file or in shards."""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
+
+try:
+    from safetensors import SafetensorError, safe_open
+except ImportError as error:
+    raise ImportError(f"{__name__} needs safetensors: pip install 'repro-papers[flover]'", name=error.name) from error
 
 __all__ = ["read_json", "tensors", "weight_files"]
 

@@ -1,4 +1,4 @@
-"""GPT-J as transformers saves it. Neighbours turn together there as well."""
+"""GPT-J as transformers saves it. Rotary pairs are interleaved there as well."""
 
 from typing import Any
 

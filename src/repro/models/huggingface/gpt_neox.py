@@ -1,4 +1,4 @@
-"""GPT-NeoX as transformers saves it: queries, keys and values of a head stand together, and the halves of what turns do."""
+"""GPT-NeoX as transformers saves it: queries, keys and values of a head together, rotary pairs half-split."""
 
 from typing import Any
 

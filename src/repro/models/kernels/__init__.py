@@ -1,6 +1,6 @@
-"""The steps of a decoder, three times: in torch (`torch_kernels.py`, any device; matrix products on a CPU are oneDNN's), and in C++ for a CPU
-(`cpp.py`): attention reads keys and values where they lie, only those that count (`steps.cpp`), and products of few rows read weights at
-the memory's speed (`products.cpp`). Third, in Triton for a GPU (`triton_kernels.py`)."""
+"""The steps of a decoder, three times: in torch (`torch_kernels.py`; oneDNN's matrix products on a CPU), in C++ for a
+CPU (`cpp.py`: attention in `steps.cpp`, products of few rows in `products.cpp`), and in Triton for a GPU
+(`triton_kernels.py`)."""
 
 import warnings
 from collections.abc import Callable
@@ -21,8 +21,8 @@ Choice = Literal["auto", "cpp", "triton", "torch"]
 
 
 Attention = Callable[[int, Tensor], Tensor]
-"""attend(layer, qkv): rotates queries and keys, stores keys and values, attends: causal, with grouped queries. qkv [n, (heads +
-2 kv_heads) · head_dim] to [n, heads · head_dim]."""
+"""attend(layer, qkv): rotates queries and keys, stores keys and values, attends: causal, with grouped queries. qkv [n,
+(heads + 2 kv_heads) · head_dim] to [n, heads · head_dim]."""
 
 
 class Kernels(Protocol):
@@ -30,14 +30,14 @@ class Kernels(Protocol):
 
     name: str
     capturable: bool
-    """Whether a pass over rows that decode is the same launches whatever their slots and positions, so that it may be a graph."""
+    """Whether a pass over rows that decode is the same launches wherever they lie, as a CUDA graph needs it."""
 
     def linear(self, weight: Tensor, bias: Tensor | None = None, gelu: GELU | None = None) -> Linear:
         """The layer with this weight [out, in] and bias [out]."""
         ...
 
     def attention(self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache) -> Attention:
-        """For one pass. cosine, sine: fp32 [n, pairs], the angles of each head's first pairs of neighbours (2i, 2i + 1); the rest of a
+        """For one pass. cosine, sine: fp32 [n, pairs], the angles of each head's first interleaved pairs; the rest of a
         head stays."""
         ...
 
@@ -55,8 +55,8 @@ class Kernels(Protocol):
 
 
 def choose(choice: Choice, device: torch.device, dtype: torch.dtype, head_dim: int) -> Kernels:
-    """`auto` takes the fastest that there is for the device, and warns where it cannot be built. What was asked for by name raises ValueError
-    where it does not compute such a model, and `cpp.BuildError` or ImportError where it is missing."""
+    """`auto` takes the fastest that there is for the device, and warns where it cannot be built. What was asked for by
+    name raises ValueError where it cannot compute such a model, `cpp.BuildError` or ImportError where it is missing."""
     floats = (torch.float32, torch.bfloat16)
     possible = {
         "cpp": device.type == "cpu" and dtype in floats and head_dim <= 256,
@@ -66,8 +66,8 @@ def choose(choice: Choice, device: torch.device, dtype: torch.dtype, head_dim: i
     chosen = next(name for name, can in possible.items() if can) if choice == "auto" else choice
     if not possible[chosen]:
         raise ValueError(
-            f"kernels is {choice!r}, dtype {dtype}, device {device}, head_dim {head_dim}; allowed: 'cpp' for float32 and bfloat16 on "
-            f"cpu, heads up to 256; 'triton' for these and float16 on cuda; 'torch'"
+            f"kernels is {choice!r}, dtype {dtype}, device {device}, head_dim {head_dim}; allowed: "
+            f"'cpp' for float32 and bfloat16 on cpu, heads up to 256; 'triton' for these and float16 on cuda; 'torch'"
         )
     try:
         return _load(chosen, device)

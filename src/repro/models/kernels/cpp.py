@@ -67,8 +67,8 @@ class CppKernels:
 
 
 class PanelLinear:
-    """The weight as `products.cpp` reads it. For processors with AVX-512, and in bfloat16 with AVX512_BF16 but without AMX (RuntimeError
-    when called on others)."""
+    """The weight as `products.cpp` reads it. For processors with AVX-512, and in bfloat16 with AVX512_BF16 but without
+    AMX (RuntimeError when called on others)."""
 
     layout = "panels"
 
@@ -81,7 +81,7 @@ class PanelLinear:
 
 
 def _panels(weight: Tensor) -> Tensor:
-    """[out, in] to [panels, in / deep, 32, deep], filled up with outputs of zero; deep: the inputs that are four bytes."""
+    """[out, in] to [panels, in / deep, 32, deep], padded with outputs of zero; deep: the inputs in four bytes."""
     deep = 4 // weight.element_size()
     rows = F.pad(weight, (0, 0, 0, -len(weight) % _PANEL))
     return rows.view(-1, _PANEL, weight.shape[1] // deep, deep).transpose(1, 2).contiguous()
@@ -89,7 +89,7 @@ def _panels(weight: Tensor) -> Tensor:
 
 @functools.cache
 def _load() -> None:
-    """Once per process. Built once per machine: the file's name holds the source, torch, compiler and processor it is for."""
+    """Built once per machine: the file's name holds a hash of source, torch, compiler and processor."""
     from torch.utils.cpp_extension import get_default_build_root
 
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
@@ -113,8 +113,8 @@ def _load() -> None:
 
 
 def _build(compiler: str, library: Path) -> None:
-    """Under another name first, so that whoever is interrupted or builds at the same time leaves nothing half done. Two steps: linked with
-    -ffast-math, a library of older GCCs makes its whole process flush subnormal numbers to zero."""
+    """Under another name first, so that whoever is interrupted or builds at the same time leaves nothing half done. Two
+    steps: linked with -ffast-math, a library of older GCCs makes its whole process flush subnormal numbers to zero."""
     from torch.utils.cpp_extension import include_paths, library_paths
 
     headers, libraries = [f"-I{path}" for path in include_paths()], [f"-L{path}" for path in library_paths()]

@@ -15,7 +15,7 @@ _ROWS = 32  # oneDNN asks how many rows to expect when it lays weights out
 
 
 class Linear(Protocol):
-    """y = x Wᵀ + b for x [n, in], W [out, in] and b [out] or None; GELU(y) where `gelu` says how. `layout` goes into records."""
+    """y = x Wᵀ + b for x [n, in], W [out, in] and b [out] or None; or its GELU. `layout` goes into records."""
 
     @property
     def layout(self) -> str: ...
@@ -46,9 +46,9 @@ class PlainLinear:
 class OneDNNLinear:
     """The weight is packed once into oneDNN's blocked layout (half the time of `F.linear` on the machines measured).
 
-    A single row would take a matrix-vector kernel that sums in another order than the matrix kernel, and a lone request would round
-    differently from a fused one; so one row is computed as two. GELU is part of the product for the same reason: `F.gelu` takes another
-    formula for what is left over at the end of a thread's share, so a row's bits would depend on where it falls.
+    A single row would take a matrix-vector kernel that sums in another order than the matrix kernel, and a lone request
+    would round differently from a fused one; so one row is computed as two. GELU is part of the product for the same
+    reason: `F.gelu` takes another formula at the end of a thread's share, so a row's bits would depend on its place.
     """
 
     layout = "oneDNN packed"

@@ -12,17 +12,18 @@ from repro.models.kernels.linear import GELU, Linear, torch_linear
 from repro.models.kv_cache import KVCache
 from repro.models.rows import Rows, Span
 
-__all__ = ["TorchKernels", "attend_prompt", "cut", "rotate"]
+__all__ = ["TorchKernels", "by_span", "rotate"]
 
-_SPAN_BLOCK = (
-    64  # a span of one token each attends over whole blocks of this many positions; the rest of a slot is not read
-)
+_SPAN_BLOCK = 64  # positions: spans of one token each attend over whole blocks; the rest of a slot is not read
+
+SpanAttention = Callable[[Span, Tensor, Tensor, KVCache], Callable[[int, Tensor], Tensor]]
+"""(span, its slots, its positions, cache) to attend(layer, queries [n, heads, head_dim]), which keeps the shape."""
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Rotary embedding of neighbouring pairs (2i, 2i+1), GGUF's LLaMA convention, computed in fp32.
 
-    x: [n, heads, head_dim]; cosine, sine: fp32 [n, pairs], pairs ≤ head_dim/2; what they do not reach stays. Returns x's shape and dtype.
+    x: [n, heads, head_dim]; cosine, sine: fp32 [n, pairs], pairs ≤ head_dim/2; the rest of a head stays. Returns as x.
     """
     turned, rest = x.split([2 * cosine.shape[1], x.shape[-1] - 2 * cosine.shape[1]], -1)
     even, odd = turned.float().unflatten(-1, (-1, 2)).unbind(-1)
@@ -42,16 +43,14 @@ class TorchKernels:
 
     def attention(self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache) -> Callable[[int, Tensor], Tensor]:
         kv_heads, dim = cache.kv_heads, cache.head_dim
-        owns = cut(rows)
-        spans = [_span(span, rows.positions[own], cache) for span, own in zip(rows.spans, owns, strict=True)]
+        attend_rows = by_span(rows, cache, _one_token_each)
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
             heads = qkv.shape[1] // dim - 2 * kv_heads
             qk, values = qkv.view(len(qkv), -1, dim).split([heads + kv_heads, kv_heads], 1)
             queries, keys = rotate(qk, cosine, sine).split([heads, kv_heads], 1)
             cache.write(layer, rows.slots, rows.positions, keys, values)
-            parts = [attend(layer, queries[own]) for attend, own in zip(spans, owns, strict=True)]
-            return torch.cat(parts).flatten(1)
+            return attend_rows(layer, queries)
 
         return attend
 
@@ -68,20 +67,26 @@ class TorchKernels:
         return logits.argmax(-1)
 
 
-def cut(rows: Rows) -> list[slice]:
-    """The rows of each span."""
-    ends = list(accumulate(span.rows for span in rows.spans))
-    return [slice(end - span.rows, end) for end, span in zip(ends, rows.spans, strict=True)]
+def by_span(rows: Rows, cache: KVCache, one_token_each: SpanAttention) -> Callable[[int, Tensor], Tensor]:
+    """attend(layer, queries [n, heads, head_dim]) to [n, heads · head_dim]: spans of one token each as told, the others
+    as prompts. Both attend over what `cache` holds by then."""
+    ends = accumulate(span.rows for span in rows.spans)
+    owns = [slice(end - span.rows, end) for end, span in zip(ends, rows.spans, strict=True)]
+    spans = [
+        (one_token_each if span.tokens == 1 else _prompts)(span, rows.slots[own], rows.positions[own], cache)
+        for span, own in zip(rows.spans, owns, strict=True)
+    ]
+
+    def attend(layer: int, queries: Tensor) -> Tensor:
+        parts = [attend_span(layer, queries[own]) for attend_span, own in zip(spans, owns, strict=True)]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
+
+    return attend
 
 
-def _span(span: Span, positions: Tensor, cache: KVCache) -> Callable[[int, Tensor], Tensor]:
-    """attend(layer, queries [n, heads, head_dim]) for the rows of one span."""
-    return _one_token_each(span, positions, cache) if span.tokens == 1 else attend_prompt(span, positions, cache)
-
-
-def _one_token_each(span: Span, positions: Tensor, cache: KVCache) -> Callable[[int, Tensor], Tensor]:
-    """No Python per request. The heads that share a KV head stand where the query positions would: no copy of the cache per head.
-    Written out because torch's fused CPU kernel rounds by the thread a row falls to, so by the batch around it."""
+def _one_token_each(span: Span, slots: Tensor, positions: Tensor, cache: KVCache) -> Callable[[int, Tensor], Tensor]:
+    """No Python per request. The heads that share a KV head stand where the query positions would: no copy of the cache
+    per head. Written out: torch's fused CPU kernel rounds by the thread a row falls to, so by the batch."""
     length = min(cache.capacity, _SPAN_BLOCK * (span.longest // _SPAN_BLOCK + 1))
     beyond = torch.arange(length, device=positions.device) > positions[:, None]
     mask = torch.zeros(beyond.shape, device=positions.device).masked_fill_(beyond, -math.inf)[:, None, None]
@@ -94,8 +99,8 @@ def _one_token_each(span: Span, positions: Tensor, cache: KVCache) -> Callable[[
     return attend
 
 
-def attend_prompt(span: Span, positions: Tensor, cache: KVCache) -> Callable[[int, Tensor], Tensor]:
-    """attend(layer, queries [n, heads, head_dim]) where each slot has many tokens: every one attends to all before it."""
+def _prompts(span: Span, slots: Tensor, positions: Tensor, cache: KVCache) -> Callable[[int, Tensor], Tensor]:
+    """attend(layer, queries [n, heads, head_dim]) where each slot has many tokens: each attends to all before it."""
     count, length = span.rows // span.tokens, span.longest + 1
     seen = positions.view(count, 1, span.tokens, 1) >= torch.arange(length, device=positions.device)
 

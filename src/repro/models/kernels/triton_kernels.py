@@ -1,8 +1,8 @@
 """The steps between matrix products on CUDA and ROCm, in Triton. Import this module only where there is Triton.
 
-Rows that decode read keys and values where they lie, in slots or blocks, and nothing of a launch depends on where that is or how long a
-request has become: slots, positions and the table of blocks are read on the device. So a pass can be recorded as a CUDA graph once and be
-replayed for any rows (`flover/cuda_graph.py`). Prompts attend in torch, whose kernel takes them as matrix products.
+Rows that decode read keys and values where they lie, in slots or blocks, and nothing of a launch depends on where that
+is or how long a request has become: slots, positions and the table of blocks are read on the device. So a pass can be
+recorded as a CUDA graph once and be replayed for any rows (`flover/cuda_graph.py`). Prompts attend in torch.
 """
 
 from collections.abc import Callable
@@ -13,9 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from repro.models.kernels.linear import GELU, Linear, torch_linear
-from repro.models.kernels.torch_kernels import attend_prompt, cut
+from repro.models.kernels.torch_kernels import by_span
 from repro.models.kv_cache import KVCache
-from repro.models.rows import Rows
+from repro.models.rows import Rows, Span
 
 __all__ = ["TritonKernels"]
 
@@ -82,10 +82,10 @@ def _rotate_store(
 @triton.jit
 def _attend_split(
     queries,
-    keys,
-    values,
     slots,
     positions,
+    keys,
+    values,
     table,
     sums,
     marks,
@@ -101,8 +101,8 @@ def _attend_split(
     BLOCK: tl.constexpr,
     HAS_TABLE: tl.constexpr,
 ):
-    """One head of one row over one stretch of positions: the sum of values weighted by exp(score - highest), [dim] in `sums`, and the
-    highest score and the sum of weights in `marks`."""
+    """One head of one row over one stretch of positions: the sum of values weighted by exp(score - highest), [dim] in
+    `sums`, and the highest score and the sum of weights in `marks`."""
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     slot, length = tl.load(slots + row), tl.load(positions + row) + 1
     d = tl.arange(0, DIM)
@@ -133,7 +133,7 @@ def _attend_split(
 
 @triton.jit
 def _attend_join(sums, marks, out, dim, splits, DIM: tl.constexpr, SPLITS: tl.constexpr):
-    """One head of one row: its stretches put together. Those beyond its length have a highest score of minus infinity."""
+    """One head of one row: its stretches joined. Those beyond its length have a highest score of -inf."""
     head = tl.program_id(0).to(tl.int64)
     s, d = tl.arange(0, SPLITS), tl.arange(0, DIM)
     mark = marks + 2 * (head * splits + s)
@@ -183,19 +183,10 @@ class TritonKernels:
         return torch_linear(weight, bias, gelu)
 
     def attention(self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache) -> Callable[[int, Tensor], Tensor]:
-        owns = list(zip(rows.spans, cut(rows), strict=True))
-        prompts = {own.start: attend_prompt(span, rows.positions[own], cache) for span, own in owns if span.tokens > 1}
+        attend_rows = by_span(rows, cache, _one_token_each)
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
-            keys, values, table = cache.parts(layer)
-            queries = _rotated(qkv, cosine, sine, rows, keys, values, table)
-            parts = [
-                prompts[own.start](layer, queries[own]).flatten(1)
-                if own.start in prompts
-                else _attended(queries[own], rows.slots[own], rows.positions[own], cache.capacity, keys, values, table)
-                for _, own in owns
-            ]
-            return parts[0] if len(parts) == 1 else torch.cat(parts)
+            return attend_rows(layer, _rotated(layer, qkv, cosine, sine, rows, cache))
 
         return attend
 
@@ -215,71 +206,42 @@ class TritonKernels:
         return logits.argmax(-1)
 
 
-def _rotated(
-    qkv: Tensor, cosine: Tensor, sine: Tensor, rows: Rows, keys: Tensor, values: Tensor, table: Tensor | None
-) -> Tensor:
+def _lying(cache: KVCache, layer: int, slots: Tensor, positions: Tensor) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """The arguments `slots` … `table` and `kv_heads`, `block`, `width` of a kernel; the last is 0 without a table."""
+    keys, values, table = cache.parts(layer)
+    width = 0 if table is None else table.shape[1]
+    return (slots, positions, keys, values, slots if table is None else table), (*keys.shape[1:3], width)
+
+
+def _rotated(layer: int, qkv: Tensor, cosine: Tensor, sine: Tensor, rows: Rows, cache: KVCache) -> Tensor:
     """Queries [n, heads, head_dim], turned; keys and values are stored."""
-    _, kv_heads, block, dim = keys.shape
-    heads = qkv.shape[1] // dim - 2 * kv_heads
+    place, sizes = _lying(cache, layer, rows.slots, rows.positions)
+    pairs, dim = cosine.shape[1], cache.head_dim
+    heads = qkv.shape[1] // dim - 2 * cache.kv_heads
     queries = qkv.new_empty(len(qkv), heads, dim)
-    _rotate_store[(len(qkv), heads + 2 * kv_heads)](
-        qkv.contiguous(),
-        cosine,
-        sine,
-        rows.slots,
-        rows.positions,
-        keys,
-        values,
-        rows.slots if table is None else table,
-        queries,
-        heads,
-        kv_heads,
-        block,
-        0 if table is None else table.shape[1],
-        cosine.shape[1],
-        dim,
-        HALF=triton.next_power_of_2(triton.cdiv(dim, 2)),
-        HAS_TABLE=table is not None,
+    fixed = {"HALF": triton.next_power_of_2(triton.cdiv(dim, 2)), "HAS_TABLE": sizes[-1] > 0}
+    _rotate_store[(len(qkv), heads + 2 * cache.kv_heads)](
+        qkv.contiguous(), cosine, sine, *place, queries, heads, *sizes, pairs, dim, **fixed
     )
     return queries
 
 
-def _attended(
-    queries: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-    capacity: int,
-    keys: Tensor,
-    values: Tensor,
-    table: Tensor | None,
-) -> Tensor:
-    """[n, heads, head_dim] to [n, heads · head_dim], each row over all positions up to its own."""
-    rows, heads, dim = queries.shape
-    kv_heads, block = keys.shape[1:3]
-    splits, wide = triton.cdiv(capacity, _SPLIT), triton.next_power_of_2(dim)
-    sums = torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=queries.device)
-    marks = torch.empty(rows, heads, splits, 2, dtype=torch.float32, device=queries.device)
-    out = torch.empty_like(queries)
-    _attend_split[(rows, heads, splits)](
-        queries,
-        keys,
-        values,
-        slots,
-        positions,
-        slots if table is None else table,
-        sums,
-        marks,
-        dim**-0.5,
-        heads,
-        kv_heads,
-        block,
-        0 if table is None else table.shape[1],
-        dim,
-        splits,
-        DIM=wide,
-        SPLIT=_SPLIT,
-        BLOCK=_BLOCK,
-        HAS_TABLE=table is not None,
-    )
-    _attend_join[(rows * heads,)](sums, marks, out, dim, splits, DIM=wide, SPLITS=triton.next_power_of_2(splits))
-    return out.flatten(1)
+def _one_token_each(span: Span, slots: Tensor, positions: Tensor, cache: KVCache) -> Callable[[int, Tensor], Tensor]:
+    """attend(layer, queries [n, heads, head_dim]), each row over all positions up to its own."""
+    splits, dim = triton.cdiv(cache.capacity, _SPLIT), cache.head_dim
+    wide = triton.next_power_of_2(dim)
+
+    def attend(layer: int, queries: Tensor) -> Tensor:
+        place, sizes = _lying(cache, layer, slots, positions)
+        rows, heads, _ = queries.shape
+        sums = torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=queries.device)
+        marks = torch.empty(rows, heads, splits, 2, dtype=torch.float32, device=queries.device)
+        out = torch.empty_like(queries)
+        fixed = {"DIM": wide, "SPLIT": _SPLIT, "BLOCK": _BLOCK, "HAS_TABLE": sizes[-1] > 0}
+        _attend_split[(rows, heads, splits)](
+            queries, *place, sums, marks, dim**-0.5, heads, *sizes, dim, splits, **fixed
+        )
+        _attend_join[(rows * heads,)](sums, marks, out, dim, splits, DIM=wide, SPLITS=triton.next_power_of_2(splits))
+        return out
+
+    return attend
