@@ -68,3 +68,13 @@ def test_every_figure_draws_the_shipped_records(name, tmp_path, skipped):
 def test_unknown_names_and_options_list_the_known_ones(tmp_path):
     with pytest.raises(ValueError, match="no figure 'zero_byte', known: claims_overview, zero_loss"):
         base.draw("zero_byte", tmp_path)
+
+
+def test_what_is_missing_is_said_with_its_values(capsys):
+    data = base.Data(SHIPPED)
+    assert set(data.runs("moe_train", text="both").text) == {"both"}
+    with base.where_recorded():
+        data.runs("moe_train", text="both", experts=7)
+    assert (
+        capsys.readouterr().out == "Nothing to show. No record of a finished moe_train run with text both, experts 7.\n"
+    )
