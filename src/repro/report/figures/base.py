@@ -7,7 +7,7 @@ where the records cannot answer its question. Notebooks call `show`, the command
 import importlib
 import inspect
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,6 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
 from IPython.display import display
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from repro import paths
@@ -99,48 +98,6 @@ def series(table: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
-def middle(values: Iterable[float]) -> tuple[float, list[list[float]]]:
-    """Median of repeats, and how far its 95 % interval reaches below and above, as matplotlib takes an error bar. One value
-    has no interval: nan, for which nothing is drawn."""
-    value, low, high = interval(values)
-    return value, [[value - low], [high - value]]
-
-
-def look(index: int) -> dict[str, str]:
-    """Colour and marker number `index` of the style, as keyword arguments of matplotlib's plot."""
-    return {"color": PALETTE[index], "marker": MARKERS[index]}
-
-
-def note(axes: Axes, text: str, x: float, y: float, dx: float = 0, dy: float = 0, **style: Any) -> None:
-    """Small text, `dx` and `dy` points away from the data point (x, y)."""
-    axes.annotate(text, (x, y), xytext=(dx, dy), textcoords="offset points", **{"fontsize": 7, **style})
-
-
-def points(
-    axes: Axes, groups: Iterable[tuple[Any, Any]], line: str = "-", label: str | None = None, **style: Any
-) -> None:
-    """Medians over x with their intervals, joined by a line. `groups`: (x, repeats), as a grouped column gives them."""
-    found = [(x, *middle(values)) for x, values in groups]
-    for x, value, error in found:
-        axes.errorbar(x, value, yerr=error, capsize=3, linestyle="", **style)
-    axes.plot([x for x, _, _ in found], [value for _, value, _ in found], line, label=label, **style)
-
-
-def bar(axes: Axes, at: float, values: Iterable[float], number: str, *, across: bool = False, **style: Any) -> None:
-    """Median of repeats as a bar with its interval, and at its end the median as text, in the format `number`.
-
-    `across`: horizontal, at y = `at`; else vertical, at x = `at`.
-    """
-    value, error = middle(values)
-    end = max(value, value + error[1][0])  # the second is nan where there is one value
-    if across:
-        axes.barh(at, value, xerr=error, capsize=3, **style)
-        note(axes, f"{value:{number}}", end, at, 5, va="center", fontsize=8)
-    else:
-        axes.bar(at, value, yerr=error, capsize=3, **style)
-        note(axes, f"{value:{number}}", at, end, ha="center", va="bottom")
-
-
 def paper(claim_id: str) -> list[Any]:
     """Published numbers that belong to a claim (`.label`, `.value`, `.unit`, `.tag`), from `config/claims.yaml`."""
     return claims.published(claim_id)
@@ -189,11 +146,13 @@ class Data:
         """Finished runs of an experiment (see `runs`), of which the columns in `where` have these values. NothingToShow
         where there is none."""
         table = runs(self.folder, experiment)
-        for column, value in where.items() if len(table) else ():
+        missing = f"No record of a finished {experiment} run"
+        if table.empty:
+            raise NothingToShow(f"{missing}.")
+        for column, value in where.items():
             table = table[table[column] == value]
         if table.empty:
-            with_values = ", ".join(f"{column} {value}" for column, value in where.items())
-            raise NothingToShow(f"No record of a finished {experiment} run{with_values and ' with ' + with_values}.")
+            raise NothingToShow(f"{missing} with {', '.join(f'{column} {value}' for column, value in where.items())}.")
         return table
 
 

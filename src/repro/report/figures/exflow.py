@@ -9,16 +9,16 @@ import pandas as pd
 from matplotlib.axes import Axes
 from scipy.optimize import linear_sum_assignment
 
-from repro.report.figures import base
+from repro.report.figures import base, marks
 from repro.report.figures.base import HATCHES, PALETTE, Data, Drawing, NothingToShow
 
 TRACE = "gptoss20b"
 METHODS = {  # method of exflow.place: its name, its look
-    "contiguous": ("rank order (DeepSpeed-MoE)", base.look(5)),
-    "random": ("random", base.look(4)),
-    "exflow": ("paper's integer program", base.look(1)),
-    "exflow-direct": ("paper's program, all GPUs at once", base.look(3)),
-    "affinity": ("our search, same objective", base.look(0)),
+    "contiguous": ("rank order (DeepSpeed-MoE)", marks.look(5)),
+    "random": ("random", marks.look(4)),
+    "exflow": ("paper's integer program", marks.look(1)),
+    "exflow-direct": ("paper's program, all GPUs at once", marks.look(3)),
+    "affinity": ("our search, same objective", marks.look(0)),
 }
 # Placements by and for all texts, without a limit on load or extra time for the bound; in one node, by all training tokens.
 PLAIN = {"train_domain": "all", "test_domain": "all", "max_load_limit": 0, "bound_s": 0}
@@ -60,7 +60,7 @@ def exflow_routing(data: Data, *, trace: str = TRACE, domain: str = "all") -> Dr
     pairs = table[table.kind == "pair"].groupby("layer")
     for column, name, index in (("bits", "trace", 0), ("shuffled_bits", "shuffled control", 5)):
         values = pairs[column].median()
-        right.plot(values, label=f"{name}: mean {values.mean():.3g} bits", markersize=4, **base.look(index))
+        right.plot(values, label=f"{name}: mean {values.mean():.3g} bits", markersize=4, **marks.look(index))
     right.set(xlabel="layer j (pair j, j+1)", ylabel="mutual information (bits)", ylim=(0, None))
     right.set_title(f"on average {pairs.share.median().mean():.0%} of the next layer's entropy", fontsize=9)
     right.legend(loc="center right", fontsize=8)
@@ -106,9 +106,9 @@ def _crossings(axes: Axes, flat: pd.DataFrame) -> None:
         dx, side = sides.get(runs.method.iloc[0], (0, "center"))
         for gpus, values in runs.groupby("gpus").crossing_fraction:
             x = sizes.index(gpus) + (i - (len(methods) - 1) / 2) * 0.75 / len(methods)
-            value, error = base.middle(values)
+            value, error = marks.middle(values)
             axes.errorbar(x, value, yerr=error, capsize=3, linestyle="", markersize=6, **style)
-            base.note(axes, f"{value:.2f}", x, value, dx, 7, ha=side)
+            marks.note(axes, f"{value:.2f}", x, value, dx, 7, ha=side)
     bounds, at = flat.groupby("gpus").bound.median(), np.arange(len(sizes))
     axes.hlines(bounds, at - 0.42, at + 0.42, color="black", linewidth=2.5, label="proven bound (training)")
     axes.set_xticks(at, sizes)
@@ -125,12 +125,12 @@ def reduction(runs: pd.DataFrame, rank_order: pd.DataFrame) -> pd.Series:
 def _reductions(axes: Axes, flat: pd.DataFrame, other: pd.DataFrame) -> None:
     for _, runs, style in by_method(flat)[1:]:
         change = reduction(runs, flat[flat.method == "contiguous"])
-        base.points(axes, change.groupby("gpus"), linewidth=1, **style)
+        marks.points(axes, change.groupby("gpus"), linewidth=1, **style)
     ours, rank_order = (other[other.method == method] for method in ("affinity", "contiguous"))
     if len(ours) and len(rank_order):
         name = f"our search, {other.routing.iloc[0].split(' top-')[0]}"
         style = {"label": name, "linewidth": 1, "color": PALETTE[2], "marker": "v"}
-        base.points(axes, reduction(ours, rank_order).groupby("gpus"), **style)
+        marks.points(axes, reduction(ours, rank_order).groupby("gpus"), **style)
     published = base.paper("EX-F8")
     style = {"color": "black", "marker": "D", "mfc": "white", "linestyle": ":", "linewidth": 1}
     name = f"paper, {published[0].label.split(',')[0]}"
@@ -150,13 +150,13 @@ def exflow_load(data: Data, *, trace: str = TRACE) -> Drawing:
         medians = runs.groupby("gpus")[["max_load", "hops_per_token"]].median()
         axes.plot(medians.max_load, medians.hops_per_token, linewidth=1, markersize=8, label=name, **style)
         for gpus, load, hops in medians.itertuples():
-            base.note(axes, f"{gpus}", load, hops, 5, -12, fontsize=8, color=style["color"])
+            marks.note(axes, f"{gpus}", load, hops, 5, -12, fontsize=8, color=style["color"])
     limited = data.runs("exflow_placement", trace=trace).query("max_load_limit > 0").sort_values("max_load_limit")
     for gpus, runs in limited.groupby("gpus"):
         name = f"our search with a limit on load, {gpus} GPUs"
-        axes.plot(runs.max_load, runs.hops_per_token, "--", label=name, markersize=6, **base.look(2))
+        axes.plot(runs.max_load, runs.hops_per_token, "--", label=name, markersize=6, **marks.look(2))
         for run in runs.itertuples():
-            base.note(axes, f"≤ {run.max_load_limit:g}", run.max_load, run.hops_per_token, 4, 5, color=PALETTE[2])
+            marks.note(axes, f"≤ {run.max_load_limit:g}", run.max_load, run.hops_per_token, 4, 5, color=PALETTE[2])
     transitions = round((flat.hops_per_token / flat.crossing_fraction).median())
     axes.set(xlim=(1, None), ylim=(0, transitions), ylabel=f"hops per token ({transitions} transitions)")
     axes.set_xlabel("load of a layer's busiest GPU ÷ even share")
@@ -173,8 +173,8 @@ def exflow_copies(data: Data, *, trace: str = TRACE) -> Drawing:
     for index, (method, aim) in enumerate(kinds):
         runs = one[(one.method == method) & ((one.copies_for == aim) | (one.extra_slots == 0))].groupby("extra_slots")
         name = f"{METHODS[method][0].split(',')[0]}, copies for {aim}"
-        base.points(hops, runs.hops_per_token, label=name, markersize=5, **base.look(index))
-        base.points(load, runs.max_load, markersize=5, **base.look(index))
+        marks.points(hops, runs.hops_per_token, label=name, markersize=5, **marks.look(index))
+        marks.points(load, runs.max_load, markersize=5, **marks.look(index))
     hops.set(ylabel="hops per token", ylim=(0, None))
     load.set(ylabel="busiest GPU's load ÷ even share", ylim=(1, None))
     for axes in (hops, load):
@@ -184,7 +184,7 @@ def exflow_copies(data: Data, *, trace: str = TRACE) -> Drawing:
         runs = several[(several.method == method) & (several.objective == objective)]
         for shift, column, fill in ((-0.2, "gpus_visited", "none"), (0.2, "new_gpus", PALETTE[0])):
             if len(runs):
-                base.bar(visits, x + shift, runs[column], ".2f", width=0.38, color=fill, edgecolor=PALETTE[0])
+                marks.bar(visits, x + shift, runs[column], ".2f", width=0.38, color=fill, edgecolor=PALETTE[0])
     names = ["rank order", "our search,\npairs", "whole tokens,\nnew GPUs", "whole tokens,\nall GPUs"]
     visits.set_xticks(range(len(placed)), names, fontsize=7)
     visits.set(ylabel="GPUs per token and layer, top-4")
@@ -217,10 +217,10 @@ def exflow_tokens(data: Data, *, trace: str = TRACE) -> Drawing:
     axes.axvspan(1000, 3000, color="#bbbbbb", alpha=0.4, label="enough, says the paper")
     for i, (gpus, runs) in enumerate(few.groupby("gpus")):
         tokens = runs.groupby("tokens")
-        held_out = {**base.look(i), "label": f"{gpus} GPUs, held-out sequences", "markersize": 5}
-        own = held_out | {"label": f"{gpus} GPUs, the tokens placed by", "marker": base.look(i + 1)["marker"]}
-        base.points(axes, tokens.crossing_fraction, **held_out)
-        base.points(axes, tokens.train_crossing_fraction, "--", **own)
+        held_out = {**marks.look(i), "label": f"{gpus} GPUs, held-out sequences", "markersize": 5}
+        own = held_out | {"label": f"{gpus} GPUs, the tokens placed by", "marker": marks.look(i + 1)["marker"]}
+        marks.points(axes, tokens.crossing_fraction, **held_out)
+        marks.points(axes, tokens.train_crossing_fraction, "--", **own)
         rank_order = placements.query("method == 'contiguous' and train_tokens == 0 and gpus == @gpus")
         crossing = rank_order.crossing_fraction.median()
         axes.axhline(crossing, color=PALETTE[5], linestyle=":", label=f"rank order, {gpus} GPUs: {crossing:.2f}")
@@ -241,18 +241,20 @@ def exflow_domains(data: Data, *, homes: dict[str, str] = HOMES, gpus: int = 4) 
     """
     runs = data.runs("exflow_placement", method="affinity", gpus=gpus)
     stay = 1 - runs.set_index(["trace", "train_domain", "test_domain", "seed"]).crossing_fraction
-    shown = [(trace, home) for trace, home in homes.items() if (trace, home, home) in stay.index]
+    shown = {trace: stay[trace, home] for trace, home in homes.items() if (trace, home, home) in stay.index}
     if not shown:
         raise NothingToShow("No run on single domains.")
-    texts = [[home, *sorted({test for test, _ in stay[trace, home].index} - {home})] for trace, home in shown]
-    fig, panels = plt.subplots(1, len(shown), figsize=(11, 3.4), squeeze=False, width_ratios=[len(t) for t in texts])
-    for axes, (trace, home), order in zip(panels[0], shown, texts, strict=True):
+    widths = [table.index.get_level_values("test_domain").nunique() for table in shown.values()]
+    fig, panels = plt.subplots(1, len(shown), figsize=(11, 3.4), squeeze=False, width_ratios=widths)
+    for axes, (trace, table) in zip(panels[0], shown.items(), strict=True):
+        home = homes[trace]
+        kept = (table / table[home]).dropna()  # paired by seed
+        order = [home, *sorted(set(kept.index.get_level_values("test_domain")) - {home})]
         axes.axhspan(0.989, 1.005, color="#bbbbbb", alpha=0.6, label="paper, C4, Dolma, Yelp")
         for x, domain in enumerate(order):
-            mine = stay[trace, home][domain]
-            value, error = base.middle((mine / stay[trace, home][home]).dropna())  # paired by seed
-            axes.errorbar(x, value, yerr=error, capsize=3, linestyle="", **base.look(0))
-            base.note(axes, f"{value:.3f}\n({mine.median():.2f} stay)", x, value, 6, 4)
+            value, error = marks.middle(kept[domain])
+            axes.errorbar(x, value, yerr=error, capsize=3, linestyle="", **marks.look(0))
+            marks.note(axes, f"{value:.3f}\n({table[domain].median():.2f} stay)", x, value, 6, 4)
         axes.set_xticks(range(len(order)), order)
         axes.set_xlim(-0.4, len(order) - 0.3)
         axes.set_ylabel(f"share that stays ÷ that on {home}", fontsize=8)
@@ -274,9 +276,9 @@ def exflow_training(data: Data, *, text: str = "both") -> Drawing:
     fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.9), width_ratios=[1.4, 1])
     for index, (experts, mine) in enumerate(table.groupby("experts")):
         medians = mine.groupby("iteration")[["stay", "stay_shuffled", "busiest"]].median()
-        left.plot(medians.stay, label=f"{experts} experts", markersize=4, **base.look(index))
+        left.plot(medians.stay, label=f"{experts} experts", markersize=4, **marks.look(index))
         left.plot(medians.stay_shuffled, ":", color=PALETTE[index])
-        right.plot(medians.busiest, markersize=4, **base.look(index))
+        right.plot(medians.busiest, markersize=4, **marks.look(index))
     for axes, name in ((left, "share that stays (one expert a GPU)"), (right, "busiest expert ÷ even share")):
         axes.axvspan(1, 200, color="#bbbbbb", alpha=0.25)
         axes.axvspan(200, 2000, color="#dddddd", alpha=0.25)
@@ -306,8 +308,8 @@ def exflow_decode(data: Data, *, experts: int = 16, requests: int = 128, cluster
         left.bar(range(len(shown)), heights, bottom=bottom, label=name, **style)
         bottom += heights
     for x, kind in enumerate(shown):
-        base.bar(center, x, systems[kind].tokens_per_s, ",.0f", color=PALETTE[0])
-        base.bar(right, x, 1e-6 * systems[kind].bytes, ".1f", color=PALETTE[0])
+        marks.bar(center, x, systems[kind].tokens_per_s, ",.0f", color=PALETTE[0])
+        marks.bar(right, x, 1e-6 * systems[kind].bytes, ".1f", color=PALETTE[0])
     for axes, name in ((left, "ms per iteration"), (center, "tokens/s"), (right, "MB sent per iteration, all ranks")):
         axes.set_xticks(range(len(shown)), [SYSTEMS[kind] for kind in shown], fontsize=7, rotation=30)
         axes.set_ylabel(name)

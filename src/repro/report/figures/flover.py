@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from repro.report.figures import base
+from repro.records.interval import interval
+from repro.report.figures import base, marks
 from repro.report.figures.base import HATCHES, LINE_STYLES, MARKERS, PALETTE, Data, Drawing, NothingToShow
 
 ENGINES = ["fused", "serial", "static", "dynamic", "instances"]
@@ -92,7 +93,7 @@ def published_seconds() -> dict[str, dict[float, float]]:
 def _bars(axes: Axes, values: Mapping[str, Iterable[float]], label: str, number: str = ".3g", **styles: Any) -> None:
     """A horizontal bar for each name, the first on top. `styles`: name → style, else one colour for all."""
     for y, (name, repeats) in enumerate(values.items()):
-        base.bar(axes, y, repeats, number, across=True, height=0.6, **styles.get(name, {"color": PALETTE[0]}))
+        marks.bar(axes, y, repeats, number, across=True, height=0.6, **styles.get(name, {"color": PALETTE[0]}))
     axes.set(xlabel=label, ylim=(len(values) - 0.5, -0.5))
     axes.set_yticks(range(len(values)), values)
     axes.margins(x=0.3)
@@ -115,7 +116,7 @@ def flover_latency(data: Data, *, workload: str = "azure", model: str | None = N
     checked = main[main.tokens_checked == main.requests]  # these timed every request alone, others a sample
     alone = (checked if len(checked) else main).single_request_seconds.median()
     axes.axvline(alone, color="black", linestyle=":", linewidth=1)
-    base.note(axes, f"mean alone {alone:.2f} s", alone, 0.97, -3, fontsize=8, rotation=90, ha="right", va="top")
+    marks.note(axes, f"mean alone {alone:.2f} s", alone, 0.97, -3, fontsize=8, rotation=90, ha="right", va="top")
     axes.set(xlabel="time from arrival to the whole answer (s)", ylabel="share of requests", xlim=0, ylim=(0, 1.0))
     title = f"{main.requests.iloc[0]} requests, a curve per repeat; median and 99th percentile over all"
     fig.legend(loc="outside upper center", ncols=2, title=title, title_fontsize=9, fontsize=8)
@@ -136,9 +137,9 @@ def flover_throughput(data: Data, *, workload: str = "azure", model: str | None 
     center.set_yticks([])
     rows = [*_measured_speedups(main, serving), *_published_speedups()]
     for y, (_, ratios, style) in enumerate(rows):
-        value, error = base.middle(ratios)
+        value, error = marks.middle(ratios)
         right.errorbar(value, y, xerr=error, capsize=3, **style)
-        base.note(right, f"{value:.1f}", value, y, 6, va="center", fontsize=8)
+        marks.note(right, f"{value:.1f}", value, y, 6, va="center", fontsize=8)
     right.set_yticks(range(len(rows)), [label for label, _, _ in rows], fontsize=8)
     right.invert_yaxis()
     right.axvline(1, color="grey", linewidth=1)
@@ -221,7 +222,7 @@ def flover_requests(data: Data) -> Drawing:
         label = f"{engine}, {model}, {dtype}, {'GPU' if device == 'cuda' else 'CPU'}"
         times = runs.total_seconds / runs.single_request_seconds
         for axes, values in ((left, times), (right, runs.requests / times)):
-            found = {n: base.interval(repeats) for n, repeats in values.groupby(runs.requests)}
+            found = {n: interval(repeats) for n, repeats in values.groupby(runs.requests)}
             medians, lows, highs = zip(*found.values(), strict=True)
             line = {"color": PALETTE[i % 6], "linestyle": LINE_STYLES[i % 6], "marker": "."}
             axes.plot(list(found), medians, label=label, **line)

@@ -1,0 +1,73 @@
+"""Figures of ExFlow: the tables behind them, and what their options change."""
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import pytest
+
+from repro import paths
+from repro.report.figures import base, exflow
+
+SHIPPED = base.Data(paths.root() / "results/reference/laptop-2core/records")
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    plt.close("all")
+
+
+def placements(**columns):
+    fixed = {"method": "affinity", "gpus": 4, "seed": 0, "time_limited": "no", "time_limit_s": 30.0}
+    return pd.DataFrame(
+        {**{name: [value] * len(next(iter(columns.values()))) for name, value in fixed.items()}, **columns}
+    )
+
+
+def test_methods_come_in_one_order_and_say_that_a_limit_cut_them():
+    table = placements(method=["affinity", "exflow", "contiguous", "exflow"], time_limited=["no", "yes", "no", "no"])
+    names = [name for name, _, _ in exflow.by_method(table)]
+    assert names == [
+        "rank order (DeepSpeed-MoE)",
+        "paper's integer program (30 s limit hit)",
+        "our search, same objective",
+    ]
+
+
+def test_reduction_is_paired_by_seed():
+    ours = placements(seed=[0, 1, 2], crossing_fraction=[0.2, 0.6, 0.1])
+    rank_order = placements(seed=[1, 0], crossing_fraction=[0.8, 0.4])
+    change = exflow.reduction(ours, rank_order)
+    assert change.loc[4].to_dict() == pytest.approx({0: -50, 1: -25})  # seed 2 has nothing to be compared with
+
+
+def test_all_tokens_are_as_many_as_the_training_sequences_have():
+    table = placements(gpus=[4, 4, 4, 8], train_tokens=[0, 0, 300, 0], tokens_used=["1000", "3000", "300", "900"])
+    assert exflow.counted(table).tokens.tolist() == [2000, 2000, 300]  # nothing about 8 GPUs, where only all were tried
+
+
+def test_options_choose_what_is_drawn():
+    small = exflow.exflow_hops(SHIPPED, trace="gpt_moe_64e")
+    assert small.caption.startswith("GPT-MoE with 64 experts")
+    assert [tick.get_text() for tick in small.figure.axes[0].get_xticklabels()] == ["4", "8", "16", "32"]
+    assert len(exflow.exflow_domains(SHIPPED, homes={"gptoss20b": "mmlu"}).figure.axes) == 1
+    assert exflow.exflow_decode(SHIPPED, experts=32).caption.startswith("32 experts, 8 ranks")
+    with pytest.raises(base.NothingToShow, match="moe_decode run with weights trained, experts 5"):
+        exflow.exflow_decode(SHIPPED, experts=5)
+
+
+def test_a_placement_alone_has_nothing_to_be_compared_with(monkeypatch):
+    monkeypatch.setattr(
+        base,
+        "runs",
+        lambda folder, name: placements(
+            trace=["gptoss20b"],
+            train_domain=["all"],
+            test_domain=["all"],
+            max_load_limit=[0],
+            bound_s=[0],
+            gpus_per_node=[0],
+            train_tokens=[0],
+        ),
+    )
+    with pytest.raises(base.NothingToShow, match="rank order and another placement of gptoss20b"):
+        exflow.exflow_hops(SHIPPED)

@@ -1,0 +1,35 @@
+"""Marks of repeated measurements: what is drawn for several values, and for one."""
+
+import math
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import pytest
+
+from repro.report.figures import marks
+
+
+@pytest.fixture
+def axes():
+    yield plt.figure().add_subplot()
+    plt.close("all")
+
+
+def test_one_value_has_no_interval():
+    value, [[below], [above]] = marks.middle([3.0])
+    assert value == 3 and math.isnan(below) and math.isnan(above)
+    value, [[below], [above]] = marks.middle([1.0, 2.0, 4.0])
+    assert (value, below, above) == (2, 1, 2)
+
+
+def test_points_join_the_medians_in_the_order_of_x(axes):
+    table = pd.DataFrame({"x": [4, 2, 2, 2], "y": [9.0, 1.0, 2.0, 6.0]})
+    marks.points(axes, table.groupby("x").y, "--", label="us", **marks.look(0))
+    line = next(line for line in axes.lines if line.get_label() == "us")
+    assert line.get_xydata().tolist() == [[2, 2], [4, 9]]
+
+
+@pytest.mark.parametrize(("across", "end"), [(True, (4, 0)), (False, (0, 4))])
+def test_a_bars_number_stands_at_the_end_of_its_interval(axes, across, end):
+    marks.bar(axes, 0, [1.0, 2.0, 4.0], ".1f", across=across)
+    assert [(text.get_text(), text.xy) for text in axes.texts] == [("2.0", end)]
