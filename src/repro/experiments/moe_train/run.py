@@ -17,7 +17,7 @@ _SIZES = ("experts", "top_k", "layers", "hidden", "heads", "expert_hidden", "bal
 def train(point: MoeTrain) -> tuple[GPTMoE, pd.DataFrame]:
     """The trained model, and a row per evaluated iteration and domain: shakespeare, python, and both together.
 
-    The last result is kept, so that after a run its very model can be saved (`data/make/gpt_moe.py`).
+    The last result is kept, so that after a run its very model can be saved (`benchmarks/inputs/gpt_moe.py`).
     """
     texts = {name: read(name) for name in FILES}
     known, held_out = (

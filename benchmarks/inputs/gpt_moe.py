@@ -1,6 +1,6 @@
 """Train a GPT-MoE with the experiment `moe_train`, and keep its weights and a trace of its routing:
 
-    python data/make/gpt_moe.py data/gpt_moe_8e.safetensors data/gpt_moe_routing_8e.npz --set experts=8 [--records FOLDER]
+    python benchmarks/inputs/gpt_moe.py data/gpt_moe_8e.safetensors data/gpt_moe_routing_8e.npz --set experts=8 [--records FOLDER]
 
 `--set` as for `repro run moe_train`; `--records`: write the record of this very run below FOLDER, as the workflow would. The trace is
 of the weights as saved, in 16 bits, on windows spread over both texts: of the part trained on and of the held-out part. The same

@@ -1,6 +1,6 @@
 """Make `data/python_stdlib.txt`: modules of CPython's standard library, one after another, each under a line with its name.
 
-    python3.11 data/make/python_stdlib.py data/python_stdlib.txt
+    python3.11 benchmarks/inputs/python_stdlib.py data/python_stdlib.txt
 
 The shipped file is of CPython 3.11.7; other versions give other texts. The modules are well known, ASCII, and carry no notice of a
 copyright or licence other than Python's own (LICENSES.md).
