@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_inputs import full_cache, rows
 
 from repro.models.kernels import choose
 from repro.models.kernels.cpp import BuildError, CppKernels
 from repro.models.kernels.torch_kernels import TorchKernels
-from repro.models.kv_cache import CacheSizes, PagedCache, SlotCache
-from repro.models.rows import Rows
+from repro.models.kv_cache import CacheSizes, SlotCache
 
 try:
     CppKernels()
@@ -20,38 +20,6 @@ except BuildError as error:
     pytest.skip(str(error), allow_module_level=True)
 CPU = torch.device("cpu")
 CAPACITY = 90
-
-
-def filled(cache):
-    generator = torch.Generator().manual_seed(1)
-    for part in (cache.keys, cache.values):
-        part.copy_(torch.randn(part.shape, generator=generator))
-    return cache
-
-
-def caches(sizes, paged, dtype):
-    """Two equal ones, full of what earlier requests left."""
-    for _ in range(2):
-        if not paged:
-            yield filled(SlotCache(sizes, 6, CAPACITY, dtype))
-            continue
-        cache = filled(PagedCache(sizes, 6, CAPACITY, 80, 8, dtype))
-        for slot in (3, 0, 5, 1, 4, 2):
-            cache.reserve(slot, CAPACITY)
-        yield cache
-
-
-def rows(decoding, prompts):
-    """Slots 1 … decode at these positions; slots after them process prompts of (start, tokens)."""
-    parts = []
-    if decoding:
-        span = slice(1, 1 + len(decoding))
-        parts.append(
-            Rows.decode(torch.zeros(len(decoding), dtype=torch.int64), torch.tensor(decoding), span, max(decoding))
-        )
-    for slot, (start, tokens) in enumerate(prompts, 1 + len(decoding)):
-        parts.append(Rows.prompt(torch.zeros(tokens, dtype=torch.int64), slot, start))
-    return Rows.joined(parts)
 
 
 @settings(max_examples=80, deadline=None)
@@ -67,14 +35,13 @@ def rows(decoding, prompts):
 )
 def test_attention_in_cpp_is_attention_in_torch(decoding, prompts, heads, dim, share, paged, dtype, seed):
     heads, kv_heads = heads
-    asked, pairs = rows(decoding, prompts), max(1, int(dim * share) // 2)
+    asked, pairs = rows(decoding, prompts, first=1), max(1, int(dim * share) // 2)
     generator = torch.Generator().manual_seed(seed)
     qkv = torch.randn(len(asked.tokens), (heads + 2 * kv_heads) * dim, generator=generator).to(dtype)
     angles = torch.rand(len(asked.tokens), pairs, generator=generator) * 6
     results = []
-    for kernels, cache in zip(
-        (CppKernels(), TorchKernels()), caches(CacheSizes(2, kv_heads, dim), paged, dtype), strict=True
-    ):
+    for kernels in (CppKernels(), TorchKernels()):
+        cache = full_cache(CacheSizes(2, kv_heads, dim), CAPACITY, paged, dtype)
         attend = kernels.attention(asked, angles.cos(), angles.sin(), cache)
         results.append((attend(1, qkv.clone()), cache.keys, cache.values))
     near = {"atol": 1e-5, "rtol": 1e-4} if dtype is torch.float32 else {"atol": 0.04, "rtol": 0.02}
@@ -93,12 +60,10 @@ def test_a_row_is_bit_for_bit_what_it_is_alone(positions, dim, dtype):
     kernels, sizes = CppKernels(), CacheSizes(2, 2, dim)
     qkv = torch.randn(len(positions), 8 * dim, generator=torch.Generator().manual_seed(2)).to(dtype)
     angles = torch.rand(len(positions), dim // 2)
-    together, *_ = caches(sizes, False, dtype)
-    all_rows = rows(positions, [])
-    out = kernels.attention(all_rows, angles.cos(), angles.sin(), together)(0, qkv)
+    together = full_cache(sizes, CAPACITY, False, dtype)
+    out = kernels.attention(rows(positions, []), angles.cos(), angles.sin(), together)(0, qkv)
     for i, position in enumerate(positions):
-        alone, *_ = caches(sizes, False, dtype)
-        row = Rows.decode(torch.zeros(1, dtype=torch.int64), torch.tensor([position]), slice(1 + i, 2 + i), position)
+        alone, row = full_cache(sizes, CAPACITY, False, dtype), rows([position], [], first=i)
         mine = kernels.attention(row, angles[i : i + 1].cos(), angles[i : i + 1].sin(), alone)(0, qkv[i : i + 1])
         assert torch.equal(mine[0], out[i])
 
@@ -186,9 +151,8 @@ def test_building_leaves_the_arithmetic_of_the_process_alone(tmp_path):
 )
 @pytest.mark.parametrize("paged", [False, True])
 def test_places_outside_the_cache_are_refused(slot, position, named, paged):
-    cache, _ = caches(CacheSizes(2, 2, 10), paged, torch.float32)
+    cache = full_cache(CacheSizes(2, 2, 10), CAPACITY, paged, torch.float32)
     position = position if not paged or position < 90 else 96
-    row = Rows.decode(torch.zeros(1, dtype=torch.int64), torch.tensor([position]), slice(slot, slot + 1), position)
-    attend = CppKernels().attention(row, torch.ones(1, 5), torch.ones(1, 5), cache)
+    attend = CppKernels().attention(rows([position], [], first=slot), torch.ones(1, 5), torch.ones(1, 5), cache)
     with pytest.raises(RuntimeError, match=named.replace("90", "9")):
         attend(0, torch.ones(1, 60))

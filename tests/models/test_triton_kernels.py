@@ -6,11 +6,11 @@ import os
 
 import pytest
 import torch
+from kernel_inputs import full_cache, rows
 
 from repro.models.kernels.torch_kernels import TorchKernels
-from repro.models.kv_cache import CacheSizes, PagedCache, SlotCache
+from repro.models.kv_cache import CacheSizes
 from repro.models.llama import Llama, LlamaConfig
-from repro.models.rows import Rows
 
 TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETED = TRITON and os.environ.get("TRITON_INTERPRET") == "1"
@@ -32,36 +32,6 @@ def near(dtype):
     return {"atol": 1e-4, "rtol": 1e-4} if dtype is torch.float32 else {"atol": 0.05, "rtol": 0.03}
 
 
-def filled(cache):
-    generator = torch.Generator().manual_seed(1)
-    for part in (cache.keys, cache.values):
-        part.copy_(torch.randn(part.shape, generator=generator))
-    return cache
-
-
-def new_cache(sizes, paged, dtype):
-    if not paged:
-        return filled(SlotCache(sizes, 6, CAPACITY, dtype, DEVICE))
-    cache = filled(PagedCache(sizes, 6, CAPACITY, 300, 16, dtype, DEVICE))
-    for slot in (3, 0, 5, 1, 4, 2):
-        cache.reserve(slot, CAPACITY)
-    return cache
-
-
-def asked(decoding, prompts):
-    parts = [
-        Rows.decode(
-            torch.zeros(len(decoding), dtype=torch.int64, device=DEVICE),
-            torch.tensor(decoding, device=DEVICE),
-            slice(0, len(decoding)),
-            max(decoding),
-        )
-    ]
-    for slot, (start, tokens) in enumerate(prompts, len(decoding)):
-        parts.append(Rows.prompt(torch.zeros(tokens, dtype=torch.int64, device=DEVICE), slot, start))
-    return Rows.joined(parts)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("paged", [False, True])
 @pytest.mark.parametrize(
@@ -69,14 +39,14 @@ def asked(decoding, prompts):
 )
 def test_attention(heads, kv_heads, dim, pairs, paged, dtype):
     """Short, at the edges of blocks and splits, and long; beside prompts; heads of which a part turns."""
-    rows = asked([0, 255, 256, 699], [(0, 3), (40, 20)])
+    asked = rows([0, 255, 256, 699], [(0, 3), (40, 20)], device=DEVICE)
     generator = torch.Generator().manual_seed(2)
-    qkv = torch.randn(len(rows.tokens), (heads + 2 * kv_heads) * dim, generator=generator).to(DEVICE, dtype)
-    angles = (torch.rand(len(rows.tokens), pairs, generator=generator) * 6).to(DEVICE)
+    qkv = torch.randn(len(asked.tokens), (heads + 2 * kv_heads) * dim, generator=generator).to(DEVICE, dtype)
+    angles = (torch.rand(len(asked.tokens), pairs, generator=generator) * 6).to(DEVICE)
     results = []
     for kernels in (triton_kernels(), TorchKernels()):
-        cache = new_cache(CacheSizes(2, kv_heads, dim), paged, dtype)
-        attend = kernels.attention(rows, angles.cos(), angles.sin(), cache)
+        cache = full_cache(CacheSizes(2, kv_heads, dim), CAPACITY, paged, dtype, DEVICE, block=16)
+        attend = kernels.attention(asked, angles.cos(), angles.sin(), cache)
         results.append((attend(1, qkv.clone()), cache.keys, cache.values))
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, **near(dtype))

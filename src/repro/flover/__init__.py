@@ -7,19 +7,24 @@ model).
 
 import importlib
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 for _package in ("pandas", "psutil", "scipy"):  # looked up, not imported: the queue model loads none but scipy
     if find_spec(_package) is None:
         raise ImportError(f"repro.flover needs {_package}: pip install 'repro-papers[flover]'", name=_package)
 
-_HOME = {"Request": "request", "Generation": "request", "Scheduler": "scheduler", "Sampling": "sampling"}
-_HOME |= {"Engine": "engine", "Report": "engine"}
-__all__ = sorted(_HOME)
+if TYPE_CHECKING:
+    from repro.flover.engine import Engine, Report
+    from repro.flover.request import Generation, Request
+    from repro.flover.sampling import Sampling
+    from repro.flover.scheduler import Scheduler
+
+__all__ = ["Engine", "Generation", "Report", "Request", "Sampling", "Scheduler"]
+_HOME = {"Engine": "engine", "Report": "engine", "Sampling": "sampling", "Scheduler": "scheduler"}
 
 
 def __getattr__(name: str) -> Any:
     """Import on first use: the queue model needs no torch."""
-    if name not in _HOME:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_HOME.get(name, 'request')}"), name)
