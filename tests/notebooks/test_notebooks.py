@@ -1,23 +1,57 @@
-"""Notebooks: clean in git, strict about parameters, and alone with the shipped records."""
+"""Notebooks: clean in git, strict about parameters, showing exactly their figures, with records and without."""
+
+import builtins
+import re
+from importlib.util import find_spec
 
 import nbformat
 import papermill
 import pytest
+from IPython.display import display
 
 from repro import paths
 from repro.report import figures, notebooks
+from repro.report.figures import base
 
 NOTEBOOKS = sorted(path.stem for path in (paths.root() / "notebooks").glob("*.ipynb"))
 
 
+def code(name: str) -> list[nbformat.NotebookNode]:
+    notebook = nbformat.read(paths.root() / f"notebooks/{name}.ipynb", as_version=4)
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def run(name: str, **parameters) -> None:
+    """Run a notebook's cells in this process, with parameters where papermill puts them."""
+    namespace = {"__builtins__": vars(builtins) | {"display": display}}
+    for cell in code(name):
+        exec(compile(cell.source, name, "exec"), namespace)
+        if "parameters" in cell.metadata.get("tags", []):
+            namespace |= parameters
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    base.plt.close("all")
+
+
+def test_every_notebook_has_a_title():
+    assert set(NOTEBOOKS) == set(figures.NOTEBOOKS)
+
+
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_stored_without_outputs_and_with_one_parameters_cell(name):
-    notebook = nbformat.read(paths.root() / f"notebooks/{name}.ipynb", as_version=4)
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert all(not cell.outputs and cell.execution_count is None for cell in code)
-    assert sum("parameters" in cell.metadata.get("tags", []) for cell in code) == 1
-    assert notebook.metadata.kernelspec.name == "python3"
+    cells = code(name)
+    assert all(not cell.outputs and cell.execution_count is None for cell in cells)
+    assert sum("parameters" in cell.metadata.get("tags", []) for cell in cells) == 1
     assert notebooks.parameters(paths.root() / f"notebooks/{name}.ipynb") == {"records", "output"}
+
+
+@pytest.mark.parametrize("name", [name for name in NOTEBOOKS if find_spec(f"repro.report.figures.{name}")])
+def test_shows_exactly_its_figures(name):
+    text = "\n".join(cell.source for cell in code(name))
+    assert re.findall(r'figures\.show\(\s*"(\w+)", records, output', text) == figures.of_notebook(name)
 
 
 def test_unknown_parameter_is_an_error(tmp_path):
@@ -27,26 +61,29 @@ def test_unknown_parameter_is_an_error(tmp_path):
         notebooks.execute("claim", tmp_path, {})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_plain_papermill_refuses_unknown_parameters_too(tmp_path, name):
-    with pytest.raises(papermill.PapermillExecutionError, match="unknown notebook parameter recrods"):
-        papermill.execute_notebook(
-            str(paths.root() / f"notebooks/{name}.ipynb"),
-            str(tmp_path / "out.ipynb"),
-            {"recrods": "x"},
-            progress_bar=False,
-        )
+def test_unknown_parameter_is_refused_by_the_notebook_too(name):
+    """papermill itself only warns."""
+    with pytest.raises(ValueError, match="unknown notebook parameter recrods; known: output, records"):
+        run(name, recrods="x")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_without_any_record_every_figure_says_so(tmp_path, name):
     """No record must not end in a traceback, and not in an empty panel either."""
-    (tmp_path / "records").mkdir()
-    html = notebooks.execute(
-        name, tmp_path, {"records": str(tmp_path / "records"), "output": str(tmp_path / "figures")}
-    )
-    assert html.stat().st_size > 10_000
+    run(name, records=str(tmp_path / "records"), output=str(tmp_path / "figures"))
     for figure in figures.of_notebook(name):
         assert (tmp_path / f"figures/{figure}.png").exists(), figure
+
+
+@pytest.mark.slow
+def test_in_a_kernel(tmp_path):
+    """Papermill, once with what it must refuse and once to the HTML."""
+    source, out = paths.root() / "notebooks/zero.ipynb", tmp_path / "out.ipynb"
+    with pytest.raises(papermill.PapermillExecutionError, match="unknown notebook parameter recrods"):
+        papermill.execute_notebook(str(source), str(out), {"recrods": "x"}, progress_bar=False)
+    html = notebooks.execute("zero", tmp_path, {"output": str(tmp_path / "figures")})
+    outputs = [output for cell in nbformat.read(tmp_path / "zero.ipynb", 4).cells for output in cell.get("outputs", [])]
+    pictures = [output for output in outputs if "image/png" in output.get("data", {})]
+    assert len(pictures) == len(figures.of_notebook("zero"))
+    assert all(claim in html.read_text() for claim in figures.entry("zero_bytes").claims)  # verdicts beside the figure

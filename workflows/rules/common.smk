@@ -11,8 +11,8 @@ shell.prefix(f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; ")
 
 
 def keep_plan():
-    """Have `repro plan` list every point in a file, and return its path. It checks all configuration; its message is all a
-    user should see."""
+    """Have `repro plan` list every point in a file, and return its path. It checks all configuration; its message is
+    all a user should see."""
     options = [f"--{key}={value}" for key, value in config.items()]
     command = [sys.executable, "-m", "repro", "plan", "--keep", *options]
     found = subprocess.run(command, capture_output=True, text=True)
@@ -24,9 +24,9 @@ def keep_plan():
 if unknown := set(config) - {"tier", "platform"}:
     raise WorkflowError(f"--config: unknown {', '.join(sorted(unknown))}; allowed: tier, platform")
 
-# The plan decides what runs. A job on another node reads the workflow again and must find the plan that it was submitted
-# with, whatever other calls of Snakemake have made of it since: so each call has a file of its own, and jobs inherit its
-# name (sbatch passes the environment on).
+# The plan decides what runs. A job on another node reads the workflow again and must find the plan that it was
+# submitted with, whatever other calls of Snakemake have made of it since: so each call has a file of its own, and jobs
+# inherit its name (sbatch passes the environment on).
 VARIABLE = "REPRO_PLAN"
 if workflow.is_main_process:
     os.environ[VARIABLE] = keep_plan()
@@ -66,8 +66,8 @@ def record_folder(wildcards):
 
 
 def done_file(allocation):
-    """What an allocation writes when all its points have a record. (Its records are no output: Snakemake would put back the old
-    ones when a job dies, and finished work with it.)"""
+    """What an allocation writes when all its points have a record. (Its records are no output: Snakemake would put
+    back the old ones when a job dies, and finished work with it.)"""
     return f"{PLAN['results']}/slurm/done/{allocation}.json"
 
 
@@ -82,8 +82,8 @@ def check_jobs():
     limit, found = SLURM["settings"]["queued_jobs"], workflow.resource_settings.nodes
     if found is not None and limit < found < sys.maxsize:
         raise WorkflowError(
-            f"config/platforms/{PLAN['platform']}.yaml: slurm.queued_jobs: found {limit}, and the profile's `jobs` (--jobs) is {found};"
-            " allowed: no more jobs than the queue takes"
+            f"config/platforms/{PLAN['platform']}.yaml: slurm.queued_jobs: found {limit},"
+            f" and the profile's `jobs` (--jobs) is {found}; allowed: no more jobs than the queue takes"
         )
 
 

@@ -2,14 +2,14 @@
 
 
 def arguments(wildcards, output):
-    """Params function: arguments of `repro run`. It asks `output`, so that Snakemake does not remember them: see below."""
+    """Params function: arguments of `repro run`. It asks `output`, so Snakemake does not remember them: see below."""
     return JOBS[output[0]]["arguments"]
 
 
 def unfinished(experiment):
     """Input function: the plan, which is newer than any record, for a point that is not done; nothing for the others.
 
-    So the plan alone decides what is run: a failed, stale or truncated record is made again, whatever Snakemake remembers.
+    The plan alone decides: a failed, stale or truncated record is made again, whatever Snakemake remembers.
     """
 
     def find(wildcards):
@@ -27,7 +27,7 @@ for experiment, timed in PLAN["experiments"].items():
         input:
             unfinished(experiment),
         output:
-            update(f"results/{{run}}/records/{experiment}/{{job}}.json"),  # an old record stays until a new one replaces it
+            update(f"results/{{run}}/records/{experiment}/{{job}}.json"),  # the old one stays until the new one is there
         log:
             f"results/{{run}}/logs/{experiment}/{{job}}.log",
         conda:

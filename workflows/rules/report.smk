@@ -1,5 +1,5 @@
-# Notebooks with their figures, verdicts, the report, and short names for all of them. The plan knows which notebook draws a
-# figure, and which experiments it shows.
+# Notebooks with their figures, verdicts, the report, and short names for all of them. The plan knows which notebook
+# draws a figure, and which experiments it shows.
 
 
 for notebook, title in PLAN["notebooks"].items():
@@ -85,7 +85,8 @@ rule html_report:
         records=record_folder,
         reader=PLAN["reader"],
     shell:
-        "repro report --results {params.records:q} --figures results/{wildcards.run}/figures --out {output:q} > {log:q} 2>&1"
+        "repro report --results {params.records:q} --figures results/{wildcards.run}/figures"
+        " --out {output:q} > {log:q} 2>&1"
 
 
 rule replot:

@@ -80,8 +80,7 @@ def plan(
         registry.load()  # wrong claims are to be found before hours of runs, not after
         found = room.make(tier, platform, {name: (x.notebook, x.reads) for name, x in figures.FIGURES.items()})
     if keep:
-        stdout.print(files.keep(json.dumps(_document(found), default=str)), soft_wrap=True)
-        return None
+        return typer.echo(files.keep(json.dumps(_document(found), default=str)))
     if json_:
         return emit(_document(found))
     for name in dict.fromkeys(job.experiment for job in found.jobs):

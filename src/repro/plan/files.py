@@ -11,7 +11,7 @@ _KEPT_DAYS = 60  # longer than any job waits in a queue
 
 
 def keep(text: str) -> Path:
-    """Write a plan where no later one replaces it; its path, relative to the root. Plans that no job can need any more are removed."""
+    """Write a plan where no later one replaces it; its path, relative to the root. Removes plans that no job needs."""
     folder = paths.root() / "results/plans"
     for old in folder.glob("*.json"):
         if time.time() - old.stat().st_mtime > _KEPT_DAYS * 86400:

@@ -1,7 +1,7 @@
 """Every figure: the notebook that tells its story, the experiments it reads, the claims it shows.
 
-A figure is the function of its name in the module of its notebook (`zero_bytes` in `repro.report.figures.zero`). This table
-is light: the plan and the workflow ask it what a figure needs, and load no plotting library. `base.draw` draws one.
+A figure is the function of its name in the module of its notebook (`zero_bytes` in `repro.report.figures.zero`);
+`base.draw` draws it. This table is light: who asks it what a figure needs loads no plotting library.
 """
 
 from dataclasses import dataclass
@@ -36,13 +36,13 @@ NOTEBOOKS = {
 
 FIGURES = {
     "claims_overview": Entry("claims", tuple(experiments.names())),  # whatever a claim may ask for
-    "zero_loss": Entry("zero", ("zero_train",)),
-    "zero_bytes": Entry("zero", ("zero_train",)),
-    "zero_step_time": Entry("zero", ("zero_train",)),
-    "zero_rates": Entry("zero", ("zero_train",)),
-    "zero_levels": Entry("zero", ("zero_train",)),
-    "zero_scaling": Entry("zero", ("zero_train",)),
-    "zero_memory": Entry("zero", ("zero_train",)),
+    "zero_loss": Entry("zero", ("zero_train",), ("ZT-3.a", "ZT-3.b")),
+    "zero_bytes": Entry("zero", ("zero_train",), ("ZP-1.a", "ZP-1.b", "ZP-1.c", "ZP-1.d")),
+    "zero_step_time": Entry("zero", ("zero_train",), ("ZT-1.a", "ZT-1.b", "ZT-1.c", "ZT-1.d", "ZT-5.a")),
+    "zero_rates": Entry("zero", ("zero_train",), ("ZT-5.c",)),
+    "zero_levels": Entry("zero", ("zero_train",), ("ZT-5.b",)),
+    "zero_scaling": Entry("zero", ("zero_train",), ("ZT-2.a",)),
+    "zero_memory": Entry("zero", ("zero_train",), ("ZT-4.a", "ZT-4.b", "ZT-4.c")),
     "zero_prediction": Entry("zero", ("zero_train",)),
     "zero_choice": Entry("zero", ("zero_plan",)),
     "exflow_routing": Entry("exflow", ("exflow_affinity",), ("EX-F2.a",)),

@@ -23,32 +23,10 @@ from repro import paths
 from repro.claims import registry as claims
 from repro.files import replacing
 from repro.records import record
-from repro.records.interval import interval
+from repro.records.interval import interval as interval
 from repro.report import figures
 
-__all__ = [
-    "HATCHES",
-    "MARKERS",
-    "PALETTE",
-    "check_parameters",
-    "interval",
-    "not_run",
-    "paper",
-    "runs",
-    "save",
-    "series",
-    "skip",
-    "use_style",
-]
-
-PALETTE = [
-    "#1b6ca8",
-    "#e08e0b",
-    "#3a9d5d",
-    "#b03a5b",
-    "#6b4fa0",
-    "#555555",
-]  # distinct in luminance as well as hue
+PALETTE = ["#1b6ca8", "#e08e0b", "#3a9d5d", "#b03a5b", "#6b4fa0", "#555555"]  # distinct in luminance as well as hue
 HATCHES = ["", "///", "...", "xxx", "\\\\\\", "++"]
 MARKERS = ["o", "s", "^", "D", "v", "P"]
 LINE_STYLES = ["-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1))]
@@ -61,15 +39,8 @@ def check_parameters(namespace: Mapping[str, Any], known: Collection[str]) -> No
     `namespace` is the notebook's globals() before its first import other than `figures`.
     Raises ValueError that lists the known parameters.
     """
-    own = {name for name in namespace if not name.startswith("_")} - {
-        "In",
-        "Out",
-        "exit",
-        "quit",
-        "open",
-        "get_ipython",
-        "figures",
-    }
+    kernel = {"In", "Out", "exit", "quit", "open", "get_ipython", "figures"}
+    own = {name for name in namespace if not name.startswith("_")} - kernel
     if unknown := sorted(own - set(known)):
         raise ValueError(f"unknown notebook parameter {', '.join(unknown)}; known: {', '.join(sorted(known))}")
 
@@ -78,10 +49,11 @@ def use_style() -> None:
     """One look for all figures."""
     sns.set_theme(context="paper", style="whitegrid", palette=PALETTE, font_scale=1.05)
     plt.rcParams.update(
-        {"figure.dpi": 110, "savefig.dpi": 160, "figure.constrained_layout.use": True, "hatch.linewidth": 0.6}
-    )
-    plt.rcParams.update(
         {
+            "figure.dpi": 110,
+            "savefig.dpi": 160,
+            "figure.constrained_layout.use": True,
+            "hatch.linewidth": 0.6,
             "axes.spines.top": False,
             "axes.spines.right": False,
             "svg.fonttype": "none",
@@ -96,28 +68,29 @@ def _folder(records: str | Path) -> Path:
     return path if path.is_absolute() else paths.root() / path
 
 
-def _table(records: str | Path, experiment: str) -> pd.DataFrame:
+def collect(records: str | Path, experiment: str = "") -> record.Collection:
+    """Records of one experiment (default: of all); prints which files should have been records and are not."""
     found = record.collect(_folder(records) / experiment)
     for problem in found.problems:
         print(f"not used: {problem}")
-    return record.frame(found.records)
+    return found
 
 
 def runs(records: str | Path, experiment: str) -> pd.DataFrame:
-    """Finished runs of one experiment, a row each: path, repeat, seed, evidence, point fields, conditions, metrics. May be empty."""
-    table = _table(records, experiment)
+    """Finished runs of one experiment, a row each: path, repeat, seed, evidence, point fields, conditions, metrics.
+    May be empty."""
+    table = record.frame(collect(records, experiment).records)
     return table if table.empty else table[table.status == "ok"].reset_index(drop=True)
 
 
 def not_run(records: str | Path, experiment: str) -> pd.DataFrame:
     """Failed and skipped runs of one experiment with `cause` and `detail`."""
-    found = record.collect(_folder(records) / experiment).records
-    bad = {path: run for path, run in found.items() if run.status != "ok"}
+    bad = {path: run for path, run in collect(records, experiment).records.items() if run.status != "ok"}
     return record.frame(bad).assign(detail=[run.detail for run in bad.values()])
 
 
 def series(table: pd.DataFrame) -> pd.DataFrame:
-    """Parquet series of the given `runs`, concatenated; each row carries its run's point fields, conditions and metrics."""
+    """Parquet series of some `runs`, concatenated; each row carries its run's point fields, conditions and metrics."""
     parts = []
     for row in table.to_dict("records"):
         part = record.read_series(row["path"])
@@ -131,7 +104,7 @@ def paper(claim_id: str) -> list[Any]:
 
 
 def save(fig: Figure, output: str | Path | None, name: str, *, evidence: str, caption: str = "") -> None:
-    """Stamp the evidence kind (and caption) under the figure; write `output/name.png` and `.svg` unless output is None."""
+    """Stamp evidence kind and caption under the figure; write `output/name.png` and `.svg` unless output is None."""
     text = f"Evidence: {evidence}." + (f" {caption}" if caption else "")
     characters = int(fig.get_size_inches()[0] * 14.5)
     fig.supxlabel(textwrap.fill(text, characters), fontsize=8, x=0.01, ha="left", color="#333333")
@@ -142,7 +115,7 @@ def save(fig: Figure, output: str | Path | None, name: str, *, evidence: str, ca
     for suffix in (".png", ".svg"):
         metadata = {"Date": None} if suffix == ".svg" else {"Software": None}  # same records, same bytes
         with replacing(folder / f"{name}{suffix}") as temporary:
-            # tight: whatever the layout did not foresee (a label wider than its axes) makes the picture larger, not clipped
+            # tight: what the layout did not foresee (a label wider than its axes) makes the picture larger, not clipped
             fig.savefig(temporary, format=suffix[1:], metadata=metadata, bbox_inches="tight")
 
 
@@ -150,14 +123,8 @@ def skip(output: str | Path | None, name: str, reason: str) -> Figure:
     """A figure that says why there is nothing to show: an empty panel would look like a result."""
     fig, axes = plt.subplots(figsize=(6, 1.8))
     axes.axis("off")
-    axes.text(
-        0.5,
-        0.5,
-        textwrap.fill(f"{name}: nothing to show. {reason}", 70),
-        ha="center",
-        va="center",
-        fontsize=11,
-    )
+    text = textwrap.fill(f"{name}: nothing to show. {reason}", 70)
+    axes.text(0.5, 0.5, text, ha="center", va="center", fontsize=11)
     save(fig, output, name, evidence="none")
     return fig
 
@@ -208,8 +175,9 @@ class Drawing:
 
 
 def draw(name: str, records: str | Path, output: str | Path | None = None, **options: Any) -> Figure:
-    """Draw figure `name` from the records of a folder, with the options of its function, and save it in `output` (unless
-    None). Where the records do not suffice the picture says so. ValueError for a name or an option that does not exist."""
+    """Draw figure `name` from the records of a folder, with the options of its function, and save it in `output`
+    (unless None). Where the records do not suffice the picture says so. ValueError for a name or an option that does
+    not exist."""
     function = getattr(importlib.import_module(f"{figures.__name__}.{figures.entry(name).notebook}"), name)
     if unknown := sorted(options.keys() - (known := list(inspect.signature(function).parameters)[1:])):
         raise ValueError(f"figure {name}: no option {', '.join(unknown)}; known: {', '.join(known) or 'none'}")
@@ -223,8 +191,8 @@ def draw(name: str, records: str | Path, output: str | Path | None = None, **opt
 
 
 def verdicts(name: str, records: str | Path) -> pd.DataFrame:
-    """Verdicts of the claims that figure `name` is evidence for: a row per claim that a record of the folder answers, with
-    columns claim, about, paper, ours, verdict. ValueError for a figure that does not exist."""
+    """Verdicts of the claims that figure `name` is evidence for: a row per claim that a record of the folder answers,
+    with columns claim, about, paper, ours, verdict. ValueError for a figure that does not exist."""
     entry = figures.entry(name)
     found = [record.collect(_folder(records) / experiment).records for experiment in entry.reads]
     shown = [claim for claim in claims.load() if claim.id in entry.claims]
@@ -238,7 +206,7 @@ def verdicts(name: str, records: str | Path) -> pd.DataFrame:
 
 
 def show(name: str, records: str | Path, output: str | Path | None = None, **options: Any) -> None:
-    """In a notebook: `draw` a figure, and below it the `verdicts` of its claims (nothing where no record answers one)."""
+    """In a notebook: `draw` a figure, and below it the `verdicts` of its claims (nothing where there is none)."""
     figure = draw(name, records, output, **options)
     display(figure)
     plt.close(figure)

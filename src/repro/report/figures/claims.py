@@ -1,0 +1,141 @@
+"""Every claim of the three papers beside our numbers; the story is `notebooks/claims.ipynb`."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from pandas.io.formats.style import Styler
+
+from repro.claims import registry
+from repro.claims.registry import Claim, Verdict
+from repro.claims.verdict import band
+from repro.report.figures import NOTEBOOKS, base
+from repro.report.figures.base import MARKERS, PALETTE, Data, Drawing, NothingToShow
+
+VERDICTS = ("reproduced", "trend only", "deviates", "skipped", "not run")
+_KINDS = ("measured", "emulated", "modelled")
+_TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+
+
+def _judge(records: str | Path) -> tuple[dict[str, Claim], list[Verdict]]:
+    """Claims by id, and the verdict of each on a folder of records, in the same order."""
+    found, claims = base.collect(records), registry.load()
+    return {claim.id: claim for claim in claims}, registry.evaluate(claims, found.records, found.problems)
+
+
+def verdicts(records: str | Path) -> pd.DataFrame:
+    """A row per claim: fields of `Verdict`, `about` (title of the paper), both numbers and the tolerance as texts."""
+    claims, judged = _judge(records)
+    titles = {name[0].upper(): notebook.title for name, notebook in NOTEBOOKS.items()}  # Z…, E…, F…: ids of claims
+    rows = []
+    for verdict in judged:
+        row = verdict.model_dump()
+        paper, ours = registry.numbers(row)
+        texts = {"paper_text": paper, "our_text": ours, "tolerance_text": _tolerance(claims[verdict.id])}
+        rows.append(row | texts | {"about": titles[verdict.id[0]]})
+    return pd.DataFrame(rows)
+
+
+def _tolerance(claim: Claim) -> str:
+    if claim.comparison in ("ordering", "trend"):
+        return f"ratio > {1 + claim.tolerance:.3g}"
+    sign = {"equal": "±", "higher": "−", "lower": "+"}[claim.direction]
+    return f"{sign}{claim.tolerance:.1%}" if claim.comparison == "relative" else f"{sign}{claim.tolerance:.3g}"
+
+
+def styled(table: pd.DataFrame) -> Styler:
+    """A table of verdicts for reading: column `verdict` in bold or grey, long texts wrapped."""
+    grey, bold = "color: #666", "font-weight: bold"
+    look = {"reproduced": bold, "deviates": f"{bold}; font-style: italic", "skipped": grey, "not run": grey}
+    cells = {"white-space": "normal", "text-align": "left", "vertical-align": "top", "font-size": "12px"}
+    rules = [
+        {"selector": "th", "props": "text-align: left; font-size: 12px"},
+        {"selector": "tr", "props": "border-bottom: 1px solid #ddd"},
+    ]
+    style = table.style.set_uuid("claims").hide(axis="index").set_properties(**cells).set_table_styles(rules)
+    style = style.set_properties(subset=["claim", "verdict"], **{"white-space": "nowrap"})
+    style = style.set_properties(subset=["what the paper says", "reason"], **{"min-width": "18em"})
+    return style.map(lambda verdict: look.get(verdict, ""), subset=["verdict"])
+
+
+# --- the figure ----------------------------------------------------------------------------------------------------
+
+
+def claims_overview(data: Data, *, ids: str = "") -> Drawing:
+    """Our value over the paper's for every claim with a published number, with the band that agrees with the claim.
+
+    `ids`: only claims whose id begins so, e.g. `ZT` or `EX-F8`.
+    """
+    claims, judged = _judge(data.folder)
+    judged = [verdict for verdict in judged if verdict.id.startswith(ids)]
+    rows = [verdict for verdict in judged if verdict.value is not None and verdict.paper_value]
+    if not rows:
+        raise NothingToShow(
+            "No record answers a claim that has a published number. "
+            "Run `make reproduce`, or point `records` at a folder of records."
+        )
+    others = sum(verdict.value is not None for verdict in judged) - len(rows)
+    silent = sum(verdict.value is None for verdict in judged)
+    evidence = ", ".join(kind for kind in _KINDS if kind in {verdict.evidence for verdict in rows})
+    caption = (
+        f"{len(rows)} claims; {others} on an order and {silent} skipped or not run are in the table. "
+        "Bars with ends: 95 % interval over repeats."
+    )
+    return Drawing(_overview(rows, claims), evidence, caption)
+
+
+def _over(value: float, claim: Claim) -> float:
+    assert claim.paper_value is not None
+    return value / claim.paper_value
+
+
+def _overview(rows: Sequence[Verdict], claims: Mapping[str, Claim]) -> Figure:
+    """One row a claim, the first at the top."""
+    drawn = [_over(x, claims[row.id]) for row in rows for x in (row.value, *(row.interval or ())) if x is not None]
+    positive = [x for x in drawn if x > 0]
+    left, right = min([0.4, *(x / 1.4 for x in positive)]), max([2.5, *(x * 1.4 for x in positive)])
+    fig, axes = plt.subplots(figsize=(9, 1.5 + 0.29 * len(rows)))
+    axes.set(xscale="log", xlim=(left, right), ylim=(len(rows) - 0.4, -0.6))
+    for y, (row, before) in enumerate(zip(rows, [rows[0], *rows], strict=False)):
+        if row.id[0] != before.id[0]:
+            axes.axhline(y - 0.5, color="#8c8c8c", linewidth=0.8)  # between papers
+        _row(axes, y, row, claims[row.id], left, right)
+    axes.axvline(1, color="black", linewidth=1, linestyle="--", zorder=2)
+    axes.set_xlabel("our value ÷ the paper's (log scale)")
+    ticks = [t for t in _TICKS if left <= t <= right]
+    axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
+    axes.minorticks_off()
+    axes.set_yticks(range(len(rows)), [f"{claims[row.id].title}   {row.id}" for row in rows], fontsize=8)
+    axes.grid(axis="y", visible=False)
+    for kind, marker, color in zip(_KINDS, MARKERS, PALETTE, strict=False):
+        if kind in {row.evidence for row in rows}:
+            axes.plot([], [], linestyle="none", marker=marker, color=color, markerfacecolor="white", label=kind)
+    axes.plot([], [], linestyle="none", marker="o", color="black", label="filled: reproduced")
+    fig.legend(loc="outside upper center", ncols=5, frameon=False, fontsize=8.5)
+    return fig
+
+
+def _row(axes: Axes, y: int, row: Verdict, claim: Claim, left: float, right: float) -> None:
+    """The band that agrees with a claim, our value with its interval, and the verdict at the right edge."""
+    agrees = band(claim.paper_value, claim.direction, claim.comparison, claim.tolerance)
+    low, high = sorted(_over(end, claim) for end in agrees)
+    low, high = max(low, left), min(high, right)
+    grey = {"color": "#d9d9d9", "edgecolor": "#8c8c8c", "linewidth": 0.6, "zorder": 1}
+    axes.barh(y, high - low, left=low, height=0.66, label="agrees with the claim" if y == 0 else None, **grey)
+    kind = _KINDS.index(row.evidence)
+    style: dict[str, Any] = {"marker": MARKERS[kind], "color": PALETTE[kind], "markersize": 6.5, "zorder": 4}
+    style["markerfacecolor"] = PALETTE[kind] if row.verdict == "reproduced" else "white"
+    x = _over(row.value, claim)
+    if x <= 0:  # the other sign has no place on a logarithmic axis
+        axes.annotate("other sign", (left, y), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8)
+        style["marker"] = "<"
+    elif row.interval:
+        ends = [max(_over(end, claim), left) for end in row.interval]
+        axes.plot(sorted(ends), [y, y], color="black", linewidth=1.4, marker="|", markersize=6, zorder=3)
+    axes.plot(max(x, left), y, linestyle="none", **style)
+    look = {"reproduced": {"fontweight": "bold"}, "deviates": {"fontstyle": "italic"}}.get(row.verdict, {})
+    axes.text(1.01, y, row.verdict, transform=axes.get_yaxis_transform(), va="center", fontsize=8.5, **look)

@@ -1,0 +1,133 @@
+"""Which plan for which machine and model: candidates of `zero_plan`, by arithmetic alone."""
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+
+from repro.report.figures import base
+from repro.report.figures.base import PALETTE, Data, Drawing, NothingToShow, series
+from repro.report.figures.zero.marks import color
+from repro.report.figures.zero.runs import LEVELS, PLANS, micro_batches, parameters
+
+_MACHINES = {"frontier": ("Frontier", 8, "GCDs"), "a100": ("A100 nodes", 4, "GPUs")}  # name, ranks per node, their name
+_NAMED = dict(
+    zip(("zero1", "zero2", "zero3", "zeropp", "mics", "hierarchical_fp", "hierarchical"), "v<osDP^", strict=True)
+)
+_RUN = (
+    "machine",
+    "nodes",
+    "accumulation",
+    "parameters",
+    "compute_seconds",
+    *(f"step_seconds_{plan}" for plan in _NAMED),
+)
+_CANDIDATE = ("model", "where", "accumulation", "plan", "named", "fits", "across", "step_seconds", "gigabytes")
+
+
+def machines(records: str | Path) -> pd.DataFrame:
+    """Runs of `zero_plan` for the papers' machines, smallest first; column `where`: machine and ranks in words."""
+    return _where(base.runs(records, "zero_plan"))
+
+
+def _where(runs: pd.DataFrame) -> pd.DataFrame:
+    runs = _with_columns(runs, _RUN)
+    runs = runs[runs.machine.isin(_MACHINES)].sort_values(["machine", "nodes"], ascending=[False, True])
+    named = [(*_MACHINES[run.machine], run.nodes) for run in runs.itertuples()]
+    return runs.assign(where=[f"{name}, {nodes * size} {unit}" for name, size, unit, nodes in named])
+
+
+def candidates(runs: pd.DataFrame) -> pd.DataFrame:
+    """All partitions that some runs of `machines` ranked, with their run's fields; the fastest of a run first."""
+    return _with_columns(series(runs), _CANDIDATE).astype({"named": bool, "fits": bool})
+
+
+def _with_columns(table: pd.DataFrame, names: tuple[str, ...]) -> pd.DataFrame:
+    return table.reindex(columns=[*table.columns, *(name for name in names if name not in table)])
+
+
+# --- routes in words -----------------------------------------------------------------------------------------------
+
+
+def sends(table: pd.DataFrame) -> list[str]:
+    """What each of some `candidates` sends: weights in every pass, gradients, and new weights once per step."""
+    return [_sends(row) for _, row in table.iterrows()]
+
+
+def _sends(row: pd.Series) -> str:
+    alone = {"package"} if row.machine == "a100" else {"cluster"} if row.nodes == 1 else set()
+    order = ["-", *LEVELS]
+    upto = {name: set(order[1 : order.index(row[name]) + 1]) - alone for name in ("weights", "optimizer")}
+    sent = {
+        "weights": _route(row.weight_route, upto["weights"]),
+        "gradients": _route(row.gradient_route, set(LEVELS) - alone),
+        "new weights": _route(row.update_route, upto["optimizer"] - upto["weights"]),
+    }
+    return "; ".join(f"{name} {text}" for name, text in sent.items())
+
+
+def _route(route: str, used: set[str]) -> str:
+    """A route of the table, for the levels that it uses: `INT8 in one ring`, `16 bits, then INT4`."""
+    hops = [hop.rsplit(" ", 1) for hop in route.split(" | ")]
+    widths = [(len(used & set(levels.split("+"))), bits if "INT" in bits else f"{bits} bits") for levels, bits in hops]
+    widths = [(width, bits) for width, bits in widths if width]
+    if len(widths) < 2:
+        return f"{widths[0][1]}{' in one ring' * (widths[0][0] > 1)}" if widths else "stay"
+    same = len({bits for _, bits in widths}) == 1
+    return f"{widths[0][1]} level by level" if same else ", then ".join(bits for _, bits in widths)
+
+
+# --- the figure ----------------------------------------------------------------------------------------------------
+
+
+def zero_choice(data: Data, *, model: str | None = None) -> Drawing:
+    """Predicted step over the memory of a rank, for every partition on every machine: those with a name, the others,
+    and the fastest that fits. `model`: an id of `zero_plan`; default: the largest."""
+    choice = _where(data.runs("zero_plan"))
+    choice = choice[choice.model == model] if model else choice[choice.parameters == choice.parameters.max()]
+    if choice.empty:
+        raise NothingToShow(f"No zero_plan run of {model or 'a model'} on {' or '.join(_MACHINES)}.")
+    columns, counts = list(dict.fromkeys(choice["where"])), sorted(choice.accumulation.unique())
+    shape = {"figsize": (2.7 * len(columns) + 0.6, 2.9 * len(counts) + 0.9), "squeeze": False}
+    fig, axes = plt.subplots(len(counts), len(columns), **shape)
+    for row, count in enumerate(counts):
+        for panel, where in zip(axes[row], columns, strict=True):
+            run = choice[(choice["where"] == where) & (choice.accumulation == count)]
+            if run.empty:
+                panel.axis("off")
+                continue
+            _partitions(panel, run)
+            panel.set_title(f"{where}\n{micro_batches(count)}", fontsize=9)
+    for panel in axes[:, 0]:
+        panel.set_ylabel("predicted step (s)")
+    for panel in axes[-1]:
+        panel.set_xlabel("memory of a rank (GB)")
+    labelled = (zip(*panel.get_legend_handles_labels(), strict=True) for panel in axes.flat)
+    handles = {text: handle for pairs in labelled for handle, text in pairs}
+    fig.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=6, fontsize=8)
+    rates = " and ".join(f"{value:g}" for value in sorted(choice.sustained_tflops.unique()))
+    caption = (
+        f"{parameters(choice)}, {choice.seq_len.iloc[0]} tokens per rank and micro-batch, sustained compute "
+        f"{rates} TFLOP/s per rank (Frontier, A100)."
+    )
+    return Drawing(fig, "modelled", caption)
+
+
+def _partitions(panel: Axes, run: pd.DataFrame) -> None:
+    table, limit = candidates(run), run.memory_gb.iloc[0]
+    others, named = table[~table.named], table[table.named].set_index("plan")
+    panel.axvspan(limit, 1e4, color="grey", alpha=0.12)
+    panel.axvline(limit, color="black", linestyle="--", linewidth=1, label="memory of a rank")
+    panel.axhline(run.compute_seconds.iloc[0], color="black", linestyle=":", linewidth=1, label="compute alone")
+    style = {"mfc": "none", "color": "#888888", "markersize": 4, "label": "other partitions"}
+    panel.plot(others.gigabytes, others.step_seconds, "o", **style)
+    for plan, mark in _NAMED.items():
+        style = {"marker": mark, "color": color(plan), "linestyle": "none", "label": PLANS[plan]}
+        panel.plot(named.gigabytes[plan], named.step_seconds[plan], **style)
+    best = others[others.fits].head(1)
+    star = {"mfc": "none", "color": PALETTE[3], "linestyle": "none", "label": "fastest that fits"}
+    panel.plot(best.gigabytes, best.step_seconds, "*", markersize=15, markeredgewidth=1.5, **star)
+    panel.set(xscale="log", xlim=(0.8 * table.gigabytes.min(), 4 * limit))
+    panel.set_xticks([10, 20, 50, 100, 200], ["10", "20", "50", "100", "200"])
+    panel.minorticks_off()

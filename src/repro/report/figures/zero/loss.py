@@ -1,0 +1,74 @@
+"""Does a model learn the same when its weights and gradients are quantised?"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from repro.report.figures.base import LINE_STYLES, Data, Drawing, NothingToShow, series
+from repro.report.figures.zero.marks import color, look
+from repro.report.figures.zero.runs import PLANS, Training, present
+
+_LEAST_STEPS = 50  # for a curve
+
+
+def zero_loss(data: Data, *, reference: str = "zero3", swept: str = "hierarchical", smooth: float = 0.05) -> Drawing:
+    """Loss over steps of every plan of the longest runs, and its difference to the plan `reference`; beside it, where
+    it was run, the final loss of the plan `swept` by the size of the quantised block.
+
+    `smooth`: share of all steps that a thick curve averages (at least 10 steps).
+    """
+    training = Training.of(data)
+    steps = training.runs.steps.max()
+    if steps < _LEAST_STEPS:
+        raise NothingToShow(f"The longest run has {steps} steps: too few for a curve.")
+    setting = training.longest()
+    long = training.like(setting, block=256)
+    sweep = training.like(setting, plan=swept, seed=0)
+    blocks = sorted(sweep.block.unique(), key=lambda block: block or np.inf)
+    curves = series(long).pivot_table(index="step", columns=["plan", "seed"], values="loss")
+    window = max(10, int(len(curves) * smooth))
+
+    panels = [["loss", "block"], ["gap", "block"]] if len(blocks) > 1 else [["loss"], ["gap"]]
+    shape = {"figsize": (7 + 2.5 * (len(blocks) > 1), 4.8), "height_ratios": [2, 1]}
+    fig, axes = plt.subplot_mosaic(panels, **shape, width_ratios=[1.7, 1][: len(panels[0])])
+    _curves(axes["loss"], axes["gap"], curves, window, present(long), reference)
+    if len(blocks) > 1:
+        _blocks(axes["block"], [sweep[sweep.block == block].loss_last.median() for block in blocks], swept)
+        names = [f"{block:g}" if block else "message" for block in blocks]
+        axes["block"].set_xticks(range(len(blocks)), names, rotation=45, ha="right")
+        _reference(axes["block"], long[long.plan == reference].set_index("seed").loss_last, reference)
+    seeds = long.seed.nunique()
+    bands = f"{seeds} seeds, bands from the smallest to the largest." if seeds > 1 else "One seed."
+    text = f"{training.size(setting)}, tinyshakespeare. Thick: mean of {window} steps. Grey: within 1 %. {bands}"
+    return Drawing(fig, " and ".join(sorted(set(long.evidence))), text)
+
+
+def _curves(loss: Axes, gap: Axes, curves: pd.DataFrame, window: int, plans: list[str], reference: str) -> None:
+    smooth = curves.rolling(window, min_periods=1, center=True).mean()
+    for i, plan in enumerate(plans):
+        style = {"color": color(plan), "linestyle": LINE_STYLES[i]}
+        loss.plot(curves[plan].mean(axis=1), color=style["color"], alpha=0.2, linewidth=0.7)
+        loss.plot(smooth[plan].mean(axis=1), label=PLANS[plan], **style)
+        if plan != reference and reference in smooth:
+            percent = (100 * (smooth[plan] / smooth[reference] - 1)).dropna(axis=1, how="all")
+            gap.plot(percent.mean(axis=1), **style)
+            gap.fill_between(percent.index, percent.min(axis=1), percent.max(axis=1), alpha=0.2, color=style["color"])
+    loss.set(ylabel="loss (nats per byte)")
+    loss.legend()
+    gap.axhspan(-1, 1, color="grey", alpha=0.15)
+    gap.set(xlabel="step", ylabel=f"against\n{PLANS[reference]} (%)")
+    low, high = gap.get_ylim()
+    gap.set_ylim(min(-1.5, low), max(1.5, high))
+
+
+def _blocks(axes: Axes, losses: list[float], plan: str) -> None:
+    axes.plot(range(len(losses)), losses, label=PLANS[plan], **look(plan))
+    axes.set(xlabel="values per scale", ylabel="final loss (nats per byte)")
+
+
+def _reference(axes: Axes, losses: pd.Series, plan: str) -> None:
+    """The unquantised plan: its final loss with seed 0, and what other seeds make of it."""
+    axes.axhline(losses.get(0, np.nan), label=f"{PLANS[plan]}, 16 bits, same seed", linestyle="--", color=color(plan))
+    axes.axhspan(losses.min(), losses.max(), alpha=0.15, label=f"{PLANS[plan]}, all seeds", color=color(plan))
+    axes.legend(fontsize=8)

@@ -1,0 +1,162 @@
+"""Runs of `zero_train` as the figures compare them: the setting that most plans ran with, and what differs from it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from repro.experiments.zero_train import ZeroTrain
+from repro.report.figures import base
+from repro.report.figures.base import Data
+
+PLANS = {  # name in the records: name in figures
+    "ddp": "DDP",
+    "zero1": "ZeRO-1",
+    "zero2": "ZeRO-2",
+    "zero3": "ZeRO-3",
+    "hpz": "ZeRO-3 with hpZ",
+    "qwz": "ZeRO-3 with qwZ",
+    "qgz": "ZeRO-3 with qgZ",
+    "qgz_one_hop": "ZeRO-3 with qgZ in one hop",
+    "zeropp": "ZeRO++",
+    "mics": "MiCS",
+    "hsdp": "HSDP",
+    "hierarchical_fp": "hierarchical, 16 bits",
+    "hierarchical": "hierarchical",
+    "best": "the search's best",
+    "deepspeed_zero3": "DeepSpeed ZeRO-3",
+    "deepspeed_zeropp": "DeepSpeed ZeRO++",
+    "fsdp2": "FSDP2",
+    "fsdp2_reshard": "FSDP2, copy in the node",
+    "fsdp2_hsdp": "FSDP2 HSDP",
+}
+LEVELS = {"package": "in the package\n(GCD pair)", "node": "between packages\nof a node", "cluster": "between nodes"}
+FIELDS = {name: field.default for name, field in ZeroTrain.model_fields.items() if name != "plan"}
+CHANGES = ("weights", "gradients", "secondary", "weight_bits", "gradient_bits", "reduce_across")  # fields of a plan
+MEASURED, PREDICTED = "step_seconds", "predicted_step_seconds"
+STATE = "state_bytes_per_rank"
+METRICS = (
+    MEASURED,
+    PREDICTED,
+    "compute_seconds",
+    "loss_last",
+    "parameters",
+    "model_bytes",
+    STATE,
+    f"predicted_{STATE}",
+)
+BYTES = tuple(f"{kind}_{level}" for kind in ("bytes", "wire") for level in LEVELS)
+
+
+def _complete(table: pd.DataFrame) -> pd.DataFrame:
+    """Older records lack fields, which ran with what is the default now, and metrics, which stay unknown."""
+    for name, default in FIELDS.items():
+        table[name] = table[name].fillna(default) if name in table else default
+    for name in ("plan", "repeat", "evidence", *METRICS, *BYTES):
+        table[name] = table.get(name, np.nan)
+    table[PREDICTED] = table[PREDICTED].mask(table.fabric.astype(str).str.startswith("unshaped"))  # no rates are given
+    return table
+
+
+def _commonest(table: pd.DataFrame, *free: str) -> dict[str, Any]:
+    """The setting that most plans ran with, whatever the fields in `free`."""
+    same = [name for name in FIELDS if name not in free]
+    plans = table.groupby(same).plan.nunique()
+    return dict(zip(same, plans[::-1].idxmax(), strict=True))
+
+
+class Training:
+    """Finished runs of `zero_train`.
+
+    `runs`: a row per run, with every field of the experiment and every metric of `METRICS` and `BYTES` (nan: unknown).
+    `setting`: value by field of what most plans ran with, one micro-batch per step where there is a choice.
+    `batches`: micro-batches per step to compare: those of the setting, and the number of several that most plans had.
+    """
+
+    def __init__(self, runs: pd.DataFrame) -> None:
+        self.runs = _complete(runs)
+        self.setting, self.batches = dict(FIELDS), [FIELDS["accumulation"]]
+        if self.runs.empty:
+            return
+        timed = self.runs[~self.runs.fabric.str.startswith("unshaped")]
+        self.setting = _commonest(timed if len(timed) else self.runs, "accumulation", "steps")
+        plans = self.like(accumulation=...).groupby("accumulation").plan.nunique()
+        self.batches = sorted(plans.index, key=lambda count: (count > 1, -plans[count]))[:2]
+        self.setting["accumulation"] = self.batches[0]
+
+    @classmethod
+    def read(cls, records: str | Path) -> "Training":
+        """The runs of a folder of records; with none, empty tables of all columns."""
+        return cls(base.runs(records, "zero_train"))
+
+    @classmethod
+    def of(cls, data: Data) -> "Training":
+        """The runs of a figure's data; NothingToShow where there is none."""
+        return cls(data.runs("zero_train"))
+
+    def like(self, setting: dict[str, Any] | None = None, **free: Any) -> pd.DataFrame:
+        """Runs of a setting (default: the common one), but named fields have the given value, or any (`...`)."""
+        wanted = {name: value for name, value in {**(setting or self.setting), **free}.items() if value is not ...}
+        return self.runs[np.logical_and.reduce([self.runs[name] == value for name, value in wanted.items()])]
+
+    def longest(self) -> dict[str, Any]:
+        """The setting that most plans ran with for the most steps, whatever the seed and the quantised block."""
+        return _commonest(self.runs[self.runs.steps == self.runs.steps.max()], "seed", "block")
+
+    @property
+    def evidence(self) -> str:
+        """Kind of evidence of the setting's runs."""
+        return str(self.like().evidence.iloc[0])
+
+    @property
+    def repeats(self) -> str:
+        """How many repeats stand behind a median, for captions."""
+        count = self.like(accumulation=...).repeat.nunique()
+        return f"Median and 95 % interval over {count} repeats of the plans that have several."
+
+    def size(self, setting: dict[str, Any] | None = None) -> str:
+        """Ranks and parameters of a setting, for captions."""
+        setting = setting or self.setting
+        ranks = setting["nodes"] * setting["packages"] * setting["gcds"]
+        return f"{ranks} ranks on {setting['nodes']} nodes, {parameters(self.like(setting))}"
+
+    @property
+    def network(self) -> str:
+        """The network of the setting, for captions."""
+        slow, fabric = self.setting["cluster_mbit_s"], self.setting["fabric"]
+        if fabric == "shaped":
+            rates = (slow * self.setting["package_ratio"], slow * self.setting["node_ratio"], slow)
+            return f"links shaped to {' : '.join(f'{rate:g}' for rate in rates)} Mbit/s per rank"
+        unshaped = fabric.startswith("unshaped")
+        return "network NOT shaped: times say nothing about bandwidth" if unshaped else "the machine's own network"
+
+
+def present(table: pd.DataFrame, plans: Sequence[str] = tuple(PLANS)) -> list[str]:
+    """Those of `plans` that the runs have, in the order of `PLANS`; ValueError for a plan that does not exist."""
+    if unknown := sorted(set(plans) - PLANS.keys()):
+        raise ValueError(f"no plan {', '.join(unknown)}, known: {', '.join(PLANS)}")
+    return [plan for plan in PLANS if plan in plans and plan in set(table.plan)]
+
+
+def ratio(slow: pd.DataFrame, fast: pd.DataFrame, metric: str = MEASURED) -> pd.Series:
+    """slow / fast of every repeat that both have."""
+    return (slow.groupby("repeat")[metric].median() / fast.groupby("repeat")[metric].median()).dropna()
+
+
+def gains(runs: pd.DataFrame, slow: str, fast: str) -> list[float]:
+    """How many times faster plan `fast` is than `slow`, measured and predicted: medians over repeats (nan: not run)."""
+    pair = runs[runs.plan == slow], runs[runs.plan == fast]
+    return [ratio(*pair, metric).median() for metric in (MEASURED, PREDICTED)]
+
+
+def parameters(table: pd.DataFrame) -> str:
+    """Size of the trained model, for captions."""
+    count = table.parameters.iloc[0]
+    return f"{count / 1e9:.1f} billion parameters" if count >= 1e9 else f"{count / 1e6:.1f} M parameters"
+
+
+def micro_batches(count: int) -> str:
+    """`1 micro-batch`, `4 micro-batches`."""
+    return f"{count} micro-batch{'es' if count > 1 else ''}"

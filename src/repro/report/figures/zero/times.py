@@ -1,0 +1,327 @@
+"""How long a step takes: by plan, network, levels and number of nodes; and how well that is predicted."""
+
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from repro.report.figures.base import HATCHES, MARKERS, PALETTE, Data, Drawing, NothingToShow, paper
+from repro.report.figures.zero.marks import TICK_MARK, TICKS, color, look, middle, note, times
+from repro.report.figures.zero.runs import (
+    CHANGES,
+    FIELDS,
+    MEASURED,
+    PLANS,
+    PREDICTED,
+    STATE,
+    Training,
+    gains,
+    micro_batches,
+    parameters,
+    present,
+    ratio,
+)
+
+_RIVALS = ("zero3", "zeropp")
+_PLACES = {"package": "the pair", "node": "the node", "cluster": "all ranks"}
+_BOTH = [PREDICTED, MEASURED]
+_FAMILIES = {
+    "DDP, ZeRO": "zero3",
+    "ZeRO++ and its parts": "zeropp",
+    "MiCS, HSDP": "mics",
+    "hierarchical": "hierarchical",
+    "search's best": "best",
+}
+
+
+def zero_step_time(
+    data: Data,
+    *,
+    plan: str = "hierarchical",
+    rivals: Sequence[str] = _RIVALS,
+    plans: Sequence[str] = tuple(PLANS),
+) -> Drawing:
+    """Time of a step of some plans, measured and predicted, with one micro-batch and with several; and how many times
+    faster `plan` is than `rivals`, beside the paper's ratios."""
+    training = Training.of(data)
+    shown = present(training.like(accumulation=...), plans)
+    width = [1] * len(training.batches) + [1.05]
+    fig, axes = plt.subplots(1, len(width), figsize=(10.5, 0.27 * max(len(shown), 8) + 2), width_ratios=width)
+    for i, (panel, count) in enumerate(zip(axes, training.batches, strict=False)):
+        runs = training.like(accumulation=count)
+        times(panel, [(PLANS[name], name, runs[runs.plan == name]) for name in shown])
+        panel.set(title=f"{micro_batches(count)} per step", xscale="log")
+        panel.set_xlim(0.8 * np.nanmin(runs[[MEASURED, PREDICTED]]), 1.7 * runs[MEASURED].max())
+        low, high = panel.get_xlim()
+        ticks = [tick for tick in TICKS if low < tick < high]
+        panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        panel.minorticks_off()
+        if i:
+            panel.set_yticklabels([])
+        _gains(axes[-1], i, runs, plan, rivals)
+        label = f"{training.evidence}, {micro_batches(count)}"
+        axes[-1].plot([], [], MARKERS[i], color=PALETTE[i + 2], label=label)
+    _published(axes[-1], plan, rivals)
+    caption = (
+        f"{training.size()}, {training.network}. {training.repeats} Black tick: predicted. Times on a logarithmic axis."
+    )
+    return Drawing(fig, f"{training.evidence}; ticks: modelled; x: paper", caption)
+
+
+def _gains(axes: Axes, i: int, runs: pd.DataFrame, plan: str, rivals: Sequence[str]) -> None:
+    """A mark and a tick per rival: how many times faster the plan is, measured and predicted."""
+    for x, rival in enumerate(rivals):
+        at, pair = x + 0.33 * (i - 1), (runs[runs.plan == rival], runs[runs.plan == plan])
+        if len(measured := ratio(*pair)):
+            value, reach = middle(measured)
+            axes.errorbar(at, value, yerr=reach, capsize=3, markersize=7, color=PALETTE[i + 2], marker=MARKERS[i])
+            note(axes, f"{value:.2f}", at, value, "right")
+        if len(predicted := ratio(*pair, PREDICTED)):
+            axes.plot(at, predicted.median(), "_", **TICK_MARK)
+
+
+def _published(axes: Axes, plan: str, rivals: Sequence[str]) -> None:
+    published = {number.label: number.value for number in paper("ZT-1")}  # times faster than ZeRO-3
+    known = [(x, rival) for x, rival in enumerate(rivals) if {PLANS[plan], PLANS[rival]} <= published.keys()]
+    for x, rival in known:
+        value = published[PLANS[plan]] / published[PLANS[rival]]
+        axes.plot(x + 0.33, value, "kx", markersize=8, label="paper, 384 GCDs, 20B" if x == known[0][0] else None)
+        note(axes, f"{value:.2f}", x + 0.33, value, "right")
+    axes.plot([], [], "_", label="predicted", **TICK_MARK)
+    axes.axhline(1, color="grey", linewidth=1)
+    axes.set(
+        ylabel=f"{PLANS[plan]}: times faster", xlim=(-0.5, len(rivals) - 0.35), ylim=(0, 1.35 * axes.get_ylim()[1])
+    )
+    axes.set_xticks(range(len(rivals)), [f"than {PLANS[rival]}" for rival in rivals])
+    axes.legend(loc="upper right", fontsize=8)
+
+
+# --- the rate of the network -----------------------------------------------------------------------------------------
+
+
+def zero_rates(data: Data, *, plan: str = "hierarchical", rivals: Sequence[str] = _RIVALS) -> Drawing:
+    """How many times faster `plan` is than `rivals`, over the rate between nodes (left); and how many times faster
+    plans are than ZeRO-3 with levels and without (right). Dotted and ticks: predicted."""
+    training = Training.of(data)
+    if training.setting["fabric"] != "shaped":
+        raise NothingToShow("No run on a network of given rates.")
+    swept = training.like(cluster_mbit_s=..., accumulation=...)
+    flat = training.like(package_ratio=1, node_ratio=1, cluster_mbit_s=...)
+    text = ""
+    if len(flat):
+        rate = flat.groupby("cluster_mbit_s").plan.nunique()[::-1].idxmax()
+        flat, text = flat[flat.cluster_mbit_s == rate], f"Right, without levels: {rate:g} Mbit/s on all links. "
+    elif swept.cluster_mbit_s.nunique() < 2:
+        raise NothingToShow("Runs with one rate and one ratio of levels only.")
+    fig, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.9), width_ratios=[1.2, 1])
+    _over_rates(left, swept, plan, rivals)
+    _without_levels(right, training.like(), flat)
+    caption = f"{training.size()}, {training.network}. Left: other rates at the same ratios. {text}"
+    caption += "Dotted and ticks: predicted. Median over repeats."
+    return Drawing(fig, f"{training.evidence}; dotted and ticks: modelled", caption)
+
+
+def _over_rates(axes: Axes, swept: pd.DataFrame, plan: str, rivals: Sequence[str]) -> None:
+    for (count, runs), filled in zip(swept.groupby("accumulation"), ("full", "none", "left"), strict=False):
+        for rival in rivals:
+            found = [(rate, *gains(at, rival, plan)) for rate, at in runs.groupby("cluster_mbit_s")]
+            rates, values, predicted = np.array(found).T
+            label = f"than {PLANS[rival]}, {micro_batches(count)}"
+            axes.plot(rates, values, linewidth=1.5, fillstyle=filled, label=label, **look(rival))
+            axes.plot(rates, predicted, linestyle=":", color=color(rival), linewidth=1)
+    axes.plot([], [], ":", color="grey", label="predicted")
+    axes.set_xscale("log", base=2)
+    ticks = sorted(swept.cluster_mbit_s.unique())
+    axes.set_xticks(ticks, [f"{rate:g}" for rate in ticks])
+    axes.axhline(1, color="grey", linewidth=1)
+    axes.set(xlabel="rate between nodes per rank (Mbit/s)", ylabel=f"{PLANS[plan]}: times faster", ylim=(0, None))
+    axes.legend(fontsize=8, ncols=2, loc="lower left", bbox_to_anchor=(0, 1.01))
+
+
+def _without_levels(axes: Axes, levels: pd.DataFrame, flat: pd.DataFrame) -> None:
+    others = [plan for plan in ("zeropp", "hierarchical_fp", "hierarchical") if {plan, "zero3"} <= set(flat.plan)]
+    for i, (runs, name) in enumerate(((levels, "16 : 4 : 1"), (flat, "without levels"))):
+        for x, plan in enumerate(others):
+            value, predicted = gains(runs, "zero3", plan)
+            at, look_ = x + 0.24 * (i - 0.5), {"hatch": HATCHES[i], "edgecolor": "white"}
+            axes.bar(at, value, 0.22, label=name if x == 0 else None, color=PALETTE[i + 3], **look_)
+            axes.plot(at, predicted, "_", color="black", markersize=11, markeredgewidth=1.6)
+            note(axes, f"{value:.2f}", at, np.nanmax([value, predicted]))
+    axes.axhline(1, color="grey", linewidth=1)
+    axes.set_xticks(range(len(others)), [PLANS[plan].replace(", ", ",\n") for plan in others])
+    axes.set(ylabel="times faster than ZeRO-3", ylim=(0, 1.35 * axes.get_ylim()[1]))
+    axes.set_xlim(-0.6, max(1, len(others)) - 0.4)
+    if others:
+        axes.legend(fontsize=8, title="rates of the levels", title_fontsize=8)
+    else:
+        axes.text(0, 0.5, "without levels: not run", ha="center", fontsize=8, color="grey")
+
+
+# --- what each level is worth --------------------------------------------------------------------------------------
+
+
+def changes(run: pd.Series) -> str:
+    """How a run's plan differs from the hierarchical plan as we read it."""
+    words = {
+        "weights": f"weights over {_PLACES.get(run.weights)}",
+        "gradients": f"gradients over {_PLACES.get(run.gradients)}",
+        "secondary": f"copy of the weights in {_PLACES.get(run.secondary)}",
+        "weight_bits": f"weights as {run.weight_bits} bits",
+        "gradient_bits": f"gradients as {run.gradient_bits} bits".replace("16,4,4 bits", "16 bits in the pair, then 4"),
+        "reduce_across": "nodes reduce per micro-batch",
+    }
+    return ",\n".join(words[name] for name in CHANGES if run[name] != FIELDS[name]) or "hierarchical"
+
+
+def variants(training: Training) -> pd.DataFrame:
+    """Runs of the hierarchical plan: unchanged, in 16 bits, with other levels or bits. Column `name`: the `changes`."""
+    runs = training.like(accumulation=..., **dict.fromkeys(CHANGES, ...))
+    runs = runs[runs.plan.isin(["hierarchical", "hierarchical_fp"])]
+    names = ["16 bits everywhere" if run.plan == "hierarchical_fp" else changes(run) for _, run in runs.iterrows()]
+    return runs.assign(name=names)
+
+
+def zero_levels(data: Data) -> Drawing:
+    """Time of a step and bytes of state per parameter, of the hierarchical plan with one choice changed at a time."""
+    training = Training.of(data)
+    runs = variants(training)
+    names = sorted(runs.name.unique(), key=lambda name: (name != "hierarchical", name[:3] == "16 ", name))
+    if len(names) < 2:
+        raise NothingToShow("No run of the hierarchical plan with other levels or bits.")
+    batches = training.batches
+    fig, axes = plt.subplots(1, len(batches), figsize=(10, 0.42 * len(names) + 1.6), squeeze=False)
+    for panel, count in zip(axes[0], batches, strict=True):
+        mine = runs[runs.accumulation == count]
+        times(panel, [(name, "hierarchical", mine[mine.name == name]) for name in names])
+        held = (mine[STATE] / mine.parameters).groupby(mine.name).median()
+        edge = {"transform": panel.get_yaxis_transform(), "ha": "right", "fontsize": 8}
+        for y, name in enumerate(names):
+            if name in held:
+                panel.text(0.99, y, f"{held[name]:.1f}", va="center", **edge)
+        panel.text(0.99, -0.7, "bytes held", **edge)
+        panel.axvline(mine[mine.name == "hierarchical"][MEASURED].median(), color="grey", linestyle=":", linewidth=1)
+        panel.set(title=f"{micro_batches(count)} per step", xlim=(0, 1.35 * mine[MEASURED].max()))
+        if panel is not axes[0, 0]:
+            panel.set_yticklabels([])
+    caption = (
+        f"{training.size()}, {training.network}. {training.repeats} Tick: predicted. Dotted: the plan unchanged. "
+        "Right edge: bytes of state per parameter on a rank."
+    )
+    return Drawing(fig, f"{training.evidence}; ticks: modelled", caption)
+
+
+# --- more nodes ----------------------------------------------------------------------------------------------------
+
+
+def zero_scaling(data: Data, *, plans: Sequence[str] = ("zero3", "zeropp", "hierarchical")) -> Drawing:
+    """Weak scaling of some plans: compute and the rest of a step over the number of nodes, and the efficiency against
+    the smallest run with several nodes, measured and of bytes over rates alone."""
+    training = Training.of(data)
+    grown = training.like(nodes=...)
+    grown = grown[grown.plan.isin(plans)]
+    medians = grown.groupby(["plan", "nodes"])[[MEASURED, "compute_seconds", PREDICTED]].median()
+    scaled = [plan for plan in present(grown, plans) if len(medians.loc[plan]) > 1]
+    if not scaled:
+        raise NothingToShow("Runs on one number of nodes only.")
+    fig, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.8), width_ratios=[1.5, 1])
+    _weak_scaling(left, medians, scaled)
+    for plan in scaled:
+        several = medians.loc[plan][medians.loc[plan].index > 1]
+        moving = several[PREDICTED] - several.compute_seconds
+        right.plot(several[MEASURED].iloc[0] / several[MEASURED], label=PLANS[plan], **look(plan))
+        right.plot(moving.iloc[0] / moving, ":", fillstyle="none", **look(plan))
+    published = paper("ZT-2")[0].value
+    right.axhline(published, color="black", linestyle="--", linewidth=1, label="paper, up to 384 GCDs")
+    right.plot([], [], ":", color="grey", marker="o", fillstyle="none", label="bytes over rates alone")
+    right.set_xscale("log", base=2)
+    right.set(xlabel="nodes", ylabel="efficiency", ylim=(0, 1.1))
+    sizes = sorted(nodes for nodes in grown.nodes.unique() if nodes > 1)
+    right.set_xticks(sizes, [f"{nodes}" for nodes in sizes])
+    right.legend(fontsize=8, loc="lower left")
+    ranks = training.setting["packages"] * training.setting["gcds"]
+    caption = f"{ranks} ranks per node, {parameters(grown)}, {training.network}. Median over repeats."
+    return Drawing(fig, f"{training.evidence}; dotted: modelled; dashed: paper", caption)
+
+
+def _weak_scaling(axes: Axes, medians: pd.DataFrame, plans: list[str]) -> None:
+    ticks, start, grey = {}, 0, {"color": "#999999", "hatch": "///", "edgecolor": "white"}
+    for plan in plans:
+        mine = medians.loc[plan]
+        compute = mine.compute_seconds.fillna(0)
+        for x, nodes in enumerate(mine.index, start):
+            total = mine[MEASURED][nodes]
+            axes.bar(x, compute[nodes], 0.8, **grey)
+            axes.bar(x, total - compute[nodes], 0.8, bottom=compute[nodes], color=color(plan))
+            note(axes, f"{total:.{2 if total < 10 else 1}f}", x, total)
+            ticks[x] = f"{nodes}\n{PLANS[plan]}" if nodes == mine.index[len(mine) // 2] else f"{nodes}"
+        start += len(mine) + 1
+    axes.bar(0, 0, label="compute, measured alone", **grey)
+    axes.bar(0, 0, color=color(plans[-1]), label="rest (coloured): communication and software")
+    axes.set_xticks(list(ticks), list(ticks.values()))
+    axes.set(ylabel="time of a step (s)", xlabel="nodes", ylim=(0, 1.35 * medians[MEASURED].max()))
+    axes.legend(fontsize=8, loc="upper left")
+    axes.grid(axis="x", visible=False)
+
+
+# --- prediction ------------------------------------------------------------------------------------------------------
+
+
+def every_plan(training: Training, accumulation: int) -> pd.DataFrame:
+    """Runs of all plans in the setting, changed hierarchical ones included, that have a predicted step."""
+    free = dict.fromkeys((*CHANGES, "block"), ...)
+    return training.like(accumulation=accumulation, **free).dropna(subset=_BOTH)
+
+
+def medians(runs: pd.DataFrame) -> pd.DataFrame:
+    """A row per plan of `every_plan`: predicted and measured step (s)."""
+    return runs.groupby(["plan", "block", *CHANGES], as_index=False)[_BOTH].median()
+
+
+def agreement(table: pd.DataFrame) -> tuple[float, float]:
+    """Of a table of `medians`: Spearman's rank correlation of predicted and measured steps, and how much longer
+    (fraction) the plan that is predicted fastest takes than the fastest."""
+    chosen = table.loc[table[PREDICTED].idxmin(), MEASURED]
+    return table[_BOTH].corr(method="spearman").iloc[0, 1], chosen / table[MEASURED].min() - 1
+
+
+def zero_prediction(data: Data) -> Drawing:
+    """Measured against predicted step of every run with a shaped network."""
+    training = Training.of(data)
+    paired = training.runs.dropna(subset=[PREDICTED])
+    if paired.empty:
+        raise NothingToShow("No record of a zero_train run with a predicted step on a shaped network.")
+    fig, axes = plt.subplots(figsize=(6.4, 4.9))
+    notes, others = [], paired
+    for i, count in enumerate(training.batches):
+        filled = "none" if i else "full"
+        runs = every_plan(training, count)
+        others, table = others.drop(runs.index), medians(runs)
+        if table.empty:
+            continue
+        for plan, mine in table.groupby("plan"):
+            style = look(plan) | {"markersize": 7, "linestyle": "none", "fillstyle": filled}
+            axes.plot(mine[PREDICTED], mine[MEASURED], **style)
+        axes.plot([], [], "o", color="black", fillstyle=filled, label=micro_batches(count))
+        rank, longer = agreement(table)
+        notes.append(
+            f"{micro_batches(count)}: {len(table)} plans, Spearman {rank:.2f}; the plan predicted fastest takes "
+            f"{100 * longer:.0f} % longer than the fastest."
+        )
+    for name, plan in _FAMILIES.items():
+        if plan in set(paired.plan):
+            axes.plot([], [], linestyle="none", label=name, **look(plan))
+    label = "other rates, ratios, nodes"
+    axes.plot(others[PREDICTED], others[MEASURED], ".", color="#999999", label=label, zorder=1)
+    ends = [0.8 * paired[PREDICTED].min(), 1.25 * paired[MEASURED].max()]
+    axes.plot(ends, ends, color="black", linewidth=1)
+    ticks = [tick for tick in TICKS if ends[0] < tick < ends[1]]
+    axes.set(xscale="log", yscale="log")
+    axes.set(xlabel="predicted step: compute, and bytes over rates (s)", ylabel="measured step (s)")
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.legend(fontsize=8)
+    caption = f"{training.size()}, {training.network}. " + " ".join(notes)
+    return Drawing(fig, f"{training.evidence} against modelled", caption)

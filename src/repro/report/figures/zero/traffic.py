@@ -1,0 +1,70 @@
+"""What a plan sends over each level, and what it keeps in memory."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from repro.report.figures.base import Data, Drawing
+from repro.report.figures.zero.marks import color, fill, note, rows
+from repro.report.figures.zero.runs import LEVELS, PLANS, STATE, Training, present
+
+
+def zero_bytes(data: Data, *, accumulation: int | None = None, plans: tuple[str, ...] = tuple(PLANS)) -> Drawing:
+    """Bytes per step and node over each level, in units of the bytes of the 16-bit weights, for some plans.
+
+    `accumulation`: micro-batches per step; default: the fewest.
+    """
+    training = Training.of(data)
+    accumulation = accumulation or training.batches[0]
+    runs = training.like(accumulation=accumulation)
+    shown, nodes, unit = present(runs, plans), training.setting["nodes"], runs.model_bytes.iloc[0]
+    fig, axes = plt.subplots(1, 3, figsize=(10, 0.25 * len(shown) + 1.6), sharey=True)
+    for panel, level in zip(axes, LEVELS, strict=True):
+        sent = runs.groupby("plan")[[f"bytes_{level}", f"wire_{level}"]].median() / unit / nodes
+        for y, plan in enumerate(shown):
+            counted, wire = sent.loc[plan]
+            value = wire if np.isnan(counted) else counted
+            panel.barh(y, counted, 0.7, **fill(plan))
+            if np.isnan(counted):
+                panel.plot(wire, y, "P", mfc="white", color=color(plan), markersize=7)
+            note(panel, "not counted" if np.isnan(value) else f"{value:.2f}", np.nan_to_num(value), y, "right")
+        panel.set_title(LEVELS[level], pad=16)
+        panel.set(xlabel="bytes per step and node (M)", xlim=(0, 1.22 * np.nanmax(sent.loc[shown])))
+        panel.grid(axis="y", visible=False)
+    for name, value in rules(nodes, nodes * training.setting["packages"] * training.setting["gcds"]).items():
+        axes[2].axvline(value, color="black", linestyle=":", linewidth=1.5)
+        place = {"xycoords": ("data", "axes fraction"), "fontsize": 8, "ha": "center", "va": "bottom"}
+        axes[2].annotate(f"{name}: {value:.2f}", (value, 1), **place)
+    rows(axes[0], shown)
+    more = (runs.wire_cluster / runs.bytes_cluster).dropna()
+    text = f"{training.size()}. M = {unit / 1e6:.1f} MB. Bars: payload counted by every rank. Hollow: kernel counters."
+    if len(more):
+        text += f" Between nodes, the kernel's count is {100 * (more.median() - 1):.1f} % above the payload."
+    return Drawing(fig, f"{training.evidence}; dotted: counting rules for {nodes} nodes", text)
+
+
+def rules(nodes: int, ranks: int) -> dict[str, float]:
+    """What the counting rules of ZeRO-3 (3 M) and ZeRO++ (0.75 M) give out of each of so many nodes, in M per step.
+
+    Both are for many nodes: of a gather among N ranks only (N - 1) / N travels.
+    """
+    return {"3 M": 3 * (ranks - 1) / ranks, "0.75 M": 0.5 * (ranks - 1) / ranks + 0.25 * (nodes - 1) / nodes}
+
+
+def zero_memory(data: Data, *, accumulation: int | None = None, plans: tuple[str, ...] = tuple(PLANS)) -> Drawing:
+    """Bytes of state per parameter that the fullest rank held, beside the formula of `repro.zero.memory`."""
+    training = Training.of(data)
+    runs = training.like(accumulation=accumulation or training.batches[0])
+    shown = present(runs, plans)
+    fig, axes = plt.subplots(figsize=(7.5, 0.25 * len(shown) + 1.5))
+    for y, plan in enumerate(shown):
+        mine = runs[runs.plan == plan]
+        held, predicted = ((mine[name] / mine.parameters).median() for name in (STATE, f"predicted_{STATE}"))
+        axes.barh(y, held, 0.7, **fill(plan))
+        axes.plot(predicted, y, "kD", mfc="white", markersize=5, label="formula" if y == 0 else None)
+        axes.annotate(f"{held:.2f}", (held, y), xytext=(9, 0), textcoords="offset points", va="center", fontsize=8)
+    rows(axes, shown)
+    axes.set(xlabel="bytes of state per parameter on a rank")
+    axes.margins(x=0.12)
+    axes.legend(loc="lower right")
+    evidence = f"{training.evidence} (bars), modelled (marks)"
+    return Drawing(fig, evidence, f"{training.size()}; activations not counted.")
