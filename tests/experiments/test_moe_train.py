@@ -217,7 +217,15 @@ def test_loss_of_a_uniform_model_is_the_logarithm_of_the_vocabulary():
 def test_the_script_keeps_weights_trace_and_record_of_one_run(tmp_path):
     weights, trace = tmp_path / "model.safetensors", tmp_path / "routing.npz"
     settings = [word for name, value in (TINY | {"iterations": 12}).items() for word in ("--set", f"{name}={value}")]
-    script = [sys.executable, paths.root() / "benchmarks/inputs/gpt_moe.py", weights, trace, *settings, "--records", tmp_path]
+    script = [
+        sys.executable,
+        paths.root() / "benchmarks/inputs/gpt_moe.py",
+        weights,
+        trace,
+        *settings,
+        "--records",
+        tmp_path,
+    ]
     done = subprocess.run(script, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-2000:]
     (run_file,) = (tmp_path / "moe_train").glob("*.json")

@@ -86,6 +86,16 @@ def test_unknown_names_and_options_list_the_known_ones(tmp_path):
         base.draw("zero_byte", tmp_path)
 
 
+def test_what_is_missing_is_said_with_its_values(capsys):
+    data = base.Data(SHIPPED)
+    assert set(data.runs("moe_train", text="both").text) == {"both"}
+    with base.where_recorded():
+        data.runs("moe_train", text="both", experts=7)
+    assert (
+        capsys.readouterr().out == "Nothing to show. No record of a finished moe_train run with text both, experts 7.\n"
+    )
+
+
 def test_an_option_changes_the_figure(tmp_path):
     heights = [base.draw("zero_memory", SHIPPED, **options).get_figheight() for options in ({}, {"plans": ["zero3"]})]
     assert heights[0] > heights[1]
@@ -104,13 +114,3 @@ def test_one_figure_from_the_command_line(tmp_path):
     assert (tmp_path / "zero_bytes.png").exists() and (tmp_path / "zero_bytes.svg").exists()
     wrong = CliRunner().invoke(cli.app, ["figure", "zero_bytes", "--set", "plan=zero3", "--results", SHIPPED])
     assert wrong.exit_code == 2 and "known: accumulation, plans" in wrong.output
-
-
-def test_what_is_missing_is_said_with_its_values(capsys):
-    data = base.Data(SHIPPED)
-    assert set(data.runs("moe_train", text="both").text) == {"both"}
-    with base.where_recorded():
-        data.runs("moe_train", text="both", experts=7)
-    assert (
-        capsys.readouterr().out == "Nothing to show. No record of a finished moe_train run with text both, experts 7.\n"
-    )

@@ -1,6 +1,6 @@
 """Figures of ExFlow: what a layer's expert tells about the next, what a placement saves and costs, what decoding gains.
 
-A method of placement has one colour and one marker. Points are medians, with their interval over seeds where there are several.
+A method of placement has one colour and one marker. Points are medians, with their interval over several seeds.
 """
 
 import matplotlib.pyplot as plt
@@ -20,7 +20,7 @@ METHODS = {  # method of exflow.place: its name, its look
     "exflow-direct": ("paper's program, all GPUs at once", marks.look(3)),
     "affinity": ("our search, same objective", marks.look(0)),
 }
-# Placements by and for all texts, without a limit on load or extra time for the bound; in one node, by all training tokens.
+# Placements by and for all texts, without a limit on load or extra time for the bound; in one node, by all tokens.
 PLAIN = {"train_domain": "all", "test_domain": "all", "max_load_limit": 0, "bound_s": 0}
 ONE_NODE = {**PLAIN, "gpus_per_node": 0, "train_tokens": 0}
 SYSTEMS = {  # (system, keys_values, placement): name
@@ -71,8 +71,8 @@ def exflow_routing(data: Data, *, trace: str = TRACE, domain: str = "all") -> Dr
 
 
 def by_method(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame, dict[str, str]]]:
-    """Every method of the table in the order of the figures: its name (a search that its time limit cut says so), its runs
-    and its look."""
+    """Every method of the table in the order of the figures: its name (with the time limit that cut it), its runs, its
+    look."""
     found = []
     for method, (name, style) in METHODS.items():
         runs = table[table.method == method]
@@ -83,8 +83,8 @@ def by_method(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame, dict[str, st
 
 
 def exflow_hops(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e") -> Drawing:
-    """Transitions that cross GPUs under each placement, and how many fewer than by rank order; `other` is a second trace
-    whose reduction is drawn too."""
+    """Transitions that cross GPUs under each placement, and how many fewer than by rank order; of a second trace,
+    `other`, too."""
     runs = data.runs("exflow_placement", **ONE_NODE)
     flat = runs[runs.trace == trace]
     if not {"contiguous"} < set(flat.method):
@@ -117,7 +117,7 @@ def _crossings(axes: Axes, flat: pd.DataFrame) -> None:
 
 
 def reduction(runs: pd.DataFrame, rank_order: pd.DataFrame) -> pd.Series:
-    """Crossings against those by rank order in percent, over GPUs; paired by seed, which fixes the held-out sequences."""
+    """Crossings against rank order in percent, over GPUs; paired by seed, which fixes the held-out sequences."""
     crossing, reference = (table.set_index(["gpus", "seed"]).crossing_fraction for table in (runs, rank_order))
     return (100 * (crossing / reference - 1)).dropna()
 
@@ -208,7 +208,7 @@ def counted(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def exflow_tokens(data: Data, *, trace: str = TRACE) -> Drawing:
-    """Crossings of a placement over the tokens that it was computed from: on these tokens, and on held-out sequences."""
+    """Crossings of a placement over the tokens it was computed from: on these tokens, and on held-out sequences."""
     placements = data.runs("exflow_placement", trace=trace, gpus_per_node=0, **PLAIN)
     few = counted(placements[placements.method == "affinity"])
     if few.empty:

@@ -65,8 +65,8 @@ def of_one_model(serving: pd.DataFrame, model: str | None = None) -> pd.DataFram
 
 
 def of_one_workload(serving: pd.DataFrame, workload: str) -> pd.DataFrame:
-    """A comparison holds between runs of the same requests: of this workload (of any, where it was not run) those that most
-    engines served."""
+    """A comparison holds between runs of the same requests: of this workload (of any, where it was not run) those that
+    most engines served."""
     found = serving[serving.workload == workload] if workload in set(serving.workload) else serving
     return max((runs for _, runs in found.groupby(WORKLOAD)), key=lambda runs: runs.name.nunique())
 
@@ -208,7 +208,7 @@ def flover_timeline(
 
 
 def flover_requests(data: Data) -> Drawing:
-    """Total time, and times sooner than one after the other, over the number of equal requests; every model and device."""
+    """Total time, and times sooner than one after the other, over equal requests; every model and device."""
     equal = data.runs("flover_serving").query("interval_t1 > 0 and workload == 'fixed' and not predict")
     fused = equal.query("engine == 'fused' and layout == 'window'")
     counts = np.array(sorted(fused.requests.unique()))
@@ -270,7 +270,7 @@ def flover_windows(data: Data, *, model: str | None = None) -> Drawing:
 
 
 def flover_layouts(data: Data, *, longest: int = 512, model: str | None = None) -> Drawing:
-    """What closing a slot costs and saves under each layout of the KV cache, on requests of random length up to `longest`."""
+    """What closing a slot costs and saves under each layout of the KV cache, with random lengths up to `longest`."""
     runs = of_one_model(data.runs("flover_serving", workload="uniform", longest=longest), model)
     there = {layout: name for layout, name in LAYOUTS.items() if layout in set(runs.layout)}
     if len(there) < 2:
@@ -290,13 +290,13 @@ def flover_layouts(data: Data, *, longest: int = 512, model: str | None = None) 
 
 
 def ranks_name(run: pd.Series) -> str:
-    """Tensor-parallel ranks of a run of flover_parallel: how many, in how many nodes, with which layout of the KV cache."""
+    """Tensor-parallel ranks of a run of flover_parallel: how many, in how many nodes, with which KV layout."""
     nodes = "one node" if run.nodes == 1 else f"{run.nodes} nodes at {run.cluster_mbit_s:g} Mbit/s"
     return f"{run.ranks} ranks, {nodes}{'' if run.layout == 'window' else f', {run.layout}'}"
 
 
 def flover_ranks(data: Data, *, longest: int | None = None) -> Drawing:
-    """Throughput and latency of tensor-parallel decoding, in one node and over several. None: the shortest `longest`."""
+    """Throughput and latency of tensor-parallel decoding, in one node and several. None: the shortest `longest`."""
     parallel = data.runs("flover_parallel")
     runs = data.runs("flover_parallel", longest=longest or parallel.longest.min())
     runs = runs.assign(ranks=runs.nodes * runs.packages * runs.gcds)

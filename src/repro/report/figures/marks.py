@@ -10,8 +10,8 @@ from repro.report.figures.base import MARKERS, PALETTE
 
 
 def middle(values: Iterable[float]) -> tuple[float, list[list[float]]]:
-    """Median of repeats, and how far its 95 % interval reaches below and above, as matplotlib takes an error bar. One value
-    has no interval: nan, for which nothing is drawn."""
+    """Median of repeats, and how far its 95 % interval reaches below and above, as matplotlib takes an error bar. One
+    value has no interval: nan, for which nothing is drawn."""
     value, low, high = interval(values)
     return value, [[value - low], [high - value]]
 
