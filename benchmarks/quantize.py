@@ -1,8 +1,10 @@
-"""Speed of the quantisers beside a plain copy, in one process: `python benchmarks/quantize.py [--values N] [--block N]`.
+"""Speed of the quantisers beside a plain copy, in one process:
+`python benchmarks/quantize.py [--values N] [--block N]`.
 
-Every number is GB/s of the float tensor, the side that is read (quantise), written (dequantise) or both (accumulate), so
-that a ratio to `copy_` of the same tensor is a ratio of times: 0.5 takes as long as two copies. On the CPU with one thread;
-on the GPU too where there is one. Medians after warm-up; eager, kernel and copy take turns, so that all see the same machine.
+Every number is GB/s of the float tensor, the side that is read (quantise), written (dequantise) or both (accumulate),
+so that a ratio to `copy_` of the same tensor is a ratio of times: 0.5 takes as long as two copies. On the CPU with one
+thread; on the GPU too where there is one. Medians after warm-up; eager, kernel and copy take turns, so that all see the
+same machine.
 """
 
 import argparse
@@ -24,6 +26,11 @@ REPEATS = 15
 def into(payload: Tensor, out: Tensor, bits: int, block: int) -> None:
     """What decoding into a buffer takes in eager torch."""
     out.copy_(reference.dequantize(payload, out.shape[-1], bits, block, out.dtype))
+
+
+def kernel_into(payload: Tensor, out: Tensor, bits: int, block: int) -> None:
+    """The same by the kernel."""
+    quantize.dequantize(payload, out.shape[-1], bits, block, out=out)
 
 
 def seconds(runs: list[Callable[[], object]], device: str) -> list[float]:
@@ -52,16 +59,17 @@ def table(device: str, values: int, block: int) -> None:
             pairs = {
                 "quantise": (reference.quantize, quantize.quantize, (x, bits, block)),
                 "dequantise": (reference.dequantize, quantize.dequantize, (payload, values, bits, block, dtype)),
-                "  to a buffer": (into, lambda p, out, *how: quantize.dequantize(p, values, *how, out=out), (payload, out, bits, block)),
+                "  to a buffer": (into, kernel_into, (payload, out, bits, block)),
                 "accumulate": (reference.accumulate, quantize.accumulate, (payload, out, bits, block)),
-            }  # fmt: skip
+            }
             if dtype != torch.float32:
                 del pairs["accumulate"]  # sums are kept in fp32
             for name, (eager, kernel, arguments) in pairs.items():
                 runs = [partial(eager, *arguments), partial(kernel, *arguments), partial(out.copy_, x)]
                 speeds = [x.nbytes / t / 1e9 for t in seconds(runs, device)]
                 print(
-                    f"{name:13}{bits:4} {str(dtype).removeprefix('torch.'):<9}{speeds[0]:8.2f}{speeds[1]:8.2f}{speeds[2]:8.2f}"
+                    f"{name:13}{bits:4} {str(dtype).removeprefix('torch.'):<9}"
+                    f"{speeds[0]:8.2f}{speeds[1]:8.2f}{speeds[2]:8.2f}"
                     f"{speeds[1] / speeds[0]:9.1f}x{speeds[1] / speeds[2]:9.2f}"
                 )
 

@@ -13,12 +13,13 @@ from repro.zero import Plan, ZeroOptimizer
 
 # 36 and 12 rows over 8 or 16 ranks, 108 over 8, 33 words: FSDP has to pad almost every tensor
 SHAPE = GPTConfig(layers=2, hidden=36, heads=3, seq_len=8, vocab=33)
+Batch = tuple[torch.Tensor, torch.Tensor]  # tokens, targets
 Curve = list[tuple[float, float]]  # (loss, gradient norm) of every step, one rank
 
 
 def batch(step: int, rank: int, micro_batch: int = 0, seq_len: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sequences that a small model can learn, x -> 3 x + 5 mod 32 from a random start: different for every step, micro-batch
-    and rank, and the same in every process. Tokens and targets, int64 [2, seq_len]."""
+    """Sequences that a small model can learn, x -> 3 x + 5 mod 32 from a random start: different for every step,
+    micro-batch and rank, and the same in every process. Tokens and targets, int64 [2, seq_len]."""
     draw = torch.Generator().manual_seed(step * 10_000 + rank * 100 + micro_batch)
     tokens = torch.randint(0, 32, (2, 1), generator=draw)
     for _ in range(seq_len):
@@ -28,8 +29,8 @@ def batch(step: int, rank: int, micro_batch: int = 0, seq_len: int = 8) -> tuple
 
 @dataclass(frozen=True)
 class Setting:
-    """What a training run varies. Step s has `micro_batches[s % len]` backward passes. The default `max_norm` is small enough to
-    clip at every step. `change` may alter the model before it is wrapped."""
+    """What a training run varies. Step s has `micro_batches[s % len]` backward passes. The default `max_norm` is small
+    enough to clip at every step. `change` may alter the model before it is wrapped."""
 
     steps: int = 12
     shape: GPTConfig = SHAPE
@@ -46,29 +47,47 @@ class Setting:
         self.change(model)
         return model
 
+    def batches(self, rank: int, step: int) -> list[Batch]:
+        """Micro-batches of one step."""
+        return [batch(step, rank, number) for number in range(self.micro_batches[step % len(self.micro_batches)])]
+
     def step(self, model: nn.Module, rank: int, step: int) -> float:
         """Forward and backward of one step; its loss."""
-        total, count = 0.0, self.micro_batches[step % len(self.micro_batches)]
-        for micro_batch in range(count):
-            loss = model(*batch(step, rank, micro_batch)) / count
-            loss.backward()
-            total += loss.item()
-        return total
+        return backward(model, self.batches(rank, step))
+
+
+def backward(model: nn.Module, batches: Sequence[Batch]) -> float:
+    """Forward and backward of micro-batches; their mean loss."""
+    total = 0.0
+    for tokens, targets in batches:
+        loss = model(tokens, targets) / len(batches)
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+class DDPTrainer:
+    """The reference, fp32, as a `repro.baselines.trainer.Trainer`. `norm` is the last step's, before clipping."""
+
+    def __init__(
+        self, model: nn.Module, max_norm: float | None, optimizer: Any = torch.optim.AdamW, **options: Any
+    ) -> None:
+        self.model = nn.parallel.DistributedDataParallel(model)
+        self.trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.max_norm, self.optimizer = max_norm or float("inf"), optimizer(self.trainable, **options)
+
+    def step(self, batches: Sequence[Batch]) -> float:
+        loss = backward(self.model, batches)
+        self.norm = nn.utils.clip_grad_norm_(self.trainable, self.max_norm).item()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss
 
 
 def train_ddp(rank: int, world: int, setting: Setting) -> Curve:
     """The reference, fp32."""
-    model = nn.parallel.DistributedDataParallel(setting.model())
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = setting.optimizer(trainable, lr=setting.lr)
-    found = []
-    for step in range(setting.steps):
-        loss = setting.step(model, rank, step)
-        norm = nn.utils.clip_grad_norm_(trainable, setting.max_norm or float("inf"))
-        optimizer.step()
-        optimizer.zero_grad()
-        found.append((loss, norm.item()))
-    return found
+    trainer = DDPTrainer(setting.model(), setting.max_norm, setting.optimizer, lr=setting.lr)
+    return [(trainer.step(setting.batches(rank, step)), trainer.norm) for step in range(setting.steps)]
 
 
 def train_plan(rank: int, setting: Setting, plan: Plan, **options: Any) -> Curve:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Level:
-    """One level of a machine: `size` members of the level below, joined by links of `bytes_per_s` per rank and direction."""
+    """One level of a machine: `size` members of the level below, on links of `bytes_per_s` per rank and direction."""
 
     name: str
     size: int
@@ -81,7 +81,7 @@ class Topology:
         return rank
 
     def level_between(self, a: int, b: int) -> str | None:
-        """Name of the level whose link joins ranks `a` and `b` (the outermost coordinate that differs); None for a == b."""
+        """Name of the level whose link joins ranks `a` and `b` (the outermost that differs); None for a == b."""
         for level, x, y in reversed(list(zip(self.levels, self.place(a), self.place(b), strict=True))):
             if x != y:
                 return level.name

@@ -15,7 +15,7 @@ from trainer_reference import (
     TOPOLOGY,
     TRAINING,
     WORLD,
-    DDPTrainer,
+    ddp,
     losses,
     made_real,
     model,
@@ -56,7 +56,8 @@ class _Gathers:
 
 
 def _run_bf16(rank: int, world: int) -> dict[str, Any]:
-    """Both in one process, as an experiment may do it. Gathers are counted once DeepSpeed knows the order of the layers."""
+    """Both in one process, as an experiment may do it. Gathers are counted once DeepSpeed knows the order of the
+    layers."""
     found: dict[str, Any] = {}
     for build in (deepspeed.zero3, deepspeed.zeropp):
         trainer = build(model(SHAPE), TOPOLOGY, BF16)
@@ -82,7 +83,7 @@ def _reduce_both_ways(rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
 @pytest.fixture(scope="module")
 def reference() -> torch.Tensor:
     """Losses of DDP, fp32, [ranks, 2, steps]: for one and two micro-batches."""
-    return torch.tensor(launch(train, WORLD, lambda: DDPTrainer(SHAPE), timeout_s=100))
+    return torch.tensor(launch(train, WORLD, lambda: ddp(SHAPE), timeout_s=100))
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +139,8 @@ def test_weights_went_through_8_bits_and_gradients_through_4(bf16):
 
 
 def test_qgz_returns_ranks_per_node_times_the_mean_but_its_fallback_the_mean(bf16):
-    """A fault of DeepSpeed 0.19.8, kept in the baseline. If this fails, it was mended upstream: update docs and the baseline."""
+    """A fault of DeepSpeed 0.19.8, kept in the baseline. If this fails, it was mended upstream: update docs and the
+    baseline."""
     for found in bf16:
         quantised, fallback, mean = found["reduced"]
         torch.testing.assert_close(fallback, mean)
@@ -246,7 +248,8 @@ def test_a_group_of_zeros_stays_zero():
 
 
 def test_the_swizzle_is_that_of_the_kernel():
-    """Its own example: 2 nodes of 4, 0 1 2 3 4 5 6 7 becomes 0 4 1 5 2 6 3 7. Two groups per rank, largest value -(r + 1)."""
+    """Its own example: 2 nodes of 4, 0 1 2 3 4 5 6 7 becomes 0 4 1 5 2 6 3 7. Two groups per rank, largest value -(r +
+    1)."""
     ranks = torch.arange(8)
     gradient = (-(ranks + 1.0)).repeat_interleave(2)[:, None].expand(16, 4)
     codes, scales = Quantizer().swizzle_quant(gradient, 16, 4, Quantizer.Symmetric, 1, 2, 4)

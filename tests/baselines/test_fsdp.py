@@ -16,7 +16,7 @@ from trainer_reference import (
     TOPOLOGY,
     TRAINING,
     WORLD,
-    DDPTrainer,
+    ddp,
     losses,
     made_real,
     model,
@@ -39,7 +39,7 @@ def _baseline(name: str) -> Callable[[], Any]:
 
 @pytest.fixture(scope="module")
 def reference() -> list:
-    return launch(train, WORLD, lambda: DDPTrainer(SHAPE), timeout_s=100)
+    return launch(train, WORLD, lambda: ddp(SHAPE), timeout_s=100)
 
 
 @pytest.mark.parametrize("name", BASELINES)
@@ -65,8 +65,8 @@ def _half_precision(rank: int, world: int) -> dict[str, Any]:
 
 
 def test_bf16_computes_in_16_bits_over_fp32_masters():
-    """12 bytes of masters and moments and 4 of gradients per parameter, over all ranks or those of a node. Between forward and
-    backward, a block is spread over the ranks that the backward gathers it from."""
+    """12 bytes of masters and moments and 4 of gradients per parameter, over all ranks or those of a node. Between
+    forward and backward, a block is spread over the ranks that the backward gathers it from."""
     results = launch(_half_precision, WORLD, timeout_s=100)[0]
     for name, (stored, computed, held, curve, between) in results.items():
         assert (stored, computed) == (torch.float32, torch.bfloat16)

@@ -34,15 +34,15 @@ def _collect(rank: int, world: int, topology: Topology, bits: int, native: bool)
     """Results and bytes of every collective on every route, for one rank."""
     if native:
         comm.Hop.native = property(lambda hop: True)
-    links, found = Communicator(topology), {}
+    communicator, found = Communicator(topology), {}
     for (name, route), numel in itertools.product(_routes(topology, bits).items(), SIZES):
         shards, fulls = _inputs(topology, numel), _inputs(topology, world * numel)
-        gathered = links.all_gather(shards[rank], route)
-        gather_bytes = links.ledger.take()
-        reduced = links.reduce_scatter(fulls[rank], route)
-        reduce_bytes = links.ledger.take()
-        everywhere = links.all_reduce(_inputs(topology, numel)[rank], route)
-        links.ledger.take()
+        gathered = communicator.all_gather(shards[rank], route)
+        gather_bytes = communicator.ledger.take()
+        reduced = communicator.reduce_scatter(fulls[rank], route)
+        reduce_bytes = communicator.ledger.take()
+        everywhere = communicator.all_reduce(_inputs(topology, numel)[rank], route)
+        communicator.ledger.take()
         found[name, numel] = gathered, gather_bytes, reduced, reduce_bytes, everywhere
     return found
 
@@ -75,8 +75,9 @@ def quantised():
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_quantised_collectives_stay_within_the_rounding_of_their_hops(quantised, bits):
-    """A gather rounds once. In a reduction over 3 hops of 2, errors add up like the values: half a step of the inputs, twice
-    that and half a step of sums of 2, twice that and half a step of sums of 4: 6 steps of the inputs (less on other routes)."""
+    """A gather rounds once. In a reduction over 3 hops of 2, errors add up like the values: half a step of the inputs,
+    twice that and half a step of sums of 2, twice that and half a step of sums of 4: 6 steps of the inputs (less on
+    other routes)."""
     largest = {8: 127, 4: 7}[bits]
     for rank, result in enumerate(quantised[bits]):
         for (name, numel), (gathered, _, reduced, _, everywhere) in result.items():
@@ -104,7 +105,8 @@ def test_ledger_of_quantised_gathers_and_reductions(quantised, bits, numel):
         "node": 8 * 2 * p,
         "cluster": 8 * p,
     }
-    # a ring: every shard crosses every link of the cycle once, N - 1 times in all; 4, 2 and 2 links of a cycle per level
+    # a ring: every shard crosses every link of the cycle once, N - 1 times in all; 4, 2 and 2 links of a cycle per
+    # level
     assert _total(quantised[bits], ("flat", numel), 1) == {
         "package": 4 * 7 * p,
         "node": 2 * 7 * p,
@@ -119,13 +121,13 @@ def test_ledger_of_quantised_gathers_and_reductions(quantised, bits, numel):
 
 
 def _send_16_bits(rank: int, world: int) -> dict:
-    links, found = Communicator(TOPOLOGY), {}
+    communicator, found = Communicator(TOPOLOGY), {}
     x = _inputs(TOPOLOGY, 800)[rank]
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        gathered = links.all_gather(x.to(dtype), flat(TOPOLOGY, 16))
-        gather_bytes = links.ledger.take()
-        reduced = links.reduce_scatter(x.to(dtype), flat(TOPOLOGY, 16))
-        found[name] = gathered, gather_bytes, reduced, links.ledger.take()
+        gathered = communicator.all_gather(x.to(dtype), flat(TOPOLOGY, 16))
+        gather_bytes = communicator.ledger.take()
+        reduced = communicator.reduce_scatter(x.to(dtype), flat(TOPOLOGY, 16))
+        found[name] = gathered, gather_bytes, reduced, communicator.ledger.take()
     return found
 
 

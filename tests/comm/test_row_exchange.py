@@ -46,13 +46,13 @@ def rows_of(rank):
 
 
 def exchange(rank, world_size):
-    links = Communicator(TOPOLOGY)
-    rows = RowExchange(links)
+    communicator = Communicator(TOPOLOGY)
+    rows = RowExchange(communicator)
     delivered, coming = rows.deliver(rows_of(rank), counts_of(rank), 3)
-    sent = links.ledger.take()
+    sent = communicator.ledger.take()
     back = rows.all_to_all(delivered, coming, counts_of(rank).tolist())
-    answered = links.ledger.take()
-    return delivered, coming, back, rows.all_gather(rows_of(rank)), sent, answered, links.ledger.take()
+    answered = communicator.ledger.take()
+    return delivered, coming, back, rows.all_gather(rows_of(rank)), sent, answered, communicator.ledger.take()
 
 
 @pytest.fixture(scope="module")

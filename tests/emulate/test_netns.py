@@ -1,4 +1,5 @@
-"""The emulated network: the commands that build it, and (as root) that bytes, rates and clean-up are what they claim."""
+"""The emulated network: the commands that build it, and (as root) that bytes, rates and clean-up are what they
+claim."""
 
 import subprocess
 import sys
@@ -167,7 +168,8 @@ class TestShaped:
             assert 1.0 <= (count - before[level]) / (8 * partners * size) <= 1.1, level
 
     def test_no_level_is_faster_than_its_rate(self, fabric):
-        """A busy machine only makes transfers slower, so the limit holds on any; a lone rank has its package's uplink."""
+        """A busy machine only makes transfers slower, so the limit holds on any; a lone rank has its package's
+        uplink."""
         size, burst = 4_000_000, 4 * module._BURST
         found = {target: launch(receive_rates, 8, size, target, fabric=fabric)[target] for target in (1, 2, 4)}
         for (target, rate), level in zip(found.items(), TOPOLOGY.levels, strict=True):

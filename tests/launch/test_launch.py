@@ -1,4 +1,5 @@
-"""`repro.launch` with real processes: results, the true cause of a failure, hangs, and what a killed parent leaves behind."""
+"""`repro.launch` with real processes: results, the true cause of a failure, hangs, and what a killed parent leaves
+behind."""
 
 import contextlib
 import json

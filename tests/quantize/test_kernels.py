@@ -1,4 +1,5 @@
-"""Kernels give the bytes of the reference for every input, and touch nothing else: numba's on the CPU, Triton's on a GPU.
+"""Kernels give the bytes of the reference for every input, and touch nothing else: numba's on the CPU, Triton's on a
+GPU.
 
 `tests/gpu/test_triton_quantize.py` runs the Triton half of this file in Triton's interpreter where there is no GPU.
 """
@@ -63,7 +64,8 @@ def kernels(request) -> Kernels:
 
 @st.composite
 def tensors(draw, dtypes=FLOATS) -> Tensor:
-    """[n] or [rows, n] of: any bits, numbers below the normal ones, halves (ties of rounding), or wide spread; some special."""
+    """[n] or [rows, n] of: any bits, numbers below the normal ones, halves (ties of rounding), or wide spread; some
+    special."""
     random = np.random.default_rng(draw(st.integers(0, 2**31)))
     shape = draw(st.tuples(st.integers(1, 700)) | st.tuples(st.integers(1, 4), st.integers(1, 300)))
     x = {
@@ -103,7 +105,8 @@ def test_dequantise(kernels, x, bits, block, dtype):
 @examples
 @given(n=st.integers(1, 700), bits=bits_, block=blocks, dtype=floats, whole=st.booleans(), seed=st.integers(0, 2**31))
 def test_dequantise_any_bytes(kernels, n, bits, block, dtype, whole, seed):
-    """Not only what `quantize` writes: every code and every scale, or scales of whole numbers, for ties of 16-bit rounding."""
+    """Not only what `quantize` writes: every code and every scale, or scales of whole numbers, for ties of 16-bit
+    rounding."""
     random = np.random.default_rng(seed)
     payload = random.integers(0, 256, reference.payload_bytes(n, bits, block), np.uint8)
     if whole:

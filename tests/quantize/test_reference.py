@@ -100,7 +100,8 @@ def test_smaller_blocks_follow_outliers_better():
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_bytes_are_defined_beside_infinities_and_nans(bits):
-    """Whatever the sign and the payload of a NaN, and whatever integer the processor makes of one: codes of 0 and one NaN."""
+    """Whatever the sign and the payload of a NaN, and whatever integer the processor makes of one: codes of 0 and one
+    NaN."""
     nans = torch.tensor([0x7FC00000, 0xFFC00000, 0x7F800001, 0xFFFFFFFF], dtype=torch.uint32).view(torch.float32)
     for bad, scale in [(bad, 0x7FC00000) for bad in nans] + [(torch.tensor(-torch.inf), 0x7F800000)]:
         x = torch.tensor([1.0, -2.0, 3.0, 4.0])

@@ -90,8 +90,8 @@ def both_searches(config, accumulation):
 
 
 def test_both_costs_rank_the_same_plans_in_other_orders():
-    """Alone, messages are cheapest where the weights are whole on every rank. Behind compute they cost nothing at any level, so
-    the plan that needs least memory is as fast as any, and comes first."""
+    """Alone, messages are cheapest where the weights are whole on every rank. Behind compute they cost nothing at any
+    level, so the plan that needs least memory is as fast as any, and comes first."""
     alone, overlapped = both_searches(scaling.gpt(20e9), accumulation=8)
     assert {(c.plan.name, c.rank_bytes) for c in alone} == {(c.plan.name, c.rank_bytes) for c in overlapped}
     assert alone[0].plan.name == "-/node/cluster"

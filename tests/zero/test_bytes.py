@@ -69,7 +69,7 @@ def test_zero3_sends_3_m_per_micro_batch(sent, g):
 @pytest.mark.parametrize("g", MICRO_BATCHES)
 def test_zeropp_sends_half_m_per_step_and_a_quarter_m_per_micro_batch(sent, g):
     gather = RANKS * _payloads(RANKS, 8)  # INT8, scales included
-    forward = ring(gather)["cluster"]  # once per step: later gathers read the secondary copy in the node
+    forward = ring(gather)["cluster"]  # once per step: later gathers read the secondary shards in the node
     backward = g * (NODES - 1) * RANKS * _payloads(RANKS, 4)
     assert sent["zeropp", g]["cluster"] == forward + backward
     ideal = 0.5 * M * NODES * (RANKS - 1) / RANKS + g * 0.25 * M * (NODES - 1)

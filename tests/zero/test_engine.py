@@ -84,7 +84,8 @@ ELEMENTWISE = [
 
 
 def _every_optimizer(rank: int, world: int) -> list:
-    """A single pair without any sum over more than two ranks: equal to the last bits, also for Rprop, which looks at signs."""
+    """A single pair without any sum over more than two ranks: equal to the last bits, also for Rprop, which looks at
+    signs."""
     plan = plans.unquantised(plans.hierarchical(frontier(1, 1, 2), gradients="package", optimizer="package"))
     found = []
     for optimizer in ELEMENTWISE:
@@ -298,7 +299,8 @@ def test_a_model_on_the_meta_device_becomes_real_bucket_by_bucket(tied):
 
 
 def _look_between_steps(rank: int, world: int) -> tuple[float, float, float]:
-    """An evaluation after the backward: same weights before the step, new ones after it, in spite of the secondary copy."""
+    """An evaluation after the backward: same weights before the step, new ones after it, in spite of the secondary
+    shards."""
     model = Setting().model()
     optimizer = ZeroOptimizer(model, ZEROPP, torch.optim.SGD, weight_dtype=torch.float32, lr=0.5)
     loss = model(*batch(0, rank))

@@ -12,13 +12,15 @@ from repro.zero import Plan
 from repro.zero import plan as plans
 
 EIGHT, SIXTEEN = frontier(2, 2, 2), frontier(2, 4, 2)
-# Steps with one and with two micro-batches take turns: a secondary copy must last from one to the next, and end with the step.
+# Steps with one and with two micro-batches take turns: secondary shards must last from one to the next, and end with
+# the step.
 LONG = Setting(steps=50, shape=replace(SHAPE, layers=1), micro_batches=(1, 2))
 
 
 def _same(found: torch.Tensor, reference: torch.Tensor, steps: int) -> None:
-    """Equal up to fp32 rounding. Both sides add up in other orders, and training amplifies the last bit: 2e-5 for losses and
-    norms holds for 12 steps, 1e-4 for 50 (two DDP runs with other numbers of ranks per sum differ as much)."""
+    """Equal up to fp32 rounding. Both sides add up in other orders, and training amplifies the last bit: 2e-5 for
+    losses and norms holds for 12 steps, 1e-4 for 50 (two DDP runs with other numbers of ranks per sum differ as
+    much)."""
     torch.testing.assert_close(found, reference, rtol=2e-5 if steps <= 12 else 1e-4, atol=0)
 
 
@@ -105,8 +107,9 @@ def test_the_gradient_is_the_mean():
 
 @pytest.mark.slow
 def test_quantised_plans_stay_within_two_percent_of_the_loss():
-    """As in the paper's setting: bf16 weights, INT8 and INT4 on the wire. The bound holds at each of 12 steps in which the loss
-    falls by a third, for a model where one block in two straddles a norm (weights of 1) and a matrix (0.02): a hard case."""
+    """As in the paper's setting: bf16 weights, INT8 and INT4 on the wire. The bound holds at each of 12 steps in which
+    the loss falls by a third, for a model where one block in two straddles a norm (weights of 1) and a matrix (0.02): a
+    hard case."""
     chosen = [plans.zeropp(EIGHT), plans.hierarchical(EIGHT)]
     reference, found = compare(Setting(), chosen, weight_dtype=torch.bfloat16)
     for plan, run in zip(chosen, found, strict=True):

@@ -45,7 +45,8 @@ def test_methods_of_a_sharded_module(name):
 
 
 class _Net(nn.Module):
-    """5 x 3 and 5 values over 2 ranks: 3 rows on rank 0, 2 rows and padding on rank 1. `frozen` and `unused` have no gradient."""
+    """5 x 3 and 5 values over 2 ranks: 3 rows on rank 0, 2 rows and padding on rank 1. `frozen` and `unused` have no
+    gradient."""
 
     def __init__(self) -> None:
         super().__init__()

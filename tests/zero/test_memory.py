@@ -53,15 +53,15 @@ def _dry_run(rank: int, world: int, name: str) -> tuple[dict[str, int], dict[str
     with torch.device("meta"):
         model = GPT(TWENTY_BILLION)
     predicted = memory.predict(plan, layout(model))
-    links = Communicator(plan.topology)
-    links.connect(vars(plan.moves).values())  # groups cannot be made among fake tensors
+    communicator = Communicator(plan.topology)
+    communicator.connect(vars(plan.moves).values())  # groups cannot be made among fake tensors
     for level in (plan.weights, plan.optimizer):
-        links.mesh(plan.levels(None, level))
+        communicator.mesh(plan.levels(None, level))
     with FakeTensorMode():
         optimizer = ZeroOptimizer(
             model,
             plan,
-            links=links,
+            communicator=communicator,
             init=lambda module: None,
             broadcast=False,
             gradient_dtype=torch.bfloat16,

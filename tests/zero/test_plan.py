@@ -66,7 +66,7 @@ def test_refusals_say_why(topology):
         _plan(topology, "node", "cluster", "node")
     with pytest.raises(ValueError, match="'rack' is not in the topology, allowed: package, node, cluster"):
         _plan(topology, "rack", "cluster", "cluster")
-    with pytest.raises(ValueError, match=r"secondary copy over node, weights over package.*fewer ranks"):
+    with pytest.raises(ValueError, match=r"secondary shards over node, weights over package.*fewer ranks"):
         _plan(topology, "package", "node", "cluster", secondary="node", secondary_route=ring)
     with pytest.raises(ValueError, match="come together"):
         _plan(topology, "cluster", "cluster", "cluster", secondary="node")
@@ -90,13 +90,13 @@ def test_open_choices_of_the_paper_are_arguments(topology):
         gradient_bits=(16, 4, 4),
         reduce_across="micro_batch",
     )
-    assert plan.keeps_copy and plan.secondary_route == plan.weight_route == hierarchical(topology, 16)
+    assert plan.has_secondary and plan.secondary_route == plan.weight_route == hierarchical(topology, 16)
     assert plan.reduce_across == "micro_batch" and plan.gradient_route.bits == (16, 4, 4)
 
 
 def test_a_copy_over_the_same_ranks_is_not_kept():
-    assert plans.zeropp(frontier(2)).keeps_copy
-    assert not plans.zeropp(frontier(1)).keeps_copy  # one node: the copy would be the weights themselves
+    assert plans.zeropp(frontier(2)).has_secondary
+    assert not plans.zeropp(frontier(1)).has_secondary  # one node: secondary shards would be the weights
 
 
 def test_levels_between_two_partitions(topology):

@@ -66,7 +66,8 @@ def test_routes_are_every_choice_of_bits():
 
 
 def test_levels_pay_only_where_rates_differ():
-    """On a flat network the best plan is no better than ZeRO-3's partition needs to be; with levels, the slow one is avoided."""
+    """On a flat network the best plan is no better than ZeRO-3's partition needs to be; with levels, the slow one is
+    avoided."""
     flat = Topology(tuple(Level(v.name, v.size, 1e8) for v in frontier(2, 2, 2).levels))
     gains = []
     for topology in (flat, frontier(2, 2, 2)):

@@ -1,30 +1,31 @@
-"""DeepSpeed's ZeRO-3 and ZeRO++ as baselines: the library's own code, on GPUs with its own kernels and on CPUs over gloo.
+"""DeepSpeed's ZeRO-3 and ZeRO++ as baselines: its own code, on GPUs with its own kernels and on CPUs over gloo.
 
     zero3    weights, gradients, optimizer over all ranks
-    zeropp   as zero3, with INT8 gathers of the weights (qwZ), a second copy of them in the node for the backward (hpZ) and
-             INT4 two-hop reductions of the gradients (qgZ)
+    zeropp   as zero3, with INT8 gathers of the weights (qwZ), secondary shards in the node for the backward (hpZ)
+             and INT4 two-hop reductions of the gradients (qgZ)
 
-This is the only file that knows DeepSpeed's private names (`PRIVATE`, and `_private` where an object has them), as of 0.19.8.
-When one is gone, a RuntimeError says which.
+This is the only file that knows DeepSpeed's private names (`PRIVATE`, and `_private` where an object has them), as of
+0.19.8. When one is gone, a RuntimeError says which.
 
 DeepSpeed keeps state per process, and ranks are forked. What follows from that:
 
-- `prepare` in the parent, before the fork: DeepSpeed imports Inductor when it builds a ZeRO-3 optimizer. That takes 2 s once in
-  the parent, and 4 s more per launch when 8 ranks do it at a time on 2 cores. Neither import starts a thread or a process, so
-  forking after them is safe; a rank that was not prepared works as well.
-- The environment is read at different times: DS_ACCELERATOR at the first import, LOCAL_SIZE (ranks per node; without a GPU
-  there is nothing to count) at every use.
-- DeepSpeed makes the group of hpZ once and uses it for every later model, whatever that asks for: a process trains with one
-  number of ranks per node, ValueError otherwise.
+- `prepare` in the parent, before the fork: DeepSpeed imports Inductor when it builds a ZeRO-3 optimizer. That takes 2 s
+  once in the parent, and 4 s more per launch when 8 ranks do it at a time on 2 cores. Neither import starts a thread or
+  a process, so forking after them is safe; a rank that was not prepared works as well.
+- The environment is read at different times: DS_ACCELERATOR at the first import, LOCAL_SIZE (ranks per node; without a
+  GPU there is nothing to count) at every use.
+- DeepSpeed makes the group of hpZ once and uses it for every later model, whatever that asks for: a process trains with
+  one number of ranks per node, ValueError otherwise.
 
-Step times of `zeropp` on CPUs say little about its network: qgZ reduces tensor by tensor, with four all-to-alls per matrix and a
-reduce-scatter per vector, which is 110 collectives for four transformer blocks. 8 ranks on 2 cores take 3 to 15 ms for each,
-whatever its size: 1.2 s a step with 3.3 M parameters and no limit on the network, 0.4 s for `zero3`. Compare bytes, or what a
-slow network adds.
+Step times of `zeropp` on CPUs say little about its network: qgZ reduces tensor by tensor, with four all-to-alls per
+matrix and a reduce-scatter per vector, which is 110 collectives for four transformer blocks. 8 ranks on 2 cores take 3
+to 15 ms for each, whatever its size: 1.2 s a step with 3.3 M parameters and no limit on the network, 0.4 s for `zero3`.
+Compare bytes, or what a slow network adds.
 
-What is known to be wrong in 0.19.8 and left as it is, because it is the baseline: qgZ sums over the ranks of a node and divides
-only by the number of nodes, so the gradients of matrices come out `ranks per node` times too large beside those of vectors,
-which are reduced without quantisation. Adam hardly notices; clipping does. tests/baselines/test_deepspeed.py shows it.
+What is known to be wrong in 0.19.8 and left as it is, because it is the baseline: qgZ sums over the ranks of a node and
+divides only by the number of nodes, so the gradients of matrices come out `ranks per node` times too large beside those
+of vectors, which are reduced without quantisation. Adam hardly notices; clipping does.
+tests/baselines/test_deepspeed.py shows it.
 """
 
 import importlib
@@ -48,19 +49,20 @@ __all__ = ["LARGE", "SMALL", "DeepSpeedTrainer", "Settings", "prepare", "zero3",
 
 @dataclass(frozen=True)
 class Settings:
-    """How eagerly ZeRO-3 keeps, fetches and groups parameters (`stage3_*` in DeepSpeed's configuration). Unit: elements.
+    """How eagerly ZeRO-3 keeps, fetches and groups parameters (its `stage3_*` settings). Unit: elements.
 
-    DeepSpeed's defaults (`LARGE`) are made for billions of parameters: they keep 1e9 gathered and spread only tensors above
-    1e5. A model that is smaller than that is never partitioned during a step: it is gathered once, and hpZ has nothing to do.
-    `SMALL` restores on a small model what happens to most of a large one. Measured with 3.3 M parameters, gathered elements
-    per micro-batch: 2.0 times the model with `SMALL`, as in the ZeRO paper; 1.7 when one block may be fetched ahead; 0.9, in one
-    message, with `LARGE`.
+    DeepSpeed's defaults (`LARGE`) are made for billions of parameters: they keep 1e9 gathered and spread only tensors
+    above 1e5. A model that is smaller than that is never partitioned during a step: it is gathered once, and hpZ has
+    nothing to do. `SMALL` restores on a small model what happens to most of a large one. Measured with 3.3 M
+    parameters, gathered elements per micro-batch: 2.0 times the model with `SMALL`, as in the ZeRO paper; 1.7 when one
+    block may be fetched ahead; 0.9, in one message, with `LARGE`.
 
-    `SMALL` leaves DeepSpeed's reduce_bucket_size: all gradients of a small model are reduced in one message, to its advantage.
+    `SMALL` leaves DeepSpeed's reduce_bucket_size: all gradients of a small model are reduced in one message, to its
+    advantage.
 
-    whole_blocks gathers the members of the model's `nn.ModuleList`s one at a time, as FSDP2 and our engine do, instead of
-    every linear layer and norm. The elements are the same; on a small model, where a collective costs more than its bytes, a
-    step is twice as fast. On a large one it would cost memory for no gain.
+    whole_blocks gathers the members of the model's `nn.ModuleList`s one at a time, as FSDP2 and our engine do, instead
+    of every linear layer and norm. The elements are the same; on a small model, where a collective costs more than its
+    bytes, a step is twice as fast. On a large one it would cost memory for no gain.
     """
 
     max_live_parameters: int
@@ -88,7 +90,7 @@ SMALL = Settings(0, 0, 0, 0, 5 * 10**8, whole_blocks=True)
 
 
 class DeepSpeedTrainer:
-    """A `repro.baselines.trainer.Trainer`. `engine` is DeepSpeed's; `quantizer` the stand-in for its kernels, None on a GPU."""
+    """A `repro.baselines.trainer.Trainer`. `engine`: DeepSpeed's; `quantizer`: replaces its kernels, None on a GPU."""
 
     def __init__(self, engine: Any, quantizer: Quantizer | None) -> None:
         self.engine, self.quantizer = engine, quantizer
@@ -114,8 +116,8 @@ class DeepSpeedTrainer:
         return total
 
     def held_bytes(self) -> dict[str, int]:
-        """See `Trainer.held_bytes`. `optimizer` is fp32 masters and moments, `secondary` the copy of hpZ. Not counted: the
-        bucket that collects gradients before they are reduced, for a small model as large as all of them."""
+        """See `Trainer.held_bytes`. `optimizer` is fp32 masters and moments, `secondary` the shard of hpZ. Not counted:
+        the bucket that collects gradients before they are reduced, for a small model as large as all of them."""
         return self._held
 
     def _count(self) -> dict[str, int]:
@@ -140,13 +142,14 @@ def zero3(
 ) -> DeepSpeedTrainer:
     """Shard `model` in place over all ranks of the default process group.
 
-    model       fp32; rank 0's weights are sent to all. On the meta device: every rank makes one block after the other real
+    model       fp32; rank 0's weights are sent to all. On the meta device: every rank makes one block after the other
+                real
     topology    the machine; its ranks are those of the process group
     training    see `Training` (with torch's AdamW: DeepSpeed's own Adam for CPUs is compiled on first use, for 96 s)
     settings    default: `SMALL` for a model that `LARGE` would never partition, `LARGE` for others
 
-    Raises ValueError for a model, topology or dtype that does not fit, ImportError without DeepSpeed, RuntimeError for a
-    version whose inside is another.
+    Raises ValueError for a model, topology or dtype that does not fit, ImportError without DeepSpeed, RuntimeError for
+    a version whose inside is another.
     """
     return _initialize(model, topology, training, settings, {})
 
@@ -154,11 +157,12 @@ def zero3(
 def zeropp(
     model: nn.Module, topology: Topology, training: trainer.Training, settings: Settings | None = None
 ) -> DeepSpeedTrainer:
-    """Arguments and errors of `zero3`. Also ValueError unless there are several nodes of several ranks, and for a model with a
-    tensor that qgZ would reduce wrongly; qwZ needs shards of a multiple of 8 elements, and DeepSpeed says so in the first step.
+    """Arguments and errors of `zero3`. Also ValueError unless there are several nodes of several ranks, and for a model
+    with a tensor that qgZ would reduce wrongly; qwZ needs shards of a multiple of 8 elements, and DeepSpeed says so in
+    the first step.
 
-    Gradients travel as fp16, whatever the dtype: the kernels read what they get as fp16 without looking at its type, so that
-    bfloat16 gradients, DeepSpeed's own choice for a bfloat16 model, become other numbers on a GPU.
+    Gradients travel as fp16, whatever the dtype: the kernels read what they get as fp16 without looking at its type, so
+    that bfloat16 gradients, DeepSpeed's own choice for a bfloat16 model, become other numbers on a GPU.
     """
     _, ranks = trainer.nodes_and_ranks(topology)
     _check_reducible(model, topology.world_size)
@@ -174,9 +178,9 @@ def zeropp(
 
 
 def _check_reducible(model: nn.Module, world_size: int) -> None:
-    """qgZ cuts a tensor of two dimensions or more into max(rows, columns, ranks) groups and deals whole groups to ranks. Groups that
-    are left over the kernel does not write, and it loads 8 values of a group at a time. (A tensor whose size cannot be dealt
-    to the ranks, two codes per byte, is reduced without quantisation.)"""
+    """qgZ cuts a tensor of two dimensions or more into max(rows, columns, ranks) groups and deals whole groups to
+    ranks. Groups that are left over the kernel does not write, and it loads 8 values of a group at a time. (A tensor
+    whose size cannot be dealt to the ranks, two codes per byte, is reduced without quantisation.)"""
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2 or parameter.numel() % (2 * world_size):
             continue
@@ -258,7 +262,7 @@ _process: _Process | None = None
 
 
 def prepare() -> None:
-    """Import DeepSpeed and what it imports later on: for a parent, before it forks its ranks. ImportError without DeepSpeed."""
+    """Import DeepSpeed and its later imports: for a parent, before it forks ranks. ImportError without DeepSpeed."""
     if not torch.cuda.is_available():
         # It would find the CPU itself, after a warning; but on a Mac it would take the GPU, which gloo does not serve.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")

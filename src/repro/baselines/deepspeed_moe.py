@@ -1,7 +1,9 @@
-"""DeepSpeed's own expert parallelism (`deepspeed.moe.MoE`, two all-to-alls per layer) around the same model and the same loop.
+"""DeepSpeed's own expert parallelism (`deepspeed.moe.MoE`, two all-to-alls per layer) around the same model and the
+same loop.
 
-It gives every expert a buffer as long as the fullest expert of any rank needs, so all messages have one size, and asks for that
-size by an all-reduce per layer (counted as gate, which makes it). So no token is dropped, and the tokens are those of the model.
+It gives every expert a buffer as long as the fullest expert of any rank needs, so all messages have one size, and asks
+for that size by an all-reduce per layer (counted as gate, which makes it). So no token is dropped, and the tokens are
+those of the model.
 """
 
 import contextlib
@@ -26,21 +28,21 @@ def prepare() -> None:
 
 
 class DeepSpeedDecoder(Decoder):
-    """`repro.exflow.moe.Decoder` in mode two_all_to_alls, with DeepSpeed's layers for router and experts. These are in rank order,
-    as DeepSpeed has them.
+    """`repro.exflow.moe.Decoder` in mode two_all_to_alls, with DeepSpeed's layers for router and experts. These are in
+    rank order, as DeepSpeed has them.
 
-    Every rank must be home to a request. ValueError for top_k above 2 or experts that the ranks cannot share evenly, which
-    DeepSpeed does not have; ImportError without DeepSpeed.
+    Every rank must be home to a request. ValueError for top_k above 2 or experts that the ranks cannot share evenly,
+    which DeepSpeed does not have; ImportError without DeepSpeed.
     """
 
-    def __init__(self, model: GPTMoE, links: Communicator) -> None:
+    def __init__(self, model: GPTMoE, communicator: Communicator) -> None:
         config, ranks = model.config, dist.get_world_size()
         if config.top_k > 2:
             raise ValueError(f"top_k is {config.top_k}, deepspeed.moe knows 1 and 2")
         if config.experts % ranks:
             raise ValueError(f"{config.experts} experts cannot be shared evenly by {ranks} ranks")
-        super().__init__(model, contiguous(config.layers, config.experts, ranks), links, "two_all_to_alls")
-        deepspeed._set_up_process(links.topology)
+        super().__init__(model, contiguous(config.layers, config.experts, ranks), communicator, "two_all_to_alls")
+        deepspeed._set_up_process(communicator.topology)
         self._layers = nn.ModuleList(_layer(block, config.experts, config.top_k, self.meter) for block in model.blocks)
         _meter_all_to_alls(self.meter)
 

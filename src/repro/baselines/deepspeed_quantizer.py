@@ -1,19 +1,20 @@
 """DeepSpeed's quantiser kernels (csrc/quantization) in plain torch, so that its qwZ and qgZ run without a GPU.
 
-`Quantizer` has those functions of the compiled module that ZeRO++ calls, with the same arguments, shapes and arithmetic:
+`Quantizer` has those functions of the compiled module that ZeRO++ calls, with the same arguments and arithmetic:
 
     quantize             int8 codes of the weights, before the all-gather (qwZ)
     dequantize           codes back to fp16: after the all-gather, and after the last hop of the gradients
-    swizzle_quant        int4 codes of a gradient, its chunks reordered for two hops (qgZ, before the hop inside the node)
+    swizzle_quant        int4 codes of a gradient, its chunks reordered for two hops (qgZ, before the hop inside the
+                         node)
     quantized_reduction  sum of what the ranks of the node sent, quantised again (between the two hops)
 
 A group is a run of values that share one scale, fp32: the step between two codes, max |x| / 2^(bits - 1). Codes are
-round(x / step), half to even, cut to -2^(bits-1) .. 2^(bits-1) - 1: the largest positive value of a group loses a whole step.
+round(x / step), half to even, cut to -2^(bits-1) .. 2^(bits-1) - 1: the largest value of a group loses a whole step.
 
-As in the kernels, values are fp16 on both sides, and `quantized_reduction` sums and does **not** divide: whoever calls it
-twice in a row, once per hop, has to divide by the ranks of both hops. Not as in the kernels: an input of another dtype is
-converted, where they read its bits as if they were fp16; sums are taken in fp32 before they become fp16, where they
-add in fp16; and only symmetric quantisation in one slice (`pipeline` 1), which is all that ZeRO++ uses.
+As in the kernels, values are fp16 on both sides, and `quantized_reduction` sums and does **not** divide: whoever calls
+it twice in a row, once per hop, has to divide by the ranks of both hops. Not as in the kernels: an input of another
+dtype is converted, where they read its bits as if they were fp16; sums are taken in fp32 before they become fp16, where
+they add in fp16; and only symmetric quantisation in one slice (`pipeline` 1), which is all that ZeRO++ uses.
 """
 
 import torch
@@ -34,8 +35,8 @@ class Quantizer:
         self.calls: dict[tuple[str, int], int] = {}
 
     def quantize(self, values: Tensor, groups: int, bits: int, kind: int) -> tuple[Tensor, Tensor]:
-        """[.., n] to codes [.., n * bits / 8] and scales [groups]. (The kernel's scales are [groups, 1]; gloo refuses to gather
-        those into the flat buffer that DeepSpeed hands it.)"""
+        """[.., n] to codes [.., n * bits / 8] and scales [groups]. (The kernel's scales are [groups, 1]; gloo refuses
+        to gather those into the flat buffer that DeepSpeed hands it.)"""
         self._note("quantize", bits, kind)
         codes, scales = _quantize(_grouped(values, groups), bits)
         return codes.view(*values.shape[:-1], -1), scales.flatten()
@@ -50,9 +51,9 @@ class Quantizer:
     ) -> tuple[Tensor, Tensor]:
         """A gradient in rank order to flat codes and scales [groups, 1], both in the order of the two hops.
 
-        The gradient is one chunk per rank of the world; chunk (node, local) goes to place (local, node). So what the first
-        hop sends to the local rank `l` is contiguous, the chunks of all ranks `l` of the machine, and the second hop, between
-        those ranks, again sends contiguous pieces. 2 nodes of 4: 0 1 2 3 4 5 6 7 becomes 0 4 1 5 2 6 3 7.
+        The gradient is one chunk per rank of the world; chunk (node, local) goes to place (local, node). So what the
+        first hop sends to the local rank `l` is contiguous, the chunks of all ranks `l` of the machine, and the second
+        hop, between those ranks, again sends contiguous pieces. 2 nodes of 4: 0 1 2 3 4 5 6 7 becomes 0 4 1 5 2 6 3 7.
         """
         self._note("swizzle_quant", bits, kind)
         world = nodes * ranks_per_node

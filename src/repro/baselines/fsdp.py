@@ -1,16 +1,16 @@
-"""PyTorch's FSDP2 (`fully_shard`) as it comes, with its own collectives: ZeRO-3, HSDP, and ZeRO-3 that keeps a copy in the node.
+"""PyTorch's FSDP2 (`fully_shard`) as it comes: ZeRO-3, HSDP, and ZeRO-3 with secondary shards in the node.
 
     fsdp2           weights, gradients, optimizer over all ranks (ZeRO-3)
-    hsdp            all three over the ranks of a node, repeated in every node (MiCS); gradients are all-reduced across nodes
+    hsdp            all three over the ranks of a node, replicated in every node (MiCS), which all-reduce the gradients
     fsdp2_reshard   as fsdp2, and a forward leaves each block spread over the node, where its backward gathers it (hpZ)
 
-Parameters stay fp32 and sharded: they are the masters, and with Adam's moments take 12 bytes each, as in our engine. With
-`dtype` bfloat16 (`MixedPrecisionPolicy.param_dtype`) they are cast before each all-gather, and computation, gathers and
-reductions are 16 bits wide. There are no 16-bit weights beside the masters, but gradient shards are fp32: 16 bytes per
-parameter in all, which again is what our engine holds (2 + 12 + 2).
+Parameters stay fp32 and sharded: they are the masters, and with Adam's moments take 12 bytes each, as in our engine.
+With `dtype` bfloat16 (`MixedPrecisionPolicy.param_dtype`) they are cast before each all-gather, and computation,
+gathers and reductions are 16 bits wide. There are no 16-bit weights beside the masters, but gradient shards are fp32:
+16 bytes per parameter in all, which again is what our engine holds (2 + 12 + 2).
 
-On gloo, `reduce_scatter` moves twice the bytes that NCCL or RCCL would: it is an all-reduce inside. Nothing is patched here, so
-times and counted bytes on gloo have that handicap.
+On gloo, `reduce_scatter` moves twice the bytes that NCCL or RCCL would: it is an all-reduce inside. Nothing is patched
+here, so times and counted bytes on gloo have that handicap.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ __all__ = ["FSDPTrainer", "fsdp2", "fsdp2_reshard", "hsdp"]
 
 
 class FSDPTrainer:
-    """A `repro.baselines.trainer.Trainer`. `model` is the sharded module; `optimizer` is torch's AdamW on its shards."""
+    """A `repro.baselines.trainer.Trainer`. `model`: the sharded module; `optimizer`: torch's AdamW on its shards."""
 
     def __init__(self, model: FSDPModule, training: trainer.Training, device: str) -> None:
         self.model, self.max_grad_norm, self.device = model, training.max_grad_norm, torch.device(device)
@@ -56,8 +56,8 @@ class FSDPTrainer:
         return total
 
     def held_bytes(self) -> dict[str, int]:
-        """See `Trainer.held_bytes`. `weights` are the fp32 masters, `optimizer` only the moments. The copy that `fsdp2_reshard`
-        keeps in the node is not counted: FSDP has dropped it by the end of the backward."""
+        """See `Trainer.held_bytes`. `weights` are the fp32 masters, `optimizer` only the moments. The shard that
+        `fsdp2_reshard` keeps in the node is not counted: FSDP has dropped it by the end of the backward."""
         return self._held
 
     def _count(self) -> dict[str, int]:
@@ -78,14 +78,14 @@ def _nbytes(value: Any) -> int:
 def fsdp2(model: nn.Module, topology: Topology, training: trainer.Training) -> FSDPTrainer:
     """Shard `model` in place over all ranks of the default process group.
 
-    model       fp32, on the device that is trained on, with equal weights on every rank: FSDP2 sends none, so different ones
-                would be mixed. Checked. On the meta device: every rank makes one block after the other real
+    model       fp32, on the device that is trained on, with equal weights on every rank: FSDP2 sends none, so different
+                ones would be mixed. Checked. On the meta device: every rank makes one block after the other real
     topology    the machine; its ranks are those of the process group
     training    see `Training`
 
-    The members of the outermost `nn.ModuleList`s are gathered one at a time; the root takes what is left (embeddings, output
-    layer) and keeps it gathered from forward to backward, the library's default. ValueError for a model, topology or dtype
-    that does not fit.
+    The members of the outermost `nn.ModuleList`s are gathered one at a time; the root takes what is left (embeddings,
+    output layer) and keeps it gathered from forward to backward, the library's default. ValueError for a model,
+    topology or dtype that does not fit.
     """
     return _shard(model, topology, training, (topology.world_size,))
 
@@ -108,10 +108,10 @@ def _shard(
     mesh_shape: tuple[int, ...],
     reshard_after_forward: bool | int = True,
 ) -> FSDPTrainer:
-    """`mesh_shape`: ranks of a partition, after its repetitions if any. A rank's place follows from its number, innermost last."""
+    """`mesh_shape`: replicas of a partition if any, then its ranks, which are numbered innermost first."""
     trainer.check(model, topology, training.dtype)
     device = default_device(model)
-    mesh = init_device_mesh(device, mesh_shape, mesh_dim_names=("repeated", "sharded")[-len(mesh_shape) :])
+    mesh = init_device_mesh(device, mesh_shape, mesh_dim_names=("replicated", "sharded")[-len(mesh_shape) :])
     policy = MixedPrecisionPolicy(param_dtype=training.dtype, reduce_dtype=training.dtype)
     for module in (*blocks(model), model):
         materialise(module, device, training.init)

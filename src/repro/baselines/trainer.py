@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from repro.topology import Topology
+from repro.zero.buckets import require_fp32
 
 Batch = tuple[Tensor, Tensor]  # inputs and targets of one micro-batch: `model(*batch)` is the mean loss over it
 
@@ -37,22 +38,23 @@ class Trainer(Protocol):
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The torch optimizer: a learning-rate schedule changes its `param_groups`. Its parameters are the library's own
-        shards, in a layout of the library."""
+        """The torch optimizer: a learning-rate schedule changes its `param_groups`. Its parameters are the library's
+        own shards, in a layout of the library."""
         ...
 
     def step(self, batches: Sequence[Batch]) -> float:
-        """Forward and backward of every micro-batch, each loss divided by their number, then one update with the gradient
-        averaged over the ranks and clipped. Returns the mean loss of this rank's micro-batches; every rank brings equally many.
+        """Forward and backward of every micro-batch, each loss divided by their number, then one update with the
+        gradient averaged over the ranks and clipped. Returns the mean loss of this rank's micro-batches; every rank
+        brings equally many.
 
         Raises ValueError without a micro-batch.
         """
         ...
 
     def held_bytes(self) -> dict[str, int]:
-        """Bytes of state on this rank by kind, counted when the last step had all gradients and had not yet updated: the
-        moment at which everything that the library keeps exists. Activations and buffers of a collective in flight are
-        not counted."""
+        """Bytes of state on this rank by kind, counted when the last step had all gradients and had not yet updated:
+        the moment at which everything that the library keeps exists. Activations and buffers of a collective in flight
+        are not counted."""
         ...
 
 
@@ -62,14 +64,12 @@ def check(model: nn.Module, topology: Topology, dtype: torch.dtype) -> None:
         raise ValueError(f"dtype is {dtype}, allowed: torch.float32, torch.bfloat16")
     if topology.world_size != dist.get_world_size():
         raise ValueError(f"topology has {topology.world_size} ranks, the process group {dist.get_world_size()}")
-    for name, parameter in model.named_parameters():
-        if parameter.dtype != torch.float32:
-            raise ValueError(f"parameter {name} is {parameter.dtype}: the masters need fp32 values to start from")
+    require_fp32(model)
 
 
 def nodes_and_ranks(topology: Topology) -> tuple[int, int]:
-    """(nodes, ranks in each): the libraries know two levels, and take the outermost as the one between nodes. ValueError unless
-    there are several nodes of several ranks."""
+    """(nodes, ranks in each): the libraries know two levels, and take the outermost as the one between nodes.
+    ValueError unless there are several nodes of several ranks."""
     nodes = topology.levels[-1].size
     ranks = topology.world_size // nodes
     if nodes < 2 or ranks < 2:

@@ -1,12 +1,14 @@
-"""A Slurm cluster on one Linux machine, for root: real munge, slurmctld and one slurmd per node, each node in a network namespace of its own.
+"""A Slurm cluster on one Linux machine, for root: real munge, slurmctld and one slurmd per node, each node in a network
+namespace of its own.
 
     repro-box-node1 .. nodeN   slurmd and what jobs start; they reach slurmctld over a bridge of the host (10.77.0.0/24)
-    repro-box-gcd-0 .. M       one per GCD, joined by the links of `repro.emulate.netns`, shaped 16 : 4 : 1 as Frontier's
+    repro-box-gcd-0 .. M       one per GCD, joined by the links of `repro.emulate.netns`, 16 : 4 : 1 as Frontier's
     /run/repro-box             configuration, sockets, state, logs; `down` removes it
 
-Read `cluster` (what up, down and status do), then `network`, `daemons` and `packages`. The files of `slurm/box/` are Slurm's
-configuration. Nothing outside /run and the names above is touched: no systemd, no cgroups, no file of a Slurm that is installed. Inside
-a node, /etc/slurm and /etc/hosts are the box's, by a mount that nobody else sees: programs that forget SLURM_CONF find it too.
+Read `cluster` (what up, down and status do), then `network`, `daemons` and `packages`. The files of `slurm/box/` are
+Slurm's configuration. Nothing outside /run and the names above is touched: no systemd, no cgroups, no file of a Slurm
+that is installed. Inside a node, /etc/slurm and /etc/hosts are the box's, by a mount that nobody else sees: programs
+that forget SLURM_CONF find it too.
 """
 
 from repro.box.cluster import Box, BoxError, Settings, down, status, up

@@ -1,4 +1,4 @@
-"""up, down, status. One box per machine: its names are fixed, so that `down` finds everything whatever happened to `up`."""
+"""up, down, status. One box per machine: its names are fixed, so `down` finds everything whatever became of `up`."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ import jinja2
 
 from repro import paths
 from repro.box import daemons, network, packages
-from repro.emulate import box as links
+from repro.emulate import box as fabric
 from repro.emulate.netns import FabricError
 from repro.launch.network import BOX
 from repro.topology import Topology, scaled
@@ -30,8 +30,9 @@ class BoxError(OSError):
 
 @dataclass(frozen=True)
 class Settings:
-    """`nodes` of four packages of two GCDs (`like` frontier) or of four GPUs (nvidia). `cluster_mbit_s`: a rank's share of the link between
-    nodes; in a node it is 4 times that, in a package 16 times. `accounting`: a database, for sacct. ValueError for values out of range."""
+    """`nodes` of four packages of two GCDs (`like` frontier) or of four GPUs (nvidia). `cluster_mbit_s`: a rank's share
+    of the link between nodes; in a node it is 4 times that, in a package 16 times. `accounting`: a database, for sacct.
+    ValueError for values out of range."""
 
     nodes: int = 4
     cluster_mbit_s: float = 50.0
@@ -39,8 +40,8 @@ class Settings:
     like: Like = "frontier"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.nodes <= links.MAX_NODES:
-            raise ValueError(f"nodes is {self.nodes}, allowed: 1 to {links.MAX_NODES}")
+        if not 1 <= self.nodes <= fabric.MAX_NODES:
+            raise ValueError(f"nodes is {self.nodes}, allowed: 1 to {fabric.MAX_NODES}")
         if self.like not in get_args(Like):
             raise ValueError(f"like is {self.like!r}, allowed: {', '.join(get_args(Like))}")
         if not self.cluster_mbit_s > 0:
@@ -48,12 +49,12 @@ class Settings:
 
     @property
     def topology(self) -> Topology:
-        return scaled(links.machine(self.like, self.nodes), self.cluster_mbit_s * 1e6 / 8)
+        return scaled(fabric.machine(self.like, self.nodes), self.cluster_mbit_s * 1e6 / 8)
 
 
 @dataclass
 class Box:
-    """What is there. `daemons`: processes by name; `nodes`: their states, by name; `jobs`: ids of those that wait or run."""
+    """What is there. `daemons`: processes by name; `nodes`: states by name; `jobs`: ids that wait or run."""
 
     up: bool
     folder: str = str(FOLDER)
@@ -71,7 +72,7 @@ class Box:
 
 
 def up(settings: Settings, install: bool = False) -> Box:
-    """Start it. BoxError where one is up already, or what is missing and how to get it; nothing is left of a start that failed."""
+    """Start it. BoxError where one is up, or something is missing; a start that failed leaves nothing behind."""
     _check(settings, install)
     FOLDER.mkdir(mode=0o755)
     try:
@@ -155,7 +156,7 @@ def _write(settings: Settings) -> None:
         file = FOLDER / "etc" / name
         file.write_text(templates.get_template(f"{name}.j2").render(values) + "\n")
         file.chmod(0o600 if name == "slurmdbd.conf" else 0o644)
-    links.LIKE.write_text(settings.like)
+    fabric.LIKE.write_text(settings.like)
     lines = ["127.0.0.1 localhost", f"{network.CONTROLLER} {values['host']}"]
     lines += [f"{network.address(node)} node{node}" for node in range(1, settings.nodes + 1)]
     (FOLDER / "etc/hosts").write_text("\n".join(lines) + "\n")

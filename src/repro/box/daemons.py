@@ -1,4 +1,4 @@
-"""The programs of the box: how each is started, and how all are found and ended, also those that somebody killed half of."""
+"""The programs of the box: how each is started, and how all are found and ended, also after half were killed."""
 
 import contextlib
 import os
@@ -38,7 +38,8 @@ def slurmctld(folder: Path) -> None:
 
 
 def slurmd(folder: Path, nodes: int) -> None:
-    """One per node, in its namespace, with its name, and with the box's /etc/slurm and /etc/hosts mounted where only it and its jobs see them.
+    """One per node, in its namespace, with its name, and with the box's /etc/slurm and /etc/hosts mounted where only it
+    and its jobs see them.
 
     Not `ip netns exec`: that hides /sys/fs/cgroup, without which slurmd ends.
     """

@@ -1,4 +1,4 @@
-"""Namespaces of the box: one per node, on a bridge of the host, for Slurm itself; one per GCD, on shaped links, for the ranks of jobs."""
+"""Namespaces of the box: one per node on a bridge of the host, for Slurm; one per GCD on shaped links, for ranks."""
 
 import contextlib
 import os
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from repro.emulate.box import GCDS, BoxLinks
+from repro.emulate.box import GCDS, BoxFabric
 from repro.emulate.netns import FabricError, command, names, remove
 from repro.topology import Topology
 
@@ -43,11 +43,11 @@ def up(nodes: int, topology: Topology) -> None:
     for node in range(1, nodes + 1):
         inside = ["link set lo up", f"addr add {address(node)}/24 dev hsn0", "link set hsn0 up"]
         command(["ip", "-n", namespace(node), "-batch", "-"], inside)
-    BoxLinks(topology).build()
+    BoxFabric(topology).build()
 
 
 def down() -> None:
-    """Whatever of it is there. Links first: those of a namespace that is gone linger for a moment, and their names with them."""
+    """Whatever of it is there. Links first: those of a namespace that is gone, and their names, linger a moment."""
     for device in sorted(Path("/sys/class/net").glob(f"{_veth('')}*")):
         try:
             command(["ip", "link", "del", device.name])

@@ -1,4 +1,4 @@
-"""Collectives on flat tensors over the levels of a `Topology`: direct, ring and hierarchical, quantised or not, and a ledger.
+"""Collectives on flat tensors over the levels of a `Topology`: direct, ring, hierarchical, quantised; and a ledger.
 
 A `Route` says how one kind of message travels (`route.py`): hops, innermost first, each over one or several consecutive
 levels and with its own number of bits. Two routes matter for ZeRO:
@@ -6,7 +6,7 @@ levels and with its own number of bits. Two routes matter for ZeRO:
     flat            (package + node + cluster)       one ring over all ranks, as NCCL and RCCL do
     hierarchical    package | node | cluster         a collective per level: the slow link carries each byte once
 
-`links.py` walks a route with this rank's process groups, `exchange.py` is one hop of it, `ledger.py` counts bytes.
+`communicator.py` walks a route with this rank's process groups, `exchange.py` is one hop, `ledger.py` counts bytes.
 """
 
 from repro.comm.communicator import Communicator, Pending, pipelined

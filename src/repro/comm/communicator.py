@@ -1,7 +1,7 @@
 """Collectives over the levels of a machine, as this rank runs them along a `Route`.
 
-`all_gather` walks the hops from the outermost to the innermost, so what crosses the slow link is one shard per rank and the
-fast links multiply it. `reduce_scatter` walks from the innermost to the outermost, so only sums leave a unit.
+`all_gather` walks the hops from the outermost to the innermost, so what crosses the slow link is one shard per rank and
+the fast links multiply it. `reduce_scatter` walks from the innermost to the outermost, so only sums leave a unit.
 Chunk j of a full tensor always belongs to the j-th rank of the unit, whichever route is taken.
 """
 
@@ -35,6 +35,7 @@ class Pending:
         self._advance()
 
     def _advance(self) -> None:
+        assert self._steps is not None, "advanced beyond its end"
         try:
             self._works = next(self._steps)
         except StopIteration as end:
@@ -119,24 +120,24 @@ class Communicator:
             self.hops(route)
 
     def all_gather(self, shard: Tensor, route: Route | None, out: Tensor | None = None) -> Tensor:
-        """Flat shard [n] of every rank to [ranks * n] in rank order, same dtype; with `out` into that tensor, of which `shard`
-        may be this rank's part.
+        """Flat shard [n] of every rank to [ranks * n] in rank order, same dtype; with `out` into that tensor, of which
+        `shard` may be this rank's part.
 
-        Every rank gets the same bits: on a quantised hop the own shard is rounded like everybody else's, so that replicas of
-        the weights never drift apart. Between hops of equal bits a payload travels on without being decoded.
+        Every rank gets the same bits: on a quantised hop the own shard is rounded like everybody else's, so that
+        replicas of the weights never drift apart. Between hops of equal bits a payload is not decoded.
         """
         return finish(self.gathering(shard, route, out))
 
     def reduce_scatter(self, full: Tensor, route: Route | None) -> Tensor:
         """Flat [ranks * n] of every rank, of any float dtype, to the fp32 sum over ranks of the own chunk, [n].
 
-        A quantised hop rounds what comes from others; a rank's own contribution never crosses a link and is not rounded.
-        Raises ValueError when the ranks of the route do not divide the tensor.
+        A quantised hop rounds what comes from others; a rank's own contribution never crosses a link and is not
+        rounded. Raises ValueError when the ranks of the route do not divide the tensor.
         """
         return finish(self.reducing(full, route))
 
     def all_reduce(self, full: Tensor, route: Route | None) -> Tensor:
-        """Sum over the ranks of the route, [n] to fp32 [n]: a reduce-scatter, then an all-gather; all ranks get the same bits."""
+        """Sum over the ranks of the route, [n] to fp32 [n], the same bits on all: reduce-scatter, then all-gather."""
         return finish(self.all_reducing(full, route))
 
     def gathering(self, shard: Tensor, route: Route | None, out: Tensor | None = None) -> Steps:
@@ -144,14 +145,14 @@ class Communicator:
         hops, numel, dtype = self.hops(route), shard.numel(), shard.dtype
         if out is None:
             out = shard.new_empty(math.prod(hop.size for hop in hops) * numel)
-        pieces, wire = shard[None], None  # [pieces, payload], encoded as `wire` does
+        pieces, wire = shard[None], None  # [pieces, payload]; the hop that encoded them
         for hop in reversed(hops):
             if wire is None or wire.bits != hop.bits:
                 pieces = hop.encode(pieces if wire is None else wire.decode(pieces, numel, dtype))
                 wire = hop
             direct = out.view(-1, numel) if len(hops) == 1 and pieces.dtype == dtype else None
             pieces = (yield from hop.gather(pieces.reshape(-1), direct)).view(-1, pieces.shape[1])
-        if len(hops) == 1:  # rank order already
+        if wire is not None and len(hops) == 1:  # rank order already
             wire.decode(pieces, numel, dtype, out.view(-1, numel))
             return out
         if wire is not None:
@@ -184,5 +185,5 @@ class Communicator:
 
 
 def _reversed_dims(x: Tensor) -> Tensor:
-    """[a, b, .., n] to [.., b, a, n]: between rank order (outermost coordinate first) and the order in which hops split."""
+    """[a, b, .., n] to [.., b, a, n]: between rank order (outermost first) and the order in which hops split."""
     return x.permute(*reversed(range(x.dim() - 1)), x.dim() - 1)

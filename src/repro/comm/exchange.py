@@ -1,10 +1,10 @@
 """One hop of a route: its peers, what goes over the wire, and the all-gather and the reduction over it.
 
-The exchanges are generators: each yields when its messages are on their way, and goes on when they have arrived. Who drives one
-may compute meanwhile (`repro.comm.communicator.Pending`).
+The exchanges are generators: each yields when its messages are on their way, and goes on when they have arrived. Who
+drives one may compute meanwhile (`repro.comm.communicator.Pending`).
 
-On gloo they are point-to-point: its reduce-scatter moves twice the bytes, and its all-to-all runs half-duplex unless every
-receive is posted before the first send. Other backends (NCCL, RCCL) use their own collectives, which run on their streams.
+On gloo they are point-to-point: its reduce-scatter moves twice the bytes, and its all-to-all runs half-duplex unless
+every receive is posted before the first send. Other backends (NCCL, RCCL) use their own collectives, on their streams.
 """
 
 from collections.abc import Callable, Generator
@@ -24,7 +24,7 @@ Steps = Generator[Works, None, Tensor]  # yields what to wait for, returns the r
 
 @dataclass(frozen=True)
 class Hop:
-    """One collective of a route as this rank sees it: its peers, the ring orders (of group ranks) and the wire format."""
+    """One hop as this rank sees it: its peers, the ring orders (of group ranks) and the wire format."""
 
     group: dist.ProcessGroup
     rings: tuple[tuple[int, ...], ...]  # empty: direct exchange
@@ -82,7 +82,7 @@ class Hop:
         return full
 
     def reduce(self, chunks: Tensor) -> Steps:
-        """Chunks [peers, m] of each peer to the fp32 sum [m] of the own chunk; each contribution crosses the wire once."""
+        """Chunks [peers, m] of each peer to the fp32 sum [m] of the own chunk; each crosses the wire once."""
         if self.native:
             return self._native_reduce(chunks)
         if self.rings and self.bits >= 16:
@@ -147,17 +147,18 @@ class Hop:
         return total
 
     def _transfer(self, sends: list[tuple[Tensor, int, int]], receives: list[tuple[Tensor, int, int]]) -> Works:
-        """Start point-to-point messages (tensor, group rank of the peer, ring), all at once. Empty messages are left out on
-        both sides."""
+        """Start messages (tensor, group rank of the peer, ring), all at once; both sides leave out empty ones."""
         to_global, tag = partial(dist.get_global_rank, self.group), self.next_tag()
         # Receives first: gloo announces "ready to receive" behind bulk data already queued to that peer, which would
         # serialise the two directions of a link.
-        works = [dist.irecv(t, to_global(p), group=self.group, tag=tag + ring) for t, p, ring in receives if t.numel()]
+        started = [
+            dist.irecv(t, to_global(p), group=self.group, tag=tag + ring) for t, p, ring in receives if t.numel()
+        ]
         for tensor, peer, ring in sends:
             if tensor.numel():
-                works.append(dist.isend(tensor, to_global(peer), group=self.group, tag=tag + ring))
+                started.append(dist.isend(tensor, to_global(peer), group=self.group, tag=tag + ring))
                 self.ledger.count(to_global(peer), tensor.numel() * tensor.element_size())
-        return works
+        return [work for work in started if work is not None]  # None: of a rank outside the group
 
     def _count_ring(self, nbytes_per_peer: int) -> None:
         """Book a collective that the backend runs by itself as a ring, like NCCL: everything goes to the next rank."""

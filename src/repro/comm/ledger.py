@@ -6,8 +6,8 @@ from repro.topology import Topology
 class Ledger:
     """Payload bytes that this rank sent, per level of the link that joins it to the receiver.
 
-    Counts tensors only: not TCP/IP headers, and not scalars such as the gradient norm. On backends with collectives of their
-    own, a ring is assumed. Sum over ranks for the traffic of a step.
+    Counts tensors only: not TCP/IP headers, and not scalars such as the gradient norm. On backends with collectives of
+    their own, a ring is assumed. Sum over ranks for the traffic of a step.
     """
 
     def __init__(self, topology: Topology, rank: int) -> None:

@@ -1,4 +1,4 @@
-"""How one kind of message travels: a sequence of hops over the levels of a machine, each with its own number of bits."""
+"""How one kind of message travels: a sequence of hops over the levels of a machine, each with its own bits."""
 
 import math
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ BITS = (32, 16, *quantize.BITS)
 class Route:
     """Hops from the innermost to the outermost, each a run of consecutive levels, and the bits of a value on each hop.
 
-    32 and 16 send the value as it is, at most as wide as its own dtype (16 turns fp32 into bf16); 8 and 4 send blocks of
-    `block` values as integers with a scale. A hop over one level is a direct exchange; a hop over several levels is a ring,
-    except that a quantised reduce-scatter is a one-shot all-to-all (a ring would quantise a sum again at every step).
+    32 and 16 send the value as it is, at most as wide as its own dtype (16 turns fp32 into bf16); 8 and 4 send blocks
+    of `block` values as integers with a scale. A hop over one level is a direct exchange; a hop over several levels is
+    a ring, except that a quantised reduce-scatter is a one-shot all-to-all (a ring would quantise sums at each step).
     """
 
     hops: tuple[tuple[str, ...], ...]
@@ -52,8 +52,9 @@ def hierarchical(topology: Topology, bits: int | Sequence[int] = 16, block: int 
 def ring_orders(sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Cyclic orders of the group ranks of a hop over levels of `sizes` (innermost first); none for a single level.
 
-    A single ring leaves every outer unit through the same inner unit, so one NIC would carry all of a node's traffic. There
-    is one ring per inner unit, each leaving through another one, and each carries its share of the tensor (NCCL's channels).
+    A single ring leaves every outer unit through the same inner unit, so one NIC would carry all of a node's traffic.
+    There is one ring per inner unit, each leaving through another one, and each carries its share of the tensor (NCCL's
+    channels).
     """
     sizes = [size for size in sizes if size > 1]
     if len(sizes) < 2:

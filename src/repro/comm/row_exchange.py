@@ -1,10 +1,10 @@
-"""Rows that go to whom they concern: an all-to-all of as many rows as there are, and an all-gather of them.
+"""Variable-length all-to-all and all-gather of rows.
 
-Ranks do not know how many rows others have for them. gloo takes a message that is shorter than the buffer it is received
-into, so there each message begins with its number of rows; on other backends the numbers travel first. Nothing is padded.
+Ranks do not know how many rows others have for them. gloo takes a message that is shorter than the buffer it is
+received into, so there each message begins with its number of rows; else the numbers travel first. Nothing is padded.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ _HEADER = 8  # bytes
 
 
 def pack(values: Tensor, labels: Tensor) -> Tensor:
-    """Float [n, width] and integers below 2^31, [n, count], as rows of bytes, uint8 [n, ..]: one message instead of two."""
+    """Float [n, width] and integers below 2^31, [n, count], as rows of bytes, uint8 [n, ..]: one message for both."""
     parts = (values.contiguous(), labels.to(torch.int32).contiguous())
     return torch.cat([part.view(torch.uint8) for part in parts], dim=1)
 
@@ -32,13 +32,13 @@ def unpack(rows: Tensor, dtype: torch.dtype, labels: int) -> tuple[Tensor, Tenso
 
 
 class RowExchange:
-    """Exchanges of rows, [n, width] of any dtype, between all ranks of `links`, whose ledger counts what they send."""
+    """Exchanges of rows, [n, width] of any dtype, between all ranks; the communicator's ledger counts them."""
 
-    def __init__(self, links: Communicator) -> None:
-        self.links, self.ranks, self.rank = links, dist.get_world_size(), dist.get_rank()
-        self._hop = links.hops(flat(links.topology))[0] if self.ranks > 1 else None
-        self._levels = hierarchical(links.topology, 32)
-        links.connect([self._levels])
+    def __init__(self, communicator: Communicator) -> None:
+        self.communicator, self.ranks, self.rank = communicator, dist.get_world_size(), dist.get_rank()
+        self._hop = communicator.hops(flat(communicator.topology))[0] if self.ranks > 1 else None
+        self._levels = hierarchical(communicator.topology, 32)
+        communicator.connect([self._levels])
 
     def deliver(self, rows: Tensor, counts: Tensor, most: int) -> tuple[Tensor, list[int]]:
         """An all-to-all of rows, uint8, whose numbers only their senders know.
@@ -68,13 +68,13 @@ class RowExchange:
         return self.all_to_all(counts[:, None], ones, ones)[:, 0]
 
     def all_to_all(self, rows: Tensor, counts: list[int], coming: list[int]) -> Tensor:
-        """Rows sorted by destination, `counts[r]` of them for rank r; returns those from each rank r, `coming[r]`, in rank order."""
+        """Rows sorted by destination, `counts[r]` for rank r; returns `coming[r]` from each rank r, in order."""
         assert len(rows) == sum(counts), f"{len(rows)} rows for {counts}"
         out = rows.new_empty(sum(coming), *rows.shape[1:])
         if self._hop is not None and self._hop.native:
             dist.all_to_all_single(out, rows, coming, counts)
             for peer, count in enumerate(counts):
-                self.links.ledger.count(peer, count * rows.shape[1] * rows.element_size())
+                self.communicator.ledger.count(peer, count * rows.shape[1] * rows.element_size())
             return out
         parts, places = rows.split(counts), out.split(coming)
         places[self.rank].copy_(parts[self.rank])
@@ -82,29 +82,33 @@ class RowExchange:
             finish(self._messages(parts, places))
         return out
 
-    def _messages(self, parts: Sequence[Tensor], places: Sequence[Tensor]) -> Iterator[Works]:
+    def _messages(self, parts: Sequence[Tensor], places: Sequence[Tensor]) -> Generator[Works, None, None]:
+        assert self._hop is not None, "a rank alone has nobody to send to"
         others = [peer for peer in range(self.ranks) if peer != self.rank]
         yield self._hop._transfer([(parts[p], p, 0) for p in others], [(places[p], p, 0) for p in others])
 
     def all_gather(self, rows: Tensor) -> Tensor:
-        """The rows of all ranks, in rank order, on every rank. Level by level from the slowest, so a row crosses each slow link once."""
+        """The rows of all ranks, in rank order. Slowest level first, so a row crosses each slow link once."""
         if self._hop is None:
             return rows
         counts = self._tell(torch.full((self.ranks,), len(rows), device=rows.device)).tolist()
         if self._hop.native:
             full = [rows.new_empty(count, *rows.shape[1:]) for count in counts]
             dist.all_gather(full, rows)
-            self.links.ledger.count(
+            self.communicator.ledger.count(
                 (self.rank + 1) % self.ranks, (sum(counts) - counts[self.rank]) * rows.shape[1] * rows.element_size()
             )
             return torch.cat(full)
         held = {self.rank: rows}  # by the rank that they came from
-        for hop in reversed(self.links.hops(self._levels)):
+        for hop in reversed(self.communicator.hops(self._levels)):
             held |= finish(self._share(hop, held, counts))
         return torch.cat([held[rank] for rank in range(self.ranks)])
 
-    def _share(self, hop: Hop, held: dict[int, Tensor], counts: list[int]) -> Iterator[Works]:
-        """Exchange all that is held with the peers of one level: what they hold came from ranks as far from them as ours from us."""
+    def _share(self, hop: Hop, held: dict[int, Tensor], counts: list[int]) -> Generator[Works, None, dict[int, Tensor]]:
+        """Exchange all rows held with the peers of one level; returns what they held, by the rank it came from.
+
+        A peer holds rows from the ranks that are as far from it as the sources of ours are from this rank.
+        """
         peers = {p: dist.get_global_rank(hop.group, p) for p in range(hop.size) if p != hop.group.rank()}
         sources = {p: [source + there - self.rank for source in held] for p, there in peers.items()}
         mine = torch.cat(list(held.values()))

@@ -1,4 +1,4 @@
-"""The shaped links between GCDs of the box: one namespace per GCD, wired as `repro.emulate.netns` does it for the ranks of one run."""
+"""The shaped network between GCDs of the box: a namespace per GCD, wired as `repro.emulate.netns` does for ranks."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ def machine(like: str, nodes: int) -> Topology:
     return Topology((replace(package, size=4), replace(node, size=1), cluster))
 
 
-class BoxLinks(Fabric):
+class BoxFabric(Fabric):
     """A fabric that outlives the process that built it. Its namespaces are named by GCD, not by owner."""
 
     shared = True
@@ -34,9 +34,10 @@ class BoxLinks(Fabric):
         self._build()
 
 
-class JobLinks(BoxLinks):
-    """The links of a job's `nodes` (1, 2, ...), on which its ranks make up `topology`. Nodes belong to one job at a time, so it may give their
-    links rates of its own: the first rank does, when it enters. ValueError where a node lacks the packages or GCDs."""
+class JobFabric(BoxFabric):
+    """The links of a job's `nodes` (1, 2, ...), on which its ranks make up `topology`. Nodes belong to one job at a
+    time, so it may give their links rates of its own: the first rank does, when it enters. ValueError where a node
+    lacks the packages or GCDs."""
 
     def __init__(self, topology: Topology, nodes: Sequence[int], first: bool) -> None:
         super().__init__(topology)
@@ -52,7 +53,7 @@ class JobLinks(BoxLinks):
         self._packages = [(node - 1) * has_packages + package for node in nodes for package in range(packages)]
         self._ports = [package * has_gcds + gcd for package in self._packages for gcd in range(gcds)]
 
-    def __enter__(self) -> "JobLinks":
+    def __enter__(self) -> "JobFabric":
         if self._first:
             self.set_rates()
         return self

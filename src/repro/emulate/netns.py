@@ -1,4 +1,4 @@
-"""The emulated network: one network namespace per rank, wired and rate-limited like a three-level machine. Linux, root only.
+"""The emulated network: a network namespace per rank, wired and rate-limited like a three-level machine (Linux, root).
 
     rank eth0 ─ v0 ┐                            rank rate: TBF on both ends of a rank's veth
                    ├ bridge pk0 ─ u0 ═ d0 ┐     uplink u/d of a package, in HTB classes by address:
@@ -7,7 +7,7 @@
 
 A `Topology` holds rates per rank with all ranks busy; the ranks of a package share its uplink, so an uplink class gets
 the rate of one rank times the ranks of a package. Everything but the ranks' ends lives in a namespace of its own, so
-addresses may repeat between fabrics. Rates only: `Level.latency_s` is not emulated, as kernels without sch_netem are common.
+addresses may repeat between fabrics. Rates only: `Level.latency_s` is not emulated, as many kernels lack sch_netem.
 """
 
 import ctypes
@@ -28,9 +28,10 @@ from repro.topology import Level, Topology
 _NAMESPACES = Path("/run/netns")
 _MARK = "repro"  # namespaces are called repro-<owner's pid>-<its start time>-<number of the fabric>-<rank or "fab">
 _CLONE_NEWNET = 0x40000000
-# Jumbo frames, as fast networks have them: headers are 1 % of the bytes (5 % at 1500). No segmentation offload: a packet of up
-# to 64 KiB would need a burst of that size, and what fits a burst passes an idle link at once. With bursts of 128 KiB
-# a ZeRO++ step of many messages took 0.9 of the time that its bytes need; with 32 KiB no plan is faster than its bytes.
+# Jumbo frames, as fast networks have them: headers are 1 % of the bytes (5 % at 1500). No segmentation offload: a
+# packet of up to 64 KiB would need a burst of that size, and what fits a burst passes an idle link at once. With bursts
+# of 128 KiB a ZeRO++ step of many messages took 0.9 of the time that its bytes need; with 32 KiB no plan is faster than
+# its bytes.
 _PACKETS = "mtu 9000 gso_max_size 9000"
 _BURST = 32768  # bytes
 _QUEUE = 1_000_000  # bytes; the default of 1000 packets would hold 64 MB, seconds of delay
@@ -88,9 +89,9 @@ class Fabric:
     def counters(self) -> dict[str, int]:
         """Bytes delivered so far (headers and retransmissions included) by the level that carried them.
 
-        A transfer counts for the one level that joins its ends (`Topology.level_between`), as the kernel's qdiscs count:
-        what enters packages from the same node and from other nodes, and what reaches ranks beyond that. What a killed
-        rank had already handed to its kernel still flows for a while, and counts.
+        A transfer counts for the one level that joins its ends (`Topology.level_between`), as the kernel's qdiscs
+        count: what enters packages from the same node and from other nodes, and what reaches ranks beyond that. What a
+        killed rank had already handed to its kernel still flows for a while, and counts.
         """
         package, node, cluster = self.topology.names
         show = command(["tc", "-n", self._prefix + "fab", "-s", "-j", "qdisc", "show"])
@@ -175,16 +176,16 @@ def _up(device: str, bridge: str | None = None) -> list[str]:
 
 def _links(topology: Topology, prefix: str) -> Iterator[str]:
     """`ip` lines for the bridges, the uplinks, and the veth of every rank."""
-    gcds = topology.levels[0].size
+    in_package = topology.levels[0].size
     bridge = "type bridge mcast_snooping 0"
     yield from [f"link add spine {bridge}", *_up("spine")]
-    for package in range(topology.world_size // gcds):
+    for package in range(topology.world_size // in_package):
         yield from [f"link add pk{package} {bridge}", *_up(f"pk{package}")]
         yield f"link add u{package} {_PACKETS} type veth peer name d{package} {_PACKETS}"
         yield from [*_up(f"u{package}", f"pk{package}"), *_up(f"d{package}", "spine")]
     for rank in range(topology.world_size):
         yield f"link add v{rank} {_PACKETS} type veth peer name eth0 {_PACKETS} netns {prefix}{rank}"
-        yield from _up(f"v{rank}", f"pk{rank // gcds}")
+        yield from _up(f"v{rank}", f"pk{rank // in_package}")
 
 
 def _rank_link(topology: Topology, rank: int) -> list[str]:
@@ -195,8 +196,8 @@ def _rank_link(topology: Topology, rank: int) -> list[str]:
 
 
 def _uplinks(topology: Topology) -> Iterator[str]:
-    """`tc` lines: HTB on both directions of every package's uplink. Class 1:10 is traffic within the node, 1:20 between nodes,
-    both rated by `set_rates`; 1:30 is the rest (ARP)."""
+    """`tc` lines: HTB on both directions of every package's uplink. Class 1:10 is traffic within the node, 1:20 between
+    nodes, both rated by `set_rates`; 1:30 is the rest (ARP)."""
     for package in range(topology.world_size // topology.levels[0].size):
         for device in (f"u{package}", f"d{package}"):
             yield f"qdisc add dev {device} root handle 1: htb default 30"
@@ -223,7 +224,8 @@ def _rates(topology: Topology, ports: Sequence[int], packages: Sequence[int]) ->
 
 
 def _limit(device: str, bytes_per_s: float) -> str:
-    return f"qdisc replace dev {device} root tbf rate {bytes_per_s:.0f}bps burst {_burst(bytes_per_s)} limit {_queue(bytes_per_s)}"
+    limits = f"rate {bytes_per_s:.0f}bps burst {_burst(bytes_per_s)} limit {_queue(bytes_per_s)}"
+    return f"qdisc replace dev {device} root tbf {limits}"
 
 
 def _burst(bytes_per_s: float) -> int:
@@ -291,7 +293,7 @@ def names(prefix: str) -> list[str]:
 
 
 def _start_time(pid: int) -> str | None:
-    """Kernel ticks at which process `pid` began (a later process with the same pid has another); None when it is gone."""
+    """Kernel ticks at which process `pid` began (a later one with that pid has another); None when it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -88,13 +88,13 @@ def decode(
     model = copy.deepcopy(model)  # the decoder keeps its own experts only; the whole model is compared with afterwards
     agreed = torch.from_numpy(gpu).to(_device())
     dist.broadcast(agreed, 0)  # in a job every rank has searched, and a search that its time limit cut may differ
-    links = Communicator(point.topology, device=_device())
+    communicator = Communicator(point.topology, device=_device())
     if point.system == "deepspeed":
         from repro.baselines.deepspeed_moe import DeepSpeedDecoder
 
-        decoder = DeepSpeedDecoder(model, links)
+        decoder = DeepSpeedDecoder(model, communicator)
     else:
-        decoder = Decoder(model, agreed.cpu().numpy(), links, point.system, point.keys_values, memory)
+        decoder = Decoder(model, agreed.cpu().numpy(), communicator, point.system, point.keys_values, memory)
     tokens = decoder.generate(prompts, point.new_tokens)
     free, decoder.meter.iterations = decoder.meter.iterations[WARM_UP:], []
     decoder.meter.aligned = True

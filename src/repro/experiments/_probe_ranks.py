@@ -53,23 +53,23 @@ def cases(topology: Topology, sizes: list[int]) -> list[Case]:
 def probe(rank: int, world_size: int, topology: Topology, wanted: list[Case], repeats: int) -> Probe:
     """Run all cases, each once to connect and then `repeats` times."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    links = Communicator(topology, device=device)
+    communicator = Communicator(topology, device=device)
     return Probe(
-        [list(_timed(_collective(links, case, device), repeats)) for case in wanted],
+        [list(_timed(_collective(communicator, case, device), repeats)) for case in wanted],
         list(_timed(_quantising(device), repeats)),
         list(_timed(_updating(device), repeats)),
     )
 
 
-def _collective(links: Communicator, case: Case, device: str) -> Callable[[], object]:
+def _collective(communicator: Communicator, case: Case, device: str) -> Callable[[], object]:
     route = Route((case.levels,), (32,), BLOCK)
-    ranks = links.mesh(case.levels).size()
+    ranks = communicator.mesh(case.levels).size()
     numel = case.nbytes // 4
     if case.collective == "all_gather":
         shard = torch.rand(numel // ranks, device=device)
-        return lambda: links.all_gather(shard, route)
+        return lambda: communicator.all_gather(shard, route)
     full = torch.rand(numel, device=device)
-    return lambda: links.reduce_scatter(full, route)
+    return lambda: communicator.reduce_scatter(full, route)
 
 
 def _quantising(device: str) -> Callable[[], object]:

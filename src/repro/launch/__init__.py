@@ -1,8 +1,9 @@
 """Run a function on N ranks joined in a process group: results in rank order, or the first real error.
 
-Read `rank` (what a started rank does), then `watch` (how the parent waits, and tells the cause of a failure); `where` tells
-a hang from slow work, `messages` carries what ranks tell, `errors` is what comes out. `joined` serves torchrun and srun, with
-`step` (what Slurm tells), `placement` (do ranks sit where they should) and `watchdog` (a late rank ends itself).
+Read `rank` (what a started rank does), then `watch` (how the parent waits, and tells the cause of a failure); `where`
+tells a hang from slow work, `messages` carries what ranks tell, `errors` is what comes out. `joined` serves torchrun
+and srun, with `slurm_env` (what Slurm tells), `seats` (do ranks sit where they should) and `watchdog` (a late rank ends
+itself).
 
 `launch` forks the ranks from a parent that has imported torch (0.1 s for 8 ranks). It spawns them, which imports torch
 once per rank, where a fork is unsafe: on macOS, after CUDA was initialised, and for more than one thread per rank (GNU
@@ -22,16 +23,14 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from repro.emulate.netns import Fabric
 from repro.launch.errors import CollectiveHang, Done, LaunchTimeout, PlacementError, RankError
 from repro.launch.joined import place_in_job, run_in_job
 from repro.launch.rank import Setup
 from repro.launch.watch import Ranks
-
-if TYPE_CHECKING:
-    from repro.emulate.netns import Fabric
-    from repro.topology import Topology
+from repro.topology import Topology
 
 __all__ = ["CollectiveHang", "Done", "LaunchTimeout", "PlacementError", "RankError", "launch"]
 
@@ -42,26 +41,26 @@ def launch(
     fn: Callable[..., T],
     world_size: int,
     *args: Any,
-    fabric: "Fabric | None" = None,
-    topology: "Topology | None" = None,
+    fabric: Fabric | None = None,
+    topology: Topology | None = None,
     timeout_s: float = 300.0,
     threads: int = 1,
     first_only: bool = False,
 ) -> list[T]:
     """Run `fn(rank, world_size, *args)` on `world_size` processes joined in a gloo group; results in rank order.
 
-    With `fabric`, rank r runs in the fabric's namespace of rank r. `threads` is torch's intra-op threads per rank. Ranks
-    see RANK, WORLD_SIZE and LOCAL_RANK; a forked rank's random generators are copies of the parent's, so `fn` seeds its
-    own. Results must be picklable; `fn` and its arguments only where ranks are spawned (see the module).
+    With `fabric`, rank r runs in the fabric's namespace of rank r. `threads` is torch's intra-op threads per rank.
+    Ranks see RANK, WORLD_SIZE and LOCAL_RANK; a forked rank's random generators are copies of the parent's, so `fn`
+    seeds its own. Results must be picklable; `fn` and its arguments only where ranks are spawned (see the module).
 
     Raises ValueError (arguments), RankError (a rank raised or died), LaunchTimeout (not done in `timeout_s`) and its
     subclass CollectiveHang.
 
-    In a torchrun or srun job the results of all ranks are returned on every rank (with `first_only` on rank 0; the others
-    get Done), errors of `fn` propagate as they are, and a rank that is not done in `timeout_s` tells where it is and ends with
-    code 124. `topology` is then compared with where the ranks are: PlacementError when they sit elsewhere. Where the job's machine
-    has GPUs, the current device is number LOCAL_RANK (modulo their count), and the group serves GPU tensors by NCCL (RCCL
-    on ROCm).
+    In a torchrun or srun job the results of all ranks are returned on every rank (with `first_only` on rank 0; the
+    others get Done), errors of `fn` propagate as they are, and a rank that is not done in `timeout_s` tells where it is
+    and ends with code 124. `topology` is then compared with where the ranks are: PlacementError when they sit
+    elsewhere. Where the job's machine has GPUs, the current device is number LOCAL_RANK (modulo their count), and the
+    group serves GPU tensors by NCCL (RCCL on ROCm).
     """
     if world_size < 1 or threads < 1 or timeout_s <= 0:
         raise ValueError(f"world_size {world_size}, threads {threads}, timeout_s {timeout_s}: all must be positive")

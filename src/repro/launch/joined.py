@@ -4,19 +4,16 @@ import atexit
 import os
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from repro.emulate.netns import Fabric, enter
 from repro.launch import watchdog
 from repro.launch.errors import Done
 from repro.launch.rank import in_rank
 from repro.launch.seats import check_placement
 from repro.launch.slurm_env import master_address, master_port
 from repro.launch.where import make_waits_visible
-
-if TYPE_CHECKING:
-    from repro.emulate.netns import Fabric
-    from repro.topology import Topology
-
+from repro.topology import Topology
 
 ALONE = "REPRO_ALONE"  # set to 1 by a job: the step's only task is the only rank of its point
 
@@ -28,7 +25,8 @@ def place_in_job() -> tuple[int, int] | None:
         return None
     if {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= env.keys():
         return int(env["RANK"]), int(env["WORLD_SIZE"])
-    # SLURM_NTASKS is also set in a batch script, which is no rank; a step of one task (as Snakemake uses) is none either, unless it says so.
+    # SLURM_NTASKS is also set in a batch script, which is no rank; a step of one task (as Snakemake uses) is none
+    # either, unless it says so.
     if "SLURM_PROCID" in env and (int(env.get("SLURM_STEP_NUM_TASKS", 1)) > 1 or env.get(ALONE) == "1"):
         return int(env["SLURM_PROCID"]), int(env.get("SLURM_STEP_NUM_TASKS", 1))
     return None
@@ -38,8 +36,8 @@ def run_in_job(
     fn: Callable[..., Any],
     place: tuple[int, int],
     args: tuple,
-    fabric: "Fabric | None",
-    topology: "Topology | None",
+    fabric: Fabric | None,
+    topology: Topology | None,
     timeout_s: float,
     threads: int,
     first_only: bool,
@@ -67,12 +65,10 @@ def run_in_job(
     return results
 
 
-def _meet(rank: int, size: int, fabric: "Fabric | None") -> None:
+def _meet(rank: int, size: int, fabric: Fabric | None) -> None:
     """Set what env:// reads, and the network that gloo takes. ValueError where torchrun or srun do not say enough."""
     env = os.environ
     if fabric is not None:
-        from repro.emulate.netns import enter
-
         enter(fabric.namespace(rank))
         env |= {"GLOO_SOCKET_IFNAME": fabric.interface, "MASTER_ADDR": fabric.address(0)}
     for name, tell in {"MASTER_ADDR": master_address, "MASTER_PORT": master_port}.items():
@@ -91,7 +87,6 @@ def _take_gpu() -> str:
 
     if not torch.cuda.is_available():
         return "gloo"
-    torch.cuda.set_device(
-        int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count()
-    )  # srun may show a rank only its own
+    # srun may show a rank only its own.
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     return "cpu:gloo,cuda:nccl"

@@ -1,5 +1,4 @@
-"""The network that an experiment's ranks talk over: emulated where this machine can do it, the box's in a job of the box, else the
-machine's own."""
+"""The network between an experiment's ranks: emulated where it can be, the box's in its jobs, else the machine's."""
 
 import contextlib
 import os
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from repro.emulate import netns
+from repro.emulate.box import JobFabric
 from repro.emulate.netns import Fabric
 from repro.launch.joined import place_in_job
 from repro.launch.slurm_env import hosts
@@ -35,20 +35,18 @@ class Network:
 
 @contextlib.contextmanager
 def between(topology: Topology, asked: Literal["auto", "unshaped"] = "auto") -> Iterator[Network]:
-    """The network between the ranks of `topology`. FabricError when the machine refuses, ValueError when the topology cannot be shaped."""
+    """The network between the ranks of `topology`. FabricError when refused, ValueError for an unfit topology."""
     place = place_in_job()
     if asked == "unshaped":
         yield Network(None, "unshaped: asked for")
     elif place is not None and os.environ.get("SLURM_CLUSTER_NAME") != BOX:
         yield Network(None, "the machine's own")
     elif place is not None:
-        from repro.emulate.box import JobLinks
-
         nodes = [int(name.removeprefix("node")) for name in hosts()]
-        with JobLinks(topology, nodes, first=place[0] == 0) as links:
-            yield Network(links, "shaped")
+        with JobFabric(topology, nodes, first=place[0] == 0) as fabric:
+            yield Network(fabric, "shaped")
     elif reason := netns.unavailable():
         yield Network(None, f"unshaped: {reason}")
     else:
-        with Fabric(topology) as built:
-            yield Network(built, "shaped")
+        with Fabric(topology) as fabric:
+            yield Network(fabric, "shaped")

@@ -1,4 +1,4 @@
-"""A rank that `launch` started: it joins the group, runs the function, tells its parent, and ends when the parent says so.
+"""A rank that `launch` started: it joins the group, runs the function, tells its parent, and waits to be ended.
 
 A second thread obeys the parent meanwhile, so a rank answers "where are you" even from inside a collective.
 """
@@ -16,14 +16,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from repro.emulate.netns import Fabric, enter
 from repro.launch.errors import RankError
 from repro.launch.messages import ERROR, RESULT, WHERE, Teller
 from repro.launch.where import make_waits_visible, where
-
-if TYPE_CHECKING:
-    from repro.emulate.netns import Fabric
 
 parent_ends: set[Connection] = set()  # write ends of control pipes: a forked rank must not keep its siblings alive
 _in_rank = False
@@ -42,7 +40,7 @@ class Setup:
     world_size: int
     timeout_s: float
     threads: int
-    fabric: "Fabric | None"
+    fabric: Fabric | None
 
     def enter(self, rank: int) -> None:
         """Join the namespace and the process group."""
@@ -50,8 +48,6 @@ class Setup:
         import torch.distributed as dist
 
         if self.fabric is not None:
-            from repro.emulate.netns import enter
-
             enter(self.fabric.namespace(rank))
             os.environ["GLOO_SOCKET_IFNAME"] = self.fabric.interface
         else:  # gloo's default is the host name's address, which need not resolve
@@ -102,7 +98,7 @@ def _pickled(rank: int, error: BaseException) -> bytes:
 
 
 def _obey(control: Connection, tell: Teller, done: threading.Event, released: threading.Event) -> None:
-    """Serve the parent: a message asks where the main thread is; end of file (released, or parent gone) ends the rank."""
+    """Serve the parent: a message asks where the main thread is; end of file ends the rank."""
     try:
         while True:
             control.recv_bytes()

@@ -1,4 +1,4 @@
-"""Do the ranks of a job sit as the topology says? A rank on the wrong node would turn every byte count into a false one."""
+"""Do the ranks of a job sit as the topology says? A rank on the wrong node would make every byte count false."""
 
 import os
 import socket
@@ -20,8 +20,8 @@ class Seat(NamedTuple):
 
 
 def check_placement(topology: Topology, rank: int) -> None:
-    """Compare the seats of all ranks (collective) with the levels `node` and `package`; PlacementError names the first rank that
-    is elsewhere, on all ranks alike."""
+    """Compare the seats of all ranks (collective) with the levels `node` and `package`; PlacementError names the first
+    rank that is elsewhere, on all ranks alike."""
     import torch.distributed as dist
 
     seats: list[Seat] = [Seat("", None)] * topology.world_size
@@ -38,15 +38,15 @@ def seat() -> Seat:
     return Seat(socket.gethostname(), None)
 
 
-def compare(topology: Topology, seats: list[Seat], gcds_per_package: int) -> None:
-    """PlacementError unless ranks share a host where they share a node of the topology, and only there; and, where GPU numbers
-    are known, a package of `gcds_per_package` neighbouring GPUs where they share a package."""
+def compare(topology: Topology, seats: list[Seat], gpus_per_package: int) -> None:
+    """PlacementError unless ranks share a host where they share a node of the topology, and only there; and, where GPU
+    numbers are known, a package of `gpus_per_package` neighbouring GPUs where they share a package."""
     if "node" not in topology.names:
         return
     hosts = [seat.host for seat in seats]
     _same(hosts, topology.span("node"), "node", "host", seats)
-    if all(seat.device is not None for seat in seats):
-        packages = [f"{seat.host}, package {seat.device // gcds_per_package}" for seat in seats]  # type: ignore[operator]
+    packages = [f"{host}, package {gpu // gpus_per_package}" for host, gpu in seats if gpu is not None]
+    if len(packages) == len(seats):
         _same(packages, topology.span(topology.names[0]), topology.names[0], "package", seats)
 
 
@@ -56,7 +56,8 @@ def _same(found: list[str], span: int, level: str, kind: str, seats: list[Seat])
         leader = rank // span * span
         if place != found[leader]:
             raise PlacementError(
-                f"rank {rank} should share a {level} with rank {leader}, but is on another {kind}: {seats[rank]} and {seats[leader]}"
+                f"rank {rank} should share a {level} with rank {leader}, but is on another {kind}: "
+                f"{seats[rank]} and {seats[leader]}"
             )
         if first_on.setdefault(place, leader) != leader:
             raise PlacementError(

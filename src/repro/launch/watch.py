@@ -1,4 +1,4 @@
-"""The parent's watch over the ranks it started: it waits for results, finds the true cause of a failure, and ends all."""
+"""The parent's watch over its ranks: it waits for results, finds the true cause of a failure, and ends all."""
 
 import contextlib
 import multiprocessing
@@ -81,7 +81,9 @@ class Ranks:
         self.stop()
         code = self.processes[error.rank].exitcode
         killed = -code if code < 0 and not error.type_name else None
-        return RankError(*error.args[:4], code, killed, error.exception)
+        return RankError(
+            *(error.rank, error.type_name, error.message, error.traceback), code, killed, exception=error.exception
+        )
 
     def _late(self, timeout_s: float) -> LaunchTimeout | None:
         """The deadline passed: ask the ranks where they are, and say whether they wait for each other.

@@ -1,4 +1,4 @@
-"""A rank of a job that is late says where it is, and ends: nobody else can ask it, as `launch` asks the ranks that it started."""
+"""A late rank of a job says where it is, and ends: nobody else can ask it, as `launch` asks its own ranks."""
 
 import contextlib
 import json
@@ -51,7 +51,7 @@ def _tell_and_end(rank: int, after_s: float, outermost: CodeType) -> None:
 
 
 def cause(folder: Path, world_size: int) -> LaunchTimeout | None:
-    """What the late ranks of a step left in `folder`: a CollectiveHang where all of them waited for others; None when none was late."""
+    """What late ranks left in `folder`: a CollectiveHang where all waited for others; None when none was late."""
     late = sorted((json.loads(file.read_text()) for file in folder.glob("rank-*.json")), key=itemgetter("rank"))
     if not late:
         return None

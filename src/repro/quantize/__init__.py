@@ -4,11 +4,11 @@ A tensor of n values becomes one flat uint8 payload: the codes, then one fp32 sc
 
     scale = max |x| of the block / (2^(bits-1) - 1)        code = round(x / scale)        x' = code * scale
 
-so |x - x'| <= scale / 2 for every value (`error_bound`). DeepSpeed's kernel divides by 2^(bits-1) instead and clamps the
-largest positive value down by a whole step; the symmetric range here keeps the bound, and the mean of x' unbiased.
+so |x - x'| <= scale / 2 for every value (`error_bound`). DeepSpeed's kernel divides by 2^(bits-1) instead and clamps
+the largest positive value down by a whole step; the symmetric range here keeps the bound, and the mean of x' unbiased.
 
-INT8 codes are one byte each. INT4 packs code i of the first half of the tensor and code i of the second half into byte i
-(low and high nibble): both halves stay contiguous, which vectorises better than interleaving neighbours.
+INT8 codes are one byte each. INT4 packs code i of the first half of the tensor and code i of the second half into byte
+i (low and high nibble): both halves stay contiguous, which vectorises better than interleaving neighbours.
 
     payload of n values, INT4, h = ceil(n / 2)
     | c[h] c[0] | c[h+1] c[1] | .. | c[n-1] c[h-1] | scale[0], 4 bytes | .. | scale[ceil(n / block) - 1] |
@@ -56,7 +56,7 @@ def dequantize(
     dtype: torch.dtype = torch.float32,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Payload of `quantize` back to [numel], or [rows, numel], of `dtype`; with `out` into that tensor, in its own dtype.
+    """Payload of `quantize` back to [numel], or [rows, numel], of `dtype`; with `out` into that, in its dtype.
 
     Raises ValueError when the payload has another length or dtype, or `out` another shape.
     """
@@ -106,8 +106,8 @@ def _check_payload(payload: Tensor, numel: int, bits: int, block: int) -> None:
 def _kernels(x: Tensor, written: Tensor | None = None) -> ModuleType | None:
     """The implementation for tensors that are read and written; None: the reference.
 
-    Kernels need memory: tensor subclasses (FakeTensor, DTensor) have none of their own, and compilers and dispatch modes
-    follow torch's operators. What is written must not overlap itself, and autograd must not have to know.
+    Kernels need memory: tensor subclasses (FakeTensor, DTensor) have none of their own, and compilers and dispatch
+    modes follow torch's operators. What is written must not overlap itself, and autograd must not have to know.
     """
     tensors = [x] if written is None else [x, written]
     if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
@@ -130,7 +130,7 @@ def _kernels(x: Tensor, written: Tensor | None = None) -> ModuleType | None:
 
 @functools.cache
 def _triton() -> ModuleType | None:
-    """The Triton kernels, for CUDA and ROCm tensors; None where Triton is not installed (the reference then runs, slowly)."""
+    """The Triton kernels, for CUDA and ROCm tensors; None without Triton (the reference then runs, slowly)."""
     try:
         from repro.quantize import triton_kernels
     except ImportError:

@@ -1,15 +1,15 @@
 """Quantisers for CPU tensors near the speed of memory: numba loops that LLVM vectorises, with the bytes of `reference`.
 
-Single-threaded, since every rank is a process with about one core to itself. The kernels walk rows of flat arrays of words,
-so that a row may be part of a larger tensor:
+Single-threaded, since every rank is a process with about one core to itself. The kernels walk rows of flat arrays of
+words, so that a row may be part of a larger tensor:
 
   x, out   uint32 (fp32) or uint16 (bf16, which is the upper half of an fp32): the bits of values
   codes    uint8: INT8 has a value per byte, INT4 has value i in the low and value i + half in the high nibble of byte i
   scales   float32 [rows * blocks]: in a payload they may lie at odd addresses, so they are copied out and in
   half     values of a row before the high nibbles begin: ceil(n / 2) in INT4, n in INT8, which has no high nibbles
 
-numba keeps compiled kernels on disk (cache=True). error_model="numpy" leaves out Python's test of every divisor for zero, and
-the casts to 32 bits keep numba from computing in 64: a loop with either would not be vectorised.
+numba keeps compiled kernels on disk (cache=True). error_model="numpy" leaves out Python's test of every divisor for
+zero, and the casts to 32 bits keep numba from computing in 64: a loop with either would not be vectorised.
 """
 
 import numpy as np
@@ -30,17 +30,17 @@ _compiled = njit(cache=True, nogil=True, error_model="numpy")
 
 
 @_compiled
-def _bits(x: np.ndarray, i: int) -> int:
+def _bits(x: np.ndarray, i: int) -> np.uint32:
     """Bits of value i as an fp32."""
     return np.uint32(np.uint32(x[i]) << 16 if x.dtype == _BF16 else x[i])
 
 
 @_compiled
-def _highest(x: np.ndarray) -> int:
+def _highest(x: np.ndarray) -> np.uint32:
     """Bits of the largest |value|.
 
-    Without the sign, the bits of floats are in the order of their values, infinity above all numbers and NaN above infinity.
-    Unlike floats, integers may be compared in any order, which is what it takes to vectorise a maximum.
+    Without the sign, the bits of floats are in the order of their values, infinity above all numbers and NaN above
+    infinity. Unlike floats, integers may be compared in any order, which is what it takes to vectorise a maximum.
     """
     highest = np.uint32(0)
     for i in range(x.size):
@@ -49,7 +49,7 @@ def _highest(x: np.ndarray) -> int:
 
 
 @_compiled
-def _encode_run(x: np.ndarray, scale: float, mask: int, high: bool, codes: np.ndarray) -> None:
+def _encode_run(x: np.ndarray, scale: np.floating, mask: np.unsignedinteger, high: bool, codes: np.ndarray) -> None:
     """Codes of finite values of one block, stored, or added as high nibbles of bytes that have their low ones.
 
     The lowest bits of the rounded sum are the code. |x / scale| is at most 127.00003, so there is nothing to clamp.
@@ -102,7 +102,7 @@ def _encode(
 
 @_compiled
 def _decode_run(codes: np.ndarray, left: int, right: int, scale: float, add: bool, out: np.ndarray) -> None:
-    """Values of one block, stored or added to what is there. Two shifts of a byte as an int32 cut its code out, with its sign."""
+    """Values of one block, stored or added. Two shifts of a byte as an int32 cut out its code, with its sign."""
     for i in range(out.size):
         value = np.float32(np.int32(np.int32(np.uint32(codes[i]) << left) >> right)) * scale
         if add:
@@ -127,7 +127,7 @@ def _decode(
     out: np.ndarray,
     out_stride: int,
 ) -> None:
-    """Values of `rows` payloads, stored or added; rows are `stride` bytes of codes and `out_stride` words of out apart."""
+    """Values of `rows` payloads, stored or added; rows are `stride` bytes of codes, `out_stride` words apart."""
     half = n if bits == 8 else (n + 1) // 2
     blocks = -(-n // block)
     for row in range(rows):
@@ -178,7 +178,7 @@ def accumulate(payload: Tensor, total: Tensor, bits: int, block: int) -> None:
 def warm_up() -> None:
     """Compile the CPU kernels, or load them from disk, into this process, and so into those it forks later.
 
-    Takes seconds the first time on a machine, then half a second. Without it the first calls do the same, in every rank.
+    Takes seconds the first time on a machine, then half a second. Without it the first calls do so, in every rank.
     """
     for dtype in _WORDS:
         x = torch.ones(1, dtype=dtype, device="cpu")

@@ -1,7 +1,7 @@
-"""The definition of the quantisers in eager torch, on any device: short and slow. The other implementations give the same bytes.
+"""The definition of the quantisers in eager torch, on any device: short and slow. The others give the same bytes.
 
-What a payload holds is described in the package's docstring. Arguments are checked there; a [rows, n] tensor is quantised
-row by row, and leading dimensions of payloads are kept.
+What a payload holds is described in the package's docstring. Arguments are checked there; a [rows, n] tensor is
+quantised row by row, and leading dimensions of payloads are kept.
 """
 
 import torch
@@ -26,12 +26,12 @@ def largest(bits: int) -> int:
 
 
 def code_bytes(numel: int, bits: int) -> int:
-    """Bytes of the codes of `numel` values: the scales of a payload begin there. INT4: two codes per byte, rounded up."""
+    """Bytes of the codes of `numel` values, after which the scales begin. INT4: two codes per byte, rounded up."""
     return -(-numel * bits // 8)
 
 
 def payload_bytes(numel: int, bits: int, block: int) -> int:
-    """Bytes of the payload of `numel` values: codes and one fp32 scale per started block. ValueError for unknown bits or block."""
+    """Bytes of a payload of `numel` values: codes, one fp32 scale per started block. ValueError as in `check`."""
     check(bits, block)
     return code_bytes(numel, bits) + 4 * -(-numel // block)
 
@@ -41,7 +41,8 @@ def quantize(x: Tensor, bits: int, block: int) -> Tensor:
     blocks, scale = _scaled(x, bits, block)
     top = largest(bits)
     codes = (blocks / scale[..., None]).round_().clamp_(-top, top)
-    # Beside an infinity or a NaN, x / scale is 0 or NaN. What integer a NaN turns into depends on the processor, so it is said here.
+    # Beside an infinity or a NaN, x / scale is 0 or NaN. What integer a NaN turns into depends on the processor, so it
+    # is said here.
     codes = codes.nan_to_num_(0.0).to(torch.int8).flatten(-2)[..., : x.shape[-1]]
     if bits == 4:
         codes = _pack(codes)
@@ -66,8 +67,8 @@ def accumulate(payload: Tensor, total: Tensor, bits: int, block: int) -> None:
 
 
 def error_bound(x: Tensor, bits: int, block: int) -> Tensor:
-    """Largest |x - dequantize(quantize(x))| per value, fp32, shaped like x: half a step of its block (and a little for the
-    fp32 rounding of x / scale). Decoding to a 16-bit dtype rounds once more, in that dtype."""
+    """Largest |x - dequantize(quantize(x))| per value, fp32, shaped like x: half a step of its block (and a little for
+    the fp32 rounding of x / scale). Decoding to a 16-bit dtype rounds once more, in that dtype."""
     _, scale = _scaled(x, bits, block)
     return (scale * (0.5 + 2e-5)).repeat_interleave(min(block, x.shape[-1]), dim=-1)[..., : x.shape[-1]]
 
@@ -82,7 +83,7 @@ def scales(highest: Tensor, bits: int) -> Tensor:
 
 
 def _blocks(x: Tensor, block: int) -> Tensor:
-    """[.., n] to [.., ceil(n / block), block], the last block filled up with zeros. A block longer than the tensor is cut."""
+    """[.., n] to [.., ceil(n / block), block], filled up with zeros. A block longer than the tensor is cut."""
     block = max(1, min(block, x.shape[-1]))
     missing = -x.shape[-1] % block
     return (F.pad(x, (0, missing)) if missing else x).unflatten(-1, (-(-x.shape[-1] // block), block))
@@ -96,11 +97,11 @@ def _scaled(x: Tensor, bits: int, block: int) -> tuple[Tensor, Tensor]:
 
 
 def _pack(codes: Tensor) -> Tensor:
-    """INT4 codes, int8 [.., n] in -7..7, to int8 [.., ceil(n / 2)]: first half in the low nibbles, second in the high ones."""
+    """INT4 codes, int8 [.., n] in -7..7, to int8 [.., ceil(n / 2)]: first half in the low nibbles."""
     low, high = F.pad(codes, (0, codes.shape[-1] % 2)).view(torch.uint8).chunk(2, dim=-1)
     return ((low & 0xF) | (high << 4)).view(torch.int8)
 
 
 def _unpack(packed: Tensor, numel: int) -> Tensor:
-    """Inverse of `_pack`: int8 [.., ceil(n / 2)] to int8 [.., n]. Shifts of int8 are arithmetic, so they restore the sign."""
+    """Inverse of `_pack`: int8 [.., ceil(n / 2)] to int8 [.., n]. Shifts of int8 restore the sign."""
     return torch.cat(((packed << 4) >> 4, packed >> 4), dim=-1)[..., :numel]

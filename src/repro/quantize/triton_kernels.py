@@ -1,11 +1,11 @@
-"""Quantisers for CUDA and ROCm tensors in Triton, with the bytes of `reference`. Import this module only where there is Triton.
+"""Quantisers for CUDA and ROCm tensors in Triton, with the bytes of `reference`. Import it only where there is Triton.
 
-A program handles a tile of [G, W] values: G neighbouring blocks as rows and, of each, W neighbouring values. Offsets within a
-tensor are int64. Scales lie at odd addresses of a payload, so they are read and written byte by byte.
+A program handles a tile of [G, W] values: G neighbouring blocks as rows and, of each, W neighbouring values. Offsets
+within a tensor are int64. Scales lie at odd addresses of a payload, so they are read and written byte by byte.
 
-Three things that would change bits, and how they are kept out: `/` on fp32 is an approximation on NVIDIA, so division is
-`div_rn`; a maximum of floats may drop a NaN, so it is one of integers (see `_magnitude`); and a product followed by a sum may
-become one fused operation, which the launch of `_decode` forbids.
+Three things that would change bits, and how they are kept out: `/` on fp32 is an approximation on NVIDIA, so division
+is `div_rn`; a maximum of floats may drop a NaN, so it is one of integers (see `_magnitude`); and a product followed by
+a sum may become one fused operation, which the launch of `_decode` forbids.
 """
 
 import torch
@@ -28,7 +28,7 @@ _NAN = tl.constexpr(0x7FC00000)
 
 @triton.jit
 def _widened(x):
-    """fp32, bf16 or fp16 to fp32. bf16 is the upper half of an fp32; Triton's interpreter has its own idea of tiny ones."""
+    """fp32, bf16 or fp16 to fp32. bf16 is the upper half of an fp32; the interpreter differs on tiny ones."""
     if x.dtype == tl.bfloat16:
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     return x.to(tl.float32)
@@ -36,7 +36,7 @@ def _widened(x):
 
 @triton.jit
 def _narrowed(x):
-    """fp32 to the nearest bf16, half to even, and NaN to NaN (which could carry over into the sign); the interpreter truncates."""
+    """fp32 to the nearest bf16, half to even, NaN to NaN (it could carry into the sign); interpreters truncate."""
     bits = x.to(tl.int32, bitcast=True)
     rounded = tl.where(x == x, bits + ((bits >> 16) & 1) + 0x7FFF, _NAN) >> 16
     return rounded.to(tl.int16).to(tl.bfloat16, bitcast=True)
@@ -44,7 +44,7 @@ def _narrowed(x):
 
 @triton.jit
 def _magnitude(x):
-    """Bits of fp32 |x| as int32. They are in the order of the values, infinity above all numbers and NaN above infinity."""
+    """Bits of fp32 |x| as int32, in the order of the values: infinity above all numbers, NaN above infinity."""
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
@@ -59,7 +59,7 @@ def _scale(highest, largest):
 
 @triton.jit
 def _code(x, scale):
-    """Codes, in the lowest bits of an int32; 0 beside an infinity or a NaN. |x / scale| <= 127.00003: nothing to clamp."""
+    """Codes, in the lowest bits of an int32; 0 beside an infinity or NaN. |x / scale| <= 127.00003: no clamp."""
     rounded = tl.div_rn(x, scale) + _ROUND
     return tl.where(scale < float("inf"), rounded.to(tl.int32, bitcast=True), 0)
 
@@ -129,7 +129,7 @@ def _quantize_whole(
 
 @triton.jit
 def _find_highest(x, x_stride, highest, n, block, blocks, tiles, G: tl.constexpr, W: tl.constexpr):
-    """Bits of the largest |x| of every block, int32 [rows, blocks], over pieces of a block; `highest` begins as zeros."""
+    """Bits of the largest |x| of every block, int32 [rows, blocks], by pieces; `highest` begins as zeros."""
     row, group, values, there = _tile(tiles, blocks, block, n, G, W)
     x = _widened(tl.load(x + row * x_stride + values, mask=there, other=0))
     tl.atomic_max(highest + row * blocks + group, tl.max(_magnitude(x), axis=1), mask=group < blocks)
@@ -137,7 +137,7 @@ def _find_highest(x, x_stride, highest, n, block, blocks, tiles, G: tl.constexpr
 
 @triton.jit
 def _encode(x, x_stride, scales, payload, stride, n, half, block, blocks, tiles, INT4: tl.constexpr, W: tl.constexpr):
-    """Codes of W bytes by scales that are known, fp32 [rows, blocks]: in INT4 the halves of a byte may belong to any blocks."""
+    """Codes of W bytes by known scales, fp32 [rows, blocks]: in INT4 a byte's halves may belong to any blocks."""
     program = tl.program_id(0).to(tl.int64)
     row, at = program // tiles, (program % tiles) * W + tl.arange(0, W)
     x += row * x_stride

@@ -267,5 +267,5 @@ def _payload(collective: Collective, numel: int, bits: int, route: Route) -> flo
 def _once_per_step(plan: Plan) -> tuple[Route | None, ...]:
     """Routes that are walked after the last backward."""
     moves = plan.moves
-    sums = (moves.into_optimizer, moves.to_everybody) if plan.reduce_across == "step" else ()
-    return tuple(route for route in (*sums, moves.from_optimizer) if route is not None)
+    sums = (moves.reduce_to_optimizer, moves.all_reduce_replicas) if plan.reduce_across == "step" else ()
+    return tuple(route for route in (*sums, moves.gather_updated) if route is not None)

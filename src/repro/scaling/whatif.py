@@ -2,8 +2,8 @@
 
     scaling.sweep(["frontier", "dgx-h100"], [1, 8, 48], [scaling.gpt(20e9)], ["zero3", "zeropp", "hierarchical"])
 
-is a table with a band for every combination, some milliseconds each. The other functions tell what decides a result, where one
-plan overtakes another, how large a model fits, and which plan of all is the fastest (`search`).
+is a table with a band for every combination, some milliseconds each. The other functions tell what decides a result,
+where one plan overtakes another, how large a model fits, and which plan of all is the fastest (`search`).
 """
 
 import itertools
@@ -31,8 +31,8 @@ TIE = 1.01
 
 
 def gpt(parameters: float, seq_len: int = 2048, vocab: int = 50432) -> GPTConfig:
-    """A GPT of about so many parameters, with checkpointing, heads 128 wide, and a hidden size near 128 times its number of
-    layers (as GPT-3's sizes are)."""
+    """A GPT of about so many parameters, with checkpointing, heads 128 wide, and a hidden size near 128 times its
+    number of layers (as GPT-3's sizes are)."""
     layers = max(2, round((parameters / (12 * 128**2)) ** (1 / 3)))
     wanted = math.sqrt(max(parameters - 2 * vocab * 128 * layers, parameters / 3) / (12 * layers))
     hidden = max(128, 128 * round(wanted / 128))
@@ -70,8 +70,8 @@ def sweep(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """A row per combination: the 5, 50 and 95 % quantiles (`_low`, none, `_high`) of step seconds and of TFLOPS per rank,
-    memory, and what the step waits for. Modelled, all of it."""
+    """A row per combination: the 5, 50 and 95 % quantiles (`_low`, none, `_high`) of step seconds and of TFLOPS per
+    rank, memory, and what the step waits for. Modelled, all of it."""
     rows = []
     for machine, count, config, accumulation in itertools.product(machines, nodes, models, accumulations):
         kind = hardware(machine) if isinstance(machine, str) else machine
@@ -104,7 +104,8 @@ def banded(name: str, value: Value) -> dict[str, float]:
 
 
 def sensitivity(kind: Hardware, result: Callable[[Hardware], float]) -> pd.DataFrame:
-    """What decides `result`: each uncertain parameter at its low and its high end, the others likely. The widest swing first.
+    """What decides `result`: each uncertain parameter at its low and its high end, the others likely. The widest swing
+    first.
 
     result    of a machine; it predicts without draws
     """
@@ -126,8 +127,8 @@ def search(
     compute_s: Value | None = None,
     plans: Iterable[Plan] | None = None,
 ) -> list[Candidate]:
-    """`repro.zero.search` with the cost of `predict_step`: messages hide behind compute, on the machine as it is known or was
-    calibrated. Where the machine is drawn, plans are ranked by the median.
+    """`repro.zero.search` with the cost of `predict_step`: messages hide behind compute, on the machine as it is known
+    or was calibrated. Where the machine is drawn, plans are ranked by the median.
 
     memory_bytes    of a rank; default: the machine's
     compute_s       of forwards and backwards, where it was measured
@@ -152,8 +153,8 @@ def search(
 def best_plan(table: pd.DataFrame) -> pd.DataFrame:
     """Of a `sweep`, the best plan that fits for each machine, size, model and accumulation: `plan`, or "none fits".
 
-    Several plans are as fast as the fastest to 1 % where their messages hide behind compute. Of these it is the one that needs
-    least memory.
+    Several plans are as fast as the fastest to 1 % where their messages hide behind compute. Of these it is the one
+    that needs least memory.
     """
     keys = ["hardware", "nodes", "ranks", "parameters", "accumulation"]
     fitting = table[table.fits]
@@ -173,8 +174,8 @@ def crossover(
     nodes: int,
     **options: int,
 ) -> float | None:
-    """The value (to 1 %) between `low` and `high` at which `faster` stops being so, of whatever `machine_at` varies. None when
-    the order is the same at both ends. At the likely values."""
+    """The value (to 1 %) between `low` and `high` at which `faster` stops being so, of whatever `machine_at` varies.
+    None when the order is the same at both ends. At the likely values."""
 
     def gain(value: float) -> float:
         machine = machine_at(value)
@@ -194,8 +195,8 @@ def crossover(
 
 
 def largest_model(name: str, kind: Hardware, nodes: int) -> float:
-    """Parameters whose states (16-bit weights and gradients, Adam in fp32) fill a rank's memory, without activations: the
-    ceiling of a plan, by `repro.zero.memory.formula`."""
+    """Parameters whose states (16-bit weights and gradients, Adam in fp32) fill a rank's memory, without activations:
+    the ceiling of a plan, by `repro.zero.memory.formula`."""
     chosen = named(name, kind.topology(nodes))
     return kind.memory_bytes / sum(memory.formula(chosen, 10**9).values()) * 1e9
 

@@ -1,5 +1,5 @@
-"""Which modules are gathered together, and models too large to exist on one rank: they arrive on the meta device and become real
-bucket by bucket, so that a rank holds one whole bucket at a time."""
+"""Which modules are gathered together, and models too large to exist on one rank: they arrive on the meta device and
+become real bucket by bucket, so that a rank holds one whole bucket at a time."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor
 
 
 def default_buckets(model: nn.Module) -> list[nn.Module]:
-    """Members of the outermost `nn.ModuleList`s, without those that share a parameter with a module outside themselves: FSDP
-    gathers a parameter with one bucket only, so these are left to the root's."""
+    """Members of the outermost `nn.ModuleList`s, without those that share a parameter with a module outside themselves:
+    FSDP gathers a parameter with one bucket only, so these are left to the root's."""
     uses = Counter(id(parameter) for parameter in _slots(model))
     return [
         module
@@ -37,8 +37,8 @@ def _slots(module: nn.Module) -> list[nn.Parameter]:
 def materialise(module: nn.Module, device: torch.device | str, init: Callable[[nn.Module], None] | None) -> None:
     """Give the parameters and buffers of `module` that are on the meta device memory on `device`, and fill them.
 
-    `init(submodule)` must fill the parameters and buffers that `submodule` holds itself; left out, its `reset_parameters()`
-    is called, as torch's own layers have it. Ties stay tied. ValueError for a submodule that has neither.
+    `init(submodule)` must fill the parameters and buffers that `submodule` holds itself; left out, its
+    `reset_parameters()` is called, as torch's own layers have it. Ties stay tied. ValueError if it has neither.
     """
     real: dict[int, nn.Parameter] = {}
     fresh = []
@@ -68,9 +68,16 @@ def materialise(module: nn.Module, device: torch.device | str, init: Callable[[n
 
 
 def default_device(model: nn.Module) -> str:
-    """Type of the device that the model is on; for one on the meta device CUDA (ROCm) where there is one, else the CPU."""
+    """Type of the device of the model; for one on the meta device CUDA (ROCm) where there is one, else the CPU."""
     where = next(model.parameters()).device.type
     return where if where != "meta" else "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def require_fp32(model: nn.Module) -> None:
+    """ValueError for a parameter of another dtype."""
+    for name, parameter in model.named_parameters():
+        if parameter.dtype != torch.float32:
+            raise ValueError(f"parameter {name} is {parameter.dtype}: the masters need fp32 values to start from")
 
 
 def broadcast_from_first(module: nn.Module) -> None:

@@ -1,8 +1,9 @@
 """Save a training run under one plan and world size, and go on with it under another.
 
-A rank's masters and moments are runs of values of parameters (`masters.Slice`), so a checkpoint is a set of flat tensors, one
-per parameter and kind of state, of which every rank writes and reads its runs: `torch.distributed.checkpoint` finds which
-files they are in. The 16-bit weights are not saved; they are made from the masters.
+A rank's masters and moments are runs of values of parameters (`masters.Slice`), so a checkpoint is a set of flat
+tensors, one per parameter and kind of state, of which every rank writes and reads its runs:
+`torch.distributed.checkpoint` finds which files they are in. The 16-bit weights are not saved; they are made from the
+masters.
 
     folder/step-00000100/        complete: it gets this name when all ranks have written
     folder/.step-00000200        being written; a killed run leaves it behind, and the next save removes it
@@ -12,7 +13,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,18 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from repro.zero.engine import ZeroOptimizer
+from repro.zero.masters import Slice
 
 FORMAT = 1
 _INFO = "info.pt"
@@ -54,10 +62,10 @@ class Run:
 def save(
     folder: Path | str, step: int, optimizer: ZeroOptimizer, extra: dict[str, Any] | None = None, keep: int = 2
 ) -> Path:
-    """Write `folder/step-<step>` and remove all but the newest `keep` checkpoints; every rank calls it, after `optimizer.step()`.
+    """Write `folder/step-<step>` and keep the newest `keep` checkpoints; every rank calls it, after `optimizer.step()`.
 
-    `folder` must be on a file system that all ranks share. `extra`: tensors, numbers, strings and containers of these, for
-    example the state of a learning-rate schedule; rank 0's is saved. A run that is killed at any moment leaves the
+    `folder` must be on a file system that all ranks share. `extra`: tensors, numbers, strings and containers of these,
+    for example the state of a learning-rate schedule; rank 0's is saved. A run that is killed at any moment leaves the
     checkpoints that were complete.
 
     Raises RuntimeError between a backward and its step, FileExistsError when the step is saved already.
@@ -90,8 +98,8 @@ def save(
 def load(folder: Path | str, optimizer: ZeroOptimizer, step: int | None = None) -> tuple[int, dict[str, Any]]:
     """Continue from the newest checkpoint of `folder` (or that of `step`): (step, extra). Every rank calls it.
 
-    `optimizer` is new, made for the same model with any plan and world size; its masters, moments, parameter-group options
-    and loss scale are replaced, and the model gets the weights. Raises CheckpointError.
+    `optimizer` is new, made for the same model with any plan and world size; its masters, moments, parameter-group
+    options and loss scale are replaced, and the model gets the weights. Raises CheckpointError.
     """
     path, step = _find(folder, step)
     info = _read_info(path)
@@ -146,10 +154,10 @@ def _runs(optimizer: ZeroOptimizer) -> Iterator[tuple[str, Run]]:
             values = flat[piece.offset : piece.offset + piece.numel]
             yield f"{_MASTER}/{piece.name}", Run(values, piece.start, sizes[piece.name])
     for bucket in optimizer.all_buckets:
-        for piece, values in bucket.sharded.frozen():
-            if piece.numel:
-                name = names[id(piece.param)]
-                yield f"{_FROZEN}/{name}", Run(values[: piece.numel], piece.start, sizes[name])
+        for part, values in bucket.sharded.frozen():
+            if part.numel:
+                name = names[id(part.param)]
+                yield f"{_FROZEN}/{name}", Run(values[: part.numel], part.start, sizes[name])
     for name, buffer in _buffers(optimizer.model).items():
         yield f"{_BUFFER}/{name}", Run(buffer.view(-1), 0, buffer.numel())
 
@@ -176,12 +184,12 @@ def _state_runs(optimizer: ZeroOptimizer) -> Iterator[tuple[str, Run]]:
                         yield f"{_NUMBER}/{key}/{piece.name}", Run(value.view(1), 0, 1)
 
 
-def _inside(slices: list, start: int, numel: int) -> list:
+def _inside(slices: Sequence[Slice], start: int, numel: int) -> list[Slice]:
     return [piece for piece in slices if start <= piece.offset < start + numel]
 
 
 def _info(optimizer: ZeroOptimizer, extra: dict[str, Any] | None) -> dict[str, Any]:
-    """What is not a tensor of the training state. `tensors`: kind, key, shape and dtype behind each name of a state dict."""
+    """What is no tensor of the training state. `tensors`: kind, key, shape, dtype by name in a state dict."""
     model = optimizer.model
     first_name = {id(parameter): name for name, parameter in model.named_parameters()}
     tensors = {}
@@ -224,7 +232,7 @@ def _empty_state(path: Path, optimizer: ZeroOptimizer) -> _State:
     kinds: dict[str, list[tuple[str, str, torch.dtype]]] = {}  # of a parameter: (number or state, its name, dtype)
     for key, entry in saved.items():
         kind, _, rest = key.partition("/")
-        if kind in (_STATE, _NUMBER):
+        if kind in (_STATE, _NUMBER) and isinstance(entry, TensorStorageMetadata):
             name, _, parameter = rest.partition("/")
             kinds.setdefault(parameter, []).append((kind, name, entry.properties.dtype))
     state, masters = _State({}, []), optimizer.masters
@@ -306,13 +314,19 @@ class _Load(DefaultLoadPlanner):
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
 
-    def set_up_planner(self, state_dict: dict[str, Any], metadata: Any = None, is_coordinator: bool = False) -> None:
+    def set_up_planner(
+        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
         self.state_dict, self.metadata, self.is_coordinator = state_dict, metadata, is_coordinator
 
     def create_local_plan(self) -> LoadPlan:
-        saved = self.metadata.state_dict_metadata
-        items = [create_read_items_for_chunk_list(key, saved[key], [run.chunk]) for key, run in self.state_dict.items()]
-        return LoadPlan([item for found in items for item in found])
+        assert self.metadata is not None, "a checkpoint is read with its metadata"
+        items: list[ReadItem] = []
+        for key, run in self.state_dict.items():
+            saved = self.metadata.state_dict_metadata[key]
+            assert isinstance(saved, TensorStorageMetadata), f"{key} is no tensor"
+            items += create_read_items_for_chunk_list(key, saved, [run.chunk])
+        return LoadPlan(items)
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
         return self.state_dict[index.fqn].values.detach()

@@ -1,12 +1,12 @@
 """Train a model with its states partitioned over the levels of a machine: the idea of arXiv 2501.04266, generalised.
 
-Three kinds of state, three partitions, and four moments at which data moves between them (plan.hierarchical in brackets):
+Three kinds of state, three partitions, and four moments at which data moves between them (brackets: plan.hierarchical):
 
-    before a layer's forward and backward   gather its weights from the ranks that share them        [GCD pair, 200 GB/s]
+    before a layer's forward and backward   gather its weights from the ranks that share them    [GCD pair, 200 GB/s]
     after a layer's backward                reduce its gradient to the weight partition, then on
-                                            to the gradient partition, and add it up there           [node, 50 GB/s]
-    step, first half                        reduce the sum to the optimizer partition                [cluster, 12.5 GB/s]
-    step, second half                       update the masters, send the new weights back            [cluster and node]
+                                            to the gradient partition, and add it up there       [node, 50 GB/s]
+    step, first half                        reduce the sum to the optimizer partition            [cluster, 12.5 GB/s]
+    step, second half                       update the masters, send the new weights back        [cluster and node]
 
 So everything inside the layer loop stays on fast links, and slow links are used once per step, whatever the number of
 micro-batches. ZeRO-3 is the plan that puts all three partitions over the cluster: every moment crosses the slow link.
@@ -14,6 +14,7 @@ micro-batches. ZeRO-3 is the plan that puts all three partitions over the cluste
 FSDP2 owns the first moment and half of the second (its collectives are replaced, `fsdp_private.py`); the rest is here.
 """
 
+import math
 from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 from repro.comm import Communicator, Pending, pipelined
 from repro.comm.exchange import Steps, Works
 from repro.zero import fsdp_private
-from repro.zero.buckets import broadcast_from_first, default_buckets, default_device, materialise
+from repro.zero.buckets import broadcast_from_first, default_buckets, default_device, materialise, require_fp32
 from repro.zero.loss_scale import LossScale
 from repro.zero.masters import Masters, Slice, global_norm, parameter_groups
 from repro.zero.plan import Plan
@@ -35,11 +36,11 @@ WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Bucket:
-    """Parameters that travel together (a transformer block): FSDP's shard of them, and what this rank keeps beside it."""
+    """Parameters that travel together (a transformer block): FSDP's shard, and what this rank keeps beside it."""
 
     sharded: fsdp_private.ShardedBucket
     gradient: Tensor | None = None  # sum since the last step, this rank's part of the gradient partition
-    copy: Tensor | None = None  # this rank's part of the secondary copy, from the first gather after a step to the next
+    secondary: Tensor | None = None  # this rank's secondary shard, from the first gather after a step to the next
 
 
 class ZeroOptimizer(torch.optim.Optimizer):
@@ -52,26 +53,26 @@ class ZeroOptimizer(torch.optim.Optimizer):
             optimizer.step()
             optimizer.zero_grad()
 
-    The gradient is the mean over ranks, as with DistributedDataParallel. Several backward passes before `step` accumulate
-    (divide the loss by their number, as usual). Learning-rate schedules work on `param_groups`.
+    The gradient is the mean over ranks, as with DistributedDataParallel. Several backward passes before `step`
+    accumulate (divide the loss by their number, as usual). Learning-rate schedules work on `param_groups`.
 
-    model            the same module on every rank, fp32, with its final initial weights: it is sharded in place, and its
-                     parameters and floating-point buffers become `weight_dtype`. On the meta device: every rank makes one
-                     bucket after the other real with `init`, so the model never exists as a whole
+    model            the same module on every rank, fp32, with its final initial weights: it is sharded in place, and
+                     its parameters and floating-point buffers become `weight_dtype`. On the meta device: every rank
+                     makes one bucket after the other real with `init`, so the model never exists as a whole
     plan             which state over which level, see `repro.zero.plan`; the default process group must have its ranks
     optimizer_cls    elementwise torch optimizer, built with `options` (lr, ...) on flat fp32 masters
     params           parameters or parameter groups as for any torch optimizer; default: all that require a gradient
-    buckets          modules to gather as a whole; default: members of the model's outermost `nn.ModuleList`s, without those
-                     that share a weight with another module
+    buckets          modules to gather as a whole; default: members of the model's outermost `nn.ModuleList`s, without
+                     those that share a weight with another module
     weight_dtype     float32, bfloat16, or float16 with loss scaling
     gradient_dtype   of the sums kept between backward and step
-    max_grad_norm    clip to this global norm. `torch.nn.utils.clip_grad_norm_` cannot: the gradients are not on the parameters
+    max_grad_norm    clip to this global norm; `clip_grad_norm_` cannot: gradients are not on the parameters
     loss_scale       for float16; a `LossScale` with other settings than the default
     init             for a model on the meta device: fills the parameters that a submodule itself holds; default: its
                      `reset_parameters()`. Must draw the same on all ranks, or `broadcast`
-    links            process groups and the ledger of bytes, to share them between optimizers; default: new ones
+    communicator     process groups and the ledger of bytes, to share them between optimizers; default: new ones
     device           "cpu" or "cuda"; default: where the model is, and CUDA or CPU for one on the meta device
-    broadcast        send rank 0's parameters and buffers to all first, as DDP does; False when the same seed made them equal
+    broadcast        send rank 0's parameters and buffers to all first, as DDP does; not needed if they are equal
 
     Raises ValueError for a model, dtype or optimizer that cannot be trained this way.
     """
@@ -89,7 +90,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         max_grad_norm: float | None = None,
         loss_scale: LossScale | None = None,
         init: Callable[[nn.Module], None] | None = None,
-        links: Communicator | None = None,
+        communicator: Communicator | None = None,
         device: str | None = None,
         broadcast: bool = True,
         **options: Any,
@@ -97,11 +98,13 @@ class ZeroOptimizer(torch.optim.Optimizer):
         _check(model, weight_dtype)
         self.model, self.plan = model, plan
         self.weight_dtype, self.gradient_dtype, self.max_grad_norm = weight_dtype, gradient_dtype, max_grad_norm
-        self.links = links or Communicator(plan.topology, device=device or default_device(model))
-        self.ledger = self.links.ledger
+        self.communicator = communicator or Communicator(plan.topology, device=device or default_device(model))
+        self.ledger = self.communicator.ledger
         # All groups now: making them is a collective of its own, and a backward is no place for it.
-        self.links.connect(vars(plan.moves).values())
-        self.norm_group = self.links.mesh(plan.levels(None, plan.optimizer)).get_group() if plan.optimizer else None
+        self.communicator.connect(vars(plan.moves).values())
+        self.norm_group = (
+            self.communicator.mesh(plan.levels(None, plan.optimizer)).get_group() if plan.optimizer else None
+        )
         groups, group_of = parameter_groups(model, params)
         self._order: list[Bucket] = []  # in which the first forward gathered them
         self._fetches_ahead = False
@@ -111,7 +114,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         masters, slices = [], []
         for module in (*(default_buckets(model) if buckets is None else buckets), model):
             # The root comes last and takes what is left: embeddings, output layer.
-            materialise(module, self.links.device, init)
+            materialise(module, self.communicator.device, init)
             if broadcast:
                 broadcast_from_first(module)
             bucket = self._shard(module)
@@ -132,7 +135,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
     # --- weights: FSDP asks for a bucket's before its forward and before its backward, one bucket ahead ---
 
     def _shard(self, module: nn.Module) -> Bucket:
-        mesh = self.links.mesh(self.plan.levels(None, self.plan.weights))
+        mesh = self.communicator.mesh(self.plan.levels(None, self.plan.weights))
         bucket = Bucket()
         bucket.sharded = fsdp_private.shard(module, mesh, self.weight_dtype, partial(self._gather, bucket))
         return bucket
@@ -143,20 +146,20 @@ class ZeroOptimizer(torch.optim.Optimizer):
         return Pending(self._gathering(bucket, shard, full))
 
     def _gathering(self, bucket: Bucket, shard: Tensor, full: Tensor) -> Steps:
-        """The whole bucket from its shards; from the secondary copy, which is closer, once there is one (hpZ of ZeRO++)."""
+        """The whole bucket from its shards, or from the secondary shards, which are closer (hpZ of ZeRO++)."""
         plan = self.plan
-        if bucket.copy is not None:
-            return (yield from self.links.gathering(bucket.copy, plan.moves.from_copy, full))
-        yield from self.links.gathering(shard, plan.moves.from_weights, full)
-        if plan.keeps_copy:
+        if bucket.secondary is not None:
+            return (yield from self.communicator.gathering(bucket.secondary, plan.moves.gather_secondary, full))
+        yield from self.communicator.gathering(shard, plan.moves.gather_weights, full)
+        if plan.has_secondary:
             ranks = plan.degree(plan.secondary)
-            bucket.copy = full.view(ranks, -1)[dist.get_rank() % ranks].clone()
+            bucket.secondary = full.view(ranks, -1)[dist.get_rank() % ranks].clone()
         return full
 
     # --- gradients: after the backward of a bucket, from everywhere to the gradient partition ---
 
     def _reduce(self, bucket: Bucket, gradient: Tensor) -> None:
-        """Start reducing a bucket's gradient. It travels during the backward of the next bucket, and arrives at its end."""
+        """Start reducing a bucket's gradient. It travels during the next bucket's backward."""
         if not self._fetches_ahead:
             fsdp_private.fetch_ahead([bucket.sharded for bucket in self._order])
             self._fetches_ahead = True
@@ -171,8 +174,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def _reducing(self, bucket: Bucket, gradient: Tensor) -> Generator[Works, None, None]:
         moves = self.plan.moves
-        shard = yield from self.links.reducing(gradient, moves.into_weights)
-        total = yield from self.links.reducing(self._padded(shard), moves.into_gradients)
+        shard = yield from self.communicator.reducing(gradient, moves.reduce_to_weights)
+        total = yield from self.communicator.reducing(self._padded(shard), moves.reduce_to_gradients)
         if self.plan.reduce_across == "micro_batch":
             total = yield from self._reducing_across(total)
         if bucket.gradient is None:
@@ -181,15 +184,18 @@ class ZeroOptimizer(torch.optim.Optimizer):
             bucket.gradient += total
 
     def _reducing_across(self, gradient: Tensor) -> Steps:
-        """From the gradient partition to the optimizer's, and to the sum over all ranks where that is not the whole machine."""
-        shard = yield from self.links.reducing(gradient, self.plan.moves.into_optimizer)
-        return (yield from self.links.all_reducing(shard, self.plan.moves.to_everybody))
+        """From the gradient partition to the optimizer's, then the sum over all ranks if that is not the whole machine.
+
+        With the hierarchical plan a gradient leaves its node here, and only here: once per step.
+        """
+        shard = yield from self.communicator.reducing(gradient, self.plan.moves.reduce_to_optimizer)
+        return (yield from self.communicator.all_reducing(shard, self.plan.moves.all_reduce_replicas))
 
     # --- step: to the optimizer partition, update there, and the new weights back ---
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> float:
-        """Update with the gradients of all backward calls since the last step; returns their global norm before clipping.
+    def step(self, closure: None = None) -> float:  # type: ignore[override]  # torch's returns None without a closure
+        """Update with the gradients since the last step; returns their global norm before clipping.
 
         Gradients that overflowed (float16) leave the weights as they are and lower the loss scale; the norm is then not
         finite. RuntimeError when there was no backward; ValueError for a closure, which would have to run on all ranks.
@@ -229,8 +235,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
         pipelined(map(self._publishing, self.buckets, self.masters.flat))
 
     def _averaging(self, bucket: Bucket) -> Generator[Works, None, Tensor | None]:
-        """Mean over ranks of a bucket's accumulated gradient, fp32, this rank's part of the optimizer partition; None when no
-        backward reached it."""
+        """Mean over ranks of a bucket's accumulated gradient, fp32, this rank's part of the optimizer partition; None
+        when no backward reached it."""
         if bucket.gradient is None:
             return None
         gradient = bucket.gradient.float()
@@ -240,41 +246,27 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def _publishing(self, bucket: Bucket, master: Tensor) -> Generator[Works, None, None]:
         """All new weights of the rank's weight partition, from the optimizer partition."""
-        in_rank_order = yield from self.links.gathering(master.to(self.weight_dtype), self.plan.moves.from_optimizer)
-        inside, across = self._splits()
-        bucket.sharded.write(in_rank_order.view(across, inside, -1).transpose(0, 1).reshape(-1))
-        bucket.copy = None  # it holds the old weights
+        updated = yield from self.communicator.gathering(master.to(self.weight_dtype), self.plan.moves.gather_updated)
+        gradient_parts, optimizer_parts = splits(self.plan)
+        in_rank_order = updated.view(optimizer_parts, gradient_parts, -1)
+        bucket.sharded.write(in_rank_order.transpose(0, 1).reshape(-1))
+        bucket.secondary = None  # it holds the old weights
 
     # --- which values of a bucket are this rank's ---
 
-    def _splits(self) -> tuple[int, int]:
-        """Chunks of a weight shard per gradient partition, and of those per optimizer partition."""
-        weights, gradients, optimizer = (
-            self.plan.degree(level) for level in (self.plan.weights, self.plan.gradients, self.plan.optimizer)
-        )
-        return gradients // weights, optimizer // gradients
-
-    def _chunk(self) -> int:
-        """The chunk of a weight shard that the two reductions above leave this rank with."""
-        plan, rank = self.plan, dist.get_rank()
-        inside, across = self._splits()
-        return rank // plan.degree(plan.weights) % inside * across + rank // plan.degree(plan.gradients) % across
-
     def _padded(self, shard: Tensor) -> Tensor:
-        inside, across = self._splits()
-        missing = -shard.numel() % (inside * across)
+        missing = -shard.numel() % math.prod(splits(self.plan))
         return F.pad(shard, (0, missing)) if missing else shard
 
     def _master(self, bucket: Bucket) -> Tensor:
         """This rank's part of the bucket, fp32."""
-        inside, across = self._splits()
-        return self._padded(bucket.sharded.read()).view(inside * across, -1)[self._chunk()].clone()
+        chunks = self._padded(bucket.sharded.read()).view(math.prod(splits(self.plan)), -1)
+        return chunks[own_chunk(self.plan, dist.get_rank())].clone()
 
     def _slices(self, bucket: Bucket, group_of: dict[str, int]) -> list[Slice]:
         """What the master holds of which parameter."""
-        inside, across = self._splits()
-        numel = -(-bucket.sharded.numel // (inside * across))
-        first, found = self._chunk() * numel, []
+        numel = -(-bucket.sharded.numel // math.prod(splits(self.plan)))
+        first, found = own_chunk(self.plan, dist.get_rank()) * numel, []
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         for piece in bucket.sharded.pieces():
             start, stop = max(piece.offset, first), min(piece.offset + piece.numel, first + numel)
@@ -284,12 +276,12 @@ class ZeroOptimizer(torch.optim.Optimizer):
         return found
 
     def held_bytes(self) -> dict[str, int]:
-        """Bytes of state on this rank right now, by kind. Gradients exist from backward to step, a secondary copy from forward
-        to step: look then."""
+        """Bytes of state on this rank right now, by kind. Gradients exist from backward to step, secondary shards from
+        forward to step: look then."""
         self._settle()
         return {
             "weights": sum(bucket.sharded.weight_bytes() for bucket in self.all_buckets),
-            "secondary": sum(bucket.copy.nbytes for bucket in self.all_buckets if bucket.copy is not None),
+            "secondary": sum(bucket.secondary.nbytes for bucket in self.all_buckets if bucket.secondary is not None),
             "gradients": sum(bucket.gradient.nbytes for bucket in self.buckets if bucket.gradient is not None),
             "optimizer": self.masters.held_bytes(),
         }
@@ -303,11 +295,45 @@ class ZeroOptimizer(torch.optim.Optimizer):
         raise NotImplementedError("use repro.zero.checkpoint.load")
 
 
+# --- the arithmetic of chunks ---
+
+
+def splits(plan: Plan) -> tuple[int, int]:
+    """Gradient parts of a weight shard, and optimizer parts of a gradient part; their product is its chunks."""
+    weights, gradients, optimizer = (plan.degree(level) for level in (plan.weights, plan.gradients, plan.optimizer))
+    return gradients // weights, optimizer // gradients
+
+
+def own_chunk(plan: Plan, rank: int) -> int:
+    """Number of the chunk of its weight shard that `rank` updates, counted from the shard's first.
+
+    Worked example: the hierarchical plan on 2 nodes of 2 packages of 2 GCDs. `splits` is (2, 2), so a weight shard has
+    4 chunks, and a bucket, which is the shards of a package's 2 GCDs, has chunks 0 to 7. A rank's at the four moments:
+
+        rank   node, package, GCD   weights   after package   after node   after cluster   arrive as
+        0      0, 0, 0              0 1 2 3   0 1 2 3         0 1          0               0 2 1 3
+        1      0, 0, 1              4 5 6 7   4 5 6 7         4 5          4               4 6 5 7
+        2      0, 1, 0              0 1 2 3   0 1 2 3         2 3          2               0 2 1 3
+        3      0, 1, 1              4 5 6 7   4 5 6 7         6 7          6               4 6 5 7
+        4      1, 0, 0              0 1 2 3   0 1 2 3         0 1          1               0 2 1 3
+        5      1, 0, 1              4 5 6 7   4 5 6 7         4 5          5               4 6 5 7
+        6      1, 1, 0              0 1 2 3   0 1 2 3         2 3          3               0 2 1 3
+        7      1, 1, 1              4 5 6 7   4 5 6 7         6 7          7               4 6 5 7
+
+    weights          before a forward or backward, the shard that it gives to its package
+    after package    of a gradient, after the reduce-scatter in the package, `moves.reduce_to_weights`
+    after node       and after that between the packages of the node, `moves.reduce_to_gradients`; accumulated here
+    after cluster    in `step`, after the reduce-scatter between nodes, `moves.reduce_to_optimizer`; updated here
+    arrive as        the new weights, gathered from nodes and packages in rank order; `_publishing` sorts the chunks
+    """
+    gradient_parts, optimizer_parts = splits(plan)
+    gradient_part = rank // plan.degree(plan.weights) % gradient_parts
+    return gradient_part * optimizer_parts + rank // plan.degree(plan.gradients) % optimizer_parts
+
+
 def _check(model: nn.Module, weight_dtype: torch.dtype) -> None:
     if weight_dtype not in WEIGHT_DTYPES:
         raise ValueError(f"weight_dtype is {weight_dtype}, allowed: {', '.join(map(str, WEIGHT_DTYPES))}")
-    for name, parameter in model.named_parameters():
-        if parameter.dtype != torch.float32:
-            raise ValueError(f"parameter {name} is {parameter.dtype}: the masters need fp32 values to start from")
+    require_fp32(model)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError("the model has no parameter that requires a gradient")

@@ -1,13 +1,13 @@
-"""The only file that knows how FSDP2 (`fully_shard`) is built inside; tests/zero/test_fsdp_private.py fails when torch changes it.
+"""The only file that knows how FSDP2 (`fully_shard`) is built inside; its test fails when torch changes it.
 
 Private parts of torch in use, as of 2.13:
-- `fsdp._fully_shard._fsdp_api.AllGather` and `ReduceScatter`: base classes of custom collectives. The all-gather gets its
-  input as a view into its output, and may return a `Work` that FSDP waits for before it copies the weights out.
+- `fsdp._fully_shard._fsdp_api.AllGather` and `ReduceScatter`: base classes of custom collectives. The all-gather gets
+  its input as a view into its output, and may return a `Work` that FSDP waits for before it copies the weights out.
 - `_set_unshard_async_op`: gathers return such a work. `FSDPParamGroup.wait_for_unshard`: wait for it.
-- `_get_fsdp_state()._fsdp_param_groups[0].fsdp_params`: the parameters of one `fully_shard` call, in the order in which the
-  flat reduce-scatter output holds their padded shards (those that require a gradient).
-- `FSDPParam._sharded_param_data`: flat padded shard that every all-gather reads; `padded_sharded_param_size`: its shape;
-  `sharded_param`: the parameter that the module shows, a DTensor split by rows.
+- `_get_fsdp_state()._fsdp_param_groups[0].fsdp_params`: the parameters of one `fully_shard` call, in the order in which
+  the flat reduce-scatter output holds their padded shards (those that require a gradient).
+- `FSDPParam._sharded_param_data`: flat padded shard that every all-gather reads; `padded_sharded_param_size`: its
+  shape; `sharded_param`: the parameter that the module shows, a DTensor split by rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ Gather = Callable[[Tensor, Tensor], Pending]
 
 
 class _Allocate:
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
@@ -59,8 +59,8 @@ class _Handle(dist.Work):
 
 
 class _NoReduceScatter(_Allocate, ReduceScatter):
-    """Sends nothing: keeps the gradient for the hook, which reduces it over all levels. FSDP's output stays undefined; it only
-    becomes the `.grad` that is dropped."""
+    """Sends nothing: keeps the gradient for the hook, which reduces it over all levels. FSDP's output stays undefined;
+    it only becomes the `.grad` that is dropped."""
 
     def __init__(self) -> None:
         self.gradient: Tensor | None = None
@@ -82,14 +82,14 @@ class _NoReduceScatter(_Allocate, ReduceScatter):
         if gradient is None:
             return output
         if gradient.is_cuda:
-            gradient.record_stream(torch.cuda.current_stream())  # FSDP frees it after the reduce-scatter that was none
+            gradient.record_stream(torch.cuda.current_stream())  # FSDP frees this tensor after our no-op reduce-scatter
         return gradient
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What this rank's shard of a bucket holds of one parameter: `numel` of its values from flat position `start` on, found at
-    `offset` of the shard."""
+    """What this rank's shard of a bucket holds of one parameter: `numel` of its values from flat position `start` on,
+    found at `offset` of the shard."""
 
     param: nn.Parameter
     start: int
@@ -98,7 +98,7 @@ class Piece:
 
 
 class ShardedBucket:
-    """One `fully_shard` call: parameters that are gathered and reduced together, as flat tensors in FSDP's own layout."""
+    """One `fully_shard` call: parameters gathered and reduced together, as flat tensors in FSDP's own layout."""
 
     def __init__(self, module: FSDPModule, shard_index: int, reduction: _NoReduceScatter) -> None:
         self.module, self.shard_index, self._reduction = module, shard_index, reduction
@@ -118,11 +118,11 @@ class ShardedBucket:
         return sum(param.padded_sharded_param_size.numel() for param in self._trainable)
 
     def pieces(self) -> list[Piece]:
-        """Layout of the flat shard of the trainable parameters, in order. A shard of rows is a contiguous run of values."""
+        """Layout of the flat shard of the trainable parameters, in order. Rows are a contiguous run of values."""
         return self._layout(self._trainable)
 
     def frozen(self) -> list[tuple[Piece, Tensor]]:
-        """The frozen parameters: where this rank's values belong, and the values, flat, padding included, not a copy."""
+        """The frozen parameters: where this rank's values belong, and the flat values with padding, no copy."""
         frozen = [param for param in self._params if not param.sharded_param.requires_grad]
         return [(piece, param._sharded_param_data) for piece, param in zip(self._layout(frozen), frozen, strict=True)]
 
@@ -148,7 +148,7 @@ class ShardedBucket:
             param._sharded_param_data.copy_(part)
 
     def _discard_gathered(self) -> None:
-        """Weights gathered by hand (`unshard`), or fetched ahead for a forward that did not come, would survive otherwise."""
+        """Else weights gathered by hand (`unshard`) or ahead, for a forward that did not come, would survive."""
         for group in self.module._get_fsdp_state()._fsdp_param_groups:
             group.wait_for_unshard()
         self.module.reshard()
@@ -158,8 +158,8 @@ class ShardedBucket:
         return sum(param._sharded_param_data.nbytes for param in self._params)
 
     def on_gradient(self, hook: Callable[[Tensor], None]) -> None:
-        """Call `hook` after each backward with this rank's whole gradient, flat in the layout of the gathered bucket; FSDP's own
-        `.grad` is dropped at once."""
+        """Call `hook` after each backward with this rank's whole gradient, flat in the layout of the gathered bucket;
+        FSDP's own `.grad` is dropped at once."""
         self.module.set_all_reduce_hook(lambda output: hook(self._reduction.take(output)))
         for param in self._trainable:
             param.sharded_param.register_post_accumulate_grad_hook(_drop_grad)
@@ -172,12 +172,13 @@ def _drop_grad(param: Tensor) -> None:
 def shard(module: nn.Module, mesh: DeviceMesh, dtype: torch.dtype, gather: Gather) -> ShardedBucket:
     """`fully_shard` the parameters of `module` that no earlier call took, over `mesh`, gathered by `gather`.
 
-    Weights are gathered before each forward and backward and freed after it. Weights stay in the dtype they have; computation,
-    floating-point inputs and gradients are in `dtype`.
+    Weights are gathered before each forward and backward and freed after it. Weights stay in the dtype they have;
+    computation, floating-point inputs and gradients are in `dtype`.
     """
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
     reduction = _NoReduceScatter()
     fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
+    assert isinstance(module, FSDPModule), "fully_shard changes the class of a module"
     module.set_custom_all_gather(_CustomAllGather(gather))
     module.set_custom_reduce_scatter(reduction)
     module.set_gradient_divide_factor(1.0)
@@ -185,13 +186,13 @@ def shard(module: nn.Module, mesh: DeviceMesh, dtype: torch.dtype, gather: Gathe
     # A parameter without a gradient counts as zero: the flat layout must not depend on what a rank's batch used.
     module.set_reduce_scatter_unused_params(True, recurse=False)
     if mesh.device_type == "cpu":
-        # On a GPU, streams let a gather run beside compute; here FSDP gets a handle, and waits for it when it needs the weights.
+        # On a GPU, streams let a gather run beside compute; here FSDP gets a handle to wait for when it needs weights.
         module._set_unshard_async_op(True)
     return ShardedBucket(module, mesh.get_local_rank(), reduction)
 
 
 def fetch_ahead(buckets: Sequence[ShardedBucket]) -> None:
-    """Start gathering each bucket when the one before it in this order starts its forward. (In the backward FSDP does so by
-    itself, in reverse.)"""
+    """Start gathering each bucket when the one before it in this order starts its forward. (In the backward FSDP does
+    so by itself, in reverse.)"""
     for bucket, following in pairwise(buckets):
         bucket.module.set_modules_to_forward_prefetch([following.module])

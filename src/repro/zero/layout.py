@@ -1,4 +1,4 @@
-"""Sizes of a model's buckets, without the model's memory: what `memory`, `traffic` and the search for a plan compute with."""
+"""Sizes of a model's buckets, without the model's memory: what `memory`, `traffic` and the search compute with."""
 
 import math
 from collections.abc import Sequence

@@ -1,6 +1,7 @@
-"""Loss scaling for float16: gradients below 6e-8 would become zero, so they are computed larger and divided before the update.
+"""Loss scaling for float16: gradients below 6e-8 would become zero, so they are scaled up until the update.
 
-The scale is applied where gradients enter the model, not to the loss: `loss.backward()` of a training loop stays as it is.
+The scale is applied where gradients enter the model, not to the loss: `loss.backward()` of a training loop stays as it
+is.
 """
 
 from typing import Any
@@ -11,8 +12,8 @@ from torch.utils._pytree import tree_map
 
 
 class LossScale:
-    """Factor on all gradients. As `torch.amp.GradScaler` does by default, it is halved at a step whose gradients overflow (that
-    step is left out) and doubled after `growth_interval` steps without one.
+    """Factor on all gradients. As `torch.amp.GradScaler` does by default, it is halved at a step whose gradients
+    overflow (that step is left out) and doubled after `growth_interval` steps without one.
 
     `skipped` counts the steps that were left out.
     """
@@ -24,7 +25,7 @@ class LossScale:
         self.good_steps = self.skipped = 0
 
     def attach(self, model: nn.Module) -> None:
-        """Scale the gradients that enter `model`; its float16 outputs become float32, so that these are not rounded on entry."""
+        """Scale the gradients that enter `model`; float16 outputs become float32, so these are not rounded."""
         model.register_forward_hook(lambda module, args, outputs: tree_map(self._scaled, outputs))
 
     def _scaled(self, output: Any) -> Any:

@@ -9,14 +9,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-# What these do to a value depends on the other values of its tensor, or of all: a flat part of it would train otherwise.
+# What these do to a value depends on the other values of its tensor, or of all: a flat part would train otherwise.
 NOT_ELEMENTWISE = (torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.Muon, torch.optim.SparseAdam)
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A run of values of one parameter in a rank's flat master: `numel` of them, from flat position `start` of the parameter
-    `name`, at `offset` of the master. `group` is the parameter group."""
+    """A run of values of one parameter in a rank's flat master: `numel` of them, from flat position `start` of the
+    parameter `name`, at `offset` of the master. `group` is the parameter group."""
 
     name: str
     start: int
@@ -28,9 +28,9 @@ class Slice:
 class Masters:
     """`optimizer_cls` over this rank's masters, one flat fp32 tensor per bucket, cut where the parameter group changes.
 
-    Any optimizer whose update is elementwise (SGD, Adam, AdamW, RMSprop, Adagrad, ...) gives exactly what it would give on the
-    whole model; the others are refused with a ValueError. `inner` is the torch optimizer; `slices[i]` says what `flat[i]`
-    holds.
+    Any optimizer whose update is elementwise (SGD, Adam, AdamW, RMSprop, Adagrad, ...) gives exactly what it would give
+    on the whole model; the others are refused with a ValueError. `inner` is the torch optimizer; `slices[i]` says what
+    `flat[i]` holds.
     """
 
     def __init__(
@@ -41,10 +41,11 @@ class Masters:
         groups: Sequence[dict[str, Any]],
         options: dict[str, Any],
     ) -> None:
-        if isinstance(optimizer_cls, type) and issubclass(optimizer_cls, NOT_ELEMENTWISE):
+        refused = isinstance(optimizer_cls, type) and issubclass(optimizer_cls, NOT_ELEMENTWISE)
+        if refused:
             raise ValueError(
-                f"{optimizer_cls.__name__} is not elementwise, a rank with a part of a tensor cannot run it; allowed are "
-                "optimizers that update every value by itself, such as SGD, Adam, AdamW, RMSprop, Adagrad"
+                f"{optimizer_cls.__name__} is not elementwise, a rank with a part of a tensor cannot run it; allowed "
+                "are optimizers that update every value by itself, such as SGD, Adam, AdamW, RMSprop, Adagrad"
             )
         self.flat, self.slices = list(flat), list(slices)
         self._parts = [_parts(tensor.numel(), mine) for tensor, mine in zip(flat, slices, strict=True)]
@@ -86,7 +87,7 @@ def parameter_groups(model: nn.Module, params: Iterable[Any] | None) -> tuple[li
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     given = list(trainable.values() if params is None else params)
     groups = given if given and isinstance(given[0], dict) else [{"params": given}]
-    group_of_id = {}
+    group_of_id: dict[int, int] = {}
     for number, group in enumerate(groups):
         members = group["params"]
         group_of_id |= {id(p): number for p in ([members] if isinstance(members, Tensor) else members)}
@@ -108,7 +109,7 @@ def global_norm(gradients: Sequence[Tensor], group: dist.ProcessGroup | None) ->
 
 
 def _parts(numel: int, slices: Sequence[Slice]) -> list[tuple[int, int, int]]:
-    """(start, stop, group) of the runs of one group; padding belongs to the run before it. Together they cover the master."""
+    """(start, stop, group) of the runs of one group, which cover the master; padding belongs to the run before."""
     runs = [(next(iter(run)).offset, group) for group, run in groupby(slices, key=lambda piece: piece.group)]
     starts = [0, *(offset for offset, _ in runs[1:])]
     stops = [*starts[1:], numel]

@@ -14,14 +14,15 @@ def formula(
     gradient_bytes: int = 2,
     optimizer_bytes: int = ADAM_BYTES,
 ) -> dict[str, float]:
-    """Bytes per rank by kind of state for `parameters` trainable values: each kind's bytes over the ranks it is spread over.
+    """Bytes per rank by kind of state for `parameters` trainable values: its bytes over the ranks it is spread over.
 
-    With psi parameters, 16-bit weights and gradients and Adam: 16 psi / N for ZeRO-3, 2 psi / 8 more with a copy in a node of
-    8, 1.25 psi + 12 psi / N for the hierarchical plan on Frontier. Without padding, activations and working memory.
+    With psi parameters, 16-bit weights and gradients and Adam: 16 psi / N for ZeRO-3, 2 psi / 8 more with secondary
+    shards in a node of 8, 1.25 psi + 12 psi / N for the hierarchical plan on Frontier. Without padding, activations and
+    working memory.
     """
     return {
         "weights": weight_bytes * parameters / plan.degree(plan.weights),
-        "secondary": weight_bytes * parameters / plan.degree(plan.secondary) if plan.keeps_copy else 0.0,
+        "secondary": weight_bytes * parameters / plan.degree(plan.secondary) if plan.has_secondary else 0.0,
         "gradients": gradient_bytes * parameters / plan.degree(_kept(plan)),
         "optimizer": optimizer_bytes * parameters / plan.degree(plan.optimizer),
     }
@@ -34,8 +35,8 @@ def predict(
     gradient_bytes: int = 2,
     optimizer_bytes: int = ADAM_BYTES,
 ) -> dict[str, int]:
-    """The same for the buckets of a real model, padding and frozen parameters included: what the engine holds, to the byte
-    (apart from the optimizer's counters).
+    """The same for the buckets of a real model, padding and frozen parameters included: what the engine holds, to the
+    byte (apart from the optimizer's counters).
 
     `optimizer_bytes`: 4 for the master and 4 for each tensor of state, so 4 for SGD, 8 with momentum, 12 for Adam.
     """
@@ -43,7 +44,7 @@ def predict(
     for bucket in model.buckets:
         shard = shard_numel(bucket.trainable, plan.degree(plan.weights))
         weights += weight_bytes * (shard + shard_numel(bucket.frozen, plan.degree(plan.weights)))
-        secondary += weight_bytes * _gathered(plan, bucket) // plan.degree(plan.secondary) if plan.keeps_copy else 0
+        secondary += weight_bytes * _gathered(plan, bucket) // plan.degree(plan.secondary) if plan.has_secondary else 0
         per_weight_shard = plan.degree(plan.optimizer) // plan.degree(plan.weights)
         padded = up_to_multiple(shard, per_weight_shard)
         gradients += gradient_bytes * padded // (plan.degree(_kept(plan)) // plan.degree(plan.weights))
@@ -52,8 +53,9 @@ def predict(
 
 
 def working(plan: Plan, model: Layout, weight_bytes: int = 2) -> int:
-    """Estimate of what exists during a backward beside the states: the root bucket's gathered weights and those of two others
-    (the current one and the prefetched one), the current one's gradients in 16 bits and, for their sum, in fp32."""
+    """Estimate of what exists during a backward beside the states: the root bucket's gathered weights and those of two
+    others (the current one and the prefetched one), the current one's gradients in 16 bits and, for their sum, in
+    fp32."""
     *blocks, root = [_gathered(plan, bucket) for bucket in model.buckets]
     largest = max(blocks, default=root)
     return weight_bytes * (root + 2 * largest) + (weight_bytes + REDUCE_BYTES) * max(largest, root)
@@ -62,9 +64,9 @@ def working(plan: Plan, model: Layout, weight_bytes: int = 2) -> int:
 def activations(
     layers: int, hidden: int, seq_len: int, micro_batch: int, vocab: int, *, checkpointing: bool, layer_factor: int = 34
 ) -> int:
-    """Estimate of a GPT's 16-bit activations: 34 s b h bytes per layer with fused attention (Korthikanti et al. 2022, Eq. 1
-    without the attention scores); with checkpointing 2 s b h per layer and one layer in full; and the logits in fp32, their
-    gradient, and both in 16 bits."""
+    """Estimate of a GPT's 16-bit activations: 34 s b h bytes per layer with fused attention (Korthikanti et al. 2022,
+    Eq. 1 without the attention scores); with checkpointing 2 s b h per layer and one layer in full; and the logits in
+    fp32, their gradient, and both in 16 bits."""
     tokens = seq_len * micro_batch
     per_layer = 2 if checkpointing else layer_factor
     recomputed = layer_factor if checkpointing else 0
@@ -72,7 +74,7 @@ def activations(
 
 
 def _kept(plan: Plan) -> str | None:
-    """Level that accumulated gradients are kept on: one that goes on after each micro-batch is kept where it arrives."""
+    """Level that accumulated gradients are kept on; those reduced after each micro-batch stay where they arrive."""
     return plan.gradients if plan.reduce_across == "step" else plan.optimizer
 
 

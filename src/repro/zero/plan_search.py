@@ -1,13 +1,14 @@
 """The best plan for a model on a machine: every partition, with the routes that suit it, by the cost of a step.
 
-This generalises the hierarchical plan of arXiv 2501.04266 (one point), MiCS (all states over one level) and AMSP (each state
-over its own level, arXiv 2311.00257) to a secondary shard of the weights and to the bits of every level.
+This generalises the hierarchical plan of arXiv 2501.04266 (one point), MiCS (all states over one level) and AMSP (each
+state over its own level, arXiv 2311.00257) to a secondary shard of the weights and to the bits of every level.
 """
 
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import nn
 
@@ -53,16 +54,16 @@ def search(
     topology         with the rates per rank of every level
     micro_batches    backward passes per step: the more, the more it pays to keep slow levels out of them
     weight_bits, gradient_bits   what a hop may send; only 16: plans that train exactly as DDP does
-    cost             seconds of a step. The default has no compute and no overlap; `partial(traffic.step_seconds, ...)` adds
-                     compute or the speed of quantisers, and `repro.scaling.search` searches with overlap
+    cost             seconds of a step. The default has no compute and no overlap; `partial(traffic.step_seconds, ...)`
+                     adds compute or the speed of quantisers, and `repro.scaling.search` searches with overlap
     activations      bytes per rank to leave room for, see `memory.activations`
     gradient_bytes   of an accumulated gradient value
     plans            look at these, as they are, instead of every partition with its best routes
 
-    Every partition of the three states and the secondary shard is looked at. Each of its routes is the cheapest of: one flat
-    ring; two hops, node and network; one hop per level, with any of the bits on each. Routes are chosen one kind of message
-    after the other, which finds the best combination where a step's exchanges add up, as in the default cost.
-    Raises ValueError when nothing fits, and says what the smallest plan needs.
+    Every partition of the three states and the secondary shard is looked at. Each of its routes is the cheapest of: one
+    flat ring; two hops, node and network; one hop per level, with any of the bits on each. Routes are chosen one kind
+    of message after the other, which finds the best combination where a step's exchanges add up, as in the default
+    cost. Raises ValueError when nothing fits, and says what the smallest plan needs.
     """
     shapes = model if isinstance(model, Layout) else layout(model)
     if plans is None:
@@ -77,17 +78,19 @@ def search(
     if not fitting:
         least = min(candidates, key=lambda candidate: candidate.rank_bytes)
         raise ValueError(
-            f"no plan fits {memory / 1e9:.1f} GB per rank; the smallest, {least.plan.name}, needs {least.rank_bytes / 1e9:.1f} GB"
+            f"no plan fits {memory / 1e9:.1f} GB per rank; the smallest, {least.plan.name}, "
+            f"needs {least.rank_bytes / 1e9:.1f} GB"
         )
     return sorted(fitting, key=lambda candidate: (candidate.step_s, candidate.rank_bytes))
 
 
 def partitions(topology: Topology, block: int = BLOCK) -> Iterator[Plan]:
-    """Every valid choice of levels, with 16-bit hierarchical routes: weights no wider than gradients, gradients no wider than
-    the optimizer, a secondary shard narrower than the weights. Named `weights[+secondary]/gradients/optimizer`.
+    """Every valid choice of levels, with 16-bit hierarchical routes: weights no wider than gradients, gradients no
+    wider than the optimizer, a secondary shard narrower than the weights. Named
+    `weights[+secondary]/gradients/optimizer`.
 
-    Levels of one member are left out: they split nothing. So are plans that reduce across after every micro-batch where the
-    one with gradients over the optimizer's level does the same.
+    Levels of one member are left out: they split nothing. So are plans that reduce across after every micro-batch where
+    the one with gradients over the optimizer's level does the same.
     """
     levels = (None, *(level.name for level in topology.levels if level.size > 1))
     route = comm.hierarchical(topology, 16, block)
@@ -124,7 +127,8 @@ def _with_best_routes(
     ):
         if getattr(plan, field) is None:
             continue
-        choices = [replace(plan, **{field: route}) for route in routes(plan.topology, bits, block)]
+        changes: list[dict[str, Any]] = [{field: route} for route in routes(plan.topology, bits, block)]
+        choices = [replace(plan, **change) for change in changes]
         # Of equals the first: 16 bits where a level is not used at all.
         plan = min(choices, key=lambda choice: cost(choice, shapes, micro_batches))
     return plan

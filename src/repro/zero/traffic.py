@@ -1,7 +1,8 @@
-"""Bytes that a step moves over each level, and the time that takes: arithmetic that the ledger of real runs is checked against.
+"""Bytes that a step moves over each level, and the time that takes: arithmetic that the ledger of real runs is checked
+against.
 
-A step is a list of collectives (`collectives`), each a walk over hops; a hop of k ranks moves k - 1 payloads per rank. The
-slow level decides: what a plan saves shows in which collectives reach it, how often, and with how many bits.
+A step is a list of collectives (`collectives`), each a walk over hops; a hop of k ranks moves k - 1 payloads per rank.
+The slow level decides: what a plan saves shows in which collectives reach it, how often, and with how many bits.
 """
 
 import math
@@ -22,8 +23,8 @@ Kind = Literal["gather", "reduce"]
 
 @dataclass(frozen=True)
 class Collective:
-    """`times` all-gathers of shards of `numel` values over `route`, or reduce-scatters of tensors of `numel` values. `itemsize`:
-    bytes of a value that is not narrowed."""
+    """`times` all-gathers of shards of `numel` values over `route`, or reduce-scatters of tensors of `numel` values.
+    `itemsize`: bytes of a value that is not narrowed."""
 
     kind: Kind
     route: Route | None  # None: nothing to send
@@ -34,8 +35,8 @@ class Collective:
 
 @dataclass(frozen=True)
 class Exchange:
-    """One hop of a collective: bytes that all ranks of the machine together send over each level, how many messages a rank sends
-    one after the other, and how many values a rank quantises (0 when the hop sends floats)."""
+    """One hop of a collective: bytes that all ranks of the machine together send over each level, how many messages a
+    rank sends one after the other, and how many values a rank quantises (0 when the hop sends floats)."""
 
     sent: dict[str, int]
     rounds: int
@@ -61,22 +62,23 @@ def _of_bucket(plan: Plan, bucket: BucketLayout, micro_batches: int, weight_byte
     padded = up_to_multiple(trained, optimizer // weights)
     master = padded * weights // optimizer
 
-    weight_gathers = 1 if plan.keeps_copy else passes
-    copy = weights * shard // plan.degree(plan.secondary)
+    weight_gathers = 1 if plan.has_secondary else passes
+    secondary = weights * shard // plan.degree(plan.secondary)
     return [
-        Collective("gather", moves.from_weights, shard, weight_bytes, weight_gathers),
-        Collective("gather", moves.from_copy, copy, weight_bytes, passes - weight_gathers),
-        Collective("reduce", moves.into_weights, weights * trained, 4, micro_batches),
-        Collective("reduce", moves.into_gradients, padded, 4, micro_batches),
-        Collective("reduce", moves.into_optimizer, padded * weights // gradients, 4, across),
-        Collective("reduce", moves.to_everybody, up_to_multiple(master, outside), 4, across),
-        Collective("gather", moves.to_everybody, -(-master // outside), 4, across),
-        Collective("gather", moves.from_optimizer, master, weight_bytes, 1),
+        Collective("gather", moves.gather_weights, shard, weight_bytes, weight_gathers),
+        Collective("gather", moves.gather_secondary, secondary, weight_bytes, passes - weight_gathers),
+        Collective("reduce", moves.reduce_to_weights, weights * trained, 4, micro_batches),
+        Collective("reduce", moves.reduce_to_gradients, padded, 4, micro_batches),
+        Collective("reduce", moves.reduce_to_optimizer, padded * weights // gradients, 4, across),
+        Collective("reduce", moves.all_reduce_replicas, up_to_multiple(master, outside), 4, across),
+        Collective("gather", moves.all_reduce_replicas, -(-master // outside), 4, across),
+        Collective("gather", moves.gather_updated, master, weight_bytes, 1),
     ]
 
 
 def exchanges(collective: Collective, topology: Topology, native: bool = False) -> list[Exchange]:
-    """One such collective, hop by hop. `native`: one ring per hop, as a backend with collectives of its own is counted."""
+    """One such collective, hop by hop. `native`: a ring per hop, as backends' own collectives are counted."""
+    assert collective.route is not None, "`collectives` leaves out what is not sent"
     sizes = {level.name: level.size for level in topology.levels}
     route, gathers = collective.route, collective.kind == "gather"
     walk = [
@@ -119,10 +121,10 @@ def step_bytes(
 
 
 def exchange_seconds(hop: Exchange, topology: Topology, quantize_values_per_s: float = math.inf) -> float:
-    """Time of an exchange: the busiest level's bytes per rank over its rate, a latency per message of a round, and quantising.
+    """Time of an exchange: the busiest level's bytes per rank over its rate, a latency per round, and quantising.
 
-    All levels of a hop work at the same time; rates are per rank with all ranks busy (`Level.bytes_per_s`). What crosses an
-    outer level leaves through the rank's own link too.
+    All levels of a hop work at the same time; rates are per rank with all ranks busy (`Level.bytes_per_s`). What
+    crosses an outer level leaves through the rank's own link too.
     """
     ranks = topology.world_size
     inner = topology.levels[0].bytes_per_s
@@ -145,7 +147,7 @@ def step_seconds(
     weight_bytes: int = 2,
     native: bool = False,
 ) -> float:
-    """Predicted time of a step without overlap: `compute_s` for the whole step, and its exchanges one after the other."""
+    """Predicted time of a step without overlap: `compute_s`, and its exchanges one after the other."""
     return compute_s + sum(
         collective.times * exchange_seconds(hop, plan.topology, quantize_values_per_s)
         for collective in collectives(plan, model, micro_batches, weight_bytes)
@@ -163,8 +165,7 @@ def _direct_bytes(sizes: tuple[int, ...], payload: int) -> list[int]:
 
 
 def _rings_bytes(sizes: tuple[int, ...], payload: int, unit: int) -> list[int]:
-    """The rings of `comm.ring_orders`: each carries its share of the payload, cut between values of `unit` bytes, ranks - 1
-    times around."""
+    """The rings of `comm.ring_orders`: each carries its share of the payload, cut between values of `unit` bytes."""
     ranks, edges = math.prod(sizes), _edges(sizes)
     share, more = divmod(payload // unit, len(edges))
     parts = [unit * (share + (ring < more)) for ring in range(len(edges))]

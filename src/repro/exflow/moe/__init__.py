@@ -51,7 +51,7 @@ class Decoder:
 
     model    the whole model, equal on all ranks; afterwards it holds this rank's experts only
     gpu      int [layers, experts]: the rank of every expert, as `Placement.gpu`; any number of experts per rank
-    links    of all ranks; the ledger counts the bytes sent
+    communicator    of all ranks; the ledger counts the bytes sent
     memory   for keys_values="shared": made by `KeysValues.shared` before the ranks were started
 
     `meter` tells where time and bytes go. ValueError when the placement does not fit model and ranks, or shared memory is missing.
@@ -61,7 +61,7 @@ class Decoder:
         self,
         model: GPTMoE,
         gpu: np.ndarray,
-        links: Communicator,
+        communicator: Communicator,
         mode: Mode = "coherent",
         keys_values: KeysValuesMode = "gathered",
         memory: KeysValues | None = None,
@@ -77,13 +77,13 @@ class Decoder:
                 f"mode {mode}, keys_values {keys_values}, memory {'given' if memory else 'missing'}: it belongs to coherent and shared"
             )
         self.model, self.mode, self.cache, self.gather = model.eval(), mode, memory, keys_values == "gathered"
-        self.rows, self.rank = RowExchange(links), dist.get_rank()
+        self.rows, self.rank = RowExchange(communicator), dist.get_rank()
         self.device = model.head.weight.device
         self.gpu = torch.as_tensor(gpu, device=self.device)
         self.slot = torch.stack(
             [_keep_own(block, gpu == self.rank) for block, gpu in zip(model.blocks, self.gpu, strict=True)]
         )
-        self.meter = Meter(links.ledger, self.device)
+        self.meter = Meter(communicator.ledger, self.device)
 
     @torch.no_grad()
     def generate(self, prompts: list[Tensor], new_tokens: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Plans: the space of them (`space.py`) and those with a name (`catalogue.py`). `repro.zero.search` finds the best one."""
+"""Plans: their space (`space.py`) and those with a name (`catalogue.py`). `repro.zero.search` finds the best."""
 
 from repro.zero.plan.catalogue import (
     BLOCK,

@@ -1,11 +1,11 @@
 """The plans that have names. With M = 2 psi bytes of 16-bit weights, and what a node of a large machine sends per step:
 
-    plan              weights   copy      gradients   optimizer   sent by a node, one micro-batch
+    plan              weights   secondary gradients   optimizer   sent by a node, one micro-batch
     ddp               -         -         -           -           2 M      all-reduce
     zero1             -         -         -           cluster     2 M      reduce-scatter, all-gather
     zero2             -         -         cluster     cluster     2 M      the same, the reduction per micro-batch
     zero3             cluster   -         cluster     cluster     3 M      two gathers, a reduction
-    hpz               cluster   node      cluster     cluster     2 M      the gather before the backward stays in the node
+    hpz               cluster   node      cluster     cluster     2 M      gathers before a backward stay in the node
     qwz               cluster   -         cluster     cluster     2 M      INT8 gathers
     qgz               cluster   -         cluster     cluster     2.25 M   INT4 two-hop reduction
     zeropp            cluster   node      cluster     cluster     0.75 M   hpz, qwz and qgz together
@@ -31,7 +31,7 @@ BLOCK = 256
 
 
 def ddp(topology: Topology, bits: int = 16) -> Plan:
-    """Everything repeated, gradients all-reduced over one ring: the baseline that needs the most memory."""
+    """Everything replicated, gradients all-reduced over one ring: the baseline that needs the most memory."""
     return _flat("ddp", topology, None, None, None, bits)
 
 
@@ -47,11 +47,12 @@ def zero2(topology: Topology, bits: int = 16) -> Plan:
 
 def zero3(topology: Topology, bits: int = 16) -> Plan:
     """ZeRO-3: everything over all ranks, flat collectives as DeepSpeed runs them. 3 M per step."""
-    return _flat("zero3", topology, *[topology.names[-1]] * 3, bits)
+    top = topology.names[-1]
+    return _flat("zero3", topology, top, top, top, bits)
 
 
 def hpz(topology: Topology, bits: int = 16) -> Plan:
-    """ZeRO-3 and hpZ of ZeRO++: a secondary copy of the weights, spread over the ranks of a node."""
+    """ZeRO-3 and hpZ of ZeRO++: secondary shards of the weights, over the ranks of a node."""
     ring = comm.flat(topology, bits, BLOCK)
     return replace(zero3(topology, bits), name="hpz", secondary=_node(topology), secondary_route=ring)
 
@@ -75,9 +76,9 @@ def qgz(topology: Topology, bits: int = 4, block: int = BLOCK, hops: Literal[1, 
 
 
 def zeropp(topology: Topology, weight_bits: int = 8, gradient_bits: int = 4, block: int = BLOCK) -> Plan:
-    """ZeRO++: hpZ, qwZ (which quantises the gather of the secondary copy too, as DeepSpeed does) and qgZ.
+    """ZeRO++: hpZ, qwZ (which quantises the gather of the secondary shards too, as DeepSpeed does) and qgZ.
 
-    On a machine of one level there is no node to keep a copy in: refused.
+    On a machine of one level there is no node to keep secondary shards in: refused.
     """
     gather = comm.flat(topology, weight_bits, block)
     return replace(
@@ -91,16 +92,16 @@ def zeropp(topology: Topology, weight_bits: int = 8, gradient_bits: int = 4, blo
 
 
 def mics(topology: Topology, level: str | None = None, bits: int = 16) -> Plan:
-    """MiCS (arXiv 2205.00119): all states over one unit of `level` (default: a node) with hierarchical gathers; gradients are
-    all-reduced between the units once per step."""
+    """MiCS (arXiv 2205.00119): all states over one unit of `level` (default: a node) with hierarchical gathers;
+    gradients are all-reduced between the units once per step."""
     level = level or _node(topology)
     route = comm.hierarchical(topology, bits, BLOCK)
     return Plan("mics", topology, level, level, level, route, route, route)
 
 
 def hsdp(topology: Topology, level: str | None = None, bits: int = 16) -> Plan:
-    """HSDP, as PyTorch's FSDP calls it: the partition of MiCS with flat gathers, and an all-reduce between the units after
-    every micro-batch."""
+    """HSDP, as PyTorch's FSDP calls it: the partition of MiCS with flat gathers, and an all-reduce between the units
+    after every micro-batch."""
     level = level or _node(topology)
     inside = topology.names[: topology.index(level) + 1]
     outside = topology.names[len(inside) :]
@@ -121,11 +122,12 @@ def hierarchical(
     reduce_across: Literal["step", "micro_batch"] = "step",
     block: int = BLOCK,
 ) -> Plan:
-    """The three-level plan of arXiv 2501.04266: weights over the GCD pair, gradients over the node, optimizer over all ranks.
+    """The three-level plan of arXiv 2501.04266: weights over the GCD pair, gradients the node, optimizer all ranks.
 
-    Levels left out are the innermost, the last but one and the outermost of the topology. Bits are one number, or one per
-    level, innermost first. [INF] defaults: everything is quantised as in ZeRO++, of which the paper is an extension, so also
-    what stays in the pair (on its fast link 16 bits may take less time: a switch); nodes exchange gradients once per step.
+    Levels left out are the innermost, the last but one and the outermost of the topology. Bits are one number, or one
+    per level, innermost first. [INF] defaults: everything is quantised as in ZeRO++, of which the paper is an
+    extension, so also what stays in the pair (on its fast link 16 bits may take less time: a switch); nodes exchange
+    gradients once per step.
     """
     names = topology.names
     gather = comm.hierarchical(topology, weight_bits, block)

@@ -1,15 +1,15 @@
 """What a ZeRO plan is: which state is partitioned over which level of the machine, and how each message travels.
 
-A state that is partitioned over a level is spread over the ranks of one unit of that level and repeated in every other unit:
-over `node` each node holds the whole of it once; over None every rank does. Four states (weights, a secondary copy of the
-weights, gradients, optimizer) times the levels, times the routes between them with their bits: DDP, ZeRO-1 to 3, ZeRO++,
-MiCS, HSDP and the three-level plan of arXiv 2501.04266 are points of this one space (`catalogue.py`).
+A state that is partitioned over a level is spread over the ranks of one unit of that level and replicated in every
+other unit: over `node` each node holds the whole of it once; over None every rank does. Four states (weights, secondary
+shards of the weights, gradients, optimizer) times the levels, times the routes between them with their bits: DDP,
+ZeRO-1 to 3, ZeRO++, MiCS, HSDP and the three-level plan of arXiv 2501.04266 are points of it (`catalogue.py`).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from repro.comm import Route
 from repro.topology import Topology
@@ -19,27 +19,30 @@ from repro.topology import Topology
 class Moves:
     """The routes of a plan cut to the levels that they cross, None where nothing is to be sent.
 
-    from_weights, from_copy         gather the weights for a forward or backward
-    into_weights, into_gradients    reduce a gradient to the weights' partition, then to the gradients'
-    into_optimizer, to_everybody    reduce the sum to the optimizer's partition, and between the repetitions of that
-    from_optimizer                  gather the new weights of the weights' partition
+    gather_weights        all-gather of the weight shards, for a forward or backward
+    gather_secondary      all-gather of the secondary shards, for a backward
+    reduce_to_weights     reduce-scatter of a gradient to the weights' partition
+    reduce_to_gradients   reduce-scatter of that to the gradients' partition
+    reduce_to_optimizer   reduce-scatter of the accumulated gradient to the optimizer's partition
+    all_reduce_replicas   all-reduce among replicas of the optimizer shard
+    gather_updated        all-gather of the updated weights of a weight shard
     """
 
-    from_weights: Route | None
-    from_copy: Route | None
-    into_weights: Route | None
-    into_gradients: Route | None
-    into_optimizer: Route | None
-    to_everybody: Route | None
-    from_optimizer: Route | None
+    gather_weights: Route | None
+    gather_secondary: Route | None
+    reduce_to_weights: Route | None
+    reduce_to_gradients: Route | None
+    reduce_to_optimizer: Route | None
+    all_reduce_replicas: Route | None
+    gather_updated: Route | None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A point of the space. Level names belong to `topology`; None means: repeated on every rank.
+    """A point of the space. Level names belong to `topology`; None: replicated on every rank.
 
-    weight_route     all-gather of the weights before a forward (and a backward, without a secondary copy)
-    secondary_route  all-gather of the secondary copy before a backward. [INF]: has the hierarchical plan such a copy?
+    weight_route     all-gather of the weights before a forward (and before a backward, without secondary shards)
+    secondary_route  all-gather of the secondary shards before a backward. [INF]: has the hierarchical plan any?
     gradient_route   reduce-scatter of the gradients; the all-reduce too where the optimizer level is not the outermost
     update_route     all-gather of the updated weights, from the optimizer's partition to that of the weights, per step
     reduce_across    [INF] when gradients leave their partition for the optimizer's: once per step, or per micro-batch
@@ -66,8 +69,8 @@ class Plan:
         self._require("optimizer", "gradients", "a rank would update weights whose gradient it does not hold")
         if self.secondary is not None and self._depth("secondary") >= self._depth("weights"):
             raise ValueError(
-                f"plan {self.name!r}: secondary copy over {self.secondary}, weights over {self.weights or 'nothing'}: "
-                "a copy saves traffic only when it is gathered from fewer ranks than the weights"
+                f"plan {self.name!r}: secondary shards over {self.secondary}, weights over "
+                f"{self.weights or 'nothing'}: they save traffic only when they are gathered from fewer ranks than the weights"
             )
         if (self.secondary is None) != (self.secondary_route is None):
             raise ValueError(f"plan {self.name!r}: `secondary` and `secondary_route` come together")
@@ -100,9 +103,11 @@ class Plan:
         return 1 if level is None else self.topology.span(level)
 
     @property
-    def keeps_copy(self) -> bool:
-        """Whether the secondary copy is spread over fewer ranks than the weights, and over more than one. On a machine of one
-        node a plan with a copy in the node has no use for it."""
+    def has_secondary(self) -> bool:
+        """Whether secondary shards are kept: weights over fewer ranks than their partition, and more than one.
+
+        A plan with secondary shards in the node has no use for them on a machine of one node.
+        """
         return 1 < self.degree(self.secondary) < self.degree(self.weights)
 
     @cached_property
@@ -113,13 +118,13 @@ class Plan:
             return route.within(self.levels(below, upto)) if route else None
 
         return Moves(
-            from_weights=along(self.weight_route, None, self.weights),
-            from_copy=along(self.secondary_route, None, self.secondary),
-            into_weights=along(self.gradient_route, None, self.weights),
-            into_gradients=along(self.gradient_route, self.weights, self.gradients),
-            into_optimizer=along(self.gradient_route, self.gradients, self.optimizer),
-            to_everybody=along(self.gradient_route, self.optimizer, self.topology.names[-1]),
-            from_optimizer=along(self.update_route, self.weights, self.optimizer),
+            gather_weights=along(self.weight_route, None, self.weights),
+            gather_secondary=along(self.secondary_route, None, self.secondary),
+            reduce_to_weights=along(self.gradient_route, None, self.weights),
+            reduce_to_gradients=along(self.gradient_route, self.weights, self.gradients),
+            reduce_to_optimizer=along(self.gradient_route, self.gradients, self.optimizer),
+            all_reduce_replicas=along(self.gradient_route, self.optimizer, self.topology.names[-1]),
+            gather_updated=along(self.update_route, self.weights, self.optimizer),
         )
 
     def levels(self, below: str | None, upto: str | None) -> tuple[str, ...]:
@@ -141,4 +146,5 @@ def blockwise(plan: Plan, block: int) -> Plan:
 
 def _with_routes(plan: Plan, change: Callable[[Route], Route]) -> Plan:
     names = ("weight_route", "gradient_route", "update_route", "secondary_route")
-    return replace(plan, **{name: change(route) for name in names if (route := getattr(plan, name)) is not None})
+    changed: dict[str, Any] = {name: change(route) for name in names if (route := getattr(plan, name)) is not None}
+    return replace(plan, **changed)
