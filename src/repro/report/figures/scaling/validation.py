@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from repro.report.figures.base import Data, Drawing, NothingToShow, runs, series
-from repro.report.figures.scaling_shared import PLANS, batches, errors, plain_ticks, style
+from repro.report.figures.scaling.marks import PLANS, batches, errors, plain_ticks, style
 
 _SOURCES = {"a100_dgx": "NCCL, DGX A100 (published)", "slingshot11": "Cray MPICH, Slingshot-11 (published)"}
 

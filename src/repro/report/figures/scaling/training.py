@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from repro.report.figures.base import PALETTE, Data, Drawing, NothingToShow, paper, series
-from repro.report.figures.scaling_shared import FRONTIER, PLANS, band, batches, plain_ticks, style, whiskers
+from repro.report.figures.scaling.marks import FRONTIER, PLANS, band, batches, plain_ticks, style, whiskers
 
 _LOOKS = {
     "zero3": 0,

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
 from repro.report.figures.base import MARKERS, PALETTE, Data, Drawing, paper, series
-from repro.report.figures.scaling_shared import band, plain_ticks, style, whiskers
+from repro.report.figures.scaling.marks import band, plain_ticks, style, whiskers
 
 _MODES = {  # metric: name
     "coherent": "one all-to-all",

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from repro.report.figures.base import Data, Drawing, NothingToShow, series
-from repro.report.figures.scaling_shared import PLANS, batches
+from repro.report.figures.scaling.marks import PLANS, batches
 
 _LETTERS = {plan: chr(ord("A") + number) for number, plan in enumerate(PLANS)}
 _COLORS = dict(zip(PLANS, colormaps["tab20"](np.linspace(0, 1, len(PLANS))), strict=True))
