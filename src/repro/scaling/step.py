@@ -7,8 +7,6 @@ overlap    a gather or reduction of one block runs while another block computes;
            hides behind nothing
 """
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,12 +15,10 @@ import torch
 
 from repro.comm import Route
 from repro.models.gpt import GPT, GPTConfig
-from repro.quantize import payload_bytes
 from repro.scaling import collectives
-from repro.scaling.algorithms import Algorithm, Kind
+from repro.scaling.algorithms import Kind
 from repro.scaling.machines import Machine
 from repro.scaling.network import Value
-from repro.topology import Topology
 from repro.zero import Plan, memory, traffic
 from repro.zero.layout import Layout, layout
 from repro.zero.traffic import Collective
@@ -104,8 +100,8 @@ def predict_step(
     levels: dict[str, Value] = dict.fromkeys(plan.topology.names, 0.0)
     last = _once_per_step(plan)
     for collective in traffic.collectives(plan, shapes, accumulation):
-        for hop in hops(collective, plan.topology):
-            wire, work = hop.seconds(machine)
+        for hop in traffic.hops(collective, plan.topology):
+            wire, work = hop_seconds(collective, hop, machine)
             seconds = collective.times * (wire + work)
             levels[hop.levels[-1]] = levels[hop.levels[-1]] + seconds
             quantize = quantize + collective.times * work
@@ -181,87 +177,27 @@ def layout_of(config: GPTConfig) -> Layout:
         return layout(GPT(config))
 
 
-@dataclass(frozen=True)
-class Hop:
-    """One hop of a message: a collective in the groups over `levels`.
+def hop_seconds(collective: Collective, hop: traffic.Hop, machine: Machine) -> tuple[Value, Value]:
+    """Seconds on the wire, and seconds of quantising.
 
-    nbytes      of a rank's whole tensor
-    quantised   values that a rank quantises for it
+    NCCL and RCCL use rings. `repro.comm` does over several levels; within one level it exchanges directly. A quantised
+    reduction is a direct all-to-all, and a sum at the receiver.
     """
-
-    kind: Kind
-    levels: tuple[str, ...]
-    nbytes: float
-    quantised: float
-
-    def seconds(self, machine: Machine) -> tuple[Value, Value]:
-        """Seconds on the wire, and seconds of quantising."""
-        wire = collectives.seconds(
-            self.kind,
-            self.nbytes,
-            machine.network,
-            self._algorithm(machine),
-            levels=self.levels,
-            channels=machine.channels,
-        )
-        if not self.quantised:
-            return wire, 0.0
-        if machine.quantize_values_per_s is None:
-            return wire, self.quantised * QUANTIZE_BYTES / machine.hbm_bytes_per_s + 2 * machine.launch_s
-        return wire, 2 * self.quantised / machine.quantize_values_per_s
-
-    def _algorithm(self, machine: Machine) -> Algorithm:
-        """NCCL and RCCL use rings. `repro.comm` does over several levels; within one level it exchanges directly."""
-        if self.kind == "all_to_all":
-            return "direct"
-        several = sum(level.size > 1 for level in machine.topology.levels if level.name in self.levels) > 1
-        return "ring" if machine.native or several else "direct"
-
-
-def hops(collective: Collective, topology: Topology) -> Iterator[Hop]:
-    """The hops of one of a plan's messages, in the order in which they are made."""
-    route = collective.route
-    assert route is not None, "a message without a route is not sent"
-    yield from (
-        _gather(collective, route, topology) if collective.kind == "gather" else _reduce(collective, route, topology)
+    rings = machine.native or sum(size > 1 for size in hop.sizes) > 1
+    kind: Kind = "all_gather" if collective.kind == "gather" else "all_to_all" if hop.bits < 16 else "reduce_scatter"
+    wire = collectives.seconds(
+        kind,
+        hop.ranks * hop.payload,
+        machine.network,
+        "ring" if rings and kind != "all_to_all" else "direct",
+        levels=hop.levels,
+        channels=machine.channels,
     )
-
-
-def _gather(collective: Collective, route: Route, topology: Topology) -> Iterator[Hop]:
-    """From the outermost hop inwards; between hops of equal bits integers travel on as they are."""
-    pieces, before = 1, None
-    for levels, bits, ranks in reversed(_walk(route, topology)):
-        payload = pieces * _payload(collective, collective.numel, bits, route)
-        values = 0 if bits >= 16 or bits == before else collective.numel * pieces
-        yield Hop("all_gather", levels, ranks * payload, values)
-        pieces, before = pieces * ranks, bits
-
-
-def _reduce(collective: Collective, route: Route, topology: Topology) -> Iterator[Hop]:
-    """From the innermost hop outwards; a quantised reduction is an all-to-all, and a sum at the receiver."""
-    numel = collective.numel
-    for levels, bits, ranks in _walk(route, topology):
-        numel //= ranks
-        payload = _payload(collective, numel, bits, route)
-        kind: Kind = "all_to_all" if bits < 16 else "reduce_scatter"
-        yield Hop(kind, levels, ranks * payload, numel * (ranks - 1) if bits < 16 else 0)
-
-
-def _walk(route: Route, topology: Topology) -> list[tuple[tuple[str, ...], int, int]]:
-    """Levels, bits and ranks of the hops that have more than one rank."""
-    sizes = {level.name: level.size for level in topology.levels}
-    found = []
-    for levels, bits in zip(route.hops, route.bits, strict=True):
-        ranks = math.prod(sizes[name] for name in levels)
-        if ranks > 1:
-            found.append((levels, bits, ranks))
-    return found
-
-
-def _payload(collective: Collective, numel: int, bits: int, route: Route) -> float:
-    if bits < 16:
-        return payload_bytes(numel, bits, route.block)
-    return numel * min(collective.itemsize, bits // 8)
+    if not hop.quantised:
+        return wire, 0.0
+    if machine.quantize_values_per_s is None:
+        return wire, hop.quantised * QUANTIZE_BYTES / machine.hbm_bytes_per_s + 2 * machine.launch_s
+    return wire, 2 * hop.quantised / machine.quantize_values_per_s
 
 
 def _once_per_step(plan: Plan) -> tuple[Route | None, ...]:

@@ -34,6 +34,25 @@ class Collective:
 
 
 @dataclass(frozen=True)
+class Hop:
+    """One hop of a collective, in every group of ranks that differ in `levels`, of `sizes`.
+
+    payload     bytes that a rank has for each of the others (a reduction), or that it gathers from each
+    quantised   values that a rank quantises for it; 0 when the hop sends floats
+    """
+
+    levels: tuple[str, ...]
+    sizes: tuple[int, ...]
+    bits: int
+    payload: int
+    quantised: int
+
+    @property
+    def ranks(self) -> int:
+        return math.prod(self.sizes)
+
+
+@dataclass(frozen=True)
 class Exchange:
     """One hop of a collective: bytes that all ranks of the machine together send over each level, how many messages a
     rank sends one after the other, and how many values a rank quantises (0 when the hop sends floats)."""
@@ -76,35 +95,46 @@ def _of_bucket(plan: Plan, bucket: BucketLayout, micro_batches: int, weight_byte
     ]
 
 
-def exchanges(collective: Collective, topology: Topology, native: bool = False) -> list[Exchange]:
-    """One such collective, hop by hop. `native`: a ring per hop, as backends' own collectives are counted."""
+def hops(collective: Collective, topology: Topology) -> Iterator[Hop]:
+    """The hops of one such collective, in the order in which they are made; hops of one rank send nothing."""
     assert collective.route is not None, "`collectives` leaves out what is not sent"
-    sizes = {level.name: level.size for level in topology.levels}
+    level_size = {level.name: level.size for level in topology.levels}
     route, gathers = collective.route, collective.kind == "gather"
     walk = [
-        (levels, tuple(sizes[name] for name in levels), bits)
+        (levels, tuple(level_size[name] for name in levels), bits)
         for levels, bits in zip(route.hops, route.bits, strict=True)
-        if math.prod(sizes[name] for name in levels) > 1
     ]
-    found, numel, pieces, bits_before = [], collective.numel, 1, None
-    for levels, inner, bits in reversed(walk) if gathers else walk:
-        ranks = math.prod(inner)
+    numel, pieces, bits_before = collective.numel, 1, None
+    for levels, sizes, bits in reversed(walk) if gathers else walk:
+        ranks = math.prod(sizes)
+        if ranks == 1:
+            continue
         numel = numel if gathers else numel // ranks
-        value_bytes = min(collective.itemsize, bits // 8)
-        payload = pieces * (payload_bytes(numel, bits, route.block) if bits < 16 else numel * value_bytes)
-        several = sum(size > 1 for size in inner) > 1
-        if native and (gathers or bits >= 16):
-            sent = _single_ring_bytes(inner, payload)
-        elif several and (gathers or bits >= 16):
-            sent = _rings_bytes(inner, payload, 1 if bits < 16 else value_bytes)
-        else:
-            sent = _direct_bytes(inner, payload)
+        full = numel * min(collective.itemsize, bits // 8)
+        payload = pieces * (payload_bytes(numel, bits, route.block) if bits < 16 else full)
         # Between hops of equal bits a gathered payload travels on as it is.
         quantised = 0 if bits >= 16 or (gathers and bits == bits_before) else numel * (pieces if gathers else ranks - 1)
-        rounds = ranks - 1 if (several or native) and (gathers or bits >= 16) else 1
-        groups = topology.world_size // ranks
-        found.append(Exchange({v: n * groups for v, n in zip(levels, sent, strict=True) if n}, rounds, quantised))
+        yield Hop(levels, sizes, bits, payload, quantised)
         pieces, bits_before = (pieces * ranks, bits) if gathers else (1, bits)
+
+
+def exchanges(collective: Collective, topology: Topology, native: bool = False) -> list[Exchange]:
+    """What the ranks send in each hop. `native`: one ring per hop, as a backend with collectives of its own is
+    counted."""
+    found = []
+    for hop in hops(collective, topology):
+        several = sum(size > 1 for size in hop.sizes) > 1
+        rings = (native or several) and (collective.kind == "gather" or hop.bits >= 16)
+        if rings and native:
+            sent = _single_ring_bytes(hop.sizes, hop.payload)
+        elif rings:
+            value_bytes = 1 if hop.bits < 16 else min(collective.itemsize, hop.bits // 8)
+            sent = _rings_bytes(hop.sizes, hop.payload, value_bytes)
+        else:
+            sent = _direct_bytes(hop.sizes, hop.payload)
+        groups = topology.world_size // hop.ranks
+        by_level = {name: nbytes * groups for name, nbytes in zip(hop.levels, sent, strict=True) if nbytes}
+        found.append(Exchange(by_level, hop.ranks - 1 if rings else 1, hop.quantised))
     return found
 
 
