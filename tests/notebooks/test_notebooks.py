@@ -2,7 +2,6 @@
 
 import builtins
 import re
-from importlib.util import find_spec
 
 import nbformat
 import papermill
@@ -48,7 +47,7 @@ def test_stored_without_outputs_and_with_one_parameters_cell(name):
     assert notebooks.parameters(paths.root() / f"notebooks/{name}.ipynb") == {"records", "output"}
 
 
-@pytest.mark.parametrize("name", [name for name in NOTEBOOKS if find_spec(f"repro.report.figures.{name}")])
+@pytest.mark.parametrize("name", NOTEBOOKS)
 def test_shows_exactly_its_figures(name):
     text = "\n".join(cell.source for cell in code(name))
     assert re.findall(r'figures\.show\(\s*"(\w+)", records, output', text) == figures.of_notebook(name)

@@ -23,7 +23,6 @@ from repro import paths
 from repro.claims import registry as claims
 from repro.files import replacing
 from repro.records import record
-from repro.records.interval import interval as interval
 from repro.report import figures
 
 PALETTE = ["#1b6ca8", "#e08e0b", "#3a9d5d", "#b03a5b", "#6b4fa0", "#555555"]  # distinct in luminance as well as hue

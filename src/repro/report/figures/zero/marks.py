@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from repro.report.figures.base import HATCHES, MARKERS, PALETTE, interval
+from repro.report.figures.base import HATCHES, MARKERS, PALETTE
+from repro.report.figures.marks import middle
 from repro.report.figures.zero.runs import MEASURED, PLANS, PREDICTED
 
 # Colour, marker and hatch are of a family of plans.
@@ -37,12 +38,6 @@ def look(plan: str) -> dict[str, Any]:
 def fill(plan: str) -> dict[str, Any]:
     """Look of a plan's bar."""
     return {"color": color(plan), "hatch": HATCHES[_FAMILY[plan]], "edgecolor": "white"}
-
-
-def middle(values: pd.Series) -> tuple[float, list[list[float]]]:
-    """Median of repeats, and how far its 95 % interval reaches below and above (nan where there is one)."""
-    value, low, high = interval(values)
-    return value, [[value - low], [high - value]]
 
 
 def note(axes: Axes, text: str, x: float, y: float, place: str = "above") -> None:
