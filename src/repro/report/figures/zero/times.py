@@ -8,7 +8,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from repro.report.figures.base import HATCHES, MARKERS, PALETTE, Data, Drawing, NothingToShow, paper
-from repro.report.figures.zero.marks import TICK_MARK, TICKS, color, look, middle, note, times
+from repro.report.figures.marks import middle
+from repro.report.figures.zero.marks import TICK_MARK, TICKS, color, look, note, times
 from repro.report.figures.zero.runs import (
     CHANGES,
     FIELDS,
