@@ -150,10 +150,11 @@ class Outcome:
 class Experiment:
     """One experiment.
 
-    conditions  names of all conditions that a record can hold memory      predicted bytes per rank by kind; None where
-    they are unknown timeout_s   limit of one run timed       claims are about time, so nothing else may run on the
-    machine meanwhile predicts    by experiment, a function of a point of it and of a platform's hardware: seconds of a
-    run, None if unknown
+    conditions  names of all conditions that a record can hold
+    memory      predicted bytes per rank by kind; None where they are unknown
+    timeout_s   limit of one run
+    timed       claims are about time, so nothing else may run on the machine meanwhile
+    predicts    by experiment, a function of a point of it and of a platform's hardware: seconds of a run, None if unknown
     """
 
     parameters: type[Point]
