@@ -11,6 +11,14 @@ seconds), `fit` (parameters from measured times: `measured`, `measured_files`, `
 (sweeps, sensitivity, best plan).
 """
 
+try:
+    import pandas  # noqa: F401
+    import scipy  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        f"repro.scaling needs {error.name}: pip install 'repro-papers[scaling]'", name=error.name
+    ) from error
+
 from repro.scaling import network
 from repro.scaling.calibrate import Observation, calibrate, slowed
 from repro.scaling.collectives import fastest, seconds
