@@ -53,7 +53,7 @@ def place() -> None:
     for _ in range(5):  # the next expert is mostly the same
         chain.append(np.where(rng.random(500) < 0.8, chain[-1], rng.integers(8, size=500)))
     trace = exflow.Trace(np.stack(chain, axis=1), num_experts=8)
-    placement = exflow.place(trace.transitions(), gpus=4)
+    placement = exflow.place(exflow.transitions(trace), gpus=4)
     assert exflow.evaluate(placement, trace).crossing_fraction < 0.5
 
 
