@@ -106,7 +106,7 @@ def test_python_text_is_18_modules_of_the_standard_library():
 @pytest.mark.skipif(sys.version_info[:3] != (3, 11, 7), reason="the text is of CPython 3.11.7")
 def test_python_text_is_what_its_script_makes(tmp_path):
     made = tmp_path / "made.txt"
-    subprocess.run([sys.executable, FOLDER / "make/python_stdlib.py", made], check=True)
+    subprocess.run([sys.executable, paths.root() / "benchmarks/inputs/python_stdlib.py", made], check=True)
     assert made.read_bytes() == (FOLDER / "python_stdlib.txt").read_bytes()
 
 

@@ -1,6 +1,7 @@
-"""The programs printed in the documents run as they stand."""
+"""The programs printed in the documents run as they stand; files, commands and names that they mention exist."""
 
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -8,10 +9,46 @@ import sys
 import pytest
 import torch
 from moe_models import build
+from typer.main import get_command
 
-from repro import launch, paths
+from repro import cli, launch, paths
 from repro.flover import Engine, Request, Scheduler
 from repro.models.llama import Llama, LlamaConfig
+
+# docs/log.md tells what was; its files may be gone.
+DOCUMENTS = sorted(
+    {"README.md", *(f"docs/{path.name}" for path in (paths.root() / "docs").glob("*.md"))} - {"docs/log.md"}
+)
+DOCUMENTS += ["config/README.md", "data/README.md", "results/README.md"]
+TABLES_START_AT = ["", "src/repro", "src/repro/exflow"]  # folders that the paths in the documents are relative to
+ELSEWHERE = {"data/AzureLLMInferenceTrace_conv.csv"}  # in somebody else's repository
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_files_and_links_exist(document):
+    text, folder = (paths.root() / document).read_text(), (paths.root() / document).parent
+    links = re.findall(r"\]\((?!http)([^)#]+)", text)
+    assert [link for link in links if not (folder / link).exists()] == []
+    pattern = r"(?<![\w/.-])[a-z]\w*(?:/[\w.-]+)+\.(?:py|yaml|smk|ipynb|md|csv|sbatch)\b"
+    named = [path for path in re.findall(pattern, text) if not re.search(r"\b(NAME|NOTEBOOK)\b", path)]
+    starts = [folder, *(paths.root() / start for start in TABLES_START_AT)]
+    assert [path for path in {*named} - ELSEWHERE if not any((start / path).exists() for start in starts)] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_commands_and_names_exist(document):
+    text = (paths.root() / document).read_text()
+    shell = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL))
+    spans = "\n".join(re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)))
+    for name in re.findall(r"\brepro(?:\.[a-zA-Z_]\w*)+", spans):
+        pkgutil.resolve_name(name)
+    for line in re.findall(r"^(?:.*\$\()?repro (.*)", f"{shell}\n{spans}", re.MULTILINE):
+        words, command = re.split("[#)]", line)[0].split(), get_command(cli.app)
+        while words and hasattr(command, "commands"):
+            assert words[0] in command.commands, line
+            command = command.commands[words.pop(0)]
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert [word for word in words if re.match(r"--?[a-z]", word) and word not in options] == [], line
 
 
 def program(document: str, holding: str) -> str:

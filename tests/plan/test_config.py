@@ -76,8 +76,10 @@ def test_broken_yaml_names_the_file(project):
 
 
 def test_unknown_tier_argument(project):
-    with pytest.raises(config.ConfigError, match="'tiny'; allowed: smoke, laptop, gpu"):
+    with pytest.raises(config.ConfigError, match="--tier: found 'tiny'; allowed: smoke, laptop, gpu"):
         config.load(tier="tiny")
+    with pytest.raises(config.ConfigError, match="--platform: found 'fronter'; allowed: a100"):
+        config.load(platform="fronter")
 
 
 def test_grid_is_a_product():

@@ -78,8 +78,10 @@ def test_the_code_of_every_figure_is_in_the_hash_of_readers(monkeypatch):
 def test_unknown_names_and_options_list_the_known_ones(tmp_path):
     with pytest.raises(ValueError, match="zero_loss: no option smoth; known: reference, swept, smooth"):
         base.draw("zero_loss", tmp_path, smoth=1)
-    with pytest.raises(ValueError, match="no plan zero4, known: ddp"):
+    with pytest.raises(ValueError, match=r"zero_bytes: plans: found \['zero4'\]; .*'zeropp'"):
         base.draw("zero_bytes", SHIPPED, plans=["zero4"])
+    with pytest.raises(ValueError, match=r"zero_bytes: accumulation: found 'four'; .*integer"):
+        base.draw("zero_bytes", SHIPPED, accumulation="four")
     with pytest.raises(ValueError, match="no figure 'zero_byte', known: claims_overview, zero_loss"):
         base.draw("zero_byte", tmp_path)
 

@@ -52,6 +52,10 @@ def read(path: Path) -> list[Claim]:
     published = {prefix: _published(paper) for prefix, paper in document.papers.items()}
     claims: dict[str, Claim] = {}
     for name, group in document.groups.items():
+        shared = group.model_extra or {}
+        if unknown := ", ".join(shared.keys() - Claim.model_fields.keys()):
+            known = ", ".join(["claims", *Claim.model_fields])
+            raise config.ConfigError(f"{path}: groups.{name}: found {unknown}; known keys: {known}")
         for claim_id, own in group.claims.items():
             prefix = claim_id.split("-")[0]
             if not _ID.fullmatch(claim_id) or prefix not in document.papers:
@@ -61,7 +65,7 @@ def read(path: Path) -> list[Claim]:
                 raise config.ConfigError(f"{path}: groups.{name}.claims: {claim_id} is given twice")
             paper = document.papers[prefix]
             fields = {"id": claim_id, "paper": paper.id, "published": published[prefix].pop(claim_id, [])}
-            written = _filled(own, group.model_extra or {})
+            written = _filled(own, shared)
             if taken := ", ".join(fields.keys() & written.keys()):
                 raise config.ConfigError(f"{path}: {claim_id}: found {taken}; allowed: any other key, papers has these")
             fields |= {"version": paper.version} | written

@@ -234,12 +234,13 @@ def load(tier: str | None = None, platform: str | None = None) -> tuple[Config, 
     """
     path = paths.root() / "config/config.yaml"
     config = load_yaml(path, Config)
+    where = "--platform" if platform else f"{path}: platform"
     config.platform = platform or config.platform
     if config.platform not in platforms():
-        raise ConfigError(f"{path}: platform: found {config.platform!r}; allowed: {', '.join(platforms())}")
+        raise ConfigError(f"{where}: found {config.platform!r}; allowed: {', '.join(platforms())}")
     settings = load_yaml(paths.root() / f"config/platforms/{config.platform}.yaml", Platform)
     if tier is not None and tier not in get_args(Tier):
-        raise ConfigError(f"tier: found {tier!r}; allowed: {', '.join(get_args(Tier))}")
+        raise ConfigError(f"--tier: found {tier!r}; allowed: {', '.join(get_args(Tier))}")
     config.tier = tier or config.tier or settings.tier
     _check_references(config, path)
     return config, settings

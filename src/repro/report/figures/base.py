@@ -11,13 +11,14 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
 from IPython.display import display
 from matplotlib.figure import Figure
+from pydantic import TypeAdapter, ValidationError
 
 from repro import paths
 from repro.claims import registry as claims
@@ -175,11 +176,19 @@ class Drawing:
 
 def draw(name: str, records: str | Path, output: str | Path | None = None, **options: Any) -> Figure:
     """Draw figure `name` from the records of a folder, with the options of its function, and save it in `output`
-    (unless None). Where the records do not suffice the picture says so. ValueError for a name or an option that does
-    not exist."""
-    function = getattr(importlib.import_module(f"{figures.__name__}.{figures.entry(name).notebook}"), name)
+    (unless None). Where the records do not suffice the picture says so. ValueError for a name, a function or an option
+    that does not exist, and for a value that the option's type does not allow."""
+    module = importlib.import_module(f"{figures.__name__}.{figures.entry(name).notebook}")
+    if (function := getattr(module, name, None)) is None:
+        raise ValueError(f"figure {name}: {module.__name__} has no function of this name")
     if unknown := sorted(options.keys() - (known := list(inspect.signature(function).parameters)[1:])):
         raise ValueError(f"figure {name}: no option {', '.join(unknown)}; known: {', '.join(known) or 'none'}")
+    hints = get_type_hints(function)
+    for option, value in options.items():
+        try:
+            options[option] = TypeAdapter(hints[option]).validate_python(value)
+        except ValidationError as error:
+            raise ValueError(f"figure {name}: {option}: found {value!r}; {error.errors()[0]['msg']}") from error
     use_style()
     try:
         drawing = function(Data(records), **options)

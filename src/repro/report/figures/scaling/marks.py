@@ -1,7 +1,7 @@
 """Shared by the figures of the scaling model: names of plans and machines, looks, bands and whiskers of predictions."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -25,6 +25,7 @@ PLANS = {  # name in the records: name in a figure
     "hierarchical": "hierarchical",
     "hierarchical_fp": "hierarchical, 16 bits",
 }
+PlanName = Literal[*PLANS]
 FRONTIER = {"frontier": "Frontier", "frontier-rccl": "Frontier, one slow ring"}  # the machine and its scenario
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from repro.report.figures.base import PALETTE, Data, Drawing, NothingToShow, paper, series
-from repro.report.figures.scaling.marks import FRONTIER, PLANS, band, batches, plain_ticks, style, whiskers
+from repro.report.figures.scaling.marks import FRONTIER, PLANS, PlanName, band, batches, plain_ticks, style, whiskers
 
 _LOOKS = {
     "zero3": 0,
@@ -43,7 +43,7 @@ def _color(hardware: str) -> str:
 
 
 def scaling_gcds(
-    data: Data, *, model: str = "gpt-20b", plans: Sequence[str] = ("zero3", "zeropp", "hierarchical")
+    data: Data, *, model: str = "gpt-20b", plans: Sequence[PlanName] = ("zero3", "zeropp", "hierarchical")
 ) -> Drawing:
     """TFLOPS per GCD and efficiency against one node, over the number of GCDs, of plans that fit into memory."""
     found = _runs(data, model=model)

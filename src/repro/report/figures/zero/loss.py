@@ -7,12 +7,14 @@ from matplotlib.axes import Axes
 
 from repro.report.figures.base import LINE_STYLES, Data, Drawing, NothingToShow, series
 from repro.report.figures.zero.marks import color, look
-from repro.report.figures.zero.runs import PLANS, Training, present
+from repro.report.figures.zero.runs import PLANS, PlanName, Training, present
 
 _LEAST_STEPS = 50  # for a curve
 
 
-def zero_loss(data: Data, *, reference: str = "zero3", swept: str = "hierarchical", smooth: float = 0.05) -> Drawing:
+def zero_loss(
+    data: Data, *, reference: PlanName = "zero3", swept: PlanName = "hierarchical", smooth: float = 0.05
+) -> Drawing:
     """Loss over steps of every plan of the longest runs, and its difference to the plan `reference`; beside it, where
     it was run, the final loss of the plan `swept` by the size of the quantised block.
 

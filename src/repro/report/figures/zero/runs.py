@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
 from repro.experiments.zero_train import ZeroTrain
 from repro.report.figures import base
-from repro.report.figures.base import Data
+from repro.report.figures.base import Data, NothingToShow
 
 PLANS = {  # name in the records: name in figures
     "ddp": "DDP",
@@ -32,6 +32,7 @@ PLANS = {  # name in the records: name in figures
     "fsdp2_reshard": "FSDP2, copy in the node",
     "fsdp2_hsdp": "FSDP2 HSDP",
 }
+PlanName = Literal[*PLANS]
 LEVELS = {"package": "in the package\n(GCD pair)", "node": "between packages\nof a node", "cluster": "between nodes"}
 FIELDS = {name: field.default for name, field in ZeroTrain.model_fields.items() if name != "plan"}
 CHANGES = ("weights", "gradients", "secondary", "weight_bits", "gradient_bits", "reduce_across")  # fields of a plan
@@ -101,6 +102,14 @@ class Training:
         wanted = {name: value for name, value in {**(setting or self.setting), **free}.items() if value is not ...}
         return self.runs[np.logical_and.reduce([self.runs[name] == value for name, value in wanted.items()])]
 
+    def with_batches(self, accumulation: int | None) -> pd.DataFrame:
+        """Runs of the setting with so many micro-batches per step, default: the fewest; NothingToShow without any."""
+        runs = self.like(accumulation=accumulation or self.batches[0])
+        if runs.empty:
+            counts = ", ".join(map(str, sorted(self.like(accumulation=...).accumulation.unique())))
+            raise NothingToShow(f"No run with accumulation {accumulation}; there are runs with {counts}.")
+        return runs
+
     def longest(self) -> dict[str, Any]:
         """The setting that most plans ran with for the most steps, whatever the seed and the quantised block."""
         return _commonest(self.runs[self.runs.steps == self.runs.steps.max()], "seed", "block")
@@ -134,9 +143,7 @@ class Training:
 
 
 def present(table: pd.DataFrame, plans: Sequence[str] = tuple(PLANS)) -> list[str]:
-    """Those of `plans` that the runs have, in the order of `PLANS`; ValueError for a plan that does not exist."""
-    if unknown := sorted(set(plans) - PLANS.keys()):
-        raise ValueError(f"no plan {', '.join(unknown)}, known: {', '.join(PLANS)}")
+    """Those of `plans` that the runs have, in the order of `PLANS`."""
     return [plan for plan in PLANS if plan in plans and plan in set(table.plan)]
 
 

@@ -17,6 +17,7 @@ from repro.report.figures.zero.runs import (
     PLANS,
     PREDICTED,
     STATE,
+    PlanName,
     Training,
     gains,
     micro_batches,
@@ -40,9 +41,9 @@ _FAMILIES = {
 def zero_step_time(
     data: Data,
     *,
-    plan: str = "hierarchical",
-    rivals: Sequence[str] = _RIVALS,
-    plans: Sequence[str] = tuple(PLANS),
+    plan: PlanName = "hierarchical",
+    rivals: Sequence[PlanName] = _RIVALS,
+    plans: Sequence[PlanName] = tuple(PLANS),
 ) -> Drawing:
     """Time of a step of some plans, measured and predicted, with one micro-batch and with several; and how many times
     faster `plan` is than `rivals`, beside the paper's ratios."""
@@ -71,7 +72,7 @@ def zero_step_time(
     return Drawing(fig, f"{training.evidence}; ticks: modelled; x: paper", caption)
 
 
-def _gains(axes: Axes, i: int, runs: pd.DataFrame, plan: str, rivals: Sequence[str]) -> None:
+def _gains(axes: Axes, i: int, runs: pd.DataFrame, plan: str, rivals: Sequence[PlanName]) -> None:
     """A mark and a tick per rival: how many times faster the plan is, measured and predicted."""
     for x, rival in enumerate(rivals):
         at, pair = x + 0.33 * (i - 1), (runs[runs.plan == rival], runs[runs.plan == plan])
@@ -83,7 +84,7 @@ def _gains(axes: Axes, i: int, runs: pd.DataFrame, plan: str, rivals: Sequence[s
             axes.plot(at, predicted.median(), "_", **TICK_MARK)
 
 
-def _published(axes: Axes, plan: str, rivals: Sequence[str]) -> None:
+def _published(axes: Axes, plan: str, rivals: Sequence[PlanName]) -> None:
     published = {number.label: number.value for number in paper("ZT-1")}  # times faster than ZeRO-3
     known = [(x, rival) for x, rival in enumerate(rivals) if {PLANS[plan], PLANS[rival]} <= published.keys()]
     for x, rival in known:
@@ -102,7 +103,7 @@ def _published(axes: Axes, plan: str, rivals: Sequence[str]) -> None:
 # --- the rate of the network -----------------------------------------------------------------------------------------
 
 
-def zero_rates(data: Data, *, plan: str = "hierarchical", rivals: Sequence[str] = _RIVALS) -> Drawing:
+def zero_rates(data: Data, *, plan: PlanName = "hierarchical", rivals: Sequence[PlanName] = _RIVALS) -> Drawing:
     """How many times faster `plan` is than `rivals`, over the rate between nodes (left); and how many times faster
     plans are than ZeRO-3 with levels and without (right). Dotted and ticks: predicted."""
     training = Training.of(data)
@@ -124,7 +125,7 @@ def zero_rates(data: Data, *, plan: str = "hierarchical", rivals: Sequence[str] 
     return Drawing(fig, f"{training.evidence}; dotted and ticks: modelled", caption)
 
 
-def _over_rates(axes: Axes, swept: pd.DataFrame, plan: str, rivals: Sequence[str]) -> None:
+def _over_rates(axes: Axes, swept: pd.DataFrame, plan: str, rivals: Sequence[PlanName]) -> None:
     for (count, runs), filled in zip(swept.groupby("accumulation"), ("full", "none", "left"), strict=False):
         for rival in rivals:
             found = [(rate, *gains(at, rival, plan)) for rate, at in runs.groupby("cluster_mbit_s")]
@@ -216,7 +217,7 @@ def zero_levels(data: Data) -> Drawing:
 # --- more nodes ----------------------------------------------------------------------------------------------------
 
 
-def zero_scaling(data: Data, *, plans: Sequence[str] = ("zero3", "zeropp", "hierarchical")) -> Drawing:
+def zero_scaling(data: Data, *, plans: Sequence[PlanName] = ("zero3", "zeropp", "hierarchical")) -> Drawing:
     """Weak scaling of some plans: compute and the rest of a step over the number of nodes, and the efficiency against
     the smallest run with several nodes, measured and of bytes over rates alone."""
     training = Training.of(data)

@@ -5,17 +5,16 @@ import numpy as np
 
 from repro.report.figures.base import Data, Drawing
 from repro.report.figures.zero.marks import color, fill, note, rows
-from repro.report.figures.zero.runs import LEVELS, PLANS, STATE, Training, present
+from repro.report.figures.zero.runs import LEVELS, PLANS, STATE, PlanName, Training, present
 
 
-def zero_bytes(data: Data, *, accumulation: int | None = None, plans: tuple[str, ...] = tuple(PLANS)) -> Drawing:
+def zero_bytes(data: Data, *, accumulation: int | None = None, plans: tuple[PlanName, ...] = tuple(PLANS)) -> Drawing:
     """Bytes per step and node over each level, in units of the bytes of the 16-bit weights, for some plans.
 
     `accumulation`: micro-batches per step; default: the fewest.
     """
     training = Training.of(data)
-    accumulation = accumulation or training.batches[0]
-    runs = training.like(accumulation=accumulation)
+    runs = training.with_batches(accumulation)
     shown, nodes, unit = present(runs, plans), training.setting["nodes"], runs.model_bytes.iloc[0]
     fig, axes = plt.subplots(1, 3, figsize=(10, 0.25 * len(shown) + 1.6), sharey=True)
     for panel, level in zip(axes, LEVELS, strict=True):
@@ -50,10 +49,10 @@ def rules(nodes: int, ranks: int) -> dict[str, float]:
     return {"3 M": 3 * (ranks - 1) / ranks, "0.75 M": 0.5 * (ranks - 1) / ranks + 0.25 * (nodes - 1) / nodes}
 
 
-def zero_memory(data: Data, *, accumulation: int | None = None, plans: tuple[str, ...] = tuple(PLANS)) -> Drawing:
+def zero_memory(data: Data, *, accumulation: int | None = None, plans: tuple[PlanName, ...] = tuple(PLANS)) -> Drawing:
     """Bytes of state per parameter that the fullest rank held, beside the formula of `repro.zero.memory`."""
     training = Training.of(data)
-    runs = training.like(accumulation=accumulation or training.batches[0])
+    runs = training.with_batches(accumulation)
     shown = present(runs, plans)
     fig, axes = plt.subplots(figsize=(7.5, 0.25 * len(shown) + 1.5))
     for y, plan in enumerate(shown):
