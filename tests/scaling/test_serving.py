@@ -104,7 +104,7 @@ _LINEAR = LinearTimes(0.01, serving.REQUEST_KERNELS / _LAUNCHES, prefill_s_per_t
 @pytest.mark.parametrize("policy", [FLOVER, Fused(slots=1), Instances(), Instances(2)])
 @pytest.mark.parametrize("requests", [1, 2, 5, 12])
 def test_constant_times_give_what_linear_times_give(policy, requests):
-    shapes = [serving.Shape(0.13 * number, 8, 60) for number in range(requests)]
+    shapes = [serving.RequestShape(0.13 * number, 8, 60) for number in range(requests)]
     found = policy.run(shapes, serving.PredictedTimes(SMALL, _CONSTANT))
     expected = policy.run(shapes, _LINEAR)
     assert found.finish_s == pytest.approx(expected.finish_s)
@@ -140,7 +140,7 @@ def test_a_measured_grid_of_the_prediction_gives_the_same_totals():
         np.array([0]),
         np.array([[times.prefill(8)]]),
     )
-    shapes = [serving.Shape(0.005 * number, 8, 30) for number in range(8)]
+    shapes = [serving.RequestShape(0.005 * number, 8, 30) for number in range(8)]
     assert FLOVER.run(shapes, times).finish_s == pytest.approx(FLOVER.run(shapes, grid).finish_s)
 
 

@@ -13,11 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from repro.flover.engine import Engine, Report
+from repro.flover.engine import Engine, ServingReport
 from repro.flover.request import Generation, Request
 from repro.models.decoder import Decoder
-
-__all__ = ["Served", "serve"]
 
 _NOTICE_S = 0.2  # between the moment that all are ready and the start of serving
 _PACE_PROMPT, _PACE_STEPS = 8, 24  # of the requests that are decoded at once to measure how much that slows each down
@@ -28,7 +26,7 @@ class Served:
     """`report`: as of an engine; a generation's `slot` is the number of its instance. `instance_bytes`: unique set size
     of each instance when ready. `pace_s`: seconds of an iteration by how many instances decode at once."""
 
-    report: Report
+    report: ServingReport
     instance_bytes: list[int]
     pace_s: dict[int, float] = field(default_factory=dict)
 
@@ -73,7 +71,7 @@ def serve(
         asked = build, ordered, capacity, f"{folder}/following", tuple(paces)
         told = launch(_instance, instances, *asked, timeout_s=timeout_s, threads=threads)
     generations = sorted((g for one in told for g in one.generations), key=lambda generation: generation.request.id)
-    report = Report(generations, total_seconds=max(generation.finish_s for generation in generations))
+    report = ServingReport(generations, total_seconds=max(generation.finish_s for generation in generations))
     report.iterations = report.rows = sum(one.iterations for one in told)
     report.cache_bytes = sum(one.cache_bytes for one in told)
     pace_s = {pace: median([one.pace_s[pace] for one in told if pace in one.pace_s]) for pace in paces}

@@ -27,8 +27,6 @@ from repro.models.kv_cache import PagedCache, SlotCache
 from repro.models.parallel import Shard
 from repro.models.rows import Rows, Span
 
-__all__ = ["Leader", "RankLost", "follow"]
-
 _CHANGES = ("move", "reserve", "free")  # what changes a cache besides a pass
 
 

@@ -2,8 +2,6 @@
 
 from typing import Protocol
 
-__all__ = ["DecoderConfig"]
-
 
 class DecoderConfig(Protocol):
     """`context`: the longest position it was trained for; the first `rotary_dim` entries of a head turn."""

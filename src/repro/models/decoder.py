@@ -16,8 +16,6 @@ from repro.models.kv_cache import CacheSizes, KVCache, PagedCache, SlotCache
 from repro.models.parallel import Shard, Split
 from repro.models.rows import Rows
 
-__all__ = ["Decoder"]
-
 
 class Decoder(ABC):
     """Inference only. `kernels`: what computes its steps (`kernels.choose`); their name is `self.kernels.name`."""

@@ -9,8 +9,6 @@ from torch import Tensor
 from repro.models.gpt_layers import FeedForward, GPTDecoder, LayerNorm, PartialRotaryConfig, blocks, linear, norm
 from repro.models.kernels import Attention, Linear
 
-__all__ = ["GPTJ", "GPT_J_6B", "GPTJConfig", "weight_shapes"]
-
 
 @dataclass(frozen=True)
 class GPTJConfig(PartialRotaryConfig):

@@ -8,8 +8,6 @@ from torch import Tensor
 from repro.models.decoder import Decoder
 from repro.models.kernels import GELU, Linear
 
-__all__ = ["ACTIVATIONS", "FeedForward", "GPTDecoder", "LayerNorm", "PartialRotaryConfig", "blocks", "linear", "norm"]
-
 # Names that transformers gives. Those by a hyperbolic tangent differ in the order of their roundings only.
 ACTIVATIONS: dict[str, GELU] = {
     "gelu": "none",

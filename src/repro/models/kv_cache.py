@@ -10,8 +10,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["CacheSizes", "KVCache", "PagedCache", "SlotCache"]
-
 
 @dataclass(frozen=True)
 class CacheSizes:

@@ -9,8 +9,6 @@ from torch import Tensor
 from repro.models.decoder import Decoder
 from repro.models.kernels import Attention, Linear
 
-__all__ = ["Llama", "LlamaConfig", "weight_shapes"]
-
 
 @dataclass(frozen=True)
 class LlamaConfig:

@@ -16,8 +16,6 @@ from torch import Tensor
 from repro.models.config import DecoderConfig
 from repro.models.kernels import GELU, Kernels, Linear
 
-__all__ = ["Shard", "Split"]
-
 Split = Literal["outputs", "inputs", "vocabulary"]
 
 

@@ -6,13 +6,13 @@ from repro import paths
 from repro.experiments.common.serving import PAPER_PROMPT_TOKENS, PAPER_SHORTEST
 from repro.experiments.flover_serving import ServingPoint
 from repro.flover import arrivals, workload
-from repro.flover.arrivals import Shape
+from repro.flover.arrivals import RequestShape
 from repro.models import checkpoint
 
 _PAPER_OUTPUT_TOKENS = 512
 
 
-def shapes(point: ServingPoint, interval_s: float) -> list[Shape]:
+def shapes(point: ServingPoint, interval_s: float) -> list[RequestShape]:
     """Arrivals and lengths of the point's workload; `interval_s`: its interval in seconds."""
     cuts = point.trace_start, point.length_scale, point.max_prompt_tokens, point.max_output_tokens
     if point.workload == "azure":

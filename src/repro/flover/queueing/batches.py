@@ -6,12 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from repro.flover.arrivals import Shape
+from repro.flover.arrivals import RequestShape
 from repro.flover.queueing.result import QueueRun, check_policy, check_shapes
 from repro.flover.queueing.shared import evenly, share
 from repro.flover.queueing.times import Times, pass_s
-
-__all__ = ["Batches", "ConcurrentBatches"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class Batches:
         if self.window_s is not None:
             check_policy(self, window_s=0)
 
-    def run(self, shapes: Sequence[Shape], times: Times) -> QueueRun:
+    def run(self, shapes: Sequence[RequestShape], times: Times) -> QueueRun:
         """Serve the requests, which are in order of arrival."""
         check_shapes(shapes)
         arrival = [shape.arrival_s for shape in shapes]
@@ -64,7 +62,7 @@ class ConcurrentBatches:
     def __post_init__(self) -> None:
         check_policy(self, window_s=0, slots=0, capacity=0)
 
-    def run(self, shapes: Sequence[Shape], times: Times) -> QueueRun:
+    def run(self, shapes: Sequence[RequestShape], times: Times) -> QueueRun:
         """Serve the requests, which are in order of arrival."""
         check_shapes(shapes)
         arrival = [shape.arrival_s for shape in shapes]
@@ -98,11 +96,11 @@ def _taken(arrival: Sequence[float], first: int, slots: int, start: float) -> sl
     return slice(first, min(bisect_right(arrival, start), first + (slots or len(arrival))))
 
 
-def _iterations(batch: Sequence[Shape]) -> int:
+def _iterations(batch: Sequence[RequestShape]) -> int:
     return max(shape.output_tokens for shape in batch) - 1
 
 
-def _edges(batch: Sequence[Shape], times: Times, start: float, capacity: int) -> np.ndarray:
+def _edges(batch: Sequence[RequestShape], times: Times, start: float, capacity: int) -> np.ndarray:
     """The start, and when the pass over all prompts and each iteration of a batch is done. Dead rows go on."""
     # An answer of one token needs no position for it, so its row stands one before.
     longest = max(min(shape.prompt_tokens, shape.prompt_tokens + shape.output_tokens - 2) for shape in batch)
@@ -114,7 +112,7 @@ def _edges(batch: Sequence[Shape], times: Times, start: float, capacity: int) ->
 
 
 def _handed_back(
-    shapes: Sequence[Shape], admitted: np.ndarray, finish: np.ndarray, iterations: int, rows: int
+    shapes: Sequence[RequestShape], admitted: np.ndarray, finish: np.ndarray, iterations: int, rows: int
 ) -> QueueRun:
     """The run of a policy that streams no tokens: nobody sees one before the end of the batch."""
     arrival = np.array([shape.arrival_s for shape in shapes])

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from repro.flover.arrivals import Shape
+from repro.flover.arrivals import RequestShape
 from repro.flover.queueing.result import QueueRun, check_policy, check_shapes
 from repro.flover.queueing.times import Times
-
-__all__ = ["Instances", "Shared", "evenly", "share"]
 
 
 def evenly(running: int) -> float:
@@ -75,7 +73,7 @@ class Instances:
     def __post_init__(self) -> None:
         check_policy(self, count=0)
 
-    def run(self, shapes: Sequence[Shape], times: Times) -> QueueRun:
+    def run(self, shapes: Sequence[RequestShape], times: Times) -> QueueRun:
         """Serve the requests, which are in order of arrival."""
         check_shapes(shapes)
         prompts = np.array([times.prefill(shape.prompt_tokens) for shape in shapes])

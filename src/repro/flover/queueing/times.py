@@ -9,8 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.interpolate import RegularGridInterpolator
 
-__all__ = ["LinearTimes", "MeasuredTimes", "Times", "pass_s"]
-
 
 class Times(Protocol):
     """Seconds that a model takes."""

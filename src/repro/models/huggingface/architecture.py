@@ -10,8 +10,6 @@ from torch import Tensor
 from repro.models.config import DecoderConfig
 from repro.models.decoder import Decoder
 
-__all__ = ["Architecture", "neighbours", "rope_parameters"]
-
 
 def _as_it_is(config: Any, name: str, tensor: Tensor) -> Tensor:
     return tensor

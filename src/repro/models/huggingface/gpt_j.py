@@ -6,8 +6,6 @@ from repro.models.gpt_j import GPTJ, GPTJConfig
 from repro.models.gpt_layers import ACTIVATIONS
 from repro.models.huggingface.architecture import Architecture
 
-__all__ = ["GPT_J"]
-
 
 def _config(found: dict[str, Any]) -> GPTJConfig:
     return GPTJConfig(

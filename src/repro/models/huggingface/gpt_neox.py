@@ -9,8 +9,6 @@ from repro.models.gpt_layers import ACTIVATIONS
 from repro.models.gpt_neox import GPTNeoX, GPTNeoXConfig
 from repro.models.huggingface.architecture import Architecture, neighbours, rope_parameters
 
-__all__ = ["GPT_NEOX"]
-
 
 def _config(found: dict[str, Any]) -> GPTNeoXConfig:
     """Versions before 5 name the rotary part `rotary_pct` and the base `rotary_emb_base`."""

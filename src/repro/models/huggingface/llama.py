@@ -7,8 +7,6 @@ from torch import Tensor
 from repro.models.huggingface.architecture import Architecture, neighbours, rope_parameters
 from repro.models.llama import Llama, LlamaConfig
 
-__all__ = ["LLAMA"]
-
 
 def _config(found: dict[str, Any]) -> LlamaConfig:
     rope = rope_parameters(found)

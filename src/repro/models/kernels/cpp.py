@@ -20,8 +20,6 @@ from repro.models.kernels.linear import GELU, Linear, torch_linear
 from repro.models.kv_cache import KVCache
 from repro.models.rows import Rows
 
-__all__ = ["BuildError", "CppKernels", "PanelLinear"]
-
 _SOURCES = [Path(__file__).with_name(name) for name in ("steps.cpp", "products.cpp")]
 _HEADERS = [Path(__file__).with_name("numbers.h")]
 _PANEL = 32  # outputs, as in products.cpp

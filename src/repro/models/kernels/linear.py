@@ -6,8 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["GELU", "Linear", "OneDNNLinear", "PlainLinear", "torch_linear"]
-
 GELU = Literal["none", "tanh"]
 """How GELU is computed, as torch calls it: exactly, or by a hyperbolic tangent."""
 

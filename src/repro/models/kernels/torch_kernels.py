@@ -12,8 +12,6 @@ from repro.models.kernels.linear import GELU, Linear, torch_linear
 from repro.models.kv_cache import KVCache
 from repro.models.rows import Rows, Span
 
-__all__ = ["TorchKernels", "by_span", "rotate"]
-
 _SPAN_BLOCK = 64  # positions: spans of one token each attend over whole blocks; the rest of a slot is not read
 
 SpanAttention = Callable[[Span, Tensor, Tensor, KVCache], Callable[[int, Tensor], Tensor]]

@@ -17,8 +17,6 @@ from repro.models.kernels.torch_kernels import by_span
 from repro.models.kv_cache import KVCache
 from repro.models.rows import Rows, Span
 
-__all__ = ["TritonKernels"]
-
 _SPLIT = 256  # positions that one program attends to: a single request of many positions still keeps a whole GPU busy
 _BLOCK = 32  # positions at once
 
