@@ -35,14 +35,19 @@ def test_weights_are_those_of_the_real_models():
     from repro.models import gpt_j
     from repro.models.llama import LlamaConfig
 
-    matrices = {
-        name: math.prod(shape) for name, shape in gpt_j.weight_shapes(gpt_j.GPT_J_6B).items() if len(shape) == 2
-    }
+    matrices = {name: math.prod(shape) for name, shape in gpt_j.GPT_J_6B.weight_shapes().items() if len(shape) == 2}
     assert (
         serving.GPT_J_6B.weights == sum(matrices.values()) - matrices["token_embd.weight"]
     )  # one row of it is looked up
     for model in LLAMAS:
-        config = LlamaConfig(model.layers, model.hidden, model.heads, model.heads, model.ffn, model.vocab)
+        config = LlamaConfig(
+            layers=model.layers,
+            width=model.hidden,
+            heads=model.heads,
+            kv_heads=model.heads,
+            ffn=model.ffn,
+            vocab=model.vocab,
+        )
         norms = (2 * model.layers + 1) * model.hidden
         assert model.weights == config.parameters - norms  # tied there: the embedding is the output
     assert [round(model.weights / 1e9) for model in LLAMAS] == [13, 32, 65]

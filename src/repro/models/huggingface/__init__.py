@@ -55,7 +55,7 @@ def _architecture(kind: str) -> Architecture:
 
 def _weights(folder: Path, architecture: Architecture, config: Any, tied: bool) -> dict[str, Tensor]:
     """All weights, arranged, and no others. `tied`: the embedding is the output head."""
-    shapes = architecture.model.weight_shapes(config) | {"output.weight": (config.vocab, config.width)}
+    shapes = config.weight_shapes() | {"output.weight": (config.vocab, config.width)}
     weights = {}
     for file in weight_files(folder):
         for name, tensor in tensors(file):
