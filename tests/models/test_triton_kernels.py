@@ -45,7 +45,7 @@ def test_attention(heads, kv_heads, dim, pairs, paged, dtype):
     angles = (torch.rand(len(asked.tokens), pairs, generator=generator) * 6).to(DEVICE)
     results = []
     for kernels in (triton_kernels(), TorchKernels()):
-        cache = full_cache(CacheSizes(2, kv_heads, dim), CAPACITY, paged, dtype, DEVICE, block=16)
+        cache = full_cache(CacheSizes(2, kv_heads, dim, dtype, DEVICE), CAPACITY, paged, block=16)
         attend = kernels.attention(asked, angles.cos(), angles.sin(), cache)
         results.append((attend(1, qkv.clone()), cache.keys, cache.values))
     for ours, theirs in zip(*results, strict=True):

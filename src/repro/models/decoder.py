@@ -110,17 +110,18 @@ class Decoder(ABC):
 
     def new_cache(self, slots: int, capacity: int) -> SlotCache:
         """An empty cache of the model's sizes, dtype and device. ValueError when the capacity exceeds the context."""
-        return SlotCache(self._cached(capacity), slots, capacity, self.dtype, self.device)
+        return SlotCache(self._cached(capacity), slots, capacity)
 
     def new_paged_cache(self, slots: int, capacity: int, blocks: int, block: int) -> PagedCache:
         """The same in a pool of `blocks` blocks of `block` positions."""
-        return PagedCache(self._cached(capacity), slots, capacity, blocks, block, self.dtype, self.device)
+        return PagedCache(self._cached(capacity), slots, capacity, blocks, block)
 
     def _cached(self, capacity: int) -> CacheSizes:
         if not 1 <= capacity <= self.config.context:
             raise ValueError(f"capacity is {capacity}, allowed: 1 to the model's context {self.config.context}")
         ranks = self.shard.size if self.shard is not None else 1
-        return CacheSizes(self.config.layers, self.config.kv_heads // ranks, self.config.head_dim)
+        config = self.config
+        return CacheSizes(config.layers, config.kv_heads // ranks, config.head_dim, self.dtype, self.device)
 
     @torch.inference_mode()
     def forward(self, rows: Rows, cache: KVCache, wanted: Tensor | slice = slice(None)) -> Tensor:
