@@ -11,7 +11,7 @@ from kernel_inputs import full_cache, rows
 
 from repro.models.kernels import choose
 from repro.models.kernels.cpp import BuildError, CppKernels
-from repro.models.kernels.torch_kernels import TorchKernels
+from repro.models.kernels.torch_kernels import Kernels
 from repro.models.kv_cache import CacheSizes, SlotCache
 
 try:
@@ -40,7 +40,7 @@ def test_attention_in_cpp_is_attention_in_torch(decoding, prompts, heads, dim, s
     qkv = torch.randn(len(asked.tokens), (heads + 2 * kv_heads) * dim, generator=generator).to(dtype)
     angles = torch.rand(len(asked.tokens), pairs, generator=generator) * 6
     results = []
-    for kernels in (CppKernels(), TorchKernels()):
+    for kernels in (CppKernels(), Kernels()):
         cache = full_cache(CacheSizes(2, kv_heads, dim, dtype), CAPACITY, paged)
         attend = kernels.attention(asked, angles.cos(), angles.sin(), cache)
         results.append((attend(1, qkv.clone()), cache.keys, cache.values))
@@ -72,7 +72,7 @@ def test_a_row_is_bit_for_bit_what_it_is_alone(positions, dim, dtype):
 def test_the_small_steps(dtype):
     generator = torch.Generator().manual_seed(3)
     x, y = (torch.randn(5, 200, generator=generator).to(dtype) for _ in range(2))
-    weight, ours, theirs = torch.rand(200, generator=generator).to(dtype), CppKernels(), TorchKernels()
+    weight, ours, theirs = torch.rand(200, generator=generator).to(dtype), CppKernels(), Kernels()
     for branch in (None, y):
         a, b = x.clone(), x.clone()
         torch.testing.assert_close(ours.add_norm(a, branch, weight, 1e-5), theirs.add_norm(b, branch, weight, 1e-5))

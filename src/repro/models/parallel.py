@@ -22,16 +22,15 @@ Split = Literal["outputs", "inputs", "vocabulary"]
 
 @dataclass(frozen=True)
 class Shard:
-    """Rank `rank` of the `size` in `group` (None: the default group)."""
+    """Rank `rank` of the `size` in the default process group."""
 
     rank: int
     size: int
-    group: dist.ProcessGroup | None = None
 
     @classmethod
-    def of(cls, group: dist.ProcessGroup | None = None) -> "Shard":
+    def of(cls) -> "Shard":
         """This process's place in the group."""
-        return cls(dist.get_rank(group), dist.get_world_size(group), group)
+        return cls(dist.get_rank(), dist.get_world_size())
 
     def check(self, config: DecoderConfig) -> None:
         """ValueError when heads, KV heads or the feed-forward width cannot be shared evenly."""
@@ -59,12 +58,12 @@ class Shard:
     def _summed(self, part: Linear, x: Tensor) -> Tensor:
         """Each rank has some of the inputs; outputs are summed over ranks: [n, in / size] to [n, out]."""
         out = part(x).contiguous()
-        dist.all_reduce(out, group=self.group)
+        dist.all_reduce(out)
         return out
 
     def _gathered(self, part: Linear, outputs: int, x: Tensor) -> Tensor:
         """Each rank has some of the outputs; rank 0 returns all. [n, in] to [n, out] there, to [0, out] elsewhere."""
         mine = part(x).contiguous()
         pieces = None if self.rank else [torch.empty_like(mine) for _ in range(self.size)]
-        dist.gather(mine, pieces, group=self.group, group_dst=0)
+        dist.gather(mine, pieces, dst=0)
         return mine.new_empty(0, outputs) if pieces is None else torch.cat(pieces, 1)[:, :outputs]

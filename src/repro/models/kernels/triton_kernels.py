@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from repro.models.kernels.torch_kernels import TorchKernels, by_span
+from repro.models.kernels.torch_kernels import Attention, Kernels, by_span
 from repro.models.kv_cache import KVCache
 from repro.models.rows import Rows, Span
 
@@ -170,13 +170,13 @@ def _silu_multiply(gate_up, out, width, WIDTH: tl.constexpr):
     tl.store(out + row * width + i, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=there)
 
 
-class TritonKernels(TorchKernels):
-    """`Kernels` on a GPU, in float32, bfloat16 and float16; linear layers and argmax are those of torch."""
+class TritonKernels(Kernels):
+    """On a GPU, in float32, bfloat16 and float16; linear layers and argmax are those of torch."""
 
     name = "Triton"
     capturable = True
 
-    def attention(self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache) -> Callable[[int, Tensor], Tensor]:
+    def attention(self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache) -> Attention:
         attend_rows = by_span(rows, cache, _one_token_each)
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
