@@ -7,7 +7,7 @@ import pytest
 
 from repro import paths
 from repro.flover import workload
-from repro.flover.arrivals import RequestShape
+from repro.flover.arrivals import RequestShape, fixed_arrivals, poisson_arrivals
 from repro.flover.engine import ServingReport
 from repro.flover.request import Generation, Request
 
@@ -39,9 +39,9 @@ def test_sharegpt_has_lengths_scaled_and_cut_and_arrivals_of_ours():
 
 
 def test_regular_and_poisson_arrivals():
-    assert [s.arrival_s for s in workload.regular(3, 0.5, 8, 16)] == [0, 0.5, 1.0]
-    drawn = workload.regular(3, 0.5, 8, 16, poisson_seed=1)
-    assert drawn == workload.regular(3, 0.5, 8, 16, poisson_seed=1) != workload.regular(3, 0.5, 8, 16, poisson_seed=2)
+    assert fixed_arrivals(3, 0.5).tolist() == [0, 0.5, 1.0]
+    drawn = [poisson_arrivals(3, 0.5, seed).tolist() for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2] and drawn[0][0] == 0
 
 
 def test_uniform_lengths_span_the_range():

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from repro.flover.arrivals import RequestShape, fixed_arrivals, poisson_arrivals
+from repro.flover.arrivals import RequestShape, fixed_arrivals
 from repro.flover.engine import ServingReport
 from repro.flover.request import Request
 
@@ -68,31 +68,14 @@ def _lengths(tokens: pd.Series, scale: float, most: int) -> list[int]:
     return (tokens * scale).round().clip(1, most).astype(int).tolist()
 
 
-def regular(
-    count: int,
-    interval_s: float,
-    prompt_tokens: int,
-    output_tokens: int,
-    poisson_seed: int | None = None,
-) -> list[RequestShape]:
-    """`count` equal requests every `interval_s`, or with exponential gaps of that mean when a seed is given."""
-    if poisson_seed is None:
-        arrivals = fixed_arrivals(count, interval_s)
-    else:
-        arrivals = poisson_arrivals(count, interval_s, poisson_seed)
-    return [RequestShape(arrival, prompt_tokens, output_tokens) for arrival in arrivals.tolist()]
-
-
 def uniform(
     count: int, interval_s: float, prompt_tokens: int, shortest: int, longest: int, seed: int
 ) -> list[RequestShape]:
     """`count` requests every `interval_s` whose answers have `shortest` to `longest` tokens, drawn uniformly, as in the
     paper."""
-    drawn = np.random.default_rng(seed).integers(shortest, longest, count, endpoint=True)
-    return [
-        RequestShape(arrival, prompt_tokens, tokens)
-        for arrival, tokens in zip(fixed_arrivals(count, interval_s).tolist(), drawn.tolist(), strict=True)
-    ]
+    drawn = np.random.default_rng(seed).integers(shortest, longest, count, endpoint=True).tolist()
+    arrivals = fixed_arrivals(count, interval_s).tolist()
+    return [RequestShape(arrival, prompt_tokens, tokens) for arrival, tokens in zip(arrivals, drawn, strict=True)]
 
 
 def prompts_from_text(shapes: Sequence[RequestShape], token_ids: Sequence[int], seed: int) -> list[tuple[int, ...]]:

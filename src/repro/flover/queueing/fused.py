@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from repro.flover.arrivals import RequestShape
-from repro.flover.queueing.result import QueueRun, check_policy, check_shapes
-from repro.flover.queueing.times import Times, pass_s
+from repro.flover.queueing.result import QueueRun, check_shapes
+from repro.flover.queueing.times import Times, check_least, pass_s
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Fused:
     prefill_apart: bool = False
 
     def __post_init__(self) -> None:
-        check_policy(self, slots=0, admit_per_iteration=0, prefill_tokens=0)
+        check_least(self, slots=0, admit_per_iteration=0, prefill_tokens=0)
         if self.prefill_apart and self.prefill_tokens:
             raise ValueError(f"prefill_tokens is {self.prefill_tokens}: with prefill_apart only 0 is allowed")
 

@@ -53,13 +53,6 @@ class Policy(Protocol):
         ...
 
 
-def check_policy(policy: object, **least: float) -> None:
-    """ValueError that names the first field which is below its least value."""
-    for name, lowest in least.items():
-        if not getattr(policy, name) >= lowest:
-            raise ValueError(f"{name} is {getattr(policy, name)}, must be at least {lowest:g}")
-
-
 def check_shapes(shapes: Sequence[RequestShape]) -> None:
     """ValueError where a list of requests cannot be served."""
     if not shapes:
