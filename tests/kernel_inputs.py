@@ -10,16 +10,14 @@ from repro.models.rows import Rows
 SLOTS = 6
 
 
-def full_cache(
-    sizes: CacheSizes, capacity: int, paged: bool, dtype: torch.dtype, device: str = "cpu", block: int = 8
-) -> SlotCache | PagedCache:
+def full_cache(sizes: CacheSizes, capacity: int, paged: bool, block: int = 8) -> SlotCache | PagedCache:
     """Equal ones for equal arguments. Paged slots have blocks for `capacity` positions each, not in order."""
     if paged:
-        cache = PagedCache(sizes, SLOTS, capacity, SLOTS * -(-capacity // block) + 8, block, dtype, device)
+        cache = PagedCache(sizes, SLOTS, capacity, SLOTS * -(-capacity // block) + 8, block)
         for slot in (3, 0, 5, 1, 4, 2):
             cache.reserve(slot, capacity)
     else:
-        cache = SlotCache(sizes, SLOTS, capacity, dtype, device)
+        cache = SlotCache(sizes, SLOTS, capacity)
     generator = torch.Generator().manual_seed(1)
     for part in (cache.keys, cache.values):
         part.copy_(torch.randn(part.shape, generator=generator))

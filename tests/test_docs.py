@@ -104,7 +104,7 @@ def test_serving_a_real_model(capsys):
 def _served_by_rank(rank: int, world_size: int) -> list[list[int]]:
     """The program of several ranks, on one of them."""
     config = LlamaConfig(layers=1, width=32, heads=4, kv_heads=2, ffn=48, vocab=61)
-    weights = {name: torch.randn(shape) / 8 for name, shape in Llama.weight_shapes(config).items()}
+    weights = {name: torch.randn(shape) / 8 for name, shape in config.weight_shapes().items()}
     requests = [Request(number, (number, 5), 7) for number in range(3)]
     names = {"config": config, "weights": weights, "requests": requests}
     names |= {"Llama": Llama, "Engine": Engine, "Scheduler": Scheduler}

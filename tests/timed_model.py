@@ -4,7 +4,7 @@ import torch
 
 from repro.flover.queueing import Times
 from repro.flover.queueing.times import pass_s
-from repro.models.kernels.torch_kernels import TorchKernels
+from repro.models.kernels.torch_kernels import Kernels
 from repro.models.llama import Llama, LlamaConfig
 
 
@@ -27,7 +27,7 @@ class TimedModel(Llama):
 
     def __init__(self, times: Times, clock: Clock) -> None:
         self.config = LlamaConfig(layers=1, width=2, heads=1, kv_heads=1, ffn=2, vocab=2, context=4096)
-        self.device, self.dtype, self.shard, self.kernels = torch.device("cpu"), torch.float32, None, TorchKernels()
+        self.device, self.dtype, self.shard, self.kernels = torch.device("cpu"), torch.float32, None, Kernels()
         self.times, self.clock, self.running = times, clock, {}
 
     def forward(self, rows, cache, wanted=slice(None)):

@@ -18,7 +18,7 @@ from repro.flover.scheduler import Scheduler
 from repro.launch import RankError
 from repro.models.gpt_j import GPTJ, GPTJConfig
 from repro.models.gpt_neox import GPTNeoX, GPTNeoXConfig
-from repro.models.llama import Llama, LlamaConfig, weight_shapes
+from repro.models.llama import Llama, LlamaConfig
 from repro.models.parallel import Shard
 
 CONFIG = LlamaConfig(layers=2, width=32, heads=8, kv_heads=4, ffn=48, vocab=61, context=128)
@@ -27,7 +27,7 @@ CAPACITY = 100
 
 def weights(tied: bool) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(5)
-    shapes = weight_shapes(CONFIG) | ({} if tied else {"output.weight": (CONFIG.vocab, CONFIG.width)})
+    shapes = CONFIG.weight_shapes() | ({} if tied else {"output.weight": (CONFIG.vocab, CONFIG.width)})
     return {name: torch.randn(shape, generator=generator) / 4 for name, shape in shapes.items()}
 
 
@@ -68,17 +68,17 @@ def test_tokens_are_those_of_one_process_and_ranks_fuse_alike(ranks, layout, sch
 
 
 def serve_gpt(rank: int, size: int, kind: type, config) -> list[list[int]]:
-    model = kind(config, gpt_weights(kind, config), shard=Shard.of())
+    model = kind(config, gpt_weights(config), shard=Shard.of())
     if rank:
         return follow(model)
     with Leader(model) as leader:
         return [g.tokens for g in Engine(leader, Scheduler(4), CAPACITY).serve(requests()).generations]
 
 
-def gpt_weights(kind: type, config) -> dict[str, torch.Tensor]:
+def gpt_weights(config) -> dict[str, torch.Tensor]:
     """Biases that are not 0: one that every rank adds would be seen."""
     generator = torch.Generator().manual_seed(6)
-    return {n: torch.randn(s, generator=generator) / 4 for n, s in kind.weight_shapes(config).items()}
+    return {n: torch.randn(s, generator=generator) / 4 for n, s in config.weight_shapes().items()}
 
 
 SIZES = dict(layers=2, width=32, heads=8, rotary_dim=4, ffn=48, vocab=61, context=128)
@@ -87,7 +87,7 @@ SIZES = dict(layers=2, width=32, heads=8, rotary_dim=4, ffn=48, vocab=61, contex
 @pytest.mark.parametrize(("kind", "config"), [(GPTJ, GPTJConfig(**SIZES)), (GPTNeoX, GPTNeoXConfig(**SIZES))])
 def test_other_architectures_are_shared_alike(kind, config):
     tokens = launch.launch(serve_gpt, 4, kind, config, timeout_s=60)[0]
-    assert tokens == [g.tokens for g in lone(kind(config, gpt_weights(kind, config)), requests(), CAPACITY)]
+    assert tokens == [g.tokens for g in lone(kind(config, gpt_weights(config)), requests(), CAPACITY)]
 
 
 def test_a_digest_tells_passes_apart():

@@ -9,8 +9,8 @@ from timed_model import Clock, TimedModel
 from repro.baselines.batching import DynamicScheduler, StaticScheduler, serial
 from repro.experiments.flover_queue import QueuePoint
 from repro.experiments.flover_queue.run import run
-from repro.flover.arrivals import Shape, fixed_arrivals, poisson_arrivals
-from repro.flover.engine import Engine, Report
+from repro.flover.arrivals import RequestShape, fixed_arrivals, poisson_arrivals
+from repro.flover.engine import Engine, ServingReport
 from repro.flover.queueing import (
     Batches,
     ConcurrentBatches,
@@ -55,12 +55,12 @@ class DyadicTimes:
 SHAPE = st.tuples(st.integers(0, 2000), st.integers(1, 12), st.integers(1, 20))
 SHAPES = st.lists(SHAPE, min_size=1, max_size=9).map(
     lambda drawn: [
-        Shape(at * TICK, *sizes) for at, (_, *sizes) in zip(np.cumsum([d[0] for d in drawn]), drawn, strict=True)
+        RequestShape(at * TICK, *sizes) for at, (_, *sizes) in zip(np.cumsum([d[0] for d in drawn]), drawn, strict=True)
     ]
 )
 
 
-def served(shapes: list[Shape], scheduler: Scheduler, times=None, capacity: int = 40) -> Report:
+def served(shapes: list[RequestShape], scheduler: Scheduler, times=None, capacity: int = 40) -> ServingReport:
     """By the real engine, on a clock that only the model and waiting move."""
     clock = Clock()
     requests = [Request(n, (1,) * s.prompt_tokens, s.output_tokens, s.arrival_s) for n, s in enumerate(shapes)]
@@ -70,7 +70,7 @@ def served(shapes: list[Shape], scheduler: Scheduler, times=None, capacity: int 
     return engine.serve(requests)
 
 
-def assert_same(found: QueueRun, report: Report) -> None:
+def assert_same(found: QueueRun, report: ServingReport) -> None:
     generations = report.generations
     assert found.admitted_s.tolist() == [g.admitted_s for g in generations]
     assert found.finish_s.tolist() == [g.finish_s for g in generations]
@@ -117,7 +117,7 @@ def test_dynamic_batches_are_what_the_engine_does(shapes, slots, window):
 @given(SHAPES, st.integers(1, 5), st.integers(0, 1))
 def test_times_that_no_number_holds_exactly_end_alike_too(shapes, slots, admit):
     """But for an arrival that rounding puts before or behind a boundary, which π avoids here."""
-    shapes = [Shape(s.arrival_s * np.pi, s.prompt_tokens, s.output_tokens) for s in shapes]
+    shapes = [RequestShape(s.arrival_s * np.pi, s.prompt_tokens, s.output_tokens) for s in shapes]
     times = LinearTimes(0.1, 0.3, 0.007)
     report = served(shapes, Scheduler(slots, admit_per_iteration=admit), times)
     found = Fused(slots, admit).run(shapes, times)
@@ -129,7 +129,7 @@ def test_prompts_apart_delay_nobody():
     """Two prompts of 4 s are done at 4 and 8; the second decodes from the boundary after 8 on. Inside, the first would
     wait for both."""
     times = LinearTimes(1.0, 0.0, 1.0)
-    shapes = [Shape(0.0, 4, 8), Shape(0.0, 4, 3)]
+    shapes = [RequestShape(0.0, 4, 8), RequestShape(0.0, 4, 3)]
     apart = Fused(prefill_apart=True).run(shapes, times)
     assert apart.first_token_s.tolist() == [4, 8] and apart.finish_s.tolist() == [11, 10]
     assert Fused().run(shapes, times).finish_s.tolist() == [15, 10]
@@ -139,7 +139,7 @@ def test_prompts_apart_delay_nobody():
 
 def test_windows_by_hand():
     times = LinearTimes(1.0, 0.5)  # prompts are free; 2 rows take 1.5 s, 3 take 2
-    shapes = [Shape(at, 1, 5) for at in (0.0, 1.0, 2.5, 3.0)]
+    shapes = [RequestShape(at, 1, 5) for at in (0.0, 1.0, 2.5, 3.0)]
     one_by_one = Batches(window_s=2.0).run(shapes, times)
     # 0 and 1 run from 2 to 8; the window of 2.5 closed at 4.5, so the others run from 8 to 14.
     assert one_by_one.finish_s.tolist() == [8, 8, 14, 14] and one_by_one.iterations == 8
@@ -153,7 +153,7 @@ def test_windows_by_hand():
 
 def test_instances_by_hand():
     times = LinearTimes(1.0, prefill_s_per_token=2.0)
-    shapes = [Shape(0.0, 1, 3), Shape(2.0, 1, 3), Shape(20.0, 1, 1)]  # 4, 4 and 2 s alone
+    shapes = [RequestShape(0.0, 1, 3), RequestShape(2.0, 1, 3), RequestShape(20.0, 1, 1)]  # 4, 4 and 2 s alone
     found = Instances().run(shapes, times)
     # Alone until 2, then both at half speed: the first has 2 left, done at 6; the other 2 left alone, done at 8.
     assert found.finish_s.tolist() == [6, 8, 22] and found.first_token_s.tolist() == [2, 6, 22]
@@ -204,7 +204,7 @@ def test_measured_times_are_linear_between_the_points_and_refuse_what_was_not_me
 
 
 def test_a_lone_request_takes_its_own_time():
-    found = Fused().run([Shape(0.0, 1, 513)], LinearTimes(5.6 / 512))
+    found = Fused().run([RequestShape(0.0, 1, 513)], LinearTimes(5.6 / 512))
     assert found.total_seconds == pytest.approx(5.6)
     assert found.iterations == 512 and found.overlap_fraction == 1.0
 
@@ -220,7 +220,7 @@ def test_poisson_gaps_have_the_mean_and_start_at_zero():
 def test_flover_column_of_figure_4a(model):
     published, error = FIG4A[model]
     for count, seconds in zip((1, 2, 4, 8, 16, 32), published, strict=True):
-        shapes = [Shape(arrival, 1, 513) for arrival in fixed_arrivals(count, 0.5)]
+        shapes = [RequestShape(arrival, 1, 513) for arrival in fixed_arrivals(count, 0.5)]
         found = Fused(admit_per_iteration=1, prefill_apart=True).run(shapes, LinearTimes(published[0] / 512))
         formula = published[0] + 0.5 * (count - 1)
         assert found.total_seconds == pytest.approx(formula, abs=0.03)  # one iteration: a token boundary
@@ -280,6 +280,6 @@ def test_requests_are_checked(policy):
         ([-1.0], "arrival_s is -1"),
     ):
         with pytest.raises(ValueError, match=words):
-            policy.run([Shape(at, 1, 2) for at in arrivals], LinearTimes(1.0))
+            policy.run([RequestShape(at, 1, 2) for at in arrivals], LinearTimes(1.0))
     with pytest.raises(ValueError, match="request 0: prompt_tokens is 1 and output_tokens 0"):
-        policy.run([Shape(0.0, 1, 0)], LinearTimes(1.0))
+        policy.run([RequestShape(0.0, 1, 0)], LinearTimes(1.0))

@@ -7,9 +7,9 @@ import pytest
 
 from repro import paths
 from repro.flover import workload
-from repro.flover.engine import Report
+from repro.flover.arrivals import RequestShape, fixed_arrivals, poisson_arrivals
+from repro.flover.engine import ServingReport
 from repro.flover.request import Generation, Request
-from repro.flover.workload import Shape
 
 
 def test_azure_slice_is_scaled_and_cut():
@@ -32,16 +32,16 @@ def test_sharegpt_has_lengths_scaled_and_cut_and_arrivals_of_ours():
     path = paths.data("sharegpt_lengths_llmservingsim.csv")
     shapes = workload.sharegpt(path, [0.0, 0.5, 2.0], 0, 0.1, 110, 60)
     # First rows of the file: 2358,531; 1034,769; 1320,769.
-    assert shapes == [Shape(0.0, 110, 53), Shape(0.5, 103, 60), Shape(2.0, 110, 60)]
-    assert workload.sharegpt(path, [0.0], start=1) == [Shape(0.0, 1034, 769)]
+    assert shapes == [RequestShape(0.0, 110, 53), RequestShape(0.5, 103, 60), RequestShape(2.0, 110, 60)]
+    assert workload.sharegpt(path, [0.0], start=1) == [RequestShape(0.0, 1034, 769)]
     with pytest.raises(ValueError, match="has 2 requests from row 298, asked for 3"):
         workload.sharegpt(path, [0.0, 1.0, 2.0], start=298)
 
 
 def test_regular_and_poisson_arrivals():
-    assert [s.arrival_s for s in workload.regular(3, 0.5, 8, 16)] == [0, 0.5, 1.0]
-    drawn = workload.regular(3, 0.5, 8, 16, poisson_seed=1)
-    assert drawn == workload.regular(3, 0.5, 8, 16, poisson_seed=1) != workload.regular(3, 0.5, 8, 16, poisson_seed=2)
+    assert fixed_arrivals(3, 0.5).tolist() == [0, 0.5, 1.0]
+    drawn = [poisson_arrivals(3, 0.5, seed).tolist() for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2] and drawn[0][0] == 0
 
 
 def test_uniform_lengths_span_the_range():
@@ -51,7 +51,7 @@ def test_uniform_lengths_span_the_range():
 
 
 def test_prompts_are_passages_as_long_as_asked():
-    shapes = [Shape(0, n, 1) for n in (3, 5, 1)]
+    shapes = [RequestShape(0, n, 1) for n in (3, 5, 1)]
     text = list(range(100, 140))
     prompts = workload.prompts_from_text(shapes, text, seed=0)
     assert [len(p) for p in prompts] == [3, 5, 1]
@@ -67,7 +67,7 @@ def test_summary_by_hand():
     def generation(number, arrival, first, finish, tokens):
         return Generation(Request(number, (1,), tokens, arrival), 0, arrival, [1] * tokens, first, finish)
 
-    report = Report([generation(0, 0.0, 1.0, 3.0, 5), generation(1, 2.0, 2.5, 4.0, 1)], total_seconds=4.0)
+    report = ServingReport([generation(0, 0.0, 1.0, 3.0, 5), generation(1, 2.0, 2.5, 4.0, 1)], total_seconds=4.0)
     gone = Generation(Request(2, (1,), 9), -1, 1.0, finish_s=1.0, finish_reason="deadline")
     report.generations.append(gone)  # takes no part in the times
     report.rows, report.dead_rows, report.iterations = 10, 4, 6

@@ -9,7 +9,6 @@ import torch
 from repro.models.gpt_j import GPTJ
 from repro.models.gpt_neox import GPTNeoX
 from repro.models.huggingface import load_huggingface, read_huggingface
-from repro.models.kv_cache import PagedCache
 
 transformers = pytest.importorskip("transformers")
 SIZES = {
@@ -97,7 +96,7 @@ def test_logits_are_those_of_transformers(tmp_path, kind, options, kernels):
 def test_in_blocks_of_a_pool(tmp_path, kind, kernels):
     expected = expected_logits(saved(tmp_path, kind))
     ours = load_huggingface(tmp_path, kernels=kernels)
-    cache = PagedCache(ours.config, 2, 64, 12, 8)
+    cache = ours.new_paged_cache(2, 64, 12, 8)
     cache.reserve(0, 20)
     cache.reserve(1, 64)
     torch.testing.assert_close(found_logits(ours, cache), expected[24:], atol=1e-4, rtol=1e-4)

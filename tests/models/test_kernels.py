@@ -11,7 +11,7 @@ from kernel_inputs import full_cache, rows
 
 from repro.models.kernels import choose
 from repro.models.kernels.cpp import BuildError, CppKernels
-from repro.models.kernels.torch_kernels import TorchKernels
+from repro.models.kernels.torch_kernels import Kernels
 from repro.models.kv_cache import CacheSizes, SlotCache
 
 try:
@@ -40,8 +40,8 @@ def test_attention_in_cpp_is_attention_in_torch(decoding, prompts, heads, dim, s
     qkv = torch.randn(len(asked.tokens), (heads + 2 * kv_heads) * dim, generator=generator).to(dtype)
     angles = torch.rand(len(asked.tokens), pairs, generator=generator) * 6
     results = []
-    for kernels in (CppKernels(), TorchKernels()):
-        cache = full_cache(CacheSizes(2, kv_heads, dim), CAPACITY, paged, dtype)
+    for kernels in (CppKernels(), Kernels()):
+        cache = full_cache(CacheSizes(2, kv_heads, dim, dtype), CAPACITY, paged)
         attend = kernels.attention(asked, angles.cos(), angles.sin(), cache)
         results.append((attend(1, qkv.clone()), cache.keys, cache.values))
     near = {"atol": 1e-5, "rtol": 1e-4} if dtype is torch.float32 else {"atol": 0.04, "rtol": 0.02}
@@ -57,13 +57,13 @@ def test_attention_in_cpp_is_attention_in_torch(decoding, prompts, heads, dim, s
 )
 def test_a_row_is_bit_for_bit_what_it_is_alone(positions, dim, dtype):
     """Attention of rows that decode."""
-    kernels, sizes = CppKernels(), CacheSizes(2, 2, dim)
+    kernels, sizes = CppKernels(), CacheSizes(2, 2, dim, dtype)
     qkv = torch.randn(len(positions), 8 * dim, generator=torch.Generator().manual_seed(2)).to(dtype)
     angles = torch.rand(len(positions), dim // 2)
-    together = full_cache(sizes, CAPACITY, False, dtype)
+    together = full_cache(sizes, CAPACITY, False)
     out = kernels.attention(rows(positions, []), angles.cos(), angles.sin(), together)(0, qkv)
     for i, position in enumerate(positions):
-        alone, row = full_cache(sizes, CAPACITY, False, dtype), rows([position], [], first=i)
+        alone, row = full_cache(sizes, CAPACITY, False), rows([position], [], first=i)
         mine = kernels.attention(row, angles[i : i + 1].cos(), angles[i : i + 1].sin(), alone)(0, qkv[i : i + 1])
         assert torch.equal(mine[0], out[i])
 
@@ -72,7 +72,7 @@ def test_a_row_is_bit_for_bit_what_it_is_alone(positions, dim, dtype):
 def test_the_small_steps(dtype):
     generator = torch.Generator().manual_seed(3)
     x, y = (torch.randn(5, 200, generator=generator).to(dtype) for _ in range(2))
-    weight, ours, theirs = torch.rand(200, generator=generator).to(dtype), CppKernels(), TorchKernels()
+    weight, ours, theirs = torch.rand(200, generator=generator).to(dtype), CppKernels(), Kernels()
     for branch in (None, y):
         a, b = x.clone(), x.clone()
         torch.testing.assert_close(ours.add_norm(a, branch, weight, 1e-5), theirs.add_norm(b, branch, weight, 1e-5))
@@ -151,7 +151,7 @@ def test_building_leaves_the_arithmetic_of_the_process_alone(tmp_path):
 )
 @pytest.mark.parametrize("paged", [False, True])
 def test_places_outside_the_cache_are_refused(slot, position, named, paged):
-    cache = full_cache(CacheSizes(2, 2, 10), CAPACITY, paged, torch.float32)
+    cache = full_cache(CacheSizes(2, 2, 10), CAPACITY, paged)
     position = position if not paged or position < 90 else 96
     attend = CppKernels().attention(rows([position], [], first=slot), torch.ones(1, 5), torch.ones(1, 5), cache)
     with pytest.raises(RuntimeError, match=named.replace("90", "9")):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from kernel_inputs import full_cache, rows
 
-from repro.models.kernels.torch_kernels import TorchKernels
+from repro.models.kernels.torch_kernels import Kernels
 from repro.models.kv_cache import CacheSizes
 from repro.models.llama import Llama, LlamaConfig
 
@@ -44,8 +44,8 @@ def test_attention(heads, kv_heads, dim, pairs, paged, dtype):
     qkv = torch.randn(len(asked.tokens), (heads + 2 * kv_heads) * dim, generator=generator).to(DEVICE, dtype)
     angles = (torch.rand(len(asked.tokens), pairs, generator=generator) * 6).to(DEVICE)
     results = []
-    for kernels in (triton_kernels(), TorchKernels()):
-        cache = full_cache(CacheSizes(2, kv_heads, dim), CAPACITY, paged, dtype, DEVICE, block=16)
+    for kernels in (triton_kernels(), Kernels()):
+        cache = full_cache(CacheSizes(2, kv_heads, dim, dtype, DEVICE), CAPACITY, paged, block=16)
         attend = kernels.attention(asked, angles.cos(), angles.sin(), cache)
         results.append((attend(1, qkv.clone()), cache.keys, cache.values))
     for ours, theirs in zip(*results, strict=True):
@@ -58,7 +58,7 @@ def test_the_small_steps(dtype, width):
     generator = torch.Generator().manual_seed(3)
     x, y = (torch.randn(5, width, generator=generator).to(DEVICE, dtype) for _ in range(2))
     weight = torch.rand(width, generator=generator).to(DEVICE, dtype)
-    ours, theirs = triton_kernels(), TorchKernels()
+    ours, theirs = triton_kernels(), Kernels()
     for branch in (None, y):
         a, b = x.clone(), x.clone()
         torch.testing.assert_close(

@@ -35,14 +35,19 @@ def test_weights_are_those_of_the_real_models():
     from repro.models import gpt_j
     from repro.models.llama import LlamaConfig
 
-    matrices = {
-        name: math.prod(shape) for name, shape in gpt_j.weight_shapes(gpt_j.GPT_J_6B).items() if len(shape) == 2
-    }
+    matrices = {name: math.prod(shape) for name, shape in gpt_j.GPT_J_6B.weight_shapes().items() if len(shape) == 2}
     assert (
         serving.GPT_J_6B.weights == sum(matrices.values()) - matrices["token_embd.weight"]
     )  # one row of it is looked up
     for model in LLAMAS:
-        config = LlamaConfig(model.layers, model.hidden, model.heads, model.heads, model.ffn, model.vocab)
+        config = LlamaConfig(
+            layers=model.layers,
+            width=model.hidden,
+            heads=model.heads,
+            kv_heads=model.heads,
+            ffn=model.ffn,
+            vocab=model.vocab,
+        )
         norms = (2 * model.layers + 1) * model.hidden
         assert model.weights == config.parameters - norms  # tied there: the embedding is the output
     assert [round(model.weights / 1e9) for model in LLAMAS] == [13, 32, 65]
@@ -104,7 +109,7 @@ _LINEAR = LinearTimes(0.01, serving.REQUEST_KERNELS / _LAUNCHES, prefill_s_per_t
 @pytest.mark.parametrize("policy", [FLOVER, Fused(slots=1), Instances(), Instances(2)])
 @pytest.mark.parametrize("requests", [1, 2, 5, 12])
 def test_constant_times_give_what_linear_times_give(policy, requests):
-    shapes = [serving.Shape(0.13 * number, 8, 60) for number in range(requests)]
+    shapes = [serving.RequestShape(0.13 * number, 8, 60) for number in range(requests)]
     found = policy.run(shapes, serving.PredictedTimes(SMALL, _CONSTANT))
     expected = policy.run(shapes, _LINEAR)
     assert found.finish_s == pytest.approx(expected.finish_s)
@@ -140,7 +145,7 @@ def test_a_measured_grid_of_the_prediction_gives_the_same_totals():
         np.array([0]),
         np.array([[times.prefill(8)]]),
     )
-    shapes = [serving.Shape(0.005 * number, 8, 30) for number in range(8)]
+    shapes = [serving.RequestShape(0.005 * number, 8, 30) for number in range(8)]
     assert FLOVER.run(shapes, times).finish_s == pytest.approx(FLOVER.run(shapes, grid).finish_s)
 
 

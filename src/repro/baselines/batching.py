@@ -15,8 +15,6 @@ from repro.flover.request import Generation, Request
 from repro.flover.scheduler import Fits, Scheduler
 from repro.models.decoder import Decoder
 
-__all__ = ["DynamicScheduler", "StaticScheduler", "divergence", "lone", "serial"]
-
 
 def serial(queue_limit: int = 1024) -> Scheduler:
     """One request after another, first come, first served: a scheduler with a single slot."""

@@ -13,11 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from repro.flover.engine import Engine, Report
-from repro.flover.request import Generation, Request
-from repro.models.decoder import Decoder
+import numpy as np
+import psutil
+import torch
+import torch.distributed as dist
 
-__all__ = ["Served", "serve"]
+from repro.baselines.batching import serial
+from repro.flover.engine import Engine, ServingReport
+from repro.flover.request import Generation, Request
+from repro.launch import launch
+from repro.models.decoder import Decoder
 
 _NOTICE_S = 0.2  # between the moment that all are ready and the start of serving
 _PACE_PROMPT, _PACE_STEPS = 8, 24  # of the requests that are decoded at once to measure how much that slows each down
@@ -28,14 +33,12 @@ class Served:
     """`report`: as of an engine; a generation's `slot` is the number of its instance. `instance_bytes`: unique set size
     of each instance when ready. `pace_s`: seconds of an iteration by how many instances decode at once."""
 
-    report: Report
+    report: ServingReport
     instance_bytes: list[int]
     pace_s: dict[int, float] = field(default_factory=dict)
 
     def slowdown(self, running: int) -> float:
         """How many times longer an iteration takes when so many run: linear between measured numbers."""
-        import numpy as np
-
         counts = sorted(self.pace_s)
         ratios = [self.pace_s[count] / self.pace_s[1] for count in counts]
         if running > counts[-1]:
@@ -60,8 +63,6 @@ def serve(
     Raises ValueError (arguments); launch.RankError when a process raised or was killed, with its signal, after all
     others have been ended; launch.LaunchTimeout when they were not done in `timeout_s`.
     """
-    from repro.launch import launch
-
     if instances < 1 or any(not 1 <= pace <= instances for pace in paces):
         raise ValueError(f"instances is {instances} and paces {list(paces)}: at least 1, and 1 to {instances}")
     if paces and capacity < 2:
@@ -73,7 +74,7 @@ def serve(
         asked = build, ordered, capacity, f"{folder}/following", tuple(paces)
         told = launch(_instance, instances, *asked, timeout_s=timeout_s, threads=threads)
     generations = sorted((g for one in told for g in one.generations), key=lambda generation: generation.request.id)
-    report = Report(generations, total_seconds=max(generation.finish_s for generation in generations))
+    report = ServingReport(generations, total_seconds=max(generation.finish_s for generation in generations))
     report.iterations = report.rows = sum(one.iterations for one in told)
     report.cache_bytes = sum(one.cache_bytes for one in told)
     pace_s = {pace: median([one.pace_s[pace] for one in told if pace in one.pace_s]) for pace in paces}
@@ -123,12 +124,6 @@ def _instance(
     paces: Sequence[int],
 ) -> _Told:
     """One process: get ready, wait for the others, serve."""
-    import psutil
-    import torch
-    import torch.distributed as dist
-
-    from repro.baselines.batching import serial
-
     model, clock = build(), _Clock()
     engine = Engine(model, serial(), capacity, clock)
     engine.prepare()
@@ -160,9 +155,6 @@ def _answer(engine: Engine, request: Request) -> Generation:
 
 def _agreed_start() -> float:
     """A moment shortly ahead on `time.perf_counter`, common to all processes of a machine; chosen by rank 0."""
-    import torch
-    import torch.distributed as dist
-
     start = torch.tensor([time.perf_counter() + _NOTICE_S], dtype=torch.float64)
     dist.broadcast(start, 0)
     time.sleep(max(0.0, float(start) - time.perf_counter()))
@@ -171,8 +163,6 @@ def _agreed_start() -> float:
 
 def _pace(engine: Engine, rank: int, together: int) -> float | None:
     """Median seconds of an iteration while the first `together` instances decode; None for the others."""
-    import torch.distributed as dist
-
     steps = min(_PACE_STEPS, engine.buffers.capacity - 1)
     request = Request(-1, (1,) * min(_PACE_PROMPT, engine.buffers.capacity - steps), steps + 1, 0.0)
     dist.barrier()

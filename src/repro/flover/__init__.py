@@ -14,13 +14,13 @@ for _package in ("pandas", "psutil", "scipy"):  # looked up, not imported: the q
         raise ImportError(f"repro.flover needs {_package}: pip install 'repro-papers[flover]'", name=_package)
 
 if TYPE_CHECKING:
-    from repro.flover.engine import Engine, Report
+    from repro.flover.engine import Engine
     from repro.flover.request import Generation, Request
     from repro.flover.sampling import Sampling
     from repro.flover.scheduler import Scheduler
 
-__all__ = ["Engine", "Generation", "Report", "Request", "Sampling", "Scheduler"]
-_HOME = {"Engine": "engine", "Report": "engine", "Sampling": "sampling", "Scheduler": "scheduler"}
+__all__ = ["Engine", "Generation", "Request", "Sampling", "Scheduler"]
+_HOME = {"Engine": "engine", "Sampling": "sampling", "Scheduler": "scheduler"}
 
 
 def __getattr__(name: str) -> Any:

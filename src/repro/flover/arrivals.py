@@ -5,11 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Shape", "fixed_arrivals", "poisson_arrivals"]
-
 
 @dataclass(frozen=True)
-class Shape:
+class RequestShape:
     """When a request arrives (seconds) and how long its prompt and its answer are (tokens)."""
 
     arrival_s: float

@@ -9,8 +9,6 @@ from repro.models.decoder import Decoder
 from repro.models.kv_cache import KVCache
 from repro.models.rows import Rows, Span
 
-__all__ = ["GraphedForward", "recorder"]
-
 MOST = 256  # rows: beyond, the GPU is busy for longer than the host takes to launch
 
 Run = Callable[[], Tensor]

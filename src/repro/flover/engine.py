@@ -21,11 +21,9 @@ from repro.flover.scheduler import Scheduler
 from repro.models.decoder import Decoder
 from repro.models.rows import Rows
 
-__all__ = ["Engine", "Report"]
-
 
 @dataclass
-class Report:
+class ServingReport:
     """What serving a list of requests gave.
 
     `rejected`: reason by request id. `total_seconds`: from the start to the last finish. `iterations` counts passes in
@@ -157,10 +155,10 @@ class Engine:
         self._iterate()
         return finished + self._leave()
 
-    def serve(self, requests: Sequence[Request]) -> Report:
+    def serve(self, requests: Sequence[Request]) -> ServingReport:
         """Submit each request when its `arrival_s` has come (None: at once), until all have finished. The report names
         those that were rejected. An engine serves one list: its counters start when it is made."""
-        report = Report()
+        report = ServingReport()
         timed = [request if request.arrival_s is not None else replace(request, arrival_s=0.0) for request in requests]
         pending = deque(sorted(timed, key=lambda request: request.arrived_s))
         self.prepare()

@@ -12,8 +12,6 @@ from repro.flover.request import Request
 from repro.flover.scheduler import Scheduler
 from repro.models.decoder import Decoder
 
-__all__ = ["measure", "spread"]
-
 
 def spread(most: int, least: int = 1) -> list[int]:
     """`least`, its doubles below `most`, and `most`."""

@@ -15,7 +15,6 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -24,10 +23,7 @@ from torch import Tensor
 
 from repro.models.decoder import Decoder
 from repro.models.kv_cache import PagedCache, SlotCache
-from repro.models.parallel import Shard
-from repro.models.rows import Rows, Span
-
-__all__ = ["Leader", "RankLost", "follow"]
+from repro.models.rows import Rows
 
 _CHANGES = ("move", "reserve", "free")  # what changes a cache besides a pass
 
@@ -47,12 +43,19 @@ class _Pass:
     """`changes` of the cache since the pass before, in order, and what this one processes."""
 
     changes: list[tuple[str, tuple[Any, ...]]]
-    rows: tuple[Tensor, Tensor, Tensor, tuple[Span, ...]]
+    rows: Rows
     wanted: Tensor | slice
+
+    def on(self, device: torch.device | str) -> "_Pass":
+        rows, wanted = self.rows, self.wanted
+        there = Rows(rows.tokens.to(device), rows.slots.to(device), rows.positions.to(device), rows.spans)
+        return _Pass(self.changes, there, wanted.to(device) if isinstance(wanted, Tensor) else wanted)
 
     def digest(self) -> bytes:
         """What each request feeds, and where."""
-        return hashlib.sha256(repr([part.tolist() for part in self.rows[:3]]).encode()).digest()
+        rows = self.rows
+        told = [part.tolist() for part in (rows.tokens, rows.slots, rows.positions)]
+        return hashlib.sha256(repr(told).encode()).digest()
 
 
 class _Mirrored:
@@ -86,7 +89,7 @@ class Leader:
 
     def __init__(self, model: Decoder) -> None:
         assert model.shard is not None and model.shard.rank == 0, "a leader is rank 0 of a sharded model"
-        self.model, self._shard, self._broken = model, model.shard, False
+        self.model, self._broken = model, False
         self._cache: _Mirrored | None = None
         self.config, self.device, self.kernels = model.config, model.device, model.kernels
         self.digest = hashlib.sha256()  # of all passes: followers return theirs
@@ -100,11 +103,10 @@ class Leader:
     def forward(self, rows: Rows, cache: _Mirrored, wanted: Tensor | slice = slice(None)) -> Tensor:
         """As `Decoder.forward`, on all ranks."""
         assert cache is self._cache, "an earlier cache: the followers have it no more"
-        where = wanted.cpu() if isinstance(wanted, Tensor) else wanted
-        told = _Pass(cache.changes, (rows.tokens.cpu(), rows.slots.cpu(), rows.positions.cpu(), rows.spans), where)
+        told = _Pass(cache.changes, rows, wanted).on("cpu")
         self._broken = True  # until the pass is done: whoever fails in the middle leaves followers in an all-reduce
-        with _losses(self._shard):
-            _tell(told, self._shard)
+        with _losses():
+            _told(told)
             self.digest.update(told.digest())
             cache.changes = []
             logits = self.model.forward(rows, cache.cache, wanted)
@@ -114,22 +116,20 @@ class Leader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, RankLost):
             return
         if self._broken:
             with suppress(Exception):  # tells the followers: their connections break
-                dist.destroy_process_group(self._shard.group)
+                dist.destroy_process_group()
             return
-        with _losses(self._shard):
-            _tell(None, self._shard)
+        with _losses():
+            _told()
 
     def _make(self, maker: str, *sizes: int) -> _Mirrored:
-        with _losses(self._shard):
-            _tell(_NewCache(maker, sizes), self._shard)
-        self._cache = _Mirrored(getattr(self.model, maker)(*sizes), self._shard.size)
+        with _losses():
+            _told(_NewCache(maker, sizes))
+        self._cache = _Mirrored(getattr(self.model, maker)(*sizes), dist.get_world_size())
         return self._cache
 
 
@@ -138,8 +138,8 @@ def follow(model: Decoder) -> str:
     shard = model.shard
     assert shard is not None and shard.rank > 0, "a follower is another rank than 0 of a sharded model"
     digest, cache = hashlib.sha256(), None
-    with _losses(shard):
-        while (told := _hear(shard)) is not None:
+    with _losses():
+        while (told := _told()) is not None:
             if isinstance(told, _NewCache):
                 cache = getattr(model, told.maker)(*told.sizes)
                 continue
@@ -147,24 +147,20 @@ def follow(model: Decoder) -> str:
             digest.update(told.digest())
             for name, args in told.changes:
                 getattr(cache, name)(*args)
-            tokens, slots, positions = (part.to(model.device) for part in told.rows[:3])
-            wanted = told.wanted.to(model.device) if isinstance(told.wanted, Tensor) else told.wanted
-            model.forward(Rows(tokens, slots, positions, told.rows[3]), cache, wanted)
+            here = told.on(model.device)
+            model.forward(here.rows, cache, here.wanted)
     return digest.hexdigest()
 
 
-def _tell(what: _NewCache | _Pass | None, shard: Shard) -> None:
-    dist.broadcast_object_list([what], group=shard.group, group_src=0, device=torch.device("cpu"))
-
-
-def _hear(shard: Shard) -> _NewCache | _Pass | None:
-    box = [None]
-    dist.broadcast_object_list(box, group=shard.group, group_src=0, device=torch.device("cpu"))
+def _told(what: _NewCache | _Pass | None = None) -> Any:
+    """What rank 0 says, on all ranks."""
+    box = [what]
+    dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
     return box[0]
 
 
 @contextmanager
-def _losses(shard: Shard) -> Iterator[None]:
+def _losses() -> Iterator[None]:
     """torch.distributed raises plain RuntimeErrors when a connection breaks, and only on ranks at its ends. Whoever
     sees one leaves the group, which breaks its own connections: so all ranks hear of it at once."""
     try:
@@ -173,5 +169,5 @@ def _losses(shard: Shard) -> Iterator[None]:
         if "gloo" not in str(error) and not isinstance(error, dist.DistError):
             raise
         with suppress(Exception):
-            dist.destroy_process_group(shard.group)
+            dist.destroy_process_group()
         raise RankLost(f"a tensor-parallel rank is gone: {str(error).splitlines()[0]}") from error

@@ -13,8 +13,6 @@ from torch import Tensor
 
 COLDEST = 1e-6  # temperature, besides 0
 
-__all__ = ["GREEDY", "Sampler", "Sampling", "uniform"]
-
 
 @dataclass(frozen=True)
 class Sampling:

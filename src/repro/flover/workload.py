@@ -11,21 +11,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from repro.flover.arrivals import Shape, fixed_arrivals, poisson_arrivals
-from repro.flover.engine import Report
+from repro.flover.arrivals import RequestShape, fixed_arrivals
+from repro.flover.engine import ServingReport
 from repro.flover.request import Request
-
-__all__ = [
-    "Shape",
-    "azure",
-    "prompts_from_text",
-    "random_prompts",
-    "regular",
-    "requests",
-    "sharegpt",
-    "summary",
-    "uniform",
-]
 
 
 def azure(
@@ -36,7 +24,7 @@ def azure(
     length_scale: float = 1.0,
     max_prompt_tokens: int = 1024,
     max_output_tokens: int = 1024,
-) -> list[Shape]:
+) -> list[RequestShape]:
     """`count` successive requests of the Azure LLM trace of 2023 from row `start`.
 
     Gaps between arrivals are multiplied by `time_scale`, lengths by `length_scale`, rounded, then clipped to 1 … the
@@ -47,7 +35,7 @@ def azure(
     arrivals = (times - times[0]).dt.total_seconds() * time_scale
     prompts = _lengths(table.ContextTokens, length_scale, max_prompt_tokens)
     outputs = _lengths(table.GeneratedTokens, length_scale, max_output_tokens)
-    return [Shape(*row) for row in zip(arrivals.tolist(), prompts, outputs, strict=True)]
+    return [RequestShape(*row) for row in zip(arrivals.tolist(), prompts, outputs, strict=True)]
 
 
 def sharegpt(
@@ -57,7 +45,7 @@ def sharegpt(
     length_scale: float = 1.0,
     max_prompt_tokens: int = 4096,
     max_output_tokens: int = 1024,
-) -> list[Shape]:
+) -> list[RequestShape]:
     """Successive requests of the ShareGPT lengths from row `start`, one for each of `arrivals` (seconds, ascending).
 
     The file's own arrival times are not observed but generated, so they are not used. Lengths are scaled and clipped as
@@ -66,7 +54,7 @@ def sharegpt(
     table = _rows(path, len(arrivals), start)
     prompts = _lengths(table.input_toks, length_scale, max_prompt_tokens)
     outputs = _lengths(table.output_toks, length_scale, max_output_tokens)
-    return [Shape(*row) for row in zip(map(float, arrivals), prompts, outputs, strict=True)]
+    return [RequestShape(*row) for row in zip(map(float, arrivals), prompts, outputs, strict=True)]
 
 
 def _rows(path: Path, count: int, start: int) -> pd.DataFrame:
@@ -80,32 +68,17 @@ def _lengths(tokens: pd.Series, scale: float, most: int) -> list[int]:
     return (tokens * scale).round().clip(1, most).astype(int).tolist()
 
 
-def regular(
-    count: int,
-    interval_s: float,
-    prompt_tokens: int,
-    output_tokens: int,
-    poisson_seed: int | None = None,
-) -> list[Shape]:
-    """`count` equal requests every `interval_s`, or with exponential gaps of that mean when a seed is given."""
-    if poisson_seed is None:
-        arrivals = fixed_arrivals(count, interval_s)
-    else:
-        arrivals = poisson_arrivals(count, interval_s, poisson_seed)
-    return [Shape(arrival, prompt_tokens, output_tokens) for arrival in arrivals.tolist()]
-
-
-def uniform(count: int, interval_s: float, prompt_tokens: int, shortest: int, longest: int, seed: int) -> list[Shape]:
+def uniform(
+    count: int, interval_s: float, prompt_tokens: int, shortest: int, longest: int, seed: int
+) -> list[RequestShape]:
     """`count` requests every `interval_s` whose answers have `shortest` to `longest` tokens, drawn uniformly, as in the
     paper."""
-    drawn = np.random.default_rng(seed).integers(shortest, longest, count, endpoint=True)
-    return [
-        Shape(arrival, prompt_tokens, tokens)
-        for arrival, tokens in zip(fixed_arrivals(count, interval_s).tolist(), drawn.tolist(), strict=True)
-    ]
+    drawn = np.random.default_rng(seed).integers(shortest, longest, count, endpoint=True).tolist()
+    arrivals = fixed_arrivals(count, interval_s).tolist()
+    return [RequestShape(arrival, prompt_tokens, tokens) for arrival, tokens in zip(arrivals, drawn, strict=True)]
 
 
-def prompts_from_text(shapes: Sequence[Shape], token_ids: Sequence[int], seed: int) -> list[tuple[int, ...]]:
+def prompts_from_text(shapes: Sequence[RequestShape], token_ids: Sequence[int], seed: int) -> list[tuple[int, ...]]:
     """Passages of the text `token_ids` from seeded positions, as long as each shape asks."""
     generator = np.random.default_rng(seed)
     longest = max(shape.prompt_tokens for shape in shapes)
@@ -115,13 +88,13 @@ def prompts_from_text(shapes: Sequence[Shape], token_ids: Sequence[int], seed: i
     return [tuple(token_ids[at : at + s.prompt_tokens]) for at, s in zip(starts, shapes, strict=True)]
 
 
-def random_prompts(shapes: Sequence[Shape], vocab: int, seed: int) -> list[tuple[int, ...]]:
+def random_prompts(shapes: Sequence[RequestShape], vocab: int, seed: int) -> list[tuple[int, ...]]:
     """Token ids drawn uniformly: for models with random weights, which have no text."""
     generator = np.random.default_rng(seed)
     return [tuple(generator.integers(0, vocab, shape.prompt_tokens).tolist()) for shape in shapes]
 
 
-def requests(shapes: Sequence[Shape], prompts: Sequence[tuple[int, ...]]) -> list[Request]:
+def requests(shapes: Sequence[RequestShape], prompts: Sequence[tuple[int, ...]]) -> list[Request]:
     """Requests numbered in order; they ignore the end-of-sequence token, so that every engine decodes equally much."""
     return [
         Request(index, prompt, shape.output_tokens, shape.arrival_s)
@@ -129,7 +102,7 @@ def requests(shapes: Sequence[Shape], prompts: Sequence[tuple[int, ...]]) -> lis
     ]
 
 
-def summary(report: Report) -> dict[str, float]:
+def summary(report: ServingReport) -> dict[str, float]:
     """Serving metrics: seconds, tokens/s, mean, median and 99th percentile of latency, TTFT and TPOT over the requests
     that were answered to their end, and waste, the share of decoded rows that gave no token."""
     tokens = sum(len(generation.tokens) for generation in report.generations)

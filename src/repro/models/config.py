@@ -1,30 +1,58 @@
-"""The sizes that all decoders have."""
+"""The sizes of a decoder, and the shapes of the weights that follow from them."""
 
-from typing import Protocol
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-__all__ = ["DecoderConfig"]
+Shapes = dict[str, tuple[int, ...]]
 
 
-class DecoderConfig(Protocol):
-    """`context`: the longest position it was trained for; the first `rotary_dim` entries of a head turn."""
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig(ABC):
+    """`context`: the longest position it was trained for. Of `kv_heads` and `rotary_dim` (the first entries of a head,
+    which turn with the position) an architecture has one as a field, the other follows."""
+
+    layers: int
+    width: int
+    heads: int
+    ffn: int
+    vocab: int
+    context: int = 2048
+    rope_base: float = 10_000.0
+    norm_eps: float = 1e-5
+
+    if TYPE_CHECKING:
+
+        @property
+        def kv_heads(self) -> int: ...
+        @property
+        def rotary_dim(self) -> int: ...
 
     @property
-    def layers(self) -> int: ...
+    def head_dim(self) -> int:
+        return self.width // self.heads
+
     @property
-    def width(self) -> int: ...
-    @property
-    def heads(self) -> int: ...
-    @property
-    def kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def rotary_dim(self) -> int: ...
-    @property
-    def ffn(self) -> int: ...
-    @property
-    def vocab(self) -> int: ...
-    @property
-    def context(self) -> int: ...
-    @property
-    def rope_base(self) -> float: ...
+    def parameters(self) -> int:
+        """Number of weights."""
+        return sum(map(math.prod, self.weight_shapes().values()))
+
+    @abstractmethod
+    def weight_shapes(self) -> Shapes:
+        """Shapes of all weights by their GGUF names, matrices [out, in]; no output head where it is tied as a rule."""
+
+
+def linear(name: str, out: int, width: int, bias: bool = True) -> Shapes:
+    """Shapes of a linear layer's weights."""
+    return {f"{name}.weight": (out, width)} | ({f"{name}.bias": (out,)} if bias else {})
+
+
+def norm(name: str, width: int) -> Shapes:
+    """Shapes of a LayerNorm's weights."""
+    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+
+
+def blocks(layers: int, block: Shapes) -> Shapes:
+    """Shapes of all layers' weights from those of one: `blk.3.attn_norm.weight` for `attn_norm.weight`."""
+    return {f"blk.{i}.{name}": shape for i in range(layers) for name, shape in block.items()}

@@ -5,7 +5,8 @@
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -16,14 +17,21 @@ from repro.models.kv_cache import CacheSizes, KVCache, PagedCache, SlotCache
 from repro.models.parallel import Shard, Split
 from repro.models.rows import Rows
 
-__all__ = ["Decoder"]
+
+@dataclass(frozen=True)
+class Block:
+    """Norms and linear layers of one block. `up`: of the feed-forward layer, with the gate where there is one."""
+
+    attention_norm: Any
+    qkv: Linear
+    out: Linear
+    ffn_norm: Any
+    up: Linear
+    down: Linear
 
 
 class Decoder(ABC):
     """Inference only. `kernels`: what computes its steps (`kernels.choose`); their name is `self.kernels.name`."""
-
-    weight_shapes: ClassVar[Any]
-    """(config) to shapes of all weights by name; without the output head where it is tied as a rule."""
 
     def __init__(
         self,
@@ -42,7 +50,8 @@ class Decoder(ABC):
         self.kernels = choose(kernels, self.device, dtype, config.head_dim)
         self._weights = weights
         self.embedding = self._get("token_embd.weight")
-        self._build()
+        self.norm, self.head = self._norm("output_norm"), self._output()
+        self.blocks = [self._block(f"blk.{i}") for i in range(config.layers)]
         del self._weights
         half = torch.arange(0, config.rotary_dim, 2, dtype=torch.float32) / config.rotary_dim
         angles = torch.arange(config.context)[:, None] * config.rope_base**-half
@@ -50,14 +59,16 @@ class Decoder(ABC):
         self._turns = angles.cos().to(self.device), angles.sin().to(self.device)
 
     @abstractmethod
-    def _build(self) -> None:
-        """Take what the architecture needs with `_get` and `_linear`; `self.head` [vocab, width] among it."""
+    def _norm(self, name: str) -> Any:
+        """The norm whose weights begin with `name`."""
+
+    @abstractmethod
+    def _block(self, name: str) -> Block:
+        """The block whose weights begin with `name`, from `_norm` and `_linear`."""
 
     @abstractmethod
     def _hidden(self, x: Tensor, attend: Attention) -> Tensor:
         """Embedded rows [n, width] to final, normed hidden states [n, width]. May write over x."""
-
-    head: Linear
 
     def _get(self, name: str) -> Tensor:
         """A weight in the model's dtype and place."""
@@ -85,7 +96,7 @@ class Decoder(ABC):
         return self.shard.linear(self.kernels, weights, biases, split, gelu)
 
     @classmethod
-    def random(cls, config: Any, seed: int = 0, **options: Any) -> Self:
+    def random(cls, config: DecoderConfig, seed: int = 0, **options: Any) -> Self:
         """Gaussian matrices of standard deviation 1/√in, vectors of 1 (weights) and 0 (biases)."""
         generator = torch.Generator().manual_seed(seed)
         place = {key: options[key] for key in ("device", "dtype") if key in options}
@@ -95,26 +106,22 @@ class Decoder(ABC):
                 return torch.randn(shape, generator=generator).div_(math.sqrt(shape[1])).to(**place)
             return torch.full(shape, 0.0 if name.endswith("bias") else 1.0, **place)
 
-        return cls(config, {name: draw(name, shape) for name, shape in cls.weight_shapes(config).items()}, **options)
+        return cls(config, {name: draw(name, shape) for name, shape in config.weight_shapes().items()}, **options)
 
     def new_cache(self, slots: int, capacity: int) -> SlotCache:
         """An empty cache of the model's sizes, dtype and device. ValueError when the capacity exceeds the context."""
-        self._check_capacity(capacity)
-        return SlotCache(self._cached, slots, capacity, self.dtype, self.device)
+        return SlotCache(self._cached(capacity), slots, capacity)
 
     def new_paged_cache(self, slots: int, capacity: int, blocks: int, block: int) -> PagedCache:
         """The same in a pool of `blocks` blocks of `block` positions."""
-        self._check_capacity(capacity)
-        return PagedCache(self._cached, slots, capacity, blocks, block, self.dtype, self.device)
+        return PagedCache(self._cached(capacity), slots, capacity, blocks, block)
 
-    def _check_capacity(self, capacity: int) -> None:
+    def _cached(self, capacity: int) -> CacheSizes:
         if not 1 <= capacity <= self.config.context:
             raise ValueError(f"capacity is {capacity}, allowed: 1 to the model's context {self.config.context}")
-
-    @property
-    def _cached(self) -> CacheSizes:
         ranks = self.shard.size if self.shard is not None else 1
-        return CacheSizes(self.config.layers, self.config.kv_heads // ranks, self.config.head_dim)
+        config = self.config
+        return CacheSizes(config.layers, config.kv_heads // ranks, config.head_dim, self.dtype, self.device)
 
     @torch.inference_mode()
     def forward(self, rows: Rows, cache: KVCache, wanted: Tensor | slice = slice(None)) -> Tensor:

@@ -4,13 +4,11 @@ Kernels in torch write and read through `write` and `read`, those in C++ and Tri
 either. Both count in slots: in `PagedCache` a slot is a row of the block table.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
-
-__all__ = ["CacheSizes", "KVCache", "PagedCache", "SlotCache"]
 
 
 @dataclass(frozen=True)
@@ -20,57 +18,50 @@ class CacheSizes:
     layers: int
     kv_heads: int
     head_dim: int
+    dtype: torch.dtype = torch.float32
+    device: torch.device | str = "cpu"
 
 
-class KVCache(Protocol):
-    """Keys and values of some slots, up to `capacity` positions each."""
+class KVCache(ABC):
+    """Keys and values of some slots, up to `capacity` positions each.
 
-    capacity: int
-    kv_heads: int
-    head_dim: int
+    `keys`, `values`: [layers, blocks, kv_heads, block, head_dim], zero at first.
+    """
 
-    def write(self, layer: int, slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store keys, values [n, kv_heads, head_dim] of one layer at `positions` [n] of `slots` [n], both int64."""
-        ...
-
-    def read(self, layer: int, slots: slice, span: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [slots, kv_heads, span, head_dim] at positions 0 … span-1, undefined where never written."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Of all keys and values."""
-        ...
-
-    def move(self, source: int, destination: int, length: int) -> int:
-        """Bring the first `length` positions of a slot to another, which is free; returns the bytes copied."""
-        ...
-
-    def parts(self, layer: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Where they lie: keys and values [blocks, kv_heads, block, head_dim] of one layer, and the blocks of each slot
-        in order (int64 [slots, width]), None when slot i is block i."""
-        ...
-
-
-class SlotCache:
-    """`keys`, `values`: [layers, slots, kv_heads, capacity, head_dim], zero at first."""
-
-    def __init__(
-        self,
-        sizes: CacheSizes,
-        slots: int,
-        capacity: int,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ) -> None:
+    def __init__(self, sizes: CacheSizes, capacity: int, blocks: int, block: int) -> None:
         self.capacity, self.kv_heads, self.head_dim = capacity, sizes.kv_heads, sizes.head_dim
-        shape = (sizes.layers, slots, sizes.kv_heads, capacity, sizes.head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        shape = (sizes.layers, blocks, sizes.kv_heads, block, sizes.head_dim)
+        self.keys = torch.zeros(shape, dtype=sizes.dtype, device=sizes.device)
         self.values = torch.zeros_like(self.keys)
 
     @property
     def nbytes(self) -> int:
+        """Of all keys and values."""
         return self.keys.nbytes + self.values.nbytes
+
+    @abstractmethod
+    def write(self, layer: int, slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store keys, values [n, kv_heads, head_dim] of one layer at `positions` [n] of `slots` [n], both int64."""
+
+    @abstractmethod
+    def read(self, layer: int, slots: slice, span: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [slots, kv_heads, span, head_dim] at positions 0 … span-1, undefined where never written."""
+
+    @abstractmethod
+    def move(self, source: int, destination: int, length: int) -> int:
+        """Bring the first `length` positions of a slot to another, which is free; returns the bytes copied."""
+
+    @abstractmethod
+    def parts(self, layer: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Where they lie: keys and values [blocks, kv_heads, block, head_dim] of one layer, and the blocks of each slot
+        in order (int64 [slots, width]), None when slot i is block i."""
+
+
+class SlotCache(KVCache):
+    """Slot i is block i, of `capacity` positions."""
+
+    def __init__(self, sizes: CacheSizes, slots: int, capacity: int) -> None:
+        super().__init__(sizes, capacity, slots, capacity)
 
     def write(self, layer: int, slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
         self.keys[layer][slots, :, positions], self.values[layer][slots, :, positions] = keys, values
@@ -91,39 +82,22 @@ class SlotCache:
         return moved
 
 
-class PagedCache:
-    """`keys`, `values`: [layers, blocks, kv_heads, block, head_dim], blocks of `block` positions (Kwon et al. 2023).
+class PagedCache(KVCache):
+    """Blocks of `block` positions from a common pool (Kwon et al. 2023).
 
     `table`: int64 [slots, capacity / block], the blocks of each slot in order. A slot takes blocks with `reserve` and
     gives them back with `free`; `read` gathers them, so a slot that moves moves its row of the table only.
     """
 
-    def __init__(
-        self,
-        sizes: CacheSizes,
-        slots: int,
-        capacity: int,
-        blocks: int,
-        block: int = 16,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ) -> None:
+    def __init__(self, sizes: CacheSizes, slots: int, capacity: int, blocks: int, block: int = 16) -> None:
         if block < 1 or blocks < 1:
             raise ValueError(f"blocks is {blocks} and block {block}, both must be at least 1")
-        width = -(-capacity // block)
-        self.capacity, self.kv_heads, self.head_dim = capacity, sizes.kv_heads, sizes.head_dim
+        super().__init__(sizes, capacity, blocks, block)
         self.block = block
-        shape = (sizes.layers, blocks, sizes.kv_heads, block, sizes.head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros_like(self.keys)
         # Entries that no block was given to name block 0: they are read (and masked), never written.
-        self.table = torch.zeros((slots, width), dtype=torch.int64, device=device)
+        self.table = torch.zeros((slots, self.blocks_for(capacity)), dtype=torch.int64, device=sizes.device)
         self._owned: list[list[int]] = [[] for _ in range(slots)]
         self._unused = list(range(blocks - 1, -1, -1))
-
-    @property
-    def nbytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
 
     @property
     def free_blocks(self) -> int:

@@ -6,6 +6,7 @@ on rank 0, which alone samples. The embedding is whole on every rank.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -16,23 +17,20 @@ from torch import Tensor
 from repro.models.config import DecoderConfig
 from repro.models.kernels import GELU, Kernels, Linear
 
-__all__ = ["Shard", "Split"]
-
 Split = Literal["outputs", "inputs", "vocabulary"]
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Rank `rank` of the `size` in `group` (None: the default group)."""
+    """Rank `rank` of the `size` in the default process group."""
 
     rank: int
     size: int
-    group: dist.ProcessGroup | None = None
 
     @classmethod
-    def of(cls, group: dist.ProcessGroup | None = None) -> "Shard":
+    def of(cls) -> "Shard":
         """This process's place in the group."""
-        return cls(dist.get_rank(group), dist.get_world_size(group), group)
+        return cls(dist.get_rank(), dist.get_world_size())
 
     def check(self, config: DecoderConfig) -> None:
         """ValueError when heads, KV heads or the feed-forward width cannot be shared evenly."""
@@ -50,49 +48,22 @@ class Shard:
         weight, bias = torch.cat(weights), torch.cat(biases) if biases else None
         if split == "inputs":
             mine = weight.chunk(self.size, 1)[self.rank].contiguous()
-            return _Summed(kernels.linear(mine, None if self.rank else bias), self)
+            return partial(self._summed, kernels.linear(mine, None if self.rank else bias))  # one adds the bias
         missing = -len(weight) % self.size  # gathered parts have to be equally large
         mine = F.pad(weight, (0, 0, 0, missing)).chunk(self.size)[self.rank].contiguous()
         if bias is not None:
             bias = F.pad(bias, (0, missing)).chunk(self.size)[self.rank].contiguous()
-        return _Gathered(kernels.linear(mine, bias), self, len(weight))
+        return partial(self._gathered, kernels.linear(mine, bias), len(weight))
 
-
-@dataclass(frozen=True)
-class _Summed:
-    """Each rank has some of the inputs; outputs are summed over ranks: [n, in / size] to [n, out]. One adds the
-    bias."""
-
-    part: Linear
-    shard: Shard
-
-    @property
-    def layout(self) -> str:
-        return self.part.layout
-
-    def __call__(self, x: Tensor) -> Tensor:
-        out = self.part(x).contiguous()
-        dist.all_reduce(out, group=self.shard.group)
+    def _summed(self, part: Linear, x: Tensor) -> Tensor:
+        """Each rank has some of the inputs; outputs are summed over ranks: [n, in / size] to [n, out]."""
+        out = part(x).contiguous()
+        dist.all_reduce(out)
         return out
 
-
-@dataclass(frozen=True)
-class _Gathered:
-    """Each rank has some of the outputs; rank 0 returns all. [n, in] to [n, out] there, to [0, out] elsewhere."""
-
-    part: Linear
-    shard: Shard
-    outputs: int
-
-    @property
-    def layout(self) -> str:
-        return self.part.layout
-
-    def __call__(self, x: Tensor) -> Tensor:
-        shard, mine = self.shard, self.part(x).contiguous()
-        if shard.rank:
-            dist.gather(mine, group=shard.group, group_dst=0)
-            return mine.new_empty(0, self.outputs)
-        pieces = [torch.empty_like(mine) for _ in range(shard.size)]
-        dist.gather(mine, pieces, group=shard.group, group_dst=0)
-        return torch.cat(pieces, 1)[:, : self.outputs]
+    def _gathered(self, part: Linear, outputs: int, x: Tensor) -> Tensor:
+        """Each rank has some of the outputs; rank 0 returns all. [n, in] to [n, out] there, to [0, out] elsewhere."""
+        mine = part(x).contiguous()
+        pieces = None if self.rank else [torch.empty_like(mine) for _ in range(self.size)]
+        dist.gather(mine, pieces, dst=0)
+        return mine.new_empty(0, outputs) if pieces is None else torch.cat(pieces, 1)[:, :outputs]

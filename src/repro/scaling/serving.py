@@ -20,7 +20,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from repro.flover.arrivals import Shape, fixed_arrivals
+from repro.flover.arrivals import RequestShape, fixed_arrivals
 from repro.flover.queueing import Policy
 from repro.scaling import collectives
 from repro.scaling.machines import WILKES3, Hardware, Machine
@@ -145,7 +145,9 @@ def total_seconds(
     The defaults are the paper's: 512 tokens a request, of which 8 are the prompt, and one request every 500 ms ([INF],
     which its totals show). ValueError for less than one request or token.
     """
-    shapes = [Shape(arrival, prompt_tokens, new_tokens) for arrival in fixed_arrivals(requests, interval_s).tolist()]
+    shapes = [
+        RequestShape(arrival, prompt_tokens, new_tokens) for arrival in fixed_arrivals(requests, interval_s).tolist()
+    ]
     times = [PredictedTimes(model, machine, draw) for draw in range(draws_of(machine))]
     totals = [policy.run(shapes, each).total_seconds for each in times]
     return np.array(totals) if _drawn(machine) else totals[0]

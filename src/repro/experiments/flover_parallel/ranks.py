@@ -9,7 +9,7 @@ from repro.experiments.common.serving import PAPER_PROMPT_TOKENS, PAPER_SHORTEST
 from repro.experiments.flover_parallel import ParallelPoint
 from repro.flover import workload
 from repro.flover.buffers import LAYOUTS
-from repro.flover.engine import Engine, Report
+from repro.flover.engine import Engine, ServingReport
 from repro.flover.parallel import Leader, follow
 from repro.flover.request import Generation, Request
 from repro.flover.scheduler import Scheduler
@@ -23,7 +23,7 @@ class Served:
     """What one rank returns: the digest of all passes, and on rank 0 the report."""
 
     digest: str
-    report: Report = field(default_factory=Report)
+    report: ServingReport = field(default_factory=ServingReport)
 
 
 def model(point: ParallelPoint, shard: Shard | None = None) -> Llama:
@@ -56,7 +56,7 @@ def serve(rank: int, world_size: int, point: ParallelPoint) -> Served:
     return Served(leader.digest.hexdigest(), report)
 
 
-def _once(point: ParallelPoint, leader: Leader, asked: list[Request]) -> Report:
+def _once(point: ParallelPoint, leader: Leader, asked: list[Request]) -> ServingReport:
     scheduler = Scheduler(point.max_slots, point.requests)
     return Engine(leader, scheduler, capacity(point), layout=LAYOUTS[point.layout]).serve(asked)
 

@@ -8,7 +8,7 @@ import pandas as pd
 from repro.experiments.base import Outcome
 from repro.experiments.flover_queue import QueueMetrics, QueuePoint
 from repro.flover import queueing
-from repro.flover.arrivals import Shape, fixed_arrivals, poisson_arrivals
+from repro.flover.arrivals import RequestShape, fixed_arrivals, poisson_arrivals
 
 
 def run(point: QueuePoint) -> Outcome:
@@ -31,7 +31,7 @@ def run(point: QueuePoint) -> Outcome:
 def _row(point: QueuePoint, arrivals: Sequence[float], draw: int) -> dict[str, float]:
     """One run of the model, and the serial time of the same arrivals."""
     # The paper counts `iterations` for a request; the model's first token comes from the prompt, which is free here.
-    shapes = [Shape(arrival, 1, point.iterations + 1) for arrival in arrivals]
+    shapes = [RequestShape(arrival, 1, point.iterations + 1) for arrival in arrivals]
     times = queueing.LinearTimes(point.single_request_s / point.iterations, point.batch_cost)
     found, serial = _policy(point).run(shapes, times), queueing.Fused(slots=1).run(shapes, times).total_seconds
     return {

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from repro.baselines.batching import divergence, lone
-from repro.flover.engine import Report
+from repro.flover.engine import ServingReport
 from repro.flover.request import Generation, Request
 from repro.models.llama import Llama
 
@@ -32,7 +32,7 @@ def seconds(model: Llama, requests: Sequence[Request], capacity: int) -> float:
     return sum(generation.service_s for generation in decoded(model, chosen, capacity)) / len(chosen)
 
 
-def agreement(model: Llama, report: Report, alone: list[Generation]) -> tuple[dict[int, bool], dict[str, float]]:
+def agreement(model: Llama, report: ServingReport, alone: list[Generation]) -> tuple[dict[int, bool], dict[str, float]]:
     """Per request decoded alone, whether its tokens are equal; and the shares of equal and of nearly tied requests."""
     served = {generation.request.id: generation for generation in report.generations}
     gaps = {g.request.id: divergence(model, served[g.request.id], g) for g in alone}

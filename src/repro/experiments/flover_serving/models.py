@@ -8,7 +8,7 @@ from repro.experiments.base import MissingHardware
 from repro.experiments.flover_serving import ServingPoint
 from repro.experiments.flover_serving.workload import text
 from repro.flover import workload
-from repro.flover.arrivals import Shape
+from repro.flover.arrivals import RequestShape
 from repro.flover.request import Request
 from repro.models import checkpoint
 from repro.models.llama import Llama, LlamaConfig
@@ -49,7 +49,7 @@ def _check_gpu(point: ServingPoint) -> None:
             )
 
 
-def requests(point: ServingPoint, shapes: Sequence[Shape]) -> list[Request]:
+def requests(point: ServingPoint, shapes: Sequence[RequestShape]) -> list[Request]:
     """Of text for a model that reads text, of random tokens for the others."""
     if point.model == "smollm2-135m":
         words = text(checkpoint.smollm2_path())

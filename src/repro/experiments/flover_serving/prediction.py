@@ -6,8 +6,8 @@ import numpy as np
 
 from repro.experiments.flover_serving import ServingPoint
 from repro.flover import queueing
-from repro.flover.arrivals import Shape
-from repro.flover.engine import Report
+from repro.flover.arrivals import RequestShape
+from repro.flover.engine import ServingReport
 from repro.flover.measured import measure, spread
 from repro.flover.queueing import MeasuredTimes, Policy, QueueRun
 from repro.models.decoder import Decoder
@@ -15,7 +15,7 @@ from repro.models.decoder import Decoder
 _CONTEXTS_APART = 64  # stored tokens; attention is a small part of an iteration
 
 
-def measured(point: ServingPoint, model: Decoder, shapes: Sequence[Shape], capacity: int) -> MeasuredTimes:
+def measured(point: ServingPoint, model: Decoder, shapes: Sequence[RequestShape], capacity: int) -> MeasuredTimes:
     """Times of iterations and prompts at a grid that spans what the workload can come to need."""
     most = {"fused": point.max_slots, "static": point.batch_size, "dynamic": point.batch_size}.get(point.engine, 1)
     shortest, longest = (kind(shape.prompt_tokens for shape in shapes) for kind in (min, max))
@@ -33,7 +33,7 @@ def _apart(first: int, last: int) -> list[int]:
 
 def predicted(
     point: ServingPoint,
-    shapes: Sequence[Shape],
+    shapes: Sequence[RequestShape],
     times: MeasuredTimes,
     capacity: int,
     window_s: float,
@@ -53,7 +53,7 @@ def _policy(point: ServingPoint, capacity: int, window_s: float, slowdown: Calla
     return queueing.Batches(point.batch_size, window_s if point.engine == "dynamic" else None, capacity)
 
 
-def compared(found: QueueRun, report: Report) -> dict[str, float]:
+def compared(found: QueueRun, report: ServingReport) -> dict[str, float]:
     """Predicted seconds, and how far they are from the measured ones: predicted ÷ measured - 1."""
     latency = [generation.latency_s for generation in report.generations]
     pairs = {

@@ -13,9 +13,9 @@ from repro.baselines.batching import DynamicScheduler, StaticScheduler, serial
 from repro.baselines.instances import Served
 from repro.experiments.base import Outcome
 from repro.experiments.flover_serving import ServingMetrics, ServingPoint, alone, models, prediction, workload
-from repro.flover.arrivals import Shape
+from repro.flover.arrivals import RequestShape
 from repro.flover.buffers import LAYOUTS
-from repro.flover.engine import Engine, Report
+from repro.flover.engine import Engine, ServingReport
 from repro.flover.measured import spread
 from repro.flover.queueing import evenly
 from repro.flover.request import Request
@@ -30,7 +30,7 @@ def run(point: ServingPoint) -> Outcome:
     torch.set_num_threads(threads)
     model = models.load(point)
 
-    def asked(interval_s: float) -> tuple[list[Shape], list[Request]]:
+    def asked(interval_s: float) -> tuple[list[RequestShape], list[Request]]:
         shapes = workload.shapes(point, interval_s)
         return shapes, models.requests(point, shapes)
 
@@ -79,7 +79,9 @@ def run(point: ServingPoint) -> Outcome:
     )
 
 
-def _serve(point: ServingPoint, model: Llama, requests: Sequence[Request], capacity: int, window_s: float) -> Report:
+def _serve(
+    point: ServingPoint, model: Llama, requests: Sequence[Request], capacity: int, window_s: float
+) -> ServingReport:
     """One pass over the requests by the point's engine; a rejected request is an error here."""
     layout = LAYOUTS[point.layout if point.engine == "fused" else "window"]
     report = Engine(model, _scheduler(point, window_s), capacity, layout=layout).serve(requests)
@@ -105,7 +107,7 @@ def _serve_by_instances(point: ServingPoint, requests: Sequence[Request], capaci
     return instances.serve(functools.partial(models.load, point), requests, count, capacity, threads, paces)
 
 
-def _series(report: Report, equal: dict[int, bool]) -> pd.DataFrame:
+def _series(report: ServingReport, equal: dict[int, bool]) -> pd.DataFrame:
     """A row per request; `equal` is missing where the request was not decoded alone."""
     return pd.DataFrame(
         [

@@ -5,27 +5,29 @@ from pathlib import Path
 from repro import paths
 from repro.experiments.common.serving import PAPER_PROMPT_TOKENS, PAPER_SHORTEST
 from repro.experiments.flover_serving import ServingPoint
-from repro.flover import arrivals, workload
-from repro.flover.arrivals import Shape
+from repro.flover import workload
+from repro.flover.arrivals import RequestShape, fixed_arrivals, poisson_arrivals
 from repro.models import checkpoint
 
 _PAPER_OUTPUT_TOKENS = 512
 
 
-def shapes(point: ServingPoint, interval_s: float) -> list[Shape]:
+def shapes(point: ServingPoint, interval_s: float) -> list[RequestShape]:
     """Arrivals and lengths of the point's workload; `interval_s`: its interval in seconds."""
     cuts = point.trace_start, point.length_scale, point.max_prompt_tokens, point.max_output_tokens
     if point.workload == "azure":
         return workload.azure(paths.data("azure23_conv.csv"), point.requests, cuts[0], point.time_scale, *cuts[1:])
+    if point.workload in ("sharegpt", "poisson"):
+        times = poisson_arrivals(point.requests, interval_s, point.seed).tolist()
+    else:
+        times = fixed_arrivals(point.requests, interval_s).tolist()
     if point.workload == "sharegpt":
-        times = arrivals.poisson_arrivals(point.requests, interval_s, point.seed)
-        return workload.sharegpt(paths.data("sharegpt_lengths_llmservingsim.csv"), times.tolist(), *cuts)
+        return workload.sharegpt(paths.data("sharegpt_lengths_llmservingsim.csv"), times, *cuts)
     if point.workload == "uniform":
         ends = (max(1, round(tokens * point.length_scale)) for tokens in (PAPER_SHORTEST, point.longest))
         return workload.uniform(point.requests, interval_s, PAPER_PROMPT_TOKENS, *ends, point.seed)
     output_tokens = max(1, round(_PAPER_OUTPUT_TOKENS * point.length_scale))
-    seed = point.seed if point.workload == "poisson" else None
-    return workload.regular(point.requests, interval_s, PAPER_PROMPT_TOKENS, output_tokens, seed)
+    return [RequestShape(time, PAPER_PROMPT_TOKENS, output_tokens) for time in times]
 
 
 def description(point: ServingPoint) -> str:

@@ -6,19 +6,10 @@
 from repro.flover.buffers.base import Buffers
 from repro.flover.buffers.baseline_layouts import FixedBuffers, LastBuffers, ShiftBuffers
 from repro.flover.buffers.paged import PagedBuffers
-from repro.flover.buffers.window import WindowBuffers, plan_moves
+from repro.flover.buffers.window import WindowBuffers
 
 LAYOUTS: dict[str, type[Buffers]] = {
     kind.layout: kind for kind in (WindowBuffers, FixedBuffers, ShiftBuffers, LastBuffers, PagedBuffers)
 }
 
-__all__ = [
-    "LAYOUTS",
-    "Buffers",
-    "FixedBuffers",
-    "LastBuffers",
-    "PagedBuffers",
-    "ShiftBuffers",
-    "WindowBuffers",
-    "plan_moves",
-]
+__all__ = ["LAYOUTS", "Buffers", "WindowBuffers"]

@@ -8,8 +8,6 @@ import numpy as np
 from repro.flover.buffers.base import Buffers, Move
 from repro.models.decoder import Decoder
 
-__all__ = ["FixedBuffers", "LastBuffers", "ShiftBuffers"]
-
 
 class FixedBuffers(Buffers):
     """No reordering, the paper's own baseline: a slot freed in the middle stays in the window as a dead row until it is

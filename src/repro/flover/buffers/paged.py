@@ -7,8 +7,6 @@ from repro.flover.buffers.baseline_layouts import LastBuffers
 from repro.models.decoder import Decoder
 from repro.models.kv_cache import PagedCache
 
-__all__ = ["PagedBuffers"]
-
 
 class PagedBuffers(LastBuffers):
     """A request gets all blocks that it may need when it is admitted, so it can never run out of them later.

@@ -1,17 +1,15 @@
 """Batches that form and then run until their longest request is done: by number (static) or by time (dynamic)."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from repro.flover.arrivals import Shape
-from repro.flover.queueing.result import QueueRun, check_policy, check_shapes
+from repro.flover.arrivals import RequestShape
+from repro.flover.queueing.result import QueueRun, check_shapes
 from repro.flover.queueing.shared import evenly, share
-from repro.flover.queueing.times import Times, pass_s
-
-__all__ = ["Batches", "ConcurrentBatches"]
+from repro.flover.queueing.times import Times, check_least, pass_s
 
 
 @dataclass(frozen=True)
@@ -28,25 +26,22 @@ class Batches:
     capacity: int = 0
 
     def __post_init__(self) -> None:
-        check_policy(self, slots=0, capacity=0)
+        check_least(self, slots=0, capacity=0)
         if self.window_s is not None:
-            check_policy(self, window_s=0)
+            check_least(self, window_s=0)
 
-    def run(self, shapes: Sequence[Shape], times: Times) -> QueueRun:
+    def run(self, shapes: Sequence[RequestShape], times: Times) -> QueueRun:
         """Serve the requests, which are in order of arrival."""
         check_shapes(shapes)
         arrival = [shape.arrival_s for shape in shapes]
-        admitted, finish = np.zeros(len(shapes)), np.zeros(len(shapes))
-        now, following, iterations, rows = 0.0, 0, 0, 0
+        batches, starts, ends, following, now = [], [], [], 0, 0.0
         while following < len(shapes):
-            start = max(now, _formed(arrival, following, self.slots, self.window_s))
-            batch = _taken(arrival, following, self.slots, start)
-            now = float(_edges(shapes[batch], times, start, self.capacity)[-1])
-            admitted[batch], finish[batch] = start, now
-            iterations += _iterations(shapes[batch])
-            rows += _iterations(shapes[batch]) * len(shapes[batch])
-            following = batch.stop
-        return _handed_back(shapes, admitted, finish, iterations, rows)
+            starts.append(max(now, _formed(arrival, following, self.slots, self.window_s)))
+            batches.append(_taken(arrival, following, self.slots, starts[-1]))
+            now = _end(shapes[batches[-1]], times, starts[-1], self.capacity)
+            ends.append(now)
+            following = batches[-1].stop
+        return _handed_back(shapes, batches, starts, ends)
 
 
 @dataclass(frozen=True)
@@ -62,9 +57,9 @@ class ConcurrentBatches:
     capacity: int = 0
 
     def __post_init__(self) -> None:
-        check_policy(self, window_s=0, slots=0, capacity=0)
+        check_least(self, window_s=0, slots=0, capacity=0)
 
-    def run(self, shapes: Sequence[Shape], times: Times) -> QueueRun:
+    def run(self, shapes: Sequence[RequestShape], times: Times) -> QueueRun:
         """Serve the requests, which are in order of arrival."""
         check_shapes(shapes)
         arrival = [shape.arrival_s for shape in shapes]
@@ -73,14 +68,8 @@ class ConcurrentBatches:
             starts.append(_formed(arrival, following, self.slots, self.window_s))
             batches.append(_taken(arrival, following, self.slots, starts[-1]))
             following = batches[-1].stop
-        work = [float(_edges(shapes[batch], times, 0.0, self.capacity)[-1]) for batch in batches]
-        shared = share(starts, work, self.slowdown)
-        admitted, finish = np.zeros(len(shapes)), np.zeros(len(shapes))
-        for batch, start, end in zip(batches, starts, shared.ends, strict=True):
-            admitted[batch], finish[batch] = start, end
-        iterations = sum(_iterations(shapes[batch]) for batch in batches)
-        rows = sum(_iterations(shapes[batch]) * len(shapes[batch]) for batch in batches)
-        return _handed_back(shapes, admitted, finish, iterations, rows)
+        work = [_end(shapes[batch], times, 0.0, self.capacity) for batch in batches]
+        return _handed_back(shapes, batches, starts, share(starts, work, self.slowdown).ends)
 
 
 def _formed(arrival: Sequence[float], first: int, slots: int, window_s: float | None) -> float:
@@ -98,25 +87,30 @@ def _taken(arrival: Sequence[float], first: int, slots: int, start: float) -> sl
     return slice(first, min(bisect_right(arrival, start), first + (slots or len(arrival))))
 
 
-def _iterations(batch: Sequence[Shape]) -> int:
+def _iterations(batch: Sequence[RequestShape]) -> int:
     return max(shape.output_tokens for shape in batch) - 1
 
 
-def _edges(batch: Sequence[Shape], times: Times, start: float, capacity: int) -> np.ndarray:
-    """The start, and when the pass over all prompts and each iteration of a batch is done. Dead rows go on."""
+def _end(batch: Sequence[RequestShape], times: Times, start: float, capacity: int) -> float:
+    """When the pass over all prompts and every iteration of a batch is done. Dead rows go on."""
     # An answer of one token needs no position for it, so its row stands one before.
     longest = max(min(shape.prompt_tokens, shape.prompt_tokens + shape.output_tokens - 2) for shape in batch)
     context = longest + np.arange(_iterations(batch))
     prompts = pass_s(times, 0, 0, [(shape.prompt_tokens, 0) for shape in batch])
     context = np.minimum(context, capacity - 1) if capacity else context
     decoded = times.decode(len(batch), context) if len(context) else np.zeros(0)
-    return np.cumsum(np.concatenate(([start, prompts], decoded)))
+    return float(np.cumsum(np.concatenate(([start, prompts], decoded)))[-1])
 
 
 def _handed_back(
-    shapes: Sequence[Shape], admitted: np.ndarray, finish: np.ndarray, iterations: int, rows: int
+    shapes: Sequence[RequestShape], batches: Sequence[slice], starts: Sequence[float], ends: Iterable[float]
 ) -> QueueRun:
     """The run of a policy that streams no tokens: nobody sees one before the end of the batch."""
+    admitted, finish = np.zeros(len(shapes)), np.zeros(len(shapes))
+    for batch, start, end in zip(batches, starts, ends, strict=True):
+        admitted[batch], finish[batch] = start, end
     arrival = np.array([shape.arrival_s for shape in shapes])
+    iterations = [_iterations(shapes[batch]) for batch in batches]
+    rows = sum(count * (batch.stop - batch.start) for count, batch in zip(iterations, batches, strict=True))
     given = sum(shape.output_tokens - 1 for shape in shapes)
-    return QueueRun(arrival, admitted, finish, finish, iterations, rows, rows - given)
+    return QueueRun(arrival, admitted, finish, finish, sum(iterations), rows, rows - given)

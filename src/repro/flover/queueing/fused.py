@@ -8,11 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from repro.flover.arrivals import Shape
-from repro.flover.queueing.result import QueueRun, check_policy, check_shapes
-from repro.flover.queueing.times import Times, pass_s
-
-__all__ = ["Fused"]
+from repro.flover.arrivals import RequestShape
+from repro.flover.queueing.result import QueueRun, check_shapes
+from repro.flover.queueing.times import Times, check_least, pass_s
 
 
 @dataclass(frozen=True)
@@ -31,11 +29,11 @@ class Fused:
     prefill_apart: bool = False
 
     def __post_init__(self) -> None:
-        check_policy(self, slots=0, admit_per_iteration=0, prefill_tokens=0)
+        check_least(self, slots=0, admit_per_iteration=0, prefill_tokens=0)
         if self.prefill_apart and self.prefill_tokens:
             raise ValueError(f"prefill_tokens is {self.prefill_tokens}: with prefill_apart only 0 is allowed")
 
-    def run(self, shapes: Sequence[Shape], times: Times) -> QueueRun:
+    def run(self, shapes: Sequence[RequestShape], times: Times) -> QueueRun:
         """Serve the requests, which are in order of arrival."""
         check_shapes(shapes)
         return _Fused(self, shapes, times).run()
@@ -44,7 +42,7 @@ class Fused:
 class _Fused:
     """One run. Iterations are counted from 0; what a request needs is kept as the number at which it ends."""
 
-    def __init__(self, policy: Fused, shapes: Sequence[Shape], times: Times) -> None:
+    def __init__(self, policy: Fused, shapes: Sequence[RequestShape], times: Times) -> None:
         self.shapes, self.times = shapes, times
         self.slots = policy.slots or len(shapes)
         self.most = policy.admit_per_iteration or len(shapes)
@@ -149,7 +147,7 @@ class _Fused:
         self.rows += steps * len(self.ends)
 
 
-def _prompts_apart(shapes: Sequence[Shape], times: Times) -> list[float]:
+def _prompts_apart(shapes: Sequence[RequestShape], times: Times) -> list[float]:
     """When each prompt is done where they are processed one after another, beside all else."""
     done, now = [], 0.0
     for shape in shapes:

@@ -7,10 +7,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from repro.flover.arrivals import Shape
+from repro.flover.arrivals import RequestShape
 from repro.flover.queueing.times import Times
-
-__all__ = ["Policy", "QueueRun", "check_policy", "check_shapes"]
 
 
 @dataclass(frozen=True)
@@ -50,19 +48,12 @@ class QueueRun:
 class Policy(Protocol):
     """Who runs when."""
 
-    def run(self, shapes: Sequence[Shape], times: Times) -> QueueRun:
+    def run(self, shapes: Sequence[RequestShape], times: Times) -> QueueRun:
         """Serve requests in order of arrival; ValueError when there are none, or they are not in that order."""
         ...
 
 
-def check_policy(policy: object, **least: float) -> None:
-    """ValueError that names the first field which is below its least value."""
-    for name, lowest in least.items():
-        if not getattr(policy, name) >= lowest:
-            raise ValueError(f"{name} is {getattr(policy, name)}, must be at least {lowest:g}")
-
-
-def check_shapes(shapes: Sequence[Shape]) -> None:
+def check_shapes(shapes: Sequence[RequestShape]) -> None:
     """ValueError where a list of requests cannot be served."""
     if not shapes:
         raise ValueError("no request to serve: at least one is needed")

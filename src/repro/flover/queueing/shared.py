@@ -7,11 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from repro.flover.arrivals import Shape
-from repro.flover.queueing.result import QueueRun, check_policy, check_shapes
-from repro.flover.queueing.times import Times
-
-__all__ = ["Instances", "Shared", "evenly", "share"]
+from repro.flover.arrivals import RequestShape
+from repro.flover.queueing.result import QueueRun, check_shapes
+from repro.flover.queueing.times import Times, check_least
 
 
 def evenly(running: int) -> float:
@@ -32,9 +30,8 @@ class Shared:
     def when(self, work: NDArray[np.float64]) -> NDArray[np.float64]:
         """When each task had that much of its work done, [n]."""
         reached = np.interp(np.interp(self.begins, self.clock, self.attained) + work, self.attained, self.clock)
-        return np.clip(
-            reached, self.begins, self.ends
-        )  # while nobody runs, one amount of work stands for a stretch of time
+        # While nobody runs, one amount of work stands for a stretch of time.
+        return np.clip(reached, self.begins, self.ends)
 
 
 def share(
@@ -73,9 +70,9 @@ class Instances:
     slowdown: Callable[[int], float] = evenly
 
     def __post_init__(self) -> None:
-        check_policy(self, count=0)
+        check_least(self, count=0)
 
-    def run(self, shapes: Sequence[Shape], times: Times) -> QueueRun:
+    def run(self, shapes: Sequence[RequestShape], times: Times) -> QueueRun:
         """Serve the requests, which are in order of arrival."""
         check_shapes(shapes)
         prompts = np.array([times.prefill(shape.prompt_tokens) for shape in shapes])

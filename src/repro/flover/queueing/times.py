@@ -9,7 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.interpolate import RegularGridInterpolator
 
-__all__ = ["LinearTimes", "MeasuredTimes", "Times", "pass_s"]
+
+def check_least(owner: object, **least: float) -> None:
+    """ValueError that names the first field which is below its least value."""
+    for name, lowest in least.items():
+        if not getattr(owner, name) >= lowest:
+            raise ValueError(f"{name} is {getattr(owner, name)}, must be at least {lowest:g}")
 
 
 class Times(Protocol):
@@ -51,9 +56,7 @@ class LinearTimes:
     def __post_init__(self) -> None:
         if not self.iteration_s > 0:
             raise ValueError(f"iteration_s is {self.iteration_s}, must be above 0")
-        for name in ("batch_cost", "prefill_s_per_token"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, must be at least 0")
+        check_least(self, batch_cost=0, prefill_s_per_token=0)
 
     def decode(self, batch: int, context: NDArray[np.int64]) -> NDArray[np.float64]:
         return np.full(len(context), self.iteration_s * (1 + self.batch_cost * (batch - 1)))

@@ -40,22 +40,18 @@ def _read(folder: Path) -> tuple[Architecture, Any, dict[str, Tensor]]:
     path = folder / "config.json"
     found = read_json(path)
     try:
-        architecture = _architecture(found.get("model_type", "llama"))
+        if (kind := found.get("model_type", "llama")) not in ARCHITECTURES:
+            raise ValueError(f"model_type is {kind!r}, allowed: {', '.join(map(repr, ARCHITECTURES))}")
+        architecture = ARCHITECTURES[kind]
         config = architecture.sizes(found)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return architecture, config, _weights(folder, architecture, config, bool(found.get("tie_word_embeddings")))
 
 
-def _architecture(kind: str) -> Architecture:
-    if kind not in ARCHITECTURES:
-        raise ValueError(f"model_type is {kind!r}, allowed: {', '.join(map(repr, ARCHITECTURES))}")
-    return ARCHITECTURES[kind]
-
-
 def _weights(folder: Path, architecture: Architecture, config: Any, tied: bool) -> dict[str, Tensor]:
     """All weights, arranged, and no others. `tied`: the embedding is the output head."""
-    shapes = architecture.model.weight_shapes(config) | {"output.weight": (config.vocab, config.width)}
+    shapes = config.weight_shapes() | {"output.weight": (config.vocab, config.width)}
     weights = {}
     for file in weight_files(folder):
         for name, tensor in tensors(file):

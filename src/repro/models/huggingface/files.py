@@ -12,8 +12,6 @@ try:
 except ImportError as error:
     raise ImportError(f"{__name__} needs safetensors: pip install 'repro-papers[flover]'", name=error.name) from error
 
-__all__ = ["read_json", "tensors", "weight_files"]
-
 
 def read_json(path: Path) -> dict[str, Any]:
     """FileNotFoundError, or ValueError where it holds no JSON object; both name the file."""

@@ -6,27 +6,25 @@ from repro.models.gpt_j import GPTJ, GPTJConfig
 from repro.models.gpt_layers import ACTIVATIONS
 from repro.models.huggingface.architecture import Architecture
 
-__all__ = ["GPT_J"]
 
-
-def _config(found: dict[str, Any]) -> GPTJConfig:
-    return GPTJConfig(
-        layers=found["n_layer"],
-        width=found["n_embd"],
-        heads=found["n_head"],
-        rotary_dim=found["rotary_dim"],
-        ffn=found.get("n_inner") or 4 * found["n_embd"],
-        vocab=found["vocab_size"],
-        context=found["n_positions"],
-        norm_eps=found["layer_norm_epsilon"],
-        activation=found.get("activation_function", "gelu_new"),
-    )
+def _others(found: dict[str, Any]) -> dict[str, Any]:
+    activation = found.get("activation_function", "gelu_new")
+    return {"ffn": found.get("n_inner") or 4 * found["n_embd"], "activation": activation}
 
 
 GPT_J = Architecture(
     model=GPTJ,
-    config=_config,
-    required=("layer_norm_epsilon", "n_embd", "n_head", "n_layer", "n_positions", "rotary_dim", "vocab_size"),
+    config=GPTJConfig,
+    required={
+        "layers": "n_layer",
+        "width": "n_embd",
+        "heads": "n_head",
+        "rotary_dim": "rotary_dim",
+        "vocab": "vocab_size",
+        "context": "n_positions",
+        "norm_eps": "layer_norm_epsilon",
+    },
+    others=_others,
     computed={"activation_function": tuple(ACTIVATIONS)},
     layers="transformer.h.",
     inside={

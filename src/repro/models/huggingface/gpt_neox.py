@@ -7,30 +7,20 @@ from torch import Tensor
 
 from repro.models.gpt_layers import ACTIVATIONS
 from repro.models.gpt_neox import GPTNeoX, GPTNeoXConfig
-from repro.models.huggingface.architecture import Architecture, neighbours, rope_parameters
-
-__all__ = ["GPT_NEOX"]
+from repro.models.huggingface.architecture import SIZES, Architecture, neighbours, rope_parameters
 
 
-def _config(found: dict[str, Any]) -> GPTNeoXConfig:
+def _others(found: dict[str, Any]) -> dict[str, Any]:
     """Versions before 5 name the rotary part `rotary_pct` and the base `rotary_emb_base`."""
     rope = rope_parameters(found)
-    heads, width = found["num_attention_heads"], found["hidden_size"]
     share = rope.get("partial_rotary_factor", found.get("rotary_pct", 0.25))
-    return GPTNeoXConfig(
-        layers=found["num_hidden_layers"],
-        width=width,
-        heads=heads,
-        rotary_dim=int(width // heads * share),
-        ffn=found["intermediate_size"],
-        vocab=found["vocab_size"],
-        context=found["max_position_embeddings"],
-        rope_base=float(rope.get("rope_theta") or found.get("rotary_emb_base") or 10_000.0),
-        norm_eps=found["layer_norm_eps"],
-        activation=found.get("hidden_act", "gelu"),
-        parallel_residual=found.get("use_parallel_residual", True),
-        attention_bias=found.get("attention_bias", True),
-    )
+    return {
+        "rotary_dim": int(found["hidden_size"] // found["num_attention_heads"] * share),
+        "rope_base": float(rope.get("rope_theta") or found.get("rotary_emb_base") or 10_000.0),
+        "activation": found.get("hidden_act", "gelu"),
+        "parallel_residual": found.get("use_parallel_residual", True),
+        "attention_bias": found.get("attention_bias", True),
+    }
 
 
 def _arrange(config: GPTNeoXConfig, name: str, tensor: Tensor) -> Tensor:
@@ -44,16 +34,9 @@ def _arrange(config: GPTNeoXConfig, name: str, tensor: Tensor) -> Tensor:
 
 GPT_NEOX = Architecture(
     model=GPTNeoX,
-    config=_config,
-    required=(
-        "hidden_size",
-        "intermediate_size",
-        "layer_norm_eps",
-        "max_position_embeddings",
-        "num_attention_heads",
-        "num_hidden_layers",
-        "vocab_size",
-    ),
+    config=GPTNeoXConfig,
+    required=SIZES | {"norm_eps": "layer_norm_eps"},
+    others=_others,
     computed={
         "hidden_act": tuple(ACTIVATIONS),
         "use_parallel_residual": (True, False),

@@ -4,28 +4,17 @@ from typing import Any
 
 from torch import Tensor
 
-from repro.models.huggingface.architecture import Architecture, neighbours, rope_parameters
+from repro.models.huggingface.architecture import SIZES, Architecture, neighbours, rope_parameters
 from repro.models.llama import Llama, LlamaConfig
 
-__all__ = ["LLAMA"]
 
-
-def _config(found: dict[str, Any]) -> LlamaConfig:
+def _others(found: dict[str, Any]) -> dict[str, Any]:
     rope = rope_parameters(found)
     heads, width = found["num_attention_heads"], found["hidden_size"]
     if (dim := found.get("head_dim") or width // heads) * heads != width:
         raise ValueError(f"head_dim is {dim}, allowed: hidden_size / num_attention_heads, {width / heads:g}")
-    return LlamaConfig(
-        layers=found["num_hidden_layers"],
-        width=width,
-        heads=heads,
-        kv_heads=found.get("num_key_value_heads") or heads,
-        ffn=found["intermediate_size"],
-        vocab=found["vocab_size"],
-        context=found["max_position_embeddings"],
-        rope_base=float(rope.get("rope_theta") or found.get("rope_theta") or 10_000.0),
-        norm_eps=found["rms_norm_eps"],
-    )
+    base = rope.get("rope_theta") or found.get("rope_theta") or 10_000.0
+    return {"kv_heads": found.get("num_key_value_heads") or heads, "rope_base": float(base)}
 
 
 def _arrange(config: LlamaConfig, name: str, tensor: Tensor) -> Tensor:
@@ -36,16 +25,9 @@ def _arrange(config: LlamaConfig, name: str, tensor: Tensor) -> Tensor:
 
 LLAMA = Architecture(
     model=Llama,
-    config=_config,
-    required=(
-        "hidden_size",
-        "intermediate_size",
-        "max_position_embeddings",
-        "num_attention_heads",
-        "num_hidden_layers",
-        "rms_norm_eps",
-        "vocab_size",
-    ),
+    config=LlamaConfig,
+    required=SIZES | {"norm_eps": "rms_norm_eps"},
+    others=_others,
     computed={"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,)},
     layers="model.layers.",
     inside={

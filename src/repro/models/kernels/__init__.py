@@ -3,55 +3,17 @@ CPU (`cpp.py`: attention in `steps.cpp`, products of few rows in `products.cpp`)
 (`triton_kernels.py`)."""
 
 import warnings
-from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
-from torch import Tensor
 
 from repro.models.kernels.cpp import BuildError, CppKernels
 from repro.models.kernels.linear import GELU, Linear
-from repro.models.kernels.torch_kernels import TorchKernels
-from repro.models.kv_cache import KVCache
-from repro.models.rows import Rows
+from repro.models.kernels.torch_kernels import Attention, Kernels
 
 __all__ = ["GELU", "Attention", "Choice", "Kernels", "Linear", "choose"]
 
 Choice = Literal["auto", "cpp", "triton", "torch"]
-
-
-Attention = Callable[[int, Tensor], Tensor]
-"""attend(layer, qkv): rotates queries and keys, stores keys and values, attends: causal, with grouped queries. qkv [n,
-(heads + 2 kv_heads) · head_dim] to [n, heads · head_dim]."""
-
-
-class Kernels(Protocol):
-    """`name` goes into records."""
-
-    name: str
-    capturable: bool
-    """Whether a pass over rows that decode is the same launches wherever they lie, as a CUDA graph needs it."""
-
-    def linear(self, weight: Tensor, bias: Tensor | None = None, gelu: GELU | None = None) -> Linear:
-        """The layer with this weight [out, in] and bias [out]."""
-        ...
-
-    def attention(self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache) -> Attention:
-        """For one pass. cosine, sine: fp32 [n, pairs], the angles of each head's first interleaved pairs; the rest of a
-        head stays."""
-        ...
-
-    def add_norm(self, x: Tensor, y: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        """x [n, width] += y in place (None: nothing); returns RMSNorm(x) · weight."""
-        ...
-
-    def silu_multiply(self, gate_up: Tensor) -> Tensor:
-        """[n, 2 · ffn], gate before up, to silu(gate) · up [n, ffn]."""
-        ...
-
-    def argmax(self, logits: Tensor) -> Tensor:
-        """[n, vocab] to int64 [n]."""
-        ...
 
 
 def choose(choice: Choice, device: torch.device, dtype: torch.dtype, head_dim: int) -> Kernels:
@@ -75,7 +37,7 @@ def choose(choice: Choice, device: torch.device, dtype: torch.dtype, head_dim: i
         if choice != "auto":
             raise
         warnings.warn(f"kernels in torch, which are slower: {error}", stacklevel=2)
-        return TorchKernels()
+        return Kernels()
 
 
 def _load(name: str, device: torch.device) -> Kernels:
@@ -90,4 +52,4 @@ def _load(name: str, device: torch.device) -> Kernels:
         except Exception as error:
             raise BuildError(f"Triton: {error}") from error
         return kernels
-    return TorchKernels()
+    return Kernels()

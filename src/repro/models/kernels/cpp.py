@@ -7,7 +7,6 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -17,10 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from repro.models.kernels.linear import GELU, Linear, torch_linear
+from repro.models.kernels.torch_kernels import Attention, Kernels
 from repro.models.kv_cache import KVCache
 from repro.models.rows import Rows
-
-__all__ = ["BuildError", "CppKernels", "PanelLinear"]
 
 _SOURCES = [Path(__file__).with_name(name) for name in ("steps.cpp", "products.cpp")]
 _HEADERS = [Path(__file__).with_name("numbers.h")]
@@ -32,11 +30,10 @@ class BuildError(RuntimeError):
     """No compiler, or one that refused."""
 
 
-class CppKernels:
-    """`Kernels` on a CPU, in float32 or bfloat16. Raises BuildError where they cannot be built."""
+class CppKernels(Kernels):
+    """On a CPU, in float32 or bfloat16. Raises BuildError where they cannot be built."""
 
     name = "C++"
-    capturable = False
 
     def __init__(self) -> None:
         _load()
@@ -46,7 +43,7 @@ class CppKernels:
         """In panels where this processor has the instructions."""
         return (PanelLinear if self._ops.multiplies(weight) else torch_linear)(weight, bias, gelu)
 
-    def attention(self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache) -> Callable[[int, Tensor], Tensor]:
+    def attention(self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache) -> Attention:
         place = (rows.slots, rows.positions)
 
         def attend(layer: int, qkv: Tensor) -> Tensor:

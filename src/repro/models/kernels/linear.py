@@ -1,12 +1,11 @@
 """Linear layers for inference, in the layout that is fastest to multiply with."""
 
-from typing import Literal, Protocol
+from collections.abc import Callable
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-__all__ = ["GELU", "Linear", "OneDNNLinear", "PlainLinear", "torch_linear"]
 
 GELU = Literal["none", "tanh"]
 """How GELU is computed, as torch calls it: exactly, or by a hyperbolic tangent."""
@@ -14,13 +13,8 @@ GELU = Literal["none", "tanh"]
 _ROWS = 32  # oneDNN asks how many rows to expect when it lays weights out
 
 
-class Linear(Protocol):
-    """y = x Wᵀ + b for x [n, in], W [out, in] and b [out] or None; or its GELU. `layout` goes into records."""
-
-    @property
-    def layout(self) -> str: ...
-
-    def __call__(self, x: Tensor) -> Tensor: ...
+Linear = Callable[[Tensor], Tensor]
+"""y = x Wᵀ + b for x [n, in], W [out, in] and b [out] or None; or its GELU."""
 
 
 def torch_linear(weight: Tensor, bias: Tensor | None = None, gelu: GELU | None = None) -> Linear:
@@ -31,7 +25,7 @@ def torch_linear(weight: Tensor, bias: Tensor | None = None, gelu: GELU | None =
 
 
 class PlainLinear:
-    """As torch has it, on any device."""
+    """As torch has it, on any device. `layout`, of all classes of linear layers, goes into records."""
 
     layout = "plain"
 

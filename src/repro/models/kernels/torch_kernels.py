@@ -1,4 +1,4 @@
-"""The same in torch: attention span by span, over whole blocks of positions."""
+"""The steps in torch, on any device: attention span by span, over whole blocks of positions."""
 
 import math
 from collections.abc import Callable
@@ -11,8 +11,6 @@ from torch import Tensor
 from repro.models.kernels.linear import GELU, Linear, torch_linear
 from repro.models.kv_cache import KVCache
 from repro.models.rows import Rows, Span
-
-__all__ = ["TorchKernels", "by_span", "rotate"]
 
 _SPAN_BLOCK = 64  # positions: spans of one token each attend over whole blocks; the rest of a slot is not read
 
@@ -32,16 +30,25 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return torch.cat((turned.to(x.dtype), rest), -1)
 
 
-class TorchKernels:
-    """`Kernels` on any device."""
+Attention = Callable[[int, Tensor], Tensor]
+"""attend(layer, qkv): rotates queries and keys, stores keys and values, attends: causal, with grouped queries. qkv [n,
+(heads + 2 kv_heads) · head_dim] to [n, heads · head_dim]."""
+
+
+class Kernels:
+    """In torch, and what the other kernels do alike. `name` goes into records. `capturable`: whether a pass over rows
+    that decode is the same launches wherever they lie, as a CUDA graph needs it."""
 
     name = "torch"
     capturable = False
 
     def linear(self, weight: Tensor, bias: Tensor | None = None, gelu: GELU | None = None) -> Linear:
+        """The layer with this weight [out, in] and bias [out]."""
         return torch_linear(weight, bias, gelu)
 
-    def attention(self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache) -> Callable[[int, Tensor], Tensor]:
+    def attention(self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache) -> Attention:
+        """For one pass. cosine, sine: fp32 [n, pairs], the angles of each head's first interleaved pairs; the rest of a
+        head stays."""
         kv_heads, dim = cache.kv_heads, cache.head_dim
         attend_rows = by_span(rows, cache, _one_token_each)
 
@@ -55,15 +62,18 @@ class TorchKernels:
         return attend
 
     def add_norm(self, x: Tensor, y: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        """x [n, width] += y in place (None: nothing); returns RMSNorm(x) · weight."""
         if y is not None:
             x += y
         return F.rms_norm(x, (x.shape[1],), weight, eps)
 
     def silu_multiply(self, gate_up: Tensor) -> Tensor:
+        """[n, 2 · ffn], gate before up, to silu(gate) · up [n, ffn]."""
         gate, up = gate_up.chunk(2, -1)
         return F.silu(gate) * up
 
     def argmax(self, logits: Tensor) -> Tensor:
+        """[n, vocab] to int64 [n]."""
         return logits.argmax(-1)
 
 

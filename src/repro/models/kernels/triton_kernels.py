@@ -12,12 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from repro.models.kernels.linear import GELU, Linear, torch_linear
-from repro.models.kernels.torch_kernels import by_span
+from repro.models.kernels.torch_kernels import Attention, Kernels, by_span
 from repro.models.kv_cache import KVCache
 from repro.models.rows import Rows, Span
-
-__all__ = ["TritonKernels"]
 
 _SPLIT = 256  # positions that one program attends to: a single request of many positions still keeps a whole GPU busy
 _BLOCK = 32  # positions at once
@@ -173,16 +170,13 @@ def _silu_multiply(gate_up, out, width, WIDTH: tl.constexpr):
     tl.store(out + row * width + i, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=there)
 
 
-class TritonKernels:
-    """`Kernels` on a GPU, in float32, bfloat16 and float16."""
+class TritonKernels(Kernels):
+    """On a GPU, in float32, bfloat16 and float16; linear layers and argmax are those of torch."""
 
     name = "Triton"
     capturable = True
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None, gelu: GELU | None = None) -> Linear:
-        return torch_linear(weight, bias, gelu)
-
-    def attention(self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache) -> Callable[[int, Tensor], Tensor]:
+    def attention(self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache) -> Attention:
         attend_rows = by_span(rows, cache, _one_token_each)
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
@@ -201,9 +195,6 @@ class TritonKernels:
         out = gate_up.new_empty(rows, width)
         _silu_multiply[(rows, triton.cdiv(width, 1024))](gate_up, out, width, WIDTH=1024)
         return out
-
-    def argmax(self, logits: Tensor) -> Tensor:
-        return logits.argmax(-1)
 
 
 def _lying(cache: KVCache, layer: int, slots: Tensor, positions: Tensor) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
