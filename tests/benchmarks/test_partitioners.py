@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from placement import cost_bound
 from placement_solvers import annealing, cp_sat, metis, partitioners, synthetic
 from placement_solvers.partitioners import PARTITIONERS
 
 from repro import exflow
+from repro.exflow.evaluate import distances, total_cost
 
 EXTRA = {"METIS": "cmeel-metis", "METIS-unbalanced": "cmeel-metis", "CP-SAT": "ortools"}
 
@@ -187,3 +189,16 @@ def test_staged_tells_what_does_not_divide():
         partitioners.staged(partitioners.load, np.ones((1, 4, 4)), 3, 3, 0, 1.0)
     with pytest.raises(ValueError, match="4 GPUs do not make whole nodes of 3"):
         partitioners.staged(partitioners.load, np.ones((1, 4, 4)), 4, 3, 0, 1.0)
+
+
+@given(st.sampled_from([(2, 1), (2, 2), (4, 2), (4, 4)]), st.integers(0, 10_000))
+@settings(max_examples=30, deadline=None)
+def test_cost_bound_never_exceeds_the_cheapest_placement(shape, seed):
+    """All placements of two layers of 4 experts on nodes and GPUs, by brute force."""
+    gpus, nodes = shape
+    counts = 1 + np.floor(np.random.default_rng(seed).gamma(0.4, 20.0, (1, 4, 4)))
+    rows = sorted(set(itertools.permutations(np.repeat(np.arange(gpus), 4 // gpus).tolist())))
+    costs = [
+        total_cost(counts, np.array(pair), distances(gpus, gpus // nodes)) for pair in itertools.product(rows, rows)
+    ]
+    assert cost_bound(counts, gpus, nodes, 0.01) <= min(costs) / counts.sum() + 1e-9

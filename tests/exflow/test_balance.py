@@ -139,11 +139,5 @@ def test_pareto_trades_load_for_hops(make_counts, machine):
         assert exflow.evaluate(placement, counts).max_load_worst_layer <= placement.max_load * (1 + 1e-8)
 
 
-def test_pareto_of_given_limits_and_of_an_even_model(make_counts):
-    counts = make_counts(6, 4, 16)
-    least = balance.least_max_load(loads(counts), 4).max()
-    front = exflow.pareto_front(counts, 4, max_loads=[1.3 * least], rounds=2)
-    assert {placement.max_load for placement in front} <= {None, float(1.3 * least)} and front
+def test_pareto_of_an_even_model_is_one_placement():
     assert len(exflow.pareto_front(np.ones((2, 8, 8)), 4)) == 1
-    with pytest.raises(ValueError, match="max_load is 1: no placement"):
-        exflow.pareto_front(counts, 4, max_loads=[1.0], rounds=0)

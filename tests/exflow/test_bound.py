@@ -1,7 +1,5 @@
 """Bounds: never above the optimum, and tight where they must be."""
 
-import itertools
-
 import networkx
 import numpy as np
 import pytest
@@ -11,7 +9,6 @@ from hypothesis import strategies as st
 from repro import exflow
 from repro.exflow import bound
 from repro.exflow.bound import sdp
-from repro.exflow.evaluate import total_cost
 from repro.exflow.search import chain
 
 SEED = st.integers(0, 10_000)
@@ -98,43 +95,6 @@ def test_semidefinite_bound_is_near_the_exact_optimum(make_trace):
         optimum = exflow.lower_bound(counts, gpus)
         semidefinite = 1 - sdp.kept_bound(counts, gpus, 3.0) / counts.sum()
         assert (1 - lacks) * optimum <= semidefinite <= optimum
-
-
-@given(st.sampled_from([(2, 1), (1, 2), (2, 2), (1, 4)]), SEED)
-@settings(max_examples=30, deadline=None)
-def test_cost_bound_never_exceeds_the_cheapest_placement(make_counts, shape, seed):
-    """All placements of two layers of 4 experts on nodes and GPUs, by brute force."""
-    per_node, nodes = shape
-    gpus, costs = per_node * nodes, (1.0, 3.0)
-    counts = make_counts(seed, 2, 4)
-    rows = sorted(set(itertools.permutations(np.repeat(np.arange(gpus), 4 // gpus).tolist())))
-    node = np.arange(gpus) // per_node
-    distance = np.where(node[:, None] == node, *costs) * (1 - np.eye(gpus))
-    cheapest = min(total_cost(counts, np.array(pair), distance) for pair in itertools.product(rows, rows))
-    found = bound.lower_bound_cost(counts, (per_node, nodes), costs, time_limit_s=0.01)
-    assert found <= cheapest / counts.sum() + 1e-9
-
-
-def test_cost_bound_of_one_level_is_the_bound(make_counts):
-    counts = make_counts(5, 4, 16)
-    flat = exflow.lower_bound(counts, 8)
-    assert bound.lower_bound_cost(counts, (8,), (1.0,)) == flat
-    assert bound.lower_bound_cost(counts, (4, 2), (1.0, 1.0)) == flat
-    nodes = exflow.lower_bound(counts, 2)
-    assert bound.lower_bound_cost(counts, (4, 2), (0.0, 1.0)) == nodes
-    assert bound.lower_bound_cost(counts, (2, 2, 2), (1.0, 2.0, 5.0)) == pytest.approx(
-        flat + exflow.lower_bound(counts, 4) + 3 * nodes
-    )
-
-
-def test_wrong_levels_are_refused(make_counts):
-    counts = make_counts(0, 2, 8)
-    with pytest.raises(ValueError, match=r"2 levels .* have 1 costs"):
-        bound.lower_bound_cost(counts, (4, 2), (1.0,))
-    with pytest.raises(ValueError, match=r"costs are .* must not be negative nor fall"):
-        bound.lower_bound_cost(counts, (4, 2), (2.0, 1.0))
-    with pytest.raises(ValueError, match=r"sizes of levels are .* must be at least 1"):
-        bound.lower_bound_cost(counts, (4, 0), (1.0, 2.0))
 
 
 def test_tight_with_one_expert_per_gpu(make_counts):

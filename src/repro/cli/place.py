@@ -14,36 +14,26 @@ if TYPE_CHECKING:  # loading these takes a second, and `repro --help` waits for 
     import numpy as np
 
     from repro.exflow import Levels, Placement, Replicas, Trace
-    from repro.topology import Topology
 
-WIDTH = 27  # of names in the result
 REPLICATED = ("sglang", "vllm")  # formats that can say that an expert lies in several slots
 TOKENS_SHARE = 0.7  # of a time limit, when a search on whole tokens follows the one on pairs
 
 
 def place(
     trace: Annotated[
-        Path,
-        typer.Argument(help=".npy (tokens x layers, or tokens x layers x k), .npz with `experts`, or .parquet."),
+        Path, typer.Argument(help=".npy (tokens x layers, or tokens x layers x k), .npz with `experts`, or .parquet.")
     ],
     gpus: Annotated[int | None, typer.Option(min=1, help="How many; or see --levels.")] = None,
     gpus_per_node: Annotated[int | None, typer.Option(min=1, help="Default: all GPUs are in one node.")] = None,
     levels: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME=SIZE,...",
-            help="Instead of --gpus: levels of any depth, innermost first. node=8,rack=4,cluster=2 has 64 GPUs.",
-        ),
+        typer.Option(metavar="NAME=SIZE,...", help="Instead of --gpus, innermost first: node=8,rack=4 has 32 GPUs."),
     ] = None,
     costs: Annotated[
-        str | None,
-        typer.Option(metavar="X,...", help="Cost of a hop at each level, innermost first; default: 1,2,3,..."),
+        str | None, typer.Option(metavar="X,...", help="Of a hop at each level, innermost first; default: 1,2,3,...")
     ] = None,
     max_load: Annotated[
-        float | None,
-        typer.Option(
-            help="Most tokens of a layer's busiest GPU, in even shares: 1.2 allows 20 % more. Default: no limit."
-        ),
+        float | None, typer.Option(help="Most tokens of a layer's busiest GPU, in even shares: 1.2 allows 20 % more.")
     ] = None,
     method: Literal["contiguous", "random", "exflow", "exflow-direct", "affinity"] = "affinity",
     objective: Annotated[
@@ -74,18 +64,11 @@ def place(
         ),
     ] = None,
     rounds: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Rounds of search: with --seed they fix the result of objective hops; default: see --time-limit.",
-        ),
+        int | None, typer.Option(min=0, help="Of search: with --seed they fix the result of objective hops.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write the placement: CSV `Expert,Node`; expert e of layer l is l*E + e, Node its GPU. See --format."
-        ),
+        Path | None, typer.Option(help="Write CSV `Expert,Node`: expert e of layer l is l*E + e, Node its GPU.")
     ] = None,
     format_: Annotated[
         Literal["csv", "sglang", "vllm", "vllm-ascend"],
@@ -114,18 +97,12 @@ def place(
         if max_load is not None and extra_slots and copies_for == "hops":
             raise ValueError(f"--max-load {max_load:g}: copies for hops may exceed it; use --copies-for load")
         _check_output(out, format_, dense_layers, extra_slots)
-        machine: int | Topology
-        if levels is not None and gpus is None:
-            with _naming(f"--levels {levels}"):
-                machine = parse_levels(levels)
-        elif gpus is not None and levels is None:
-            machine = gpus
-        else:
+        if (gpus is None) == (levels is None):
             raise ValueError("--gpus and --levels: give one of them")
-        prices = None
-        if costs is not None:
-            with _naming(f"--costs {costs}"):
-                prices = [float(cost) for cost in costs.split(",")]
+        with _naming(f"--levels {levels}"):
+            machine = gpus if gpus is not None else parse_levels(levels or "")
+        with _naming(f"--costs {costs}"):
+            prices = None if costs is None else [float(cost) for cost in costs.split(",")]
         known = make_levels(machine, gpus_per_node, prices)
         routing = exflow.load_trace(trace, num_experts, top_k)
         _check_extra_slots(extra_slots, routing, known)
@@ -152,7 +129,7 @@ def place(
     if json_:
         return emit(result)
     for name, value in result.items():
-        stdout.print(f"{name:{WIDTH}} {value:.4f}")
+        stdout.print(f"{name:27} {value:.4f}")
 
 
 @contextlib.contextmanager

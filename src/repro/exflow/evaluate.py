@@ -38,12 +38,8 @@ def distances(gpus: int, gpus_per_node: int) -> np.ndarray:
 
 def total_cost(counts: np.ndarray, gpu: np.ndarray, distance: np.ndarray) -> float:
     """Σ of counts · distance[GPU of a, GPU of b] over layers and pairs; counts [layers-1, E, E], gpu [layers, E]."""
-    return float(
-        sum(
-            np.sum(pairs * distance[here[:, None], there[None, :]])
-            for pairs, here, there in zip(counts, gpu[:-1], gpu[1:], strict=True)
-        )
-    )
+    edges = zip(counts, gpu[:-1], gpu[1:], strict=True)
+    return float(sum(np.sum(pairs * distance[here[:, None], there[None, :]]) for pairs, here, there in edges))
 
 
 def loads(counts: np.ndarray) -> np.ndarray:
@@ -54,10 +50,8 @@ def loads(counts: np.ndarray) -> np.ndarray:
 def busiest(load: np.ndarray, gpu: np.ndarray, gpus: int) -> np.ndarray:
     """float64 [layers]: load of the busiest GPU over the even share, for expert loads and GPUs [layers, E]."""
     most = np.array([np.bincount(row, own, gpus).max() for row, own in zip(gpu, load, strict=True)])
-    total = load.sum(axis=1)
-    return np.divide(
-        most * gpus, total, out=np.ones(len(load)), where=total > 0
-    )  # a layer that no token visits is even
+    total, even = load.sum(axis=1), np.ones(len(load))  # also what a layer that no token visits counts as
+    return np.divide(most * gpus, total, out=even, where=total > 0)
 
 
 def check_shapes(placed: tuple[int, ...], routed: tuple[int, int]) -> None:

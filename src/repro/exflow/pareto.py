@@ -1,11 +1,10 @@
 """How many hops an even load costs: placements from the most even one to the one with the fewest hops."""
 
-from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from repro.exflow.evaluate import loads
-from repro.exflow.levels import make_levels
 from repro.exflow.placement import Placement, evaluate, place
 from repro.exflow.search.balance import least_max_load
 from repro.topology import Topology
@@ -17,36 +16,27 @@ def pareto_front(
     counts: np.ndarray,
     gpus: int | Topology,
     gpus_per_node: int | None = None,
-    max_loads: Sequence[float] | None = None,
-    seed: int = 0,
-    time_limit_s: float | None = None,
-    rounds: int | None = None,
     *,
-    costs: Sequence[float] | None = None,
+    time_limit_s: float | None = None,
+    **options: Any,
 ) -> list[Placement]:
     """Placements of which none has both fewer weighted hops and a lower maximum load than another, most even first.
 
-    `max_loads`: the limits that are tried (see `place`); default: 5 from the lowest that can be kept in all layers up
-    towards the load of a placement without a limit, evenly spaced in logarithm. The placement without a limit is always
-    tried too. The time limit is shared evenly. Compare them by `evaluate(placement, routing)`: `weighted_hops` against
-    `max_load_worst_layer`.
-
-    Raises ValueError as `place` does, also for a limit that cannot be kept.
+    Tried are a placement without a limit on load, and POINTS - 1 limits from the lowest that can be kept in all layers
+    up towards the load of that placement, evenly spaced in logarithm. They share the time limit evenly. `options`:
+    `seed`, `rounds` and `costs` of `place`. Compare the placements by `evaluate(placement, routing)`: `weighted_hops`
+    against `max_load_worst_layer`. Raises ValueError as `place` does.
     """
-    tried = len(max_loads) + 1 if max_loads is not None else POINTS
-    share = None if time_limit_s is None else time_limit_s / tried
+    share = None if time_limit_s is None else time_limit_s / POINTS
 
     def search(max_load: float | None) -> Placement:
-        return place(counts, gpus, gpus_per_node, "affinity", seed, share, rounds, costs=costs, max_load=max_load)
+        return place(counts, gpus, gpus_per_node, time_limit_s=share, max_load=max_load, **options)
 
     found = [search(None)]
-    limits: Iterable[float] = () if max_loads is None else max_loads
-    if max_loads is None:
-        least = least_max_load(loads(counts), make_levels(gpus, gpus_per_node, costs).gpus).max()
-        most = evaluate(found[0], counts).max_load_worst_layer
-        if most > least * (1 + 1e-6):
-            limits = np.geomspace(least, most, POINTS)[:-1]
-    found += [search(float(limit)) for limit in limits]
+    least = least_max_load(loads(counts), found[0].gpus).max()
+    most = evaluate(found[0], counts).max_load_worst_layer
+    if most > least * (1 + 1e-6):
+        found += [search(float(limit)) for limit in np.geomspace(least, most, POINTS)[:-1]]
     return _undominated(found, counts)
 
 

@@ -1,10 +1,9 @@
 """Where to put experts so that tokens stay where they are: one call, five methods.
 
-`paper.py` is ExFlow's own placement, an integer program solved in stages; read it first. Around it stand two
-yardsticks, `contiguous` and `random`, and `affinity`, our own search: same objective and stages, but it uses that
-layers form a chain (`search/`), and it can limit the tokens of the busiest GPU (`search/balance.py`), which the paper's
-balance of expert counts does not. A machine of more levels than GPUs and nodes (`levels.py`) has one stage per level,
-outermost first.
+`paper.py` is ExFlow's own placement; read it first. Around it stand two yardsticks, `contiguous` and `random`, and
+`affinity`, our own search (`search/`): same objective and stages, but it uses that layers form a chain, and it can
+limit the tokens of the busiest GPU, which the paper's balance of expert counts does not. A machine has one stage per
+level (`levels.py`), outermost first.
 """
 
 import math
@@ -98,27 +97,23 @@ def place(
 ) -> Placement:
     """Place the experts of `counts` (transition counts, [layers-1, E, E]) on P GPUs, E/P per GPU and layer.
 
-    `gpus`: their number P, in nodes of `gpus_per_node` (None: one node), or a topology of any depth, innermost level
-    first. `costs`: what a hop costs at each level, innermost first; default 1, 2, 3, .... `method`: one of METHODS.
+    `gpus`: their number P, in nodes of `gpus_per_node` (None: one node), or a topology of any depth. `costs`: what a
+    hop costs at each level, innermost first; default 1, 2, 3, .... `method`: one of METHODS.
       contiguous     rank order, what DeepSpeed-MoE does
       random         a random balanced placement
       exflow         the paper's integer program, nodes first, then the GPUs of each node, each by halving again and
-                     again: the published solver's default (`use_bipart`); counts that are no power of two split by
-                     their prime factors
-      exflow-direct  the same program with one stage per level, into all nodes at once and into all GPUs of a node at
-                     once
+                     again, the published default (`use_bipart`); other counts split by their prime factors
+      exflow-direct  the same program with one stage per level: into all nodes at once, then into all GPUs of a node
       affinity       our search; exact (`optimal`) on one level with one expert per GPU or few partitions (E = 8)
 
-    How long `affinity` searches, where it is not exact: with `time_limit_s` alone, it uses all of the time and fits its
-    steps to it. With `rounds`, it makes so many rounds in each stage; `seed` and `rounds` then fix the result, unless a
-    time limit cuts it short (`time_limited`). With neither, 60 rounds in at most 30 s. `exflow` takes the time limit
-    (30 s) and depends on it wherever it hits it. Compilation is not counted in `seconds`. `progress` is called with the
-    fraction done and a text.
+    `affinity`, where it is not exact, uses all of `time_limit_s` if that is given alone. With `rounds` it makes so many
+    rounds in each stage; `seed` and `rounds` then fix the result, unless a time limit cuts it short (`time_limited`).
+    With neither, 60 rounds in at most 30 s. `exflow` takes the time limit (30 s) and depends on it wherever it hits it.
+    Compilation is not counted in `seconds`. `progress` is called with the fraction done and a text.
 
     `max_load` (affinity only): the busiest GPU of each layer gets at most so many times the even share of the tokens of
-    `counts`; 1.2 allows 20 % more. The result always keeps it (up to rounding, 1e-9); ValueError names the layer and
-    its hottest expert where no placement that does is found. On other tokens than these the load may be higher: leave
-    some room.
+    `counts` (up to rounding, 1e-9); 1.2 allows 20 % more. ValueError names the layer and its hottest expert where no
+    such placement is found. On other tokens the load may be higher: leave some room.
 
     Raises ValueError when E is no multiple of P, the levels or costs are none (`levels.make_levels`), or the counts are
     not such counts.
@@ -143,23 +138,6 @@ def place(
 def evaluate(placement: Placement, routing: Trace | np.ndarray) -> Cost:
     """Hops and load of `placement` on a trace (held out, if you ask for an honest number) or on transition counts."""
     return evaluate_gpus(placement.gpu, placement.machine, routing)
-
-
-def _contiguous(task: Task) -> Found:
-    return task.rank_order, {}
-
-
-def _random(task: Task) -> Found:
-    return np.random.default_rng(task.seed).permuted(task.rank_order, axis=1), {}
-
-
-def _exflow(task: Task) -> Found:
-    """The paper's program, by halving: see `place`."""
-    return _programs(task, [factor for parts in task.stages for factor in _prime_factors(parts)] or [1])
-
-
-def _exflow_direct(task: Task) -> Found:
-    return _programs(task, task.stages)
 
 
 def _programs(task: Task, stages: list[int]) -> Found:
@@ -221,10 +199,10 @@ def _affinity(task: Task) -> Found:
 
 
 METHODS: dict[str, Callable[[Task], Found]] = {
-    "contiguous": _contiguous,
-    "random": _random,
-    "exflow": _exflow,
-    "exflow-direct": _exflow_direct,
+    "contiguous": lambda task: (task.rank_order, {}),
+    "random": lambda task: (np.random.default_rng(task.seed).permuted(task.rank_order, axis=1), {}),
+    "exflow": lambda task: _programs(task, [f for parts in task.stages for f in _prime_factors(parts)] or [1]),
+    "exflow-direct": lambda task: _programs(task, task.stages),
     "affinity": _affinity,
 }
 

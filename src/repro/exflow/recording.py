@@ -12,6 +12,7 @@ own GPT-MoE's.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,7 +44,8 @@ def _read_deepspeed_gate(gate: nn.Module, args: tuple, output: Any) -> tuple[Ten
     return experts, weights
 
 
-def _reader(module: nn.Module) -> Reader | None:
+def reader(module: nn.Module) -> Reader | None:
+    """What reads the choices of a router; None for any other module."""
     name = type(module).__name__
     if name.lower().endswith("topkrouter"):
         return _read_top_k_router
@@ -52,20 +54,14 @@ def _reader(module: nn.Module) -> Reader | None:
     return None
 
 
-def is_router(module: nn.Module) -> bool:
-    """Whether its choices can be recorded."""
-    return _reader(module) is not None
-
-
 class Recording:
-    """What `record_routing` gives. Tokens of a batch that the attention mask leaves out are not recorded. A call of the
-    model without cached keys and values begins new sequences, one per row; a call with them goes on with those of the
-    call before.
+    """What `record_routing` gives, without the tokens that the attention mask leaves out. A call of the model without
+    cached keys and values begins new sequences, one per row; a call with them goes on with those of the call before.
     """
 
     def __init__(self, model: nn.Module, keep_tokens: bool = True) -> None:
         self.source, self.keep_tokens = type(model).__name__, keep_tokens
-        self._routers = [(module, reader) for module in model.modules() if (reader := _reader(module))]
+        self._routers = [(module, read) for module in model.modules() if (read := reader(module))]
         if len(self._routers) < 2:
             raise ValueError(
                 f"{self.source} has {len(self._routers)} routers that could be recorded, need at least 2: known are "
@@ -169,9 +165,7 @@ def record_routing(model: nn.Module, keep_tokens: bool = True) -> Iterator[Recor
         model.register_forward_hook(recording._end),
     ]
     for layer, (router, _) in enumerate(recording._routers):
-        handles.append(
-            router.register_forward_hook(lambda m, args, out, layer=layer: recording._keep(layer, m, args, out))
-        )
+        handles.append(router.register_forward_hook(partial(recording._keep, layer)))
     try:
         yield recording
     finally:
@@ -185,6 +179,4 @@ def _num_experts(router: nn.Module) -> int:
 
 def _cached(cache: Any) -> bool:
     """Whether keys and values of earlier tokens are given (a transformers `Cache`, or a tuple of them)."""
-    if cache is None:
-        return False
-    return cache.get_seq_length() > 0 if hasattr(cache, "get_seq_length") else len(cache) > 0
+    return cache is not None and (cache.get_seq_length() if hasattr(cache, "get_seq_length") else len(cache)) > 0

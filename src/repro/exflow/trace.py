@@ -10,9 +10,11 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet
+from numpy.typing import DTypeLike
 
 from repro.exflow.paper import count_transitions
 
@@ -110,19 +112,24 @@ class Trace:
         return self.take(train), self.take(~train)
 
 
+def by_layer(experts: np.ndarray, dtype: DTypeLike | None = None) -> np.ndarray:
+    """Integer [layers, tokens, k], contiguous, of `experts` as in a `Trace`."""
+    experts = experts[:, :, None] if experts.ndim == 2 else experts
+    return np.ascontiguousarray(experts.transpose(1, 0, 2), dtype)
+
+
 class TransitionCounter:
     """Transition counts of tokens that arrive in blocks: its memory does not grow with their number."""
 
-    def __init__(self, layers: int, num_experts: int, k: int = 1) -> None:
-        self.num_experts, self.k = num_experts, k
+    def __init__(self, layers: int, num_experts: int, k: int) -> None:
+        self.k = k
         self._pairs = np.zeros((layers - 1, num_experts, num_experts), np.int64)
 
     def add(self, experts: np.ndarray) -> None:
         """Integer [tokens, layers] or [tokens, layers, k], ids in 0..num_experts-1."""
-        experts = experts[:, :, None] if experts.ndim == 2 else experts
-        by_layer = np.ascontiguousarray(experts.transpose(1, 0, 2))  # counts of one layer fit a core's cache
+        layers = by_layer(experts)  # counts of one layer fit a core's cache
         with ThreadPoolExecutor() as threads:
-            list(threads.map(count_transitions, by_layer[:-1], by_layer[1:], self._pairs))
+            list(threads.map(count_transitions, layers[:-1], layers[1:], self._pairs))
 
     @property
     def counts(self) -> np.ndarray:
@@ -162,68 +169,60 @@ def load_trace(path: str | Path, num_experts: int | None = None, top_k: int | No
     if path.suffix not in readers:
         raise ValueError(f"{path}: unknown kind of trace {path.suffix!r}, allowed: {', '.join(readers)}")
     found = readers[path.suffix](path)
-    _check_shape(found.experts, str(path))
-    count = next(n for n in (num_experts, found.num_experts, int(found.experts.max()) + 1) if n is not None)
+    _check_shape(found["experts"], str(path))
+    if num_experts is not None:
+        found["num_experts"] = num_experts
+    count = found.setdefault("num_experts", int(found["experts"].max()) + 1)
     if count > MOST_EXPERTS:
         raise ValueError(f"{path}: {count} experts per layer, allowed: at most {MOST_EXPERTS}")
-    trace = Trace(found.experts, count, found.sequences, str(path), found.weights)
+    trace = Trace(source=str(path), **found)
     return trace if top_k is None else trace.top(top_k)
 
 
-@dataclass(frozen=True)
-class _Contents:
-    """Of a file: what it says."""
-
-    experts: np.ndarray
-    sequences: np.ndarray | None = None
-    num_experts: int | None = None
-    weights: np.ndarray | None = None
-
-
-def _read_npy(path: Path) -> _Contents:
+def _read_npy(path: Path) -> dict[str, Any]:
     try:
         experts = np.load(path, mmap_mode="r")
     except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path}: not a NumPy array: {error}") from error
     if not isinstance(experts, np.ndarray):
         raise ValueError(f"{path}: not a NumPy array but an archive: name it .npz")
-    return _Contents(experts)
+    return {"experts": experts}
 
 
-def _read_npz(path: Path) -> _Contents:
+def _read_npz(path: Path) -> dict[str, Any]:
     try:
         with np.load(path) as file:
-            contents = {name: file[name] for name in ("experts", "seq_len", "num_experts", "weights") if name in file}
+            found = {name: file[name] for name in ("experts", "seq_len", "num_experts", "weights") if name in file}
             names = file.files
     except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error, AttributeError, TypeError) as error:
         raise ValueError(f"{path}: not a NumPy archive: {error}") from error
-    if "experts" not in contents:
+    if "experts" not in found:
         raise ValueError(f"{path}: no array `experts`, found: {', '.join(names)}")
-    sequences, count = None, contents.get("num_experts")
-    if count is not None and (count.shape != () or not np.issubdtype(count.dtype, np.integer)):
-        raise ValueError(f"{path}: num_experts is {count}, must be one integer")
-    if "seq_len" in contents:
-        lengths = contents["seq_len"]
+    if (count := found.get("num_experts")) is not None:
+        if count.shape != () or not np.issubdtype(count.dtype, np.integer):
+            raise ValueError(f"{path}: num_experts is {count}, must be one integer")
+        found["num_experts"] = int(count)
+    if (lengths := found.pop("seq_len", None)) is not None:
         if lengths.ndim != 1 or not np.issubdtype(lengths.dtype, np.integer) or (lengths < 0).any():
             raise ValueError(
                 f"{path}: seq_len is {lengths.dtype} {lengths.shape}, must be integers [sequences], none negative"
             )
-        if lengths.sum() != len(contents["experts"]):
+        if lengths.sum() != len(found["experts"]):
             raise ValueError(
-                f"{path}: seq_len sums to {lengths.sum()}, but `experts` has {len(contents['experts'])} tokens"
+                f"{path}: seq_len sums to {lengths.sum()}, but `experts` has {len(found['experts'])} tokens"
             )
-        sequences = np.repeat(np.arange(len(lengths)), lengths)
-    return _Contents(contents["experts"], sequences, None if count is None else int(count), contents.get("weights"))
+        found["sequences"] = np.repeat(np.arange(len(lengths)), lengths)
+    return found
 
 
-def _read_parquet(path: Path) -> _Contents:
+def _read_parquet(path: Path) -> dict[str, Any]:
     try:
         table = pyarrow.parquet.read_table(path)
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: not a Parquet file: {error}") from error
     columns = {name: table[name].to_numpy() for name in table.column_names}
     sequences = columns.pop("sequence", None)
-    return _Contents(np.ascontiguousarray(np.array(list(columns.values())).T), sequences)
+    return {"experts": np.ascontiguousarray(np.array(list(columns.values())).T), "sequences": sequences}
 
 
 def _check_shape(experts: np.ndarray, source: str) -> None:

@@ -12,9 +12,6 @@ Where Viterbi over all partitions is affordable (`../search/chain.py`), the opti
 for the counts it was computed from (the training tokens): on other tokens the best placement may cross less.
 """
 
-import math
-from collections.abc import Sequence
-
 import numpy as np
 from threadpoolctl import threadpool_limits
 
@@ -27,9 +24,9 @@ def lower_bound(counts: np.ndarray, gpus: int, time_limit_s: float = 0.0) -> flo
     """Crossing fraction on `counts` [layers-1, E, E] that no placement of E/gpus experts per GPU and layer can beat.
 
     The best of all bounds above. `time_limit_s` is for the semidefinite one, which 0 leaves out; it stops earlier when
-    it stalls. On one core, 24 layers of 16 or 32 experts come within 0.001 of what more time gives in 2 s and 5 s, 12
-    layers of 64 experts within 0.002 in 5 s; above E = 64 few iterations fit. The other bounds take milliseconds (58
-    layers of 256 experts: 2 s) and are the same every time.
+    it stalls. On one core, 24 layers of 16 or 32 experts take 2 s and 5 s, 12 layers of 64 experts 5 s to come within
+    0.002 of what more time gives; above E = 64 few iterations fit. The other bounds take milliseconds (58 layers of 256
+    experts: 2 s) and are the same every time.
 
     Hops inside and between nodes count alike; for hops between nodes, give the number of nodes as `gpus`. ValueError
     when E is no multiple of gpus, the counts are all zero, or the time limit is negative.
@@ -52,35 +49,6 @@ def lower_bound(counts: np.ndarray, gpus: int, time_limit_s: float = 0.0) -> flo
         with threadpool_limits(1, user_api="blas"):
             kept = min(kept, sdp.kept_bound(counts, gpus, time_limit_s))
     return max(0.0, 1.0 - kept / counts.sum())
-
-
-def lower_bound_cost(
-    counts: np.ndarray, sizes: Sequence[int], costs: Sequence[float], time_limit_s: float = 0.0
-) -> float:
-    """Cost per token and layer transition that no balanced placement can beat on a machine of several levels.
-
-    `sizes`, innermost level first: `sizes[0]` GPUs make a unit of level 1 (a node), `sizes[1]` of those one of level 2,
-    and so on. A hop costs `costs[l]` when level l+1 is the first whose unit holds both GPUs: `sizes=(8, 4), costs=(1,
-    2)` is four nodes of eight GPUs, where a hop costs 1 inside a node and 2 between nodes. With C_l the share of
-    transitions that leave their unit of level l (C_0: their GPU, C_1: their node, ...), a placement costs
-
-        Σ_l costs[l] · (C_l - C_l+1)  =  Σ_l (costs[l] - costs[l-1]) · C_l            (costs[-1] = 0)
-
-    and `lower_bound` with a level's number of units bounds each C_l by itself. `time_limit_s` is for all levels
-    together. ValueError when the levels do not pair up with their costs, or costs fall from a level to the next.
-    """
-    if len(sizes) != len(costs) or not sizes:
-        raise ValueError(
-            f"{len(sizes)} levels {tuple(sizes)} have {len(costs)} costs {tuple(costs)}, need one for each"
-        )
-    if min(sizes) < 1:
-        raise ValueError(f"sizes of levels are {tuple(sizes)}, must be at least 1")
-    steps = np.diff(costs, prepend=0.0)
-    if not (steps >= 0).all():
-        raise ValueError(f"costs are {tuple(costs)}, must not be negative nor fall from a level to the next")
-    units = [math.prod(sizes[level:]) for level in range(len(sizes))]
-    paid = [(step, count) for step, count in zip(steps, units, strict=True) if step > 0]
-    return sum(step * lower_bound(counts, count, time_limit_s / len(paid)) for step, count in paid)
 
 
 def gap(crossing_fraction: float, bound: float) -> float:

@@ -39,10 +39,7 @@ STALLED = 1e-5  # of all tokens: what 20 of these checks must gain, or the itera
 OVER_RELAXATION = 1.6  # 1.5 to 1.8 is usual for ADMM
 PENALTY = 0.3  # at first, for counts scaled to a maximum of 1; it follows the residuals
 TRIANGLES_FROM, TRIANGLES_EVERY = 50, 10  # iterations at which multipliers of the triangle inequalities are moved
-TRIANGLE_STEP, TRIANGLE_DECAY = (
-    0.2,
-    10,
-)  # how far, in penalties; half as far after so many moves, a third after twice as many, ...
+TRIANGLE_STEP, TRIANGLE_DECAY = 0.2, 10  # how far, in penalties: STEP / (1 + moves / DECAY)
 MOST_TRIANGLES = 10**8  # numbers; without them the bound is weaker and larger models fit
 
 

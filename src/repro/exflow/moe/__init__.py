@@ -1,26 +1,21 @@
 """Expert-parallel decoding with one all-to-all per layer instead of two (ExFlow's "context coherence").
 
 The experts of every layer are spread over ranks, and a token must visit its expert. Usually (DeepSpeed-MoE) a token has
-a home rank, which keeps the keys and values of its request, so each layer sends it out to its expert and back home
-again:
+a home rank, which keeps the keys and values of its request:
 
     two_all_to_alls    attention at home → all-to-all → expert → all-to-all → home
 
 The paper's idea: a token that is at its expert need not go home, if every rank can do the attention of every request.
-It stays, and the next layer's attention happens where it is:
 
     coherent           attention → all-to-all → expert, and on from there; at the end of an iteration, an all-gather of
                        the new tokens
 
 With experts placed by affinity (`placement.py`) the next expert is often on the same rank, and the token does not move
-at all. So Table I of the paper counts 2·G·N·L·p hidden vectors for G ranks of N tokens, L layers, and a share p that
-leaves its rank, against G·N·(L·p* + G) after the change.
-
-What the paper leaves open: a token's keys and values of layer j arise on whatever rank it was at, and the next token of
-its request will need them wherever it goes. Token ids are not enough. `keys_values` says how they get there:
+at all. What the paper leaves open (docs/exflow.md): a token's keys and values arise on whatever rank it was at, and the
+next token of its request needs them wherever it goes. `keys_values` says how they get there:
 
     gathered    an all-gather at the end of the iteration, 2·L·kv_width values per token to every rank: what ranks with
-                memories of their own need, and what the table does not count
+                memories of their own need, and what the paper's Table I does not count
     shared      in memory that all ranks see, so only ids travel: the table's accounting, possible on one machine only
 
 Either way every rank holds the keys and values of all requests: ranks times the memory of `two_all_to_alls`.
@@ -53,11 +48,10 @@ class Decoder:
 
     model    the whole model, equal on all ranks; afterwards it holds this rank's experts only
     gpu      int [layers, experts]: the rank of every expert, as `Placement.gpu`; any number of experts per rank
-    communicator  of all ranks; its ledger counts the bytes sent
     memory   for keys_values="shared": made by `KeysValues.shared` before the ranks were started
 
-    `meter` tells where time and bytes go. ValueError when the placement does not fit model and ranks, or shared memory
-    is missing.
+    `meter` tells where time goes, and the bytes that the ledger of `communicator` counts. ValueError when the placement
+    does not fit model and ranks, or shared memory is missing.
     """
 
     def __init__(
@@ -206,7 +200,7 @@ class Decoder:
         with self.meter.part("gate"):
             visitors = (~stays).nonzero()[:, 0]
             visitors = visitors[ranks[visitors, 0].argsort(stable=True)]
-            there = self._counts(ranks[visitors, 0], crossing=False).tolist()
+            there = ranks[visitors, 0].bincount(minlength=self.ranks).tolist()
             coming = self._visits(ranks[stays]).sum(dim=0)  # the experts of a row tell where its parts come from
             coming[self.rank] = 0
             rows = pack(part[visitors], request[visitors, None])
@@ -260,11 +254,10 @@ class Decoder:
         """Bool [n, ranks]: which ranks hold one of the experts of a row, whose ranks are int64 [n, k]."""
         return F.one_hot(ranks, self.ranks).any(dim=1)
 
-    def _counts(self, target: Tensor, crossing: bool = True) -> Tensor:
+    def _counts(self, target: Tensor) -> Tensor:
         """Rows for each rank, int64 [ranks]; noted as rows on their way to an expert."""
         counts = target.bincount(minlength=self.ranks)
-        if crossing:
-            self.meter.moves(counts)
+        self.meter.moves(counts)
         return counts
 
 

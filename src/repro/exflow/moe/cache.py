@@ -10,12 +10,7 @@ class KeysValues:
     """Keys and values [layers, held requests, positions, kv_heads, width] of the requests in `held`, int64."""
 
     def __init__(
-        self,
-        config: GPTMoEConfig,
-        held: Tensor,
-        requests: int,
-        positions: int,
-        dtype: torch.dtype = torch.float32,
+        self, config: GPTMoEConfig, held: Tensor, requests: int, positions: int, dtype: torch.dtype = torch.float32
     ) -> None:
         heads = config.kv_heads or config.heads
         shape = (config.layers, len(held), positions, heads, config.kv_width // heads)

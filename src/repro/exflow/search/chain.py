@@ -87,10 +87,8 @@ def _matched(shared: np.ndarray) -> np.ndarray:
     """[A, B]: tokens kept under the best matching of labels, for tokens [A, B, gpus, gpus] from each GPU to each."""
     gpus = shared.shape[-1]
     if gpus <= 4:  # few enough permutations to try them all, for all pairs at once
-        kept = (
-            shared[:, :, np.arange(gpus), list(order)].sum(axis=-1) for order in itertools.permutations(range(gpus))
-        )
-        return functools.reduce(np.maximum, kept)
+        orders = itertools.permutations(range(gpus))
+        return functools.reduce(np.maximum, (shared[:, :, range(gpus), order].sum(axis=-1) for order in orders))
     best = np.empty(shared.shape[:2])
     for a, b in np.ndindex(best.shape):
         best[a, b] = shared[a, b][linear_sum_assignment(shared[a, b], maximize=True)].sum()

@@ -13,7 +13,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -50,7 +50,7 @@ class Budget:
     progress: Progress | None = None
     text: str = "placing"
     span: tuple[float, float] = (0.0, 1.0)  # of the whole job, for `progress`
-    cut: bool = field(default=False)  # the deadline came before the rounds were done
+    cut: bool = False  # the deadline came before the rounds were done
 
     def left(self) -> float:
         """Seconds until the deadline."""
@@ -179,9 +179,8 @@ def _disturb(problem: Problem, placement: np.ndarray, rng: np.random.Generator) 
 
 def _annealed(problem: Problem, seconds: float) -> int:
     """How many annealings from scratch a search of so many seconds makes: one where each is slow."""
-    sweeps = seconds / (
-        1e-9 * problem.layers * problem.experts**2
-    )  # a sweep looks at E swaps of each expert, 1 ns each
+    sweep_s = 1e-9 * problem.layers * problem.experts**2  # a look at E swaps of each expert, 1 ns each
+    sweeps = seconds / sweep_s
     return int(np.clip(sweeps / START_SWEEPS, 1, ANNEALED))
 
 

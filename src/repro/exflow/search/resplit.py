@@ -180,13 +180,8 @@ def pair_viterbi(
     return gain
 
 
-def splits(size: int) -> np.ndarray:
-    """int64 [C(2·take, take)]: bit masks of the ways to split the experts that take part, `size` on each GPU."""
-    take = min(size, EXPERTS)
-    return np.array([sum(1 << e for e in chosen) for chosen in itertools.combinations(range(2 * take), take)])
-
-
 def pair(problem: Problem, placement: np.ndarray, a: int, b: int, state: np.ndarray) -> float:
     """Re-split GPUs a and b in place; returns the cost gained, 0 when nothing changed. Never breaks a load limit."""
-    ways = splits(problem.experts // problem.gpus)
+    take = min(problem.experts // problem.gpus, EXPERTS)
+    ways = np.array([sum(1 << e for e in chosen) for chosen in itertools.combinations(range(2 * take), take)])
     return pair_viterbi(problem.counts, placement, problem.distance, a, b, ways, problem.weight, problem.room, state)

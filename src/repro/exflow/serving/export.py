@@ -5,7 +5,6 @@ each place of each MoE layer (`physical_to_logical`). Server versions without su
 checkpoint (`permute.py`).
 """
 
-import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -16,22 +15,17 @@ import numpy as np
 from repro.exflow.serving.slots import Replicas, physical_to_logical
 from repro.files import replacing
 
-HEADER = ["Expert", "Node"]  # the published solver calls a GPU a node
-
 
 def write_csv(gpu: np.ndarray, path: str | Path) -> None:
     """Write `gpu` (int [layers, E]) as the published solver does: `Expert,Node`, one row per expert of every layer.
 
-    Experts are numbered through the layers, expert e of layer l is l·E + e; `Node` is its GPU, counted over all nodes.
+    Experts are numbered through the layers, expert e of layer l is l·E + e; `Node` is its GPU, counted over all nodes
+    (the published solver calls a GPU a node).
     The file appears whole or not at all, as those below.
     """
 
-    def rows(file: TextIO) -> None:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(HEADER)
-        writer.writerows(enumerate(gpu.ravel().tolist()))
-
-    _write(path, rows)
+    rows = np.column_stack((np.arange(gpu.size), gpu.ravel()))
+    _write(path, lambda file: np.savetxt(file, rows, "%d", delimiter=",", header="Expert,Node", comments=""))
 
 
 def _slots(placed: np.ndarray | Replicas) -> np.ndarray:
@@ -88,18 +82,3 @@ FORMATS: dict[str, Callable[..., None]] = {
 def _write(path: str | Path, content: Callable[[TextIO], None]) -> None:
     with replacing(Path(path)) as temporary, temporary.open("w", newline="") as file:
         content(file)
-
-
-def read_csv(path: str | Path, num_experts: int) -> np.ndarray:
-    """int64 [layers, E] from such a file; ValueError names the file when it is not one or misses an expert."""
-    with Path(path).open(newline="") as file:
-        header, *rows = list(csv.reader(file)) or [[]]
-    if header != HEADER:
-        raise ValueError(f"{path}: header is {header}, must be {HEADER}")
-    try:
-        gpu = {int(expert): int(node) for expert, node in rows}
-    except ValueError as error:
-        raise ValueError(f"{path}: a row is not two integers: {error}") from error
-    if sorted(gpu) != list(range(len(rows))) or len(rows) % num_experts or not rows:
-        raise ValueError(f"{path}: {len(rows)} rows do not number the experts of whole layers of {num_experts}")
-    return np.array([gpu[expert] for expert in range(len(rows))]).reshape(-1, num_experts)

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from repro.exflow.placement import Placement
-
 
 def physical_to_logical(gpu: np.ndarray) -> np.ndarray:
     """int64 [layers, E]: the expert in each place, for `gpu`, int [layers, E], as many experts on each GPU of a layer.
@@ -38,11 +36,6 @@ class Replicas:
             missing = np.setdiff1d(np.arange(self.num_experts), row)
             if len(missing) or row.min() < 0:
                 raise ValueError(f"layer {layer}: experts {missing.tolist()} are in no slot, or a slot is negative")
-
-    @classmethod
-    def of(cls, placement: Placement) -> "Replicas":
-        """Each expert once, where `placement` has it: E/P slots per GPU."""
-        return cls(physical_to_logical(placement.gpu), placement.gpus, placement.gpus_per_node)
 
     @property
     def num_experts(self) -> int:

@@ -7,15 +7,16 @@ same (a token visits a new GPU when it hops), and `placement.place` is the bette
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from repro.exflow.evaluate import check_shapes
 from repro.exflow.placement import Placement
+from repro.exflow.search.portfolio import Progress
 from repro.exflow.serving.fanout import kernels
-from repro.exflow.trace import BLOCK, Trace
+from repro.exflow.trace import BLOCK, Trace, by_layer
 
 OBJECTIVES = ("new_gpus", "gpus")
 SWEEP_RATE = 1e7  # tokens · layers · k that sweeps handle per second, about, on one core
@@ -55,7 +56,7 @@ def fan_out(placement: Placement, trace: Trace) -> FanOut:
     check_shapes(placement.gpu.shape, (trace.layers, trace.num_experts))
     visited, new = np.zeros((2, trace.layers), np.int64), np.zeros((2, trace.layers - 1), np.int64)
     for start in range(0, trace.tokens, BLOCK):
-        experts = _by_layer(trace.experts[start : start + BLOCK])
+        experts = by_layer(trace.experts[start : start + BLOCK], np.int16)
         for level, unit in enumerate((placement.gpu, placement.node)):
             kernels.count_units(experts, unit, visited[level], new[level])
     means = (visited / trace.tokens).mean(axis=1).tolist() + (new / trace.tokens).mean(axis=1).tolist()
@@ -71,7 +72,7 @@ def place_for_fanout(
     time_limit_s: float = 30.0,
     sweeps: int = 60,
     tokens: int | None = None,
-    progress: Callable[[float, str], None] | None = None,
+    progress: Progress | None = None,
 ) -> Placement:
     """Improve `start` for the tokens of `trace` by swaps of experts within layers.
 
@@ -79,12 +80,11 @@ def place_for_fanout(
     `gpus` for tokens that return to one home after every layer. Both are weighted as in `FanOut.cost`: `costs` of a GPU
     and of a node.
 
-    A sweep offers every expert of every layer a swap, in a heat bath that cools down and ends in a descent. `tokens`,
-    drawn at random, are what it counts on: None takes all, or as many as let a few sweeps fit into `time_limit_s`. The
-    cooling is faster when the time is too short for all `sweeps`. `seed`, `sweeps` and `tokens` fix the result unless
-    the time limit cuts it. What is returned is never worse than `start` on all tokens of `trace`; whether it is better
-    on held-out ones is the caller's to check. Where sweeps are few, starting from `placement.place` gives more than
-    starting from rank order. `progress` is called with the fraction done and a text.
+    A sweep offers every expert of every layer a swap, in a heat bath that cools down (faster when the time is too short
+    for all `sweeps`) and ends in a descent. `tokens`, drawn at random, are what it counts on: None takes all, or as
+    many as let a few sweeps fit into `time_limit_s`. `seed`, `sweeps` and `tokens` fix the result unless the time limit
+    cuts it. It is never worse than `start` on all tokens of `trace`. Where sweeps are few, starting from
+    `placement.place` gives more than starting from rank order. `progress` is called with the fraction done and a text.
 
     Raises ValueError when layers or experts disagree, a token names an expert of a layer twice, or an argument is out
     of range.
@@ -97,8 +97,7 @@ def place_for_fanout(
     search = _Search(sample, start, objective, costs)
     search.sweep(start.gpu.copy(), 0, 0.0, np.random.default_rng(seed))  # compile before the clock starts
     began = time.perf_counter()
-    hot = HOT * costs[-1] * sample.tokens * trace.k / trace.num_experts
-    gpu, cut = _anneal(search, start.gpu, hot, sweeps, began + time_limit_s, np.random.default_rng(seed), progress)
+    gpu, cut = search.anneal(start.gpu, sweeps, began + time_limit_s, np.random.default_rng(seed), progress)
     found = replace(start, gpu=gpu, method="fan-out", optimal=False, mip_gap=None, time_limited=cut)
     before, after = (fan_out(each, trace).cost(costs, objective) for each in (start, found))
     if after > before:  # the sample was too small to tell
@@ -107,47 +106,41 @@ def place_for_fanout(
     return replace(found, note=note, seconds=time.perf_counter() - began)
 
 
-def _anneal(
-    search: "_Search",
-    start: np.ndarray,
-    hot: float,
-    sweeps: int,
-    deadline: float,
-    rng: np.random.Generator,
-    progress: Callable[[float, str], None] | None,
-) -> tuple[np.ndarray, bool]:
-    """(best placement at the end of a sweep, whether the deadline came first); cools by sweeps or time."""
-    gpu = best = np.ascontiguousarray(start, np.int64)
-    began, gained, most, elapsed = time.perf_counter(), 0.0, 0.0, 0.0
-    for sweep in range(sweeps):
-        gpu, cooling = gpu.copy(), max(sweep / sweeps, elapsed) / (1 - DESCENT)
-        temperature = hot * COOLED**cooling if cooling < 1 else 0.0
-        for step, layer in enumerate(rng.permutation(len(gpu))):
-            gained += search.sweep(gpu, layer, temperature, rng)
-            elapsed = (time.perf_counter() - began) / (deadline - began)
-            if progress is not None:
-                share = (sweep + (step + 1) / len(gpu)) / sweeps
-                progress(min(max(share, elapsed), 1.0), "placing for fan-out")
-            if elapsed >= 1:
-                break
-        if gained > most + 1e-9:
-            best, most = gpu, gained
-        if elapsed >= 1:
-            return best, True
-    return best, False
-
-
 class _Search:
     """The tokens of all layers, and what a sweep over one of them needs to know of its neighbours."""
 
     def __init__(self, sample: Trace, start: Placement, objective: str, costs: Sequence[float]) -> None:
-        self.experts = _by_layer(sample.experts)
+        self.experts = by_layer(sample.experts, np.int16)
         if (np.diff(np.sort(self.experts, axis=2), axis=2) == 0).any():
             raise ValueError(f"{sample.source}: a token names an expert of a layer twice")
         self.spans = (1, start.gpus_per_node)
         self.unit = np.stack([np.arange(start.gpus) // span for span in self.spans])
         self.weight = np.array([costs[0], costs[1] - costs[0]], float)
         self.chained = objective == "new_gpus"
+        self.hot = HOT * costs[-1] * sample.tokens * sample.k / sample.num_experts
+
+    def anneal(
+        self, start: np.ndarray, sweeps: int, deadline: float, rng: np.random.Generator, progress: Progress | None
+    ) -> tuple[np.ndarray, bool]:
+        """(best placement at the end of a sweep, whether the deadline came first); cools by sweeps or time."""
+        gpu = best = np.ascontiguousarray(start, np.int64)
+        began, gained, most, elapsed = time.perf_counter(), 0.0, 0.0, 0.0
+        for sweep in range(sweeps):
+            gpu, cooling = gpu.copy(), max(sweep / sweeps, elapsed) / (1 - DESCENT)
+            temperature = self.hot * COOLED**cooling if cooling < 1 else 0.0
+            for step, layer in enumerate(rng.permutation(len(gpu))):
+                gained += self.sweep(gpu, layer, temperature, rng)
+                elapsed = (time.perf_counter() - began) / (deadline - began)
+                if progress is not None:
+                    share = (sweep + (step + 1) / len(gpu)) / sweeps
+                    progress(min(max(share, elapsed), 1.0), "placing for fan-out")
+                if elapsed >= 1:
+                    break
+            if gained > most + 1e-9:
+                best, most = gpu, gained
+            if elapsed >= 1:
+                return best, True
+        return best, False
 
     def sweep(self, gpu: np.ndarray, layer: int, temperature: float, rng: np.random.Generator) -> float:
         """Improve `gpu[layer]` in place; returns the cost gained, summed over the sample's tokens."""
@@ -155,23 +148,13 @@ class _Search:
         levels, gpus = self.unit.shape
         arrives = not (self.chained and layer == 0)  # where nobody arrives, nothing is paid for it
         visit = np.full((levels, tokens, gpus), arrives, np.int8)
-        if self.chained:
-            for level, span in enumerate(self.spans):
-                if layer > 0:
-                    unit = gpu[layer - 1] // span
-                    kernels.add_visit_costs(visit[level], self.experts[layer - 1], unit, True)
-                if layer < layers - 1:
-                    unit = gpu[layer + 1] // span
-                    kernels.add_visit_costs(visit[level], self.experts[layer + 1], unit, False)
+        for near in (layer - 1, layer + 1):
+            if self.chained and 0 <= near < layers:
+                for level, span in enumerate(self.spans):
+                    kernels.add_visit_costs(visit[level], self.experts[near], gpu[near] // span, near < layer)
         shape = (gpu.shape[1], gpus)
         noise = rng.gumbel(0.0, temperature, shape) if temperature > 0 else np.zeros(shape)
         return kernels.improve_layer(self.experts[layer], gpu[layer], self.unit, self.weight, visit, noise)
-
-
-def _by_layer(experts: np.ndarray) -> np.ndarray:
-    """int16 [layers, tokens, k], from a trace's [tokens, layers] or [tokens, layers, k]."""
-    experts = experts[:, :, None] if experts.ndim == 2 else experts
-    return np.ascontiguousarray(experts.transpose(1, 0, 2), np.int16)
 
 
 def _check(objective: str, costs: Sequence[float], time_limit_s: float, sweeps: int, tokens: int | None) -> None:

@@ -14,6 +14,8 @@ Arrays, of one layer and a sample of T tokens:
 import numpy as np
 from numba import njit
 
+Tables = tuple[np.ndarray, ...]  # of one level: experts, visit, unit_of, present, join, leave
+
 
 @njit(cache=True)
 def count_units(experts: np.ndarray, unit: np.ndarray, visited: np.ndarray, new: np.ndarray) -> None:
@@ -74,12 +76,7 @@ def _tokens_by_expert(experts: np.ndarray, count: int) -> tuple[np.ndarray, np.n
 
 @njit(cache=True)
 def improve_layer(
-    experts: np.ndarray,
-    gpu: np.ndarray,
-    unit: np.ndarray,
-    weight: np.ndarray,
-    visit: np.ndarray,
-    noise: np.ndarray,
+    experts: np.ndarray, gpu: np.ndarray, unit: np.ndarray, weight: np.ndarray, visit: np.ndarray, noise: np.ndarray
 ) -> float:
     """Offer every expert a swap with the best other one; `gpu` changes in place. Returns the cost gained.
 
@@ -88,14 +85,13 @@ def improve_layer(
     then counted exactly: a token that visits both experts sees no change, which the tables do not know. `noise` [E, G]
     is a random perturbation of each move: Gumbel noise times a temperature makes this a heat bath, zeros a descent.
     """
-    count = len(gpu)
     unit_of, present, join, leave = _tables(experts, gpu, unit, visit)
-    first, visitors = _tokens_by_expert(experts, count)
+    first, visitors = _tokens_by_expert(experts, len(gpu))
     side = np.zeros(len(experts), np.int8)  # of a swap: 1 or 2 for tokens that visit one of its experts, 3 for both
     total = 0.0
-    for i in range(count):
+    for i in range(len(gpu)):
         stay = -noise[i, gpu[i]] - 1e-9
-        j, change = _best_partner(i, gpu, unit_of, weight, join, leave, noise)
+        j, change = _best_partner(i, unit_of, weight, join, leave, noise[i])
         if change >= stay:
             continue
         of_i, of_j = visitors[first[i] : first[i + 1]], visitors[first[j] : first[j + 1]]
@@ -111,8 +107,8 @@ def improve_layer(
             total -= change
             for level in range(len(unit)):
                 if unit_of[level, i] != unit_of[level, j]:
-                    tables = (unit_of[level], present[level], join[level], leave[level])
-                    _swap(experts, i, j, of_i, of_j, side, visit[level], tables)
+                    tables = (experts, visit[level], unit_of[level], present[level], join[level], leave[level])
+                    _swap(tables, i, j, of_i, of_j, side)
             gpu[i], gpu[j] = gpu[j], gpu[i]
         side[of_i] = 0
         side[of_j] = 0
@@ -149,20 +145,15 @@ def _tables(
 
 @njit(cache=True)
 def _best_partner(
-    i: int,
-    gpu: np.ndarray,
-    unit_of: np.ndarray,
-    weight: np.ndarray,
-    join: np.ndarray,
-    leave: np.ndarray,
-    noise: np.ndarray,
+    i: int, unit_of: np.ndarray, weight: np.ndarray, join: np.ndarray, leave: np.ndarray, noise: np.ndarray
 ) -> tuple[int, float]:
-    """(expert, change of the cost less the noise) of the best swap with expert i by the tables; (-1, inf): none."""
-    partner, best = -1, np.inf
+    """(expert, change of the cost less the `noise` [G] of its GPU) of the best swap with expert i by the tables; (-1,
+    inf): none."""
+    partner, best, gpu = -1, np.inf, unit_of[0]
     for j in range(len(gpu)):
         if gpu[j] == gpu[i]:
             continue
-        change = -noise[i, gpu[j]]
+        change = -noise[gpu[j]]
         for level in range(len(weight)):
             a, b = unit_of[level, i], unit_of[level, j]
             if a != b:
@@ -189,25 +180,16 @@ def _moved(
 
 
 @njit(cache=True)
-def _swap(
-    experts: np.ndarray,
-    i: int,
-    j: int,
-    of_i: np.ndarray,
-    of_j: np.ndarray,
-    side: np.ndarray,
-    visit: np.ndarray,
-    tables: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
-) -> None:
+def _swap(tables: Tables, i: int, j: int, of_i: np.ndarray, of_j: np.ndarray, side: np.ndarray) -> None:
     """Swap the units of experts i and j in the tables of one level; `of_i`, `of_j`: the tokens that visit them."""
-    unit_of, present, join, leave = tables
+    _, _, unit_of, present, _, _ = tables
     a, b = unit_of[i], unit_of[j]
     for sign in (-1, 1):  # take back what their tokens said about both units, swap, and let them say it anew
         for own, visitors in ((1, of_i), (2, of_j)):
             for token in visitors:
                 if own == 1 or side[token] == 2:
-                    for u in (a, b):
-                        _account(experts[token], unit_of, visit[token, u], present[token, u], u, sign, join, leave)
+                    _account(tables, token, a, sign)
+                    _account(tables, token, b, sign)
         if sign < 0:
             unit_of[i], unit_of[j] = b, a
             for token in of_i:
@@ -219,21 +201,14 @@ def _swap(
 
 
 @njit(cache=True)
-def _account(
-    experts: np.ndarray,
-    unit_of: np.ndarray,
-    cost: int,
-    present: int,
-    u: int,
-    sign: int,
-    join: np.ndarray,
-    leave: np.ndarray,
-) -> None:
-    """Add (`sign` 1) or take back (-1) what one token says about moving its experts [k] into unit u or out of it."""
-    if cost == 0 or present > 1:
+def _account(tables: Tables, token: int, u: int, sign: int) -> None:
+    """Add (`sign` 1) or take back (-1) what a token says about moving its experts into unit u or out of it."""
+    experts, visit, unit_of, present, join, leave = tables
+    cost, here = visit[token, u], present[token, u]
+    if cost == 0 or here > 1:
         return
-    for e in experts:
-        if present == 0:
+    for e in experts[token]:
+        if here == 0:
             join[e, u] += sign * cost
         elif unit_of[e] == u:
             leave[e] -= sign * cost

@@ -1,24 +1,24 @@
 """Replicas of experts (redundant experts) on more GPUs than one: fewer hops, or a less loaded busiest GPU.
 
 Servers give a GPU more slots than E/P per layer and fill the rest with redundant experts. A token on GPU g that is
-routed to an expert uses the replica on g; if there is none, one on its node; if there is none, any. Where several are
-equally near, the (g mod their number)-th in GPU order: so GPUs share them evenly and the way is fixed, as in SGLang's
-static dispatch (which draws where we count). The way of a token hence depends on all the replicas it met before, and is
-counted by walking it through the layers. It starts on GPU (token's number mod P), and the way into the first layer is
-no hop, as in `evaluate.py`.
+routed to an expert uses the replica on g, else one on its node, else any; of several that are equally near the (g mod
+their number)-th in GPU order. So GPUs share them evenly and the way is fixed, as in SGLang's static dispatch (which
+draws where we count). It depends on all the replicas that the token met before, so tokens are walked through the
+layers. They start on GPU (token's number mod P), and the way into the first layer is no hop, as in `evaluate.py`.
 
 Top-1 routing, as in the paper.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from repro.exflow.evaluate import check_shapes
 from repro.exflow.placement import Placement
+from repro.exflow.search.portfolio import Progress
 from repro.exflow.serving.replicas import kernels
-from repro.exflow.serving.slots import Replicas
+from repro.exflow.serving.slots import Replicas, physical_to_logical
 from repro.exflow.trace import Trace
 
 OBJECTIVES = ("hops", "load")
@@ -54,7 +54,7 @@ def place_replicas(
     extra: int,
     objective: str = "hops",
     costs: Sequence[float] = (1.0, 2.0),
-    progress: Callable[[float, str], None] | None = None,
+    progress: Progress | None = None,
 ) -> Replicas:
     """Give every GPU `extra` slots per layer beside those of `start`, and fill them for the tokens of a top-1 `trace`.
 
@@ -70,7 +70,8 @@ def place_replicas(
     For both aims, add replicas for load to those for hops: what `start` holds stays. Slots without a use repeat an
     expert of their GPU. ValueError when k > 1, shapes disagree or an argument is out of range.
     """
-    start = Replicas.of(start) if isinstance(start, Placement) else start
+    if isinstance(start, Placement):
+        start = Replicas(physical_to_logical(start.gpu), start.gpus, start.gpus_per_node)
     layers, experts, gpus = start.hosted.shape
     _check_trace(trace, layers, experts)
     _check(extra, experts - start.slots_per_gpu, objective, costs)
