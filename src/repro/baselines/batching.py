@@ -102,14 +102,17 @@ def lone(model: Decoder, requests: Sequence[Request], capacity: int) -> list[Gen
 
     Arrival times are ignored: `service_s` is what counts.
     """
-    engine, result = Engine(model, serial(), capacity), []
+    engine = Engine(model, serial(), capacity)
     engine.prepare()
-    for request in requests:
-        engine.submit(request)
-        while not (finished := engine.step()):
-            pass
-        result += finished
-    return result
+    return [answer(engine, request) for request in requests]
+
+
+def answer(engine: Engine, request: Request) -> Generation:
+    """What an engine that has nothing else to do makes of a request."""
+    engine.submit(request)
+    while not (finished := engine.step()):
+        pass
+    return finished[0]
 
 
 def divergence(model: Decoder, generation: Generation, reference: Generation) -> float | None:

@@ -18,9 +18,9 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from repro.baselines.batching import serial
+from repro.baselines.batching import answer, serial
 from repro.flover.engine import Engine, ServingReport
-from repro.flover.request import Generation, Request
+from repro.flover.request import Request
 from repro.launch import launch
 from repro.models.decoder import Decoder
 
@@ -73,12 +73,13 @@ def serve(
     with tempfile.TemporaryDirectory(prefix="repro-instances-") as folder, _patient_threads():
         asked = build, ordered, capacity, f"{folder}/following", tuple(paces)
         told = launch(_instance, instances, *asked, timeout_s=timeout_s, threads=threads)
-    generations = sorted((g for one in told for g in one.generations), key=lambda generation: generation.request.id)
+    reports = [one.report for one in told]
+    generations = sorted((g for one in reports for g in one.generations), key=lambda generation: generation.request.id)
     report = ServingReport(generations, total_seconds=max(generation.finish_s for generation in generations))
-    report.iterations = report.rows = sum(one.iterations for one in told)
-    report.cache_bytes = sum(one.cache_bytes for one in told)
+    report.iterations = report.rows = sum(one.iterations for one in reports)
+    report.cache_bytes = sum(one.cache_bytes for one in reports)
     pace_s = {pace: median([one.pace_s[pace] for one in told if pace in one.pace_s]) for pace in paces}
-    return Served(report, [one.nbytes for one in told], pace_s)
+    return Served(report, [size for one in told for size in one.instance_bytes], pace_s)
 
 
 @contextlib.contextmanager
@@ -103,17 +104,6 @@ class _Clock:
         return 0.0 if self.start is None else time.perf_counter() - self.start
 
 
-@dataclass(frozen=True)
-class _Told:
-    """What an instance tells at its end."""
-
-    generations: list[Generation]
-    iterations: int
-    cache_bytes: int
-    nbytes: int
-    pace_s: dict[int, float]
-
-
 def _instance(
     rank: int,
     world_size: int,
@@ -122,14 +112,14 @@ def _instance(
     capacity: int,
     following: str,
     paces: Sequence[int],
-) -> _Told:
+) -> Served:
     """One process: get ready, wait for the others, serve."""
     model, clock = build(), _Clock()
     engine = Engine(model, serial(), capacity, clock)
     engine.prepare()
     pace_s = {pace: seconds for pace in paces if (seconds := _pace(engine, rank, pace)) is not None}
     prompt = requests[0].prompt
-    _answer(engine, Request(-1, prompt, min(2, capacity - len(prompt) + 1), 0.0))
+    answer(engine, Request(-1, prompt, min(2, capacity - len(prompt) + 1), 0.0))
     warm = engine.iterations
     nbytes = psutil.Process().memory_full_info().uss
     if model.device.type == "cuda":
@@ -141,16 +131,10 @@ def _instance(
     while (number := queue.add("following", 1) - 1) < len(requests):
         request = requests[number]
         time.sleep(max(0.0, request.arrived_s - clock()))
-        generations.append(_answer(engine, request))
+        generations.append(answer(engine, request))
         generations[-1].slot = rank
-    return _Told(generations, engine.iterations - warm, engine.buffers.cache.nbytes, nbytes, pace_s)
-
-
-def _answer(engine: Engine, request: Request) -> Generation:
-    engine.submit(request)
-    while not (finished := engine.step()):
-        pass
-    return finished[0]
+    cache_bytes, iterations = engine.buffers.cache.nbytes, engine.iterations - warm
+    return Served(ServingReport(generations, iterations=iterations, cache_bytes=cache_bytes), [nbytes], pace_s)
 
 
 def _agreed_start() -> float:

@@ -137,11 +137,3 @@ class Decoder(ABC):
         """Run a prompt [n] int64, or the chunk of one that begins at position `start` behind what the slot holds
         already. Logits [vocab] after the last token."""
         return self.forward(Rows.prompt(tokens, slot, start), cache, slice(len(tokens) - 1, len(tokens)))[0]
-
-    def decode(self, tokens: Tensor, lengths: Tensor, cache: KVCache, slots: slice, longest: int) -> Tensor:
-        """One token for each of b requests at once: the fused iteration.
-
-        tokens: [b] int64, the last token of each request; lengths: [b] int64, tokens already in its slot; slots: the b
-        slots of `cache`; longest: at least the largest of `lengths`. Returns logits [b, vocab].
-        """
-        return self.forward(Rows.decode(tokens, lengths, slots, longest), cache)

@@ -1,6 +1,8 @@
 """What GPT-J and GPT-NeoX have in common: partial rotary positions, LayerNorm with a bias, feed-forward with GELU."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -42,22 +44,12 @@ class GPTDecoderConfig(DecoderConfig):
         return self.heads
 
 
-@dataclass(frozen=True)
-class LayerNorm:
-    """(x - mean) / √(variance + eps) · weight + bias over the last dimension; weight, bias: [width]."""
-
-    weight: Tensor
-    bias: Tensor
-    eps: float
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
-
-
 class GPTDecoder(Decoder):
     """Without `output.weight` among the weights the embedding is the output head, which keeps a bias that it has."""
 
     config: GPTDecoderConfig
 
-    def _norm(self, name: str) -> LayerNorm:
-        return LayerNorm(self._get(f"{name}.weight"), self._get(f"{name}.bias"), self.config.norm_eps)
+    def _norm(self, name: str) -> Callable[[Tensor], Tensor]:
+        """(x - mean) / √(variance + eps) · weight + bias over the last dimension."""
+        weight, bias = self._get(f"{name}.weight"), self._get(f"{name}.bias")
+        return partial(F.layer_norm, normalized_shape=weight.shape, weight=weight, bias=bias, eps=self.config.norm_eps)

@@ -50,7 +50,6 @@ class Policy(Protocol):
 
     def run(self, shapes: Sequence[RequestShape], times: Times) -> QueueRun:
         """Serve requests in order of arrival; ValueError when there are none, or they are not in that order."""
-        ...
 
 
 def check_shapes(shapes: Sequence[RequestShape]) -> None:

@@ -22,16 +22,13 @@ class Times(Protocol):
 
     def decode(self, batch: int, context: NDArray[np.int64]) -> NDArray[np.float64]:
         """Of iterations over `batch` rows, [k], for each of `context` [k]: the most tokens that a row has stored."""
-        ...
 
     def prefill(self, tokens: int, start: int = 0) -> float:
         """Of so many tokens of a prompt behind its first `start`, in a pass of their own."""
-        ...
 
     @property
     def floor_s(self) -> float:
         """What every pass takes, however little is in it: parts that share a pass take it once."""
-        ...
 
 
 def pass_s(times: Times, batch: int, context: int, chunks: Sequence[tuple[int, int]]) -> float:

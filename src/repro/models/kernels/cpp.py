@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -119,18 +118,17 @@ def _build(compiler: str, library: Path) -> None:
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             compiled, linked = [Path(folder) / f"{source.stem}.o" for source in _SOURCES], Path(folder) / library.name
+            commands = [
+                [compiler, *_FLAGS, *headers, "-c", str(source), "-o", str(to)]
+                for source, to in zip(_SOURCES, compiled, strict=True)
+            ]
             with ThreadPoolExecutor() as pool:
-                for _ in pool.map(partial(_compile, compiler, headers), _SOURCES, compiled):
-                    pass
+                list(pool.map(_call, commands))
             objects = list(map(str, compiled))
             _call([compiler, "-shared", "-fopenmp", *objects, "-o", str(linked), *libraries, "-ltorch_cpu", "-lc10"])
             os.replace(linked, library)
     except OSError as error:
         raise BuildError(f"{library.parent}: {error}") from error
-
-
-def _compile(compiler: str, headers: list[str], source: Path, compiled: Path) -> None:
-    _call([compiler, *_FLAGS, *headers, "-c", str(source), "-o", str(compiled)])
 
 
 def _call(command: list[str]) -> None:
