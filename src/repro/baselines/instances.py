@@ -1,9 +1,8 @@
 """Concurrent instances: each request is served by a process with a model of its own (the paper's FasterTransformer).
 
-The processes are there, with weights loaded and warm, before the first request comes. Each takes the next request in
-order, waits until it arrives, and decodes it alone; nothing is shared but the machine, so they slow each other down.
-With fewer instances than requests a request waits until one is free.
-"""
+The processes are there, with weights loaded and warm, before the first request comes. Whoever is free takes the next
+request in order, waits until it arrives, and decodes it alone; nothing is shared but the machine, so they slow each
+other down."""
 
 import contextlib
 import os
@@ -58,10 +57,9 @@ def serve(
     """Serve requests at their `arrival_s` on `instances` processes of `threads` threads.
 
     `build` makes the model inside each process and must be picklable; `capacity`: KV positions of an instance. `paces`:
-    measure before, how long an iteration takes when so many instances decode at once (up to `instances`).
-
-    Raises ValueError (arguments); launch.RankError when a process raised or was killed, with its signal, after all
-    others have been ended; launch.LaunchTimeout when they were not done in `timeout_s`.
+    measure before, how long an iteration takes when so many instances decode at once (up to `instances`). ValueError
+    (arguments); launch.RankError when a process raised or was killed, with its signal, after all others have been
+    ended; launch.LaunchTimeout after `timeout_s`.
     """
     if instances < 1 or any(not 1 <= pace <= instances for pace in paces):
         raise ValueError(f"instances is {instances} and paces {list(paces)}: at least 1, and 1 to {instances}")
@@ -126,7 +124,10 @@ def _instance(
         nbytes += torch.cuda.memory_reserved(model.device)
     queue = dist.FileStore(following, world_size)  # whoever is free adds one to the number of the next request
     dist.barrier()
-    clock.start = _agreed_start()
+    start = torch.tensor([time.perf_counter() + _NOTICE_S], dtype=torch.float64)
+    dist.broadcast(start, 0)  # shortly ahead, chosen by rank 0
+    clock.start = float(start)
+    time.sleep(max(0.0, clock.start - time.perf_counter()))
     generations = []
     while (number := queue.add("following", 1) - 1) < len(requests):
         request = requests[number]
@@ -135,14 +136,6 @@ def _instance(
         generations[-1].slot = rank
     cache_bytes, iterations = engine.buffers.cache.nbytes, engine.iterations - warm
     return Served(ServingReport(generations, iterations=iterations, cache_bytes=cache_bytes), [nbytes], pace_s)
-
-
-def _agreed_start() -> float:
-    """A moment shortly ahead on `time.perf_counter`, common to all processes of a machine; chosen by rank 0."""
-    start = torch.tensor([time.perf_counter() + _NOTICE_S], dtype=torch.float64)
-    dist.broadcast(start, 0)
-    time.sleep(max(0.0, float(start) - time.perf_counter()))
-    return float(start)
 
 
 def _pace(engine: Engine, rank: int, together: int) -> float | None:

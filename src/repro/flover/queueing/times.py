@@ -32,8 +32,7 @@ class Times(Protocol):
 
 
 def pass_s(times: Times, batch: int, context: int, chunks: Sequence[tuple[int, int]]) -> float:
-    """Seconds of one pass: a token for each of `batch` rows, of which one has `context` tokens stored and the others no
-    more, and `chunks` (tokens, start) of prompts."""
+    """Seconds of one pass: a token for each of `batch` rows of up to `context` tokens, and `chunks` (tokens, start)."""
     parts = [times.prefill(tokens, start) for tokens, start in chunks]
     if batch:
         parts.append(float(times.decode(batch, np.array([context]))[0]))
@@ -66,8 +65,7 @@ class LinearTimes:
 class MeasuredTimes:
     """Linear between measured points; below the smallest context, prompt or start as there, above a ValueError.
 
-    `batches` [B] from 1 on, `contexts` [C], `decode_s` [B, C]; `prompts` [P], `starts` [S], `prefill_s` [P, S];
-    ascending.
+    Ascending `batches` [B] from 1, `contexts` [C], `prompts` [P], `starts` [S]; `decode_s` [B, C], `prefill_s` [P, S].
     """
 
     batches: NDArray[np.int64]

@@ -63,8 +63,7 @@ class CppKernels(Kernels):
 
 
 class PanelLinear:
-    """The weight as `products.cpp` reads it. For processors with AVX-512, and in bfloat16 with AVX512_BF16 but without
-    AMX (RuntimeError when called on others)."""
+    """For processors with AVX-512, in bfloat16 with AVX512_BF16 but without AMX (RuntimeError on others)."""
 
     layout = "panels"
 
@@ -91,13 +90,8 @@ def _load() -> None:
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         raise BuildError("no C++ compiler found (Debian: apt-get install g++; or set CXX)")
-    made_of = [
-        *(file.read_bytes() for file in (*_SOURCES, *_HEADERS)),
-        torch.__version__.encode(),
-        compiler.encode(),
-        _processor(),
-        *map(str.encode, _FLAGS),
-    ]
+    texts = [torch.__version__, compiler, _processor(), *_FLAGS]
+    made_of = [*(file.read_bytes() for file in (*_SOURCES, *_HEADERS)), *map(str.encode, texts)]
     folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
     library = folder / f"repro_models_{hashlib.sha256(b'|'.join(made_of)).hexdigest()[:16]}.so"
     if not library.is_file():
@@ -139,10 +133,10 @@ def _call(command: list[str]) -> None:
         raise BuildError(f"{command[0]} could not build the kernels: {reason}")
 
 
-def _processor() -> bytes:
+def _processor() -> str:
     """Its name and the instructions that it has: folders are shared between machines that differ in them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return platform.processor().encode()
-    return "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})).encode()
+        return platform.processor()
+    return "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
