@@ -12,15 +12,8 @@ from repro.models.decoder import Decoder
 from repro.models.kernels import GELU
 
 # Names that transformers gives. Those by a hyperbolic tangent differ in the order of their roundings only.
-ACTIVATIONS: dict[str, GELU] = {
-    "gelu": "none",
-    "gelu_python": "none",
-    "gelu_accurate": "tanh",
-    "gelu_fast": "tanh",
-    "gelu_new": "tanh",
-    "gelu_python_tanh": "tanh",
-    "gelu_pytorch_tanh": "tanh",
-}
+_BY_TANH = "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python_tanh", "gelu_pytorch_tanh"
+ACTIVATIONS: dict[str, GELU] = {"gelu": "none", "gelu_python": "none"} | dict.fromkeys(_BY_TANH, "tanh")
 
 
 @dataclass(frozen=True, kw_only=True)
