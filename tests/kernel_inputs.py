@@ -36,3 +36,8 @@ def rows(decoding: Sequence[int], prompts: Sequence[tuple[int, int]], first: int
         parts.append(Rows.decode(tokens(len(decoding)), positions, slice(first, after), max(decoding)))
     parts += [Rows.prompt(tokens(count), slot, start) for slot, (start, count) in enumerate(prompts, after)]
     return Rows.joined(parts)
+
+
+def decode(model, tokens, lengths, cache, slots: slice, longest: int) -> torch.Tensor:
+    """Logits [b, vocab]: a token for each of b neighbouring slots, which hold `lengths` [b] tokens."""
+    return model.forward(Rows.decode(tokens, lengths, slots, longest), cache)

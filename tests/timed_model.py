@@ -2,8 +2,7 @@
 
 import torch
 
-from repro.flover.queueing import Times
-from repro.flover.queueing.times import pass_s
+from repro.flover.queueing.times import Times, pass_s
 from repro.models.kernels.torch_kernels import Kernels
 from repro.models.llama import Llama, LlamaConfig
 

@@ -11,17 +11,8 @@ from repro.experiments.flover_queue import QueuePoint
 from repro.experiments.flover_queue.run import run
 from repro.flover.arrivals import RequestShape, fixed_arrivals, poisson_arrivals
 from repro.flover.engine import Engine, ServingReport
-from repro.flover.queueing import (
-    Batches,
-    ConcurrentBatches,
-    Fused,
-    Instances,
-    LinearTimes,
-    MeasuredTimes,
-    QueueRun,
-    evenly,
-)
-from repro.flover.queueing.shared import share
+from repro.flover.queueing import Batches, ConcurrentBatches, Fused, Instances, LinearTimes, MeasuredTimes, QueueRun
+from repro.flover.queueing.shared import evenly, share
 from repro.flover.request import Request
 from repro.flover.scheduler import Scheduler
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from kernel_inputs import decode
 
 from repro.models.huggingface import read_huggingface
 from repro.models.llama import Llama
@@ -48,7 +49,7 @@ def test_logits_are_those_of_transformers(tmp_path, options):
     ours = Llama(*read_huggingface(tmp_path))
     cache = ours.new_cache(1, 64)
     found = [ours.prefill(tokens[:20], cache)]
-    found += [ours.decode(tokens[n : n + 1], torch.tensor([n]), cache, slice(0, 1), n)[0] for n in range(20, 30)]
+    found += [decode(ours, tokens[n : n + 1], torch.tensor([n]), cache, slice(0, 1), n)[0] for n in range(20, 30)]
     torch.testing.assert_close(torch.stack(found), expected[19:], atol=2e-5, rtol=1e-4)
     assert len(list(tmp_path.glob("*.safetensors"))) > 1 or "shard" not in options
 

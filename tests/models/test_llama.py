@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from kernel_inputs import decode
 
 from repro.models import checkpoint
 from repro.models.kernels.torch_kernels import rotate
@@ -79,7 +80,7 @@ def test_prefill_and_decode_give_the_naive_logits(tied):
     cache = model.new_cache(1, 128)
     logits = [model.prefill(torch.tensor(tokens[:60]), cache)]
     for n in range(60, 70):  # over the edge of an attention block at 64
-        logits.append(model.decode(torch.tensor(tokens[n : n + 1]), torch.tensor([n]), cache, slice(0, 1), n)[0])
+        logits.append(decode(model, torch.tensor(tokens[n : n + 1]), torch.tensor([n]), cache, slice(0, 1), n)[0])
     torch.testing.assert_close(torch.stack(logits).double(), expected[59:], atol=1e-4, rtol=1e-4)
 
 
@@ -90,10 +91,10 @@ def test_decode_of_a_ragged_batch_equals_each_row_alone():
     for slot, length in enumerate(lengths):
         model.prefill(torch.arange(length) % CONFIG.vocab, cache, slot)
     tokens, before = torch.tensor([1, 2, 3, 4]), copy.deepcopy(cache)
-    together = model.decode(tokens, torch.tensor(lengths), cache, slice(0, 4), max(lengths))
+    together = decode(model, tokens, torch.tensor(lengths), cache, slice(0, 4), max(lengths))
     for slot, length in enumerate(lengths):
         row, own = slice(slot, slot + 1), copy.deepcopy(before)
-        alone = model.decode(tokens[row], torch.tensor([length]), own, row, length)
+        alone = decode(model, tokens[row], torch.tensor([length]), own, row, length)
         torch.testing.assert_close(together[row], alone, atol=1e-5, rtol=0)
         torch.testing.assert_close(own.keys[:, row], cache.keys[:, row], atol=1e-5, rtol=0)
 
@@ -106,7 +107,7 @@ def test_decode_does_not_read_what_an_earlier_request_left_in_the_slot():
     logits = []
     for cache in (clean, dirty):
         model.prefill(torch.tensor([5, 6, 7]), cache)
-        logits.append(model.decode(torch.tensor([8]), torch.tensor([3]), cache, slice(0, 1), 3))
+        logits.append(decode(model, torch.tensor([8]), torch.tensor([3]), cache, slice(0, 1), 3))
     assert torch.equal(*logits)
 
 
@@ -187,7 +188,7 @@ def test_capital_of_france(smollm2):
     answer = [int(model.prefill(torch.tensor(prompt), cache).argmax())]
     while answer[-1] != tokenizer.token_to_id("<|im_end|>") and len(answer) < 20:
         n = len(prompt) + len(answer) - 1
-        answer.append(int(model.decode(torch.tensor(answer[-1:]), torch.tensor([n]), cache, slice(0, 1), n).argmax()))
+        answer.append(int(decode(model, torch.tensor(answer[-1:]), torch.tensor([n]), cache, slice(0, 1), n).argmax()))
     assert tokenizer.decode(answer) == "The capital of France is Paris."
 
 
@@ -199,8 +200,8 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(smollm2):
     for slot, length in enumerate(lengths.tolist()):
         model.prefill(torch.arange(length), cache, slot)
     tokens, before = torch.tensor([11, 12, 13]), copy.deepcopy(cache)
-    together = model.decode(tokens, lengths, cache, slice(0, 3), 64)
+    together = decode(model, tokens, lengths, cache, slice(0, 3), 64)
     for slot in range(3):
         row = slice(slot, slot + 1)
-        alone = model.decode(tokens[row], lengths[row], copy.deepcopy(before), row, int(lengths[slot]))
+        alone = decode(model, tokens[row], lengths[row], copy.deepcopy(before), row, int(lengths[slot]))
         assert torch.equal(together[row], alone)

@@ -6,7 +6,7 @@ import os
 
 import pytest
 import torch
-from kernel_inputs import full_cache, rows
+from kernel_inputs import decode, full_cache, rows
 
 from repro.models.kernels.torch_kernels import Kernels
 from repro.models.kv_cache import CacheSizes
@@ -84,7 +84,7 @@ def test_a_model_decodes_as_in_torch(paged):
         lengths = torch.tensor([5, 60, 1], device=DEVICE)
         steps = []
         for _ in range(3):
-            steps.append(model.decode(torch.tensor([7, 8, 9], device=DEVICE), lengths, cache, slice(0, 3), 63))
+            steps.append(decode(model, torch.tensor([7, 8, 9], device=DEVICE), lengths, cache, slice(0, 3), 63))
             lengths = lengths + 1
         logits.append(torch.stack(steps))
     torch.testing.assert_close(*logits, **near(torch.float32))

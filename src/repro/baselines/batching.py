@@ -1,7 +1,5 @@
-"""Serial, static and dynamic batching: the same engine and model as `repro.flover`, under other schedulers.
-
-Sharing everything but the policy keeps the comparison fair: a difference in time is a difference in scheduling.
-"""
+"""Serial, static and dynamic batching: the same engine and model as `repro.flover`, under other schedulers, so that a
+difference in time is a difference in scheduling."""
 
 import math
 from collections.abc import Sequence
@@ -25,10 +23,9 @@ def serial(queue_limit: int = 1024) -> Scheduler:
 class StaticScheduler(Scheduler):
     """Wait until `slots` requests have come (or no more will), run them as one batch until the longest is done, repeat.
 
-    Rows whose request is done stay in the batch as dead weight, and all answers of a batch are handed back at its end,
-    as a server that calls `generate` on a padded batch does. So nobody sees a first token before that. Whoever drives
-    the engine by `step` sets `closed` when no more will come. ValueError for `prefill_tokens` and
-    `admit_per_iteration`, which would tear batches apart.
+    Rows whose request is done stay as dead weight, and all answers of a batch are handed back at its end, as a server
+    that calls `generate` on a padded batch does. Whoever drives the engine by `step` sets `closed` when no more will
+    come. ValueError for `prefill_tokens` and `admit_per_iteration`, which would tear batches apart.
     """
 
     streams: ClassVar[bool] = False
@@ -98,27 +95,24 @@ class DynamicScheduler(StaticScheduler):
 
 
 def lone(model: Decoder, requests: Sequence[Request], capacity: int) -> list[Generation]:
-    """Each request decoded with nothing beside it: the reference for tokens and for the time of a lone request.
-
-    Arrival times are ignored: `service_s` is what counts.
-    """
-    engine, result = Engine(model, serial(), capacity), []
+    """Each request decoded with nothing beside it: the reference for tokens and, by `service_s`, for times."""
+    engine = Engine(model, serial(), capacity)
     engine.prepare()
-    for request in requests:
-        engine.submit(request)
-        while not (finished := engine.step()):
-            pass
-        result += finished
-    return result
+    return [answer(engine, request) for request in requests]
+
+
+def answer(engine: Engine, request: Request) -> Generation:
+    """What an engine that has nothing else to do makes of a request."""
+    engine.submit(request)
+    while not (finished := engine.step()):
+        pass
+    return finished[0]
 
 
 def divergence(model: Decoder, generation: Generation, reference: Generation) -> float | None:
-    """How far apart the logits of the first differing token and of the reference's token are; None for equal answers,
-    infinite when one is merely the beginning of the other.
-
-    The logits come from one prefill of the prompt and the answer so far. A gap near the rounding error of the dtype is
-    a near tie, which the order of a sum decides; a wide one is a fault.
-    """
+    """How far apart the logits of the first differing token and of the reference's token are, by one prefill; None for
+    equal answers, infinite when one is merely the beginning of the other. A gap near the rounding error of the dtype is
+    a near tie, which the order of a sum decides; a wide one is a fault."""
     if generation.tokens == reference.tokens:
         return None
     pairs = list(zip(generation.tokens, reference.tokens, strict=False))

@@ -1,9 +1,8 @@
 """Concurrent instances: each request is served by a process with a model of its own (the paper's FasterTransformer).
 
-The processes are there, with weights loaded and warm, before the first request comes. Each takes the next request in
-order, waits until it arrives, and decodes it alone; nothing is shared but the machine, so they slow each other down.
-With fewer instances than requests a request waits until one is free.
-"""
+The processes are there, with weights loaded and warm, before the first request comes. Whoever is free takes the next
+request in order, waits until it arrives, and decodes it alone; nothing is shared but the machine, so they slow each
+other down."""
 
 import contextlib
 import os
@@ -18,9 +17,9 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from repro.baselines.batching import serial
+from repro.baselines.batching import answer, serial
 from repro.flover.engine import Engine, ServingReport
-from repro.flover.request import Generation, Request
+from repro.flover.request import Request
 from repro.launch import launch
 from repro.models.decoder import Decoder
 
@@ -58,10 +57,9 @@ def serve(
     """Serve requests at their `arrival_s` on `instances` processes of `threads` threads.
 
     `build` makes the model inside each process and must be picklable; `capacity`: KV positions of an instance. `paces`:
-    measure before, how long an iteration takes when so many instances decode at once (up to `instances`).
-
-    Raises ValueError (arguments); launch.RankError when a process raised or was killed, with its signal, after all
-    others have been ended; launch.LaunchTimeout when they were not done in `timeout_s`.
+    measure before, how long an iteration takes when so many instances decode at once (up to `instances`). ValueError
+    (arguments); launch.RankError when a process raised or was killed, with its signal, after all others have been
+    ended; launch.LaunchTimeout after `timeout_s`.
     """
     if instances < 1 or any(not 1 <= pace <= instances for pace in paces):
         raise ValueError(f"instances is {instances} and paces {list(paces)}: at least 1, and 1 to {instances}")
@@ -73,12 +71,13 @@ def serve(
     with tempfile.TemporaryDirectory(prefix="repro-instances-") as folder, _patient_threads():
         asked = build, ordered, capacity, f"{folder}/following", tuple(paces)
         told = launch(_instance, instances, *asked, timeout_s=timeout_s, threads=threads)
-    generations = sorted((g for one in told for g in one.generations), key=lambda generation: generation.request.id)
+    reports = [one.report for one in told]
+    generations = sorted((g for one in reports for g in one.generations), key=lambda generation: generation.request.id)
     report = ServingReport(generations, total_seconds=max(generation.finish_s for generation in generations))
-    report.iterations = report.rows = sum(one.iterations for one in told)
-    report.cache_bytes = sum(one.cache_bytes for one in told)
+    report.iterations = report.rows = sum(one.iterations for one in reports)
+    report.cache_bytes = sum(one.cache_bytes for one in reports)
     pace_s = {pace: median([one.pace_s[pace] for one in told if pace in one.pace_s]) for pace in paces}
-    return Served(report, [one.nbytes for one in told], pace_s)
+    return Served(report, [size for one in told for size in one.instance_bytes], pace_s)
 
 
 @contextlib.contextmanager
@@ -103,17 +102,6 @@ class _Clock:
         return 0.0 if self.start is None else time.perf_counter() - self.start
 
 
-@dataclass(frozen=True)
-class _Told:
-    """What an instance tells at its end."""
-
-    generations: list[Generation]
-    iterations: int
-    cache_bytes: int
-    nbytes: int
-    pace_s: dict[int, float]
-
-
 def _instance(
     rank: int,
     world_size: int,
@@ -122,43 +110,32 @@ def _instance(
     capacity: int,
     following: str,
     paces: Sequence[int],
-) -> _Told:
+) -> Served:
     """One process: get ready, wait for the others, serve."""
     model, clock = build(), _Clock()
     engine = Engine(model, serial(), capacity, clock)
     engine.prepare()
     pace_s = {pace: seconds for pace in paces if (seconds := _pace(engine, rank, pace)) is not None}
     prompt = requests[0].prompt
-    _answer(engine, Request(-1, prompt, min(2, capacity - len(prompt) + 1), 0.0))
+    answer(engine, Request(-1, prompt, min(2, capacity - len(prompt) + 1), 0.0))
     warm = engine.iterations
     nbytes = psutil.Process().memory_full_info().uss
     if model.device.type == "cuda":
         nbytes += torch.cuda.memory_reserved(model.device)
     queue = dist.FileStore(following, world_size)  # whoever is free adds one to the number of the next request
     dist.barrier()
-    clock.start = _agreed_start()
+    start = torch.tensor([time.perf_counter() + _NOTICE_S], dtype=torch.float64)
+    dist.broadcast(start, 0)  # shortly ahead, chosen by rank 0
+    clock.start = float(start)
+    time.sleep(max(0.0, clock.start - time.perf_counter()))
     generations = []
     while (number := queue.add("following", 1) - 1) < len(requests):
         request = requests[number]
         time.sleep(max(0.0, request.arrived_s - clock()))
-        generations.append(_answer(engine, request))
+        generations.append(answer(engine, request))
         generations[-1].slot = rank
-    return _Told(generations, engine.iterations - warm, engine.buffers.cache.nbytes, nbytes, pace_s)
-
-
-def _answer(engine: Engine, request: Request) -> Generation:
-    engine.submit(request)
-    while not (finished := engine.step()):
-        pass
-    return finished[0]
-
-
-def _agreed_start() -> float:
-    """A moment shortly ahead on `time.perf_counter`, common to all processes of a machine; chosen by rank 0."""
-    start = torch.tensor([time.perf_counter() + _NOTICE_S], dtype=torch.float64)
-    dist.broadcast(start, 0)
-    time.sleep(max(0.0, float(start) - time.perf_counter()))
-    return float(start)
+    cache_bytes, iterations = engine.buffers.cache.nbytes, engine.iterations - warm
+    return Served(ServingReport(generations, iterations=iterations, cache_bytes=cache_bytes), [nbytes], pace_s)
 
 
 def _pace(engine: Engine, rank: int, together: int) -> float | None:

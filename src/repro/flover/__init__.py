@@ -1,8 +1,7 @@
 """In-flight batching after Flover (arXiv 2305.13484): every running request decodes in one fused iteration.
 
 Read in this order: `request` (what is asked and answered), `scheduler` (who runs: the policy), `buffers` (where keys
-and values lie, and what moves), `sampling` (the next token), `engine` (the iteration), `queueing` (the policy as a
-model).
+and values lie), `sampling` (the next token), `engine` (the iteration), `queueing` (the policy as a model).
 """
 
 import importlib

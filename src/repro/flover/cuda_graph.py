@@ -15,10 +15,8 @@ Run = Callable[[], Tensor]
 
 
 def recorder() -> Callable[[Run], Run]:
-    """What records a function as a CUDA graph and returns its replay. Replays overwrite the same output tensor.
-
-    All graphs of one recorder share their memory: one runs at a time, and its result is read before the next.
-    """
+    """What records a function as a CUDA graph and returns its replay. All graphs of one recorder share their memory and
+    output tensors: one runs at a time, and its result is read before the next."""
     pool = torch.cuda.graph_pool_handle()
 
     def record(run: Run) -> Run:

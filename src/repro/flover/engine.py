@@ -24,12 +24,9 @@ from repro.models.rows import Rows
 
 @dataclass
 class ServingReport:
-    """What serving a list of requests gave.
-
-    `rejected`: reason by request id. `total_seconds`: from the start to the last finish. `iterations` counts passes in
-    which somebody decoded, `rows` the slots that they decoded, `dead_rows` those among them whose request was done.
-    `cache_bytes`: keys and values of all slots.
-    """
+    """`rejected`: reason by request id. `total_seconds`: from the start to the last finish. `iterations` counts passes
+    in which somebody decoded, `rows` the slots that they decoded, `dead_rows` those among them whose request was done.
+    `cache_bytes`: keys and values of all slots."""
 
     generations: list[Generation] = field(default_factory=list)
     rejected: dict[int, str] = field(default_factory=dict)
@@ -81,11 +78,9 @@ class _Batch:
 
 
 class Engine:
-    """Serves requests on one model. The scheduler is the policy; the baselines are other schedulers.
-
-    `capacity`: KV positions per slot; `layout`: where they lie (`buffers.LAYOUTS`). Drive it with `submit`, `cancel`
-    and `step`, or let `serve` follow the requests' arrival times.
-    """
+    """Serves requests on one model. The scheduler is the policy; the baselines are other schedulers. `capacity`: KV
+    positions per slot; `layout`: where they lie (`buffers.LAYOUTS`). Drive it with `submit`, `cancel` and `step`, or
+    let `serve` follow the requests' arrival times."""
 
     def __init__(
         self,
@@ -108,8 +103,7 @@ class Engine:
         self._clock, self._sleep, self._start = clock, sleep, clock()
 
     def submit(self, request: Request) -> None:
-        """Queue a request; one without `arrival_s` arrives now. RequestError when it can never be served, QueueFull
-        when too many wait; others are not touched."""
+        """Queue a request; without `arrival_s` it arrives now. RequestError: never possible; QueueFull: not now."""
         limits = {"a slot": self.buffers.capacity, "the pool": self.buffers.most, "kv_tokens": self.scheduler.kv_tokens}
         for what, most in limits.items():
             if most and request.kv_tokens > most:
@@ -145,10 +139,8 @@ class Engine:
             self._graphs.prepare(self.scheduler.slots)
 
     def step(self) -> list[Generation]:
-        """The paper's loop, once: admit at the token boundary, one fused pass, sample, then finish and reorder.
-
-        Returns the generations that ended.
-        """
+        """The paper's loop, once: admit at the token boundary, one fused pass, sample, then finish and reorder. Returns
+        the generations that ended."""
         self._end_late()
         finished, self._gone = self._gone + self._leave(), []  # cancelled or late since the last step
         self._admit()
@@ -241,8 +233,7 @@ class Engine:
         return [slice(low + 1, high) for low, high in pairwise(edges) if low + 1 < high]
 
     def _chunks(self) -> list[_Chunk]:
-        """Chunked prefill: as many prompt tokens as the scheduler allows, first of the prompt that is under way (there
-        is one at most), then of newcomers in order of admission."""
+        """Chunked prefill: as many prompt tokens as the scheduler allows, in order of admission."""
         left, chunks = self.scheduler.prefill_tokens or sys.maxsize, []
         for slot, generation in self.scheduler.running.items():
             if generation.prompt_left and not generation.done:

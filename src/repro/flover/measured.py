@@ -31,9 +31,7 @@ def measure(
     """Median seconds of `repeats` iterations over each of `batches` rows at each of `contexts` stored tokens (the
     repeats are iterations around it, or the last ones that the model has positions for), and of `repeats` prompts of
     each length of `prompts` behind each of `starts` tokens. All ascending; `batches` from 1 on. A prompt and what it
-    stands behind take no more positions than the model has.
-
-    Times are of whole steps. ValueError for a length that the model has no positions for.
+    stands behind take no more positions than the model has (ValueError). Times are of whole steps.
     """
     wanted = max(max(contexts) + repeats + 2, max(prompts) + max(starts))
     most = max(min(wanted, model.config.context), max(contexts) + 1, max(prompts))

@@ -1,15 +1,5 @@
 """One engine over tensor-parallel ranks: rank 0 alone schedules and samples, and tells the others what each pass is.
-
-    shard = Shard.of()
-    model = Llama(config, weights, shard=shard)
-    if shard.rank == 0:
-        with Leader(model) as leader:
-            report = Engine(leader, scheduler, capacity).serve(requests)
-    else:
-        follow(model)
-
-So ranks cannot disagree. The authors' ranks each poll their own queue: two may fuse a request at different tokens.
-"""
+So they cannot disagree. The authors' ranks each poll their own queue: two may fuse a request at different tokens."""
 
 import hashlib
 from collections.abc import Iterator
@@ -59,8 +49,7 @@ class _Pass:
 
 
 class _Mirrored:
-    """Rank 0's cache: what changes it is noted, so that the others change theirs alike before the next pass. Bytes are
-    those of all ranks, whose parts are equal."""
+    """Rank 0's cache; what changes it is noted for the others. Bytes are those of all ranks, whose parts are equal."""
 
     def __init__(self, cache: SlotCache | PagedCache, ranks: int) -> None:
         self.cache, self._ranks = cache, ranks

@@ -90,9 +90,7 @@ class Sampler:
             top_k = column((s.top_k for s in asked), torch.int64)[:, None]
             top_p = column((s.top_p for s in asked), torch.float32)[:, None]
             scaled = scaled.masked_fill(scaled < _lowest(scaled, most, top_k, top_p), -torch.inf)
-        point = uniform(
-            column((s.seed for s in asked), torch.int64), column((self.given[slot] for slot in slots), torch.int64)
-        )
+        point = column((uniform(self.sampling[slot].seed, self.given[slot]) for slot in slots), torch.float64)
         return _inverted(scaled.softmax(-1), point)
 
 
@@ -107,26 +105,17 @@ def _lowest(scaled: Tensor, most: int, top_k: Tensor, top_p: Tensor) -> Tensor:
     return values.gather(1, left.sum(-1, keepdim=True) - 1)
 
 
-def uniform(seed: Tensor, count: Tensor) -> Tensor:
-    """float64 [n] in [0, 1): a hash of two int64 [n]."""
-    bits = _mixed(_mixed(seed) + count * _signed(0x9E3779B97F4A7C15))
-    return _shifted(bits, 11).double() / 2.0**53
+def uniform(seed: int, count: int) -> float:
+    """In [0, 1): a hash of both, which are below 2^63."""
+    return (_mixed(_mixed(seed) + count * 0x9E3779B97F4A7C15) >> 11) / 2.0**53
 
 
-def _mixed(bits: Tensor) -> Tensor:
-    """SplitMix64's finaliser; products wrap around modulo 2^64, as it wants."""
-    bits = (bits ^ _shifted(bits, 30)) * _signed(0xBF58476D1CE4E5B9)
-    bits = (bits ^ _shifted(bits, 27)) * _signed(0x94D049BB133111EB)
-    return bits ^ _shifted(bits, 31)
-
-
-def _shifted(bits: Tensor, by: int) -> Tensor:
-    """To the right, zeros from the left: torch has signed integers only."""
-    return (bits >> by) & ((1 << (64 - by)) - 1)
-
-
-def _signed(word: int) -> int:
-    return word - 2**64 if word >= 2**63 else word
+def _mixed(bits: int) -> int:
+    """SplitMix64's finaliser, modulo 2^64."""
+    bits %= 2**64
+    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    bits = (bits ^ bits >> 27) * 0x94D049BB133111EB % 2**64
+    return bits ^ bits >> 31
 
 
 def _inverted(share: Tensor, point: Tensor) -> Tensor:

@@ -1,9 +1,5 @@
-"""Requests to serve, and what to report of serving them.
-
-Arrivals and lengths come from a real trace (Azure; ShareGPT has lengths only), scaled by stated factors, or are regular
-(fixed interval, Poisson) as in the paper's experiments. The content of prompts is cut from real text or drawn at
-random.
-"""
+"""Requests to serve, and what to report of serving them. Lengths come from a real trace (Azure, ShareGPT), scaled by
+stated factors, or are drawn as in the paper's experiments; prompts are cut from real text or drawn at random."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,11 +21,8 @@ def azure(
     max_prompt_tokens: int = 1024,
     max_output_tokens: int = 1024,
 ) -> list[RequestShape]:
-    """`count` successive requests of the Azure LLM trace of 2023 from row `start`.
-
-    Gaps between arrivals are multiplied by `time_scale`, lengths by `length_scale`, rounded, then clipped to 1 … the
-    given maximum. Raises ValueError when the trace has too few rows.
-    """
+    """`count` successive requests of the Azure LLM trace of 2023 from row `start`. Gaps are multiplied by `time_scale`,
+    lengths by `length_scale`, rounded, then clipped to 1 … the given maximum. ValueError when it has too few rows."""
     table = _rows(path, count, start)
     times = pd.to_datetime(table.TIMESTAMP)
     arrivals = (times - times[0]).dt.total_seconds() * time_scale
@@ -46,10 +39,8 @@ def sharegpt(
     max_prompt_tokens: int = 4096,
     max_output_tokens: int = 1024,
 ) -> list[RequestShape]:
-    """Successive requests of the ShareGPT lengths from row `start`, one for each of `arrivals` (seconds, ascending).
-
-    The file's own arrival times are not observed but generated, so they are not used. Lengths are scaled and clipped as
-    `azure` does. Raises ValueError when the file has too few rows.
+    """Successive requests of the ShareGPT lengths from row `start`, one for each of `arrivals` (seconds, ascending);
+    the file's own are not observed but generated. Lengths are scaled and clipped, too few rows refused, as by `azure`.
     """
     table = _rows(path, len(arrivals), start)
     prompts = _lengths(table.input_toks, length_scale, max_prompt_tokens)
@@ -71,8 +62,7 @@ def _lengths(tokens: pd.Series, scale: float, most: int) -> list[int]:
 def uniform(
     count: int, interval_s: float, prompt_tokens: int, shortest: int, longest: int, seed: int
 ) -> list[RequestShape]:
-    """`count` requests every `interval_s` whose answers have `shortest` to `longest` tokens, drawn uniformly, as in the
-    paper."""
+    """One request every `interval_s`; answers of `shortest` to `longest` tokens, drawn uniformly as in the paper."""
     drawn = np.random.default_rng(seed).integers(shortest, longest, count, endpoint=True).tolist()
     arrivals = fixed_arrivals(count, interval_s).tolist()
     return [RequestShape(arrival, prompt_tokens, tokens) for arrival, tokens in zip(arrivals, drawn, strict=True)]

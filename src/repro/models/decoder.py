@@ -1,7 +1,5 @@
-"""What the decoder-only models here share: one pass over rows of any requests, and a KV cache they do not own.
-
-`forward` writes into a cache that the caller lays out (`kv_cache.py`): the engine decides which slot a request has.
-"""
+"""What the decoder-only models here share: one pass over rows of any requests, into a KV cache (`kv_cache.py`) that the
+caller lays out: the engine decides which slot a request has."""
 
 import math
 from abc import ABC, abstractmethod
@@ -48,9 +46,9 @@ class Decoder(ABC):
         if shard is not None:
             shard.check(config)
         self.kernels = choose(kernels, self.device, dtype, config.head_dim)
-        self._weights = weights
+        self._weights = {"output.weight": weights["token_embd.weight"]} | weights  # where there is none
         self.embedding = self._get("token_embd.weight")
-        self.norm, self.head = self._norm("output_norm"), self._output()
+        self.norm, self.head = self._norm("output_norm"), self._linear("output", split="vocabulary")
         self.blocks = [self._block(f"blk.{i}") for i in range(config.layers)]
         del self._weights
         half = torch.arange(0, config.rotary_dim, 2, dtype=torch.float32) / config.rotary_dim
@@ -77,19 +75,9 @@ class Decoder(ABC):
     def _linear(self, *names: str, split: Split, parts: int = 1, gelu: GELU | None = None) -> Linear:
         """Fused: layers that see the same input, and their biases where they have any. `split`: how tensor-parallel
         ranks share them; `parts`: each name holds so many layers, one below the other."""
+        weights = [self._get(f"{name}.weight") for name in names]
         biases = [self._get(f"{name}.bias") for name in names if f"{name}.bias" in self._weights]
         assert len(biases) in (0, len(names)), f"some of {names} have a bias and some not"
-        return self._spread([self._get(f"{name}.weight") for name in names], biases, split, parts, gelu)
-
-    def _output(self) -> Linear:
-        """The output head; without a weight of its own it is the embedding."""
-        tied = "output.weight" not in self._weights
-        bias = [self._get("output.bias")] if "output.bias" in self._weights else []
-        return self._spread([self.embedding if tied else self._get("output.weight")], bias, "vocabulary")
-
-    def _spread(
-        self, weights: list[Tensor], biases: list[Tensor], split: Split, parts: int = 1, gelu: GELU | None = None
-    ) -> Linear:
         if self.shard is None:
             return self.kernels.linear(torch.cat(weights), torch.cat(biases) if biases else None, gelu)
         weights, biases = ([part for whole in several for part in whole.chunk(parts)] for several in (weights, biases))
@@ -134,14 +122,5 @@ class Decoder(ABC):
             return self.head(hidden) if len(hidden) else hidden.new_empty(0, self.config.vocab)
 
     def prefill(self, tokens: Tensor, cache: KVCache, slot: int = 0, start: int = 0) -> Tensor:
-        """Run a prompt [n] int64, or the chunk of one that begins at position `start` behind what the slot holds
-        already. Logits [vocab] after the last token."""
+        """Logits [vocab] after a prompt [n] int64, or the chunk of one from position `start` on."""
         return self.forward(Rows.prompt(tokens, slot, start), cache, slice(len(tokens) - 1, len(tokens)))[0]
-
-    def decode(self, tokens: Tensor, lengths: Tensor, cache: KVCache, slots: slice, longest: int) -> Tensor:
-        """One token for each of b requests at once: the fused iteration.
-
-        tokens: [b] int64, the last token of each request; lengths: [b] int64, tokens already in its slot; slots: the b
-        slots of `cache`; longest: at least the largest of `lengths`. Returns logits [b, vocab].
-        """
-        return self.forward(Rows.decode(tokens, lengths, slots, longest), cache)

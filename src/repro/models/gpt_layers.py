@@ -1,6 +1,8 @@
 """What GPT-J and GPT-NeoX have in common: partial rotary positions, LayerNorm with a bias, feed-forward with GELU."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,15 +12,8 @@ from repro.models.decoder import Decoder
 from repro.models.kernels import GELU
 
 # Names that transformers gives. Those by a hyperbolic tangent differ in the order of their roundings only.
-ACTIVATIONS: dict[str, GELU] = {
-    "gelu": "none",
-    "gelu_python": "none",
-    "gelu_accurate": "tanh",
-    "gelu_fast": "tanh",
-    "gelu_new": "tanh",
-    "gelu_python_tanh": "tanh",
-    "gelu_pytorch_tanh": "tanh",
-}
+_BY_TANH = "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python_tanh", "gelu_pytorch_tanh"
+ACTIVATIONS: dict[str, GELU] = {"gelu": "none", "gelu_python": "none"} | dict.fromkeys(_BY_TANH, "tanh")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,22 +37,12 @@ class GPTDecoderConfig(DecoderConfig):
         return self.heads
 
 
-@dataclass(frozen=True)
-class LayerNorm:
-    """(x - mean) / √(variance + eps) · weight + bias over the last dimension; weight, bias: [width]."""
-
-    weight: Tensor
-    bias: Tensor
-    eps: float
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
-
-
 class GPTDecoder(Decoder):
     """Without `output.weight` among the weights the embedding is the output head, which keeps a bias that it has."""
 
     config: GPTDecoderConfig
 
-    def _norm(self, name: str) -> LayerNorm:
-        return LayerNorm(self._get(f"{name}.weight"), self._get(f"{name}.bias"), self.config.norm_eps)
+    def _norm(self, name: str) -> Callable[[Tensor], Tensor]:
+        """(x - mean) / √(variance + eps) · weight + bias over the last dimension."""
+        weight, bias = self._get(f"{name}.weight"), self._get(f"{name}.bias")
+        return partial(F.layer_norm, normalized_shape=weight.shape, weight=weight, bias=bias, eps=self.config.norm_eps)

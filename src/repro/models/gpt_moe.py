@@ -125,8 +125,7 @@ class MoEBlock(nn.Module):
 
 
 def balance_loss(logits: Tensor, experts: Tensor) -> Tensor:
-    """GShard's auxiliary loss of one layer: E · Σ_e (share of tokens first sent to e) · (mean probability of e); 1 when
-    even."""
+    """GShard's auxiliary loss of one layer: E · Σ_e (share of tokens first sent to e) · (mean probability of e)."""
     share = torch.bincount(experts[:, 0], minlength=logits.shape[1]) / len(logits)
     return logits.shape[1] * (share * logits.softmax(dim=-1).mean(dim=0)).sum()
 

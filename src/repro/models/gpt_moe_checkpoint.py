@@ -28,8 +28,7 @@ def save(model: GPTMoE, path: str | Path, dtype: torch.dtype = torch.float16) ->
 
 def load(path: str | Path) -> GPTMoE:
     """The model in fp32, in evaluation mode. FileNotFoundError when there is no file; ValueError names the file and
-    what is wrong with it: not safetensors, no sizes, sizes that no model has, or weights that are not those of a model
-    of these sizes."""
+    what is wrong with it: not safetensors, no sizes or those of no model, or weights that do not fit them."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such checkpoint")

@@ -14,8 +14,7 @@ from repro.models.kernels import Attention
 @dataclass(frozen=True, kw_only=True)
 class GPTNeoXConfig(GPTDecoderConfig):
     """Sizes of a GPT-NeoX model, which has an output head of its own. `parallel_residual`: the feed-forward layer sees
-    the block's input, not what attention made of it; `attention_bias`: whether the products around attention have
-    biases."""
+    the block's input, not what attention made of it; `attention_bias`: of the products around attention."""
 
     parallel_residual: bool = True
     attention_bias: bool = True

@@ -1,8 +1,5 @@
-"""Where keys and values of requests lie: in one stretch per slot, or in blocks from a common pool.
-
-Kernels in torch write and read through `write` and `read`, those in C++ and Triton take the `parts`, so a model runs on
-either. Both count in slots: in `PagedCache` a slot is a row of the block table.
-"""
+"""Where keys and values of requests lie: in one stretch per slot, or in blocks from a common pool. Kernels in torch use
+`write` and `read`, those in C++ and Triton the `parts`, so a model runs on either. Both count in slots."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -23,10 +20,7 @@ class CacheSizes:
 
 
 class KVCache(ABC):
-    """Keys and values of some slots, up to `capacity` positions each.
-
-    `keys`, `values`: [layers, blocks, kv_heads, block, head_dim], zero at first.
-    """
+    """`keys`, `values`: [layers, blocks, kv_heads, block, head_dim], zero at first. Slots have `capacity` positions."""
 
     def __init__(self, sizes: CacheSizes, capacity: int, blocks: int, block: int) -> None:
         self.capacity, self.kv_heads, self.head_dim = capacity, sizes.kv_heads, sizes.head_dim

@@ -96,7 +96,7 @@ def machine_of(gpus: int, hardware: Hardware = WILKES3, draws: int = 0, seed: in
 
 @dataclass(frozen=True, eq=False)
 class PredictedTimes:
-    """`repro.flover.queueing.Times` of a model on a machine, or on draw number `draw` of an uncertain one.
+    """`repro.flover.queueing.times.Times` of a model on a machine, or on draw number `draw` of an uncertain one.
 
     Layers are tensor-parallel over all ranks of the machine. ValueError where their sizes or the memory do not allow
     it.

@@ -17,7 +17,7 @@ from repro.flover.arrivals import RequestShape
 from repro.flover.buffers import LAYOUTS
 from repro.flover.engine import Engine, ServingReport
 from repro.flover.measured import spread
-from repro.flover.queueing import evenly
+from repro.flover.queueing.shared import evenly
 from repro.flover.request import Request
 from repro.flover.scheduler import Scheduler
 from repro.flover.workload import summary

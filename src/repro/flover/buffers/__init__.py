@@ -1,7 +1,5 @@
-"""Where the keys and values of running requests lie, and what moves when one leaves.
-
-`window.py` is the paper's answer; the others stand beside it under the same interface (`base.py`).
-"""
+"""Where the keys and values of running requests lie, and what moves when one leaves: `window.py` is the paper's answer,
+the others stand beside it under the same interface (`base.py`)."""
 
 from repro.flover.buffers.base import Buffers
 from repro.flover.buffers.baseline_layouts import FixedBuffers, LastBuffers, ShiftBuffers
@@ -9,7 +7,11 @@ from repro.flover.buffers.paged import PagedBuffers
 from repro.flover.buffers.window import WindowBuffers
 
 LAYOUTS: dict[str, type[Buffers]] = {
-    kind.layout: kind for kind in (WindowBuffers, FixedBuffers, ShiftBuffers, LastBuffers, PagedBuffers)
+    "window": WindowBuffers,
+    "fixed": FixedBuffers,
+    "shift": ShiftBuffers,
+    "last": LastBuffers,
+    "paged": PagedBuffers,
 }
 
 __all__ = ["LAYOUTS", "Buffers", "WindowBuffers"]

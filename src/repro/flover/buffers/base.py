@@ -1,12 +1,8 @@
-"""What running requests own, one row per slot: the interface of all layouts, and what they share.
-
-The rows of a fused iteration are always one window of neighbouring slots, so that it reads plain slices. Layouts differ
-in what they do when a request leaves the window's middle.
-"""
+"""What running requests own, one row per slot: the interface of all layouts. The rows of a fused iteration are always
+one window of neighbouring slots, so that it reads plain slices; layouts differ in how a request leaves its middle."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -24,7 +20,6 @@ class Buffers(ABC):
     (KV bytes; the integers of a slot are not counted). The live slots lie in `low` … `high` - 1.
     """
 
-    layout: ClassVar[str]
     cache: KVCache
 
     def __init__(self, model: Decoder, slots: int, capacity: int) -> None:
@@ -83,8 +78,7 @@ class Buffers(ABC):
         self.tokens[slot], self.lengths[slot], self._lengths[slot] = token, length, length
 
     def advance(self, windows: Sequence[slice], tokens: Tensor) -> None:
-        """Note one more token for each slot of these windows, in order. A dead row stays at its request's last
-        position."""
+        """Note one more token for each slot of these windows, in order. A dead row stays at its last position."""
         for slots in windows:
             count = slots.stop - slots.start
             self.tokens[slots], tokens = tokens[:count], tokens[count:]

@@ -13,8 +13,6 @@ class FixedBuffers(Buffers):
     """No reordering, the paper's own baseline: a slot freed in the middle stays in the window as a dead row until it is
     at an edge. Newcomers widen the window; a dead row is used again only when both edges have reached the ends."""
 
-    layout = "fixed"
-
     def __init__(self, model: Decoder, slots: int, capacity: int) -> None:
         super().__init__(model, slots, capacity)
         self._used = np.zeros(slots, bool)
@@ -75,16 +73,12 @@ class CompactBuffers(Buffers):
 class ShiftBuffers(CompactBuffers):
     """All slots above a hole move down, so that requests stay in the order in which they came."""
 
-    layout = "shift"
-
     def _moves(self, left: list[int]) -> list[Move]:
         return [(source, place) for place, source in enumerate(left) if source != place]
 
 
 class LastBuffers(CompactBuffers):
     """The last slots move into the holes: at most one move for each that leaves."""
-
-    layout = "last"
 
     def _moves(self, left: list[int]) -> list[Move]:
         outside = [slot for slot in left if slot >= len(left)]

@@ -15,7 +15,6 @@ class PagedBuffers(LastBuffers):
     in C++ and Triton follows the table; in torch an iteration gathers, and so copies, what it reads.
     """
 
-    layout = "paged"
     cache: PagedCache
 
     def __init__(self, model: Decoder, slots: int, capacity: int, blocks: int | None = None, block: int = 16) -> None:

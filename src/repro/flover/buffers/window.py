@@ -38,8 +38,6 @@ def plan_moves(live: Sequence[bool]) -> tuple[int, list[tuple[int, int]]]:
 class WindowBuffers(Buffers):
     """The paper's layout."""
 
-    layout = "window"
-
     @property
     def _live(self) -> int:
         return self.high - self.low

@@ -73,7 +73,11 @@ class _Fused:
     def _admit(self) -> None:
         if not self.ends and not self.prompts:
             self.now = max(self.now, self.joins[self.following])
-        room = min(bisect_right(self.joins, self.now) - self.following, self.slots - self._running, self.most)
+        room = min(
+            bisect_right(self.joins, self.now) - self.following,
+            self.slots - len(self.ends) - len(self.prompts),
+            self.most,
+        )
         room = min(room, self._prompts_to_begin(room)) if self.chunk else room
         for request in range(self.following, self.following + room):
             self.admitted[request] = self.now
@@ -82,10 +86,6 @@ class _Fused:
             else:
                 self._begin(request)
         self.following += room
-
-    @property
-    def _running(self) -> int:
-        return len(self.ends) + len(self.prompts)
 
     def _prompts_to_begin(self, room: int) -> int:
         """How many of the next `room` prompts this iteration gets to."""

@@ -50,7 +50,6 @@ class Policy(Protocol):
 
     def run(self, shapes: Sequence[RequestShape], times: Times) -> QueueRun:
         """Serve requests in order of arrival; ValueError when there are none, or they are not in that order."""
-        ...
 
 
 def check_shapes(shapes: Sequence[RequestShape]) -> None:
@@ -60,9 +59,8 @@ def check_shapes(shapes: Sequence[RequestShape]) -> None:
     before = 0.0
     for number, shape in enumerate(shapes):
         if not before <= shape.arrival_s < np.inf:
-            raise ValueError(
-                f"request {number}: arrival_s is {shape.arrival_s}, must be at least {before:g}: ascending"
-            )
+            least = f"must be at least {before:g}: ascending"
+            raise ValueError(f"request {number}: arrival_s is {shape.arrival_s}, {least}")
         if shape.prompt_tokens < 1 or shape.output_tokens < 1:
             raise ValueError(
                 f"request {number}: prompt_tokens is {shape.prompt_tokens} and output_tokens {shape.output_tokens}, "

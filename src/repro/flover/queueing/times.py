@@ -22,21 +22,17 @@ class Times(Protocol):
 
     def decode(self, batch: int, context: NDArray[np.int64]) -> NDArray[np.float64]:
         """Of iterations over `batch` rows, [k], for each of `context` [k]: the most tokens that a row has stored."""
-        ...
 
     def prefill(self, tokens: int, start: int = 0) -> float:
         """Of so many tokens of a prompt behind its first `start`, in a pass of their own."""
-        ...
 
     @property
     def floor_s(self) -> float:
         """What every pass takes, however little is in it: parts that share a pass take it once."""
-        ...
 
 
 def pass_s(times: Times, batch: int, context: int, chunks: Sequence[tuple[int, int]]) -> float:
-    """Seconds of one pass: a token for each of `batch` rows, of which one has `context` tokens stored and the others no
-    more, and `chunks` (tokens, start) of prompts."""
+    """Seconds of one pass: a token for each of `batch` rows of up to `context` tokens, and `chunks` (tokens, start)."""
     parts = [times.prefill(tokens, start) for tokens, start in chunks]
     if batch:
         parts.append(float(times.decode(batch, np.array([context]))[0]))
@@ -69,8 +65,7 @@ class LinearTimes:
 class MeasuredTimes:
     """Linear between measured points; below the smallest context, prompt or start as there, above a ValueError.
 
-    `batches` [B] from 1 on, `contexts` [C], `decode_s` [B, C]; `prompts` [P], `starts` [S], `prefill_s` [P, S];
-    ascending.
+    Ascending `batches` [B] from 1, `contexts` [C], `prompts` [P], `starts` [S]; `decode_s` [B, C], `prefill_s` [P, S].
     """
 
     batches: NDArray[np.int64]

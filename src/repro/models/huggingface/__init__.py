@@ -1,5 +1,4 @@
-"""A model as Hugging Face transformers saves it: a folder with `config.json` and safetensors files, whole or in shards.
-What differs between architectures is in a file of its own each."""
+"""Models as Hugging Face transformers saves them: a folder with `config.json` and one safetensors file or shards."""
 
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,7 @@ def read_huggingface(folder: str | Path) -> tuple[DecoderConfig, dict[str, Tenso
     """Sizes, and weights by their GGUF names in the dtype of the file, as `Llama`, `GPTJ` and `GPTNeoX` take them.
 
     FileNotFoundError when `config.json` or a file of weights is missing; ValueError names the file, the key and what is
-    allowed for another architecture, for scaled rotary positions and whatever else we do not compute, and for missing
-    or unknown weights.
+    allowed for whatever we do not compute, scaled rotary positions say, and for missing or unknown weights.
     """
     return _read(Path(folder))[1:]
 

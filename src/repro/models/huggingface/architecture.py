@@ -26,10 +26,10 @@ class Architecture:
     """Which of our models computes an architecture of transformers, and where its sizes and weights are in a folder.
 
     `required`: by our name of a size the key of `config.json` that must hold it, a number; `computed`: keys that may be
-    left out, and the values that our model computes: another is a model that we would get wrong. `others(the file's
-    keys)`: our other sizes, or a ValueError. `layers` begins the names of weights inside layers; `inside` and `outside`: our names for the
-    stems of weights (the rest is `weight` or `bias`). Names that end like one of `buffers` are no weights: older
-    versions saved them as well. `arrange(config, our name, tensor)`: the tensor as our model takes it.
+    left out, and the values that our model computes. `others(the file's keys)`: our other sizes, or a ValueError.
+    `layers` begins the names of weights inside layers; `inside` and `outside`: our names for the stems of weights (the
+    rest is `weight` or `bias`). Names that end like one of `buffers` are no weights: older versions saved them as well.
+    `arrange(config, our name, tensor)`: the tensor as our model takes it.
     """
 
     model: type[Decoder]

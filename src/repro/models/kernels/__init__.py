@@ -1,6 +1,5 @@
-"""The steps of a decoder, three times: in torch (`torch_kernels.py`; oneDNN's matrix products on a CPU), in C++ for a
-CPU (`cpp.py`: attention in `steps.cpp`, products of few rows in `products.cpp`), and in Triton for a GPU
-(`triton_kernels.py`)."""
+"""The steps of a decoder, three times: in torch (with oneDNN's matrix products on a CPU), in C++ for a CPU (attention
+in `steps.cpp`, products of few rows in `products.cpp`), and in Triton for a GPU."""
 
 import warnings
 from typing import Literal

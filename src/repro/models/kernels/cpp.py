@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -64,8 +63,7 @@ class CppKernels(Kernels):
 
 
 class PanelLinear:
-    """The weight as `products.cpp` reads it. For processors with AVX-512, and in bfloat16 with AVX512_BF16 but without
-    AMX (RuntimeError when called on others)."""
+    """For processors with AVX-512, in bfloat16 with AVX512_BF16 but without AMX (RuntimeError on others)."""
 
     layout = "panels"
 
@@ -92,13 +90,8 @@ def _load() -> None:
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         raise BuildError("no C++ compiler found (Debian: apt-get install g++; or set CXX)")
-    made_of = [
-        *(file.read_bytes() for file in (*_SOURCES, *_HEADERS)),
-        torch.__version__.encode(),
-        compiler.encode(),
-        _processor(),
-        *map(str.encode, _FLAGS),
-    ]
+    texts = [torch.__version__, compiler, _processor(), *_FLAGS]
+    made_of = [*(file.read_bytes() for file in (*_SOURCES, *_HEADERS)), *map(str.encode, texts)]
     folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
     library = folder / f"repro_models_{hashlib.sha256(b'|'.join(made_of)).hexdigest()[:16]}.so"
     if not library.is_file():
@@ -119,18 +112,17 @@ def _build(compiler: str, library: Path) -> None:
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             compiled, linked = [Path(folder) / f"{source.stem}.o" for source in _SOURCES], Path(folder) / library.name
+            commands = [
+                [compiler, *_FLAGS, *headers, "-c", str(source), "-o", str(to)]
+                for source, to in zip(_SOURCES, compiled, strict=True)
+            ]
             with ThreadPoolExecutor() as pool:
-                for _ in pool.map(partial(_compile, compiler, headers), _SOURCES, compiled):
-                    pass
+                list(pool.map(_call, commands))
             objects = list(map(str, compiled))
             _call([compiler, "-shared", "-fopenmp", *objects, "-o", str(linked), *libraries, "-ltorch_cpu", "-lc10"])
             os.replace(linked, library)
     except OSError as error:
         raise BuildError(f"{library.parent}: {error}") from error
-
-
-def _compile(compiler: str, headers: list[str], source: Path, compiled: Path) -> None:
-    _call([compiler, *_FLAGS, *headers, "-c", str(source), "-o", str(compiled)])
 
 
 def _call(command: list[str]) -> None:
@@ -141,10 +133,10 @@ def _call(command: list[str]) -> None:
         raise BuildError(f"{command[0]} could not build the kernels: {reason}")
 
 
-def _processor() -> bytes:
+def _processor() -> str:
     """Its name and the instructions that it has: folders are shared between machines that differ in them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return platform.processor().encode()
-    return "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})).encode()
+        return platform.processor()
+    return "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))

@@ -47,8 +47,7 @@ class Kernels:
         return torch_linear(weight, bias, gelu)
 
     def attention(self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache) -> Attention:
-        """For one pass. cosine, sine: fp32 [n, pairs], the angles of each head's first interleaved pairs; the rest of a
-        head stays."""
+        """For one pass. cosine, sine: fp32 [n, pairs], of each head's first interleaved pairs; the rest stays."""
         kv_heads, dim = cache.kv_heads, cache.head_dim
         attend_rows = by_span(rows, cache, _one_token_each)
 
