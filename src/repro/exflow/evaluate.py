@@ -1,23 +1,26 @@
 """What a placement costs: hops at each level of the machine, and the token load of the busiest GPU."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repro.exflow.levels import Levels, make_levels
+from repro.exflow.levels import make_levels
 from repro.exflow.trace import Trace, transitions
+
+if TYPE_CHECKING:
+    from repro.exflow.placement import Placement
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Averages over the tokens of a trace that passes through all its layers.
+    """Averages over the tokens of a trace.
 
     `hops_per_token`: transitions (of layers-1) whose two experts sit on different GPUs = `intra_hops` + `inter_hops` =
-    the sum of `level_hops`, innermost level first. `crossing_fraction`: hops over layers-1. `node_crossing_fraction`:
-    hops between nodes over layers-1. `weighted_hops`: Σ level cost · level hops.
-    `max_load`: load of the busiest GPU of a layer over the even share (1: even), mean over layers;
-    `max_load_worst_layer`: the maximum over layers. The paper balances expert counts, not tokens, so these show what
-    its constraint does not control.
+    the sum of `level_hops`, innermost level first. `crossing_fraction`: hops over layers-1, `node_crossing_fraction`:
+    hops between nodes over layers-1. `weighted_hops`: Σ level cost · level hops. `max_load`: load of the busiest GPU of
+    a layer over the even share (1: even), mean over layers; `max_load_worst_layer`: the maximum over layers. The
+    paper's constraint balances expert counts, not these.
     """
 
     hops_per_token: float
@@ -57,17 +60,17 @@ def busiest(load: np.ndarray, gpu: np.ndarray, gpus: int) -> np.ndarray:
 def check_shapes(placed: tuple[int, ...], routed: tuple[int, int]) -> None:
     """ValueError unless a placement and routing have equal (layers, experts)."""
     if placed != routed:
-        raise ValueError(
-            f"the placement has {placed[0]} layers of {placed[1]} experts, the routing has {routed[0]} of {routed[1]}"
-        )
+        ours, theirs = f"{placed[0]} layers of {placed[1]} experts", f"{routed[0]} of {routed[1]}"
+        raise ValueError(f"the placement has {ours}, the routing has {theirs}")
 
 
-def evaluate_gpus(gpu: np.ndarray, levels: Levels, routing: Trace | np.ndarray) -> Cost:
-    """Cost of `gpu` (int [layers, E]) on a trace or on its transition counts (both give the same numbers).
+def evaluate(placement: "Placement", routing: Trace | np.ndarray) -> Cost:
+    """Cost of a placement on a trace (held out, if you ask for an honest number) or on transition counts.
 
     With top-k routing a hop is a pair of experts of weight 1/k²; ValueError when shapes disagree or no token was
     counted.
     """
+    gpu, levels = placement.gpu, placement.machine
     counts = transitions(routing) if isinstance(routing, Trace) else routing
     layers = len(gpu)
     check_shapes(gpu.shape, (len(counts) + 1, counts.shape[-1]))

@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 
 from repro.exflow import paper
-from repro.exflow.evaluate import Cost, evaluate_gpus, loads
+from repro.exflow.evaluate import distances, loads
 from repro.exflow.levels import Levels, make_levels
 from repro.exflow.search import balance, portfolio
 from repro.exflow.search.portfolio import Budget, Progress
 from repro.exflow.search.problem import Problem
-from repro.exflow.trace import Trace
 from repro.topology import Topology
 
 ROUNDS, TIME_LIMIT_S = 60, 30.0  # when `place` is given neither
@@ -135,11 +134,6 @@ def place(
     return Placement(gpu, levels.gpus, levels.spans[levels.node_level], method, **found)
 
 
-def evaluate(placement: Placement, routing: Trace | np.ndarray) -> Cost:
-    """Hops and load of `placement` on a trace (held out, if you ask for an honest number) or on transition counts."""
-    return evaluate_gpus(placement.gpu, placement.machine, routing)
-
-
 def _programs(task: Task, stages: list[int]) -> Found:
     gpu, solved = paper.place(task.counts, stages, task.budget.left(), task.seed, task.budget.report)
     limited = [s for s in solved if s.time_limited]
@@ -182,8 +176,8 @@ def _affinity(task: Task) -> Found:
         begin(len(proofs), share, f"placing on {parts} of {levels.gpus} GPUs" if jobs > 1 else "placing")
         own = np.take_along_axis(weight, members, axis=1)
         gpus_of_a_part = levels.gpus * members.shape[1] // counts.shape[1] // parts
-        within = None if cap is None else cap * gpus_of_a_part
-        group, exact = portfolio.search(inside, parts, budget, task.seed + len(proofs), within, own)
+        flat = Problem(inside, distances(parts, parts), None if cap is None else cap * gpus_of_a_part, own)
+        group, exact = portfolio.search(flat, budget, task.seed + len(proofs))
         proofs.append(exact)
         return group
 
