@@ -22,10 +22,8 @@ except ImportError as error:
 
 from repro.exflow.affinity import measure_affinity
 from repro.exflow.bound import gap, lower_bound
-from repro.exflow.evaluate import Cost, evaluate
-from repro.exflow.levels import Levels
 from repro.exflow.pareto import pareto_front
-from repro.exflow.placement import METHODS, Placement, place
+from repro.exflow.placement import METHODS, Placement, evaluate, place
 from repro.exflow.serving.export import FORMATS
 from repro.exflow.serving.fanout import fan_out, place_for_fanout
 from repro.exflow.serving.replicas import evaluate_replicas, place_replicas
@@ -35,8 +33,6 @@ from repro.exflow.trace import Trace, load_trace, transitions
 __all__ = [
     "FORMATS",
     "METHODS",
-    "Cost",
-    "Levels",
     "Placement",
     "Replicas",
     "Trace",

@@ -1,15 +1,11 @@
 """What a placement costs: hops at each level of the machine, and the token load of the busiest GPU."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repro.exflow.levels import make_levels
+from repro.exflow.levels import Levels, make_levels
 from repro.exflow.trace import Trace, transitions
-
-if TYPE_CHECKING:
-    from repro.exflow.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -64,13 +60,12 @@ def check_shapes(placed: tuple[int, ...], routed: tuple[int, int]) -> None:
         raise ValueError(f"the placement has {ours}, the routing has {theirs}")
 
 
-def evaluate(placement: "Placement", routing: Trace | np.ndarray) -> Cost:
-    """Cost of a placement on a trace (held out, if you ask for an honest number) or on transition counts.
+def evaluate_gpus(gpu: np.ndarray, levels: Levels, routing: Trace | np.ndarray) -> Cost:
+    """Cost of `gpu` (int [layers, E]) on a trace or on its transition counts (both give the same numbers).
 
     With top-k routing a hop is a pair of experts of weight 1/k²; ValueError when shapes disagree or no token was
     counted.
     """
-    gpu, levels = placement.gpu, placement.machine
     counts = transitions(routing) if isinstance(routing, Trace) else routing
     layers = len(gpu)
     check_shapes(gpu.shape, (len(counts) + 1, counts.shape[-1]))

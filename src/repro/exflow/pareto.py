@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from repro.exflow.evaluate import evaluate, loads
-from repro.exflow.placement import Placement, place
+from repro.exflow.evaluate import loads
+from repro.exflow.placement import Placement, evaluate, place
 from repro.exflow.search.balance import least_max_load
 from repro.topology import Topology
 

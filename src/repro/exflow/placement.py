@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from repro.exflow import paper
-from repro.exflow.evaluate import distances, loads
+from repro.exflow.evaluate import Cost, distances, evaluate_gpus, loads
 from repro.exflow.levels import Levels, make_levels
 from repro.exflow.search import balance, portfolio
 from repro.exflow.search.portfolio import Budget, Progress
 from repro.exflow.search.problem import Problem
+from repro.exflow.trace import Trace
 from repro.topology import Topology
 
 ROUNDS, TIME_LIMIT_S = 60, 30.0  # when `place` is given neither
@@ -132,6 +133,11 @@ def place(
     budget.report(1.0)
     found |= {"seconds": time.perf_counter() - start, "levels": levels, "max_load": max_load}
     return Placement(gpu, levels.gpus, levels.spans[levels.node_level], method, **found)
+
+
+def evaluate(placement: Placement, routing: Trace | np.ndarray) -> Cost:
+    """Hops and load of `placement` on a trace (held out, if you ask for an honest number) or on transition counts."""
+    return evaluate_gpus(placement.gpu, placement.machine, routing)
 
 
 def _programs(task: Task, stages: list[int]) -> Found:
