@@ -13,7 +13,8 @@ from repro.cli.console import Json, emit, progress, stdout, user_errors
 if TYPE_CHECKING:  # loading these takes a second, and `repro --help` waits for none
     import numpy as np
 
-    from repro.exflow import Levels, Placement, Replicas, Trace
+    from repro.exflow import Placement, Replicas, Trace
+    from repro.exflow.levels import Levels
 
 REPLICATED = ("sglang", "vllm")  # formats that can say that an expert lies in several slots
 TOKENS_SHARE = 0.7  # of a time limit, when a search on whole tokens follows the one on pairs

@@ -22,8 +22,6 @@ except ImportError as error:
 
 from repro.exflow.affinity import measure_affinity
 from repro.exflow.bound import gap, lower_bound
-from repro.exflow.evaluate import Cost
-from repro.exflow.levels import Levels
 from repro.exflow.pareto import pareto_front
 from repro.exflow.placement import METHODS, Placement, evaluate, place
 from repro.exflow.serving.export import FORMATS
@@ -35,8 +33,6 @@ from repro.exflow.trace import Trace, load_trace, transitions
 __all__ = [
     "FORMATS",
     "METHODS",
-    "Cost",
-    "Levels",
     "Placement",
     "Replicas",
     "Trace",

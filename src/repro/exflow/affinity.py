@@ -16,8 +16,8 @@ class Affinity:
     """One value per pair of neighbouring layers, each float64 [layers-1].
 
     `bits`: mutual information; `share`: the same over the entropy of the next layer's expert, 0 (independent) to 1
-    (determined). `shuffled_bits`, `shuffled_share`: the same of a control with the tokens shuffled, whose true value is
-    0: what it shows is the estimator's bias, about (E-1)²/(2·tokens·ln 2) bits.
+    (determined). `shuffled_..`: of a control with shuffled tokens, whose true value is 0. What it shows is the
+    estimator's bias, about (E-1)²/(2·tokens·ln 2) bits.
     """
 
     bits: np.ndarray

@@ -10,14 +10,13 @@ from repro.exflow.trace import Trace, transitions
 
 @dataclass(frozen=True)
 class Cost:
-    """Averages over the tokens of a trace that passes through all its layers.
+    """Averages over the tokens of a trace.
 
     `hops_per_token`: transitions (of layers-1) whose two experts sit on different GPUs = `intra_hops` + `inter_hops` =
-    the sum of `level_hops`, innermost level first. `crossing_fraction`: hops over layers-1. `node_crossing_fraction`:
-    hops between nodes over layers-1. `weighted_hops`: Σ level cost · level hops.
-    `max_load`: load of the busiest GPU of a layer over the even share (1: even), mean over layers;
-    `max_load_worst_layer`: the maximum over layers. The paper balances expert counts, not tokens, so these show what
-    its constraint does not control.
+    the sum of `level_hops`, innermost level first. `crossing_fraction`: hops over layers-1, `node_crossing_fraction`:
+    hops between nodes over layers-1. `weighted_hops`: Σ level cost · level hops. `max_load`: load of the busiest GPU of
+    a layer over the even share (1: even), mean over layers; `max_load_worst_layer`: the maximum over layers. The
+    paper's constraint balances expert counts, not these.
     """
 
     hops_per_token: float
@@ -57,9 +56,8 @@ def busiest(load: np.ndarray, gpu: np.ndarray, gpus: int) -> np.ndarray:
 def check_shapes(placed: tuple[int, ...], routed: tuple[int, int]) -> None:
     """ValueError unless a placement and routing have equal (layers, experts)."""
     if placed != routed:
-        raise ValueError(
-            f"the placement has {placed[0]} layers of {placed[1]} experts, the routing has {routed[0]} of {routed[1]}"
-        )
+        ours, theirs = f"{placed[0]} layers of {placed[1]} experts", f"{routed[0]} of {routed[1]}"
+        raise ValueError(f"the placement has {ours}, the routing has {theirs}")
 
 
 def evaluate_gpus(gpu: np.ndarray, levels: Levels, routing: Trace | np.ndarray) -> Cost:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from repro.exflow import paper
-from repro.exflow.evaluate import Cost, evaluate_gpus, loads
+from repro.exflow.evaluate import Cost, distances, evaluate_gpus, loads
 from repro.exflow.levels import Levels, make_levels
 from repro.exflow.search import balance, portfolio
 from repro.exflow.search.portfolio import Budget, Progress
@@ -182,8 +182,8 @@ def _affinity(task: Task) -> Found:
         begin(len(proofs), share, f"placing on {parts} of {levels.gpus} GPUs" if jobs > 1 else "placing")
         own = np.take_along_axis(weight, members, axis=1)
         gpus_of_a_part = levels.gpus * members.shape[1] // counts.shape[1] // parts
-        within = None if cap is None else cap * gpus_of_a_part
-        group, exact = portfolio.search(inside, parts, budget, task.seed + len(proofs), within, own)
+        flat = Problem(inside, distances(parts, parts), None if cap is None else cap * gpus_of_a_part, own)
+        group, exact = portfolio.search(flat, budget, task.seed + len(proofs))
         proofs.append(exact)
         return group
 

@@ -11,7 +11,7 @@ own GPT-MoE's.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -69,9 +69,7 @@ class Recording:
             )
         sizes = {_num_experts(router) for router, _ in self._routers}
         if len(sizes) > 1:
-            raise ValueError(
-                f"{self.source} has layers of {', '.join(map(str, sorted(sizes)))} experts: need one number"
-            )
+            raise ValueError(f"{self.source} has layers of {sorted(sizes)} experts: need one number")
         (self.num_experts,) = sizes
         self._layers: list[tuple[Tensor, Tensor] | None] = []  # of the call that is under way
         self._present: np.ndarray | None = None  # bool [batch, tokens] of it; None outside
@@ -83,9 +81,7 @@ class Recording:
     def _begin(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         tokens = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.dim() >= 2), None)
         if tokens is None:
-            raise ValueError(
-                f"{self.source} was called without a tensor [batch, tokens, ..]: its tokens cannot be told apart"
-            )
+            raise ValueError(f"{self.source} was called without a tensor [batch, tokens, ..]")
         batch, length = tokens.shape[:2]
         mask, self._present = kwargs.get("attention_mask"), np.ones((batch, length), bool)
         if isinstance(mask, Tensor) and mask.dim() == 2:
@@ -121,9 +117,7 @@ class Recording:
     def trace(self) -> Trace:
         """All recorded tokens, sequence after sequence. RuntimeError without any, or with keep_tokens=False."""
         if not self._chunks:
-            raise RuntimeError(
-                "no token was recorded" if self.keep_tokens else "recorded with keep_tokens=False: counts only"
-            )
+            raise RuntimeError("no token was recorded" if self.keep_tokens else "keep_tokens=False: counts only")
         experts, weights, sequence = (np.concatenate(each) for each in zip(*self._chunks, strict=True))
         order = np.argsort(sequence, kind="stable")  # decoded tokens arrive row by row of a batch
         return Trace(experts[order], self.num_experts, sequence[order], self.source, weights[order])
@@ -151,26 +145,18 @@ class Recording:
 def record_routing(model: nn.Module, keep_tokens: bool = True) -> Iterator[Recording]:
     """Record every token that goes through `model` inside the `with`, training or inference, forward or `generate`.
 
-    model         called with tokens (or embeddings) [batch, tokens, ..] first; `attention_mask` [batch, tokens so far]
-                  is respected
-    keep_tokens   False: only the transition counts, in memory that does not grow
-
-    Nothing of the model changes, and its outputs are the same. Beam search reorders rows, so its sequences are not told
-    apart. Raises ValueError for a model with fewer than two known routers, or whose layers have different numbers of
-    experts.
+    The model is called with tokens or embeddings [batch, tokens, ..] first, and with `attention_mask` [batch, tokens so
+    far] where there is padding. Nothing of it changes, and its outputs are the same. `keep_tokens=False` keeps only the
+    transition counts, in memory that does not grow. Beam search reorders rows, so its sequences are not told apart.
+    Raises ValueError for fewer than two known routers, or layers with different numbers of experts.
     """
     recording = Recording(model, keep_tokens)
-    handles = [
-        model.register_forward_pre_hook(recording._begin, with_kwargs=True),
-        model.register_forward_hook(recording._end),
-    ]
-    for layer, (router, _) in enumerate(recording._routers):
-        handles.append(router.register_forward_hook(partial(recording._keep, layer)))
-    try:
+    with ExitStack() as hooks:
+        hooks.enter_context(model.register_forward_pre_hook(recording._begin, with_kwargs=True))
+        hooks.enter_context(model.register_forward_hook(recording._end))
+        for layer, (router, _) in enumerate(recording._routers):
+            hooks.enter_context(router.register_forward_hook(partial(recording._keep, layer)))
         yield recording
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _num_experts(router: nn.Module) -> int:

@@ -1,8 +1,7 @@
 """Routing traces: which expert each token visits in each layer, and how often one expert follows another.
 
-A trace is all that ExFlow needs to know of a model (arXiv 2401.08383, section on expert affinity). The published solver
-reads a `.npy` of shape [tokens, layers]; we also keep the k experts of top-k routing and the sequence boundaries, so
-that a placement can be judged on sequences that it never saw.
+The published solver reads a `.npy` of shape [tokens, layers]; we also keep the k experts of top-k routing and the
+sequence boundaries, so that a placement can be judged on sequences that it never saw.
 """
 
 import zipfile
@@ -28,7 +27,7 @@ class Trace:
 
     `sequences`: int [tokens], the sequence each token belongs to (None: unknown). `source` names the trace in messages.
     `weights`: float, shaped like `experts`, how strongly the router chose each (None: unknown).
-    Raises ValueError that names `source` and the first bad row: a float dtype, another rank, an id out of range.
+    ValueError names `source` and what is wrong: a float dtype, another rank, the first row with an id out of range.
     """
 
     experts: np.ndarray
@@ -47,13 +46,13 @@ class Trace:
             if bad.any():
                 row, *where = (int(index[0]) for index in np.nonzero(bad))
                 found = block[(row, *where)]
+                allowed = f"0..{self.num_experts - 1}"
                 raise ValueError(
-                    f"{self.source}: row {start + row}, layer {where[0]}: expert {found} is not in "
-                    f"0..{self.num_experts - 1}"
+                    f"{self.source}: row {start + row}, layer {where[0]}: expert {found} is not in {allowed}"
                 )
         if self.sequences is not None and self.sequences.shape != (self.tokens,):
             raise ValueError(
-                f"{self.source}: {self.sequences.shape} sequence ids for {self.tokens} tokens, need one for each"
+                f"{self.source}: sequence ids {self.sequences.shape}, need one for each of {self.tokens} tokens"
             )
         if self.weights is not None and self.weights.shape != self.experts.shape:
             raise ValueError(f"{self.source}: weights {self.weights.shape} for experts {self.experts.shape}")
@@ -87,9 +86,7 @@ class Trace:
     def sample(self, tokens: int, seed: int) -> "Trace":
         """`tokens` tokens drawn at random without replacement, in their old order; ValueError when there are fewer."""
         if not 1 <= tokens <= self.tokens:
-            raise ValueError(
-                f"{self.source}: {tokens} tokens asked of a trace of {self.tokens}, allowed: 1 to {self.tokens}"
-            )
+            raise ValueError(f"{self.source}: {tokens} tokens asked, allowed: 1 to {self.tokens}")
         rows = np.random.default_rng(seed).choice(self.tokens, tokens, replace=False)
         return self.take(np.sort(rows))
 
@@ -204,13 +201,9 @@ def _read_npz(path: Path) -> dict[str, Any]:
         found["num_experts"] = int(count)
     if (lengths := found.pop("seq_len", None)) is not None:
         if lengths.ndim != 1 or not np.issubdtype(lengths.dtype, np.integer) or (lengths < 0).any():
-            raise ValueError(
-                f"{path}: seq_len is {lengths.dtype} {lengths.shape}, must be integers [sequences], none negative"
-            )
-        if lengths.sum() != len(found["experts"]):
-            raise ValueError(
-                f"{path}: seq_len sums to {lengths.sum()}, but `experts` has {len(found['experts'])} tokens"
-            )
+            raise ValueError(f"{path}: seq_len is {lengths.dtype} {lengths.shape}, must be counts, int [sequences]")
+        if lengths.sum() != (tokens := len(found["experts"])):
+            raise ValueError(f"{path}: seq_len sums to {lengths.sum()}, but `experts` has {tokens} tokens")
         found["sequences"] = np.repeat(np.arange(len(lengths)), lengths)
     return found
 

@@ -22,26 +22,14 @@ NOISE = 4096
 
 
 @njit(cache=True, fastmath=True)
-def _sweeps(
-    forward: np.ndarray,
-    backward: np.ndarray,
-    placement: np.ndarray,
-    table: np.ndarray,
-    distance: np.ndarray,
-    weight: np.ndarray,
-    room: np.ndarray,
-    noise: np.ndarray,
-    temperature: float,
-    slack: float,
-    sweeps: int,
-    state: np.ndarray,
-) -> int:
+def _sweeps(arrays: tuple[np.ndarray, ...], temperature: float, slack: float, sweeps: int, state: np.ndarray) -> int:
     """`sweeps` times, let every expert swap with the best of its layer (after noise), if that gains; returns the swaps.
 
     `table` float32 [layers, G, E] (`Problem.table`) is kept up to date, so one swap's change of cost is four look-ups.
     `room` [layers] or [0]: a swap never takes a GPU's load above it. A change has to gain `slack` at least (rounding
     errors).
     """
+    forward, backward, placement, table, distance, weight, room, noise = arrays
     layers, experts = placement.shape
     gpus = len(distance)
     limited = len(room) > 0
@@ -129,9 +117,10 @@ def anneal(
     table = problem.table(placement).astype(np.float32)
     distance = problem.distance.astype(np.float32)
 
+    arrays = (problem.forward, problem.backward, placement, table, distance, problem.weight, problem.room, noise)
+
     def sweep(temperature: float, times: int) -> int:
-        arrays = (problem.forward, problem.backward, placement, table, distance, problem.weight, problem.room, noise)
-        return _sweeps(*arrays, temperature * problem.scale, 1e-5 * problem.scale, times, state)
+        return _sweeps(arrays, temperature * problem.scale, 1e-5 * problem.scale, times, state)
 
     while done < sweeps:
         elapsed = (time.perf_counter() - start) / seconds

@@ -65,9 +65,7 @@ def least_max_load(weight: np.ndarray, gpus: int) -> np.ndarray:
 def check_limit(weight: np.ndarray, gpus: int, max_load: float) -> None:
     """ValueError that names the worst layer and its hottest expert when no placement that keeps `max_load` is found."""
     if not (np.isfinite(max_load) and max_load >= 1.0):
-        raise ValueError(
-            f"max_load is {max_load}, must be at least 1: the busiest GPU never gets less than the even share"
-        )
+        raise ValueError(f"max_load is {max_load}, must be at least 1: the busiest GPU gets the even share or more")
     used = np.flatnonzero(weight.any(axis=1))
     reached = least_max_load(weight, gpus)
     if reached.max() <= max_load * (1 + ROUNDING):

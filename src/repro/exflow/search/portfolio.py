@@ -13,7 +13,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -22,9 +22,9 @@ from repro.exflow.evaluate import distances
 from repro.exflow.paper import contiguous
 from repro.exflow.search import chain, resplit
 from repro.exflow.search.anneal import anneal
-from repro.exflow.search.balance import busiest_loads, repaired
+from repro.exflow.search.balance import repaired
 from repro.exflow.search.chain import match_labels
-from repro.exflow.search.problem import ROUNDING, Problem
+from repro.exflow.search.problem import Problem
 
 Progress = Callable[[float, str], None]
 
@@ -67,37 +67,25 @@ class Budget:
             self.progress(low + (high - low) * min(fraction, 1.0), self.text)
 
 
-def search(
-    counts: np.ndarray, gpus: int, budget: Budget, seed: int, cap: np.ndarray | None, weight: np.ndarray
-) -> tuple[np.ndarray, bool]:
-    """(placement int64 [layers, E], whether it is proven optimal) on `gpus` GPUs with E/gpus experts at one flat cost.
+def search(problem: Problem, budget: Budget, seed: int) -> tuple[np.ndarray, bool]:
+    """(placement int64 [layers, E], whether it is proven optimal) of a problem at one flat cost.
 
-    `cap` [layers] and `weight` [layers, E]: see `problem.py`. Layers in which no placement that keeps `cap` is found
-    ignore it.
+    Layers in which no placement that keeps the load limit is found ignore it.
     """
-    layers, experts = len(counts) + 1, counts.shape[1]
+    counts, layers, experts, gpus = problem.counts, problem.layers, problem.experts, problem.gpus
     if gpus == 1:
         return np.zeros((layers, experts), np.int64), True
     if gpus == experts:
         return chain.assignment_chain(counts), True
     if chain.count_partitions(experts, gpus) <= chain.EXACT_PARTITIONS:
-        allowed = None if cap is None else _allowed(chain.partitions(experts, gpus), weight, cap, gpus)
-        return chain.exact_chain(counts, gpus, allowed), True
-    problem = Problem(counts, distances(gpus, gpus), cap, weight)
+        allowed = np.array([problem.fits([row] * layers) for row in chain.partitions(experts, gpus)])
+        return chain.exact_chain(counts, gpus, allowed | ~allowed.any(axis=0)), True
     first = repaired(problem, contiguous(layers, experts, gpus))
-    if cap is not None:
-        problem = Problem(counts, problem.distance, np.where(problem.fits(first), cap, 1e300), weight)
+    if problem.cap is not None:
+        problem = replace(problem, cap=np.where(problem.fits(first), problem.cap, 1e300))
     if not counts.any():
         return first, True
     return rounds(problem, budget, np.random.default_rng(seed)), False
-
-
-def _allowed(rows: np.ndarray, weight: np.ndarray, cap: np.ndarray, gpus: int) -> np.ndarray:
-    """bool [n, layers]: which of `rows`, int [n, E], keep the load limit of each layer; all of them where none does."""
-    room = cap * (1 + ROUNDING)
-    kept = [busiest_loads(rows, own, gpus) <= most for own, most in zip(weight, room, strict=True)]
-    allowed = np.stack(kept, axis=1)
-    return allowed | ~allowed.any(axis=0)
 
 
 def rounds(problem: Problem, budget: Budget, rng: np.random.Generator, start: np.ndarray | None = None) -> np.ndarray:
@@ -180,8 +168,7 @@ def _disturb(problem: Problem, placement: np.ndarray, rng: np.random.Generator) 
 def _annealed(problem: Problem, seconds: float) -> int:
     """How many annealings from scratch a search of so many seconds makes: one where each is slow."""
     sweep_s = 1e-9 * problem.layers * problem.experts**2  # a look at E swaps of each expert, 1 ns each
-    sweeps = seconds / sweep_s
-    return int(np.clip(sweeps / START_SWEEPS, 1, ANNEALED))
+    return int(np.clip(seconds / sweep_s / START_SWEEPS, 1, ANNEALED))
 
 
 def _greedy(problem: Problem, rng: np.random.Generator) -> np.ndarray:

@@ -8,6 +8,7 @@ Arrays, throughout the search:
   cap        float64 [layers]           most tokens that a GPU may get in each layer (only with a load limit)
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -82,6 +83,6 @@ class Problem:
         """Whether the GPUs `row`, int [E], keep the load limit of the layer."""
         return self.cap is None or bool(np.bincount(row, self.weight[layer], self.gpus).max() <= self.room[layer])
 
-    def fits(self, placement: np.ndarray) -> np.ndarray:
+    def fits(self, placement: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
         """bool [layers]: whether every GPU keeps the load limit."""
         return np.array([self.row_fits(layer, row) for layer, row in enumerate(placement)])

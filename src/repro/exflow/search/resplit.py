@@ -100,17 +100,7 @@ def _half_sums(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
 
 
 @njit(cache=True)
-def pair_viterbi(
-    counts: np.ndarray,
-    placement: np.ndarray,
-    distance: np.ndarray,
-    a: int,
-    b: int,
-    splits: np.ndarray,
-    weight: np.ndarray,
-    room: np.ndarray,
-    state: np.ndarray,
-) -> float:
+def _pair_viterbi(arrays: tuple[np.ndarray, ...], a: int, b: int, splits: np.ndarray, state: np.ndarray) -> float:
     """Re-split the experts of GPUs a and b in all layers at once, exactly; returns the cost gained (0: none).
 
     `splits` int64 [S]: bit masks of which of the 2·take <= 8 chosen experts go to GPU a; the first one is the split as
@@ -118,6 +108,7 @@ def pair_viterbi(
     layers is exact. `room` [layers] or [0]: splits that give a GPU more tokens are no states, but for the split as it
     is.
     """
+    counts, placement, distance, weight, room = arrays
     take = 0
     while splits[0] >> take:
         take += 1
@@ -184,4 +175,5 @@ def pair(problem: Problem, placement: np.ndarray, a: int, b: int, state: np.ndar
     """Re-split GPUs a and b in place; returns the cost gained, 0 when nothing changed. Never breaks a load limit."""
     take = min(problem.experts // problem.gpus, EXPERTS)
     ways = np.array([sum(1 << e for e in chosen) for chosen in itertools.combinations(range(2 * take), take)])
-    return pair_viterbi(problem.counts, placement, problem.distance, a, b, ways, problem.weight, problem.room, state)
+    arrays = (problem.counts, placement, problem.distance, problem.weight, problem.room)
+    return _pair_viterbi(arrays, a, b, ways, state)

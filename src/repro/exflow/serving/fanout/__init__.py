@@ -31,9 +31,9 @@ class FanOut:
     """Means over the tokens of a trace.
 
     `gpus`, `nodes`: distinct GPUs and nodes that a token's k experts of one layer occupy, mean over layers (1 to k).
-    `new_gpus`, `new_nodes`: those of layer l+1 that the token did not visit in layer l, mean over the layers-1
-    transitions (0 to k). For k = 1 these are the crossing fractions of `evaluate.Cost`. For k > 1 read them beside the
-    former: a token that visits every GPU in every layer visits no new ones.
+    `new_gpus`, `new_nodes`: those of layer l+1 that the token did not visit in layer l, mean over the transitions (0 to
+    k; for k = 1 the crossing fractions of `evaluate.Cost`). A token that visits every GPU in every layer visits no new
+    ones: read both.
     """
 
     gpus: float
@@ -42,11 +42,8 @@ class FanOut:
     new_nodes: float
 
     def cost(self, costs: Sequence[float] = (1.0, 2.0), objective: str = "new_gpus") -> float:
-        """Per token and transition (`new_gpus`) or layer (`gpus`): costs[0] a GPU, costs[1] one with its node.
-
-        That is costs[0]·GPUs + (costs[1] - costs[0])·nodes; for k = 1 and `new_gpus` a hop inside a node costs
-        costs[0], one between nodes costs[1].
-        """
+        """Per token and transition (`new_gpus`) or layer (`gpus`): costs[0]·GPUs + (costs[1] - costs[0])·nodes, so
+        that a hop inside a node costs costs[0] and one between nodes costs[1]."""
         gpus, nodes = (self.new_gpus, self.new_nodes) if objective == "new_gpus" else (self.gpus, self.nodes)
         return costs[0] * gpus + (costs[1] - costs[0]) * nodes
 

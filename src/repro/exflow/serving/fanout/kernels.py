@@ -200,7 +200,7 @@ def _swap(tables: Tables, i: int, j: int, of_i: np.ndarray, of_j: np.ndarray, si
                 present[token, a] += 1
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")  # by a seventh sooner
 def _account(tables: Tables, token: int, u: int, sign: int) -> None:
     """Add (`sign` 1) or take back (-1) what a token says about moving its experts into unit u or out of it."""
     experts, visit, unit_of, present, join, leave = tables

@@ -60,9 +60,8 @@ def place_replicas(
 
     `objective`, one of OBJECTIVES:
       hops  Rounds of one slot for each GPU and layer, from the last layer to the first. A GPU gets the expert whose
-            replica saves its tokens most, counting their whole way on: a token that stays may have further to go next.
-            A replica that would raise the total cost, counted exactly, is left out. So more slots never cost more on
-            these tokens. `costs`: of a hop inside a node and of one between nodes.
+            replica saves its tokens most on their whole way on. One that would raise the total cost, counted exactly,
+            is left out, so more slots never cost more on these tokens. `costs`: of a hop inside a node and between.
       load  From the first layer to the last, the busiest GPU hands the replica to another that lowers its load most,
             until slots are full or none helps. From a placement, no layer's busiest GPU gets busier on these tokens;
             hops may become more.
