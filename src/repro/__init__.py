@@ -1,3 +1,3 @@
-"""Reproduction of hierarchical ZeRO++, ExFlow and Flover. The engines are `repro.zero`, `repro.exflow` and `repro.flover`."""
+"""Hierarchical ZeRO++, ExFlow and Flover, reproduced. The engines are `repro.zero`, `repro.exflow`, `repro.flover`."""
 
 __version__ = "0.1.0"

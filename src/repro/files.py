@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: written aside, synced, then renamed. In the ground floor, since engines write files too."""
+"""Files that appear whole or not at all: written aside, synced, then renamed."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; when the block succeeds it is synced and renamed over `path`, else removed."""
+    """Yield a temporary path beside `path`. When the block succeeds it is synced and renamed over `path`, else removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     os.close(handle)

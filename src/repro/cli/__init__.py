@@ -1,4 +1,4 @@
-"""The `repro` command line. Every command calls one function of the package; with `--json` it prints one JSON document."""
+"""The `repro` command line. A command calls one function of the package; with `--json` it prints one document."""
 
 import json
 import sys
@@ -119,8 +119,8 @@ def plan(
 
 
 def _document(found: "Plan") -> dict[str, Any]:
-    """The plan for programs: with the arguments of `repro run` for every job, titles of the notebooks, and a hash of the
-    code that reads records."""
+    """The plan for programs: also the arguments of `repro run` for every job, titles of the notebooks, and a hash of
+    the code that reads records."""
     from repro.plan.jobs import arguments
     from repro.report import figures, source
 

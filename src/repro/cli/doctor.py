@@ -78,8 +78,8 @@ def _kernels() -> str | None:
 
 
 def examine() -> Report:
-    """Look at this machine. Takes a few seconds, at first half a minute: torch is imported, a network namespace is tried, kernels are
-    built."""
+    """Look at this machine. Takes a few seconds, at first half a minute: torch is imported, a network namespace is
+    tried, kernels are built."""
     import torch
 
     names, driver = provenance.gpus()

@@ -154,7 +154,7 @@ class Experiment:
     memory      predicted bytes per rank by kind; None where they are unknown
     timeout_s   limit of one run
     timed       claims are about time, so nothing else may run on the machine meanwhile
-    predicts    by experiment, a function of a point of it and of a platform's hardware: seconds of a run, None if unknown
+    predicts    by experiment, a function of a point of it and of a platform's hardware: seconds of a run, or None
     """
 
     parameters: type[Point]

@@ -75,8 +75,8 @@ class Bin(_Strict):
 
 
 class Slurm(_Strict):
-    """How jobs are submitted and what the queue allows. `options` go to sbatch, `rank_options` to srun. `needs`: what must
-    be set before anything is submitted."""
+    """How jobs are submitted and what the queue allows. `options` go to sbatch, `rank_options` to srun. `needs`: what
+    must be set before anything is submitted."""
 
     environment: str  # shell file that jobs source
     account: str | None = None

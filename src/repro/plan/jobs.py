@@ -53,8 +53,8 @@ class Job(BaseModel):
 
 
 class FigurePlan(BaseModel):
-    """What one figure costs: the jobs it shows, how many of them are still to run, and the minutes those take; where they are Slurm
-    jobs, `queue` tells more."""
+    """What one figure costs: the jobs it shows, how many of them are still to run, and the minutes those take.
+    `queue` tells more where they are Slurm jobs."""
 
     notebook: str
     experiments: list[str]
@@ -133,8 +133,8 @@ def state(path: Path, source: str) -> tuple[State, int]:
 
 
 def _shipped(folder: Path) -> tuple[dict[str, float], list[tuple[str, str]]]:
-    """Of the shipped records: minutes that each point took, by experiment and point, and the code (experiment and source
-    hash) that made each. Those of older code count too; a file that is no record tells nothing."""
+    """Of the shipped records: minutes that each point took, by experiment and point, and the code (experiment and
+    source hash) that made each. Those of older code count too; a file that is no record tells nothing."""
     times: dict[str, list[float]] = {}
     code = []
     for path in folder.rglob("*.json"):

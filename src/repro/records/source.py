@@ -3,8 +3,8 @@
 A definition is a top-level function, class or assignment. The hash takes each one that the experiment uses, directly or
 through others, as syntax without comments, docstrings and the annotations of functions. It does not know where a
 definition stands, by what import it is found, or in what order: moving code between files leaves the hash as it was.
-Renaming a definition or changing it does not. Limits: what is found by a name made at run time is not followed, and of two
-used definitions with the same name the hash does not tell which is called where.
+Renaming a definition or changing it does not. Limits: what is found by a name made at run time is not followed, and of
+two used definitions with the same name the hash does not tell which is called where.
 """
 
 import ast
@@ -31,7 +31,7 @@ _IMPORTS = (ast.Import, ast.ImportFrom)
 
 @dataclass(frozen=True)
 class Definition:
-    """A top-level statement: the names it binds, a digest of its syntax, and the dotted names in `repro` that it uses."""
+    """A top-level statement: names that it binds, a digest of its syntax, and dotted names in `repro` that it uses."""
 
     names: tuple[str, ...]
     digest: str
@@ -52,7 +52,7 @@ def digest(*parts: bytes) -> str:
 
 
 def source_hash(*modules: str) -> str:
-    """Hash of all that `modules` define and of every definition in `repro` that those use. A package stands for all its modules."""
+    """Hash of all that `modules` define and of every definition in `repro` that those use. A package: all its modules."""
     roots = [name for module in modules for name in _inside_package(module)]
     todo = [(module, definition) for module in roots for definition in _module(module).definitions]
     seen, imported = set[tuple[str, str]](), set(roots)
@@ -181,8 +181,8 @@ class _Writer:
         self.code_files, self.uses = code_files, set[str]()
 
     def write(self, node: object, scope: Mapping[str, str]) -> str:
-        """Like `ast.dump`, but without empty fields, which differ between versions of Python. `scope`: what imported and
-        top-level names stand for."""
+        """Like `ast.dump`, but without empty fields, which differ between versions of Python. `scope`: what imported
+        and top-level names stand for."""
         if isinstance(node, list):
             return f"[{','.join(self.write(each, scope) for each in node if not isinstance(each, _IMPORTS))}]"
         if not isinstance(node, ast.AST):
