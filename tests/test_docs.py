@@ -44,10 +44,10 @@ def test_commands_and_names_exist(document):
         pkgutil.resolve_name(name)
     for line in re.findall(r"^(?:.*\$\()?repro (.*)", f"{shell}\n{spans}", re.MULTILINE):
         words, command = re.split("[#)]", line)[0].split(), get_command(cli.app)
-        while words and hasattr(command, "commands"):
+        while words and hasattr(command, "commands") and words[0] != "--help":
             assert words[0] in command.commands, line
             command = command.commands[words.pop(0)]
-        options = {option for parameter in command.params for option in parameter.opts}
+        options = {"--help"} | {option for parameter in command.params for option in parameter.opts}
         assert [word for word in words if re.match(r"--?[a-z]", word) and word not in options] == [], line
 
 
