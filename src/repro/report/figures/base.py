@@ -83,10 +83,10 @@ def runs(records: str | Path, experiment: str) -> pd.DataFrame:
     return table if table.empty else table[table.status == "ok"].reset_index(drop=True)
 
 
-def not_run(records: str | Path, experiment: str) -> pd.DataFrame:
-    """Failed and skipped runs of one experiment with `cause` and `detail`."""
+def not_run(records: str | Path, experiment: str) -> pd.DataFrame | None:
+    """Failed and skipped runs of one experiment with `cause` and `detail`. None, which shows as nothing, without any."""
     bad = {path: run for path, run in collect(records, experiment).records.items() if run.status != "ok"}
-    return record.frame(bad).assign(detail=[run.detail for run in bad.values()])
+    return record.frame(bad).assign(detail=[run.detail for run in bad.values()]) if bad else None
 
 
 def series(table: pd.DataFrame) -> pd.DataFrame:
