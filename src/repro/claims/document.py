@@ -85,7 +85,7 @@ def _filled(own: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
         for key in ("value", "where")
         if isinstance(own.get(key), dict) and isinstance(shared.get(key), dict)
     }
-    return own | shared | own | inner
+    return own | shared | own | inner  # first for the order of keys, then for their values
 
 
 def _whole(fields: dict[str, Any], scopes: Mapping[str, Scope], where: str) -> Claim:

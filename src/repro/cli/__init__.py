@@ -68,13 +68,12 @@ def plan(
 ) -> None:
     """Every experiment point with its state, expected minutes and ranks; totals per figure."""
     from repro.claims import registry
-    from repro.plan import files
-    from repro.plan import jobs as room
+    from repro.plan import files, jobs
     from repro.report import figures
 
     with user_errors():
         registry.load()  # wrong claims are to be found before hours of runs, not after
-        found = room.make(tier, platform, {name: (x.notebook, x.reads) for name, x in figures.FIGURES.items()})
+        found = jobs.make(tier, platform, {name: (x.notebook, x.reads) for name, x in figures.FIGURES.items()})
     if keep:
         return typer.echo(files.keep(json.dumps(_document(found), default=str)))
     if json_:
@@ -90,7 +89,7 @@ def plan(
     stdout.print(_totals(found))
     if without := [name for name, figure in found.figures.items() if not figure.jobs]:
         stdout.print(f"no point here: {', '.join(without)}", soft_wrap=True)
-    open_jobs = list(filter(room.unfinished, found.jobs))
+    open_jobs = list(filter(jobs.unfinished, found.jobs))
     stdout.print(
         f"{found.platform}, tier {found.tier}: {len(open_jobs)} of {len(found.jobs)} points to run,"
         f" about {sum(j.minutes for j in open_jobs):.1f} minutes",
@@ -203,7 +202,7 @@ def allocation(
     trial: Annotated[int, typer.Option(min=1, help="How often this allocation has been submitted.")] = 1,
 ) -> None:
     """Inside a Slurm job: run the points of an allocation."""
-    from repro.jobs import allocation as room
+    from repro.jobs.allocation import run
     from repro.plan import config
     from repro.plan.jobs import Plan
 
@@ -213,7 +212,7 @@ def allocation(
         if name not in known:
             raise ValueError(f"{plan_file}: no allocation {name!r}; known: {', '.join(known) or 'none'}")
         _, platform = config.load(found.tier, found.platform)
-        missing = room.run(found, known[name], platform, trial)
+        missing = run(found, known[name], platform, trial)
     if missing:
         stderr.print(f"left to the next job: {', '.join(missing)}", soft_wrap=True)
         raise typer.Exit(1)
@@ -238,14 +237,14 @@ def claims(
     out: Annotated[Path | None, typer.Option(help="Also write the JSON document to this file.")] = None,
 ) -> None:
     """A verdict for every claim of the three papers."""
-    from repro.claims import registry as room
+    from repro.claims import registry
     from repro.records import record
 
     with user_errors():
         folder = results_folder(results)
         found = record.collect(records_folder(folder))
-        registry = room.load()
-        verdicts = room.evaluate(registry, found.records, found.problems)
+        known = registry.load()
+        verdicts = registry.evaluate(known, found.records, found.problems)
     rows = [verdict.model_dump(mode="json") for verdict in verdicts]
     if out is not None:
         with replacing(out) as temporary:
@@ -254,7 +253,7 @@ def claims(
         stderr.print(f"[yellow]not used:[/] {escape(problem)}", soft_wrap=True)
     if json_:
         return emit(rows)
-    titles = {claim.id: claim.title for claim in registry}
+    titles = {claim.id: claim.title for claim in known}
     table = Table(
         "claim",
         "what",
@@ -275,7 +274,7 @@ def claims(
             table.add_section()
         previous = row["paper"]
         style = STYLES[row["verdict"]]
-        cells = [row["id"], escape(titles[row["id"]]), *room.numbers(row), row["evidence"] or ""]
+        cells = [row["id"], escape(titles[row["id"]]), *registry.numbers(row), row["evidence"] or ""]
         table.add_row(*cells, f"[{style}]{row['verdict']}[/]", *([escape(row["reason"])] if details else []))
     stdout.print(table)
     counts = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in STYLES}
