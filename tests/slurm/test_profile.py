@@ -75,8 +75,8 @@ def records():
 
 def allocations():
     """Targets: all points, without notebooks."""
-    names = [entry.name for entry in plan.make("smoke", "box").slurm.allocations]
-    return ["--", *(f"results/box-smoke/slurm/done/{name}.json" for name in names)]
+    names = [entry.name for entry in plan.make("smoke", "box").allocations]
+    return ["--", *(f"results/box-smoke/done/{name}.json" for name in names)]
 
 
 def test_from_points_to_the_report(points, project):
