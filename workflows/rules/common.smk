@@ -139,14 +139,19 @@ def of_job():
     }
 
 
+def made(experiments):
+    """What there is when all points of some experiments have a record."""
+    wanted = (path for path, job in JOBS.items() if job["experiment"] in experiments)
+    return list(dict.fromkeys(done_file(MADE_BY[path]) if path in MADE_BY else path for path in wanted))
+
+
 def records(experiments):
     """Input function: the records of some experiments."""
 
     def find(wildcards):
-        if wildcards.run == "replot":
-            shipped = sorted(Path(record_folder(wildcards)).glob("*/*.json"))
-            return [str(path) for path in shipped if path.parent.name in experiments]
-        wanted = [path for path, job in JOBS.items() if job["experiment"] in experiments]
-        return list(dict.fromkeys(done_file(MADE_BY[path]) if path in MADE_BY else path for path in wanted))
+        if wildcards.run != "replot":
+            return made(experiments)
+        shipped = sorted(Path(record_folder(wildcards)).glob("*/*.json"))
+        return [str(path) for path in shipped if path.parent.name in experiments]
 
     return find

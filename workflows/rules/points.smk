@@ -22,6 +22,12 @@ rule allocation:
         " > {log:q} 2>&1"
 
 
+rule points:
+    input:
+        lambda wildcards: made(PLAN["experiments"]),
+    localrule: True
+
+
 if SLURM:
     from repro.jobs import driver
 
