@@ -1,6 +1,6 @@
 """How `repro plan` shows a plan."""
 
-from collections import Counter
+from typing import Any
 
 from rich import box
 from rich.markup import escape
@@ -83,16 +83,17 @@ def _points(experiment: str, mine: list[Job], memory_gb: float | None) -> Table:
 
 def labels(mine: list[Job]) -> list[str]:
     """Labels of an experiment's jobs; where points share one, with the parameters in which they differ."""
-    points: dict[str, set[str]] = {}
+    alike: dict[str, list[dict[str, Any]]] = {}
     for job in mine:
-        points.setdefault(job.point.label, set()).add(job.point.model_dump_json())
-    found = []
-    for job in mine:
-        alike = [other.point.model_dump() for other in mine if other.point.label == job.point.label]
-        differing = [key for key, _ in job.point if len(Counter(str(other[key]) for other in alike)) > 1]
-        shared = len(points[job.point.label]) > 1
-        found.append(" ".join([job.point.label, *(f"{key}={getattr(job.point, key)}" for key in differing if shared)]))
-    return found
+        alike.setdefault(job.point.label, []).append(job.point.model_dump())
+    differing = {
+        label: [key for key in points[0] if any(point[key] != points[0][key] for point in points)]
+        for label, points in alike.items()
+    }
+    return [
+        " ".join([job.point.label, *(f"{key}={getattr(job.point, key)}" for key in differing[job.point.label])])
+        for job in mine
+    ]
 
 
 def _memory(rank_gb: float | None, limit: float) -> str:
