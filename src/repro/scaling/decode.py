@@ -25,10 +25,9 @@ from typing import Literal, get_args
 import numpy as np
 
 from repro.exflow.evaluate import Cost
+from repro.models.gpt_moe import GPTMoEConfig
 from repro.scaling import collectives
-from repro.scaling.algorithms import Algorithm
 from repro.scaling.machines import Machine
-from repro.scaling.moe import MoE
 from repro.scaling.network import Value
 
 Mode = Literal["two_all_to_alls", "coherent", "placed"]
@@ -37,6 +36,16 @@ Mode = Literal["two_all_to_alls", "coherent", "placed"]
 # Router: gate product, softmax, top-k, count, sort, collect, return, weigh. Each expert, one after another as in
 # DeepSpeed's `Experts`: up, activation, down.
 ATTENTION_KERNELS, ROUTER_KERNELS, EXPERT_KERNELS, HEAD_KERNELS = 7, 8, 3, 3
+VALUE_BYTES = 2  # of a weight, an activation, a key or a value
+
+
+def paper_model(experts: int, hidden: int = 1024) -> GPTMoEConfig:
+    """The paper's GPT-MoE with so many experts.
+
+    [INF] all sizes: 24 MoE layers are likely, the hidden size was not found. These are those of the "350M" GPT, with 16
+    heads and Megatron's vocabulary.
+    """
+    return GPTMoEConfig(24, hidden, 16, vocab=50304, experts=experts, expert_hidden=4 * hidden)
 
 
 @dataclass(frozen=True)
@@ -99,7 +108,7 @@ class Iteration:
 
 
 def iteration(
-    model: MoE,
+    model: GPTMoEConfig,
     machine: Machine,
     tokens_per_gpu: int,
     context: int,
@@ -121,7 +130,7 @@ def iteration(
     if kv_sent and mode == "two_all_to_alls":
         raise ValueError("kv_sent with two_all_to_alls: keys and values stay at home there, allowed: coherent, placed")
     _check(model, machine, tokens_per_gpu, context, routing)
-    hand_in = tokens_per_gpu * model.hidden * model.value_bytes
+    hand_in = tokens_per_gpu * model.hidden * VALUE_BYTES
     # A token goes to its expert. [INF] With top-k > 1 copies visit the other experts, and their results return to the
     # GPU of the expert with the largest weight.
     ways = 2 * [model.top_k] if mode == "two_all_to_alls" else [model.top_k, model.top_k - 1]
@@ -129,17 +138,17 @@ def iteration(
     # New tokens are gathered as hidden vectors: Table I counts them in the same unit as the all-to-all.
     gathers = [] if mode == "two_all_to_alls" else [hand_in]
     if kv_sent:
-        gathers.append(tokens_per_gpu * 2 * model.layers * model.kv_width * model.value_bytes)
+        gathers.append(tokens_per_gpu * 2 * model.layers * model.kv_width * VALUE_BYTES)
     return Iteration(
         tokens=machine.topology.world_size * tokens_per_gpu,
         compute_s=compute_seconds(model, machine, tokens_per_gpu, context, mode, routing.max_load),
-        all_to_all_s=model.moe_layers * routed,
+        all_to_all_s=model.layers * routed,
         gather_s=sum((_gather(nbytes, machine) for nbytes in gathers), 0.0),
     )
 
 
 def compute_seconds(
-    model: MoE, machine: Machine, tokens_per_gpu: float, context: int, mode: Mode, max_load: float = 1.0
+    model: GPTMoEConfig, machine: Machine, tokens_per_gpu: float, context: int, mode: Mode, max_load: float = 1.0
 ) -> Value:
     """Compute of the busiest GPU.
 
@@ -150,20 +159,21 @@ def compute_seconds(
     visits = tokens_per_gpu * model.top_k * max_load
     touched = touched_experts(model.experts / machine.topology.world_size, visits)
 
+    attention_weights = 2 * model.hidden * (model.hidden + model.kv_width)  # Q, K, V and output
+    expert_weights = 2 * model.hidden * model.expert_hidden  # up and down
+
     def part(weights: float, products: float, kernels: float) -> Value:
         """The slower of reading `weights` and of `products` (two operations each), and the launches of `kernels`."""
-        read = weights * model.value_bytes / machine.hbm_bytes_per_s
+        read = weights * VALUE_BYTES / machine.hbm_bytes_per_s
         return np.maximum(read, 2 * products / machine.flops_per_s) + kernels * machine.launch_s
 
-    stored = attending * context * 2 * model.kv_width * model.value_bytes / machine.hbm_bytes_per_s
-    attention = part(model.attention_weights, attending * model.attention_weights, ATTENTION_KERNELS) + stored
+    stored = attending * context * 2 * model.kv_width * VALUE_BYTES / machine.hbm_bytes_per_s
+    attention = part(attention_weights, attending * attention_weights, ATTENTION_KERNELS) + stored
     gate = model.hidden * model.experts
     router = part(gate, attending * gate, ROUTER_KERNELS)
-    experts = part(touched * model.expert_weights, visits * model.expert_weights, touched * EXPERT_KERNELS)
-    mlp = part(model.expert_weights, attending * model.expert_weights, EXPERT_KERNELS)
+    experts = part(touched * expert_weights, visits * expert_weights, touched * EXPERT_KERNELS)
     head = part(model.hidden * model.vocab, attending * model.hidden * model.vocab, HEAD_KERNELS)
-    dense_layers = model.layers - model.moe_layers
-    return model.layers * attention + model.moe_layers * (router + experts) + dense_layers * mlp + head
+    return model.layers * attention + model.layers * (router + experts) + head
 
 
 def touched_experts(experts: float, tokens: float) -> float:
@@ -200,8 +210,9 @@ def _exchange(sent: float, machine: Machine, levels: tuple[str, ...]) -> Value:
 def _gather(nbytes: float, machine: Machine) -> Value:
     """All-gather of every GPU's `nbytes`: a ring of the library, or the direct exchange of `repro.comm`."""
     whole = nbytes * machine.topology.world_size
-    algorithm: Algorithm = "ring" if machine.native else "direct"
-    return collectives.seconds("all_gather", whole, machine.network, algorithm, channels=machine.channels)
+    return collectives.seconds(
+        "all_gather", whole, machine.network, "ring" if machine.native else "direct", channels=machine.channels
+    )
 
 
 def _gpus_per_node(machine: Machine) -> int:
@@ -209,7 +220,7 @@ def _gpus_per_node(machine: Machine) -> int:
     return machine.topology.world_size // machine.topology.levels[-1].size
 
 
-def _check(model: MoE, machine: Machine, tokens: int, context: int, routing: Routing) -> None:
+def _check(model: GPTMoEConfig, machine: Machine, tokens: int, context: int, routing: Routing) -> None:
     gpus, per_node = machine.topology.world_size, _gpus_per_node(machine)
     if tokens < 1 or context < 0:
         raise ValueError(f"tokens_per_gpu is {tokens} and context {context}, must be at least 1 and 0")
