@@ -101,15 +101,21 @@ def stages(kind: Kind, algorithm: Algorithm, group: Group) -> tuple[Stage, ...]:
     return tuple(_stages(kind, algorithm, group))
 
 
+def possible(algorithm: Algorithm, kind: Kind, ranks: int) -> bool:
+    """Whether an algorithm works among so many ranks: an all-gather by doubling needs a power of two."""
+    return not (kind == "all_gather" and algorithm == "recursive_doubling") or ranks & (ranks - 1) == 0
+
+
 def _stages(kind: Kind, algorithm: Algorithm, group: Group) -> Iterator[Stage]:
     p = group.ranks
     power = 2 ** math.floor(math.log2(p))
-    if kind == "send_recv":
-        yield _one_message(group)
+    if kind == "send_recv":  # between units of the outermost level, while no other rank sends
+        only = _only(group, group.outermost, 1)
+        yield Stage(only, 1, only, 1.0, 1.0)
     elif algorithm == "tree":
         yield _tree(group)
     elif algorithm == "ring":
-        for half in ("reduce_scatter", "all_gather") if kind == "all_reduce" else (kind,):
+        for half in _halves(kind):
             yield _ring(group, 1 / p, _reduced(half, 1 / p))
     elif algorithm in ("recursive_doubling", "rabenseifner"):
         if p > power:
@@ -118,13 +124,12 @@ def _stages(kind: Kind, algorithm: Algorithm, group: Group) -> Iterator[Stage]:
         if p > power:
             yield _exchange(group, 1, 1 / p if kind == "reduce_scatter" else 1.0)
     elif algorithm == "bruck":
-        for k in range(_log2(p)):
+        for k in range(math.ceil(math.log2(p))):
             share = min(2**k, p - 2**k) / p if kind == "all_gather" else _with_bit(p, k) / p
             yield _shift(group, 2**k, share)
     elif algorithm == "pairwise":
         for level, unit in enumerate(group.units()):
-            rounds = unit * (group.sizes[level] - 1)
-            if rounds:
+            if rounds := unit * (group.sizes[level] - 1):
                 yield _at_level(group, level, rounds, 1 / p, _reduced(kind, 1 / p))
     else:
         yield _direct(group, 1 / p, _reduced(kind, (p - 1) / p))
@@ -136,7 +141,7 @@ def _doubling(kind: Kind, algorithm: Algorithm, group: Group, power: int) -> Ite
     if kind == "all_reduce" and algorithm == "recursive_doubling":  # whole tensors
         yield from (_exchange(group, distance, 1.0, reduced=1.0) for distance in distances)
         return
-    for half in ("reduce_scatter", "all_gather") if kind == "all_reduce" else (kind,):
+    for half in _halves(kind):
         for distance in distances:
             share = distance / power
             yield _exchange(group, distance, share, _reduced(half, share))
@@ -194,20 +199,13 @@ def _shift(group: Group, distance: int, message: float) -> Stage:
     return Stage(_only(group, outermost, 1), 1, tuple(loads), message, message)
 
 
-def _one_message(group: Group) -> Stage:
-    """Between two ranks of different units of the outermost level, while no other rank sends."""
-    only = _only(group, group.outermost, 1)
-    return Stage(only, 1, only, 1.0, 1.0)
-
-
 def _direct(group: Group, message: float, reduced: float) -> Stage:
     """Every rank to every other at once: one latency, and all bytes."""
-    loads = []
-    for level, (unit, size) in enumerate(zip(group.units(), group.sizes, strict=True)):
-        leaving = unit * size - unit  # peers of a rank that it reaches over this level
-        loads.append(message * leaving * group.load(level, unit) if size > 1 else 0.0)
-    hops = _only(group, group.outermost, 1)
-    return Stage(hops, 1, tuple(loads), message, message * (group.ranks - 1), reduced)
+    loads = tuple(  # of `unit * size - unit` peers that a rank reaches over a level
+        message * (unit * size - unit) * group.load(level, unit) if size > 1 else 0.0
+        for level, (unit, size) in enumerate(zip(group.units(), group.sizes, strict=True))
+    )
+    return Stage(_only(group, group.outermost, 1), 1, loads, message, message * (group.ranks - 1), reduced)
 
 
 def _only(group: Group, level: int, value: float) -> tuple[float, ...]:
@@ -215,21 +213,15 @@ def _only(group: Group, level: int, value: float) -> tuple[float, ...]:
     return tuple(value if other == level else 0.0 for other in range(len(group.sizes)))
 
 
-def possible(algorithm: Algorithm, kind: Kind, ranks: int) -> bool:
-    """Whether an algorithm works among so many ranks: an all-gather by doubling needs a power of two."""
-    return not (kind == "all_gather" and algorithm == "recursive_doubling") or ranks & (ranks - 1) == 0
+def _halves(kind: Kind) -> tuple[Kind, ...]:
+    return ("reduce_scatter", "all_gather") if kind == "all_reduce" else (kind,)
 
 
-def _log2(ranks: int) -> int:
-    """Rounds until every rank has every block, twice as many each time."""
-    return math.ceil(math.log2(ranks))
+def _reduced(kind: Kind, share: float) -> float:
+    return share if kind == "reduce_scatter" else 0.0
 
 
 def _with_bit(ranks: int, bit: int) -> int:
     """How many numbers below `ranks` have a bit set: blocks that a round of Bruck's all-to-all sends on."""
     block = 2 ** (bit + 1)
     return ranks // block * 2**bit + max(0, ranks % block - 2**bit)
-
-
-def _reduced(kind: Kind, share: float) -> float:
-    return share if kind == "reduce_scatter" else 0.0

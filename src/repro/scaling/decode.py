@@ -80,8 +80,8 @@ class Routing:
 
 def uniform(machine: Machine) -> Routing:
     """The routing where each GPU is equally likely to hold a token's expert, and loads are even."""
-    gpus, per_node = machine.topology.world_size, _gpus_per_node(machine)
-    return Routing(1 - 1 / gpus, 1 - per_node / gpus)
+    gpus = machine.topology.world_size
+    return Routing(1 - 1 / gpus, 1 - _gpus_per_node(machine) / gpus)
 
 
 @dataclass(frozen=True, eq=False)

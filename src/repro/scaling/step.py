@@ -24,8 +24,7 @@ from repro.zero.layout import Layout, layout
 from repro.zero.traffic import Collective
 
 KERNELS_PER_LAYER = 14  # of a forward with fused attention: norms, products, bias and activation, residuals
-# Bytes per value that is quantised and restored: read in 16 bits, written in 8, read and written again on the other
-# side.
+# Per value that is quantised and restored: read in 16 bits, written in 8, and both again on the other side.
 QUANTIZE_BYTES = 6
 # Of Adam per value: gradient 4, master and two moments read and written 24, weight 2 written, unscale 4.
 UPDATE_BYTES = 34
@@ -44,7 +43,7 @@ class Step:
     level_s      time of the messages by the outermost level that they cross, before overlap
     quantize_s   the part of them that is quantising
     flops        of a rank, recomputation not counted
-    rank_bytes   memory that a rank needs
+    rank_bytes   memory that a rank needs: states, working memory, activations (`repro.zero.memory`)
     fits         whether it has that much
     """
 
@@ -94,8 +93,7 @@ def predict_step(
     shapes = layout_of(config)
     streamed = streaming_seconds(plan, shapes.parameters, machine, accumulation)
     passes = compute_seconds(config, machine, micro_batch, accumulation) if compute_s is None else compute_s
-    at_end: Value = 0.0
-    meanwhile: Value = 0.0
+    messages: dict[bool, Value] = {True: 0.0, False: 0.0}  # those at the end of the step, and the others
     quantize: Value = 0.0
     levels: dict[str, Value] = dict.fromkeys(plan.topology.names, 0.0)
     last = _once_per_step(plan)
@@ -103,16 +101,14 @@ def predict_step(
         for hop in traffic.hops(collective, plan.topology):
             wire, work = hop_seconds(collective, hop, machine)
             seconds = collective.times * (wire + work)
-            levels[hop.levels[-1]] = levels[hop.levels[-1]] + seconds
-            quantize = quantize + collective.times * work
-            if any(collective.route is route for route in last):
-                at_end = at_end + seconds
-            else:
-                meanwhile = meanwhile + seconds
-    hidden = np.minimum(meanwhile, machine.overlap * passes)
+            levels[hop.levels[-1]] += seconds
+            messages[any(collective.route is route for route in last)] += seconds
+            quantize += collective.times * work
+    hidden = np.minimum(messages[False], machine.overlap * passes)
     compute = passes + streamed
-    exposed = at_end + meanwhile - hidden
-    rank_bytes = bytes_of(plan, config, micro_batch)
+    exposed = messages[True] + messages[False] - hidden
+    states = sum(memory.predict(plan, shapes).values())
+    rank_bytes = states + memory.working(plan, shapes) + activations(config, micro_batch)
     return Step(
         seconds=compute + exposed,
         compute_s=compute,
@@ -135,13 +131,11 @@ def model_flops(config: GPTConfig, sequences: int) -> float:
 def compute_seconds(config: GPTConfig, machine: Machine, micro_batch: int, accumulation: int) -> Value:
     """Forwards and backwards of a step on one rank; checkpointing adds a second forward.
 
-    Small layers are bound by launches and memory, large ones by matrix products, and so efficiency grows with the
-    model.
+    Small layers are bound by launches and memory, large ones by products, so efficiency grows with the model.
     """
     passes = 4 if config.checkpointing else 3  # in forwards; a backward is two
     products = model_flops(config, micro_batch) * passes / 3 / machine.flops_per_s
-    # A layer's weights, and the activations that it writes and a later kernel reads: 34 s b h bytes, as in their
-    # memory.
+    # Of a layer: its weights, and 34 s b h bytes of activations that it writes and a later kernel reads.
     activations = 2 * 34 * config.seq_len * micro_batch * config.hidden * config.layers
     weights = 2 * config.parameters
     streamed = passes * (activations + weights) / machine.hbm_bytes_per_s
@@ -156,15 +150,8 @@ def streaming_seconds(plan: Plan, parameters: int, machine: Machine, accumulatio
     return nbytes * parameters / machine.hbm_bytes_per_s
 
 
-def bytes_of(plan: Plan, config: GPTConfig, micro_batch: int = 1) -> float:
-    """Memory of a rank: states, working memory, activations (`repro.zero.memory`)."""
-    shapes = layout_of(config)
-    states = sum(memory.predict(plan, shapes).values())
-    return states + memory.working(plan, shapes) + activations(config, micro_batch)
-
-
 def activations(config: GPTConfig, micro_batch: int = 1) -> int:
-    """Bytes of a rank's activations (`repro.zero.memory.activations`)."""
+    """Bytes of a rank's activations."""
     return memory.activations(
         config.layers, config.hidden, config.seq_len, micro_batch, config.vocab, checkpointing=config.checkpointing
     )
@@ -204,4 +191,4 @@ def _once_per_step(plan: Plan) -> tuple[Route | None, ...]:
     """Routes that are walked after the last backward."""
     moves = plan.moves
     sums = (moves.reduce_to_optimizer, moves.all_reduce_replicas) if plan.reduce_across == "step" else ()
-    return tuple(route for route in (*sums, moves.gather_updated) if route is not None)
+    return (*sums, moves.gather_updated)

@@ -65,35 +65,29 @@ def sweep(
     models: Iterable[GPTConfig],
     plans: Iterable[str],
     accumulations: Iterable[int] = (1,),
-    *,
-    micro_batch: int = 1,
-    draws: int = DRAWS,
-    seed: int = 0,
+    **options: int,
 ) -> pd.DataFrame:
     """A row per combination: the 5, 50 and 95 % quantiles (`_low`, none, `_high`) of step seconds and of TFLOPS per
-    rank, memory, and what the step waits for. Modelled, all of it."""
+    rank, memory, and what the step waits for. Modelled, all of it. `options`: as of `predict`."""
     rows = []
-    for machine, count, config, accumulation in itertools.product(machines, nodes, models, accumulations):
+    for machine, count, config, accumulation, plan in itertools.product(machines, nodes, models, accumulations, plans):
         kind = hardware(machine) if isinstance(machine, str) else machine
-        for name in plans:
-            found = predict(
-                name, config, kind, count, micro_batch=micro_batch, accumulation=accumulation, draws=draws, seed=seed
-            )
-            rows.append(
-                {
-                    "hardware": kind.name,
-                    "nodes": count,
-                    "ranks": kind.topology(count).world_size,
-                    "parameters": config.parameters,
-                    "accumulation": accumulation,
-                    "plan": name,
-                    **banded("seconds", found.seconds),
-                    **banded("tflops", found.tflops_per_rank),
-                    "gigabytes": found.rank_bytes / 1e9,
-                    "fits": found.fits,
-                    "critical": found.critical,
-                }
-            )
+        found = predict(plan, config, kind, count, accumulation=accumulation, **options)
+        rows.append(
+            {
+                "hardware": kind.name,
+                "nodes": count,
+                "ranks": kind.topology(count).world_size,
+                "parameters": config.parameters,
+                "accumulation": accumulation,
+                "plan": plan,
+                **banded("seconds", found.seconds),
+                **banded("tflops", found.tflops_per_rank),
+                "gigabytes": found.rank_bytes / 1e9,
+                "fits": found.fits,
+                "critical": found.critical,
+            }
+        )
     return pd.DataFrame(rows)
 
 
@@ -120,19 +114,17 @@ def sensitivity(kind: Hardware, result: Callable[[Hardware], float]) -> pd.DataF
 def search(
     config: GPTConfig,
     machine: Machine,
-    memory_bytes: float | None = None,
     *,
     micro_batch: int = 1,
     accumulation: int = 1,
     compute_s: Value | None = None,
     plans: Iterable[Plan] | None = None,
 ) -> list[Candidate]:
-    """`repro.zero.search` with the cost of `predict_step`: messages hide behind compute, on the machine as it is known
-    or was calibrated. Where the machine is drawn, plans are ranked by the median.
+    """`repro.zero.search` with the cost of `predict_step`: messages hide behind compute. Where the machine is drawn,
+    plans are ranked by the median.
 
-    memory_bytes    of a rank; default: the machine's
-    compute_s       of forwards and backwards, where it was measured
-    plans           look at these, as they are, instead of every partition with its best routes
+    compute_s   of forwards and backwards, where it was measured
+    plans       look at these, as they are, instead of every partition with its best routes
     """
 
     def cost(plan: Plan, model: Layout, micro_batches: int) -> float:
@@ -141,7 +133,7 @@ def search(
     return zero.search(
         layout_of(config),
         machine.topology,
-        machine.memory_bytes if memory_bytes is None else memory_bytes,
+        machine.memory_bytes,
         micro_batches=accumulation,
         cost=cost,
         activations=activations(config, micro_batch),
@@ -182,15 +174,12 @@ def crossover(
         ours, theirs = (predict(name, config, machine, nodes, draws=0, **options).seconds for name in (faster, slower))
         return float(theirs - ours)
 
-    if (gain(low) > 0) == (gain(high) > 0):
-        return None
     begins = gain(low) > 0
+    if begins == (gain(high) > 0):
+        return None
     while high / low > 1.01:
         middle = math.sqrt(low * high)
-        if (gain(middle) > 0) == begins:
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if (gain(middle) > 0) == begins else (low, middle)
     return math.sqrt(low * high)
 
 
