@@ -21,7 +21,7 @@ except ImportError as error:
 
 from repro.scaling import network
 from repro.scaling.calibrate import Observation, calibrate, slowed
-from repro.scaling.collectives import fastest, seconds
+from repro.scaling.collectives import seconds
 from repro.scaling.machines import CATALOGUE, Hardware, Interval, Machine, Tier, hardware
 from repro.scaling.step import Step, predict_step
 from repro.scaling.whatif import (
@@ -47,7 +47,6 @@ __all__ = [
     "best_plan",
     "calibrate",
     "crossover",
-    "fastest",
     "gpt",
     "hardware",
     "largest_model",

@@ -2,7 +2,7 @@
 
 In each round a rank sends one message, or in a direct exchange one to every other rank. The busiest link of each level
 decides how long the round takes: how many messages leave a unit at the same time, over how many links. So an algorithm
-is a short list of `Stage`s here. `collectives.seconds` adds them up for any size of tensor.
+is a short list of `Stage`s, which `collectives.seconds` adds up.
 
     ring                 p - 1 rounds to the next rank: little traffic over slow levels, but latency grows with p
     tree                 NCCL's all-reduce: up and down a binary tree of nodes, a chain inside a node. There are two
@@ -13,7 +13,7 @@ is a short list of `Stage`s here. `collectives.seconds` adds them up for any siz
     rabenseifner         all-reduce: recursive halving, then recursive doubling
     pairwise             p - 1 rounds, each with another partner
     direct               one round, every rank to every other
-    hierarchical         one collective per level, so that slow levels carry each byte once (`inner` for each of them)
+    hierarchical         one collective per level, so that slow levels carry each byte once
 
 Sizes are in units of one rank's whole tensor: the output of an all-gather, the input of a reduce-scatter, the tensor of
 an all-reduce, the send buffer of an all-to-all.
@@ -115,7 +115,7 @@ def _stages(kind: Kind, algorithm: Algorithm, group: Group) -> Iterator[Stage]:
     elif algorithm == "tree":
         yield _tree(group)
     elif algorithm == "ring":
-        for half in _halves(kind):
+        for half in halves(kind):
             yield _ring(group, 1 / p, _reduced(half, 1 / p))
     elif algorithm in ("recursive_doubling", "rabenseifner"):
         if p > power:
@@ -141,7 +141,7 @@ def _doubling(kind: Kind, algorithm: Algorithm, group: Group, power: int) -> Ite
     if kind == "all_reduce" and algorithm == "recursive_doubling":  # whole tensors
         yield from (_exchange(group, distance, 1.0, reduced=1.0) for distance in distances)
         return
-    for half in _halves(kind):
+    for half in halves(kind):
         for distance in distances:
             share = distance / power
             yield _exchange(group, distance, share, _reduced(half, share))
@@ -213,7 +213,8 @@ def _only(group: Group, level: int, value: float) -> tuple[float, ...]:
     return tuple(value if other == level else 0.0 for other in range(len(group.sizes)))
 
 
-def _halves(kind: Kind) -> tuple[Kind, ...]:
+def halves(kind: Kind) -> tuple[Kind, ...]:
+    """Those that a collective consists of: an all-reduce is a reduce-scatter and an all-gather."""
     return ("reduce_scatter", "all_gather") if kind == "all_reduce" else (kind,)
 
 

@@ -14,8 +14,8 @@ Parts of an iteration:
                        time, so the slower of the two counts
     all-gather         a ring, as NCCL's
 
-Nothing overlaps, because a layer needs its tokens before it can begin. Nothing is padded. DeepSpeed's own exchange pads
-every expert's buffer to the fullest one, so this baseline is harder to beat than DeepSpeed.
+Nothing overlaps, because a layer needs its tokens before it can begin. Nothing is padded, so this baseline is harder to
+beat than DeepSpeed, which pads every expert's buffer to the fullest one.
 """
 
 import math
@@ -158,7 +158,6 @@ def compute_seconds(
     attending = tokens_per_gpu * (1.0 if mode == "two_all_to_alls" else max_load)
     visits = tokens_per_gpu * model.top_k * max_load
     touched = touched_experts(model.experts / machine.topology.world_size, visits)
-
     attention_weights = 2 * model.hidden * (model.hidden + model.kv_width)  # Q, K, V and output
     expert_weights = 2 * model.hidden * model.expert_hidden  # up and down
 
@@ -184,8 +183,8 @@ def touched_experts(experts: float, tokens: float) -> float:
 def all_to_all_seconds(nbytes: float, machine: Machine, routing: Routing) -> Value:
     """One direct all-to-all in which each GPU hands in `nbytes`, and the busiest `max_load` times as many.
 
-    The shares of `routing` leave the GPU and the node; the rest stays. Where no token leaves, the call still has its
-    latency. With `uniform` routing it takes as long as `collectives.seconds` of a direct all-to-all.
+    Where no token leaves, the call still has its latency. With `uniform` routing it takes as long as
+    `collectives.seconds` of a direct all-to-all.
     """
     names, gpus = machine.topology.names, machine.topology.world_size
     if gpus == 1:

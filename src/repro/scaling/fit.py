@@ -1,9 +1,8 @@
 """Parameters of a network from measured times of collectives, with their uncertainty, and predictions by them.
 
 The fit is least squares of log(predicted / measured), so that microseconds count as much as seconds. The loss is
-robust: libraries switch algorithm at sizes of their own, and a measurement next to such a switch is off by a factor
-that no smooth model has. The uncertainty is clustered: errors of one machine shape are correlated, so 40 sizes of one
-shape are not 40 independent observations.
+robust, because libraries switch algorithm at sizes of their own, where no smooth model follows. The uncertainty is
+clustered: errors of one machine shape are correlated, so 40 of its sizes are not 40 independent observations.
 """
 
 import itertools
@@ -20,8 +19,7 @@ from repro.scaling.algorithms import ALGORITHMS, Algorithm, Kind
 from repro.scaling.network import Links, Network, Protocol, Value
 from repro.topology import Level, Topology
 
-# Standard deviation of a weak prior around the fit's start, for parameters that the data do not determine.
-PRIOR_LOG_SD = 3.0
+PRIOR_LOG_SD = 3.0  # of a weak prior around the start, for parameters that the data do not determine
 ROBUST_LOG = 0.2  # log errors beyond it count less than their square
 SHAPE = ["source", "collective", "sizes"]  # columns that name one machine shape of a table
 
@@ -164,10 +162,9 @@ def thinned(measured: pd.DataFrame, sizes: int = 30) -> pd.DataFrame:
 
 
 def _start(table: pd.DataFrame, model: Model, name: str) -> float:
-    """Where the search for a parameter begins.
+    """Where the search for a parameter begins: at a quarter of the shortest time, or at the highest rate of the table.
 
-    A latency: a quarter of the shortest time. A rate: the highest that the table shows, and for a level over the rows
-    that cross no level further out. Farther away a rate would decide no row, and so would stay where it is.
+    For a level over the rows that cross none further out. Farther away a rate would decide no row, and so stay there.
     """
 
     def outermost(sizes: Sequence[int], hop: Sequence[str] | None) -> str:

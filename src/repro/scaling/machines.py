@@ -1,9 +1,8 @@
 """Machines, as far as they are known: a parameter is an interval from the worst that is achieved to the data sheet.
 
-`Hardware` is a kind of machine, and `Hardware.machine` makes the `Machine` of a number of nodes, at the likely values
-or in draws. A draw takes every parameter from its interval (log-triangular: low, likely, high), so a prediction is a
-band. The same seed draws the same values for every plan and size, so the ratio of two predictions has the band of the
-ratio.
+`Hardware` is a kind of machine (those of `machines.toml` are the catalogue), and `Hardware.machine` makes the `Machine`
+of a number of nodes, at the likely values or in draws. A draw takes every parameter from its interval, so a prediction
+is a band. The same seed draws the same values for every plan and size, so ratios of predictions have bands too.
 """
 
 import math
@@ -29,9 +28,7 @@ class Interval:
 
     def __post_init__(self) -> None:
         if not 0 < self.low <= self.likely <= self.high:
-            raise ValueError(
-                f"an interval needs 0 < low <= likely <= high, found {self.low}, {self.likely}, {self.high}"
-            )
+            raise ValueError(f"an interval needs 0 < low <= likely <= high, found {self}")
 
     def draw(self, rng: np.random.Generator, draws: int) -> Value:
         """[draws] values, log-triangular. ValueError where low equals high."""
@@ -88,13 +85,12 @@ class Hardware:
         found = {"gemm": self.gemm, "hbm": self.hbm, "launch_s": self.launch_s, "overlap": self.overlap}
         for tier in self.tiers:
             found |= {f"{tier.name} achieved": tier.achieved, f"{tier.name} latency_s": tier.latency_s}
-        return {name: interval for name, interval in found.items() if interval.low < interval.high}
+        return found
 
     def at(self, **values: float) -> "Hardware":
         """The same machine with some parameters of `intervals` fixed. ValueError for a name that is not one of them."""
         if unknown := values.keys() - self.intervals().keys():
-            known = ", ".join(self.intervals())
-            raise ValueError(f"{self.name}: unknown parameter {sorted(unknown)[0]!r}, known: {known}")
+            raise ValueError(f"{self.name}: unknown {min(unknown)!r}, known: {', '.join(self.intervals())}")
         return replace(self, values={**self.values, **values})
 
     def topology(self, nodes: int) -> Topology:
@@ -108,24 +104,22 @@ class Hardware:
 
     def machine(self, nodes: int, draws: int = 0, seed: int = 0) -> "Machine":
         """A machine of `nodes`, at the likely values or in `draws` of all uncertain parameters."""
-
-        def value(name: str, interval: Interval) -> Value:
-            if name in self.values or not draws or interval.low == interval.high:
-                return self.values.get(name, interval.likely)
-            # A random stream of its own for each parameter: fixing one does not move the others.
-            return interval.draw(np.random.default_rng([seed, *name.encode()]), draws)
-
-        def links(tier: Tier) -> Links:
-            rate = tier.bytes_per_s * value(f"{tier.name} achieved", tier.achieved)
-            return Links(tier.links, (Protocol(value(f"{tier.name} latency_s", tier.latency_s), rate),))
-
-        launch_s = value("launch_s", self.launch_s)
+        values: dict[str, Value] = {}
+        for name, interval in self.intervals().items():
+            values[name] = self.values.get(name, interval.likely)
+            if draws and name not in self.values and interval.low < interval.high:
+                # A random stream of its own for each parameter: fixing one does not move the others.
+                values[name] = interval.draw(np.random.default_rng([seed, *name.encode()]), draws)
+        links = []
+        for tier in self.tiers:
+            rate = tier.bytes_per_s * values[f"{tier.name} achieved"]
+            links.append(Links(tier.links, (Protocol(values[f"{tier.name} latency_s"], rate),)))
         return Machine(
-            network=Network(self.topology(nodes), tuple(map(links, self.tiers)), overhead_s=launch_s),
-            flops_per_s=self.peak_flops * value("gemm", self.gemm),
-            hbm_bytes_per_s=value("hbm", self.hbm),
-            launch_s=launch_s,
-            overlap=value("overlap", self.overlap),
+            network=Network(self.topology(nodes), tuple(links), overhead_s=values["launch_s"]),
+            flops_per_s=self.peak_flops * values["gemm"],
+            hbm_bytes_per_s=values["hbm"],
+            launch_s=values["launch_s"],
+            overlap=values["overlap"],
             memory_bytes=self.memory_bytes,
             channels=self.channels or None,
         )

@@ -57,15 +57,14 @@ def slingshot11() -> pd.DataFrame:
     37.
 
     Algorithms are named as in the file: `*_mpich` are the library's (`default_mpich` its choice), the others are pico's
-    own, written over point-to-point. A number at the end is the size of a segment. Runs of different days stay separate
-    rows; times of one test differ by up to 2.2x between them (2.9x below 1 MB). Seconds are the median over iterations
-    of the slowest rank's time.
+    own, over point-to-point. A number at the end is the size of a segment. Runs of different days stay separate rows;
+    times of one test differ by up to 2.2x between them (2.9x below 1 MB). Seconds are the median over iterations of the
+    slowest rank's time.
 
-    Found in pico's source: the file's size (`count_int32` x 4 bytes) is the whole tensor for all three collectives, as
-    here. A rank's share is rounded down to whole elements, so all_gather and reduce_scatter move `count_int32 // ranks
-    * ranks` elements, and `nbytes` counts those: at 2072 ranks half of the nominal 16 KiB. This is plausible: 16 nodes
-    gather 537 MB in 75 ms, 6.7 GB/s into each, of the 25 GB/s of a NIC. Were the size one rank's contribution, it would
-    be 107 GB/s. Inferred: the only rank of a node uses one of its NICs.
+    Found in pico's source: the file's size (`count_int32` x 4 bytes) is the whole tensor for all three collectives. A
+    rank's share is rounded down to whole elements, so all_gather and reduce_scatter move `count_int32 // ranks * ranks`
+    elements, and `nbytes` counts those. This is plausible: 16 nodes gather 537 MB in 75 ms, 6.7 GB/s into each, of the
+    25 GB/s of a NIC; were the size one rank's contribution, it would be 107 GB/s.
     """
     found = pd.read_csv(_DATA / "pico_lumi_slingshot11_cpu_collectives.csv")
     found = found[found["collective"].isin(list(_PICO))]  # leaves out REDUCE, which nothing here models

@@ -16,7 +16,7 @@ import torch
 from repro.comm import Route
 from repro.models.gpt import GPT, GPTConfig
 from repro.scaling import collectives
-from repro.scaling.algorithms import Kind
+from repro.scaling.algorithms import Algorithm, Kind
 from repro.scaling.machines import Machine
 from repro.scaling.network import Value
 from repro.zero import Plan, memory, traffic
@@ -59,7 +59,7 @@ class Step:
 
     @property
     def tflops_per_rank(self) -> Value:
-        """Model FLOPs (recomputation not counted) per second, in 10^12."""
+        """Model FLOPs per second, in 10^12."""
         return self.flops / self.seconds / 1e12
 
     @property
@@ -82,14 +82,13 @@ def predict_step(
 
     micro_batch    sequences per rank and backward pass
     accumulation   backward passes per step
-    compute_s      of all forwards and backwards, where it was measured; default: computed
+    compute_s      of all forwards and backwards, where it was measured
 
     ValueError when the levels of plan and machine differ.
     """
-    if plan.topology.mesh_shape != machine.topology.mesh_shape:
-        raise ValueError(
-            f"the plan is for levels of {plan.topology.mesh_shape}, the machine has {machine.topology.mesh_shape}"
-        )
+    planned, there = plan.topology.mesh_shape, machine.topology.mesh_shape
+    if planned != there:
+        raise ValueError(f"the plan is for levels of {planned}, the machine has {there}")
     shapes = layout_of(config)
     streamed = streaming_seconds(plan, shapes.parameters, machine, accumulation)
     passes = compute_seconds(config, machine, micro_batch, accumulation) if compute_s is None else compute_s
@@ -144,7 +143,7 @@ def compute_seconds(config: GPTConfig, machine: Machine, micro_batch: int, accum
 
 
 def streaming_seconds(plan: Plan, parameters: int, machine: Machine, accumulation: int) -> Value:
-    """Copies beside the messages, sums over backward passes, and Adam's update: bound by memory, without overlap."""
+    """Copies beside the messages, sums over backward passes, and Adam's update: bound by memory."""
     every_pass = COPY_BYTES + SUM_BYTES / plan.degree(plan.gradients)
     nbytes = accumulation * every_pass + UPDATE_BYTES / plan.degree(plan.optimizer)
     return nbytes * parameters / machine.hbm_bytes_per_s
@@ -172,14 +171,9 @@ def hop_seconds(collective: Collective, hop: traffic.Hop, machine: Machine) -> t
     """
     rings = machine.native or sum(size > 1 for size in hop.sizes) > 1
     kind: Kind = "all_gather" if collective.kind == "gather" else "all_to_all" if hop.bits < 16 else "reduce_scatter"
-    wire = collectives.seconds(
-        kind,
-        hop.ranks * hop.payload,
-        machine.network,
-        "ring" if rings and kind != "all_to_all" else "direct",
-        levels=hop.levels,
-        channels=machine.channels,
-    )
+    algorithm: Algorithm = "ring" if rings and kind != "all_to_all" else "direct"
+    nbytes = hop.ranks * hop.payload
+    wire = collectives.seconds(kind, nbytes, machine.network, algorithm, levels=hop.levels, channels=machine.channels)
     if not hop.quantised:
         return wire, 0.0
     if machine.quantize_values_per_s is None:

@@ -2,8 +2,8 @@
 
     scaling.sweep(["frontier", "dgx-h100"], [1, 8, 48], [scaling.gpt(20e9)], ["zero3", "zeropp", "hierarchical"])
 
-is a table with a band for every combination, some milliseconds each. The other functions tell what decides a result,
-where one plan overtakes another, how large a model fits, and which plan of all is the fastest (`search`).
+is a table with a band for every combination. The other functions tell what decides a result, where one plan overtakes
+another, how large a model fits, and which plan of all is the fastest (`search`).
 """
 
 import itertools
@@ -50,10 +50,8 @@ def predict(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Step:
-    """A step of the named plan, or of the one that `which` makes for the machine's levels.
-
-    draws    of the machine's parameters; 0: at their likely values
-    """
+    """A step of the named plan, or of the one that `which` makes for the machine's levels, in `draws` of the machine's
+    parameters (0: at their likely values)."""
     topology = machine.topology(nodes)
     chosen = named(which, topology) if isinstance(which, str) else which(topology)
     return predict_step(chosen, config, machine.machine(nodes, draws, seed), micro_batch, accumulation)
@@ -98,11 +96,8 @@ def banded(name: str, value: Value) -> dict[str, float]:
 
 
 def sensitivity(kind: Hardware, result: Callable[[Hardware], float]) -> pd.DataFrame:
-    """What decides `result`: each uncertain parameter at its low and its high end, the others likely. The widest swing
-    first.
-
-    result    of a machine; it predicts without draws
-    """
+    """What decides `result`, a prediction without draws: each uncertain parameter at its low and its high end, the
+    others likely. The widest swing first."""
     likely = result(kind)
     rows = []
     for name, interval in kind.intervals().items():
@@ -143,11 +138,8 @@ def search(
 
 
 def best_plan(table: pd.DataFrame) -> pd.DataFrame:
-    """Of a `sweep`, the best plan that fits for each machine, size, model and accumulation: `plan`, or "none fits".
-
-    Several plans are as fast as the fastest to 1 % where their messages hide behind compute. Of these it is the one
-    that needs least memory.
-    """
+    """Of a `sweep`, the best plan that fits for each machine, size, model and accumulation: `plan`, or "none fits". Of
+    plans as fast to 1 %, because their messages hide behind compute, it is the one that needs least memory."""
     keys = ["hardware", "nodes", "ranks", "parameters", "accumulation"]
     fitting = table[table.fits]
     fastest = fitting.groupby(keys).seconds.transform("min")
