@@ -7,8 +7,7 @@
 
 Collectives: `network` (latencies, rates, shared links), `algorithms` (rounds and messages), `collectives` (their
 seconds), `fit` (parameters from measured times: `measured`, `measured_files`, `published`). On top of them: `machines`
-(parameters as intervals), `step` with `calibrate`, `decode` with `moe`, and `serving` (the three papers), `whatif`
-(sweeps, sensitivity, best plan).
+(parameters as intervals), `step` with `calibrate`, `decode`, and `serving` (the three papers), `whatif` (sweeps).
 """
 
 try:

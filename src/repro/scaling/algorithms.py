@@ -90,7 +90,7 @@ class Group(NamedTuple):
     def load(self, level: int, messages: float) -> float:
         """Messages on the busiest link of a level when so many `messages` of each group leave a unit at once."""
         flows = messages * self.below
-        return flows / min(self.counts[level], max(flows, 1.0)) if flows else 0.0
+        return flows / min(self.counts[level], max(flows, 1.0))
 
 
 @lru_cache(maxsize=4096)
@@ -148,11 +148,8 @@ def _doubling(kind: Kind, algorithm: Algorithm, group: Group, power: int) -> Ite
 
 
 def _ring(group: Group, message: float, reduced: float) -> Stage:
-    """Every rank to the next one: one message leaves every unit, cut between the channels.
-
-    A rank waits for the message before, not for the slowest link of a round. On its way around the ring a block meets
-    every link once, so the latency of a round is the average over the ring's links.
-    """
+    """Every rank to the next one: one message leaves every unit, cut between the channels. On its way around the ring a
+    block meets every link once and waits for no other, so the latency of a round is the average over the links."""
     p, units = group.ranks, [*group.units(), group.ranks]
     edges = [p / units[i] - (p / units[i + 1] if units[i + 1] < p else 0) for i in range(len(group.sizes))]
     hops = tuple((p - 1) / p * count if group.sizes[i] > 1 else 0.0 for i, count in enumerate(edges))
@@ -163,18 +160,14 @@ def _tree(group: Group) -> Stage:
     """Up and down: a chain inside every unit of the inner levels, and a binary tree over the outermost level."""
     *inside, outside = group.sizes
     hops = (*(2.0 * (size - 1) for size in inside), 2.0 * math.ceil(math.log2(outside)) if outside > 1 else 0.0)
-    # A unit is an inner node of one of the two trees, where it sends half the tensor to parent and two children, and a
-    # leaf of the other.
+    # A unit is a leaf of one of the two trees; in the other it sends half the tensor to its parent and two children.
     return Stage(hops, 1, _one_each(group, 2.0), 1 / group.channels, 1.0, 1.0)
 
 
 def _one_each(group: Group, message: float) -> tuple[float, ...]:
     """Loads when one message leaves every unit, cut between the channels."""
-    channels = [min(group.channels, unit) for unit in group.units()]
-    return tuple(
-        message * group.load(level, some) / some if group.sizes[level] > 1 else 0.0
-        for level, some in enumerate(channels)
-    )
+    channels = enumerate(min(group.channels, unit) for unit in group.units())
+    return tuple(message * group.load(i, some) / some if group.sizes[i] > 1 else 0.0 for i, some in channels)
 
 
 def _exchange(group: Group, distance: int, message: float, reduced: float = 0.0) -> Stage:

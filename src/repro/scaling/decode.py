@@ -40,11 +40,8 @@ VALUE_BYTES = 2  # of a weight, an activation, a key or a value
 
 
 def paper_model(experts: int, hidden: int = 1024) -> GPTMoEConfig:
-    """The paper's GPT-MoE with so many experts.
-
-    [INF] all sizes: 24 MoE layers are likely, the hidden size was not found. These are those of the "350M" GPT, with 16
-    heads and Megatron's vocabulary.
-    """
+    """The paper's GPT-MoE with so many experts. [INF] all other sizes: 24 MoE layers are likely, the hidden size was not
+    found. These are those of the "350M" GPT, with 16 heads and Megatron's vocabulary."""
     return GPTMoEConfig(24, hidden, 16, vocab=50304, experts=experts, expert_hidden=4 * hidden)
 
 
@@ -150,16 +147,14 @@ def iteration(
 def compute_seconds(
     model: GPTMoEConfig, machine: Machine, tokens_per_gpu: float, context: int, mode: Mode, max_load: float = 1.0
 ) -> Value:
-    """Compute of the busiest GPU.
-
-    In two_all_to_alls attention is even, because tokens attend at home. In the coherent modes a token attends where its
-    expert was, so attention follows the load of the experts. [INF] one GPU is the busiest in all of it.
-    """
+    """Compute of the busiest GPU. In two_all_to_alls tokens attend at home, evenly. In the coherent modes a token attends
+    where its expert was, so attention follows the load of the experts. [INF] one GPU is the busiest in all of it."""
     attending = tokens_per_gpu * (1.0 if mode == "two_all_to_alls" else max_load)
     visits = tokens_per_gpu * model.top_k * max_load
     touched = touched_experts(model.experts / machine.topology.world_size, visits)
     attention_weights = 2 * model.hidden * (model.hidden + model.kv_width)  # Q, K, V and output
     expert_weights = 2 * model.hidden * model.expert_hidden  # up and down
+    gate, head = model.hidden * model.experts, model.hidden * model.vocab
 
     def part(weights: float, products: float, kernels: float) -> Value:
         """The slower of reading `weights` and of `products` (two operations each), and the launches of `kernels`."""
@@ -168,11 +163,10 @@ def compute_seconds(
 
     stored = attending * context * 2 * model.kv_width * VALUE_BYTES / machine.hbm_bytes_per_s
     attention = part(attention_weights, attending * attention_weights, ATTENTION_KERNELS) + stored
-    gate = model.hidden * model.experts
     router = part(gate, attending * gate, ROUTER_KERNELS)
     experts = part(touched * expert_weights, visits * expert_weights, touched * EXPERT_KERNELS)
-    head = part(model.hidden * model.vocab, attending * model.hidden * model.vocab, HEAD_KERNELS)
-    return model.layers * attention + model.layers * (router + experts) + head
+    logits = part(head, attending * model.hidden * model.vocab, HEAD_KERNELS)
+    return model.layers * attention + model.layers * (router + experts) + logits
 
 
 def touched_experts(experts: float, tokens: float) -> float:

@@ -90,10 +90,8 @@ class Fit:
     def table(self) -> pd.DataFrame:
         """Value and 95 % interval of every parameter."""
         sd = np.sqrt(np.diag(self.covariance))
-        low, high = self.log_values - 1.96 * sd, self.log_values + 1.96 * sd
-        return pd.DataFrame(
-            {"parameter": self.model.names, "value": np.exp(self.log_values), "low": np.exp(low), "high": np.exp(high)}
-        )
+        ends = {"value": self.log_values, "low": self.log_values - 1.96 * sd, "high": self.log_values + 1.96 * sd}
+        return pd.DataFrame({"parameter": self.model.names} | {name: np.exp(end) for name, end in ends.items()})
 
 
 def fit(measured: pd.DataFrame, model: Model = Model()) -> Fit:
@@ -148,7 +146,7 @@ def choose(measured: pd.DataFrame, model: Model, candidates: Sequence[float], at
     return pd.DataFrame(rows).sort_values("error_median", kind="stable", ignore_index=True)
 
 
-def thinned(measured: pd.DataFrame, sizes: int = 30) -> pd.DataFrame:
+def thinned(measured: pd.DataFrame, sizes: int) -> pd.DataFrame:
     """About `sizes` message sizes of every shape and algorithm, evenly spread on a logarithmic scale."""
 
     def some(group: pd.DataFrame) -> pd.DataFrame:

@@ -116,11 +116,7 @@ def search(
     plans: Iterable[Plan] | None = None,
 ) -> list[Candidate]:
     """`repro.zero.search` with the cost of `predict_step`: messages hide behind compute. Where the machine is drawn,
-    plans are ranked by the median.
-
-    compute_s   of forwards and backwards, where it was measured
-    plans       look at these, as they are, instead of every partition with its best routes
-    """
+    plans are ranked by the median. `compute_s`: of forwards and backwards, where it was measured."""
 
     def cost(plan: Plan, model: Layout, micro_batches: int) -> float:
         return float(np.median(predict_step(plan, config, machine, micro_batch, micro_batches, compute_s).seconds))
