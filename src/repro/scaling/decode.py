@@ -40,8 +40,8 @@ VALUE_BYTES = 2  # of a weight, an activation, a key or a value
 
 
 def paper_model(experts: int, hidden: int = 1024) -> GPTMoEConfig:
-    """The paper's GPT-MoE with so many experts. [INF] all other sizes: 24 MoE layers are likely, the hidden size was not
-    found. These are those of the "350M" GPT, with 16 heads and Megatron's vocabulary."""
+    """The paper's GPT-MoE with so many experts. [INF] all other sizes: 24 MoE layers are likely, the hidden size was
+    not found. These are those of the "350M" GPT, with 16 heads and Megatron's vocabulary."""
     return GPTMoEConfig(24, hidden, 16, vocab=50304, experts=experts, expert_hidden=4 * hidden)
 
 
@@ -147,8 +147,8 @@ def iteration(
 def compute_seconds(
     model: GPTMoEConfig, machine: Machine, tokens_per_gpu: float, context: int, mode: Mode, max_load: float = 1.0
 ) -> Value:
-    """Compute of the busiest GPU. In two_all_to_alls tokens attend at home, evenly. In the coherent modes a token attends
-    where its expert was, so attention follows the load of the experts. [INF] one GPU is the busiest in all of it."""
+    """Compute of the busiest GPU. In two_all_to_alls tokens attend at home, evenly. In the coherent modes a token
+    attends where its expert was: attention follows the load of the experts. [INF] one GPU is the busiest in all."""
     attending = tokens_per_gpu * (1.0 if mode == "two_all_to_alls" else max_load)
     visits = tokens_per_gpu * model.top_k * max_load
     touched = touched_experts(model.experts / machine.topology.world_size, visits)
