@@ -21,7 +21,7 @@ from repro.files import replacing
 
 # Not in the source hash: how numbers are stored does not change them (SCHEMA_VERSION counts the changes that do).
 STORAGE = ("repro.records", "repro.experiments.base")
-_CODE_FILES = (".cpp", ".h")  # part of the code when they stand beside a module
+_CODE_FILES = (".cpp", ".h", ".toml")  # part of the code when they stand beside a module
 _SOURCE = Path(__file__).parents[1]
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)

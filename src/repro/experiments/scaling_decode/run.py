@@ -8,7 +8,7 @@ from repro.experiments.common.bands import bands_of
 from repro.experiments.common.trace_files import open_trace
 from repro.experiments.common.traces import ALL, ROUNDS
 from repro.experiments.scaling_decode import MODES, PER_NODE, PLACEMENTS, ScalingDecode, ScalingDecodeMetrics
-from repro.scaling import decode, moe
+from repro.scaling import decode
 
 
 def run(point: ScalingDecode) -> Outcome:
@@ -16,7 +16,7 @@ def run(point: ScalingDecode) -> Outcome:
     routings = {method: _routing(point, method) for method in PLACEMENTS}
     contiguous, affinity = routings["contiguous"], routings["affinity"]
     machine = scaling.hardware("wilkes3").machine(point.gpus // PER_NODE, point.draws, point.seed)
-    model = moe.paper_models(point.hidden)[point.experts]
+    model = decode.paper_model(point.experts, point.hidden)
     size = (model, machine, point.tokens_per_gpu, point.context)
     # At home a token's expert may be anywhere; between layers it is where it was placed. Loads are as uneven.
     from_home = replace(decode.uniform(machine), max_load=contiguous.max_load)

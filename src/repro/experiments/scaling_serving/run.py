@@ -12,8 +12,7 @@ from repro.scaling.network import Value
 
 def run(point: ScalingServing) -> Outcome:
     """Bands of the totals and of the speedups; the series has 1, 2, 4 … `requests` requests."""
-    model = next(model for model in serving.PAPER_GPUS if model.name == point.model)
-    gpus = serving.PAPER_GPUS[model]
+    model, gpus = serving.PAPER[point.model]
     machine = serving.machine_of(gpus, draws=point.draws, seed=point.seed)
     policies = {
         # As the authors' code: one newcomer per token boundary, prompts on a stream of their own.
