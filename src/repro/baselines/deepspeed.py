@@ -223,7 +223,14 @@ def _set_up_process(topology: Topology) -> Quantizer | None:
 
     ranks = topology.world_size // topology.levels[-1].size
     if _process is None:
-        quantizer = _replace_for_cpu(ranks) if get_accelerator().device_name() == "cpu" else None
+        quantizer = None
+        if get_accelerator().device_name() == "cpu":
+            os.environ["LOCAL_SIZE"] = str(ranks)
+            # Shared-memory collectives: compiled on first use (50 s), and they would bypass an emulated network.
+            _replace("deepspeed.comm.torch", lambda: None)
+            quantizer = Quantizer()
+            _replace("deepspeed.runtime.zero.partition_parameters", quantizer)
+            _replace("deepspeed.runtime.comm.coalesced_collectives", quantizer)
         # A line per tensor and step where qgZ falls back; and DeepSpeed calls torch's collectives by their old names.
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
         warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
@@ -232,16 +239,6 @@ def _set_up_process(topology: Topology) -> Quantizer | None:
     before, quantizer = _process
     if ranks != before:
         raise ValueError(f"this process has trained with {before} ranks per node, and cannot with {ranks}")
-    return quantizer
-
-
-def _replace_for_cpu(ranks_per_node: int) -> Quantizer:
-    os.environ["LOCAL_SIZE"] = str(ranks_per_node)
-    # Shared-memory collectives: compiled on first use (50 s), and they would bypass an emulated network.
-    _replace("deepspeed.comm.torch", lambda: None)
-    quantizer = Quantizer()
-    for module in ("deepspeed.runtime.zero.partition_parameters", "deepspeed.runtime.comm.coalesced_collectives"):
-        _replace(module, quantizer)
     return quantizer
 
 

@@ -13,10 +13,6 @@ from torch.distributed.tensor import DTensor
 from repro.topology import Topology
 from repro.zero.buckets import require_fp32
 
-Batch = tuple[Tensor, Tensor]  # inputs and targets of one micro-batch: `model(*batch)` is the mean loss over it
-
-DTYPES = (torch.float32, torch.bfloat16)
-
 
 @dataclass(frozen=True)
 class Training:
@@ -46,10 +42,10 @@ class Trainer(ABC):
         self.model, self.optimizer, self.device = model, optimizer, device
         self._held: dict[str, int] = {}
 
-    def step(self, batches: Sequence[Batch]) -> float:
-        """Forward and backward of every micro-batch, each loss divided by their number, then one update with the
-        gradient averaged over the ranks and clipped. Returns the mean loss of this rank's micro-batches; every rank
-        brings equally many. ValueError without a micro-batch."""
+    def step(self, batches: Sequence[tuple[Tensor, Tensor]]) -> float:
+        """Forward and backward of every micro-batch (inputs, targets), each loss divided by their number, then one
+        update with the gradient averaged over the ranks and clipped. Returns the mean loss of this rank's
+        micro-batches; every rank brings equally many. ValueError without a micro-batch."""
         if not batches:
             raise ValueError("a step needs at least one micro-batch")
         total = 0.0
@@ -83,7 +79,7 @@ class Trainer(ABC):
 
 def check(model: nn.Module, topology: Topology, dtype: torch.dtype) -> None:
     """ValueError, with the reason, for what no library can train."""
-    if dtype not in DTYPES:
+    if dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"dtype is {dtype}, allowed: torch.float32, torch.bfloat16")
     if topology.world_size != dist.get_world_size():
         raise ValueError(f"topology has {topology.world_size} ranks, the process group {dist.get_world_size()}")
