@@ -11,7 +11,7 @@ from repro.launch import watchdog
 from repro.launch.errors import Done
 from repro.launch.rank import in_rank
 from repro.launch.seats import check_placement
-from repro.launch.slurm_env import master_address, master_port
+from repro.launch.slurm_env import rendezvous
 from repro.launch.where import make_waits_visible
 from repro.topology import Topology
 
@@ -27,8 +27,9 @@ def place_in_job() -> tuple[int, int] | None:
         return int(env["RANK"]), int(env["WORLD_SIZE"])
     # SLURM_NTASKS is also set in a batch script, which is no rank; a step of one task (as Snakemake uses) is none
     # either, unless it says so.
-    if "SLURM_PROCID" in env and (int(env.get("SLURM_STEP_NUM_TASKS", 1)) > 1 or env.get(ALONE) == "1"):
-        return int(env["SLURM_PROCID"]), int(env.get("SLURM_STEP_NUM_TASKS", 1))
+    tasks = int(env.get("SLURM_STEP_NUM_TASKS", 1))
+    if "SLURM_PROCID" in env and (tasks > 1 or env.get(ALONE) == "1"):
+        return int(env["SLURM_PROCID"]), tasks
     return None
 
 
@@ -71,10 +72,7 @@ def _meet(rank: int, size: int, fabric: Fabric | None) -> None:
     if fabric is not None:
         enter(fabric.namespace(rank))
         env |= {"GLOO_SOCKET_IFNAME": fabric.interface, "MASTER_ADDR": fabric.address(0)}
-    for name, tell in {"MASTER_ADDR": master_address, "MASTER_PORT": master_port}.items():
-        if name not in env:
-            env[name] = tell()
-    env |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
+    env |= rendezvous() | {"RANK": str(rank), "WORLD_SIZE": str(size)}
     env.setdefault("LOCAL_RANK", env.get("SLURM_LOCALID", "0"))
 
 
