@@ -29,10 +29,6 @@ class BoxFabric(Fabric):
         super().__init__(topology)
         self._prefix = GCDS
 
-    def build(self) -> None:
-        """FabricError when the machine refuses."""
-        self._build()
-
 
 class JobFabric(BoxFabric):
     """The links of a job's `nodes` (1, 2, ...), on which its ranks make up `topology`. Nodes belong to one job at a
