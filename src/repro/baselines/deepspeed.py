@@ -9,22 +9,19 @@ one is gone, a RuntimeError says which.
 
 DeepSpeed keeps state per process, and ranks are forked:
 
-- `prepare` in the parent, before the fork: DeepSpeed imports Inductor when it builds a ZeRO-3 optimizer. That takes 2 s
-  once in the parent, and 4 s more per launch when 8 ranks do it at a time on 2 cores. Neither import starts a thread or
-  a process, so forking after them is safe; a rank that was not prepared works as well.
+- `prepare` in the parent, before the fork: a ZeRO-3 optimizer imports Inductor, which takes 2 s once in the parent, and
+  4 s per launch when 8 ranks do it at a time on 2 cores. No import starts a thread or a process, so forking afterwards
+  is safe; a rank that was not prepared works as well.
 - DS_ACCELERATOR is read at the first import, LOCAL_SIZE (ranks per node, where there are no GPUs to count) at every use.
 - The group of hpZ is made once and serves every later model, whatever that asks for: a process trains with one number
   of ranks per node, ValueError otherwise.
 
-Step times of `zeropp` on CPUs say little about its network: qgZ reduces tensor by tensor, with four all-to-alls per
-matrix and a reduce-scatter per vector, which is 110 collectives for four transformer blocks. 8 ranks on 2 cores take 3
-to 15 ms for each, whatever its size: 1.2 s a step with 3.3 M parameters and no limit on the network, 0.4 s for `zero3`.
-Compare bytes, or what a slow network adds.
+Step times of `zeropp` on CPUs say little about its network: qgZ needs 110 collectives for four transformer blocks, and 8
+ranks on 2 cores take 3 to 15 ms for each, whatever its size. Compare bytes, or what a slow network adds.
 
 Known to be wrong in 0.19.8 and left as it is, because it is the baseline: qgZ sums over the ranks of a node and divides
 only by the number of nodes, so the gradients of matrices come out `ranks per node` times too large beside those of
-vectors, which are reduced without quantisation. Adam hardly notices; clipping does. tests/baselines/test_deepspeed.py
-shows it.
+vectors, which are not quantised. Adam hardly notices; clipping does. tests/baselines/test_deepspeed.py shows it.
 """
 
 import importlib
@@ -42,19 +39,17 @@ from repro.baselines.deepspeed_quantizer import Quantizer
 from repro.topology import Topology
 from repro.zero.buckets import blocks, default_device, materialise
 
-# Up to so many elements DeepSpeed by default keeps gathered, and it spreads only tensors above 1e5: a smaller model is
-# gathered once and never partitioned during a step, and hpZ has nothing to do. With these settings at 0, as we have
-# them for such a model, it is treated like most of a large one. Measured with 3.3 M parameters, gathered elements per
-# micro-batch: 2.0 times the model, as in the ZeRO paper; 1.7 when one block may be fetched ahead; 0.9, in one message,
-# with the defaults.
-_MAX_LIVE_PARAMETERS = 10**9
-_EAGERNESS = (
+# Up to 1e9 elements DeepSpeed by default keeps gathered, and it spreads only tensors above 1e5: a smaller model is never
+# partitioned during a step, and hpZ has nothing to do. With these at 0, such a model is treated like most of a large
+# one. Measured with 3.3 M parameters, gathered elements per micro-batch: 2.0 times the model, as in the ZeRO paper; 1.7
+# when one block may be fetched ahead; 0.9, in one message, with the defaults.
+_KEEPING = (
     "stage3_max_live_parameters",
     "stage3_max_reuse_distance",
     "stage3_prefetch_bucket_size",
     "stage3_param_persistence_threshold",
 )
-_REDUCE_BUCKET_SIZE = 5 * 10**8  # DeepSpeed's default, elements
+_MAX_LIVE_PARAMETERS, _REDUCE_BUCKET_SIZE = 10**9, 5 * 10**8  # DeepSpeed's defaults, elements
 
 
 class DeepSpeedTrainer(trainer.Trainer):
@@ -153,7 +148,7 @@ def _initialize(
     # A larger bucket than the model has no effect but that its memory is allocated: a gigabyte per rank.
     zero = {"stage": 3, "reduce_bucket_size": min(_REDUCE_BUCKET_SIZE, parameters)} | switches
     if parameters < _MAX_LIVE_PARAMETERS:
-        zero |= dict.fromkeys(_EAGERNESS, 0)
+        zero |= dict.fromkeys(_KEEPING, 0)
         if whole := blocks(model):
             deepspeed.utils.set_z3_leaf_modules(model, list({type(block) for block in whole}))
     config = {

@@ -19,7 +19,7 @@ class Seat(NamedTuple):
     device: int | None
 
 
-def check_placement(topology: Topology, rank: int) -> None:
+def check_placement(topology: Topology) -> None:
     """Compare the seats of all ranks (collective) with the levels `node` and `package`; PlacementError names the first
     rank that is elsewhere, on all ranks alike."""
     import torch.distributed as dist
