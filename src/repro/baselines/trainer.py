@@ -38,7 +38,9 @@ class Trainer(ABC):
     library's own shards, in a layout of the library.
     """
 
-    def __init__(self, model: Callable[..., Tensor], optimizer: torch.optim.Optimizer, device: torch.device | str):
+    def __init__(
+        self, model: Callable[..., Tensor], optimizer: torch.optim.Optimizer, device: torch.device | str
+    ) -> None:
         self.model, self.optimizer, self.device = model, optimizer, device
         self._held: dict[str, int] = {}
 

@@ -50,11 +50,11 @@ class Fabric:
 
     interface = "eth0"
     shared = False  # whether processes may enter it that its owner did not start
+    _prefix = ""  # of its namespaces
 
     def __init__(self, topology: Topology) -> None:
         _check(topology)
-        self.topology = topology
-        self._prefix = ""
+        self.topology = self._machine = topology
         self._ports: Sequence[int] = range(topology.world_size)  # number of each rank's wire
         self._packages: Sequence[int] = range(topology.world_size // topology.levels[0].size)  # and of each package's
 
@@ -77,11 +77,11 @@ class Fabric:
         """Name of the network namespace of `rank`."""
         if not 0 <= rank < self.topology.world_size:
             raise ValueError(f"rank {rank} is outside a world of {self.topology.world_size}")
-        return f"{self._prefix}{rank}"
+        return f"{self._prefix}{self._ports[rank]}"
 
     def address(self, rank: int) -> str:
         """IPv4 address of `rank`, which the others reach it by."""
-        return address(self.topology, rank)
+        return address(self._machine, self._ports[rank])
 
     def counters(self) -> dict[str, int]:
         """Bytes delivered so far (headers and retransmissions included) by the level that carried them.
