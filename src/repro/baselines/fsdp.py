@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from repro.baselines import trainer
@@ -26,13 +26,13 @@ from repro.zero.buckets import blocks, default_device, materialise
 
 
 class FSDPTrainer(trainer.Trainer):
-    """`model`: the sharded module; `optimizer`: torch's AdamW on its shards.
+    """`model`: the sharded module, an `FSDPModule`; `optimizer`: torch's AdamW on its shards.
 
     In `held_bytes`, `weights` are the fp32 masters and `optimizer` only the moments. The shard that `fsdp2_reshard`
     keeps in the node is not counted: FSDP has dropped it by the end of the backward.
     """
 
-    def __init__(self, model: FSDPModule, training: trainer.Training, device: str) -> None:
+    def __init__(self, model: nn.Module, training: trainer.Training, device: str) -> None:
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.max_grad_norm = training.max_grad_norm
         super().__init__(model, torch.optim.AdamW(self.trained, **training.adamw), device)

@@ -34,13 +34,11 @@ class Training:
 class Trainer(ABC):
     """A model with its optimizer, trained by all ranks of the default process group together.
 
-    A learning-rate schedule changes the `param_groups` of `optimizer`, a torch optimizer. Its parameters are the
-    library's own shards, in a layout of the library.
+    `model(inputs, targets)` is the mean loss over a micro-batch. A learning-rate schedule changes the `param_groups` of
+    `optimizer`, a torch optimizer; its parameters are the library's own shards, in a layout of the library.
     """
 
-    def __init__(
-        self, model: Callable[..., Tensor], optimizer: torch.optim.Optimizer, device: torch.device | str
-    ) -> None:
+    def __init__(self, model: Any, optimizer: torch.optim.Optimizer, device: torch.device | str) -> None:
         self.model, self.optimizer, self.device = model, optimizer, device
         self._held: dict[str, int] = {}
 

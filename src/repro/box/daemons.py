@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -64,7 +65,7 @@ def accounting(folder: Path) -> None:
     options = ["--no-defaults", "--user=root", f"--datadir={database}", "--skip-networking", "--skip-grant-tables"]
     options += [f"--socket={socket}", f"--pid-file={run / 'mariadb.pid'}", f"--log-error={log / 'mariadb.log'}"]
     options += ["--innodb-buffer-pool-size=64M", "--innodb-lock-wait-timeout=900", "--innodb-flush-log-at-trx-commit=0"]
-    quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)  # it would keep what it was given
+    quiet: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)  # it would keep what it was given
     subprocess.Popen(["mariadbd", *options], start_new_session=True, env=_environment(folder), **quiet)
     ping = "mariadb-admin", "--no-defaults", f"--socket={socket}", "ping"
     _await("mariadbd", lambda: bool(_said(folder, *ping)), log / "mariadb.log")

@@ -62,7 +62,7 @@ def launch(
     """
     if world_size < 1 or threads < 1 or timeout_s <= 0:
         raise ValueError(f"world_size {world_size}, threads {threads}, timeout_s {timeout_s}: all must be positive")
-    for what, shape in {"fabric": fabric and fabric.topology, "topology": topology}.items():
+    for what, shape in {"fabric": fabric.topology if fabric else None, "topology": topology}.items():
         if shape is not None and shape.world_size != world_size:
             raise ValueError(f"world_size is {world_size}, but the {what} has {shape.world_size} ranks")
     if (place := place_in_job()) is not None:
