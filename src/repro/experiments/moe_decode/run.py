@@ -5,7 +5,7 @@ from statistics import median
 import pandas as pd
 
 from repro import launch
-from repro.baselines import deepspeed_moe
+from repro.baselines import deepspeed
 from repro.exflow.moe.cache import KeysValues
 from repro.experiments.base import MissingHardware, Outcome
 from repro.experiments.common.ranks import LEVELS
@@ -22,7 +22,7 @@ def run(point: MoEDecodePoint) -> Outcome:
             "keys_values shared needs memory that all ranks see; in a job ranks sit on several machines"
         )
     if point.system == "deepspeed":
-        deepspeed_moe.prepare()
+        deepspeed.prepare()
     model = ranks.build(point)
     gpu = ranks.placed(point, model)
     prompts = ranks.prompts(point)

@@ -82,16 +82,15 @@ def _trainer(point: ZeroTrain, plan: Plan | None) -> Trainer:
         model = GPT(config).to(device)
     if plan is None:
         training = Training(options, MAX_GRAD_NORM, dtype, model.init_weights)
-        return systems.build(point.plan, model, point.topology, training)
+        return systems.SYSTEMS[point.plan](model, point.topology, training)
     return _Zero(model, plan, dtype, device, options)
 
 
-class _Zero:
-    """Our engine as a `repro.baselines.trainer.Trainer`."""
+class _Zero(Trainer):
+    """Our engine."""
 
     def __init__(self, model: GPT, plan: Plan, dtype: torch.dtype, device: str, options: dict[str, Any]) -> None:
-        self.model, self.device = model, device
-        self.optimizer = ZeroOptimizer(
+        optimizer = ZeroOptimizer(
             model,
             plan,
             torch.optim.AdamW,
@@ -103,20 +102,16 @@ class _Zero:
             broadcast=False,
             **options,
         )
-        self._held: dict[str, int] = {}
+        super().__init__(model, optimizer, device)
 
-    def step(self, batches: list[tuple[Tensor, Tensor]]) -> float:
-        total = 0.0
-        for tokens, targets in batches:
-            loss = self.model(tokens.to(self.device), targets.to(self.device)) / len(batches)
-            loss.backward()
-            total += loss.item()
-        self._held = self.optimizer.held_bytes()
+    def _backward(self, loss: Tensor, last: bool) -> None:
+        loss.backward()
+
+    def _count(self) -> dict[str, int]:
+        return self.optimizer.held_bytes()
+
+    def _update(self) -> None:
         self.optimizer.step()
-        return total
-
-    def held_bytes(self) -> dict[str, int]:
-        return self._held
 
 
 def _compute_seconds(point: ZeroTrain, batches: list[tuple[Tensor, Tensor]]) -> float:

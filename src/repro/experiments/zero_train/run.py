@@ -37,7 +37,7 @@ def run(point: ZeroTrain) -> Outcome:
         )
     table = _series(reports)
     return Outcome(
-        metrics=_metrics(point, plan, table, reports, links.shaped),
+        metrics=_metrics(point, plan, table, reports, links.fabric is not None),
         evidence=links.evidence,
         conditions={"fabric": links.state},
         series=table,
