@@ -316,7 +316,7 @@ def _cost(allocations: list[Allocation], platform: config.Platform) -> QueueCost
 
 def _rank_gb(job: Job) -> float | None:
     nbytes = experiments.get(job.experiment).memory(job.point)
-    return None if nbytes is None else round(sum(nbytes.values()) / 1e9, 2)
+    return None if nbytes is None else round(nbytes / 1e9, 2)
 
 
 def _figure(
