@@ -16,6 +16,7 @@ from repro.exflow.evaluate import check_shapes
 from repro.exflow.placement import Placement
 from repro.exflow.search.portfolio import Progress
 from repro.exflow.serving.fanout import kernels
+from repro.exflow.serving.slots import check_aim
 from repro.exflow.trace import BLOCK, Trace, by_layer
 
 OBJECTIVES = ("new_gpus", "gpus")
@@ -155,10 +156,7 @@ class _Search:
 
 
 def _check(objective: str, costs: Sequence[float], time_limit_s: float, sweeps: int, tokens: int | None) -> None:
-    if objective not in OBJECTIVES:
-        raise ValueError(f"unknown objective {objective!r}, allowed: {', '.join(OBJECTIVES)}")
-    if len(costs) != 2 or not 0 <= costs[0] <= costs[1]:
-        raise ValueError(f"costs are {tuple(costs)}, must be of a GPU and of a node, 0 <= GPU <= node")
+    check_aim(objective, OBJECTIVES, costs)
     if not time_limit_s > 0 or sweeps < 1 or (tokens is not None and tokens < 1):
         raise ValueError(
             f"time_limit_s is {time_limit_s}, must be positive; sweeps is {sweeps} and tokens {tokens}, "
