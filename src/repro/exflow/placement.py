@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from repro.exflow import paper
 from repro.exflow.evaluate import Cost, distances, evaluate_gpus, loads
@@ -127,7 +128,8 @@ def place(
     start = time.perf_counter()
     budget = Budget(rounds, start + (TIME_LIMIT_S if time_limit_s is None else time_limit_s), progress)
     task = Task(np.ascontiguousarray(counts, np.float64), levels, seed, budget, max_load)
-    gpu, found = METHODS[method](task)
+    with threadpool_limits(1, user_api="blas"):  # matrices are small: more threads wait more than they compute
+        gpu, found = METHODS[method](task)
     assert all((np.bincount(row, minlength=levels.gpus) == gpu.shape[1] // levels.gpus).all() for row in gpu)
     budget.span, budget.text = (1.0, 1.0), "placed"
     budget.report(1.0)

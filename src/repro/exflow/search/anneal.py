@@ -12,13 +12,23 @@ import time
 import numpy as np
 from numba import njit
 
-from repro.exflow.search.kernels import random_below
 from repro.exflow.search.problem import Problem
 
 STEPS = 16_384  # expert steps between two looks at the clock: some milliseconds
 PIECES = 64  # temperatures of an annealing of a fixed number of sweeps
 QUENCH_SWEEPS = 30
 NOISE = 4096
+
+
+@njit(cache=True)
+def random_below(limit: int, state: np.ndarray) -> int:
+    """A random integer in 0..limit-1, limit up to 2^31: the upper bits of xorshift64* on `state` (uint64 [1])."""
+    x = state[0]
+    x ^= x >> np.uint64(12)
+    x ^= x << np.uint64(25)
+    x ^= x >> np.uint64(27)
+    state[0] = x
+    return int((np.int64((x * np.uint64(2685821657736338717)) >> np.uint64(33)) * limit) >> 31)
 
 
 @njit(cache=True, fastmath=True)

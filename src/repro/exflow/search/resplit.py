@@ -10,7 +10,7 @@ import itertools
 import numpy as np
 from numba import njit
 
-from repro.exflow.search.kernels import random_below
+from repro.exflow.search.anneal import random_below
 from repro.exflow.search.problem import Problem
 
 EXPERTS = 4  # of each GPU that one re-split moves: C(8, 4) = 70 states; when a GPU has more, some of them take part

@@ -57,7 +57,7 @@ def fan_out(placement: Placement, trace: Trace) -> FanOut:
     for start in range(0, trace.tokens, BLOCK):
         experts = by_layer(trace.experts[start : start + BLOCK])
         for level, unit in enumerate((placement.gpu, placement.node)):
-            before = np.empty(0)
+            before: np.ndarray = np.empty(0, bool)
             for layer, each in enumerate(experts):
                 here = _present(_visits(each, trace.num_experts), unit[layer], placement.gpus) > 0
                 visited[level, layer] += here.sum()
