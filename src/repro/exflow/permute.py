@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from repro.exflow.recording import reader
+from repro.exflow.recording import is_router
 from repro.exflow.serving.slots import physical_to_logical
 
 
@@ -50,7 +50,7 @@ def permute_experts(model: nn.Module, gpu: np.ndarray) -> None:
 def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
     """(name, router, experts) of each MoE layer, in order."""
     for name, module in model.named_modules():
-        routers = [child for child in module.children() if reader(child)]
+        routers = [child for child in module.children() if is_router(child)]
         if routers and isinstance(getattr(module, "experts", None), nn.Module):
             yield name, routers[0], module.experts
 
