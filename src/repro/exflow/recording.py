@@ -64,7 +64,7 @@ class Recording:
             raise ValueError(f"{self.source} has layers of {sorted(sizes)} experts: need one number")
         (self.num_experts,) = sizes
         self._layers: list[tuple[Tensor, Tensor] | None] = []  # of the call that is under way
-        self._present: np.ndarray | None = None  # bool [batch, tokens] of it; None outside
+        self._present: np.ndarray | None = None  # bool [batch, tokens] of that call; None outside
         self._rows = np.empty(0, np.int64)  # sequence of each row of the batch
         self._sequences = 0
         self._chunks: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # experts, weights, sequence

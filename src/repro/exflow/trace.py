@@ -1,7 +1,7 @@
 """Routing traces: which expert each token visits in each layer, and how often one expert follows another.
 
-The published solver reads a `.npy` of shape [tokens, layers]; we also keep the k experts of top-k routing and the
-sequence boundaries, so that a placement can be judged on sequences that it never saw.
+Beside what the published solver reads, [tokens, layers], a trace has the k experts of top-k routing and the sequence
+boundaries, so that a placement can be judged on sequences that it never saw.
 """
 
 import zipfile
@@ -42,14 +42,9 @@ class Trace:
             raise ValueError(f"{self.source}: num_experts is {self.num_experts}, must be at least 1")
         for start in range(0, self.tokens, BLOCK):
             block = self.experts[start : start + BLOCK]
-            bad = (block < 0) | (block >= self.num_experts)
-            if bad.any():
-                row, *where = (int(index[0]) for index in np.nonzero(bad))
-                found = block[(row, *where)]
-                allowed = f"0..{self.num_experts - 1}"
-                raise ValueError(
-                    f"{self.source}: row {start + row}, layer {where[0]}: expert {found} is not in {allowed}"
-                )
+            if len(bad := np.argwhere((block < 0) | (block >= self.num_experts))):
+                (row, layer, *_), found, last = bad[0], block[tuple(bad[0])], self.num_experts - 1
+                raise ValueError(f"{self.source}: row {start + row}, layer {layer}: expert {found} is not in 0..{last}")
         if self.sequences is not None and self.sequences.shape != (self.tokens,):
             raise ValueError(
                 f"{self.source}: sequence ids {self.sequences.shape}, need one for each of {self.tokens} tokens"

@@ -17,15 +17,15 @@ with half of counts_l in either corner of W_l. What is true of every placement, 
 Neighbours only share an A, so the layers' chain needs no larger matrix than 2E (a chordal relaxation).
 
 ADMM alternates between (1) and (2) and moves multipliers Λ_l [2E, 2E] of "both agree"; now and then multipliers τ >= 0
-of (3) go up where it is violated and down where it is not. The bound does not trust that any of this converged. (3)
-makes Σ τ·(1 - Z_ij - Z_ik + Z_jk) at least 0 for every placement; added to what is kept it gives Σ τ + Σ_l <C_l, Z_l>,
-C_l being W_l less what τ takes. Hence for any τ >= 0 and any symmetric Λ (weak duality)
+of (3) go up where it is violated and down where it is not. The bound does not trust that any of this converged. Every
+placement has Σ τ·(1 - Z_ij - Z_ik + Z_jk) >= 0; added to what is kept it gives Σ τ + Σ_l <C_l, Z_l>, C_l being W_l less
+what τ takes. Hence for any τ >= 0 and any symmetric Λ (weak duality)
 
     tokens kept  <=  Σ τ  +  Σ_l max over (1) of <Λ_l, Z>  +  max over (2) of Σ_l <C_l - Λ_l, Z_l>
 
-and both maxima are known in closed form: <Λ_l, J>/G + 2k times the sum of the G-1 largest eigenvalues of VᵀΛ_lV (Ky
-Fan), and a sum of positive parts, as the entries of (2) are independent. Early multipliers give a weak bound, never a
-wrong one (up to rounding, about 1e-12 of the tokens).
+Both maxima have closed forms: <Λ_l, J>/G + 2k times the sum of the G-1 largest eigenvalues of VᵀΛ_lV (Ky Fan), and a
+sum of positive parts, as the entries of (2) are independent. Early multipliers give a weak bound, never a wrong one (up
+to rounding, about 1e-12 of the tokens).
 """
 
 import math

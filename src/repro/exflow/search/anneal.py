@@ -89,14 +89,12 @@ def _sweeps(arrays: tuple[np.ndarray, ...], temperature: float, slack: float, sw
                     load[layer, a] += weight[layer, j] - weight[layer, i]
                     load[layer, b] += weight[layer, i] - weight[layer, j]
                 swaps += 1
-                for side in range(2):
-                    near = layer - 1 if side == 0 else layer + 1
+                for near in (layer - 1, layer + 1):
                     if near < 0 or near >= layers:
                         continue
-                    gains = backward[near, i] if side == 0 else forward[layer, i]  # tokens of i, then of j
-                    loses = backward[near, j] if side == 0 else forward[layer, j]
+                    tokens = backward[near] if near < layer else forward[layer]
                     for e in range(experts):
-                        delta[e] = gains[e] - loses[e]
+                        delta[e] = tokens[i, e] - tokens[j, e]
                     for g in range(gpus):
                         factor = distance[g, b] - distance[g, a]
                         if factor != 0.0:  # at one flat cost only g = a and g = b change
@@ -124,9 +122,7 @@ def anneal(
     start, done = time.perf_counter(), 0
     piece = max(1, min(STEPS // placement.size, int(min(sweeps, 1e9)) // PIECES))
     noise = np.random.default_rng(int(state[0])).exponential(size=NOISE + problem.experts).astype(np.float32)
-    table = problem.table(placement).astype(np.float32)
-    distance = problem.distance.astype(np.float32)
-
+    table, distance = problem.table(placement).astype(np.float32), problem.distance.astype(np.float32)
     arrays = (problem.forward, problem.backward, placement, table, distance, problem.weight, problem.room, noise)
 
     def sweep(temperature: float, times: int) -> int:

@@ -30,10 +30,9 @@ def _choose(counts: np.ndarray, placement: np.ndarray, a: int, b: int, take: int
     start = random_below(layers, state)
     for step in range(layers):
         layer = start + step if start + step < layers else layers - 1 - step
-        for side in range(2):
-            gpu = a if side == 0 else b
+        for side, gpu in enumerate((a, b)):
+            score[:] = -1.0
             for e in range(experts):
-                score[e] = -1.0
                 if placement[layer, e] == gpu:
                     link = 1.0
                     if step > 0:

@@ -98,12 +98,11 @@ def _swap(tables: Tables, i: int, j: int, of_i: np.ndarray, of_j: np.ndarray, si
     """Swap the units of experts i and j in the tables of one level; `of_i`, `of_j`: the tokens that visit them."""
     _, _, unit_of, present, _, _ = tables
     a, b = unit_of[i], unit_of[j]
+    concerned = np.concatenate((of_i, of_j[side[of_j] == 2]))
     for sign in (-1, 1):  # take back what their tokens said about both units, swap, and let them say it anew
-        for own, visitors in ((1, of_i), (2, of_j)):
-            for token in visitors:
-                if own == 1 or side[token] == 2:
-                    _account(tables, token, a, sign)
-                    _account(tables, token, b, sign)
+        for token in concerned:
+            _account(tables, token, a, sign)
+            _account(tables, token, b, sign)
         if sign < 0:
             unit_of[i], unit_of[j] = b, a
             for token in of_i:
