@@ -1,9 +1,8 @@
 """Apply a placement to a model: reorder experts so that a server which deals them out in order puts each on its GPU.
 
 Expert-parallel servers give GPU g the experts g·E/P to (g+1)·E/P - 1 of every layer. With the weights of a layer's
-experts and the rows of its router in the order of the placement, these are the experts that it put on g. The model
-computes the same function: the router names its experts by new numbers, and under those numbers it finds the same
-weights.
+experts and the rows of its router in the order of the placement, these are the experts that it put on g, and the model
+computes the same function.
 """
 
 from collections.abc import Iterator

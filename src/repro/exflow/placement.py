@@ -75,10 +75,6 @@ class Task:
         """Parts into which each level splits a unit of the level outside it, outermost first; [1] for a single GPU."""
         return [size for size in reversed(self.levels.sizes) if size > 1] or [1]
 
-    @property
-    def rank_order(self) -> np.ndarray:
-        return paper.contiguous(len(self.counts) + 1, self.counts.shape[1], self.levels.gpus)
-
 
 Found = tuple[np.ndarray, dict[str, Any]]  # the GPU of every expert, and further fields of its Placement
 
@@ -200,9 +196,13 @@ def _affinity(task: Task) -> Found:
     return gpu, {"note": note, "optimal": optimal, "time_limited": budget.cut}
 
 
+def _contiguous(task: Task) -> Found:
+    return paper.contiguous(len(task.counts) + 1, task.counts.shape[1], task.levels.gpus), {}
+
+
 METHODS: dict[str, Callable[[Task], Found]] = {
-    "contiguous": lambda task: (task.rank_order, {}),
-    "random": lambda task: (np.random.default_rng(task.seed).permuted(task.rank_order, axis=1), {}),
+    "contiguous": _contiguous,
+    "random": lambda task: (np.random.default_rng(task.seed).permuted(_contiguous(task)[0], axis=1), {}),
     "exflow": lambda task: _programs(task, [f for parts in task.stages for f in _prime_factors(parts)] or [1]),
     "exflow-direct": lambda task: _programs(task, task.stages),
     "affinity": _affinity,

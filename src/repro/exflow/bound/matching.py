@@ -22,7 +22,7 @@ def b_matching_prices(weight: np.ndarray, degree: int) -> tuple[np.ndarray, np.n
             distance[:], done[:] = np.inf, False
             distance[start] = 0.0
             while True:
-                node = np.argmin(np.where(done, np.inf, distance))
+                node = int(np.argmin(np.where(done, np.inf, distance)))
                 done[node] = True
                 if node >= n:
                     j = node - n

@@ -103,7 +103,7 @@ def move_prices(prices: np.ndarray, matrices: np.ndarray, step: float) -> tuple[
 
 
 def sums_to_zero(experts: int) -> np.ndarray:
-    """V of the file's header, float64 [2E, 2E-2]."""
+    """V, float64 [2E, 2E-2]."""
     return block_diag(helmert(experts).T, helmert(experts).T)
 
 

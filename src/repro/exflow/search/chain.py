@@ -1,8 +1,7 @@
 """What can be solved exactly because layers form a chain.
 
-Only neighbouring layers exchange tokens, so a placement is a path through layers, and at one flat cost only the
-*partition* of a layer into GPUs matters: the labels can be matched afterwards, edge by edge, by an assignment problem.
-Hence
+At one flat cost only the *partition* of a layer into GPUs matters: labels can be matched afterwards, edge by edge, by
+an assignment problem. Hence
 
   one expert per GPU       the layers separate into a chain of assignment problems
   few partitions (E = 8)   Viterbi over all partitions of each layer

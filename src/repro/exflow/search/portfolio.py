@@ -198,7 +198,6 @@ def _keep(pool: Pool, cost: float, placement: np.ndarray) -> None:
 def compile_kernels() -> None:
     """Compile, or load from numba's cache, before a clock starts: seconds the first time, then milliseconds."""
     problem = Problem(np.ones((1, 4, 4)), distances(2, 2))
-    placement = contiguous(2, 4, 2)
-    anneal(problem, placement, np.ones(1, np.uint64), HOT, COLD, sweeps=1)
-    improve(problem, placement, Budget(0), np.ones(1, np.uint64))
-    problem.cost(placement)
+    placement, state = contiguous(2, 4, 2), np.ones(1, np.uint64)
+    anneal(problem, placement, state, HOT, COLD, sweeps=1)
+    improve(problem, placement, Budget(0), state)

@@ -21,8 +21,7 @@ def _choose(counts: np.ndarray, placement: np.ndarray, a: int, b: int, take: int
     """int64 [layers, 2·take]: `take` experts of GPU a, then `take` of GPU b, of each layer.
 
     When a GPU has more, a random layer gets random ones; going outwards from it, each layer gets those that exchange
-    most tokens with the ones chosen next door (times a random factor), since only linked experts gain from moving
-    together.
+    most tokens with the ones chosen next door (times a random factor): only linked experts gain from moving together.
     """
     layers, experts = placement.shape
     chosen = np.empty((layers, 2 * take), np.int64)

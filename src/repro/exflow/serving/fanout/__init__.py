@@ -95,7 +95,12 @@ def place_for_fanout(
     of range.
     """
     check_shapes(start.gpu.shape, (trace.layers, trace.num_experts))
-    _check(objective, costs, time_limit_s, sweeps, tokens)
+    check_aim(objective, OBJECTIVES, costs)
+    if not time_limit_s > 0 or min(sweeps, 1 if tokens is None else tokens) < 1:
+        raise ValueError(
+            f"time_limit_s is {time_limit_s}, must be positive; sweeps is {sweeps} and tokens {tokens}, "
+            "must be at least 1"
+        )
     if tokens is None:
         tokens = int(time_limit_s * SWEEP_RATE / (FEWEST_SWEEPS * trace.layers * trace.k))
     sample = trace.sample(max(1, min(tokens, trace.tokens)), seed)
@@ -192,12 +197,3 @@ def _tables(visits: csr_array, visit: np.ndarray, unit_of: np.ndarray) -> kernel
     join = np.stack([visits.T @ each for each in new])
     leave = np.stack([-(visits.T @ each)[np.arange(len(u)), u] for each, u in zip(alone, unit_of, strict=True)])
     return visit, unit_of, present, join, leave
-
-
-def _check(objective: str, costs: Sequence[float], time_limit_s: float, sweeps: int, tokens: int | None) -> None:
-    check_aim(objective, OBJECTIVES, costs)
-    if not time_limit_s > 0 or sweeps < 1 or (tokens is not None and tokens < 1):
-        raise ValueError(
-            f"time_limit_s is {time_limit_s}, must be positive; sweeps is {sweeps} and tokens {tokens}, "
-            "must be at least 1"
-        )
