@@ -16,12 +16,12 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from repro.exflow import paper
-from repro.exflow.evaluate import Cost, distances, evaluate_gpus, loads
+from repro.exflow.evaluate import Cost, busiest, check_shapes, distances, loads, total_cost
 from repro.exflow.levels import Levels, make_levels
 from repro.exflow.search import balance, portfolio
 from repro.exflow.search.portfolio import Budget, Progress
 from repro.exflow.search.problem import Problem
-from repro.exflow.trace import Trace
+from repro.exflow.trace import Trace, transitions
 from repro.topology import Topology
 
 ROUNDS, TIME_LIMIT_S = 60, 30.0  # when `place` is given neither
@@ -134,8 +134,32 @@ def place(
 
 
 def evaluate(placement: Placement, routing: Trace | np.ndarray) -> Cost:
-    """Hops and load of `placement` on a trace (held out, if you ask for an honest number) or on transition counts."""
-    return evaluate_gpus(placement.gpu, placement.machine, routing)
+    """Hops and load of `placement` on a trace (held out, if you ask for an honest number) or on its transition counts.
+
+    Both give the same numbers. With top-k routing a hop is a pair of experts of weight 1/k²; ValueError when shapes
+    disagree or no token was counted.
+    """
+    gpu, levels = placement.gpu, placement.machine
+    counts = transitions(routing) if isinstance(routing, Trace) else routing
+    check_shapes(gpu.shape, (len(counts) + 1, counts.shape[-1]))
+    if counts.sum() <= 0:
+        raise ValueError("the routing has no tokens")
+    edges, travelled = len(gpu) - 1, levels.hop_levels()
+    tokens = counts.sum() / edges
+    by_level = tuple(total_cost(counts, gpu, travelled == level) / tokens for level in range(len(levels.sizes)))
+    intra, inter = sum(by_level[: levels.node_level + 1]), sum(by_level[levels.node_level + 1 :])
+    most = busiest(loads(counts), gpu, levels.gpus)
+    return Cost(
+        hops_per_token=intra + inter,
+        crossing_fraction=(intra + inter) / edges,
+        node_crossing_fraction=inter / edges,
+        intra_hops=intra,
+        inter_hops=inter,
+        max_load=float(most.mean()),
+        max_load_worst_layer=float(most.max()),
+        level_hops=by_level,
+        weighted_hops=sum(cost * hops for cost, hops in zip(levels.costs, by_level, strict=True)),
+    )
 
 
 def _programs(task: Task, stages: list[int]) -> Found:
