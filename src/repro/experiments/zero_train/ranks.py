@@ -1,7 +1,6 @@
 """What every rank of zero_train does: train, and note losses, times, bytes and memory."""
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
