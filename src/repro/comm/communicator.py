@@ -22,13 +22,14 @@ from repro.topology import Topology
 _TAGS = 1 << 24  # message tags wrap around there
 
 
-class Pending:
+class Pending(dist.Work):
     """A collective that was started: its first messages are under way. `wait` finishes it and returns the result.
 
     All ranks must start and wait in the same order: later hops are sent by `wait`.
     """
 
     def __init__(self, steps: Generator[Works, None, Any]) -> None:
+        super().__init__()
         self._steps: Generator[Works, None, Any] | None = steps
         self._works: Works = []
         self._result: Any = None
@@ -41,7 +42,7 @@ class Pending:
         except StopIteration as end:
             self._steps, self._works, self._result = None, [], end.value
 
-    def wait(self) -> Any:
+    def wait(self, timeout: object = None) -> Any:
         """The result, when all messages have arrived."""
         while self._steps is not None:
             for work in self._works:
@@ -113,11 +114,6 @@ class Communicator:
     def _next_tag(self) -> int:
         self._tag = (self._tag + max(level.size for level in self.topology.levels)) % _TAGS  # a tag per ring
         return self._tag
-
-    def connect(self, routes: Iterable[Route | None]) -> None:
-        """Make the groups of these routes."""
-        for route in routes:
-            self.hops(route)
 
     def all_gather(self, shard: Tensor, route: Route | None, out: Tensor | None = None) -> Tensor:
         """Flat shard [n] of every rank to [ranks * n] in rank order, same dtype; with `out` into that tensor, of which

@@ -37,8 +37,7 @@ class RowExchange:
     def __init__(self, communicator: Communicator) -> None:
         self.communicator, self.ranks, self.rank = communicator, dist.get_world_size(), dist.get_rank()
         self._hop = communicator.hops(flat(communicator.topology))[0] if self.ranks > 1 else None
-        self._levels = hierarchical(communicator.topology, 32)
-        communicator.connect([self._levels])
+        self._levels = communicator.hops(hierarchical(communicator.topology, 32))
 
     def deliver(self, rows: Tensor, counts: Tensor, most: int) -> tuple[Tensor, list[int]]:
         """An all-to-all of rows, uint8, whose numbers only their senders know.
@@ -100,7 +99,7 @@ class RowExchange:
             )
             return torch.cat(full)
         held = {self.rank: rows}  # by the rank that they came from
-        for hop in reversed(self.communicator.hops(self._levels)):
+        for hop in reversed(self._levels):
             held |= finish(self._share(hop, held, counts))
         return torch.cat([held[rank] for rank in range(self.ranks)])
 
