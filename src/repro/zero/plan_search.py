@@ -18,8 +18,7 @@ from repro.topology import Topology
 from repro.zero import memory as bytes_of
 from repro.zero import traffic
 from repro.zero.layout import Layout, layout
-from repro.zero.plan.catalogue import BLOCK
-from repro.zero.plan.space import Plan
+from repro.zero.plan import BLOCK, Plan
 
 # Seconds of a step of a plan, for a model's layout and so many micro-batches.
 Cost = Callable[[Plan, Layout, int], float]

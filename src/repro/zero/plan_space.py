@@ -3,13 +3,12 @@
 A state that is partitioned over a level is spread over the ranks of one unit of that level and replicated in every
 other unit: over `node` each node holds the whole of it once; over None every rank does. Four states (weights, secondary
 shards of the weights, gradients, optimizer) times the levels, times the routes between them with their bits: DDP,
-ZeRO-1 to 3, ZeRO++, MiCS, HSDP and the three-level plan of arXiv 2501.04266 are points of it (`catalogue.py`).
+ZeRO-1 to 3, ZeRO++, MiCS, HSDP and the three-level plan of arXiv 2501.04266 are points of it (`plan.py`).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 from repro.comm import Route
 from repro.topology import Topology
@@ -132,19 +131,3 @@ class Plan:
         first = 0 if below is None else self.topology.index(below) + 1
         last = 0 if upto is None else self.topology.index(upto) + 1
         return self.topology.names[first:last]
-
-
-def unquantised(plan: Plan, bits: int = 32) -> Plan:
-    """The same partition and the same hops with every value sent `bits` wide: for exactness tests and ablations."""
-    return _with_routes(plan, lambda route: replace(route, bits=(bits,) * len(route.bits)))
-
-
-def blockwise(plan: Plan, block: int) -> Plan:
-    """The same plan with `block` values per quantisation scale."""
-    return _with_routes(plan, lambda route: replace(route, block=block))
-
-
-def _with_routes(plan: Plan, change: Callable[[Route], Route]) -> Plan:
-    names = ("weight_route", "gradient_route", "update_route", "secondary_route")
-    changed: dict[str, Any] = {name: change(route) for name in names if (route := getattr(plan, name)) is not None}
-    return replace(plan, **changed)

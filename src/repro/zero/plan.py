@@ -19,12 +19,12 @@ collectives, as the libraries do that these plans come from.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from repro import comm
 from repro.comm import Route
 from repro.topology import Topology
-from repro.zero.plan.space import Plan
+from repro.zero.plan_space import Plan
 
 # Values per quantisation scale. Smaller blocks follow outliers better and cost 4 bytes per block: 1.6 % of INT8 at 256.
 BLOCK = 256
@@ -163,6 +163,22 @@ def named(name: str, topology: Topology) -> Plan:
     if name not in NAMED:
         raise ValueError(f"unknown plan {name!r}, known: {', '.join(NAMED)}")
     return NAMED[name](topology)
+
+
+def unquantised(plan: Plan, bits: int = 32) -> Plan:
+    """The same partition and the same hops with every value sent `bits` wide: for exactness tests and ablations."""
+    return _with_routes(plan, lambda route: replace(route, bits=(bits,) * len(route.bits)))
+
+
+def blockwise(plan: Plan, block: int) -> Plan:
+    """The same plan with `block` values per quantisation scale."""
+    return _with_routes(plan, lambda route: replace(route, block=block))
+
+
+def _with_routes(plan: Plan, change: Callable[[Route], Route]) -> Plan:
+    names = ("weight_route", "gradient_route", "update_route", "secondary_route")
+    changed: dict[str, Any] = {name: change(route) for name in names if (route := getattr(plan, name)) is not None}
+    return replace(plan, **changed)
 
 
 def _flat(
