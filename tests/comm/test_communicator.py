@@ -7,6 +7,7 @@ import torch
 
 from repro import comm
 from repro.comm import Communicator, Ledger, Route, flat, hierarchical
+from repro.comm.route import ring_orders
 from repro.launch import launch
 from repro.quantize import payload_bytes
 from repro.topology import Level, Topology, frontier
@@ -146,8 +147,8 @@ def test_16_bits_halve_fp32_and_leave_bf16_alone_and_rings_spread_over_packages(
 
 
 @pytest.mark.parametrize("sizes", [[2, 2], [2, 4, 48], [3, 1, 2], [1, 4], [8]])
-def testring_orders_are_cycles_that_leave_through_different_units(sizes):
-    orders = comm.ring_orders(sizes)
+def test_ring_orders_are_cycles_that_leave_through_different_units(sizes):
+    orders = ring_orders(sizes)
     real = [size for size in sizes if size > 1]
     if len(real) < 2:
         assert orders == ()

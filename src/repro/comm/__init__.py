@@ -12,17 +12,6 @@ levels and with its own number of bits. Two routes matter for ZeRO:
 from repro.comm.communicator import Communicator, Pending, pipelined
 from repro.comm.exchange import Hop
 from repro.comm.ledger import Ledger
-from repro.comm.route import BITS, Route, flat, hierarchical, ring_orders
+from repro.comm.route import BLOCK, Route, flat, hierarchical
 
-__all__ = [
-    "BITS",
-    "Communicator",
-    "Hop",
-    "Ledger",
-    "Pending",
-    "Route",
-    "flat",
-    "hierarchical",
-    "pipelined",
-    "ring_orders",
-]
+__all__ = ["BLOCK", "Communicator", "Hop", "Ledger", "Pending", "Route", "flat", "hierarchical", "pipelined"]

@@ -62,11 +62,17 @@ class Plan:
     reduce_across: Literal["step", "micro_batch"] = "step"
 
     def __post_init__(self) -> None:
-        self._require(
-            "gradients", "weights", "the gradient of a sharded weight arrives as a shard of that size already"
-        )
-        self._require("optimizer", "gradients", "a rank would update weights whose gradient it does not hold")
-        if self.secondary is not None and self._depth("secondary") >= self._depth("weights"):
+        depth = {name: self.depth(getattr(self, name)) for name in ("weights", "secondary", "gradients", "optimizer")}
+        for state, other, reason in (
+            ("gradients", "weights", "the gradient of a sharded weight arrives as a shard of that size already"),
+            ("optimizer", "gradients", "a rank would update weights whose gradient it does not hold"),
+        ):
+            if depth[state] < depth[other]:
+                raise ValueError(
+                    f"plan {self.name!r}: {state} over {getattr(self, state) or 'nothing'}, {other} over "
+                    f"{getattr(self, other)}: {state} need a level at least as wide, because {reason}"
+                )
+        if self.secondary is not None and depth["secondary"] >= depth["weights"]:
             raise ValueError(
                 f"plan {self.name!r}: secondary shards over {self.secondary}, weights over "
                 f"{self.weights or 'nothing'}: they save traffic only when they are gathered from fewer ranks than the weights"
@@ -81,21 +87,9 @@ class Plan:
                     f"plan {self.name!r}: the hops {route.hops} do not walk the levels {self.topology.names} in order"
                 )
 
-    def _depth(self, state: str) -> int:
-        level = getattr(self, state)
-        if level is None:
-            return -1
-        try:
-            return self.topology.index(level)
-        except ValueError as error:
-            raise ValueError(f"plan {self.name!r}, {state}: {error}") from None
-
-    def _require(self, state: str, other: str, reason: str) -> None:
-        if self._depth(state) < self._depth(other):
-            raise ValueError(
-                f"plan {self.name!r}: {state} over {getattr(self, state) or 'nothing'}, {other} over "
-                f"{getattr(self, other)}: {state} need a level at least as wide, because {reason}"
-            )
+    def depth(self, level: str | None) -> int:
+        """Levels up to and with `level`; 0 for None."""
+        return 0 if level is None else self.topology.index(level) + 1
 
     def degree(self, level: str | None) -> int:
         """Ranks that a state is spread over."""
@@ -128,6 +122,4 @@ class Plan:
 
     def levels(self, below: str | None, upto: str | None) -> tuple[str, ...]:
         """Levels above `below` (None: from the innermost on) up to and with `upto` (None: none)."""
-        first = 0 if below is None else self.topology.index(below) + 1
-        last = 0 if upto is None else self.topology.index(upto) + 1
-        return self.topology.names[first:last]
+        return self.topology.names[self.depth(below) : self.depth(upto)]
