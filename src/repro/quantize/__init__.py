@@ -4,7 +4,7 @@ A tensor of n values becomes one flat uint8 payload: the codes, then one fp32 sc
 
     scale = max |x| of the block / (2^(bits-1) - 1)        code = round(x / scale)        x' = code * scale
 
-so |x - x'| <= scale / 2 for every value (`error_bound`). DeepSpeed's kernel divides by 2^(bits-1) instead and clamps
+so |x - x'| <= scale / 2 for every value. DeepSpeed's kernel divides by 2^(bits-1) instead and clamps
 the largest positive value down by a whole step; the symmetric range here keeps the bound, and the mean of x' unbiased.
 
 INT8 codes are one byte each. INT4 packs code i of the first half of the tensor and code i of the second half into byte
@@ -29,9 +29,9 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from repro.quantize import cpu, reference
 from repro.quantize.cpu import warm_up
-from repro.quantize.reference import BITS, error_bound, payload_bytes
+from repro.quantize.reference import BITS, payload_bytes
 
-__all__ = ["BITS", "accumulate", "dequantize", "error_bound", "payload_bytes", "quantize", "warm_up"]
+__all__ = ["BITS", "accumulate", "dequantize", "payload_bytes", "quantize", "warm_up"]
 
 
 def quantize(x: Tensor, bits: int, block: int) -> Tensor:
@@ -44,8 +44,10 @@ def quantize(x: Tensor, bits: int, block: int) -> Tensor:
     reference.check(bits, block)
     if x.dim() not in (1, 2) or not x.is_floating_point():
         raise ValueError(f"needs a floating-point tensor [n] or [rows, n], found {x.dtype} {tuple(x.shape)}")
-    kernels = _kernels(x)
-    return kernels.quantize(_adjacent(x), bits, block) if kernels else reference.quantize(x, bits, block)
+    if (kernels := _kernels(x)) is None:
+        return reference.quantize(x, bits, block)
+    x = x.detach()
+    return kernels.quantize(_adjacent(x if x.dtype in kernels.FLOATS else x.float()), bits, block)
 
 
 def dequantize(
@@ -70,9 +72,12 @@ def dequantize(
         return values if out is None else out.copy_(values)
     if out is None:
         out = payload.new_empty(shape, dtype=dtype)
-    kernels.dequantize(_adjacent(payload), out, bits, block)
-    torch.autograd.graph.increment_version(out)
-    return out
+    if out.dtype in kernels.FLOATS:
+        _decode(kernels, payload, out, bits, block, add=False)
+        return out
+    values = torch.empty_like(out, dtype=torch.float32, memory_format=torch.contiguous_format)
+    _decode(kernels, payload, values, bits, block, add=False)
+    return out.copy_(values)
 
 
 def accumulate(payload: Tensor, total: Tensor, bits: int, block: int) -> None:
@@ -89,8 +94,13 @@ def accumulate(payload: Tensor, total: Tensor, bits: int, block: int) -> None:
     if kernels is None:
         reference.accumulate(payload, total, bits, block)
     else:
-        kernels.accumulate(_adjacent(payload), total, bits, block)
-        torch.autograd.graph.increment_version(total)
+        _decode(kernels, payload, total, bits, block, add=True)
+
+
+def _decode(kernels: ModuleType, payload: Tensor, out: Tensor, bits: int, block: int, add: bool) -> None:
+    """By a kernel, which writes behind autograd's back."""
+    kernels.decode(_adjacent(payload), out.detach(), bits, block, add)
+    torch.autograd.graph.increment_version(out)
 
 
 def _check_payload(payload: Tensor, numel: int, bits: int, block: int) -> None:
