@@ -7,6 +7,7 @@ import torch
 
 from repro import comm
 from repro.comm import Communicator, Ledger, Route, flat, hierarchical
+from repro.comm.communicator import finish
 from repro.comm.route import ring_orders
 from repro.launch import launch
 from repro.quantize import payload_bytes
@@ -42,7 +43,7 @@ def _collect(rank: int, world: int, topology: Topology, bits: int, native: bool)
         gather_bytes = communicator.ledger.take()
         reduced = communicator.reduce_scatter(fulls[rank], route)
         reduce_bytes = communicator.ledger.take()
-        everywhere = communicator.all_reduce(_inputs(topology, numel)[rank], route)
+        everywhere = finish(communicator.all_reducing(_inputs(topology, numel)[rank], route))
         communicator.ledger.take()
         found[name, numel] = gathered, gather_bytes, reduced, reduce_bytes, everywhere
     return found

@@ -119,19 +119,16 @@ def _kernels(x: Tensor, written: Tensor | None = None) -> ModuleType | None:
     Kernels need memory: tensor subclasses (FakeTensor, DTensor) have none of their own, and compilers and dispatch
     modes follow torch's operators. What is written must not overlap itself, and autograd must not have to know.
     """
-    tensors = [x] if written is None else [x, written]
     if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
         return None
-    for tensor in tensors:
-        if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.dim() > 2 or tensor.numel() == 0:
-            return None
-        if tensor.layout != torch.strided or tensor.device != x.device:
+    for tensor in (x,) if written is None else (x, written):
+        plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+        if not plain or tensor.device != x.device or tensor.dim() > 2 or tensor.numel() == 0:
             return None
     if written is not None:
-        n, strides = written.shape[-1], written.stride()
-        if strides[-1] != 1 or strides[0] < (n if written.dim() == 2 else 1):
-            return None
-        if written.requires_grad and torch.is_grad_enabled():
+        strides = written.stride()
+        scattered = strides[-1] != 1 or strides[0] < (written.shape[-1] if written.dim() == 2 else 1)
+        if scattered or (written.requires_grad and torch.is_grad_enabled()):
             return None
     if x.device.type == "cpu":
         return cpu

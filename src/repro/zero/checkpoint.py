@@ -9,6 +9,7 @@ masters.
     folder/.step-00000200        being written; a killed run leaves it behind, and the next save removes it
 """
 
+import math
 import os
 import re
 import shutil
@@ -130,17 +131,16 @@ def steps(folder: Path | str) -> list[int]:
 def consolidated(folder: Path | str, step: int | None = None) -> dict[str, Tensor]:
     """The whole model as a state dict of fp32 tensors, for `model.load_state_dict`: no process group, no engine."""
     path, _, info = _open(folder, step)
-    found = {}
-    for name, (kind, key, shape, dtype) in info["tensors"].items():
-        numel = torch.Size(shape).numel()
-        found[name] = (f"{kind}/{key}", Run(torch.empty(numel, dtype=dtype), 0, numel), shape)
+    runs = {}  # a tied parameter has several names and one entry
+    for kind, key, shape, dtype in info["tensors"].values():
+        numel = math.prod(shape)
+        runs[f"{kind}/{key}"] = Run(torch.empty(numel, dtype=dtype), 0, numel)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # that is what no_dist says
-        runs = {key: run for key, run, _ in found.values()}
-        dcp.load(runs, storage_reader=dcp.FileSystemReader(path), planner=_Load(), no_dist=True)
-    # A tied parameter has several names and one entry.
-    values = {key: run.values for key, run, _ in found.values()}
-    tensors = {name: values[key].view(shape) for name, (key, _, shape) in found.items()}
+        dcp.load(dict(runs), storage_reader=dcp.FileSystemReader(path), planner=_Load(), no_dist=True)
+    tensors = {
+        name: runs[f"{kind}/{key}"].values.view(shape) for name, (kind, key, shape, _) in info["tensors"].items()
+    }
     return {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
 
 
@@ -193,8 +193,6 @@ def _info(optimizer: ZeroOptimizer, extra: dict[str, Any] | None) -> dict[str, A
         tensors[name] = (_BUFFER, name, tuple(buffer.shape), buffer.dtype)
     return {
         "format": FORMAT,
-        "plan": optimizer.plan.name,
-        "world_size": optimizer.plan.topology.world_size,
         "tensors": tensors,
         "groups": [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups],
         "loss_scale": optimizer.loss_scale.state_dict() if optimizer.loss_scale else None,

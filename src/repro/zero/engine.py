@@ -103,9 +103,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
         # All groups now: making them is a collective of its own, and a backward is no place for it.
         for route in vars(plan.moves).values():
             self.communicator.hops(route)
-        self.norm_group = (
-            self.communicator.mesh(plan.levels(None, plan.optimizer)).get_group() if plan.optimizer else None
-        )
+        of_optimizer = plan.levels(None, plan.optimizer)
+        self.norm_group = self.communicator.mesh(of_optimizer).get_group() if of_optimizer else None
         groups, group_of = parameter_groups(model, params)
         self._order: list[Bucket] = []  # in which the first forward gathered them
         self._fetches_ahead = False

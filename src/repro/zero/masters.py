@@ -74,9 +74,7 @@ class Masters:
             )
         self.flat = list(flat)
         self.segments = [_segments(tensor, mine, group_of) for tensor, mine in zip(flat, pieces, strict=True)]
-        members: list[list[nn.Parameter]] = [[] for _ in groups]
-        for segment in chain(*self.segments):
-            members[segment.group].append(segment.values)
+        members = [[s.values for s in chain(*self.segments) if s.group == number] for number in range(len(groups))]
         filled = [options_of | {"params": params} for options_of, params in zip(groups, members, strict=True)]
         self.inner = optimizer_cls(filled, **options)
 

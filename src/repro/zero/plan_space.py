@@ -16,24 +16,15 @@ from repro.topology import Topology
 
 @dataclass(frozen=True)
 class Moves:
-    """The routes of a plan cut to the levels that they cross, None where nothing is to be sent.
+    """The routes of a plan cut to the levels that they cross, None where nothing is to be sent."""
 
-    gather_weights        all-gather of the weight shards, for a forward or backward
-    gather_secondary      all-gather of the secondary shards, for a backward
-    reduce_to_weights     reduce-scatter of a gradient to the weights' partition
-    reduce_to_gradients   reduce-scatter of that to the gradients' partition
-    reduce_to_optimizer   reduce-scatter of the accumulated gradient to the optimizer's partition
-    all_reduce_replicas   all-reduce among replicas of the optimizer shard
-    gather_updated        all-gather of the updated weights of a weight shard
-    """
-
-    gather_weights: Route | None
-    gather_secondary: Route | None
-    reduce_to_weights: Route | None
-    reduce_to_gradients: Route | None
-    reduce_to_optimizer: Route | None
-    all_reduce_replicas: Route | None
-    gather_updated: Route | None
+    gather_weights: Route | None  # all-gather of the weight shards, for a forward or backward
+    gather_secondary: Route | None  # all-gather of the secondary shards, for a backward
+    reduce_to_weights: Route | None  # reduce-scatter of a gradient to the weights' partition
+    reduce_to_gradients: Route | None  # reduce-scatter of that to the gradients' partition
+    reduce_to_optimizer: Route | None  # reduce-scatter of the accumulated gradient to the optimizer's partition
+    all_reduce_replicas: Route | None  # all-reduce among replicas of the optimizer shard
+    gather_updated: Route | None  # all-gather of the updated weights of a weight shard
 
 
 @dataclass(frozen=True)

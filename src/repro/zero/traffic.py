@@ -112,12 +112,10 @@ def hops(collective: Collective, topology: Topology) -> Iterator[Hop]:
     assert collective.route is not None, "`collectives` leaves out what is not sent"
     level_size = {level.name: level.size for level in topology.levels}
     route, gathers = collective.route, collective.kind == "gather"
-    walk = [
-        (levels, tuple(level_size[name] for name in levels), bits)
-        for levels, bits in zip(route.hops, route.bits, strict=True)
-    ]
+    walk = list(zip(route.hops, route.bits, strict=True))
     numel, pieces, bits_before = collective.numel, 1, None
-    for levels, sizes, bits in reversed(walk) if gathers else walk:
+    for levels, bits in reversed(walk) if gathers else walk:
+        sizes = tuple(level_size[name] for name in levels)
         ranks = math.prod(sizes)
         if ranks == 1:
             continue
