@@ -103,7 +103,9 @@ class Communicator:
             for levels, bits in zip(route.hops, route.bits, strict=True):
                 sizes = [level.size for level in self.topology.levels if level.name in levels]
                 if math.prod(sizes) > 1:
-                    group, rings = self.mesh(levels).get_group(), ring_orders(sizes)
+                    group = self.mesh(levels).get_group()
+                    starts = [(order, order.index(group.rank())) for order in ring_orders(sizes)]
+                    rings = [order[start:] + order[:start] for order, start in starts]
                     hops.append(Hop(group, rings, bits, route.block, self.ledger, self._next_tag, self.device))
             self._hops[route] = hops
         return self._hops[route]

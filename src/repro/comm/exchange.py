@@ -46,10 +46,13 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Hop:
-    """One hop as this rank sees it: its peers, the ring orders (of group ranks) and the wire format."""
+    """One hop as this rank sees it: its peers, the rings and the wire format.
+
+    `rings`: group ranks from this one on, so that messages go to [1] and come from [-1]; empty for a direct exchange.
+    """
 
     group: dist.ProcessGroup
-    rings: tuple[tuple[int, ...], ...]  # empty: direct exchange
+    rings: list[tuple[int, ...]]
     bits: int
     block: int
     ledger: Ledger
@@ -122,35 +125,28 @@ class Hop:
         return total
 
     def _ring_gather(self, full: Tensor) -> Steps:
-        me = self.group.rank()
         parts = [row.tensor_split(len(self.rings)) for row in full]  # parts[peer][ring]
         for step in range(self.size - 1):
-            sends, receives = [], []
-            for ring, order in enumerate(self.rings):
-                at = order.index(me)
-                here, before = order[(at - step) % self.size], order[(at - step - 1) % self.size]
-                sends.append((parts[here][ring], order[(at + 1) % self.size], ring))
-                receives.append((parts[before][ring], order[at - 1], ring))
+            sends = [(parts[order[-step]][ring], order[1], ring) for ring, order in enumerate(self.rings)]
+            receives = [(parts[order[-step - 1]][ring], order[-1], ring) for ring, order in enumerate(self.rings)]
             yield self._transfer(sends, receives)
         return full
 
     def _ring_reduce(self, chunks: Tensor) -> Steps:
         """Partial sums travel around and each rank adds its own part."""
-        me, sums = self.group.rank(), chunks.to(torch.float32, copy=True)
+        sums = chunks.to(torch.float32, copy=True)
         parts = [row.tensor_split(len(self.rings)) for row in sums]  # parts[peer][ring], views
-        for step in range(self.size - 1):
+        for step in range(1, self.size):
             sends, receives, targets = [], [], []
             for ring, order in enumerate(self.rings):
-                at = order.index(me)
-                leaving, coming = order[(at - step - 1) % self.size], order[(at - step - 2) % self.size]
-                payload = self.encode(parts[leaving][ring])
-                sends.append((payload, order[(at + 1) % self.size], ring))
-                receives.append((payload.new_empty(parts[coming][ring].numel()), order[at - 1], ring))
-                targets.append(parts[coming][ring])
+                payload, target = self.encode(parts[order[-step]][ring]), parts[order[-step - 1]][ring]
+                sends.append((payload, order[1], ring))
+                receives.append((payload.new_empty(target.numel()), order[-1], ring))
+                targets.append(target)
             yield self._transfer(sends, receives)
             for (payload, _, _), target in zip(receives, targets, strict=True):
                 target += payload
-        return sums[me]
+        return sums[self.group.rank()]
 
     def _native_reduce(self, chunks: Tensor) -> Tensor:
         """By the backend's collectives: reduce-scatter, or all-to-all of quantised payloads and a local sum."""
