@@ -64,20 +64,17 @@ def dequantize(
     """
     _check_payload(payload, numel, bits, block)
     shape = (*payload.shape[:-1], numel)
-    if out is not None and out.shape != shape:
-        raise ValueError(f"out is {tuple(out.shape)}, but the payload holds {shape}")
-    kernels = _kernels(payload) if out is None else _kernels(payload, written=out)
-    if kernels is None:
-        values = reference.dequantize(payload, numel, bits, block, dtype if out is None else out.dtype)
-        return values if out is None else out.copy_(values)
     if out is None:
         out = payload.new_empty(shape, dtype=dtype)
-    if out.dtype in kernels.FLOATS:
-        _decode(kernels, payload, out, bits, block, add=False)
-        return out
-    values = torch.empty_like(out, dtype=torch.float32, memory_format=torch.contiguous_format)
-    _decode(kernels, payload, values, bits, block, add=False)
-    return out.copy_(values)
+    elif out.shape != shape:
+        raise ValueError(f"out is {tuple(out.shape)}, but the payload holds {shape}")
+    kernels = _kernels(payload, written=out)
+    if kernels is None:
+        return out.copy_(reference.dequantize(payload, numel, bits, block, out.dtype))
+    if out.dtype not in kernels.FLOATS:
+        return out.copy_(dequantize(payload, numel, bits, block))
+    _decode(kernels, payload, out, bits, block, add=False)
+    return out
 
 
 def accumulate(payload: Tensor, total: Tensor, bits: int, block: int) -> None:

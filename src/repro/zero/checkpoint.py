@@ -115,8 +115,8 @@ def load(folder: Path | str, optimizer: ZeroOptimizer, step: int | None = None) 
     dcp.load(runs, storage_reader=reader, planner=_Load())
     if info["loss_scale"] and optimizer.loss_scale:
         optimizer.loss_scale.load_state_dict(info["loss_scale"])
-    for group, saved in zip(optimizer.param_groups, info["groups"], strict=True):
-        group.update(saved)
+    for group, options in zip(optimizer.param_groups, info["groups"], strict=True):
+        group.update(options)
     optimizer.zero_grad()
     optimizer.publish()
     return step, info["extra"]
