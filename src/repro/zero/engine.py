@@ -105,6 +105,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
             self.communicator.hops(route)
         of_optimizer = plan.levels(None, plan.optimizer)
         self.norm_group = self.communicator.mesh(of_optimizer).get_group() if of_optimizer else None
+        sharing = self.communicator.mesh(plan.levels(None, plan.weights))
         groups, group_of = parameter_groups(model, params)
         self._order: list[Bucket] = []  # in which the first forward gathered them
         self._fetches_ahead = False
@@ -117,8 +118,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
             materialise(module, self.communicator.device, init)
             if broadcast:
                 broadcast_from_first(module)
-            bucket = self._shard(module)
-            self.all_buckets.append(bucket)
+            self.all_buckets.append(bucket := Bucket())
+            bucket.sharded = fsdp_private.shard(module, sharing, weight_dtype, partial(self._gather, bucket))
             if bucket.sharded.numel:
                 self.buckets.append(bucket)
                 masters.append(self._master(bucket))
@@ -133,12 +134,6 @@ class ZeroOptimizer(torch.optim.Optimizer):
             self.loss_scale.attach(model)
 
     # --- weights: FSDP asks for a bucket's before its forward and before its backward, one bucket ahead ---
-
-    def _shard(self, module: nn.Module) -> Bucket:
-        mesh = self.communicator.mesh(self.plan.levels(None, self.plan.weights))
-        bucket = Bucket()
-        bucket.sharded = fsdp_private.shard(module, mesh, self.weight_dtype, partial(self._gather, bucket))
-        return bucket
 
     def _gather(self, bucket: Bucket, shard: Tensor, full: Tensor) -> Pending:
         if bucket not in self._order:
