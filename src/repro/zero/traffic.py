@@ -62,7 +62,7 @@ class Hop:
     def sent(self, native: bool = False) -> dict[str, int]:
         """Bytes that a group together sends over each level.
 
-        A ring enters every unit of a level once, whichever of `comm.ring_orders` it is, so the number of rings does
+        A ring enters every unit of a level once, whichever of `comm.route.ring_orders` it is, so the number of rings does
         not matter.
         """
         spans = list(accumulate(self.sizes, operator.mul, initial=1))
