@@ -55,15 +55,15 @@ class Hop:
         return math.prod(self.sizes)
 
     def in_rings(self, native: bool = False) -> bool:
-        """Whether pieces travel around rings; else everybody sends to everybody. `native`: the backend's collectives."""
+        """Whether pieces go around rings; else everybody sends to everybody. `native`: the backend's collectives."""
         several = sum(size > 1 for size in self.sizes) > 1
         return (native or several) and (self.kind == "gather" or self.bits >= 16)
 
     def sent(self, native: bool = False) -> dict[str, int]:
         """Bytes that a group together sends over each level.
 
-        A ring enters every unit of a level once, whichever of `comm.route.ring_orders` it is, so the number of rings does
-        not matter.
+        A ring enters every unit of a level once, whichever of `comm.route.ring_orders` it is, so the number of rings
+        does not matter.
         """
         spans = list(accumulate(self.sizes, operator.mul, initial=1))
         if self.in_rings(native):
