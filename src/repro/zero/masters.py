@@ -49,8 +49,8 @@ class Masters:
     """`optimizer_cls` over this rank's masters, one flat fp32 tensor per bucket, cut where the parameter group changes.
 
     Any optimizer whose update is elementwise (SGD, Adam, AdamW, RMSprop, Adagrad, ...) gives exactly what it would give
-    on the whole model; the others are refused with a ValueError. `inner` is the torch optimizer, `segments[i]` are views
-    of `flat[i]`.
+    on the whole model; the others are refused with a ValueError. `inner` is the torch optimizer; `segments[i]` are
+    views of `flat[i]`.
 
     pieces     what each of `flat` holds
     groups     options of each parameter group
