@@ -21,8 +21,8 @@ class Times(Protocol):
     """Seconds that a model takes."""
 
     def decode(self, batch: int, context: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Of iterations over `batch` rows, [k], for each of `context` [k] (it may be empty): the most tokens that a row has
-        stored."""
+        """Of iterations over `batch` rows, [k], for each of `context` [k] (may be empty): the most tokens that a row
+        has stored."""
 
     def prefill(self, tokens: int, start: int = 0) -> float:
         """Of so many tokens of a prompt behind its first `start`, in a pass of their own."""
