@@ -137,8 +137,7 @@ def flover_throughput(data: Data, *, workload: str = "azure", model: str | None 
     center.set_yticks([])
     rows = [*_measured_speedups(main, serving), *_published_speedups()]
     for y, (_, ratios, style) in enumerate(rows):
-        value, error = marks.middle(ratios)
-        right.errorbar(value, y, xerr=error, capsize=3, **style)
+        value = marks.point(right, y, ratios, across=True, **style)
         marks.note(right, f"{value:.1f}", value, y, 6, va="center", fontsize=8)
     right.set_yticks(range(len(rows)), [label for label, _, _ in rows], fontsize=8)
     right.invert_yaxis()
@@ -230,14 +229,12 @@ def flover_requests(data: Data) -> Drawing:
     free = 1 + fused.interval_t1.median() * (counts - 1)
     left.plot(counts, free, ":", color="grey", label="if a row cost nothing")
     for i, (model, seconds) in enumerate(published_seconds().items()):
-        marks = {"color": "black", "marker": MARKERS[i], "mfc": "none", "linestyle": "none", "markersize": 5}
+        style = {"color": "black", "marker": MARKERS[i], "mfc": "none", "linestyle": "none", "markersize": 5}
         ratios = [n * seconds[1] / value for n, value in seconds.items()]
-        right.plot(list(seconds), ratios, label=f"paper, {model}", **marks)
+        right.plot(list(seconds), ratios, label=f"paper, {model}", **style)
     for axes, label in ((left, "total time ÷ T1"), (right, "times sooner than one after the other")):
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log", base=2)
-        axes.set_xticks(WIDTHS, WIDTHS)
-        axes.set_yticks(WIDTHS[:-1], WIDTHS[:-1])
+        marks.log_axis(axes.xaxis, WIDTHS)
+        marks.log_axis(axes.yaxis, WIDTHS[:-1])
         axes.set(xlabel="requests", ylabel=label)
         axes.legend(fontsize=8)
     caption = f"{fused.scales.iloc[0]}. Paper: Fig. 4(a). Medians over repeats, interval where there are several."
@@ -344,14 +341,13 @@ def _arrivals(axes: Axes, fig8: pd.DataFrame, metric: str, factor: float, label:
 
 def _totals(axes: Axes, fig4a: pd.DataFrame) -> None:
     for i, (model, seconds) in enumerate(published_seconds().items()):
-        marks = {"color": PALETTE[i], "marker": MARKERS[i], "mfc": "none", "linestyle": ""}
-        axes.plot(list(seconds), list(seconds.values()), label=f"paper, {model}", **marks)
+        style = {"color": PALETTE[i], "marker": MARKERS[i], "mfc": "none", "linestyle": ""}
+        axes.plot(list(seconds), list(seconds.values()), label=f"paper, {model}", **style)
         runs = fig4a[np.isclose(fig4a.single_request_s, seconds[1])]
         if len(runs):
             curve = base.series(runs[runs.batch_cost == runs.batch_cost.min()]).set_index("requests").total_seconds
             axes.plot(curve.sort_index(), linestyle=LINE_STYLES[i], color=PALETTE[i])
     axes.plot([], [], color="grey", label="model" if len(fig4a) else "no record of table fig4a")
     axes.set(xlabel="requests", ylabel="total time (s)", ylim=0)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(WIDTHS, WIDTHS)
+    marks.log_axis(axes.xaxis, WIDTHS)
     axes.legend(fontsize=8)

@@ -6,7 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
 from repro.report.figures.base import MARKERS, PALETTE, Data, Drawing, paper, series
-from repro.report.figures.scaling.marks import band, plain_ticks, style, whiskers
+from repro.report.figures.marks import log_axis
+from repro.report.figures.scaling.marks import band, style, whiskers
 
 _MODES = {  # metric: name
     "coherent": "one all-to-all",
@@ -74,8 +75,8 @@ def scaling_requests(data: Data) -> Drawing:
             points = [number for number in published if number.label.startswith(label) and number.x is not None]
             look = {"color": "black", "mfc": "none", "markersize": 5, "label": f"{policy}, paper"}
             panel.plot([point.x for point in points], [point.value for point in points], marker, **look)
-        panel.set(title=run.model, xscale="log", yscale="log", xlabel="requests")
-        plain_ticks(panel.xaxis, rows.requests)
+        panel.set(title=run.model, yscale="log", xlabel="requests")
+        log_axis(panel.xaxis, rows.requests)
         panel.yaxis.set_minor_locator(NullLocator())
     axes[0][0].set_ylabel("until the last is done (s)")
     axes[0][0].legend(fontsize=7)

@@ -6,7 +6,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from repro.report.figures.base import Data, Drawing, NothingToShow, runs, series
-from repro.report.figures.scaling.marks import PLANS, batches, errors, plain_ticks, style
+from repro.report.figures.marks import log_axis, round_ticks
+from repro.report.figures.scaling.marks import PLANS, batches, errors, style
 
 _SOURCES = {"a100_dgx": "NCCL, DGX A100 (published)", "slingshot11": "Cray MPICH, Slingshot-11 (published)"}
 
@@ -81,10 +82,9 @@ def _seconds_axes(axes: Axes, table: pd.DataFrame) -> None:
     ends = np.array([table.measured.min() / 1.3, table.measured.max() * 1.3])
     axes.plot(ends, ends, color="black", linewidth=1)
     axes.fill_between(ends, ends / 1.15, ends * 1.15, color="grey", alpha=0.2)
-    axes.set(xscale="log", yscale="log", xlabel="measured step (s)", ylabel="predicted step (s)")
-    ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20) if ends[0] <= tick <= ends[1]]
+    axes.set(xlabel="measured step (s)", ylabel="predicted step (s)")
     for axis in (axes.xaxis, axes.yaxis):
-        plain_ticks(axis, ticks)
+        log_axis(axis, round_ticks(*ends))
     axes.legend(fontsize=6, loc="lower right", framealpha=0.5)
 
 

@@ -20,7 +20,7 @@ def zero_loss(
 
     `smooth`: share of all steps that a thick curve averages (at least 10 steps).
     """
-    training = Training.of(data)
+    training = Training(data.runs("zero_train"))
     steps = training.runs.steps.max()
     if steps < _LEAST_STEPS:
         raise NothingToShow(f"The longest run has {steps} steps: too few for a curve.")

@@ -1,15 +1,13 @@
 """Runs of `zero_train` as the figures compare them: the setting that most plans ran with, and what differs from it."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
-from repro.experiments.zero_train import ZeroTrain
-from repro.report.figures import base
-from repro.report.figures.base import Data, NothingToShow
+from repro.experiments.zero_train import EXPERIMENT
+from repro.report.figures.base import NothingToShow
 
 PLANS = {  # name in the records: name in figures
     "ddp": "DDP",
@@ -34,29 +32,14 @@ PLANS = {  # name in the records: name in figures
 }
 PlanName = Literal[*PLANS]
 LEVELS = {"package": "in the package\n(GCD pair)", "node": "between packages\nof a node", "cluster": "between nodes"}
-FIELDS = {name: field.default for name, field in ZeroTrain.model_fields.items() if name != "plan"}
-CHANGES = ("weights", "gradients", "secondary", "weight_bits", "gradient_bits", "reduce_across")  # fields of a plan
-MEASURED, PREDICTED = "step_seconds", "predicted_step_seconds"
-STATE = "state_bytes_per_rank"
-METRICS = (
-    MEASURED,
-    PREDICTED,
-    "compute_seconds",
-    "loss_last",
-    "parameters",
-    "model_bytes",
-    STATE,
-    f"predicted_{STATE}",
-)
-BYTES = tuple(f"{kind}_{level}" for kind in ("bytes", "wire") for level in LEVELS)
+FIELDS = {name: field.default for name, field in EXPERIMENT.parameters.model_fields.items() if name != "plan"}
+MEASURED, PREDICTED, STATE = "step_seconds", "predicted_step_seconds", "state_bytes_per_rank"
 
 
 def _complete(table: pd.DataFrame) -> pd.DataFrame:
     """Older records lack fields, which ran with what is the default now, and metrics, which stay unknown."""
-    for name, default in FIELDS.items():
-        table[name] = table[name].fillna(default) if name in table else default
-    for name in ("plan", "repeat", "evidence", *METRICS, *BYTES):
-        table[name] = table.get(name, np.nan)
+    table = table.combine_first(pd.DataFrame(FIELDS, index=table.index))
+    table = table.reindex(columns=table.columns.union(["plan", "repeat", "evidence", *EXPERIMENT.units]))
     table[PREDICTED] = table[PREDICTED].mask(table.fabric.astype(str).str.startswith("unshaped"))  # no rates are given
     return table
 
@@ -71,7 +54,7 @@ def _commonest(table: pd.DataFrame, *free: str) -> dict[str, Any]:
 class Training:
     """Finished runs of `zero_train`.
 
-    `runs`: a row per run, with every field of the experiment and every metric of `METRICS` and `BYTES` (nan: unknown).
+    `runs`: a row per run, with every field and every metric of the experiment (nan: unknown). May be empty.
     `setting`: value by field of what most plans ran with, one micro-batch per step where there is a choice.
     `batches`: micro-batches per step to compare: those of the setting, and the number of several that most plans had.
     """
@@ -86,16 +69,6 @@ class Training:
         plans = self.like(accumulation=...).groupby("accumulation").plan.nunique()
         self.batches = sorted(plans.index, key=lambda count: (count > 1, -plans[count]))[:2]
         self.setting["accumulation"] = self.batches[0]
-
-    @classmethod
-    def read(cls, records: str | Path) -> "Training":
-        """The runs of a folder of records; with none, empty tables of all columns."""
-        return cls(base.runs(records, "zero_train"))
-
-    @classmethod
-    def of(cls, data: Data) -> "Training":
-        """The runs of a figure's data; NothingToShow where there is none."""
-        return cls(data.runs("zero_train"))
 
     def like(self, setting: dict[str, Any] | None = None, **free: Any) -> pd.DataFrame:
         """Runs of a setting (default: the common one), but named fields have the given value, or any (`...`)."""
