@@ -12,7 +12,6 @@ from pandas.io.formats.style import Styler
 
 from repro.claims import registry
 from repro.claims.registry import Claim, Verdict
-from repro.claims.verdict import band
 from repro.report.figures import NOTEBOOKS, base
 from repro.report.figures.base import MARKERS, PALETTE, Data, Drawing, NothingToShow
 
@@ -121,8 +120,7 @@ def _overview(rows: Sequence[Verdict], claims: Mapping[str, Claim]) -> Figure:
 
 def _row(axes: Axes, y: int, row: Verdict, claim: Claim, left: float, right: float) -> None:
     """The band that agrees with a claim, our value with its interval, and the verdict at the right edge."""
-    agrees = band(claim.paper_value, claim.direction, claim.comparison, claim.tolerance)
-    low, high = sorted(_over(end, claim) for end in agrees)
+    low, high = sorted(_over(end, claim) for end in claim.band)
     low, high = max(low, left), min(high, right)
     grey = {"color": "#d9d9d9", "edgecolor": "#8c8c8c", "linewidth": 0.6, "zorder": 1}
     axes.barh(y, high - low, left=low, height=0.66, label="agrees with the claim" if y == 0 else None, **grey)
