@@ -190,9 +190,8 @@ def verdicts(name: str, records: str | Path) -> pd.DataFrame:
     rows = [
         (claim.id, claim.title, *claims.numbers(verdict.model_dump()), verdict.verdict)
         for claim, verdict in zip(shown, judged, strict=True)
-        if verdict.verdict != "not run"
     ]
-    return pd.DataFrame(rows, columns=["claim", "about", "paper", "ours", "verdict"])
+    return pd.DataFrame(rows, columns=["claim", "about", "paper", "ours", "verdict"]).query("verdict != 'not run'")
 
 
 def show(name: str, records: str | Path, output: str | Path | None = None, **options: Any) -> None:

@@ -62,9 +62,6 @@ def styled(table: pd.DataFrame) -> Styler:
     return style.map(lambda verdict: look.get(verdict, ""), subset=["verdict"])
 
 
-# --- the figure ----------------------------------------------------------------------------------------------------
-
-
 def claims_overview(data: Data, *, ids: str = "") -> Drawing:
     """Our value over the paper's for every claim with a published number, with the band that agrees with the claim.
 

@@ -203,9 +203,6 @@ def flover_timeline(
     return Drawing(fig, "measured", f"Of each engine the repeat with the median total time. {main.scales.iloc[0]}.")
 
 
-# --- equal requests ------------------------------------------------------------------------------------------------
-
-
 def flover_requests(data: Data) -> Drawing:
     """Total time, and times sooner than one after the other, over equal requests; every model and device."""
     equal = data.runs("flover_serving").query("interval_t1 > 0 and workload == 'fixed' and not predict")
@@ -308,9 +305,6 @@ def flover_ranks(data: Data, *, longest: int | None = None) -> Drawing:
     caption = f"Random weights, {run.layers} layers of width {run.width}; {run.requests} requests; {agree}."
     caption += " Medians over repeats, interval where there are several."
     return Drawing(fig, "emulated" if (runs.evidence == "emulated").all() else "measured", caption)
-
-
-# --- the queue model -----------------------------------------------------------------------------------------------
 
 
 def flover_model(data: Data, *, requests: int = 32, interval_ms: float = 500) -> Drawing:

@@ -1,28 +1,16 @@
 """Shared by the figures of the scaling model: names of plans and machines, looks, bands and whiskers of predictions."""
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from repro.experiments.common.names import NAMED
 from repro.report.figures.marks import look
+from repro.report.figures.zero import runs as zero
 
-PLANS = {  # name in the records: name in a figure
-    "ddp": "DDP",
-    "zero1": "ZeRO-1",
-    "zero2": "ZeRO-2",
-    "zero3": "ZeRO-3",
-    "hpz": "hpZ",
-    "qwz": "qwZ",
-    "qgz": "qgZ",
-    "zeropp": "ZeRO++",
-    "mics": "MiCS",
-    "hsdp": "HSDP",
-    "hierarchical": "hierarchical",
-    "hierarchical_fp": "hierarchical, 16 bits",
-}
-PlanName = Literal[*PLANS]
+PLANS = {plan: zero.PLANS[plan].removeprefix("ZeRO-3 with ") for plan in NAMED}  # name in the records: in a figure
 FRONTIER = {"frontier": "Frontier", "frontier-rccl": "Frontier, one slow ring"}  # the machine and its scenario
 
 
@@ -32,7 +20,7 @@ def style(index: int) -> dict[str, Any]:
 
 
 def batches(count: int) -> str:
-    return f"{count} micro-batch{'es' if count > 1 else ''} per step"
+    return f"{zero.micro_batches(count)} per step"
 
 
 def errors(log_errors: pd.Series) -> str:

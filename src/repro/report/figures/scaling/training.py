@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import matplotlib.pyplot as plt
 import pandas as pd
 
+from repro.experiments.common.names import NamedPlan
 from repro.experiments.scaling_train import RATIOS
 from repro.report.figures.base import PALETTE, Data, Drawing, paper, series
 from repro.report.figures.marks import log_axis
-from repro.report.figures.scaling.marks import FRONTIER, PLANS, PlanName, band, batches, style, whiskers
+from repro.report.figures.scaling.marks import FRONTIER, PLANS, band, batches, style, whiskers
 
 
 def _runs(data: Data, **fields: object) -> pd.DataFrame:
@@ -22,7 +23,7 @@ def _title(run: pd.Series) -> str:
 
 
 def scaling_gcds(
-    data: Data, *, model: str = "gpt-20b", plans: Sequence[PlanName] = ("zero3", "zeropp", "hierarchical")
+    data: Data, *, model: str = "gpt-20b", plans: Sequence[NamedPlan] = ("zero3", "zeropp", "hierarchical")
 ) -> Drawing:
     """TFLOPS per GCD and efficiency against one node, over the number of GCDs, of plans that fit into memory."""
     found = _runs(data, model=model)

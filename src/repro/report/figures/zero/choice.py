@@ -59,9 +59,6 @@ def _route(route: str, used: set[str]) -> str:
     return f"{widths[0][1]} level by level" if same else ", then ".join(bits for _, bits in widths)
 
 
-# --- the figure ----------------------------------------------------------------------------------------------------
-
-
 def zero_choice(data: Data, *, model: str | None = None) -> Drawing:
     """Predicted step over the memory of a rank, for every partition on every machine: those with a name, the others,
     and the fastest that fits. `model`: an id of `zero_plan`; default: the largest."""

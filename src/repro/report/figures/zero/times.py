@@ -96,9 +96,6 @@ def _published(axes: Axes, plan: str, rivals: Sequence[PlanName]) -> None:
     axes.legend(loc="upper right", fontsize=8)
 
 
-# --- the rate of the network -----------------------------------------------------------------------------------------
-
-
 def zero_rates(data: Data, *, plan: PlanName = "hierarchical", rivals: Sequence[PlanName] = _RIVALS) -> Drawing:
     """How many times faster `plan` is than `rivals`, over the rate between nodes (left); and how many times faster
     plans are than ZeRO-3 with levels and without (right). Dotted and ticks: predicted."""
@@ -155,9 +152,6 @@ def _without_levels(axes: Axes, levels: pd.DataFrame, flat: pd.DataFrame) -> Non
         axes.text(0, 0.5, "without levels: not run", ha="center", fontsize=8, color="grey")
 
 
-# --- what each level is worth --------------------------------------------------------------------------------------
-
-
 def changes(run: pd.Series) -> str:
     """How a run's plan differs from the hierarchical plan as we read it."""
     words = {
@@ -208,9 +202,6 @@ def zero_levels(data: Data) -> Drawing:
     return Drawing(fig, f"{training.evidence}; ticks: modelled", caption)
 
 
-# --- more nodes ----------------------------------------------------------------------------------------------------
-
-
 def zero_scaling(data: Data, *, plans: Sequence[PlanName] = ("zero3", "zeropp", "hierarchical")) -> Drawing:
     """Weak scaling of some plans: compute and the rest of a step over the number of nodes, and the efficiency against
     the smallest run with several nodes, measured and of bytes over rates alone."""
@@ -257,9 +248,6 @@ def _weak_scaling(axes: Axes, medians: pd.DataFrame, plans: list[str]) -> None:
     axes.set(ylabel="time of a step (s)", xlabel="nodes", ylim=(0, 1.35 * medians[MEASURED].max()))
     axes.legend(fontsize=8, loc="upper left")
     axes.grid(axis="x", visible=False)
-
-
-# --- prediction ------------------------------------------------------------------------------------------------------
 
 
 def every_plan(training: Training, accumulation: int) -> pd.DataFrame:
