@@ -44,11 +44,9 @@ paper = claims.published  # numbers of a paper, by the id of the claim that they
 
 
 def check_parameters(namespace: Mapping[str, Any], known: Collection[str]) -> None:
-    """Refuse parameters that the notebook does not have.
+    """Refuse parameters that the notebook does not have: a ValueError that lists the known ones. papermill only warns.
 
-    papermill only warns about an unknown `-p name value`, so that a typing error silently plots the default.
     `namespace` is the notebook's globals() before its first import other than `figures`.
-    Raises ValueError that lists the known parameters.
     """
     kernel = {"In", "Out", "exit", "quit", "open", "get_ipython", "figures"}
     own = {name for name in namespace if not name.startswith("_")} - kernel

@@ -64,9 +64,7 @@ def styled(table: pd.DataFrame) -> Styler:
 
 def claims_overview(data: Data, *, ids: str = "") -> Drawing:
     """Our value over the paper's for every claim with a published number, with the band that agrees with the claim.
-
-    `ids`: only claims whose id begins so, e.g. `ZT` or `EX-F8`.
-    """
+    `ids`: only claims whose id begins so, e.g. `ZT` or `EX-F8`."""
     claims, judged = _judge(data.folder)
     judged = [verdict for verdict in judged if verdict.id.startswith(ids)]
     rows = [verdict for verdict in judged if verdict.value is not None and verdict.paper_value]

@@ -71,8 +71,7 @@ def exflow_routing(data: Data, *, trace: str = TRACE, domain: str = "all") -> Dr
 
 
 def by_method(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame, dict[str, str]]]:
-    """Every method of the table in the order of the figures: its name (with the time limit that cut it), its runs, its
-    look."""
+    """Every method of the table: its name (with the time limit that cut it), its runs, its look."""
     found = []
     for method, (name, style) in METHODS.items():
         runs = table[table.method == method]

@@ -36,19 +36,15 @@ def point(axes: Axes, at: float, values: Iterable[float], *, across: bool = Fals
     return value
 
 
-def points(
-    axes: Axes, groups: Iterable[tuple[Any, Any]], line: str = "-", label: str | None = None, **style: Any
-) -> None:
+def points(axes: Axes, groups: Iterable[tuple[Any, Any]], line: str = "-", label: str = "", **style: Any) -> None:
     """Medians over x with their intervals, joined by a line. `groups`: (x, repeats), as a grouped column gives them."""
     medians = {x: point(axes, x, values, **style) for x, values in groups}
-    axes.plot(list(medians), list(medians.values()), line, label=label, **style)
+    axes.plot(list(medians), list(medians.values()), line, label=label or None, **style)
 
 
 def bar(axes: Axes, at: float, values: Iterable[float], number: str, *, across: bool = False, **style: Any) -> None:
     """Median of repeats as a bar with its interval, and at its end the median as text, in the format `number`.
-
-    `across`: horizontal, at y = `at`; else vertical, at x = `at`.
-    """
+    `across`: horizontal, at y = `at`; else vertical, at x = `at`."""
     value, error = middle(values)
     end = max(value, value + error[1][0])  # the second is nan where there is one value
     if across:

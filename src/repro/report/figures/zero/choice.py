@@ -76,20 +76,16 @@ def zero_choice(data: Data, *, model: str | None = None) -> Drawing:
                 panel.axis("off")
                 continue
             _partitions(panel, run)
+            drawn = panel
             panel.set_title(f"{where}\n{micro_batches(count)}", fontsize=9)
     for panel in axes[:, 0]:
         panel.set_ylabel("predicted step (s)")
     for panel in axes[-1]:
         panel.set_xlabel("memory of a rank (GB)")
-    labelled = (zip(*panel.get_legend_handles_labels(), strict=True) for panel in axes.flat)
-    handles = {text: handle for pairs in labelled for handle, text in pairs}
-    fig.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=6, fontsize=8)
+    fig.legend(*drawn.get_legend_handles_labels(), loc="outside upper center", ncols=6, fontsize=8)
     rates = " and ".join(f"{value:g}" for value in sorted(choice.sustained_tflops.unique()))
-    caption = (
-        f"{parameters(choice)}, {choice.seq_len.iloc[0]} tokens per rank and micro-batch, sustained compute "
-        f"{rates} TFLOP/s per rank (Frontier, A100)."
-    )
-    return Drawing(fig, "modelled", caption)
+    caption = f"{parameters(choice)}, {choice.seq_len.iloc[0]} tokens per rank and micro-batch"
+    return Drawing(fig, "modelled", f"{caption}, sustained compute {rates} TFLOP/s per rank (Frontier, A100).")
 
 
 def _partitions(panel: Axes, run: pd.DataFrame) -> None:

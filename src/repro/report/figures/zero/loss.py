@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 
 from repro.report.figures.base import LINE_STYLES, Data, Drawing, NothingToShow, series
 from repro.report.figures.zero.marks import color, look
-from repro.report.figures.zero.runs import PLANS, PlanName, Training, present
+from repro.report.figures.zero.runs import PLANS, PlanName, Training, commonest, present
 
 _LEAST_STEPS = 50  # for a curve
 
@@ -24,7 +24,7 @@ def zero_loss(
     steps = training.runs.steps.max()
     if steps < _LEAST_STEPS:
         raise NothingToShow(f"The longest run has {steps} steps: too few for a curve.")
-    setting = training.longest()
+    setting = commonest(training.runs[training.runs.steps == steps], "seed", "block")
     long = training.like(setting, block=256)
     sweep = training.like(setting, plan=swept, seed=0)
     blocks = sorted(sweep.block.unique(), key=lambda block: block or np.inf)

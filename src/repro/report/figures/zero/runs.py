@@ -36,15 +36,7 @@ FIELDS = {name: field.default for name, field in EXPERIMENT.parameters.model_fie
 MEASURED, PREDICTED, STATE = "step_seconds", "predicted_step_seconds", "state_bytes_per_rank"
 
 
-def _complete(table: pd.DataFrame) -> pd.DataFrame:
-    """Older records lack fields, which ran with what is the default now, and metrics, which stay unknown."""
-    table = table.combine_first(pd.DataFrame(FIELDS, index=table.index))
-    table = table.reindex(columns=table.columns.union(["plan", "repeat", "evidence", *EXPERIMENT.units]))
-    table[PREDICTED] = table[PREDICTED].mask(table.fabric.astype(str).str.startswith("unshaped"))  # no rates are given
-    return table
-
-
-def _commonest(table: pd.DataFrame, *free: str) -> dict[str, Any]:
+def commonest(table: pd.DataFrame, *free: str) -> dict[str, Any]:
     """The setting that most plans ran with, whatever the fields in `free`."""
     same = [name for name in FIELDS if name not in free]
     plans = table.groupby(same).plan.nunique()
@@ -60,12 +52,16 @@ class Training:
     """
 
     def __init__(self, runs: pd.DataFrame) -> None:
-        self.runs = _complete(runs)
+        # Older records lack fields, which ran with what is the default now, and metrics, which stay unknown.
+        runs = runs.combine_first(pd.DataFrame(FIELDS, index=runs.index))
+        runs = runs.reindex(columns=runs.columns.union(["plan", "repeat", "evidence", *EXPERIMENT.units]))
+        unshaped = runs.fabric.astype(str).str.startswith("unshaped")
+        self.runs = runs.assign(**{PREDICTED: runs[PREDICTED].mask(unshaped)})  # there no rates are given
         self.setting, self.batches = dict(FIELDS), [FIELDS["accumulation"]]
         if self.runs.empty:
             return
-        timed = self.runs[~self.runs.fabric.str.startswith("unshaped")]
-        self.setting = _commonest(timed if len(timed) else self.runs, "accumulation", "steps")
+        timed = self.runs[~unshaped]
+        self.setting = commonest(timed if len(timed) else self.runs, "accumulation", "steps")
         plans = self.like(accumulation=...).groupby("accumulation").plan.nunique()
         self.batches = sorted(plans.index, key=lambda count: (count > 1, -plans[count]))[:2]
         self.setting["accumulation"] = self.batches[0]
@@ -82,10 +78,6 @@ class Training:
             counts = ", ".join(map(str, sorted(self.like(accumulation=...).accumulation.unique())))
             raise NothingToShow(f"No run with accumulation {accumulation}; there are runs with {counts}.")
         return runs
-
-    def longest(self) -> dict[str, Any]:
-        """The setting that most plans ran with for the most steps, whatever the seed and the quantised block."""
-        return _commonest(self.runs[self.runs.steps == self.runs.steps.max()], "seed", "block")
 
     @property
     def evidence(self) -> str:

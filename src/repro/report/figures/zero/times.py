@@ -63,9 +63,8 @@ def zero_step_time(
         label = f"{training.evidence}, {micro_batches(count)}"
         axes[-1].plot([], [], MARKERS[i], color=PALETTE[i + 2], label=label)
     _published(axes[-1], plan, rivals)
-    caption = (
-        f"{training.size()}, {training.network}. {training.repeats} Black tick: predicted. Times on a logarithmic axis."
-    )
+    caption = f"{training.size()}, {training.network}. {training.repeats}"
+    caption += " Black tick: predicted. Times on a logarithmic axis."
     return Drawing(fig, f"{training.evidence}; ticks: modelled; x: paper", caption)
 
 
@@ -76,8 +75,7 @@ def _gains(axes: Axes, i: int, runs: pd.DataFrame, plan: str, rivals: Sequence[P
         if len(measured := ratio(*pair)):
             value = point(axes, at, measured, markersize=7, color=PALETTE[i + 2], marker=MARKERS[i])
             note(axes, f"{value:.2f}", at, value, "right")
-        if len(predicted := ratio(*pair, PREDICTED)):
-            axes.plot(at, predicted.median(), "_", **TICK_MARK)
+        axes.plot(at, ratio(*pair, PREDICTED).median(), "_", **TICK_MARK)
 
 
 def _published(axes: Axes, plan: str, rivals: Sequence[PlanName]) -> None:
@@ -89,9 +87,8 @@ def _published(axes: Axes, plan: str, rivals: Sequence[PlanName]) -> None:
         note(axes, f"{value:.2f}", x + 0.33, value, "right")
     axes.plot([], [], "_", label="predicted", **TICK_MARK)
     axes.axhline(1, color="grey", linewidth=1)
-    axes.set(
-        ylabel=f"{PLANS[plan]}: times faster", xlim=(-0.5, len(rivals) - 0.35), ylim=(0, 1.35 * axes.get_ylim()[1])
-    )
+    axes.set(ylabel=f"{PLANS[plan]}: times faster", ylim=(0, 1.35 * axes.get_ylim()[1]))
+    axes.set_xlim(-0.5, len(rivals) - 0.35)
     axes.set_xticks(range(len(rivals)), [f"than {PLANS[rival]}" for rival in rivals])
     axes.legend(loc="upper right", fontsize=8)
 
@@ -195,10 +192,8 @@ def zero_levels(data: Data) -> Drawing:
         panel.set(title=f"{micro_batches(count)} per step", xlim=(0, 1.35 * mine[MEASURED].max()))
         if panel is not axes[0, 0]:
             panel.set_yticklabels([])
-    caption = (
-        f"{training.size()}, {training.network}. {training.repeats} Tick: predicted. Dotted: the plan unchanged. "
-        "Right edge: bytes of state per parameter on a rank."
-    )
+    caption = f"{training.size()}, {training.network}. {training.repeats} Tick: predicted. Dotted: the plan unchanged."
+    caption += " Right edge: bytes of state per parameter on a rank."
     return Drawing(fig, f"{training.evidence}; ticks: modelled", caption)
 
 
