@@ -1,5 +1,7 @@
 # make reproduce   everything from nothing: environment, laptop tier, verdict table, report.html
-# make test        the same environment, then the test suite
+# make test        the same environment, then the test suite without what takes minutes or a Slurm cluster
+# make test-box    the tests on a Slurm cluster on this machine, as root
+# make test-all    every test
 # make replot      figures and verdicts from the shipped records, without computing
 # make lint        formatting and static checks
 # make triton      Triton beside the environment (1 GB), to test the GPU kernels in its interpreter
@@ -16,17 +18,25 @@ TRITON := .triton
 PEERS := .peers
 TYPED := $(addprefix src/repro/,topology.py comm quantize zero exflow flover scaling)
 PIP_INSTALL := -m pip install --disable-pip-version-check --quiet --no-compile
+# A process for each core, up to four: most tests use one core, tests with ranks more.
+PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 PIP := $(BIN)/python $(PIP_INSTALL)
 PEERS_PIP := $(PEERS)/bin/python $(PIP_INSTALL)
 
-.PHONY: reproduce test replot lint triton peers clean environment
+.PHONY: reproduce test test-box test-all replot lint triton peers clean environment
 
 reproduce: $(READY)
 	@status=0; $(BIN)/snakemake || status=$$?; \
 	$(BIN)/repro claims || status=$$?; exit $$status
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+test-box: $(READY)
+	$(BIN)/python -m pytest -m box
+
+test-all: $(READY)
+	$(PYTEST) -m ''
 
 replot: $(READY)
 	@$(BIN)/snakemake replot

@@ -12,6 +12,7 @@ from repro.experiments.zero_train import ranks as zero_ranks
 from repro.quantize import payload_bytes
 from repro.records import record
 
+pytestmark = pytest.mark.xdist_group("network")
 TINY = {"layers": 1, "hidden": 32, "heads": 2, "seq_len": 8, "steps": 4, "packages": 1}
 METRICS = {
     *("step_seconds", "loss_first", "loss_last", "model_bytes", "parameters"),
