@@ -18,8 +18,8 @@ TRITON := .triton
 PEERS := .peers
 TYPED := $(addprefix src/repro/,topology.py comm quantize zero exflow flover scaling)
 PIP_INSTALL := -m pip install --disable-pip-version-check --quiet --no-compile
-# A process for each core, up to four: most tests use one core, tests with ranks more.
-PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+# A process for each core, up to four, each with one thread: threads of OpenMP that share a core wait for each other busily.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 PIP := $(BIN)/python $(PIP_INSTALL)
 PEERS_PIP := $(PEERS)/bin/python $(PIP_INSTALL)
 
