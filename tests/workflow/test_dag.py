@@ -18,6 +18,7 @@ from repro.plan import jobs as plan
 from repro.records import record
 from repro.report import figures
 
+exhaustive = pytest.mark.exhaustive
 QUICK = {"grid": {"method": ["contiguous", "random"], "gpus": [2, 4]}}  # four points of about two seconds
 
 
@@ -44,6 +45,7 @@ def run_smoke(**options) -> subprocess.CompletedProcess:
     return snakemake("--config", "tier=smoke", "--", *targets(), **options)
 
 
+@exhaustive
 def test_format_and_static_checks():
     root = paths.root()
     subprocess.run([sys.executable, "-m", "snakefmt", "--check", "workflows"], cwd=root, check=True)
@@ -51,7 +53,7 @@ def test_format_and_static_checks():
     subprocess.run([sys.executable, "-m", "ruff", "format", "--check", "src", "tests"], cwd=root, check=True)
 
 
-@pytest.mark.parametrize("platform", ["laptop", "box"])
+@pytest.mark.parametrize("platform", ["laptop", pytest.param("box", marks=exhaustive)])
 def test_lint_is_clean(project, platform):
     """Of points as processes, and as Slurm jobs."""
     snakemake("--lint", "--config", f"platform={platform}")
@@ -59,7 +61,10 @@ def test_lint_is_clean(project, platform):
 
 @pytest.mark.parametrize(
     "target",
-    ["zero", "exflow", "flover", "scaling", "replot", "zero_bytes", "results/laptop/figures/zero_bytes.png"],
+    [
+        *("zero", "zero_bytes", "results/laptop/figures/zero_bytes.png"),
+        *(pytest.param(target, marks=exhaustive) for target in ("exflow", "flover", "scaling", "replot")),
+    ],
 )
 def test_targets_resolve(project, target):
     assert "total" in snakemake("-n", target).stdout
@@ -97,6 +102,7 @@ def test_the_workflow_calls_the_command_line():
     assert [line for line in lines if re.match(r"\s*(from|import) repro\b", line)] == ["from repro.jobs import driver"]
 
 
+@exhaustive
 def test_a_notebook_takes_the_records_of_what_its_figures_show(project):
     """So an experiment that is configured, and named by a figure of the catalogue, is in the DAG."""
     smoke_points(project, {name: [{"grid": {}}] for name in ("zero_train", "scaling_train", "moe_train")})
@@ -140,7 +146,9 @@ def _edited(path: Path, **changes) -> None:
     path.write_text(json.dumps(document | changes))
 
 
-@pytest.mark.parametrize("forgetful", [False, True], ids=["", "without Snakemake's metadata"])
+@pytest.mark.parametrize(
+    "forgetful", [False, pytest.param(True, marks=exhaustive)], ids=["", "without Snakemake's metadata"]
+)
 def test_the_plan_decides_what_runs_again(project, forgetful):
     """A record that is truncated, failed or of other code is made again, and only it."""
     smoke_points(project, {"flover_queue": [{"grid": {"requests": [1, 2, 3, 4], "seeds": 2}}]})
@@ -159,7 +167,13 @@ def test_the_plan_decides_what_runs_again(project, forgetful):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["SIGINT to the driver", "SIGKILL to the driver", "SIGKILL to everything"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        *(pytest.param(how, marks=exhaustive) for how in ("SIGINT to the driver", "SIGKILL to the driver")),
+        "SIGKILL to everything",
+    ],
+)
 def test_interrupted_work_resumes(project, how):
     smoke_points(project, {"exflow_placement": [QUICK]})
     wanted = [project / path for path in targets()]
@@ -183,7 +197,7 @@ def test_interrupted_work_resumes(project, how):
     assert record.collect(project / "results/laptop-smoke/records").problems == []
 
 
-@pytest.mark.slow
+@exhaustive
 def test_a_killed_rerun_keeps_the_old_record(project):
     smoke_points(project, {"exflow_placement": [{"grid": {"method": "exflow", "gpus": 8, "time_limit_s": 30}}]})
     (target,) = map(Path, targets())
