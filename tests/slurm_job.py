@@ -34,7 +34,7 @@ class Job:
         )
         found = plan.make("smoke", "box")
         found = found.model_copy(update={"results": self.folder, "jobs": jobs})
-        found.slurm.allocations = [self.allocation]
+        found.allocations = [self.allocation]
         self.records = [Path(job.record) for job in jobs]
         Path(self.folder).mkdir()
         file = Path(self.folder, "plan.json")

@@ -86,7 +86,7 @@ def test_points_that_a_platform_cannot_hold_are_left_out(project):
     assert any("4 ranks in a package, and a package has 2" in reason for reason in found.unfit)
     assert any("more than the 64 GB of a rank" in reason for reason in found.unfit)
     assert all((job.rank_gb or 0) <= 64 and job.tasks_per_node <= 8 for job in found.jobs)
-    inside = [name for allocation in found.slurm.allocations for name in allocation.jobs]
+    inside = [name for allocation in found.allocations for name in allocation.jobs]
     assert sorted(inside) == sorted(job.record for job in found.jobs)
 
 
@@ -94,7 +94,7 @@ def test_cost_of_a_figure_as_jobs(project):
     found = plan.make("cluster", "frontier", FIGURES)
     cost, whole = found.figures["training"].queue, found.slurm.cost
     assert 0 < cost.node_hours < whole.node_hours and cost.gpu_hours == pytest.approx(8 * cost.node_hours, rel=1e-3)
-    assert cost.allocations == sum(a.experiment in ("zero_train",) for a in found.slurm.allocations)
+    assert cost.allocations == sum(a.experiment in ("zero_train",) for a in found.allocations)
     assert cost.bins == ["1-91 nodes, 2 h"] and cost.wall_hours <= whole.wall_hours
     assert found.figures["search"].queue.allocations == 0
     assert plan.make("smoke").slurm is None

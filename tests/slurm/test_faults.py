@@ -16,7 +16,7 @@ from slurm_box import boxed, slurm
 from slurm_job import QUICK, SECONDS, Job, environment, process
 
 from repro.box import cluster, daemons, network
-from repro.jobs import allocation, journal, queue
+from repro.jobs import journal, queue, srun
 from repro.plan import config
 from repro.plan import jobs as plan
 from repro.records import record
@@ -205,7 +205,7 @@ def test_srun_binds_what_the_topology_says(box):
     (job,) = plan._jobs(
         "flover_parallel", config.Grid(grid={"nodes": 1, "packages": 2, "gcds": 1}), "results/x", {}, "-", "t"
     )
-    command = allocation.srun(job, platform.slurm, platform.node)
+    command = srun.command(job, platform.slurm, platform.node)
     said = slurm(*command, "-p", "batch", "sh", "-c", "echo $SLURM_PROCID $ROCR_VISIBLE_DEVICES")
     assert sorted(said.split("\n"))[1:] == ["0 0", "1 2"]
 

@@ -15,7 +15,7 @@ import yaml
 from slurm_box import SNAKEMAKE
 
 from repro import paths
-from repro.jobs import allocation
+from repro.jobs import srun
 from repro.plan import config
 from repro.plan import jobs as plan
 
@@ -110,7 +110,7 @@ def lines(found, project):
     made = plan.make("smoke", os.environ["GOLDEN_PLATFORM"])
     _, platform = config.load("smoke", os.environ["GOLDEN_PLATFORM"])
     for job in made.jobs:
-        said += [Path(job.record).stem, "    " + " ".join(allocation.srun(job, platform.slurm, platform.node))]
+        said += [Path(job.record).stem, "    " + " ".join(srun.command(job, platform.slurm, platform.node))]
     return [scrubbed(line, project) for line in said]
 
 

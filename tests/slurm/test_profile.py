@@ -73,12 +73,6 @@ def records():
     return [record.read(Path(job.record)) for job in plan.make("smoke", "box").jobs]
 
 
-def allocations():
-    """Targets: all points, without notebooks."""
-    names = [entry.name for entry in plan.make("smoke", "box").slurm.allocations]
-    return ["--", *(f"results/box-smoke/slurm/done/{name}.json" for name in names)]
-
-
 def test_from_points_to_the_report(points, project):
     points(POINTS)
     snakemake()
@@ -125,7 +119,7 @@ def test_a_driver_that_is_killed_and_started_again(points):
     points({"moe_train": [{"grid": SECONDS | {"iterations": [20, 500]}, "minutes": 1}]})
     quick, slow = (Path(job.record) for job in plan.make("smoke", "box").jobs)
     first = subprocess.Popen(
-        command(*allocations()), start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command("--", "points"), start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     wait_for(lambda: quick.exists() and running(str(slow)), 90, "both should have begun")
     with pytest.raises(driver.DriverError, match="another snakemake drives these jobs"):
@@ -134,7 +128,7 @@ def test_a_driver_that_is_killed_and_started_again(points):
     first.wait()
     finished, orphans = quick.read_bytes(), queue.jobs_of(Path.cwd(), "rule_allocation_")
     assert len(orphans) == 1 and not slow.exists()
-    said = snakemake(*allocations())
+    said = snakemake("--", "points")
     assert f"cancelling jobs that an earlier driver left in the queue: {orphans[0]}" in said
     assert queue.state(orphans[0]).state == "CANCELLED"
     assert quick.read_bytes() == finished
@@ -147,7 +141,7 @@ def test_a_job_that_dies_is_replaced(points, how):
     """By `retries` of the profile; the point that it was running counts the attempt. Other calls of Snakemake meanwhile do no harm."""
     points({"flover_queue": [{"grid": {"requests": 2, "seeds": 2}}], "moe_train": [{"grid": SECONDS, "minutes": 1}]})
     (slow,) = (Path(job.record) for job in plan.make("smoke", "box").jobs if job.experiment == "moe_train")
-    first = subprocess.Popen(command(*allocations()), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    first = subprocess.Popen(command("--", "points"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_for(lambda: running(str(slow)), 90, "should have begun")
     (line,) = [line for line in slurm("squeue", "--noheader", "--format=%i|%k").splitlines() if "moe_train" in line]
     snakemake("-n")
@@ -163,5 +157,5 @@ def test_a_job_that_dies_is_replaced(points, how):
 
 def test_a_failed_point_is_a_record_and_no_failed_job(points):
     points({"exflow_placement": [{"grid": {"method": "contiguous", "gpus": 4, "train_tokens": [1000, 10**9]}}]})
-    snakemake(*allocations())
+    snakemake("--", "points")
     assert [(run.status, run.cause) for run in records()] == [("ok", None), ("failed", "bad_input")]

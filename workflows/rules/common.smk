@@ -38,6 +38,8 @@ PLAN_FILE = Path(os.environ[VARIABLE])
 PLAN = json.loads(PLAN_FILE.read_text())
 RUN = Path(PLAN["results"]).name
 JOBS = {job["record"]: job for job in PLAN["jobs"]}
+ALLOCATIONS = {allocation["name"]: allocation for allocation in PLAN["allocations"]}
+MADE_BY = {record: name for name, allocation in ALLOCATIONS.items() for record in allocation["jobs"]}
 CLAIMS = ["config/claims.yaml", *map(str, sorted(Path("data/published").glob("*.csv")))]
 SLURM = PLAN["slurm"]  # None where points are local processes
 READ_HERE = not SLURM or SLURM["settings"]["readers"] == "driver"
@@ -47,6 +49,7 @@ if SLURM and SLURM["missing"]:
 
 wildcard_constraints:
     run=f"{RUN}|replot",
+    experiment="[^/]+",
     job="[^/]+",
     allocation="[^/]+",
 
@@ -69,13 +72,27 @@ def record_folder(wildcards):
 def done_file(allocation):
     """What an allocation writes when all its points have a record. (Its records are no output: Snakemake would put
     back the old ones when a job dies, and finished work with it.)"""
-    return f"{PLAN['results']}/slurm/done/{allocation}.json"
+    return f"{PLAN['results']}/done/{allocation}.json"
 
 
 def of_allocation(key):
     """Resource function: something of an allocation."""
-    allocations = {allocation["name"]: allocation for allocation in SLURM["allocations"]}
-    return lambda wildcards: allocations[wildcards.allocation][key]
+    return lambda wildcards: ALLOCATIONS[wildcards.allocation][key]
+
+
+def cores(wildcards):
+    """Threads of an allocation: timed points have the machine for themselves."""
+    timed = PLAN["experiments"][ALLOCATIONS[wildcards.allocation]["experiment"]]
+    return workflow.cores if timed and not SLURM else 1
+
+
+def unfinished(wildcards):
+    """Input function: the plan, which is newer than any record, for a point that is not done; nothing for the others.
+
+    The plan alone decides: a failed, stale or truncated record is made again, whatever Snakemake remembers.
+    """
+    job = JOBS[f"results/{wildcards.run}/records/{wildcards.experiment}/{wildcards.job}.json"]
+    return [] if job["state"] in ("done", "skipped") else [str(PLAN_FILE)]
 
 
 def check_jobs():
@@ -103,19 +120,38 @@ def submission():
     return {key: value for key, value in chosen.items() if value} | {"mem_mb": settings["memory_mb"]}
 
 
+def site_environment():
+    """Shell commands that begin a Slurm job."""
+    return f"set +u; source {shlex.quote(SLURM['settings']['environment'])}; set -u;" if SLURM else ""
+
+
+def of_job():
+    """Resources of a Slurm job that runs an allocation."""
+    if not SLURM:
+        return {}
+    return {
+        # The job starts its ranks itself: with this, Snakemake's plugin puts no srun of one task around it.
+        "mpi": "srun",
+        "nodes": of_allocation("nodes"),
+        "tasks_per_node": SLURM["tasks_per_node"],
+        "cpus_per_task": SLURM["settings"]["cores_per_rank"],
+        "runtime": of_allocation("minutes"),
+    }
+
+
+def made(experiments):
+    """What there is when all points of some experiments have a record."""
+    wanted = (path for path, job in JOBS.items() if job["experiment"] in experiments)
+    return list(dict.fromkeys(done_file(MADE_BY[path]) if path in MADE_BY else path for path in wanted))
+
+
 def records(experiments):
     """Input function: the records of some experiments."""
 
     def find(wildcards):
-        if wildcards.run == "replot":
-            shipped = sorted(Path(record_folder(wildcards)).glob("*/*.json"))
-            return [str(path) for path in shipped if path.parent.name in experiments]
-        wanted = [path for path, job in JOBS.items() if job["experiment"] in experiments]
-        if not SLURM:
-            return wanted
-        made = {
-            name: done_file(allocation["name"]) for allocation in SLURM["allocations"] for name in allocation["jobs"]
-        }
-        return list(dict.fromkeys(made.get(path, path) for path in wanted))
+        if wildcards.run != "replot":
+            return made(experiments)
+        shipped = sorted(Path(record_folder(wildcards)).glob("*/*.json"))
+        return [str(path) for path in shipped if path.parent.name in experiments]
 
     return find

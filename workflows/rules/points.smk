@@ -1,39 +1,61 @@
-# Points as local processes: a rule for each experiment, a job for each point.
+# Points: an allocation runs several, one after the other, as processes of this machine or, in a Slurm job, by srun.
 
 
-def arguments(wildcards, output):
-    """Params function: arguments of `repro run`. It asks `output`, so Snakemake does not remember them: see below."""
-    return JOBS[output[0]]["arguments"]
+rule allocation:
+    input:
+        PLAN_FILE,  # newer than whatever an earlier allocation of these points has written
+    output:
+        "results/{run}/done/{allocation}.json",
+    log:
+        "results/{run}/logs/{allocation}.log",
+    conda:
+        "../../environment.yml"
+    threads: cores
+    resources:
+        **submission(),
+        **of_job(),
+        trial=lambda wildcards, attempt: attempt,
+    params:
+        site=site_environment(),
+    shell:
+        "{params.site} repro allocation {input:q} {wildcards.allocation} --trial {resources.trial} --out {output:q}"
+        " > {log:q} 2>&1"
 
 
-def unfinished(experiment):
-    """Input function: the plan, which is newer than any record, for a point that is not done; nothing for the others.
-
-    The plan alone decides: a failed, stale or truncated record is made again, whatever Snakemake remembers.
-    """
-
-    def find(wildcards):
-        job = JOBS[f"results/{wildcards.run}/records/{experiment}/{wildcards.job}.json"]
-        return [] if job["state"] in ("done", "skipped") else [str(PLAN_FILE)]
-
-    return find
+rule points:
+    input:
+        lambda wildcards: made(PLAN["experiments"]),
+    localrule: True
 
 
-for experiment, timed in PLAN["experiments"].items():
+if SLURM:
+    from repro.jobs import driver
 
-    rule:
-        name:
-            experiment
+    check_jobs()
+
+    onstart:
+        driver.start(PLAN["results"])
+
+    onsuccess:
+        driver.settle(PLAN["results"])
+        driver.release()
+
+    onerror:
+        driver.settle(PLAN["results"])
+        driver.release()
+
+else:
+
+    # A record that is asked for by its name. Nothing else depends on this rule: readers wait for allocations.
+    rule point:
         input:
-            unfinished(experiment),
+            unfinished,
         output:
-            update(f"results/{{run}}/records/{experiment}/{{job}}.json"),  # the old one stays until the new one is there
+            update("results/{run}/records/{experiment}/{job}.json"),  # the old one stays until the new one is there
         log:
-            f"results/{{run}}/logs/{experiment}/{{job}}.log",
+            "results/{run}/logs/{experiment}/{job}.txt",
         conda:
             "../../environment.yml"
-        threads: workflow.cores if timed else 1  # a timed point has the machine for itself
-        params:
-            arguments=arguments,
+        threads: workflow.cores
         shell:
-            "repro run {params.arguments:q} --record-failure --out {output:q} > {log:q} 2>&1"
+            "repro allocation {input:q} {output:q} > {log:q} 2>&1"

@@ -6,7 +6,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel
 
@@ -19,6 +19,9 @@ from repro.claims.verdict import Outcome, judge
 from repro.plan import config
 from repro.records.interval import interval
 from repro.records.record import Evidence, Record
+
+Kind = Outcome | Literal["skipped", "not run"]
+KINDS: tuple[Kind, ...] = (*get_args(Outcome), "skipped", "not run")
 
 
 class Verdict(BaseModel):
@@ -33,7 +36,7 @@ class Verdict(BaseModel):
     unit: str
     evidence: Evidence | None
     tolerance: float
-    verdict: Outcome | Literal["skipped", "not run"]
+    verdict: Kind
     reason: str
     records: list[str]
 
@@ -174,6 +177,17 @@ def _relative(path: Path) -> str:
         return path.resolve().relative_to(paths.root().resolve()).as_posix()
     except (ValueError, FileNotFoundError):
         return path.as_posix()
+
+
+def papers() -> dict[str, document.Paper]:
+    """The papers of `config/claims.yaml` by the prefix of their claims."""
+    return config.load_yaml(paths.root() / "config/claims.yaml", document.Document).papers
+
+
+def tally(rows: Sequence[Verdict]) -> str:
+    """`7 reproduced, 12 trend only, ...`, without kinds that no row has."""
+    counts = {kind: sum(row.verdict == kind for row in rows) for kind in KINDS}
+    return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
 
 
 def numbers(row: Mapping[str, Any]) -> tuple[str, str]:

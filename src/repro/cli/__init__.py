@@ -29,6 +29,21 @@ PlatformOption = Annotated[str | None, typer.Option(help="A file of config/platf
 
 
 @app.command()
+def reproduce(
+    target: Annotated[str | None, typer.Argument(help="Notebook, figure or file; default: everything.")] = None,
+    tier: TierOption = None,
+    platform: PlatformOption = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Snakemake's log instead of the display.")] = False,
+) -> None:
+    """Run what is missing, draw the figures, judge the claims, write the report."""
+    from repro.cli import reproduction
+
+    with user_errors():
+        if code := reproduction.run(_planned(tier, platform), target, verbose):
+            raise typer.Exit(code)
+
+
+@app.command()
 def doctor(json_: Json = False) -> None:
     """What this machine has, and what each tier lacks on it."""
     with user_errors(), progress("looking at this machine"):
@@ -67,13 +82,10 @@ def plan(
     keep: Annotated[bool, typer.Option("--keep", hidden=True, help="Print the path of a file with the JSON.")] = False,
 ) -> None:
     """Every experiment point with its state, expected minutes and ranks; totals per figure."""
-    from repro.claims import registry
     from repro.plan import files, jobs
-    from repro.report import figures
 
     with user_errors():
-        registry.load()  # wrong claims are to be found before hours of runs, not after
-        found = jobs.make(tier, platform, {name: (x.notebook, x.reads) for name, x in figures.FIGURES.items()})
+        found = _planned(tier, platform)
     if keep:
         return typer.echo(files.keep(json.dumps(_document(found), default=str)))
     if json_:
@@ -117,15 +129,20 @@ def plan(
             stdout.print(f"[red]{escape(missing)}[/]", soft_wrap=True)
 
 
+def _planned(tier: str | None, platform: str | None) -> "Plan":
+    from repro.claims import registry
+    from repro.plan import jobs
+    from repro.report import figures
+
+    registry.load()  # wrong claims are to be found before hours of runs, not after
+    return jobs.make(tier, platform, {name: (x.notebook, x.reads) for name, x in figures.FIGURES.items()})
+
+
 def _document(found: "Plan") -> dict[str, Any]:
-    """The plan for programs: also the arguments of `repro run` for every job, titles of the notebooks, and a hash of
-    the code that reads records."""
-    from repro.plan.jobs import arguments
+    """The plan for programs: also titles of the notebooks, and a hash of the code that reads records."""
     from repro.report import figures, source
 
     document = found.model_dump()
-    for entry, job in zip(document["jobs"], found.jobs, strict=True):
-        entry["arguments"] = arguments(job)
     titles = {name: notebook.title for name, notebook in figures.NOTEBOOKS.items()}
     return document | {"notebooks": titles, "reader": source.source_hash()}
 
@@ -197,18 +214,24 @@ def run(
 @app.command(hidden=True)
 def allocation(
     plan_file: Annotated[Path, typer.Argument(help="Plan that Snakemake has written.")],
-    name: Annotated[str, typer.Argument(help="Name of an allocation in it.")],
-    out: Annotated[Path, typer.Option(help="Written when every point has a record (JSON).")],
+    name: Annotated[str, typer.Argument(help="Name of an allocation in it, or of one record.")],
+    out: Annotated[Path | None, typer.Option(help="Written when every point has a record (JSON).")] = None,
     trial: Annotated[int, typer.Option(min=1, help="How often this allocation has been submitted.")] = 1,
 ) -> None:
-    """Inside a Slurm job: run the points of an allocation."""
+    """Run the points of an allocation, as the plan's platform does it."""
     from repro.jobs.allocation import run
     from repro.plan import config
     from repro.plan.jobs import Plan
+    from repro.plan.packing import Allocation
 
     with user_errors():
         found = Plan.model_validate_json(plan_file.read_text())
-        known = {entry.name: entry for entry in (found.slurm.allocations if found.slurm else [])}
+        known = {entry.name: entry for entry in found.allocations}
+        for job in found.jobs:
+            if job.record == name:
+                known[name] = Allocation(
+                    name=name, experiment=job.experiment, nodes=1, expected=job.minutes, jobs=[name]
+                )
         if name not in known:
             raise ValueError(f"{plan_file}: no allocation {name!r}; known: {', '.join(known) or 'none'}")
         _, platform = config.load(found.tier, found.platform)
@@ -216,8 +239,9 @@ def allocation(
     if missing:
         stderr.print(f"left to the next job: {', '.join(missing)}", soft_wrap=True)
         raise typer.Exit(1)
-    with replacing(out) as temporary:
-        temporary.write_text(known[name].model_dump_json(indent=1) + "\n")
+    if out is not None:
+        with replacing(out) as temporary:
+            temporary.write_text(known[name].model_dump_json(indent=1) + "\n")
 
 
 STYLES = {

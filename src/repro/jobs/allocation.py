@@ -1,268 +1,112 @@
-"""Inside a Slurm job: run the points of its allocation as steps of srun, and leave a record of each."""
+"""Run the points of an allocation one after the other, and leave a record of each: by srun inside a Slurm job, as forks
+of this process elsewhere."""
 
 import contextlib
-import os
-import shutil
-import signal
-import subprocess
-import sys
-import time
+import fcntl
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import IO, Protocol
 
-from repro import experiments, paths
-from repro.experiments.common.ranks import Ranked
-from repro.files import replacing
-from repro.jobs import causes, journal, queue
+from repro import paths
+from repro.jobs import causes, journal
+from repro.jobs.ending import politely
 from repro.jobs.journal import Entry, Running
-from repro.launch import joined, seats, watchdog
 from repro.plan import jobs as plan
-from repro.plan.config import Node, Platform, Slurm
+from repro.plan.config import Platform
 from repro.plan.jobs import Job, Plan
 from repro.plan.packing import Allocation
 from repro.records import provenance, record
 from repro.records.record import Cause
 
-# Needed before the job's own end: late ranks report where they are, Slurm ends them, and the cause is written.
-GRACE_S, MARGIN_S = 10.0, 7.0
-_LATE_FILES_S = 5.0
-_PYTHON = "REPRO_PYTHON"  # an interpreter on the node's own disk; set by the site's environment
 
+class Steps(Protocol):
+    """Starts the ranks of points, and watches them.
 
-class Ended(BaseException):
-    """Slurm asked the job to end."""
+    entry     what the journal says of this process
+    retried   causes after which the first trial of an allocation leaves a point to the second
+    """
+
+    entry: Entry
+    retried: frozenset[Cause]
+
+    def __enter__(self) -> "Steps": ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def has_time(self, minutes: float) -> bool:
+        """Whether so many minutes are left."""
+
+    def run(self, job: Job, running: Running, output: IO[str]) -> Cause | None:
+        """One point, which prints to `output`. It has a record afterwards. Cause of a failure."""
+
+    def goes_on(self, cause: Cause | None) -> bool:
+        """Whether another point can be started after that."""
 
 
 def run(found: Plan, allocation: Allocation, platform: Platform, trial: int = 1) -> list[str]:
-    """Run unfinished points; return those the next job must retry.
-
-    Retried are points for which no time was left and, in the first `trial`, those that failed from outside. ValueError
-    outside a job of Slurm and where another job runs the allocation; QueueError where Slurm cannot tell.
-    """
-    if "SLURM_JOB_ID" not in os.environ:
-        raise ValueError(
-            f"allocation {allocation.name}: SLURM_JOB_ID is not set; "
-            "it runs inside a job, which `snakemake --profile` submits"
-        )
-    return _Job(found, allocation, platform, trial).run()
-
-
-def srun(job: Job, slurm: Slurm, node: Node) -> list[str]:
-    """The command line that starts a point's ranks, up to the program. It says all of it: what a step inherits differs
-    between sbatch, salloc and Snakemake's jobs."""
-    in_node = job.tasks_per_node
-    words = ["srun", "--kill-on-bad-exit=1", "--wait=0", "--distribution=block", f"--nodes={job.nodes}"]
-    words += [f"--ntasks={job.nodes * in_node}", f"--ntasks-per-node={in_node}"]
-    if in_node == 1:  # the whole node: the task may start ranks of its own
-        return [
-            *words,
-            f"--cpus-per-task={slurm.cores_per_rank * node.ranks}",
-            f"--gpus-per-node={node.ranks}",
-            "--gpu-bind=none",
-        ]
-    words.append(f"--cpus-per-task={slurm.cores_per_rank}")
-    if in_node == node.ranks:
-        return [*words, *slurm.rank_options]
-    # Not all GPUs of a node: say which, or two ranks of different packages may get GPUs of one.
-    taken = [package * node.gcds + gcd for package in range(job.packages) for gcd in range(in_node // job.packages)]
-    return [*words, *(option.format(gpus=",".join(map(str, taken))) for option in slurm.part_options)]
-
-
-class _Job:
-    """This job, and the state of its work."""
-
-    def __init__(self, found: Plan, allocation: Allocation, platform: Platform, trial: int) -> None:
-        assert (
-            platform.slurm is not None and platform.node is not None
-        )  # a plan has allocations only where there is Slurm
-        self.slurm, self.node = platform.slurm, platform.node
-        self.plan, self.allocation, self.trial = found, allocation, trial
-        self.job_id = os.environ["SLURM_JOB_ID"]
-        self.facts = queue.facts(self.job_id)
-        self.reserve_s = GRACE_S + queue.kill_wait_s() + MARGIN_S
-        self.entry = Entry(job_id=self.job_id, allocation=allocation.name, nodes=self.facts.nodes)
-        self.begun = 0  # points
-        self.unreported: dict[str, Path] = {}  # records that the accounting has not yet been asked about, by step
-
-    def run(self) -> list[str]:
-        """Records that the next job has to make."""
-        self._settle_earlier()
-        jobs = {job.record: job for job in self.plan.jobs}
-        missing = []
-        with _ends_politely():
-            for number, name in enumerate(self.allocation.jobs, start=1):
-                job = jobs[name]
-                if (attempt := _attempt(job, self.plan.made)) is None:
+    """Run unfinished points; return those the next trial must make: no time was left, or the first trial saw them fail
+    from outside. ValueError outside a job of Slurm where the platform asks for one, and where another job runs the
+    allocation; QueueError where Slurm cannot tell."""
+    jobs = {job.record: job for job in found.jobs}
+    missing, begun = [], False
+    with politely(), _steps(found, allocation, platform) as steps:
+        for number, name in enumerate(allocation.jobs, start=1):
+            job = jobs[name]
+            with _alone(found, job) as output:
+                if (attempt := _attempt(job, found.made)) is None:
                     continue
-                if self.begun and self._seconds_left() < 60 * job.minutes:
+                if begun and not steps.has_time(job.minutes):
                     missing.append(name)
                     continue
-                print(f"{number}/{len(self.allocation.jobs)} {name}", flush=True)
-                cause = self._step(job, attempt)
-                self._report(patience_s=0)
-                if cause in causes.OUTSIDE and self.trial == 1:
-                    missing.append(name)
-                if cause is Cause.NODE_FAILURE and not self._nodes_answer():
-                    missing += self.allocation.jobs[number:]
-                    print("the job's nodes do not all answer: it ends here", flush=True)
-                    break
-            self._report(patience_s=5)
-        journal.remove(self.plan.results, self.job_id)
-        return missing
-
-    def _settle_earlier(self) -> None:
-        """Jobs of the same allocation that died, and this one before Slurm put it back into the queue."""
-        for entry in journal.entries(self.plan.results):
-            if entry.allocation == self.allocation.name:
-                again = entry.job_id == self.job_id
-                if not again and not queue.state(entry.job_id).over:
-                    raise ValueError(f"allocation {entry.allocation}: job {entry.job_id} is running it")
-                journal.settle(self.plan.results, entry, restarted=again)
-
-    def _seconds_left(self) -> float:
-        return self.facts.ends_at.timestamp() - time.time() - self.reserve_s
-
-    def _nodes_answer(self) -> bool:
-        """Whether a task starts on each of the job's nodes."""
-        nodes = f"{self.allocation.nodes}"
-        command = ["srun", "--nodes", nodes, "--ntasks", nodes, "--ntasks-per-node=1", "--kill-on-bad-exit=1", "true"]
-        try:
-            return subprocess.run(command, timeout=60, capture_output=True).returncode == 0
-        except subprocess.TimeoutExpired:
-            return False
-
-    def _step(self, job: Job, attempt: int) -> Cause | None:
-        """One point: its record is there afterwards, its own or one that says why not. Cause of a failure."""
-        self.begun += 1
-        log = f"{self.plan.results}/logs/{job.experiment}/{Path(job.record).stem}.log"
-        running = Running(
-            **job.model_dump(include={"record", "experiment", "point", "repeat"}),
-            attempt=attempt,
-            since=provenance.now() - timedelta(milliseconds=1),
-            log=log,
-        )
-        journal.write(self.plan.results, self.entry.model_copy(update={"running": running}))
-        limit = min(experiments.get(job.experiment).timeout_s, max(1.0, self._seconds_left()))
-        with self._where() as where:
-            try:
-                code = self._srun(job, attempt, limit, where, paths.root() / log)
-            except Ended:
-                self._tell_why_ended(job, running, where)
-                raise
-            return self._complete(job, running, code, where)
-
-    def _tell_why_ended(self, job: Job, running: Running, where: Path) -> None:
-        """Slurm ends the job: record why, where that is known already. Else the entry stays for the next reader."""
-        cause = causes.of_ending(queue.state(self.job_id))
-        told = causes.of_watchdogs(where, job.nodes * job.tasks_per_node)
-        if told is None and cause is not None:
-            told = cause, f"the job was ended while this ran\n{causes.tail(paths.root() / running.log)}"
-        if told is not None and journal.finished(running) is None:
-            journal.failed(running, *told, self._slurm())
-            journal.remove(self.plan.results, self.job_id)
-
-    def _srun(self, job: Job, attempt: int, limit: float, where: Path, log: Path) -> int | None:
-        """Exit code of the step; None when it was ended for its time."""
-        program = [os.environ.get(_PYTHON, sys.executable), "-m", "repro", "run"]
-        command = [*srun(job, self.slurm, self.node), *program]
-        command += [
-            *plan.arguments(job.model_copy(update={"attempt": attempt})),
-            "--record-failure",
-            "--out",
-            job.record,
-        ]
-        environment = os.environ | {
-            watchdog.DEADLINE: str(time.time() + limit),
-            watchdog.FOLDER: str(where),
-            seats.IN_PACKAGE: str(self.node.gcds),
-            joined.ALONE: str(int(job.ranks == 1 and isinstance(job.point, Ranked))),
-        }
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("w") as output:
-            step = subprocess.Popen(
-                command,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                cwd=paths.root(),
-                start_new_session=True,
-            )
-            try:
-                return step.wait(limit + GRACE_S)
-            except subprocess.TimeoutExpired:
-                return None
-            finally:
-                self._end(step)
-
-    def _end(self, step: "subprocess.Popen[Any]") -> None:
-        """End srun and its ranks, if they have not ended. Ranks that ignore its signal would outlive srun."""
-        if step.poll() is not None:
-            return
-        step.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            step.wait(3.0)
-        queue.kill_steps(self.job_id)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            step.wait(5.0)
-        if step.poll() is None:
-            step.kill()
-            step.wait()
-
-    def _complete(self, job: Job, running: Running, code: int | None, where: Path) -> Cause | None:
-        """Take note of the step's record, or write the one that it could not write. Cause of a failure."""
-        found = journal.finished(running)
-        limit = time.monotonic() + _LATE_FILES_S
-        while found is None and not any(where.iterdir()) and code is not None and time.monotonic() < limit:
-            time.sleep(0.5)  # a shared file system may show other nodes' files a little later
-            found = journal.finished(running)
-        if found is None:
-            ranks = job.nodes * job.tasks_per_node
-            cause, detail = causes.of_step(paths.root() / running.log, where, ranks, code is None, code)
-            journal.failed(running, cause, detail, self._slurm())
-            return cause
-        step = found.provenance.slurm.get("SLURM_STEP_ID")
-        if step is not None:
-            self.unreported[step] = paths.root() / job.record
-        return found.cause if found.status == "failed" else None
-
-    def _report(self, patience_s: float) -> None:
-        """Add to the records what the accounting knows of their steps; it learns of a step's end a little later."""
-        deadline = time.monotonic() + patience_s
-        while self.unreported and (known := queue.step_reports(self.job_id)) is not None:
-            for step in self.unreported.keys() & known.keys():
-                _add(self.unreported.pop(step), known[step])
-            if time.monotonic() >= deadline:
+                print(f"{number}/{len(allocation.jobs)} {name}", flush=True)
+                output.truncate(0)
+                running = _running(job, attempt, Path(output.name))
+                journal.write(found.results, steps.entry.model_copy(update={"running": running}))
+                cause, begun = steps.run(job, running, output), True
+            if trial == 1 and cause in steps.retried:
+                missing.append(name)
+            if not steps.goes_on(cause):
+                missing += allocation.jobs[number:]
                 break
-            time.sleep(0.5)
-
-    def _slurm(self) -> dict[str, str]:
-        return {name: os.environ.get(name, "") for name in provenance.SLURM} | {"SLURM_JOB_NODELIST": self.facts.nodes}
-
-    @contextlib.contextmanager
-    def _where(self) -> Iterator[Path]:
-        """A folder of this step that all nodes see, for what late ranks tell."""
-        folder = paths.root() / self.plan.results / "slurm/where" / f"{self.job_id}-{self.begun}"
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    journal.remove(found.results, steps.entry.job_id)
+    return missing
 
 
-def _add(path: Path, slurm: dict[str, str]) -> None:
-    """Put more of Slurm's words into a record."""
-    found = record.read(path)
-    source = found.provenance.model_copy(update={"slurm": found.provenance.slurm | slurm})
-    with replacing(path) as temporary:  # not `record.write`: the series beside it stays
-        temporary.write_text(found.model_copy(update={"provenance": source}).model_dump_json(indent=1) + "\n")
+def _steps(found: Plan, allocation: Allocation, platform: Platform) -> Steps:
+    if platform.slurm is None:
+        from repro.jobs.forks import Forks
+
+        return Forks(found, allocation)
+    from repro.jobs.srun import JobSteps
+
+    return JobSteps(found, allocation, platform)
+
+
+@contextlib.contextmanager
+def _alone(found: Plan, job: Job) -> Iterator[IO[str]]:
+    """The log of a point, locked: of two drivers one runs it, and the other waits and finds the record."""
+    log = paths.root() / found.results / "logs" / job.experiment / f"{Path(job.record).stem}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as output:
+        with contextlib.suppress(
+            OSError
+        ):  # a file system without locks: the point may run twice, the last record stays
+            fcntl.flock(output, fcntl.LOCK_EX)
+        yield output
+
+
+def _running(job: Job, attempt: int, log: Path) -> Running:
+    return Running(
+        **job.model_dump(include={"record", "experiment", "point", "repeat"}),
+        attempt=attempt,
+        since=provenance.now() - timedelta(milliseconds=1),
+        log=str(log.relative_to(paths.root())),
+    )
 
 
 def _attempt(job: Job, planned: datetime) -> int | None:
-    """Number of the attempt to make now; None when the point has its record, perhaps from an earlier job of the
-    driver."""
+    """Number of the attempt to make now; None when the point has its record, perhaps of another driver."""
     path = paths.root() / job.record
     state, following = plan.state(path, provenance.source_hash(f"repro.experiments.{job.experiment}"))
     if state in ("done", "skipped"):
@@ -272,17 +116,3 @@ def _attempt(job: Job, planned: datetime) -> int | None:
         since_planned = found.provenance.start >= planned
         return None if since_planned and found.cause not in causes.OUTSIDE else following
     return max(job.attempt, following)
-
-
-@contextlib.contextmanager
-def _ends_politely() -> Iterator[None]:
-    """Turn SIGTERM into `Ended`: of scancel, of preemption, and of a time limit."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise Ended
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

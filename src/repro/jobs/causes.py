@@ -1,6 +1,7 @@
 """Why a step left no record: from its late ranks, from Slurm's word on the job, and from the step's log."""
 
 import re
+import signal
 from pathlib import Path
 
 from repro.jobs.queue import JobState
@@ -22,6 +23,7 @@ _OF_STATE = {
 # In a step's log, in the order of what explains more.
 _IN_LOG = (
     (r"exceeded memory limit|Exceeded job memory limit|oom[-_ ]kill|OUT_OF_MEMORY|Out Of Memory", Cause.OOM),
+    (r"^Timeout \(\d", Cause.TIMEOUT),  # faulthandler
     (r"Watchdog caught collective operation timeout", Cause.COMM_HANG),  # NCCL and RCCL
     (r"DUE TO PREEMPTION", Cause.PREEMPTED),
     (r"DUE TO NODE FAILURE|Node failure on|NODE FAILURE|NODE_FAIL", Cause.NODE_FAILURE),
@@ -40,6 +42,7 @@ _IN_LOG = (
         Cause.CANCELLED,
     ),  # also said of the ranks that srun ends after another's failure, so it comes last
 )
+_OFTEN_MEMORY = " (the kernel sends it when memory is short)"
 _TAIL = 6000  # characters of a log that a record keeps
 
 
@@ -51,6 +54,15 @@ def of_step(log: Path, where: Path, ranks: int, timed_out: bool, exit_code: int 
         return Cause.TIMEOUT, f"not done in its time, and ended; the end of {log.name}:\n{tail(log)}"
     detail = f"the step ended with exit code {exit_code} and without a record; the end of {log.name}:\n{tail(log)}"
     return _in_log(log) or Cause.UNEXPECTED, detail
+
+
+def of_process(exit_code: int, log: Path) -> tuple[Cause, str]:
+    """Cause and detail of a point whose process ended without a record. `exit_code` is negative for a signal."""
+    end = f"exit code {exit_code}"
+    if exit_code < 0:
+        end = f"{signal.Signals(-exit_code).name}{_OFTEN_MEMORY if exit_code == -signal.SIGKILL else ''}"
+    cause = Cause.NODE_FAILURE if exit_code == -signal.SIGKILL else _in_log(log) or Cause.UNEXPECTED
+    return cause, f"the process ended by {end} and without a record; the end of {log.name}:\n{tail(log)}"
 
 
 def of_watchdogs(where: Path, ranks: int) -> tuple[Cause, str] | None:
@@ -77,7 +89,7 @@ def of_job(found: JobState, log: Path, restarted: bool) -> tuple[Cause, str]:
 
 def _in_log(log: Path) -> Cause | None:
     text = _text(log)
-    return next((cause for pattern, cause in _IN_LOG if re.search(pattern, text)), None)
+    return next((cause for pattern, cause in _IN_LOG if re.search(pattern, text, re.MULTILINE)), None)
 
 
 def tail(log: Path) -> str:

@@ -1,4 +1,4 @@
-"""What a job is doing, in a file that outlives it: a job that is killed cannot say which point it was running."""
+"""What an allocation is doing, in a file that outlives it: one that is killed cannot say which point it was running."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ class Running(BaseModel):
 
 
 class Entry(BaseModel):
-    """A job that has begun and not said that it is through."""
+    """An allocation that has begun and not said that it is through. `job_id`: of Slurm, or `process-<pid>`."""
 
     job_id: str
     allocation: str
@@ -36,7 +36,7 @@ class Entry(BaseModel):
 
 def folder(results: str) -> Path:
     """Where the entries of a run are, a file per job."""
-    return paths.root() / results / "slurm" / "running"
+    return paths.root() / results / "running"
 
 
 def write(results: str, entry: Entry) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import faulthandler
 import fcntl
 import os
 import signal
@@ -35,6 +36,7 @@ _OF_NETWORK = {
 
 
 _SEEN_FROM_AFAR = (Cause.NODE_FAILURE, Cause.COMM_HANG)  # a rank's failure as its neighbours have it
+_DEAF_S = 20.0  # beyond its limit, for a point that does not hear of it
 _NEIGHBOUR_S = 1.0  # for the neighbour to say it better
 
 
@@ -82,16 +84,19 @@ def machine(timed: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in the main thread when the block takes longer than `seconds`."""
+    """Raise TimeoutError in the main thread when the block takes longer than `seconds`. Native code does not hear of
+    it: a while later the process prints where it is, and ends."""
 
     def expire(signum: int, frame: object) -> None:
         raise TimeoutError(f"no result after {seconds:.0f} s")
 
     previous = signal.signal(signal.SIGALRM, expire)
     signal.setitimer(signal.ITIMER_REAL, seconds)
+    faulthandler.dump_traceback_later(seconds + _DEAF_S, exit=True, file=sys.__stderr__)
     try:
         yield
     finally:
+        faulthandler.cancel_dump_traceback_later()
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
 

@@ -74,7 +74,14 @@ class Bin(_Strict):
     hours: float = Field(gt=0)
 
 
-class Slurm(_Strict):
+class Packing(_Strict):
+    """Points are put together into allocations of about `pack_minutes`; each point takes `start_minutes` to begin."""
+
+    pack_minutes: float = Field(2, gt=0)
+    start_minutes: float = Field(0.005, ge=0)
+
+
+class Slurm(Packing):
     """How jobs are submitted and what the queue allows. `options` go to sbatch, `rank_options` to srun. `needs`: what
     must be set before anything is submitted."""
 
@@ -92,8 +99,8 @@ class Slurm(_Strict):
     bins: list[Bin] = Field(min_length=1)
     running_jobs: int = Field(ge=1)  # that the queue runs at once for one user
     queued_jobs: int = Field(100, ge=1)  # that it takes at once from one user
-    pack_minutes: float = Field(60, gt=0)  # points are put together into jobs of about this length
-    start_minutes: float = Field(0.3, ge=0)  # until the ranks of a point have started
+    pack_minutes: float = Field(60, gt=0)
+    start_minutes: float = Field(0.3, ge=0)
     readers: Literal["driver", "job"] = "driver"  # where notebooks, verdicts and the report are made
 
     @property
@@ -112,6 +119,7 @@ class Platform(_Strict):
     tier          what runs there unless another is asked for
     memory_gb     of a rank, for the plan to say which points fit
     hardware      nearest machine of `repro.scaling`, for the plan to predict minutes
+    packing       of points that are local processes
     node, slurm   of a cluster
     """
 
@@ -119,6 +127,7 @@ class Platform(_Strict):
     tier: Tier
     memory_gb: float | None = Field(None, gt=0)
     hardware: str | None = None
+    packing: Packing = Packing()
     node: Node | None = None
     slurm: Slurm | None = None
 

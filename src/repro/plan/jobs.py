@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -19,6 +20,9 @@ from repro.experiments.base import Point
 from repro.plan import config, packing
 from repro.plan.packing import Allocation
 from repro.records import provenance, record
+
+READ_MINUTES = 0.8  # for notebooks, verdicts and the report, on 2 cores
+_IMPORT_MINUTES = 0.05  # until the process of an allocation has imported torch and the experiment
 
 Predictor = Callable[[Any, str], float | None]
 State = Literal["done", "stale", "failed", "skipped", "to run"]
@@ -76,13 +80,12 @@ class QueueCost(BaseModel):
 
 
 class SlurmPlan(BaseModel):
-    """What is still to run as Slurm jobs. `missing`: settings of the platform file without which nothing is submitted;
+    """Where allocations are Slurm jobs. `missing`: settings of the platform file without which nothing is submitted;
     `tasks_per_node`: what every job asks for, as nodes are given whole."""
 
     settings: config.Slurm
     tasks_per_node: int
     missing: list[str]
-    allocations: list[Allocation]
     cost: QueueCost
 
 
@@ -90,6 +93,8 @@ class Plan(BaseModel):
     """All jobs of a tier on a platform.
 
     results     where they go, relative to the root
+    allocations what is still to run, as the platform runs it
+    minutes     until all of that has run on this machine's cores, and figures and verdicts are made
     memory_gb   what a rank of the platform has
     unfit       how many points the platform's nodes cannot hold, by reason
     predicted   experiments whose minutes `repro.scaling` predicts where no record knows them
@@ -104,8 +109,10 @@ class Plan(BaseModel):
     outdated: int  # those of older code
     memory_gb: float | None
     jobs: list[Job]
+    minutes: float
     figures: dict[str, FigurePlan]
     experiments: dict[str, bool]  # and whether their points are timed
+    allocations: list[Allocation]
     unfit: dict[str, int] = {}
     predicted: list[str] = []
     slurm: SlurmPlan | None = None
@@ -227,7 +234,10 @@ def make(
         jobs = [job.model_copy(update={"rank_gb": _rank_gb(job)}) for job in jobs]
     unique = list({job.record: job for job in jobs}.values())  # overlapping grids name the same point once
     fit, unfit = _fitting(unique, where)
-    slurm = _slurm(fit, where, file)
+    try:
+        allocations = packing.pack(filter(unfinished, fit), where.slurm or where.packing)
+    except config.ConfigError as error:
+        raise config.ConfigError(f"{file}: {error}") from error
     return Plan(
         made=provenance.now(),
         platform=settings.platform,
@@ -238,11 +248,13 @@ def make(
         outdated=provenance.outdated(shipped, settings.experiments),
         memory_gb=where.memory_gb,
         jobs=fit,
-        figures={name: _figure(*entry, fit, where, slurm) for name, entry in (figures or {}).items()},
+        minutes=minutes_of(list(filter(unfinished, fit))),
+        allocations=allocations,
+        figures={name: _figure(*entry, fit, where, allocations) for name, entry in (figures or {}).items()},
         experiments={name: experiments.get(name).timed for name in settings.experiments},
         unfit=unfit,
         predicted=sorted(predictors.keys() & {job.experiment for job in fit}),
-        slurm=slurm,
+        slurm=_slurm(allocations, where, file),
     )
 
 
@@ -267,18 +279,24 @@ def unfinished(job: Job) -> bool:
     return job.state not in ("done", "skipped")
 
 
-def _slurm(jobs: list[Job], platform: config.Platform, file: str) -> SlurmPlan | None:
+def minutes_of(jobs: Sequence[Job], cores: int = os.cpu_count() or 1) -> float:
+    """Until points have run as local processes: timed ones alone on the machine, of the others one a core."""
+    start = config.Packing().start_minutes
+    alone, beside = (
+        sum(job.minutes + start for job in jobs if experiments.get(job.experiment).timed is timed)
+        for timed in (True, False)
+    )
+    imports = _IMPORT_MINUTES * len({job.experiment for job in jobs})
+    return round(alone + (beside + imports) / cores + READ_MINUTES, 2)
+
+
+def _slurm(allocations: list[Allocation], platform: config.Platform, file: str) -> SlurmPlan | None:
     if platform.slurm is None or platform.node is None:
         return None
-    try:
-        allocations = packing.pack(filter(unfinished, jobs), platform.slurm)
-    except config.ConfigError as error:
-        raise config.ConfigError(f"{file}: {error}") from error
     return SlurmPlan(
         settings=platform.slurm,
         tasks_per_node=platform.node.ranks,
         missing=[f"{file}: slurm.{name}: not set; jobs need one here" for name in platform.slurm.missing],
-        allocations=allocations,
         cost=_cost(allocations, platform),
     )
 
@@ -301,11 +319,11 @@ def _rank_gb(job: Job) -> float | None:
 
 
 def _figure(
-    notebook: str, reads: Sequence[str], jobs: list[Job], platform: config.Platform, slurm: SlurmPlan | None
+    notebook: str, reads: Sequence[str], jobs: list[Job], platform: config.Platform, allocations: list[Allocation]
 ) -> FigurePlan:
     mine = [job for job in jobs if job.experiment in reads]
     to_run = list(filter(unfinished, mine))
-    cost = _cost([a for a in slurm.allocations if a.experiment in reads], platform) if slurm is not None else None
+    cost = _cost([a for a in allocations if a.experiment in reads], platform) if platform.slurm is not None else None
     minutes = round(sum(job.minutes for job in to_run), 2)
     return FigurePlan(
         notebook=notebook, experiments=list(reads), jobs=len(mine), to_run=len(to_run), minutes=minutes, queue=cost

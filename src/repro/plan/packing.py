@@ -1,4 +1,5 @@
-"""Which points share a job. A queue counts jobs and gives whole nodes, and a job takes long to start."""
+"""Which points share an allocation: a Slurm job, as a queue counts jobs and gives whole nodes; on one machine a process,
+as each would import torch anew."""
 
 import hashlib
 import heapq
@@ -9,7 +10,7 @@ from typing import Protocol
 from pydantic import BaseModel
 
 from repro.experiments.base import Shape
-from repro.plan.config import ConfigError, Node, Slurm
+from repro.plan.config import ConfigError, Node, Packing, Slurm
 
 SPARE = 1.5  # a job asks for so much more than its points are expected to take
 LEAST_MINUTES = 5  # that a job asks for
@@ -27,16 +28,16 @@ class Step(Protocol):
 
 
 class Allocation(BaseModel):
-    """One Slurm job: `jobs` names the records it makes, one after the other; `minutes` is the limit it asks for,
-    `expected` what its points should take, `bin` the row of the queue's rules that it falls into."""
+    """Points that run one after the other. `jobs` names the records it makes; `expected` is the minutes they should
+    take. Of a Slurm job: `minutes` is the limit it asks for, `bin` the row of the queue's rules that it falls into."""
 
     name: str
     experiment: str
     nodes: int
-    minutes: int
     expected: float
-    bin: str
     jobs: list[str]
+    minutes: int = 0
+    bin: str = ""
 
     @property
     def node_hours(self) -> float:
@@ -54,42 +55,46 @@ def unfit(shape: Shape, one_machine: bool, node: Node) -> str | None:
     return None
 
 
-def pack(steps: Iterable[Step], slurm: Slurm) -> list[Allocation]:
-    """Points of one experiment and node count, in their order, in jobs of about `pack_minutes`. ConfigError where the
-    queue has no place for a point."""
+def pack(steps: Iterable[Step], rules: Packing) -> list[Allocation]:
+    """Points of one experiment, and of one node count in a queue, in their order, in allocations of about
+    `pack_minutes`. ConfigError where the queue has no place for a point."""
+    slurm = rules if isinstance(rules, Slurm) else None
     groups: dict[tuple[str, int], list[list[Step]]] = {}
     filled: dict[tuple[str, int], float] = {}
     for step in steps:
-        key, minutes = (step.experiment, step.nodes), step.minutes + slurm.start_minutes
+        key, minutes = (step.experiment, step.nodes if slurm else 1), step.minutes + rules.start_minutes
         packs = groups.setdefault(key, [])
         together = filled.get(key, math.inf) + minutes
-        if together > slurm.pack_minutes or _limit(slurm, step.nodes, together) is None:
+        if together > rules.pack_minutes or (slurm and _limit(slurm, step.nodes, together) is None):
             packs.append([])
             together = minutes
         packs[-1].append(step)
         filled[key] = together
-    return [_allocation(steps, slurm) for packs in groups.values() for steps in packs]
+    return [
+        _allocation(steps, nodes, rules.start_minutes, slurm) for (_, nodes), packs in groups.items() for steps in packs
+    ]
 
 
-def _allocation(steps: Sequence[Step], slurm: Slurm) -> Allocation:
-    first, expected = steps[0], sum(step.minutes + slurm.start_minutes for step in steps)
-    minutes = _limit(slurm, first.nodes, expected)
-    if minutes is None:
-        raise ConfigError(
-            f"slurm.bins: found no row for {first.nodes} nodes and {expected:.0f} minutes, which {first.record} needs;"
-            f" allowed: {'; '.join(_row(slurm, number) for number in range(len(slurm.bins)))}"
-        )
-    number = next(i for i, row in enumerate(sorted(slurm.bins, key=lambda row: row.nodes)) if first.nodes <= row.nodes)
+def _allocation(steps: Sequence[Step], nodes: int, start_minutes: float, slurm: Slurm | None) -> Allocation:
+    experiment, expected = steps[0].experiment, sum(step.minutes + start_minutes for step in steps)
     digest = hashlib.sha256(repr([(step.record, step.attempt) for step in steps]).encode()).hexdigest()[:8]
-    return Allocation(
-        name=f"{first.experiment}-{first.nodes}n-{digest}",
-        experiment=first.experiment,
-        nodes=first.nodes,
-        minutes=minutes,
+    found = Allocation(
+        name=f"{experiment}-{nodes}n-{digest}" if slurm else f"{experiment}-{digest}",
+        experiment=experiment,
+        nodes=nodes,
         expected=round(expected, 2),
-        bin=_row(slurm, number),
         jobs=[step.record for step in steps],
     )
+    if slurm is None:
+        return found
+    minutes, rows = _limit(slurm, nodes, expected), sorted(slurm.bins, key=lambda row: row.nodes)
+    if minutes is None:
+        raise ConfigError(
+            f"slurm.bins: found no row for {nodes} nodes and {expected:.0f} minutes, which {found.jobs[0]} needs;"
+            f" allowed: {'; '.join(_row(slurm, number) for number in range(len(rows)))}"
+        )
+    number = next(i for i, row in enumerate(rows) if nodes <= row.nodes)
+    return found.model_copy(update={"minutes": minutes, "bin": _row(slurm, number)})
 
 
 def _limit(slurm: Slurm, nodes: int, expected: float) -> int | None:

@@ -1,0 +1,197 @@
+"""`repro reproduce`: run what is missing through Snakemake, with one display of the whole run, and say what came out."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from repro import paths
+from repro.claims import registry
+from repro.cli.console import stderr, stdout
+from repro.emulate import netns
+from repro.jobs import journal, runner
+from repro.plan import jobs as plan
+from repro.plan.jobs import Job, Plan
+from repro.records import record
+
+_LOOK_S = 0.5
+_LINE_S = 60.0  # between lines where the display is no terminal
+_PATIENCE_S = 60.0  # for Snakemake to end its jobs after Ctrl-C
+
+
+def run(found: Plan, target: str | None, verbose: bool) -> int:
+    """Announce the run, show it until Snakemake ends, and summarise it. Exit code of Snakemake; 130 after Ctrl-C.
+    ValueError for a platform whose points are Slurm jobs."""
+    if found.slurm is not None:
+        raise ValueError(
+            f"--platform {found.platform}: its points are Slurm jobs; submit them with"
+            " `snakemake --profile workflows/profiles/NAME` (docs/slurm.md)"
+        )
+    _announce(found)
+    log = paths.root() / found.results / "snakemake.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    words = [sys.executable, "-m", "snakemake", *([target] if target else [])]
+    words += ["--config", f"tier={found.tier}", f"platform={found.platform}"]
+    with log.open("w") as output:
+        streams: dict[str, Any] = {} if verbose else {"stdout": output, "stderr": subprocess.STDOUT}
+        snakemake = subprocess.Popen(words, cwd=paths.root(), **streams)
+        try:
+            if not verbose:
+                _show(_Watch(found), snakemake)
+            code = snakemake.wait()
+        except KeyboardInterrupt:  # it reached Snakemake as well, which ends its jobs
+            _end(snakemake)
+            stderr.print("interrupted; what is finished stays, and the same command goes on from here")
+            return 130
+    if code and not verbose:
+        stderr.print(f"[bold red]Snakemake ended with code {code}[/]; the end of {escape(str(log))}:", soft_wrap=True)
+        stderr.print(escape("\n".join(log.read_text(errors="replace").splitlines()[-15:])), soft_wrap=True)
+    elif target is None:
+        _summarise(found)
+    return code
+
+
+def _end(snakemake: "subprocess.Popen[Any]") -> None:
+    try:
+        snakemake.wait(_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        snakemake.send_signal(signal.SIGKILL)
+        snakemake.wait()
+
+
+def _announce(found: Plan) -> None:
+    to_run = list(filter(plan.unfinished, found.jobs))
+    stdout.print(
+        f"{len(to_run)} of {len(found.jobs)} points of tier {found.tier} to run, about {found.minutes:.0f} minutes,"
+        f" with figures, verdicts and {found.results}/report.html",
+        soft_wrap=True,
+    )
+    if to_run and (reason := netns.unavailable()):
+        emulated = sum(row.evidence == "emulated" for row in _judged(found.reference))
+        stdout.print(
+            f"Links between ranks cannot be shaped here ({escape(reason)}): {emulated} claims will be *not run*."
+            " As root on Linux with iproute2 they are judged.",
+            soft_wrap=True,
+        )
+
+
+class _Watch:
+    """What can be seen of a run from outside: its records, its journal, and the verdicts they allow."""
+
+    def __init__(self, found: Plan) -> None:
+        self.plan = found
+        self.open = {job.record: job for job in found.jobs if plan.unfinished(job)}
+        self.total, self.failed, self.verdict = len(self.open), 0, ""
+        self.began, self.planned_minutes = time.monotonic(), found.minutes
+        self.claims = [claim for claim in registry.load() if claim.value is not None]
+
+    @property
+    def done(self) -> int:
+        return self.total - len(self.open)
+
+    def look(self) -> None:
+        """Take note of new records; once an experiment has all of them, judge its claims beside the run."""
+        complete = set()
+        for name, job in list(self.open.items()):
+            if _made(job, self.plan):
+                del self.open[name]
+                self.failed += record.read(paths.root() / name).status == "failed"
+                complete.add(job.experiment)
+        complete -= {job.experiment for job in self.open.values()}
+        for experiment in sorted(complete):
+            threading.Thread(target=self._judge, args=(experiment,), daemon=True).start()
+
+    def _judge(self, experiment: str) -> None:
+        with runner.machine(timed=False):  # not while a timed point runs
+            runs = record.collect(paths.root() / self.plan.results / "records" / experiment).records
+            mine = [claim for claim in self.claims if claim.value and claim.value.experiment == experiment]
+            titles = {claim.id: claim.title for claim in mine}
+            for verdict in registry.evaluate(mine, runs):
+                if verdict.verdict not in ("not run", "skipped"):
+                    paper, ours = registry.numbers(verdict.model_dump())
+                    self.verdict = f"{verdict.id} {titles[verdict.id]}: {ours} (paper {paper}): {verdict.verdict}"
+
+    def running(self) -> list[str]:
+        entries = journal.entries(self.plan.results)
+        return [f"{e.running.experiment} {Path(e.running.record).stem}" for e in entries if e.running is not None]
+
+    def minutes_left(self) -> float:
+        """Expected minutes of what is left, in the speed that this run has had so far."""
+        left = plan.minutes_of(list(self.open.values()))
+        spent, planned = (time.monotonic() - self.began) / 60, self.planned_minutes - left
+        return left * min(3.0, max(0.3, spent / planned)) if planned > 1 else left
+
+
+def _made(job: Job, found: Plan) -> bool:
+    """Whether the record was written since the plan was made."""
+    try:
+        return (paths.root() / job.record).stat().st_mtime >= found.made.timestamp()
+    except FileNotFoundError:
+        return False
+
+
+def _show(watch: _Watch, snakemake: "subprocess.Popen[Any]") -> None:
+    """Display the run until Snakemake ends: on a terminal in place, else a line now and then."""
+    columns = (
+        TextColumn("points"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+    )
+    bar = Progress(*columns, console=stderr)
+    task = bar.add_task("", total=watch.total, left="")
+    said = 0.0
+    with Live(console=stderr, transient=True, auto_refresh=False) as live:
+        while snakemake.poll() is None:
+            watch.look()
+            left, *others = _lines(watch)
+            bar.update(task, completed=watch.done, left=left)
+            if stderr.is_terminal:
+                below = [Text(line, "dim", no_wrap=True, overflow="ellipsis") for line in others]
+                live.update(Group(bar, *below), refresh=True)
+            elif time.monotonic() - said > _LINE_S:
+                said = time.monotonic()
+                stderr.print(
+                    escape("; ".join([f"{watch.done} of {watch.total} points", left, *others])), soft_wrap=True
+                )
+            time.sleep(_LOOK_S)
+
+
+def _lines(watch: _Watch) -> list[str]:
+    left = f"about {watch.minutes_left():.0f} min left" if watch.open else "figures, verdicts, report"
+    left += f", {watch.failed} failed" if watch.failed else ""
+    running = watch.running()
+    return [left, *([f"running: {', '.join(running)}"] if running else []), *filter(None, [watch.verdict])]
+
+
+def _summarise(found: Plan) -> None:
+    """One screen: what came out for each paper, and how it compares with the shipped records."""
+    titles = {claim.id: claim.title for claim in registry.load()}
+    here, shipped = _judged(found.results), {row.id: row.verdict for row in _judged(found.reference)}
+    for key, paper in registry.papers().items():
+        rows = [row for row in here if row.id.startswith(f"{key}-")]
+        stdout.print(f"\n[bold]{escape(paper.title)}[/] (arXiv {paper.id})", soft_wrap=True)
+        if first := next((row for row in rows if row.value is not None), None):
+            theirs, ours = registry.numbers(first.model_dump())
+            words = f"{titles[first.id]}: {ours} {first.evidence}, {theirs} in the paper: {first.verdict}"
+            stdout.print(f"  {escape(words)}", soft_wrap=True)
+        stdout.print(f"  {len(rows)} claims: {registry.tally(rows)}", soft_wrap=True)
+    judged = [row for row in here if row.value is not None]
+    same = sum(row.verdict == shipped.get(row.id) for row in judged)
+    stdout.print(f"\n{same} of {len(judged)} verdicts are those of {found.reference}.", soft_wrap=True)
+    stdout.print(f"Report: {paths.root() / found.results / 'report.html'}", soft_wrap=True)
+
+
+def _judged(results: str) -> list[registry.Verdict]:
+    found = record.collect(paths.root() / results / "records")
+    return registry.evaluate(registry.load(), found.records, found.problems)

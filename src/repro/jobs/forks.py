@@ -1,0 +1,102 @@
+"""Points as processes of this machine: each is a fork of one that has imported what they need, so it starts in
+milliseconds, and what it leaks, breaks or allocates ends with it."""
+
+import contextlib
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import IO
+
+from repro import experiments, paths
+from repro.jobs import causes, journal, runner
+from repro.jobs.journal import Entry, Running
+from repro.plan.jobs import Job, Plan
+from repro.plan.packing import Allocation
+from repro.records import provenance
+from repro.records.record import Cause
+
+_END_S = 10.0  # for a point that was interrupted to end its ranks and remove its network
+
+
+class Forks:
+    """One process after the other."""
+
+    retried: frozenset[Cause] = frozenset()
+
+    def __init__(self, found: Plan, allocation: Allocation) -> None:
+        self.results = found.results
+        self.entry = Entry(job_id=f"process-{os.getpid()}", allocation=allocation.name)
+        # After a fork, macOS kills processes that use its frameworks.
+        self.context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+
+    def __enter__(self) -> "Forks":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        journal.remove(self.results, self.entry.job_id)
+
+    def has_time(self, minutes: float) -> bool:
+        return True
+
+    def goes_on(self, cause: Cause | None) -> bool:
+        return True
+
+    def run(self, job: Job, running: Running, output: IO[str]) -> Cause | None:
+        _import(job.experiment)
+        lifeline, held = self.context.Pipe(duplex=False)
+        process = self.context.Process(target=_point, args=(job, running.attempt, running.log, lifeline, held))
+        process.start()
+        lifeline.close()
+        try:
+            process.join()
+        finally:
+            held.close()
+            _end(process)
+        found = journal.finished(running)
+        if found is None:
+            cause, detail = causes.of_process(process.exitcode or 0, paths.root() / running.log)
+            journal.failed(running, cause, detail, {})
+            return cause
+        return found.cause if found.status == "failed" else None
+
+
+def _import(experiment: str) -> None:
+    """What every point of the experiment would import and find out anew."""
+    module = experiments.get(experiment).parameters.__module__
+    with contextlib.suppress(ImportError):  # a point says it better, in its record
+        importlib.import_module(f"{module}.run")
+    provenance.source_hash(module)
+
+
+def _point(job: Job, attempt: int, log: str, lifeline: Connection, held: Connection) -> None:
+    """Main function of a point's process."""
+    held.close()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_watch, args=(lifeline,), daemon=True).start()
+    with (paths.root() / log).open("a") as output:
+        for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+            stream.flush()
+            os.dup2(output.fileno(), number)
+    runner.run(job.experiment, job.point, job.repeat, attempt, paths.root() / job.record)
+
+
+def _watch(lifeline: Connection) -> None:
+    """Interrupt this process when the one that started it is gone."""
+    with contextlib.suppress(EOFError, OSError):
+        lifeline.recv_bytes()
+    os.kill(os.getpid(), signal.SIGINT)
+    threading.Event().wait(_END_S)
+    os._exit(1)
+
+
+def _end(process: BaseProcess) -> None:
+    """End a process that has not ended: Ctrl-C reached it as well, or `held` was its interrupt."""
+    process.join(_END_S)
+    if process.is_alive():
+        process.kill()
+        process.join()

@@ -1,0 +1,126 @@
+"""An allocation of local processes: what happens to one point costs that point alone, and nothing finished is lost."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+
+from repro.experiments.base import Experiment
+from repro.jobs import allocation, journal, runner
+from repro.plan import config, packing
+from repro.plan import jobs as plan
+from repro.records import record
+
+RESULTS = "results/forks"
+
+
+def planned(experiment="flover_queue", **grid):
+    """A plan with one allocation, and the records it should leave."""
+    jobs = plan._jobs(experiment, config.Grid(grid=grid), RESULTS, {}, "-", "test")
+    allocations = packing.pack(jobs, config.Packing(pack_minutes=1000))
+    found = plan.make("smoke").model_copy(update={"results": RESULTS, "jobs": jobs, "allocations": allocations})
+    return found, [Path(job.record) for job in jobs]
+
+
+def run(found):
+    return allocation.run(found, found.allocations[0], config.load("smoke")[1])
+
+
+def die_of(number):
+    os.kill(os.getpid(), number)
+    time.sleep(60)
+
+
+def deaf():
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})  # as native code that never returns to Python
+    time.sleep(60)
+
+
+FAULTS = {
+    "node_failure": lambda: die_of(signal.SIGKILL),
+    "unexpected": lambda: die_of(signal.SIGSEGV),
+    "oom": lambda: bytearray(1 << 62),
+    "timeout": deaf,
+}
+
+
+@pytest.mark.parametrize("cause", FAULTS)
+def test_a_fault_costs_its_point_alone(project, monkeypatch, cause):
+    honest = Experiment.run
+    monkeypatch.setattr(Experiment, "run", lambda self, p: FAULTS[cause]() if p.requests == 2 else honest(self, p))
+    monkeypatch.setattr(Experiment, "timeout_s", 10.0)
+    monkeypatch.setattr(runner, "_DEAF_S", 0.5)
+    if cause == "timeout":
+        monkeypatch.setattr(runner, "seconds_left", lambda limit: 1.0 if limit else limit)
+    found, paths = planned(requests=[1, 2, 3], seeds=2)
+    assert run(found) == []
+    runs = [record.read(path) for path in paths]
+    assert [(r.status, r.cause) for r in runs] == [("ok", None), ("failed", cause), ("ok", None)], runs[1].detail
+    assert not journal.entries(RESULTS)
+
+
+def test_points_do_not_share_state(project, monkeypatch):
+    """A point that changes its process leaves the next one as it was."""
+    honest, here = Experiment.run, os.getpid()
+
+    def changing(self, point):
+        assert os.environ.get("SPOILT") is None and os.getppid() == here
+        os.environ["SPOILT"] = "yes"
+        return honest(self, point)
+
+    monkeypatch.setattr(Experiment, "run", changing)
+    found, paths = planned(requests=[1, 2], seeds=2)
+    run(found)
+    assert [record.read(path).status for path in paths] == ["ok", "ok"]
+
+
+def test_two_drivers_run_each_point_once(project, monkeypatch):
+    honest = Experiment.run
+
+    def noted(self, point):
+        with Path("runs.txt").open("a") as file:
+            file.write(f"{point.requests}\n")
+        time.sleep(0.3)
+        return honest(self, point)
+
+    monkeypatch.setattr(Experiment, "run", noted)
+    found, paths = planned(requests=[1, 2, 3, 4], seeds=2)
+    source = plan.provenance.source_hash("repro.experiments.flover_queue")
+    drivers = [multiprocessing.get_context("fork").Process(target=run, args=(found,)) for _ in range(2)]
+    for driver in drivers:
+        driver.start()
+    for driver in drivers:
+        driver.join(60)
+    assert [driver.exitcode for driver in drivers] == [0, 0]
+    assert Counter(Path("runs.txt").read_text().split()) == Counter("1234")
+    assert all(plan.state(path, source)[0] == "done" for path in paths)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_an_ended_worker_leaves_what_is_finished_and_no_process(project, number):
+    found, paths = planned("exflow_placement", method="exflow", gpus=8, time_limit_s=[0.1, 60])
+    Path("plan.json").write_text(found.model_dump_json())
+    command = [sys.executable, "-m", "repro", "allocation", "plan.json", found.allocations[0].name]
+    worker = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.monotonic() + 120
+    running: list[psutil.Process] = []
+    while not paths[0].exists() or not running:
+        assert time.monotonic() < deadline and worker.poll() is None
+        running = psutil.Process(worker.pid).children(recursive=True)
+        time.sleep(0.05)
+    before = paths[0].read_bytes()
+    time.sleep(1)  # the second point is at work
+    running = psutil.Process(worker.pid).children(recursive=True)
+    worker.send_signal(number)
+    worker.wait(30)
+    _gone, alive = psutil.wait_procs(running, timeout=15)
+    assert running and not alive
+    assert paths[0].read_bytes() == before and not paths[1].exists()
+    assert bool(journal.entries(RESULTS)) == (number == signal.SIGKILL)
