@@ -1,6 +1,8 @@
 # make reproduce   everything from nothing: environment, laptop tier, verdicts, report.html
 # make smoke       the same with the smallest point of every experiment
-# make test        the same environment, then the test suite
+# make test        the same environment, then the test suite without what takes minutes or a Slurm cluster
+# make test-box    the tests on a Slurm cluster on this machine, as root
+# make test-all    every test
 # make replot      figures and verdicts from the shipped records, without computing
 # make lint        formatting and static checks
 # make triton      Triton beside the environment (1 GB), to test the GPU kernels in its interpreter
@@ -17,10 +19,18 @@ TRITON := .triton
 PEERS := .peers
 TYPED := $(addprefix src/repro/,topology.py comm quantize zero exflow flover scaling)
 PIP_INSTALL := -m pip install --disable-pip-version-check --root-user-action=ignore --no-warn-script-location --quiet --no-compile
+# A process for each core, up to four, each with one thread: threads of OpenMP that share a core wait for each other busily.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 PIP := $(BIN)/python $(PIP_INSTALL)
 PEERS_PIP := $(PEERS)/bin/python $(PIP_INSTALL)
 
-.PHONY: reproduce smoke announce test replot lint triton peers clean environment
+.PHONY: reproduce smoke announce test test-box test-all replot lint triton peers clean environment
+
+reproduce: announce $(READY)
+	@$(BIN)/repro reproduce
+
+smoke: announce $(READY)
+	@$(BIN)/repro reproduce --tier smoke
 
 reproduce: announce $(READY)
 	@$(BIN)/repro reproduce
@@ -35,7 +45,13 @@ announce:
 	@[ "$$(id -u)" = 0 ] && command -v ip >/dev/null || echo "Not root, or no iproute2: links between ranks stay unshaped, and 23 of 99 claims *not run*."
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+test-box: $(READY)
+	$(BIN)/python -m pytest -m box
+
+test-all: $(READY)
+	$(PYTEST) -m ''
 
 replot: $(READY)
 	@$(BIN)/snakemake replot

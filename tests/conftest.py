@@ -13,6 +13,16 @@ from repro.models.llama import Llama, LlamaConfig
 from repro.records import record
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With pytest-xdist the tests of a file share a process, and its fixtures. Long ones begin first."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+    files = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (item.get_closest_marker("box") is None, item.path not in files))
+
+
 @pytest.fixture(scope="session")
 def model() -> Llama:
     """A language model small enough that hundreds of generations take a second."""

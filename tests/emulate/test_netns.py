@@ -16,6 +16,7 @@ from repro.topology import Level, Topology, frontier, scaled
 
 # 2 nodes x 2 packages x 2 GCDs at 50, 12.5 and 3.125 MB/s per rank: slow enough for two busy cores
 TOPOLOGY = scaled(frontier(2, packages=2, gcds=2), 3.125e6)
+pytestmark = pytest.mark.xdist_group("network")
 needs_root = [
     pytest.mark.root,
     pytest.mark.skipif(unavailable() is not None, reason=f"no emulated network here: {unavailable()}"),

@@ -6,12 +6,19 @@ from pydantic import ValidationError
 
 from repro.experiments.base import MissingHardware
 from repro.experiments.flover_serving import EXPERIMENT, ServingPoint
+from repro.experiments.flover_serving import run as serving
 from repro.models import checkpoint
 from repro.plan import jobs as plan
 
 METRICS = {"total_seconds", "tokens_per_s", "iterations", "output_tokens", "slot_moves", "moved_bytes"}
 METRICS |= {f"{name}_{kind}" for name in ("latency", "ttft") for kind in ("mean", "p50", "p99")}
 METRICS |= {"waste_fraction", "tokens_equal_fraction", "single_request_seconds"}
+
+
+@pytest.fixture(autouse=True)
+def threads(monkeypatch):
+    """A point takes all cores, and other tests may run beside this one."""
+    monkeypatch.setattr(serving, "_physical_cores", torch.get_num_threads)
 
 
 def served(**fields):

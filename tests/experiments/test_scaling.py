@@ -13,6 +13,7 @@ from repro.experiments.scaling_train import RATIOS
 from repro.experiments.scaling_train.run import SETUP_S, train_seconds
 from repro.experiments.zero_train import ZeroTrain
 
+pytestmark = pytest.mark.xdist_group("network")
 SHAPED = pytest.mark.skipif(netns.unavailable() is not None, reason=f"no shaped network: {netns.unavailable()}")
 BANDED = [
     ("scaling_train", {"nodes": 2, "draws": 40}),

@@ -15,6 +15,7 @@ from repro.records import record
 from repro.scaling.step import activations, layout_of
 from repro.zero import memory as bytes_of
 
+pytestmark = pytest.mark.xdist_group("network")
 TINY = {"layers": 1, "hidden": 32, "heads": 2, "seq_len": 8, "steps": 4, "packages": 1}
 METRICS = {
     *("step_seconds", "loss_first", "loss_last", "model_bytes", "parameters"),

@@ -75,12 +75,15 @@ def test_without_any_record_every_figure_says_so(tmp_path, name):
         assert (tmp_path / f"figures/{figure}.png").exists(), figure
 
 
-@pytest.mark.slow
-def test_in_a_kernel(tmp_path):
-    """Papermill, once with what it must refuse and once to the HTML."""
+@pytest.mark.exhaustive
+def test_papermill_is_refused_an_unknown_parameter(tmp_path):
     source, out = paths.root() / "notebooks/zero.ipynb", tmp_path / "out.ipynb"
     with pytest.raises(papermill.PapermillExecutionError, match="unknown notebook parameter recrods"):
         papermill.execute_notebook(str(source), str(out), {"recrods": "x"}, progress_bar=False)
+
+
+@pytest.mark.slow
+def test_in_a_kernel(tmp_path):
     html = notebooks.execute("zero", tmp_path, {"output": str(tmp_path / "figures")})
     outputs = [output for cell in nbformat.read(tmp_path / "zero.ipynb", 4).cells for output in cell.get("outputs", [])]
     pictures = [output for output in outputs if "image/png" in output.get("data", {})]

@@ -27,7 +27,8 @@ SPECIAL = [0.0, -0.0, torch.inf, -torch.inf, torch.nan, -torch.nan, 1e-45, -1e-3
 bits_ = st.sampled_from(BITS)
 blocks = st.sampled_from([1, 2, 7, 64, 256, 2**20]) | st.integers(1, 600)
 floats = st.sampled_from(FLOATS)
-examples = settings(max_examples=150 if TRITON else 300, deadline=None)  # Triton interprets slowly, or compiles
+EXAMPLES = int(os.environ.get("REPRO_EXAMPLES", 150 if TRITON else 300))  # Triton interprets slowly, or compiles
+examples = settings(max_examples=EXAMPLES, deadline=None)
 
 
 @dataclass(frozen=True)

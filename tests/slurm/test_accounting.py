@@ -6,7 +6,7 @@ from slurm_job import QUICK, SECONDS, Job
 
 if reason := lacking(accounting=True):
     pytest.skip(reason, allow_module_level=True)
-pytestmark = [pytest.mark.root, pytest.mark.slow]
+pytestmark = [pytest.mark.root, pytest.mark.box, pytest.mark.xdist_group("network")]
 
 
 def test_a_record_knows_its_steps_time_and_memory(project):

@@ -14,9 +14,12 @@ from slurm_box import lacking
 from repro import box
 from repro.box import cluster, daemons, network, packages
 
-if reason := lacking():
-    pytest.skip(reason, allow_module_level=True)
-pytestmark = pytest.mark.root
+pytestmark = pytest.mark.xdist_group("network")
+
+
+def in_box(test):
+    """A test that sets up a cluster, or what a killed set-up leaves."""
+    return pytest.mark.root(pytest.mark.skipif(lacking() is not None, reason=str(lacking()))(test))
 
 
 def repro(*command, code=0):
@@ -55,7 +58,8 @@ def slurm(*command, timeout=60):
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.box
+@in_box
 def test_a_cluster_that_runs_jobs():
     with up() as found:
         assert found.up and found.nodes == {"node1": "idle", "node2": "idle"}
@@ -83,6 +87,7 @@ def test_a_cluster_that_runs_jobs():
         assert repro("env").startswith("export SLURM_CONF=/run/repro-box/etc/slurm.conf")
 
 
+@in_box
 def test_links_between_gcds_are_shaped():
     with up(cluster_mbit_s=20.0):
         rates = subprocess.run(
@@ -96,7 +101,8 @@ def test_links_between_gcds_are_shaped():
         assert "rate 320Mbit" in ends
 
 
-@pytest.mark.slow
+@pytest.mark.box
+@in_box
 def test_jobs_and_daemons_that_were_killed_leave_nothing():
     with up():
         slurm("sbatch", "-N2", "--output=/dev/null", "--wrap=srun -n2 sleep 1000")
@@ -113,7 +119,8 @@ def test_jobs_and_daemons_that_were_killed_leave_nothing():
         assert "there was no box" in repro("down")
 
 
-@pytest.mark.slow
+@pytest.mark.box
+@in_box
 @pytest.mark.parametrize("after_s", [0.15, 0.8])
 def test_a_start_that_was_killed_leaves_nothing(after_s):
     start = "from repro import box; box.up(box.Settings(nodes=2))"

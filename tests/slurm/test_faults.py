@@ -22,7 +22,7 @@ from repro.plan import jobs as plan
 from repro.records import record
 from repro.records.record import Cause
 
-pytestmark = [pytest.mark.root, pytest.mark.slow]
+pytestmark = [pytest.mark.root, pytest.mark.box, pytest.mark.xdist_group("network")]
 
 LONG = ("moe_train", {"iterations": 10**6})  # hours
 RANKS = ("zero_train", {"plan": "zero3", "nodes": 1, "packages": 1, "gcds": 2, "steps": 10**6})

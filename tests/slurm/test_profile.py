@@ -19,7 +19,7 @@ from repro.plan import config
 from repro.plan import jobs as plan
 from repro.records import record
 
-pytestmark = [pytest.mark.root, pytest.mark.slow]
+pytestmark = [pytest.mark.root, pytest.mark.box, pytest.mark.xdist_group("network")]
 
 POINTS = {
     "zero_train": [{"grid": {"plan": ["zero3", "hierarchical"], "packages": 1, "steps": 4}}],  # 2 nodes of 2 GCDs

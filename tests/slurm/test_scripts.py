@@ -9,7 +9,7 @@ from slurm_box import boxed
 
 from repro import paths
 
-pytestmark = pytest.mark.root
+pytestmark = pytest.mark.xdist_group("network")
 GOLDEN = Path(__file__).parent / "golden"
 NODES = 4
 SITES = {"frontier": ["-A", "abc123"], "nvidia": ["-A", "abc123", "-p", "gpu"]}
@@ -40,6 +40,8 @@ def site(request):
         yield request.param
 
 
+@pytest.mark.root
+@pytest.mark.box
 def test_jobs_of_the_profile_are_accepted(site):
     jobs = list(submitted(site))
     assert len(jobs) >= 3
@@ -49,12 +51,16 @@ def test_jobs_of_the_profile_are_accepted(site):
         assert accepted or "requested than permitted" in said, said
 
 
+@pytest.mark.root
+@pytest.mark.box
 def test_the_script_by_hand_is_accepted(site):
     script = f"slurm/{site}/point.sbatch"
     accepted, said = test_only(*SITES[site], "-N2", script, "zero_train")
     assert accepted and re.search(r"node\[\d-\d\]|node\d", said), said
 
 
+@pytest.mark.root
+@pytest.mark.box
 @pytest.mark.parametrize(
     "wrong",
     [

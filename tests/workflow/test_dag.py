@@ -18,6 +18,7 @@ from repro.plan import jobs as plan
 from repro.records import record
 from repro.report import figures
 
+exhaustive = pytest.mark.exhaustive
 QUICK = {"grid": {"method": "affinity", "gpus": [2, 4, 8], "seed": [0, 1, 2, 3]}}  # twelve points of about a second
 
 
@@ -44,6 +45,7 @@ def run_smoke(**options) -> subprocess.CompletedProcess:
     return snakemake("--config", "tier=smoke", "--", "points", **options)
 
 
+@exhaustive
 def test_format_and_static_checks():
     root = paths.root()
     subprocess.run([sys.executable, "-m", "snakefmt", "--check", "workflows"], cwd=root, check=True)
@@ -51,7 +53,7 @@ def test_format_and_static_checks():
     subprocess.run([sys.executable, "-m", "ruff", "format", "--check", "src", "tests"], cwd=root, check=True)
 
 
-@pytest.mark.parametrize("platform", ["laptop", "box"])
+@pytest.mark.parametrize("platform", ["laptop", pytest.param("box", marks=exhaustive)])
 def test_lint_is_clean(project, platform):
     """Of points as processes, and as Slurm jobs."""
     snakemake("--lint", "--config", f"platform={platform}")
@@ -59,7 +61,10 @@ def test_lint_is_clean(project, platform):
 
 @pytest.mark.parametrize(
     "target",
-    ["zero", "exflow", "flover", "scaling", "replot", "zero_bytes", "results/laptop/figures/zero_bytes.png"],
+    [
+        *("zero", "zero_bytes", "results/laptop/figures/zero_bytes.png"),
+        *(pytest.param(target, marks=exhaustive) for target in ("exflow", "flover", "scaling", "replot")),
+    ],
 )
 def test_targets_resolve(project, target):
     assert "total" in snakemake("-n", target).stdout
@@ -86,6 +91,7 @@ def test_a_job_without_its_plan_says_what_it_needs(project, monkeypatch):
     assert found.returncode and "REPRO_PLAN is not set: jobs need the environment" in found.stdout + found.stderr
 
 
+@exhaustive
 def test_a_notebook_takes_the_records_of_what_its_figures_show(project):
     """So an experiment that is configured, and named by a figure of the catalogue, is in the DAG."""
     smoke_points(project, {name: [{"grid": {}}] for name in ("zero_train", "scaling_train", "moe_train")})
@@ -132,7 +138,9 @@ def _edited(path: Path, **changes) -> None:
     path.write_text(json.dumps(document | changes))
 
 
-@pytest.mark.parametrize("forgetful", [False, True], ids=["", "without Snakemake's metadata"])
+@pytest.mark.parametrize(
+    "forgetful", [False, pytest.param(True, marks=exhaustive)], ids=["", "without Snakemake's metadata"]
+)
 def test_the_plan_decides_what_runs_again(project, forgetful):
     """A record that is truncated, failed or of other code is made again, and only it."""
     smoke_points(project, {"flover_queue": [{"grid": {"requests": [1, 2, 3, 4], "seeds": 2}}]})
@@ -151,7 +159,13 @@ def test_the_plan_decides_what_runs_again(project, forgetful):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["Ctrl-C", "SIGKILL to the driver", "SIGKILL to everything"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        *(pytest.param(how, marks=exhaustive) for how in ("Ctrl-C", "SIGKILL to the driver")),
+        "SIGKILL to everything",
+    ],
+)
 def test_interrupted_work_resumes(project, how):
     smoke_points(project, {"exflow_placement": [QUICK]})
     wanted = [project / path for path in targets()]
@@ -175,7 +189,7 @@ def test_interrupted_work_resumes(project, how):
     assert record.collect(project / "results/laptop-smoke/records").problems == []
 
 
-@pytest.mark.slow
+@exhaustive
 def test_a_killed_rerun_keeps_the_old_record(project):
     smoke_points(project, {"exflow_placement": [{"grid": {"method": "exflow", "gpus": 8, "time_limit_s": 30}}]})
     (target,) = map(Path, targets())

@@ -3,7 +3,14 @@
 import pytest
 import torch._dynamo  # noqa: F401  (AdamW imports it on first use: once here, not in every rank of every test)
 
+from repro import quantize
 from repro.topology import Topology, frontier
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernels() -> None:
+    """Compiled or read from disk once here, and not in every rank of every test."""
+    quantize.warm_up()
 
 
 @pytest.fixture(scope="session")

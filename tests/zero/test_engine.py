@@ -66,6 +66,7 @@ def _compile_blocks(backend: str, model: nn.Module) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.exhaustive)])
 def test_compiled_blocks(backend):
+    torch.compile(torch.neg, backend="aot_eager")(torch.ones(1))  # what it takes is loaded here, not in every rank
     _matches_ddp(Setting(steps=3, shape=SMALL, change=partial(_compile_blocks, backend)))
 
 
