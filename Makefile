@@ -32,12 +32,6 @@ reproduce: announce $(READY)
 smoke: announce $(READY)
 	@$(BIN)/repro reproduce --tier smoke
 
-reproduce: announce $(READY)
-	@$(BIN)/repro reproduce
-
-smoke: announce $(READY)
-	@$(BIN)/repro reproduce --tier smoke
-
 # What will happen, before anything is installed. Minutes are those of two cores (tests/plan/test_minutes.py), disk as measured (docs/log.md).
 announce:
 	@[ -f $(READY) ] || echo "1. environment in $(VENV): 2 minutes, 2.5 GB with a CPU build of torch, 6.5 GB with CUDA (README: TORCH_INDEX)"
