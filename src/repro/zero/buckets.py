@@ -42,7 +42,7 @@ def materialise(module: nn.Module, device: torch.device | str, init: Callable[[n
         mine = {**submodule._parameters, **submodule._buffers}
         unreal = {key: tensor for key, tensor in mine.items() if tensor is not None and tensor.is_meta}
         for key, tensor in unreal.items():
-            empty = torch.empty_like(tensor, device=device)
+            empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
             if isinstance(tensor, nn.Parameter):
                 empty = real.setdefault(id(tensor), nn.Parameter(empty, requires_grad=tensor.requires_grad))
             setattr(submodule, key, empty)
