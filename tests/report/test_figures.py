@@ -1,6 +1,7 @@
 """Figures without a kernel: the catalogue is true, every figure says so without records, and draws the shipped ones."""
 
 import importlib.util
+import shutil
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,16 @@ def test_one_figure_from_the_command_line(tmp_path):
     assert (tmp_path / "zero_bytes.png").exists() and (tmp_path / "zero_bytes.svg").exists()
     wrong = CliRunner().invoke(cli.app, ["figure", "zero_bytes", "--set", "plan=zero3", "--results", SHIPPED])
     assert wrong.exit_code == 2 and "known: accumulation, plans" in wrong.output
+
+
+def test_the_shipped_figure_stands_beside_a_run_that_holds_less(tmp_path):
+    """Marked as such; not beside the shipped records themselves, nor where they cannot answer."""
+    shipped = Path(SHIPPED)
+    (own := tmp_path / "records/flover_queue").mkdir(parents=True)
+    for path in sorted((shipped / "flover_queue").glob("*.json"))[:2]:
+        shutil.copy(path, own)
+    found = base.draw_shipped("flover_model", tmp_path / "records", tmp_path / "figures")
+    assert found.get_supxlabel().startswith("Shipped records (laptop-2core), not of this run.")
+    assert [path.name for path in (tmp_path / "figures/shipped").iterdir()] == ["flover_model.png"]
+    assert base.draw_shipped("flover_model", shipped, tmp_path / "other") is None
+    assert not (tmp_path / "other").exists()

@@ -125,7 +125,7 @@ class _Watch:
             threading.Thread(target=self._judge, args=(experiment,), daemon=True).start()
 
     def _judge(self, experiment: str) -> None:
-        with runner.machine(timed=False):  # not while a timed point runs
+        with runner.machine(timed=False, silent=True):  # not while a timed point runs
             runs = record.collect(paths.root() / self.plan.results / "records" / experiment).records
             mine = [claim for claim in self.claims if claim.value and claim.value.experiment == experiment]
             titles = {claim.id: claim.title for claim in mine}

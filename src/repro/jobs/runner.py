@@ -69,15 +69,17 @@ def classify(error: BaseException) -> Cause:
 
 
 @contextlib.contextmanager
-def machine(timed: bool) -> Iterator[None]:
-    """Hold this machine's measuring lock: a timed run alone, others together. The lock dies with its holder."""
+def machine(timed: bool, silent: bool = False) -> Iterator[None]:
+    """Hold this machine's measuring lock: a timed run alone, others together. The lock dies with its holder. Who has
+    to wait says so, unless `silent`."""
     path = Path(tempfile.gettempdir()) / f"repro-measure-{os.getuid()}.lock"
     kind = fcntl.LOCK_EX if timed else fcntl.LOCK_SH
     with path.open("w") as file:
         try:
             fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"waiting for another run on this machine ({path})", file=sys.stderr, flush=True)
+            if not silent:
+                print(f"waiting for another run on this machine ({path})", file=sys.stderr, flush=True)
             fcntl.flock(file, kind)
         yield
 

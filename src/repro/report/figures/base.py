@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
-from IPython.display import display
+from IPython.display import Image, display
 from matplotlib.figure import Figure
 from pydantic import TypeAdapter, ValidationError
 
@@ -201,12 +201,12 @@ def _finished(drawing: Drawing, mark: str, output: str | Path | None, name: str)
     characters = int(drawing.figure.get_size_inches()[0] * 14.5)
     drawing.figure.supxlabel(textwrap.fill(stamp, characters), fontsize=8, x=0.01, ha="left", color="#333333")
     if output is not None:
-        _save(drawing.figure, paths.root() / output / name)
+        _save(drawing.figure, paths.root() / output / name, ".png", *([] if mark else [".svg"]))
     return drawing.figure
 
 
-def _save(fig: Figure, path: Path) -> None:
-    for suffix in (".png", ".svg"):
+def _save(fig: Figure, path: Path, *suffixes: str) -> None:
+    for suffix in suffixes:
         metadata = {"Date": None} if suffix == ".svg" else {"Software": None}  # same records, same bytes
         with replacing(path.with_suffix(suffix)) as temporary:
             # tight: what the layout did not foresee (a label wider than its axes) makes the picture larger, not clipped
@@ -230,14 +230,19 @@ def verdicts(name: str, records: str | Path) -> pd.DataFrame:
 def show(name: str, records: str | Path, output: str | Path | None = None, **options: Any) -> None:
     """In a notebook: `draw` a figure, below it the `verdicts` of its claims, and where the shipped records hold more
     points, the same figure of these."""
-    _display(draw(name, records, output, **options))
+    _display(draw(name, records, output, **options), output, name)
     if len(table := verdicts(name, records)):
         left = {"selector": "th, td", "props": "text-align: left"}
         display(table.style.set_uuid(name).hide(axis="index").set_table_styles([left]))
     if (shipped := draw_shipped(name, records, output, **options)) is not None:
-        _display(shipped)
+        _display(shipped, output and Path(output) / "shipped", name)
 
 
-def _display(figure: Figure) -> None:
-    display(figure)
+def _display(figure: Figure, output: str | Path | None, name: str) -> None:
+    """The saved picture where there is one: drawing it again takes as long as the figure."""
+    display(
+        figure
+        if output is None
+        else Image(paths.root() / output / f"{name}.png", width=int(110 * figure.get_size_inches()[0]))
+    )
     plt.close(figure)
