@@ -63,8 +63,7 @@ class DynamicScheduler(StaticScheduler):
     all that have come, up to `slots`, run as one batch until the longest is done; while a batch runs, no other starts.
     The last batch waits for its window too. ValueError for a `window_s` that is not finite or below 0.
 
-    The time is what the engine last told `expired`: at every token boundary and after every wait. So who drives the
-    engine by `step` calls it whenever time has passed, not only while `ready`.
+    The time is what the engine last told `expired`: who drives it by `step` calls it whenever time has passed.
     """
 
     window_s: float = 0.0
@@ -111,8 +110,7 @@ def answer(engine: Engine, request: Request) -> Generation:
 
 def divergence(model: Decoder, generation: Generation, reference: Generation) -> float | None:
     """How far apart the logits of the first differing token and of the reference's token are, by one prefill; None for
-    equal answers, infinite when one is merely the beginning of the other. A gap near the rounding error of the dtype is
-    a near tie, which the order of a sum decides; a wide one is a fault."""
+    equal answers, infinite when one is merely the beginning of the other."""
     if generation.tokens == reference.tokens:
         return None
     for at, pair in enumerate(zip(generation.tokens, reference.tokens, strict=False)):

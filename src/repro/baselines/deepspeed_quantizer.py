@@ -11,10 +11,9 @@
 A group is a run of values that share one scale, fp32: the step between two codes, max |x| / 2^(bits - 1). Codes are
 round(x / step), half to even, cut to -2^(bits-1) .. 2^(bits-1) - 1: the largest value of a group loses a whole step.
 
-As in the kernels, values are fp16 on both sides, and `quantized_reduction` sums and does **not** divide: whoever calls
-it twice in a row, once per hop, has to divide by the ranks of both hops. Not as in the kernels: an input of another
-dtype is converted, where they read its bits as if they were fp16; sums are taken in fp32 before they become fp16, where
-they add in fp16; and only symmetric quantisation in one slice (`pipeline` 1), which is all that ZeRO++ uses.
+As in the kernels, values are fp16 on both sides, and `quantized_reduction` sums and does **not** divide. Not as in the
+kernels: an input of another dtype is converted, where they read its bits as if they were fp16; sums are taken in fp32,
+where they add in fp16; and only symmetric quantisation in one slice (`pipeline` 1), which is all that ZeRO++ uses.
 """
 
 from collections import Counter

@@ -1,8 +1,7 @@
 """Concurrent instances: each request is served by a process with a model of its own (the paper's FasterTransformer).
 
-The processes are there, with weights loaded and warm, before the first request comes. Whoever is free takes the next
-request in order, waits until it arrives, and decodes it alone; nothing is shared but the machine, so they slow each
-other down."""
+The processes are warm before the first request comes. Whoever is free takes the next request in order, waits until it
+arrives, and decodes it alone; nothing is shared but the machine, so they slow each other down."""
 
 import contextlib
 import math

@@ -1,8 +1,7 @@
 """What a machine's processors really take, from a few measured steps, to predict other plans and networks.
 
-A probe times messages in a loop that does nothing else; in a training step they find cold caches and other work. Three
-factors make up for that: on launching a message, on moving its bytes, and on what only needs memory (copies, sums, the
-update). A fourth number is the share of the processors' work that links hide in the probe only. Links keep their rates.
+A probe times messages in a loop that does nothing else; in a training step they find cold caches and other work. The
+factors of `slowed` make up for that. Links keep their rates.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,4 @@
-"""Time of a collective on a network: the rounds of its algorithm, added up.
-
-The processors spend the latency of each message and add up what a reduction receives. The links take as long as the
-busiest one needs for its bytes.
-"""
+"""Time of a collective on a network: the rounds of its algorithm, added up."""
 
 import math
 from collections.abc import Sequence

@@ -1,8 +1,7 @@
 """Parameters of a network from measured times of collectives, with their uncertainty, and predictions by them.
 
-The fit is least squares of log(predicted / measured), so that microseconds count as much as seconds. The loss is
-robust, because libraries switch algorithm at sizes of their own, where no smooth model follows. The uncertainty is
-clustered: errors of one machine shape are correlated, so 40 of its sizes are not 40 independent observations.
+The fit is robust least squares of log(predicted / measured): libraries switch algorithm at sizes of their own, where no
+smooth model follows. The uncertainty is clustered, as errors of one machine shape are correlated.
 """
 
 import itertools

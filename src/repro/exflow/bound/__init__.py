@@ -1,8 +1,7 @@
 """Proven lower bounds on the crossing fraction of any balanced placement: how far a placement can be from the best one.
 
-An expert keeps its tokens only with the E/P experts of the next layer on its own GPU. So for each pair of layers the
-kept pairs form a (E/P)-regular bipartite graph, and they also come from two balanced partitions. Each fact bounds what
-can be kept:
+For each pair of layers the pairs of experts on one GPU form a (E/P)-regular bipartite graph, and they come from two
+balanced partitions. Each fact bounds the tokens that can be kept:
 
   b-matching    the heaviest (E/P)-regular bipartite graph, a linear program with integral vertices (`matching.py`)
   spectrum      sum/P plus E/P times the P-1 largest singular values of the doubly centred counts (Donath-Hoffman)
@@ -24,9 +23,8 @@ def lower_bound(counts: np.ndarray, gpus: int, time_limit_s: float = 0.0) -> flo
     """Crossing fraction on `counts` [layers-1, E, E] that no placement of E/gpus experts per GPU and layer can beat.
 
     The best of all bounds above. `time_limit_s` is for the semidefinite one, which 0 leaves out; it stops earlier when
-    it stalls. On one core, 24 layers of 16 or 32 experts take 2 s and 5 s, 12 layers of 64 experts 5 s to come within
-    0.002 of what more time gives; above E = 64 few iterations fit. The other bounds take milliseconds (58 layers of 256
-    experts: 2 s) and are the same every time.
+    it stalls (24 layers of 32 experts: 5 s on one core; above E = 64 few iterations fit). The other bounds take
+    milliseconds (58 layers of 256 experts: 2 s) and are the same every time.
 
     Hops inside and between nodes count alike; for hops between nodes, give the number of nodes as `gpus`. ValueError
     when E is no multiple of gpus, the counts are all zero, or the time limit is negative.

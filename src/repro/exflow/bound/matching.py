@@ -8,9 +8,9 @@ from numba import njit
 def b_matching_prices(weight: np.ndarray, degree: int) -> tuple[np.ndarray, np.ndarray]:
     """Prices of rows and columns, float64 [n] each, of the heaviest `degree`-regular bipartite graph on `weight`.
 
-    They solve the dual of the linear program: of all prices these make `bound.dual_value` least. As in the Hungarian
-    method, rows get their columns one by one, each along a cheapest augmenting path (Dijkstra on reduced costs price +
-    price - weight, which are kept >= 0 outside the graph and <= 0 inside).
+    Of all prices these make `bound.dual_value` least. As in the Hungarian method, rows get their columns one by one,
+    each along a cheapest augmenting path (Dijkstra on reduced costs price + price - weight, kept >= 0 outside the graph
+    and <= 0 inside).
     """
     n = len(weight)
     chosen = np.zeros((n, n), np.bool_)

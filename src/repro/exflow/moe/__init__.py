@@ -1,19 +1,15 @@
 """Expert-parallel decoding with one all-to-all per layer instead of two (ExFlow's "context coherence").
 
-The experts of every layer are spread over ranks, and a token must visit its expert:
-
     two_all_to_alls    DeepSpeed-MoE's: attention at a home rank → all-to-all → expert → all-to-all → home
     coherent           attention → all-to-all → expert, and on from there, as every rank can do the attention of every
                        request; at the end of an iteration, an all-gather of the new tokens
 
 With experts placed by affinity (`placement.py`) the next expert is often on the same rank, and the token does not move.
-A token's keys and values arise on whatever rank it was at, and the next token of its request needs them wherever it
-goes. The paper leaves open how (docs/exflow.md); `keys_values` says it:
+The next token of a request needs its keys and values on whatever rank it goes to. The paper leaves open how
+(docs/exflow.md); `keys_values` says it, and either way every rank holds those of all requests:
 
     gathered    an all-gather at the end of the iteration, 2·L·kv_width values per token to every rank
     shared      in memory that all ranks see, on one machine: only ids travel, as in the paper's Table I
-
-Either way every rank holds the keys and values of all requests: ranks times the memory of `two_all_to_alls`.
 
 With top-k > 1 a token stays where its heaviest expert is. Copies visit the ranks of the others, and their part of the
 sum comes back: a second, smaller all-to-all.
@@ -65,9 +61,9 @@ class Decoder:
                 f"{config.experts} experts, and there are {self.ranks} ranks"
             )
         if (mode == "coherent" and keys_values == "shared") != (memory is not None):
+            given = "given" if memory else "missing"
             raise ValueError(
-                f"mode {mode}, keys_values {keys_values}, memory {'given' if memory else 'missing'}: it belongs to "
-                "coherent and shared"
+                f"mode {mode}, keys_values {keys_values}, memory {given}: it belongs to coherent and shared"
             )
         self.model, self.mode, self.gather = model.eval(), mode, keys_values == "gathered"
         self.blocks = cast(list[MoEBlock], list(model.blocks))
@@ -76,9 +72,11 @@ class Decoder:
         self.exchange, self.rank = RowExchange(communicator), dist.get_rank()
         self.device = model.head.weight.device
         self.gpu = torch.as_tensor(gpu, device=self.device)
-        self.slot = torch.stack(
-            [_keep_own(block, gpu == self.rank) for block, gpu in zip(self.blocks, self.gpu, strict=True)]
-        )
+        own = self.gpu == self.rank
+        self.slot = own.cumsum(dim=1) - 1  # of this rank's experts among themselves
+        for block, kept in zip(self.blocks, own, strict=True):
+            block.experts.up = nn.Parameter(block.experts.up.data[kept])
+            block.experts.down = nn.Parameter(block.experts.down.data[kept])
         self.meter = Meter(communicator.ledger, self.device)
 
     @torch.no_grad()
@@ -254,11 +252,3 @@ class Decoder:
         counts = target.bincount(minlength=self.ranks)
         self.meter.moves(counts)
         return counts
-
-
-def _keep_own(block: MoEBlock, own: Tensor) -> Tensor:
-    """Keep the experts marked in `own`, bool [experts], of a block; returns the place of each among them, int64
-    [experts] (meaningless for the others)."""
-    for name in ("up", "down"):
-        setattr(block.experts, name, nn.Parameter(getattr(block.experts, name).data[own]))
-    return own.cumsum(dim=0) - 1

@@ -1,9 +1,8 @@
 """Simulated annealing of a placement (numba, cached on disk): most of the search's time and of its gain.
 
-One step looks at the swaps of an expert with all others of its layer at once, a loop over contiguous memory, and takes
-the one that is best after random noise is added to each. Noise -T·x with x exponentially distributed accepts a single
-swap exactly as Metropolis does (cost < T·x); among several it favours the good ones, so that, unlike in a plain
-annealing, no time is lost on refusals when the placement is cold.
+One step looks at the swaps of an expert with all others of its layer and takes the one that is best after random noise
+is added to each. Noise -T·x with x exponentially distributed accepts a single swap exactly as Metropolis does (cost <
+T·x); among several it favours the good ones, so that no time is lost on refusals when the placement is cold.
 """
 
 import math

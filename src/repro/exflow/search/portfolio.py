@@ -1,9 +1,9 @@
 """Our placement search on one set of GPUs: exact where `chain.py` can, else rounds of annealing.
 
-The first rounds anneal from scratch (`anneal.py`). Later ones reheat one of the best placements so far gently, or
-disturb a few experts, and now and then join the best layers of several (`chain.recombine`), as each is good somewhere
-else. Each round ends with moves of many experts at once until none helps: matching the labels of neighbouring layers,
-and re-splitting pairs of GPUs in all layers (`resplit.py`). Arrays as in `problem.py`.
+The first rounds anneal from scratch (`anneal.py`). Later ones reheat one of the best placements so far, or disturb a
+few experts, and now and then join the best layers of several (`chain.recombine`). Each round ends with moves of many
+experts at once until none helps: matching labels, and re-splitting pairs of GPUs (`resplit.py`). Arrays as in
+`problem.py`.
 """
 
 import itertools
