@@ -23,9 +23,9 @@ def serial(queue_limit: int = 1024) -> Scheduler:
 class StaticScheduler(Scheduler):
     """Wait until `slots` requests have come (or no more will), run them as one batch until the longest is done, repeat.
 
-    Rows whose request is done stay as dead weight, and all answers of a batch are handed back at its end, as a server
-    that calls `generate` on a padded batch does. Whoever drives the engine by `step` sets `closed` when no more will
-    come. ValueError for `prefill_tokens` and `admit_per_iteration`, which would tear batches apart.
+    Rows whose request is done stay, and all answers of a batch are handed back at its end, as by `generate` on a padded
+    batch. Whoever drives the engine by `step` sets `closed` when no more will come. ValueError for `prefill_tokens` and
+    `admit_per_iteration`, which would tear batches apart.
     """
 
     streams: ClassVar[bool] = False

@@ -80,9 +80,7 @@ def make_levels(gpus: int | Topology, gpus_per_node: int | None = None, costs: S
 
 def parse_levels(text: str) -> Topology:
     """The topology of `node=8,rack=4,cluster=2`: innermost level first, each with the number of units that it joins.
-
-    ValueError for anything else.
-    """
+    ValueError for anything else."""
     levels = []
     for item in text.split(","):
         name, equals, size = item.partition("=")

@@ -131,11 +131,8 @@ def place(
 
 
 def evaluate(placement: Placement, routing: Trace | np.ndarray) -> Cost:
-    """Hops and load of `placement` on a trace (held out, if you ask for an honest number) or on its transition counts.
-
-    Both give the same numbers. With top-k routing a hop is a pair of experts of weight 1/k²; ValueError when shapes
-    disagree or no token was counted.
-    """
+    """Hops and load of `placement` on a trace or, which gives the same, on its transition counts. With top-k routing a
+    hop is a pair of experts of weight 1/k². ValueError when shapes disagree or no token was counted."""
     gpu, levels = placement.gpu, placement.machine
     counts = transitions(routing) if isinstance(routing, Trace) else routing
     check_shapes(gpu.shape, (len(counts) + 1, counts.shape[-1]))
@@ -179,10 +176,8 @@ def _prime_factors(number: int) -> list[int]:
 
 
 def _affinity(task: Task) -> Found:
-    """Outermost level first, inside each unit the next; with several levels a polish at the level costs follows.
-
-    The polish sees what stages cannot: that a worse cut between nodes may save more hops inside them.
-    """
+    """Outermost level first, inside each unit the next. With several levels a polish at the level costs follows: a
+    worse cut between nodes may save more hops inside them."""
     counts, levels, budget, stages = task.counts, task.levels, task.budget, task.stages
     weight, cap = loads(counts), None
     if task.max_load is not None:

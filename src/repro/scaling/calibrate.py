@@ -43,10 +43,8 @@ class Observation:
 
 
 def calibrate(observations: Sequence[Observation]) -> dict[str, float]:
-    """The factors with which the observations are predicted best: keys of `START`, as `slowed` takes them.
-
-    Least squares of logarithms, with a weak prior around `START`. ValueError for no observations.
-    """
+    """The factors with which the observations are predicted best: keys of `START`, as `slowed` takes them. Least
+    squares of logarithms, with a weak prior around `START`. ValueError for no observations."""
     if not observations:
         raise ValueError("no observations to calibrate with, needed is at least one measured step")
     start = np.log(list(START.values()))

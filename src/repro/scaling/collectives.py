@@ -50,9 +50,7 @@ def seconds(
 
 def _hierarchical(kind: Kind, nbytes: float, network: Network, first: int, last: int) -> Value:
     """The fastest collective of each level, innermost first (an all-gather in the other order, which takes as long).
-
-    Slow levels carry only the part that one inner rank has; of an all-to-all every level carries the whole tensor.
-    """
+    Slow levels carry only the part that one inner rank has; of an all-to-all every level carries the whole tensor."""
     if kind == "all_reduce":
         return sum(_hierarchical(half, nbytes, network, first, last) for half in halves(kind))
     total: Value = 0.0

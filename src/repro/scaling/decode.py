@@ -174,11 +174,8 @@ def touched_experts(experts: float, tokens: float) -> float:
 
 
 def all_to_all_seconds(nbytes: float, machine: Machine, routing: Routing) -> Value:
-    """One direct all-to-all in which each GPU hands in `nbytes`, and the busiest `max_load` times as many.
-
-    Where no token leaves, the call still has its latency. With `uniform` routing it takes as long as
-    `collectives.seconds` of a direct all-to-all.
-    """
+    """One direct all-to-all in which each GPU hands in `nbytes`, and the busiest `max_load` times as many. Where no
+    token leaves, the call still has its latency."""
     names, gpus = machine.topology.names, machine.topology.world_size
     if gpus == 1:
         return 0.0

@@ -162,11 +162,9 @@ def layout_of(config: GPTConfig) -> Layout:
 
 
 def hop_seconds(collective: Collective, hop: traffic.Hop, machine: Machine) -> tuple[Value, Value]:
-    """Seconds on the wire, and seconds of quantising.
-
-    NCCL and RCCL use rings. `repro.comm` does over several levels; within one level it exchanges directly. A quantised
-    reduction is a direct all-to-all, and a sum at the receiver.
-    """
+    """Seconds on the wire, and seconds of quantising. NCCL and RCCL use rings; `repro.comm` does over several levels,
+    and within one level it exchanges directly. A quantised reduction is a direct all-to-all, and a sum at the
+    receiver."""
     rings = machine.native or sum(size > 1 for size in hop.sizes) > 1
     kind: Kind = "all_gather" if collective.kind == "gather" else "all_to_all" if hop.bits < 16 else "reduce_scatter"
     algorithm: Algorithm = "ring" if rings and kind != "all_to_all" else "direct"

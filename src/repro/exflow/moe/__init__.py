@@ -82,10 +82,8 @@ class Decoder:
     @torch.no_grad()
     def generate(self, prompts: list[Tensor], new_tokens: int) -> Tensor:
         """Continuations, int64 [requests, new_tokens], of prompts int64 [any length]; both are the same on every rank.
-
         The home of request r is rank r · ranks // requests. ValueError for an empty prompt or more tokens than the
-        model has positions.
-        """
+        model has positions."""
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         longest = int(lengths.max()) + new_tokens
         if lengths.min() < 1 or new_tokens < 1 or longest > self.model.config.seq_len:
@@ -109,9 +107,7 @@ class Decoder:
 
     def _iterate(self, tokens: Tensor, position: Tensor, mine: Tensor) -> Tensor:
         """One decoding iteration: from the newest tokens of all requests, int64 [requests], at `position`, to the next.
-
-        `mine`: the requests whose home is here. `two_all_to_alls` needs and returns only their tokens.
-        """
+        `mine`: the requests whose home is here. `two_all_to_alls` needs and returns only their tokens."""
         request, fresh = mine, list[Fresh]()
         x = self.model.embed(tokens[mine], position[mine])
         for layer, block in enumerate(self.blocks):
@@ -164,10 +160,8 @@ class Decoder:
             return (weights.unsqueeze(-1) * answer).sum(dim=1)
 
     def _go_and_stay(self, layer: int, x: Tensor, request: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows x [n, hidden] of `request` [n] move to the rank of their heaviest expert; returns those then here.
-
-        A copy goes to each other rank that has one of a row's experts; its part of the sum follows the row.
-        """
+        """Rows x [n, hidden] of `request` [n] move to the rank of their heaviest expert; returns those then here. A
+        copy goes to each other rank that has one of a row's experts; its part of the sum follows the row."""
         block, k = self.blocks[layer], self.model.config.top_k
         with self.meter.part("gate"):
             _, weights, experts = block.router(block.norm2(x))

@@ -13,10 +13,8 @@ from repro.exflow.search.problem import ROUNDING, Problem
 
 
 def evened(row: np.ndarray, weight: np.ndarray, gpus: int, cap: float = 0.0) -> np.ndarray:
-    """`row`, GPUs int [E] of experts of `weight` [E], after swaps that bring the busiest GPU down to `cap`.
-
-    Ends where no swap of one of its experts lowers the larger load of the two GPUs, so the result may be above `cap`.
-    """
+    """`row`, GPUs int [E] of experts of `weight` [E], after swaps that bring the busiest GPU down to `cap`, or until no
+    swap of one of its experts lowers the larger load of the two GPUs."""
     row = row.copy()
     load = np.bincount(row, weight, gpus)
     while load.max() > cap:

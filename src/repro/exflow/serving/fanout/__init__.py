@@ -95,8 +95,8 @@ def place_for_fanout(
     check_shapes(start.gpu.shape, (trace.layers, trace.num_experts))
     check_aim(objective, OBJECTIVES, costs)
     if not time_limit_s > 0 or min(sweeps, 1 if tokens is None else tokens) < 1:
-        found = f"time_limit_s is {time_limit_s}, must be positive; sweeps is {sweeps} and tokens {tokens}"
-        raise ValueError(f"{found}, must be at least 1")
+        given = f"time_limit_s is {time_limit_s}, must be positive; sweeps is {sweeps} and tokens {tokens}"
+        raise ValueError(f"{given}, must be at least 1")
     if tokens is None:
         tokens = int(time_limit_s * SWEEP_RATE / (FEWEST_SWEEPS * trace.layers * trace.k))
     sample = trace.sample(max(1, min(tokens, trace.tokens)), seed)
