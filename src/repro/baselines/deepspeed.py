@@ -55,8 +55,8 @@ class DeepSpeedTrainer(trainer.Trainer):
     """`model`: DeepSpeed's engine; `optimizer`: torch's AdamW, which the engine's ZeRO-3 optimizer wraps; `quantizer`:
     replaces its kernels, None on a GPU. As ZeRO-3 does, every micro-batch reduces its gradients to the shards.
 
-    In `held_bytes`, `optimizer` is fp32 masters and moments, `secondary` the shard of hpZ. Not counted: the bucket that
-    collects gradients before they are reduced, for a small model as large as all of them.
+    In `held_bytes`, `optimizer` is fp32 masters and moments, `secondary` the shard of hpZ. Not counted: the bucket of
+    gradients.
     """
 
     def __init__(self, engine: Any, quantizer: Quantizer | None) -> None:
@@ -119,8 +119,7 @@ def zeropp(model: nn.Module, topology: Topology, training: trainer.Training) -> 
 
 def _check_reducible(model: nn.Module, world_size: int) -> None:
     """qgZ cuts a tensor of two dimensions or more into max(rows, columns, ranks) groups and deals whole groups to
-    ranks. Groups that are left over the kernel does not write, and it loads 8 values of a group at a time. (A tensor
-    whose size cannot be dealt to the ranks, two codes per byte, is reduced without quantisation.)"""
+    ranks, 8 values at a time. (A tensor whose size cannot be dealt to the ranks is reduced without quantisation.)"""
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2 or parameter.numel() % (2 * world_size):
             continue

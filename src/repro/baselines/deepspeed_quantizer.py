@@ -36,8 +36,7 @@ class Quantizer:
         self.calls = Counter[tuple[str, int]]()
 
     def quantize(self, values: Tensor, groups: int, bits: int, kind: int) -> tuple[Tensor, Tensor]:
-        """[.., n] to codes [.., n * bits / 8] and scales [groups]. (The kernel's scales are [groups, 1]; gloo refuses
-        to gather those into the flat buffer that DeepSpeed hands it.)"""
+        """[.., n] to codes [.., n * bits / 8] and scales [groups], where the kernel's are [groups, 1]."""
         self._note("quantize", bits, kind)
         codes, scales = _quantize(values, groups, bits)
         return codes.view(*values.shape[:-1], -1), scales.flatten()
@@ -52,9 +51,8 @@ class Quantizer:
     ) -> tuple[Tensor, Tensor]:
         """A gradient in rank order to flat codes and scales [groups, 1], both in the order of the two hops.
 
-        The gradient is one chunk per rank of the world; chunk (node, local) goes to place (local, node). So what the
-        first hop sends to the local rank `l` is contiguous, the chunks of all ranks `l` of the machine, and the second
-        hop, between those ranks, again sends contiguous pieces. 2 nodes of 4: 0 1 2 3 4 5 6 7 becomes 0 4 1 5 2 6 3 7.
+        The gradient is one chunk per rank of the world; chunk (node, local) goes to place (local, node), so that both
+        hops send contiguous pieces. 2 nodes of 4: 0 1 2 3 4 5 6 7 becomes 0 4 1 5 2 6 3 7.
         """
         self._note("swizzle_quant", bits, kind)
         world = nodes * ranks_per_node

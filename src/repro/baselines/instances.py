@@ -81,8 +81,7 @@ def serve(
 
 @contextlib.contextmanager
 def _patient_threads() -> Iterator[None]:
-    """Let OpenMP in processes that are started meanwhile sleep while it waits, unless the user has said how. It spins
-    otherwise, and several processes with a thread for each core then mostly wait for each other."""
+    """Let OpenMP in processes that are started meanwhile sleep while it waits (it spins), unless the user said how."""
     said = "OMP_WAIT_POLICY" in os.environ
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:

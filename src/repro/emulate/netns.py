@@ -189,9 +189,8 @@ def _rank_link(topology: Topology, rank: int) -> list[str]:
 
 
 def _uplinks(topology: Topology) -> Iterator[str]:
-    """`tc` lines: HTB on both directions of every package's uplink, and which class takes what: leaving a package by
-    where to, entering it by where from. 1:10 is traffic within the node, 1:20 between nodes, both made by `set_rates`;
-    1:30 is the rest (ARP)."""
+    """`tc` lines: HTB on both directions of every package's uplink. 1:10 is traffic within the node, 1:20 between
+    nodes, both made by `set_rates`; 1:30 is the rest (ARP)."""
     for package in range(topology.world_size // topology.levels[0].size):
         node = package // topology.levels[1].size
         for device, field in ((f"u{package}", "dst"), (f"d{package}", "src")):

@@ -5,9 +5,8 @@
     recording.save("routing.npz")          # `exflow.load_trace` reads it
     placement = exflow.place(recording.counts(), gpus=8)
 
-Routers are found by what they are, so that nothing of the model changes: those of Hugging Face transformers (Mixtral,
-Qwen-MoE, OLMoE, DeepSeek, gpt-oss and others give (logits, weights, experts)), the gate of `deepspeed.moe.MoE`, and our
-own GPT-MoE's.
+Routers are those of Hugging Face transformers (Mixtral, Qwen-MoE, OLMoE, DeepSeek, gpt-oss and others give (logits,
+weights, experts)), the gate of `deepspeed.moe.MoE`, and our own GPT-MoE's.
 """
 
 from collections.abc import Iterator
@@ -31,11 +30,9 @@ def is_router(module: nn.Module) -> bool:
 
 
 def _choices(router: nn.Module, args: tuple, output: Any) -> tuple[Tensor, Tensor]:
-    """(experts [tokens, k], their weights [tokens, k]) of a call of a router.
-
-    DeepSpeed's top-2 draws its second expert at random, so its combining weights [tokens, E, capacity] are what counts;
-    where it dropped a token for lack of capacity, the most likely experts stand in.
-    """
+    """(experts [tokens, k], their weights [tokens, k]) of a call of a router. DeepSpeed's top-2 draws its second expert
+    at random, so its combining weights [tokens, E, capacity] are what counts; where it dropped a token for lack of
+    capacity, the most likely experts stand in."""
     if not hasattr(router, "wg"):
         _, weights, experts = output
         return experts, weights

@@ -160,8 +160,7 @@ def total_seconds(
 
 @lru_cache(maxsize=1024)
 def _pass_seconds(model: Dense, machine: Machine, tokens: int, rows: int) -> Value:
-    """A pass of `tokens` tokens through all layers, of which `rows` go on to logits, without reading the cache and
-    without the kernels of each request. Cached, because all draws and iterations of a run ask for the same few."""
+    """A pass of `tokens` tokens through all layers, of which `rows` go on to logits, without cache and sampling."""
     gpus, config = machine.topology.world_size, model.config
     if config.heads % gpus or config.ffn % gpus:
         raise ValueError(f"{config.heads} heads and ffn {config.ffn} cannot be shared evenly by {gpus} GPUs")

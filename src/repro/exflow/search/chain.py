@@ -1,13 +1,11 @@
 """What can be solved exactly because layers form a chain.
 
 At one flat cost only the *partition* of a layer into GPUs matters: labels can be matched afterwards, edge by edge, by
-an assignment problem. Hence
+an assignment problem. Arrays as in `problem.py`.
 
   one expert per GPU       the layers separate into a chain of assignment problems
   few partitions (E = 8)   Viterbi over all partitions of each layer
   a pool of placements     Viterbi over the partitions found in them: the best mix of their layers
-
-Arrays as in `problem.py`.
 """
 
 import functools

@@ -54,12 +54,10 @@ def place_replicas(
     """Give every GPU `extra` slots per layer beside those of `start`, and fill them for the tokens of a top-1 `trace`.
 
     `objective`, one of OBJECTIVES:
-      hops  Rounds of one slot for each GPU and layer, from the last layer to the first. A GPU gets the expert whose
-            replica saves its tokens most on their whole way on. One that would raise the total cost, counted exactly,
-            is left out, so more slots never cost more on these tokens. `costs`: of a hop inside a node and between.
-      load  From the first layer to the last, the busiest GPU hands the replica to another that lowers its load most,
-            until slots are full or none helps. From a placement, no layer's busiest GPU gets busier on these tokens;
-            hops may become more.
+      hops  A GPU gets the expert whose replica saves its tokens most on their whole way on, unless that would raise the
+            total cost: more slots never cost more on these tokens. `costs`: of a hop inside a node and between.
+      load  The busiest GPU hands the replica to another that lowers its load most, until slots are full or none helps.
+            From a placement, no layer's busiest GPU gets busier on these tokens; hops may become more.
 
     For both aims, add replicas for load to those for hops: what `start` holds stays. Slots without a use repeat an
     expert of their GPU. ValueError when k > 1, shapes disagree or an argument is out of range.

@@ -33,8 +33,7 @@ class FanOut:
 
     `gpus`, `nodes`: distinct GPUs and nodes that a token's k experts of one layer occupy, mean over layers (1 to k).
     `new_gpus`, `new_nodes`: those of layer l+1 that the token did not visit in layer l, mean over the transitions (0 to
-    k; for k = 1 the crossing fractions of `evaluate.Cost`). A token that visits every GPU in every layer visits no new
-    ones: read both.
+    k; for k = 1 the crossing fractions of `evaluate.Cost`).
     """
 
     gpus: float
