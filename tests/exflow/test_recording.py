@@ -71,16 +71,6 @@ def test_padding_is_left_out_and_decoded_tokens_join_their_sequences(model):
     assert lengths.tolist() == [6 + 3, 4 + 3, 3 + 1]
 
 
-def test_counts_are_those_of_the_trace_and_need_no_tokens(model):
-    with torch.no_grad(), record_routing(model) as recording, record_routing(model, keep_tokens=False) as counting:
-        for length in (4, 9):
-            model(_tokens(2, length))
-    np.testing.assert_array_equal(recording.counts(), exflow.transitions(recording.trace()))
-    np.testing.assert_array_equal(recording.counts(), counting.counts())
-    with pytest.raises(RuntimeError, match="counts only"):
-        counting.trace()
-
-
 def test_a_saved_trace_is_read_back(model, tmp_path):
     with torch.no_grad(), record_routing(model) as recording:
         model(_tokens(3, 4))

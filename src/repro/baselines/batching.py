@@ -23,9 +23,9 @@ def serial(queue_limit: int = 1024) -> Scheduler:
 class StaticScheduler(Scheduler):
     """Wait until `slots` requests have come (or no more will), run them as one batch until the longest is done, repeat.
 
-    Rows whose request is done stay as dead weight, and all answers of a batch are handed back at its end, as a server
-    that calls `generate` on a padded batch does. Whoever drives the engine by `step` sets `closed` when no more will
-    come. ValueError for `prefill_tokens` and `admit_per_iteration`, which would tear batches apart.
+    Rows whose request is done stay, and all answers of a batch are handed back at its end, as by `generate` on a padded
+    batch. Whoever drives the engine by `step` sets `closed` when no more will come. ValueError for `prefill_tokens` and
+    `admit_per_iteration`, which would tear batches apart.
     """
 
     streams: ClassVar[bool] = False
@@ -63,8 +63,7 @@ class DynamicScheduler(StaticScheduler):
     all that have come, up to `slots`, run as one batch until the longest is done; while a batch runs, no other starts.
     The last batch waits for its window too. ValueError for a `window_s` that is not finite or below 0.
 
-    The time is what the engine last told `expired`: at every token boundary and after every wait. So who drives the
-    engine by `step` calls it whenever time has passed, not only while `ready`.
+    The time is what the engine last told `expired`: who drives it by `step` calls it whenever time has passed.
     """
 
     window_s: float = 0.0
@@ -111,8 +110,7 @@ def answer(engine: Engine, request: Request) -> Generation:
 
 def divergence(model: Decoder, generation: Generation, reference: Generation) -> float | None:
     """How far apart the logits of the first differing token and of the reference's token are, by one prefill; None for
-    equal answers, infinite when one is merely the beginning of the other. A gap near the rounding error of the dtype is
-    a near tie, which the order of a sum decides; a wide one is a fault."""
+    equal answers, infinite when one is merely the beginning of the other."""
     if generation.tokens == reference.tokens:
         return None
     for at, pair in enumerate(zip(generation.tokens, reference.tokens, strict=False)):

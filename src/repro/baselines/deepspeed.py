@@ -9,19 +9,19 @@ one is gone, a RuntimeError says which.
 
 DeepSpeed keeps state per process, and ranks are forked:
 
-- `prepare` in the parent, before the fork: a ZeRO-3 optimizer imports Inductor, which takes 2 s once in the parent, and
-  4 s per launch when 8 ranks do it at a time on 2 cores. No import starts a thread or a process, so forking afterwards
-  is safe; a rank that was not prepared works as well.
-- DS_ACCELERATOR is read at the first import, LOCAL_SIZE (ranks per node, where there are no GPUs to count) at every use.
-- The group of hpZ is made once and serves every later model, whatever that asks for: a process trains with one number
+- `prepare` in the parent, before the fork: a ZeRO-3 optimizer imports Inductor, which takes seconds. No import starts a
+  thread or a process, so forking afterwards is safe; a rank that was not prepared works as well.
+- DS_ACCELERATOR is read at the first import, LOCAL_SIZE (ranks per node, where there are no GPUs to count) at every
+use. - The group of hpZ is made once and serves every later model, whatever that asks for: a process trains with one
+number
   of ranks per node, ValueError otherwise.
 
-Step times of `zeropp` on CPUs say little about its network: qgZ needs 110 collectives for four transformer blocks, and 8
-ranks on 2 cores take 3 to 15 ms for each, whatever its size. Compare bytes, or what a slow network adds.
+Step times of `zeropp` on CPUs say little about its network: qgZ needs 110 collectives for four transformer blocks, of
+3 to 15 ms each with 8 ranks on 2 cores. Compare bytes, or what a slow network adds.
 
 Known to be wrong in 0.19.8 and left as it is, because it is the baseline: qgZ sums over the ranks of a node and divides
 only by the number of nodes, so the gradients of matrices come out `ranks per node` times too large beside those of
-vectors, which are not quantised. Adam hardly notices; clipping does. tests/baselines/test_deepspeed.py shows it.
+vectors, which are not quantised. Clipping notices (tests/baselines/test_deepspeed.py).
 """
 
 import importlib
@@ -41,8 +41,7 @@ from repro.zero.buckets import blocks, default_device, materialise
 
 # Up to 1e9 elements DeepSpeed by default keeps gathered, and it spreads only tensors above 1e5: a smaller model is never
 # partitioned during a step, and hpZ has nothing to do. With these at 0, such a model is treated like most of a large
-# one. Measured with 3.3 M parameters, gathered elements per micro-batch: 2.0 times the model, as in the ZeRO paper; 1.7
-# when one block may be fetched ahead; 0.9, in one message, with the defaults.
+# one: 2.0 times the model is gathered per micro-batch, as in the ZeRO paper, and not 0.9.
 _KEEPING = (
     "stage3_max_live_parameters",
     "stage3_max_reuse_distance",
@@ -56,8 +55,8 @@ class DeepSpeedTrainer(trainer.Trainer):
     """`model`: DeepSpeed's engine; `optimizer`: torch's AdamW, which the engine's ZeRO-3 optimizer wraps; `quantizer`:
     replaces its kernels, None on a GPU. As ZeRO-3 does, every micro-batch reduces its gradients to the shards.
 
-    In `held_bytes`, `optimizer` is fp32 masters and moments, `secondary` the shard of hpZ. Not counted: the bucket that
-    collects gradients before they are reduced, for a small model as large as all of them.
+    In `held_bytes`, `optimizer` is fp32 masters and moments, `secondary` the shard of hpZ. Not counted: the bucket of
+    gradients.
     """
 
     def __init__(self, engine: Any, quantizer: Quantizer | None) -> None:
@@ -91,8 +90,8 @@ def zero3(model: nn.Module, topology: Topology, training: trainer.Training) -> D
     training    with torch's AdamW: DeepSpeed's own Adam for CPUs is compiled on first use, for 96 s
 
     A model of less than 1e9 parameters is partitioned all the time, and the members of its `nn.ModuleList`s are
-    gathered one at a time, as FSDP2 and our engine do, instead of every linear layer and norm: a small model, where a
-    collective costs more than its bytes, then takes half the time for a step. A larger one has DeepSpeed's defaults.
+    gathered one at a time, as FSDP2 and our engine do: a step then takes half the time. A larger one has DeepSpeed's
+    defaults.
 
     Raises ValueError for a model, topology or dtype that does not fit, ImportError without DeepSpeed, RuntimeError for
     a version whose inside is another.
@@ -105,8 +104,7 @@ def zeropp(model: nn.Module, topology: Topology, training: trainer.Training) -> 
     with a tensor that qgZ would reduce wrongly; qwZ needs shards of a multiple of 8 elements, and DeepSpeed says so in
     the first step.
 
-    Gradients travel as fp16, whatever the dtype: the kernels read what they get as fp16 without looking at its type, so
-    that bfloat16 gradients, DeepSpeed's own choice for a bfloat16 model, become other numbers on a GPU.
+    Gradients travel as fp16, whatever the dtype: the kernels read what they get as fp16 without looking at its type.
     """
     _, ranks = trainer.nodes_and_ranks(topology)
     _check_reducible(model, topology.world_size)
@@ -114,17 +112,14 @@ def zeropp(model: nn.Module, topology: Topology, training: trainer.Training) -> 
     from deepspeed.accelerator import get_accelerator
 
     if (devices := get_accelerator().device_count()) != ranks:
-        raise ValueError(
-            f"qgZ would build nodes of {devices} ranks, the devices that this process sees, not of {ranks}"
-        )
+        raise ValueError(f"qgZ would build nodes of {devices} ranks, the devices that this process sees, not {ranks}")
     switches = {"zero_quantized_weights": True, "zero_quantized_gradients": True, "zero_hpz_partition_size": ranks}
     return _initialize(model, topology, training, switches, communication_data_type="fp16")
 
 
 def _check_reducible(model: nn.Module, world_size: int) -> None:
     """qgZ cuts a tensor of two dimensions or more into max(rows, columns, ranks) groups and deals whole groups to
-    ranks. Groups that are left over the kernel does not write, and it loads 8 values of a group at a time. (A tensor
-    whose size cannot be dealt to the ranks, two codes per byte, is reduced without quantisation.)"""
+    ranks, 8 values at a time. (A tensor whose size cannot be dealt to the ranks is reduced without quantisation.)"""
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2 or parameter.numel() % (2 * world_size):
             continue

@@ -1,9 +1,8 @@
 """DeepSpeed's own expert parallelism (`deepspeed.moe.MoE`, two all-to-alls per layer) around the same model and the
 same loop.
 
-It gives every expert a buffer as long as the fullest expert of any rank needs, so all messages have one size, and asks
-for that size by an all-reduce per layer (counted as gate, which makes it). So no token is dropped, and the tokens are
-those of the model.
+Every expert gets a buffer as long as the fullest expert of any rank needs, a size that an all-reduce per layer tells
+(counted as gate, which makes it). So no token is dropped, and the tokens are those of the model.
 """
 
 import contextlib

@@ -11,10 +11,9 @@
 A group is a run of values that share one scale, fp32: the step between two codes, max |x| / 2^(bits - 1). Codes are
 round(x / step), half to even, cut to -2^(bits-1) .. 2^(bits-1) - 1: the largest value of a group loses a whole step.
 
-As in the kernels, values are fp16 on both sides, and `quantized_reduction` sums and does **not** divide: whoever calls
-it twice in a row, once per hop, has to divide by the ranks of both hops. Not as in the kernels: an input of another
-dtype is converted, where they read its bits as if they were fp16; sums are taken in fp32 before they become fp16, where
-they add in fp16; and only symmetric quantisation in one slice (`pipeline` 1), which is all that ZeRO++ uses.
+As in the kernels, values are fp16 on both sides, and `quantized_reduction` sums and does **not** divide. Not as in the
+kernels: an input of another dtype is converted, where they read its bits as if they were fp16; sums are taken in fp32,
+where they add in fp16; and only symmetric quantisation in one slice (`pipeline` 1), which is all that ZeRO++ uses.
 """
 
 from collections import Counter
@@ -37,8 +36,7 @@ class Quantizer:
         self.calls = Counter[tuple[str, int]]()
 
     def quantize(self, values: Tensor, groups: int, bits: int, kind: int) -> tuple[Tensor, Tensor]:
-        """[.., n] to codes [.., n * bits / 8] and scales [groups]. (The kernel's scales are [groups, 1]; gloo refuses
-        to gather those into the flat buffer that DeepSpeed hands it.)"""
+        """[.., n] to codes [.., n * bits / 8] and scales [groups], where the kernel's are [groups, 1]."""
         self._note("quantize", bits, kind)
         codes, scales = _quantize(values, groups, bits)
         return codes.view(*values.shape[:-1], -1), scales.flatten()
@@ -53,9 +51,8 @@ class Quantizer:
     ) -> tuple[Tensor, Tensor]:
         """A gradient in rank order to flat codes and scales [groups, 1], both in the order of the two hops.
 
-        The gradient is one chunk per rank of the world; chunk (node, local) goes to place (local, node). So what the
-        first hop sends to the local rank `l` is contiguous, the chunks of all ranks `l` of the machine, and the second
-        hop, between those ranks, again sends contiguous pieces. 2 nodes of 4: 0 1 2 3 4 5 6 7 becomes 0 4 1 5 2 6 3 7.
+        The gradient is one chunk per rank of the world; chunk (node, local) goes to place (local, node), so that both
+        hops send contiguous pieces. 2 nodes of 4: 0 1 2 3 4 5 6 7 becomes 0 4 1 5 2 6 3 7.
         """
         self._note("swizzle_quant", bits, kind)
         world = nodes * ranks_per_node

@@ -4,13 +4,11 @@
     hsdp            all three over the ranks of a node, replicated in every node (MiCS), which all-reduce the gradients
     fsdp2_reshard   as fsdp2, and a forward leaves each block spread over the node, where its backward gathers it (hpZ)
 
-Parameters stay fp32 and sharded: they are the masters, and with Adam's moments take 12 bytes each, as in our engine.
-With `dtype` bfloat16 (`MixedPrecisionPolicy.param_dtype`) they are cast before each all-gather, and computation,
-gathers and reductions are 16 bits wide. There are no 16-bit weights beside the masters, but gradient shards are fp32:
-16 bytes per parameter in all, which again is what our engine holds (2 + 12 + 2).
+Parameters stay fp32 and sharded: they are the masters. With `dtype` bfloat16 (`MixedPrecisionPolicy.param_dtype`) they
+are cast before each all-gather, and computation, gathers and reductions are 16 bits wide; gradient shards are fp32.
+With Adam's moments that is 16 bytes per parameter, as our engine holds (2 + 12 + 2).
 
-On gloo, `reduce_scatter` moves twice the bytes that NCCL or RCCL would: it is an all-reduce inside. Nothing is patched
-here, so times and counted bytes on gloo have that handicap.
+On gloo, `reduce_scatter` is an all-reduce inside, and so moves twice the bytes that NCCL or RCCL would.
 """
 
 import torch
@@ -116,6 +114,4 @@ def _check_equal_weights(module: nn.Module) -> None:
     differing = (found != expected).any().int()
     dist.all_reduce(differing)
     if differing:
-        raise ValueError(
-            f"{differing.item()} ranks have other weights than rank 0: FSDP2 sends none, use the same seed"
-        )
+        raise ValueError(f"{differing.item()} ranks have other weights than rank 0: FSDP2 sends none, use one seed")

@@ -1,8 +1,7 @@
 """Concurrent instances: each request is served by a process with a model of its own (the paper's FasterTransformer).
 
-The processes are there, with weights loaded and warm, before the first request comes. Whoever is free takes the next
-request in order, waits until it arrives, and decodes it alone; nothing is shared but the machine, so they slow each
-other down."""
+The processes are warm before the first request comes. Whoever is free takes the next request in order, waits until it
+arrives, and decodes it alone; nothing is shared but the machine, so they slow each other down."""
 
 import contextlib
 import math
@@ -82,8 +81,7 @@ def serve(
 
 @contextlib.contextmanager
 def _patient_threads() -> Iterator[None]:
-    """Let OpenMP in processes that are started meanwhile sleep while it waits, unless the user has said how. It spins
-    otherwise, and several processes with a thread for each core then mostly wait for each other."""
+    """Let OpenMP in processes that are started meanwhile sleep while it waits (it spins), unless the user said how."""
     said = "OMP_WAIT_POLICY" in os.environ
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:

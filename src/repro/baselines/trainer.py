@@ -59,9 +59,8 @@ class Trainer(ABC):
         return total
 
     def held_bytes(self) -> dict[str, int]:
-        """Bytes of state on this rank by kind, counted when the last step had all gradients and had not yet updated:
-        the moment at which everything that the library keeps exists. Activations and buffers of a collective in flight
-        are not counted. Empty before the first step."""
+        """Bytes of state on this rank by kind, counted when the last step had all gradients and had not yet updated.
+        Activations and buffers of a collective in flight are not counted. Empty before the first step."""
         return self._held
 
     @abstractmethod

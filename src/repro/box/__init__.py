@@ -6,9 +6,8 @@ namespace of its own.
     /run/repro-box             configuration, sockets, state, logs; `down` removes it
 
 Read `cluster` (what up, down and status do), then `network`, `daemons` and `packages`. The files of `slurm/box/` are
-Slurm's configuration. Nothing outside /run and the names above is touched: no systemd, no cgroups, no file of a Slurm
-that is installed. Inside a node, /etc/slurm and /etc/hosts are the box's, by a mount that nobody else sees: programs
-that forget SLURM_CONF find it too.
+Slurm's configuration. Nothing outside /run and the names above is touched. Inside a node, /etc/slurm and /etc/hosts are
+the box's, by a mount that nobody else sees.
 """
 
 from repro.box.cluster import Box, Settings, down, status, up

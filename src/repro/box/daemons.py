@@ -38,11 +38,8 @@ def slurmctld(folder: Path) -> None:
 
 
 def slurmd(folder: Path, count: int) -> None:
-    """One per node, in its namespace, with its name, and with the box's /etc/slurm and /etc/hosts mounted where only it
-    and its jobs see them.
-
-    Not `ip netns exec`: that hides /sys/fs/cgroup, without which slurmd ends.
-    """
+    """One per node, in its namespace, with its name and the box's /etc/slurm and /etc/hosts. Not by `ip netns exec`:
+    that hides /sys/fs/cgroup, without which slurmd ends."""
     names = [f"node{node + 1}" for node in range(count)]
     for node, name in enumerate(names, 1):
         (folder / "spool" / name).mkdir(parents=True)

@@ -28,9 +28,8 @@ class BoxFabric(Fabric):
 
 
 class JobFabric(BoxFabric):
-    """The links of a job's `nodes` (1, 2, ...), on which its ranks make up `topology`. Nodes belong to one job at a
-    time, so it may give their links rates of its own: the first rank does, when it enters. ValueError where a node
-    lacks the packages or GCDs."""
+    """The links of a job's `nodes` (1, 2, ...), on which its ranks make up `topology`. The first rank gives them its
+    rates when it enters. ValueError where a node lacks the packages or GCDs."""
 
     def __init__(self, topology: Topology, nodes: Sequence[int], first: bool) -> None:
         super().__init__(topology)

@@ -5,9 +5,9 @@
     rank eth0 ─ v1 ┘                      ├ bridge spine     1:10 the same node, 1:20 another node
               ...    bridge pk1 ─ u1 ═ d1 ┘
 
-A `Topology` holds rates per rank with all ranks busy; the ranks of a package share its uplink, so an uplink class gets
-the rate of one rank times the ranks of a package. Everything but the ranks' ends lives in a namespace of its own, so
-addresses may repeat between fabrics. Rates only: `Level.latency_s` is not emulated, as many kernels lack sch_netem.
+The ranks of a package share its uplink, so an uplink class gets the rate of one rank times the ranks of a package.
+Everything but the ranks' ends lives in a namespace of its own, so addresses may repeat between fabrics. Rates only:
+`Level.latency_s` is not emulated, as many kernels lack sch_netem.
 """
 
 import ctypes
@@ -27,10 +27,8 @@ from repro.topology import Level, Topology
 _NAMESPACES = Path("/run/netns")
 _MARK = "repro"  # namespaces are called repro-<owner's pid>-<its start time>-<number of the fabric>-<rank or "fab">
 _CLONE_NEWNET = 0x40000000
-# Jumbo frames, as fast networks have them: headers are 1 % of the bytes (5 % at 1500). No segmentation offload: a
-# packet of up to 64 KiB would need a burst of that size, and what fits a burst passes an idle link at once. With bursts
-# of 128 KiB a ZeRO++ step of many messages took 0.9 of the time that its bytes need; with 32 KiB no plan is faster than
-# its bytes.
+# Jumbo frames, as fast networks have them. No segmentation offload: a packet of up to 64 KiB would need a burst of that
+# size, and what fits a burst passes an idle link at once. With 32 KiB no plan is faster than its bytes.
 _PACKETS = "mtu 9000 gso_max_size 9000"
 _BURST = 32768  # bytes
 _QUEUE = 1_000_000  # bytes; the default of 1000 packets would hold 64 MB, seconds of delay
@@ -86,9 +84,8 @@ class Fabric:
     def counters(self) -> dict[str, int]:
         """Bytes delivered so far (headers and retransmissions included) by the level that carried them.
 
-        A transfer counts for the one level that joins its ends (`Topology.level_between`), as the kernel's qdiscs
-        count: what enters packages from the same node and from other nodes, and what reaches ranks beyond that. What a
-        killed rank had already handed to its kernel still flows for a while, and counts.
+        A transfer counts for the one level that joins its ends (`Topology.level_between`). What a killed rank had
+        already handed to its kernel still flows for a while, and counts.
         """
         package, node, cluster = self.topology.names
         show = command(["tc", "-n", self._prefix + "fab", "-s", "-j", "qdisc", "show"])
@@ -192,9 +189,8 @@ def _rank_link(topology: Topology, rank: int) -> list[str]:
 
 
 def _uplinks(topology: Topology) -> Iterator[str]:
-    """`tc` lines: HTB on both directions of every package's uplink, and which class takes what: leaving a package by
-    where to, entering it by where from. 1:10 is traffic within the node, 1:20 between nodes, both made by `set_rates`;
-    1:30 is the rest (ARP)."""
+    """`tc` lines: HTB on both directions of every package's uplink. 1:10 is traffic within the node, 1:20 between
+    nodes, both made by `set_rates`; 1:30 is the rest (ARP)."""
     for package in range(topology.world_size // topology.levels[0].size):
         node = package // topology.levels[1].size
         for device, field in ((f"u{package}", "dst"), (f"d{package}", "src")):

@@ -24,19 +24,14 @@ class Affinity:
 
 def conditional(counts: np.ndarray) -> np.ndarray:
     """P(E_{p,j+1} | E_{i,j}), float64 [layers-1, E, E], rows i, columns p, from transition counts of the same shape.
-
-    Rows sum to 1; the row of an expert that no token visited is 0.
-    """
+    Rows sum to 1; the row of an expert that no token visited is 0."""
     visits = counts.sum(axis=2, keepdims=True)
     return np.divide(counts, visits, out=np.zeros(counts.shape), where=visits > 0)
 
 
 def mutual_information(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(bits, share), each float64 [layers-1], of transition counts [layers-1, E, E] (plug-in estimate).
-
-    `share` is bits divided by the entropy of the next layer's expert (0 where that entropy is 0): 0 for independent
-    layers, 1 where the next expert is determined.
-    """
+    """(bits, share), each float64 [layers-1], of transition counts [layers-1, E, E] (plug-in estimate). `share` is bits
+    divided by the entropy of the next layer's expert (0 where that entropy is 0)."""
     joint = counts / counts.sum(axis=(1, 2), keepdims=True)
     before, after = joint.sum(axis=2), joint.sum(axis=1)
     bits = np.maximum(_entropy(before) + _entropy(after) - _entropy(joint.reshape(len(joint), -1)), 0.0)

@@ -14,8 +14,7 @@ class Cost:
     `hops_per_token`: transitions (of layers-1) whose two experts sit on different GPUs = `intra_hops` + `inter_hops` =
     the sum of `level_hops`, innermost level first. `crossing_fraction`: hops over layers-1, `node_crossing_fraction`:
     hops between nodes over layers-1. `weighted_hops`: Σ level cost · level hops. `max_load`: load of the busiest GPU of
-    a layer over the even share (1: even), mean over layers; `max_load_worst_layer`: the maximum over layers. The
-    paper's constraint balances expert counts, not these.
+    a layer over the even share (1: even), mean over layers; `max_load_worst_layer`: the maximum over layers.
     """
 
     hops_per_token: float

@@ -73,16 +73,14 @@ def make_levels(gpus: int | Topology, gpus_per_node: int | None = None, costs: S
     costs = tuple(range(1, len(sizes) + 1)) if costs is None else tuple(costs)
     if len(costs) != len(sizes):
         raise ValueError(f"costs are {costs}, must be one per level, innermost first: {', '.join(names)}")
-    if not all(math.isfinite(cost) and cost > 0 for cost in costs) or list(costs) != sorted(costs):
+    if not all(0 < cost < math.inf for cost in costs) or list(costs) != sorted(costs):
         raise ValueError(f"costs are {costs}, must be positive and not decreasing from the innermost level out")
     return Levels(names, sizes, tuple(float(cost) for cost in costs))
 
 
 def parse_levels(text: str) -> Topology:
     """The topology of `node=8,rack=4,cluster=2`: innermost level first, each with the number of units that it joins.
-
-    ValueError for anything else.
-    """
+    ValueError for anything else."""
     levels = []
     for item in text.split(","):
         name, equals, size = item.partition("=")

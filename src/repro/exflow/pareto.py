@@ -39,10 +39,8 @@ def pareto_front(
         found += [search(float(limit)) for limit in np.geomspace(least, most, POINTS)[:-1]]
     costs = [evaluate(placement, counts) for placement in found]
     kept, fewest = [], np.inf
-    for placement, cost in sorted(
-        zip(found, costs, strict=True), key=lambda each: (each[1].max_load_worst_layer, each[1].weighted_hops)
-    ):
-        if cost.weighted_hops < fewest * (1 - 1e-12):
-            kept.append(placement)
-            fewest = cost.weighted_hops
+    for number in sorted(range(len(found)), key=lambda i: (costs[i].max_load_worst_layer, costs[i].weighted_hops)):
+        if costs[number].weighted_hops < fewest * (1 - 1e-12):
+            kept.append(found[number])
+            fewest = costs[number].weighted_hops
     return kept

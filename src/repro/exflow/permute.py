@@ -1,8 +1,7 @@
 """Apply a placement to a model: reorder experts so that a server which deals them out in order puts each on its GPU.
 
-Expert-parallel servers give GPU g the experts g·E/P to (g+1)·E/P - 1 of every layer. With the weights of a layer's
-experts and the rows of its router in the order of the placement, these are the experts that it put on g, and the model
-computes the same function.
+Expert-parallel servers give GPU g the experts g·E/P to (g+1)·E/P - 1 of every layer. With experts and rows of the
+router in the order of the placement, these are the experts that it put on g, and the model computes the same function.
 """
 
 from collections.abc import Iterator
@@ -32,7 +31,13 @@ def permute_experts(model: nn.Module, gpu: np.ndarray) -> None:
     for number, ((name, router, _), order) in enumerate(zip(layers, physical_to_logical(gpu), strict=True)):
         if router.num_experts != len(order):
             raise ValueError(f"{name} has {router.num_experts} experts, the placement {len(order)} in layer {number}")
-        _check_groups(name, router, order)
+        groups = getattr(router, "num_group", None) or 1
+        size = len(order) // groups
+        if any(len(set(slots)) > 1 for slots in np.split(order // size, groups)):
+            raise ValueError(
+                f"{name} chooses among {groups} groups of {size} experts first; this placement mixes the groups, "
+                "and the reordered model would compute something else"
+            )
     for (_, router, experts), order in zip(layers, physical_to_logical(gpu), strict=True):
         index = torch.as_tensor(order)
         for tensor in (*router.parameters(recurse=False), *router.buffers(recurse=False)):
@@ -58,15 +63,3 @@ def _reorder(tensor: Tensor, index: Tensor) -> None:
     """Along the first dimension, where that counts experts."""
     if tensor.dim() and tensor.shape[0] == len(index):
         tensor.copy_(tensor[index.to(tensor.device)])
-
-
-def _check_groups(name: str, router: nn.Module, order: np.ndarray) -> None:
-    groups = getattr(router, "num_group", None) or 1
-    if groups > 1:
-        size = len(order) // groups
-        for slots in np.split(order // size, groups):
-            if len(set(slots.tolist())) > 1:
-                raise ValueError(
-                    f"{name} chooses among {groups} groups of {size} experts first; this placement mixes the groups, "
-                    "and the reordered model would compute something else"
-                )

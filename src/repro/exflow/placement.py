@@ -1,9 +1,8 @@
 """Where to put experts so that tokens stay where they are: one call, five methods.
 
-`paper.py` is ExFlow's own placement; read it first. Around it stand two yardsticks, `contiguous` and `random`, and
-`affinity`, our own search (`search/`): same objective and stages, but it uses that layers form a chain, and it can
-limit the tokens of the busiest GPU, which the paper's balance of expert counts does not. A machine has one stage per
-level (`levels.py`), outermost first.
+Beside ExFlow's own placement (`paper.py`, read it first) stand two yardsticks, `contiguous` and `random`, and
+`affinity`, our search (`search/`): same objective and stages, but it uses that layers form a chain, and it can limit
+the tokens of the busiest GPU. A machine has one stage per level (`levels.py`), outermost first.
 """
 
 import math
@@ -31,10 +30,9 @@ ROUNDS, TIME_LIMIT_S = 60, 30.0  # when `place` is given neither
 class Placement:
     """`gpu`: int64 [layers, E], the GPU of every expert; GPUs of one node (of one unit of any level) are consecutive.
 
-    `levels`: the machine; None stands for nodes of `gpus_per_node` GPUs, with hops that cost 1 inside and 2 between
-    them. `note` says in words how it was found, and where a limit cut the search. `optimal`: proven to have the fewest
-    hops on the counts it was given. `mip_gap`: worst relative gap that the solver reports for a stage of `exflow`, None
-    for other methods.
+    `levels`: the machine; None: nodes of `gpus_per_node` GPUs, hops cost 1 inside and 2 between them. `note` says in
+    words how it was found. `optimal`: proven to have the fewest hops on the counts it was given. `mip_gap`: worst
+    relative gap that the solver reports for a stage of `exflow`, None for other methods.
     """
 
     gpu: np.ndarray
@@ -103,14 +101,13 @@ def place(
       exflow-direct  the same program with one stage per level: into all nodes at once, then into all GPUs of a node
       affinity       our search; exact (`optimal`) on one level with one expert per GPU or few partitions (E = 8)
 
-    `affinity`, where it is not exact, uses all of `time_limit_s` if that is given alone. With `rounds` it makes so many
-    rounds in each stage; `seed` and `rounds` then fix the result, unless a time limit cuts it short (`time_limited`).
-    With neither, 60 rounds in at most 30 s. `exflow` takes the time limit (30 s) and depends on it wherever it hits it.
-    Compilation is not counted in `seconds`. `progress` is called with the fraction done and a text.
+    `affinity`, where it is not exact, uses all of `time_limit_s` if that is given alone. `rounds`: so many in each
+    stage; `seed` and `rounds` then fix the result, unless a time limit cuts it short (`time_limited`). With neither, 60
+    rounds in at most 30 s. `exflow` takes the time limit (30 s) and depends on it wherever it hits it. Compilation is
+    not counted in `seconds`. `progress` is called with the fraction done and a text.
 
     `max_load` (affinity only): the busiest GPU of each layer gets at most so many times the even share of the tokens of
-    `counts` (up to rounding, 1e-9); 1.2 allows 20 % more. ValueError names the layer and its hottest expert where no
-    such placement is found. On other tokens the load may be higher: leave some room.
+    `counts` (up to rounding, 1e-9). ValueError names the layer and its hottest expert where no such placement is found.
 
     Raises ValueError when E is no multiple of P, the levels or costs are none (`levels.make_levels`), or the counts are
     not such counts.
@@ -134,11 +131,8 @@ def place(
 
 
 def evaluate(placement: Placement, routing: Trace | np.ndarray) -> Cost:
-    """Hops and load of `placement` on a trace (held out, if you ask for an honest number) or on its transition counts.
-
-    Both give the same numbers. With top-k routing a hop is a pair of experts of weight 1/k²; ValueError when shapes
-    disagree or no token was counted.
-    """
+    """Hops and load of `placement` on a trace or, which gives the same, on its transition counts. With top-k routing a
+    hop is a pair of experts of weight 1/k². ValueError when shapes disagree or no token was counted."""
     gpu, levels = placement.gpu, placement.machine
     counts = transitions(routing) if isinstance(routing, Trace) else routing
     check_shapes(gpu.shape, (len(counts) + 1, counts.shape[-1]))
@@ -182,10 +176,8 @@ def _prime_factors(number: int) -> list[int]:
 
 
 def _affinity(task: Task) -> Found:
-    """Outermost level first, inside each unit the next; with several levels a polish at the level costs follows.
-
-    The polish sees what stages cannot: that a worse cut between nodes may save more hops inside them.
-    """
+    """Outermost level first, inside each unit the next. With several levels a polish at the level costs follows: a
+    worse cut between nodes may save more hops inside them."""
     counts, levels, budget, stages = task.counts, task.levels, task.budget, task.stages
     weight, cap = loads(counts), None
     if task.max_load is not None:

@@ -5,9 +5,8 @@
     recording.save("routing.npz")          # `exflow.load_trace` reads it
     placement = exflow.place(recording.counts(), gpus=8)
 
-Routers are found by what they are, so that nothing of the model changes: those of Hugging Face transformers (Mixtral,
-Qwen-MoE, OLMoE, DeepSeek, gpt-oss and others give (logits, weights, experts)), the gate of `deepspeed.moe.MoE`, and our
-own GPT-MoE's.
+Routers are those of Hugging Face transformers (Mixtral, Qwen-MoE, OLMoE, DeepSeek, gpt-oss and others give (logits,
+weights, experts)), the gate of `deepspeed.moe.MoE`, and our own GPT-MoE's.
 """
 
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from repro.exflow.trace import Trace, add_pairs
+from repro.exflow.trace import Trace, transitions
 from repro.files import replacing
 
 
@@ -31,11 +30,9 @@ def is_router(module: nn.Module) -> bool:
 
 
 def _choices(router: nn.Module, args: tuple, output: Any) -> tuple[Tensor, Tensor]:
-    """(experts [tokens, k], their weights [tokens, k]) of a call of a router.
-
-    DeepSpeed's top-2 draws its second expert at random, so its combining weights [tokens, E, capacity] are what counts;
-    where it dropped a token for lack of capacity, the most likely experts stand in.
-    """
+    """(experts [tokens, k], their weights [tokens, k]) of a call of a router. DeepSpeed's top-2 draws its second expert
+    at random, so its combining weights [tokens, E, capacity] are what counts; where it dropped a token for lack of
+    capacity, the most likely experts stand in."""
     if not hasattr(router, "wg"):
         _, weights, experts = output
         return experts, weights
@@ -51,8 +48,8 @@ class Recording:
     cached keys and values begins new sequences, one per row; a call with them goes on with those of the call before.
     """
 
-    def __init__(self, model: nn.Module, keep_tokens: bool = True) -> None:
-        self.source, self.keep_tokens = type(model).__name__, keep_tokens
+    def __init__(self, model: nn.Module) -> None:
+        self.source = type(model).__name__
         self._routers = [module for module in model.modules() if is_router(module)]
         if len(self._routers) < 2:
             raise ValueError(
@@ -68,8 +65,6 @@ class Recording:
         self._rows = np.empty(0, np.int64)  # sequence of each row of the batch
         self._sequences = 0
         self._chunks: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # experts, weights, sequence
-        self._pairs = np.zeros((len(self._routers) - 1, self.num_experts, self.num_experts), np.int64)
-        self._k = 0  # experts of a token; 0: none was recorded
 
     def _begin(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         tokens = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.dim() >= 2), None)
@@ -100,25 +95,19 @@ class Recording:
             raise ValueError(f"{self.source}: routers saw {len(experts)} tokens of a batch of {present.shape}")
         here = present.reshape(-1)
         experts = experts[here].astype(np.uint8 if self.num_experts <= 256 else np.uint16)
-        self._k = experts.shape[2]
-        add_pairs(experts, self._pairs)
-        if self.keep_tokens:
-            sequence = np.repeat(self._rows, present.shape[1])[here]
-            self._chunks.append((experts, weights[here], sequence))
+        self._chunks.append((experts, weights[here], np.repeat(self._rows, present.shape[1])[here]))
 
     def trace(self) -> Trace:
-        """All recorded tokens, sequence after sequence. RuntimeError without any, or with keep_tokens=False."""
+        """All recorded tokens, sequence after sequence. RuntimeError without any."""
         if not self._chunks:
-            raise RuntimeError("no token was recorded" if self.keep_tokens else "keep_tokens=False: counts only")
+            raise RuntimeError("no token was recorded")
         experts, weights, sequence = (np.concatenate(each) for each in zip(*self._chunks, strict=True))
         order = np.argsort(sequence, kind="stable")  # decoded tokens arrive row by row of a batch
         return Trace(experts[order], self.num_experts, sequence[order], self.source, weights[order])
 
     def counts(self) -> np.ndarray:
         """Transition counts, float64 [layers-1, E, E], as of the trace. RuntimeError when nothing was recorded."""
-        if self._k == 0:
-            raise RuntimeError("no token was recorded")
-        return self._pairs / float(self._k**2)
+        return transitions(self.trace())
 
     def save(self, path: str | Path) -> None:
         """Write the trace as `.npz` that `load_trace` reads, with weights in float16. Whole or not at all."""
@@ -134,15 +123,15 @@ class Recording:
 
 
 @contextmanager
-def record_routing(model: nn.Module, keep_tokens: bool = True) -> Iterator[Recording]:
+def record_routing(model: nn.Module) -> Iterator[Recording]:
     """Record every token that goes through `model` inside the `with`, training or inference, forward or `generate`.
 
     The model is called with tokens or embeddings [batch, tokens, ..] first, and with `attention_mask` [batch, tokens so
-    far] where there is padding. Nothing of it changes, and its outputs are the same. `keep_tokens=False` keeps only the
-    transition counts, in memory that does not grow. Beam search reorders rows, so its sequences are not told apart.
-    Raises ValueError for fewer than two known routers, or layers with different numbers of experts.
+    far] where there is padding. Nothing of it changes, and its outputs are the same. Beam search reorders rows, so its
+    sequences are not told apart. Raises ValueError for fewer than two known routers, or layers with different numbers
+    of experts.
     """
-    recording = Recording(model, keep_tokens)
+    recording = Recording(model)
     with ExitStack() as hooks:
         hooks.enter_context(model.register_forward_pre_hook(recording._begin, with_kwargs=True))
         hooks.enter_context(model.register_forward_hook(recording._end))

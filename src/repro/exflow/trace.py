@@ -1,7 +1,6 @@
 """Routing traces: which expert each token visits in each layer, and how often one expert follows another.
 
-Beside what the published solver reads, [tokens, layers], a trace has the k experts of top-k routing and the sequence
-boundaries, so that a placement can be judged on sequences that it never saw.
+A trace has sequence boundaries, so that a placement can be judged on sequences that it never saw.
 """
 
 import zipfile
@@ -86,11 +85,8 @@ class Trace:
         return self.take(np.sort(rows))
 
     def split(self, fraction: float, seed: int) -> tuple["Trace", "Trace"]:
-        """(train, held-out): whole sequences drawn at random until `fraction` of the tokens is in train.
-
-        Tokens of one sequence resemble each other, so a split by tokens would let the placement see what it is judged
-        on. Raises ValueError without sequence ids, or when either part would be empty.
-        """
+        """(train, held-out): whole sequences, whose tokens resemble each other, drawn at random until `fraction` of the
+        tokens is in train. Raises ValueError without sequence ids, or when either part would be empty."""
         if self.sequences is None:
             raise ValueError(f"{self.source}: no sequence boundaries, so whole sequences cannot be held out")
         if not 0.0 < fraction < 1.0:
@@ -110,21 +106,16 @@ def by_layer(experts: np.ndarray, dtype: DTypeLike | None = None) -> np.ndarray:
     return np.ascontiguousarray(experts.transpose(1, 0, 2), dtype)
 
 
-def add_pairs(experts: np.ndarray, pairs: np.ndarray) -> None:
-    """Count the k·k pairs of each token of `experts`, as in a `Trace`, in `pairs`, int64 [layers-1, E, E]."""
-    layers = by_layer(experts)  # counts of one layer fit a core's cache
-    with ThreadPoolExecutor() as threads:
-        list(threads.map(count_transitions, layers[:-1], layers[1:], pairs))
-
-
 def transitions(trace: Trace) -> np.ndarray:
     """float64 [layers-1, E, E]: tokens that go from expert a of layer l to expert b of layer l+1.
 
     With top-k routing each of the k·k pairs of a token weighs 1/k², so that a token always weighs 1 per pair of layers.
     """
     pairs = np.zeros((trace.layers - 1, trace.num_experts, trace.num_experts), np.int64)
-    for start in range(0, trace.tokens, BLOCK):
-        add_pairs(np.asarray(trace.experts[start : start + BLOCK]), pairs)
+    with ThreadPoolExecutor() as threads:
+        for start in range(0, trace.tokens, BLOCK):
+            layers = by_layer(trace.experts[start : start + BLOCK])  # counts of one layer fit a core's cache
+            list(threads.map(count_transitions, layers[:-1], layers[1:], pairs))
     return pairs / float(trace.k**2)
 
 

@@ -4,18 +4,14 @@ Read `rank` (what a started rank does), then `watch` (how the parent waits, and 
 tells a hang from slow work, `errors` is what comes out. `joined` serves torchrun and srun, with `slurm_env` (what Slurm
 tells), `seats` (do ranks sit where they should) and `watchdog` (a late rank ends itself).
 
-`launch` forks the ranks from a parent that has imported torch (0.1 s for 8 ranks). It spawns them, which imports torch
-once per rank, where a fork is unsafe: on macOS, after CUDA was initialised, and for more than one thread per rank (GNU
-OpenMP hangs in a fork of a process that has used it). In a `torchrun` or `srun` job this process already is a rank, and
-`launch` runs the function here.
+`launch` forks the ranks, or spawns them where a fork is unsafe: on macOS, after CUDA was initialised, and for more than
+one thread per rank (GNU OpenMP hangs in a fork of a process that has used it). In a `torchrun` or `srun` job this
+process already is a rank, and `launch` runs the function here.
 
 A rank writes its result or error to a private folder, says so, and stays until all are done: its neighbours never see
 a closed connection before the parent has the true cause. Every rank watches a pipe that only the parent can write to;
-it ends at end of file, so killing the parent leaves no rank behind.
-
-A hang inside a collective is told from slow work by asking each rank, at the deadline, where its main thread is and how
-long its TCP connections have been silent: blocked means inside torch.distributed while nothing moved for a second. (A
-process-group timeout cannot decide this at the deadline: it starts anew with every operation.)
+it ends at end of file, so killing the parent leaves no rank behind. At the deadline each rank is asked where its main
+thread is, and whether it is blocked. (A process-group timeout starts anew with every operation.)
 """
 
 import tempfile

@@ -52,8 +52,7 @@ class Done(BaseException):
 
 
 def late(found: dict[int, tuple[str, bool]], world_size: int, after_s: float) -> LaunchTimeout:
-    """The error for late ranks: of each its stack, and whether it is blocked in a collective. A CollectiveHang where
-    all of them are."""
+    """The error for late ranks, of each its stack and whether it is blocked; a CollectiveHang where all of them are."""
     blocked = [rank for rank, (_, is_blocked) in found.items() if is_blocked]
     message = f"{len(found)} of {world_size} ranks were not done after {after_s:g} s"
     message += f"; blocked in torch.distributed: {_listed(blocked)}" if blocked else ""

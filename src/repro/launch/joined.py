@@ -74,9 +74,7 @@ def run_in_job(
 
 def _take_gpu() -> str:
     """Make this rank's GPU, if the machine has any, the current one; the backend for tensors there and on the CPU.
-
-    The GPU comes before the group, which NCCL (on ROCm RCCL, by the same name) forms on the current device.
-    """
+    Before the group is made, which NCCL (on ROCm RCCL, by the same name) forms on the current device."""
     import torch
 
     if not torch.cuda.is_available():

@@ -73,8 +73,7 @@ def run_rank(
     done, released = threading.Event(), threading.Event()
 
     def tell(kind: str, content: bytes) -> None:
-        """The content in a file, as it may be of any size; then a message, so short that it is whole even if ranks tell
-        at once."""
+        """The content in a file; then a message, so short that it is whole even if ranks tell at once."""
         (setup.folder / f"{kind}-{rank}").write_bytes(content)
         told.send((kind, rank))
 

@@ -20,8 +20,7 @@ class Seat(NamedTuple):
 
 
 def check_placement(topology: Topology) -> None:
-    """Compare the seats of all ranks (collective) with the levels `node` and `package`; PlacementError names the first
-    rank that is elsewhere, on all ranks alike."""
+    """Compare the seats of all ranks (collective) with the topology; PlacementError, on all ranks alike."""
     import torch.distributed as dist
 
     seats: list[Any] = [None] * topology.world_size

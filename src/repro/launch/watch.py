@@ -85,8 +85,7 @@ class Ranks:
         return error
 
     def _ask_where(self) -> None:
-        """The deadline passed: LaunchTimeout or CollectiveHang by what the ranks answer, unless all get done after all.
-        RankError when one dies or raises meanwhile."""
+        """The deadline passed: `late` by what ranks answer, unless all get done; RankError when one dies or raises."""
         time.sleep(SILENT_S)  # a rank that has only just entered a collective is not stuck there
         limit = time.monotonic() + _ANSWER_S
         for rank in self.unreported():

@@ -1,7 +1,5 @@
-"""Where a rank is: its stack, and whether it is blocked in a collective rather than slow.
-
-Blocked means inside torch.distributed while no TCP connection of the rank has moved a byte for `SILENT_S`.
-"""
+"""Where a rank is: its stack, and whether it is blocked in a collective rather than slow. Blocked means inside
+torch.distributed while no TCP connection of the rank has moved a byte for `SILENT_S`."""
 
 import contextlib
 import os

@@ -1,8 +1,7 @@
 """Algorithms of collectives, each as the rounds that it consists of.
 
 In each round a rank sends one message, or in a direct exchange one to every other rank. The busiest link of each level
-decides how long the round takes: how many messages leave a unit at the same time, over how many links. So an algorithm
-is a short list of `Stage`s, which `collectives.seconds` adds up.
+decides how long it takes. So an algorithm is a short list of `Stage`s, which `collectives.seconds` adds up.
 
     ring                 p - 1 rounds to the next rank: little traffic over slow levels, but latency grows with p
     tree                 NCCL's all-reduce: up and down a binary tree of nodes, a chain inside a node. There are two

@@ -1,8 +1,7 @@
 """What a machine's processors really take, from a few measured steps, to predict other plans and networks.
 
-A probe times messages in a loop that does nothing else; in a training step they find cold caches and other work. Three
-factors make up for that: on launching a message, on moving its bytes, and on what only needs memory (copies, sums, the
-update). A fourth number is the share of the processors' work that links hide in the probe only. Links keep their rates.
+A probe times messages in a loop that does nothing else; in a training step they find cold caches and other work. The
+factors of `slowed` make up for that. Links keep their rates.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,10 +43,8 @@ class Observation:
 
 
 def calibrate(observations: Sequence[Observation]) -> dict[str, float]:
-    """The factors with which the observations are predicted best: keys of `START`, as `slowed` takes them.
-
-    Least squares of logarithms, with a weak prior around `START`. ValueError for no observations.
-    """
+    """The factors with which the observations are predicted best: keys of `START`, as `slowed` takes them. Least
+    squares of logarithms, with a weak prior around `START`. ValueError for no observations."""
     if not observations:
         raise ValueError("no observations to calibrate with, needed is at least one measured step")
     start = np.log(list(START.values()))

@@ -1,8 +1,4 @@
-"""Time of a collective on a network: the rounds of its algorithm, added up.
-
-The processors spend the latency of each message and add up what a reduction receives. The links take as long as the
-busiest one needs for its bytes.
-"""
+"""Time of a collective on a network: the rounds of its algorithm, added up."""
 
 import math
 from collections.abc import Sequence
@@ -54,9 +50,7 @@ def seconds(
 
 def _hierarchical(kind: Kind, nbytes: float, network: Network, first: int, last: int) -> Value:
     """The fastest collective of each level, innermost first (an all-gather in the other order, which takes as long).
-
-    Slow levels carry only the part that one inner rank has; of an all-to-all every level carries the whole tensor.
-    """
+    Slow levels carry only the part that one inner rank has; of an all-to-all every level carries the whole tensor."""
     if kind == "all_reduce":
         return sum(_hierarchical(half, nbytes, network, first, last) for half in halves(kind))
     total: Value = 0.0

@@ -14,8 +14,7 @@ Parts of an iteration:
                        time, so the slower of the two counts
     all-gather         a ring, as NCCL's
 
-Nothing overlaps, because a layer needs its tokens before it can begin. Nothing is padded, so this baseline is harder to
-beat than DeepSpeed, which pads every expert's buffer to the fullest one.
+Nothing overlaps, because a layer needs its tokens before it can begin. Nothing is padded, unlike in DeepSpeed.
 """
 
 import math
@@ -147,8 +146,8 @@ def iteration(
 def compute_seconds(
     model: GPTMoEConfig, machine: Machine, tokens_per_gpu: float, context: int, mode: Mode, max_load: float = 1.0
 ) -> Value:
-    """Compute of the busiest GPU. In two_all_to_alls tokens attend at home, evenly. In the coherent modes a token
-    attends where its expert was: attention follows the load of the experts. [INF] one GPU is the busiest in all."""
+    """Compute of the busiest GPU. In two_all_to_alls tokens attend at home, evenly; else attention follows the load of
+    the experts. [INF] one GPU is the busiest in all."""
     attending = tokens_per_gpu * (1.0 if mode == "two_all_to_alls" else max_load)
     visits = tokens_per_gpu * model.top_k * max_load
     touched = touched_experts(model.experts / machine.topology.world_size, visits)
@@ -175,11 +174,8 @@ def touched_experts(experts: float, tokens: float) -> float:
 
 
 def all_to_all_seconds(nbytes: float, machine: Machine, routing: Routing) -> Value:
-    """One direct all-to-all in which each GPU hands in `nbytes`, and the busiest `max_load` times as many.
-
-    Where no token leaves, the call still has its latency. With `uniform` routing it takes as long as
-    `collectives.seconds` of a direct all-to-all.
-    """
+    """One direct all-to-all in which each GPU hands in `nbytes`, and the busiest `max_load` times as many. Where no
+    token leaves, the call still has its latency."""
     names, gpus = machine.topology.names, machine.topology.world_size
     if gpus == 1:
         return 0.0

@@ -1,8 +1,7 @@
 """Parameters of a network from measured times of collectives, with their uncertainty, and predictions by them.
 
-The fit is least squares of log(predicted / measured), so that microseconds count as much as seconds. The loss is
-robust, because libraries switch algorithm at sizes of their own, where no smooth model follows. The uncertainty is
-clustered: errors of one machine shape are correlated, so 40 of its sizes are not 40 independent observations.
+The fit is robust least squares of log(predicted / measured): libraries switch algorithm at sizes of their own, where no
+smooth model follows. The uncertainty is clustered, as errors of one machine shape are correlated.
 """
 
 import itertools
@@ -127,20 +126,17 @@ def error_quantiles(log_errors: Sequence[float] | pd.Series, at: Sequence[float]
 
 
 def choose(measured: pd.DataFrame, model: Model, candidates: Sequence[float], at_most: int = 2) -> pd.DataFrame:
-    """Compare protocol switches by cross-validation: each machine shape in turn is left out of the fit and predicted.
-
-    A row for each choice of up to `at_most` of `candidates` (message bytes), the best first: `switches`, and
-    `error_median` and `error_p90` on the shapes left out.
-    """
+    """Compare protocol switches by cross-validation: each machine shape in turn is left out of the fit and predicted. A
+    row for each choice of up to `at_most` of `candidates` (message bytes), the best first: `switches`, and
+    `error_median` and `error_p90` on the shapes left out."""
     measured = shaped(measured, model)
     groups = measured.groupby(SHAPE).ngroup()
     rows = []
     for count in range(at_most + 1):
         for switches in itertools.combinations(sorted(candidates), count):
             tried = replace(model, switches=switches)
-            left_out = [
-                predict(fit(measured[groups != g], tried), measured[groups == g]).log_error for g in groups.unique()
-            ]
+            fits = [(fit(measured[groups != g], tried), measured[groups == g]) for g in groups.unique()]
+            left_out = [predict(found, others).log_error for found, others in fits]
             median, p90 = error_quantiles(pd.concat(left_out))
             rows.append({"switches": switches, "error_median": median, "error_p90": p90})
     return pd.DataFrame(rows).sort_values("error_median", kind="stable", ignore_index=True)
@@ -160,10 +156,8 @@ def thinned(measured: pd.DataFrame, sizes: int) -> pd.DataFrame:
 
 
 def _start(table: pd.DataFrame, model: Model, name: str) -> float:
-    """Where the search for a parameter begins: at a quarter of the shortest time, or at the highest rate of the table.
-
-    For a level over the rows that cross none further out. Farther away a rate would decide no row, and so stay there.
-    """
+    """Where the search for a parameter begins: at a quarter of the shortest time, or at the highest rate of the table;
+    for a level over the rows that cross none further out."""
 
     def outermost(sizes: Sequence[int], hop: Sequence[str] | None) -> str:
         """The outermost level that a row's messages cross."""

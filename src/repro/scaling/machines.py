@@ -1,8 +1,8 @@
 """Machines, as far as they are known: a parameter is an interval from the worst that is achieved to the data sheet.
 
 `Hardware` is a kind of machine (those of `machines.toml` are the catalogue), and `Hardware.machine` makes the `Machine`
-of a number of nodes, at the likely values or in draws. A draw takes every parameter from its interval, so a prediction
-is a band. The same seed draws the same values for every plan and size, so ratios of predictions have bands too.
+of a number of nodes, at the likely values or in draws, so that a prediction is a band. The same seed draws the same
+values for every plan and size, so ratios of predictions have bands too.
 """
 
 import math

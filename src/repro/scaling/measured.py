@@ -31,10 +31,9 @@ def a100_dgx() -> pd.DataFrame:
     """NCCL on DGX A100 (8 GPUs a node, NVLink), from vidur. 8946 rows of 2 KiB to 64 MiB, by NCCL's choice of
     algorithm: all_reduce of 2 to 16 ranks and send_recv of 2 ranks, on 1 or 2 nodes.
 
-    Found in vidur's `profiling/collectives`: `size` is in bytes (float16 elements x 2), times are in ms. A value is the
-    median of the NCCL kernels of 11 launches on rank 0, so it includes the wait for slower ranks. We take the median of
-    three such values; they are whole microseconds. The network between the nodes is not named: 64 MiB go from rank to
-    rank at 8 GB/s, well below the 25 GB/s of one NIC of a DGX A100.
+    Found in vidur's `profiling/collectives`: `size` is in bytes, times are in ms, and a value is the median of the NCCL
+    kernels of 11 launches on rank 0, so it includes the wait for slower ranks. We take the median of three such values.
+    The network between the nodes is not named: 64 MiB go from rank to rank at 8 GB/s.
     """
     files = [_DATA / f"vidur_net_a100_dgx_{collective}.csv" for collective in ("all_reduce", "send_recv")]
     found = pd.concat([pd.read_csv(file, index_col=0) for file in files], ignore_index=True)
@@ -57,14 +56,12 @@ def slingshot11() -> pd.DataFrame:
     37.
 
     Algorithms are named as in the file: `*_mpich` are the library's (`default_mpich` its choice), the others are pico's
-    own, over point-to-point. A number at the end is the size of a segment. Runs of different days stay separate rows;
-    times of one test differ by up to 2.2x between them (2.9x below 1 MB). Seconds are the median over iterations of the
-    slowest rank's time.
+    own, over point-to-point. Runs of different days stay separate rows; times of one test differ by up to 2.2x between
+    them (2.9x below 1 MB). Seconds are the median over iterations of the slowest rank's time.
 
     Found in pico's source: the file's size (`count_int32` x 4 bytes) is the whole tensor for all three collectives. A
     rank's share is rounded down to whole elements, so all_gather and reduce_scatter move `count_int32 // ranks * ranks`
-    elements, and `nbytes` counts those. This is plausible: 16 nodes gather 537 MB in 75 ms, 6.7 GB/s into each, of the
-    25 GB/s of a NIC; were the size one rank's contribution, it would be 107 GB/s.
+    elements, and `nbytes` counts those.
     """
     found = pd.read_csv(_DATA / "pico_lumi_slingshot11_cpu_collectives.csv")
     found = found[found["collective"].isin(list(_PICO))]  # leaves out REDUCE, which nothing here models

@@ -4,14 +4,12 @@ A file holds one run. Lines that libraries or launchers print in between are ski
 differently; found in their sources:
 
 nccl-tests and rccl-tests, as printed since 2019 (checked up to 2.19): `size` is the larger of a rank's send and receive
-buffer, so it is our `nbytes`. It is what was moved, rounded down to a multiple of the ranks. sendrecv is a ring: every
-rank sends `size` to the next and receives as much. Time is the mean over iterations launched back to back, and over
-ranks (option -a); we take the out-of-place one.
+buffer, so it is our `nbytes`. Time is the mean over iterations launched back to back, and over ranks (option -a); we
+take the out-of-place one.
 
 OSU (5.3, and reduce_scatter of 2022): `Size` is one rank's contribution in allgather and what goes to one peer in
 alltoall, so there `nbytes` is `Size` times the ranks. It is the whole input in reduce_scatter and the tensor in
-allreduce. Time is the mean over iterations, each after a barrier, and over ranks. That of osu_latency is half a round
-trip between 2 ranks: our send_recv.
+allreduce. Time is the mean over iterations, each after a barrier, and over ranks. osu_latency is our send_recv.
 """
 
 import re

@@ -1,8 +1,7 @@
 """What a network costs: latency and bandwidth of every level of a topology, and the links that its ranks share.
 
-A message of n bytes takes alpha + n / beta seconds on its level (Hockney's model). The papers' arguments need two
-things more. The ranks of a unit share its links to the outside: 8 GCDs of a node share 4 NICs. And a message takes one
-link: an algorithm that sends one message at a time out of a node leaves three of four NICs idle.
+A message of n bytes takes alpha + n / beta seconds on its level (Hockney's model). The ranks of a unit share its links
+to the outside, and a message takes one link: one message at a time leaves three of a node's four NICs idle.
 
 Every parameter is a number, or an array with a value per draw; all arithmetic is elementwise.
 """

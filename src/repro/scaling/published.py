@@ -38,10 +38,7 @@ class Study:
 
 def a100_dgx() -> Study:
     """Fitted: 2 and 4 ranks, on one node and two. Predicted: 8 and 16, and every second size of the fitted shapes.
-
-    Rings out of a node use as many NICs as the node has ranks, up to four: with more ranks the measured times stop
-    falling.
-    """
+    Rings out of a node use up to four NICs: with more ranks the measured times stop falling."""
     table = thinned(measured.a100_dgx(), 40)
     small = table.nodes * table.ranks_per_node <= 4
     every_second = table.groupby(["collective", "nodes", "ranks_per_node"]).cumcount() % 2 == 0
@@ -51,12 +48,9 @@ def a100_dgx() -> Study:
 
 
 def slingshot11() -> Study:
-    """Fitted: 8 and 16 nodes. Predicted: 32 and 100 nodes, and a collective that was not fitted at all
-    (reduce-scatter).
-
-    Only runs with one rank a node, which show the network alone. MPICH's recursive doubling of a reduce-scatter, which
-    sends larger and larger parts, is not modelled.
-    """
+    """Fitted: 8 and 16 nodes. Predicted: 32 and 100 nodes, and reduce-scatter, which was not fitted at all. Only runs
+    with one rank a node. MPICH's recursive doubling of a reduce-scatter, which sends larger and larger parts, is not
+    modelled."""
     table = measured.slingshot11()
     other = (table.collective == "reduce_scatter") & (table.algorithm == "recursive_doubling_mpich")
     table = table[table.algorithm.isin(list(_SLINGSHOT)) & (table.ranks_per_node == 1) & ~other]

@@ -9,8 +9,7 @@ An iteration gives every running request one token:
                  and embed request by request
     all-reduces  two a layer among tensor-parallel GPUs, and an all-gather of the logits
 
-`PredictedTimes` hands these times to the policies of `repro.flover.queueing`, which decide which requests run in an
-iteration. Nothing here is fitted to the paper.
+`PredictedTimes` hands these times to the policies of `repro.flover.queueing`. Nothing here is fitted to the paper.
 """
 
 import math
@@ -98,10 +97,9 @@ def machine_of(gpus: int, kind: Hardware = CATALOGUE["wilkes3"], draws: int = 0,
 class PredictedTimes:
     """`repro.flover.queueing.times.Times` of a model on a machine, or on draw number `draw` of an uncertain one.
 
-    Layers are tensor-parallel over all ranks of the machine. ValueError where sizes or memory do not allow it.
-
-    `decode` counts every request as long as the longest, because the queue tells no more: an upper bound. A prompt is a
-    pass of its own; the authors' code skips it for LLaMA, which is one pass of 504.
+    Layers are tensor-parallel over all ranks of the machine. ValueError where sizes or memory do not allow it. `decode`
+    counts every request as long as the longest, an upper bound. A prompt is a pass of its own; the authors' code skips
+    it for LLaMA, which is one pass of 504.
     """
 
     model: Dense
@@ -162,8 +160,7 @@ def total_seconds(
 
 @lru_cache(maxsize=1024)
 def _pass_seconds(model: Dense, machine: Machine, tokens: int, rows: int) -> Value:
-    """A pass of `tokens` tokens through all layers, of which `rows` go on to logits, without reading the cache and
-    without the kernels of each request. Cached, because all draws and iterations of a run ask for the same few."""
+    """A pass of `tokens` tokens through all layers, of which `rows` go on to logits, without cache and sampling."""
     gpus, config = machine.topology.world_size, model.config
     if config.heads % gpus or config.ffn % gpus:
         raise ValueError(f"{config.heads} heads and ffn {config.ffn} cannot be shared evenly by {gpus} GPUs")

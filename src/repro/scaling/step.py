@@ -13,7 +13,6 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from repro.comm import Route
 from repro.models.gpt import GPT, GPTConfig
 from repro.scaling import collectives
 from repro.scaling.algorithms import Algorithm, Kind
@@ -95,7 +94,9 @@ def predict_step(
     messages: dict[bool, Value] = {True: 0.0, False: 0.0}  # those at the end of the step, and the others
     quantize: Value = 0.0
     levels: dict[str, Value] = dict.fromkeys(plan.topology.names, 0.0)
-    last = _once_per_step(plan)
+    moves = plan.moves
+    sums = (moves.reduce_to_optimizer, moves.all_reduce_replicas) if plan.reduce_across == "step" else ()
+    last = (*sums, moves.gather_updated)  # routes that are walked after the last backward
     for collective in traffic.collectives(plan, shapes, accumulation):
         for hop in traffic.hops(collective, plan.topology):
             wire, work = hop_seconds(collective, hop, machine)
@@ -128,10 +129,7 @@ def model_flops(config: GPTConfig, sequences: int) -> float:
 
 
 def compute_seconds(config: GPTConfig, machine: Machine, micro_batch: int, accumulation: int) -> Value:
-    """Forwards and backwards of a step on one rank; checkpointing adds a second forward.
-
-    Small layers are bound by launches and memory, large ones by products, so efficiency grows with the model.
-    """
+    """Forwards and backwards of a step on one rank; checkpointing adds a second forward."""
     passes = 4 if config.checkpointing else 3  # in forwards; a backward is two
     products = model_flops(config, micro_batch) * passes / 3 / machine.flops_per_s
     # Of a layer: its weights, and 34 s b h bytes of activations that it writes and a later kernel reads.
@@ -164,11 +162,9 @@ def layout_of(config: GPTConfig) -> Layout:
 
 
 def hop_seconds(collective: Collective, hop: traffic.Hop, machine: Machine) -> tuple[Value, Value]:
-    """Seconds on the wire, and seconds of quantising.
-
-    NCCL and RCCL use rings. `repro.comm` does over several levels; within one level it exchanges directly. A quantised
-    reduction is a direct all-to-all, and a sum at the receiver.
-    """
+    """Seconds on the wire, and seconds of quantising. NCCL and RCCL use rings; `repro.comm` does over several levels,
+    and within one level it exchanges directly. A quantised reduction is a direct all-to-all, and a sum at the
+    receiver."""
     rings = machine.native or sum(size > 1 for size in hop.sizes) > 1
     kind: Kind = "all_gather" if collective.kind == "gather" else "all_to_all" if hop.bits < 16 else "reduce_scatter"
     algorithm: Algorithm = "ring" if rings and kind != "all_to_all" else "direct"
@@ -179,10 +175,3 @@ def hop_seconds(collective: Collective, hop: traffic.Hop, machine: Machine) -> t
     if machine.quantize_values_per_s is None:
         return wire, hop.quantised * QUANTIZE_BYTES / machine.hbm_bytes_per_s + 2 * machine.launch_s
     return wire, 2 * hop.quantised / machine.quantize_values_per_s
-
-
-def _once_per_step(plan: Plan) -> tuple[Route | None, ...]:
-    """Routes that are walked after the last backward."""
-    moves = plan.moves
-    sums = (moves.reduce_to_optimizer, moves.all_reduce_replicas) if plan.reduce_across == "step" else ()
-    return (*sums, moves.gather_updated)

@@ -1,9 +1,6 @@
 """What if: predictions over machines, sizes, models and plans.
 
-    scaling.sweep(["frontier", "dgx-h100"], [1, 8, 48], [scaling.gpt(20e9)], ["zero3", "zeropp", "hierarchical"])
-
-is a table with a band for every combination. The other functions tell what decides a result, where one plan overtakes
-another, how large a model fits, and which plan of all is the fastest (`search`).
+scaling.sweep(["frontier", "dgx-h100"], [1, 8, 48], [scaling.gpt(20e9)], ["zero3", "zeropp", "hierarchical"])
 """
 
 import itertools

@@ -1,10 +1,9 @@
 """Proven lower bounds on the crossing fraction of any balanced placement: how far a placement can be from the best one.
 
-An expert keeps its tokens only with the E/P experts of the next layer on its own GPU. So for each pair of layers the
-kept pairs form a (E/P)-regular bipartite graph, and they also come from two balanced partitions. Each fact bounds what
-can be kept:
+For each pair of layers the pairs of experts on one GPU form a (E/P)-regular bipartite graph, and they come from two
+balanced partitions. Each fact bounds the tokens that can be kept:
 
-  b-matching    the heaviest (E/P)-regular bipartite graph, a linear program with integral vertices (`matching.py`)
+  b-matching    the heaviest (E/P)-regular bipartite graph, a linear program with integral vertices
   spectrum      sum/P plus E/P times the P-1 largest singular values of the doubly centred counts (Donath-Hoffman)
   semidefinite  both facts at once, and that both sides of a layer see the same partition (`sdp.py`); takes seconds
 
@@ -13,9 +12,10 @@ for the counts it was computed from (the training tokens): on other tokens the b
 """
 
 import numpy as np
+from numba import njit
 from threadpoolctl import threadpool_limits
 
-from repro.exflow.bound import matching, sdp
+from repro.exflow.bound import sdp
 from repro.exflow.evaluate import distances, total_cost
 from repro.exflow.search import chain
 
@@ -24,9 +24,8 @@ def lower_bound(counts: np.ndarray, gpus: int, time_limit_s: float = 0.0) -> flo
     """Crossing fraction on `counts` [layers-1, E, E] that no placement of E/gpus experts per GPU and layer can beat.
 
     The best of all bounds above. `time_limit_s` is for the semidefinite one, which 0 leaves out; it stops earlier when
-    it stalls. On one core, 24 layers of 16 or 32 experts take 2 s and 5 s, 12 layers of 64 experts 5 s to come within
-    0.002 of what more time gives; above E = 64 few iterations fit. The other bounds take milliseconds (58 layers of 256
-    experts: 2 s) and are the same every time.
+    it stalls (24 layers of 32 experts: 5 s on one core; above E = 64 few iterations fit). The other bounds take
+    milliseconds (58 layers of 256 experts: 2 s) and are the same every time.
 
     Hops inside and between nodes count alike; for hops between nodes, give the number of nodes as `gpus`. ValueError
     when E is no multiple of gpus, the counts are all zero, or the time limit is negative.
@@ -57,13 +56,64 @@ def gap(crossing_fraction: float, bound: float) -> float:
 
 
 def b_matching(pairs: np.ndarray, degree: int) -> float:
-    """Weight of the heaviest `degree`-regular bipartite graph on weights `pairs` [E, E], each pair taken at most once.
-
-    What is returned is the value of a solution of the dual linear program: by weak duality an upper bound even where
-    rounding left the solver beside the optimum.
-    """
-    row, column = matching.b_matching_prices(np.ascontiguousarray(pairs, np.float64), degree)
+    """Weight of the heaviest `degree`-regular bipartite graph on weights `pairs` [E, E], each pair taken at most once:
+    the value of a solution of the dual linear program, an upper bound even where rounding left it beside the
+    optimum."""
+    row, column = b_matching_prices(np.ascontiguousarray(pairs, np.float64), degree)
     return dual_value(pairs, degree, row, column)
+
+
+@njit(cache=True)
+def b_matching_prices(weight: np.ndarray, degree: int) -> tuple[np.ndarray, np.ndarray]:
+    """Prices of rows and columns, float64 [n] each, of the heaviest `degree`-regular bipartite graph on `weight`.
+
+    Of all prices these make `dual_value` least. As in the Hungarian method, rows get their columns one by one,
+    each along a cheapest augmenting path (Dijkstra on reduced costs price + price - weight, kept >= 0 outside the graph
+    and <= 0 inside).
+    """
+    n = len(weight)
+    chosen = np.zeros((n, n), np.bool_)
+    row, column = np.array([weights.max() for weights in weight]), np.zeros(n)
+    free = np.full(n, degree)  # what each column still takes
+    distance, done, source = np.empty(2 * n), np.empty(2 * n, np.bool_), np.empty(2 * n, np.int64)
+    for start in range(n):
+        for _ in range(degree):
+            distance[:], done[:] = np.inf, False
+            distance[start] = 0.0
+            while True:
+                node = int(np.argmin(np.where(done, np.inf, distance)))
+                done[node] = True
+                if node >= n:
+                    j = node - n
+                    if free[j] > 0:
+                        break
+                    for i in range(n):
+                        if chosen[i, j] and not done[i]:
+                            through = distance[node] + max(weight[i, j] - row[i] - column[j], 0.0)
+                            if through < distance[i]:
+                                distance[i], source[i] = through, node
+                else:
+                    for j in range(n):
+                        if not chosen[node, j] and not done[n + j]:
+                            through = distance[node] + max(row[node] + column[j] - weight[node, j], 0.0)
+                            if through < distance[n + j]:
+                                distance[n + j], source[n + j] = through, node
+            length = distance[node]
+            for i in range(n):
+                if done[i]:
+                    row[i] -= length - distance[i]
+                if done[n + i]:
+                    column[i] += length - distance[n + i]
+            free[node - n] -= 1
+            while node != start:
+                i = source[node]
+                chosen[i, node - n] = True
+                node = i
+                if node != start:
+                    j = source[node]
+                    chosen[node, j - n] = False
+                    node = j
+    return row, column
 
 
 def dual_value(pairs: np.ndarray, degree: int, row: np.ndarray, column: np.ndarray) -> float:

@@ -45,10 +45,8 @@ MOST_TRIANGLES = 10**8  # numbers; without them the bound is weaker and larger m
 
 def kept_bound(counts: np.ndarray, gpus: int, time_limit_s: float) -> float:
     """Upper bound on the tokens of `counts` [layers-1, E, E] that stay on their GPU of E/gpus experts; 1 < gpus < E.
-
-    The best bound met before `time_limit_s` is over or bounds stall; at least one iteration is made. Takes 4 bytes for
-    each of the (layers-1)·(2E)³ triangle inequalities, and leaves these out where they are more than MOST_TRIANGLES.
-    """
+    The best one met before `time_limit_s` is over or bounds stall. Takes 4 bytes for each of the (layers-1)·(2E)³
+    triangle inequalities, and leaves these out where they are more than MOST_TRIANGLES."""
     deadline = time.perf_counter() + time_limit_s
     experts = counts.shape[1]
     scale = counts.max()
@@ -84,11 +82,9 @@ def kept_bound(counts: np.ndarray, gpus: int, time_limit_s: float) -> float:
 
 
 def move_prices(prices: np.ndarray, matrices: np.ndarray, step: float) -> tuple[np.ndarray, float]:
-    """Move τ of all triangle inequalities along what `matrices` [edges, 2E, 2E] violate, in place.
-
-    `prices`: float32 [edges, 2E, 2E, 2E]; (i, j, k) and (i, k, j) are one. Returns what they take from W, float64
-    [edges, 2E, 2E], and Σ τ; both are exact for this τ.
-    """
+    """Move τ of all triangle inequalities along what `matrices` [edges, 2E, 2E] violate, in place. `prices`: float32
+    [edges, 2E, 2E, 2E]; (i, j, k) and (i, k, j) are one. Returns what they take from W, float64 [edges, 2E, 2E], and Σ
+    τ; both are exact for this τ."""
     all_taken, paid = np.zeros(matrices.shape), 0.0
     for edge, (z, own) in enumerate(zip(matrices.astype(np.float32), prices, strict=True)):
         violated = z[:, :, None] + z[:, None, :]

@@ -1,19 +1,15 @@
 """Expert-parallel decoding with one all-to-all per layer instead of two (ExFlow's "context coherence").
 
-The experts of every layer are spread over ranks, and a token must visit its expert:
-
     two_all_to_alls    DeepSpeed-MoE's: attention at a home rank → all-to-all → expert → all-to-all → home
     coherent           attention → all-to-all → expert, and on from there, as every rank can do the attention of every
                        request; at the end of an iteration, an all-gather of the new tokens
 
 With experts placed by affinity (`placement.py`) the next expert is often on the same rank, and the token does not move.
-A token's keys and values arise on whatever rank it was at, and the next token of its request needs them wherever it
-goes. The paper leaves open how (docs/exflow.md); `keys_values` says it:
+The next token of a request needs its keys and values on whatever rank it goes to. The paper leaves open how
+(docs/exflow.md); `keys_values` says it, and either way every rank holds those of all requests:
 
     gathered    an all-gather at the end of the iteration, 2·L·kv_width values per token to every rank
     shared      in memory that all ranks see, on one machine: only ids travel, as in the paper's Table I
-
-Either way every rank holds the keys and values of all requests: ranks times the memory of `two_all_to_alls`.
 
 With top-k > 1 a token stays where its heaviest expert is. Copies visit the ranks of the others, and their part of the
 sum comes back: a second, smaller all-to-all.
@@ -65,9 +61,9 @@ class Decoder:
                 f"{config.experts} experts, and there are {self.ranks} ranks"
             )
         if (mode == "coherent" and keys_values == "shared") != (memory is not None):
+            given = "given" if memory else "missing"
             raise ValueError(
-                f"mode {mode}, keys_values {keys_values}, memory {'given' if memory else 'missing'}: it belongs to "
-                "coherent and shared"
+                f"mode {mode}, keys_values {keys_values}, memory {given}: it belongs to coherent and shared"
             )
         self.model, self.mode, self.gather = model.eval(), mode, keys_values == "gathered"
         self.blocks = cast(list[MoEBlock], list(model.blocks))
@@ -76,18 +72,18 @@ class Decoder:
         self.exchange, self.rank = RowExchange(communicator), dist.get_rank()
         self.device = model.head.weight.device
         self.gpu = torch.as_tensor(gpu, device=self.device)
-        self.slot = torch.stack(
-            [_keep_own(block, gpu == self.rank) for block, gpu in zip(self.blocks, self.gpu, strict=True)]
-        )
+        own = self.gpu == self.rank
+        self.slot = own.cumsum(dim=1) - 1  # of this rank's experts among themselves
+        for block, kept in zip(self.blocks, own, strict=True):
+            block.experts.up = nn.Parameter(block.experts.up.data[kept])
+            block.experts.down = nn.Parameter(block.experts.down.data[kept])
         self.meter = Meter(communicator.ledger, self.device)
 
     @torch.no_grad()
     def generate(self, prompts: list[Tensor], new_tokens: int) -> Tensor:
         """Continuations, int64 [requests, new_tokens], of prompts int64 [any length]; both are the same on every rank.
-
         The home of request r is rank r · ranks // requests. ValueError for an empty prompt or more tokens than the
-        model has positions.
-        """
+        model has positions."""
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         longest = int(lengths.max()) + new_tokens
         if lengths.min() < 1 or new_tokens < 1 or longest > self.model.config.seq_len:
@@ -111,9 +107,7 @@ class Decoder:
 
     def _iterate(self, tokens: Tensor, position: Tensor, mine: Tensor) -> Tensor:
         """One decoding iteration: from the newest tokens of all requests, int64 [requests], at `position`, to the next.
-
-        `mine`: the requests whose home is here. `two_all_to_alls` needs and returns only their tokens.
-        """
+        `mine`: the requests whose home is here. `two_all_to_alls` needs and returns only their tokens."""
         request, fresh = mine, list[Fresh]()
         x = self.model.embed(tokens[mine], position[mine])
         for layer, block in enumerate(self.blocks):
@@ -166,10 +160,8 @@ class Decoder:
             return (weights.unsqueeze(-1) * answer).sum(dim=1)
 
     def _go_and_stay(self, layer: int, x: Tensor, request: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows x [n, hidden] of `request` [n] move to the rank of their heaviest expert; returns those then here.
-
-        A copy goes to each other rank that has one of a row's experts; its part of the sum follows the row.
-        """
+        """Rows x [n, hidden] of `request` [n] move to the rank of their heaviest expert; returns those then here. A
+        copy goes to each other rank that has one of a row's experts; its part of the sum follows the row."""
         block, k = self.blocks[layer], self.model.config.top_k
         with self.meter.part("gate"):
             _, weights, experts = block.router(block.norm2(x))
@@ -254,11 +246,3 @@ class Decoder:
         counts = target.bincount(minlength=self.ranks)
         self.meter.moves(counts)
         return counts
-
-
-def _keep_own(block: MoEBlock, own: Tensor) -> Tensor:
-    """Keep the experts marked in `own`, bool [experts], of a block; returns the place of each among them, int64
-    [experts] (meaningless for the others)."""
-    for name in ("up", "down"):
-        setattr(block.experts, name, nn.Parameter(getattr(block.experts, name).data[own]))
-    return own.cumsum(dim=0) - 1

@@ -13,13 +13,6 @@ from torch import Tensor
 from repro.comm import Ledger
 
 
-class Seconds(dict[str, float]):
-    """By part; 0 for a part that there was not."""
-
-    def __missing__(self, part: str) -> float:
-        return 0.0
-
-
 @dataclass
 class Iteration:
     """One decoding iteration of one rank.
@@ -28,7 +21,7 @@ class Iteration:
     sent to an expert, by the level that they crossed ("own": none).
     """
 
-    parts: Seconds = field(default_factory=Seconds)
+    parts: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     sent: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     rows: Counter[str] = field(default_factory=Counter)
 

@@ -1,9 +1,8 @@
 """Simulated annealing of a placement (numba, cached on disk): most of the search's time and of its gain.
 
-One step looks at the swaps of an expert with all others of its layer at once, a loop over contiguous memory, and takes
-the one that is best after random noise is added to each. Noise -T·x with x exponentially distributed accepts a single
-swap exactly as Metropolis does (cost < T·x); among several it favours the good ones, so that, unlike in a plain
-annealing, no time is lost on refusals when the placement is cold.
+One step looks at the swaps of an expert with all others of its layer and takes the one that is best after random noise
+is added to each. Noise -T·x with x exponentially distributed accepts a single swap exactly as Metropolis does (cost <
+T·x); among several it favours the good ones, so that no time is lost on refusals when the placement is cold.
 """
 
 import math
@@ -34,11 +33,8 @@ def random_below(limit: int, state: np.ndarray) -> int:
 @njit(cache=True, fastmath=True)
 def _sweeps(arrays: tuple[np.ndarray, ...], temperature: float, slack: float, sweeps: int, state: np.ndarray) -> int:
     """`sweeps` times, let every expert swap with the best of its layer (after noise), if that gains; returns the swaps.
-
-    `table` float32 [layers, G, E] (`Problem.table`) is kept up to date, so one swap's change of cost is four look-ups.
-    `room` [layers] or [0]: a swap never takes a GPU's load above it. A change has to gain `slack` at least (rounding
-    errors).
-    """
+    `table` float32 [layers, G, E] (`Problem.table`) is kept up to date. `room` [layers] or [0]: a swap never takes a
+    GPU's load above it. A change has to gain `slack` at least (rounding errors)."""
     forward, backward, placement, table, distance, weight, room, noise = arrays
     layers, experts = placement.shape
     gpus = len(distance)
@@ -115,10 +111,8 @@ def anneal(
     seconds: float = math.inf,
 ) -> None:
     """Anneal `placement` in place from temperature `hot` to `cold`, units of `problem.scale`; end in a local optimum.
-
     It cools over `sweeps` or over `seconds`, whichever would end first (one must be finite); while `seconds` do not cut
-    it, the result depends on `state` alone. A placement that keeps the load limit keeps it.
-    """
+    it, the result depends on `state` alone. A placement that keeps the load limit keeps it."""
     start, done = time.perf_counter(), 0
     piece = max(1, min(STEPS // placement.size, int(min(sweeps, 1e9)) // PIECES))
     noise = np.random.default_rng(int(state[0])).exponential(size=NOISE + problem.experts).astype(np.float32)

@@ -1,8 +1,8 @@
 """A limit on the tokens that the busiest GPU of each layer gets: what is possible, and placements that keep it.
 
-Every GPU still holds exactly E/G experts. Hence the GPU of the hottest expert holds at least the E/G - 1 coldest ones
-besides, and no placement can be more even than that; how near one can come is a partition problem, NP-hard in general,
-for which the rule below (longest processing time first, then swaps) usually ends a fraction of a percent off.
+Every GPU still holds exactly E/G experts, so that of the hottest expert holds at least the E/G - 1 coldest ones
+besides. How near one can come to that is a partition problem, NP-hard in general, for which the rule below (longest
+processing time first, then swaps) usually ends a fraction of a percent off.
 """
 
 import numpy as np
@@ -13,10 +13,8 @@ from repro.exflow.search.problem import ROUNDING, Problem
 
 
 def evened(row: np.ndarray, weight: np.ndarray, gpus: int, cap: float = 0.0) -> np.ndarray:
-    """`row`, GPUs int [E] of experts of `weight` [E], after swaps that bring the busiest GPU down to `cap`.
-
-    Ends where no swap of one of its experts lowers the larger load of the two GPUs, so the result may be above `cap`.
-    """
+    """`row`, GPUs int [E] of experts of `weight` [E], after swaps that bring the busiest GPU down to `cap`, or until no
+    swap of one of its experts lowers the larger load of the two GPUs."""
     row = row.copy()
     load = np.bincount(row, weight, gpus)
     while load.max() > cap:

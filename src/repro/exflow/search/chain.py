@@ -1,13 +1,11 @@
 """What can be solved exactly because layers form a chain.
 
 At one flat cost only the *partition* of a layer into GPUs matters: labels can be matched afterwards, edge by edge, by
-an assignment problem. Hence
+an assignment problem. Arrays as in `problem.py`.
 
   one expert per GPU       the layers separate into a chain of assignment problems
   few partitions (E = 8)   Viterbi over all partitions of each layer
   a pool of placements     Viterbi over the partitions found in them: the best mix of their layers
-
-Arrays as in `problem.py`.
 """
 
 import functools
@@ -60,11 +58,7 @@ def exact_chain(counts: np.ndarray, gpus: int, allowed: np.ndarray | None = None
 
 def recombine(counts: np.ndarray, pool: np.ndarray, gpus: int, allowed: np.ndarray | None = None) -> np.ndarray:
     """The best placement that takes every layer's partition from one of the placements in `pool`, int [K, layers, E].
-
-    The states of a layer are its K partitions; the tokens kept between two partitions are those under the best matching
-    of their labels. Solutions that are good in different layers so join into one that is good in all.
-    `allowed`: bool [K, layers], the partitions that may be taken, at least one in each layer; None: all.
-    """
+    `allowed`: bool [K, layers], the partitions that may be taken, at least one in each layer; None: all."""
     forbidden = np.zeros((len(pool), pool.shape[1])) if allowed is None else np.where(allowed, 0.0, -np.inf)
     kept = forbidden[:, 0]
     source = np.zeros(pool.shape[1::-1], np.int64)
@@ -80,10 +74,8 @@ def recombine(counts: np.ndarray, pool: np.ndarray, gpus: int, allowed: np.ndarr
 
 
 def _shared(pairs: np.ndarray, here: np.ndarray, there: np.ndarray, gpus: int) -> np.ndarray:
-    """float64 [A, B, gpus, gpus]: tokens that go from each GPU to each, for counts `pairs` [E, E] between two layers.
-
-    `here` int64 [A, E] and `there` int64 [B, E]: alternative GPUs of the experts of the two layers.
-    """
+    """float64 [A, B, gpus, gpus]: tokens that go from each GPU to each, for counts `pairs` [E, E] between two layers,
+    and `here` int64 [A, E] and `there` int64 [B, E], alternative GPUs of their experts."""
     on = np.eye(gpus)
     leaving = np.tensordot(on[here], pairs, (1, 0))  # [A, gpus, E]
     return np.tensordot(leaving, on[there], (2, 1)).swapaxes(1, 2)

@@ -1,9 +1,9 @@
 """Our placement search on one set of GPUs: exact where `chain.py` can, else rounds of annealing.
 
-The first rounds anneal from scratch (`anneal.py`). Later ones reheat one of the best placements so far gently, or
-disturb a few experts, and now and then join the best layers of several (`chain.recombine`), as each is good somewhere
-else. Each round ends with moves of many experts at once until none helps: matching the labels of neighbouring layers,
-and re-splitting pairs of GPUs in all layers (`resplit.py`). Arrays as in `problem.py`.
+The first rounds anneal from scratch (`anneal.py`). Later ones reheat one of the best placements so far, or disturb a
+few experts, and now and then join the best layers of several (`chain.recombine`). Each round ends with moves of many
+experts at once until none helps: matching labels, and re-splitting pairs of GPUs (`resplit.py`). Arrays as in
+`problem.py`.
 """
 
 import itertools
@@ -65,10 +65,8 @@ class Budget:
 
 
 def search(problem: Problem, budget: Budget, seed: int) -> tuple[np.ndarray, bool]:
-    """(placement int64 [layers, E], whether it is proven optimal) of a problem at one flat cost.
-
-    Layers in which no placement that keeps the load limit is found ignore it.
-    """
+    """(placement int64 [layers, E], whether it is proven optimal) of a problem at one flat cost. Layers in which no
+    placement that keeps the load limit is found ignore it."""
     counts, layers, experts, gpus = problem.counts, problem.layers, problem.experts, problem.gpus
     if gpus == 1:
         return np.zeros((layers, experts), np.int64), True
@@ -86,10 +84,8 @@ def search(problem: Problem, budget: Budget, seed: int) -> tuple[np.ndarray, boo
 
 
 def rounds(problem: Problem, budget: Budget, rng: np.random.Generator, start: np.ndarray | None = None) -> np.ndarray:
-    """The best placement of the budget's rounds; with `start` (int64 [layers, E]) none begins from scratch.
-
-    Every layer of the problem must have placements that keep its `cap` and that `balance.repaired` finds.
-    """
+    """The best placement of the budget's rounds; with `start` (int64 [layers, E]) none begins from scratch. Every layer
+    must have placements that keep its `cap` and that `balance.repaired` finds."""
     state = rng.integers(1, 2**63, 1, dtype=np.uint64)  # of the random numbers of annealing; never 0
     began, total = time.perf_counter(), budget.left()
     timed = budget.rounds is None

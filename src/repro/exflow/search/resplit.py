@@ -1,8 +1,7 @@
 """Pair-Viterbi (numba, cached on disk): the best re-split of two GPUs' experts in all layers at once.
 
-Where affinity is strong, whole paths of experts belong together. No swap in a single layer can move a path to another
-GPU, since each step on the way costs hops; re-splitting two GPUs in all layers moves it at once. Arrays as in
-`problem.py`.
+Where affinity is strong, whole paths of experts belong together. Swaps in single layers cannot move a path to another
+GPU, since each step on the way costs hops. Arrays as in `problem.py`.
 """
 
 import itertools
@@ -18,11 +17,9 @@ EXPERTS = 4  # of each GPU that one re-split moves: C(8, 4) = 70 states; when a 
 
 @njit(cache=True)
 def _choose(counts: np.ndarray, placement: np.ndarray, a: int, b: int, take: int, state: np.ndarray) -> np.ndarray:
-    """int64 [layers, 2·take]: `take` experts of GPU a, then `take` of GPU b, of each layer.
-
-    When a GPU has more, a random layer gets random ones; going outwards from it, each layer gets those that exchange
-    most tokens with the ones chosen next door (times a random factor): only linked experts gain from moving together.
-    """
+    """int64 [layers, 2·take]: `take` experts of GPU a, then `take` of GPU b, of each layer. When a GPU has more, a
+    random layer gets random ones; going outwards from it, each layer gets those that exchange most tokens with the ones
+    chosen next door (times a random factor)."""
     layers, experts = placement.shape
     chosen = np.empty((layers, 2 * take), np.int64)
     score = np.empty(experts)
@@ -87,10 +84,9 @@ def _half_sums(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
 def _pair_viterbi(arrays: tuple[np.ndarray, ...], a: int, b: int, splits: np.ndarray, state: np.ndarray) -> float:
     """Re-split the experts of GPUs a and b in all layers at once, exactly; returns the cost gained (0: none).
 
-    `splits` int64 [S]: bit masks of which of the 2·take <= 8 chosen experts go to GPU a; the first one is the split as
-    it is. The states of one layer are the S splits and the cost is a sum over neighbouring layers, so Viterbi over
-    layers is exact. `room` [layers] or [0]: splits that give a GPU more tokens are no states, but for the split as it
-    is.
+    `splits` int64 [S], the states of a layer: bit masks of which of the 2·take <= 8 chosen experts go to GPU a; the
+    first one is the split as it is. `room` [layers] or [0]: splits that give a GPU more tokens are no states, but for
+    the split as it is.
     """
     counts, placement, distance, weight, room = arrays
     take = 0

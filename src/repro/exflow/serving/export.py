@@ -16,11 +16,9 @@ from repro.files import replacing
 
 
 def write_csv(gpu: np.ndarray, path: str | Path) -> None:
-    """Write `gpu` (int [layers, E]) as the published solver does: `Expert,Node`, one row per expert of every layer.
-
-    Experts are numbered through the layers, expert e of layer l is l·E + e; `Node` is its GPU, counted over all nodes.
-    The file appears whole or not at all, as those below.
-    """
+    """Write `gpu` (int [layers, E]) as the published solver does: `Expert,Node`, a row per expert. Expert e of layer l
+    is number l·E + e; `Node` is its GPU, counted over all nodes. The file appears whole or not at all, as those
+    below."""
     _write(path, "Expert,Node\n" + "".join(f"{expert},{node}\n" for expert, node in enumerate(gpu.ravel())))
 
 
@@ -41,11 +39,8 @@ def write_sglang(placed: np.ndarray | Replicas, path: str | Path, dense_layers: 
 
 
 def write_vllm(placed: np.ndarray | Replicas, path: str | Path) -> None:
-    """For vLLM's initial expert map: a JSON list of the experts by place for every MoE layer, replicas included.
-
-    As proposed in vLLM's pull request 49572, open in November 2026: released versions serve a reordered checkpoint
-    (`permute.py`).
-    """
+    """For vLLM's initial expert map (pull request 49572, open in November 2026): a JSON list of the experts by place
+    for every MoE layer, replicas included. Released versions serve a reordered checkpoint (`permute.py`)."""
     _write(path, json.dumps(_slots(placed).tolist()))
 
 

@@ -1,12 +1,9 @@
 """Replicas of experts (redundant experts) on more GPUs than one: fewer hops, or a less loaded busiest GPU.
 
-Servers give a GPU more slots than E/P per layer and fill the rest with redundant experts. A token on GPU g that is
-routed to an expert uses the replica on g, else one on its node, else any; of several that are equally near the (g mod
-their number)-th in GPU order. So GPUs share them evenly and the way is fixed, as in SGLang's static dispatch (which
-draws where we count). It depends on all the replicas that the token met before, so tokens are walked through the
-layers. They start on GPU (token's number mod P), and the way into the first layer is no hop, as in `evaluate.py`.
-
-Top-1 routing, as in the paper.
+A token on GPU g that is routed to an expert uses the replica on g, else one on its node, else any; of several that are
+equally near the (g mod their number)-th in GPU order, as in SGLang's static dispatch (which draws where we count). So
+tokens are walked through the layers. They start on GPU (token's number mod P), and the way into the first layer is no
+hop, as in `evaluate.py`. Top-1 routing, as in the paper.
 """
 
 from collections.abc import Sequence
@@ -57,12 +54,10 @@ def place_replicas(
     """Give every GPU `extra` slots per layer beside those of `start`, and fill them for the tokens of a top-1 `trace`.
 
     `objective`, one of OBJECTIVES:
-      hops  Rounds of one slot for each GPU and layer, from the last layer to the first. A GPU gets the expert whose
-            replica saves its tokens most on their whole way on. One that would raise the total cost, counted exactly,
-            is left out, so more slots never cost more on these tokens. `costs`: of a hop inside a node and between.
-      load  From the first layer to the last, the busiest GPU hands the replica to another that lowers its load most,
-            until slots are full or none helps. From a placement, no layer's busiest GPU gets busier on these tokens;
-            hops may become more.
+      hops  A GPU gets the expert whose replica saves its tokens most on their whole way on, unless that would raise the
+            total cost: more slots never cost more on these tokens. `costs`: of a hop inside a node and between.
+      load  The busiest GPU hands the replica to another that lowers its load most, until slots are full or none helps.
+            From a placement, no layer's busiest GPU gets busier on these tokens; hops may become more.
 
     For both aims, add replicas for load to those for hops: what `start` holds stays. Slots without a use repeat an
     expert of their GPU. ValueError when k > 1, shapes disagree or an argument is out of range.
@@ -73,8 +68,7 @@ def place_replicas(
     layers, experts, gpus = hosted.shape
     tokens = _by_layer(trace, hosted)
     check_aim(objective, OBJECTIVES, costs)
-    if not 0 <= extra <= experts - start.slots_per_gpu:
-        most = experts - start.slots_per_gpu
+    if not 0 <= extra <= (most := experts - start.slots_per_gpu):
         raise ValueError(f"{extra} extra slots per GPU, allowed: 0 to {most}, where every GPU holds all experts")
     tell = progress or (lambda fraction, text: None)
     slots = start.physical_to_logical.reshape(layers, gpus, -1)
@@ -123,12 +117,9 @@ def _save_hops(tokens: np.ndarray, hosted: np.ndarray, per_node: int, distance: 
 
 
 def _share_load(arriving: np.ndarray, hosted: np.ndarray, per_node: int, added: np.ndarray) -> None:
-    """Fill slots `added` [gpus, extra] of one layer, and `hosted` bool [E, gpus], to relieve the busiest GPU.
-
-    `arriving` float64 [E, gpus]: tokens for each expert that come from each GPU. Each step takes the replica of an
-    expert of the busiest GPU that leaves the least maximum (then the least sum of squares), while that is less than
-    before.
-    """
+    """Fill slots `added` [gpus, extra] of one layer, and `hosted` bool [E, gpus], for `arriving` float64 [E, gpus],
+    tokens for each expert that come from each GPU. Each step takes the replica of an expert of the busiest GPU that
+    leaves the least maximum (then the least sum of squares), while that is less than before."""
     used = np.zeros(len(added), np.int64)
     shares = _shares(arriving, _routes(hosted, per_node))
     while True:

@@ -7,8 +7,7 @@ import numpy as np
 
 
 def check_aim(objective: str, objectives: Sequence[str], costs: Sequence[float]) -> None:
-    """ValueError unless the objective is one of `objectives` and `costs` are two, of a GPU or hop in a node and of a
-    node or hop between nodes."""
+    """ValueError unless the objective is one of `objectives`, and `costs` are two: in a node and between nodes."""
     if objective not in objectives:
         raise ValueError(f"unknown objective {objective!r}, allowed: {', '.join(objectives)}")
     if len(costs) != 2 or not 0 <= costs[0] <= costs[1]:
@@ -17,20 +16,15 @@ def check_aim(objective: str, objectives: Sequence[str], costs: Sequence[float])
 
 def physical_to_logical(gpu: np.ndarray) -> np.ndarray:
     """int64 [layers, E]: the expert in each place, for `gpu`, int [layers, E], as many experts on each GPU of a layer.
-
-    Experts of one GPU keep their order, so contiguous placement gives 0..E-1.
-    """
+    Experts of one GPU keep their order."""
     return np.argsort(gpu, axis=1, kind="stable")
 
 
 @dataclass(frozen=True)
 class Replicas:
     """`physical_to_logical`: int64 [layers, slots of all GPUs], the expert in each slot, as vLLM and SGLang number
-    them: GPU g has slots g·S to (g+1)·S-1 of S = slots / gpus. GPUs of one node are consecutive.
-
-    A second replica on one GPU changes nothing: it fills a slot that no other expert makes use of. ValueError when the
-    slots do not share evenly, or an expert (0 to the highest named) is in no slot of a layer.
-    """
+    them: GPU g has slots g·S to (g+1)·S-1 of S = slots / gpus. GPUs of one node are consecutive. ValueError when the
+    slots do not share evenly, or an expert (0 to the highest named) is in no slot of a layer."""
 
     physical_to_logical: np.ndarray
     gpus: int

@@ -1,9 +1,8 @@
 """Token-level fan-out: how many GPUs a token must visit, and placements with fewer of them, for top-k routing.
 
-The paper routes to one expert per layer. With k experts, transition counts weigh each of the k·k pairs 1/k², but a
-token is sent to a GPU once, however many of its experts are there, and not at all where it already is. So what it costs
-is the number of distinct GPUs and nodes, which pairs do not determine: that takes whole tokens. For k = 1 both are the
-same (a token visits a new GPU when it hops), and `placement.place` is the better tool.
+With k experts, transition counts weigh each of the k·k pairs 1/k², but a token is sent to a GPU once, however many of
+its experts are there. So what it costs is the number of distinct GPUs and nodes, which takes whole tokens to tell. For
+k = 1 both are the same (a token visits a new GPU when it hops), and `placement.place` is the better tool.
 """
 
 import time
@@ -34,8 +33,7 @@ class FanOut:
 
     `gpus`, `nodes`: distinct GPUs and nodes that a token's k experts of one layer occupy, mean over layers (1 to k).
     `new_gpus`, `new_nodes`: those of layer l+1 that the token did not visit in layer l, mean over the transitions (0 to
-    k; for k = 1 the crossing fractions of `evaluate.Cost`). A token that visits every GPU in every layer visits no new
-    ones: read both.
+    k; for k = 1 the crossing fractions of `evaluate.Cost`).
     """
 
     gpus: float
@@ -85,11 +83,10 @@ def place_for_fanout(
     `gpus` for tokens that return to one home after every layer. Both are weighted as in `FanOut.cost`: `costs` of a GPU
     and of a node.
 
-    A sweep offers every expert of every layer a swap, in a heat bath that cools down (faster when the time is too short
-    for all `sweeps`) and ends in a descent. `tokens`, drawn at random, are what it counts on: None takes all, or as
-    many as let a few sweeps fit into `time_limit_s`. `seed`, `sweeps` and `tokens` fix the result unless the time limit
-    cuts it. It is never worse than `start` on all tokens of `trace`. Where sweeps are few, starting from
-    `placement.place` gives more than starting from rank order. `progress` is called with the fraction done and a text.
+    A sweep offers every expert of every layer a swap, in a heat bath that cools down and ends in a descent. `tokens`,
+    drawn at random, are what it counts on: None takes all, or as many as let a few sweeps fit into `time_limit_s`.
+    `seed`, `sweeps` and `tokens` fix the result unless the time limit cuts it. It is never worse than `start` on all
+    tokens of `trace`. `progress` is called with the fraction done and a text.
 
     Raises ValueError when layers or experts disagree, a token names an expert of a layer twice, or an argument is out
     of range.
@@ -97,10 +94,8 @@ def place_for_fanout(
     check_shapes(start.gpu.shape, (trace.layers, trace.num_experts))
     check_aim(objective, OBJECTIVES, costs)
     if not time_limit_s > 0 or min(sweeps, 1 if tokens is None else tokens) < 1:
-        raise ValueError(
-            f"time_limit_s is {time_limit_s}, must be positive; sweeps is {sweeps} and tokens {tokens}, "
-            "must be at least 1"
-        )
+        given = f"time_limit_s is {time_limit_s}, must be positive; sweeps is {sweeps} and tokens {tokens}"
+        raise ValueError(f"{given}, must be at least 1")
     if tokens is None:
         tokens = int(time_limit_s * SWEEP_RATE / (FEWEST_SWEEPS * trace.layers * trace.k))
     sample = trace.sample(max(1, min(tokens, trace.tokens)), seed)

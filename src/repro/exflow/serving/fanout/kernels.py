@@ -23,10 +23,9 @@ def improve_layer(
     """Offer every expert a swap with the best other one; `gpu` and `tables` change in place. Returns the cost gained.
 
     The cost is Σ over levels of `weight` [levels] · Σ over tokens of what the units they visit cost. Expert e is
-    visited by tokens visitors[first[e]:first[e+1]]. `join` and `leave` are kept up to date, so all E partners of an
-    expert are compared by four look-ups per level. Only the best one is then counted exactly: a token that visits both
-    experts sees no change, which the tables do not know. `noise` [E, G] is a random perturbation of each move: Gumbel
-    noise times a temperature makes this a heat bath, zeros a descent.
+    visited by tokens visitors[first[e]:first[e+1]]. The best partner by `join` and `leave` is then counted exactly: a
+    token that visits both experts sees no change, which the tables do not know. `noise` [E, G] is a random perturbation
+    of each move: Gumbel noise times a temperature makes this a heat bath, zeros a descent.
     """
     experts, visit, unit_of, present, join, leave = tables
     side = np.zeros(len(experts), np.int8)  # of a swap: 1 or 2 for tokens that visit one of its experts, 3 for both
