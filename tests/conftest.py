@@ -7,10 +7,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from repro import paths
 from repro.models.llama import Llama, LlamaConfig
 from repro.records import record
+
+settings.register_profile("shared cores", deadline=None)
+settings.load_profile("shared cores")
 
 
 @pytest.hookimpl(tryfirst=True)
