@@ -1,4 +1,5 @@
-# make reproduce   everything from nothing: environment, laptop tier, verdict table, report.html
+# make reproduce   everything from nothing: environment, laptop tier, verdicts, report.html
+# make smoke       the same with the smallest point of every experiment
 # make test        the same environment, then the test suite without what takes minutes or a Slurm cluster
 # make test-box    the tests on a Slurm cluster on this machine, as root
 # make test-all    every test
@@ -17,17 +18,25 @@ BIN := $(VENV)/bin
 TRITON := .triton
 PEERS := .peers
 TYPED := $(addprefix src/repro/,topology.py comm quantize zero exflow flover scaling)
-PIP_INSTALL := -m pip install --disable-pip-version-check --quiet --no-compile
+PIP_INSTALL := -m pip install --disable-pip-version-check --root-user-action=ignore --no-warn-script-location --quiet --no-compile
 # A process for each core, up to four, each with one thread: threads of OpenMP that share a core wait for each other busily.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 PIP := $(BIN)/python $(PIP_INSTALL)
 PEERS_PIP := $(PEERS)/bin/python $(PIP_INSTALL)
 
-.PHONY: reproduce test test-box test-all replot lint triton peers clean environment
+.PHONY: reproduce smoke announce test test-box test-all replot lint triton peers clean environment
 
-reproduce: $(READY)
-	@status=0; $(BIN)/snakemake || status=$$?; \
-	$(BIN)/repro claims || status=$$?; exit $$status
+reproduce: announce $(READY)
+	@$(BIN)/repro reproduce
+
+smoke: announce $(READY)
+	@$(BIN)/repro reproduce --tier smoke
+
+# What will happen, before anything is installed. Minutes are those of two cores (tests/plan/test_minutes.py), disk as measured (docs/log.md).
+announce:
+	@[ -f $(READY) ] || echo "1. environment in $(VENV): 2 minutes, 2.5 GB with a CPU build of torch, 6.5 GB with CUDA (README: TORCH_INDEX)"
+	@[ -f $(READY) ] || echo "2. points: 12 minutes on 2 cores, 3 for make smoke   3. figures, verdicts, report.html: 1 minute"
+	@[ "$$(id -u)" = 0 ] && command -v ip >/dev/null || echo "Not root, or no iproute2: links between ranks stay unshaped, and 23 of 99 claims *not run*."
 
 test: $(READY)
 	$(PYTEST)
@@ -57,7 +66,7 @@ environment: $(READY)
 # do not compile): without it every process would compile its imports where PYTHONDONTWRITEBYTECODE is set.
 $(READY): constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("repro needs Python 3.11 or newer, found " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
-	@echo "Installing into $(VENV) (2.5 GB with a CPU build of torch) ..."
+	@echo "Installing into $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) --constraint constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
 	@$(PIP) --constraint constraints.txt --editable '.[workflow,test,deepspeed,benchmark]'

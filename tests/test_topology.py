@@ -1,4 +1,4 @@
-"""Rank numbering: hypothesis round trips, and Frontier's layout by hand."""
+"""Rank numbering on any machine, and Frontier's layout by hand."""
 
 import itertools
 import math
@@ -25,10 +25,9 @@ def topologies_with_ranks(draw: st.DrawFn) -> tuple[Topology, int, int]:
 
 
 @given(topologies())
-def test_place_and_rank_are_inverse_and_cover_the_world(topology):
+def test_places_differ_and_are_on_the_machine(topology):
     places = [topology.place(rank) for rank in range(topology.world_size)]
     assert len(set(places)) == topology.world_size
-    assert [topology.rank(place) for place in places] == list(range(topology.world_size))
     for place in places:
         assert all(0 <= inside < level.size for inside, level in zip(place, topology.levels, strict=True))
 
@@ -40,7 +39,6 @@ def test_mesh_is_row_major_over_our_ranks(topology):
     for rank in range(topology.world_size):
         coordinates = reversed(topology.place(rank))
         assert sum(c * stride for c, stride in zip(coordinates, strides, strict=True)) == rank
-    assert topology.mesh_names == topology.names[::-1]
 
 
 @given(topologies_with_ranks())
@@ -73,7 +71,7 @@ def test_frontier():
     assert topology.world_size == 24 and topology.mesh_shape == (3, 4, 2)
     assert topology.names == ("package", "node", "cluster")
     assert [topology.span(name) for name in topology.names] == [2, 8, 24]
-    assert topology.place(13) == (1, 2, 1) and topology.rank((1, 2, 1)) == 13
+    assert topology.place(13) == (1, 2, 1)
     assert [topology.level_between(0, other) for other in (0, 1, 2, 7, 8)] == [
         None,
         "package",

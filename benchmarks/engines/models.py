@@ -15,7 +15,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from repro.models import checkpoint
 from repro.models.huggingface import read_huggingface
-from repro.models.huggingface.llama import LLAMA
 
 RANDOM = {
     "S": {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8, "num_attention_heads": 8},
@@ -73,17 +72,14 @@ def smollm2() -> LlamaForCausalLM:
         rope_parameters={"rope_type": "default", "rope_theta": sizes.rope_base},
         tie_word_embeddings="output.weight" not in weights,
     )
-    named = {
-        "model.embed_tokens.weight": weights["token_embd.weight"],
-        "model.norm.weight": weights["output_norm.weight"],
-        "lm_head.weight": weights.get("output.weight", weights["token_embd.weight"]),
-    }
-    heads = {"attn_q": sizes.heads, "attn_k": sizes.kv_heads}
-    for i in range(sizes.layers):
-        for theirs, ours in LLAMA.inside.items():
-            weight = weights[f"blk.{i}.{ours}.weight"]
-            named[f"model.layers.{i}.{theirs}.weight"] = halves(weight, heads[ours]) if ours in heads else weight
-    model = LlamaForCausalLM(config)
+    model, named = LlamaForCausalLM(config), {}
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, sizes.layers)
+    heads = {"attn_q.weight": sizes.heads, "attn_k.weight": sizes.kv_heads}
+    for theirs in model.state_dict():
+        ours = names.get_name(theirs, (".weight",))
+        weight = weights.get(ours, weights["token_embd.weight"])  # no output head: it is the embedding
+        part = ours.split(".", 2)[-1]
+        named[theirs] = halves(weight, heads[part]) if part in heads else weight
     model.load_state_dict(named)
     return model
 

@@ -1,6 +1,6 @@
 """Simulated annealing of expert placements by swaps: the general method that ours has to beat.
 
-Written apart from `repro.exflow.search.kernels`, and used alone: no assignment problems, no Viterbi, no recombination.
+Written apart from `repro.exflow.search`, and used alone: no assignment problems, no Viterbi, no recombination.
 A table of what each expert would keep on each GPU makes a proposal two subtractions; the temperature falls with the
 clock, so the schedule fits any time limit.
 """

@@ -5,7 +5,7 @@ Ranks are numbered innermost first, so rank = (node * packages + package) * gcds
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,6 @@ class Topology:
         """Sizes outermost first: the shape of a torch `DeviceMesh` whose row-major ranks are ours."""
         return tuple(level.size for level in reversed(self.levels))
 
-    @property
-    def mesh_names(self) -> tuple[str, ...]:
-        """Level names outermost first, to go with `mesh_shape`."""
-        return tuple(reversed(self.names))
-
     def index(self, name: str) -> int:
         """Position of a level (0 is innermost); ValueError lists the known ones."""
         if name not in self.names:
@@ -73,19 +68,10 @@ class Topology:
             coordinates.append(inside)
         return tuple(coordinates)
 
-    def rank(self, place: tuple[int, ...]) -> int:
-        """Inverse of `place`."""
-        rank = 0
-        for level, inside in zip(reversed(self.levels), reversed(place), strict=True):
-            rank = rank * level.size + inside
-        return rank
-
     def level_between(self, a: int, b: int) -> str | None:
         """Name of the level whose link joins ranks `a` and `b` (the outermost that differs); None for a == b."""
-        for level, x, y in reversed(list(zip(self.levels, self.place(a), self.place(b), strict=True))):
-            if x != y:
-                return level.name
-        return None
+        differing = [name for name, x, y in zip(self.names, self.place(a), self.place(b), strict=True) if x != y]
+        return differing[-1] if differing else None
 
 
 # Per-rank bandwidth of Frontier when all 8 GCDs of a node communicate at once (OLCF user guide): 200, 50 and 12.5 GB/s.
@@ -107,4 +93,4 @@ def frontier(nodes: int, packages: int = 4, gcds: int = 2) -> Topology:
 def scaled(topology: Topology, outer_bytes_per_s: float) -> Topology:
     """The same shape and the same ratios between levels, with the outermost link at `outer_bytes_per_s`."""
     factor = outer_bytes_per_s / topology.levels[-1].bytes_per_s
-    return Topology(tuple(Level(v.name, v.size, v.bytes_per_s * factor, v.latency_s) for v in topology.levels))
+    return Topology(tuple(replace(level, bytes_per_s=level.bytes_per_s * factor) for level in topology.levels))

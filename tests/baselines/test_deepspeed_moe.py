@@ -5,7 +5,8 @@ import torch
 
 pytest.importorskip("deepspeed")
 
-from repro.baselines.deepspeed_moe import DeepSpeedDecoder, prepare
+from repro.baselines.deepspeed import prepare
+from repro.baselines.deepspeed_moe import DeepSpeedDecoder
 from repro.comm import Communicator
 from repro.launch import launch
 from repro.models.gpt_moe import GPTMoE, GPTMoEConfig, generate

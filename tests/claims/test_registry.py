@@ -28,7 +28,7 @@ ROWS = {
     "FL-F4a", "FL-F4c", "FL-PROG", "FL-F7", "FL-F8", "FL-MS", "FL-TP", "FL-TRT",
 }  # fmt: skip
 REGISTRY = claims.load()
-JOBS, GPU_JOBS = plan.make("laptop").jobs, plan.make("gpu").jobs
+JOBS, GPU_JOBS = plan.make("full").jobs, plan.make("gpu").jobs
 VERDICTS = {"reproduced", "trend only", "deviates", "skipped", "not run"}
 WHEN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -389,7 +389,7 @@ def reads_a_gpu(reading):
 
 @pytest.mark.parametrize("claim_id", [claim.id for claim in REGISTRY if claim.value is not None])
 def test_a_tier_runs_every_group_that_a_claim_compares(claim_id):
-    """The grids of config.yaml and the filters of claims.yaml meet, on the laptop tier or for a GPU on that of GPUs.
+    """The grids of config.yaml and the filters of claims.yaml meet, on the full tier or for a GPU on that of GPUs.
 
     Else a claim reads *not run* for ever.
     """

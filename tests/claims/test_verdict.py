@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro.claims.verdict import band, judge
+from repro.claims.verdict import Rule, judge
 
 CASES = [
     # value, interval, paper, direction, comparison, tolerance, in scope, no effect → verdict
@@ -43,10 +43,15 @@ CASES = [
 ]
 
 
+def rule(paper, direction, comparison, tolerance, no_effect):
+    told = {"direction": direction, "comparison": comparison, "tolerance": tolerance, "no_effect": no_effect}
+    return Rule(paper_value=paper, **told)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_verdicts(case):
-    *arguments, expected = case
-    assert judge(*arguments)[0] == expected
+    value, interval, paper, direction, comparison, tolerance, in_scope, no_effect, expected = case
+    assert judge(rule(paper, direction, comparison, tolerance, no_effect), value, interval, in_scope)[0] == expected
 
 
 _number = st.floats(-10, 10, allow_nan=False)
@@ -66,15 +71,16 @@ def test_reproduced_means_in_scope_and_wholly_inside_the_band(
     value, spread, paper, direction, comparison, tolerance, in_scope, no_effect
 ):
     ends = spread and (value - spread[0], value + spread[1])
-    found, reason = judge(value, ends, paper, direction, comparison, tolerance, in_scope, no_effect)
-    low, high = band(paper, direction, comparison, tolerance)
+    claimed = rule(paper, direction, comparison, tolerance, no_effect)
+    found, reason = judge(claimed, value, ends, in_scope)
+    low, high = claimed.band
     least, most = ends or (value, value)
     assert reason
     if found == "reproduced":
         assert in_scope and low <= least <= most <= high
     if not in_scope:
         assert found != "reproduced"
-    wider = judge(value, (least - 1, most + 1), paper, direction, comparison, tolerance, in_scope, no_effect)[0]
+    wider = judge(claimed, value, (least - 1, most + 1), in_scope)[0]
     order = ["deviates", "trend only", "reproduced"]
     if no_effect is not None or comparison in ("ordering", "trend"):  # more spread never makes a verdict better
         assert order.index(wider) <= max(order.index(found), order.index("trend only"))

@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from repro.cli import app
+from repro import paths
+from repro.claims import registry
+from repro.cli import app, console, planned
+from repro.plan import jobs as plan
 from repro.records import record
 
 runner = CliRunner()
+SHIPPED = paths.root() / "results/reference/laptop-2core"
 
 
 def call(*arguments: str, code: int = 0) -> str:
@@ -47,7 +51,17 @@ def test_plan_json():
 
 def test_plan_for_people_names_the_totals():
     text = call("plan", "--tier", "smoke")
-    assert "points to run" in text and "zero_loss" in text
+    assert text.index("points to run") < text.index("zero_loss") and "repeat" not in text
+    assert "repeat" in call("plan", "--tier", "smoke", "--points")
+
+
+@pytest.mark.parametrize("tier", ["full", "cluster"])
+def test_points_of_a_plan_have_labels_that_tell_them_apart(tier):
+    jobs = plan.make(tier).jobs
+    for name in {job.experiment for job in jobs}:
+        mine = [job for job in jobs if job.experiment == name]
+        shown = set(zip(planned.labels(mine), (job.repeat for job in mine), strict=True))
+        assert len(shown) == len(mine)
 
 
 @pytest.mark.parametrize("tier", ["tiny", "huge"])
@@ -82,12 +96,39 @@ def test_failed_point_exits_1_or_0_when_asked(tmp_path):
 
 
 def test_claims_as_a_table(tmp_path):
-    said = call("claims", "--results", str(tmp_path), "--details")
-    assert "ZT-1.a" in said and "not run" in said and "0 reproduced" in said
+    said = call("claims", "--results", str(tmp_path), "--details", code=3)
+    assert "ZT-1.a" in said and "99 not run" in said and "reproduced" not in said.splitlines()[-2]
+
+
+def test_claims_fit_a_small_terminal(monkeypatch):
+    monkeypatch.setattr(console.stdout, "width", 80)
+    lines = call("claims", "--results", str(SHIPPED)).splitlines()
+    assert len(lines) < 60 and max(map(len, lines)) <= 80
+
+
+def test_claims_can_be_chosen():
+    def ids(*words):
+        return {row["id"] for row in json.loads(call("claims", *words, "--results", str(SHIPPED), "--json"))}
+
+    everything = ids()
+    assert ids("ZT") == ids("2501.04266") == {name for name in everything if name.startswith("ZT-")}
+    assert ids("EX-F8.a", "FL-F7.b") == {"EX-F8.a", "FL-F7.b"}
+    kinds = [ids("--verdict", kind) for kind in registry.KINDS]
+    assert set().union(*kinds) == everything and sum(map(len, kinds)) == len(everything)
+    assert ids("--experiment", "moe_train") == {"EX-F12.a", "EX-F12.b"}
+    assert "allowed: the beginning of an id (ZT-1" in call("claims", "ZX", code=2)
+    assert "allowed: reproduced" in call("claims", "--verdict", "green", code=2)
+    assert "allowed: exflow_affinity" in call("claims", "--experiment", "moe", code=2)
+
+
+def test_a_broken_record_shows_in_the_exit_code(tmp_path):
+    (tmp_path / "zero_train").mkdir()
+    (tmp_path / "zero_train/a.json").write_text("{")
+    assert "not used" in call("claims", "--results", str(tmp_path), code=3)
 
 
 def test_claims_json_has_exactly_the_promised_keys(tmp_path):
-    rows = json.loads(call("claims", "--results", str(tmp_path), "--json"))
+    rows = json.loads(runner.invoke(app, ["claims", "--results", str(tmp_path), "--json"]).stdout)
     keys = {
         "id",
         "paper",

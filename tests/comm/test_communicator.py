@@ -7,6 +7,8 @@ import torch
 
 from repro import comm
 from repro.comm import Communicator, Ledger, Route, flat, hierarchical
+from repro.comm.communicator import finish
+from repro.comm.route import ring_orders
 from repro.launch import launch
 from repro.quantize import payload_bytes
 from repro.topology import Level, Topology, frontier
@@ -41,7 +43,7 @@ def _collect(rank: int, world: int, topology: Topology, bits: int, native: bool)
         gather_bytes = communicator.ledger.take()
         reduced = communicator.reduce_scatter(fulls[rank], route)
         reduce_bytes = communicator.ledger.take()
-        everywhere = communicator.all_reduce(_inputs(topology, numel)[rank], route)
+        everywhere = finish(communicator.all_reducing(_inputs(topology, numel)[rank], route))
         communicator.ledger.take()
         found[name, numel] = gathered, gather_bytes, reduced, reduce_bytes, everywhere
     return found
@@ -146,8 +148,8 @@ def test_16_bits_halve_fp32_and_leave_bf16_alone_and_rings_spread_over_packages(
 
 
 @pytest.mark.parametrize("sizes", [[2, 2], [2, 4, 48], [3, 1, 2], [1, 4], [8]])
-def testring_orders_are_cycles_that_leave_through_different_units(sizes):
-    orders = comm.ring_orders(sizes)
+def test_ring_orders_are_cycles_that_leave_through_different_units(sizes):
+    orders = ring_orders(sizes)
     real = [size for size in sizes if size > 1]
     if len(real) < 2:
         assert orders == ()

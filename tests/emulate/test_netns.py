@@ -49,7 +49,7 @@ def test_an_uplink_carries_the_rate_of_all_ranks_of_its_package():
 
 
 def test_traffic_is_classed_by_the_node_at_the_far_end():
-    lines = list(module._filters(frontier(3, packages=2, gcds=2)))
+    lines = list(module._uplinks(frontier(3, packages=2, gcds=2)))
     filters = {line.split()[3]: line for line in lines if "flowid 1:10" in line}
     assert " match ip dst 10.99.2.0/24 " in filters["u4"] and " match ip src 10.99.2.0/24 " in filters["d4"]
     assert " match ip dst 10.99.0.0/24 " in filters["u1"]

@@ -73,10 +73,11 @@ def test_any_multipliers_bound_what_is_kept(fewest_hops, make_counts, shape, see
     gains = sdp._symmetric(counts)
     multiplier, matrices = rng.normal(0, 10, (2, *gains.shape))
     multiplier += multiplier.transpose(0, 2, 1)
-    left, paid = sdp.Triangles(gains).move(matrices + matrices.transpose(0, 2, 1), 10.0)
+    prices = np.zeros((len(gains), *[2 * experts] * 3), np.float32)
+    taken, paid = sdp.move_prices(prices, matrices + matrices.transpose(0, 2, 1), 2.0)
     assert paid > 0
     kept = counts.sum() - fewest_hops(counts, gpus)
-    assert paid + sdp.dual_bound(multiplier, left, sdp.sums_to_zero(experts), gpus) >= kept
+    assert paid + sdp.dual_bound(multiplier, gains - taken, sdp.sums_to_zero(experts), gpus) >= kept
 
 
 def test_semidefinite_bound_beats_the_others_and_grows_with_time(make_trace):

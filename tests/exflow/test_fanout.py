@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from repro import exflow
 from repro.exflow.placement import Placement
 from repro.exflow.serving import fanout
-from repro.exflow.serving.fanout import kernels
 
 MACHINES = st.sampled_from([(4, 4), (4, 2), (2, 1), (1, 1), (8, 2)])
 SEED = st.integers(0, 9999)
@@ -93,13 +92,13 @@ def test_a_sweep_gains_what_it_says(machine, seed, k, objective, temperature):
 def test_tables_are_the_cost_of_moving_one_expert(seed, k):
     rng = np.random.default_rng(seed)
     experts = top_k(seed, 30, 2, 6, k).experts[:, 0].astype(np.int16)
-    gpu, unit = rng.permutation([0, 0, 1, 1, 2, 2]), np.arange(3)[None]
+    gpu, visits = rng.permutation([0, 0, 1, 1, 2, 2]), fanout._visits(experts, 6)
     visit = rng.integers(-1, 2, (1, 30, 3)).astype(np.int8)
 
     def cost(placement):
         return sum(visit[0, token, list(set(placement[chosen].tolist()))].sum() for token, chosen in enumerate(experts))
 
-    _, _, join, leave = kernels._tables(experts, gpu, unit, visit)
+    *_, join, leave = fanout._tables(visits, visit, gpu[None])
     for e in range(6):
         for target in range(3):
             if target != gpu[e]:

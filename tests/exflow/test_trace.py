@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repro import exflow, paths
@@ -23,6 +23,7 @@ def counted(experts, num_experts):
 
 
 @given(st.integers(1, 12), st.integers(2, 4), st.integers(1, 3), st.integers(0, 99), st.integers(1, 5))
+@settings(deadline=None)
 def test_transitions_by_definition_in_blocks_of_any_size(tokens, layers, k, seed, block):
     experts = np.random.default_rng(seed).integers(0, 5, (tokens, layers, k)).astype(np.uint8)
     before, module.BLOCK = module.BLOCK, block

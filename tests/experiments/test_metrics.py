@@ -57,7 +57,7 @@ def test_an_experiment_reports_its_metrics_and_conditions():
 def test_names_are_those_of_the_engines():
     from repro import scaling
     from repro.flover.buffers import LAYOUTS
-    from repro.zero.plan.catalogue import NAMED
+    from repro.zero.plan import NAMED
 
     assert list(NAMED) == list(names.NAMED)
     assert list(scaling.CATALOGUE) == list(get_args(names.Hardware))

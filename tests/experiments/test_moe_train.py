@@ -16,8 +16,7 @@ from repro.exflow.trace import Trace
 from repro.experiments.common.texts import FILES, read, windows
 from repro.experiments.moe_train import MoeTrain
 from repro.experiments.moe_train.routing import Routed, join, measure, route, stay
-from repro.experiments.moe_train.run import stay_over_time
-from repro.experiments.moe_train.training import batches
+from repro.experiments.moe_train.run import batches, stay_over_time
 from repro.models import gpt_moe_checkpoint as checkpoint
 from repro.models.gpt_moe import GPTMoE, GPTMoEConfig
 from repro.records import record

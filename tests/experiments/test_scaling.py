@@ -10,7 +10,7 @@ from repro.experiments.scaling_map.run import FACTORS, MEMORIES_GB
 from repro.experiments.scaling_step import PAPER
 from repro.experiments.scaling_step.run import CALIBRATED
 from repro.experiments.scaling_train import RATIOS
-from repro.experiments.scaling_train.predict import SETUP_S, train_seconds
+from repro.experiments.scaling_train.run import SETUP_S, train_seconds
 from repro.experiments.zero_train import ZeroTrain
 
 pytestmark = pytest.mark.xdist_group("network")

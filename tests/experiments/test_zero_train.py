@@ -9,8 +9,11 @@ from repro import experiments
 from repro.emulate import netns
 from repro.experiments.zero_train import ZeroTrain
 from repro.experiments.zero_train import ranks as zero_ranks
+from repro.experiments.zero_train.plans import plan_of
 from repro.quantize import payload_bytes
 from repro.records import record
+from repro.scaling.step import activations, layout_of
+from repro.zero import memory as bytes_of
 
 pytestmark = pytest.mark.xdist_group("network")
 TINY = {"layers": 1, "hidden": 32, "heads": 2, "seq_len": 8, "steps": 4, "packages": 1}
@@ -126,12 +129,12 @@ def test_points():
 
 def test_memory_of_a_large_point_is_predicted():
     large = {"layers": 44, "hidden": 6144, "heads": 64, "seq_len": 2048, "vocab": 50432, "checkpointing": True}
-    definition = experiments.get("zero_train")
-    found = definition.memory(ZeroTrain(nodes=48, packages=4, **large))
-    assert sum(found[kind] for kind in ("weights", "secondary", "gradients", "optimizer")) == pytest.approx(
-        26.35e9, rel=1e-3
-    )
-    assert definition.memory(ZeroTrain(plan="fsdp2", **large)) is None
+    memory, point = experiments.get("zero_train").memory, ZeroTrain(nodes=48, packages=4, **large)
+    model, chosen = layout_of(point.gpt), plan_of(point)
+    states = sum(bytes_of.predict(chosen, model).values())
+    assert states == pytest.approx(26.35e9, rel=1e-3)
+    assert memory(point) == states + bytes_of.working(chosen, model) + activations(point.gpt)
+    assert memory(ZeroTrain(plan="fsdp2", **large)) is None
 
 
 def test_changes_to_the_hierarchical_plan_change_what_is_sent():

@@ -18,7 +18,8 @@ EXTRA = ("pandas", "psutil", "scipy", "gguf", "jinja2", "tokenizers", "safetenso
         ("gguf", "repro.models.checkpoint", "flover"),
         ("jinja2", "repro.models.checkpoint", "flover"),
         ("tokenizers", "repro.models.checkpoint", "flover"),
-        ("safetensors", "repro.models.huggingface.files", "flover"),
+        ("gguf", "repro.models.huggingface", "flover"),
+        ("safetensors", "repro.models.huggingface", "flover"),
         ("safetensors", "repro.models.gpt_moe_checkpoint", "exflow"),
     ],
 )

@@ -168,6 +168,7 @@ def test_unknown_weights_are_named(tmp_path, kind):
     saved(tmp_path, kind)
     path = tmp_path / "model.safetensors"
     save_file(load_file(path) | {"lm_head.scale": torch.ones(1)}, path)
-    message = rf"model\.safetensors: unknown weight 'lm_head\.scale', allowed: those of {CLASSES[kind][2].__name__}"
+    model = CLASSES[kind][2].__name__
+    message = rf"model\.safetensors: unknown weight 'lm_head\.scale', allowed: those of {model} with 3 layers"
     with pytest.raises(ValueError, match=message):
         load_huggingface(tmp_path)

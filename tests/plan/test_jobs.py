@@ -66,7 +66,7 @@ def test_a_plan_file_gives_back_typed_points(project):
 
 
 def test_record_names_are_distinct(project):
-    for tier in ("smoke", "laptop"):
+    for tier in ("smoke", "full"):
         names = [job.record for job in plan.make(tier).jobs]
         assert len(set(names)) == len(names)
 

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from repro import quantize
 from repro.quantize import BITS, cpu, reference
 
 TRITON = importlib.util.find_spec("triton") is not None
@@ -32,22 +33,24 @@ examples = settings(max_examples=EXAMPLES, deadline=None)
 
 @dataclass(frozen=True)
 class Kernels:
-    """A module of kernels and the device of its tensors; takes and gives tensors on the CPU."""
+    """A module of kernels and the device of its tensors; takes and gives tensors of any dtype on the CPU."""
 
     module: ModuleType
     device: str
 
     def quantize(self, x: Tensor, bits: int, block: int) -> Tensor:
-        return self.module.quantize(x.to(self.device), bits, block).cpu()
+        dtype = x.dtype if x.dtype in self.module.FLOATS else torch.float32
+        return self.module.quantize(x.to(self.device, dtype), bits, block).cpu()
 
     def dequantize(self, payload: Tensor, n: int, bits: int, block: int, dtype: torch.dtype) -> Tensor:
-        out = torch.empty(*payload.shape[:-1], n, dtype=dtype, device=self.device)
-        self.module.dequantize(payload.to(self.device), out, bits, block)
-        return out.cpu()
+        written = dtype if dtype in self.module.FLOATS else torch.float32
+        out = torch.empty(*payload.shape[:-1], n, dtype=written, device=self.device)
+        self.module.decode(payload.to(self.device), out, bits, block, add=False)
+        return out.cpu().to(dtype)
 
     def accumulate(self, payload: Tensor, total: Tensor, bits: int, block: int) -> Tensor:
         total = total.to(self.device, copy=True)
-        self.module.accumulate(payload.to(self.device), total, bits, block)
+        self.module.decode(payload.to(self.device), total, bits, block, add=True)
         return total.cpu()
 
 
@@ -189,11 +192,11 @@ def test_rows_of_larger_tensors(kernels, bits, dtype):
         return torch.cat((room[:, :3], room[:, 3 + n :]), dim=1)
 
     room = torch.full((3, n + 7), 42.0, dtype=dtype, device=kernels.device)
-    module.dequantize(payload, room[:, 3 : 3 + n], bits, 16)
+    module.decode(payload, room[:, 3 : 3 + n], bits, 16, add=False)
     assert torch.equal(room[:, 3 : 3 + n].cpu(), reference.dequantize(payload.cpu(), n, bits, 16, dtype))
     assert (around(room) == 42).all()
     room = torch.full((3, n + 7), 42.0, device=kernels.device)
-    module.accumulate(payload, room[:, 3 : 3 + n], bits, 16)
+    module.decode(payload, room[:, 3 : 3 + n], bits, 16, add=True)
     assert torch.equal(room[:, 3 : 3 + n].cpu(), 42.0 + reference.dequantize(payload.cpu(), n, bits, 16))
     assert (around(room) == 42).all()
 
@@ -205,9 +208,9 @@ def test_forked_processes_compile_nothing():
     assert [len(signatures) for signatures in before] == [2, 2]
     for bits in BITS:
         for x in (torch.ones(5), torch.ones(3, 7).bfloat16(), torch.ones(4, 9)[:, 1:6], torch.ones(2, 3).half()):
-            payload = cpu.quantize(x, bits, 2)
-            cpu.dequantize(payload, torch.empty_like(x), bits, 2)
-            cpu.accumulate(payload, x.float(), bits, 2)
+            payload = quantize.quantize(x, bits, 2)
+            quantize.dequantize(payload, x.shape[-1], bits, 2, x.dtype)
+            quantize.accumulate(payload, x.float(), bits, 2)
     assert [list(kernel.signatures) for kernel in (cpu._encode, cpu._decode)] == before
 
     reading, writing = os.pipe()

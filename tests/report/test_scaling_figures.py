@@ -5,7 +5,8 @@ import pytest
 
 from repro.claims import registry
 from repro.report import figures
-from repro.report.figures import base, scaling
+from repro.report.figures import base
+from repro.report.figures.scaling import inference, maps, training
 
 DATA = base.Data("results/reference/laptop-2core/records")
 
@@ -24,7 +25,7 @@ def points(drawing, axis):
 @pytest.mark.parametrize("name, axis", [("gcds", 1), ("ratios", 0), ("experts", 1)])
 def test_what_is_claimed_stands_in_the_figure(name, axis):
     entry = figures.entry(f"scaling_{name}")
-    shown = points(getattr(scaling, f"scaling_{name}")(DATA), axis)
+    shown = points(base.function(f"scaling_{name}")(DATA), axis)
     claims = [claim for claim in registry.load() if claim.id in entry.claims]
     assert len(claims) == len(entry.claims) > 0
     for claim in claims:
@@ -35,7 +36,7 @@ def test_what_is_claimed_stands_in_the_figure(name, axis):
 
 
 def test_totals_of_fused_and_instances_stand_beside_the_papers():
-    drawing, runs = scaling.scaling_requests(DATA), DATA.runs("scaling_serving").sort_values("model")
+    drawing, runs = inference.scaling_requests(DATA), DATA.runs("scaling_serving").sort_values("model")
     for axes, run in zip(drawing.figure.axes, runs.itertuples(), strict=True):
         instances, fused, flover, transformer = axes.lines
         assert (fused.get_ydata()[-1], instances.get_ydata()[-1]) == (run.seconds_fused, run.seconds_instances)
@@ -45,20 +46,20 @@ def test_totals_of_fused_and_instances_stand_beside_the_papers():
 
 def test_only_plans_that_fit_are_drawn():
     """The hierarchical plan of 20 billion parameters needs more than one node of Frontier."""
-    top = scaling.scaling_gcds(DATA, plans=["zero3", "hierarchical"]).figure.axes[0]
+    top = training.scaling_gcds(DATA, plans=["zero3", "hierarchical"]).figure.axes[0]
     first = {line.get_label(): line.get_xdata()[0] for line in top.lines}
     assert first == {"ZeRO-3": 8, "hierarchical": 16}
 
 
 def test_a_model_without_records_is_told():
-    for draw in (scaling.scaling_gcds, scaling.scaling_changes, scaling.scaling_tornado):
+    for draw in (training.scaling_gcds, training.scaling_changes, training.scaling_tornado):
         with pytest.raises(base.NothingToShow, match="gpt-1b"):
             draw(DATA, model="gpt-1b")
 
 
 @pytest.mark.parametrize("name", ["validation", "plans"])
 def test_hollow_points_are_those_that_were_not_fitted(name):
-    panel = getattr(scaling, f"scaling_{name}")(DATA).figure.axes[0]
+    panel = base.function(f"scaling_{name}")(DATA).figure.axes[0]
     markers = [line for line in panel.lines if line.get_linestyle() == "None"]
     count = {
         fill: sum(len(line.get_xdata()) for line in markers if line.get_fillstyle() == fill)
@@ -72,14 +73,14 @@ def test_hollow_points_are_those_that_were_not_fitted(name):
 
 
 def test_a_cell_without_a_plan_that_fits_stays_white():
-    drawing, runs = scaling.scaling_models(DATA), DATA.runs("scaling_map")
+    drawing, runs = maps.scaling_models(DATA), DATA.runs("scaling_map")
     cells = base.series(runs[runs.over == "size_ranks"])
     assert (cells.plan == "none fits").any()
     assert sum(len(axes.patches) for axes in drawing.figure.axes) == (cells.plan != "none fits").sum()
 
 
 def test_the_widest_swings_come_first():
-    axes = scaling.scaling_tornado(DATA, parameters=3).figure.axes[0]
+    axes = training.scaling_tornado(DATA, parameters=3).figure.axes[0]
     widths = [abs(patch.get_width()) for patch in axes.patches]
     swings = [low + high for low, high in zip(widths[:3], widths[3:], strict=True)]
     assert len(swings) == 3 and swings == sorted(swings, reverse=True)

@@ -133,7 +133,7 @@ def test_odd_ranks_are_folded_into_their_neighbours_first():
 
 def test_hierarchical_gather_brings_every_byte_to_a_node_once():
     slow = Topology((Level("package", 2), Level("node", 4), Level("cluster", 4, 1e9)))
-    found = scaling.seconds("all_gather", 32e9, network.of(slow), "hierarchical", inner="ring")
+    found = scaling.seconds("all_gather", 32e9, network.of(slow), "hierarchical")
     # A rank brings 1/8 of the tensor to its node, of which its own node has a quarter; 1 GB/s each.
     assert found == pytest.approx(32 / 8 * 3 / 4)
 

@@ -185,7 +185,7 @@ def test_slingshot11_sizes_are_whole_tensors():
 
 
 def test_nccl_tests_today(saved):
-    found = measured_files.nccl_tests(saved(NCCL))
+    found = measured_files.read(saved(NCCL))
     assert tuple(found.columns) == measured.COLUMNS
     assert found["nbytes"].tolist() == [1048576, 2147483648]  # `size` is the gathered output; nothing ran for 0 bytes
     assert found["seconds"].tolist() == pytest.approx([52.41e-6, 12345.6e-6])  # out of place
@@ -194,11 +194,11 @@ def test_nccl_tests_today(saved):
 
 
 def test_nccl_tests_before_columns_were_the_same_for_all(saved):
-    found = measured_files.nccl_tests(saved(NCCL_OLD), "all_gather", source="a machine")
+    found = measured_files.read(saved(NCCL_OLD), "all_gather", source="a machine")
     assert found["seconds"].tolist() == pytest.approx([18.30e-6, 25.70e-6]) and found["nbytes"][0] == 1048576
     assert found.iloc[0][["source", "nodes", "ranks_per_node"]].tolist() == ["a machine", 1, 2]
     with_operation = NCCL_OLD.replace(" type ", " type  redop ").replace(" float ", " float  sum ")
-    assert measured_files.nccl_tests(saved(with_operation), "reduce_scatter")["seconds"].equals(found["seconds"])
+    assert measured_files.read(saved(with_operation), "reduce_scatter")["seconds"].equals(found["seconds"])
 
 
 def test_nccl_tests_with_columns_of_options(saved):
@@ -213,9 +213,9 @@ def test_nccl_tests_with_columns_of_options(saved):
 
 
 def test_rccl_tests(saved):
-    found = measured_files.nccl_tests(saved(RCCL))
+    found = measured_files.read(saved(RCCL))
     assert found.iloc[0].tolist() == ["output.txt", "all_to_all", "", 1, 4, 33554432, pytest.approx(401.5e-6)]
-    split = measured_files.nccl_tests(saved(RCCL), nodes=2)  # two containers of one name, say
+    split = measured_files.read(saved(RCCL), nodes=2)  # two containers of one name, say
     assert (split["nodes"][0], split["ranks_per_node"][0]) == (2, 2)
 
 
@@ -229,15 +229,15 @@ def test_rccl_tests(saved):
     ],
 )
 def test_osu_sizes_become_those_of_the_whole_tensor(saved, title, collective, nbytes):
-    found = measured_files.osu(saved(OSU.replace("Allgather", title)), nodes=2, ranks_per_node=3)
+    found = measured_files.read(saved(OSU.replace("Allgather", title)), nodes=2, ranks_per_node=3)
     assert found.iloc[1].tolist() == ["output.txt", collective, "", 2, 3, nbytes, pytest.approx(104.30e-6)]
 
 
 def test_osu_with_statistics(saved):
-    found = measured_files.osu(saved(OSU_FULL), nodes=2, ranks_per_node=4, source="box")
+    found = measured_files.read(saved(OSU_FULL), nodes=2, ranks_per_node=4, source="box")
     assert found.iloc[1].tolist() == ["box", "all_to_all", "", 2, 4, 8 * 65536, pytest.approx(104.30e-6)]
     validated = "\n".join(line + ("  Pass" if line[:1].isdigit() else "") for line in OSU_FULL.splitlines())
-    assert measured_files.osu(saved(validated), nodes=2, ranks_per_node=4)["seconds"].equals(found["seconds"])
+    assert measured_files.read(saved(validated), nodes=2, ranks_per_node=4)["seconds"].equals(found["seconds"])
 
 
 def test_osu_latency_is_one_message(saved):
@@ -286,7 +286,7 @@ OLD_NO_RANKS = "\n".join(line for line in NCCL_OLD.splitlines() if "Rank" not in
             {"nodes": 0, "ranks_per_node": 2},
             "nodes is 0, must be at least 1",
         ),
-        (OSU, {"collective": "all_reduce", "nodes": 2, "ranks_per_node": 2}, "but the file is of all_gather"),
+        (OSU, {"collective": "all_reduce", "nodes": 2, "ranks_per_node": 2}, "but the file names all_gather"),
         (
             OSU.replace("Allgather", "Non-blocking Allgather"),
             {"nodes": 2, "ranks_per_node": 2},

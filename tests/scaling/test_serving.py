@@ -10,13 +10,17 @@ from hypothesis import strategies as st
 
 from repro.flover.queueing import Fused, Instances, LinearTimes, MeasuredTimes
 from repro.flover.queueing.times import pass_s
+from repro.models.gpt_j import GPTJConfig
+from repro.models.llama import LlamaConfig
 from repro.scaling import network, serving
-from repro.scaling.machines import FRONTIER, WILKES3, Machine
+from repro.scaling.machines import Machine, hardware
 from repro.topology import Level, Topology
 
-SMALL = serving.Dense("small", layers=3, hidden=8, heads=4, ffn=20, vocab=50, ffn_matrices=2, kernels=5)
+WILKES3 = hardware("wilkes3")
+SIZES = GPTJConfig(layers=3, width=8, heads=4, rotary_dim=2, ffn=20, vocab=50)
+SMALL = serving.Dense(SIZES, kernels=5)
 FLOVER = Fused(prefill_apart=True, admit_per_iteration=1)
-LLAMAS = (serving.LLAMA_13B, serving.LLAMA_33B, serving.LLAMA_65B)
+GPT_J_6B, LLAMA_33B, LLAMA_65B = (serving.PAPER[name][0] for name in ("gpt-j-6b", "llama-33b", "llama-65b"))
 
 
 def _machine(gpus=1, rate=math.inf, latency=0.0, **values):
@@ -32,26 +36,18 @@ def _iteration(model, machine, batch, context):
 
 
 def test_weights_are_those_of_the_real_models():
-    from repro.models import gpt_j
-    from repro.models.llama import LlamaConfig
+    matrices = {name: math.prod(shape) for name, shape in GPT_J_6B.config.weight_shapes().items() if len(shape) == 2}
+    assert GPT_J_6B.weights == sum(matrices.values()) - matrices["token_embd.weight"]  # one row of it is looked up
+    llamas = [model for name, (model, _) in serving.PAPER.items() if name.startswith("llama")]
+    for model in llamas:
+        norms = (2 * model.config.layers + 1) * model.config.width
+        assert model.weights == model.config.parameters - norms  # tied there: the embedding is the output
+    assert [round(model.weights / 1e9) for model in llamas] == [13, 32, 65, 43]
 
-    matrices = {name: math.prod(shape) for name, shape in gpt_j.GPT_J_6B.weight_shapes().items() if len(shape) == 2}
-    assert (
-        serving.GPT_J_6B.weights == sum(matrices.values()) - matrices["token_embd.weight"]
-    )  # one row of it is looked up
-    for model in LLAMAS:
-        config = LlamaConfig(
-            layers=model.layers,
-            width=model.hidden,
-            heads=model.heads,
-            kv_heads=model.heads,
-            ffn=model.ffn,
-            vocab=model.vocab,
-        )
-        norms = (2 * model.layers + 1) * model.hidden
-        assert model.weights == config.parameters - norms  # tied there: the embedding is the output
-    assert [round(model.weights / 1e9) for model in LLAMAS] == [13, 32, 65]
-    assert round(serving.LLAMA_65B_RELEASED.weights / 1e9) == 43
+
+def test_grouped_queries_store_fewer_keys():
+    few = serving.Dense(LlamaConfig(layers=3, width=8, heads=4, kv_heads=2, ffn=20, vocab=50), kernels=5)
+    assert (few.kv_bytes, few.layer_weights) == (SMALL.kv_bytes / 2, 2 * 8 * 8 + 2 * 8 * 4 + 3 * 8 * 20)
 
 
 def test_bound_by_memory_an_iteration_reads_weights_once_and_every_cache():
@@ -151,14 +147,14 @@ def test_a_measured_grid_of_the_prediction_gives_the_same_totals():
 
 def test_draws_are_what_each_of_them_is_alone():
     machine = serving.machine_of(2, draws=3)
-    totals = serving.total_seconds(serving.LLAMA_33B, machine, FLOVER, 3, new_tokens=40)
+    totals = serving.total_seconds(LLAMA_33B, machine, FLOVER, 3, new_tokens=40)
     assert totals.shape == (3,) and np.ptp(totals) > 0
-    assert np.array_equal(totals, serving.total_seconds(serving.LLAMA_33B, machine, FLOVER, 3, new_tokens=40))
+    assert np.array_equal(totals, serving.total_seconds(LLAMA_33B, machine, FLOVER, 3, new_tokens=40))
     fixed = {name: machine_value(machine) for name, machine_value in _PARAMETERS.items()}
     for draw in range(3):
         values = {name: float(value[draw]) for name, value in fixed.items()}
         alone = serving.machine_of(2, WILKES3.at(**values))
-        assert serving.total_seconds(serving.LLAMA_33B, alone, FLOVER, 3, new_tokens=40) == pytest.approx(totals[draw])
+        assert serving.total_seconds(LLAMA_33B, alone, FLOVER, 3, new_tokens=40) == pytest.approx(totals[draw])
 
 
 _PARAMETERS = {
@@ -172,12 +168,12 @@ _PARAMETERS = {
 
 def test_an_array_of_contexts_is_each_of_them():
     machine = serving.machine_of(1)
-    one = [_iteration(serving.GPT_J_6B, machine, 5, context) for context in (8, 100, 511)]
-    times = serving.PredictedTimes(serving.GPT_J_6B, machine)
+    one = [_iteration(GPT_J_6B, machine, 5, context) for context in (8, 100, 511)]
+    times = serving.PredictedTimes(GPT_J_6B, machine)
     assert times.decode(5, np.array([8, 100, 511])) == pytest.approx(one)
 
 
-SETUPS = st.sampled_from(list(serving.PAPER_GPUS.items()))
+SETUPS = st.sampled_from(list(serving.PAPER.values()))
 
 
 @settings(deadline=None, max_examples=60)
@@ -210,7 +206,7 @@ def test_what_shares_a_pass_takes_no_longer_than_apart_and_no_less_than_its_part
     assert 0 < times.floor_s < min(parts)
 
 
-@pytest.mark.parametrize("setup", serving.PAPER_GPUS.items(), ids=lambda setup: setup[0].name)
+@pytest.mark.parametrize("setup", serving.PAPER.values(), ids=list(serving.PAPER))
 def test_at_the_papers_sizes_fusing_beats_sharing_beats_nothing(setup):
     model, gpus = setup
     machine = serving.machine_of(gpus)
@@ -226,26 +222,25 @@ def test_gpus_of_the_same_draws_differ_in_number_only():
     one, four = serving.machine_of(1, draws=4, seed=3), serving.machine_of(4, draws=4, seed=3)
     assert np.array_equal(one.hbm_bytes_per_s, four.hbm_bytes_per_s)
     assert (one.topology.world_size, four.topology.world_size) == (1, 4)
-    assert serving.draws_of(four) == 4 and serving.draws_of(serving.machine_of(4)) == 1
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: serving.machine_of(5), "gpus is 5, allowed: 1 to 4"),
-        (lambda: serving.machine_of(3, FRONTIER), r"gpus is 3, allowed: 1 to 2 \(package of frontier\)"),
+        (lambda: serving.machine_of(3, hardware("frontier")), r"gpus is 3, allowed: 1 to 2 \(package of frontier\)"),
         (
             lambda: _iteration(SMALL, _machine(3), 1, 7),
             "4 heads and ffn 20 cannot be shared evenly by 3",
         ),
-        (lambda: _iteration(serving.LLAMA_65B, serving.machine_of(1), 1, 7), "allowed: 8e.10"),
+        (lambda: _iteration(LLAMA_65B, serving.machine_of(1), 1, 7), "allowed: 8e.10"),
         (lambda: serving.PredictedTimes(SMALL, _machine(), 1), "draw is 1, allowed: 0 to 0"),
         (lambda: serving.total_seconds(SMALL, _machine(), FLOVER, 0), "no request to serve"),
-        (lambda: replace(SMALL, layers=0), "at least 1"),
-        (lambda: replace(SMALL, heads=3), "hidden 8 is not divisible by 3 heads"),
+        (lambda: replace(SMALL, config=replace(SIZES, layers=0)), "at least 1"),
+        (lambda: replace(SMALL, kernels=0), "at least 1"),
         (
-            lambda: serving.draws_of(_machine(launch_s=np.ones(2), hbm_bytes_per_s=np.ones(3))),
-            r"in \[2, 3\] draws, allowed: one number",
+            lambda: serving.PredictedTimes(SMALL, _machine(launch_s=np.ones(2), hbm_bytes_per_s=np.ones(3))),
+            r"could not be broadcast together with shapes \(3,\) \(2,\)",
         ),
     ],
 )

@@ -37,9 +37,7 @@ def test_values_that_are_quantised_are_those_of_the_checked_arithmetic():
     rate = 1e7
     found = scaling.predict_step(chosen, point.gpt, bare(point.topology, quantize_values_per_s=rate), compute_s=0.0)
     counted = sum(
-        c.times * hop.quantised
-        for c in traffic.collectives(chosen, shapes)
-        for hop in traffic.exchanges(c, point.topology)
+        c.times * hop.quantised for c in traffic.collectives(chosen, shapes) for hop in traffic.hops(c, point.topology)
     )
     assert found.quantize_s == pytest.approx(2 * counted / rate, rel=1e-3)
 

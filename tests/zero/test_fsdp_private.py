@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMixin
 
 from repro.comm import Pending
 from repro.launch import launch
@@ -18,11 +19,10 @@ from repro.zero import fsdp_private
 def test_signatures_of_custom_collectives():
     gather = list(inspect.signature(AllGather.__call__).parameters)
     reduce = list(inspect.signature(ReduceScatter.__call__).parameters)
-    allocate = inspect.signature(AllGather.allocate).parameters
+    allocate = inspect.signature(DefaultAllocMixin.allocate).parameters
+    assert list(allocate) == ["self", "size", "dtype", "device"]
     assert gather == ["self", "output_tensor", "input_tensor", "group", "async_op"]
     assert reduce == ["self", "output_tensor", "input_tensor", "group", "op", "async_op"]
-    assert list(allocate) == ["self", "size", "dtype", "device"]
-    assert ReduceScatter.allocate is AllGather.allocate
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,9 @@ def _layout(rank: int, world: int) -> dict:
     model = _Net()
     bucket = fsdp_private.shard(model, mesh, torch.float32, lambda shard, full: Pending(gathering(shard, full)))
     seen["read"], seen["numel"] = bucket.read().tolist(), bucket.numel
-    seen["pieces"] = [(p.start, p.numel, p.offset) for p in bucket.pieces()]
-    seen["frozen"] = [(p.start, p.numel, values.tolist()) for p, values in bucket.frozen()]
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    seen["pieces"] = [(p.name, p.start, p.numel, p.offset, p.total) for p in bucket.pieces(names)]
+    seen["frozen"] = [(p.start, p.numel, values.tolist()) for p, values in bucket.frozen(names)]
     seen["weight bytes"] = bucket.weight_bytes()
     bucket.on_gradient(hook)
     x = torch.ones(2, 3, requires_grad=True) * (rank + 1)
@@ -107,9 +108,9 @@ def test_flat_layout_is_padded_shards_of_trainable_parameters_in_order(layout):
 
 
 def test_pieces_say_where_the_values_of_a_shard_belong(layout):
-    """weight, unused, bias: (start in the parameter, values, offset in the shard)."""
-    assert layout[0]["pieces"] == [(0, 9, 0), (0, 2, 9), (0, 3, 11)]
-    assert layout[1]["pieces"] == [(9, 6, 0), (2, 2, 9), (3, 2, 11)]
+    """Name, start in the parameter, values, offset in the shard, values of the whole parameter."""
+    assert layout[0]["pieces"] == [("weight", 0, 9, 0, 15), ("unused", 0, 2, 9, 4), ("bias", 0, 3, 11, 5)]
+    assert layout[1]["pieces"] == [("weight", 9, 6, 0, 15), ("unused", 2, 2, 9, 4), ("bias", 3, 2, 11, 5)]
     assert layout[0]["frozen"] == [(0, 2, [7, 7])] and layout[1]["frozen"] == [(2, 2, [7, 7])]
 
 

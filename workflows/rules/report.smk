@@ -64,7 +64,8 @@ rule verdicts:
         records=record_folder,
         reader=PLAN["reader"],
     shell:
-        "repro claims --results {params.records:q} --out {output:q} > {log:q} 2>&1"
+        # 3: judged, though some files were no records; the report names them.
+        "repro claims --results {params.records:q} --out {output:q} > {log:q} 2>&1 || [ $? = 3 ]"
 
 
 rule html_report:

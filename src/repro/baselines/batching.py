@@ -115,10 +115,9 @@ def divergence(model: Decoder, generation: Generation, reference: Generation) ->
     a near tie, which the order of a sum decides; a wide one is a fault."""
     if generation.tokens == reference.tokens:
         return None
-    pairs = list(zip(generation.tokens, reference.tokens, strict=False))
-    at = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
-    if at is None:
-        return math.inf
-    context = torch.tensor([*reference.request.prompt, *reference.tokens[:at]], device=model.device)
-    ours, theirs = model.prefill(context, model.new_cache(1, len(context)))[list(pairs[at])].tolist()
-    return abs(theirs - ours)
+    for at, pair in enumerate(zip(generation.tokens, reference.tokens, strict=False)):
+        if pair[0] != pair[1]:
+            context = torch.tensor([*reference.request.prompt, *reference.tokens[:at]], device=model.device)
+            ours, theirs = model.prefill(context, model.new_cache(1, len(context)))[list(pair)].tolist()
+            return abs(theirs - ours)
+    return math.inf

@@ -4,36 +4,31 @@
     zeropp   as zero3, with INT8 gathers of the weights (qwZ), secondary shards in the node for the backward (hpZ)
              and INT4 two-hop reductions of the gradients (qgZ)
 
-This is the only file that knows DeepSpeed's private names (`PRIVATE`, and `_private` where an object has them), as of
-0.19.8. When one is gone, a RuntimeError says which.
+Only this file knows DeepSpeed's private names (`PRIVATE`, and `_private` where an object has them), as of 0.19.8. When
+one is gone, a RuntimeError says which.
 
-DeepSpeed keeps state per process, and ranks are forked. What follows from that:
+DeepSpeed keeps state per process, and ranks are forked:
 
-- `prepare` in the parent, before the fork: DeepSpeed imports Inductor when it builds a ZeRO-3 optimizer. That takes 2 s
-  once in the parent, and 4 s more per launch when 8 ranks do it at a time on 2 cores. Neither import starts a thread or
-  a process, so forking after them is safe; a rank that was not prepared works as well.
-- The environment is read at different times: DS_ACCELERATOR at the first import, LOCAL_SIZE (ranks per node; without a
-  GPU there is nothing to count) at every use.
-- DeepSpeed makes the group of hpZ once and uses it for every later model, whatever that asks for: a process trains with
-  one number of ranks per node, ValueError otherwise.
+- `prepare` in the parent, before the fork: a ZeRO-3 optimizer imports Inductor, which takes 2 s once in the parent, and
+  4 s per launch when 8 ranks do it at a time on 2 cores. No import starts a thread or a process, so forking afterwards
+  is safe; a rank that was not prepared works as well.
+- DS_ACCELERATOR is read at the first import, LOCAL_SIZE (ranks per node, where there are no GPUs to count) at every use.
+- The group of hpZ is made once and serves every later model, whatever that asks for: a process trains with one number
+  of ranks per node, ValueError otherwise.
 
-Step times of `zeropp` on CPUs say little about its network: qgZ reduces tensor by tensor, with four all-to-alls per
-matrix and a reduce-scatter per vector, which is 110 collectives for four transformer blocks. 8 ranks on 2 cores take 3
-to 15 ms for each, whatever its size: 1.2 s a step with 3.3 M parameters and no limit on the network, 0.4 s for `zero3`.
-Compare bytes, or what a slow network adds.
+Step times of `zeropp` on CPUs say little about its network: qgZ needs 110 collectives for four transformer blocks, and 8
+ranks on 2 cores take 3 to 15 ms for each, whatever its size. Compare bytes, or what a slow network adds.
 
-What is known to be wrong in 0.19.8 and left as it is, because it is the baseline: qgZ sums over the ranks of a node and
-divides only by the number of nodes, so the gradients of matrices come out `ranks per node` times too large beside those
-of vectors, which are reduced without quantisation. Adam hardly notices; clipping does.
-tests/baselines/test_deepspeed.py shows it.
+Known to be wrong in 0.19.8 and left as it is, because it is the baseline: qgZ sums over the ranks of a node and divides
+only by the number of nodes, so the gradients of matrices come out `ranks per node` times too large beside those of
+vectors, which are not quantised. Adam hardly notices; clipping does. tests/baselines/test_deepspeed.py shows it.
 """
 
 import importlib
+import importlib.metadata
 import logging
 import os
 import warnings
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -44,119 +39,68 @@ from repro.baselines.deepspeed_quantizer import Quantizer
 from repro.topology import Topology
 from repro.zero.buckets import blocks, default_device, materialise
 
-__all__ = ["LARGE", "SMALL", "DeepSpeedTrainer", "Settings", "prepare", "zero3", "zeropp"]
+# Up to 1e9 elements DeepSpeed by default keeps gathered, and it spreads only tensors above 1e5: a smaller model is never
+# partitioned during a step, and hpZ has nothing to do. With these at 0, such a model is treated like most of a large
+# one. Measured with 3.3 M parameters, gathered elements per micro-batch: 2.0 times the model, as in the ZeRO paper; 1.7
+# when one block may be fetched ahead; 0.9, in one message, with the defaults.
+_KEEPING = (
+    "stage3_max_live_parameters",
+    "stage3_max_reuse_distance",
+    "stage3_prefetch_bucket_size",
+    "stage3_param_persistence_threshold",
+)
+_MAX_LIVE_PARAMETERS, _REDUCE_BUCKET_SIZE = 10**9, 5 * 10**8  # DeepSpeed's defaults, elements
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How eagerly ZeRO-3 keeps, fetches and groups parameters (its `stage3_*` settings). Unit: elements.
+class DeepSpeedTrainer(trainer.Trainer):
+    """`model`: DeepSpeed's engine; `optimizer`: torch's AdamW, which the engine's ZeRO-3 optimizer wraps; `quantizer`:
+    replaces its kernels, None on a GPU. As ZeRO-3 does, every micro-batch reduces its gradients to the shards.
 
-    DeepSpeed's defaults (`LARGE`) are made for billions of parameters: they keep 1e9 gathered and spread only tensors
-    above 1e5. A model that is smaller than that is never partitioned during a step: it is gathered once, and hpZ has
-    nothing to do. `SMALL` restores on a small model what happens to most of a large one. Measured with 3.3 M
-    parameters, gathered elements per micro-batch: 2.0 times the model with `SMALL`, as in the ZeRO paper; 1.7 when one
-    block may be fetched ahead; 0.9, in one message, with `LARGE`.
-
-    `SMALL` leaves DeepSpeed's reduce_bucket_size: all gradients of a small model are reduced in one message, to its
-    advantage.
-
-    whole_blocks gathers the members of the model's `nn.ModuleList`s one at a time, as FSDP2 and our engine do, instead
-    of every linear layer and norm. The elements are the same; on a small model, where a collective costs more than its
-    bytes, a step is twice as fast. On a large one it would cost memory for no gain.
+    In `held_bytes`, `optimizer` is fp32 masters and moments, `secondary` the shard of hpZ. Not counted: the bucket that
+    collects gradients before they are reduced, for a small model as large as all of them.
     """
 
-    max_live_parameters: int
-    max_reuse_distance: int
-    prefetch_bucket_size: int
-    param_persistence_threshold: int
-    reduce_bucket_size: int
-    whole_blocks: bool
-
-    def zero_optimization(self, parameters: int) -> dict[str, Any]:
-        """The section of DeepSpeed's configuration, for a model of so many parameters."""
-        return {
-            "stage": 3,
-            "stage3_max_live_parameters": self.max_live_parameters,
-            "stage3_max_reuse_distance": self.max_reuse_distance,
-            "stage3_prefetch_bucket_size": self.prefetch_bucket_size,
-            "stage3_param_persistence_threshold": self.param_persistence_threshold,
-            # A larger bucket than the model has no effect but that its memory is allocated: a gigabyte per rank.
-            "reduce_bucket_size": min(self.reduce_bucket_size, parameters),
-        }
-
-
-LARGE = Settings(10**9, 10**9, 5 * 10**7, 10**5, 5 * 10**8, whole_blocks=False)
-SMALL = Settings(0, 0, 0, 0, 5 * 10**8, whole_blocks=True)
-
-
-class DeepSpeedTrainer:
-    """A `repro.baselines.trainer.Trainer`. `engine`: DeepSpeed's; `quantizer`: replaces its kernels, None on a GPU."""
-
     def __init__(self, engine: Any, quantizer: Quantizer | None) -> None:
-        self.engine, self.quantizer = engine, quantizer
-        self._held = self._count()
+        super().__init__(engine, engine.optimizer.optimizer, engine.device)
+        self.quantizer = quantizer
 
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """torch's AdamW, which DeepSpeed's ZeRO-3 optimizer wraps."""
-        return self.engine.optimizer.optimizer
-
-    def step(self, batches: Sequence[trainer.Batch]) -> float:
-        """See `Trainer.step`. As ZeRO-3 does, every micro-batch reduces its gradients to the shards of all ranks."""
-        trainer.check_batches(batches)
-        total = 0.0
-        for number, batch in enumerate(batches, 1):
-            # Told by hand, so that the number of micro-batches need not be known when the engine is built.
-            self.engine.set_gradient_accumulation_boundary(number == len(batches))
-            loss = self.engine(*trainer.to(batch, self.engine.device)) / len(batches)
-            self.engine.backward(loss, scale_wrt_gas=False)
-            total += loss.item()
-        self._held = self._count()
-        self.engine.step()
-        return total
-
-    def held_bytes(self) -> dict[str, int]:
-        """See `Trainer.held_bytes`. `optimizer` is fp32 masters and moments, `secondary` the shard of hpZ. Not counted:
-        the bucket that collects gradients before they are reduced, for a small model as large as all of them."""
-        return self._held
+    def _backward(self, loss: torch.Tensor, last: bool) -> None:
+        # Told by hand, so that the number of micro-batches need not be known when the engine is built.
+        self.model.set_gradient_accumulation_boundary(last)
+        self.model.backward(loss, scale_wrt_gas=False)
 
     def _count(self) -> dict[str, int]:
-        zero = self.engine.optimizer
+        zero, parameters = self.model.optimizer, list(self.model.module.parameters())
         states = [value for state in self.optimizer.state.values() for value in state.values()]
         return {
-            "weights": _nbytes(_private(parameter, "ds_tensor") for parameter in self.engine.module.parameters()),
-            "secondary": _nbytes(
-                _private(parameter, "ds_secondary_tensor") for parameter in self.engine.module.parameters()
-            ),
-            "gradients": _nbytes([_private(zero, "grad_partitions_flat_buffer")]),
-            "optimizer": _nbytes((*_private(zero, "fp32_partitioned_groups_flat"), *states)),
+            "weights": trainer.nbytes(_private(parameter, "ds_tensor") for parameter in parameters),
+            "secondary": trainer.nbytes(_private(parameter, "ds_secondary_tensor") for parameter in parameters),
+            "gradients": trainer.nbytes([_private(zero, "grad_partitions_flat_buffer")]),
+            "optimizer": trainer.nbytes((*_private(zero, "fp32_partitioned_groups_flat"), *states)),
         }
 
+    def _update(self) -> None:
+        self.model.step()
 
-def _nbytes(values: Iterable[Any]) -> int:
-    return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
 
-
-def zero3(
-    model: nn.Module, topology: Topology, training: trainer.Training, settings: Settings | None = None
-) -> DeepSpeedTrainer:
-    """Shard `model` in place over all ranks of the default process group.
+def zero3(model: nn.Module, topology: Topology, training: trainer.Training) -> DeepSpeedTrainer:
+    """Shard `model` in place over all ranks of the default process group, which are those of `topology`.
 
     model       fp32; rank 0's weights are sent to all. On the meta device: every rank makes one block after the other
                 real
-    topology    the machine; its ranks are those of the process group
-    training    see `Training` (with torch's AdamW: DeepSpeed's own Adam for CPUs is compiled on first use, for 96 s)
-    settings    default: `SMALL` for a model that `LARGE` would never partition, `LARGE` for others
+    training    with torch's AdamW: DeepSpeed's own Adam for CPUs is compiled on first use, for 96 s
+
+    A model of less than 1e9 parameters is partitioned all the time, and the members of its `nn.ModuleList`s are
+    gathered one at a time, as FSDP2 and our engine do, instead of every linear layer and norm: a small model, where a
+    collective costs more than its bytes, then takes half the time for a step. A larger one has DeepSpeed's defaults.
 
     Raises ValueError for a model, topology or dtype that does not fit, ImportError without DeepSpeed, RuntimeError for
     a version whose inside is another.
     """
-    return _initialize(model, topology, training, settings, {})
+    return _initialize(model, topology, training, {})
 
 
-def zeropp(
-    model: nn.Module, topology: Topology, training: trainer.Training, settings: Settings | None = None
-) -> DeepSpeedTrainer:
+def zeropp(model: nn.Module, topology: Topology, training: trainer.Training) -> DeepSpeedTrainer:
     """Arguments and errors of `zero3`. Also ValueError unless there are several nodes of several ranks, and for a model
     with a tensor that qgZ would reduce wrongly; qwZ needs shards of a multiple of 8 elements, and DeepSpeed says so in
     the first step.
@@ -174,7 +118,7 @@ def zeropp(
             f"qgZ would build nodes of {devices} ranks, the devices that this process sees, not of {ranks}"
         )
     switches = {"zero_quantized_weights": True, "zero_quantized_gradients": True, "zero_hpz_partition_size": ranks}
-    return _initialize(model, topology, training, settings, switches, communication_data_type="fp16")
+    return _initialize(model, topology, training, switches, communication_data_type="fp16")
 
 
 def _check_reducible(model: nn.Module, world_size: int) -> None:
@@ -193,35 +137,33 @@ def _check_reducible(model: nn.Module, world_size: int) -> None:
 
 
 def _initialize(
-    model: nn.Module,
-    topology: Topology,
-    training: trainer.Training,
-    settings: Settings | None,
-    switches: dict[str, Any],
-    **more: Any,
+    model: nn.Module, topology: Topology, training: trainer.Training, switches: dict[str, Any], **more: Any
 ) -> DeepSpeedTrainer:
+    """`switches`: in the section `zero_optimization` of DeepSpeed's configuration; `more`: beside it."""
     trainer.check(model, topology, training.dtype)
     quantizer = _set_up_process(topology)
     import deepspeed
 
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    settings = settings or (SMALL if parameters < LARGE.max_live_parameters else LARGE)
-    if settings.whole_blocks and (whole := blocks(model)):
-        deepspeed.utils.set_z3_leaf_modules(model, list({type(block) for block in whole}))
+    # A larger bucket than the model has no effect but that its memory is allocated: a gigabyte per rank.
+    zero = {"stage": 3, "reduce_bucket_size": min(_REDUCE_BUCKET_SIZE, parameters)} | switches
+    if parameters < _MAX_LIVE_PARAMETERS:
+        zero |= dict.fromkeys(_KEEPING, 0)
+        if whole := blocks(model):
+            deepspeed.utils.set_z3_leaf_modules(model, list({type(block) for block in whole}))
     config = {
         "train_micro_batch_size_per_gpu": 1,  # required; only its throughput reports use it
         "gradient_clipping": training.max_grad_norm or 0.0,
         "bf16": {"enabled": training.dtype == torch.bfloat16},
-        "zero_optimization": settings.zero_optimization(parameters) | switches,
+        "zero_optimization": zero,
         "steps_per_print": None,
         **more,
     }
     if any(parameter.is_meta for parameter in model.parameters()):
         _materialise(model, training, config)
     # The optimizer is built here and not by DeepSpeed, which would take its own, compiled one.
-    optimizer = torch.optim.AdamW(
-        [parameter for parameter in model.parameters() if parameter.requires_grad], **training.adamw
-    )
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, **training.adamw)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
     return DeepSpeedTrainer(engine, quantizer)
 
@@ -252,13 +194,7 @@ PRIVATE = {  # module, and the name in it that is replaced or (None) only import
 }
 
 
-@dataclass(frozen=True)
-class _Process:
-    ranks_per_node: int
-    quantizer: Quantizer | None
-
-
-_process: _Process | None = None
+_process: tuple[int, Quantizer | None] | None = None  # ranks per node, and the stand-in on a CPU
 
 
 def prepare() -> None:
@@ -269,9 +205,7 @@ def prepare() -> None:
     try:
         import deepspeed  # noqa: F401
     except ImportError as error:
-        raise ImportError(
-            "the DeepSpeed baselines need the extra of that name: pip install 'repro[deepspeed]'"
-        ) from error
+        raise ImportError("the DeepSpeed baselines need their extra: pip install 'repro[deepspeed]'") from error
     for module in PRIVATE:
         _module(module)
 
@@ -284,27 +218,22 @@ def _set_up_process(topology: Topology) -> Quantizer | None:
 
     ranks = topology.world_size // topology.levels[-1].size
     if _process is None:
-        on_cpu = get_accelerator().device_name() == "cpu"
-        quantizer = _replace_for_cpu(ranks) if on_cpu else None
+        quantizer = None
+        if get_accelerator().device_name() == "cpu":
+            os.environ["LOCAL_SIZE"] = str(ranks)
+            # Shared-memory collectives: compiled on first use (50 s), and they would bypass an emulated network.
+            _replace("deepspeed.comm.torch", lambda: None)
+            quantizer = Quantizer()
+            _replace("deepspeed.runtime.zero.partition_parameters", quantizer)
+            _replace("deepspeed.runtime.comm.coalesced_collectives", quantizer)
         # A line per tensor and step where qgZ falls back; and DeepSpeed calls torch's collectives by their old names.
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
         warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
         importlib.import_module("deepspeed.comm").init_distributed(dist_init_required=False)
-        _process = _Process(ranks, quantizer)
-    if ranks != _process.ranks_per_node:
-        raise ValueError(
-            f"this process has trained with {_process.ranks_per_node} ranks per node, and cannot with {ranks}"
-        )
-    return _process.quantizer
-
-
-def _replace_for_cpu(ranks_per_node: int) -> Quantizer:
-    os.environ["LOCAL_SIZE"] = str(ranks_per_node)
-    # Shared-memory collectives: compiled on first use (50 s), and they would bypass an emulated network.
-    _replace("deepspeed.comm.torch", lambda: None)
-    quantizer = Quantizer()
-    for module in ("deepspeed.runtime.zero.partition_parameters", "deepspeed.runtime.comm.coalesced_collectives"):
-        _replace(module, quantizer)
+        _process = ranks, quantizer
+    before, quantizer = _process
+    if ranks != before:
+        raise ValueError(f"this process has trained with {before} ranks per node, and cannot with {ranks}")
     return quantizer
 
 
@@ -333,8 +262,5 @@ def _private(owner: Any, name: str) -> Any:
 
 
 def _changed(what: str) -> RuntimeError:
-    from importlib.metadata import version
-
-    return RuntimeError(
-        f"DeepSpeed {version('deepspeed')} has no {what}; repro.baselines.deepspeed was written for 0.19.8"
-    )
+    version = importlib.metadata.version("deepspeed")
+    return RuntimeError(f"DeepSpeed {version} has no {what}; repro.baselines.deepspeed was written for 0.19.8")

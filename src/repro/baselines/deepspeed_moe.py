@@ -21,12 +21,6 @@ from repro.exflow.paper import contiguous
 from repro.models.gpt_moe import GPTMoE, MoEBlock
 
 
-def prepare() -> None:
-    """Import DeepSpeed: for a parent, before it forks its ranks. ImportError without DeepSpeed."""
-    deepspeed.prepare()
-    deepspeed._module("deepspeed.moe.layer")
-
-
 class DeepSpeedDecoder(Decoder):
     """`repro.exflow.moe.Decoder` in mode two_all_to_alls, with DeepSpeed's layers for router and experts. These are in
     rank order, as DeepSpeed has them.

@@ -17,12 +17,14 @@ dtype is converted, where they read its bits as if they were fp16; sums are take
 they add in fp16; and only symmetric quantisation in one slice (`pipeline` 1), which is all that ZeRO++ uses.
 """
 
+from collections import Counter
+
 import torch
 from torch import Tensor
 
 
 class Quantizer:
-    """Stand-in for `QuantizerBuilder().load()`. `calls` counts the calls by function and bits, for tests and reports.
+    """Stand-in for `QuantizerBuilder().load()`. `calls` counts the calls by function and bits.
 
     Codes are int8: one each for 8 bits; for 4 bits two per byte, the first of the two in the upper half. Every function
     raises ValueError for bits or a type that it does not know and for groups that do not divide the tensor.
@@ -32,13 +34,13 @@ class Quantizer:
     Asymmetric = 1
 
     def __init__(self) -> None:
-        self.calls: dict[tuple[str, int], int] = {}
+        self.calls = Counter[tuple[str, int]]()
 
     def quantize(self, values: Tensor, groups: int, bits: int, kind: int) -> tuple[Tensor, Tensor]:
         """[.., n] to codes [.., n * bits / 8] and scales [groups]. (The kernel's scales are [groups, 1]; gloo refuses
         to gather those into the flat buffer that DeepSpeed hands it.)"""
         self._note("quantize", bits, kind)
-        codes, scales = _quantize(_grouped(values, groups), bits)
+        codes, scales = _quantize(values, groups, bits)
         return codes.view(*values.shape[:-1], -1), scales.flatten()
 
     def dequantize(self, codes: Tensor, scales: Tensor, groups: int, bits: int, kind: int) -> Tensor:
@@ -61,8 +63,10 @@ class Quantizer:
             raise ValueError(f"pipeline is {pipeline}: only one slice is implemented")
         if groups % world:  # the kernel launches floor(groups / world) per rank and leaves the rest unwritten
             raise ValueError(f"{groups} groups cannot be dealt to {world} ranks evenly")
-        codes, scales = _quantize(_grouped(values, groups), bits)
-        return _swizzle(codes, nodes, ranks_per_node).flatten(), _swizzle(scales, nodes, ranks_per_node).view(groups, 1)
+        codes, scales = (
+            part.view(nodes, ranks_per_node, -1).transpose(0, 1).flatten() for part in _quantize(values, groups, bits)
+        )
+        return codes, scales[:, None]
 
     def quantized_reduction(
         self, codes: Tensor, scales: Tensor, in_groups: int, out_groups: int, bits: int, kind: int, ranks_per_node: int
@@ -71,48 +75,32 @@ class Quantizer:
         `out_groups` groups, flat, and its scales [out_groups, 1]."""
         self._note("quantized_reduction", bits, kind)
         parts = _dequantize(codes, scales, in_groups, bits).view(ranks_per_node, -1)
-        codes, scales = _quantize(_grouped(parts.float().sum(dim=0), out_groups), bits)
+        codes, scales = _quantize(parts.float().sum(dim=0), out_groups, bits)
         return codes.flatten(), scales
 
     def _note(self, function: str, bits: int, kind: int) -> None:
         if bits not in (4, 8) or kind != self.Symmetric:
             raise ValueError(f"{bits} bits, type {kind}: only symmetric quantisation to 4 or 8 bits is implemented")
-        self.calls[function, bits] = self.calls.get((function, bits), 0) + 1
+        self.calls[function, bits] += 1
 
 
-def _grouped(values: Tensor, groups: int) -> Tensor:
+def _quantize(values: Tensor, groups: int, bits: int) -> tuple[Tensor, Tensor]:
+    """Values of any shape to codes [groups, n * bits / 8] and scales [groups, 1]."""
     if values.numel() % groups:
         raise ValueError(f"{values.numel()} values cannot be divided into {groups} groups")
-    return values.half().reshape(groups, -1)
-
-
-def _quantize(values: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """fp16 [groups, n] to codes [groups, n * bits / 8] and scales [groups, 1]."""
-    values = values.float()
+    values = values.half().reshape(groups, -1).float()
     largest = values.abs().amax(dim=1, keepdim=True)
     steps_per_unit = torch.where(largest == 0, 1.0, 2 ** (bits - 1) / largest)
     codes = (values * steps_per_unit).round_().clamp_(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1).to(torch.int8)
-    return (_pack(codes) if bits == 4 else codes), 1 / steps_per_unit
+    if bits == 4:
+        first, second = codes.view(torch.uint8).unflatten(-1, (-1, 2)).unbind(-1)
+        codes = ((first << 4) | (second & 0xF)).view(torch.int8)
+    return codes, 1 / steps_per_unit
 
 
 def _dequantize(codes: Tensor, scales: Tensor, groups: int, bits: int) -> Tensor:
     """Codes of any shape to fp16 [groups, n]."""
     codes = codes.reshape(groups, -1)
-    values = _unpack(codes) if bits == 4 else codes
-    return (values.float() * scales.reshape(groups, 1)).half()
-
-
-def _pack(codes: Tensor) -> Tensor:
-    """int8 [.., n] in -8..7 to int8 [.., n / 2]."""
-    first, second = codes.view(torch.uint8).unflatten(-1, (-1, 2)).unbind(-1)
-    return ((first << 4) | (second & 0xF)).view(torch.int8)
-
-
-def _unpack(packed: Tensor) -> Tensor:
-    """Inverse of `_pack`; a shift of int8 to the right keeps the sign."""
-    return torch.stack((packed >> 4, (packed << 4) >> 4), dim=-1).flatten(-2)
-
-
-def _swizzle(rows: Tensor, nodes: int, ranks_per_node: int) -> Tensor:
-    """[groups, n] with chunks in order (node, local) to the same with chunks in order (local, node)."""
-    return rows.view(nodes, ranks_per_node, -1).transpose(0, 1).contiguous()
+    if bits == 4:  # a shift of int8 to the right keeps the sign
+        codes = torch.stack((codes >> 4, (codes << 4) >> 4), dim=-1).flatten(-2)
+    return (codes.float() * scales.reshape(groups, 1)).half()

@@ -13,75 +13,54 @@ On gloo, `reduce_scatter` moves twice the bytes that NCCL or RCCL would: it is a
 here, so times and counted bytes on gloo have that handicap.
 """
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from repro.baselines import trainer
 from repro.topology import Topology
 from repro.zero.buckets import blocks, default_device, materialise
 
-__all__ = ["FSDPTrainer", "fsdp2", "fsdp2_reshard", "hsdp"]
 
+class FSDPTrainer(trainer.Trainer):
+    """`model`: the sharded module, an `FSDPModule`; `optimizer`: torch's AdamW on its shards.
 
-class FSDPTrainer:
-    """A `repro.baselines.trainer.Trainer`. `model`: the sharded module; `optimizer`: torch's AdamW on its shards."""
+    In `held_bytes`, `weights` are the fp32 masters and `optimizer` only the moments. The shard that `fsdp2_reshard`
+    keeps in the node is not counted: FSDP has dropped it by the end of the backward.
+    """
 
-    def __init__(self, model: FSDPModule, training: trainer.Training, device: str) -> None:
-        self.model, self.max_grad_norm, self.device = model, training.max_grad_norm, torch.device(device)
+    def __init__(self, model: nn.Module, training: trainer.Training, device: str) -> None:
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(self.trained, **training.adamw)
-        self._held = self._count()
+        self.max_grad_norm = training.max_grad_norm
+        super().__init__(model, torch.optim.AdamW(self.trained, **training.adamw), device)
 
-    def step(self, batches: Sequence[trainer.Batch]) -> float:
-        """See `Trainer.step`. With HSDP, nodes exchange gradients once per step: in the last backward."""
-        trainer.check_batches(batches)
-        total = 0.0
-        for number, batch in enumerate(batches, 1):
-            self.model.set_requires_all_reduce(number == len(batches))
-            loss = self.model(*trainer.to(batch, self.device)) / len(batches)
-            loss.backward()
-            total += loss.item()
-        if self.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(self.trained, self.max_grad_norm)
-        self._held = self._count()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return total
-
-    def held_bytes(self) -> dict[str, int]:
-        """See `Trainer.held_bytes`. `weights` are the fp32 masters, `optimizer` only the moments. The shard that
-        `fsdp2_reshard` keeps in the node is not counted: FSDP has dropped it by the end of the backward."""
-        return self._held
+    def _backward(self, loss: torch.Tensor, last: bool) -> None:
+        self.model.set_requires_all_reduce(last)  # with HSDP, nodes exchange gradients once per step
+        loss.backward()
 
     def _count(self) -> dict[str, int]:
         states = [value for state in self.optimizer.state.values() for value in state.values()]
         return {
-            "weights": sum(_nbytes(parameter) for parameter in self.model.parameters()),
-            "gradients": sum(_nbytes(parameter.grad) for parameter in self.trained),
-            "optimizer": sum(_nbytes(value) for value in states),
+            "weights": trainer.nbytes(self.model.parameters()),
+            "gradients": trainer.nbytes(parameter.grad for parameter in self.trained),
+            "optimizer": trainer.nbytes(states),
         }
 
-
-def _nbytes(value: Any) -> int:
-    """Bytes on this rank; 0 for what is not a tensor."""
-    local = value.to_local() if isinstance(value, DTensor) else value
-    return local.nbytes if isinstance(local, torch.Tensor) else 0
+    def _update(self) -> None:
+        if self.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self.trained, self.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
 
 def fsdp2(model: nn.Module, topology: Topology, training: trainer.Training) -> FSDPTrainer:
-    """Shard `model` in place over all ranks of the default process group.
+    """Shard `model` in place over all ranks of the default process group, which are those of `topology`.
 
     model       fp32, on the device that is trained on, with equal weights on every rank: FSDP2 sends none, so different
                 ones would be mixed. Checked. On the meta device: every rank makes one block after the other real
-    topology    the machine; its ranks are those of the process group
-    training    see `Training`
 
     The members of the outermost `nn.ModuleList`s are gathered one at a time; the root takes what is left (embeddings,
     output layer) and keeps it gathered from forward to backward, the library's default. ValueError for a model,
@@ -117,17 +96,21 @@ def _shard(
         materialise(module, device, training.init)
         _check_equal_weights(module)
         # Of the root it says nothing: FSDP keeps that gathered until the backward anyway.
-        reshard = {} if module is model else {"reshard_after_forward": reshard_after_forward}
-        fully_shard(module, mesh=mesh, mp_policy=policy, **reshard)
+        reshard = None if module is model else reshard_after_forward
+        fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     return FSDPTrainer(model, training, device)
 
 
 def _check_equal_weights(module: nn.Module) -> None:
     """ValueError on every rank when the sum of some tensor that is not sharded yet is not that of rank 0."""
-    whole = [tensor for tensor in (*module.parameters(), *module.buffers()) if not isinstance(tensor, DTensor)]
-    if not whole:
+    sums = [
+        tensor.detach().double().sum()
+        for tensor in (*module.parameters(), *module.buffers())
+        if not isinstance(tensor, DTensor)
+    ]
+    if not sums:
         return
-    found = torch.stack([tensor.detach().double().sum() for tensor in whole])
+    found = torch.stack(sums)
     expected = found.clone()
     dist.broadcast(expected, src=0)
     differing = (found != expected).any().int()

@@ -5,11 +5,12 @@ request in order, waits until it arrives, and decodes it alone; nothing is share
 other down."""
 
 import contextlib
+import math
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
@@ -34,15 +35,14 @@ class Served:
 
     report: ServingReport
     instance_bytes: list[int]
-    pace_s: dict[int, float] = field(default_factory=dict)
+    pace_s: dict[int, float]
 
     def slowdown(self, running: int) -> float:
         """How many times longer an iteration takes when so many run: linear between measured numbers."""
         counts = sorted(self.pace_s)
-        ratios = [self.pace_s[count] / self.pace_s[1] for count in counts]
         if running > counts[-1]:
             raise ValueError(f"{running} instances run, but the pace was measured up to {counts[-1]} only")
-        return float(np.interp(running, counts, ratios))
+        return float(np.interp(running, counts, [self.pace_s[count] / self.pace_s[1] for count in counts]))
 
 
 def serve(
@@ -84,22 +84,13 @@ def serve(
 def _patient_threads() -> Iterator[None]:
     """Let OpenMP in processes that are started meanwhile sleep while it waits, unless the user has said how. It spins
     otherwise, and several processes with a thread for each core then mostly wait for each other."""
-    before = os.environ.get("OMP_WAIT_POLICY")
+    said = "OMP_WAIT_POLICY" in os.environ
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         yield
     finally:
-        if before is None:
+        if not said:
             del os.environ["OMP_WAIT_POLICY"]
-
-
-class _Clock:
-    """Seconds since `start` on the machine's clock, which all processes read; it stands at 0 until there is one."""
-
-    start: float | None = None
-
-    def __call__(self) -> float:
-        return 0.0 if self.start is None else time.perf_counter() - self.start
 
 
 def _instance(
@@ -112,8 +103,8 @@ def _instance(
     paces: Sequence[int],
 ) -> Served:
     """One process: get ready, wait for the others, serve."""
-    model, clock = build(), _Clock()
-    engine = Engine(model, serial(), capacity, clock)
+    model, start = build(), math.inf  # the clock stands at 0 until there is a start
+    engine = Engine(model, serial(), capacity, clock=lambda: max(0.0, time.perf_counter() - start))
     engine.prepare()
     pace_s = {pace: seconds for pace in paces if (seconds := _pace(engine, rank, pace)) is not None}
     prompt = requests[0].prompt
@@ -124,14 +115,13 @@ def _instance(
         nbytes += torch.cuda.memory_reserved(model.device)
     queue = dist.FileStore(following, world_size)  # whoever is free adds one to the number of the next request
     dist.barrier()
-    start = torch.tensor([time.perf_counter() + _NOTICE_S], dtype=torch.float64)
-    dist.broadcast(start, 0)  # shortly ahead, chosen by rank 0
-    clock.start = float(start)
-    time.sleep(max(0.0, clock.start - time.perf_counter()))
+    chosen = torch.tensor(time.perf_counter() + _NOTICE_S, dtype=torch.float64)
+    dist.broadcast(chosen, 0)  # by rank 0, on the machine's clock, which all processes read
+    start = chosen.item()
     generations = []
     while (number := queue.add("following", 1) - 1) < len(requests):
         request = requests[number]
-        time.sleep(max(0.0, request.arrived_s - clock()))
+        time.sleep(max(0.0, start + request.arrived_s - time.perf_counter()))
         generations.append(answer(engine, request))
         generations[-1].slot = rank
     cache_bytes, iterations = engine.buffers.cache.nbytes, engine.iterations - warm

@@ -1,4 +1,4 @@
-"""The libraries' training systems by name, built alike: same arguments, one `Trainer` out."""
+"""The libraries' training systems by name, built alike."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from repro.baselines import deepspeed, fsdp
 from repro.baselines.trainer import Trainer, Training
 from repro.topology import Topology
 
-SYSTEMS: dict[str, Callable[..., Trainer]] = {
+SYSTEMS: dict[str, Callable[[nn.Module, Topology, Training], Trainer]] = {
     "deepspeed_zero3": deepspeed.zero3,
     "deepspeed_zeropp": deepspeed.zeropp,
     "fsdp2": fsdp.fsdp2,
@@ -21,8 +21,3 @@ def prepare(name: str) -> None:
     """In the process that forks the ranks: import what they would each import."""
     if name.startswith("deepspeed"):
         deepspeed.prepare()
-
-
-def build(name: str, model: nn.Module, topology: Topology, training: Training) -> Trainer:
-    """The system `name` around `model` (fp32), with torch's AdamW; KeyError for an unknown name."""
-    return SYSTEMS[name](model, topology, training)

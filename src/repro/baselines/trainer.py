@@ -1,19 +1,17 @@
-"""What the libraries that our ZeRO engine is compared with have in common: one call is one update."""
+"""What all systems that train have in common: one call is one update."""
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from repro.topology import Topology
 from repro.zero.buckets import require_fp32
-
-Batch = tuple[Tensor, Tensor]  # inputs and targets of one micro-batch: `model(*batch)` is the mean loss over it
-
-DTYPES = (torch.float32, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -33,34 +31,55 @@ class Training:
     init: Callable[[nn.Module], None] | None = None
 
 
-class Trainer(Protocol):
-    """A model with its optimizer, trained by all ranks of the default process group together."""
+class Trainer(ABC):
+    """A model with its optimizer, trained by all ranks of the default process group together.
 
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """The torch optimizer: a learning-rate schedule changes its `param_groups`. Its parameters are the library's
-        own shards, in a layout of the library."""
-        ...
+    `model(inputs, targets)` is the mean loss over a micro-batch. A learning-rate schedule changes the `param_groups` of
+    `optimizer`, a torch optimizer; its parameters are the library's own shards, in a layout of the library.
+    """
 
-    def step(self, batches: Sequence[Batch]) -> float:
-        """Forward and backward of every micro-batch, each loss divided by their number, then one update with the
-        gradient averaged over the ranks and clipped. Returns the mean loss of this rank's micro-batches; every rank
-        brings equally many.
+    def __init__(self, model: Any, optimizer: torch.optim.Optimizer, device: torch.device | str) -> None:
+        self.model, self.optimizer, self.device = model, optimizer, device
+        self._held: dict[str, int] = {}
 
-        Raises ValueError without a micro-batch.
-        """
-        ...
+    def step(self, batches: Sequence[tuple[Tensor, Tensor]]) -> float:
+        """Forward and backward of every micro-batch (inputs, targets), each loss divided by their number, then one
+        update with the gradient averaged over the ranks and clipped. Returns the mean loss of this rank's
+        micro-batches; every rank brings equally many. ValueError without a micro-batch."""
+        if not batches:
+            raise ValueError("a step needs at least one micro-batch")
+        total = 0.0
+        for number, batch in enumerate(batches, 1):
+            inputs, targets = (tensor.to(self.device, non_blocking=True) for tensor in batch)
+            loss = self.model(inputs, targets) / len(batches)
+            self._backward(loss, last=number == len(batches))
+            total += loss.item()
+        self._held = self._count()
+        self._update()
+        return total
 
     def held_bytes(self) -> dict[str, int]:
         """Bytes of state on this rank by kind, counted when the last step had all gradients and had not yet updated:
         the moment at which everything that the library keeps exists. Activations and buffers of a collective in flight
-        are not counted."""
-        ...
+        are not counted. Empty before the first step."""
+        return self._held
+
+    @abstractmethod
+    def _backward(self, loss: Tensor, last: bool) -> None:
+        """Backward of one micro-batch, the `last` of a step or an earlier one."""
+
+    @abstractmethod
+    def _count(self) -> dict[str, int]:
+        """The bytes of `held_bytes`, now."""
+
+    @abstractmethod
+    def _update(self) -> None:
+        """Clip, update the weights, and drop the gradients."""
 
 
 def check(model: nn.Module, topology: Topology, dtype: torch.dtype) -> None:
-    """ValueError, with the reason, for what no baseline can train."""
-    if dtype not in DTYPES:
+    """ValueError, with the reason, for what no library can train."""
+    if dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"dtype is {dtype}, allowed: torch.float32, torch.bfloat16")
     if topology.world_size != dist.get_world_size():
         raise ValueError(f"topology has {topology.world_size} ranks, the process group {dist.get_world_size()}")
@@ -77,13 +96,7 @@ def nodes_and_ranks(topology: Topology) -> tuple[int, int]:
     return nodes, ranks
 
 
-def check_batches(batches: Sequence[Batch]) -> None:
-    """ValueError for a step without a micro-batch."""
-    if not batches:
-        raise ValueError("a step needs at least one micro-batch")
-
-
-def to(batch: Batch, device: torch.device) -> Batch:
-    """The micro-batch on `device`."""
-    inputs, targets = batch
-    return inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+def nbytes(values: Iterable[Any]) -> int:
+    """Bytes on this rank of the tensors among `values`; of a DTensor, its shard."""
+    local = (value.to_local() if isinstance(value, DTensor) else value for value in values)
+    return sum(value.nbytes for value in local if isinstance(value, Tensor))

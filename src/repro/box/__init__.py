@@ -11,6 +11,7 @@ that is installed. Inside a node, /etc/slurm and /etc/hosts are the box's, by a 
 that forget SLURM_CONF find it too.
 """
 
-from repro.box.cluster import Box, BoxError, Settings, down, status, up
+from repro.box.cluster import Box, Settings, down, status, up
+from repro.box.packages import BoxError
 
 __all__ = ["Box", "BoxError", "Settings", "down", "status", "up"]

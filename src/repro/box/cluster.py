@@ -3,7 +3,6 @@
 import os
 import shutil
 import socket
-import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,19 +12,15 @@ import jinja2
 
 from repro import paths
 from repro.box import daemons, network, packages
+from repro.box.packages import BoxError
 from repro.emulate import box as fabric
 from repro.emulate.netns import FabricError
 from repro.launch.network import BOX
 from repro.topology import Topology, scaled
 
 FOLDER = Path("/run/repro-box")
-_TEMPLATES = ("slurm.conf", "gres.conf")
 Like = Literal["frontier", "nvidia"]
 _MADE = "made-etc-slurm"  # a file in the folder: /etc/slurm was not there before
-
-
-class BoxError(OSError):
-    """Why there is no box; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +80,7 @@ def up(settings: Settings, install: bool = False) -> Box:
         daemons.slurmd(FOLDER, settings.nodes)
     except BaseException as error:
         down()
-        if isinstance(error, (FabricError, daemons.StartError, OSError)):
+        if isinstance(error, (FabricError, OSError)):
             raise BoxError(str(error)) from error
         raise
     return status()
@@ -119,12 +114,7 @@ def _check(settings: Settings, install: bool) -> None:
     if lacking := packages.missing(settings.accounting):
         if not install:
             raise BoxError(f"missing: {', '.join(lacking)}; `apt-get install {' '.join(lacking)}`, or --install")
-        try:
-            packages.install(lacking)
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise BoxError(
-                f"apt-get could not install {', '.join(lacking)}: {getattr(error, 'stderr', '') or error}"
-            ) from error
+        packages.install(lacking)
     if conflict := network.taken():
         raise BoxError(f"the box needs the addresses 10.77.0.0/24, and {conflict}")
     if FOLDER.exists() or network.present():
@@ -152,7 +142,7 @@ def _write(settings: Settings) -> None:
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(paths.root() / "slurm/box"), undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    for name in (*_TEMPLATES, *(("slurmdbd.conf",) if settings.accounting else ())):
+    for name in ("slurm.conf", "gres.conf", *(["slurmdbd.conf"] if settings.accounting else [])):
         file = FOLDER / "etc" / name
         file.write_text(templates.get_template(f"{name}.j2").render(values) + "\n")
         file.chmod(0o600 if name == "slurmdbd.conf" else 0o644)

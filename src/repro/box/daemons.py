@@ -1,62 +1,59 @@
-"""The programs of the box: how each is started, and how all are found and ended, also after half were killed."""
+"""The programs of the box: how each is started, and how all are found and ended, also after half were killed.
+
+BoxError where one does not come up, with the end of its log.
+"""
 
 import contextlib
 import os
-import shlex
 import subprocess
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from repro.box import network, packages
+from repro.box import network
+from repro.box.packages import BoxError, search_path
 
 NAMES = ("slurmstepd", "slurmd", "slurmctld", "slurmdbd", "mariadbd", "munged")  # in the order in which they are ended
-_PATIENCE_S = 5.0
-
-
-class StartError(RuntimeError):
-    """A daemon did not come up: which, and the end of its log."""
+_READY_S = 20.0  # for a daemon to start
+_PATIENCE_S = 5.0  # for one to end
 
 
 def munged(folder: Path) -> None:
     """With a key and a socket of its own."""
-    etc, run, log = folder / "etc", folder / "run", folder / "log"
-    key = etc / "munge.key"
+    run, log, key = folder / "run", folder / "log/munged.log", folder / "etc/munge.key"
     key.write_bytes(os.urandom(1024))
     key.chmod(0o600)
     places = {"key-file": key, "socket": run / "munge.socket", "pid-file": run / "munged.pid"}
-    places |= {"log-file": log / "munged.log", "seed-file": run / "munged.seed"}
-    _start([_path("munged"), *(f"--{name}={place}" for name, place in places.items())], folder)
-    _await("munged", (run / "munge.socket").exists, log / "munged.log")
+    places |= {"log-file": log, "seed-file": run / "munged.seed"}
+    _start(["munged", *(f"--{name}={place}" for name, place in places.items())], folder)
+    _await("munged", (run / "munge.socket").exists, log)
 
 
 def slurmctld(folder: Path) -> None:
-    _start([_path("slurmctld"), "-f", str(folder / "etc/slurm.conf")], folder)
-    _await("slurmctld", lambda: "is UP" in _said(["scontrol", "ping"], folder), folder / "log/slurmctld.log")
+    _start(["slurmctld", "-f", str(folder / "etc/slurm.conf")], folder)
+    _await("slurmctld", lambda: "is UP" in _said(folder, "scontrol", "ping"), folder / "log/slurmctld.log")
 
 
-def slurmd(folder: Path, nodes: int) -> None:
+def slurmd(folder: Path, count: int) -> None:
     """One per node, in its namespace, with its name, and with the box's /etc/slurm and /etc/hosts mounted where only it
     and its jobs see them.
 
     Not `ip netns exec`: that hides /sys/fs/cgroup, without which slurmd ends.
     """
-    conf = folder / "etc/slurm.conf"
-    for node in range(1, nodes + 1):
-        name = f"node{node}"
+    names = [f"node{node + 1}" for node in range(count)]
+    for node, name in enumerate(names, 1):
         (folder / "spool" / name).mkdir(parents=True)
         inside = (
-            f"mount --bind {shlex.quote(str(folder / 'etc/hosts'))} /etc/hosts && "
-            f"mount --bind {shlex.quote(str(folder / 'etc'))} /etc/slurm && "
-            f"hostname {name} && exec {_path('slurmd')} -N {name} -f {shlex.quote(str(conf))}"
+            f"mount --bind {folder}/etc/hosts /etc/hosts && mount --bind {folder}/etc /etc/slurm && "
+            f"hostname {name} && exec slurmd -N {name} -f {folder}/etc/slurm.conf"
         )
         entering = ["nsenter", f"--net=/run/netns/{network.namespace(node)}", "unshare", "--uts", "--mount"]
         _start([*entering, "sh", "-c", inside], folder)
-    _await(
-        "slurmd", lambda: len(idle(folder)) == nodes, *(folder / f"log/slurmd.node{n + 1}.log" for n in range(nodes))
-    )
+    logs = [folder / f"log/slurmd.{name}.log" for name in names]
+    _await("slurmd", lambda: nodes(folder) == dict.fromkeys(names, "idle"), *logs)
 
 
 def accounting(folder: Path) -> None:
@@ -68,36 +65,25 @@ def accounting(folder: Path) -> None:
     options = ["--no-defaults", "--user=root", f"--datadir={database}", "--skip-networking", "--skip-grant-tables"]
     options += [f"--socket={socket}", f"--pid-file={run / 'mariadb.pid'}", f"--log-error={log / 'mariadb.log'}"]
     options += ["--innodb-buffer-pool-size=64M", "--innodb-lock-wait-timeout=900", "--innodb-flush-log-at-trx-commit=0"]
-    subprocess.Popen([_path("mariadbd"), *options], start_new_session=True, **_QUIET)
-    _await(
-        "mariadbd",
-        lambda: _ok(["mariadb-admin", "--no-defaults", f"--socket={socket}", "ping"], folder),
-        log / "mariadb.log",
-    )
-    _start([_path("slurmdbd")], folder, MYSQL_UNIX_PORT=str(socket))
-    _await("slurmdbd", lambda: _ok(["sacctmgr", "-n", "list", "cluster"], folder), log / "slurmdbd.log")
-    for what in (
-        ["cluster", "box"],
-        ["account", "box", "Description=box", "Organization=box"],
-        ["user", "root", "Account=box"],
-    ):
-        _said(["sacctmgr", "-i", "add", *what], folder)
-
-
-def idle(folder: Path) -> list[str]:
-    """Names of the nodes that wait for jobs."""
-    return sorted(set(_said(["sinfo", "-h", "-N", "-t", "idle", "-o", "%N"], folder).split()))
+    quiet: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)  # it would keep what it was given
+    subprocess.Popen(["mariadbd", *options], start_new_session=True, env=_environment(folder), **quiet)
+    ping = "mariadb-admin", "--no-defaults", f"--socket={socket}", "ping"
+    _await("mariadbd", lambda: bool(_said(folder, *ping)), log / "mariadb.log")
+    _start(["slurmdbd"], folder, MYSQL_UNIX_PORT=str(socket))
+    _await("slurmdbd", lambda: bool(_said(folder, "sacctmgr", "list", "cluster")), log / "slurmdbd.log")
+    for what in ("cluster box", "account box Description=box Organization=box", "user root Account=box"):
+        _said(folder, "sacctmgr", "-i", "add", *what.split())
 
 
 def nodes(folder: Path) -> dict[str, str]:
     """Their states, by name."""
-    pairs = (line.split() for line in _said(["sinfo", "-h", "-N", "-o", "%N %T"], folder).splitlines())
+    pairs = (line.split() for line in _said(folder, "sinfo", "-h", "-N", "-o", "%N %T").splitlines())
     return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
 
 
 def jobs(folder: Path) -> list[str]:
     """Ids of those that wait or run."""
-    return _said(["squeue", "-h", "-o", "%A"], folder).split()
+    return _said(folder, "squeue", "-h", "-o", "%A").split()
 
 
 def running(folder: Path) -> list[psutil.Process]:
@@ -138,63 +124,43 @@ def _mentions(process: psutil.Process, mark: str) -> bool:
     return any(mark in text for text in (*process.cmdline(), *process.environ().values()))
 
 
-_QUIET = {
-    "stdin": subprocess.DEVNULL,
-    "stdout": subprocess.DEVNULL,
-    "stderr": subprocess.DEVNULL,
-}  # daemons keep what they were given
-
-
-def _environment(folder: Path, **more: str) -> dict[str, str]:
-    return os.environ | {"SLURM_CONF": str(folder / "etc/slurm.conf")} | more
+def _environment(folder: Path) -> dict[str, str]:
+    return os.environ | {"SLURM_CONF": str(folder / "etc/slurm.conf"), "PATH": search_path()}
 
 
 def _start(command: list[str], folder: Path, **more: str) -> None:
-    """Runs what puts itself into the background."""
-    log = folder / "log" / "start.log"
+    """Run what puts itself into the background. `more`: environment."""
+    log = folder / "log/start.log"
     with log.open("ab") as out:
         done = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
-            env=_environment(folder, **more),
+            env=_environment(folder) | more,
             start_new_session=True,
         )
     if done.returncode:
-        raise StartError(f"`{' '.join(command)}` ended with {done.returncode}: {_tail(log)}")
+        raise BoxError(f"`{' '.join(command)}` ended with {done.returncode}: {_tail(log)}")
 
 
-def _said(command: list[str], folder: Path) -> str:
-    """Standard output; empty when it fails or does not answer."""
-    done = _run(command, folder)
-    return done.stdout if done is not None and done.returncode == 0 else ""
-
-
-def _ok(command: list[str], folder: Path) -> bool:
-    done = _run(command, folder)
-    return done is not None and done.returncode == 0
-
-
-def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str] | None:
-    """None when it does not answer, as Slurm's commands do for a minute when slurmctld is gone."""
+def _said(folder: Path, *command: str) -> str:
+    """Standard output; empty when it fails or does not answer, as Slurm's commands do for a minute when slurmctld is
+    gone."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, env=_environment(folder), timeout=5)
+        done = subprocess.run(command, capture_output=True, text=True, env=_environment(folder), timeout=5)
     except subprocess.TimeoutExpired:
-        return None
+        return ""
+    return done.stdout if done.returncode == 0 else ""
 
 
-def _await(name: str, ready: Callable[[], bool], *logs: Path, patience_s: float = 20.0) -> None:
-    deadline = time.monotonic() + patience_s
+def _await(name: str, ready: Callable[[], bool], *logs: Path) -> None:
+    deadline = time.monotonic() + _READY_S
     while not ready():
         if time.monotonic() > deadline:
-            raise StartError(f"{name} was not ready after {patience_s:g} s:\n" + "\n".join(map(_tail, logs)))
+            raise BoxError(f"{name} was not ready after {_READY_S:g} s:\n" + "\n".join(map(_tail, logs)))
         time.sleep(0.05)
 
 
-def _tail(log: Path, lines: int = 5) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else f"{log}: no such log"
-
-
-def _path(command: str) -> str:
-    return packages.path(command) or command
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-5:]) if log.exists() else f"{log}: no such log"

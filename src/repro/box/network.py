@@ -62,11 +62,9 @@ def down() -> None:
 
 def taken() -> str | None:
     """The host's interface that has an address of ours already, and which."""
-    for name, addresses in psutil.net_if_addrs().items():
-        for found in addresses:
-            if name != BRIDGE and found.address.startswith(f"{_NET}."):
-                return f"{name} has {found.address}"
-    return None
+    found = ((name, one.address) for name, addresses in psutil.net_if_addrs().items() for one in addresses)
+    ours = (f"{name} has {place}" for name, place in found if name != BRIDGE and place.startswith(f"{_NET}."))
+    return next(ours, None)
 
 
 def present() -> bool:

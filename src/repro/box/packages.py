@@ -1,5 +1,6 @@
 """What the box needs of the system, by Debian's names."""
 
+import os
 import shutil
 import subprocess
 
@@ -14,19 +15,25 @@ _COMMANDS = {
 _ACCOUNTING = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server"}
 
 
+class BoxError(OSError):
+    """Why there is no box; the message says what to do."""
+
+
+def search_path() -> str:
+    """PATH, and the folders of daemons, which are not on every user's."""
+    return f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+
+
 def missing(accounting: bool) -> list[str]:
-    """Packages whose command is not on the path (or in /usr/sbin)."""
+    """Packages whose command is not found."""
     wanted = _COMMANDS | (_ACCOUNTING if accounting else {})
-    return [package for command, package in wanted.items() if path(command) is None]
-
-
-def path(command: str) -> str | None:
-    """Where a command is; daemons lie in folders that are not on every user's path."""
-    return shutil.which(command) or shutil.which(command, path="/usr/sbin:/sbin")
+    return [package for command, package in wanted.items() if shutil.which(command, path=search_path()) is None]
 
 
 def install(packages: list[str]) -> None:
-    """By apt-get, as root. CalledProcessError with what it said."""
+    """By apt-get, as root. BoxError with what it said."""
     environment = {"DEBIAN_FRONTEND": "noninteractive", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
     for command in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *packages]):
-        subprocess.run(["apt-get", *command], env=environment, check=True, capture_output=True, text=True)
+        done = subprocess.run(["apt-get", *command], env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise BoxError(f"apt-get could not install {', '.join(packages)}: {done.stderr}")

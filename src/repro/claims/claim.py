@@ -2,20 +2,14 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from repro.claims.filters import Filters, matches
 from repro.claims.reading import Reading
-from repro.claims.verdict import Comparison, Direction
-from repro.records.record import Evidence, Record
+from repro.claims.verdict import Rule
+from repro.records.record import Evidence, Record, Strict
 
 Tag = Literal["R", "R2", "CODE", "IMG", "IMG~", "D", "INF"]
-
-
-class Strict(BaseModel):
-    """A model that refuses unknown keys, nan and infinity."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class Published(Strict):
@@ -50,7 +44,7 @@ class Scope(Strict):
         return run.evidence in self.evidence and matches(run, self.where)
 
 
-class Claim(Strict):
+class Claim(Rule):
     """One claim of a paper. A row of the source list that states several numbers is split into `ID.a`, `ID.b`, …"""
 
     id: str
@@ -59,14 +53,9 @@ class Claim(Strict):
     version: str
     where: str
     claim: str
-    paper_value: float | None
     unit: str
     tag: Tag
-    direction: Direction
-    comparison: Comparison
-    tolerance: float = Field(ge=0)
     tolerance_reason: str
-    no_effect: float | None = None
     hardware: str
     scope: Scope | None = None
     value: Reading | None = None

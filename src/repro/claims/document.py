@@ -12,8 +12,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from repro import paths
-from repro.claims.claim import Claim, Published, Scope, Strict
+from repro.claims.claim import Claim, Published, Scope
 from repro.plan import config
+from repro.records.record import Strict
 
 _ID = re.compile(r"[A-Z]+-[A-Z0-9]+[a-z]?(\.[a-z])?")
 _ID_IN_WORDS = (

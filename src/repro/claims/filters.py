@@ -28,11 +28,6 @@ def _check(filters: dict[str, Any]) -> dict[str, Any]:
 Filters = Annotated[dict[str, Any], AfterValidator(_check)]
 
 
-def facts(run: Record) -> dict[str, Any]:
-    """Everything a filter can look at: point, conditions and metrics by name (of equal names the later wins)."""
-    return run.point | run.conditions | {name: metric.value for name, metric in run.metrics.items()}
-
-
 def accepts(wanted: Any, found: Any) -> bool:
     """Whether one fact passes one filter. Floats match to 6 digits; a pattern is a shell pattern."""
     if isinstance(wanted, list):
@@ -50,7 +45,7 @@ def accepts(wanted: Any, found: Any) -> bool:
 
 def matches(run: Record, filters: Mapping[str, Any]) -> bool:
     """Whether a run passes all filters. One that is not ok passes those on conditions and metrics that it lacks."""
-    known, untold = facts(run), run.status != "ok"
+    known, untold = run.facts, run.status != "ok"
     return all(accepts(wanted, known[name]) if name in known else untold for name, wanted in filters.items())
 
 

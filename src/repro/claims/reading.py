@@ -5,22 +5,22 @@ sequence) are compared inside one configuration and one evidence kind, repeat by
 """
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from repro.claims.filters import Filters, accepts, facts, matches, words
-from repro.records.record import Evidence, Record
+from repro.claims.filters import Filters, accepts, matches, words
+from repro.records.record import Evidence, Record, Strict
 
 _STRONGEST_FIRST: tuple[Evidence, ...] = get_args(Evidence)
 Runs = Mapping[Path, Record]
 
 
-class Reading(BaseModel):
+class Reading(Strict):
     """Which number of which runs.
 
     The value of a run is `factor` · `metric` ÷ `per` (a metric or point field), or 1 minus that (`complement`).
@@ -34,7 +34,6 @@ class Reading(BaseModel):
     A field that `over` or `sequence` names, or whose filter is {}, may differ between the groups; no other may.
     """
 
-    model_config = ConfigDict(extra="forbid")
     experiment: str
     metric: str
     per: str | None = None
@@ -83,7 +82,7 @@ class Reading(BaseModel):
             return None
         value = run.metrics[self.metric].value * self.factor
         if self.per is not None:
-            divisor = facts(run).get(self.per)
+            divisor = run.facts.get(self.per)
             if not isinstance(divisor, int | float) or divisor == 0:
                 return None
             value /= divisor
@@ -132,7 +131,7 @@ def read(
     runs = {path: run for path, run in sorted(records.items()) if run.experiment == reading.experiment}
     if nothing := _nothing(reading, runs):
         return nothing
-    samples = [s for cell in _cells(reading, runs) if (s := _sample(reading, runs, cell, ordering))]
+    samples = [s for cell in _cells(reading, runs).items() if (s := _sample(reading, runs, *cell, ordering))]
     if not samples:
         compared = "; ".join(map(words, reading.groups))
         return Nothing("not run", f"no runs that differ only in what is compared ({compared}), or the reference is 0")
@@ -150,53 +149,47 @@ def read(
     return best
 
 
-@dataclass
-class _Cell:
-    """Runs of one configuration and evidence kind: per group, (repeat, seed) → record and value."""
-
-    evidence: Evidence
-    configuration: tuple[tuple[str, Any], ...]
-    groups: list[dict[tuple[int, int], tuple[Path, float]]]
-    doubled: int = 0
+Cell = tuple[Evidence, tuple[tuple[str, Any], ...]]  # evidence kind and configuration
+Repeats = dict[tuple[int, int], list[tuple[Path, float]]]  # by (repeat, seed); of several runs the first is read
 
 
-def _cells(reading: Reading, runs: Runs) -> list[_Cell]:
-    cells: dict[Any, _Cell] = {}
+def _cells(reading: Reading, runs: Runs) -> dict[Cell, list[Repeats]]:
+    """Paths and values of the usable runs of every group."""
+    cells: dict[Any, list[Repeats]] = defaultdict(lambda: [defaultdict(list) for _ in reading.groups])
     for path, run in runs.items():
         value = reading.of_run(run)
         for number, filters in enumerate(reading.groups):
-            if value is None or run.evidence is None or not matches(run, filters):
-                continue
-            key = run.evidence, reading.configuration(run)
-            cell = cells.setdefault(key, _Cell(*key, groups=[{} for _ in reading.groups]))
-            cell.doubled += (run.repeat, run.seed) in cell.groups[number]
-            cell.groups[number].setdefault((run.repeat, run.seed), (path, value))
-    return list(cells.values())
+            if value is not None and matches(run, filters):
+                groups = cells[run.evidence, reading.configuration(run)]
+                groups[number][run.repeat, run.seed].append((path, value))
+    return cells
 
 
-def _sample(reading: Reading, runs: Runs, cell: _Cell, ordering: bool) -> Sample | None:
+def _sample(reading: Reading, runs: Runs, cell: Cell, groups: list[Repeats], ordering: bool) -> Sample | None:
     """Values of the repeats that every group of the cell has; None when there is none."""
-    common = sorted(set.intersection(*map(set, cell.groups)))
-    combined = [reading.combine([group[repeat][1] for group in cell.groups], ordering) for repeat in common]
+    evidence, configuration = cell
+    common = sorted(set.intersection(*map(set, groups)))
+    taken = [[group[repeat][0] for group in groups] for repeat in common]
+    combined = [reading.combine([value for _, value in found], ordering) for found in taken]
     values = [value for value in combined if value is not None]
     if not values:
         return None
-    used = {path: runs[path] for group in cell.groups for repeat in common for path in [group[repeat][0]]}
     mine = [
         run
         for run in runs.values()
-        if reading.configuration(run) == cell.configuration and any(matches(run, filters) for filters in reading.groups)
+        if reading.configuration(run) == configuration and any(matches(run, filters) for filters in reading.groups)
     ]
     remarks = []
     for status in ("failed", "skipped"):
         if bad := [run for run in mine if run.status == status]:
             kinds = ", ".join(sorted({str(run.cause) for run in bad}))
             remarks.append(f"{status}: {kinds} ({len(bad)} of {len(mine)} runs)")
-    if alone := sum(len(group) - len(common) for group in cell.groups):
+    if alone := sum(len(group) - len(common) for group in groups):
         remarks.append(f"{alone} runs have no partner of the same repeat")
-    if cell.doubled:
-        remarks.append(f"{cell.doubled} further runs of the same repeat were not read")
-    return Sample(values, cell.evidence, dict(cell.configuration), used, remarks)
+    if doubled := sum(len(found) - 1 for group in groups for found in group.values()):
+        remarks.append(f"{doubled} further runs of the same repeat were not read")
+    used = {path: runs[path] for found in taken for path, _ in found}
+    return Sample(values, evidence, dict(configuration), used, remarks)
 
 
 def _nothing(reading: Reading, runs: Runs) -> Nothing | None:
@@ -233,7 +226,7 @@ def _hint(filters: Mapping[str, Any], runs: Runs) -> str:
     """The first filter that alone refuses runs which pass all others, and what those have instead."""
     for name, wanted in filters.items():
         others = {key: value for key, value in filters.items() if key != name}
-        near = [facts(run).get(name) for run in runs.values() if matches(run, others)]
+        near = [run.facts.get(name) for run in runs.values() if matches(run, others)]
         if near and not any(accepts(wanted, value) for value in near):
             return f" (there {name} is {', '.join(sorted(set(map(str, near)))[:4])})"
     return ""

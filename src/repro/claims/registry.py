@@ -31,10 +31,10 @@ class Verdict(BaseModel):
     paper: str
     claim: str
     paper_value: float | None
-    value: float | None
-    interval: tuple[float, float] | None
+    value: float | None = None
+    interval: tuple[float, float] | None = None
     unit: str
-    evidence: Evidence | None
+    evidence: Evidence | None = None
     tolerance: float
     verdict: Kind
     reason: str
@@ -99,12 +99,12 @@ def _units(reading: Reading, units: Mapping[str, str]) -> set[str]:
     return {"1": {"1", "×", reading.metric}, "×": {"1", "×"}}.get(unit, {unit})
 
 
-def published(claim_id: str, path: Path | None = None) -> list[Published]:
+def published(claim_id: str) -> list[Published]:
     """Published numbers of a claim, or of all sub-claims of a base id, for figures.
 
     A claim that lists none gives its own value. ValueError lists the known ids.
     """
-    claims = load(path)
+    claims = load()
     chosen = [claim for claim in claims if claim_id in (claim.id, claim.base)]
     if not chosen:
         known = sorted({claim.id for claim in claims} | {claim.base for claim in claims})
@@ -118,10 +118,8 @@ def published(claim_id: str, path: Path | None = None) -> list[Published]:
 
 
 def evaluate(claims: Sequence[Claim], records: Mapping[Path, Record], problems: Sequence[str] = ()) -> list[Verdict]:
-    """A verdict for every claim.
-
-    `problems`: files that should have been records. A claim that might have read one says so.
-    """
+    """A verdict for every claim. `problems`: files that should have been records. A claim that might have read one says
+    so."""
     return [_evaluate(claim, records, problems) for claim in claims]
 
 
@@ -139,44 +137,24 @@ def _evaluate(claim: Claim, records: Mapping[Path, Record], problems: Sequence[s
     if claim.value.banded:
         spread, source = claim.value.band(next(iter(found.runs.values()))), "a prediction with its band"
     in_scope = all(claim.scope.covers(run) for run in found.runs.values())
-    agreement = claim.paper_value, claim.direction, claim.comparison, claim.tolerance
-    verdict, words = judge(value, spread, *agreement, in_scope, claim.no_effect)
+    verdict, words = judge(claim, value, spread, in_scope)
     scope = [] if in_scope else [f"outside the claim's scope: {claim.scope.outside}"]
     reason = "; ".join([f"{words} ({found.evidence}, {source})", *scope, *found.remarks, *remarks])
     return _row(claim, verdict, reason, found.runs, value=value, interval=spread, evidence=found.evidence)
 
 
-def _row(
-    claim: Claim,
-    verdict: str,
-    reason: str,
-    runs: Mapping[Path, Record] | None = None,
-    value: float | None = None,
-    interval: tuple[float, float] | None = None,
-    evidence: Evidence | None = None,
-) -> Verdict:
-    version = claim.version if claim.version.removeprefix("v").isdigit() else ""
-    return Verdict(
-        id=claim.id,
-        paper=claim.paper + version,
-        claim=f"{claim.claim} [{claim.where}; {claim.tag}]",
-        paper_value=claim.paper_value,
-        value=value,
-        interval=interval,
-        unit=claim.unit,
-        evidence=evidence,
-        tolerance=claim.tolerance,
-        verdict=verdict,  # type: ignore[arg-type]  # one of the five; pydantic checks it
-        reason=reason,
-        records=[_relative(path) for path in sorted(runs or {})],
-    )
+def _row(claim: Claim, verdict: str, reason: str, runs: Iterable[Path] = (), **ours: Any) -> Verdict:
+    """`ours`: our value with its interval and evidence, where there is one."""
+    fields = claim.model_dump(include={"id", "paper_value", "unit", "tolerance"})
+    fields["paper"] = claim.paper + (claim.version if claim.version.removeprefix("v").isdigit() else "")
+    fields["claim"] = f"{claim.claim} [{claim.where}; {claim.tag}]"
+    return Verdict(**fields, verdict=verdict, reason=reason, records=[relative(path) for path in sorted(runs)], **ours)
 
 
-def _relative(path: Path) -> str:
-    try:
-        return path.resolve().relative_to(paths.root().resolve()).as_posix()
-    except (ValueError, FileNotFoundError):
-        return path.as_posix()
+def relative(path: Path) -> str:
+    """A path in words: relative to the root, where it is below it."""
+    full, root = path.resolve(), paths.root().resolve()
+    return (full.relative_to(root) if full.is_relative_to(root) else path).as_posix()
 
 
 def papers() -> dict[str, document.Paper]:

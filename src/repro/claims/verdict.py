@@ -6,59 +6,62 @@ The whole interval over repeats is judged, not its middle: what the spread leave
 import math
 from typing import Literal
 
+from pydantic import Field
+
+from repro.records.record import Strict
+
 Outcome = Literal["reproduced", "trend only", "deviates"]
-Direction = Literal["higher", "lower", "equal"]
-Comparison = Literal["relative", "absolute", "ordering", "trend"]
 
 
-def band(paper: float | None, direction: Direction, comparison: Comparison, tolerance: float) -> tuple[float, float]:
-    """Values that agree with the claim, from low to high.
+class Rule(Strict):
+    """The paper's value, and how close is close enough.
 
-    relative: `tolerance` is a fraction of the paper's value; absolute: it has the claim's unit. The band is open on the
-    better side of a claim whose `direction` is higher or lower.
+    relative: `tolerance` is a fraction of the paper's value; absolute: it has the claim's unit.
     ordering, trend: our value is a ratio along the expected direction (later ÷ earlier) and must exceed 1 + tolerance.
+    `no_effect`: the value if the paper's idea did nothing (1 for a speedup, 0 for a reduction). None for a plain
+    quantity, which has no direction of its own.
     """
-    if comparison in ("ordering", "trend"):
-        return math.nextafter(1 + tolerance, math.inf), math.inf
-    assert paper is not None, f"a {comparison} comparison needs the paper's value"
-    slack = tolerance * abs(paper) if comparison == "relative" else tolerance
-    low = -math.inf if direction == "lower" else paper - slack
-    high = math.inf if direction == "higher" else paper + slack
-    return low, high
+
+    paper_value: float | None
+    direction: Literal["higher", "lower", "equal"]
+    comparison: Literal["relative", "absolute", "ordering", "trend"]
+    tolerance: float = Field(ge=0)
+    no_effect: float | None = None
+
+    @property
+    def slack(self) -> float:
+        """How far from the paper's value a value may be, in the unit of the claim."""
+        return self.tolerance * abs(self.paper_value) if self.comparison == "relative" else self.tolerance
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """Values that agree with the claim, from low to high: open on the better side of a claim whose `direction` is
+        higher or lower."""
+        if self.comparison in ("ordering", "trend"):
+            return math.nextafter(1 + self.tolerance, math.inf), math.inf
+        low = -math.inf if self.direction == "lower" else self.paper_value - self.slack
+        high = math.inf if self.direction == "higher" else self.paper_value + self.slack
+        return low, high
 
 
-def judge(
-    value: float,
-    interval: tuple[float, float] | None,
-    paper: float | None,
-    direction: Direction,
-    comparison: Comparison,
-    tolerance: float,
-    in_scope: bool,
-    no_effect: float | None = None,
-) -> tuple[Outcome, str]:
+def judge(rule: Rule, value: float, interval: tuple[float, float] | None, in_scope: bool) -> tuple[Outcome, str]:
     """The verdict and, in a few words, why.
 
     `interval`: low and high over repeats, None for a single run.
     `in_scope`: the evidence is of a kind and size that can reproduce the claim; other evidence shows the trend at best.
-    `no_effect`: the value if the paper's idea did nothing (1 for a speedup, 0 for a reduction). None for a plain
-    quantity, which has no direction of its own.
     """
-    low, high = band(paper, direction, comparison, tolerance)
+    low, high = rule.band
     least, most = interval or (value, value)
     inside, touching = low <= least and most <= high, least <= high and low <= most
-    if comparison in ("ordering", "trend"):
+    paper, no_effect = rule.paper_value, rule.no_effect
+    if rule.comparison in ("ordering", "trend"):
         if not inside:
             return "deviates", "the expected order does not hold beyond the tolerance and the spread"
         return ("reproduced" if in_scope else "trend only"), "the expected order holds"
-    visible = True
-    if no_effect is not None and paper is not None and paper != no_effect:
-        visible = least > no_effect if paper > no_effect else most < no_effect
-    if not visible:
+    if no_effect is not None and (least <= no_effect < paper or paper < no_effect <= most):
         return "deviates", "no effect in the paper's direction beyond the spread"
     if inside:
-        near_low, near_high = band(paper, "equal", comparison, tolerance)
-        further = not near_low <= value <= near_high
+        further = not paper - rule.slack <= value <= paper + rule.slack
         why = "further than the paper's number, in its direction" if further else "within the tolerance"
         return ("reproduced" if in_scope else "trend only"), why
     if touching:

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.table import Table
 
 from repro.cli import figures as drawing
 from repro.cli.cluster import app as box_commands
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from repro.plan.jobs import Plan
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-
-DAY_HOURS = 8  # a figure that takes longer on a cluster is marked
 
 TierOption = Annotated[str | None, typer.Option(help="smoke, laptop, full, gpu or cluster; default: the platform's.")]
 PlatformOption = Annotated[str | None, typer.Option(help="A file of config/platforms; default: config.yaml's.")]
@@ -79,10 +76,12 @@ def plan(
     tier: TierOption = None,
     platform: PlatformOption = None,
     json_: Json = False,
+    points: Annotated[bool, typer.Option("--points", help="Also every point: state, minutes, ranks.")] = False,
     keep: Annotated[bool, typer.Option("--keep", hidden=True, help="Print the path of a file with the JSON.")] = False,
 ) -> None:
-    """Every experiment point with its state, expected minutes and ranks; totals per figure."""
-    from repro.plan import files, jobs
+    """What there is to run: points, minutes, figures; on a cluster also jobs and node-hours."""
+    from repro.cli import planned
+    from repro.plan import files
 
     with user_errors():
         found = _planned(tier, platform)
@@ -90,43 +89,7 @@ def plan(
         return typer.echo(files.keep(json.dumps(_document(found), default=str)))
     if json_:
         return emit(_document(found))
-    for name in dict.fromkeys(job.experiment for job in found.jobs):
-        columns = ["point", "repeat", "state", "minutes", "ranks", *(["GB/rank"] if found.memory_gb else [])]
-        table = Table(*columns, title=name, title_justify="left")
-        for job in found.jobs:
-            if job.experiment == name:
-                row = [job.point.label, str(job.repeat), job.state, f"{job.minutes:.2f}", str(job.ranks)]
-                table.add_row(*row, *([_memory(job.rank_gb, found.memory_gb)] if found.memory_gb else []))
-        stdout.print(table)
-    stdout.print(_totals(found))
-    if without := [name for name, figure in found.figures.items() if not figure.jobs]:
-        stdout.print(f"no point here: {', '.join(without)}", soft_wrap=True)
-    open_jobs = list(filter(jobs.unfinished, found.jobs))
-    stdout.print(
-        f"{found.platform}, tier {found.tier}: {len(open_jobs)} of {len(found.jobs)} points to run,"
-        f" about {sum(j.minutes for j in open_jobs):.1f} minutes",
-        soft_wrap=True,
-    )
-    if found.outdated:
-        stdout.print(
-            f"stale: {found.outdated} of {found.shipped} shipped records are of older code; their minutes still count",
-            soft_wrap=True,
-        )
-    if found.predicted:
-        names = ", ".join(found.predicted)
-        stdout.print(f"minutes of {names} are modelled: the slow end of a band (docs/scaling.md)", soft_wrap=True)
-    for reason, count in found.unfit.items():
-        stdout.print(f"left out, as nodes here cannot hold them: {count} points of {escape(reason)}", soft_wrap=True)
-    if found.slurm is not None:
-        cost = found.slurm.cost
-        stdout.print(
-            f"as Slurm jobs: {cost.allocations} ({'; '.join(cost.bins)}), {cost.node_hours:.1f} node-hours, "
-            f"{cost.gpu_hours:.1f} GPU-hours; {cost.wall_hours:.1f} h with {found.slurm.settings.running_jobs} at a time, "
-            "waiting for nodes not counted",
-            soft_wrap=True,
-        )
-        for missing in found.slurm.missing:
-            stdout.print(f"[red]{escape(missing)}[/]", soft_wrap=True)
+    planned.show(found, points)
 
 
 def _planned(tier: str | None, platform: str | None) -> "Plan":
@@ -145,30 +108,6 @@ def _document(found: "Plan") -> dict[str, Any]:
     document = found.model_dump()
     titles = {name: notebook.title for name, notebook in figures.NOTEBOOKS.items()}
     return document | {"notebooks": titles, "reader": source.source_hash()}
-
-
-def _totals(found: "Plan") -> Table:
-    """A row per figure that has points; on a cluster with its cost, and whether that is done in a working day."""
-    last = ["jobs", "node-h", "GPU-h", "queue", f"in {DAY_HOURS} h"] if found.slurm else ["notebook", "minutes"]
-    columns = (Column(name, no_wrap=True) for name in ("figure", "points", "to run", *last))
-    totals = Table(*columns, box=box.SIMPLE_HEAD, padding=0)
-    for name, figure in found.figures.items():
-        if not figure.jobs:
-            continue
-        row = [name, str(figure.jobs), str(figure.to_run)]
-        if (cost := figure.queue) is not None:
-            day = "yes" if cost.wall_hours <= DAY_HOURS else f"[red]{cost.wall_hours:.1f} h[/]"
-            row += [str(cost.allocations), f"{cost.node_hours:.1f}", f"{cost.gpu_hours:.1f}", "\n".join(cost.bins), day]
-        else:
-            row += [figure.notebook, f"{figure.minutes:.1f}"]
-        totals.add_row(*row)
-    return totals
-
-
-def _memory(rank_gb: float | None, limit: float) -> str:
-    if rank_gb is None:
-        return "unknown"
-    return f"{rank_gb:.1f}" if rank_gb <= limit else f"[red]{rank_gb:.1f}, has {limit:g}[/]"
 
 
 @app.command()
@@ -244,67 +183,52 @@ def allocation(
             temporary.write_text(known[name].model_dump_json(indent=1) + "\n")
 
 
-STYLES = {
-    "reproduced": "bold green",
-    "trend only": "yellow",
-    "deviates": "bold red",
-    "skipped": "dim",
-    "not run": "dim",
-}
-
-
 @app.command()
 def claims(
+    which: Annotated[
+        list[str] | None,
+        typer.Argument(help="Beginnings of ids (ZT, EX-F8, FL-F4a.b) or an arXiv number; default: all."),
+    ] = None,
     results: Results = None,
+    verdict: Annotated[str | None, typer.Option(help="Only claims with this verdict.")] = None,
+    experiment: Annotated[str | None, typer.Option(help="Only claims that this experiment answers.")] = None,
     details: Annotated[bool, typer.Option("--details", help="Also the reason of each verdict.")] = False,
     json_: Json = False,
     out: Annotated[Path | None, typer.Option(help="Also write the JSON document to this file.")] = None,
 ) -> None:
-    """A verdict for every claim of the three papers."""
+    """A verdict for every claim of the papers. Without a filter a row of the table stands for all claims of its id.
+
+    Exit code 3 where there was no record, or a file that is none: the verdicts are of what could be read.
+    """
     from repro.claims import registry
+    from repro.cli import verdicts
     from repro.records import record
 
     with user_errors():
         folder = results_folder(results)
         found = record.collect(records_folder(folder))
-        known = registry.load()
-        verdicts = registry.evaluate(known, found.records, found.problems)
-    rows = [verdict.model_dump(mode="json") for verdict in verdicts]
+        known = verdicts.chosen(registry.load(), which or [], experiment)
+        judged = registry.evaluate(known, found.records, found.problems)
+        if verdict is not None:
+            judged = verdicts.of_kind(judged, verdict)
+    rows = [each.model_dump(mode="json") for each in judged]
     if out is not None:
         with replacing(out) as temporary:
             temporary.write_text(json.dumps(rows, indent=1, default=str) + "\n")
     for problem in found.problems:
         stderr.print(f"[yellow]not used:[/] {escape(problem)}", soft_wrap=True)
+    if not found.records:
+        stderr.print(f"[yellow]no records[/] in {escape(str(folder))}", soft_wrap=True)
     if json_:
-        return emit(rows)
-    titles = {claim.id: claim.title for claim in known}
-    table = Table(
-        "claim",
-        "what",
-        "paper",
-        "ours",
-        "evidence",
-        "verdict",
-        box=box.SIMPLE,
-        padding=(0, 1, 0, 0),
-        title=escape(f"Verdicts from {folder}"),
-    )
-    table.columns[1].overflow = "fold"
-    if details:
-        table.add_column("reason", ratio=1)
-    previous = rows[0]["paper"] if rows else ""
-    for row in rows:
-        if row["paper"] != previous:
-            table.add_section()
-        previous = row["paper"]
-        style = STYLES[row["verdict"]]
-        cells = [row["id"], escape(titles[row["id"]]), *registry.numbers(row), row["evidence"] or ""]
-        table.add_row(*cells, f"[{style}]{row['verdict']}[/]", *([escape(row["reason"])] if details else []))
-    stdout.print(table)
-    counts = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in STYLES}
-    stdout.print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
-    if (folder / "report.html").exists():
-        stdout.print(escape(f"Report: {(folder / 'report.html').resolve()}"), soft_wrap=True)
+        emit(rows)
+    else:
+        titles = {claim.id: claim.title for claim in known}
+        verdicts.show(judged, titles, grouped=not (which or verdict or experiment or details), reasons=details)
+        stdout.print(f"Records: {escape(str(folder))}", soft_wrap=True)
+        if (folder / "report.html").exists():
+            stdout.print(escape(f"Report: {(folder / 'report.html').resolve()}"), soft_wrap=True)
+    if found.problems or not found.records:
+        raise typer.Exit(3)
 
 
 app.command()(place)

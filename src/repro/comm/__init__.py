@@ -6,23 +6,11 @@ levels and with its own number of bits. Two routes matter for ZeRO:
     flat            (package + node + cluster)       one ring over all ranks, as NCCL and RCCL do
     hierarchical    package | node | cluster         a collective per level: the slow link carries each byte once
 
-`communicator.py` walks a route with this rank's process groups, `exchange.py` is one hop, `ledger.py` counts bytes.
+`communicator.py` walks a route with this rank's process groups, `exchange.py` is one hop and the ledger.
 """
 
 from repro.comm.communicator import Communicator, Pending, pipelined
-from repro.comm.exchange import Hop
-from repro.comm.ledger import Ledger
-from repro.comm.route import BITS, Route, flat, hierarchical, ring_orders
+from repro.comm.exchange import Hop, Ledger
+from repro.comm.route import BLOCK, Route, flat, hierarchical
 
-__all__ = [
-    "BITS",
-    "Communicator",
-    "Hop",
-    "Ledger",
-    "Pending",
-    "Route",
-    "flat",
-    "hierarchical",
-    "pipelined",
-    "ring_orders",
-]
+__all__ = ["BLOCK", "Communicator", "Hop", "Ledger", "Pending", "Route", "flat", "hierarchical", "pipelined"]

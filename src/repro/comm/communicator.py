@@ -14,39 +14,38 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from repro.comm.exchange import Hop, Steps, Works
-from repro.comm.ledger import Ledger
+from repro.comm.exchange import Hop, Ledger, Steps, Works
 from repro.comm.route import Route, ring_orders
 from repro.topology import Topology
 
 _TAGS = 1 << 24  # message tags wrap around there
 
 
-class Pending:
+class Pending(dist.Work):
     """A collective that was started: its first messages are under way. `wait` finishes it and returns the result.
 
     All ranks must start and wait in the same order: later hops are sent by `wait`.
     """
 
     def __init__(self, steps: Generator[Works, None, Any]) -> None:
-        self._steps: Generator[Works, None, Any] | None = steps
-        self._works: Works = []
-        self._result: Any = None
-        self._advance()
+        super().__init__()
+        self._steps, self._result = steps, None
+        self._works = self._advance()
 
-    def _advance(self) -> None:
-        assert self._steps is not None, "advanced beyond its end"
+    def _advance(self) -> Works | None:
+        """Start the next messages; None when there are no more."""
         try:
-            self._works = next(self._steps)
+            return next(self._steps)
         except StopIteration as end:
-            self._steps, self._works, self._result = None, [], end.value
+            self._result = end.value
+            return None
 
-    def wait(self) -> Any:
+    def wait(self, timeout: object = None) -> Any:
         """The result, when all messages have arrived."""
-        while self._steps is not None:
+        while self._works is not None:
             for work in self._works:
                 work.wait()
-            self._advance()
+            self._works = self._advance()
         return self._result
 
 
@@ -73,11 +72,11 @@ class Communicator:
     Raises ValueError when the topology's world size is not that of the default process group.
     """
 
-    def __init__(self, topology: Topology, ledger: Ledger | None = None, device: str = "cpu") -> None:
+    def __init__(self, topology: Topology, device: str = "cpu") -> None:
         if topology.world_size != dist.get_world_size():
             raise ValueError(f"topology has {topology.world_size} ranks, the process group {dist.get_world_size()}")
         self.topology, self.device = topology, device
-        self.ledger = ledger or Ledger(topology, dist.get_rank())
+        self.ledger = Ledger(topology, dist.get_rank())
         self._meshes: dict[tuple[str, ...], DeviceMesh] = {}
         self._hops: dict[Route, list[Hop]] = {}
         self._tag = 0
@@ -102,10 +101,11 @@ class Communicator:
         if route not in self._hops:
             hops = []
             for levels, bits in zip(route.hops, route.bits, strict=True):
-                sizes = [self.topology.levels[self.topology.index(name)].size for name in levels]
+                sizes = [level.size for level in self.topology.levels if level.name in levels]
                 if math.prod(sizes) > 1:
                     group = self.mesh(levels).get_group()
-                    rings = ring_orders(sizes)
+                    starts = [(order, order.index(group.rank())) for order in ring_orders(sizes)]
+                    rings = [order[start:] + order[:start] for order, start in starts]
                     hops.append(Hop(group, rings, bits, route.block, self.ledger, self._next_tag, self.device))
             self._hops[route] = hops
         return self._hops[route]
@@ -113,11 +113,6 @@ class Communicator:
     def _next_tag(self) -> int:
         self._tag = (self._tag + max(level.size for level in self.topology.levels)) % _TAGS  # a tag per ring
         return self._tag
-
-    def connect(self, routes: Iterable[Route | None]) -> None:
-        """Make the groups of these routes."""
-        for route in routes:
-            self.hops(route)
 
     def all_gather(self, shard: Tensor, route: Route | None, out: Tensor | None = None) -> Tensor:
         """Flat shard [n] of every rank to [ranks * n] in rank order, same dtype; with `out` into that tensor, of which
@@ -135,10 +130,6 @@ class Communicator:
         rounded. Raises ValueError when the ranks of the route do not divide the tensor.
         """
         return finish(self.reducing(full, route))
-
-    def all_reduce(self, full: Tensor, route: Route | None) -> Tensor:
-        """Sum over the ranks of the route, [n] to fp32 [n], the same bits on all: reduce-scatter, then all-gather."""
-        return finish(self.all_reducing(full, route))
 
     def gathering(self, shard: Tensor, route: Route | None, out: Tensor | None = None) -> Steps:
         """`all_gather` step by step, for `Pending`."""
@@ -176,7 +167,7 @@ class Communicator:
         return current.view(-1).float()
 
     def all_reducing(self, full: Tensor, route: Route | None) -> Steps:
-        """`all_reduce` step by step, for `Pending`."""
+        """Sum over the ranks of the route, [n] to fp32 [n], the same bits on all: reduce-scatter, then all-gather."""
         ranks = math.prod(hop.size for hop in self.hops(route))
         padded = F.pad(full, (0, -full.numel() % ranks))
         total = yield from self.reducing(padded, route)

@@ -1,4 +1,4 @@
-"""One hop of a route: its peers, what goes over the wire, and the all-gather and the reduction over it.
+"""One hop of a route: its peers, what goes over the wire, the all-gather and the reduction over it, and a ledger.
 
 The exchanges are generators: each yields when its messages are on their way, and goes on when they have arrived. Who
 drives one may compute meanwhile (`repro.comm.communicator.Pending`).
@@ -16,18 +16,43 @@ import torch.distributed as dist
 from torch import Tensor
 
 from repro import quantize
-from repro.comm.ledger import Ledger
+from repro.topology import Topology
 
 Works = list[dist.Work]
 Steps = Generator[Works, None, Tensor]  # yields what to wait for, returns the result
 
 
+class Ledger:
+    """Payload bytes that this rank sent, per level of the link that joins it to the receiver.
+
+    Counts tensors only: not TCP/IP headers, and not scalars such as the gradient norm. On backends with collectives of
+    their own, a ring is assumed. Sum over ranks for the traffic of a step.
+    """
+
+    def __init__(self, topology: Topology, rank: int) -> None:
+        self.topology, self.rank = topology, rank
+        self.sent = dict.fromkeys(topology.names, 0)
+
+    def count(self, peer: int, nbytes: int) -> None:
+        """Book `nbytes` sent to global rank `peer`."""
+        if level := self.topology.level_between(self.rank, peer):
+            self.sent[level] += nbytes
+
+    def take(self) -> dict[str, int]:
+        """Bytes per level since the last call, and start again from zero: call it once per step."""
+        sent, self.sent = self.sent, dict.fromkeys(self.topology.names, 0)
+        return sent
+
+
 @dataclass(frozen=True)
 class Hop:
-    """One hop as this rank sees it: its peers, the ring orders (of group ranks) and the wire format."""
+    """One hop as this rank sees it: its peers, the rings and the wire format.
+
+    `rings`: group ranks from this one on, so that messages go to [1] and come from [-1]; empty for a direct exchange.
+    """
 
     group: dist.ProcessGroup
-    rings: tuple[tuple[int, ...], ...]  # empty: direct exchange
+    rings: list[tuple[int, ...]]
     bits: int
     block: int
     ledger: Ledger
@@ -43,6 +68,11 @@ class Hop:
         """Whether the backend's own collectives are used: all but gloo's."""
         backends = dict(pair.split(":") for pair in dist.get_backend_config(self.group).split(","))
         return backends[self.device] != "gloo"
+
+    @property
+    def others(self) -> list[int]:
+        """Group ranks of the peers."""
+        return [peer for peer in range(self.size) if peer != self.group.rank()]
 
     def encode(self, x: Tensor) -> Tensor:
         """Values [.., n] to what goes over the wire."""
@@ -77,8 +107,7 @@ class Hop:
         full[me] = payload
         if self.rings:
             return (yield from self._ring_gather(full))
-        others = [peer for peer in range(self.size) if peer != me]
-        yield self._transfer([(payload, p, 0) for p in others], [(full[p], p, 0) for p in others])
+        yield self.exchange(dict.fromkeys(self.others, payload), {peer: full[peer] for peer in self.others})
         return full
 
     def reduce(self, chunks: Tensor) -> Steps:
@@ -87,46 +116,37 @@ class Hop:
             return self._native_reduce(chunks)
         if self.rings and self.bits >= 16:
             return (yield from self._ring_reduce(chunks))
-        me = self.group.rank()
-        others = [peer for peer in range(self.size) if peer != me]
-        encoded = {peer: self.encode(chunks[peer]) for peer in others}
+        encoded = {peer: self.encode(chunks[peer]) for peer in self.others}
         received = {peer: torch.empty_like(payload) for peer, payload in encoded.items()}
-        total = chunks[me].to(torch.float32, copy=True)
-        yield self._transfer([(encoded[p], p, 0) for p in others], [(received[p], p, 0) for p in others])
+        total = chunks[self.group.rank()].to(torch.float32, copy=True)
+        yield self.exchange(encoded, received)
         for payload in received.values():
             self.add(payload, total)
         return total
 
     def _ring_gather(self, full: Tensor) -> Steps:
-        me = self.group.rank()
         parts = [row.tensor_split(len(self.rings)) for row in full]  # parts[peer][ring]
         for step in range(self.size - 1):
-            sends, receives = [], []
-            for ring, order in enumerate(self.rings):
-                at = order.index(me)
-                here, before = order[(at - step) % self.size], order[(at - step - 1) % self.size]
-                sends.append((parts[here][ring], order[(at + 1) % self.size], ring))
-                receives.append((parts[before][ring], order[at - 1], ring))
+            sends = [(parts[order[-step]][ring], order[1], ring) for ring, order in enumerate(self.rings)]
+            receives = [(parts[order[-step - 1]][ring], order[-1], ring) for ring, order in enumerate(self.rings)]
             yield self._transfer(sends, receives)
         return full
 
     def _ring_reduce(self, chunks: Tensor) -> Steps:
         """Partial sums travel around and each rank adds its own part."""
-        me, sums = self.group.rank(), chunks.to(torch.float32, copy=True)
+        sums = chunks.to(torch.float32, copy=True)
         parts = [row.tensor_split(len(self.rings)) for row in sums]  # parts[peer][ring], views
-        for step in range(self.size - 1):
+        for step in range(1, self.size):
             sends, receives, targets = [], [], []
             for ring, order in enumerate(self.rings):
-                at = order.index(me)
-                leaving, coming = order[(at - step - 1) % self.size], order[(at - step - 2) % self.size]
-                payload = self.encode(parts[leaving][ring])
-                sends.append((payload, order[(at + 1) % self.size], ring))
-                receives.append((payload.new_empty(parts[coming][ring].numel()), order[at - 1], ring))
-                targets.append(parts[coming][ring])
+                payload, target = self.encode(parts[order[-step]][ring]), parts[order[-step - 1]][ring]
+                sends.append((payload, order[1], ring))
+                receives.append((payload.new_empty(target.numel()), order[-1], ring))
+                targets.append(target)
             yield self._transfer(sends, receives)
             for (payload, _, _), target in zip(receives, targets, strict=True):
                 target += payload
-        return sums[me]
+        return sums[self.group.rank()]
 
     def _native_reduce(self, chunks: Tensor) -> Tensor:
         """By the backend's collectives: reduce-scatter, or all-to-all of quantised payloads and a local sum."""
@@ -145,6 +165,10 @@ class Hop:
                 self.ledger.count(dist.get_global_rank(self.group, peer), nbytes_per_peer)
                 self.add(payload, total)
         return total
+
+    def exchange(self, sends: dict[int, Tensor], receives: dict[int, Tensor]) -> Works:
+        """Start messages to and from peers, by their group rank."""
+        return self._transfer([(t, p, 0) for p, t in sends.items()], [(t, p, 0) for p, t in receives.items()])
 
     def _transfer(self, sends: list[tuple[Tensor, int, int]], receives: list[tuple[Tensor, int, int]]) -> Works:
         """Start messages (tensor, group rank of the peer, ring), all at once; both sides leave out empty ones."""

@@ -8,6 +8,8 @@ from repro import quantize
 from repro.topology import Topology
 
 BITS = (32, 16, *quantize.BITS)
+# Values per quantisation scale. Smaller blocks follow outliers better and cost 4 bytes per block: 1.6 % of INT8 at 256.
+BLOCK = 256
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Route:
 
     hops: tuple[tuple[str, ...], ...]
     bits: tuple[int, ...]
-    block: int = 256
+    block: int = BLOCK
 
     def __post_init__(self) -> None:
         if not self.hops or not all(self.hops) or len(self.hops) != len(self.bits):
@@ -38,12 +40,12 @@ class Route:
         return Route(tuple(h for h, _ in kept), tuple(b for _, b in kept), self.block) if kept else None
 
 
-def flat(topology: Topology, bits: int = 16, block: int = 256) -> Route:
+def flat(topology: Topology, bits: int = 16, block: int = BLOCK) -> Route:
     """One hop over all levels."""
     return Route((topology.names,), (bits,), block)
 
 
-def hierarchical(topology: Topology, bits: int | Sequence[int] = 16, block: int = 256) -> Route:
+def hierarchical(topology: Topology, bits: int | Sequence[int] = 16, block: int = BLOCK) -> Route:
     """One hop per level; `bits` for all of them or one value per level, innermost first."""
     per_level = (bits,) * len(topology.names) if isinstance(bits, int) else tuple(bits)
     return Route(tuple((name,) for name in topology.names), per_level, block)

@@ -4,14 +4,14 @@ Ranks do not know how many rows others have for them. gloo takes a message that 
 received into, so there each message begins with its number of rows; else the numbers travel first. Nothing is padded.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from repro.comm.communicator import Communicator, finish
-from repro.comm.exchange import Hop, Works
+from repro.comm.communicator import Communicator
+from repro.comm.exchange import Hop
 from repro.comm.route import flat, hierarchical
 
 _HEADER = 8  # bytes
@@ -37,8 +37,7 @@ class RowExchange:
     def __init__(self, communicator: Communicator) -> None:
         self.communicator, self.ranks, self.rank = communicator, dist.get_world_size(), dist.get_rank()
         self._hop = communicator.hops(flat(communicator.topology))[0] if self.ranks > 1 else None
-        self._levels = hierarchical(communicator.topology, 32)
-        communicator.connect([self._levels])
+        self._levels = communicator.hops(hierarchical(communicator.topology, 32))
 
     def deliver(self, rows: Tensor, counts: Tensor, most: int) -> tuple[Tensor, list[int]]:
         """An all-to-all of rows, uint8, whose numbers only their senders know.
@@ -57,7 +56,7 @@ class RowExchange:
         header = counts[:, None].contiguous().view(torch.uint8)  # of the message to each rank: its number of rows
         parts = [torch.cat([head, part.flatten()]) for head, part in zip(header, rows.split(there), strict=True)]
         places = [rows.new_empty(_HEADER + most * width) if p != self.rank else parts[p] for p in range(self.ranks)]
-        finish(self._messages(parts, places))
+        self._exchange(parts, places)
         coming = [int(place[:_HEADER].view(torch.int64)) for place in places]
         bodies = [p[_HEADER : _HEADER + n * width].view(n, width) for p, n in zip(places, coming, strict=True)]
         return torch.cat(bodies), coming
@@ -79,13 +78,14 @@ class RowExchange:
         parts, places = rows.split(counts), out.split(coming)
         places[self.rank].copy_(parts[self.rank])
         if self._hop is not None:
-            finish(self._messages(parts, places))
+            self._exchange(parts, places)
         return out
 
-    def _messages(self, parts: Sequence[Tensor], places: Sequence[Tensor]) -> Generator[Works, None, None]:
+    def _exchange(self, parts: Sequence[Tensor], places: Sequence[Tensor]) -> None:
         assert self._hop is not None, "a rank alone has nobody to send to"
-        others = [peer for peer in range(self.ranks) if peer != self.rank]
-        yield self._hop._transfer([(parts[p], p, 0) for p in others], [(places[p], p, 0) for p in others])
+        others = self._hop.others
+        for work in self._hop.exchange({p: parts[p] for p in others}, {p: places[p] for p in others}):
+            work.wait()
 
     def all_gather(self, rows: Tensor) -> Tensor:
         """The rows of all ranks, in rank order. Slowest level first, so a row crosses each slow link once."""
@@ -100,19 +100,20 @@ class RowExchange:
             )
             return torch.cat(full)
         held = {self.rank: rows}  # by the rank that they came from
-        for hop in reversed(self.communicator.hops(self._levels)):
-            held |= finish(self._share(hop, held, counts))
+        for hop in reversed(self._levels):
+            held |= self._share(hop, held, counts)
         return torch.cat([held[rank] for rank in range(self.ranks)])
 
-    def _share(self, hop: Hop, held: dict[int, Tensor], counts: list[int]) -> Generator[Works, None, dict[int, Tensor]]:
+    def _share(self, hop: Hop, held: dict[int, Tensor], counts: list[int]) -> dict[int, Tensor]:
         """Exchange all rows held with the peers of one level; returns what they held, by the rank it came from.
 
         A peer holds rows from the ranks that are as far from it as the sources of ours are from this rank.
         """
-        peers = {p: dist.get_global_rank(hop.group, p) for p in range(hop.size) if p != hop.group.rank()}
-        sources = {p: [source + there - self.rank for source in held] for p, there in peers.items()}
+        distance = {p: dist.get_global_rank(hop.group, p) - self.rank for p in hop.others}
+        sources = {p: [source + away for source in held] for p, away in distance.items()}
         mine = torch.cat(list(held.values()))
-        coming = {p: mine.new_empty(sum(counts[s] for s in sources[p]), *mine.shape[1:]) for p in peers}
-        yield hop._transfer([(mine, p, 0) for p in peers], [(place, p, 0) for p, place in coming.items()])
+        coming = {p: mine.new_empty(sum(counts[s] for s in sources[p]), *mine.shape[1:]) for p in hop.others}
+        for work in hop.exchange(dict.fromkeys(hop.others, mine), coming):
+            work.wait()
         parts = {p: place.split([counts[s] for s in sources[p]]) for p, place in coming.items()}
-        return {s: part for p in peers for s, part in zip(sources[p], parts[p], strict=True)}
+        return {s: part for p in hop.others for s, part in zip(sources[p], parts[p], strict=True)}

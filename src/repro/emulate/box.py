@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from repro.emulate.netns import Fabric, address
+from repro.emulate.netns import Fabric
 from repro.topology import Topology, frontier
 
 GCDS = "repro-box-gcd-"  # names of the namespaces begin so, and end with the GCD's number, counted over all nodes
@@ -24,14 +24,7 @@ class BoxFabric(Fabric):
     """A fabric that outlives the process that built it. Its namespaces are named by GCD, not by owner."""
 
     shared = True
-
-    def __init__(self, topology: Topology) -> None:
-        super().__init__(topology)
-        self._prefix = GCDS
-
-    def build(self) -> None:
-        """FabricError when the machine refuses."""
-        self._build()
+    _prefix = GCDS
 
 
 class JobFabric(BoxFabric):
@@ -60,9 +53,3 @@ class JobFabric(BoxFabric):
 
     def __exit__(self, *error: object) -> None:
         """The links stay."""
-
-    def namespace(self, rank: int) -> str:
-        return f"{GCDS}{self._ports[rank]}"
-
-    def address(self, rank: int) -> str:
-        return address(self._machine, self._ports[rank])

@@ -21,7 +21,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from repro.topology import Level, Topology
 
@@ -51,11 +50,11 @@ class Fabric:
 
     interface = "eth0"
     shared = False  # whether processes may enter it that its owner did not start
+    _prefix = ""  # of its namespaces
 
     def __init__(self, topology: Topology) -> None:
         _check(topology)
-        self.topology = topology
-        self._prefix = ""
+        self.topology = self._machine = topology
         self._ports: Sequence[int] = range(topology.world_size)  # number of each rank's wire
         self._packages: Sequence[int] = range(topology.world_size // topology.levels[0].size)  # and of each package's
 
@@ -65,26 +64,24 @@ class Fabric:
         _remove_stale()
         self._prefix = f"{_MARK}-{os.getpid()}-{_start_time(os.getpid())}-{next(_numbers)}-"
         try:
-            self._build()
+            self.build()
         except BaseException:
             remove(self._prefix)
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         remove(self._prefix)
 
     def namespace(self, rank: int) -> str:
         """Name of the network namespace of `rank`."""
         if not 0 <= rank < self.topology.world_size:
             raise ValueError(f"rank {rank} is outside a world of {self.topology.world_size}")
-        return f"{self._prefix}{rank}"
+        return f"{self._prefix}{self._ports[rank]}"
 
     def address(self, rank: int) -> str:
         """IPv4 address of `rank`, which the others reach it by."""
-        return address(self.topology, rank)
+        return address(self._machine, self._ports[rank])
 
     def counters(self) -> dict[str, int]:
         """Bytes delivered so far (headers and retransmissions included) by the level that carried them.
@@ -105,7 +102,8 @@ class Fabric:
         inside = count["rank"] - count["1:10"] - count["1:20"]
         return {package: max(0, inside), node: count["1:10"], cluster: count["1:20"]}
 
-    def _build(self) -> None:
+    def build(self) -> None:
+        """Make it, with links of the topology's rates; FabricError when the machine refuses."""
         fab, ranks = self._prefix + "fab", range(self.topology.world_size)
         command(["ip", "-batch", "-"], [f"netns add {name}" for name in (fab, *map(self.namespace, ranks))])
         command(["ip", "-n", fab, "-batch", "-"], list(_links(self.topology, self._prefix)))
@@ -113,7 +111,6 @@ class Fabric:
         for rank in ranks:
             command(["ip", "-n", self.namespace(rank), "-batch", "-"], _rank_link(self.topology, rank))
         self.set_rates()
-        command(["tc", "-n", fab, "-batch", "-"], list(_filters(self.topology)))
 
     def set_rates(self) -> None:
         """Give every wire the rate of its level; FabricError when the machine refuses."""
@@ -148,9 +145,8 @@ def enter(namespace: str) -> None:
 
 def _check(topology: Topology) -> None:
     if len(topology.levels) != 3:
-        raise ValueError(
-            f"a fabric has three levels, the topology has {len(topology.levels)}: {', '.join(topology.names)}"
-        )
+        found = f"{len(topology.levels)}: {', '.join(topology.names)}"
+        raise ValueError(f"a fabric has three levels, the topology has {found}")
     for level in topology.levels:
         if not math.isfinite(level.bytes_per_s):
             raise ValueError(f"level {level.name!r} has no rate: a fabric shapes every level")
@@ -196,19 +192,14 @@ def _rank_link(topology: Topology, rank: int) -> list[str]:
 
 
 def _uplinks(topology: Topology) -> Iterator[str]:
-    """`tc` lines: HTB on both directions of every package's uplink. Class 1:10 is traffic within the node, 1:20 between
-    nodes, both rated by `set_rates`; 1:30 is the rest (ARP)."""
-    for package in range(topology.world_size // topology.levels[0].size):
-        for device in (f"u{package}", f"d{package}"):
-            yield f"qdisc add dev {device} root handle 1: htb default 30"
-            yield f"class add dev {device} parent 1: classid 1:30 htb rate 1000000bps quantum 60000"
-
-
-def _filters(topology: Topology) -> Iterator[str]:
-    """`tc` lines: which class of an uplink takes what; leaving a package by where to, entering it by where from."""
+    """`tc` lines: HTB on both directions of every package's uplink, and which class takes what: leaving a package by
+    where to, entering it by where from. 1:10 is traffic within the node, 1:20 between nodes, both made by `set_rates`;
+    1:30 is the rest (ARP)."""
     for package in range(topology.world_size // topology.levels[0].size):
         node = package // topology.levels[1].size
         for device, field in ((f"u{package}", "dst"), (f"d{package}", "src")):
+            yield f"qdisc add dev {device} root handle 1: htb default 30"
+            yield f"class add dev {device} parent 1: classid 1:30 htb rate 1000000bps quantum 60000"
             match = f"filter add dev {device} parent 1: protocol ip prio"
             yield f"{match} 1 u32 match ip {field} 10.99.{node}.0/24 flowid 1:10"
             yield f"{match} 2 u32 match ip {field} 10.99.0.0/16 flowid 1:20"
@@ -216,11 +207,15 @@ def _filters(topology: Topology) -> Iterator[str]:
 
 def _rates(topology: Topology, ports: Sequence[int], packages: Sequence[int]) -> Iterator[str]:
     """`tc` lines: towards the ranks, and both directions of every package's uplink."""
+    package, node, cluster = topology.levels
     for port in ports:
-        yield _limit(f"v{port}", topology.levels[0].bytes_per_s)
-    for package in packages:
-        for device in (f"u{package}", f"d{package}"):
-            yield from _classes(topology, device)
+        yield _limit(f"v{port}", package.bytes_per_s)
+    for device in [f"{end}{number}" for number in packages for end in "ud"]:
+        for name, level in (("1:10", node), ("1:20", cluster)):
+            rate = level.bytes_per_s * package.size
+            limits = f"rate {rate:.0f}bps ceil {rate:.0f}bps burst {_burst(rate)} cburst {_burst(rate)} quantum 60000"
+            yield f"class replace dev {device} parent 1: classid {name} htb {limits}"
+            yield f"qdisc replace dev {device} parent {name} bfifo limit {_queue(rate)}"
 
 
 def _limit(device: str, bytes_per_s: float) -> str:
@@ -234,15 +229,6 @@ def _burst(bytes_per_s: float) -> int:
 
 def _queue(bytes_per_s: float) -> int:
     return max(_QUEUE, round(bytes_per_s * 10e-3)) + _burst(bytes_per_s)
-
-
-def _classes(topology: Topology, device: str) -> Iterator[str]:
-    """`tc` lines: the rates of one direction of an uplink."""
-    for name, level in (("1:10", topology.levels[1]), ("1:20", topology.levels[2])):
-        rate = level.bytes_per_s * topology.levels[0].size
-        burst = f"burst {_burst(rate)} cburst {_burst(rate)} quantum 60000"
-        yield f"class replace dev {device} parent 1: classid {name} htb rate {rate:.0f}bps ceil {rate:.0f}bps {burst}"
-        yield f"qdisc replace dev {device} parent {name} bfifo limit {_queue(rate)}"
 
 
 # --- the machine ---------------------------------------------------------------------------------------------------

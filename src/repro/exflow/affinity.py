@@ -13,12 +13,8 @@ from repro.exflow.trace import Trace, transitions
 
 @dataclass(frozen=True)
 class Affinity:
-    """One value per pair of neighbouring layers, each float64 [layers-1].
-
-    `bits`: mutual information; `share`: the same over the entropy of the next layer's expert, 0 (independent) to 1
-    (determined). `shuffled_..`: of a control with shuffled tokens, whose true value is 0. What it shows is the
-    estimator's bias, about (E-1)²/(2·tokens·ln 2) bits.
-    """
+    """`mutual_information` of a trace, each float64 [layers-1]. `shuffled_..`: of a control with shuffled tokens, whose
+    true value is 0; what it shows is the estimator's bias, about (E-1)²/(2·tokens·ln 2) bits."""
 
     bits: np.ndarray
     share: np.ndarray
@@ -38,7 +34,8 @@ def conditional(counts: np.ndarray) -> np.ndarray:
 def mutual_information(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(bits, share), each float64 [layers-1], of transition counts [layers-1, E, E] (plug-in estimate).
 
-    `share` is bits divided by the entropy of the next layer's expert (0 where that entropy is 0).
+    `share` is bits divided by the entropy of the next layer's expert (0 where that entropy is 0): 0 for independent
+    layers, 1 where the next expert is determined.
     """
     joint = counts / counts.sum(axis=(1, 2), keepdims=True)
     before, after = joint.sum(axis=2), joint.sum(axis=1)

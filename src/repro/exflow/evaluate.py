@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from repro.exflow.levels import Levels, make_levels
-from repro.exflow.trace import Trace, transitions
+from repro.exflow.levels import make_levels
 
 
 @dataclass(frozen=True)
@@ -58,32 +57,3 @@ def check_shapes(placed: tuple[int, ...], routed: tuple[int, int]) -> None:
     if placed != routed:
         ours, theirs = f"{placed[0]} layers of {placed[1]} experts", f"{routed[0]} of {routed[1]}"
         raise ValueError(f"the placement has {ours}, the routing has {theirs}")
-
-
-def evaluate_gpus(gpu: np.ndarray, levels: Levels, routing: Trace | np.ndarray) -> Cost:
-    """Cost of `gpu` (int [layers, E]) on a trace or on its transition counts (both give the same numbers).
-
-    With top-k routing a hop is a pair of experts of weight 1/k²; ValueError when shapes disagree or no token was
-    counted.
-    """
-    counts = transitions(routing) if isinstance(routing, Trace) else routing
-    layers = len(gpu)
-    check_shapes(gpu.shape, (len(counts) + 1, counts.shape[-1]))
-    if counts.sum() <= 0:
-        raise ValueError("the routing has no tokens")
-    tokens = counts.sum() / (layers - 1)
-    travelled = levels.hop_levels()
-    by_level = tuple(total_cost(counts, gpu, travelled == level) / tokens for level in range(len(levels.sizes)))
-    intra, inter = sum(by_level[: levels.node_level + 1]), sum(by_level[levels.node_level + 1 :])
-    most = busiest(loads(counts), gpu, levels.gpus)
-    return Cost(
-        hops_per_token=intra + inter,
-        crossing_fraction=(intra + inter) / (layers - 1),
-        node_crossing_fraction=inter / (layers - 1),
-        intra_hops=intra,
-        inter_hops=inter,
-        max_load=float(most.mean()),
-        max_load_worst_layer=float(most.max()),
-        level_hops=by_level,
-        weighted_hops=sum(cost * hops for cost, hops in zip(levels.costs, by_level, strict=True)),
-    )

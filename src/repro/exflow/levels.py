@@ -62,15 +62,14 @@ def make_levels(gpus: int | Topology, gpus_per_node: int | None = None, costs: S
         if gpus_per_node is not None:
             raise ValueError(f"gpus_per_node is {gpus_per_node}: a topology already has its levels, leave it out")
         names, sizes = gpus.names, tuple(level.size for level in gpus.levels)
+    elif gpus < 1:
+        raise ValueError(f"gpus is {gpus}: experts cannot be shared by {gpus} GPUs")
+    elif gpus_per_node is None:
+        names, sizes = (NODE,), (gpus,)
+    elif gpus_per_node < 1 or gpus % gpus_per_node:
+        raise ValueError(f"gpus_per_node is {gpus_per_node}: {gpus} GPUs do not make whole nodes of {gpus_per_node}")
     else:
-        if gpus < 1:
-            raise ValueError(f"gpus is {gpus}: experts cannot be shared by {gpus} GPUs")
-        if gpus_per_node is not None and (gpus_per_node < 1 or gpus % gpus_per_node):
-            raise ValueError(
-                f"gpus_per_node is {gpus_per_node}: {gpus} GPUs do not make whole nodes of {gpus_per_node}"
-            )
-        names = (NODE,) if gpus_per_node is None else (NODE, "cluster")
-        sizes = (gpus,) if gpus_per_node is None else (gpus_per_node, gpus // gpus_per_node)
+        names, sizes = (NODE, "cluster"), (gpus_per_node, gpus // gpus_per_node)
     costs = tuple(range(1, len(sizes) + 1)) if costs is None else tuple(costs)
     if len(costs) != len(sizes):
         raise ValueError(f"costs are {costs}, must be one per level, innermost first: {', '.join(names)}")

@@ -37,16 +37,12 @@ def pareto_front(
     most = evaluate(found[0], counts).max_load_worst_layer
     if most > least * (1 + 1e-6):
         found += [search(float(limit)) for limit in np.geomspace(least, most, POINTS)[:-1]]
-    return _undominated(found, counts)
-
-
-def _undominated(placements: list[Placement], counts: np.ndarray) -> list[Placement]:
-    """Those that no other beats in both load and weighted hops, by rising load."""
-    prices = [evaluate(placement, counts) for placement in placements]
-    order = sorted(range(len(prices)), key=lambda p: (prices[p].max_load_worst_layer, prices[p].weighted_hops))
+    costs = [evaluate(placement, counts) for placement in found]
     kept, fewest = [], np.inf
-    for p in order:
-        if prices[p].weighted_hops < fewest * (1 - 1e-12):
-            kept.append(placements[p])
-            fewest = prices[p].weighted_hops
+    for placement, cost in sorted(
+        zip(found, costs, strict=True), key=lambda each: (each[1].max_load_worst_layer, each[1].weighted_hops)
+    ):
+        if cost.weighted_hops < fewest * (1 - 1e-12):
+            kept.append(placement)
+            fewest = cost.weighted_hops
     return kept

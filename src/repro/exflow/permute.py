@@ -1,9 +1,8 @@
 """Apply a placement to a model: reorder experts so that a server which deals them out in order puts each on its GPU.
 
 Expert-parallel servers give GPU g the experts g·E/P to (g+1)·E/P - 1 of every layer. With the weights of a layer's
-experts and the rows of its router in the order of the placement, these are the experts that it put on g. The model
-computes the same function: the router names its experts by new numbers, and under those numbers it finds the same
-weights.
+experts and the rows of its router in the order of the placement, these are the experts that it put on g, and the model
+computes the same function.
 """
 
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from repro.exflow.recording import reader
+from repro.exflow.recording import is_router
 from repro.exflow.serving.slots import physical_to_logical
 
 
@@ -50,7 +49,7 @@ def permute_experts(model: nn.Module, gpu: np.ndarray) -> None:
 def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
     """(name, router, experts) of each MoE layer, in order."""
     for name, module in model.named_modules():
-        routers = [child for child in module.children() if reader(child)]
+        routers = [child for child in module.children() if is_router(child)]
         if routers and isinstance(getattr(module, "experts", None), nn.Module):
             yield name, routers[0], module.experts
 

@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from repro.exflow import paper
-from repro.exflow.evaluate import Cost, distances, evaluate_gpus, loads
+from repro.exflow.evaluate import Cost, busiest, check_shapes, distances, loads, total_cost
 from repro.exflow.levels import Levels, make_levels
 from repro.exflow.search import balance, portfolio
 from repro.exflow.search.portfolio import Budget, Progress
 from repro.exflow.search.problem import Problem
-from repro.exflow.trace import Trace
+from repro.exflow.trace import Trace, transitions
 from repro.topology import Topology
 
 ROUNDS, TIME_LIMIT_S = 60, 30.0  # when `place` is given neither
@@ -74,10 +75,6 @@ class Task:
         """Parts into which each level splits a unit of the level outside it, outermost first; [1] for a single GPU."""
         return [size for size in reversed(self.levels.sizes) if size > 1] or [1]
 
-    @property
-    def rank_order(self) -> np.ndarray:
-        return paper.contiguous(len(self.counts) + 1, self.counts.shape[1], self.levels.gpus)
-
 
 Found = tuple[np.ndarray, dict[str, Any]]  # the GPU of every expert, and further fields of its Placement
 
@@ -127,7 +124,8 @@ def place(
     start = time.perf_counter()
     budget = Budget(rounds, start + (TIME_LIMIT_S if time_limit_s is None else time_limit_s), progress)
     task = Task(np.ascontiguousarray(counts, np.float64), levels, seed, budget, max_load)
-    gpu, found = METHODS[method](task)
+    with threadpool_limits(1, user_api="blas"):  # matrices are small: more threads wait more than they compute
+        gpu, found = METHODS[method](task)
     assert all((np.bincount(row, minlength=levels.gpus) == gpu.shape[1] // levels.gpus).all() for row in gpu)
     budget.span, budget.text = (1.0, 1.0), "placed"
     budget.report(1.0)
@@ -136,8 +134,32 @@ def place(
 
 
 def evaluate(placement: Placement, routing: Trace | np.ndarray) -> Cost:
-    """Hops and load of `placement` on a trace (held out, if you ask for an honest number) or on transition counts."""
-    return evaluate_gpus(placement.gpu, placement.machine, routing)
+    """Hops and load of `placement` on a trace (held out, if you ask for an honest number) or on its transition counts.
+
+    Both give the same numbers. With top-k routing a hop is a pair of experts of weight 1/k²; ValueError when shapes
+    disagree or no token was counted.
+    """
+    gpu, levels = placement.gpu, placement.machine
+    counts = transitions(routing) if isinstance(routing, Trace) else routing
+    check_shapes(gpu.shape, (len(counts) + 1, counts.shape[-1]))
+    if counts.sum() <= 0:
+        raise ValueError("the routing has no tokens")
+    edges, travelled = len(gpu) - 1, levels.hop_levels()
+    tokens = counts.sum() / edges
+    by_level = tuple(total_cost(counts, gpu, travelled == level) / tokens for level in range(len(levels.sizes)))
+    intra, inter = sum(by_level[: levels.node_level + 1]), sum(by_level[levels.node_level + 1 :])
+    most = busiest(loads(counts), gpu, levels.gpus)
+    return Cost(
+        hops_per_token=intra + inter,
+        crossing_fraction=(intra + inter) / edges,
+        node_crossing_fraction=inter / edges,
+        intra_hops=intra,
+        inter_hops=inter,
+        max_load=float(most.mean()),
+        max_load_worst_layer=float(most.max()),
+        level_hops=by_level,
+        weighted_hops=sum(cost * hops for cost, hops in zip(levels.costs, by_level, strict=True)),
+    )
 
 
 def _programs(task: Task, stages: list[int]) -> Found:
@@ -198,9 +220,13 @@ def _affinity(task: Task) -> Found:
     return gpu, {"note": note, "optimal": optimal, "time_limited": budget.cut}
 
 
+def _contiguous(task: Task) -> Found:
+    return paper.contiguous(len(task.counts) + 1, task.counts.shape[1], task.levels.gpus), {}
+
+
 METHODS: dict[str, Callable[[Task], Found]] = {
-    "contiguous": lambda task: (task.rank_order, {}),
-    "random": lambda task: (np.random.default_rng(task.seed).permuted(task.rank_order, axis=1), {}),
+    "contiguous": _contiguous,
+    "random": lambda task: (np.random.default_rng(task.seed).permuted(_contiguous(task)[0], axis=1), {}),
     "exflow": lambda task: _programs(task, [f for parts in task.stages for f in _prime_factors(parts)] or [1]),
     "exflow-direct": lambda task: _programs(task, task.stages),
     "affinity": _affinity,

@@ -10,7 +10,7 @@ Qwen-MoE, OLMoE, DeepSeek, gpt-oss and others give (logits, weights, experts)), 
 own GPT-MoE's.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,38 +20,30 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from repro.exflow.trace import Trace, TransitionCounter
+from repro.exflow.trace import Trace, add_pairs
 from repro.files import replacing
 
-# Of a call of a router: (experts [tokens, k], their weights [tokens, k]).
-Reader = Callable[[nn.Module, tuple, Any], tuple[Tensor, Tensor]]
+
+def is_router(module: nn.Module) -> bool:
+    """Whether the choices of a module can be recorded."""
+    name = type(module).__name__
+    return name.lower().endswith("topkrouter") or (name == "TopKGate" and hasattr(module, "wg"))
 
 
-def _read_top_k_router(router: nn.Module, args: tuple, output: Any) -> tuple[Tensor, Tensor]:
-    """Hugging Face transformers and our GPT-MoE: (logits, weights, experts)."""
-    _, weights, experts = output
-    return experts, weights
+def _choices(router: nn.Module, args: tuple, output: Any) -> tuple[Tensor, Tensor]:
+    """(experts [tokens, k], their weights [tokens, k]) of a call of a router.
 
-
-def _read_deepspeed_gate(gate: nn.Module, args: tuple, output: Any) -> tuple[Tensor, Tensor]:
-    """`deepspeed.moe.sharded_moe.TopKGate`: (loss, combining weights [tokens, E, capacity], ..). Top-2 draws its second
-    expert at random, so the output is what counts; where it dropped a token for lack of capacity, the most likely
-    experts stand in."""
+    DeepSpeed's top-2 draws its second expert at random, so its combining weights [tokens, E, capacity] are what counts;
+    where it dropped a token for lack of capacity, the most likely experts stand in.
+    """
+    if not hasattr(router, "wg"):
+        _, weights, experts = output
+        return experts, weights
     combining: Tensor = output[1].float().sum(dim=2)
-    weigh, k = cast(nn.Module, gate.wg), cast(int, gate.k)
+    weigh, k = cast(nn.Module, router.wg), cast(int, router.k)
     likely = weigh(args[0].float()).softmax(dim=-1)
     weights, experts = torch.where(combining > 0, combining, 1e-6 * likely).topk(k, dim=-1)
     return experts, weights
-
-
-def reader(module: nn.Module) -> Reader | None:
-    """What reads the choices of a router; None for any other module."""
-    name = type(module).__name__
-    if name.lower().endswith("topkrouter"):
-        return _read_top_k_router
-    if name == "TopKGate" and hasattr(module, "wg"):
-        return _read_deepspeed_gate
-    return None
 
 
 class Recording:
@@ -61,22 +53,23 @@ class Recording:
 
     def __init__(self, model: nn.Module, keep_tokens: bool = True) -> None:
         self.source, self.keep_tokens = type(model).__name__, keep_tokens
-        self._routers = [(module, read) for module in model.modules() if (read := reader(module))]
+        self._routers = [module for module in model.modules() if is_router(module)]
         if len(self._routers) < 2:
             raise ValueError(
                 f"{self.source} has {len(self._routers)} routers that could be recorded, need at least 2: known are "
                 "modules whose class ends in TopKRouter (transformers) and DeepSpeed's TopKGate"
             )
-        sizes = {_num_experts(router) for router, _ in self._routers}
+        sizes = {_num_experts(router) for router in self._routers}
         if len(sizes) > 1:
             raise ValueError(f"{self.source} has layers of {sorted(sizes)} experts: need one number")
         (self.num_experts,) = sizes
         self._layers: list[tuple[Tensor, Tensor] | None] = []  # of the call that is under way
-        self._present: np.ndarray | None = None  # bool [batch, tokens] of it; None outside
+        self._present: np.ndarray | None = None  # bool [batch, tokens] of that call; None outside
         self._rows = np.empty(0, np.int64)  # sequence of each row of the batch
         self._sequences = 0
         self._chunks: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # experts, weights, sequence
-        self._counter: TransitionCounter | None = None
+        self._pairs = np.zeros((len(self._routers) - 1, self.num_experts, self.num_experts), np.int64)
+        self._k = 0  # experts of a token; 0: none was recorded
 
     def _begin(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         tokens = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.dim() >= 2), None)
@@ -93,7 +86,7 @@ class Recording:
 
     def _keep(self, layer: int, router: nn.Module, args: tuple, output: Any) -> None:
         if self._present is not None and self._layers[layer] is None:
-            experts, weights = self._routers[layer][1](router, args, output)
+            experts, weights = _choices(router, args, output)
             weights = weights.detach()
             order = weights.argsort(dim=-1, descending=True, stable=True)
             self._layers[layer] = experts.gather(-1, order).cpu(), weights.gather(-1, order).half().cpu()
@@ -107,9 +100,8 @@ class Recording:
             raise ValueError(f"{self.source}: routers saw {len(experts)} tokens of a batch of {present.shape}")
         here = present.reshape(-1)
         experts = experts[here].astype(np.uint8 if self.num_experts <= 256 else np.uint16)
-        if self._counter is None:
-            self._counter = TransitionCounter(experts.shape[1], self.num_experts, experts.shape[2])
-        self._counter.add(experts)
+        self._k = experts.shape[2]
+        add_pairs(experts, self._pairs)
         if self.keep_tokens:
             sequence = np.repeat(self._rows, present.shape[1])[here]
             self._chunks.append((experts, weights[here], sequence))
@@ -124,9 +116,9 @@ class Recording:
 
     def counts(self) -> np.ndarray:
         """Transition counts, float64 [layers-1, E, E], as of the trace. RuntimeError when nothing was recorded."""
-        if self._counter is None:
+        if self._k == 0:
             raise RuntimeError("no token was recorded")
-        return self._counter.counts
+        return self._pairs / float(self._k**2)
 
     def save(self, path: str | Path) -> None:
         """Write the trace as `.npz` that `load_trace` reads, with weights in float16. Whole or not at all."""
@@ -154,7 +146,7 @@ def record_routing(model: nn.Module, keep_tokens: bool = True) -> Iterator[Recor
     with ExitStack() as hooks:
         hooks.enter_context(model.register_forward_pre_hook(recording._begin, with_kwargs=True))
         hooks.enter_context(model.register_forward_hook(recording._end))
-        for layer, (router, _) in enumerate(recording._routers):
+        for layer, router in enumerate(recording._routers):
             hooks.enter_context(router.register_forward_hook(partial(recording._keep, layer)))
         yield recording
 

@@ -1,7 +1,7 @@
 """Routing traces: which expert each token visits in each layer, and how often one expert follows another.
 
-The published solver reads a `.npy` of shape [tokens, layers]; we also keep the k experts of top-k routing and the
-sequence boundaries, so that a placement can be judged on sequences that it never saw.
+Beside what the published solver reads, [tokens, layers], a trace has the k experts of top-k routing and the sequence
+boundaries, so that a placement can be judged on sequences that it never saw.
 """
 
 import zipfile
@@ -42,14 +42,9 @@ class Trace:
             raise ValueError(f"{self.source}: num_experts is {self.num_experts}, must be at least 1")
         for start in range(0, self.tokens, BLOCK):
             block = self.experts[start : start + BLOCK]
-            bad = (block < 0) | (block >= self.num_experts)
-            if bad.any():
-                row, *where = (int(index[0]) for index in np.nonzero(bad))
-                found = block[(row, *where)]
-                allowed = f"0..{self.num_experts - 1}"
-                raise ValueError(
-                    f"{self.source}: row {start + row}, layer {where[0]}: expert {found} is not in {allowed}"
-                )
+            if len(bad := np.argwhere((block < 0) | (block >= self.num_experts))):
+                (row, layer, *_), found, last = bad[0], block[tuple(bad[0])], self.num_experts - 1
+                raise ValueError(f"{self.source}: row {start + row}, layer {layer}: expert {found} is not in 0..{last}")
         if self.sequences is not None and self.sequences.shape != (self.tokens,):
             raise ValueError(
                 f"{self.source}: sequence ids {self.sequences.shape}, need one for each of {self.tokens} tokens"
@@ -115,23 +110,11 @@ def by_layer(experts: np.ndarray, dtype: DTypeLike | None = None) -> np.ndarray:
     return np.ascontiguousarray(experts.transpose(1, 0, 2), dtype)
 
 
-class TransitionCounter:
-    """Transition counts of tokens that arrive in blocks: its memory does not grow with their number."""
-
-    def __init__(self, layers: int, num_experts: int, k: int) -> None:
-        self.k = k
-        self._pairs = np.zeros((layers - 1, num_experts, num_experts), np.int64)
-
-    def add(self, experts: np.ndarray) -> None:
-        """Integer [tokens, layers] or [tokens, layers, k], ids in 0..num_experts-1."""
-        layers = by_layer(experts)  # counts of one layer fit a core's cache
-        with ThreadPoolExecutor() as threads:
-            list(threads.map(count_transitions, layers[:-1], layers[1:], self._pairs))
-
-    @property
-    def counts(self) -> np.ndarray:
-        """float64 [layers-1, E, E], see `transitions`."""
-        return self._pairs / float(self.k**2)
+def add_pairs(experts: np.ndarray, pairs: np.ndarray) -> None:
+    """Count the k·k pairs of each token of `experts`, as in a `Trace`, in `pairs`, int64 [layers-1, E, E]."""
+    layers = by_layer(experts)  # counts of one layer fit a core's cache
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(count_transitions, layers[:-1], layers[1:], pairs))
 
 
 def transitions(trace: Trace) -> np.ndarray:
@@ -139,10 +122,10 @@ def transitions(trace: Trace) -> np.ndarray:
 
     With top-k routing each of the k·k pairs of a token weighs 1/k², so that a token always weighs 1 per pair of layers.
     """
-    counter = TransitionCounter(trace.layers, trace.num_experts, trace.k)
+    pairs = np.zeros((trace.layers - 1, trace.num_experts, trace.num_experts), np.int64)
     for start in range(0, trace.tokens, BLOCK):
-        counter.add(np.asarray(trace.experts[start : start + BLOCK]))
-    return counter.counts
+        add_pairs(np.asarray(trace.experts[start : start + BLOCK]), pairs)
+    return pairs / float(trace.k**2)
 
 
 def load_trace(path: str | Path, num_experts: int | None = None, top_k: int | None = None) -> Trace:
@@ -158,7 +141,7 @@ def load_trace(path: str | Path, num_experts: int | None = None, top_k: int | No
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such trace")
-    readers = {".npy": _read_npy, ".npz": _read_npz, ".parquet": _read_parquet}
+    readers = {".npy": _read_numpy, ".npz": _read_numpy, ".parquet": _read_parquet}
     if not path.is_file():
         raise ValueError(f"{path}: not a file")
     if num_experts is not None and num_experts < 1:
@@ -176,23 +159,18 @@ def load_trace(path: str | Path, num_experts: int | None = None, top_k: int | No
     return trace if top_k is None else trace.top(top_k)
 
 
-def _read_npy(path: Path) -> dict[str, Any]:
+def _read_numpy(path: Path) -> dict[str, Any]:
     try:
-        experts = np.load(path, mmap_mode="r")
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path}: not a NumPy array: {error}") from error
-    if not isinstance(experts, np.ndarray):
-        raise ValueError(f"{path}: not a NumPy array but an archive: name it .npz")
-    return {"experts": experts}
-
-
-def _read_npz(path: Path) -> dict[str, Any]:
-    try:
-        with np.load(path) as file:
+        file = np.load(path, mmap_mode="r")
+        if isinstance(file, np.ndarray) != (path.suffix == ".npy"):
+            raise ValueError("a single array is .npy, an archive is .npz")
+        if isinstance(file, np.ndarray):
+            return {"experts": file}
+        with file:
             found = {name: file[name] for name in ("experts", "seq_len", "num_experts", "weights") if name in file}
             names = file.files
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error, AttributeError, TypeError) as error:
-        raise ValueError(f"{path}: not a NumPy archive: {error}") from error
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error, TypeError) as error:
+        raise ValueError(f"{path}: not a NumPy {'array' if path.suffix == '.npy' else 'archive'}: {error}") from error
     if "experts" not in found:
         raise ValueError(f"{path}: no array `experts`, found: {', '.join(names)}")
     if (count := found.get("num_experts")) is not None:

@@ -5,12 +5,12 @@ Its module `run` has the function `run(point) -> Outcome` and is imported when a
 """
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, get_args, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from repro.records.record import Evidence, Metric
 
@@ -42,6 +42,16 @@ class Point(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     seed: int = Field(0, ge=0)
 
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if found := "; ".join(self.contradictions()):
+            raise ValueError(found)
+        return self
+
+    def contradictions(self) -> Iterator[str]:
+        """What is wrong with fields that are each right: their names, what was found, what is allowed."""
+        yield from ()
+
     @property
     def label(self) -> str:
         """Readable part of the record's file name, such as `zeropp-2x2x2`."""
@@ -61,28 +71,22 @@ class Point(BaseModel):
 # --- metrics -------------------------------------------------------------------------------------------------------
 
 
-class Unit(NamedTuple):
-    """Unit of a metric, as its record gives it."""
-
-    name: str
-
-
-# `Number` is for counts and shares, `Ratio` for a quotient of two numbers of the same kind.
-Number = Annotated[float, Unit("1")]
-Ratio = Annotated[float, Unit("×")]
-Seconds = Annotated[float, Unit("s")]
-Bytes = Annotated[float, Unit("bytes")]
-Gigabytes = Annotated[float, Unit("GB")]
-BytesPerSecond = Annotated[float, Unit("bytes/s")]
-PerSecond = Annotated[float, Unit("1/s")]
-Tflops = Annotated[float, Unit("TFLOP/s")]
-Tokens = Annotated[float, Unit("tokens")]
-TokensPerSecond = Annotated[float, Unit("tokens/s")]
-SecondsPerToken = Annotated[float, Unit("s/token")]
-HopsPerToken = Annotated[float, Unit("hops/token")]
-Bits = Annotated[float, Unit("bits")]
-Nats = Annotated[float, Unit("nats")]
-BillionParameters = Annotated[float, Unit("10⁹ parameters")]
+# A float and its unit, as a record gives it. `Number` is for counts and shares, `Ratio` for a quotient of two numbers of the same kind.
+Number = Annotated[float, "1"]
+Ratio = Annotated[float, "×"]
+Seconds = Annotated[float, "s"]
+Bytes = Annotated[float, "bytes"]
+Gigabytes = Annotated[float, "GB"]
+BytesPerSecond = Annotated[float, "bytes/s"]
+PerSecond = Annotated[float, "1/s"]
+Tflops = Annotated[float, "TFLOP/s"]
+Tokens = Annotated[float, "tokens"]
+TokensPerSecond = Annotated[float, "tokens/s"]
+SecondsPerToken = Annotated[float, "s/token"]
+HopsPerToken = Annotated[float, "hops/token"]
+Bits = Annotated[float, "bits"]
+Nats = Annotated[float, "nats"]
+BillionParameters = Annotated[float, "10⁹ parameters"]
 
 
 class Metrics(BaseModel):
@@ -92,8 +96,17 @@ class Metrics(BaseModel):
 
     @classmethod
     def units(cls) -> dict[str, str]:
-        """Unit of every field, in the order of the class."""
-        return {name: _unit((each.metadata, each.annotation)) for name, each in cls.model_fields.items()}
+        """Unit of every field: of `Seconds` as of `Seconds | None` it is "s"."""
+        parts = {name: (kind, *get_args(kind)) for name, kind in cls.kinds().items()}
+        return {
+            name: next(p.__metadata__[0] for p in each if hasattr(p, "__metadata__")) for name, each in parts.items()
+        }
+
+    @classmethod
+    def kinds(cls) -> dict[str, Any]:
+        """Type of every field."""
+        hints = get_type_hints(cls, include_extras=True)
+        return {name: hints[name] for name in cls.model_fields}
 
     def with_units(self) -> dict[str, Metric]:
         """The reported numbers as a record holds them."""
@@ -101,25 +114,15 @@ class Metrics(BaseModel):
         return {name: Metric(value=value, unit=units[name]) for name, value in self if value is not None}
 
 
-def _unit(field_type: tuple[list[Any], Any]) -> str:
-    """Of a field's metadata (`Seconds`) and annotation (`Seconds | None`)."""
-    metadata, annotation = field_type
-    inside = [each for part in get_args(annotation) for each in getattr(part, "__metadata__", ())]
-    (unit,) = (each for each in (*metadata, *inside) if isinstance(each, Unit))
-    return unit.name
-
-
 def metrics(kind: Any, *names: str) -> type[Metrics]:
-    """A base class with a field of type `kind` for each of `names`: for metrics whose names follow a pattern. Where
-    `kind` allows None, so does the field."""
+    """A base class with a field of type `kind` for each of `names`, by default None where `kind` allows it."""
     default = None if type(None) in get_args(kind) else ...
     return create_model("Pattern", __base__=Metrics, **{name: (kind, default) for name in names})
 
 
 def prefixed(prefix: str, kind: type[Metrics]) -> type[Metrics]:
     """A base class with the fields of `kind`, their names after `prefix`."""
-    types = get_type_hints(kind, include_extras=True)
-    fields = {f"{prefix}{name}": (types[name], each.default) for name, each in kind.model_fields.items()}
+    fields = {f"{prefix}{name}": (each, kind.model_fields[name].default) for name, each in kind.kinds().items()}
     return create_model("Prefixed", __base__=Metrics, **fields)
 
 
@@ -151,7 +154,7 @@ class Experiment:
     """One experiment.
 
     conditions  names of all conditions that a record can hold
-    memory      predicted bytes per rank by kind; None where they are unknown
+    memory      predicted bytes per rank; None where they are unknown
     timeout_s   limit of one run
     timed       claims are about time, so nothing else may run on the machine meanwhile
     predicts    by experiment, a function of a point of it and of a platform's hardware: seconds of a run, or None
@@ -160,7 +163,7 @@ class Experiment:
     parameters: type[Point]
     metrics: type[Metrics]
     conditions: tuple[str, ...] = ()
-    memory: Callable[[Any], dict[str, float] | None] = lambda point: None
+    memory: Callable[[Any], float | None] = lambda point: None
     timeout_s: float = 600.0
     timed: bool = True
     predicts: Mapping[str, Callable[[Any, str], float | None]] = field(default_factory=dict)

@@ -59,8 +59,7 @@ class GraphedForward:
     def prepare(self, most: int) -> None:
         """Record the graphs of all batches up to `most` rows, before anything is stored: they write to slot 0."""
         for filled in sorted({size(count) for count in range(1, min(most, MOST) + 1)}):
-            if filled not in self._passes:
-                self._passes[filled] = self._recorded(self._empty(filled))
+            self._pass(filled)
 
     @torch.inference_mode()
     def __call__(self, rows: Rows) -> Tensor:
@@ -68,26 +67,25 @@ class GraphedForward:
         count = len(rows.tokens)
         if count > MOST:
             return self._model.forward(rows, self._cache)
-        filled = size(count)
-        if filled not in self._passes:
-            self._passes[filled] = self._recorded(self._fill(rows, self._empty(filled)))
-        held, replay = self._passes[filled]
-        self._fill(rows, held)
+        held, replay = self._pass(size(count), rows)
+        _fill(rows, held)
         return replay()[:count]
 
-    def _empty(self, filled: int) -> Rows:
-        """Its span is for kernels that look at slots and positions only: the rows lie anywhere."""
-        tokens, slots, positions = torch.zeros(3, filled, dtype=torch.int64, device=self._model.device)
-        return Rows(tokens, slots, positions, (Span(slice(0, filled), 1, self._cache.capacity - 1),))
+    def _pass(self, filled: int, rows: Rows | None = None) -> tuple[Rows, Run]:
+        """The tensors that a graph of so many rows reads, and its replay. It is recorded, once, on what `rows` do."""
+        if filled not in self._passes:
+            tokens, slots, positions = torch.zeros(3, filled, dtype=torch.int64, device=self._model.device)
+            # The span is for kernels that look at slots and positions only: the rows lie anywhere.
+            held = Rows(tokens, slots, positions, (Span(slice(0, filled), 1, self._cache.capacity - 1),))
+            if rows is not None:
+                _fill(rows, held)
+            with torch.cuda.device_of(held.tokens):
+                self._passes[filled] = held, self._record(lambda: self._model.forward(held, self._cache))
+        return self._passes[filled]
 
-    @staticmethod
-    def _fill(rows: Rows, held: Rows) -> Rows:
-        count = len(rows.tokens)
-        for name in ("tokens", "slots", "positions"):
-            given, into = getattr(rows, name), getattr(held, name)
-            into[:count], into[count:] = given, given[:1]
-        return held
 
-    def _recorded(self, held: Rows) -> tuple[Rows, Run]:
-        with torch.cuda.device_of(held.tokens):
-            return held, self._record(lambda: self._model.forward(held, self._cache))
+def _fill(rows: Rows, held: Rows) -> None:
+    count = len(rows.tokens)
+    for name in ("tokens", "slots", "positions"):
+        given, into = getattr(rows, name), getattr(held, name)
+        into[:count], into[count:] = given, given[:1]

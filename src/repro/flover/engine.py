@@ -80,7 +80,7 @@ class _Batch:
 class Engine:
     """Serves requests on one model. The scheduler is the policy; the baselines are other schedulers. `capacity`: KV
     positions per slot; `layout`: where they lie (`buffers.LAYOUTS`). Drive it with `submit`, `cancel` and `step`, or
-    let `serve` follow the requests' arrival times."""
+    let `serve` follow the requests' arrival times. ValueError for a capacity beyond the model's context."""
 
     def __init__(
         self,
@@ -91,8 +91,6 @@ class Engine:
         sleep: Callable[[float], None] = time.sleep,
         layout: Callable[[Decoder, int, int], Buffers] = WindowBuffers,
     ) -> None:
-        if not 1 <= capacity <= model.config.context:
-            raise ValueError(f"capacity is {capacity}, allowed: 1 to the model's context {model.config.context}")
         self.model, self.scheduler = model, scheduler
         self.buffers = layout(model, scheduler.slots, capacity)
         self.sampler = Sampler(scheduler.slots, model.kernels.argmax)

@@ -16,6 +16,7 @@ from repro.models.kv_cache import PagedCache, SlotCache
 from repro.models.rows import Rows
 
 _CHANGES = ("move", "reserve", "free")  # what changes a cache besides a pass
+Change = tuple[str, tuple[Any, ...]]  # method of the cache, or one of the model's that makes a new one; its arguments
 
 
 class RankLost(RuntimeError):
@@ -23,23 +24,12 @@ class RankLost(RuntimeError):
 
 
 @dataclass(frozen=True)
-class _NewCache:
-    maker: str  # method of the model
-    sizes: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class _Pass:
-    """`changes` of the cache since the pass before, in order, and what this one processes."""
+    """`changes` since the pass before, in order, and what this one processes, on the CPU."""
 
-    changes: list[tuple[str, tuple[Any, ...]]]
+    changes: list[Change]
     rows: Rows
     wanted: Tensor | slice
-
-    def on(self, device: torch.device | str) -> "_Pass":
-        rows, wanted = self.rows, self.wanted
-        there = Rows(rows.tokens.to(device), rows.slots.to(device), rows.positions.to(device), rows.spans)
-        return _Pass(self.changes, there, wanted.to(device) if isinstance(wanted, Tensor) else wanted)
 
     def digest(self) -> bytes:
         """What each request feeds, and where."""
@@ -51,9 +41,8 @@ class _Pass:
 class _Mirrored:
     """Rank 0's cache; what changes it is noted for the others. Bytes are those of all ranks, whose parts are equal."""
 
-    def __init__(self, cache: SlotCache | PagedCache, ranks: int) -> None:
-        self.cache, self._ranks = cache, ranks
-        self.changes: list[tuple[str, tuple[Any, ...]]] = []
+    def __init__(self, cache: SlotCache | PagedCache, ranks: int, changes: list[Change]) -> None:
+        self.cache, self._ranks, self._changes = cache, ranks, changes
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.cache, name)
@@ -61,7 +50,7 @@ class _Mirrored:
             return found
 
         def change(*args: Any) -> int | None:
-            self.changes.append((name, args))
+            self._changes.append((name, args))
             moved: int | None = found(*args)  # bytes, of `move` alone
             return None if moved is None else moved * self._ranks
 
@@ -80,6 +69,7 @@ class Leader:
         assert model.shard is not None and model.shard.rank == 0, "a leader is rank 0 of a sharded model"
         self.model, self._broken = model, False
         self._cache: _Mirrored | None = None
+        self._changes: list[Change] = []  # that the followers do not know yet
         self.config, self.device, self.kernels = model.config, model.device, model.kernels
         self.digest = hashlib.sha256()  # of all passes: followers return theirs
 
@@ -92,12 +82,12 @@ class Leader:
     def forward(self, rows: Rows, cache: _Mirrored, wanted: Tensor | slice = slice(None)) -> Tensor:
         """As `Decoder.forward`, on all ranks."""
         assert cache is self._cache, "an earlier cache: the followers have it no more"
-        told = _Pass(cache.changes, rows, wanted).on("cpu")
+        told = _Pass(self._changes, rows.to("cpu"), wanted.cpu() if isinstance(wanted, Tensor) else wanted)
         self._broken = True  # until the pass is done: whoever fails in the middle leaves followers in an all-reduce
         with _losses():
             _told(told)
             self.digest.update(told.digest())
-            cache.changes = []
+            self._changes.clear()
             logits = self.model.forward(rows, cache.cache, wanted)
         self._broken = False
         return logits
@@ -116,9 +106,9 @@ class Leader:
             _told()
 
     def _make(self, maker: str, *sizes: int) -> _Mirrored:
-        with _losses():
-            _told(_NewCache(maker, sizes))
-        self._cache = _Mirrored(getattr(self.model, maker)(*sizes), dist.get_world_size())
+        cache = getattr(self.model, maker)(*sizes)
+        self._changes = [(maker, sizes)]
+        self._cache = _Mirrored(cache, dist.get_world_size(), self._changes)
         return self._cache
 
 
@@ -129,19 +119,17 @@ def follow(model: Decoder) -> str:
     digest, cache = hashlib.sha256(), None
     with _losses():
         while (told := _told()) is not None:
-            if isinstance(told, _NewCache):
-                cache = getattr(model, told.maker)(*told.sizes)
-                continue
-            assert cache is not None, "a pass before the first cache"
             digest.update(told.digest())
             for name, args in told.changes:
-                getattr(cache, name)(*args)
-            here = told.on(model.device)
-            model.forward(here.rows, cache, here.wanted)
+                made = getattr(cache if name in _CHANGES else model, name)(*args)
+                cache = cache if name in _CHANGES else made
+            assert cache is not None, "a pass before the first cache"
+            wanted = told.wanted.to(model.device) if isinstance(told.wanted, Tensor) else told.wanted
+            model.forward(told.rows.to(model.device), cache, wanted)
     return digest.hexdigest()
 
 
-def _told(what: _NewCache | _Pass | None = None) -> Any:
+def _told(what: _Pass | None = None) -> Any:
     """What rank 0 says, on all ranks."""
     box = [what]
     dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))

@@ -1,9 +1,8 @@
 """Run a function on N ranks joined in a process group: results in rank order, or the first real error.
 
-Read `rank` (what a started rank does), then `watch` (how the parent waits, and tells the cause of a failure); `where`
-tells a hang from slow work, `messages` carries what ranks tell, `errors` is what comes out. `joined` serves torchrun
-and srun, with `slurm_env` (what Slurm tells), `seats` (do ranks sit where they should) and `watchdog` (a late rank ends
-itself).
+Read `rank` (what a started rank does), then `watch` (how the parent waits, and finds the cause of a failure); `where`
+tells a hang from slow work, `errors` is what comes out. `joined` serves torchrun and srun, with `slurm_env` (what Slurm
+tells), `seats` (do ranks sit where they should) and `watchdog` (a late rank ends itself).
 
 `launch` forks the ranks from a parent that has imported torch (0.1 s for 8 ranks). It spawns them, which imports torch
 once per rank, where a fork is unsafe: on macOS, after CUDA was initialised, and for more than one thread per rank (GNU
@@ -20,7 +19,6 @@ process-group timeout cannot decide this at the deadline: it starts anew with ev
 """
 
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -64,20 +62,17 @@ def launch(
     """
     if world_size < 1 or threads < 1 or timeout_s <= 0:
         raise ValueError(f"world_size {world_size}, threads {threads}, timeout_s {timeout_s}: all must be positive")
-    if fabric is not None and fabric.topology.world_size != world_size:
-        raise ValueError(f"world_size is {world_size}, but the fabric has {fabric.topology.world_size} ranks")
-    if topology is not None and topology.world_size != world_size:
-        raise ValueError(f"world_size is {world_size}, but the topology has {topology.world_size} ranks")
+    for what, shape in {"fabric": fabric.topology if fabric else None, "topology": topology}.items():
+        if shape is not None and shape.world_size != world_size:
+            raise ValueError(f"world_size is {world_size}, but the {what} has {shape.world_size} ranks")
     if (place := place_in_job()) is not None:
         if place[1] != world_size:
             raise ValueError(f"world_size is {world_size}, but torchrun or srun started {place[1]} ranks")
         return run_in_job(fn, place, args, fabric, topology, timeout_s, threads, first_only)
-    deadline = time.monotonic() + timeout_s
     with tempfile.TemporaryDirectory(prefix="repro-ranks-", ignore_cleanup_errors=True) as folder:
-        ranks = Ranks(Path(folder))
+        ranks = Ranks(Setup(Path(folder), world_size, timeout_s, threads, fabric))
         try:
-            ranks.start(fn, args, Setup(folder, world_size, timeout_s, threads, fabric))
-            ranks.wait(deadline, timeout_s)
-            return [ranks.results[rank] for rank in range(world_size)]
+            ranks.start(fn, args)
+            return ranks.wait()
         finally:
             ranks.stop()

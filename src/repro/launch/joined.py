@@ -11,7 +11,7 @@ from repro.launch import watchdog
 from repro.launch.errors import Done
 from repro.launch.rank import in_rank
 from repro.launch.seats import check_placement
-from repro.launch.slurm_env import master_address, master_port
+from repro.launch.slurm_env import rendezvous
 from repro.launch.where import make_waits_visible
 from repro.topology import Topology
 
@@ -27,8 +27,9 @@ def place_in_job() -> tuple[int, int] | None:
         return int(env["RANK"]), int(env["WORLD_SIZE"])
     # SLURM_NTASKS is also set in a batch script, which is no rank; a step of one task (as Snakemake uses) is none
     # either, unless it says so.
-    if "SLURM_PROCID" in env and (int(env.get("SLURM_STEP_NUM_TASKS", 1)) > 1 or env.get(ALONE) == "1"):
-        return int(env["SLURM_PROCID"]), int(env.get("SLURM_STEP_NUM_TASKS", 1))
+    tasks = int(env.get("SLURM_STEP_NUM_TASKS", 1))
+    if "SLURM_PROCID" in env and (tasks > 1 or env.get(ALONE) == "1"):
+        return int(env["SLURM_PROCID"]), tasks
     return None
 
 
@@ -42,40 +43,33 @@ def run_in_job(
     threads: int,
     first_only: bool,
 ) -> list[Any]:
-    """Run `fn` as this rank and gather the results of all. The group stays: env:// cannot be joined twice."""
+    """Run `fn` as this rank and gather the results of all. The group stays: env:// cannot be joined twice. ValueError
+    where torchrun or srun do not say enough to join it."""
     import torch
     import torch.distributed as dist
 
+    env = os.environ
     rank, size = place
     if fabric is not None and not fabric.shared:
         raise ValueError("an emulated fabric needs ranks that launch starts itself, not torchrun or srun")
     with watchdog.until(timeout_s, rank, run_in_job.__code__):
-        _meet(rank, size, fabric)
+        if fabric is not None:
+            enter(fabric.namespace(rank))
+            env |= {"GLOO_SOCKET_IFNAME": fabric.interface, "MASTER_ADDR": fabric.address(0)}
+        env |= rendezvous() | {"RANK": str(rank), "WORLD_SIZE": str(size)}
+        env.setdefault("LOCAL_RANK", env.get("SLURM_LOCALID", "0"))
         torch.set_num_threads(threads)
         if not dist.is_initialized():
             dist.init_process_group(_take_gpu(), "env://", timedelta(seconds=timeout_s + 60), size, rank)
             atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())  # else gloo's threads abort
             make_waits_visible()
         if topology is not None:
-            check_placement(topology, rank)
+            check_placement(topology)
         results: list[Any] = [None] * size
         dist.all_gather_object(results, fn(rank, size, *args))
     if first_only and rank:
         raise Done
     return results
-
-
-def _meet(rank: int, size: int, fabric: Fabric | None) -> None:
-    """Set what env:// reads, and the network that gloo takes. ValueError where torchrun or srun do not say enough."""
-    env = os.environ
-    if fabric is not None:
-        enter(fabric.namespace(rank))
-        env |= {"GLOO_SOCKET_IFNAME": fabric.interface, "MASTER_ADDR": fabric.address(0)}
-    for name, tell in {"MASTER_ADDR": master_address, "MASTER_PORT": master_port}.items():
-        if name not in env:
-            env[name] = tell()
-    env |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
-    env.setdefault("LOCAL_RANK", env.get("SLURM_LOCALID", "0"))
 
 
 def _take_gpu() -> str:

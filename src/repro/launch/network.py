@@ -24,13 +24,9 @@ class Network:
     state: str
 
     @property
-    def shaped(self) -> bool:
-        return self.fabric is not None
-
-    @property
     def evidence(self) -> Literal["measured", "emulated"]:
         """Times on a shaped network are emulated."""
-        return "emulated" if self.shaped else "measured"
+        return "measured" if self.fabric is None else "emulated"
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 A second thread obeys the parent meanwhile, so a rank answers "where are you" even from inside a collective.
 """
 
-import contextlib
 import os
 import pickle
 import shutil
@@ -20,11 +19,11 @@ from typing import Any
 
 from repro.emulate.netns import Fabric, enter
 from repro.launch.errors import RankError
-from repro.launch.messages import ERROR, RESULT, WHERE, Teller
 from repro.launch.where import make_waits_visible, where
 
 parent_ends: set[Connection] = set()  # write ends of control pipes: a forked rank must not keep its siblings alive
 _in_rank = False
+RESULT, ERROR, WHERE = "result", "error", "where"  # what a rank tells of
 
 
 def in_rank() -> bool:
@@ -36,7 +35,7 @@ def in_rank() -> bool:
 class Setup:
     """What a rank has to know before it runs the function."""
 
-    folder: str
+    folder: Path
     world_size: int
     timeout_s: float
     threads: int
@@ -54,7 +53,7 @@ class Setup:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.world_size)}
         torch.set_num_threads(self.threads)
-        store = dist.FileStore(f"{self.folder}/store", self.world_size)
+        store = dist.FileStore(str(self.folder / "store"), self.world_size)
         patience = timedelta(seconds=self.timeout_s + 60)  # the parent's deadline comes first, and knows more
         dist.init_process_group("gloo", store=store, rank=rank, world_size=self.world_size, timeout=patience)
         make_waits_visible()
@@ -71,8 +70,28 @@ def run_rank(
     parent_ends.clear()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent ends the ranks
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    tell, done, released = Teller(rank, Path(setup.folder), told), threading.Event(), threading.Event()
-    threading.Thread(target=_obey, args=(control, tell, done, released), daemon=True).start()
+    done, released = threading.Event(), threading.Event()
+
+    def tell(kind: str, content: bytes) -> None:
+        """The content in a file, as it may be of any size; then a message, so short that it is whole even if ranks tell
+        at once."""
+        (setup.folder / f"{kind}-{rank}").write_bytes(content)
+        told.send((kind, rank))
+
+    def obey() -> None:
+        """Serve the parent: a message asks where the main thread is; end of file ends the rank."""
+        try:
+            while control.recv_bytes():
+                tell(WHERE, pickle.dumps(where(run_rank.__code__)))
+        except (EOFError, OSError):
+            pass
+        finally:
+            shutil.rmtree(setup.folder, ignore_errors=True)  # a killed parent cannot
+            if not done.is_set():
+                os._exit(1)
+            released.set()
+
+    threading.Thread(target=obey, daemon=True).start()
     try:
         setup.enter(rank)
         report = RESULT, pickle.dumps(fn(rank, setup.world_size, *args))
@@ -89,24 +108,9 @@ def run_rank(
 def _pickled(rank: int, error: BaseException) -> bytes:
     """The error as a RankError; without the exception object where that cannot be pickled and read back."""
     text = "".join(traceback.format_exception(error))
-    for exception in (error, None):
-        with contextlib.suppress(Exception):
-            content = pickle.dumps(RankError(rank, type(error).__name__, str(error), text, exception=exception))
-            pickle.loads(content)  # an exception with an __init__ of its own often fails only here
-            return content
-    raise AssertionError("a RankError of strings can be pickled")
-
-
-def _obey(control: Connection, tell: Teller, done: threading.Event, released: threading.Event) -> None:
-    """Serve the parent: a message asks where the main thread is; end of file ends the rank."""
     try:
-        while True:
-            control.recv_bytes()
-            tell(WHERE, pickle.dumps(where(run_rank.__code__)))
-    except (EOFError, OSError):
-        pass
-    finally:
-        shutil.rmtree(tell.folder, ignore_errors=True)  # a killed parent cannot
-        if not done.is_set():
-            os._exit(1)
-        released.set()
+        content = pickle.dumps(RankError(rank, type(error).__name__, str(error), text, exception=error))
+        pickle.loads(content)  # an exception with an __init__ of its own often fails only here
+        return content
+    except Exception:
+        return pickle.dumps(RankError(rank, type(error).__name__, str(error), text))

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from repro.launch.errors import PlacementError
 from repro.topology import Topology
@@ -19,12 +19,12 @@ class Seat(NamedTuple):
     device: int | None
 
 
-def check_placement(topology: Topology, rank: int) -> None:
+def check_placement(topology: Topology) -> None:
     """Compare the seats of all ranks (collective) with the levels `node` and `package`; PlacementError names the first
     rank that is elsewhere, on all ranks alike."""
     import torch.distributed as dist
 
-    seats: list[Seat] = [Seat("", None)] * topology.world_size
+    seats: list[Any] = [None] * topology.world_size
     dist.all_gather_object(seats, seat())
     compare(topology, seats, int(os.environ.get(IN_PACKAGE, topology.levels[0].size)))
 

@@ -5,14 +5,11 @@ import subprocess
 
 
 def hosts() -> list[str]:
-    """Names of the step's nodes, in Slurm's order, which is that of the ranks. ValueError outside a step."""
-    if "SLURM_STEP_NODELIST" not in os.environ:
+    """Names of the step's nodes, in Slurm's order, which is that of the ranks. ValueError outside a step, and where
+    `scontrol` cannot tell."""
+    nodes = os.environ.get("SLURM_STEP_NODELIST")
+    if nodes is None:
         raise ValueError("not in a step of a Slurm job: SLURM_STEP_NODELIST is not set")
-    return expand(os.environ["SLURM_STEP_NODELIST"])
-
-
-def expand(nodes: str) -> list[str]:
-    """Slurm's short form of node names (`node[1-2]`), one by one; ValueError where `scontrol` cannot tell."""
     try:
         found = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True)
     except FileNotFoundError as error:
@@ -22,17 +19,17 @@ def expand(nodes: str) -> list[str]:
     return found.stdout.split()
 
 
-def master_address() -> str:
-    """Where rank 0 listens: the step's first node. ValueError outside Slurm."""
-    if "SLURM_STEP_NODELIST" not in os.environ:
-        raise ValueError("MASTER_ADDR is not set, and no step of a Slurm job tells it")
-    return hosts()[0]
-
-
-def master_port() -> str:
-    """A port that every task of this step finds, and no other step of the moment: 10000 to 29999, below those that
-    systems hand out by themselves."""
-    job, step = (os.environ.get(name) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-    if job is None or step is None:
-        raise ValueError("MASTER_PORT is not set, and no step of a Slurm job tells it")
-    return str(10000 + (int(job) * 101 + int(step)) % 20000)
+def rendezvous() -> dict[str, str]:
+    """What of MASTER_ADDR and MASTER_PORT the environment lacks, the same for all tasks of the step: its first node,
+    and a port that no other step of the moment has: 10000 to 29999, below those that systems hand out by themselves.
+    ValueError where Slurm does not tell."""
+    env, found = os.environ, dict[str, str]()
+    if "MASTER_ADDR" not in env:
+        if "SLURM_STEP_NODELIST" not in env:
+            raise ValueError("MASTER_ADDR is not set, and no step of a Slurm job tells it")
+        found["MASTER_ADDR"] = hosts()[0]
+    if "MASTER_PORT" not in env:
+        if not {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= env.keys():
+            raise ValueError("MASTER_PORT is not set, and no step of a Slurm job tells it")
+        found["MASTER_PORT"] = str(10000 + (int(env["SLURM_JOB_ID"]) * 101 + int(env["SLURM_STEP_ID"])) % 20000)
+    return found

@@ -11,7 +11,7 @@ from operator import itemgetter
 from pathlib import Path
 from types import CodeType
 
-from repro.launch.errors import CollectiveHang, LaunchTimeout, listed
+from repro.launch.errors import LaunchTimeout, late
 from repro.launch.where import SILENT_S, where
 
 DEADLINE, FOLDER = "REPRO_DEADLINE", "REPRO_WHERE"  # set by the job: seconds since 1970; where late ranks leave a file
@@ -52,11 +52,6 @@ def _tell_and_end(rank: int, after_s: float, outermost: CodeType) -> None:
 
 def cause(folder: Path, world_size: int) -> LaunchTimeout | None:
     """What late ranks left in `folder`: a CollectiveHang where all waited for others; None when none was late."""
-    late = sorted((json.loads(file.read_text()) for file in folder.glob("rank-*.json")), key=itemgetter("rank"))
-    if not late:
-        return None
-    blocked = [told["rank"] for told in late if told["blocked"]]
-    message = f"{len(late)} of {world_size} ranks were not done after {late[0]['after_s']:.0f} s"
-    message += f"; blocked in torch.distributed: {listed(blocked)}" if blocked else ""
-    kind = CollectiveHang if len(blocked) == len(late) else LaunchTimeout
-    return kind(message, {told["rank"]: told["stack"] for told in late})
+    told = sorted((json.loads(file.read_text()) for file in folder.glob("rank-*.json")), key=itemgetter("rank"))
+    ranks = {one["rank"]: (one["stack"], one["blocked"]) for one in told}
+    return late(ranks, world_size, round(told[0]["after_s"])) if told else None

@@ -43,14 +43,9 @@ class DecoderConfig(ABC):
         """Shapes of all weights by their GGUF names, matrices [out, in]; no output head where it is tied as a rule."""
 
 
-def linear(name: str, out: int, width: int, bias: bool = True) -> Shapes:
-    """Shapes of a linear layer's weights."""
-    return {f"{name}.weight": (out, width)} | ({f"{name}.bias": (out,)} if bias else {})
-
-
-def norm(name: str, width: int) -> Shapes:
-    """Shapes of a LayerNorm's weights."""
-    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+def affine(name: str, *shape: int, bias: bool = True) -> Shapes:
+    """Shapes of the weight and the bias of a linear layer [out, in] or a norm [width]."""
+    return {f"{name}.weight": shape} | ({f"{name}.bias": shape[:1]} if bias else {})
 
 
 def blocks(layers: int, block: Shapes) -> Shapes:

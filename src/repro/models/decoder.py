@@ -61,12 +61,32 @@ class Decoder(ABC):
         """The norm whose weights begin with `name`."""
 
     @abstractmethod
-    def _block(self, name: str) -> Block:
-        """The block whose weights begin with `name`, from `_norm` and `_linear`."""
-
-    @abstractmethod
     def _hidden(self, x: Tensor, attend: Attention) -> Tensor:
         """Embedded rows [n, width] to final, normed hidden states [n, width]. May write over x."""
+
+    @property
+    def _gelu(self) -> GELU | None:
+        """Of the feed-forward layer, if it has any."""
+        return None
+
+    def _block(self, name: str) -> Block:
+        """The block whose weights begin with `name`. Not every architecture has a gate, a second norm, or Q, K and V
+        apart: it has those of which its config tells the shapes."""
+        shapes = self.config.weight_shapes()
+
+        def those(*parts: str) -> list[str]:
+            return [f"{name}.{part}" for part in parts if f"{name}.{part}.weight" in shapes]
+
+        norms = [self._norm(norm) for norm in those("attn_norm", "ffn_norm")]
+        qkv = those("attn_qkv", "attn_q", "attn_k", "attn_v")
+        return Block(
+            attention_norm=norms[0],
+            qkv=self._linear(*qkv, split="outputs", parts=3 // len(qkv)),
+            out=self._linear(f"{name}.attn_output", split="inputs"),
+            ffn_norm=norms[-1],
+            up=self._linear(*those("ffn_gate", "ffn_up"), split="outputs", gelu=self._gelu),
+            down=self._linear(f"{name}.ffn_down", split="inputs"),
+        )
 
     def _get(self, name: str) -> Tensor:
         """A weight in the model's dtype and place."""

@@ -42,6 +42,10 @@ class GPTDecoder(Decoder):
 
     config: GPTDecoderConfig
 
+    @property
+    def _gelu(self) -> GELU:
+        return ACTIVATIONS[self.config.activation]
+
     def _norm(self, name: str) -> Callable[[Tensor], Tensor]:
         """(x - mean) / √(variance + eps) · weight + bias over the last dimension."""
         weight, bias = self._get(f"{name}.weight"), self._get(f"{name}.bias")

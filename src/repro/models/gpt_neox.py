@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from repro.models.config import Shapes, blocks, linear, norm
-from repro.models.decoder import Block
-from repro.models.gpt_layers import ACTIVATIONS, GPTDecoder, GPTDecoderConfig
+from repro.models.config import Shapes, affine, blocks
+from repro.models.gpt_layers import GPTDecoder, GPTDecoderConfig
 from repro.models.kernels import Attention
 
 
@@ -22,27 +21,17 @@ class GPTNeoXConfig(GPTDecoderConfig):
     def weight_shapes(self) -> Shapes:
         """`attn_qkv`: the queries of all heads, then keys, then values."""
         width, ffn, bias = self.width, self.ffn, self.attention_bias
-        block = norm("attn_norm", width) | norm("ffn_norm", width)
-        block |= linear("attn_qkv", 3 * width, width, bias) | linear("attn_output", width, width, bias)
-        block |= linear("ffn_up", ffn, width) | linear("ffn_down", width, ffn)
-        outside = linear("token_embd", self.vocab, width, bias=False) | norm("output_norm", width)
-        return outside | blocks(self.layers, block) | linear("output", self.vocab, width, bias=False)
+        block = affine("attn_norm", width) | affine("ffn_norm", width)
+        block |= affine("attn_qkv", 3 * width, width, bias=bias) | affine("attn_output", width, width, bias=bias)
+        block |= affine("ffn_up", ffn, width) | affine("ffn_down", width, ffn)
+        outside = affine("token_embd", self.vocab, width, bias=False) | affine("output_norm", width)
+        return outside | blocks(self.layers, block) | affine("output", self.vocab, width, bias=False)
 
 
 class GPTNeoX(GPTDecoder):
     """Rotary pairs are interleaved; half-split checkpoints are permuted on load."""
 
     config: GPTNeoXConfig
-
-    def _block(self, name: str) -> Block:
-        return Block(
-            attention_norm=self._norm(f"{name}.attn_norm"),
-            qkv=self._linear(f"{name}.attn_qkv", split="outputs", parts=3),
-            out=self._linear(f"{name}.attn_output", split="inputs"),
-            ffn_norm=self._norm(f"{name}.ffn_norm"),
-            up=self._linear(f"{name}.ffn_up", split="outputs", gelu=ACTIVATIONS[self.config.activation]),
-            down=self._linear(f"{name}.ffn_down", split="inputs"),
-        )
 
     def _hidden(self, x: Tensor, attend: Attention) -> Tensor:
         for layer, block in enumerate(self.blocks):

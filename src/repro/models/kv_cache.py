@@ -20,7 +20,10 @@ class CacheSizes:
 
 
 class KVCache(ABC):
-    """`keys`, `values`: [layers, blocks, kv_heads, block, head_dim], zero at first. Slots have `capacity` positions."""
+    """`keys`, `values`: [layers, blocks, kv_heads, block, head_dim], zero at first. Slots have `capacity` positions.
+    `table`: int64 [slots, width], the blocks of each slot in order; None when slot i is block i."""
+
+    table: Tensor | None = None
 
     def __init__(self, sizes: CacheSizes, capacity: int, blocks: int, block: int) -> None:
         self.capacity, self.kv_heads, self.head_dim = capacity, sizes.kv_heads, sizes.head_dim
@@ -45,10 +48,9 @@ class KVCache(ABC):
     def move(self, source: int, destination: int, length: int) -> int:
         """Bring the first `length` positions of a slot to another, which is free; returns the bytes copied."""
 
-    @abstractmethod
     def parts(self, layer: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Where they lie: keys and values [blocks, kv_heads, block, head_dim] of one layer, and the blocks of each slot
-        in order (int64 [slots, width]), None when slot i is block i."""
+        """Where they lie: keys and values [blocks, kv_heads, block, head_dim] of one layer, and the table."""
+        return self.keys[layer], self.values[layer], self.table
 
 
 class SlotCache(KVCache):
@@ -64,24 +66,20 @@ class SlotCache(KVCache):
         """Views: nothing is copied."""
         return self.keys[layer, slots, :, :span], self.values[layer, slots, :, :span]
 
-    def parts(self, layer: int) -> tuple[Tensor, Tensor, None]:
-        return self.keys[layer], self.values[layer], None
-
     def move(self, source: int, destination: int, length: int) -> int:
-        moved = 0
         for part in (self.keys, self.values):
-            stored = part[:, source, :, :length]
-            part[:, destination, :, :length] = stored
-            moved += stored.numel() * stored.element_size()
-        return moved
+            part[:, destination, :, :length] = part[:, source, :, :length]
+        return 2 * self.keys[:, source, :, :length].nbytes
 
 
 class PagedCache(KVCache):
     """Blocks of `block` positions from a common pool (Kwon et al. 2023).
 
-    `table`: int64 [slots, capacity / block], the blocks of each slot in order. A slot takes blocks with `reserve` and
-    gives them back with `free`; `read` gathers them, so a slot that moves moves its row of the table only.
+    A slot takes blocks with `reserve` and gives them back with `free`; `read` gathers them, so a slot that moves moves
+    its row of the table only.
     """
+
+    table: Tensor
 
     def __init__(self, sizes: CacheSizes, slots: int, capacity: int, blocks: int, block: int = 16) -> None:
         if block < 1 or blocks < 1:
@@ -129,6 +127,3 @@ class PagedCache(KVCache):
         table = self.table[slots, : self.blocks_for(span)]
         keys, values = (part[layer][table].transpose(1, 2).flatten(2, 3) for part in (self.keys, self.values))
         return keys[:, :, :span], values[:, :, :span]
-
-    def parts(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        return self.keys[layer], self.values[layer], self.table

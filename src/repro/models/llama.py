@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from repro.models.config import DecoderConfig, Shapes, blocks
-from repro.models.decoder import Block, Decoder
+from repro.models.decoder import Decoder
 from repro.models.kernels import Attention
 
 
@@ -51,16 +51,6 @@ class Llama(Decoder):
 
     def _norm(self, name: str) -> Tensor:
         return self._get(f"{name}.weight")
-
-    def _block(self, name: str) -> Block:
-        return Block(
-            attention_norm=self._norm(f"{name}.attn_norm"),
-            qkv=self._linear(f"{name}.attn_q", f"{name}.attn_k", f"{name}.attn_v", split="outputs"),
-            out=self._linear(f"{name}.attn_output", split="inputs"),
-            ffn_norm=self._norm(f"{name}.ffn_norm"),
-            up=self._linear(f"{name}.ffn_gate", f"{name}.ffn_up", split="outputs"),
-            down=self._linear(f"{name}.ffn_down", split="inputs"),
-        )
 
     def _hidden(self, x: Tensor, attend: Attention) -> Tensor:
         """The residual stream x is added to in place; each sum comes with the norm that follows it."""

@@ -34,6 +34,9 @@ class Rows:
     positions: Tensor
     spans: tuple[Span, ...]
 
+    def to(self, device: torch.device | str) -> "Rows":
+        return Rows(self.tokens.to(device), self.slots.to(device), self.positions.to(device), self.spans)
+
     @classmethod
     def decode(cls, tokens: Tensor, positions: Tensor, slots: slice, longest: int) -> "Rows":
         """One token for each of b neighbouring slots; tokens, positions: [b] int64."""

@@ -57,14 +57,15 @@ class Job(BaseModel):
 
 
 class FigurePlan(BaseModel):
-    """What one figure costs: the jobs it shows, how many of them are still to run, and the minutes those take.
-    `queue` tells more where they are Slurm jobs."""
+    """What one figure costs: the jobs it shows and the minutes they take, how many of them are still to run, and the
+    minutes of those. `queue` tells more where they are Slurm jobs."""
 
     notebook: str
     experiments: list[str]
     jobs: int
-    to_run: int
     minutes: float
+    to_run: int
+    minutes_left: float
     queue: "QueueCost | None" = None
 
 
@@ -315,7 +316,7 @@ def _cost(allocations: list[Allocation], platform: config.Platform) -> QueueCost
 
 def _rank_gb(job: Job) -> float | None:
     nbytes = experiments.get(job.experiment).memory(job.point)
-    return None if nbytes is None else round(sum(nbytes.values()) / 1e9, 2)
+    return None if nbytes is None else round(nbytes / 1e9, 2)
 
 
 def _figure(
@@ -324,9 +325,14 @@ def _figure(
     mine = [job for job in jobs if job.experiment in reads]
     to_run = list(filter(unfinished, mine))
     cost = _cost([a for a in allocations if a.experiment in reads], platform) if platform.slurm is not None else None
-    minutes = round(sum(job.minutes for job in to_run), 2)
     return FigurePlan(
-        notebook=notebook, experiments=list(reads), jobs=len(mine), to_run=len(to_run), minutes=minutes, queue=cost
+        notebook=notebook,
+        experiments=list(reads),
+        jobs=len(mine),
+        minutes=round(sum(job.minutes for job in mine), 2),
+        to_run=len(to_run),
+        minutes_left=round(sum(job.minutes for job in to_run), 2),
+        queue=cost,
     )
 
 

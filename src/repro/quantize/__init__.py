@@ -4,7 +4,7 @@ A tensor of n values becomes one flat uint8 payload: the codes, then one fp32 sc
 
     scale = max |x| of the block / (2^(bits-1) - 1)        code = round(x / scale)        x' = code * scale
 
-so |x - x'| <= scale / 2 for every value (`error_bound`). DeepSpeed's kernel divides by 2^(bits-1) instead and clamps
+so |x - x'| <= scale / 2 for every value. DeepSpeed's kernel divides by 2^(bits-1) instead and clamps
 the largest positive value down by a whole step; the symmetric range here keeps the bound, and the mean of x' unbiased.
 
 INT8 codes are one byte each. INT4 packs code i of the first half of the tensor and code i of the second half into byte
@@ -29,9 +29,9 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from repro.quantize import cpu, reference
 from repro.quantize.cpu import warm_up
-from repro.quantize.reference import BITS, error_bound, payload_bytes
+from repro.quantize.reference import BITS, payload_bytes
 
-__all__ = ["BITS", "accumulate", "dequantize", "error_bound", "payload_bytes", "quantize", "warm_up"]
+__all__ = ["BITS", "accumulate", "dequantize", "payload_bytes", "quantize", "warm_up"]
 
 
 def quantize(x: Tensor, bits: int, block: int) -> Tensor:
@@ -44,8 +44,10 @@ def quantize(x: Tensor, bits: int, block: int) -> Tensor:
     reference.check(bits, block)
     if x.dim() not in (1, 2) or not x.is_floating_point():
         raise ValueError(f"needs a floating-point tensor [n] or [rows, n], found {x.dtype} {tuple(x.shape)}")
-    kernels = _kernels(x)
-    return kernels.quantize(_adjacent(x), bits, block) if kernels else reference.quantize(x, bits, block)
+    if (kernels := _kernels(x)) is None:
+        return reference.quantize(x, bits, block)
+    x = x.detach()
+    return kernels.quantize(_adjacent(x if x.dtype in kernels.FLOATS else x.float()), bits, block)
 
 
 def dequantize(
@@ -62,16 +64,16 @@ def dequantize(
     """
     _check_payload(payload, numel, bits, block)
     shape = (*payload.shape[:-1], numel)
-    if out is not None and out.shape != shape:
-        raise ValueError(f"out is {tuple(out.shape)}, but the payload holds {shape}")
-    kernels = _kernels(payload) if out is None else _kernels(payload, written=out)
-    if kernels is None:
-        values = reference.dequantize(payload, numel, bits, block, dtype if out is None else out.dtype)
-        return values if out is None else out.copy_(values)
     if out is None:
         out = payload.new_empty(shape, dtype=dtype)
-    kernels.dequantize(_adjacent(payload), out, bits, block)
-    torch.autograd.graph.increment_version(out)
+    elif out.shape != shape:
+        raise ValueError(f"out is {tuple(out.shape)}, but the payload holds {shape}")
+    kernels = _kernels(payload, written=out)
+    if kernels is None:
+        return out.copy_(reference.dequantize(payload, numel, bits, block, out.dtype))
+    if out.dtype not in kernels.FLOATS:
+        return out.copy_(dequantize(payload, numel, bits, block))
+    _decode(kernels, payload, out, bits, block, add=False)
     return out
 
 
@@ -89,8 +91,13 @@ def accumulate(payload: Tensor, total: Tensor, bits: int, block: int) -> None:
     if kernels is None:
         reference.accumulate(payload, total, bits, block)
     else:
-        kernels.accumulate(_adjacent(payload), total, bits, block)
-        torch.autograd.graph.increment_version(total)
+        _decode(kernels, payload, total, bits, block, add=True)
+
+
+def _decode(kernels: ModuleType, payload: Tensor, out: Tensor, bits: int, block: int, add: bool) -> None:
+    """By a kernel, which writes behind autograd's back."""
+    kernels.decode(_adjacent(payload), out.detach(), bits, block, add)
+    torch.autograd.graph.increment_version(out)
 
 
 def _check_payload(payload: Tensor, numel: int, bits: int, block: int) -> None:
@@ -109,19 +116,16 @@ def _kernels(x: Tensor, written: Tensor | None = None) -> ModuleType | None:
     Kernels need memory: tensor subclasses (FakeTensor, DTensor) have none of their own, and compilers and dispatch
     modes follow torch's operators. What is written must not overlap itself, and autograd must not have to know.
     """
-    tensors = [x] if written is None else [x, written]
     if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
         return None
-    for tensor in tensors:
-        if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.dim() > 2 or tensor.numel() == 0:
-            return None
-        if tensor.layout != torch.strided or tensor.device != x.device:
+    for tensor in (x,) if written is None else (x, written):
+        plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+        if not plain or tensor.device != x.device or tensor.dim() > 2 or tensor.numel() == 0:
             return None
     if written is not None:
-        n, strides = written.shape[-1], written.stride()
-        if strides[-1] != 1 or strides[0] < (n if written.dim() == 2 else 1):
-            return None
-        if written.requires_grad and torch.is_grad_enabled():
+        strides = written.stride()
+        scattered = strides[-1] != 1 or strides[0] < (written.shape[-1] if written.dim() == 2 else 1)
+        if scattered or (written.requires_grad and torch.is_grad_enabled()):
             return None
     if x.device.type == "cpu":
         return cpu

@@ -5,7 +5,7 @@ words, so that a row may be part of a larger tensor:
 
   x, out   uint32 (fp32) or uint16 (bf16, which is the upper half of an fp32): the bits of values
   codes    uint8: INT8 has a value per byte, INT4 has value i in the low and value i + half in the high nibble of byte i
-  scales   float32 [rows * blocks]: in a payload they may lie at odd addresses, so they are copied out and in
+  scales   float32 [rows, blocks]: in a payload they may lie at odd addresses, so they are copied out and in
   half     values of a row before the high nibbles begin: ceil(n / 2) in INT4, n in INT8, which has no high nibbles
 
 numba keeps compiled kernels on disk (cache=True). error_model="numpy" leaves out Python's test of every divisor for
@@ -25,6 +25,7 @@ _INFINITY = np.uint32(0x7F800000)
 _NAN = np.uint32(0x7FC00000)
 _BF16 = np.dtype(np.uint16)
 _WORDS = {torch.float32: torch.uint32, torch.bfloat16: torch.uint16}
+FLOATS = tuple(_WORDS)  # what the kernels read and write
 
 _compiled = njit(cache=True, nogil=True, error_model="numpy")
 
@@ -65,21 +66,13 @@ def _encode_run(x: np.ndarray, scale: np.floating, mask: np.unsignedinteger, hig
 
 @_compiled
 def _encode(
-    x: np.ndarray,
-    x_stride: int,
-    rows: int,
-    n: int,
-    bits: int,
-    block: int,
-    codes: np.ndarray,
-    stride: int,
-    scales: np.ndarray,
+    x: np.ndarray, x_stride: int, n: int, bits: int, block: int, codes: np.ndarray, stride: int, scales: np.ndarray
 ) -> None:
-    """Codes and scales of `rows` rows of n values; rows are `x_stride` words of x and `stride` bytes of codes apart."""
+    """Codes and scales of rows of n values; rows are `x_stride` words of x and `stride` bytes of codes apart."""
     half = n if bits == 8 else (n + 1) // 2
     mask = np.uint32((1 << bits) - 1)
     largest = np.float32((1 << (bits - 1)) - 1)
-    blocks = -(-n // block)
+    rows, blocks = scales.shape
     for row in range(rows):
         values = x[row * x_stride : row * x_stride + n]
         packed = codes[row * stride : row * stride + half]
@@ -97,7 +90,7 @@ def _encode(
                 scale = np.uint32(highest if highest == _INFINITY else _NAN).view(np.float32)
                 for i in range(start, low_stop):
                     packed[i] = 0
-            scales[row * blocks + b] = scale
+            scales[row, b] = scale
 
 
 @_compiled
@@ -119,7 +112,6 @@ def _decode(
     codes: np.ndarray,
     stride: int,
     scales: np.ndarray,
-    rows: int,
     n: int,
     bits: int,
     block: int,
@@ -127,16 +119,16 @@ def _decode(
     out: np.ndarray,
     out_stride: int,
 ) -> None:
-    """Values of `rows` payloads, stored or added; rows are `stride` bytes of codes, `out_stride` words apart."""
+    """Values of payloads, stored or added; rows are `stride` bytes of codes and `out_stride` words of `out` apart."""
     half = n if bits == 8 else (n + 1) // 2
-    blocks = -(-n // block)
+    rows, blocks = scales.shape
     for row in range(rows):
         values = out[row * out_stride : row * out_stride + n]
         packed = codes[row * stride : row * stride + half]
         for b in range(blocks):
             start, stop = b * block, min(n, (b + 1) * block)
             low_stop, high_start = min(stop, half), max(start, half)
-            scale = scales[row * blocks + b]
+            scale = scales[row, b]
             if bits == 8:  # shifts are written as constants: by a variable they are made in 64 bits
                 _decode_run(packed[start:stop], 24, 24, scale, add, values[start:stop])
                 continue
@@ -147,32 +139,25 @@ def _decode(
 
 
 def quantize(x: Tensor, bits: int, block: int) -> Tensor:
-    """Float tensor [n] or [rows, n], not empty, adjacent within a row, to uint8 [.., payload_bytes(n, bits, block)]."""
-    if x.dtype not in _WORDS:
-        x = x.float()
+    """[n] or [rows, n] of a dtype in `FLOATS`, not empty, adjacent within a row, to uint8 [.., payload_bytes(..)]."""
     rows, n = (1, *x.shape)[-2:]
     payload = torch.empty((*x.shape[:-1], payload_bytes(n, bits, block)), dtype=torch.uint8, device="cpu")
     scales = np.empty((rows, -(-n // block)), np.float32)
     words, x_stride = _words(x)
     codes, stride = _words(payload)
-    _encode(words, x_stride, rows, n, bits, block, codes, stride, scales.reshape(-1))
+    _encode(words, x_stride, n, bits, block, codes, stride, scales)
     codes.reshape(rows, -1)[:, code_bytes(n, bits) :] = scales.view(np.uint8)
     return payload
 
 
-def dequantize(payload: Tensor, out: Tensor, bits: int, block: int) -> None:
-    """Payload of `quantize`, adjacent within a row, into `out`, [n] or [rows, n] of any dtype, not empty."""
-    if out.dtype in _WORDS:
-        _decoded(payload, out, bits, block, add=False)
-    else:
-        values = torch.empty(out.shape, dtype=torch.float32, device="cpu")
-        _decoded(payload, values, bits, block, add=False)
-        out.copy_(values)
-
-
-def accumulate(payload: Tensor, total: Tensor, bits: int, block: int) -> None:
-    """Add the values of a payload, adjacent within a row, to `total`, fp32 [n] or [rows, n], not empty."""
-    _decoded(payload, total, bits, block, add=True)
+def decode(payload: Tensor, out: Tensor, bits: int, block: int, add: bool) -> None:
+    """Values of a payload of `quantize`, adjacent within a row, stored in `out` or added to it: [n] or [rows, n] of a
+    dtype in `FLOATS`, not empty, adjacent within a row."""
+    rows, n = (1, *out.shape)[-2:]
+    codes, stride = _words(payload)
+    scales = payload.numpy()[..., code_bytes(n, bits) :].copy().view(np.float32).reshape(rows, -1)
+    words, out_stride = _words(out)
+    _decode(codes, stride, scales, n, bits, block, add, words, out_stride)
 
 
 def warm_up() -> None:
@@ -180,23 +165,13 @@ def warm_up() -> None:
 
     Takes seconds the first time on a machine, then half a second. Without it the first calls do so, in every rank.
     """
-    for dtype in _WORDS:
+    for dtype in FLOATS:
         x = torch.ones(1, dtype=dtype, device="cpu")
-        _decoded(quantize(x, BITS[0], 1), x, BITS[0], 1, add=False)
-
-
-def _decoded(payload: Tensor, out: Tensor, bits: int, block: int, add: bool) -> None:
-    """Values of a payload into `out` (fp32 or bf16), stored or added."""
-    rows, n = (1, *out.shape)[-2:]
-    codes, stride = _words(payload)
-    scales = payload.numpy()[..., code_bytes(n, bits) :].copy().view(np.float32).reshape(-1)
-    words, out_stride = _words(out)
-    _decode(codes, stride, scales, rows, n, bits, block, add, words, out_stride)
+        decode(quantize(x, BITS[0], 1), x, BITS[0], 1, add=False)
 
 
 def _words(x: Tensor) -> tuple[np.ndarray, int]:
     """Memory of [n] or [rows, n], adjacent within a row, as a flat array of words, and the distance between rows."""
-    x = x.detach()
     stride = 0
     if x.dim() == 2:
         stride = x.stride(0)

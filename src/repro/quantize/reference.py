@@ -38,8 +38,9 @@ def payload_bytes(numel: int, bits: int, block: int) -> int:
 
 def quantize(x: Tensor, bits: int, block: int) -> Tensor:
     """Float tensor [.., n] of any float dtype to its payload, uint8 [.., payload_bytes(n, bits, block)]."""
-    blocks, scale = _scaled(x, bits, block)
-    top = largest(bits)
+    blocks, top = _blocks(x.float(), block), largest(bits)
+    low, high = torch.aminmax(blocks, dim=-1)
+    scale = scales(torch.maximum(high, -low), bits)
     codes = (blocks / scale[..., None]).round_().clamp_(-top, top)
     # Beside an infinity or a NaN, x / scale is 0 or NaN. What integer a NaN turns into depends on the processor, so it
     # is said here.
@@ -66,13 +67,6 @@ def accumulate(payload: Tensor, total: Tensor, bits: int, block: int) -> None:
     total += dequantize(payload, total.shape[-1], bits, block)
 
 
-def error_bound(x: Tensor, bits: int, block: int) -> Tensor:
-    """Largest |x - dequantize(quantize(x))| per value, fp32, shaped like x: half a step of its block (and a little for
-    the fp32 rounding of x / scale). Decoding to a 16-bit dtype rounds once more, in that dtype."""
-    _, scale = _scaled(x, bits, block)
-    return (scale * (0.5 + 2e-5)).repeat_interleave(min(block, x.shape[-1]), dim=-1)[..., : x.shape[-1]]
-
-
 def scales(highest: Tensor, bits: int) -> Tensor:
     """Largest |x| of each block, fp32, to its scale: infinity stays, and every NaN becomes the same one.
 
@@ -87,13 +81,6 @@ def _blocks(x: Tensor, block: int) -> Tensor:
     block = max(1, min(block, x.shape[-1]))
     missing = -x.shape[-1] % block
     return (F.pad(x, (0, missing)) if missing else x).unflatten(-1, (-(-x.shape[-1] // block), block))
-
-
-def _scaled(x: Tensor, bits: int, block: int) -> tuple[Tensor, Tensor]:
-    """Blocks of x in fp32 and their scales [.., blocks]: the largest absolute value becomes the largest code."""
-    blocks = _blocks(x.float(), block)
-    low, high = torch.aminmax(blocks, dim=-1)
-    return blocks, scales(torch.maximum(high, -low), bits)
 
 
 def _pack(codes: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from repro.quantize.reference import code_bytes, largest, payload_bytes
 
 _TILE = 4096  # values of a program, unless one block has more
 _FUSED = 16384  # longest block that is held in the registers of one program
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)  # what the kernels read and write
 
 _ROUND = tl.constexpr(1.5 * 2**23)  # fp32 has no bits for a fraction up there: adding it rounds, half to even
 _TINY = tl.constexpr(reference.TINY)
@@ -82,7 +82,7 @@ def _load_scales(at, mask):
 
 
 @triton.jit
-def _tile(tiles, blocks, block, n, G: tl.constexpr, W: tl.constexpr):
+def _tile(tiles, block, n, G: tl.constexpr, W: tl.constexpr):
     """Of this program: its row, its blocks [G], its values [G, W] as offsets in the row, and which values there are."""
     program = tl.program_id(0).to(tl.int64)
     row, tile = program // tiles, program % tiles
@@ -90,39 +90,26 @@ def _tile(tiles, blocks, block, n, G: tl.constexpr, W: tl.constexpr):
     group = tile // pieces * G + tl.arange(0, G)
     within = (tile % pieces) * W + tl.arange(0, W)
     values = group[:, None] * block + within[None, :]
-    return row, group, values, (within < block)[None, :] & (values < n) & (group < blocks)[:, None]
+    return row, group, values, (within < block)[None, :] & (values < n)
 
 
 @triton.jit
 def _quantize_whole(
-    x,
-    x_stride,
-    payload,
-    stride,
-    n,
-    half,
-    split,
-    block,
-    blocks,
-    tiles,
-    largest,
-    INT4: tl.constexpr,
-    G: tl.constexpr,
-    W: tl.constexpr,
+    x, x_stride, payload, stride, n, half, block, tiles, largest, INT4: tl.constexpr, G: tl.constexpr, W: tl.constexpr
 ):
     """Codes and scales in one pass: a program holds G whole blocks of the first half and, in INT4, G of the second."""
-    row, group, values, there = _tile(tiles, blocks, block, half, G, W)
+    row, group, values, there = _tile(tiles, block, half, G, W)
     x += row * x_stride
     payload += row * stride
     low = _widened(tl.load(x + values, mask=there, other=0))
     scale = _scale(tl.max(_magnitude(low), axis=1), largest)
-    _store_scales(scale, payload + split + 4 * group, group < blocks)
+    _store_scales(scale, payload + half + 4 * group, group * block < half)
     codes = _code(low, scale[:, None])
     if INT4:
         second = half // block + group  # blocks of the second half, where `half` is a multiple of `block`
         high = _widened(tl.load(x + half + values, mask=there & (half + values < n), other=0))
         scale = _scale(tl.max(_magnitude(high), axis=1), largest)
-        _store_scales(scale, payload + split + 4 * second, second < tl.cdiv(n, block))
+        _store_scales(scale, payload + half + 4 * second, second * block < n)
         codes = (codes & 0xF) | (_code(high, scale[:, None]) << 4)
     tl.store(payload + values, (codes & 0xFF).to(tl.uint8), mask=there)
 
@@ -130,7 +117,7 @@ def _quantize_whole(
 @triton.jit
 def _find_highest(x, x_stride, highest, n, block, blocks, tiles, G: tl.constexpr, W: tl.constexpr):
     """Bits of the largest |x| of every block, int32 [rows, blocks], by pieces; `highest` begins as zeros."""
-    row, group, values, there = _tile(tiles, blocks, block, n, G, W)
+    row, group, values, there = _tile(tiles, block, n, G, W)
     x = _widened(tl.load(x + row * x_stride + values, mask=there, other=0))
     tl.atomic_max(highest + row * blocks + group, tl.max(_magnitude(x), axis=1), mask=group < blocks)
 
@@ -160,9 +147,7 @@ def _decode(
     out_stride,
     n,
     half,
-    split,
     block,
-    blocks,
     tiles,
     ADD: tl.constexpr,
     INT4: tl.constexpr,
@@ -170,9 +155,9 @@ def _decode(
     W: tl.constexpr,
 ):
     """Values of payloads, stored or added to what is there."""
-    row, group, values, there = _tile(tiles, blocks, block, n, G, W)
+    row, group, values, there = _tile(tiles, block, n, G, W)
     payload += row * stride
-    scale = _load_scales(payload + split + 4 * group, group < blocks)
+    scale = _load_scales(payload + half + 4 * group, group * block < n)
     if INT4:
         high = values >= half
         byte = tl.load(payload + tl.where(high, values - half, values), mask=there, other=0).to(tl.int32)
@@ -189,20 +174,17 @@ def _decode(
 
 
 def quantize(x: Tensor, bits: int, block: int) -> Tensor:
-    """Float tensor [n] or [rows, n], not empty, adjacent within a row, to uint8 [.., payload_bytes(n, bits, block)]."""
-    x = x.detach() if x.dtype in _FLOATS else x.detach().float()
+    """[n] or [rows, n] of a dtype in `FLOATS`, not empty, adjacent within a row, to uint8 [.., payload_bytes(..)]."""
     rows, n = (1, *x.shape)[-2:]
     payload = x.new_empty((*x.shape[:-1], payload_bytes(n, bits, block)), dtype=torch.uint8)
-    split = code_bytes(n, bits)  # a byte of codes has a value of the first half
-    half = n if bits == 8 else split
+    half = code_bytes(n, bits)  # a byte of codes has a value of the first half
     block, blocks = min(block, n), -(-n // block)
     x_stride, stride = _stride(x), _stride(payload)
     with torch.cuda.device_of(x):
         if block <= _FUSED and (bits == 8 or half % block == 0):
-            blocks_of_half = -(-half // block)
-            G, W, tiles = _tiling(block, blocks_of_half, _FUSED)
+            G, W, tiles = _tiling(block, -(-half // block), _FUSED)
             _quantize_whole[(rows * tiles,)](
-                x, x_stride, payload, stride, n, half, split, block, blocks_of_half, tiles, float(largest(bits)),
+                x, x_stride, payload, stride, n, half, block, tiles, float(largest(bits)),
                 INT4=bits == 4, G=G, W=W, num_warps=_warps(G * W), enable_fp_fusion=False,
             )  # fmt: skip
             return payload
@@ -210,7 +192,7 @@ def quantize(x: Tensor, bits: int, block: int) -> Tensor:
         G, W, tiles = _tiling(block, blocks, _TILE)
         _find_highest[(rows * tiles,)](x, x_stride, highest, n, block, blocks, tiles, G=G, W=W, enable_fp_fusion=False)
         scales = reference.scales(highest.view(torch.float32), bits)
-        payload.view(rows, -1)[:, split:] = scales.view(torch.uint8)
+        payload.view(rows, -1)[:, half:] = scales.view(torch.uint8)
         tiles = triton.cdiv(half, 1024)
         _encode[(rows * tiles,)](
             x, x_stride, scales, payload, stride, n, half, block, blocks, tiles,
@@ -219,28 +201,15 @@ def quantize(x: Tensor, bits: int, block: int) -> Tensor:
     return payload
 
 
-def dequantize(payload: Tensor, out: Tensor, bits: int, block: int) -> None:
-    """Payload of `quantize`, adjacent within a row, into `out`, [n] or [rows, n] of any dtype, not empty."""
-    if out.dtype in _FLOATS:
-        _decoded(payload, out, bits, block, add=False)
-    else:
-        values = torch.empty_like(out, dtype=torch.float32, memory_format=torch.contiguous_format)
-        _decoded(payload, values, bits, block, add=False)
-        out.copy_(values)
-
-
-def accumulate(payload: Tensor, total: Tensor, bits: int, block: int) -> None:
-    """Add the values of a payload, adjacent within a row, to `total`, fp32 [n] or [rows, n], not empty."""
-    _decoded(payload, total, bits, block, add=True)
-
-
-def _decoded(payload: Tensor, out: Tensor, bits: int, block: int, add: bool) -> None:
+def decode(payload: Tensor, out: Tensor, bits: int, block: int, add: bool) -> None:
+    """Values of a payload of `quantize`, adjacent within a row, stored in `out` or added to it: [n] or [rows, n] of a
+    dtype in `FLOATS`, not empty, adjacent within a row."""
     rows, n = (1, *out.shape)[-2:]
-    block, blocks, split = min(block, n), -(-n // block), code_bytes(n, bits)
+    block, blocks = min(block, n), -(-n // block)
     G, W, tiles = _tiling(block, blocks, _TILE)
     with torch.cuda.device_of(out):
         _decode[(rows * tiles,)](
-            payload, _stride(payload), out.detach(), _stride(out), n, n if bits == 8 else split, split, block, blocks, tiles,
+            payload, _stride(payload), out, _stride(out), n, code_bytes(n, bits), block, tiles,
             ADD=add, INT4=bits == 4, G=G, W=W, num_warps=_warps(G * W), enable_fp_fusion=False,
         )  # fmt: skip
 

@@ -1,8 +1,10 @@
 """Where a number comes from: source, configuration, versions, machine, job."""
 
+import contextlib
 import importlib.metadata
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
@@ -17,29 +19,10 @@ from repro.launch.slurm_env import hosts
 from repro.records.record import Provenance
 from repro.records.source import digest, source_hash
 
-PACKAGES = (
-    "torch",
-    "deepspeed",
-    "numpy",
-    "pandas",
-    "scipy",
-    "highspy",
-    "numba",
-    "snakemake",
-    "papermill",
-    "seaborn",
-    "gguf",
-    "tokenizers",
-)
-SLURM = (
-    "SLURM_JOB_ID",
-    "SLURM_JOB_NODELIST",
-    "SLURM_STEP_ID",
-    "SLURM_STEP_NODELIST",
-    "SLURM_STEP_NUM_TASKS",
-    "SLURM_JOB_PARTITION",
-    "SLURM_CLUSTER_NAME",
-)
+PACKAGES = ("torch", "deepspeed", "numpy", "pandas", "scipy", "highspy", "numba")
+PACKAGES += ("snakemake", "papermill", "seaborn", "gguf", "tokenizers")
+SLURM = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS")
+SLURM += ("SLURM_JOB_PARTITION", "SLURM_CLUSTER_NAME")
 
 
 def now() -> datetime:
@@ -59,35 +42,20 @@ def file_hash(*files: Path) -> str:
     return digest(*(path.read_bytes() for path in files))
 
 
-def config_hash() -> str:
-    """Hash of every file under `config/`."""
-    return file_hash(*sorted((paths.root() / "config").rglob("*.yaml")))
-
-
-def lock_hash() -> str:
-    """Hash of `constraints.txt`, the versions that this checkout is tested with."""
-    return file_hash(paths.root() / "constraints.txt")
-
-
 def versions() -> dict[str, str]:
     """Installed versions of the packages that results depend on; a missing one is left out."""
     found = {}
     for name in PACKAGES:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 
 def cpu_model() -> str:
     """Name of the processor as the system gives it."""
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    named = re.search(r"^model name\s*: *(.*?) *$", info.read_text() if info.exists() else "", re.MULTILINE)
+    return named[1] if named else platform.processor() or platform.machine()
 
 
 def gpus() -> tuple[list[str], str]:
@@ -115,8 +83,8 @@ def collect(module: str, start: datetime, topology: str = "") -> Provenance:
         git_commit=_git("rev-parse", "HEAD"),
         git_dirty=bool(_git("status", "--porcelain", "--untracked-files=no")),
         source_hash=source_hash(module),
-        config_hash=config_hash(),
-        lock_hash=lock_hash(),
+        config_hash=file_hash(*sorted((paths.root() / "config").rglob("*.yaml"))),
+        lock_hash=file_hash(paths.root() / "constraints.txt"),
         packages=versions(),
         python=platform.python_version(),
         os=f"{platform.system()} {platform.release()}",

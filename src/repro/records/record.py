@@ -36,18 +36,20 @@ class Cause(StrEnum):
     UNEXPECTED = "unexpected"  # an exception that fits none of the above; `detail` holds it
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """A model that refuses unknown keys, nan and infinity."""
+
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-class Metric(_Strict):
+class Metric(Strict):
     """A number with its unit: `s`, `bytes`, `tokens/s`, `hops/token`, `bits`; `1` for a ratio or a count."""
 
     value: float
     unit: str
 
 
-class Provenance(_Strict):
+class Provenance(Strict):
     """What produced the numbers. Empty strings mean: not known here (no git checkout, no GPU)."""
 
     git_commit: str = ""
@@ -70,7 +72,7 @@ class Provenance(_Strict):
     end: AwareDatetime
 
 
-class Record(_Strict):
+class Record(Strict):
     """One run of one point. `conditions`: what the numbers depend on beyond the point (e.g. fabric: shaped)."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -97,6 +99,11 @@ class Record(_Strict):
         if self.status == "ok" and not (self.metrics and self.evidence):
             raise ValueError("status 'ok' needs at least one metric and an evidence kind")
         return self
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Parameters, conditions and values of metrics by name (of equal names the later wins)."""
+        return self.point | self.conditions | {name: metric.value for name, metric in self.metrics.items()}
 
 
 class RecordError(ValueError):
@@ -178,15 +185,7 @@ def frame(records: dict[Path, Record]) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    rows: list[dict[str, Any]] = []
-    for path, record in records.items():
-        row: dict[str, Any] = {
-            "path": path,
-            "experiment": record.experiment,
-            "repeat": record.repeat,
-            "seed": record.seed,
-        }
-        row |= {"evidence": record.evidence, "status": record.status, "cause": record.cause}
-        row |= record.point | record.conditions | {name: metric.value for name, metric in record.metrics.items()}
-        rows.append(row)
-    return pd.DataFrame(rows)
+    own = {"experiment", "repeat", "seed", "evidence", "status", "cause"}
+    return pd.DataFrame(
+        {"path": path, **record.model_dump(include=own), **record.facts} for path, record in records.items()
+    )

@@ -11,17 +11,19 @@ import ast
 import contextlib
 import functools
 import hashlib
-import json
+import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
 
 from repro import paths
 from repro.files import replacing
 
 # Not in the source hash: how numbers are stored does not change them (SCHEMA_VERSION counts the changes that do).
 STORAGE = ("repro.records", "repro.experiments.base")
-_CODE_FILES = (".cpp", ".h")  # part of the code when they stand beside a module
+_CODE_FILES = (".cpp", ".h", ".toml")  # part of the code when they stand beside a module
 _SOURCE = Path(__file__).parents[1]
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -63,7 +65,8 @@ def source_hash(*modules: str) -> str:
         seen.add((place, definition.digest))
         for home, found in (each for name in definition.uses for each in _find(name)):
             todo.append((home, found))
-            for run in {home, *_packages(home)} - imported:  # statements that act when a module is imported
+            packages = itertools.accumulate(home.split("."), "{}.{}".format)  # the module and those above it
+            for run in set(filter(is_module, packages)) - imported:  # statements that act when a module is imported
                 imported.add(run)
                 todo += [(run, each) for each in _module(run).definitions if not each.names]
     _keep()
@@ -92,11 +95,6 @@ def _find(name: str) -> list[tuple[str, Definition]]:
     module = _module(place)
     found = [(place, definition) for definition in module.definitions if own in definition.names]
     return found or (_find(module.imports[own]) if own in module.imports else [])
-
-
-def _packages(module: str) -> list[str]:
-    parts = module.split(".")
-    return [name for depth in range(1, len(parts)) if is_module(name := ".".join(parts[:depth]))]
 
 
 @functools.cache
@@ -135,9 +133,7 @@ def parse(text: str, name: str, code_files: Mapping[str, str] | None = None) -> 
 
 def _for_checkers(statement: ast.stmt) -> bool:
     """Whether only a type checker sees this statement."""
-    return (
-        isinstance(statement, ast.If) and isinstance(statement.test, ast.Name) and statement.test.id == "TYPE_CHECKING"
-    )
+    return isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING"
 
 
 def _is_docstring(statement: ast.stmt) -> bool:
@@ -223,10 +219,8 @@ class _Writer:
 def _inside(node: ast.AST, scope: Mapping[str, str]) -> dict[str, str]:
     """What names stand for inside a function or comprehension: its own variables stand for nothing, its imports do."""
     children = list(ast.iter_child_nodes(node))
-    variables = (
-        {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)} if hasattr(node, "args") else set()
-    )
-    variables |= set(_bound(*children))
+    arguments = ast.walk(getattr(node, "args", ast.Pass()))
+    variables = {each.arg for each in arguments if isinstance(each, ast.arg)} | set(_bound(*children))
     variables -= {name for each in _within(children) if isinstance(each, ast.Global) for name in each.names}
     return {name: full for name, full in scope.items() if name not in variables} | dict(_imported(children))
 
@@ -234,6 +228,7 @@ def _inside(node: ast.AST, scope: Mapping[str, str]) -> dict[str, str]:
 # --- kept between processes ----------------------------------------------------------------------------------------
 
 
+_MODULES = TypeAdapter(dict[str, Module])
 _fresh: list[str] = []  # parsed by this process and not yet kept
 
 
@@ -270,14 +265,8 @@ def _store() -> Path:
 def _kept() -> dict[str, Module]:
     """Modules that this or an earlier process has parsed; a file that cannot be used counts as not there."""
     try:
-        found = json.loads(_store().read_text())
-        return {
-            key: Module(
-                tuple(Definition(tuple(names), code, tuple(uses)) for names, code, uses in definitions), imports
-            )
-            for key, (definitions, imports) in found.items()
-        }
-    except (OSError, ValueError, TypeError):
+        return _MODULES.validate_json(_store().read_bytes())
+    except (OSError, ValidationError):
         return {}
 
 
@@ -286,4 +275,4 @@ def _keep() -> None:
         return
     _fresh.clear()
     with contextlib.suppress(OSError), replacing(_store()) as temporary:
-        temporary.write_text(json.dumps({key: astuple(module) for key, module in _kept().items()}))
+        temporary.write_bytes(_MODULES.dump_json(_kept()))

@@ -1,44 +1,32 @@
 """The report: one self-contained HTML file. Verdicts first, then figures, provenance, and what did not run and why."""
 
 import base64
-import html
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import yaml
 
-from repro import __version__, experiments, paths
+from repro import __version__, experiments
 from repro.claims import registry as claims
 from repro.files import replacing
 from repro.records import provenance, record
 from repro.report import figures
 
 
-def _picture(path: Path) -> str:
-    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
-
-
-def _sections(pictures: Path) -> list[dict[str, Any]]:
-    sections = []
-    for name, notebook in figures.NOTEBOOKS.items():
-        files = {figure: pictures / f"{figure}.png" for figure in figures.of_notebook(name)}
-        shown = [(figure, _picture(path)) for figure, path in files.items() if path.exists()]
-        absent = [figure for figure, path in files.items() if not path.exists()]
-        sections.append({"title": notebook.title, "paper": notebook.paper, "figures": shown, "absent": absent})
-    return sections
+def _section(notebook: figures.Notebook, pictures: Path) -> dict[str, Any]:
+    files = {figure: pictures / f"{figure}.png" for figure in notebook.figures}
+    shown = {figure: base64.b64encode(path.read_bytes()).decode() for figure, path in files.items() if path.exists()}
+    absent = [figure for figure in files if figure not in shown]
+    return {"title": notebook.title, "paper": notebook.paper, "figures": shown, "absent": absent}
 
 
 def _machines(runs: list[record.Record]) -> list[dict[str, Any]]:
     """Distinct machines and software under the records, with the number of records of each."""
-    seen: Counter[str] = Counter()
-    for run in runs:
-        facts = run.provenance.model_dump(
-            mode="json", exclude={"start", "end", "topology", "source_hash", "hosts", "slurm"}
-        )
-        seen[yaml.safe_dump(facts, sort_keys=False)] += 1
-    return [{"count": count, **yaml.safe_load(facts)} for facts, count in seen.most_common()]
+    of_one_run = {"start", "end", "topology", "source_hash", "hosts", "slurm"}
+    seen = Counter(run.provenance.model_dump_json(exclude=of_one_run) for run in runs)
+    return [{"count": count, **json.loads(facts)} for facts, count in seen.most_common()]
 
 
 def write(records: Path, pictures: Path, out: Path) -> None:
@@ -59,20 +47,17 @@ def write(records: Path, pictures: Path, out: Path) -> None:
         version=__version__,
         verdicts=[row | dict(zip(("paper_text", "value_text"), claims.numbers(row), strict=True)) for row in verdicts],
         counts=Counter(row["verdict"] for row in verdicts),
-        sections=_sections(pictures),
+        sections=[_section(notebook, pictures) for notebook in figures.NOTEBOOKS.values()],
         runs=runs,
         bad=[run for run in runs if run.status != "ok"],
         experiments=Counter((run.experiment, run.evidence or run.status) for run in runs),
         machines=_machines(runs),
         other_source=provenance.outdated(made, experiments.names()),
         problems=found.problems,
-        records=records.relative_to(paths.root())
-        if records.is_absolute() and records.is_relative_to(paths.root())
-        else records,
+        records=claims.relative(records),
         first=min((run.provenance.start for run in runs), default=None),
         last=max((run.provenance.end for run in runs), default=None),
         minutes=sum((run.provenance.end - run.provenance.start).total_seconds() for run in runs) / 60,
-        escape=html.escape,
     )
     with replacing(out) as temporary:
         temporary.write_text(page)

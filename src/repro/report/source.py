@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from repro.records import provenance
+from repro.report import figures
 
 
 def source_hash() -> str:
-    """Hash of all of `repro.report` with what it uses, and of the page's template."""
+    """Hash of all of `repro.report` with what it uses, of the catalogue of figures, and of the page's template."""
     folder = Path(__file__).parent
-    parts = (path.relative_to(folder).with_suffix("").parts for path in sorted(folder.rglob("*.py")))
-    modules = (".".join(("repro.report", *found)).removesuffix(".__init__") for found in parts)
-    return f"{provenance.source_hash(*modules)}-{provenance.file_hash(folder / 'report.html.j2')}"
+    files = provenance.file_hash(figures.CATALOGUE, folder / "report.html.j2")
+    return f"{provenance.source_hash('repro.report')}-{files}"

@@ -7,8 +7,7 @@
 
 Collectives: `network` (latencies, rates, shared links), `algorithms` (rounds and messages), `collectives` (their
 seconds), `fit` (parameters from measured times: `measured`, `measured_files`, `published`). On top of them: `machines`
-(parameters as intervals), `step` with `calibrate`, `decode` with `moe`, and `serving` (the three papers), `whatif`
-(sweeps, sensitivity, best plan).
+(parameters as intervals), `step` with `calibrate`, `decode`, and `serving` (the three papers), `whatif` (sweeps).
 """
 
 try:
@@ -21,7 +20,7 @@ except ImportError as error:
 
 from repro.scaling import network
 from repro.scaling.calibrate import Observation, calibrate, slowed
-from repro.scaling.collectives import fastest, seconds
+from repro.scaling.collectives import seconds
 from repro.scaling.machines import CATALOGUE, Hardware, Interval, Machine, Tier, hardware
 from repro.scaling.step import Step, predict_step
 from repro.scaling.whatif import (
@@ -47,7 +46,6 @@ __all__ = [
     "best_plan",
     "calibrate",
     "crossover",
-    "fastest",
     "gpt",
     "hardware",
     "largest_model",

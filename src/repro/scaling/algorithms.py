@@ -2,7 +2,7 @@
 
 In each round a rank sends one message, or in a direct exchange one to every other rank. The busiest link of each level
 decides how long the round takes: how many messages leave a unit at the same time, over how many links. So an algorithm
-is a short list of `Stage`s here. `collectives.seconds` adds them up for any size of tensor.
+is a short list of `Stage`s, which `collectives.seconds` adds up.
 
     ring                 p - 1 rounds to the next rank: little traffic over slow levels, but latency grows with p
     tree                 NCCL's all-reduce: up and down a binary tree of nodes, a chain inside a node. There are two
@@ -13,7 +13,7 @@ is a short list of `Stage`s here. `collectives.seconds` adds them up for any siz
     rabenseifner         all-reduce: recursive halving, then recursive doubling
     pairwise             p - 1 rounds, each with another partner
     direct               one round, every rank to every other
-    hierarchical         one collective per level, so that slow levels carry each byte once (`inner` for each of them)
+    hierarchical         one collective per level, so that slow levels carry each byte once
 
 Sizes are in units of one rank's whole tensor: the output of an all-gather, the input of a reduce-scatter, the tensor of
 an all-reduce, the send buffer of an all-to-all.
@@ -23,7 +23,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv"]
 Algorithm = Literal["ring", "tree", "recursive_doubling", "bruck", "rabenseifner", "pairwise", "direct", "hierarchical"]
@@ -90,7 +90,7 @@ class Group(NamedTuple):
     def load(self, level: int, messages: float) -> float:
         """Messages on the busiest link of a level when so many `messages` of each group leave a unit at once."""
         flows = messages * self.below
-        return flows / min(self.counts[level], max(flows, 1.0)) if flows else 0.0
+        return flows / min(self.counts[level], max(flows, 1.0))
 
 
 @lru_cache(maxsize=4096)
@@ -101,15 +101,21 @@ def stages(kind: Kind, algorithm: Algorithm, group: Group) -> tuple[Stage, ...]:
     return tuple(_stages(kind, algorithm, group))
 
 
+def possible(algorithm: Algorithm, kind: Kind, ranks: int) -> bool:
+    """Whether an algorithm works among so many ranks: an all-gather by doubling needs a power of two."""
+    return not (kind == "all_gather" and algorithm == "recursive_doubling") or ranks & (ranks - 1) == 0
+
+
 def _stages(kind: Kind, algorithm: Algorithm, group: Group) -> Iterator[Stage]:
     p = group.ranks
     power = 2 ** math.floor(math.log2(p))
-    if kind == "send_recv":
-        yield _one_message(group)
+    if kind == "send_recv":  # between units of the outermost level, while no other rank sends
+        only = _only(group, group.outermost, 1)
+        yield Stage(only, 1, only, 1.0, 1.0)
     elif algorithm == "tree":
         yield _tree(group)
     elif algorithm == "ring":
-        for half in ("reduce_scatter", "all_gather") if kind == "all_reduce" else (kind,):
+        for half in halves(kind):
             yield _ring(group, 1 / p, _reduced(half, 1 / p))
     elif algorithm in ("recursive_doubling", "rabenseifner"):
         if p > power:
@@ -118,13 +124,12 @@ def _stages(kind: Kind, algorithm: Algorithm, group: Group) -> Iterator[Stage]:
         if p > power:
             yield _exchange(group, 1, 1 / p if kind == "reduce_scatter" else 1.0)
     elif algorithm == "bruck":
-        for k in range(_log2(p)):
+        for k in range(math.ceil(math.log2(p))):
             share = min(2**k, p - 2**k) / p if kind == "all_gather" else _with_bit(p, k) / p
             yield _shift(group, 2**k, share)
     elif algorithm == "pairwise":
         for level, unit in enumerate(group.units()):
-            rounds = unit * (group.sizes[level] - 1)
-            if rounds:
+            if rounds := unit * (group.sizes[level] - 1):
                 yield _at_level(group, level, rounds, 1 / p, _reduced(kind, 1 / p))
     else:
         yield _direct(group, 1 / p, _reduced(kind, (p - 1) / p))
@@ -136,18 +141,15 @@ def _doubling(kind: Kind, algorithm: Algorithm, group: Group, power: int) -> Ite
     if kind == "all_reduce" and algorithm == "recursive_doubling":  # whole tensors
         yield from (_exchange(group, distance, 1.0, reduced=1.0) for distance in distances)
         return
-    for half in ("reduce_scatter", "all_gather") if kind == "all_reduce" else (kind,):
+    for half in halves(kind):
         for distance in distances:
             share = distance / power
             yield _exchange(group, distance, share, _reduced(half, share))
 
 
 def _ring(group: Group, message: float, reduced: float) -> Stage:
-    """Every rank to the next one: one message leaves every unit, cut between the channels.
-
-    A rank waits for the message before, not for the slowest link of a round. On its way around the ring a block meets
-    every link once, so the latency of a round is the average over the ring's links.
-    """
+    """Every rank to the next one: one message leaves every unit, cut between the channels. On its way around the ring a
+    block meets every link once and waits for no other, so the latency of a round is the average over the links."""
     p, units = group.ranks, [*group.units(), group.ranks]
     edges = [p / units[i] - (p / units[i + 1] if units[i + 1] < p else 0) for i in range(len(group.sizes))]
     hops = tuple((p - 1) / p * count if group.sizes[i] > 1 else 0.0 for i, count in enumerate(edges))
@@ -158,18 +160,14 @@ def _tree(group: Group) -> Stage:
     """Up and down: a chain inside every unit of the inner levels, and a binary tree over the outermost level."""
     *inside, outside = group.sizes
     hops = (*(2.0 * (size - 1) for size in inside), 2.0 * math.ceil(math.log2(outside)) if outside > 1 else 0.0)
-    # A unit is an inner node of one of the two trees, where it sends half the tensor to parent and two children, and a
-    # leaf of the other.
+    # A unit is a leaf of one of the two trees; in the other it sends half the tensor to its parent and two children.
     return Stage(hops, 1, _one_each(group, 2.0), 1 / group.channels, 1.0, 1.0)
 
 
 def _one_each(group: Group, message: float) -> tuple[float, ...]:
     """Loads when one message leaves every unit, cut between the channels."""
-    channels = [min(group.channels, unit) for unit in group.units()]
-    return tuple(
-        message * group.load(level, some) / some if group.sizes[level] > 1 else 0.0
-        for level, some in enumerate(channels)
-    )
+    channels = enumerate(min(group.channels, unit) for unit in group.units())
+    return tuple(message * group.load(i, some) / some if group.sizes[i] > 1 else 0.0 for i, some in channels)
 
 
 def _exchange(group: Group, distance: int, message: float, reduced: float = 0.0) -> Stage:
@@ -194,20 +192,13 @@ def _shift(group: Group, distance: int, message: float) -> Stage:
     return Stage(_only(group, outermost, 1), 1, tuple(loads), message, message)
 
 
-def _one_message(group: Group) -> Stage:
-    """Between two ranks of different units of the outermost level, while no other rank sends."""
-    only = _only(group, group.outermost, 1)
-    return Stage(only, 1, only, 1.0, 1.0)
-
-
 def _direct(group: Group, message: float, reduced: float) -> Stage:
     """Every rank to every other at once: one latency, and all bytes."""
-    loads = []
-    for level, (unit, size) in enumerate(zip(group.units(), group.sizes, strict=True)):
-        leaving = unit * size - unit  # peers of a rank that it reaches over this level
-        loads.append(message * leaving * group.load(level, unit) if size > 1 else 0.0)
-    hops = _only(group, group.outermost, 1)
-    return Stage(hops, 1, tuple(loads), message, message * (group.ranks - 1), reduced)
+    loads = tuple(  # of `unit * size - unit` peers that a rank reaches over a level
+        message * (unit * size - unit) * group.load(level, unit) if size > 1 else 0.0
+        for level, (unit, size) in enumerate(zip(group.units(), group.sizes, strict=True))
+    )
+    return Stage(_only(group, group.outermost, 1), 1, loads, message, message * (group.ranks - 1), reduced)
 
 
 def _only(group: Group, level: int, value: float) -> tuple[float, ...]:
@@ -215,24 +206,16 @@ def _only(group: Group, level: int, value: float) -> tuple[float, ...]:
     return tuple(value if other == level else 0.0 for other in range(len(group.sizes)))
 
 
-def possible(algorithm: Algorithm, kind: Kind, ranks: int) -> bool:
-    """Whether an algorithm works among so many ranks: an all-gather by doubling needs a power of two."""
-    return not (kind == "all_gather" and algorithm == "recursive_doubling") or ranks & (ranks - 1) == 0
-
-
-def _log2(ranks: int) -> int:
-    """Rounds until every rank has every block, twice as many each time."""
-    return math.ceil(math.log2(ranks))
-
-
-def _with_bit(ranks: int, bit: int) -> int:
-    """How many numbers below `ranks` have a bit set: blocks that a round of Bruck's all-to-all sends on."""
-    block = 2 ** (bit + 1)
-    return ranks // block * 2**bit + max(0, ranks % block - 2**bit)
+def halves(kind: Kind) -> tuple[Kind, ...]:
+    """Those that a collective consists of: an all-reduce is a reduce-scatter and an all-gather."""
+    return ("reduce_scatter", "all_gather") if kind == "all_reduce" else (kind,)
 
 
 def _reduced(kind: Kind, share: float) -> float:
     return share if kind == "reduce_scatter" else 0.0
 
 
-assert set(ALGORITHMS) == set(get_args(Kind))
+def _with_bit(ranks: int, bit: int) -> int:
+    """How many numbers below `ranks` have a bit set: blocks that a round of Bruck's all-to-all sends on."""
+    block = 2 ** (bit + 1)
+    return ranks // block * 2**bit + max(0, ranks % block - 2**bit)

@@ -1,9 +1,8 @@
 """What a machine's processors really take, from a few measured steps, to predict other plans and networks.
 
-A probe times messages in a loop that does nothing else. In a training step the same messages find cold caches and other
-work. Three factors make up for that: on launching a message, on moving its bytes, and on what only memory is needed for
-(copies, sums, the update). A fourth number is the share of the processors' work that links do not hide, though they do
-in the probe. Links keep the rates that were probed.
+A probe times messages in a loop that does nothing else; in a training step they find cold caches and other work. Three
+factors make up for that: on launching a message, on moving its bytes, and on what only needs memory (copies, sums, the
+update). A fourth number is the share of the processors' work that links hide in the probe only. Links keep their rates.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,11 +25,8 @@ NOISE = 0.05  # of a measured step
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """A measured step of `plan` on `machine`, as probed or as known.
-
-    seconds     of the step
-    compute_s   of its forwards and backwards alone, where that was measured too
-    """
+    """A measured step of `plan` on `machine`, as probed or as known. `compute_s`: of its forwards and backwards alone,
+    where that was measured too."""
 
     plan: Plan
     config: GPTConfig
@@ -41,7 +37,7 @@ class Observation:
     compute_s: float | None = None
 
     def predicted(self, factors: Mapping[str, float]) -> Value:
-        """Predicted seconds of the step on the `slowed` machine."""
+        """Seconds of the step on the `slowed` machine."""
         machine = slowed(self.machine, factors)
         size = (self.micro_batch, self.accumulation)
         return predict_step(self.plan, self.config, machine, *size, self.compute_s).seconds
@@ -54,7 +50,6 @@ def calibrate(observations: Sequence[Observation]) -> dict[str, float]:
     """
     if not observations:
         raise ValueError("no observations to calibrate with, needed is at least one measured step")
-
     start = np.log(list(START.values()))
 
     def residuals(log_factors: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -86,10 +81,6 @@ def slowed(machine: Machine, factors: Mapping[str, float]) -> Machine:
         host_bytes_per_s=network.host_bytes_per_s / nbytes,
         hidden=network.hidden * (1 - factors["exposed"]),
     )
-    rate = machine.quantize_values_per_s
-    return replace(
-        machine,
-        network=slower,
-        quantize_values_per_s=None if rate is None else rate / nbytes,
-        hbm_bytes_per_s=machine.hbm_bytes_per_s / factors["memory"],
-    )
+    rate, hbm = machine.quantize_values_per_s, machine.hbm_bytes_per_s / factors["memory"]
+    quantize = None if rate is None else rate / nbytes
+    return replace(machine, network=slower, quantize_values_per_s=quantize, hbm_bytes_per_s=hbm)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from repro.scaling.algorithms import ALGORITHMS, Algorithm, Group, Kind, Stage, possible, stages
+from repro.scaling.algorithms import ALGORITHMS, Algorithm, Group, Kind, Stage, halves, possible, stages
 from repro.scaling.network import Network, Value
 
 
@@ -21,7 +21,6 @@ def seconds(
     *,
     levels: Sequence[str] | None = None,
     channels: float | None = None,
-    inner: Algorithm | None = None,
 ) -> Value:
     """Seconds of one collective: a float, or [draws] where the network's parameters are.
 
@@ -30,49 +29,40 @@ def seconds(
     levels      consecutive ones: every group of ranks that differ in these levels only runs the collective, all groups
                 at the same time; default: one group of all ranks
     channels    rings that run side by side; default: as many as the level with the most links has
-    inner       what `hierarchical` runs in each level; default: the fastest
 
     ValueError for an algorithm that the collective lacks, and for levels that are not consecutive.
     """
+    first, last = _range(network, levels)
+    sizes = [level.size for level in network.topology.levels]
+    counts = tuple(links.count for links in network.links[first : last + 1])
+    group = Group(tuple(sizes[first : last + 1]), counts, math.prod(sizes[:first]), channels or max(counts))
     if algorithm is None:
-        return fastest(kind, nbytes, network, levels=levels, channels=channels)[1]
+        found = [
+            seconds(kind, nbytes, network, each, levels=levels, channels=channels)
+            for each in ALGORITHMS[kind]
+            if possible(each, kind, group.ranks) and not (each == "hierarchical" and first == last)
+        ]
+        return min(found, key=lambda each: float(np.mean(each)))
     if algorithm not in ALGORITHMS[kind]:
         raise ValueError(f"{kind} by {algorithm!r} is not known, allowed: {', '.join(ALGORITHMS[kind])}")
-    first, last = _range(network, levels)
     if algorithm == "hierarchical":
-        return _hierarchical(kind, nbytes, network, first, last, inner)
-    group = _group(network, first, last, channels)
+        return _hierarchical(kind, nbytes, network, first, last)
     if group.ranks == 1:
         return 0.0
     return _evaluate(stages(kind, algorithm, group), nbytes, network, first)
 
 
-def fastest(
-    kind: Kind, nbytes: float, network: Network, *, levels: Sequence[str] | None = None, channels: float | None = None
-) -> tuple[Algorithm, Value]:
-    """The algorithm with the least mean time, and its seconds; arguments as of `seconds`."""
-    first, last = _range(network, levels)
-    ranks = _group(network, first, last, channels).ranks
-    found = [
-        (algorithm, seconds(kind, nbytes, network, algorithm, levels=levels, channels=channels))
-        for algorithm in ALGORITHMS[kind]
-        if possible(algorithm, kind, ranks) and not (algorithm == "hierarchical" and first == last)
-    ]
-    return min(found, key=lambda pair: float(np.mean(pair[1])))
+def _hierarchical(kind: Kind, nbytes: float, network: Network, first: int, last: int) -> Value:
+    """The fastest collective of each level, innermost first (an all-gather in the other order, which takes as long).
 
-
-def _hierarchical(kind: Kind, nbytes: float, network: Network, first: int, last: int, inner: Algorithm | None) -> Value:
-    """One collective per level, innermost first (an all-gather in the other order, which takes as long).
-
-    The slow levels carry only the part that one inner rank has. An all-to-all carries the whole tensor at every level.
+    Slow levels carry only the part that one inner rank has; of an all-to-all every level carries the whole tensor.
     """
     if kind == "all_reduce":
-        halves: tuple[Kind, Kind] = ("reduce_scatter", "all_gather")
-        return sum(_hierarchical(half, nbytes, network, first, last, inner) for half in halves)
+        return sum(_hierarchical(half, nbytes, network, first, last) for half in halves(kind))
     total: Value = 0.0
     for level in network.topology.levels[first : last + 1]:
         if level.size > 1:
-            total = total + seconds(kind, nbytes, network, inner, levels=[level.name])
+            total = total + seconds(kind, nbytes, network, levels=[level.name])
             nbytes = nbytes if kind == "all_to_all" else nbytes / level.size
     return total
 
@@ -104,9 +94,3 @@ def _range(network: Network, levels: Sequence[str] | None) -> tuple[int, int]:
     if not indices or indices != list(range(indices[0], indices[0] + len(indices))):
         raise ValueError(f"levels {list(levels)} are not consecutive in {', '.join(names)}")
     return indices[0], indices[-1]
-
-
-def _group(network: Network, first: int, last: int, channels: float | None) -> Group:
-    sizes = tuple(level.size for level in network.topology.levels)
-    counts = tuple(links.count for links in network.links[first : last + 1])
-    return Group(sizes[first : last + 1], counts, math.prod(sizes[:first]), channels or max(counts))

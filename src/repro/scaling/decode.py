@@ -14,8 +14,8 @@ Parts of an iteration:
                        time, so the slower of the two counts
     all-gather         a ring, as NCCL's
 
-Nothing overlaps, because a layer needs its tokens before it can begin. Nothing is padded. DeepSpeed's own exchange pads
-every expert's buffer to the fullest one, so this baseline is harder to beat than DeepSpeed.
+Nothing overlaps, because a layer needs its tokens before it can begin. Nothing is padded, so this baseline is harder to
+beat than DeepSpeed, which pads every expert's buffer to the fullest one.
 """
 
 import math
@@ -25,10 +25,9 @@ from typing import Literal, get_args
 import numpy as np
 
 from repro.exflow.evaluate import Cost
+from repro.models.gpt_moe import GPTMoEConfig
 from repro.scaling import collectives
-from repro.scaling.algorithms import Algorithm
 from repro.scaling.machines import Machine
-from repro.scaling.moe import MoE
 from repro.scaling.network import Value
 
 Mode = Literal["two_all_to_alls", "coherent", "placed"]
@@ -37,6 +36,13 @@ Mode = Literal["two_all_to_alls", "coherent", "placed"]
 # Router: gate product, softmax, top-k, count, sort, collect, return, weigh. Each expert, one after another as in
 # DeepSpeed's `Experts`: up, activation, down.
 ATTENTION_KERNELS, ROUTER_KERNELS, EXPERT_KERNELS, HEAD_KERNELS = 7, 8, 3, 3
+VALUE_BYTES = 2  # of a weight, an activation, a key or a value
+
+
+def paper_model(experts: int, hidden: int = 1024) -> GPTMoEConfig:
+    """The paper's GPT-MoE with so many experts. [INF] all other sizes: 24 MoE layers are likely, the hidden size was
+    not found. These are those of the "350M" GPT, with 16 heads and Megatron's vocabulary."""
+    return GPTMoEConfig(24, hidden, 16, vocab=50304, experts=experts, expert_hidden=4 * hidden)
 
 
 @dataclass(frozen=True)
@@ -71,8 +77,8 @@ class Routing:
 
 def uniform(machine: Machine) -> Routing:
     """The routing where each GPU is equally likely to hold a token's expert, and loads are even."""
-    gpus, per_node = machine.topology.world_size, _gpus_per_node(machine)
-    return Routing(1 - 1 / gpus, 1 - per_node / gpus)
+    gpus = machine.topology.world_size
+    return Routing(1 - 1 / gpus, 1 - _gpus_per_node(machine) / gpus)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +105,7 @@ class Iteration:
 
 
 def iteration(
-    model: MoE,
+    model: GPTMoEConfig,
     machine: Machine,
     tokens_per_gpu: int,
     context: int,
@@ -121,7 +127,7 @@ def iteration(
     if kv_sent and mode == "two_all_to_alls":
         raise ValueError("kv_sent with two_all_to_alls: keys and values stay at home there, allowed: coherent, placed")
     _check(model, machine, tokens_per_gpu, context, routing)
-    hand_in = tokens_per_gpu * model.hidden * model.value_bytes
+    hand_in = tokens_per_gpu * model.hidden * VALUE_BYTES
     # A token goes to its expert. [INF] With top-k > 1 copies visit the other experts, and their results return to the
     # GPU of the expert with the largest weight.
     ways = 2 * [model.top_k] if mode == "two_all_to_alls" else [model.top_k, model.top_k - 1]
@@ -129,41 +135,38 @@ def iteration(
     # New tokens are gathered as hidden vectors: Table I counts them in the same unit as the all-to-all.
     gathers = [] if mode == "two_all_to_alls" else [hand_in]
     if kv_sent:
-        gathers.append(tokens_per_gpu * 2 * model.layers * model.kv_width * model.value_bytes)
+        gathers.append(tokens_per_gpu * 2 * model.layers * model.kv_width * VALUE_BYTES)
     return Iteration(
         tokens=machine.topology.world_size * tokens_per_gpu,
         compute_s=compute_seconds(model, machine, tokens_per_gpu, context, mode, routing.max_load),
-        all_to_all_s=model.moe_layers * routed,
+        all_to_all_s=model.layers * routed,
         gather_s=sum((_gather(nbytes, machine) for nbytes in gathers), 0.0),
     )
 
 
 def compute_seconds(
-    model: MoE, machine: Machine, tokens_per_gpu: float, context: int, mode: Mode, max_load: float = 1.0
+    model: GPTMoEConfig, machine: Machine, tokens_per_gpu: float, context: int, mode: Mode, max_load: float = 1.0
 ) -> Value:
-    """Compute of the busiest GPU.
-
-    In two_all_to_alls attention is even, because tokens attend at home. In the coherent modes a token attends where its
-    expert was, so attention follows the load of the experts. [INF] one GPU is the busiest in all of it.
-    """
+    """Compute of the busiest GPU. In two_all_to_alls tokens attend at home, evenly. In the coherent modes a token
+    attends where its expert was: attention follows the load of the experts. [INF] one GPU is the busiest in all."""
     attending = tokens_per_gpu * (1.0 if mode == "two_all_to_alls" else max_load)
     visits = tokens_per_gpu * model.top_k * max_load
     touched = touched_experts(model.experts / machine.topology.world_size, visits)
+    attention_weights = 2 * model.hidden * (model.hidden + model.kv_width)  # Q, K, V and output
+    expert_weights = 2 * model.hidden * model.expert_hidden  # up and down
+    gate, head = model.hidden * model.experts, model.hidden * model.vocab
 
     def part(weights: float, products: float, kernels: float) -> Value:
         """The slower of reading `weights` and of `products` (two operations each), and the launches of `kernels`."""
-        read = weights * model.value_bytes / machine.hbm_bytes_per_s
+        read = weights * VALUE_BYTES / machine.hbm_bytes_per_s
         return np.maximum(read, 2 * products / machine.flops_per_s) + kernels * machine.launch_s
 
-    stored = attending * context * 2 * model.kv_width * model.value_bytes / machine.hbm_bytes_per_s
-    attention = part(model.attention_weights, attending * model.attention_weights, ATTENTION_KERNELS) + stored
-    gate = model.hidden * model.experts
+    stored = attending * context * 2 * model.kv_width * VALUE_BYTES / machine.hbm_bytes_per_s
+    attention = part(attention_weights, attending * attention_weights, ATTENTION_KERNELS) + stored
     router = part(gate, attending * gate, ROUTER_KERNELS)
-    experts = part(touched * model.expert_weights, visits * model.expert_weights, touched * EXPERT_KERNELS)
-    mlp = part(model.expert_weights, attending * model.expert_weights, EXPERT_KERNELS)
-    head = part(model.hidden * model.vocab, attending * model.hidden * model.vocab, HEAD_KERNELS)
-    dense_layers = model.layers - model.moe_layers
-    return model.layers * attention + model.moe_layers * (router + experts) + dense_layers * mlp + head
+    experts = part(touched * expert_weights, visits * expert_weights, touched * EXPERT_KERNELS)
+    logits = part(head, attending * model.hidden * model.vocab, HEAD_KERNELS)
+    return model.layers * attention + model.layers * (router + experts) + logits
 
 
 def touched_experts(experts: float, tokens: float) -> float:
@@ -174,8 +177,8 @@ def touched_experts(experts: float, tokens: float) -> float:
 def all_to_all_seconds(nbytes: float, machine: Machine, routing: Routing) -> Value:
     """One direct all-to-all in which each GPU hands in `nbytes`, and the busiest `max_load` times as many.
 
-    The shares of `routing` leave the GPU and the node; the rest stays. Where no token leaves, the call still has its
-    latency. With `uniform` routing it takes as long as `collectives.seconds` of a direct all-to-all.
+    Where no token leaves, the call still has its latency. With `uniform` routing it takes as long as
+    `collectives.seconds` of a direct all-to-all.
     """
     names, gpus = machine.topology.names, machine.topology.world_size
     if gpus == 1:
@@ -200,8 +203,9 @@ def _exchange(sent: float, machine: Machine, levels: tuple[str, ...]) -> Value:
 def _gather(nbytes: float, machine: Machine) -> Value:
     """All-gather of every GPU's `nbytes`: a ring of the library, or the direct exchange of `repro.comm`."""
     whole = nbytes * machine.topology.world_size
-    algorithm: Algorithm = "ring" if machine.native else "direct"
-    return collectives.seconds("all_gather", whole, machine.network, algorithm, channels=machine.channels)
+    return collectives.seconds(
+        "all_gather", whole, machine.network, "ring" if machine.native else "direct", channels=machine.channels
+    )
 
 
 def _gpus_per_node(machine: Machine) -> int:
@@ -209,7 +213,7 @@ def _gpus_per_node(machine: Machine) -> int:
     return machine.topology.world_size // machine.topology.levels[-1].size
 
 
-def _check(model: MoE, machine: Machine, tokens: int, context: int, routing: Routing) -> None:
+def _check(model: GPTMoEConfig, machine: Machine, tokens: int, context: int, routing: Routing) -> None:
     gpus, per_node = machine.topology.world_size, _gpus_per_node(machine)
     if tokens < 1 or context < 0:
         raise ValueError(f"tokens_per_gpu is {tokens} and context {context}, must be at least 1 and 0")

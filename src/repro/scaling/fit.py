@@ -1,9 +1,8 @@
 """Parameters of a network from measured times of collectives, with their uncertainty, and predictions by them.
 
 The fit is least squares of log(predicted / measured), so that microseconds count as much as seconds. The loss is
-robust: libraries switch algorithm at sizes of their own, and a measurement next to such a switch is off by a factor
-that no smooth model has. The uncertainty is clustered: errors of one machine shape are correlated, so 40 sizes of one
-shape are not 40 independent observations.
+robust, because libraries switch algorithm at sizes of their own, where no smooth model follows. The uncertainty is
+clustered: errors of one machine shape are correlated, so 40 of its sizes are not 40 independent observations.
 """
 
 import itertools
@@ -20,8 +19,7 @@ from repro.scaling.algorithms import ALGORITHMS, Algorithm, Kind
 from repro.scaling.network import Links, Network, Protocol, Value
 from repro.topology import Level, Topology
 
-# Standard deviation of a weak prior around the fit's start, for parameters that the data do not determine.
-PRIOR_LOG_SD = 3.0
+PRIOR_LOG_SD = 3.0  # of a weak prior around the start, for parameters that the data do not determine
 ROBUST_LOG = 0.2  # log errors beyond it count less than their square
 SHAPE = ["source", "collective", "sizes"]  # columns that name one machine shape of a table
 
@@ -31,7 +29,7 @@ class Model:
     """What is fitted: a latency and a rate for every level and protocol, and the time to launch a collective.
 
     levels       names, innermost first
-    links        by level, links that the ranks of a unit share (NICs); default, and for fewer ranks, one per rank
+    links        by level, links that the ranks of a unit share (NICs); default, and for fewer ranks: one per rank
     switches     message bytes at which the next protocol begins
     algorithms   ours by a table's name of an algorithm; of several the fastest. "": the library chose
     reduces      fit the rate at which received values are added up (CPU collectives); infinite otherwise
@@ -64,7 +62,7 @@ class Model:
             )
             links.append(Links(min(below, self.links.get(level, below)), protocols))
             below *= size
-        topology = Topology(tuple(Level(name, size) for name, size in zip(self.levels, sizes, strict=True)))
+        topology = Topology(tuple(map(Level, self.levels, sizes)))
         rest = {name: values[name] for name in ("reduce_bytes_per_s", "host_bytes_per_s") if name in values}
         return Network(topology, tuple(links), overhead_s=values["overhead_s"], hidden=float(self.host), **rest)
 
@@ -83,21 +81,17 @@ class Fit:
 
     def network(self, *sizes: int, draws: int = 0, seed: int = 0) -> Network:
         """The network with levels of these sizes, innermost first, at the best values or in `draws` of them."""
-        values: list[Value] = [float(v) for v in np.exp(self.log_values)]
+        values: list[Value] = np.exp(self.log_values).tolist()
         if draws:
-            drawn = np.random.default_rng(seed).multivariate_normal(
-                self.log_values, self.covariance, draws, method="eigh"
-            )
-            values = list(np.exp(drawn).T)
+            rng = np.random.default_rng(seed)
+            values = list(np.exp(rng.multivariate_normal(self.log_values, self.covariance, draws, method="eigh")).T)
         return self.model.network(dict(zip(self.model.names, values, strict=True)), sizes)
 
     def table(self) -> pd.DataFrame:
         """Value and 95 % interval of every parameter."""
         sd = np.sqrt(np.diag(self.covariance))
-        low, high = self.log_values - 1.96 * sd, self.log_values + 1.96 * sd
-        return pd.DataFrame(
-            {"parameter": self.model.names, "value": np.exp(self.log_values), "low": np.exp(low), "high": np.exp(high)}
-        )
+        ends = {"value": self.log_values, "low": self.log_values - 1.96 * sd, "high": self.log_values + 1.96 * sd}
+        return pd.DataFrame({"parameter": self.model.names} | {name: np.exp(end) for name, end in ends.items()})
 
 
 def fit(measured: pd.DataFrame, model: Model = Model()) -> Fit:
@@ -135,11 +129,11 @@ def error_quantiles(log_errors: Sequence[float] | pd.Series, at: Sequence[float]
 def choose(measured: pd.DataFrame, model: Model, candidates: Sequence[float], at_most: int = 2) -> pd.DataFrame:
     """Compare protocol switches by cross-validation: each machine shape in turn is left out of the fit and predicted.
 
-    Returns a row for each choice of up to `at_most` of `candidates` (message bytes), the best first: `switches`, which
-    go into the model, and `error_median` and `error_p90` on the shapes left out.
+    A row for each choice of up to `at_most` of `candidates` (message bytes), the best first: `switches`, and
+    `error_median` and `error_p90` on the shapes left out.
     """
     measured = shaped(measured, model)
-    groups = measured.groupby(SHAPE, sort=True).ngroup()
+    groups = measured.groupby(SHAPE).ngroup()
     rows = []
     for count in range(at_most + 1):
         for switches in itertools.combinations(sorted(candidates), count):
@@ -147,12 +141,12 @@ def choose(measured: pd.DataFrame, model: Model, candidates: Sequence[float], at
             left_out = [
                 predict(fit(measured[groups != g], tried), measured[groups == g]).log_error for g in groups.unique()
             ]
-            median, ninth = error_quantiles(pd.concat(left_out))
-            rows.append({"switches": switches, "error_median": median, "error_p90": ninth})
+            median, p90 = error_quantiles(pd.concat(left_out))
+            rows.append({"switches": switches, "error_median": median, "error_p90": p90})
     return pd.DataFrame(rows).sort_values("error_median", kind="stable", ignore_index=True)
 
 
-def thinned(measured: pd.DataFrame, sizes: int = 30) -> pd.DataFrame:
+def thinned(measured: pd.DataFrame, sizes: int) -> pd.DataFrame:
     """About `sizes` message sizes of every shape and algorithm, evenly spread on a logarithmic scale."""
 
     def some(group: pd.DataFrame) -> pd.DataFrame:
@@ -162,18 +156,21 @@ def thinned(measured: pd.DataFrame, sizes: int = 30) -> pd.DataFrame:
         return ordered.iloc[np.unique(at)]
 
     each = ["source", "collective", "nodes", "ranks_per_node", "algorithm"]
-    parts = [some(group) for _, group in measured.groupby(each, sort=True)]
-    return pd.concat(parts, ignore_index=True)
+    return pd.concat([some(group) for _, group in measured.groupby(each)], ignore_index=True)
 
 
 def _start(table: pd.DataFrame, model: Model, name: str) -> float:
-    """Where the search for a parameter begins.
+    """Where the search for a parameter begins: at a quarter of the shortest time, or at the highest rate of the table.
 
-    A latency: a quarter of the shortest time. A rate: the highest that the table shows, and for a level over the rows
-    that cross no level further out. Farther away a rate would decide no row, and so would stay where it is.
+    For a level over the rows that cross none further out. Farther away a rate would decide no row, and so stay there.
     """
-    level = name.split(".")[0]
-    mine = table[[_outermost(model, *row) == level for row in zip(table.sizes, table.hop, strict=True)]]
+
+    def outermost(sizes: Sequence[int], hop: Sequence[str] | None) -> str:
+        """The outermost level that a row's messages cross."""
+        crossed = (level for level, size in zip(model.levels, sizes, strict=True) if size > 1)
+        return [level for level in crossed if hop is None or level in hop][-1]
+
+    mine = table[[outermost(*row) == name.split(".")[0] for row in zip(table.sizes, table.hop, strict=True)]]
     rows = table if mine.empty else mine
     if "bytes_per_s" not in name:
         return float(rows.seconds.min()) / 4
@@ -181,21 +178,14 @@ def _start(table: pd.DataFrame, model: Model, name: str) -> float:
     return float((rows.nbytes / rows.seconds).max()) * ranks
 
 
-def _outermost(model: Model, sizes: Sequence[int], hop: Sequence[str] | None) -> str:
-    """The outermost level that a row's messages cross."""
-    crossed = (name for name, size in zip(model.levels, sizes, strict=True) if size > 1)
-    return [name for name in crossed if hop is None or name in hop][-1]
-
-
 def shaped(measured: pd.DataFrame, model: Model) -> pd.DataFrame:
     """The table with columns `sizes`, of the model's levels, and `hop`."""
     table = measured.reset_index(drop=True)
     if "sizes" not in table:
-        per_node, nodes = table.ranks_per_node, table.nodes
-        if len(model.levels) == 1 and (per_node > 1).any():
+        columns = [table.ranks_per_node, table.nodes][-len(model.levels) :]
+        if len(columns) == 1 and (table.ranks_per_node > 1).any():
             raise ValueError(f"the table has several ranks a node, the model only the level {model.levels[0]}")
-        pairs = zip(per_node, nodes, strict=True)
-        table["sizes"] = [(b,) if len(model.levels) == 1 else (a, b) for a, b in pairs]
+        table["sizes"] = list(zip(*columns, strict=True))
     return table if "hop" in table else table.assign(hop=None)
 
 
@@ -227,8 +217,7 @@ def _clustered(
     weights = 1 / np.sqrt(1 + (residuals / ROBUST_LOG) ** 2)  # of soft_l1
     weighted = jacobian * weights[:, None]
     bread = np.linalg.inv(jacobian.T @ weighted)
-    groups = table.groupby(SHAPE, sort=True).ngroup().to_numpy()
-    scores = [weighted[: len(table)][groups == g].T @ residuals[: len(table)][groups == g] for g in np.unique(groups)]
-    count = len(scores)
-    meat = sum(np.outer(score, score) for score in scores) * (count / max(count - 1, 1))
+    clusters = table.groupby(SHAPE).indices.values()  # row numbers
+    scores = [weighted[rows].T @ residuals[rows] for rows in clusters]
+    meat = sum(np.outer(score, score) for score in scores) * (len(scores) / max(len(scores) - 1, 1))
     return bread @ meat @ bread

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-__all__ = ["COLLECTIVES", "COLUMNS", "a100_dgx", "slingshot11", "tidy"]
+from repro.scaling.algorithms import ALGORITHMS
 
-COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")
+COLLECTIVES = tuple(ALGORITHMS)
 COLUMNS = ("source", "collective", "algorithm", "nodes", "ranks_per_node", "nbytes", "seconds")
 
 _DATA = Path(__file__).with_name("data")
@@ -31,25 +31,24 @@ def a100_dgx() -> pd.DataFrame:
     """NCCL on DGX A100 (8 GPUs a node, NVLink), from vidur. 8946 rows of 2 KiB to 64 MiB, by NCCL's choice of
     algorithm: all_reduce of 2 to 16 ranks and send_recv of 2 ranks, on 1 or 2 nodes.
 
-    Found in vidur's `profiling/collectives`: `size` is in bytes (float16 elements x 2), times are in ms (the profiler's
-    microseconds x 1e-3). A value is the median of the NCCL kernels of 11 launches on rank 0, so it includes the wait
-    for slower ranks. We take the median of three such values; they are whole microseconds. The network between the
-    nodes is not named: 64 MiB go from rank to rank at 8 GB/s, well below the 25 GB/s of one NIC of a DGX A100.
+    Found in vidur's `profiling/collectives`: `size` is in bytes (float16 elements x 2), times are in ms. A value is the
+    median of the NCCL kernels of 11 launches on rank 0, so it includes the wait for slower ranks. We take the median of
+    three such values; they are whole microseconds. The network between the nodes is not named: 64 MiB go from rank to
+    rank at 8 GB/s, well below the 25 GB/s of one NIC of a DGX A100.
     """
-    tables = []
-    for collective in ("all_reduce", "send_recv"):
-        name = f"vidur_net_a100_dgx_{collective}.csv"
-        found = pd.read_csv(_DATA / name, index_col=0)
-        rows = found[["collective"]].assign(
+    files = [_DATA / f"vidur_net_a100_dgx_{collective}.csv" for collective in ("all_reduce", "send_recv")]
+    found = pd.concat([pd.read_csv(file, index_col=0) for file in files], ignore_index=True)
+    milliseconds = found["time_stats.all_reduce.median"].fillna(found["time_stats.send_recv.median"])
+    return tidy(
+        found.assign(
             source="A100 DGX, NCCL (vidur)",
             algorithm="",
             nodes=found["num_workers"] // found["devices_per_node"],
             ranks_per_node=found["devices_per_node"],
             nbytes=found["size"],
-            seconds=found[f"time_stats.{collective}.median"] * 1e-3,
+            seconds=milliseconds * 1e-3,
         )
-        tables.append(tidy(rows, name))
-    return pd.concat(tables, ignore_index=True)
+    )
 
 
 def slingshot11() -> pd.DataFrame:
@@ -58,56 +57,54 @@ def slingshot11() -> pd.DataFrame:
     37.
 
     Algorithms are named as in the file: `*_mpich` are the library's (`default_mpich` its choice), the others are pico's
-    own, written over point-to-point. A number at the end is the size of a segment. Runs of different days stay separate
-    rows; times of one test differ by up to 2.2x between them (2.9x below 1 MB). Seconds are the median over iterations
-    of the slowest rank's time.
+    own, over point-to-point. A number at the end is the size of a segment. Runs of different days stay separate rows;
+    times of one test differ by up to 2.2x between them (2.9x below 1 MB). Seconds are the median over iterations of the
+    slowest rank's time.
 
-    Found in pico's source: the file's size (`count_int32` x 4 bytes) is the whole tensor for all three collectives, as
-    here. A rank's share is rounded down to whole elements, so all_gather and reduce_scatter move `count_int32 // ranks
-    * ranks` elements, and `nbytes` counts those: at 2072 ranks half of the nominal 16 KiB. This is plausible: 16 nodes
-    gather 537 MB in 75 ms, 6.7 GB/s into each, of the 25 GB/s of a NIC. Were the size one rank's contribution, it would
-    be 107 GB/s. Inferred: the only rank of a node uses one of its NICs.
+    Found in pico's source: the file's size (`count_int32` x 4 bytes) is the whole tensor for all three collectives. A
+    rank's share is rounded down to whole elements, so all_gather and reduce_scatter move `count_int32 // ranks * ranks`
+    elements, and `nbytes` counts those. This is plausible: 16 nodes gather 537 MB in 75 ms, 6.7 GB/s into each, of the
+    25 GB/s of a NIC; were the size one rank's contribution, it would be 107 GB/s.
     """
-    name = "pico_lumi_slingshot11_cpu_collectives.csv"
-    found = pd.read_csv(_DATA / name)
+    found = pd.read_csv(_DATA / "pico_lumi_slingshot11_cpu_collectives.csv")
     found = found[found["collective"].isin(list(_PICO))]  # leaves out REDUCE, which nothing here models
     ranks = found["nodes"] * found["tasks_per_node"]
     shared = found["collective"] != "ALLREDUCE"
     count = found["count_int32"].where(~shared, found["count_int32"] // ranks * ranks)
-    rows = found[["algorithm", "nodes"]].assign(
-        source="LUMI, Cray MPICH, CPU buffers (pico)",
-        collective=found["collective"].map(_PICO),
-        ranks_per_node=found["tasks_per_node"],
-        nbytes=count * 4,
-        seconds=found["median_us"] * 1e-6,
+    return tidy(
+        found.assign(
+            source="LUMI, Cray MPICH, CPU buffers (pico)",
+            collective=found["collective"].map(_PICO),
+            ranks_per_node=found["tasks_per_node"],
+            nbytes=count * 4,
+            seconds=found["median_us"] * 1e-6,
+        )
     )
-    return tidy(rows, name)
 
 
-def tidy(rows: pd.DataFrame, where: str) -> pd.DataFrame:
+def tidy(rows: pd.DataFrame) -> pd.DataFrame:
     """`rows` with exactly `COLUMNS`, in their order and of their types; other columns are left out.
 
-    ValueError, which begins with `where` (the file), for a missing column or a value that is not allowed.
+    ValueError for a missing column or a value that is not allowed.
     """
     if missing := ", ".join(name for name in COLUMNS if name not in rows):
-        raise ValueError(f"{where}: no column {missing}; found {', '.join(rows)}, needed {', '.join(COLUMNS)}")
+        raise ValueError(f"no column {missing}; found {', '.join(rows)}, needed {', '.join(COLUMNS)}")
     table = rows[list(COLUMNS)].reset_index(drop=True)
-    _refuse(table["collective"], ~table["collective"].isin(COLLECTIVES), where, f"one of {', '.join(COLLECTIVES)}")
+    _check(table.collective, table.collective.isin(COLLECTIVES), f"one of {', '.join(COLLECTIVES)}")
     for name, least in _WHOLE_NUMBERS.items():
         numbers = pd.to_numeric(table[name], errors="coerce")
-        _refuse(table[name], ~((numbers >= least) & (numbers % 1 == 0)), where, f"a whole number of at least {least}")
+        _check(table[name], (numbers >= least) & (numbers % 1 == 0), f"a whole number of at least {least}")
         table[name] = numbers.astype(np.int64)
-    seconds = pd.to_numeric(table["seconds"], errors="coerce")
-    _refuse(table["seconds"], ~((seconds > 0) & np.isfinite(seconds)), where, "a positive number of seconds")
+    seconds = pd.to_numeric(table.seconds, errors="coerce")
+    _check(table.seconds, (seconds > 0) & np.isfinite(seconds), "a positive number of seconds")
     table["seconds"] = seconds.astype(np.float64)
-    for name in ("source", "collective", "algorithm"):  # a CSV's empty column comes as NaN
-        table[name] = table[name].astype(object).fillna("").astype(str)
+    text = ["source", "collective", "algorithm"]
+    table[text] = table[text].astype(object).fillna("").astype(str)  # a CSV's empty column comes as NaN
     return table
 
 
-def _refuse(column: pd.Series, bad: pd.Series, where: str, allowed: str) -> None:
-    """ValueError about the first value of `column` that is `bad`; rows count from 1."""
-    if bad.any():
-        row = int(bad.to_numpy().argmax())
-        found = str(column[row])
-        raise ValueError(f"{where}: row {row + 1}, column {column.name}: found {found!r}, allowed is {allowed}")
+def _check(column: pd.Series, good: pd.Series, allowed: str) -> None:
+    """ValueError about the first value of `column` that is not `good`; rows count from 1."""
+    if not good.all():
+        row = int(good.to_numpy().argmin())
+        raise ValueError(f"row {row + 1}, column {column.name}: found {str(column[row])!r}, allowed is {allowed}")

@@ -1,11 +1,10 @@
 """What a network costs: latency and bandwidth of every level of a topology, and the links that its ranks share.
 
-A message of n bytes takes alpha + n / beta seconds on its level (Hockney's model). Two things are added, because the
-papers' arguments rest on them. The ranks of a unit share its links to the outside: 8 GCDs of a node share 4 NICs. And a
-message takes one link only: an algorithm that sends one message at a time out of a node leaves three of four NICs idle.
+A message of n bytes takes alpha + n / beta seconds on its level (Hockney's model). The papers' arguments need two
+things more. The ranks of a unit share its links to the outside: 8 GCDs of a node share 4 NICs. And a message takes one
+link: an algorithm that sends one message at a time out of a node leaves three of four NICs idle.
 
-Every parameter is a number, or an array with one value per draw of an uncertain one. All arithmetic is elementwise, so
-a prediction for a thousand draws is one call.
+Every parameter is a number, or an array with a value per draw; all arithmetic is elementwise.
 """
 
 import math
@@ -22,11 +21,8 @@ Value = float | NDArray[np.float64]  # one number, or [draws]
 
 @dataclass(frozen=True, eq=False)
 class Protocol:
-    """A message takes `latency_s`, and its bytes over `bytes_per_s` of one link in one direction.
-
-    Libraries change protocol with the size of a message (eager and rendezvous; NCCL's LL, LL128 and Simple). This one
-    is used from `from_bytes` on.
-    """
+    """A message of at least `from_bytes` takes `latency_s`, and its bytes over `bytes_per_s` of one link in one
+    direction. Libraries change protocol with the size (eager and rendezvous; NCCL's LL, LL128 and Simple)."""
 
     latency_s: Value
     bytes_per_s: Value
@@ -46,13 +42,9 @@ class Links:
     def __post_init__(self) -> None:
         starts = [protocol.from_bytes for protocol in self.protocols]
         if self.count <= 0 or not starts or starts[0] != 0 or starts != sorted(set(starts)):
-            raise ValueError(
-                f"links need a positive count (found {self.count}) and protocols that begin at 0 bytes and rise "
-                f"(found {starts})"
-            )
+            raise ValueError(f"links need a count above 0 and protocols that begin at 0 bytes and rise, found {self}")
 
     def protocol(self, message_bytes: float) -> Protocol:
-        """The protocol of a message of this size."""
         return next(p for p in reversed(self.protocols) if message_bytes >= p.from_bytes)
 
 
@@ -62,11 +54,10 @@ class Network:
 
     overhead_s           to launch a collective, before its first message
     reduce_bytes_per_s   bytes that a rank adds up per second in a reduction
-    host_bytes_per_s     bytes that the processors move per second for all ranks together, where all ranks share the
-                         processors of one machine (an emulated network); infinite on a real network
+    host_bytes_per_s     bytes that the processors of one machine move per second for all ranks together, where the
+                         network is emulated; infinite on a real one
     hidden               how far the processors' work and the links' overlap. 0: one after the other. 1: the shorter of
-                         them costs nothing, because links queue messages and send while the processors go on (an
-                         emulated network)
+                         them costs nothing, because emulated links queue messages while the processors go on
     """
 
     topology: Topology

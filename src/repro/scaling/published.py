@@ -1,7 +1,4 @@
-"""The collective model against published measurements: which rows are fitted, which are predicted, which are left out.
-
-Each study fits small machines and predicts larger ones. None of the numbers is from the three papers.
-"""
+"""The collective model against published measurements: each study fits small machines and predicts larger ones."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,8 +54,8 @@ def slingshot11() -> Study:
     """Fitted: 8 and 16 nodes. Predicted: 32 and 100 nodes, and a collective that was not fitted at all
     (reduce-scatter).
 
-    Only runs with one rank a node, which show the network alone. MPICH's recursive doubling of a reduce-scatter is left
-    out: it sends larger and larger parts, which is not modelled.
+    Only runs with one rank a node, which show the network alone. MPICH's recursive doubling of a reduce-scatter, which
+    sends larger and larger parts, is not modelled.
     """
     table = measured.slingshot11()
     other = (table.collective == "reduce_scatter") & (table.algorithm == "recursive_doubling_mpich")

@@ -16,7 +16,7 @@ import torch
 from repro.comm import Route
 from repro.models.gpt import GPT, GPTConfig
 from repro.scaling import collectives
-from repro.scaling.algorithms import Kind
+from repro.scaling.algorithms import Algorithm, Kind
 from repro.scaling.machines import Machine
 from repro.scaling.network import Value
 from repro.zero import Plan, memory, traffic
@@ -24,8 +24,7 @@ from repro.zero.layout import Layout, layout
 from repro.zero.traffic import Collective
 
 KERNELS_PER_LAYER = 14  # of a forward with fused attention: norms, products, bias and activation, residuals
-# Bytes per value that is quantised and restored: read in 16 bits, written in 8, read and written again on the other
-# side.
+# Per value that is quantised and restored: read in 16 bits, written in 8, and both again on the other side.
 QUANTIZE_BYTES = 6
 # Of Adam per value: gradient 4, master and two moments read and written 24, weight 2 written, unscale 4.
 UPDATE_BYTES = 34
@@ -44,7 +43,7 @@ class Step:
     level_s      time of the messages by the outermost level that they cross, before overlap
     quantize_s   the part of them that is quantising
     flops        of a rank, recomputation not counted
-    rank_bytes   memory that a rank needs
+    rank_bytes   memory that a rank needs: states, working memory, activations (`repro.zero.memory`)
     fits         whether it has that much
     """
 
@@ -60,7 +59,7 @@ class Step:
 
     @property
     def tflops_per_rank(self) -> Value:
-        """Model FLOPs (recomputation not counted) per second, in 10^12."""
+        """Model FLOPs per second, in 10^12."""
         return self.flops / self.seconds / 1e12
 
     @property
@@ -83,19 +82,17 @@ def predict_step(
 
     micro_batch    sequences per rank and backward pass
     accumulation   backward passes per step
-    compute_s      of all forwards and backwards, where it was measured; default: computed
+    compute_s      of all forwards and backwards, where it was measured
 
     ValueError when the levels of plan and machine differ.
     """
-    if plan.topology.mesh_shape != machine.topology.mesh_shape:
-        raise ValueError(
-            f"the plan is for levels of {plan.topology.mesh_shape}, the machine has {machine.topology.mesh_shape}"
-        )
+    planned, there = plan.topology.mesh_shape, machine.topology.mesh_shape
+    if planned != there:
+        raise ValueError(f"the plan is for levels of {planned}, the machine has {there}")
     shapes = layout_of(config)
     streamed = streaming_seconds(plan, shapes.parameters, machine, accumulation)
     passes = compute_seconds(config, machine, micro_batch, accumulation) if compute_s is None else compute_s
-    at_end: Value = 0.0
-    meanwhile: Value = 0.0
+    messages: dict[bool, Value] = {True: 0.0, False: 0.0}  # those at the end of the step, and the others
     quantize: Value = 0.0
     levels: dict[str, Value] = dict.fromkeys(plan.topology.names, 0.0)
     last = _once_per_step(plan)
@@ -103,16 +100,14 @@ def predict_step(
         for hop in traffic.hops(collective, plan.topology):
             wire, work = hop_seconds(collective, hop, machine)
             seconds = collective.times * (wire + work)
-            levels[hop.levels[-1]] = levels[hop.levels[-1]] + seconds
-            quantize = quantize + collective.times * work
-            if any(collective.route is route for route in last):
-                at_end = at_end + seconds
-            else:
-                meanwhile = meanwhile + seconds
-    hidden = np.minimum(meanwhile, machine.overlap * passes)
+            levels[hop.levels[-1]] += seconds
+            messages[any(collective.route is route for route in last)] += seconds
+            quantize += collective.times * work
+    hidden = np.minimum(messages[False], machine.overlap * passes)
     compute = passes + streamed
-    exposed = at_end + meanwhile - hidden
-    rank_bytes = bytes_of(plan, config, micro_batch)
+    exposed = messages[True] + messages[False] - hidden
+    states = sum(memory.predict(plan, shapes).values())
+    rank_bytes = states + memory.working(plan, shapes) + activations(config, micro_batch)
     return Step(
         seconds=compute + exposed,
         compute_s=compute,
@@ -135,13 +130,11 @@ def model_flops(config: GPTConfig, sequences: int) -> float:
 def compute_seconds(config: GPTConfig, machine: Machine, micro_batch: int, accumulation: int) -> Value:
     """Forwards and backwards of a step on one rank; checkpointing adds a second forward.
 
-    Small layers are bound by launches and memory, large ones by matrix products, and so efficiency grows with the
-    model.
+    Small layers are bound by launches and memory, large ones by products, so efficiency grows with the model.
     """
     passes = 4 if config.checkpointing else 3  # in forwards; a backward is two
     products = model_flops(config, micro_batch) * passes / 3 / machine.flops_per_s
-    # A layer's weights, and the activations that it writes and a later kernel reads: 34 s b h bytes, as in their
-    # memory.
+    # Of a layer: its weights, and 34 s b h bytes of activations that it writes and a later kernel reads.
     activations = 2 * 34 * config.seq_len * micro_batch * config.hidden * config.layers
     weights = 2 * config.parameters
     streamed = passes * (activations + weights) / machine.hbm_bytes_per_s
@@ -150,21 +143,14 @@ def compute_seconds(config: GPTConfig, machine: Machine, micro_batch: int, accum
 
 
 def streaming_seconds(plan: Plan, parameters: int, machine: Machine, accumulation: int) -> Value:
-    """Copies beside the messages, sums over backward passes, and Adam's update: bound by memory, without overlap."""
+    """Copies beside the messages, sums over backward passes, and Adam's update: bound by memory."""
     every_pass = COPY_BYTES + SUM_BYTES / plan.degree(plan.gradients)
     nbytes = accumulation * every_pass + UPDATE_BYTES / plan.degree(plan.optimizer)
     return nbytes * parameters / machine.hbm_bytes_per_s
 
 
-def bytes_of(plan: Plan, config: GPTConfig, micro_batch: int = 1) -> float:
-    """Memory of a rank: states, working memory, activations (`repro.zero.memory`)."""
-    shapes = layout_of(config)
-    states = sum(memory.predict(plan, shapes).values())
-    return states + memory.working(plan, shapes) + activations(config, micro_batch)
-
-
 def activations(config: GPTConfig, micro_batch: int = 1) -> int:
-    """Bytes of a rank's activations (`repro.zero.memory.activations`)."""
+    """Bytes of a rank's activations."""
     return memory.activations(
         config.layers, config.hidden, config.seq_len, micro_batch, config.vocab, checkpointing=config.checkpointing
     )
@@ -185,14 +171,9 @@ def hop_seconds(collective: Collective, hop: traffic.Hop, machine: Machine) -> t
     """
     rings = machine.native or sum(size > 1 for size in hop.sizes) > 1
     kind: Kind = "all_gather" if collective.kind == "gather" else "all_to_all" if hop.bits < 16 else "reduce_scatter"
-    wire = collectives.seconds(
-        kind,
-        hop.ranks * hop.payload,
-        machine.network,
-        "ring" if rings and kind != "all_to_all" else "direct",
-        levels=hop.levels,
-        channels=machine.channels,
-    )
+    algorithm: Algorithm = "ring" if rings and kind != "all_to_all" else "direct"
+    nbytes = hop.ranks * hop.payload
+    wire = collectives.seconds(kind, nbytes, machine.network, algorithm, levels=hop.levels, channels=machine.channels)
     if not hop.quantised:
         return wire, 0.0
     if machine.quantize_values_per_s is None:
@@ -204,4 +185,4 @@ def _once_per_step(plan: Plan) -> tuple[Route | None, ...]:
     """Routes that are walked after the last backward."""
     moves = plan.moves
     sums = (moves.reduce_to_optimizer, moves.all_reduce_replicas) if plan.reduce_across == "step" else ()
-    return tuple(route for route in (*sums, moves.gather_updated) if route is not None)
+    return (*sums, moves.gather_updated)

@@ -2,8 +2,8 @@
 
     scaling.sweep(["frontier", "dgx-h100"], [1, 8, 48], [scaling.gpt(20e9)], ["zero3", "zeropp", "hierarchical"])
 
-is a table with a band for every combination, some milliseconds each. The other functions tell what decides a result,
-where one plan overtakes another, how large a model fits, and which plan of all is the fastest (`search`).
+is a table with a band for every combination. The other functions tell what decides a result, where one plan overtakes
+another, how large a model fits, and which plan of all is the fastest (`search`).
 """
 
 import itertools
@@ -50,10 +50,8 @@ def predict(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Step:
-    """A step of the named plan, or of the one that `which` makes for the machine's levels.
-
-    draws    of the machine's parameters; 0: at their likely values
-    """
+    """A step of the named plan, or of the one that `which` makes for the machine's levels, in `draws` of the machine's
+    parameters (0: at their likely values)."""
     topology = machine.topology(nodes)
     chosen = named(which, topology) if isinstance(which, str) else which(topology)
     return predict_step(chosen, config, machine.machine(nodes, draws, seed), micro_batch, accumulation)
@@ -65,35 +63,29 @@ def sweep(
     models: Iterable[GPTConfig],
     plans: Iterable[str],
     accumulations: Iterable[int] = (1,),
-    *,
-    micro_batch: int = 1,
-    draws: int = DRAWS,
-    seed: int = 0,
+    **options: int,
 ) -> pd.DataFrame:
     """A row per combination: the 5, 50 and 95 % quantiles (`_low`, none, `_high`) of step seconds and of TFLOPS per
-    rank, memory, and what the step waits for. Modelled, all of it."""
+    rank, memory, and what the step waits for. Modelled, all of it. `options`: as of `predict`."""
     rows = []
-    for machine, count, config, accumulation in itertools.product(machines, nodes, models, accumulations):
+    for machine, count, config, accumulation, plan in itertools.product(machines, nodes, models, accumulations, plans):
         kind = hardware(machine) if isinstance(machine, str) else machine
-        for name in plans:
-            found = predict(
-                name, config, kind, count, micro_batch=micro_batch, accumulation=accumulation, draws=draws, seed=seed
-            )
-            rows.append(
-                {
-                    "hardware": kind.name,
-                    "nodes": count,
-                    "ranks": kind.topology(count).world_size,
-                    "parameters": config.parameters,
-                    "accumulation": accumulation,
-                    "plan": name,
-                    **banded("seconds", found.seconds),
-                    **banded("tflops", found.tflops_per_rank),
-                    "gigabytes": found.rank_bytes / 1e9,
-                    "fits": found.fits,
-                    "critical": found.critical,
-                }
-            )
+        found = predict(plan, config, kind, count, accumulation=accumulation, **options)
+        rows.append(
+            {
+                "hardware": kind.name,
+                "nodes": count,
+                "ranks": kind.topology(count).world_size,
+                "parameters": config.parameters,
+                "accumulation": accumulation,
+                "plan": plan,
+                **banded("seconds", found.seconds),
+                **banded("tflops", found.tflops_per_rank),
+                "gigabytes": found.rank_bytes / 1e9,
+                "fits": found.fits,
+                "critical": found.critical,
+            }
+        )
     return pd.DataFrame(rows)
 
 
@@ -104,11 +96,8 @@ def banded(name: str, value: Value) -> dict[str, float]:
 
 
 def sensitivity(kind: Hardware, result: Callable[[Hardware], float]) -> pd.DataFrame:
-    """What decides `result`: each uncertain parameter at its low and its high end, the others likely. The widest swing
-    first.
-
-    result    of a machine; it predicts without draws
-    """
+    """What decides `result`, a prediction without draws: each uncertain parameter at its low and its high end, the
+    others likely. The widest swing first."""
     likely = result(kind)
     rows = []
     for name, interval in kind.intervals().items():
@@ -120,20 +109,14 @@ def sensitivity(kind: Hardware, result: Callable[[Hardware], float]) -> pd.DataF
 def search(
     config: GPTConfig,
     machine: Machine,
-    memory_bytes: float | None = None,
     *,
     micro_batch: int = 1,
     accumulation: int = 1,
     compute_s: Value | None = None,
     plans: Iterable[Plan] | None = None,
 ) -> list[Candidate]:
-    """`repro.zero.search` with the cost of `predict_step`: messages hide behind compute, on the machine as it is known
-    or was calibrated. Where the machine is drawn, plans are ranked by the median.
-
-    memory_bytes    of a rank; default: the machine's
-    compute_s       of forwards and backwards, where it was measured
-    plans           look at these, as they are, instead of every partition with its best routes
-    """
+    """`repro.zero.search` with the cost of `predict_step`: messages hide behind compute. Where the machine is drawn,
+    plans are ranked by the median. `compute_s`: of forwards and backwards, where it was measured."""
 
     def cost(plan: Plan, model: Layout, micro_batches: int) -> float:
         return float(np.median(predict_step(plan, config, machine, micro_batch, micro_batches, compute_s).seconds))
@@ -141,7 +124,7 @@ def search(
     return zero.search(
         layout_of(config),
         machine.topology,
-        machine.memory_bytes if memory_bytes is None else memory_bytes,
+        machine.memory_bytes,
         micro_batches=accumulation,
         cost=cost,
         activations=activations(config, micro_batch),
@@ -151,11 +134,8 @@ def search(
 
 
 def best_plan(table: pd.DataFrame) -> pd.DataFrame:
-    """Of a `sweep`, the best plan that fits for each machine, size, model and accumulation: `plan`, or "none fits".
-
-    Several plans are as fast as the fastest to 1 % where their messages hide behind compute. Of these it is the one
-    that needs least memory.
-    """
+    """Of a `sweep`, the best plan that fits for each machine, size, model and accumulation: `plan`, or "none fits". Of
+    plans as fast to 1 %, because their messages hide behind compute, it is the one that needs least memory."""
     keys = ["hardware", "nodes", "ranks", "parameters", "accumulation"]
     fitting = table[table.fits]
     fastest = fitting.groupby(keys).seconds.transform("min")
@@ -182,15 +162,12 @@ def crossover(
         ours, theirs = (predict(name, config, machine, nodes, draws=0, **options).seconds for name in (faster, slower))
         return float(theirs - ours)
 
-    if (gain(low) > 0) == (gain(high) > 0):
-        return None
     begins = gain(low) > 0
+    if begins == (gain(high) > 0):
+        return None
     while high / low > 1.01:
         middle = math.sqrt(low * high)
-        if (gain(middle) > 0) == begins:
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if (gain(middle) > 0) == begins else (low, middle)
     return math.sqrt(low * high)
 
 

@@ -9,7 +9,7 @@
     optimizer.step()
     optimizer.zero_grad()
 
-Read `plan/catalogue.py` (what a plan is), then `engine.py` (the three levels at work), then the package `repro.comm`.
+Read `plan.py` (the plans that have names), then `engine.py` (the three levels at work), then the package `repro.comm`.
 """
 
 from repro.zero import checkpoint, plan

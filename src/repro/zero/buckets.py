@@ -13,12 +13,8 @@ from torch.distributed.tensor import DTensor
 def default_buckets(model: nn.Module) -> list[nn.Module]:
     """Members of the outermost `nn.ModuleList`s, without those that share a parameter with a module outside themselves:
     FSDP gathers a parameter with one bucket only, so these are left to the root's."""
-    uses = Counter(id(parameter) for parameter in _slots(model))
-    return [
-        module
-        for module in blocks(model)
-        if all(count == uses[key] for key, count in Counter(id(parameter) for parameter in _slots(module)).items())
-    ]
+    uses = _uses(model)
+    return [module for module in blocks(model) if _uses(module).items() <= uses.items()]
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
@@ -29,9 +25,9 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     return list(dict.fromkeys(found))
 
 
-def _slots(module: nn.Module) -> list[nn.Parameter]:
-    """Every place that holds a parameter: a shared one appears several times."""
-    return [parameter for _, parameter in module.named_parameters(remove_duplicate=False)]
+def _uses(module: nn.Module) -> Counter[int]:
+    """In how many places a parameter is, by id."""
+    return Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
 
 
 def materialise(module: nn.Module, device: torch.device | str, init: Callable[[nn.Module], None] | None) -> None:
@@ -46,12 +42,10 @@ def materialise(module: nn.Module, device: torch.device | str, init: Callable[[n
         mine = {**submodule._parameters, **submodule._buffers}
         unreal = {key: tensor for key, tensor in mine.items() if tensor is not None and tensor.is_meta}
         for key, tensor in unreal.items():
+            empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
             if isinstance(tensor, nn.Parameter):
-                empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-                real.setdefault(id(tensor), nn.Parameter(empty, requires_grad=tensor.requires_grad))
-                setattr(submodule, key, real[id(tensor)])
-            else:
-                submodule._buffers[key] = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+                empty = real.setdefault(id(tensor), nn.Parameter(empty, requires_grad=tensor.requires_grad))
+            setattr(submodule, key, empty)
         if unreal:
             fresh.append((name, submodule))
     for name, submodule in fresh:

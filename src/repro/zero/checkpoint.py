@@ -1,6 +1,6 @@
 """Save a training run under one plan and world size, and go on with it under another.
 
-A rank's masters and moments are runs of values of parameters (`masters.Slice`), so a checkpoint is a set of flat
+A rank's masters and moments are runs of values of parameters (`masters.Piece`), so a checkpoint is a set of flat
 tensors, one per parameter and kind of state, of which every rank writes and reads its runs:
 `torch.distributed.checkpoint` finds which files they are in. The 16-bit weights are not saved; they are made from the
 masters.
@@ -9,12 +9,15 @@ masters.
     folder/.step-00000200        being written; a killed run leaves it behind, and the next save removes it
 """
 
+import math
 import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +37,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, T
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from repro.zero.engine import ZeroOptimizer
-from repro.zero.masters import Slice
+from repro.zero.masters import Piece
 
 FORMAT = 1
 _INFO = "info.pt"
@@ -81,8 +84,8 @@ def save(
             shutil.rmtree(left)
         partial.mkdir(parents=True)
     dist.barrier()
-    runs = dict(_runs(optimizer)) | dict(_state_runs(optimizer))
-    dcp.save(runs, storage_writer=dcp.FileSystemWriter(partial), planner=_Save())
+    writer = dcp.FileSystemWriter(partial)
+    dcp.save(_runs(optimizer), storage_writer=writer, planner=_Save(flatten_state_dict=False))
     dist.barrier()
     if dist.get_rank() == 0:
         torch.save(_info(optimizer, extra), partial / _INFO)
@@ -101,18 +104,19 @@ def load(folder: Path | str, optimizer: ZeroOptimizer, step: int | None = None) 
     `optimizer` is new, made for the same model with any plan and world size; its masters, moments, parameter-group
     options and loss scale are replaced, and the model gets the weights. Raises CheckpointError.
     """
-    path, step = _find(folder, step)
-    info = _read_info(path)
+    path, step, info = _open(folder, step)
     _check(path, info, optimizer)
-    state = _empty_state(path, optimizer)
+    reader = dcp.FileSystemReader(path)
+    saved = reader.read_metadata().state_dict_metadata
     for master in optimizer.masters.flat:
         master.zero_()  # the padding between parameters: it shares quantisation blocks with values
-    dcp.load(dict(_runs(optimizer)) | state.runs, storage_reader=dcp.FileSystemReader(path), planner=_Load())
-    state.install()
+    _make_states(optimizer, saved)
+    runs = {key: run for key, run in _runs(optimizer).items() if key in saved}
+    dcp.load(runs, storage_reader=reader, planner=_Load())
     if info["loss_scale"] and optimizer.loss_scale:
         optimizer.loss_scale.load_state_dict(info["loss_scale"])
-    for group, saved in zip(optimizer.param_groups, info["groups"], strict=True):
-        group.update(saved)
+    for group, options in zip(optimizer.param_groups, info["groups"], strict=True):
+        group.update(options)
     optimizer.zero_grad()
     optimizer.publish()
     return step, info["extra"]
@@ -126,66 +130,54 @@ def steps(folder: Path | str) -> list[int]:
 
 def consolidated(folder: Path | str, step: int | None = None) -> dict[str, Tensor]:
     """The whole model as a state dict of fp32 tensors, for `model.load_state_dict`: no process group, no engine."""
-    path, _ = _find(folder, step)
-    info = _read_info(path)
-    found = {}
-    for name, (kind, key, shape, dtype) in info["tensors"].items():
-        numel = torch.Size(shape).numel()
-        found[name] = (f"{kind}/{key}", Run(torch.empty(numel, dtype=dtype), 0, numel), shape)
+    path, _, info = _open(folder, step)
+    runs = {}  # a tied parameter has several names and one entry
+    for kind, key, shape, dtype in info["tensors"].values():
+        numel = math.prod(shape)
+        runs[f"{kind}/{key}"] = Run(torch.empty(numel, dtype=dtype), 0, numel)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # that is what no_dist says
-        runs = {key: run for key, run, _ in found.values()}
-        dcp.load(runs, storage_reader=dcp.FileSystemReader(path), planner=_Load(), no_dist=True)
-    # A tied parameter has several names and one entry.
-    values = {key: run.values for key, run, _ in found.values()}
-    tensors = {name: values[key].view(shape) for name, (key, _, shape) in found.items()}
+        dcp.load(dict(runs), storage_reader=dcp.FileSystemReader(path), planner=_Load(), no_dist=True)
+    tensors = {
+        name: runs[f"{kind}/{key}"].values.view(shape) for name, (kind, key, shape, _) in info["tensors"].items()
+    }
     return {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
 
 
 # --- what there is to save ---
 
 
-def _runs(optimizer: ZeroOptimizer) -> Iterator[tuple[str, Run]]:
-    """Masters, frozen parameters and buffers of this rank."""
-    sizes = {name: parameter.numel() for name, parameter in optimizer.model.named_parameters()}
+def _runs(optimizer: ZeroOptimizer) -> dict[str, Run]:
+    """Masters with their optimizer states, frozen parameters and buffers of this rank. States that are numbers (Adam's
+    step) are runs of one value."""
+    found: dict[str, Run] = {}
+    for segment in chain(*optimizer.masters.segments):
+        for piece in segment.pieces:
+            found[f"{_MASTER}/{piece.name}"] = _run(segment.values, piece)
+            for key, value in optimizer.masters.inner.state[segment.values].items():
+                if not isinstance(value, Tensor):
+                    raise TypeError(f"optimizer state {key!r} is a {type(value).__name__}: only tensors are saved")
+                if value.shape == segment.values.shape:
+                    found[f"{_STATE}/{key}/{piece.name}"] = _run(value, piece)
+                else:
+                    found[f"{_NUMBER}/{key}/{piece.name}"] = Run(value.view(1), 0, 1)
     names = {id(parameter): name for name, parameter in optimizer.model.named_parameters()}
-    for flat, slices in zip(optimizer.masters.flat, optimizer.masters.slices, strict=True):
-        for piece in slices:
-            values = flat[piece.offset : piece.offset + piece.numel]
-            yield f"{_MASTER}/{piece.name}", Run(values, piece.start, sizes[piece.name])
     for bucket in optimizer.all_buckets:
-        for part, values in bucket.sharded.frozen():
-            if part.numel:
-                name = names[id(part.param)]
-                yield f"{_FROZEN}/{name}", Run(values[: part.numel], part.start, sizes[name])
+        for piece, values in bucket.sharded.frozen(names):
+            if piece.numel:
+                found[f"{_FROZEN}/{piece.name}"] = Run(values[: piece.numel].detach(), piece.start, piece.total)
     for name, buffer in _buffers(optimizer.model).items():
-        yield f"{_BUFFER}/{name}", Run(buffer.view(-1), 0, buffer.numel())
+        found[f"{_BUFFER}/{name}"] = Run(buffer.view(-1), 0, buffer.numel())
+    return found
+
+
+def _run(values: Tensor, piece: Piece) -> Run:
+    return Run(values.detach()[piece.offset :][: piece.numel], piece.start, piece.total)
 
 
 def _buffers(model: torch.nn.Module) -> dict[str, Tensor]:
     saved = model.state_dict()
     return {name: buffer for name, buffer in model.named_buffers() if name in saved and buffer.numel()}
-
-
-def _state_runs(optimizer: ZeroOptimizer) -> Iterator[tuple[str, Run]]:
-    """Optimizer states of this rank: tensors as runs like their masters, numbers (Adam's step) once per parameter."""
-    masters = optimizer.masters
-    sizes = {name: parameter.numel() for name, parameter in optimizer.model.named_parameters()}
-    for number, slices in enumerate(masters.slices):
-        for start, segment, _, state in masters.state(number):
-            for piece in _inside(slices, start, segment.numel()):
-                for key, value in state.items():
-                    if not isinstance(value, Tensor):
-                        raise TypeError(f"optimizer state {key!r} is a {type(value).__name__}: only tensors are saved")
-                    if value.shape == segment.shape:
-                        values = value[piece.offset - start :][: piece.numel]
-                        yield f"{_STATE}/{key}/{piece.name}", Run(values, piece.start, sizes[piece.name])
-                    else:
-                        yield f"{_NUMBER}/{key}/{piece.name}", Run(value.view(1), 0, 1)
-
-
-def _inside(slices: Sequence[Slice], start: int, numel: int) -> list[Slice]:
-    return [piece for piece in slices if start <= piece.offset < start + numel]
 
 
 def _info(optimizer: ZeroOptimizer, extra: dict[str, Any] | None) -> dict[str, Any]:
@@ -201,8 +193,6 @@ def _info(optimizer: ZeroOptimizer, extra: dict[str, Any] | None) -> dict[str, A
         tensors[name] = (_BUFFER, name, tuple(buffer.shape), buffer.dtype)
     return {
         "format": FORMAT,
-        "plan": optimizer.plan.name,
-        "world_size": optimizer.plan.topology.world_size,
         "tensors": tensors,
         "groups": [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups],
         "loss_scale": optimizer.loss_scale.state_dict() if optimizer.loss_scale else None,
@@ -213,63 +203,41 @@ def _info(optimizer: ZeroOptimizer, extra: dict[str, Any] | None) -> dict[str, A
 # --- what a checkpoint holds ---
 
 
-@dataclass
-class _State:
-    """Optimizer state to be read: `pending` are the segments' new states, complete once `runs` have been filled."""
-
-    runs: dict[str, Run]
-    pending: list[tuple[dict[str, Any], dict[str, Tensor]]]  # (state of a segment, its new content)
-
-    def install(self) -> None:
-        for state, values in self.pending:
-            state.clear()
-            state.update(values)
-
-
-def _empty_state(path: Path, optimizer: ZeroOptimizer) -> _State:
-    """Memory for the states that the checkpoint has of this rank's parameters."""
-    saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
-    kinds: dict[str, list[tuple[str, str, torch.dtype]]] = {}  # of a parameter: (number or state, its name, dtype)
-    for key, entry in saved.items():
-        kind, _, rest = key.partition("/")
+def _make_states(optimizer: ZeroOptimizer, saved: Mapping[str, object]) -> None:
+    """Replace the optimizer's states by memory for those that the checkpoint has of this rank's parameters."""
+    kinds: dict[str, list[tuple[str, str, torch.dtype]]] = defaultdict(list)  # of a parameter: (kind, key, dtype)
+    for entry_key, entry in saved.items():
+        kind, _, rest = entry_key.partition("/")
         if kind in (_STATE, _NUMBER) and isinstance(entry, TensorStorageMetadata):
-            name, _, parameter = rest.partition("/")
-            kinds.setdefault(parameter, []).append((kind, name, entry.properties.dtype))
-    state, masters = _State({}, []), optimizer.masters
-    sizes = {name: parameter.numel() for name, parameter in optimizer.model.named_parameters()}
-    for number, slices in enumerate(masters.slices):
-        for start, segment, group, target in masters.state(number):
-            values: dict[str, Tensor] = {}
-            for piece in _inside(slices, start, segment.numel()):
-                for kind, name, dtype in kinds.get(piece.name, []):
-                    key = f"{kind}/{name}/{piece.name}"
-                    if kind == _NUMBER:  # the same for all parameters of a segment; on the CPU unless a kernel reads it
-                        device = segment.device if group.get("fused") or group.get("capturable") else "cpu"
-                        value = values.setdefault(name, torch.zeros((), dtype=dtype, device=device))
-                        state.runs[key] = Run(value.view(1), 0, 1)
-                    else:
-                        value = values.setdefault(name, torch.zeros_like(segment, dtype=dtype))
-                        part = value[piece.offset - start :][: piece.numel]
-                        state.runs[key] = Run(part, piece.start, sizes[piece.name])
-            state.pending.append((target, values))
-    return state
+            key, _, name = rest.partition("/")
+            kinds[name].append((kind, key, entry.properties.dtype))
+    inner = optimizer.masters.inner
+    for segment in chain(*optimizer.masters.segments):
+        group, state = inner.param_groups[segment.group], inner.state[segment.values]
+        state.clear()
+        for kind, key, dtype in chain(*(kinds[piece.name] for piece in segment.pieces)):
+            if key in state:
+                continue
+            if kind == _STATE:
+                state[key] = torch.zeros_like(segment.values, dtype=dtype)
+            else:  # the same for all parameters of a segment; on the CPU unless a kernel reads it
+                device = segment.values.device if group.get("fused") or group.get("capturable") else "cpu"
+                state[key] = torch.zeros((), dtype=dtype, device=device)
 
 
-def _find(folder: Path | str, step: int | None) -> tuple[Path, int]:
+def _open(folder: Path | str, step: int | None) -> tuple[Path, int, dict[str, Any]]:
+    """Path, step and info of the newest checkpoint, or of that of `step`."""
     found = steps(folder)
     if not found:
         raise CheckpointError(f"{folder} has no complete checkpoint (a folder step-<number>)")
     if step is not None and step not in found:
         raise CheckpointError(f"{folder} has no step {step}; complete are {', '.join(map(str, found))}")
     step = found[-1] if step is None else step
-    return Path(folder) / f"step-{step:08d}", step
-
-
-def _read_info(path: Path) -> dict[str, Any]:
+    path = Path(folder) / f"step-{step:08d}"
     info = torch.load(path / _INFO, weights_only=True)  # a checkpoint cannot run code
     if info.get("format") != FORMAT:
         raise CheckpointError(f"{path} has format {info.get('format')!r}, this version reads {FORMAT}")
-    return info
+    return path, step, info
 
 
 def _check(path: Path, info: dict[str, Any], optimizer: ZeroOptimizer) -> None:
@@ -292,15 +260,12 @@ def _check(path: Path, info: dict[str, Any], optimizer: ZeroOptimizer) -> None:
 class _Save(DefaultSavePlanner):
     """Writes `Run`s. Replicas that several ranks hold are written once, by the least busy."""
 
-    def __init__(self) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-
     def create_local_plan(self) -> SavePlan:
         self.plan = SavePlan([_write_item(key, run) for key, run in self.state_dict.items()])
         return self.plan
 
-    def resolve_data(self, write_item: WriteItem) -> Tensor:
-        return self.state_dict[write_item.index.fqn].values.detach()
+    def lookup_object(self, index: MetadataIndex) -> Tensor:
+        return self.state_dict[index.fqn].values
 
 
 def _write_item(key: str, run: Run) -> WriteItem:
@@ -310,9 +275,6 @@ def _write_item(key: str, run: Run) -> WriteItem:
 
 class _Load(DefaultLoadPlanner):
     """Fills `Run`s from whatever runs were saved."""
-
-    def __init__(self) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
 
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
@@ -329,7 +291,7 @@ class _Load(DefaultLoadPlanner):
         return LoadPlan(items)
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
-        return self.state_dict[index.fqn].values.detach()
+        return self.state_dict[index.fqn].values
 
 
 def _sync(path: Path) -> None:

@@ -29,7 +29,7 @@ from repro.comm.exchange import Steps, Works
 from repro.zero import fsdp_private
 from repro.zero.buckets import broadcast_from_first, default_buckets, default_device, materialise, require_fp32
 from repro.zero.loss_scale import LossScale
-from repro.zero.masters import Masters, Slice, global_norm, parameter_groups
+from repro.zero.masters import Masters, Piece, global_norm, parameter_groups, within
 from repro.zero.plan import Plan
 
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -101,30 +101,31 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self.communicator = communicator or Communicator(plan.topology, device=device or default_device(model))
         self.ledger = self.communicator.ledger
         # All groups now: making them is a collective of its own, and a backward is no place for it.
-        self.communicator.connect(vars(plan.moves).values())
-        self.norm_group = (
-            self.communicator.mesh(plan.levels(None, plan.optimizer)).get_group() if plan.optimizer else None
-        )
+        for route in vars(plan.moves).values():
+            self.communicator.hops(route)
+        of_optimizer = plan.levels(None, plan.optimizer)
+        self.norm_group = self.communicator.mesh(of_optimizer).get_group() if of_optimizer else None
+        sharing = self.communicator.mesh(plan.levels(None, plan.weights))
         groups, group_of = parameter_groups(model, params)
         self._order: list[Bucket] = []  # in which the first forward gathered them
         self._fetches_ahead = False
         self._under_way: Pending | None = None  # the reduction that was started last
         self.all_buckets: list[Bucket] = []  # frozen ones too
         self.buckets: list[Bucket] = []  # those that are trained
-        masters, slices = [], []
+        masters = []
         for module in (*(default_buckets(model) if buckets is None else buckets), model):
             # The root comes last and takes what is left: embeddings, output layer.
             materialise(module, self.communicator.device, init)
             if broadcast:
                 broadcast_from_first(module)
-            bucket = self._shard(module)
-            self.all_buckets.append(bucket)
+            self.all_buckets.append(bucket := Bucket())
+            bucket.sharded = fsdp_private.shard(module, sharing, weight_dtype, partial(self._gather, bucket))
             if bucket.sharded.numel:
                 self.buckets.append(bucket)
                 masters.append(self._master(bucket))
-                slices.append(self._slices(bucket, group_of))
             module.to(weight_dtype)  # only now: the masters keep the fp32 values
-        self.masters = Masters(masters, slices, optimizer_cls, groups, options)
+        pieces = [self._pieces(bucket) for bucket in self.buckets]
+        self.masters = Masters(masters, pieces, optimizer_cls, groups, group_of, options)
         super().__init__(self.masters.inner.param_groups, {})  # the same dictionaries: a schedule changes both
         for bucket in self.buckets:
             bucket.sharded.on_gradient(partial(self._reduce, bucket))
@@ -133,12 +134,6 @@ class ZeroOptimizer(torch.optim.Optimizer):
             self.loss_scale.attach(model)
 
     # --- weights: FSDP asks for a bucket's before its forward and before its backward, one bucket ahead ---
-
-    def _shard(self, module: nn.Module) -> Bucket:
-        mesh = self.communicator.mesh(self.plan.levels(None, self.plan.weights))
-        bucket = Bucket()
-        bucket.sharded = fsdp_private.shard(module, mesh, self.weight_dtype, partial(self._gather, bucket))
-        return bucket
 
     def _gather(self, bucket: Bucket, shard: Tensor, full: Tensor) -> Pending:
         if bucket not in self._order:
@@ -263,17 +258,11 @@ class ZeroOptimizer(torch.optim.Optimizer):
         chunks = self._padded(bucket.sharded.read()).view(math.prod(splits(self.plan)), -1)
         return chunks[own_chunk(self.plan, dist.get_rank())].clone()
 
-    def _slices(self, bucket: Bucket, group_of: dict[str, int]) -> list[Slice]:
+    def _pieces(self, bucket: Bucket) -> list[Piece]:
         """What the master holds of which parameter."""
         numel = -(-bucket.sharded.numel // math.prod(splits(self.plan)))
-        first, found = own_chunk(self.plan, dist.get_rank()) * numel, []
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        for piece in bucket.sharded.pieces():
-            start, stop = max(piece.offset, first), min(piece.offset + piece.numel, first + numel)
-            if start < stop:
-                name, inner = names[id(piece.param)], start - piece.offset
-                found.append(Slice(name, piece.start + inner, stop - start, start - first, group_of[name]))
-        return found
+        return within(bucket.sharded.pieces(names), own_chunk(self.plan, dist.get_rank()) * numel, numel)
 
     def held_bytes(self) -> dict[str, int]:
         """Bytes of state on this rank right now, by kind. Gradients exist from backward to step, secondary shards from

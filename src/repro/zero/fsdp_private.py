@@ -1,8 +1,9 @@
 """The only file that knows how FSDP2 (`fully_shard`) is built inside; its test fails when torch changes it.
 
 Private parts of torch in use, as of 2.13:
-- `fsdp._fully_shard._fsdp_api.AllGather` and `ReduceScatter`: base classes of custom collectives. The all-gather gets
-  its input as a view into its output, and may return a `Work` that FSDP waits for before it copies the weights out.
+- `fsdp._fully_shard._fsdp_api.AllGather` and `ReduceScatter`: base classes of custom collectives; `DefaultAllocMixin`
+  has their memory. The all-gather gets its input as a view into its output, and may return a `Work` that FSDP waits for
+  before it copies the weights out.
 - `_set_unshard_async_op`: gathers return such a work. `FSDPParamGroup.wait_for_unshard`: wait for it.
 - `_get_fsdp_state()._fsdp_param_groups[0].fsdp_params`: the parameters of one `fully_shard` call, in the order in which
   the flat reduce-scatter output holds their padded shards (those that require a gradient).
@@ -10,8 +11,7 @@ Private parts of torch in use, as of 2.13:
   shape; `sharded_param`: the parameter that the module shows, a DTensor split by rows.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -20,19 +20,16 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMixin
 
 from repro.comm import Pending
+from repro.zero.masters import Piece
 
 # Flat shard, full tensor to fill in rank order (the shard is part of it); returns the collective, started.
 Gather = Callable[[Tensor, Tensor], Pending]
 
 
-class _Allocate:
-    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
-
-class _CustomAllGather(_Allocate, AllGather):
+class _CustomAllGather(DefaultAllocMixin, AllGather):
     def __init__(self, gather: Gather) -> None:
         self.gather = gather
 
@@ -41,24 +38,12 @@ class _CustomAllGather(_Allocate, AllGather):
     ) -> dist.Work | None:
         pending = self.gather(input_tensor, output_tensor)
         if async_op:
-            return _Handle(pending)
+            return pending
         pending.wait()
         return None
 
 
-class _Handle(dist.Work):
-    """What FSDP waits for before it uses gathered weights."""
-
-    def __init__(self, pending: Pending) -> None:
-        super().__init__()
-        self.pending = pending
-
-    def wait(self, timeout: object = None) -> bool:
-        self.pending.wait()
-        return True
-
-
-class _NoReduceScatter(_Allocate, ReduceScatter):
+class _NoReduceScatter(DefaultAllocMixin, ReduceScatter):
     """Sends nothing: keeps the gradient for the hook, which reduces it over all levels. FSDP's output stays undefined;
     it only becomes the `.grad` that is dropped."""
 
@@ -86,17 +71,6 @@ class _NoReduceScatter(_Allocate, ReduceScatter):
         return gradient
 
 
-@dataclass(frozen=True)
-class Piece:
-    """What this rank's shard of a bucket holds of one parameter: `numel` of its values from flat position `start` on,
-    found at `offset` of the shard."""
-
-    param: nn.Parameter
-    start: int
-    numel: int
-    offset: int
-
-
 class ShardedBucket:
     """One `fully_shard` call: parameters gathered and reduced together, as flat tensors in FSDP's own layout."""
 
@@ -117,21 +91,25 @@ class ShardedBucket:
         """Values in this rank's shard of the trainable parameters, padding included."""
         return sum(param.padded_sharded_param_size.numel() for param in self._trainable)
 
-    def pieces(self) -> list[Piece]:
-        """Layout of the flat shard of the trainable parameters, in order. Rows are a contiguous run of values."""
-        return self._layout(self._trainable)
+    def pieces(self, names: Mapping[int, str]) -> list[Piece]:
+        """Layout of the flat shard of the trainable parameters, in order. Rows are a contiguous run of values.
 
-    def frozen(self) -> list[tuple[Piece, Tensor]]:
+        `names`: of the model's parameters, by id.
+        """
+        return self._layout(self._trainable, names)
+
+    def frozen(self, names: Mapping[int, str]) -> list[tuple[Piece, Tensor]]:
         """The frozen parameters: where this rank's values belong, and the flat values with padding, no copy."""
         frozen = [param for param in self._params if not param.sharded_param.requires_grad]
-        return [(piece, param._sharded_param_data) for piece, param in zip(self._layout(frozen), frozen, strict=True)]
+        values = [param._sharded_param_data for param in frozen]
+        return list(zip(self._layout(frozen, names), values, strict=True))
 
-    def _layout(self, params: Sequence) -> list[Piece]:
+    def _layout(self, params: Sequence, names: Mapping[int, str]) -> list[Piece]:
         pieces, offset = [], 0
         for param in params:
             padded, total = param.padded_sharded_param_size.numel(), param.sharded_param.numel()
             start = min(self.shard_index * padded, total)
-            pieces.append(Piece(param.sharded_param, start, min(padded, total - start), offset))
+            pieces.append(Piece(names[id(param.sharded_param)], start, min(padded, total - start), offset, total))
             offset += padded
         return pieces
 
@@ -142,16 +120,12 @@ class ShardedBucket:
     @torch.no_grad()
     def write(self, flat: Tensor) -> None:
         """Replace this rank's shard of the trainable weights by flat [numel or more], cast to their dtype."""
-        self._discard_gathered()
+        for group in self.module._get_fsdp_state()._fsdp_param_groups:
+            group.wait_for_unshard()
+        self.module.reshard()  # else what was gathered by hand, or ahead for a forward that did not come, would survive
         parts = flat[: self.numel].split([param.padded_sharded_param_size.numel() for param in self._trainable])
         for param, part in zip(self._trainable, parts, strict=True):
             param._sharded_param_data.copy_(part)
-
-    def _discard_gathered(self) -> None:
-        """Else weights gathered by hand (`unshard`) or ahead, for a forward that did not come, would survive."""
-        for group in self.module._get_fsdp_state()._fsdp_param_groups:
-            group.wait_for_unshard()
-        self.module.reshard()
 
     def weight_bytes(self) -> int:
         """Bytes of this rank's shard, frozen parameters included."""

@@ -38,10 +38,9 @@ def layout(model: nn.Module, buckets: Sequence[nn.Module] | None = None) -> Layo
     for module in (*(default_buckets(model) if buckets is None else buckets), model):
         mine = [parameter for parameter in module.parameters() if id(parameter) not in taken]
         taken |= {id(parameter) for parameter in mine}
-        shapes = [(tuple(parameter.shape), parameter.requires_grad) for parameter in mine]
-        found.append(
-            BucketLayout(tuple(s for s, train in shapes if train), tuple(s for s, train in shapes if not train))
-        )
+        trainable = tuple(tuple(parameter.shape) for parameter in mine if parameter.requires_grad)
+        frozen = tuple(tuple(parameter.shape) for parameter in mine if not parameter.requires_grad)
+        found.append(BucketLayout(trainable, frozen))
     return Layout(tuple(found))
 
 

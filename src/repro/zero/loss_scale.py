@@ -31,8 +31,11 @@ class LossScale:
     def _scaled(self, output: Any) -> Any:
         if not isinstance(output, Tensor) or not output.is_floating_point():
             return output
-        output = output.float() if output.dtype == torch.float16 else output
-        return _ScaleGradient.apply(output, self.value) if output.requires_grad else output
+        # A tensor of its own: the model may use the output inside too, and that gradient is scaled already.
+        output = output.float() if output.dtype == torch.float16 else output.view_as(output)
+        if output.requires_grad:
+            output.register_hook(lambda gradient, factor=self.value: gradient * factor)
+        return output
 
     def update(self, finite: bool) -> None:
         """After a step: were the gradients finite?"""
@@ -48,18 +51,4 @@ class LossScale:
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Inverse of `state_dict`."""
-        self.value = float(state["value"])
-        self.good_steps, self.skipped = int(state["good_steps"]), int(state["skipped"])
-
-
-class _ScaleGradient(torch.autograd.Function):
-    """Identity whose gradient is multiplied."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient * ctx.factor, None
+        self.value, self.good_steps, self.skipped = state["value"], int(state["good_steps"]), int(state["skipped"])

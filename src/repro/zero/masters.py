@@ -1,8 +1,8 @@
 """A torch optimizer on flat fp32 masters: each rank updates only its part of the optimizer partition."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, replace
+from itertools import chain, groupby, pairwise
 from typing import Any
 
 import torch
@@ -14,31 +14,56 @@ NOT_ELEMENTWISE = (torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.Muon, t
 
 
 @dataclass(frozen=True)
-class Slice:
-    """A run of values of one parameter in a rank's flat master: `numel` of them, from flat position `start` of the
-    parameter `name`, at `offset` of the master. `group` is the parameter group."""
+class Piece:
+    """A run of values of a parameter in a flat tensor: `numel` of its `total` values, from flat position `start` on,
+    at `offset` of the tensor."""
 
     name: str
     start: int
     numel: int
     offset: int
+    total: int
+
+
+def within(pieces: Iterable[Piece], first: int, numel: int) -> list[Piece]:
+    """What `numel` values of a tensor of `pieces` hold, from offset `first` on; offsets are from there."""
+    found = []
+    for piece in pieces:
+        start, stop = max(piece.offset, first), min(piece.offset + piece.numel, first + numel)
+        if start < stop:
+            moved = piece.start + start - piece.offset
+            found.append(replace(piece, start=moved, numel=stop - start, offset=start - first))
+    return found
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of a master that belongs to one parameter group: a parameter of the inner optimizer."""
+
+    values: nn.Parameter
     group: int
+    pieces: list[Piece]
 
 
 class Masters:
     """`optimizer_cls` over this rank's masters, one flat fp32 tensor per bucket, cut where the parameter group changes.
 
     Any optimizer whose update is elementwise (SGD, Adam, AdamW, RMSprop, Adagrad, ...) gives exactly what it would give
-    on the whole model; the others are refused with a ValueError. `inner` is the torch optimizer; `slices[i]` says what
-    `flat[i]` holds.
+    on the whole model; the others are refused with a ValueError. `inner` is the torch optimizer; `segments[i]` are
+    views of `flat[i]`.
+
+    pieces     what each of `flat` holds
+    groups     options of each parameter group
+    group_of   number of a parameter's group, by name
     """
 
     def __init__(
         self,
         flat: Sequence[Tensor],
-        slices: Sequence[Sequence[Slice]],
+        pieces: Sequence[Sequence[Piece]],
         optimizer_cls: Callable[..., torch.optim.Optimizer],
         groups: Sequence[dict[str, Any]],
+        group_of: dict[str, int],
         options: dict[str, Any],
     ) -> None:
         refused = isinstance(optimizer_cls, type) and issubclass(optimizer_cls, NOT_ELEMENTWISE)
@@ -47,31 +72,22 @@ class Masters:
                 f"{optimizer_cls.__name__} is not elementwise, a rank with a part of a tensor cannot run it; allowed "
                 "are optimizers that update every value by itself, such as SGD, Adam, AdamW, RMSprop, Adagrad"
             )
-        self.flat, self.slices = list(flat), list(slices)
-        self._parts = [_parts(tensor.numel(), mine) for tensor, mine in zip(flat, slices, strict=True)]
-        members: list[list[nn.Parameter]] = [[] for _ in groups]
-        self._segments: list[list[nn.Parameter]] = []
-        for tensor, parts in zip(self.flat, self._parts, strict=True):
-            segments = [nn.Parameter(tensor[start:stop]) for start, stop, _ in parts]  # views: one memory
-            for segment, (_, _, group) in zip(segments, parts, strict=True):
-                members[group].append(segment)
-            self._segments.append(segments)
+        self.flat = list(flat)
+        self.segments = [_segments(tensor, mine, group_of) for tensor, mine in zip(flat, pieces, strict=True)]
+        members = [[s.values for s in chain(*self.segments) if s.group == number] for number in range(len(groups))]
         filled = [options_of | {"params": params} for options_of, params in zip(groups, members, strict=True)]
         self.inner = optimizer_cls(filled, **options)
 
     @torch.no_grad()
     def update(self, gradients: Sequence[Tensor | None]) -> None:
         """One step with `gradients` (fp32, shaped like `flat`; None leaves a bucket alone)."""
-        for segments, parts, gradient in zip(self._segments, self._parts, gradients, strict=True):
-            for segment, (start, stop, _) in zip(segments, parts, strict=True):
-                segment.grad = None if gradient is None else gradient[start:stop]
+        for segments, gradient in zip(self.segments, gradients, strict=True):
+            sizes = [segment.values.numel() for segment in segments]
+            parts = [None] * len(segments) if gradient is None else gradient.split(sizes)
+            for segment, part in zip(segments, parts, strict=True):
+                segment.values.grad = part
         self.inner.step()
         self.inner.zero_grad(set_to_none=True)
-
-    def state(self, bucket: int) -> Iterable[tuple[int, nn.Parameter, dict[str, Any], dict[str, Any]]]:
-        """(start in the master, segment, its group's options, its optimizer state) for each segment of a bucket."""
-        for segment, (start, _, group) in zip(self._segments[bucket], self._parts[bucket], strict=True):
-            yield start, segment, self.inner.param_groups[group], self.inner.state[segment]
 
     def held_bytes(self) -> int:
         """Bytes of masters and optimizer state (Adam: master, two moments and a step counter per segment)."""
@@ -108,10 +124,12 @@ def global_norm(gradients: Sequence[Tensor], group: dist.ProcessGroup | None) ->
     return squares.sqrt()
 
 
-def _parts(numel: int, slices: Sequence[Slice]) -> list[tuple[int, int, int]]:
-    """(start, stop, group) of the runs of one group, which cover the master; padding belongs to the run before."""
-    runs = [(next(iter(run)).offset, group) for group, run in groupby(slices, key=lambda piece: piece.group)]
-    starts = [0, *(offset for offset, _ in runs[1:])]
-    stops = [*starts[1:], numel]
-    groups = [group for _, group in runs] or [0]  # nothing but padding
-    return list(zip(starts, stops, groups, strict=True))
+def _segments(flat: Tensor, pieces: Sequence[Piece], group_of: dict[str, int]) -> list[Segment]:
+    """A segment per run of one group; they cover the master, and padding belongs to the run before."""
+    runs = [(group, next(run).offset) for group, run in groupby(pieces, key=lambda piece: group_of[piece.name])]
+    groups = [group for group, _ in runs] or [0]  # nothing but padding
+    bounds = [0, *(offset for _, offset in runs[1:]), flat.numel()]
+    return [
+        Segment(nn.Parameter(flat[start:stop]), group, within(pieces, start, stop - start))  # views: one memory
+        for group, (start, stop) in zip(groups, pairwise(bounds), strict=True)
+    ]

@@ -18,8 +18,7 @@ from repro.topology import Topology
 from repro.zero import memory as bytes_of
 from repro.zero import traffic
 from repro.zero.layout import Layout, layout
-from repro.zero.plan.catalogue import BLOCK
-from repro.zero.plan.space import Plan
+from repro.zero.plan import Plan
 
 # Seconds of a step of a plan, for a model's layout and so many micro-batches.
 Cost = Callable[[Plan, Layout, int], float]
@@ -45,7 +44,6 @@ def search(
     cost: Cost = traffic.step_seconds,
     activations: int = 0,
     gradient_bytes: int = 4,
-    block: int = BLOCK,
     plans: Iterable[Plan] | None = None,
 ) -> list[Candidate]:
     """All valid plans that need at most `memory` bytes per rank, the fastest first (then the smallest).
@@ -66,14 +64,18 @@ def search(
     cost. Raises ValueError when nothing fits, and says what the smallest plan needs.
     """
     shapes = model if isinstance(model, Layout) else layout(model)
+
+    def seconds(plan: Plan) -> float:
+        return cost(plan, shapes, micro_batches)
+
     if plans is None:
-        bare = partitions(topology, block)
-        plans = (_with_best_routes(plan, shapes, micro_batches, weight_bits, gradient_bits, cost) for plan in bare)
+        bits = {"weight": weight_bits, "secondary": weight_bits, "gradient": gradient_bits, "update": weight_bits}
+        plans = (_with_best_routes(plan, bits, seconds) for plan in partitions(topology))
     candidates = []
     for plan in plans:
         states = bytes_of.predict(plan, shapes, gradient_bytes=gradient_bytes)
         need = sum(states.values()) + bytes_of.working(plan, shapes) + activations
-        candidates.append(Candidate(plan, cost(plan, shapes, micro_batches), need))
+        candidates.append(Candidate(plan, seconds(plan), need))
     fitting = [candidate for candidate in candidates if candidate.rank_bytes <= memory]
     if not fitting:
         least = min(candidates, key=lambda candidate: candidate.rank_bytes)
@@ -84,7 +86,7 @@ def search(
     return sorted(fitting, key=lambda candidate: (candidate.step_s, candidate.rank_bytes))
 
 
-def partitions(topology: Topology, block: int = BLOCK) -> Iterator[Plan]:
+def partitions(topology: Topology) -> Iterator[Plan]:
     """Every valid choice of levels, with 16-bit hierarchical routes: weights no wider than gradients, gradients no
     wider than the optimizer, a secondary shard narrower than the weights. Named
     `weights[+secondary]/gradients/optimizer`.
@@ -93,55 +95,35 @@ def partitions(topology: Topology, block: int = BLOCK) -> Iterator[Plan]:
     the one with gradients over the optimizer's level does the same.
     """
     levels = (None, *(level.name for level in topology.levels if level.size > 1))
-    route = comm.hierarchical(topology, 16, block)
-    for weights, gradients, optimizer in itertools.combinations_with_replacement(levels, 3):
-        for secondary in (None, *levels[1 : levels.index(weights)]):
-            secondary_route = route if secondary else None
-            plan = Plan("", topology, weights, gradients, optimizer, route, route, route, secondary, secondary_route)
-            plan = replace(plan, name=_name(plan))
+    route = comm.hierarchical(topology)
+    for states in itertools.combinations_with_replacement(levels, 3):
+        weights, *others = (level or "-" for level in states)
+        for secondary in (None, *levels[1 : levels.index(states[0])]):
+            name = "/".join([f"{weights}+{secondary}" if secondary else weights, *others])
+            plan = Plan(name, topology, *states, route, route, route, secondary, route if secondary else None)
             yield plan
-            if gradients == optimizer != levels[-1]:
-                yield replace(plan, name=f"{plan.name}, all-reduce per micro-batch", reduce_across="micro_batch")
+            if plan.gradients == plan.optimizer != levels[-1]:
+                yield replace(plan, name=f"{name}, all-reduce per micro-batch", reduce_across="micro_batch")
 
 
-def _name(plan: Plan) -> str:
-    secondary = f"+{plan.secondary}" if plan.secondary else ""
-    return f"{plan.weights or '-'}{secondary}/{plan.gradients or '-'}/{plan.optimizer or '-'}"
-
-
-def _with_best_routes(
-    plan: Plan,
-    shapes: Layout,
-    micro_batches: int,
-    weight_bits: Sequence[int],
-    gradient_bits: Sequence[int],
-    cost: Cost,
-) -> Plan:
-    """The plan with the cheapest of `routes` for each kind of message, chosen one after the other."""
-    block = plan.weight_route.block
-    for field, bits in (
-        ("weight_route", weight_bits),
-        ("secondary_route", weight_bits),
-        ("gradient_route", gradient_bits),
-        ("update_route", weight_bits),
-    ):
-        if getattr(plan, field) is None:
-            continue
-        changes: list[dict[str, Any]] = [{field: route} for route in routes(plan.topology, bits, block)]
-        choices = [replace(plan, **change) for change in changes]
-        # Of equals the first: 16 bits where a level is not used at all.
-        plan = min(choices, key=lambda choice: cost(choice, shapes, micro_batches))
+def _with_best_routes(plan: Plan, bits: dict[str, Sequence[int]], seconds: Callable[[Plan], float]) -> Plan:
+    """The plan with the cheapest of `routes` for each kind of message, chosen one after the other. `bits`: by kind."""
+    for kind, allowed in bits.items():
+        if getattr(plan, f"{kind}_route") is not None:
+            changes: list[dict[str, Any]] = [{f"{kind}_route": route} for route in routes(plan.topology, allowed)]
+            # Of equals the first: 16 bits where a level is not used at all.
+            plan = min((replace(plan, **change) for change in changes), key=seconds)
     return plan
 
 
-def routes(topology: Topology, bits: Sequence[int], block: int = BLOCK) -> Iterator[Route]:
+def routes(topology: Topology, bits: Sequence[int]) -> Iterator[Route]:
     """One hop per level with any of `bits` on each; one ring over all levels; and a hop in the node and one across."""
     names = topology.names
     ordered = sorted(bits, reverse=True)
     for each in itertools.product(ordered, repeat=len(names)):
-        yield comm.hierarchical(topology, each, block)
+        yield comm.hierarchical(topology, each)
     for one in ordered:
-        yield comm.flat(topology, one, block)
+        yield comm.flat(topology, one)
     if len(names) > 2:
         for two in itertools.product(ordered, repeat=2):
-            yield Route((names[:-1], names[-1:]), two, block)
+            yield Route((names[:-1], names[-1:]), two)

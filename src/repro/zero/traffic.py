@@ -6,16 +6,18 @@ The slow level decides: what a plan saves shows in which collectives reach it, h
 """
 
 import math
+import operator
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import Literal
 
-from repro.comm import Route, ring_orders
+from repro.comm import Route
 from repro.quantize import payload_bytes
 from repro.topology import Topology
 from repro.zero.layout import BucketLayout, Layout, shard_numel, up_to_multiple
+from repro.zero.memory import SUM_BYTES, WEIGHT_BYTES
 from repro.zero.plan import Plan
 
 Kind = Literal["gather", "reduce"]
@@ -41,6 +43,7 @@ class Hop:
     quantised   values that a rank quantises for it; 0 when the hop sends floats
     """
 
+    kind: Kind
     levels: tuple[str, ...]
     sizes: tuple[int, ...]
     bits: int
@@ -51,26 +54,35 @@ class Hop:
     def ranks(self) -> int:
         return math.prod(self.sizes)
 
+    def in_rings(self, native: bool = False) -> bool:
+        """Whether pieces go around rings; else everybody sends to everybody. `native`: the backend's collectives."""
+        several = sum(size > 1 for size in self.sizes) > 1
+        return (native or several) and (self.kind == "gather" or self.bits >= 16)
 
-@dataclass(frozen=True)
-class Exchange:
-    """One hop of a collective: bytes that all ranks of the machine together send over each level, how many messages a
-    rank sends one after the other, and how many values a rank quantises (0 when the hop sends floats)."""
+    def sent(self, native: bool = False) -> dict[str, int]:
+        """Bytes that a group together sends over each level.
 
-    sent: dict[str, int]
-    rounds: int
-    quantised: int
+        A ring enters every unit of a level once, whichever of `comm.route.ring_orders` it is, so the number of rings
+        does not matter.
+        """
+        spans = list(accumulate(self.sizes, operator.mul, initial=1))
+        if self.in_rings(native):
+            leaving = [self.ranks // span if span < self.ranks else 0 for span in spans]  # links that leave such a unit
+            messages = [(self.ranks - 1) * (links - outside) for links, outside in pairwise(leaving)]
+        else:
+            messages = [self.ranks * (outside - span) for span, outside in pairwise(spans)]
+        return {level: count * self.payload for level, count in zip(self.levels, messages, strict=True)}
 
 
-def collectives(plan: Plan, model: Layout, micro_batches: int = 1, weight_bytes: int = 2) -> Iterator[Collective]:
-    """Everything that one step with `micro_batches` backward passes sends."""
+def collectives(plan: Plan, model: Layout, micro_batches: int = 1) -> Iterator[Collective]:
+    """Everything that one step with `micro_batches` backward passes sends, weights in 16 bits."""
     for bucket, alike in Counter(model.buckets).items():
-        for collective in _of_bucket(plan, bucket, micro_batches, weight_bytes):
+        for collective in _of_bucket(plan, bucket, micro_batches):
             if collective.route is not None and collective.numel and collective.times:
                 yield replace(collective, times=alike * collective.times)
 
 
-def _of_bucket(plan: Plan, bucket: BucketLayout, micro_batches: int, weight_bytes: int) -> list[Collective]:
+def _of_bucket(plan: Plan, bucket: BucketLayout, micro_batches: int) -> list[Collective]:
     moves = plan.moves
     passes = 2 * micro_batches  # a gather before every forward and every backward
     across = micro_batches if plan.reduce_across == "micro_batch" else 1
@@ -84,14 +96,14 @@ def _of_bucket(plan: Plan, bucket: BucketLayout, micro_batches: int, weight_byte
     weight_gathers = 1 if plan.has_secondary else passes
     secondary = weights * shard // plan.degree(plan.secondary)
     return [
-        Collective("gather", moves.gather_weights, shard, weight_bytes, weight_gathers),
-        Collective("gather", moves.gather_secondary, secondary, weight_bytes, passes - weight_gathers),
-        Collective("reduce", moves.reduce_to_weights, weights * trained, 4, micro_batches),
-        Collective("reduce", moves.reduce_to_gradients, padded, 4, micro_batches),
-        Collective("reduce", moves.reduce_to_optimizer, padded * weights // gradients, 4, across),
-        Collective("reduce", moves.all_reduce_replicas, up_to_multiple(master, outside), 4, across),
-        Collective("gather", moves.all_reduce_replicas, -(-master // outside), 4, across),
-        Collective("gather", moves.gather_updated, master, weight_bytes, 1),
+        Collective("gather", moves.gather_weights, shard, WEIGHT_BYTES, weight_gathers),
+        Collective("gather", moves.gather_secondary, secondary, WEIGHT_BYTES, passes - weight_gathers),
+        Collective("reduce", moves.reduce_to_weights, weights * trained, SUM_BYTES, micro_batches),
+        Collective("reduce", moves.reduce_to_gradients, padded, SUM_BYTES, micro_batches),
+        Collective("reduce", moves.reduce_to_optimizer, padded * weights // gradients, SUM_BYTES, across),
+        Collective("reduce", moves.all_reduce_replicas, up_to_multiple(master, outside), SUM_BYTES, across),
+        Collective("gather", moves.all_reduce_replicas, -(-master // outside), SUM_BYTES, across),
+        Collective("gather", moves.gather_updated, master, WEIGHT_BYTES, 1),
     ]
 
 
@@ -100,12 +112,10 @@ def hops(collective: Collective, topology: Topology) -> Iterator[Hop]:
     assert collective.route is not None, "`collectives` leaves out what is not sent"
     level_size = {level.name: level.size for level in topology.levels}
     route, gathers = collective.route, collective.kind == "gather"
-    walk = [
-        (levels, tuple(level_size[name] for name in levels), bits)
-        for levels, bits in zip(route.hops, route.bits, strict=True)
-    ]
+    walk = list(zip(route.hops, route.bits, strict=True))
     numel, pieces, bits_before = collective.numel, 1, None
-    for levels, sizes, bits in reversed(walk) if gathers else walk:
+    for levels, bits in reversed(walk) if gathers else walk:
+        sizes = tuple(level_size[name] for name in levels)
         ranks = math.prod(sizes)
         if ranks == 1:
             continue
@@ -114,57 +124,36 @@ def hops(collective: Collective, topology: Topology) -> Iterator[Hop]:
         payload = pieces * (payload_bytes(numel, bits, route.block) if bits < 16 else full)
         # Between hops of equal bits a gathered payload travels on as it is.
         quantised = 0 if bits >= 16 or (gathers and bits == bits_before) else numel * (pieces if gathers else ranks - 1)
-        yield Hop(levels, sizes, bits, payload, quantised)
+        yield Hop(collective.kind, levels, sizes, bits, payload, quantised)
         pieces, bits_before = (pieces * ranks, bits) if gathers else (1, bits)
 
 
-def exchanges(collective: Collective, topology: Topology, native: bool = False) -> list[Exchange]:
-    """What the ranks send in each hop. `native`: one ring per hop, as a backend with collectives of its own is
-    counted."""
-    found = []
-    for hop in hops(collective, topology):
-        several = sum(size > 1 for size in hop.sizes) > 1
-        rings = (native or several) and (collective.kind == "gather" or hop.bits >= 16)
-        if rings and native:
-            sent = _single_ring_bytes(hop.sizes, hop.payload)
-        elif rings:
-            value_bytes = 1 if hop.bits < 16 else min(collective.itemsize, hop.bits // 8)
-            sent = _rings_bytes(hop.sizes, hop.payload, value_bytes)
-        else:
-            sent = _direct_bytes(hop.sizes, hop.payload)
-        groups = topology.world_size // hop.ranks
-        by_level = {name: nbytes * groups for name, nbytes in zip(hop.levels, sent, strict=True) if nbytes}
-        found.append(Exchange(by_level, hop.ranks - 1 if rings else 1, hop.quantised))
-    return found
-
-
-def step_bytes(
-    plan: Plan, model: Layout, micro_batches: int = 1, weight_bytes: int = 2, native: bool = False
-) -> dict[str, int]:
+def step_bytes(plan: Plan, model: Layout, micro_batches: int = 1, native: bool = False) -> dict[str, int]:
     """Payload bytes per level that all ranks together send in a step: the sum of their ledgers."""
     total = dict.fromkeys(plan.topology.names, 0)
-    for collective in collectives(plan, model, micro_batches, weight_bytes):
-        for hop in exchanges(collective, plan.topology, native):
-            for level, nbytes in hop.sent.items():
-                total[level] += collective.times * nbytes
+    for collective in collectives(plan, model, micro_batches):
+        for hop in hops(collective, plan.topology):
+            groups = plan.topology.world_size // hop.ranks
+            for level, nbytes in hop.sent(native).items():
+                total[level] += collective.times * groups * nbytes
     return total
 
 
-def exchange_seconds(hop: Exchange, topology: Topology, quantize_values_per_s: float = math.inf) -> float:
-    """Time of an exchange: the busiest level's bytes per rank over its rate, a latency per round, and quantising.
+def hop_seconds(hop: Hop, topology: Topology, quantize_values_per_s: float = math.inf) -> float:
+    """Time of a hop: the busiest level's bytes per rank over its rate, a latency per round, and quantising.
 
     All levels of a hop work at the same time; rates are per rank with all ranks busy (`Level.bytes_per_s`). What
     crosses an outer level leaves through the rank's own link too.
     """
-    ranks = topology.world_size
-    inner = topology.levels[0].bytes_per_s
-    busy = [sum(hop.sent.values()) / ranks / inner]
+    sent = hop.sent()
+    busy = [sum(sent.values()) / hop.ranks / topology.levels[0].bytes_per_s]
     latency = 0.0
     for level in topology.levels:
-        if nbytes := hop.sent.get(level.name, 0):
-            busy.append(nbytes / ranks / level.bytes_per_s)
+        if nbytes := sent.get(level.name, 0):
+            busy.append(nbytes / hop.ranks / level.bytes_per_s)
             latency = max(latency, level.latency_s)
-    return max(busy) + hop.rounds * latency + 2 * hop.quantised / quantize_values_per_s  # and back
+    rounds = hop.ranks - 1 if hop.in_rings() else 1
+    return max(busy) + rounds * latency + 2 * hop.quantised / quantize_values_per_s  # and back
 
 
 def step_seconds(
@@ -174,56 +163,10 @@ def step_seconds(
     *,
     compute_s: float = 0.0,
     quantize_values_per_s: float = math.inf,
-    weight_bytes: int = 2,
-    native: bool = False,
 ) -> float:
     """Predicted time of a step without overlap: `compute_s`, and its exchanges one after the other."""
     return compute_s + sum(
-        collective.times * exchange_seconds(hop, plan.topology, quantize_values_per_s)
-        for collective in collectives(plan, model, micro_batches, weight_bytes)
-        for hop in exchanges(collective, plan.topology, native)
+        collective.times * hop_seconds(hop, plan.topology, quantize_values_per_s)
+        for collective in collectives(plan, model, micro_batches)
+        for hop in hops(collective, plan.topology)
     )
-
-
-def _direct_bytes(sizes: tuple[int, ...], payload: int) -> list[int]:
-    """Everybody sends a payload to everybody in a unit of levels of `sizes`: bytes of the whole unit per level."""
-    ranks, found, inside = math.prod(sizes), [], 1
-    for size in sizes:
-        found.append(ranks * (size - 1) * inside * payload)
-        inside *= size
-    return found
-
-
-def _rings_bytes(sizes: tuple[int, ...], payload: int, unit: int) -> list[int]:
-    """The rings of `comm.ring_orders`: each carries its share of the payload, cut between values of `unit` bytes."""
-    ranks, edges = math.prod(sizes), _edges(sizes)
-    share, more = divmod(payload // unit, len(edges))
-    parts = [unit * (share + (ring < more)) for ring in range(len(edges))]
-    return [
-        sum((ranks - 1) * part * counts[level] for part, counts in zip(parts, edges, strict=True))
-        for level in range(len(sizes))
-    ]
-
-
-def _single_ring_bytes(sizes: tuple[int, ...], payload: int) -> list[int]:
-    """One ring in rank order, as the ledger counts collectives of NCCL and RCCL."""
-    ranks = math.prod(sizes)
-    return [(ranks - 1) * payload * count for count in _crossings(tuple(range(ranks)), sizes)]
-
-
-@lru_cache
-def _edges(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """For each ring: how many of its links are on each level."""
-    return tuple(_crossings(order, sizes) for order in ring_orders(sizes))
-
-
-def _crossings(order: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
-    counts = [0] * len(sizes)
-    for a, b in zip(order, order[1:] + order[:1], strict=True):
-        level = len(sizes) - 1
-        unit = math.prod(sizes[:-1])
-        while a // unit == b // unit:  # the outermost level on which the two differ
-            a, b, level = a % unit, b % unit, level - 1
-            unit = math.prod(sizes[:level])
-        counts[level] += 1
-    return tuple(counts)

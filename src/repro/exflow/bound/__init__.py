@@ -40,13 +40,13 @@ def lower_bound(counts: np.ndarray, gpus: int, time_limit_s: float = 0.0) -> flo
         raise ValueError(f"time_limit_s is {time_limit_s}, must be 0 or more")
     if gpus == 1:
         return 0.0
-    if gpus < experts and chain.count_partitions(experts, gpus) <= chain.EXACT_PARTITIONS:
-        best = chain.exact_chain(counts, gpus)
-        return total_cost(counts, best, distances(gpus, gpus)) / counts.sum()
-    kept = sum(min(b_matching(pairs, experts // gpus), spectrum(pairs, gpus)) for pairs in counts)
-    if time_limit_s > 0 and gpus < experts:  # with one expert per GPU the b-matching is the optimum
-        # Its matrices are small: where other processes compute too, more threads make it several times slower.
-        with threadpool_limits(1, user_api="blas"):
+    # Matrices are small: where other processes compute too, more threads make this several times slower.
+    with threadpool_limits(1, user_api="blas"):
+        if gpus < experts and chain.count_partitions(experts, gpus) <= chain.EXACT_PARTITIONS:
+            best = chain.exact_chain(counts, gpus)
+            return total_cost(counts, best, distances(gpus, gpus)) / counts.sum()
+        kept = sum(min(b_matching(pairs, experts // gpus), spectrum(pairs, gpus)) for pairs in counts)
+        if time_limit_s > 0 and gpus < experts:  # with one expert per GPU the b-matching is the optimum
             kept = min(kept, sdp.kept_bound(counts, gpus, time_limit_s))
     return max(0.0, 1.0 - kept / counts.sum())
 

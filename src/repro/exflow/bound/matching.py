@@ -14,9 +14,7 @@ def b_matching_prices(weight: np.ndarray, degree: int) -> tuple[np.ndarray, np.n
     """
     n = len(weight)
     chosen = np.zeros((n, n), np.bool_)
-    row, column = np.empty(n), np.zeros(n)
-    for i in range(n):
-        row[i] = weight[i].max()
+    row, column = np.array([weights.max() for weights in weight]), np.zeros(n)
     free = np.full(n, degree)  # what each column still takes
     distance, done, source = np.empty(2 * n), np.empty(2 * n, np.bool_), np.empty(2 * n, np.int64)
     for start in range(n):
@@ -24,10 +22,7 @@ def b_matching_prices(weight: np.ndarray, degree: int) -> tuple[np.ndarray, np.n
             distance[:], done[:] = np.inf, False
             distance[start] = 0.0
             while True:
-                node = -1
-                for other in range(2 * n):
-                    if not done[other] and (node < 0 or distance[other] < distance[node]):
-                        node = other
+                node = int(np.argmin(np.where(done, np.inf, distance)))
                 done[node] = True
                 if node >= n:
                     j = node - n

@@ -17,15 +17,15 @@ with half of counts_l in either corner of W_l. What is true of every placement, 
 Neighbours only share an A, so the layers' chain needs no larger matrix than 2E (a chordal relaxation).
 
 ADMM alternates between (1) and (2) and moves multipliers Λ_l [2E, 2E] of "both agree"; now and then multipliers τ >= 0
-of (3) go up where it is violated and down where it is not. The bound does not trust that any of this converged. (3)
-makes Σ τ·(1 - Z_ij - Z_ik + Z_jk) at least 0 for every placement; added to what is kept it gives Σ τ + Σ_l <C_l, Z_l>,
-C_l being W_l less what τ takes. Hence for any τ >= 0 and any symmetric Λ (weak duality)
+of (3) go up where it is violated and down where it is not. The bound does not trust that any of this converged. Every
+placement has Σ τ·(1 - Z_ij - Z_ik + Z_jk) >= 0; added to what is kept it gives Σ τ + Σ_l <C_l, Z_l>, C_l being W_l less
+what τ takes. Hence for any τ >= 0 and any symmetric Λ (weak duality)
 
     tokens kept  <=  Σ τ  +  Σ_l max over (1) of <Λ_l, Z>  +  max over (2) of Σ_l <C_l - Λ_l, Z_l>
 
-and both maxima are known in closed form: <Λ_l, J>/G + 2k times the sum of the G-1 largest eigenvalues of VᵀΛ_lV (Ky
-Fan), and a sum of positive parts, as the entries of (2) are independent. Early multipliers give a weak bound, never a
-wrong one (up to rounding, about 1e-12 of the tokens).
+Both maxima have closed forms: <Λ_l, J>/G + 2k times the sum of the G-1 largest eigenvalues of VᵀΛ_lV (Ky Fan), and a
+sum of positive parts, as the entries of (2) are independent. Early multipliers give a weak bound, never a wrong one (up
+to rounding, about 1e-12 of the tokens).
 """
 
 import math
@@ -54,7 +54,8 @@ def kept_bound(counts: np.ndarray, gpus: int, time_limit_s: float) -> float:
     scale = counts.max()
     gains = _symmetric(counts / scale)
     basis = sums_to_zero(experts)
-    triangles = Triangles(gains) if len(counts) * (2 * experts) ** 3 <= MOST_TRIANGLES else None
+    triangles = len(counts) * (2 * experts) ** 3 <= MOST_TRIANGLES
+    prices = np.zeros((len(counts), *[2 * experts] * 3) if triangles else 0, np.float32)  # τ of the file's header
     left, paid = gains, 0.0  # C and Σ τ of the file's header
     boxed = np.full(gains.shape, 1.0 / gpus)
     boxed[:, np.arange(2 * experts), np.arange(2 * experts)] = 1.0
@@ -68,7 +69,9 @@ def kept_bound(counts: np.ndarray, gpus: int, time_limit_s: float) -> float:
         dual += mixed - boxed
         iteration += 1
         if triangles and iteration >= TRIANGLES_FROM and iteration % TRIANGLES_EVERY == 0:
-            left, paid = triangles.move(boxed, penalty)
+            moves = (iteration - TRIANGLES_FROM) // TRIANGLES_EVERY
+            taken, paid = move_prices(prices, boxed, penalty * TRIANGLE_STEP / (1 + moves / TRIANGLE_DECAY))
+            left = gains - taken
         late = time.perf_counter() > deadline
         if iteration % CHECK_EVERY and not late:
             continue
@@ -80,34 +83,27 @@ def kept_bound(counts: np.ndarray, gpus: int, time_limit_s: float) -> float:
         penalty, dual = penalty * factor, dual / factor
 
 
-class Triangles:
-    """Multipliers τ of all triangle inequalities, float32 [edges, 2E, 2E, 2E]; (i, j, k) and (i, k, j) are one."""
+def move_prices(prices: np.ndarray, matrices: np.ndarray, step: float) -> tuple[np.ndarray, float]:
+    """Move τ of all triangle inequalities along what `matrices` [edges, 2E, 2E] violate, in place.
 
-    def __init__(self, gains: np.ndarray) -> None:
-        edges, size = gains.shape[:2]
-        self.gains = gains
-        self.prices = np.zeros((edges, size, size, size), np.float32)
-        self.moves = 0
-
-    def move(self, matrices: np.ndarray, penalty: float) -> tuple[np.ndarray, float]:
-        """(C [edges, 2E, 2E], Σ τ) after a step along what `matrices` [edges, 2E, 2E] violate; exact for this τ."""
-        step = np.float32(TRIANGLE_STEP * penalty / (1 + self.moves / TRIANGLE_DECAY))
-        self.moves += 1
-        left, paid = self.gains.copy(), 0.0
-        for edge, (z, prices) in enumerate(zip(matrices.astype(np.float32), self.prices, strict=True)):
-            violated = z[:, :, None] + z[:, None, :]
-            violated -= z[None] + np.float32(1)
-            violated *= step
-            prices += violated
-            np.maximum(prices, 0, out=prices)
-            taken = 2 * prices.sum(axis=2, dtype=float) - prices.sum(axis=0, dtype=float)
-            left[edge] -= (taken + taken.T) / 2
-            paid += prices.sum(dtype=float)
-        return left, float(paid)
+    `prices`: float32 [edges, 2E, 2E, 2E]; (i, j, k) and (i, k, j) are one. Returns what they take from W, float64
+    [edges, 2E, 2E], and Σ τ; both are exact for this τ.
+    """
+    all_taken, paid = np.zeros(matrices.shape), 0.0
+    for edge, (z, own) in enumerate(zip(matrices.astype(np.float32), prices, strict=True)):
+        violated = z[:, :, None] + z[:, None, :]
+        violated -= z[None] + np.float32(1)
+        violated *= np.float32(step)
+        own += violated
+        np.maximum(own, 0, out=own)
+        taken = 2 * own.sum(axis=2, dtype=float) - own.sum(axis=0, dtype=float)
+        all_taken[edge] = (taken + taken.T) / 2
+        paid += own.sum(dtype=float)
+    return all_taken, float(paid)
 
 
 def sums_to_zero(experts: int) -> np.ndarray:
-    """V of the file's header, float64 [2E, 2E-2]."""
+    """V, float64 [2E, 2E-2]."""
     return block_diag(helmert(experts).T, helmert(experts).T)
 
 

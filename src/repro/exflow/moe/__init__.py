@@ -1,22 +1,17 @@
 """Expert-parallel decoding with one all-to-all per layer instead of two (ExFlow's "context coherence").
 
-The experts of every layer are spread over ranks, and a token must visit its expert. Usually (DeepSpeed-MoE) a token has
-a home rank, which keeps the keys and values of its request:
+The experts of every layer are spread over ranks, and a token must visit its expert:
 
-    two_all_to_alls    attention at home → all-to-all → expert → all-to-all → home
+    two_all_to_alls    DeepSpeed-MoE's: attention at a home rank → all-to-all → expert → all-to-all → home
+    coherent           attention → all-to-all → expert, and on from there, as every rank can do the attention of every
+                       request; at the end of an iteration, an all-gather of the new tokens
 
-The paper's idea: a token that is at its expert need not go home, if every rank can do the attention of every request.
+With experts placed by affinity (`placement.py`) the next expert is often on the same rank, and the token does not move.
+A token's keys and values arise on whatever rank it was at, and the next token of its request needs them wherever it
+goes. The paper leaves open how (docs/exflow.md); `keys_values` says it:
 
-    coherent           attention → all-to-all → expert, and on from there; at the end of an iteration, an all-gather of
-                       the new tokens
-
-With experts placed by affinity (`placement.py`) the next expert is often on the same rank, and the token does not move
-at all. What the paper leaves open (docs/exflow.md): a token's keys and values arise on whatever rank it was at, and the
-next token of its request needs them wherever it goes. `keys_values` says how they get there:
-
-    gathered    an all-gather at the end of the iteration, 2·L·kv_width values per token to every rank: what ranks with
-                memories of their own need, and what the paper's Table I does not count
-    shared      in memory that all ranks see, so only ids travel: the table's accounting, possible on one machine only
+    gathered    an all-gather at the end of the iteration, 2·L·kv_width values per token to every rank
+    shared      in memory that all ranks see, on one machine: only ids travel, as in the paper's Table I
 
 Either way every rank holds the keys and values of all requests: ranks times the memory of `two_all_to_alls`.
 
@@ -255,7 +250,7 @@ class Decoder:
         return F.one_hot(ranks, self.ranks).any(dim=1)
 
     def _counts(self, target: Tensor) -> Tensor:
-        """Rows for each rank, int64 [ranks]; noted as rows on their way to an expert."""
+        """int64 [ranks]: rows on their way to an expert of each rank."""
         counts = target.bincount(minlength=self.ranks)
         self.meter.moves(counts)
         return counts

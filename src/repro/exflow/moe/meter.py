@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from repro.comm.ledger import Ledger
+from repro.comm import Ledger
 
 
 class Seconds(dict[str, float]):

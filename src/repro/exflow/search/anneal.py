@@ -1,9 +1,9 @@
 """Simulated annealing of a placement (numba, cached on disk): most of the search's time and of its gain.
 
-A plain annealing proposes one swap of two experts and mostly refuses it. Here one step looks at the swaps of an expert
-with all others of its layer at once, a loop over contiguous memory, and takes the one that is best after random noise
-is added to each. Noise -T·x with x exponentially distributed accepts a single swap exactly as Metropolis does (cost <
-T·x); among several it favours the good ones, so no time is lost on refusals when the placement is cold.
+One step looks at the swaps of an expert with all others of its layer at once, a loop over contiguous memory, and takes
+the one that is best after random noise is added to each. Noise -T·x with x exponentially distributed accepts a single
+swap exactly as Metropolis does (cost < T·x); among several it favours the good ones, so that, unlike in a plain
+annealing, no time is lost on refusals when the placement is cold.
 """
 
 import math
@@ -12,13 +12,23 @@ import time
 import numpy as np
 from numba import njit
 
-from repro.exflow.search.kernels import random_below
 from repro.exflow.search.problem import Problem
 
 STEPS = 16_384  # expert steps between two looks at the clock: some milliseconds
 PIECES = 64  # temperatures of an annealing of a fixed number of sweeps
 QUENCH_SWEEPS = 30
 NOISE = 4096
+
+
+@njit(cache=True)
+def random_below(limit: int, state: np.ndarray) -> int:
+    """A random integer in 0..limit-1, limit up to 2^31: the upper bits of xorshift64* on `state` (uint64 [1])."""
+    x = state[0]
+    x ^= x >> np.uint64(12)
+    x ^= x << np.uint64(25)
+    x ^= x >> np.uint64(27)
+    state[0] = x
+    return int((np.int64((x * np.uint64(2685821657736338717)) >> np.uint64(33)) * limit) >> 31)
 
 
 @njit(cache=True, fastmath=True)
@@ -79,14 +89,12 @@ def _sweeps(arrays: tuple[np.ndarray, ...], temperature: float, slack: float, sw
                     load[layer, a] += weight[layer, j] - weight[layer, i]
                     load[layer, b] += weight[layer, i] - weight[layer, j]
                 swaps += 1
-                for side in range(2):
-                    near = layer - 1 if side == 0 else layer + 1
+                for near in (layer - 1, layer + 1):
                     if near < 0 or near >= layers:
                         continue
-                    gains = backward[near, i] if side == 0 else forward[layer, i]  # tokens of i, then of j
-                    loses = backward[near, j] if side == 0 else forward[layer, j]
+                    tokens = backward[near] if near < layer else forward[layer]
                     for e in range(experts):
-                        delta[e] = gains[e] - loses[e]
+                        delta[e] = tokens[i, e] - tokens[j, e]
                     for g in range(gpus):
                         factor = distance[g, b] - distance[g, a]
                         if factor != 0.0:  # at one flat cost only g = a and g = b change
@@ -114,9 +122,7 @@ def anneal(
     start, done = time.perf_counter(), 0
     piece = max(1, min(STEPS // placement.size, int(min(sweeps, 1e9)) // PIECES))
     noise = np.random.default_rng(int(state[0])).exponential(size=NOISE + problem.experts).astype(np.float32)
-    table = problem.table(placement).astype(np.float32)
-    distance = problem.distance.astype(np.float32)
-
+    table, distance = problem.table(placement).astype(np.float32), problem.distance.astype(np.float32)
     arrays = (problem.forward, problem.backward, placement, table, distance, problem.weight, problem.room, noise)
 
     def sweep(temperature: float, times: int) -> int:

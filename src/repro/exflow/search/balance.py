@@ -1,14 +1,13 @@
 """A limit on the tokens that the busiest GPU of each layer gets: what is possible, and placements that keep it.
 
-The paper balances how many experts a GPU holds, not how many tokens these get, so a placement that saves hops may make
-one GPU wait for another. Every GPU still holds exactly E/G experts. Hence the GPU of the hottest expert holds at least
-the E/G - 1 coldest ones besides, and no placement can be more even than that; how near one can come is a partition
-problem, NP-hard in general, for which the rule below (longest processing time first, then swaps) usually ends a
-fraction of a percent off.
+Every GPU still holds exactly E/G experts. Hence the GPU of the hottest expert holds at least the E/G - 1 coldest ones
+besides, and no placement can be more even than that; how near one can come is a partition problem, NP-hard in general,
+for which the rule below (longest processing time first, then swaps) usually ends a fraction of a percent off.
 """
 
 import numpy as np
 
+from repro.exflow.evaluate import busiest
 from repro.exflow.search import chain
 from repro.exflow.search.problem import ROUNDING, Problem
 
@@ -41,7 +40,7 @@ def lightest(weight: np.ndarray, gpus: int) -> np.ndarray:
     experts = len(weight)
     if 1 < gpus < experts and chain.count_partitions(experts, gpus) <= chain.EXACT_PARTITIONS:
         rows = chain.partitions(experts, gpus)
-        return rows[int(busiest_loads(rows, weight, gpus).argmin())]
+        return rows[np.argmin([np.bincount(row, weight, gpus).max() for row in rows])]
     row, load, seats = np.empty(experts, np.int64), np.zeros(gpus), np.full(gpus, experts // gpus)
     for expert in np.argsort(-weight, kind="stable"):
         gpu = int(np.where(seats > 0, load, np.inf).argmin())
@@ -51,26 +50,19 @@ def lightest(weight: np.ndarray, gpus: int) -> np.ndarray:
     return evened(row, weight, gpus)
 
 
-def busiest_loads(rows: np.ndarray, weight: np.ndarray, gpus: int) -> np.ndarray:
-    """float64 [n]: load of the busiest GPU under each of `rows`, int [n, E]."""
-    return np.array([np.bincount(row, weight, gpus).max() for row in rows])
-
-
 def least_max_load(weight: np.ndarray, gpus: int) -> np.ndarray:
     """float64 [layers]: the lowest max load, over the even share, that `lightest` finds; `weight` [layers, E]."""
-    shares = [busiest_loads(lightest(own, gpus)[None], own, gpus)[0] * gpus / own.sum() for own in weight if own.any()]
-    return np.array(shares or [1.0])
+    return busiest(weight, np.array([lightest(own, gpus) for own in weight]), gpus)
 
 
 def check_limit(weight: np.ndarray, gpus: int, max_load: float) -> None:
     """ValueError that names the worst layer and its hottest expert when no placement that keeps `max_load` is found."""
     if not (np.isfinite(max_load) and max_load >= 1.0):
         raise ValueError(f"max_load is {max_load}, must be at least 1: the busiest GPU gets the even share or more")
-    used = np.flatnonzero(weight.any(axis=1))
     reached = least_max_load(weight, gpus)
     if reached.max() <= max_load * (1 + ROUNDING):
         return
-    layer = int(used[reached.argmax()])
+    layer = int(reached.argmax())
     own, fill = np.sort(weight[layer]) * gpus / weight[layer].sum(), weight.shape[1] // gpus - 1
     expert, alone, forced = int(weight[layer].argmax()), own[-1], own[-1] + own[:fill].sum()
     reason = "no placement can meet it" if forced > max_load else "no placement that meets it was found"

@@ -1,8 +1,7 @@
 """What can be solved exactly because layers form a chain.
 
-Only neighbouring layers exchange tokens, so a placement is a path through layers, and at one flat cost only the
-*partition* of a layer into GPUs matters: the labels can be matched afterwards, edge by edge, by an assignment problem.
-Hence
+At one flat cost only the *partition* of a layer into GPUs matters: labels can be matched afterwards, edge by edge, by
+an assignment problem. Hence
 
   one expert per GPU       the layers separate into a chain of assignment problems
   few partitions (E = 8)   Viterbi over all partitions of each layer
@@ -18,8 +17,6 @@ from collections.abc import Iterator
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
-
-from repro.exflow.search import kernels
 
 EXACT_PARTITIONS = 500  # Viterbi over all partitions up to here (E=8 on 4 GPUs: 105; E=12 on 2: 462)
 
@@ -72,8 +69,7 @@ def recombine(counts: np.ndarray, pool: np.ndarray, gpus: int, allowed: np.ndarr
     kept = forbidden[:, 0]
     source = np.zeros(pool.shape[1::-1], np.int64)
     for layer, pairs in enumerate(counts):
-        here, there = np.ascontiguousarray(pool[:, layer]), np.ascontiguousarray(pool[:, layer + 1])
-        total = kept[:, None] + _matched(kernels.shared(pairs, here, there, gpus))
+        total = kept[:, None] + _matched(_shared(pairs, pool[:, layer], pool[:, layer + 1], gpus))
         source[layer + 1], kept = total.argmax(axis=0), total.max(axis=0) + forbidden[:, layer + 1]
     state = int(kept.argmax())
     chosen = np.empty(pool.shape[1:], np.int64)
@@ -81,6 +77,16 @@ def recombine(counts: np.ndarray, pool: np.ndarray, gpus: int, allowed: np.ndarr
         chosen[layer] = pool[state, layer]
         state = source[layer, state]
     return match_labels(counts, chosen, gpus)
+
+
+def _shared(pairs: np.ndarray, here: np.ndarray, there: np.ndarray, gpus: int) -> np.ndarray:
+    """float64 [A, B, gpus, gpus]: tokens that go from each GPU to each, for counts `pairs` [E, E] between two layers.
+
+    `here` int64 [A, E] and `there` int64 [B, E]: alternative GPUs of the experts of the two layers.
+    """
+    on = np.eye(gpus)
+    leaving = np.tensordot(on[here], pairs, (1, 0))  # [A, gpus, E]
+    return np.tensordot(leaving, on[there], (2, 1)).swapaxes(1, 2)
 
 
 def _matched(shared: np.ndarray) -> np.ndarray:
@@ -99,7 +105,7 @@ def match_labels(counts: np.ndarray, placement: np.ndarray, gpus: int) -> np.nda
     """The same partitions with every layer's GPU labels matched best to those of the layer before."""
     placement = placement.copy()
     for layer, pairs in enumerate(counts):
-        tokens = kernels.shared(pairs, placement[layer : layer + 1], placement[layer + 1 : layer + 2], gpus)[0, 0]
+        tokens = _shared(pairs, placement[layer : layer + 1], placement[layer + 1 : layer + 2], gpus)[0, 0]
         here, there = linear_sum_assignment(tokens, maximize=True)
         label = np.empty(gpus, np.int64)
         label[there] = here

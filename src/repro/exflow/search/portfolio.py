@@ -1,12 +1,9 @@
 """Our placement search on one set of GPUs: exact where `chain.py` can, else rounds of annealing.
 
-The first rounds anneal from scratch (`anneal.py`). Later ones reheat one of the best placements so far, gently, so that
-it keeps most of its structure, or disturb a few experts, and now and then join the best layers of several
-(`chain.recombine`): layers far apart hardly know of each other, so each placement is good somewhere else. Each round
-ends with moves of many experts at once until none helps: matching the labels of neighbouring layers, and re-splitting
-pairs of GPUs in all layers (`resplit.py`).
-
-Arrays as in `problem.py`.
+The first rounds anneal from scratch (`anneal.py`). Later ones reheat one of the best placements so far gently, or
+disturb a few experts, and now and then join the best layers of several (`chain.recombine`), as each is good somewhere
+else. Each round ends with moves of many experts at once until none helps: matching the labels of neighbouring layers,
+and re-splitting pairs of GPUs in all layers (`resplit.py`). Arrays as in `problem.py`.
 """
 
 import itertools
@@ -136,22 +133,23 @@ def _origin(
 
 def improve(problem: Problem, placement: np.ndarray, budget: Budget, state: np.ndarray) -> np.ndarray:
     """`placement` after label matching (at one flat cost) and re-splits, until no pair of GPUs gains anything."""
-    stale = {frozenset(pair) for pair in itertools.combinations(range(problem.gpus), 2)}  # pairs that may gain
+    pairs = list(itertools.combinations(range(problem.gpus), 2))
+    stale = set(pairs)  # those that may gain
     some = problem.experts // problem.gpus > resplit.EXPERTS  # take part: the next try chooses others
     gain = math.inf
     while gain > 0.0 and not budget.expired():
         if problem.flat:
             placement = match_labels(problem.counts, placement, problem.gpus)
         gain = 0.0
-        for a, b in itertools.combinations(range(problem.gpus), 2):
-            if frozenset((a, b)) not in stale or budget.expired():
+        for a, b in pairs:
+            if (a, b) not in stale or budget.expired():
                 continue
             won = resplit.pair(problem, placement, a, b, state)
             gain += won
             if won > 0.0:
-                stale |= {frozenset((x, y)) for x in (a, b) for y in range(problem.gpus) if x != y}
+                stale |= {pair for pair in pairs if a in pair or b in pair}
             if not some:
-                stale.discard(frozenset((a, b)))
+                stale.discard((a, b))
     return placement
 
 
@@ -200,7 +198,6 @@ def _keep(pool: Pool, cost: float, placement: np.ndarray) -> None:
 def compile_kernels() -> None:
     """Compile, or load from numba's cache, before a clock starts: seconds the first time, then milliseconds."""
     problem = Problem(np.ones((1, 4, 4)), distances(2, 2))
-    placement = contiguous(2, 4, 2)
-    anneal(problem, placement, np.ones(1, np.uint64), HOT, COLD, sweeps=1)
-    improve(problem, placement, Budget(0), np.ones(1, np.uint64))
-    problem.cost(placement)
+    placement, state = contiguous(2, 4, 2), np.ones(1, np.uint64)
+    anneal(problem, placement, state, HOT, COLD, sweeps=1)
+    improve(problem, placement, Budget(0), state)

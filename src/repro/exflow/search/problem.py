@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from repro.exflow.search import kernels
+from repro.exflow.evaluate import total_cost
 
 ROUNDING = 1e-9  # relative; must not forbid what just fits
 
@@ -69,15 +69,15 @@ class Problem:
 
     def cost(self, placement: np.ndarray) -> float:
         """Tokens times the cost of their hops."""
-        hops = 0.0
-        for layer, pairs in enumerate(self.counts):
-            here, there = placement[layer : layer + 1], placement[layer + 1 : layer + 2]
-            hops += float((kernels.shared(pairs, here, there, self.gpus)[0, 0] * self.distance).sum())
-        return hops
+        return total_cost(self.counts, placement, self.distance)
 
     def table(self, placement: np.ndarray) -> np.ndarray:
         """float64 [layers, G, E]: cost of having expert e on GPU g while both neighbouring layers stay."""
-        return self.distance @ kernels.exchanged(self.counts, placement, self.gpus)
+        on = np.eye(self.gpus)[placement].transpose(0, 2, 1)  # [layers, G, E]
+        tokens = np.zeros(on.shape)  # that each expert exchanges with all experts next door on each GPU
+        tokens[:-1] += on[1:] @ self.counts.transpose(0, 2, 1)
+        tokens[1:] += on[:-1] @ self.counts
+        return self.distance @ tokens
 
     def row_fits(self, layer: int, row: np.ndarray) -> bool:
         """Whether the GPUs `row`, int [E], keep the load limit of the layer."""

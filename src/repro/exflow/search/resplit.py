@@ -10,7 +10,7 @@ import itertools
 import numpy as np
 from numba import njit
 
-from repro.exflow.search.kernels import random_below
+from repro.exflow.search.anneal import random_below
 from repro.exflow.search.problem import Problem
 
 EXPERTS = 4  # of each GPU that one re-split moves: C(8, 4) = 70 states; when a GPU has more, some of them take part
@@ -21,8 +21,7 @@ def _choose(counts: np.ndarray, placement: np.ndarray, a: int, b: int, take: int
     """int64 [layers, 2·take]: `take` experts of GPU a, then `take` of GPU b, of each layer.
 
     When a GPU has more, a random layer gets random ones; going outwards from it, each layer gets those that exchange
-    most tokens with the ones chosen next door (times a random factor), since only linked experts gain from moving
-    together.
+    most tokens with the ones chosen next door (times a random factor): only linked experts gain from moving together.
     """
     layers, experts = placement.shape
     chosen = np.empty((layers, 2 * take), np.int64)
@@ -30,10 +29,9 @@ def _choose(counts: np.ndarray, placement: np.ndarray, a: int, b: int, take: int
     start = random_below(layers, state)
     for step in range(layers):
         layer = start + step if start + step < layers else layers - 1 - step
-        for side in range(2):
-            gpu = a if side == 0 else b
+        for side, gpu in enumerate((a, b)):
+            score[:] = -1.0
             for e in range(experts):
-                score[e] = -1.0
                 if placement[layer, e] == gpu:
                     link = 1.0
                     if step > 0:
@@ -56,35 +54,21 @@ def _outside(
 ) -> np.ndarray:
     """float64 [layers, 2·take]: what each chosen expert pays to experts that stay put, on GPU a less on GPU b."""
     layers, experts = placement.shape
-    fixed = np.ones((layers, experts), np.bool_)
+    nearer = np.empty((layers, experts))  # of a token to an expert that stays put: what it pays from a less from b
     for layer in range(layers):
-        for e in chosen[layer]:
-            fixed[layer, e] = False
+        for e in range(experts):
+            g = placement[layer, e]
+            nearer[layer, e] = distance[g, a] - distance[g, b]
+        nearer[layer][chosen[layer]] = 0.0
     pays = np.zeros(chosen.shape)
     for layer in range(layers):
         for t, e in enumerate(chosen[layer]):
-            for near in (layer - 1, layer + 1):
-                if near < 0 or near >= layers:
-                    continue
-                for f in range(experts):
-                    if fixed[near, f]:
-                        g = placement[near, f]
-                        tokens = counts[near, f, e] if near < layer else counts[layer, e, f]
-                        pays[layer, t] += tokens * (distance[g, a] - distance[g, b])
+            for f in range(experts):
+                if layer > 0:
+                    pays[layer, t] += counts[layer - 1, f, e] * nearer[layer - 1, f]
+                if layer < layers - 1:
+                    pays[layer, t] += counts[layer, e, f] * nearer[layer + 1, f]
     return pays
-
-
-@njit(cache=True)
-def _staying_load(placement: np.ndarray, weight: np.ndarray, layer: int, gpu: int, chosen: np.ndarray) -> float:
-    """Tokens of the layer for the experts of `gpu` that are not `chosen`."""
-    load = 0.0
-    for e in range(placement.shape[1]):
-        if placement[layer, e] == gpu:
-            load += weight[layer, e]
-    for e in chosen[layer]:
-        if placement[layer, e] == gpu:
-            load -= weight[layer, e]
-    return load
 
 
 @njit(cache=True)
@@ -152,9 +136,9 @@ def _pair_viterbi(arrays: tuple[np.ndarray, ...], a: int, b: int, splits: np.nda
             cost[r] += low[splits[r] & 15] + high[splits[r] >> 4]
         present += low[splits[0] & 15] + high[splits[0] >> 4]
         if len(room) > 0:
-            heavy = weight[layer][chosen[layer]]
-            room_a = room[layer] - _staying_load(placement, weight, layer, a, chosen)
-            room_b = room[layer] - _staying_load(placement, weight, layer, b, chosen)
+            heavy, own = weight[layer][chosen[layer]], weight[layer]
+            room_a = room[layer] - (own[placement[layer] == a].sum() - heavy[:take].sum())
+            room_b = room[layer] - (own[placement[layer] == b].sum() - heavy[take:].sum())
             _half_sums(heavy, low, high)
             for r in range(1, states):
                 on_a = low[splits[r] & 15] + high[splits[r] >> 4]

@@ -8,7 +8,6 @@ checkpoint (`permute.py`).
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 
@@ -19,13 +18,10 @@ from repro.files import replacing
 def write_csv(gpu: np.ndarray, path: str | Path) -> None:
     """Write `gpu` (int [layers, E]) as the published solver does: `Expert,Node`, one row per expert of every layer.
 
-    Experts are numbered through the layers, expert e of layer l is l·E + e; `Node` is its GPU, counted over all nodes
-    (the published solver calls a GPU a node).
+    Experts are numbered through the layers, expert e of layer l is l·E + e; `Node` is its GPU, counted over all nodes.
     The file appears whole or not at all, as those below.
     """
-
-    rows = np.column_stack((np.arange(gpu.size), gpu.ravel()))
-    _write(path, lambda file: np.savetxt(file, rows, "%d", delimiter=",", header="Expert,Node", comments=""))
+    _write(path, "Expert,Node\n" + "".join(f"{expert},{node}\n" for expert, node in enumerate(gpu.ravel())))
 
 
 def _slots(placed: np.ndarray | Replicas) -> np.ndarray:
@@ -41,8 +37,7 @@ def write_sglang(placed: np.ndarray | Replicas, path: str | Path, dense_layers: 
         raise ValueError(f"{path}: SGLang reads a file as JSON when its name ends in .json")
     order = _slots(placed)
     identity = np.tile(np.arange(order.shape[1]) % (order.max() + 1), (dense_layers, 1))
-    content = {"physical_to_logical_map": np.concatenate((identity, order)).tolist()}
-    _write(path, lambda file: json.dump(content, file))
+    _write(path, json.dumps({"physical_to_logical_map": np.concatenate((identity, order)).tolist()}))
 
 
 def write_vllm(placed: np.ndarray | Replicas, path: str | Path) -> None:
@@ -51,7 +46,7 @@ def write_vllm(placed: np.ndarray | Replicas, path: str | Path) -> None:
     As proposed in vLLM's pull request 49572, open in November 2026: released versions serve a reordered checkpoint
     (`permute.py`).
     """
-    _write(path, lambda file: json.dump(_slots(placed).tolist(), file))
+    _write(path, json.dumps(_slots(placed).tolist()))
 
 
 def write_vllm_ascend(gpu: np.ndarray, path: str | Path) -> None:
@@ -68,7 +63,7 @@ def write_vllm_ascend(gpu: np.ndarray, path: str | Path) -> None:
         }
         for layer, order in enumerate(physical_to_logical(gpu))
     ]
-    _write(path, lambda file: json.dump({"moe_layer_count": len(layers), "layer_list": layers}, file))
+    _write(path, json.dumps({"moe_layer_count": len(layers), "layer_list": layers}))
 
 
 FORMATS: dict[str, Callable[..., None]] = {
@@ -79,6 +74,6 @@ FORMATS: dict[str, Callable[..., None]] = {
 }
 
 
-def _write(path: str | Path, content: Callable[[TextIO], None]) -> None:
-    with replacing(Path(path)) as temporary, temporary.open("w", newline="") as file:
-        content(file)
+def _write(path: str | Path, content: str) -> None:
+    with replacing(Path(path)) as temporary:
+        temporary.write_text(content, newline="")

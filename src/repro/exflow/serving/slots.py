@@ -1,8 +1,18 @@
 """Experts as expert-parallel servers number their places: S slots per GPU and layer, slot s on GPU s // S."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+
+def check_aim(objective: str, objectives: Sequence[str], costs: Sequence[float]) -> None:
+    """ValueError unless the objective is one of `objectives` and `costs` are two, of a GPU or hop in a node and of a
+    node or hop between nodes."""
+    if objective not in objectives:
+        raise ValueError(f"unknown objective {objective!r}, allowed: {', '.join(objectives)}")
+    if len(costs) != 2 or not 0 <= costs[0] <= costs[1]:
+        raise ValueError(f"costs are {tuple(costs)}, must be two, 0 <= inside a node <= between nodes")
 
 
 def physical_to_logical(gpu: np.ndarray) -> np.ndarray:

@@ -1,13 +1,14 @@
 """Points that run on ranks, on a machine of three levels: package, node and cluster."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field
 
 from repro.experiments.base import Point, Shape
 from repro.topology import Level, Topology
 
-LEVELS = ("package", "node", "cluster")
+LevelName = Literal["package", "node", "cluster"]
+LEVELS: tuple[str, ...] = get_args(LevelName)
 
 
 class Ranked(Point):
@@ -51,15 +52,15 @@ class OnRanks(Ranked):
     def topology(self) -> Topology:
         """Sizes and rates of the levels."""
         slow = self.cluster_mbit_s * 1e6 / 8
-        return Topology(
-            (
-                Level("package", self.gcds, slow * self.package_ratio),
-                Level("node", self.packages, slow * self.node_ratio),
-                Level("cluster", self.nodes, slow),
-            )
-        )
+        sizes, factors = (self.gcds, self.packages, self.nodes), (self.package_ratio, self.node_ratio, 1.0)
+        return Topology(tuple(Level(n, size, slow * f) for n, size, f in zip(LEVELS, sizes, factors, strict=True)))
 
     @property
     def fabric_label(self) -> str:
         """End of a label."""
         return "-unshaped" if self.fabric == "unshaped" else ""
+
+    def describe(self, state: str) -> str:
+        """With the rates of a shaped network."""
+        rates = "/".join(f"{level.bytes_per_s * 8 / 1e6:g}" for level in self.topology.levels)
+        return super().describe(f"{rates} Mbit/s per rank" if state == "shaped" else state)

@@ -1,28 +1,22 @@
 """What every served workload reports, and the paper's requests."""
 
-from repro.experiments.base import Bytes, Metrics, Number, Seconds, SecondsPerToken, Tokens, TokensPerSecond
+from repro.experiments.base import Bytes, Number, Seconds, SecondsPerToken, Tokens, TokensPerSecond, metrics
 
+WINDOW = "dynamic: from the first request that waits until its batch is formed"  # description of `window_s`
 PAPER_PROMPT_TOKENS = 8
 PAPER_SHORTEST = 128  # tokens of the shortest answer of random length
 
+_AVERAGES = ("mean", "p50", "p99")
 
-class ServedMetrics(Metrics):
+
+class ServedMetrics(
+    metrics(Seconds | None, *(f"{time}_{of}" for time in ("latency", "ttft") for of in _AVERAGES)),
+    metrics(SecondsPerToken | None, *(f"tpot_{of}" for of in _AVERAGES)),
+    metrics(Number, "iterations", "slot_moves", "waste_fraction"),
+    metrics(Bytes, "moved_bytes", "cache_bytes"),
+):
     """As `repro.flover.workload.summary` gives them. Answers of a single token have no time per output token."""
 
     total_seconds: Seconds
     tokens_per_s: TokensPerSecond
     output_tokens: Tokens
-    iterations: Number
-    slot_moves: Number
-    moved_bytes: Bytes
-    cache_bytes: Bytes
-    waste_fraction: Number
-    latency_mean: Seconds | None = None
-    latency_p50: Seconds | None = None
-    latency_p99: Seconds | None = None
-    ttft_mean: Seconds | None = None
-    ttft_p50: Seconds | None = None
-    ttft_p99: Seconds | None = None
-    tpot_mean: SecondsPerToken | None = None
-    tpot_p50: SecondsPerToken | None = None
-    tpot_p99: SecondsPerToken | None = None

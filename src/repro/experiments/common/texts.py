@@ -1,5 +1,6 @@
-"""The texts that the GPT-MoEs train on and are judged on, as bytes."""
+"""The texts that the models train on and are judged on, as bytes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,11 +21,21 @@ class Text:
     held_out: Tensor
 
 
+def whole(name: str) -> Tensor:
+    """A shipped text, "shakespeare" or "python", uint8."""
+    return torch.frombuffer(bytearray(paths.data(FILES[name]).read_bytes()), dtype=torch.uint8)
+
+
 def read(name: str) -> Text:
-    """A shipped text: "shakespeare" or "python"."""
-    content = torch.frombuffer(bytearray(paths.data(FILES[name]).read_bytes()), dtype=torch.uint8)
+    """A shipped text in its two parts."""
+    content = whole(name)
     cut = len(content) - int(HELD_OUT * len(content))
     return Text(content[:cut], content[cut:])
+
+
+def slices(text: Tensor, starts: Sequence[int], length: int) -> Tensor:
+    """int64 [starts, length]."""
+    return torch.stack([text[start : start + length] for start in starts]).long()
 
 
 def windows(text: Tensor, tokens: int, length: int) -> Tensor:
@@ -33,4 +44,4 @@ def windows(text: Tensor, tokens: int, length: int) -> Tensor:
     if len(text) <= length:
         raise ValueError(f"a text of {len(text)} bytes has no sequence of seq_len {length}")
     starts = np.linspace(0, len(text) - length - 1, max(tokens // length, 1)).astype(int)
-    return torch.stack([text[start : start + length + 1] for start in starts.tolist()]).long()
+    return slices(text, starts.tolist(), length + 1)

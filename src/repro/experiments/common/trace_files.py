@@ -6,7 +6,7 @@ import numpy as np
 
 from repro import exflow, paths
 from repro.exflow.trace import Trace
-from repro.experiments.common.traces import ALL, TraceName, experts, variant
+from repro.experiments.common.traces import ALL, TraceName, domains, experts
 
 TRAIN_FRACTION = 0.7  # of gpt-oss's sequences
 
@@ -35,22 +35,14 @@ class Source:
 
 def open_trace(name: TraceName, top_k: int = 1) -> Source:
     """Read a shipped trace, the first k experts of each token."""
-    if name == "gptoss20b":
-        path = paths.data("gptoss20b_routing.npz")
-        with np.load(path) as file:
-            names, of_sequence = file["dataset_names"], file["dataset"]
-        families = np.array([_family(str(each)) for each in names])
-        trace = exflow.load_trace(path, experts(name), top_k)
-        return Source(trace, families[of_sequence][trace.sequences], None)
-    path = paths.data(f"gpt_moe_routing_{variant(name)}.npz")
+    variant = name.removeprefix("gpt_moe_")
+    path = paths.data("gptoss20b_routing.npz" if name == "gptoss20b" else f"gpt_moe_routing_{variant}.npz")
+    trace = exflow.load_trace(path, experts(name), top_k)
     with np.load(path) as file:
-        domain, held_out = file["domain_names"][file["domain"]], file["held_out"]
-    trace = exflow.load_trace(path, experts(name))
-    return Source(trace, domain[trace.sequences], held_out[trace.sequences])
-
-
-def _family(dataset: str) -> str:
-    """Parts of one benchmark (its test, validation and development sets) are one domain."""
-    return next(
-        (family for family in ("mmlu_pro", "mmlu", "gpqa", "sorry_bench") if dataset.startswith(family)), dataset
-    )
+        if name != "gptoss20b":
+            domain, held_out = file["domain_names"][file["domain"]], file["held_out"]
+            return Source(trace, domain[trace.sequences], held_out[trace.sequences])
+        # Parts of one benchmark (its test, validation and development sets) are one domain.
+        known = sorted(domains(name), key=len, reverse=True)
+        families = [next((d for d in known if part.startswith(d)), part) for part in map(str, file["dataset_names"])]
+        return Source(trace, np.array(families)[file["dataset"]][trace.sequences], None)

@@ -1,5 +1,6 @@
 """The shipped routing traces by name, and what is known of them without reading them."""
 
+from collections.abc import Iterator
 from typing import Literal
 
 TraceName = Literal["gptoss20b", "gpt_moe_8e", "gpt_moe_16e", "gpt_moe_32e", "gpt_moe_64e", "gpt_moe_16e_shakespeare"]
@@ -10,12 +11,7 @@ DOMAINS = {"gptoss20b": (ALL, "mmlu", "mmlu_pro", "gpqa", "sorry_bench"), "gpt_m
 
 def experts(name: TraceName) -> int:
     """Experts per layer of a trace."""
-    return 32 if name == "gptoss20b" else int(variant(name).split("e")[0])
-
-
-def widest(name: TraceName) -> int:
-    """Experts per token and layer that a trace knows."""
-    return 4 if name == "gptoss20b" else 1
+    return 32 if name == "gptoss20b" else int(name.split("_")[2].removesuffix("e"))
 
 
 def domains(name: TraceName) -> tuple[str, ...]:
@@ -23,10 +19,11 @@ def domains(name: TraceName) -> tuple[str, ...]:
     return DOMAINS["gptoss20b" if name == "gptoss20b" else "gpt_moe"]
 
 
-def check_domain(name: TraceName, field: str, domain: str) -> None:
-    """ValueError where the trace lacks the domain that `field` names."""
-    if domain not in domains(name):
-        raise ValueError(f"{field} is {domain!r}: {name} has {', '.join(domains(name))}")
+def unknown_domains(name: TraceName, **asked: str) -> Iterator[str]:
+    """Complaints about fields that name a domain which the trace lacks."""
+    for field, domain in asked.items():
+        if domain not in domains(name):
+            yield f"{field} is {domain!r}: {name} has {', '.join(domains(name))}"
 
 
 def describe(name: TraceName, domain: str, top_k: int = 1) -> str:
@@ -34,8 +31,3 @@ def describe(name: TraceName, domain: str, top_k: int = 1) -> str:
     own = f"GPT-MoE with {experts(name)} experts" + (", trained on Shakespeare," if "shakespeare" in name else "")
     model = "gpt-oss-20b" if name == "gptoss20b" else own
     return f"{model} top-{top_k}, {'all domains' if domain == ALL else domain}"
-
-
-def variant(name: TraceName) -> str:
-    """Of a GPT-MoE: its experts and, if not both, the text that it was trained on."""
-    return name.removeprefix("gpt_moe_")

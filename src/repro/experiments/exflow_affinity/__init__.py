@@ -1,9 +1,11 @@
 """How much the expert of one layer tells about the next one's (the paper's Fig. 2), on the routing of real models."""
 
-from pydantic import Field, model_validator
+from collections.abc import Iterator
 
-from repro.experiments.base import Bits, Experiment, Metrics, Number, Point
-from repro.experiments.common.traces import ALL, TraceName, check_domain
+from pydantic import Field
+
+from repro.experiments.base import Bits, Experiment, Number, Point, metrics
+from repro.experiments.common.traces import ALL, TraceName, unknown_domains
 
 
 class AffinityPoint(Point):
@@ -13,23 +15,19 @@ class AffinityPoint(Point):
     domain: str = ALL
     tokens: int = Field(0, ge=0, description="tokens drawn at random from the trace; 0 = all")
 
-    @model_validator(mode="after")
-    def _known(self) -> "AffinityPoint":
-        check_domain(self.trace, "domain", self.domain)
-        return self
+    def contradictions(self) -> Iterator[str]:
+        yield from unknown_domains(self.trace, domain=self.domain)
 
     @property
     def label(self) -> str:
         return f"{self.trace}-{self.domain}-tokens{self.tokens or 'all'}"
 
 
-class AffinityMetrics(Metrics):
+class AffinityMetrics(
+    metrics(Bits, "mutual_information", "mutual_information_shuffled"),
+    metrics(Number, "normalized_mutual_information", "normalized_mutual_information_shuffled"),
+):
     """Means over pairs of neighbouring layers."""
-
-    mutual_information: Bits
-    mutual_information_shuffled: Bits
-    normalized_mutual_information: Number
-    normalized_mutual_information_shuffled: Number
 
 
 EXPERIMENT = Experiment(

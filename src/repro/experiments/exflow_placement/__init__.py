@@ -1,11 +1,12 @@
 """Place experts by training sequences of a model's routing, and count the hops of held-out sequences."""
 
+from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from repro.experiments.base import Experiment, HopsPerToken, Metrics, Number, Point, Seconds
-from repro.experiments.common.traces import ALL, TraceName, check_domain, experts
+from repro.experiments.base import Experiment, HopsPerToken, Number, Point, Seconds, metrics
+from repro.experiments.common.traces import ALL, TraceName, experts, unknown_domains
 
 
 class PlacementPoint(Point):
@@ -20,27 +21,19 @@ class PlacementPoint(Point):
     gpus_per_node: int = Field(0, ge=0, description="0 = all GPUs in one node")
     train_tokens: int = Field(0, ge=0, description="drawn at random from the training sequences; 0 = all of them")
     time_limit_s: float = Field(30.0, gt=0, description="limit of the placement search")
-    max_load_limit: float = Field(
-        0.0, ge=0, description="limit on the busiest GPU's tokens over the even share; 0 = none"
-    )
+    max_load_limit: float = Field(0.0, ge=0, description="busiest GPU's tokens over the even share; 0 = no limit")
     bound_s: float = Field(0.0, ge=0, description="time for the semidefinite bound; 0 = the fast bounds only")
 
-    @model_validator(mode="after")
-    def _whole(self) -> "PlacementPoint":
-        for name in ("train_domain", "test_domain"):
-            check_domain(self.trace, name, getattr(self, name))
-        count = experts(self.trace)
+    def contradictions(self) -> Iterator[str]:
+        yield from unknown_domains(self.trace, train_domain=self.train_domain, test_domain=self.test_domain)
+        count, limit = experts(self.trace), self.max_load_limit
         if count % self.gpus:
             whole = ", ".join(str(n) for n in range(1, count + 1) if count % n == 0)
-            raise ValueError(f"gpus is {self.gpus}: {count} experts cannot be shared evenly; allowed: {whole}")
+            yield f"gpus is {self.gpus}: {count} experts cannot be shared evenly; allowed: {whole}"
         if self.gpus_per_node and self.gpus % self.gpus_per_node:
-            raise ValueError(f"gpus is {self.gpus}: not whole nodes of gpus_per_node {self.gpus_per_node}")
-        if self.max_load_limit and (self.max_load_limit < 1 or self.method != "affinity"):
-            raise ValueError(
-                f"max_load_limit is {self.max_load_limit}: at least 1, and only with method affinity, "
-                f"found {self.method}"
-            )
-        return self
+            yield f"gpus is {self.gpus}: not whole nodes of gpus_per_node {self.gpus_per_node}"
+        if limit and (limit < 1 or self.method != "affinity"):
+            yield f"max_load_limit is {limit}: at least 1, and only with method affinity, found {self.method}"
 
     @property
     def label(self) -> str:
@@ -52,20 +45,16 @@ class PlacementPoint(Point):
         return f"{self.trace}{texts}-{self.method}{load}-{self.gpus}gpus{nodes}-tokens{tokens}-seed{self.seed}"
 
 
-class PlacementMetrics(Metrics):
+HOPS = ("hops_per_token", "intra_hops", "inter_hops")
+SHARES = ("crossing_fraction", "node_crossing_fraction", "max_load", "max_load_worst_layer")
+
+
+class PlacementMetrics(
+    metrics(HopsPerToken, *HOPS),
+    metrics(Number, *SHARES, "train_crossing_fraction", "train_max_load_worst_layer", "bound", "gap"),
+):
     """Cost is of the held-out sequences. `train_*`, `bound` and `gap` are of the tokens placed by."""
 
-    hops_per_token: HopsPerToken
-    intra_hops: HopsPerToken
-    inter_hops: HopsPerToken
-    crossing_fraction: Number
-    node_crossing_fraction: Number
-    max_load: Number
-    max_load_worst_layer: Number
-    train_crossing_fraction: Number
-    train_max_load_worst_layer: Number
-    bound: Number
-    gap: Number
     mip_gap: Number | None = None
     seconds: Seconds
 

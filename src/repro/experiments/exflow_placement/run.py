@@ -4,7 +4,7 @@ from repro import exflow
 from repro.experiments.base import Outcome
 from repro.experiments.common.trace_files import open_trace
 from repro.experiments.common.traces import ROUNDS, describe
-from repro.experiments.exflow_placement import PlacementMetrics, PlacementPoint
+from repro.experiments.exflow_placement import HOPS, SHARES, PlacementMetrics, PlacementPoint
 
 
 def run(point: PlacementPoint) -> Outcome:
@@ -14,13 +14,12 @@ def run(point: PlacementPoint) -> Outcome:
         train = train.sample(point.train_tokens, point.seed)
     counts = exflow.transitions(train)
     per_node, limit = point.gpus_per_node or None, {"max_load": point.max_load_limit} if point.max_load_limit else {}
-    placement = exflow.place(
-        counts, point.gpus, per_node, point.method, point.seed, point.time_limit_s, ROUNDS, **limit
-    )
+    search = (point.method, point.seed, point.time_limit_s, ROUNDS)
+    placement = exflow.place(counts, point.gpus, per_node, *search, **limit)
     cost, train_cost = exflow.evaluate(placement, held_out), exflow.evaluate(placement, counts)
     bound = exflow.lower_bound(counts, point.gpus, point.bound_s)
     metrics = PlacementMetrics(
-        **{name: getattr(cost, name) for name in PlacementMetrics.model_fields if hasattr(cost, name)},
+        **{name: getattr(cost, name) for name in (*HOPS, *SHARES)},
         train_crossing_fraction=train_cost.crossing_fraction,
         train_max_load_worst_layer=train_cost.max_load_worst_layer,
         bound=bound,

@@ -3,11 +3,8 @@ latency and rate of each that they amount to."""
 
 from pydantic import Field
 
-from repro.experiments.base import Experiment
-from repro.experiments.common.probe import ProbeMetrics
-from repro.experiments.common.ranks import OnRanks
-
-TIMEOUT_S = 900.0
+from repro.experiments.base import BytesPerSecond, Experiment, Number, PerSecond, Seconds, metrics
+from repro.experiments.common.ranks import LEVELS, OnRanks
 
 
 class FabricProbe(OnRanks):
@@ -21,4 +18,14 @@ class FabricProbe(OnRanks):
         return f"{self.shape_label}-{self.cluster_mbit_s:g}mbit{self.fabric_label}"
 
 
-EXPERIMENT = Experiment(parameters=FabricProbe, metrics=ProbeMetrics, conditions=("fabric",), timeout_s=TIMEOUT_S)
+class ProbeMetrics(
+    metrics(Number, "error_median", "error_p90"),
+    metrics(PerSecond, "quantize_values_per_s", "update_values_per_s"),
+    metrics(Seconds | None, "overhead_s", *(f"{level}_latency_s" for level in LEVELS)),
+    metrics(BytesPerSecond | None, *(f"{which}_bytes_per_s" for which in ("reduce", "host", *LEVELS))),
+):
+    """Errors on sizes that were not fitted; values per second of a rank while all ranks share the processors; fitted
+    parameters, those of a level only where it has more than one member."""
+
+
+EXPERIMENT = Experiment(parameters=FabricProbe, metrics=ProbeMetrics, conditions=("fabric",), timeout_s=900)

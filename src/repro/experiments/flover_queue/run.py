@@ -48,12 +48,12 @@ def _row(point: QueuePoint, arrivals: Sequence[float], draw: int) -> dict[str, f
 
 
 def _policy(point: QueuePoint) -> queueing.Policy:
-    if point.policy == "dynamic":
-        return queueing.Batches(window_s=point.window_s)
-    if point.policy == "dynamic_concurrent":
-        return queueing.ConcurrentBatches(point.window_s)
-    if point.policy == "instances":
-        return queueing.Instances()
-    slots = 1 if point.policy == "serial" else 0
     # Prompts on a stream of their own, as the authors have them.
-    return queueing.Fused(slots, admit_per_iteration=point.admit_per_iteration, prefill_apart=True)
+    fused = {"admit_per_iteration": point.admit_per_iteration, "prefill_apart": True}
+    return {
+        "fused": queueing.Fused(**fused),
+        "serial": queueing.Fused(slots=1, **fused),
+        "dynamic": queueing.Batches(window_s=point.window_s),
+        "dynamic_concurrent": queueing.ConcurrentBatches(point.window_s),
+        "instances": queueing.Instances(),
+    }[point.policy]

@@ -1,21 +1,21 @@
 """Serving a language model: fused decoding against serial, static and dynamic batching and concurrent instances."""
 
+from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from repro.experiments.base import Bytes, Experiment, Number, Point, Seconds
+from repro.experiments.base import Bytes, Experiment, Number, Point, Seconds, metrics
 from repro.experiments.common.names import Layout
-from repro.experiments.common.serving import PAPER_SHORTEST, ServedMetrics
+from repro.experiments.common.serving import PAPER_SHORTEST, WINDOW, ServedMetrics
 
 ModelName = Literal["smollm2-135m", "random-40m", "random-1b", "random-7b", "random-13b"]
 
 
 class ServingPoint(Point):
-    """Engine, workload and its scales. Lengths and gaps of the Azure trace are multiplied by the scales; ShareGPT has
-    lengths only and gets Poisson arrivals; the paper's regular workloads have prompts of 8 tokens and answers of 512
-    (uniform: 128 to `longest`), multiplied by `length_scale`. Fields that end in `_t1` count in the time of a lone
-    request, which is measured before."""
+    """Engine, workload and its scales. The Azure trace has lengths and gaps, ShareGPT lengths only (Poisson arrivals);
+    the paper's regular workloads have prompts of 8 tokens and answers of 512 (uniform: 128 to `longest`), scaled.
+    Fields that end in `_t1` count in the time of a lone request, which is measured before."""
 
     engine: Literal["fused", "serial", "static", "dynamic", "instances"] = "fused"
     requests: int = Field(32, ge=1)
@@ -30,51 +30,34 @@ class ServingPoint(Point):
     longest: int = Field(512, ge=PAPER_SHORTEST, description="uniform: longest answer, before scaling")
     max_slots: int = Field(32, ge=1, description="fused: requests decoded at once")
     batch_size: int = Field(8, ge=1, description="static, dynamic: most requests per batch")
-    window_s: float = Field(
-        0.0, ge=0, description="dynamic: from the first request that waits until its batch is formed"
-    )
+    window_s: float = Field(0.0, ge=0, description=WINDOW)
     window_t1: float = Field(0.0, ge=0, description="the same in lone requests' times; 0: window_s holds")
     instances: int = Field(0, ge=0, description="instances: processes, each with the model; 0 = one per request")
-    instance_threads: int = Field(
-        0, ge=0, description="instances: threads of each; 0 = all cores, as each has the whole GPU"
-    )
+    instance_threads: int = Field(0, ge=0, description="instances: of each; 0 = all cores, as each has the whole GPU")
     admit_per_iteration: int = Field(0, ge=0, description="fused: 0 = as many as fit; the authors' code: 1")
-    layout: Layout = Field(
-        "window", description="fused: what moves when a request leaves; window is the paper's reordering, fixed none"
-    )
+    layout: Layout = Field("window", description="fused")
     prefill_tokens: int = Field(0, ge=0, description="fused: prompt tokens per iteration; 0 = whole prompts")
     model: ModelName = "smollm2-135m"
     device: Literal["cpu", "cuda"] = Field("cpu", description="cuda: ROCm as well; skipped where there is no GPU")
     dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="float16: on a GPU only")
     check_tokens: bool = Field(True, description="compare the tokens of all requests, or of 4, with lone runs")
-    predict: bool = Field(
-        False, description="measure iterations and prompts before, and say what the queue model predicts"
-    )
+    predict: bool = Field(False, description="measure iterations and prompts before, and predict by the queue model")
 
-    @model_validator(mode="after")
-    def _consistent(self) -> "ServingPoint":
+    def contradictions(self) -> Iterator[str]:
+        windows = f"window_s is {self.window_s} and window_t1 {self.window_t1}"
         if self.engine != "dynamic" and (self.window_s or self.window_t1):
-            raise ValueError(
-                f"window_s is {self.window_s}, window_t1 {self.window_t1}: only the engine dynamic has a window"
-            )
+            yield f"{windows}: only the engine dynamic has a window"
         if self.window_s and self.window_t1:
-            raise ValueError(f"window_s is {self.window_s} and window_t1 {self.window_t1}: one of them must be 0")
+            yield f"{windows}: one of them must be 0"
         if (self.instances or self.instance_threads) and self.engine != "instances":
-            raise ValueError(
-                f"instances is {self.instances}, instance_threads {self.instance_threads}: "
-                "only for the engine instances"
-            )
+            found = f"instances is {self.instances}, instance_threads {self.instance_threads}"
+            yield f"{found}: only for the engine instances"
         if self.interval_t1 and self.workload == "azure":
-            raise ValueError(
-                f"interval_t1 is {self.interval_t1}: the trace azure has its own gaps, scaled by time_scale"
-            )
+            yield f"interval_t1 is {self.interval_t1}: the trace azure has its own gaps, scaled by time_scale"
         if self.dtype == "float16" and self.device == "cpu":
-            raise ValueError("dtype is float16 on the device cpu: allowed float32, bfloat16")
+            yield "dtype is float16 on the device cpu: allowed float32, bfloat16"
         if self.predict and self.layout in ("fixed", "paged"):
-            raise ValueError(
-                f"predict with layout {self.layout}: the model has neither dead slots nor tables of blocks"
-            )
-        return self
+            yield f"predict with layout {self.layout}: the model has neither dead slots nor tables of blocks"
 
     @property
     def label(self) -> str:
@@ -94,7 +77,15 @@ class ServingPoint(Point):
         return f"{engine}-{self.workload}{lengths}-n{self.requests}-{self.dtype}"
 
 
-class ServingMetrics(ServedMetrics):
+_PREDICTED = ("total_seconds", "latency_mean", "latency_p99")
+
+
+class ServingMetrics(
+    ServedMetrics,
+    metrics(Seconds | None, *(f"predicted_{name}" for name in _PREDICTED)),
+    metrics(Number | None, *(f"error_{name}" for name in _PREDICTED)),
+    metrics(Number, *(f"tokens_{what}" for what in ("checked", "equal_fraction", "equal_or_tied_fraction"))),
+):
     """`predicted_*` and `error_*`: what the queue model says before the run, and predicted ÷ measured - 1."""
 
     latency_first: Seconds
@@ -103,15 +94,6 @@ class ServingMetrics(ServedMetrics):
     window_seconds: Seconds | None = None
     instance_bytes: Bytes | None = None
     instances_bytes: Bytes | None = None
-    tokens_checked: Number
-    tokens_equal_fraction: Number
-    tokens_equal_or_tied_fraction: Number
-    predicted_total_seconds: Seconds | None = None
-    predicted_latency_mean: Seconds | None = None
-    predicted_latency_p99: Seconds | None = None
-    error_total_seconds: Number | None = None
-    error_latency_mean: Number | None = None
-    error_latency_p99: Number | None = None
 
 
 EXPERIMENT = Experiment(

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
+from repro import paths
 from repro.experiments.base import MissingHardware
 from repro.experiments.flover_serving import ServingPoint
-from repro.experiments.flover_serving.workload import text
 from repro.flover import workload
 from repro.flover.arrivals import RequestShape
 from repro.flover.request import Request
@@ -52,8 +52,9 @@ def _check_gpu(point: ServingPoint) -> None:
 def requests(point: ServingPoint, shapes: Sequence[RequestShape]) -> list[Request]:
     """Of text for a model that reads text, of random tokens for the others."""
     if point.model == "smollm2-135m":
-        words = text(checkpoint.smollm2_path())
-        return workload.requests(shapes, workload.prompts_from_text(shapes, words, point.seed))
+        words = paths.data("tinyshakespeare.txt").read_text()[:100_000]
+        tokens = checkpoint.tokenizer(checkpoint.smollm2_path()).encode(words).ids
+        return workload.requests(shapes, workload.prompts_from_text(shapes, tokens, point.seed))
     return workload.requests(shapes, workload.random_prompts(shapes, VOCAB, point.seed))
 
 

@@ -12,8 +12,6 @@ from repro.flover.measured import measure, spread
 from repro.flover.queueing import MeasuredTimes, Policy, QueueRun
 from repro.models.decoder import Decoder
 
-_CONTEXTS_APART = 64  # stored tokens; attention is a small part of an iteration
-
 
 def measured(point: ServingPoint, model: Decoder, shapes: Sequence[RequestShape], capacity: int) -> MeasuredTimes:
     """Times of iterations and prompts at a grid that spans what the workload can come to need."""
@@ -27,23 +25,12 @@ def measured(point: ServingPoint, model: Decoder, shapes: Sequence[RequestShape]
 
 
 def _apart(first: int, last: int) -> list[int]:
-    """Both, and what is between them at steps of 64."""
-    return [*range(first, last, _CONTEXTS_APART), last]
+    """Both, and what is between them at steps of 64 stored tokens: attention is a small part of an iteration."""
+    return [*range(first, last, 64), last]
 
 
-def predicted(
-    point: ServingPoint,
-    shapes: Sequence[RequestShape],
-    times: MeasuredTimes,
-    capacity: int,
-    window_s: float,
-    slowdown: Callable[[int], float],
-) -> QueueRun:
-    """The point's policy on its requests."""
-    return _policy(point, capacity, window_s, slowdown).run(shapes, times)
-
-
-def _policy(point: ServingPoint, capacity: int, window_s: float, slowdown: Callable[[int], float]) -> Policy:
+def policy(point: ServingPoint, capacity: int, window_s: float, slowdown: Callable[[int], float]) -> Policy:
+    """What the queue model runs in place of the point's engine. `slowdown`: of instances, by how many run."""
     if point.engine == "fused":
         return queueing.Fused(point.max_slots, point.admit_per_iteration, point.prefill_tokens)
     if point.engine == "serial":

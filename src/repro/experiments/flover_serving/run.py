@@ -9,11 +9,10 @@ import psutil
 import torch
 
 from repro.baselines import instances
-from repro.baselines.batching import DynamicScheduler, StaticScheduler, serial
+from repro.baselines.batching import DynamicScheduler, StaticScheduler, divergence, lone, serial
 from repro.baselines.instances import Served
 from repro.experiments.base import Outcome
-from repro.experiments.flover_serving import ServingMetrics, ServingPoint, alone, models, prediction, workload
-from repro.flover.arrivals import RequestShape
+from repro.experiments.flover_serving import ServingMetrics, ServingPoint, models, prediction, workload
 from repro.flover.buffers import LAYOUTS
 from repro.flover.engine import Engine, ServingReport
 from repro.flover.measured import spread
@@ -23,60 +22,69 @@ from repro.flover.scheduler import Scheduler
 from repro.flover.workload import summary
 from repro.models.llama import Llama
 
+_TIE = 1e-3  # logits closer than this are a near tie: which of them is the larger depends on the order of a sum
+_SAMPLE = 4
+
 
 def run(point: ServingPoint) -> Outcome:
     """Serve the workload once in real time, then (untimed) decode requests alone for the comparison."""
     threads = _physical_cores()
     torch.set_num_threads(threads)
     model = models.load(point)
-
-    def asked(interval_s: float) -> tuple[list[RequestShape], list[Request]]:
-        shapes = workload.shapes(point, interval_s)
-        return shapes, models.requests(point, shapes)
-
-    shapes, requests = asked(point.interval_s)
+    shapes = workload.shapes(point, point.interval_s)
+    requests = models.requests(point, shapes)
     capacity = max(request.kv_tokens for request in requests)
-    t1 = alone.seconds(model, requests, capacity) if point.interval_t1 or point.window_t1 else 0.0
+    t1 = _seconds_alone(model, requests, capacity) if point.interval_t1 or point.window_t1 else 0.0
     if point.interval_t1:
-        shapes, requests = asked(point.interval_t1 * t1)
+        shapes = workload.shapes(point, point.interval_t1 * t1)
+        requests = models.requests(point, shapes)
     window_s = point.window_t1 * t1 or point.window_s
-
     times = prediction.measured(point, model, shapes, capacity) if point.predict else None
-    metrics: dict[str, float] = {}
+    own_threads, slowdown = f"{threads}", evenly
+    optional: dict[str, float] = {}
     if point.engine == "instances":
+        own_threads = f"{point.instance_threads or threads} per instance"
         served = _serve_by_instances(point, requests, capacity, point.instance_threads or threads)
         report, slowdown = served.report, served.slowdown
-        metrics["instance_bytes"] = sum(served.instance_bytes) / len(served.instance_bytes)
-        metrics["instances_bytes"] = float(sum(served.instance_bytes))
+        optional["instances_bytes"] = float(sum(served.instance_bytes))
+        optional["instance_bytes"] = optional["instances_bytes"] / len(served.instance_bytes)
     else:
         _serve(point, model, requests[:2], capacity, 0.0)  # warm-up, thrown away
-        report, slowdown = _serve(point, model, requests, capacity, window_s), evenly
+        report = _serve(point, model, requests, capacity, window_s)
     if times is not None:
-        found = prediction.predicted(point, shapes, times, capacity, window_s, slowdown)
-        metrics |= prediction.compared(found, report)
+        found = prediction.policy(point, capacity, window_s, slowdown).run(shapes, times)
+        optional |= prediction.compared(found, report)
     every = point.check_tokens and point.engine != "serial"  # which does the same
-    lone = alone.decoded(model, requests if every else alone.sample(requests), capacity)
-    equal, agreement = alone.agreement(model, report, lone)
-    metrics |= summary(report) | agreement
-    metrics["latency_first"] = report.generations[0].latency_s
-    metrics["single_request_seconds"] = sum(generation.service_s for generation in lone) / len(lone)
-    metrics["mean_interval_seconds"] = shapes[-1].arrival_s / max(1, len(shapes) - 1)
-    if point.engine == "dynamic":
-        metrics["window_seconds"] = window_s
-    return Outcome(
-        metrics=ServingMetrics(**metrics),
-        conditions={
-            "weights": models.description(point),
-            "threads": f"{point.instance_threads or threads} per instance"
-            if point.engine == "instances"
-            else str(threads),
-            "linear": model.head.layout,
-            "kernels": model.kernels.name,
-            "scales": workload.description(point),
-            "lone_reference": f"{len(lone)} of {len(requests)} requests, decoded alone after the timed run",
-        },
-        series=_series(report, equal),
+    alone = lone(model, requests if every else _sample(requests), capacity)
+    answers = {generation.request.id: generation for generation in report.generations}
+    gaps = {one.request.id: divergence(model, answers[one.request.id], one) for one in alone}
+    metrics = ServingMetrics(
+        latency_first=report.generations[0].latency_s,
+        single_request_seconds=sum(generation.service_s for generation in alone) / len(alone),
+        mean_interval_seconds=shapes[-1].arrival_s / max(1, len(shapes) - 1),
+        window_seconds=window_s if point.engine == "dynamic" else None,
+        tokens_checked=len(gaps),
+        tokens_equal_fraction=sum(gap is None for gap in gaps.values()) / len(gaps),
+        tokens_equal_or_tied_fraction=sum(gap is None or gap < _TIE for gap in gaps.values()) / len(gaps),
+        **summary(report),
+        **optional,
     )
+    conditions = {
+        "weights": models.description(point),
+        "threads": own_threads,
+        "linear": model.head.layout,
+        "kernels": model.kernels.name,
+        "scales": workload.description(point),
+        "lone_reference": f"{len(alone)} of {len(requests)} requests, decoded alone after the timed run",
+    }
+    return Outcome(metrics, conditions=conditions, series=_series(report, gaps))
+
+
+def _serve_by_instances(point: ServingPoint, requests: Sequence[Request], capacity: int, threads: int) -> Served:
+    """A process with the model for each request, or as many as the point says."""
+    count = point.instances or len(requests)
+    paces = spread(count) if point.predict else ()
+    return instances.serve(functools.partial(models.load, point), requests, count, capacity, threads, paces)
 
 
 def _serve(
@@ -100,31 +108,37 @@ def _scheduler(point: ServingPoint, window_s: float) -> Scheduler:
     return Scheduler(point.max_slots, point.requests, point.admit_per_iteration, prefill_tokens=point.prefill_tokens)
 
 
-def _serve_by_instances(point: ServingPoint, requests: Sequence[Request], capacity: int, threads: int) -> Served:
-    """A process with the model for each request, or as many as the point says."""
-    count = point.instances or len(requests)
-    paces = spread(count) if point.predict else ()
-    return instances.serve(functools.partial(models.load, point), requests, count, capacity, threads, paces)
+def _sample(requests: Sequence[Request]) -> Sequence[Request]:
+    """At most 4: the middle of each quarter of the answer lengths, so that their mean time is near that of all."""
+    if len(requests) <= _SAMPLE:
+        return requests
+    by_length = sorted(requests, key=lambda request: request.max_new_tokens)
+    return [by_length[(2 * i + 1) * len(by_length) // (2 * _SAMPLE)] for i in range(_SAMPLE)]
 
 
-def _series(report: ServingReport, equal: dict[int, bool]) -> pd.DataFrame:
+def _seconds_alone(model: Llama, requests: Sequence[Request], capacity: int) -> float:
+    """T1: mean seconds of a request alone, over a sample of the lengths (one request where all are equal)."""
+    chosen = _sample(requests)
+    chosen = chosen[:1] if len({(len(r.prompt), r.max_new_tokens) for r in requests}) == 1 else chosen
+    lone(model, chosen[:1], capacity)  # warm-up, thrown away
+    return sum(generation.service_s for generation in lone(model, chosen, capacity)) / len(chosen)
+
+
+def _series(report: ServingReport, gaps: dict[int, float | None]) -> pd.DataFrame:
     """A row per request; `equal` is missing where the request was not decoded alone."""
-    return pd.DataFrame(
-        [
-            {
-                "request": generation.request.id,
-                "arrival_s": generation.request.arrival_s,
-                "prompt_tokens": len(generation.request.prompt),
-                "output_tokens": len(generation.tokens),
-                "admitted_s": generation.admitted_s,
-                "first_token_s": generation.first_token_s,
-                "finish_s": generation.finish_s,
-                "slot": generation.slot,
-                "equal": equal.get(generation.request.id),
-            }
-            for generation in report.generations
-        ]
-    ).astype({"equal": "boolean"})
+    equal = {request: gap is None for request, gap in gaps.items()}
+    rows = (
+        {
+            "request": generation.request.id,
+            "arrival_s": generation.request.arrival_s,
+            "prompt_tokens": len(generation.request.prompt),
+            "output_tokens": len(generation.tokens),
+            **{name: getattr(generation, name) for name in ("admitted_s", "first_token_s", "finish_s", "slot")},
+            "equal": equal.get(generation.request.id),
+        }
+        for generation in report.generations
+    )
+    return pd.DataFrame(rows).astype({"equal": "boolean"})
 
 
 def _physical_cores() -> int:

@@ -1,11 +1,11 @@
-"""Train a GPT with a mixture of experts in every block, and follow its routing and its affinity (the paper's Fig.
-12)."""
+"""Train a GPT with a mixture of experts in every block, and follow its routing and affinity (the paper's Fig. 12)."""
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from repro.experiments.base import Bits, Experiment, Nats, Number, Point, metrics
+from repro.experiments.base import Bits, Experiment, Metrics, Nats, Number, Point, metrics
 
 # Evaluated after so many iterations, and after the last: dense where the paper's curve falls, then every thousand.
 EVALUATED = (0, 10, 20, 50, 100, 150, 200, 300, 500, 750, 1000, 1500)
@@ -33,13 +33,11 @@ class MoeTrain(Point):
     eval_tokens: int = Field(32768, ge=1, description="of each text and part, at each evaluation")
     threads: int = Field(1, ge=1, description="sums of another number of threads differ in the last bits")
 
-    @model_validator(mode="after")
-    def _fits(self) -> "MoeTrain":
+    def contradictions(self) -> Iterator[str]:
         if self.hidden % self.heads:
-            raise ValueError(f"hidden {self.hidden} is not divisible by {self.heads} heads")
+            yield f"hidden {self.hidden} is not divisible by {self.heads} heads"
         if self.top_k > self.experts:
-            raise ValueError(f"top_k is {self.top_k}, allowed: 1 to {self.experts} (experts)")
-        return self
+            yield f"top_k is {self.top_k}, allowed: 1 to {self.experts} (experts)"
 
     @property
     def evaluated(self) -> list[int]:
@@ -56,18 +54,13 @@ _BITS = ("mutual_information", "mutual_information_shuffled")
 _NUMBERS = ("stay", "stay_shuffled", "busiest", "evenness", *(f"normalized_{name}" for name in _BITS))
 
 
-def _after(*names: str) -> list[str]:
-    return [f"{name}_{at}" for name in names for at in (EARLY, LATE)]
+def _followed(kind: Any, *names: str) -> tuple[type[Metrics], type[Metrics]]:
+    """After all iterations, and after those that a run may not reach."""
+    until = (f"{name}_{at}" for name in names for at in (EARLY, LATE))
+    return metrics(kind, *(f"{name}_end" for name in names)), metrics(kind | None, *until)
 
 
-class MoeTrainMetrics(
-    metrics(Nats, "loss_end"),
-    metrics(Nats | None, *_after("loss")),
-    metrics(Bits, *(f"{name}_end" for name in _BITS)),
-    metrics(Bits | None, *_after(*_BITS)),
-    metrics(Number, *(f"{name}_end" for name in _NUMBERS)),
-    metrics(Number | None, *_after(*_NUMBERS)),
-):
+class MoeTrainMetrics(*_followed(Nats, "loss"), *_followed(Bits, *_BITS), *_followed(Number, *_NUMBERS)):
     """Of held-out text of what the model trains on, after 200, 2,000 (where the run goes so far) and all iterations.
     `stay_start`: before training; `stay_peak`: the highest until 200; `stay_low`: the lowest from 200 to 2,000."""
 

@@ -1,8 +1,9 @@
 """ExFlow at the paper's sizes: predicted decoding of its GPT-MoE on 4 to 64 A100s, with hops measured on traces."""
 
+from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from repro.experiments.base import Experiment, Number, Point, Ratio, Seconds, TokensPerSecond, bands, metrics
 
@@ -12,8 +13,7 @@ PLACEMENTS = ("contiguous", "affinity")
 
 
 class ScalingDecode(Point):
-    """The paper's machine. `hidden`, batch and context are not published. `seed`: of the split, the search and the
-    draws."""
+    """The paper's machine; `hidden`, batch and context are not published. `seed`: of split, search and draws."""
 
     experts: Literal[8, 16, 32, 64] = 16
     gpus: int = Field(8, ge=4)
@@ -23,14 +23,9 @@ class ScalingDecode(Point):
     time_limit_s: float = Field(20.0, gt=0, description="of the search for a placement")
     draws: int = Field(1000, ge=2, description="of the machine's uncertain parameters")
 
-    @model_validator(mode="after")
-    def _consistent(self) -> "ScalingDecode":
+    def contradictions(self) -> Iterator[str]:
         if self.experts % self.gpus or self.gpus % PER_NODE:
-            raise ValueError(
-                f"gpus is {self.gpus}: whole nodes of {PER_NODE}, "
-                f"and {self.experts} experts must share evenly over them"
-            )
-        return self
+            yield f"gpus is {self.gpus}: whole nodes of {PER_NODE}, and {self.experts} experts must share evenly over them"
 
     @property
     def label(self) -> str:

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from repro import exflow, scaling
 from repro.experiments.base import Outcome
-from repro.experiments.common.bands import bands_of
+from repro.experiments.common.modelled import bands_of
 from repro.experiments.common.trace_files import open_trace
 from repro.experiments.common.traces import ALL, ROUNDS
 from repro.experiments.scaling_decode import MODES, PER_NODE, PLACEMENTS, ScalingDecode, ScalingDecodeMetrics
-from repro.scaling import decode, moe
+from repro.scaling import decode
 
 
 def run(point: ScalingDecode) -> Outcome:
@@ -16,7 +16,7 @@ def run(point: ScalingDecode) -> Outcome:
     routings = {method: _routing(point, method) for method in PLACEMENTS}
     contiguous, affinity = routings["contiguous"], routings["affinity"]
     machine = scaling.hardware("wilkes3").machine(point.gpus // PER_NODE, point.draws, point.seed)
-    model = moe.paper_models(point.hidden)[point.experts]
+    model = decode.paper_model(point.experts, point.hidden)
     size = (model, machine, point.tokens_per_gpu, point.context)
     # At home a token's expert may be anywhere; between layers it is where it was placed. Loads are as uneven.
     from_home = replace(decode.uniform(machine), max_load=contiguous.max_load)
@@ -30,12 +30,12 @@ def run(point: ScalingDecode) -> Outcome:
     }
     even_base = decode.iteration(*size, "two_all_to_alls", decode.uniform(machine))
     values = {}
-    for name, iteration in found.items():
-        values |= {f"tokens_per_s_{name}": iteration.tokens_per_s, f"routing_s_{name}": iteration.all_to_all_s}
-    for name in MODES[1:]:
-        base, ours = even_base if name == "balanced" else found["two_all_to_alls"], found[name]
-        values[f"speedup_{name}"] = base.seconds / ours.seconds
-        values[f"routing_reduction_{name}"] = 1 - ours.all_to_all_s / base.all_to_all_s
+    for name, ours in found.items():
+        values |= {f"tokens_per_s_{name}": ours.tokens_per_s, f"routing_s_{name}": ours.all_to_all_s}
+        base = even_base if name == "balanced" else found["two_all_to_alls"]
+        if name in MODES[1:]:
+            values[f"speedup_{name}"] = base.seconds / ours.seconds
+            values[f"routing_reduction_{name}"] = 1 - ours.all_to_all_s / base.all_to_all_s
     counted = {}
     for name, routing in routings.items():
         counted[f"crossing_{name}"] = routing.crossing_fraction

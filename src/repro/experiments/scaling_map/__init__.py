@@ -11,8 +11,7 @@ PLANS = ("ddp", "zero1", "zero2", "zero3", "hpz", "zeropp", "mics", "hsdp", "hie
 
 
 class ScalingMap(Point):
-    """`over`: network_memory varies the links between nodes and a rank's memory for one model and machine; size_ranks
-    varies the model and the nodes."""
+    """`over`: network_memory varies the links between nodes and a rank's memory, size_ranks the model and the nodes."""
 
     over: Literal["network_memory", "size_ranks"] = "network_memory"
     hardware: Hardware = "frontier"
@@ -33,7 +32,7 @@ class ScalingMapMetrics(
     metrics(BillionParameters, *(f"largest_{plan}" for plan in PLANS)),
 ):
     """Share of the cells where a plan is the fastest, and the largest model that it can train. `crossover_factor`:
-    where the hierarchical plan overtakes ZeRO++, as a share of the links' rate, if it does."""
+    the share of the links' rate where the hierarchical plan overtakes ZeRO++."""
 
     cells: Number
     crossover_factor: Number | None = None

@@ -4,7 +4,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from repro.experiments.base import Experiment, Metrics, Number, Point
+from repro.experiments.base import Experiment, Number, Point, metrics
+
+PARTS = ("fitted", "held_out")
 
 
 class ScalingNetwork(Point):
@@ -18,20 +20,12 @@ class ScalingNetwork(Point):
         return f"{self.source}-{self.protocols}p"
 
 
-class ScalingNetworkMetrics(Metrics):
-    """Logarithmic errors of the fitted and of the held-out rows. `*_large`: of messages of the size that training
-    sends."""
+_OF_PART = ("error_median", "error_p90", "error_median_large", "error_p90_large", "rows")
 
-    fitted_error_median: Number
-    fitted_error_p90: Number
-    fitted_error_median_large: Number
-    fitted_error_p90_large: Number
-    fitted_rows: Number
-    held_out_error_median: Number
-    held_out_error_p90: Number
-    held_out_error_median_large: Number
-    held_out_error_p90_large: Number
-    held_out_rows: Number
+
+class ScalingNetworkMetrics(metrics(Number, *(f"{part}_{name}" for part in PARTS for name in _OF_PART))):
+    """Logarithmic errors of the fitted and the held-out rows. `*_large`: of messages as large as training's."""
+
     left_out_error_median: Number
     one_protocol_error_median: Number
 

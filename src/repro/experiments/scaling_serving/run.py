@@ -3,7 +3,7 @@
 import pandas as pd
 
 from repro.experiments.base import Outcome
-from repro.experiments.common.bands import bands_of
+from repro.experiments.common.modelled import bands_of
 from repro.experiments.scaling_serving import POLICIES, ScalingServing, ScalingServingMetrics
 from repro.flover import queueing
 from repro.scaling import serving
@@ -12,8 +12,7 @@ from repro.scaling.network import Value
 
 def run(point: ScalingServing) -> Outcome:
     """Bands of the totals and of the speedups; the series has 1, 2, 4 … `requests` requests."""
-    model = next(model for model in serving.PAPER_GPUS if model.name == point.model)
-    gpus = serving.PAPER_GPUS[model]
+    model, gpus = serving.PAPER[point.model]
     machine = serving.machine_of(gpus, draws=point.draws, seed=point.seed)
     policies = {
         # As the authors' code: one newcomer per token boundary, prompts on a stream of their own.
@@ -25,12 +24,11 @@ def run(point: ScalingServing) -> Outcome:
     def total(policy: str, requests: int) -> Value:
         return serving.total_seconds(model, machine, policies[policy], requests, point.interval_ms / 1000)
 
-    rows, last = [], {}
+    rows, last, seconds = [], {}, {}
     for requests in sorted({2**i for i in range(point.requests.bit_length())} | {point.requests}):
         last = {name: total(name, requests) for name in POLICIES}
-        rows.append({"requests": requests} | bands_of({f"seconds_{name}": seconds for name, seconds in last.items()}))
-    found = {f"seconds_{name}": seconds for name, seconds in last.items()}
-    found |= {f"speedup_over_{name}": last[name] / last["fused"] for name in POLICIES[1:]}
-    found["single_request_s"] = total("serial", 1)
-    metrics = ScalingServingMetrics(**bands_of(found))
+        seconds = bands_of({f"seconds_{name}": value for name, value in last.items()})
+        rows.append({"requests": requests} | seconds)
+    found = {f"speedup_over_{name}": last[name] / last["fused"] for name in POLICIES[1:]}
+    metrics = ScalingServingMetrics(**seconds, **bands_of(found | {"single_request_s": total("serial", 1)}))
     return Outcome(metrics, "modelled", series=pd.DataFrame(rows), topology=f"{gpus} A100-80GB (arithmetic)")

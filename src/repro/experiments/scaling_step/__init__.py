@@ -5,14 +5,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from repro.experiments.base import Experiment, Number, Ratio, prefixed
+from repro.experiments.base import Experiment, Number, Ratio, metrics, prefixed
 from repro.experiments.common.names import NAMED
-from repro.experiments.common.probe import ProbeMetrics
 from repro.experiments.common.ranks import Ranked
+from repro.experiments.fabric_probe import ProbeMetrics
 from repro.experiments.zero_train import WARM_UP, ZeroTrain
 
 PAPER = ("ddp", "zero3", "zeropp", "hierarchical")
-TIMEOUT_S = 3600.0
+ERRORS = ("median", "p90", "worst")
 
 
 class ScalingStep(Ranked):
@@ -38,21 +38,14 @@ class ScalingStep(Ranked):
         return f"{self.plans}-{self.shape_label}-{steps}-{self.rates.replace(',', '_')}mbit"
 
 
-class ScalingStepMetrics(prefixed("probe_", ProbeMetrics)):
-    """Logarithmic errors of the steps that were not calibrated with, with and without (`*_probed_only`) the
-    calibration."""
+class ScalingStepMetrics(
+    prefixed("probe_", ProbeMetrics),
+    metrics(Number, *(f"step_error_{what}{which}" for what in ERRORS for which in ("", "_probed_only"))),
+    metrics(Ratio, *(f"factor_{name}" for name in ("message", "bytes", "memory", "exposed"))),
+):
+    """Errors of the steps that were not calibrated with; `*_probed_only`: without the calibration."""
 
-    step_error_median: Number
-    step_error_p90: Number
-    step_error_worst: Number
-    step_error_median_probed_only: Number
-    step_error_p90_probed_only: Number
-    step_error_worst_probed_only: Number
     steps_within_15_percent: Number
-    factor_message: Ratio
-    factor_bytes: Ratio
-    factor_memory: Ratio
-    factor_exposed: Ratio
 
 
-EXPERIMENT = Experiment(parameters=ScalingStep, metrics=ScalingStepMetrics, conditions=("fabric",), timeout_s=TIMEOUT_S)
+EXPERIMENT = Experiment(parameters=ScalingStep, metrics=ScalingStepMetrics, conditions=("fabric",), timeout_s=3600)

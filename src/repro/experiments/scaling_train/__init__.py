@@ -48,7 +48,7 @@ class ScalingTrainMetrics(
 
 
 def _train_seconds(point: ZeroTrain, hardware: str) -> float | None:
-    from repro.experiments.scaling_train.predict import train_seconds
+    from repro.experiments.scaling_train.run import train_seconds
 
     return train_seconds(point, hardware)
 

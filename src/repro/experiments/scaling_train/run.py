@@ -1,73 +1,76 @@
-"""Predict the steps of all plans, sizes and changes."""
+"""Predict the steps of all plans, sizes and changes; and how long a run of zero_train takes, for a platform's plan."""
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from repro import scaling
 from repro.experiments.base import Outcome
-from repro.experiments.common.bands import bands_of
-from repro.experiments.common.gpt import paper_gpt
+from repro.experiments.common.modelled import bands_of, paper_gpt
 from repro.experiments.scaling_train import PLANS, RATIOS, ScalingTrain, ScalingTrainMetrics
+from repro.experiments.zero_train import ZeroTrain
 from repro.scaling.whatif import banded
 from repro.topology import Topology
 from repro.zero import Plan, plan
 
 NODES = (1, 2, 4, 8, 16, 32, 48, 128, 512, 2048, 4096)
+# Our plans under the libraries' names, for the time that a run takes.
+_LIKE = {
+    "deepspeed_zero3": "zero3",
+    "deepspeed_zeropp": "zeropp",
+    "fsdp2": "zero3",
+    "fsdp2_hsdp": "hsdp",
+    "fsdp2_reshard": "hpz",
+    "qgz_one_hop": "qgz",
+    "best": "zeropp",
+}
+SETUP_S = 60.0  # [INF] model, optimizer and first connections, once a run
 
 
 def run(point: ScalingTrain) -> Outcome:
-    """Bands of every plan, of the paper's ratios, and of the efficiency against one node.
-
-    Series, by `kind`: ranks has a row per number of nodes and plan, levels a row per change to the hierarchical plan,
-    tornado a row per uncertain parameter, of the first ratio.
-    """
+    """Series, by `kind`: ranks has a row per number of nodes and plan, levels a row per change to the hierarchical plan,
+    tornado a row per uncertain parameter, of the first ratio."""
     machine, config = scaling.hardware(point.hardware), paper_gpt(point.model, point.seq_len)
-    options = {"micro_batch": point.micro_batch, "accumulation": point.accumulation}
-
-    def steps(nodes: int) -> dict[str, scaling.Step]:
-        same = {"draws": point.draws, "seed": point.seed}
-        return {name: scaling.predict(name, config, machine, nodes, **options, **same) for name in PLANS}
-
+    batch = {"micro_batch": point.micro_batch, "accumulation": point.accumulation}
+    drawn = batch | {"draws": point.draws, "seed": point.seed}
     counts = sorted({count for count in NODES if count < point.nodes} | {1, point.nodes})
-    sizes = {count: steps(count) for count in counts}
+    sizes = {n: {name: scaling.predict(name, config, machine, n, **drawn) for name in PLANS} for n in counts}
     found, alone = sizes[point.nodes], sizes[1]
-    values, sizes_of, conditions = {}, {}, {}
+    values, sizes_of = {}, {}
     for name, step in found.items():
-        values |= {
-            f"tflops_{name}": step.tflops_per_rank,
-            f"step_seconds_{name}": step.seconds,
-            f"efficiency_{name}": alone[name].seconds / step.seconds,
-        }
+        values |= {f"tflops_{name}": step.tflops_per_rank, f"step_seconds_{name}": step.seconds}
+        values[f"efficiency_{name}"] = alone[name].seconds / step.seconds
         sizes_of |= {f"gigabytes_{name}": step.rank_bytes / 1e9, f"fits_{name}": float(step.fits)}
-        conditions[f"critical_{name}"] = step.critical
     values |= {name: found[theirs].seconds / found[ours].seconds for name, (ours, theirs) in RATIOS.items()}
     metrics = ScalingTrainMetrics(ranks=machine.topology(point.nodes).world_size, **bands_of(values), **sizes_of)
+    conditions = {f"critical_{name}": step.critical for name, step in found.items()}
 
     def first_ratio(at: scaling.Hardware) -> float:
-        ours, theirs = (
-            scaling.predict(v, config, at, point.nodes, draws=0, **options) for v in ("hierarchical", "zeropp")
-        )
-        return float(theirs.seconds / ours.seconds)
+        pair = (scaling.predict(v, config, at, point.nodes, draws=0, **batch) for v in ("hierarchical", "zeropp"))
+        ours, theirs = (step.seconds for step in pair)
+        return float(theirs / ours)
 
     ranks = [
-        {"kind": "ranks", "nodes": count, "ranks": machine.topology(count).world_size, "plan": name}
-        | {"gigabytes": step.rank_bytes / 1e9, "fits": step.fits}
-        | banded("tflops", step.tflops_per_rank)
+        {"kind": "ranks", "nodes": count, "ranks": machine.topology(count).world_size}
+        | _row(name, step)
         | banded("efficiency", alone[name].seconds / step.seconds)
-        for count, steps_of in sizes.items()
-        for name, step in steps_of.items()
+        for count, steps in sizes.items()
+        for name, step in steps.items()
     ]
     levels = [
-        {"kind": "levels", "plan": name, "gigabytes": step.rank_bytes / 1e9, "fits": step.fits}
-        | banded("tflops", step.tflops_per_rank)
+        {"kind": "levels"} | _row(name, scaling.predict(make, config, machine, point.nodes, **drawn))
         for name, make in _changes().items()
-        for step in [scaling.predict(make, config, machine, point.nodes, **options, draws=point.draws, seed=point.seed)]
     ]
     tornado = scaling.sensitivity(machine, first_ratio).assign(kind="tornado")
     series = pd.concat([pd.DataFrame(ranks), pd.DataFrame(levels), tornado], ignore_index=True)
-    topology = f"{point.hardware}, {point.nodes} nodes (arithmetic)"
-    return Outcome(metrics, "modelled", conditions, series, topology)
+    return Outcome(metrics, "modelled", conditions, series, f"{point.hardware}, {point.nodes} nodes (arithmetic)")
+
+
+def _row(plan: str, step: scaling.Step) -> dict[str, Any]:
+    size = {"plan": plan, "gigabytes": step.rank_bytes / 1e9, "fits": step.fits}
+    return size | banded("tflops", step.tflops_per_rank)
 
 
 def _changes() -> dict[str, Callable[[Topology], Plan]]:
@@ -83,3 +86,14 @@ def _changes() -> dict[str, Callable[[Topology], Plan]]:
         "16-bit gradients": lambda t: plan.hierarchical(t, gradient_bits=16),
         "16 bits everywhere": plan.hierarchical_fp,
     }
+
+
+def train_seconds(point: ZeroTrain, hardware: str) -> float | None:
+    """Seconds of a zero_train run on `hardware`: set-up, and its steps at the slow end of the band. None for a shape of
+    node that the hardware does not have, and where times are not the machine's."""
+    machine = scaling.hardware(hardware)
+    if point.fabric != "auto" or machine.topology(1).world_size != point.packages * point.gcds:
+        return None
+    batch = {"micro_batch": point.micro_batch, "accumulation": point.accumulation}
+    step = scaling.predict(_LIKE.get(point.plan, point.plan), point.gpt, machine, point.nodes, draws=64, **batch)
+    return SETUP_S + point.steps * float(np.quantile(step.seconds, 0.95))

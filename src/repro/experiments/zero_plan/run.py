@@ -4,54 +4,39 @@ from functools import partial
 from typing import Any
 
 import pandas as pd
-import torch
 
 from repro import zero
 from repro.comm import Route
 from repro.experiments.base import Outcome
-from repro.experiments.common.gpt import paper_gpt
+from repro.experiments.common.modelled import paper_gpt
 from repro.experiments.common.names import NAMED
 from repro.experiments.zero_plan import ZeroPlan, ZeroPlanMetrics
 from repro.experiments.zero_train import ZeroTrain
-from repro.models.gpt import GPT, GPTConfig
+from repro.scaling.step import activations, layout_of
 from repro.topology import Level, Topology, frontier
-from repro.zero import Plan, memory, plan, traffic
-from repro.zero.layout import layout
+from repro.zero import memory, plan, traffic
+from repro.zero.plan_search import Candidate
 
 
 def run(point: ZeroPlan) -> Outcome:
     """Rank all plans; the series has every candidate, and the plans with a name."""
-    topology, config = _topology(point), _config(point)
-    with torch.device("meta"):
-        model = layout(GPT(config))
-    compute = _compute_seconds(point, config)
-    activations = memory.activations(
-        config.layers,
-        config.hidden,
-        config.seq_len,
-        point.micro_batch,
-        config.vocab,
-        checkpointing=config.checkpointing,
+    topology = _topology(point)
+    small = point.model == "small"
+    config = ZeroTrain(seq_len=point.seq_len).gpt if small else paper_gpt(point.model, point.seq_len)
+    # 6 FLOPs per parameter and token, 8 with recomputation.
+    tokens = point.seq_len * point.micro_batch * point.accumulation
+    compute = (8 if config.checkpointing else 6) * config.parameters * tokens / (point.sustained_tflops * 1e12)
+    search = partial(
+        zero.search,
+        *(layout_of(config), topology),
+        micro_batches=point.accumulation,
+        cost=partial(traffic.step_seconds, compute_s=compute),
+        activations=activations(config, point.micro_batch),
+        gradient_bytes=2,
     )
-    cost = partial(traffic.step_seconds, compute_s=compute)
-    rows, named_metrics = [], {}
-    for candidate in zero.search(
-        model, topology, micro_batches=point.accumulation, cost=cost, activations=activations, gradient_bytes=2
-    ):
-        rows.append(_row(candidate.plan, candidate.step_s, candidate.rank_bytes) | {"named": False})
-    for name in NAMED:
-        named = plan.named(name, topology)
-        seconds = traffic.step_seconds(named, model, point.accumulation, compute_s=compute)
-        states = sum(memory.predict(named, model).values())
-        need = states + memory.working(named, model) + activations
-        rows.append(_row(named, seconds, need) | {"named": True})
-        per_parameter = sum(memory.formula(named, 10**9).values()) / 1e9
-        named_metrics |= {
-            f"step_seconds_{name}": seconds,
-            f"gigabytes_{name}": need / 1e9,
-            f"largest_{name}": point.memory_gb / per_parameter,
-        }
-    table = pd.DataFrame(rows)
+    named = {each.plan.name: each for each in search(plans=[plan.named(name, topology) for name in NAMED])}
+    largest = {name: point.memory_gb / (sum(memory.formula(named[name].plan, 10**9).values()) / 1e9) for name in NAMED}
+    table = pd.DataFrame([_row(each, False) for each in search()] + [_row(named[name], True) for name in NAMED])
     table["fits"] = table.gigabytes <= point.memory_gb
     fitting = table[table.fits & ~table.named]
     metrics = ZeroPlanMetrics(
@@ -60,16 +45,18 @@ def run(point: ZeroPlan) -> Outcome:
         plans=int((~table.named).sum()),
         plans_that_fit=len(fitting),
         step_seconds_best=fitting.step_seconds.min() if len(fitting) else None,
-        **named_metrics,
+        **{f"step_seconds_{name}": each.step_s for name, each in named.items()},
+        **{f"gigabytes_{name}": each.rank_bytes / 1e9 for name, each in named.items()},
+        **{f"largest_{name}": billions for name, billions in largest.items()},
     )
     best = fitting.plan.iloc[0] if len(fitting) else "none"
     where = f"{point.machine}, {point.nodes} nodes, {point.model} (arithmetic)"
     return Outcome(metrics, "modelled", {"best": best}, table, where)
 
 
-def _row(plan: Plan, seconds: float, nbytes: float) -> dict[str, Any]:
+def _row(found: Candidate, named: bool) -> dict[str, Any]:
     """One plan of the table; bits innermost first."""
-    routes = {"weight": plan.weight_route, "gradient": plan.gradient_route, "update": plan.update_route}
+    plan = found.plan
     return {
         "plan": plan.name,
         "weights": plan.weights or "-",
@@ -77,9 +64,10 @@ def _row(plan: Plan, seconds: float, nbytes: float) -> dict[str, Any]:
         "gradients": plan.gradients or "-",
         "optimizer": plan.optimizer or "-",
         "across": plan.reduce_across,
-        "step_seconds": seconds,
-        "gigabytes": nbytes / 1e9,
-        **{f"{kind}_route": _words(route) for kind, route in routes.items()},
+        "step_seconds": found.step_s,
+        "gigabytes": found.rank_bytes / 1e9,
+        **{f"{kind}_route": _words(getattr(plan, f"{kind}_route")) for kind in ("weight", "gradient", "update")},
+        "named": named,
     }
 
 
@@ -92,20 +80,7 @@ def _words(route: Route) -> str:
 def _topology(point: ZeroPlan) -> Topology:
     if point.machine == "frontier":
         return frontier(point.nodes)
-    if point.machine == "a100":  # a node's two rails of 25 GB/s are shared by 4 GPUs
-        return Topology(
-            (Level("package", 1), Level("node", 4, 300e9, 2e-6), Level("cluster", point.nodes, 12.5e9, 5e-6))
-        )
-    return ZeroTrain(nodes=point.nodes).topology
-
-
-def _config(point: ZeroPlan) -> GPTConfig:
-    if point.model == "small":
-        return ZeroTrain(seq_len=point.seq_len).gpt
-    return paper_gpt(point.model, point.seq_len)
-
-
-def _compute_seconds(point: ZeroPlan, config: GPTConfig) -> float:
-    """6 FLOPs per parameter and token, 8 with recomputation."""
-    tokens = point.seq_len * point.micro_batch * point.accumulation
-    return (8 if config.checkpointing else 6) * config.parameters * tokens / (point.sustained_tflops * 1e12)
+    if point.machine == "emulated":
+        return ZeroTrain(nodes=point.nodes).topology
+    # A100: a node's two rails of 25 GB/s are shared by 4 GPUs.
+    return Topology((Level("package", 1), Level("node", 4, 300e9, 2e-6), Level("cluster", point.nodes, 12.5e9, 5e-6)))

@@ -1,41 +1,28 @@
-"""The plan of a point, the layout of its model, and the memory that they take."""
+"""The plan of a point, and the memory that it takes."""
 
-import functools
-
-import torch
+from typing import get_args
 
 from repro import zero
-from repro.baselines import systems
-from repro.experiments.zero_train import ZeroTrain
-from repro.models.gpt import GPT, GPTConfig
+from repro.experiments.zero_train import Libraries, ZeroTrain
+from repro.scaling.step import activations, layout_of
 from repro.zero import Plan, plan
 from repro.zero import memory as bytes_of
-from repro.zero.layout import Layout, layout
 
 
-def memory(point: ZeroTrain) -> dict[str, float] | None:
+def memory(point: ZeroTrain) -> float | None:
     """Predicted bytes per rank: states, working memory and activations; None for a library's plan."""
-    if point.plan in systems.SYSTEMS:
-        return None
     chosen, model = plan_of(point), layout_of(point.gpt)
-    config = point.gpt
-    return {
-        **bytes_of.predict(chosen, model),
-        "working": bytes_of.working(chosen, model),
-        "activations": bytes_of.activations(
-            config.layers,
-            config.hidden,
-            config.seq_len,
-            point.micro_batch,
-            config.vocab,
-            checkpointing=point.checkpointing,
-        ),
-    }
+    if chosen is None:
+        return None
+    states = sum(bytes_of.predict(chosen, model).values())
+    return states + bytes_of.working(chosen, model) + activations(point.gpt, point.micro_batch)
 
 
-def plan_of(point: ZeroTrain) -> Plan:
-    """One of our own plans."""
+def plan_of(point: ZeroTrain) -> Plan | None:
+    """None for a library's."""
     topology = point.topology
+    if point.plan in get_args(Libraries):
+        return None
     if point.plan == "hierarchical":
         chosen = plan.hierarchical(
             topology,
@@ -58,10 +45,3 @@ def plan_of(point: ZeroTrain) -> Plan:
 def _bits(text: str) -> int | tuple[int, ...]:
     values = tuple(map(int, text.split(",")))
     return values if len(values) == 3 else values[0]
-
-
-@functools.cache
-def layout_of(config: GPTConfig) -> Layout:
-    """Buckets and parameters of a GPT."""
-    with torch.device("meta"):
-        return layout(GPT(config))

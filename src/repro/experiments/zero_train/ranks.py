@@ -1,9 +1,8 @@
 """What every rank of zero_train does: train, and note losses, times, bytes and memory."""
 
 import ctypes
-import time
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,6 +12,8 @@ from torch import Tensor
 from repro.baselines import systems
 from repro.baselines.trainer import Trainer, Training
 from repro.emulate.netns import Fabric
+from repro.experiments.common import texts
+from repro.experiments.common.launched import timed
 from repro.experiments.zero_train import WARM_UP, ZeroTrain
 from repro.models.gpt import GPT
 from repro.zero import Plan, ZeroOptimizer
@@ -20,6 +21,8 @@ from repro.zero import Plan, ZeroOptimizer
 # Above this the model never exists as a whole on a rank, and no compute time is measured alone.
 LARGE_PARAMETERS = 200_000_000
 MAX_GRAD_NORM = 1.0
+
+Batch = tuple[Tensor, Tensor]  # tokens and targets, int64 [micro_batch, seq_len]
 
 
 @dataclass
@@ -41,12 +44,10 @@ class Report:
     wire: dict[str, float] | None
 
 
-def train(
-    rank: int, world_size: int, point: ZeroTrain, plan: Plan | None, corpus: bytes, network: Fabric | None
-) -> Report:
+def train(rank: int, world_size: int, point: ZeroTrain, plan: Plan | None, network: Fabric | None = None) -> Report:
     """One rank: 16-bit weights and gradients, fp32 masters and moments, as in the paper (M = 2 psi)."""
     _keep_freed_memory()
-    text = torch.frombuffer(bytearray(corpus), dtype=torch.uint8)
+    text = texts.whole("shakespeare")
     small = point.gpt.parameters <= LARGE_PARAMETERS
     compute = _compute_seconds(point, _batches(text, point, 0, rank)) if small else None
     trainer = _trainer(point, plan)
@@ -58,12 +59,8 @@ def train(
     for step in range(point.steps):
         if step == WARM_UP:
             before = _wire(rank, network)
-        batches = _batches(text, point, step, rank)
-        dist.barrier()
-        start = time.perf_counter()
-        loss = trainer.step(batches)
-        _synchronize()
-        steps.append(Step(loss, time.perf_counter() - start, ledger.take() if ledger else None))
+        loss, seconds = timed(partial(trainer.step, _batches(text, point, step, rank)))
+        steps.append(Step(loss, seconds, ledger.take() if ledger else None))
         held = {kind: max(nbytes, held.get(kind, 0)) for kind, nbytes in trainer.held_bytes().items()}
         warm_up.step()
     after = _wire(rank, network)
@@ -72,64 +69,58 @@ def train(
 
 
 def _trainer(point: ZeroTrain, plan: Plan | None) -> Trainer:
-    config, device, dtype = point.gpt, _device(), getattr(torch, point.dtype)
-    options = {"lr": point.lr, "fused": True}
     torch.manual_seed(point.seed)  # equal weights on all ranks: no broadcast over the slow network
-    if config.parameters > LARGE_PARAMETERS:
-        with torch.device("meta"):
-            model = GPT(config)
-    else:
-        model = GPT(config).to(device)
+    large = point.gpt.parameters > LARGE_PARAMETERS
+    with torch.device("meta" if large else "cpu"):
+        model = GPT(point.gpt)
+    if not large:
+        model.to(_device())
+    options = {"lr": point.lr, "fused": True}
+    training = Training(options, MAX_GRAD_NORM, getattr(torch, point.dtype), model.init_weights)
     if plan is None:
-        training = Training(options, MAX_GRAD_NORM, dtype, model.init_weights)
-        return systems.build(point.plan, model, point.topology, training)
-    return _Zero(model, plan, dtype, device, options)
+        return systems.SYSTEMS[point.plan](model, point.topology, training)
+    return _Zero(model, plan, training)
 
 
-class _Zero:
-    """Our engine as a `repro.baselines.trainer.Trainer`."""
+class _Zero(Trainer):
+    """Our engine."""
 
-    def __init__(self, model: GPT, plan: Plan, dtype: torch.dtype, device: str, options: dict[str, Any]) -> None:
-        self.model, self.device = model, device
-        self.optimizer = ZeroOptimizer(
+    def __init__(self, model: GPT, plan: Plan, training: Training) -> None:
+        optimizer = ZeroOptimizer(
             model,
             plan,
             torch.optim.AdamW,
-            weight_dtype=dtype,
-            gradient_dtype=dtype if dtype != torch.float16 else torch.float32,
-            max_grad_norm=MAX_GRAD_NORM,
-            init=model.init_weights,
-            device=device,
+            weight_dtype=training.dtype,
+            gradient_dtype=training.dtype if training.dtype != torch.float16 else torch.float32,
+            max_grad_norm=training.max_grad_norm,
+            init=training.init,
+            device=_device(),
             broadcast=False,
-            **options,
+            **training.adamw,
         )
-        self._held: dict[str, int] = {}
+        super().__init__(model, optimizer, _device())
 
-    def step(self, batches: list[tuple[Tensor, Tensor]]) -> float:
-        total = 0.0
-        for tokens, targets in batches:
-            loss = self.model(tokens.to(self.device), targets.to(self.device)) / len(batches)
-            loss.backward()
-            total += loss.item()
-        self._held = self.optimizer.held_bytes()
+    def _backward(self, loss: Tensor, last: bool) -> None:
+        loss.backward()
+
+    def _count(self) -> dict[str, int]:
+        return self.optimizer.held_bytes()
+
+    def _update(self) -> None:
         self.optimizer.step()
-        return total
-
-    def held_bytes(self) -> dict[str, int]:
-        return self._held
 
 
-def _compute_seconds(point: ZeroTrain, batches: list[tuple[Tensor, Tensor]]) -> float:
+def _compute_seconds(point: ZeroTrain, batches: list[Batch]) -> float:
     """Median seconds of a step's forward and backward passes without communication, all ranks at the same time."""
     model = GPT(point.gpt).to(_device(), getattr(torch, point.dtype))
+
+    def passes() -> None:
+        for batch in batches:
+            model(*(tensor.to(_device()) for tensor in batch)).backward()
+
     seconds = []
     for _ in range(5):
-        dist.barrier()
-        start = time.perf_counter()
-        for tokens, targets in batches:
-            model(tokens.to(_device()), targets.to(_device())).backward()
-        _synchronize()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(timed(passes)[1])
         model.zero_grad(set_to_none=True)
     return sorted(seconds[2:])[1]
 
@@ -138,14 +129,8 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
 def _keep_freed_memory() -> None:
-    """Tell glibc to reuse freed buffers. Given back to the kernel they cost 8000 page faults, a fifth of a step's
-    time."""
+    """Tell glibc to reuse freed buffers: given back to the kernel they cost page faults, a fifth of a step's time."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         trim_threshold, mmap_threshold = -1, -3
@@ -161,11 +146,10 @@ def _wire(rank: int, network: Fabric | None) -> dict[str, int] | None:
     return counters
 
 
-def _batches(text: Tensor, point: ZeroTrain, step: int, rank: int) -> list[tuple[Tensor, Tensor]]:
-    """Random slices of the text for a step of a rank: (tokens, targets) per micro-batch, int64 [micro_batch,
-    seq_len]."""
+def _batches(text: Tensor, point: ZeroTrain, step: int, rank: int) -> list[Batch]:
+    """Random slices of the text for a step of a rank."""
     (seed,) = np.random.SeedSequence([point.seed, step, rank]).generate_state(1).tolist()
     draw = torch.Generator().manual_seed(seed)
     starts = torch.randint(len(text) - point.seq_len, (point.accumulation * point.micro_batch,), generator=draw)
-    rows = torch.stack([text[start : start + point.seq_len + 1] for start in starts]).long()
+    rows = texts.slices(text, starts.tolist(), point.seq_len + 1)
     return [(part[:, :-1], part[:, 1:]) for part in rows.split(point.micro_batch)]

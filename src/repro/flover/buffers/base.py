@@ -29,6 +29,7 @@ class Buffers(ABC):
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=model.device)
         self._last = torch.zeros(slots, dtype=torch.int64, device=model.device)  # position that a slot may hold at most
         self._lengths = np.zeros(slots, np.int64)  # `lengths` on the host, so that nobody has to ask the device
+        self._live = np.zeros(slots, bool)  # in use
         self.low = self.high = 0
         self.slot_moves = self.moved_bytes = 0
 
@@ -47,27 +48,38 @@ class Buffers(ABC):
 
     def fits(self, needed: Sequence[int]) -> int:
         """How many of the next requests, of up to `needed` positions each, get a slot (and, if paged, blocks) now."""
-        return min(len(needed), self.slots - self._live)
-
-    @property
-    @abstractmethod
-    def _live(self) -> int:
-        """Slots in use."""
+        return min(len(needed), self.slots - int(self._live.sum()))
 
     def allocate(self, needed: int) -> int:
-        """A free slot for a request that may come to hold `needed` positions; it belongs to the window from now on."""
-        slot = self._allocate(needed)
+        """A slot for a request that may come to hold `needed` positions: the next above the window, the next below it
+        when it has reached the last slot, or a dead row when it has reached both ends. The window widens to it."""
+        assert not self._live.all(), "no free slot: the scheduler admitted too many"
+        if self.high < self.slots:
+            slot = self.high
+        elif self.low > 0:
+            slot = self.low - 1
+        else:
+            slot = int(self._live.argmin())
+        self._live[slot] = True
+        self.low, self.high = min(self.low, slot), max(self.high, slot + 1)
         self._last[slot] = needed - 1
         self.store(slot, 0, 0)
         return slot
 
-    @abstractmethod
-    def _allocate(self, needed: int) -> int:
-        """Widen the window by a free slot."""
-
-    @abstractmethod
     def evict(self, slots: Sequence[int]) -> list[Move]:
         """Free these slots; returns what had to move for it, in the order in which it was moved."""
+        assert self._live[list(slots)].all(), f"slots {slots} are not all in use"
+        self._live[list(slots)] = False
+        moves = self._moves(self._live.tolist())
+        for source, destination in moves:
+            self._move(source, destination)
+        left = np.flatnonzero(self._live)
+        self.low, self.high = (int(left[0]), int(left[-1]) + 1) if len(left) else (0, 0)
+        return moves
+
+    @abstractmethod
+    def _moves(self, live: Sequence[bool]) -> list[Move]:
+        """What the layout moves, when requests have left, given a flag per slot. A destination is free by then."""
 
     def longest(self, slots: slice) -> int:
         """The most tokens that one of these has stored, or more where a dead row stands still."""
@@ -88,6 +100,7 @@ class Buffers(ABC):
     def _move(self, source: int, destination: int) -> None:
         """Move one slot. Only the stored tokens move, for all layers: the paper's released code copies a sliver."""
         self.moved_bytes += self.cache.move(source, destination, int(self._lengths[source]))
-        for state in (self.tokens, self.lengths, self._last, self._lengths):
+        for state in (self.tokens, self.lengths, self._last, self._lengths, self._live):
             state[destination] = state[source]
+        self._live[source] = False
         self.slot_moves += 1

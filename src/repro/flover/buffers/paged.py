@@ -38,8 +38,8 @@ class PagedBuffers(LastBuffers):
             count += 1
         return count
 
-    def _allocate(self, needed: int) -> int:
-        slot = super()._allocate(needed)
+    def allocate(self, needed: int) -> int:
+        slot = super().allocate(needed)
         self.cache.reserve(slot, needed)
         return slot
 

@@ -11,10 +11,8 @@ from collections.abc import Sequence
 
 from repro.flover.buffers.base import Buffers, Move
 
-__all__ = ["WindowBuffers", "plan_moves"]
 
-
-def plan_moves(live: Sequence[bool]) -> tuple[int, list[tuple[int, int]]]:
+def plan_moves(live: Sequence[bool]) -> tuple[int, list[Move]]:
     """The window with the fewest moves, in O(slots); the lowest such window when several tie.
 
     live: one flag per slot. Returns the window's first slot (its width is the number of live slots) and the moves
@@ -28,38 +26,19 @@ def plan_moves(live: Sequence[bool]) -> tuple[int, list[tuple[int, int]]]:
         inside += live[first + width - 1] - live[first - 1]
         if inside > best:
             best, start = inside, first
-    # Step 2: as many holes inside as live slots outside, paired in order.
-    window = range(start, start + width)
+    return start, moves_into(live, start)
+
+
+def moves_into(live: Sequence[bool], start: int) -> list[Move]:
+    """Step 2, for the window from `start` on: as many holes inside as live slots outside, paired in order."""
+    window = range(start, start + sum(live))
     outside = [slot for slot, alive in enumerate(live) if alive and slot not in window]
     holes = [slot for slot in window if not live[slot]]
-    return start, list(zip(outside, holes, strict=True))
+    return list(zip(outside, holes, strict=True))
 
 
 class WindowBuffers(Buffers):
     """The paper's layout."""
 
-    @property
-    def _live(self) -> int:
-        return self.high - self.low
-
-    def _allocate(self, needed: int) -> int:
-        """Widen the window by a free slot: above it, or below when it has reached the last slot."""
-        if self.high < self.slots:
-            self.high += 1
-            return self.high - 1
-        assert self.low > 0, "no free slot: the scheduler admitted too many"
-        self.low -= 1
-        return self.low
-
-    def evict(self, slots: Sequence[int]) -> list[Move]:
-        """Close the window over the others."""
-        live = [False] * self.slots
-        live[self.window] = [True] * self._live
-        for slot in slots:
-            assert live[slot], f"slot {slot} is not in use"
-            live[slot] = False
-        start, moves = plan_moves(live)
-        for source, destination in moves:
-            self._move(source, destination)
-        self.low, self.high = start, start + sum(live)
-        return moves
+    def _moves(self, live: Sequence[bool]) -> list[Move]:
+        return plan_moves(live)[1]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from repro.flover.arrivals import RequestShape
-from repro.flover.queueing.result import QueueRun, check_shapes
+from repro.flover.queueing.result import QueueRun, arrivals_of
 from repro.flover.queueing.shared import evenly, share
 from repro.flover.queueing.times import Times, check_least, pass_s
 
@@ -31,17 +31,15 @@ class Batches:
             check_least(self, window_s=0)
 
     def run(self, shapes: Sequence[RequestShape], times: Times) -> QueueRun:
-        """Serve the requests, which are in order of arrival."""
-        check_shapes(shapes)
-        arrival = [shape.arrival_s for shape in shapes]
-        batches, starts, ends, following, now = [], [], [], 0, 0.0
+        arrival, following = arrivals_of(shapes), 0
+        batches, starts, ends = [], [], [0.0]
         while following < len(shapes):
-            starts.append(max(now, _formed(arrival, following, self.slots, self.window_s)))
-            batches.append(_taken(arrival, following, self.slots, starts[-1]))
-            now = _end(shapes[batches[-1]], times, starts[-1], self.capacity)
-            ends.append(now)
-            following = batches[-1].stop
-        return _handed_back(shapes, batches, starts, ends)
+            start, batch = _formed(arrival, following, self.slots, self.window_s, ends[-1])
+            batches.append(batch)
+            starts.append(start)
+            ends.append(_end(shapes[batch], times, start, self.capacity))
+            following = batch.stop
+        return _handed_back(shapes, batches, starts, ends[1:])
 
 
 @dataclass(frozen=True)
@@ -60,31 +58,28 @@ class ConcurrentBatches:
         check_least(self, window_s=0, slots=0, capacity=0)
 
     def run(self, shapes: Sequence[RequestShape], times: Times) -> QueueRun:
-        """Serve the requests, which are in order of arrival."""
-        check_shapes(shapes)
-        arrival = [shape.arrival_s for shape in shapes]
-        batches, starts, following = [], [], 0
+        arrival, following = arrivals_of(shapes), 0
+        batches, starts = [], []
         while following < len(shapes):
-            starts.append(_formed(arrival, following, self.slots, self.window_s))
-            batches.append(_taken(arrival, following, self.slots, starts[-1]))
-            following = batches[-1].stop
+            start, batch = _formed(arrival, following, self.slots, self.window_s)
+            batches.append(batch)
+            starts.append(start)
+            following = batch.stop
         work = [_end(shapes[batch], times, 0.0, self.capacity) for batch in batches]
         return _handed_back(shapes, batches, starts, share(starts, work, self.slowdown).ends)
 
 
-def _formed(arrival: Sequence[float], first: int, slots: int, window_s: float | None) -> float:
-    """When the batch of request `first` and those behind it could start."""
-    last = min(first + (slots or len(arrival)), len(arrival)) - 1
-    full = last - first + 1 == slots
-    if window_s is None:
-        return arrival[last]
-    closes = arrival[first] + window_s
-    return min(closes, arrival[last]) if full else closes
-
-
-def _taken(arrival: Sequence[float], first: int, slots: int, start: float) -> slice:
-    """Requests from `first` on that have come when the batch starts."""
-    return slice(first, min(bisect_right(arrival, start), first + (slots or len(arrival))))
+def _formed(
+    arrival: Sequence[float], first: int, slots: int, window_s: float | None, free_s: float = 0.0
+) -> tuple[float, slice]:
+    """When the batch of request `first` and those behind it starts, at `free_s` or later, and who has come by then."""
+    end = min(first + (slots or len(arrival)), len(arrival))
+    start = arrival[end - 1]
+    if window_s is not None:
+        closes = arrival[first] + window_s
+        start = min(closes, start) if end - first == slots else closes
+    start = max(free_s, start)
+    return start, slice(first, min(bisect_right(arrival, start), end))
 
 
 def _iterations(batch: Sequence[RequestShape]) -> int:
@@ -98,8 +93,7 @@ def _end(batch: Sequence[RequestShape], times: Times, start: float, capacity: in
     context = longest + np.arange(_iterations(batch))
     prompts = pass_s(times, 0, 0, [(shape.prompt_tokens, 0) for shape in batch])
     context = np.minimum(context, capacity - 1) if capacity else context
-    decoded = times.decode(len(batch), context) if len(context) else np.zeros(0)
-    return float(np.cumsum(np.concatenate(([start, prompts], decoded)))[-1])
+    return float(np.cumsum(np.concatenate(([start, prompts], times.decode(len(batch), context))))[-1])
 
 
 def _handed_back(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from repro.flover.arrivals import RequestShape
-from repro.flover.queueing.result import QueueRun, check_shapes
+from repro.flover.queueing.result import QueueRun, arrivals_of
 from repro.flover.queueing.times import Times, check_least, pass_s
 
 
@@ -34,8 +34,6 @@ class Fused:
             raise ValueError(f"prefill_tokens is {self.prefill_tokens}: with prefill_apart only 0 is allowed")
 
     def run(self, shapes: Sequence[RequestShape], times: Times) -> QueueRun:
-        """Serve the requests, which are in order of arrival."""
-        check_shapes(shapes)
         return _Fused(self, shapes, times).run()
 
 
@@ -43,12 +41,13 @@ class _Fused:
     """One run. Iterations are counted from 0; what a request needs is kept as the number at which it ends."""
 
     def __init__(self, policy: Fused, shapes: Sequence[RequestShape], times: Times) -> None:
+        self.arrival = arrivals_of(shapes)
         self.shapes, self.times = shapes, times
         self.slots = policy.slots or len(shapes)
         self.most = policy.admit_per_iteration or len(shapes)
         self.chunk = policy.prefill_tokens
         self.apart = _prompts_apart(shapes, times) if policy.prefill_apart else None
-        self.joins = self.apart or [shape.arrival_s for shape in shapes]  # when each can be admitted
+        self.joins = self.apart or self.arrival  # when each can be admitted
         self.now, self.iteration, self.rows, self.following = 0.0, 0, 0, 0
         self.prompts: deque[int] = deque()  # those whose prompt is not done, in order
         self.prefilled = [0] * len(shapes)
@@ -66,9 +65,8 @@ class _Fused:
             elif self.ends:
                 self._decode()
             self._retire()
-        arrival = np.array([shape.arrival_s for shape in self.shapes])
         first = self.first if self.apart is None else np.array(self.apart)
-        return QueueRun(arrival, self.admitted, first, self.finish, self.iteration, self.rows)
+        return QueueRun(np.array(self.arrival), self.admitted, first, self.finish, self.iteration, self.rows)
 
     def _admit(self) -> None:
         if not self.ends and not self.prompts:

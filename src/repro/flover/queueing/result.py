@@ -52,18 +52,20 @@ class Policy(Protocol):
         """Serve requests in order of arrival; ValueError when there are none, or they are not in that order."""
 
 
-def check_shapes(shapes: Sequence[RequestShape]) -> None:
-    """ValueError where a list of requests cannot be served."""
+def arrivals_of(shapes: Sequence[RequestShape]) -> list[float]:
+    """When each request arrives; ValueError where they cannot be served."""
     if not shapes:
         raise ValueError("no request to serve: at least one is needed")
     before = 0.0
     for number, shape in enumerate(shapes):
         if not before <= shape.arrival_s < np.inf:
-            least = f"must be at least {before:g}: ascending"
-            raise ValueError(f"request {number}: arrival_s is {shape.arrival_s}, {least}")
+            raise ValueError(
+                f"request {number}: arrival_s is {shape.arrival_s}, must be at least {before:g}: ascending"
+            )
         if shape.prompt_tokens < 1 or shape.output_tokens < 1:
             raise ValueError(
                 f"request {number}: prompt_tokens is {shape.prompt_tokens} and output_tokens {shape.output_tokens}, "
                 "must be at least 1"
             )
         before = shape.arrival_s
+    return [shape.arrival_s for shape in shapes]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repro.flover.arrivals import RequestShape
-from repro.flover.queueing.result import QueueRun, check_shapes
+from repro.flover.queueing.result import QueueRun, arrivals_of
 from repro.flover.queueing.times import Times, check_least
 
 
@@ -73,16 +73,11 @@ class Instances:
         check_least(self, count=0)
 
     def run(self, shapes: Sequence[RequestShape], times: Times) -> QueueRun:
-        """Serve the requests, which are in order of arrival."""
-        check_shapes(shapes)
+        arrival = arrivals_of(shapes)
         prompts = np.array([times.prefill(shape.prompt_tokens) for shape in shapes])
         decoded = [
-            float(np.sum(times.decode(1, shape.prompt_tokens + np.arange(shape.output_tokens - 1))))
-            if shape.output_tokens > 1
-            else 0.0
-            for shape in shapes
+            np.sum(times.decode(1, shape.prompt_tokens + np.arange(shape.output_tokens - 1))) for shape in shapes
         ]
-        arrival = np.array([shape.arrival_s for shape in shapes])
-        shared = share(arrival.tolist(), (prompts + decoded).tolist(), self.slowdown, self.count)
+        shared = share(arrival, (prompts + decoded).tolist(), self.slowdown, self.count)
         iterations = sum(shape.output_tokens - 1 for shape in shapes)
-        return QueueRun(arrival, shared.begins, shared.when(prompts), shared.ends, iterations, iterations)
+        return QueueRun(np.array(arrival), shared.begins, shared.when(prompts), shared.ends, iterations, iterations)

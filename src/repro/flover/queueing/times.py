@@ -21,7 +21,8 @@ class Times(Protocol):
     """Seconds that a model takes."""
 
     def decode(self, batch: int, context: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Of iterations over `batch` rows, [k], for each of `context` [k]: the most tokens that a row has stored."""
+        """Of iterations over `batch` rows, [k], for each of `context` [k] (may be empty): the most tokens that a row
+        has stored."""
 
     def prefill(self, tokens: int, start: int = 0) -> float:
         """Of so many tokens of a prompt behind its first `start`, in a pass of their own."""
@@ -87,7 +88,7 @@ class MeasuredTimes:
             raise ValueError(f"batches begins with {self.batches[0]}, must begin with 1")
 
     def decode(self, batch: int, context: NDArray[np.int64]) -> NDArray[np.float64]:
-        self._check(batch=(batch, self.batches), context=(int(np.max(context)), self.contexts))
+        self._check(batch=(batch, self.batches), context=(int(np.max(context, initial=0)), self.contexts))
         return self._decode[batch - 1, np.maximum(context, self.contexts[0]) - self.contexts[0]]
 
     def prefill(self, tokens: int, start: int = 0) -> float:

@@ -31,24 +31,23 @@ def choose(choice: Choice, device: torch.device, dtype: torch.dtype, head_dim: i
             f"'cpp' for float32 and bfloat16 on cpu, heads up to 256; 'triton' for these and float16 on cuda; 'torch'"
         )
     try:
-        return _load(chosen, device)
+        if chosen == "cpp":
+            return CppKernels()
+        if chosen == "triton":
+            return _triton(device)
     except (BuildError, ImportError) as error:
         if choice != "auto":
             raise
         warnings.warn(f"kernels in torch, which are slower: {error}", stacklevel=2)
-        return Kernels()
-
-
-def _load(name: str, device: torch.device) -> Kernels:
-    if name == "cpp":
-        return CppKernels()
-    if name == "triton":
-        from repro.models.kernels.triton_kernels import TritonKernels
-
-        kernels = TritonKernels()
-        try:  # Triton compiles when a kernel is first launched, and needs a C compiler for that
-            kernels.silu_multiply(torch.zeros(1, 2, device=device))
-        except Exception as error:
-            raise BuildError(f"Triton: {error}") from error
-        return kernels
     return Kernels()
+
+
+def _triton(device: torch.device) -> Kernels:
+    from repro.models.kernels.triton_kernels import TritonKernels
+
+    kernels = TritonKernels()
+    try:  # Triton compiles when a kernel is first launched, and needs a C compiler for that
+        kernels.silu_multiply(torch.zeros(1, 2, device=device))
+    except Exception as error:
+        raise BuildError(f"Triton: {error}") from error
+    return kernels

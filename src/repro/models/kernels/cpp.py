@@ -110,22 +110,17 @@ def _build(compiler: str, library: Path) -> None:
     headers, libraries = [f"-I{path}" for path in include_paths()], [f"-L{path}" for path in library_paths()]
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-            compiled, linked = [Path(folder) / f"{source.stem}.o" for source in _SOURCES], Path(folder) / library.name
-            commands = [
-                [compiler, *_FLAGS, *headers, "-c", str(source), "-o", str(to)]
-                for source, to in zip(_SOURCES, compiled, strict=True)
-            ]
-            with ThreadPoolExecutor() as pool:
-                list(pool.map(_call, commands))
-            objects = list(map(str, compiled))
-            _call([compiler, "-shared", "-fopenmp", *objects, "-o", str(linked), *libraries, "-ltorch_cpu", "-lc10"])
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder, ThreadPoolExecutor() as pool:
+            compile_one = functools.partial(_call, compiler, *_FLAGS, *headers, "-c")
+            objects, linked = [Path(folder) / f"{source.stem}.o" for source in _SOURCES], Path(folder) / library.name
+            list(pool.map(lambda source, to: compile_one(source, "-o", to), _SOURCES, objects))
+            _call(compiler, "-shared", "-fopenmp", *objects, "-o", linked, *libraries, "-ltorch_cpu", "-lc10")
             os.replace(linked, library)
     except OSError as error:
         raise BuildError(f"{library.parent}: {error}") from error
 
 
-def _call(command: list[str]) -> None:
+def _call(*command: str | Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]

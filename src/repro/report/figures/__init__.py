@@ -1,21 +1,18 @@
-"""Every figure: the notebook that tells its story, the experiments it reads, the claims it shows.
+"""Every figure: the notebook that tells its story, the experiments it reads, the claims it shows (`catalogue.toml`).
 
-A figure is the function of its name in the module of its notebook (`zero_bytes` in `repro.report.figures.zero`);
-`base.draw` draws it. This table is light: who asks it what a figure needs loads no plotting library.
+A figure is the function of its name in a module of this package; `base.draw` draws it. Who asks the catalogue what a
+figure needs loads no plotting library.
 """
 
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from repro import experiments
 
-
-@dataclass(frozen=True)
-class Entry:
-    """`reads`: ids of experiments, whose records the figure shows. `claims`: ids of claims that it is evidence for."""
-
-    notebook: str
-    reads: tuple[str, ...]
-    claims: tuple[str, ...] = ()
+CATALOGUE = Path(__file__).with_name("catalogue.toml")
 
 
 @dataclass(frozen=True)
@@ -23,78 +20,36 @@ class Notebook:
     """`title` of what it is about; `paper`: the number at arXiv of the paper, where it is about one."""
 
     title: str
+    figures: dict[str, dict[str, Any]]
     paper: str = ""
 
 
-NOTEBOOKS = {
-    "claims": Notebook("Verdicts"),
-    "zero": Notebook("Hierarchical ZeRO++", "2501.04266"),
-    "exflow": Notebook("ExFlow", "2401.08383"),
-    "flover": Notebook("Flover", "2305.13484"),
-    "scaling": Notebook("The papers' sizes, predicted"),
-}
+@dataclass(frozen=True)
+class Entry:
+    """`module`: of the figure's function, in this package. `reads`: ids of experiments, whose records the figure shows.
+    `claims`: ids of claims that it is evidence for."""
 
+    notebook: str
+    module: str
+    reads: Sequence[str] = field(default_factory=experiments.names)
+    claims: Sequence[str] = ()
+
+
+NOTEBOOKS = {name: Notebook(**section) for name, section in tomllib.loads(CATALOGUE.read_text()).items()}
 FIGURES = {
-    "claims_overview": Entry("claims", tuple(experiments.names())),  # whatever a claim may ask for
-    "zero_loss": Entry("zero", ("zero_train",), ("ZT-3.a", "ZT-3.b")),
-    "zero_bytes": Entry("zero", ("zero_train",), ("ZP-1.a", "ZP-1.b", "ZP-1.c", "ZP-1.d")),
-    "zero_step_time": Entry("zero", ("zero_train",), ("ZT-1.a", "ZT-1.b", "ZT-1.c", "ZT-1.d", "ZT-5.a")),
-    "zero_rates": Entry("zero", ("zero_train",), ("ZT-5.c",)),
-    "zero_levels": Entry("zero", ("zero_train",), ("ZT-5.b",)),
-    "zero_scaling": Entry("zero", ("zero_train",), ("ZT-2.a",)),
-    "zero_memory": Entry("zero", ("zero_train",), ("ZT-4.a", "ZT-4.b", "ZT-4.c")),
-    "zero_prediction": Entry("zero", ("zero_train",)),
-    "zero_choice": Entry("zero", ("zero_plan",)),
-    "exflow_routing": Entry("exflow", ("exflow_affinity",), ("EX-F2.a",)),
-    "exflow_hops": Entry(
-        "exflow", ("exflow_placement",), ("EX-ILP.a", "EX-ILP.b", "EX-F8.a", "EX-F8.b", "EX-F8.d", "EX-F8.e")
-    ),
-    "exflow_load": Entry("exflow", ("exflow_placement",)),
-    "exflow_copies": Entry("exflow", ("exflow_serving",)),
-    "exflow_tokens": Entry("exflow", ("exflow_placement",), ("EX-ILP.c",)),
-    "exflow_domains": Entry(
-        "exflow", ("exflow_placement",), ("EX-ILP.d", "EX-ILP.e", "EX-ILP.f", "EX-ILP.g", "EX-ILP.j")
-    ),
-    "exflow_training": Entry("exflow", ("moe_train",), ("EX-F12.a", "EX-F12.b")),
-    "exflow_decode": Entry(
-        "exflow", ("moe_decode",), ("EX-T1.a", "EX-T1.b", "EX-E2E.a", "EX-E2E.b", "EX-E2E.e", "EX-E2E.f")
-    ),
-    "flover_latency": Entry("flover", ("flover_serving",), ("FL-F4c",)),
-    "flover_throughput": Entry("flover", ("flover_serving",), ("FL-F4a.i",)),
-    "flover_timeline": Entry("flover", ("flover_serving",)),
-    "flover_requests": Entry("flover", ("flover_serving",)),
-    "flover_windows": Entry("flover", ("flover_serving",), ("FL-F4a.j", "FL-PROG.c", "FL-PROG.d")),
-    "flover_layouts": Entry("flover", ("flover_serving",), ("FL-MS.a", "FL-MS.b", "FL-MS.c")),
-    "flover_ranks": Entry("flover", ("flover_parallel",), ("FL-MS.d", "FL-TP.a", "FL-TP.b")),
-    "flover_model": Entry(
-        "flover",
-        ("flover_queue",),
-        (*(f"FL-F4a.{part}" for part in "efgh"), *(f"FL-F8.{part}" for part in "abcdef")),
-    ),
-    "scaling_validation": Entry("scaling", ("scaling_network", "fabric_probe")),
-    "scaling_plans": Entry("scaling", ("scaling_step",)),
-    "scaling_gcds": Entry("scaling", ("scaling_train",), ("ZT-2.b",)),
-    "scaling_ratios": Entry("scaling", ("scaling_train",), ("ZT-1.e", "ZT-1.f", "ZT-1.g", "ZT-1.h", "ZT-1.i")),
-    "scaling_changes": Entry("scaling", ("scaling_train",)),
-    "scaling_tornado": Entry("scaling", ("scaling_train",)),
-    "scaling_networks": Entry("scaling", ("scaling_map",)),
-    "scaling_models": Entry("scaling", ("scaling_map",)),
-    "scaling_experts": Entry("scaling", ("scaling_decode",), ("EX-E2E.h", "EX-E2E.i")),
-    "scaling_requests": Entry(
-        "scaling",
-        ("scaling_serving",),
-        ("FL-F4a.l", "FL-F4a.m", "FL-F4a.n", "FL-F4a.o", "FL-F4a.p", "FL-F4a.q", "FL-F4a.r", "FL-F4a.s"),
-    ),
+    figure: Entry(**{"notebook": name, "module": name} | row)
+    for name, notebook in NOTEBOOKS.items()
+    for figure, row in notebook.figures.items()
 }
 
 
 def of_notebook(notebook: str) -> list[str]:
     """Names of a notebook's figures, in their order there."""
-    return [name for name, entry in FIGURES.items() if entry.notebook == notebook]
+    return list(NOTEBOOKS[notebook].figures)
 
 
 def entry(name: str) -> Entry:
-    """A figure's row of the table; ValueError lists the known ones."""
+    """A figure's row of the catalogue; ValueError lists the known ones."""
     if name not in FIGURES:
         raise ValueError(f"no figure {name!r}, known: {', '.join(FIGURES)}")
     return FIGURES[name]

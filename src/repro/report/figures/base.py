@@ -1,13 +1,13 @@
 """What every figure has in common: reading records, one style that survives black and white, the evidence stamp.
 
-A figure is a function `name(data, **options) -> Drawing`, registered in `repro.report.figures`. It raises NothingToShow
-where the records cannot answer its question. Notebooks call `show`, the command line calls `draw`.
+A figure is a function `name(data, **options) -> Drawing` with a row in `catalogue.toml`. It raises NothingToShow where
+the records cannot answer its question. Notebooks call `show`, the command line calls `draw`.
 """
 
 import importlib
 import inspect
 import textwrap
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,14 +30,23 @@ PALETTE = ["#1b6ca8", "#e08e0b", "#3a9d5d", "#b03a5b", "#6b4fa0", "#555555"]  # 
 HATCHES = ["", "///", "...", "xxx", "\\\\\\", "++"]
 MARKERS = ["o", "s", "^", "D", "v", "P"]
 LINE_STYLES = ["-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1))]
+STYLE = {
+    "figure.dpi": 110,
+    "savefig.dpi": 160,
+    "figure.constrained_layout.use": True,
+    "hatch.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "repro",
+}
+paper = claims.published  # numbers of a paper, by the id of the claim that they belong to
 
 
 def check_parameters(namespace: Mapping[str, Any], known: Collection[str]) -> None:
-    """Refuse parameters that the notebook does not have.
+    """Refuse parameters that the notebook does not have: a ValueError that lists the known ones. papermill only warns.
 
-    papermill only warns about an unknown `-p name value`, so that a typing error silently plots the default.
     `namespace` is the notebook's globals() before its first import other than `figures`.
-    Raises ValueError that lists the known parameters.
     """
     kernel = {"In", "Out", "exit", "quit", "open", "get_ipython", "figures"}
     own = {name for name in namespace if not name.startswith("_")} - kernel
@@ -45,32 +54,10 @@ def check_parameters(namespace: Mapping[str, Any], known: Collection[str]) -> No
         raise ValueError(f"unknown notebook parameter {', '.join(unknown)}; known: {', '.join(sorted(known))}")
 
 
-def use_style() -> None:
-    """One look for all figures."""
-    sns.set_theme(context="paper", style="whitegrid", palette=PALETTE, font_scale=1.05)
-    plt.rcParams.update(
-        {
-            "figure.dpi": 110,
-            "savefig.dpi": 160,
-            "figure.constrained_layout.use": True,
-            "hatch.linewidth": 0.6,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "svg.fonttype": "none",
-            "svg.hashsalt": "repro",
-        }
-    )
-
-
-def _folder(records: str | Path) -> Path:
-    """Notebooks run from `notebooks/`, papermill from the root: a relative folder is meant from the root."""
-    path = Path(records)
-    return path if path.is_absolute() else paths.root() / path
-
-
 def collect(records: str | Path, experiment: str = "") -> record.Collection:
-    """Records of one experiment (default: of all); prints which files should have been records and are not."""
-    found = record.collect(_folder(records) / experiment)
+    """Records of one experiment (default: of all), of a folder that is absolute or relative to the repository root.
+    Prints which files should have been records and are not."""
+    found = record.collect(paths.root() / records / experiment)
     for problem in found.problems:
         print(f"not used: {problem}")
     return found
@@ -98,37 +85,6 @@ def series(table: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
-def paper(claim_id: str) -> list[Any]:
-    """Published numbers that belong to a claim (`.label`, `.value`, `.unit`, `.tag`), from `config/claims.yaml`."""
-    return claims.published(claim_id)
-
-
-def save(fig: Figure, output: str | Path | None, name: str, *, evidence: str, caption: str = "") -> None:
-    """Stamp evidence kind and caption under the figure; write `output/name.png` and `.svg` unless output is None."""
-    text = f"Evidence: {evidence}." + (f" {caption}" if caption else "")
-    characters = int(fig.get_size_inches()[0] * 14.5)
-    fig.supxlabel(textwrap.fill(text, characters), fontsize=8, x=0.01, ha="left", color="#333333")
-    if output is None:
-        return
-    folder = _folder(output)
-    folder.mkdir(parents=True, exist_ok=True)
-    for suffix in (".png", ".svg"):
-        metadata = {"Date": None} if suffix == ".svg" else {"Software": None}  # same records, same bytes
-        with replacing(folder / f"{name}{suffix}") as temporary:
-            # tight: what the layout did not foresee (a label wider than its axes) makes the picture larger, not clipped
-            fig.savefig(temporary, format=suffix[1:], metadata=metadata, bbox_inches="tight")
-
-
-def skip(output: str | Path | None, name: str, reason: str) -> Figure:
-    """A figure that says why there is nothing to show: an empty panel would look like a result."""
-    fig, axes = plt.subplots(figsize=(6, 1.8))
-    axes.axis("off")
-    text = textwrap.fill(f"{name}: nothing to show. {reason}", 70)
-    axes.text(0.5, 0.5, text, ha="center", va="center", fontsize=11)
-    save(fig, output, name, evidence="none")
-    return fig
-
-
 # --- drawing one figure --------------------------------------------------------------------------------------------
 
 
@@ -143,14 +99,14 @@ class Data:
     folder: str | Path
 
     def runs(self, experiment: str, **where: Any) -> pd.DataFrame:
-        """Finished runs of an experiment (see `runs`), of which the columns in `where` have these values. NothingToShow
-        where there is none."""
+        """Finished runs of an experiment (see `runs`), of which the columns in `where` have this value, or one of a list.
+        NothingToShow where there is none."""
         table = runs(self.folder, experiment)
         missing = f"No record of a finished {experiment} run"
         if table.empty:
             raise NothingToShow(f"{missing}.")
         for column, value in where.items():
-            table = table[table[column] == value]
+            table = table[table[column].isin(value if isinstance(value, list) else [value])]
         if table.empty:
             raise NothingToShow(f"{missing} with {', '.join(f'{column} {value}' for column, value in where.items())}.")
         return table
@@ -174,43 +130,66 @@ class Drawing:
     caption: str = ""
 
 
+def skip(name: str, reason: str) -> Drawing:
+    """A picture that says why there is nothing to show: an empty panel would look like a result."""
+    fig, axes = plt.subplots(figsize=(6, 1.8))
+    axes.axis("off")
+    text = textwrap.fill(f"{name}: nothing to show. {reason}", 70)
+    axes.text(0.5, 0.5, text, ha="center", va="center", fontsize=11)
+    return Drawing(fig, "none")
+
+
+def function(name: str) -> Callable[..., Drawing]:
+    """The function of a figure; ValueError for a name that is not in the catalogue."""
+    return getattr(importlib.import_module(f"{figures.__name__}.{figures.entry(name).module}"), name)
+
+
 def draw(name: str, records: str | Path, output: str | Path | None = None, **options: Any) -> Figure:
-    """Draw figure `name` from the records of a folder, with the options of its function, and save it in `output`
-    (unless None). Where the records do not suffice the picture says so. ValueError for a name, a function or an option
-    that does not exist, and for a value that the option's type does not allow."""
-    module = importlib.import_module(f"{figures.__name__}.{figures.entry(name).notebook}")
-    if (function := getattr(module, name, None)) is None:
-        raise ValueError(f"figure {name}: {module.__name__} has no function of this name")
-    if unknown := sorted(options.keys() - (known := list(inspect.signature(function).parameters)[1:])):
+    """Draw figure `name` from the records of a folder, with the options of its function, and save it as
+    `output/name.png` and `.svg` (unless None). Where the records do not suffice the picture says so. ValueError for a
+    name or an option that does not exist, and for a value that the option's type does not allow."""
+    make = function(name)
+    if unknown := sorted(options.keys() - (known := list(inspect.signature(make).parameters)[1:])):
         raise ValueError(f"figure {name}: no option {', '.join(unknown)}; known: {', '.join(known) or 'none'}")
-    hints = get_type_hints(function)
+    hints = get_type_hints(make)
     for option, value in options.items():
         try:
             options[option] = TypeAdapter(hints[option]).validate_python(value)
         except ValidationError as error:
             raise ValueError(f"figure {name}: {option}: found {value!r}; {error.errors()[0]['msg']}") from error
-    use_style()
+    sns.set_theme(context="paper", style="whitegrid", palette=PALETTE, font_scale=1.05, rc=STYLE)
     try:
-        drawing = function(Data(records), **options)
+        drawing = make(Data(records), **options)
     except NothingToShow as reason:
-        return skip(output, name, str(reason))
-    save(drawing.figure, output, name, evidence=drawing.evidence, caption=drawing.caption)
+        drawing = skip(name, str(reason))
+    stamp = f"Evidence: {drawing.evidence}. {drawing.caption}".strip()
+    characters = int(drawing.figure.get_size_inches()[0] * 14.5)
+    drawing.figure.supxlabel(textwrap.fill(stamp, characters), fontsize=8, x=0.01, ha="left", color="#333333")
+    if output is not None:
+        _save(drawing.figure, paths.root() / output / name)
     return drawing.figure
+
+
+def _save(fig: Figure, path: Path) -> None:
+    for suffix in (".png", ".svg"):
+        metadata = {"Date": None} if suffix == ".svg" else {"Software": None}  # same records, same bytes
+        with replacing(path.with_suffix(suffix)) as temporary:
+            # tight: what the layout did not foresee (a label wider than its axes) makes the picture larger, not clipped
+            fig.savefig(temporary, format=suffix[1:], metadata=metadata, bbox_inches="tight")
 
 
 def verdicts(name: str, records: str | Path) -> pd.DataFrame:
     """Verdicts of the claims that figure `name` is evidence for: a row per claim that a record of the folder answers,
     with columns claim, about, paper, ours, verdict. ValueError for a figure that does not exist."""
     entry = figures.entry(name)
-    found = [record.collect(_folder(records) / experiment).records for experiment in entry.reads]
+    found = [record.collect(paths.root() / records / experiment).records for experiment in entry.reads]
     shown = [claim for claim in claims.load() if claim.id in entry.claims]
     judged = claims.evaluate(shown, {path: run for runs in found for path, run in runs.items()})
     rows = [
         (claim.id, claim.title, *claims.numbers(verdict.model_dump()), verdict.verdict)
         for claim, verdict in zip(shown, judged, strict=True)
-        if verdict.verdict != "not run"
     ]
-    return pd.DataFrame(rows, columns=["claim", "about", "paper", "ours", "verdict"])
+    return pd.DataFrame(rows, columns=["claim", "about", "paper", "ours", "verdict"]).query("verdict != 'not run'")
 
 
 def show(name: str, records: str | Path, output: str | Path | None = None, **options: Any) -> None:

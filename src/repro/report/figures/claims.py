@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -12,13 +13,12 @@ from pandas.io.formats.style import Styler
 
 from repro.claims import registry
 from repro.claims.registry import Claim, Verdict
-from repro.claims.verdict import band
-from repro.report.figures import NOTEBOOKS, base
+from repro.report.figures import NOTEBOOKS, base, marks
 from repro.report.figures.base import MARKERS, PALETTE, Data, Drawing, NothingToShow
+from repro.report.figures.marks import log_axis, round_ticks
 
 VERDICTS = ("reproduced", "trend only", "deviates", "skipped", "not run")
 _KINDS = ("measured", "emulated", "modelled")
-_TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 
 
 def _judge(records: str | Path) -> tuple[dict[str, Claim], list[Verdict]]:
@@ -62,14 +62,9 @@ def styled(table: pd.DataFrame) -> Styler:
     return style.map(lambda verdict: look.get(verdict, ""), subset=["verdict"])
 
 
-# --- the figure ----------------------------------------------------------------------------------------------------
-
-
 def claims_overview(data: Data, *, ids: str = "") -> Drawing:
     """Our value over the paper's for every claim with a published number, with the band that agrees with the claim.
-
-    `ids`: only claims whose id begins so, e.g. `ZT` or `EX-F8`.
-    """
+    `ids`: only claims whose id begins so, e.g. `ZT` or `EX-F8`."""
     claims, judged = _judge(data.folder)
     judged = [verdict for verdict in judged if verdict.id.startswith(ids)]
     rows = [verdict for verdict in judged if verdict.value is not None and verdict.paper_value]
@@ -78,39 +73,30 @@ def claims_overview(data: Data, *, ids: str = "") -> Drawing:
             "No record answers a claim that has a published number. "
             "Run `make reproduce`, or point `records` at a folder of records."
         )
-    others = sum(verdict.value is not None for verdict in judged) - len(rows)
     silent = sum(verdict.value is None for verdict in judged)
     evidence = ", ".join(kind for kind in _KINDS if kind in {verdict.evidence for verdict in rows})
     caption = (
-        f"{len(rows)} claims; {others} on an order and {silent} skipped or not run are in the table. "
-        "Bars with ends: 95 % interval over repeats."
+        f"{len(rows)} claims; {len(judged) - len(rows) - silent} on an order and {silent} skipped or not run are in the "
+        "table. Bars with ends: 95 % interval over repeats."
     )
     return Drawing(_overview(rows, claims), evidence, caption)
 
 
-def _over(value: float, claim: Claim) -> float:
-    assert claim.paper_value is not None
-    return value / claim.paper_value
-
-
 def _overview(rows: Sequence[Verdict], claims: Mapping[str, Claim]) -> Figure:
     """One row a claim, the first at the top."""
-    drawn = [_over(x, claims[row.id]) for row in rows for x in (row.value, *(row.interval or ())) if x is not None]
+    drawn = [x / row.paper_value for row in rows for x in (row.value, *(row.interval or ()))]
     positive = [x for x in drawn if x > 0]
     left, right = min([0.4, *(x / 1.4 for x in positive)]), max([2.5, *(x * 1.4 for x in positive)])
     fig, axes = plt.subplots(figsize=(9, 1.5 + 0.29 * len(rows)))
-    axes.set(xscale="log", xlim=(left, right), ylim=(len(rows) - 0.4, -0.6))
+    axes.set_xlim(left, right)
+    log_axis(axes.xaxis, round_ticks(left, right))
+    marks.rows(axes, [f"{claims[row.id].title}   {row.id}" for row in rows], fontsize=8)
     for y, (row, before) in enumerate(zip(rows, [rows[0], *rows], strict=False)):
         if row.id[0] != before.id[0]:
             axes.axhline(y - 0.5, color="#8c8c8c", linewidth=0.8)  # between papers
-        _row(axes, y, row, claims[row.id], left, right)
+        _row(axes, y, row, claims[row.id].band, left, right)
     axes.axvline(1, color="black", linewidth=1, linestyle="--", zorder=2)
     axes.set_xlabel("our value ÷ the paper's (log scale)")
-    ticks = [t for t in _TICKS if left <= t <= right]
-    axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
-    axes.minorticks_off()
-    axes.set_yticks(range(len(rows)), [f"{claims[row.id].title}   {row.id}" for row in rows], fontsize=8)
-    axes.grid(axis="y", visible=False)
     for kind, marker, color in zip(_KINDS, MARKERS, PALETTE, strict=False):
         if kind in {row.evidence for row in rows}:
             axes.plot([], [], linestyle="none", marker=marker, color=color, markerfacecolor="white", label=kind)
@@ -119,23 +105,21 @@ def _overview(rows: Sequence[Verdict], claims: Mapping[str, Claim]) -> Figure:
     return fig
 
 
-def _row(axes: Axes, y: int, row: Verdict, claim: Claim, left: float, right: float) -> None:
+def _row(axes: Axes, y: int, row: Verdict, band: tuple[float, float], left: float, right: float) -> None:
     """The band that agrees with a claim, our value with its interval, and the verdict at the right edge."""
-    agrees = band(claim.paper_value, claim.direction, claim.comparison, claim.tolerance)
-    low, high = sorted(_over(end, claim) for end in agrees)
-    low, high = max(low, left), min(high, right)
+    low, high = np.clip(sorted(end / row.paper_value for end in band), left, right)
     grey = {"color": "#d9d9d9", "edgecolor": "#8c8c8c", "linewidth": 0.6, "zorder": 1}
     axes.barh(y, high - low, left=low, height=0.66, label="agrees with the claim" if y == 0 else None, **grey)
     kind = _KINDS.index(row.evidence)
     style: dict[str, Any] = {"marker": MARKERS[kind], "color": PALETTE[kind], "markersize": 6.5, "zorder": 4}
     style["markerfacecolor"] = PALETTE[kind] if row.verdict == "reproduced" else "white"
-    x = _over(row.value, claim)
+    x = row.value / row.paper_value
     if x <= 0:  # the other sign has no place on a logarithmic axis
-        axes.annotate("other sign", (left, y), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8)
+        marks.note(axes, "other sign", left, y, 6, va="center", fontsize=8)
         style["marker"] = "<"
     elif row.interval:
-        ends = [max(_over(end, claim), left) for end in row.interval]
-        axes.plot(sorted(ends), [y, y], color="black", linewidth=1.4, marker="|", markersize=6, zorder=3)
+        ends = sorted(max(end / row.paper_value, left) for end in row.interval)
+        axes.plot(ends, [y, y], color="black", linewidth=1.4, marker="|", markersize=6, zorder=3)
     axes.plot(max(x, left), y, linestyle="none", **style)
     look = {"reproduced": {"fontweight": "bold"}, "deviates": {"fontstyle": "italic"}}.get(row.verdict, {})
     axes.text(1.01, y, row.verdict, transform=axes.get_yaxis_transform(), va="center", fontsize=8.5, **look)

@@ -71,8 +71,7 @@ def exflow_routing(data: Data, *, trace: str = TRACE, domain: str = "all") -> Dr
 
 
 def by_method(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame, dict[str, str]]]:
-    """Every method of the table in the order of the figures: its name (with the time limit that cut it), its runs, its
-    look."""
+    """Every method of the table: its name (with the time limit that cut it), its runs, its look."""
     found = []
     for method, (name, style) in METHODS.items():
         runs = table[table.method == method]
@@ -83,8 +82,7 @@ def by_method(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame, dict[str, st
 
 
 def exflow_hops(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e") -> Drawing:
-    """Transitions that cross GPUs under each placement, and how many fewer than by rank order; of a second trace,
-    `other`, too."""
+    """Transitions that cross GPUs under each placement, and how many fewer than by rank order; also of trace `other`."""
     runs = data.runs("exflow_placement", **ONE_NODE)
     flat = runs[runs.trace == trace]
     if not {"contiguous"} < set(flat.method):
@@ -106,8 +104,7 @@ def _crossings(axes: Axes, flat: pd.DataFrame) -> None:
         dx, side = sides.get(runs.method.iloc[0], (0, "center"))
         for gpus, values in runs.groupby("gpus").crossing_fraction:
             x = sizes.index(gpus) + (i - (len(methods) - 1) / 2) * 0.75 / len(methods)
-            value, error = marks.middle(values)
-            axes.errorbar(x, value, yerr=error, capsize=3, linestyle="", markersize=6, **style)
+            value = marks.point(axes, x, values, markersize=6, **style)
             marks.note(axes, f"{value:.2f}", x, value, dx, 7, ha=side)
     bounds, at = flat.groupby("gpus").bound.median(), np.arange(len(sizes))
     axes.hlines(bounds, at - 0.42, at + 0.42, color="black", linewidth=2.5, label="proven bound (training)")
@@ -135,8 +132,7 @@ def _reductions(axes: Axes, flat: pd.DataFrame, other: pd.DataFrame) -> None:
     style = {"color": "black", "marker": "D", "mfc": "white", "linestyle": ":", "linewidth": 1}
     name = f"paper, {published[0].label.split(',')[0]}"
     axes.plot([p.x for p in published], [p.value for p in published], label=name, **style)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks([2, 4, 8, 16, 32], ["2", "4", "8", "16", "32"])
+    marks.log_axis(axes.xaxis, [2, 4, 8, 16, 32])
     axes.set(xlabel="GPUs", ylabel="crossings against rank order (%)", ylim=(None, 5))
     axes.axhline(0, color="grey", linewidth=0.8)
 
@@ -252,8 +248,7 @@ def exflow_domains(data: Data, *, homes: dict[str, str] = HOMES, gpus: int = 4) 
         order = [home, *sorted(set(kept.index.get_level_values("test_domain")) - {home})]
         axes.axhspan(0.989, 1.005, color="#bbbbbb", alpha=0.6, label="paper, C4, Dolma, Yelp")
         for x, domain in enumerate(order):
-            value, error = marks.middle(kept[domain])
-            axes.errorbar(x, value, yerr=error, capsize=3, linestyle="", **marks.look(0))
+            value = marks.point(axes, x, kept[domain], **marks.look(0))
             marks.note(axes, f"{value:.3f}\n({table[domain].median():.2f} stay)", x, value, 6, 4)
         axes.set_xticks(range(len(order)), order)
         axes.set_xlim(-0.4, len(order) - 0.3)

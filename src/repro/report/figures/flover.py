@@ -26,6 +26,7 @@ LAYOUTS = {
 WORKLOAD = ["workload", "requests", "time_scale", "length_scale", "max_prompt_tokens", "max_output_tokens"]
 WORKLOAD += ["interval_s", "interval_t1", "trace_start"]
 WIDTHS = [1, 2, 4, 8, 16, 32]
+REPEATS = "Medians over repeats, interval where there are several."
 
 
 # --- which runs can be compared ------------------------------------------------------------------------------------
@@ -94,10 +95,9 @@ def _bars(axes: Axes, values: Mapping[str, Iterable[float]], label: str, number:
     """A horizontal bar for each name, the first on top. `styles`: name → style, else one colour for all."""
     for y, (name, repeats) in enumerate(values.items()):
         marks.bar(axes, y, repeats, number, across=True, height=0.6, **styles.get(name, {"color": PALETTE[0]}))
+    marks.rows(axes, values)
     axes.set(xlabel=label, ylim=(len(values) - 0.5, -0.5))
-    axes.set_yticks(range(len(values)), values)
     axes.margins(x=0.3)
-    axes.grid(axis="y", visible=False)
 
 
 # --- policies on one workload --------------------------------------------------------------------------------------
@@ -137,8 +137,7 @@ def flover_throughput(data: Data, *, workload: str = "azure", model: str | None 
     center.set_yticks([])
     rows = [*_measured_speedups(main, serving), *_published_speedups()]
     for y, (_, ratios, style) in enumerate(rows):
-        value, error = marks.middle(ratios)
-        right.errorbar(value, y, xerr=error, capsize=3, **style)
+        value = marks.point(right, y, ratios, across=True, **style)
         marks.note(right, f"{value:.1f}", value, y, 6, va="center", fontsize=8)
     right.set_yticks(range(len(rows)), [label for label, _, _ in rows], fontsize=8)
     right.invert_yaxis()
@@ -204,9 +203,6 @@ def flover_timeline(
     return Drawing(fig, "measured", f"Of each engine the repeat with the median total time. {main.scales.iloc[0]}.")
 
 
-# --- equal requests ------------------------------------------------------------------------------------------------
-
-
 def flover_requests(data: Data) -> Drawing:
     """Total time, and times sooner than one after the other, over equal requests; every model and device."""
     equal = data.runs("flover_serving").query("interval_t1 > 0 and workload == 'fixed' and not predict")
@@ -230,18 +226,15 @@ def flover_requests(data: Data) -> Drawing:
     free = 1 + fused.interval_t1.median() * (counts - 1)
     left.plot(counts, free, ":", color="grey", label="if a row cost nothing")
     for i, (model, seconds) in enumerate(published_seconds().items()):
-        marks = {"color": "black", "marker": MARKERS[i], "mfc": "none", "linestyle": "none", "markersize": 5}
+        style = {"color": "black", "marker": MARKERS[i], "mfc": "none", "linestyle": "none", "markersize": 5}
         ratios = [n * seconds[1] / value for n, value in seconds.items()]
-        right.plot(list(seconds), ratios, label=f"paper, {model}", **marks)
+        right.plot(list(seconds), ratios, label=f"paper, {model}", **style)
     for axes, label in ((left, "total time ÷ T1"), (right, "times sooner than one after the other")):
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log", base=2)
-        axes.set_xticks(WIDTHS, WIDTHS)
-        axes.set_yticks(WIDTHS[:-1], WIDTHS[:-1])
+        marks.log_axis(axes.xaxis, WIDTHS)
+        marks.log_axis(axes.yaxis, WIDTHS[:-1])
         axes.set(xlabel="requests", ylabel=label)
         axes.legend(fontsize=8)
-    caption = f"{fused.scales.iloc[0]}. Paper: Fig. 4(a). Medians over repeats, interval where there are several."
-    return Drawing(fig, "measured; hollow: paper", caption)
+    return Drawing(fig, "measured; hollow: paper", f"{fused.scales.iloc[0]}. Paper: Fig. 4(a). {REPEATS}")
 
 
 def flover_windows(data: Data, *, model: str | None = None) -> Drawing:
@@ -262,8 +255,7 @@ def flover_windows(data: Data, *, model: str | None = None) -> Drawing:
         row[0].tick_params(axis="y", labelsize=8)
         row[1].set_yticks([])
         row[0].set_title(f"{runs.requests.iloc[0]} requests", fontsize=9)
-    caption = f"{serving.weights.iloc[0]}; {serving.scales.iloc[0]}. T1: a request alone."
-    return Drawing(fig, "measured", caption)
+    return Drawing(fig, "measured", f"{serving.weights.iloc[0]}; {serving.scales.iloc[0]}. T1: a request alone.")
 
 
 # --- layouts and ranks ---------------------------------------------------------------------------------------------
@@ -276,17 +268,12 @@ def flover_layouts(data: Data, *, longest: int = 512, model: str | None = None) 
     if len(there) < 2:
         raise NothingToShow("Only one layout was run.")
     fig, panels = plt.subplots(1, 3, figsize=(9, 0.45 * len(there) + 1.3), sharey=True)
-    for axes, metric, factor, label in (
-        (panels[0], "moved_bytes", 1e-6, "KV moved (MB)"),
-        (panels[1], "waste_fraction", 100, "dead rows (%)"),
-        (panels[2], "tokens_per_s", 1, "output tokens/s"),
-    ):
+    metrics = [("moved_bytes", 1e-6, "KV moved (MB)"), ("waste_fraction", 100, "dead rows (%)")]
+    metrics += [("tokens_per_s", 1, "output tokens/s")]
+    for axes, (metric, factor, label) in zip(panels, metrics, strict=True):
         _bars(axes, {name: factor * runs[runs.layout == layout][metric] for layout, name in there.items()}, label)
     run = runs.iloc[0]
-    caption = (
-        f"{run.weights}; {run.requests} requests, {run.scales}. Medians over repeats, interval where there are several."
-    )
-    return Drawing(fig, "measured", caption)
+    return Drawing(fig, "measured", f"{run.weights}; {run.requests} requests, {run.scales}. {REPEATS}")
 
 
 def ranks_name(run: pd.Series) -> str:
@@ -308,12 +295,8 @@ def flover_ranks(data: Data, *, longest: int | None = None) -> Drawing:
         _bars(axes, dict(list(runs[metric].groupby(names, sort=False))), label)
     agree = "all ranks fused alike" if (parallel.ranks_agree == 1).all() else "ranks DISAGREED in a run"
     run = runs.iloc[0]
-    caption = f"Random weights, {run.layers} layers of width {run.width}; {run.requests} requests; {agree}."
-    caption += " Medians over repeats, interval where there are several."
+    caption = f"Random weights, {run.layers} layers of width {run.width}; {run.requests} requests; {agree}. {REPEATS}"
     return Drawing(fig, "emulated" if (runs.evidence == "emulated").all() else "measured", caption)
-
-
-# --- the queue model -----------------------------------------------------------------------------------------------
 
 
 def flover_model(data: Data, *, requests: int = 32, interval_ms: float = 500) -> Drawing:
@@ -344,14 +327,13 @@ def _arrivals(axes: Axes, fig8: pd.DataFrame, metric: str, factor: float, label:
 
 def _totals(axes: Axes, fig4a: pd.DataFrame) -> None:
     for i, (model, seconds) in enumerate(published_seconds().items()):
-        marks = {"color": PALETTE[i], "marker": MARKERS[i], "mfc": "none", "linestyle": ""}
-        axes.plot(list(seconds), list(seconds.values()), label=f"paper, {model}", **marks)
+        style = {"color": PALETTE[i], "marker": MARKERS[i], "mfc": "none", "linestyle": ""}
+        axes.plot(list(seconds), list(seconds.values()), label=f"paper, {model}", **style)
         runs = fig4a[np.isclose(fig4a.single_request_s, seconds[1])]
         if len(runs):
             curve = base.series(runs[runs.batch_cost == runs.batch_cost.min()]).set_index("requests").total_seconds
             axes.plot(curve.sort_index(), linestyle=LINE_STYLES[i], color=PALETTE[i])
     axes.plot([], [], color="grey", label="model" if len(fig4a) else "no record of table fig4a")
     axes.set(xlabel="requests", ylabel="total time (s)", ylim=0)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(WIDTHS, WIDTHS)
+    marks.log_axis(axes.xaxis, WIDTHS)
     axes.legend(fontsize=8)

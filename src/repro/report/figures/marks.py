@@ -1,9 +1,11 @@
 """Marks of repeated measurements: a median with its interval, as a point, a line or a bar, and the number beside it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.ticker import NullLocator
 
 from repro.records.interval import interval
 from repro.report.figures.base import MARKERS, PALETTE
@@ -18,7 +20,7 @@ def middle(values: Iterable[float]) -> tuple[float, list[list[float]]]:
 
 def look(index: int) -> dict[str, str]:
     """Colour and marker number `index` of the style, as keyword arguments of matplotlib's plot."""
-    return {"color": PALETTE[index], "marker": MARKERS[index]}
+    return {"color": PALETTE[index % len(PALETTE)], "marker": MARKERS[index % len(MARKERS)]}
 
 
 def note(axes: Axes, text: str, x: float, y: float, dx: float = 0, dy: float = 0, **style: Any) -> None:
@@ -26,21 +28,23 @@ def note(axes: Axes, text: str, x: float, y: float, dx: float = 0, dy: float = 0
     axes.annotate(text, (x, y), xytext=(dx, dy), textcoords="offset points", **{"fontsize": 7, **style})
 
 
-def points(
-    axes: Axes, groups: Iterable[tuple[Any, Any]], line: str = "-", label: str | None = None, **style: Any
-) -> None:
+def point(axes: Axes, at: float, values: Iterable[float], *, across: bool = False, **style: Any) -> float:
+    """Median of repeats as a mark with its interval; returns the median. `across`: as in `bar`."""
+    value, error = middle(values)
+    x, y = (value, at) if across else (at, value)
+    axes.errorbar(x, y, **{"xerr" if across else "yerr": error}, **{"capsize": 3, "linestyle": "", **style})
+    return value
+
+
+def points(axes: Axes, groups: Iterable[tuple[Any, Any]], line: str = "-", label: str = "", **style: Any) -> None:
     """Medians over x with their intervals, joined by a line. `groups`: (x, repeats), as a grouped column gives them."""
-    found = [(x, *middle(values)) for x, values in groups]
-    for x, value, error in found:
-        axes.errorbar(x, value, yerr=error, capsize=3, linestyle="", **style)
-    axes.plot([x for x, _, _ in found], [value for _, value, _ in found], line, label=label, **style)
+    medians = {x: point(axes, x, values, **style) for x, values in groups}
+    axes.plot(list(medians), list(medians.values()), line, label=label or None, **style)
 
 
 def bar(axes: Axes, at: float, values: Iterable[float], number: str, *, across: bool = False, **style: Any) -> None:
     """Median of repeats as a bar with its interval, and at its end the median as text, in the format `number`.
-
-    `across`: horizontal, at y = `at`; else vertical, at x = `at`.
-    """
+    `across`: horizontal, at y = `at`; else vertical, at x = `at`."""
     value, error = middle(values)
     end = max(value, value + error[1][0])  # the second is nan where there is one value
     if across:
@@ -49,3 +53,24 @@ def bar(axes: Axes, at: float, values: Iterable[float], number: str, *, across: 
     else:
         axes.bar(at, value, yerr=error, capsize=3, **style)
         note(axes, f"{value:{number}}", at, end, ha="center", va="bottom")
+
+
+def rows(axes: Axes, names: Iterable[str], **text: Any) -> None:
+    """A row for each name, the first at the top."""
+    names = list(names)
+    axes.set_yticks(range(len(names)), names, **text)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.grid(axis="y", visible=False)
+
+
+def log_axis(axis: Axis, ticks: Sequence[float], **text: Any) -> None:
+    """Make an axis logarithmic, with labels at `ticks` only."""
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks], **text)
+    axis.set_minor_locator(NullLocator())
+
+
+def round_ticks(low: float, high: float) -> list[float]:
+    """0.01, 0.02, 0.05, 0.1, … 500, as far as they are from `low` to `high`."""
+    numbers = (digit * 10.0**exponent for exponent in range(-2, 3) for digit in (1, 2, 5))
+    return [number for number in numbers if low <= number <= high]

@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from repro.exflow.evaluate import check_shapes
 from repro.exflow.placement import Placement
 from repro.exflow.search.portfolio import Progress
 from repro.exflow.serving.fanout import kernels
+from repro.exflow.serving.slots import check_aim
 from repro.exflow.trace import BLOCK, Trace, by_layer
 
 OBJECTIVES = ("new_gpus", "gpus")
@@ -51,11 +53,17 @@ class FanOut:
 def fan_out(placement: Placement, trace: Trace) -> FanOut:
     """Count the GPUs and nodes that the tokens of `trace` visit; ValueError when layers or experts disagree."""
     check_shapes(placement.gpu.shape, (trace.layers, trace.num_experts))
-    visited, new = np.zeros((2, trace.layers), np.int64), np.zeros((2, trace.layers - 1), np.int64)
+    visited, new = np.zeros((2, trace.layers)), np.zeros((2, trace.layers - 1))
     for start in range(0, trace.tokens, BLOCK):
-        experts = by_layer(trace.experts[start : start + BLOCK], np.int16)
+        experts = by_layer(trace.experts[start : start + BLOCK])
         for level, unit in enumerate((placement.gpu, placement.node)):
-            kernels.count_units(experts, unit, visited[level], new[level])
+            before: np.ndarray = np.empty(0, bool)
+            for layer, each in enumerate(experts):
+                here = _present(_visits(each, trace.num_experts), unit[layer], placement.gpus) > 0
+                visited[level, layer] += here.sum()
+                if layer > 0:
+                    new[level, layer - 1] += (here & ~before).sum()
+                before = here
     means = (visited / trace.tokens).mean(axis=1).tolist() + (new / trace.tokens).mean(axis=1).tolist()
     return FanOut(*means)
 
@@ -87,7 +95,12 @@ def place_for_fanout(
     of range.
     """
     check_shapes(start.gpu.shape, (trace.layers, trace.num_experts))
-    _check(objective, costs, time_limit_s, sweeps, tokens)
+    check_aim(objective, OBJECTIVES, costs)
+    if not time_limit_s > 0 or min(sweeps, 1 if tokens is None else tokens) < 1:
+        raise ValueError(
+            f"time_limit_s is {time_limit_s}, must be positive; sweeps is {sweeps} and tokens {tokens}, "
+            "must be at least 1"
+        )
     if tokens is None:
         tokens = int(time_limit_s * SWEEP_RATE / (FEWEST_SWEEPS * trace.layers * trace.k))
     sample = trace.sample(max(1, min(tokens, trace.tokens)), seed)
@@ -107,11 +120,11 @@ class _Search:
     """The tokens of all layers, and what a sweep over one of them needs to know of its neighbours."""
 
     def __init__(self, sample: Trace, start: Placement, objective: str, costs: Sequence[float]) -> None:
-        self.experts = by_layer(sample.experts, np.int16)
-        if (np.diff(np.sort(self.experts, axis=2), axis=2) == 0).any():
+        self.experts = experts = by_layer(sample.experts, np.int16)
+        if (np.diff(np.sort(experts, axis=2), axis=2) == 0).any():
             raise ValueError(f"{sample.source}: a token names an expert of a layer twice")
-        self.spans = (1, start.gpus_per_node)
-        self.unit = np.stack([np.arange(start.gpus) // span for span in self.spans])
+        self.visits = [_visits(each, sample.num_experts).tocsc() for each in experts]
+        self.spans, self.gpus = (1, start.gpus_per_node), start.gpus
         self.weight = np.array([costs[0], costs[1] - costs[0]], float)
         self.chained = objective == "new_gpus"
         self.hot = HOT * costs[-1] * sample.tokens * sample.k / sample.num_experts
@@ -141,26 +154,46 @@ class _Search:
 
     def sweep(self, gpu: np.ndarray, layer: int, temperature: float, rng: np.random.Generator) -> float:
         """Improve `gpu[layer]` in place; returns the cost gained, summed over the sample's tokens."""
+        visits, shape = self.visits[layer], (gpu.shape[1], self.gpus)
+        noise = rng.gumbel(0.0, temperature, shape) if temperature > 0 else np.zeros(shape)
+        tables = (self.experts[layer], *_tables(visits, self._visit_costs(gpu, layer), self._units(gpu[layer])))
+        return kernels.improve_layer(tables, visits.indptr, visits.indices, gpu[layer], self.weight, noise)
+
+    def _units(self, gpu: np.ndarray) -> np.ndarray:
+        """int64 [levels, E]: GPU and node of every expert of a layer."""
+        return np.stack([gpu // span for span in self.spans])
+
+    def _visit_costs(self, gpu: np.ndarray, layer: int) -> np.ndarray:
+        """`visit` of `kernels.py` for a layer: what its neighbours make of the cost of each visit."""
         layers, tokens, _ = self.experts.shape
-        levels, gpus = self.unit.shape
         arrives = not (self.chained and layer == 0)  # where nobody arrives, nothing is paid for it
-        visit = np.full((levels, tokens, gpus), arrives, np.int8)
+        visit = np.full((len(self.spans), tokens, self.gpus), arrives, np.int8)
         for near in (layer - 1, layer + 1):
             if self.chained and 0 <= near < layers:
-                for level, span in enumerate(self.spans):
-                    kernels.add_visit_costs(visit[level], self.experts[near], gpu[near] // span, near < layer)
-        shape = (gpu.shape[1], gpus)
-        noise = rng.gumbel(0.0, temperature, shape) if temperature > 0 else np.zeros(shape)
-        return kernels.improve_layer(self.experts[layer], gpu[layer], self.unit, self.weight, visit, noise)
+                for cost, unit in zip(visit, self._units(gpu[near]), strict=True):
+                    met = _present(self.visits[near], unit, self.gpus) > 0
+                    if near < layer:
+                        cost *= ~met
+                    else:
+                        cost -= met  # a unit visited here is not new there
+        return visit
 
 
-def _check(objective: str, costs: Sequence[float], time_limit_s: float, sweeps: int, tokens: int | None) -> None:
-    if objective not in OBJECTIVES:
-        raise ValueError(f"unknown objective {objective!r}, allowed: {', '.join(OBJECTIVES)}")
-    if len(costs) != 2 or not 0 <= costs[0] <= costs[1]:
-        raise ValueError(f"costs are {tuple(costs)}, must be of a GPU and of a node, 0 <= GPU <= node")
-    if not time_limit_s > 0 or sweeps < 1 or (tokens is not None and tokens < 1):
-        raise ValueError(
-            f"time_limit_s is {time_limit_s}, must be positive; sweeps is {sweeps} and tokens {tokens}, "
-            "must be at least 1"
-        )
+def _visits(experts: np.ndarray, count: int) -> csr_array:
+    """int16 [T, E]: 1 where a token visits an expert."""
+    tokens, k = experts.shape
+    return csr_array((np.ones(tokens * k, np.int16), experts.ravel(), np.arange(tokens + 1) * k), (tokens, count))
+
+
+def _present(visits: csr_array, unit: np.ndarray, units: int) -> np.ndarray:
+    """int16 [T, units]: how many of its experts a token has in each unit, for the `unit` [E] of every expert."""
+    return visits @ np.eye(units, dtype=np.int16)[unit]
+
+
+def _tables(visits: csr_array, visit: np.ndarray, unit_of: np.ndarray) -> kernels.Tables:
+    """(visit, unit_of, present, join, leave) of `kernels.py`."""
+    present = np.stack([_present(visits, unit, visit.shape[2]) for unit in unit_of])
+    new, alone = (np.multiply(visit, present == count, dtype=np.int32) for count in (0, 1))
+    join = np.stack([visits.T @ each for each in new])
+    leave = np.stack([-(visits.T @ each)[np.arange(len(u)), u] for each, u in zip(alone, unit_of, strict=True)])
+    return visit, unit_of, present, join, leave

@@ -3,9 +3,8 @@
 Arrays, of one layer and a sample of T tokens:
   experts  int16 [T, k]             the distinct experts of each token
   gpu      int64 [E]                GPU of every expert
-  unit     int64 [levels, G]        unit of every GPU at each level: itself, then its node
   visit    int8  [levels, T, G]     cost (-1, 0, 1) of a token's visit to a unit in this layer, other layers as they are
-  unit_of  int64 [levels, E]        unit of every expert at each level
+  unit_of  int64 [levels, E]        unit of every expert at each level: its GPU, then its node
   present  int16 [levels, T, G]     how many of its experts a token has in each unit
   join     int32 [levels, E, G]     what tokens pay more, together, when one expert moves into a unit that ...
   leave    int32 [levels, E]        ... it is not in, and out of its own; `join` plus `leave` is what a move costs
@@ -14,79 +13,22 @@ Arrays, of one layer and a sample of T tokens:
 import numpy as np
 from numba import njit
 
-Tables = tuple[np.ndarray, ...]  # of one level: experts, visit, unit_of, present, join, leave
-
-
-@njit(cache=True)
-def count_units(experts: np.ndarray, unit: np.ndarray, visited: np.ndarray, new: np.ndarray) -> None:
-    """Add, over tokens, the units visited in each layer to `visited`, int64 [layers], and those not visited in the
-    layer before to `new`, int64 [layers-1]; `experts` int16 [layers, T, k], `unit` int64 [layers, E] the unit of every
-    expert."""
-    layers, tokens, k = experts.shape
-    last = np.full(unit.max() + 1, -1)  # when a unit was last visited: layers of all tokens, numbered through
-    for token in range(tokens):
-        for layer in range(layers):
-            now = token * layers + layer
-            for choice in range(k):
-                u = unit[layer, experts[layer, token, choice]]
-                if last[u] != now:
-                    visited[layer] += 1
-                    if layer > 0 and last[u] != now - 1:
-                        new[layer - 1] += 1
-                    last[u] = now
-
-
-@njit(cache=True)
-def add_visit_costs(visit: np.ndarray, experts: np.ndarray, unit: np.ndarray, free: bool) -> None:
-    """Let a neighbouring layer, whose tokens visit `unit` [E] of `experts`, change `visit`, int8 [T, units].
-
-    `free` (the layer before): a unit visited there costs nothing here. Else (the layer after): one visited here is not
-    new there.
-    """
-    tokens, k = experts.shape
-    last = np.full(visit.shape[1], -1)
-    for token in range(tokens):
-        for choice in range(k):
-            u = unit[experts[token, choice]]
-            if last[u] != token:
-                last[u] = token
-                if free:
-                    visit[token, u] = 0
-                else:
-                    visit[token, u] -= 1
-
-
-@njit(cache=True)
-def _tokens_by_expert(experts: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """(first int64 [E+1], tokens int64 [T·k]): expert e is visited by tokens[first[e]:first[e+1]]."""
-    tokens, k = experts.shape
-    first = np.zeros(count + 1, np.int64)
-    for token in range(tokens):
-        for choice in range(k):
-            first[experts[token, choice] + 1] += 1
-    first = np.cumsum(first)
-    slot, visitors = first.copy(), np.empty(tokens * k, np.int64)
-    for token in range(tokens):
-        for choice in range(k):
-            e = experts[token, choice]
-            visitors[slot[e]] = token
-            slot[e] += 1
-    return first, visitors
+Tables = tuple[np.ndarray, ...]  # experts, visit, unit_of, present, join, leave; of all levels or of one
 
 
 @njit(cache=True)
 def improve_layer(
-    experts: np.ndarray, gpu: np.ndarray, unit: np.ndarray, weight: np.ndarray, visit: np.ndarray, noise: np.ndarray
+    tables: Tables, first: np.ndarray, visitors: np.ndarray, gpu: np.ndarray, weight: np.ndarray, noise: np.ndarray
 ) -> float:
-    """Offer every expert a swap with the best other one; `gpu` changes in place. Returns the cost gained.
+    """Offer every expert a swap with the best other one; `gpu` and `tables` change in place. Returns the cost gained.
 
-    The cost is Σ over levels of `weight` [levels] · Σ over tokens of what the units they visit cost. `join` and `leave`
-    are kept up to date, so all E partners of an expert are compared by four look-ups per level. Only the best one is
-    then counted exactly: a token that visits both experts sees no change, which the tables do not know. `noise` [E, G]
-    is a random perturbation of each move: Gumbel noise times a temperature makes this a heat bath, zeros a descent.
+    The cost is Σ over levels of `weight` [levels] · Σ over tokens of what the units they visit cost. Expert e is
+    visited by tokens visitors[first[e]:first[e+1]]. `join` and `leave` are kept up to date, so all E partners of an
+    expert are compared by four look-ups per level. Only the best one is then counted exactly: a token that visits both
+    experts sees no change, which the tables do not know. `noise` [E, G] is a random perturbation of each move: Gumbel
+    noise times a temperature makes this a heat bath, zeros a descent.
     """
-    unit_of, present, join, leave = _tables(experts, gpu, unit, visit)
-    first, visitors = _tokens_by_expert(experts, len(gpu))
+    experts, visit, unit_of, present, join, leave = tables
     side = np.zeros(len(experts), np.int8)  # of a swap: 1 or 2 for tokens that visit one of its experts, 3 for both
     total = 0.0
     for i in range(len(gpu)):
@@ -98,49 +40,21 @@ def improve_layer(
         side[of_i] |= 1
         side[of_j] |= 2
         change = 0.0
-        for level in range(len(unit)):
+        for level in range(len(weight)):
             a, b = unit_of[level, i], unit_of[level, j]
             if a != b:
                 change += weight[level] * _moved(of_i, side, visit[level], present[level], a, b)
                 change += weight[level] * _moved(of_j, side, visit[level], present[level], b, a)
         if change - noise[i, gpu[j]] < stay:
             total -= change
-            for level in range(len(unit)):
+            for level in range(len(weight)):
                 if unit_of[level, i] != unit_of[level, j]:
-                    tables = (experts, visit[level], unit_of[level], present[level], join[level], leave[level])
-                    _swap(tables, i, j, of_i, of_j, side)
+                    one = (experts, visit[level], unit_of[level], present[level], join[level], leave[level])
+                    _swap(one, i, j, of_i, of_j, side)
             gpu[i], gpu[j] = gpu[j], gpu[i]
         side[of_i] = 0
         side[of_j] = 0
     return total
-
-
-@njit(cache=True)
-def _tables(
-    experts: np.ndarray, gpu: np.ndarray, unit: np.ndarray, visit: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(unit_of, present, join, leave) of a layer."""
-    levels, tokens, units = visit.shape
-    count = len(gpu)
-    unit_of = np.empty((levels, count), np.int64)
-    present = np.zeros(visit.shape, np.int16)
-    join, leave = np.zeros((levels, count, units), np.int32), np.zeros((levels, count), np.int32)
-    entry = np.empty(units, np.int32)
-    for level in range(levels):
-        unit_of[level] = unit[level][gpu]
-        for token in range(tokens):
-            here, costs = present[level, token], visit[level, token]
-            for e in experts[token]:
-                here[unit_of[level, e]] += 1
-            for u in range(units):
-                entry[u] = costs[u] if here[u] == 0 else 0
-            for e in experts[token]:
-                row, own = join[level, e], unit_of[level, e]
-                for u in range(units):  # a vector addition: faster than to look for the few units that matter
-                    row[u] += entry[u]
-                if here[own] == 1:
-                    leave[level, e] -= costs[own]
-    return unit_of, present, join, leave
 
 
 @njit(cache=True)
@@ -184,12 +98,11 @@ def _swap(tables: Tables, i: int, j: int, of_i: np.ndarray, of_j: np.ndarray, si
     """Swap the units of experts i and j in the tables of one level; `of_i`, `of_j`: the tokens that visit them."""
     _, _, unit_of, present, _, _ = tables
     a, b = unit_of[i], unit_of[j]
+    concerned = np.concatenate((of_i, of_j[side[of_j] == 2]))
     for sign in (-1, 1):  # take back what their tokens said about both units, swap, and let them say it anew
-        for own, visitors in ((1, of_i), (2, of_j)):
-            for token in visitors:
-                if own == 1 or side[token] == 2:
-                    _account(tables, token, a, sign)
-                    _account(tables, token, b, sign)
+        for token in concerned:
+            _account(tables, token, a, sign)
+            _account(tables, token, b, sign)
         if sign < 0:
             unit_of[i], unit_of[j] = b, a
             for token in of_i:

@@ -1,12 +1,11 @@
 """Inference at the papers' sizes, predicted: ExFlow's expert-parallel decoding and Flover's fused serving."""
 
 import matplotlib.pyplot as plt
-import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
 from repro.report.figures.base import MARKERS, PALETTE, Data, Drawing, paper, series
-from repro.report.figures.scaling.marks import band, plain_ticks, style, whiskers
+from repro.report.figures.marks import log_axis
+from repro.report.figures.scaling.marks import band, style, whiskers
 
 _MODES = {  # metric: name
     "coherent": "one all-to-all",
@@ -15,7 +14,7 @@ _MODES = {  # metric: name
     "kv_sent": "placed, keys and values sent",
 }
 # (experts, GPUs) that the paper names, and the claim with its number.
-_PAPERS_SPEEDUPS = {(16, 8): "EX-E2E.b", (32, 8): "EX-E2E.c", (32, 16): "EX-E2E.c", (8, 8): "EX-E2E.d"}
+_PAPERS = {(16, 8): "EX-E2E.b", (32, 8): "EX-E2E.c", (32, 16): "EX-E2E.c", (8, 8): "EX-E2E.d"}
 _PAPERS_MODELS = {
     "gpt-j-6b": "GPT-J 6B",
     "llama-13b": "LLaMA-13B",
@@ -36,28 +35,18 @@ def scaling_experts(data: Data) -> Drawing:
             at, metric = rows.index + 0.17 * (number - 1.5), f"speedup_{mode}"
             look = style(number) | {"capsize": 2, "markersize": 4, "label": name}
             panel.errorbar(at, rows[metric], yerr=whiskers(rows, metric), **look)
-        _papers_speedups(panel, rows)
+        sizes = list(zip(rows.experts, rows.gpus, strict=True))
+        published = {at: paper(_PAPERS[size])[0].value for at, size in enumerate(sizes) if size in _PAPERS}
+        if published:
+            panel.plot(list(published), list(published.values()), "s", color="black", mfc="none", label="paper")
         panel.axhline(1, color="black", linewidth=0.8)
-        names = [f"{experts}\n{gpus}" for experts, gpus in zip(rows.experts, rows.gpus, strict=True)]
-        panel.set_xticks(rows.index, names, fontsize=8)
+        panel.set_xticks(rows.index, [f"{experts}\n{gpus}" for experts, gpus in sizes], fontsize=8)
         panel.set(xlabel="experts\nGPUs", title=f"{tokens} tokens per GPU")
     axes[0][0].set_ylabel("throughput ÷ two all-to-alls")
     axes[0][0].legend(fontsize=7)
     load = f"{found.max_load_affinity.min():.1f} to {found.max_load_affinity.max():.1f}"
-    return Drawing(
-        figure,
-        "modelled, with hops measured on traces; paper (squares)",
-        f"Bands of 5 to 95 %. The busiest GPU of a layer has {load} times its share of tokens.",
-    )
-
-
-def _papers_speedups(axes: Axes, rows: pd.DataFrame) -> None:
-    """A square for every row of `rows` whose experts and GPUs the paper names."""
-    sizes = list(zip(rows.experts, rows.gpus, strict=True))
-    known = [place for place, size in enumerate(sizes) if size in _PAPERS_SPEEDUPS]
-    values = [paper(_PAPERS_SPEEDUPS[sizes[place]])[0].value for place in known]
-    if known:
-        axes.plot(known, values, "s", color="black", mfc="none", label="paper")
+    caption = f"Bands of 5 to 95 %. The busiest GPU of a layer has {load} times its share of tokens."
+    return Drawing(figure, "modelled, with hops measured on traces; paper (squares)", caption)
 
 
 def scaling_requests(data: Data) -> Drawing:
@@ -74,8 +63,8 @@ def scaling_requests(data: Data) -> Drawing:
             points = [number for number in published if number.label.startswith(label) and number.x is not None]
             look = {"color": "black", "mfc": "none", "markersize": 5, "label": f"{policy}, paper"}
             panel.plot([point.x for point in points], [point.value for point in points], marker, **look)
-        panel.set(title=run.model, xscale="log", yscale="log", xlabel="requests")
-        plain_ticks(panel.xaxis, rows.requests)
+        panel.set(title=run.model, yscale="log", xlabel="requests")
+        log_axis(panel.xaxis, rows.requests)
         panel.yaxis.set_minor_locator(NullLocator())
     axes[0][0].set_ylabel("until the last is done (s)")
     axes[0][0].legend(fontsize=7)

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from repro.report.figures.base import Data, Drawing, NothingToShow, series
+from repro.report.figures.base import Data, Drawing, series
 from repro.report.figures.scaling.marks import PLANS, batches
 
 _LETTERS = {plan: chr(ord("A") + number) for number, plan in enumerate(PLANS)}
@@ -17,7 +17,7 @@ _COLORS = dict(zip(PLANS, colormaps["tab20"](np.linspace(0, 1, len(PLANS))), str
 
 def scaling_networks(data: Data) -> Drawing:
     """Best plan of one model over the rate between nodes (across) and a rank's memory (up), a panel per machine."""
-    found = _maps(data, "network_memory").sort_values(["hardware", "accumulation"])
+    found = data.runs("scaling_map", over="network_memory").sort_values(["hardware", "accumulation"])
     machines, counts = list(found.hardware.unique()), sorted(found.accumulation.unique())
     size = (3.1 * len(machines) + 1.6, 2.8 * len(counts))
     figure, axes = plt.subplots(len(counts), len(machines), figsize=size, squeeze=False)
@@ -39,7 +39,7 @@ def scaling_networks(data: Data) -> Drawing:
 
 def scaling_models(data: Data) -> Drawing:
     """Best plan on a machine as it is, over the number of ranks (across) and the size of the model (up)."""
-    found = _maps(data, "size_ranks").sort_values("hardware")
+    found = data.runs("scaling_map", over="size_ranks").sort_values("hardware")
     figure, axes = plt.subplots(1, len(found), figsize=(3 * len(found) + 1.6, 3.3), squeeze=False)
     for panel, (number, run) in zip(axes[0], found.iterrows(), strict=True):
         ranks, parameters = _tiles(panel, series(found.loc[[number]]), "ranks", "parameters")
@@ -49,14 +49,6 @@ def scaling_models(data: Data) -> Drawing:
     axes[0][0].set_ylabel("10⁹ parameters")
     _legend(figure, series(found))
     return Drawing(figure, "modelled", f"{batches(found.accumulation.iloc[0])}, 2048 tokens, likely values.")
-
-
-def _maps(data: Data, over: str) -> pd.DataFrame:
-    found = data.runs("scaling_map")
-    found = found[found.over == over]
-    if found.empty:
-        raise NothingToShow(f"No record of a scaling_map run over {over}.")
-    return found
 
 
 def _tiles(panel: Axes, cells: pd.DataFrame, x: str, y: str) -> tuple[list[float], list[float]]:

@@ -1,42 +1,26 @@
 """Shared by the figures of the scaling model: names of plans and machines, looks, bands and whiskers of predictions."""
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.ticker import NullLocator
 
-from repro.report.figures.base import MARKERS, PALETTE
+from repro.experiments.common.names import NAMED
+from repro.report.figures.marks import look
+from repro.report.figures.zero import runs as zero
 
-PLANS = {  # name in the records: name in a figure
-    "ddp": "DDP",
-    "zero1": "ZeRO-1",
-    "zero2": "ZeRO-2",
-    "zero3": "ZeRO-3",
-    "hpz": "hpZ",
-    "qwz": "qwZ",
-    "qgz": "qgZ",
-    "zeropp": "ZeRO++",
-    "mics": "MiCS",
-    "hsdp": "HSDP",
-    "hierarchical": "hierarchical",
-    "hierarchical_fp": "hierarchical, 16 bits",
-}
-PlanName = Literal[*PLANS]
+PLANS = {plan: zero.PLANS[plan].removeprefix("ZeRO-3 with ") for plan in NAMED}  # name in the records: in a figure
 FRONTIER = {"frontier": "Frontier", "frontier-rccl": "Frontier, one slow ring"}  # the machine and its scenario
 
 
 def style(index: int) -> dict[str, Any]:
     """Colour and marker number `index`, for points without a line."""
-    color, marker = PALETTE[index % len(PALETTE)], MARKERS[index % len(MARKERS)]
-    return {"color": color, "marker": marker, "linestyle": "none"}
+    return {**look(index), "linestyle": "none"}
 
 
 def batches(count: int) -> str:
-    return f"{count} micro-batch{'es' if count > 1 else ''} per step"
+    return f"{zero.micro_batches(count)} per step"
 
 
 def errors(log_errors: pd.Series) -> str:
@@ -55,9 +39,3 @@ def band(axes: Axes, rows: pd.DataFrame, x: str, name: str, color: str, **line: 
     rows = rows.sort_values(x)
     axes.fill_between(rows[x], rows[f"{name}_low"], rows[f"{name}_high"], color=color, alpha=0.15, linewidth=0)
     axes.plot(rows[x], rows[name], color=color, markersize=4, **line)
-
-
-def plain_ticks(axis: Axis, values: Sequence[float], **text: Any) -> None:
-    """On a logarithmic axis: labels at `values` only, without powers of ten."""
-    axis.set_ticks(values, [f"{value:g}" for value in values], **text)
-    axis.set_minor_locator(NullLocator())

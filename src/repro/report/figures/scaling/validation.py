@@ -5,8 +5,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from repro.report.figures.base import Data, Drawing, NothingToShow, runs, series
-from repro.report.figures.scaling.marks import PLANS, batches, errors, plain_ticks, style
+from repro.report.figures.base import MARKERS, Data, Drawing, NothingToShow, runs, series
+from repro.report.figures.marks import log_axis, round_ticks
+from repro.report.figures.scaling.marks import PLANS, batches, errors, style
 
 _SOURCES = {"a100_dgx": "NCCL, DGX A100 (published)", "slingshot11": "Cray MPICH, Slingshot-11 (published)"}
 
@@ -54,11 +55,7 @@ def scaling_plans(data: Data) -> Drawing:
     rates, counts = (sorted(table[name].unique()) for name in ("cluster_mbit_s", "accumulation"))
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 4.4), width_ratios=[1, 1.25])
     for (rate, count), rows in table.groupby(["cluster_mbit_s", "accumulation"]):
-        look = style(rates.index(rate)) | {
-            "marker": style(counts.index(count))["marker"],
-            "markersize": 5,
-            "alpha": 0.8,
-        }
+        look = {**style(rates.index(rate)), "marker": MARKERS[counts.index(count)], "markersize": 5, "alpha": 0.8}
         for calibrated, some in rows.groupby("calibrated"):
             fill = "full" if calibrated else "none"
             left.plot(some.measured, some.predicted, fillstyle=fill, **look)
@@ -68,12 +65,9 @@ def scaling_plans(data: Data) -> Drawing:
     right.set_yticks(range(len(plans)), [PLANS[plan] for plan in plans])
     _errors_axes(right, table[~table.calibrated.astype(bool)].log_error)
     run = found.iloc[0]
-    shape = f"{run.nodes} nodes x {run.packages} packages x {run.gcds} GCDs"
-    return Drawing(
-        figure,
-        " and ".join(sorted(found.evidence.unique())) + " steps, modelled predictions",
-        f"{shape}; GPT of 3.8 M parameters; rates between nodes per rank.",
-    )
+    caption = f"{run.nodes} nodes x {run.packages} packages x {run.gcds} GCDs; GPT of 3.8 M parameters; "
+    kinds = " and ".join(sorted(found.evidence.unique()))
+    return Drawing(figure, f"{kinds} steps, modelled predictions", f"{caption}rates between nodes per rank.")
 
 
 def _seconds_axes(axes: Axes, table: pd.DataFrame) -> None:
@@ -81,10 +75,9 @@ def _seconds_axes(axes: Axes, table: pd.DataFrame) -> None:
     ends = np.array([table.measured.min() / 1.3, table.measured.max() * 1.3])
     axes.plot(ends, ends, color="black", linewidth=1)
     axes.fill_between(ends, ends / 1.15, ends * 1.15, color="grey", alpha=0.2)
-    axes.set(xscale="log", yscale="log", xlabel="measured step (s)", ylabel="predicted step (s)")
-    ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20) if ends[0] <= tick <= ends[1]]
+    axes.set(xlabel="measured step (s)", ylabel="predicted step (s)")
     for axis in (axes.xaxis, axes.yaxis):
-        plain_ticks(axis, ticks)
+        log_axis(axis, round_ticks(*ends))
     axes.legend(fontsize=6, loc="lower right", framealpha=0.5)
 
 

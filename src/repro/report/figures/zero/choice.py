@@ -1,50 +1,31 @@
 """Which plan for which machine and model: candidates of `zero_plan`, by arithmetic alone."""
 
-from pathlib import Path
-
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 
-from repro.report.figures import base
 from repro.report.figures.base import PALETTE, Data, Drawing, NothingToShow, series
+from repro.report.figures.marks import log_axis
 from repro.report.figures.zero.marks import color
 from repro.report.figures.zero.runs import LEVELS, PLANS, micro_batches, parameters
 
 _MACHINES = {"frontier": ("Frontier", 8, "GCDs"), "a100": ("A100 nodes", 4, "GPUs")}  # name, ranks per node, their name
-_NAMED = dict(
+_MARKS = dict(
     zip(("zero1", "zero2", "zero3", "zeropp", "mics", "hierarchical_fp", "hierarchical"), "v<osDP^", strict=True)
 )
-_RUN = (
-    "machine",
-    "nodes",
-    "accumulation",
-    "parameters",
-    "compute_seconds",
-    *(f"step_seconds_{plan}" for plan in _NAMED),
-)
-_CANDIDATE = ("model", "where", "accumulation", "plan", "named", "fits", "across", "step_seconds", "gigabytes")
 
 
-def machines(records: str | Path) -> pd.DataFrame:
+def machines(data: Data) -> pd.DataFrame:
     """Runs of `zero_plan` for the papers' machines, smallest first; column `where`: machine and ranks in words."""
-    return _where(base.runs(records, "zero_plan"))
-
-
-def _where(runs: pd.DataFrame) -> pd.DataFrame:
-    runs = _with_columns(runs, _RUN)
-    runs = runs[runs.machine.isin(_MACHINES)].sort_values(["machine", "nodes"], ascending=[False, True])
+    runs = data.runs("zero_plan", machine=list(_MACHINES))
+    runs = runs.sort_values(["machine", "nodes"], ascending=[False, True])
     named = [(*_MACHINES[run.machine], run.nodes) for run in runs.itertuples()]
     return runs.assign(where=[f"{name}, {nodes * size} {unit}" for name, size, unit, nodes in named])
 
 
 def candidates(runs: pd.DataFrame) -> pd.DataFrame:
     """All partitions that some runs of `machines` ranked, with their run's fields; the fastest of a run first."""
-    return _with_columns(series(runs), _CANDIDATE).astype({"named": bool, "fits": bool})
-
-
-def _with_columns(table: pd.DataFrame, names: tuple[str, ...]) -> pd.DataFrame:
-    return table.reindex(columns=[*table.columns, *(name for name in names if name not in table)])
+    return series(runs).astype({"named": bool, "fits": bool})
 
 
 # --- routes in words -----------------------------------------------------------------------------------------------
@@ -78,13 +59,10 @@ def _route(route: str, used: set[str]) -> str:
     return f"{widths[0][1]} level by level" if same else ", then ".join(bits for _, bits in widths)
 
 
-# --- the figure ----------------------------------------------------------------------------------------------------
-
-
 def zero_choice(data: Data, *, model: str | None = None) -> Drawing:
     """Predicted step over the memory of a rank, for every partition on every machine: those with a name, the others,
     and the fastest that fits. `model`: an id of `zero_plan`; default: the largest."""
-    choice = _where(data.runs("zero_plan"))
+    choice = machines(data)
     choice = choice[choice.model == model] if model else choice[choice.parameters == choice.parameters.max()]
     if choice.empty:
         raise NothingToShow(f"No zero_plan run of {model or 'a model'} on {' or '.join(_MACHINES)}.")
@@ -98,20 +76,16 @@ def zero_choice(data: Data, *, model: str | None = None) -> Drawing:
                 panel.axis("off")
                 continue
             _partitions(panel, run)
+            drawn = panel
             panel.set_title(f"{where}\n{micro_batches(count)}", fontsize=9)
     for panel in axes[:, 0]:
         panel.set_ylabel("predicted step (s)")
     for panel in axes[-1]:
         panel.set_xlabel("memory of a rank (GB)")
-    labelled = (zip(*panel.get_legend_handles_labels(), strict=True) for panel in axes.flat)
-    handles = {text: handle for pairs in labelled for handle, text in pairs}
-    fig.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=6, fontsize=8)
+    fig.legend(*drawn.get_legend_handles_labels(), loc="outside upper center", ncols=6, fontsize=8)
     rates = " and ".join(f"{value:g}" for value in sorted(choice.sustained_tflops.unique()))
-    caption = (
-        f"{parameters(choice)}, {choice.seq_len.iloc[0]} tokens per rank and micro-batch, sustained compute "
-        f"{rates} TFLOP/s per rank (Frontier, A100)."
-    )
-    return Drawing(fig, "modelled", caption)
+    caption = f"{parameters(choice)}, {choice.seq_len.iloc[0]} tokens per rank and micro-batch"
+    return Drawing(fig, "modelled", f"{caption}, sustained compute {rates} TFLOP/s per rank (Frontier, A100).")
 
 
 def _partitions(panel: Axes, run: pd.DataFrame) -> None:
@@ -122,12 +96,11 @@ def _partitions(panel: Axes, run: pd.DataFrame) -> None:
     panel.axhline(run.compute_seconds.iloc[0], color="black", linestyle=":", linewidth=1, label="compute alone")
     style = {"mfc": "none", "color": "#888888", "markersize": 4, "label": "other partitions"}
     panel.plot(others.gigabytes, others.step_seconds, "o", **style)
-    for plan, mark in _NAMED.items():
-        style = {"marker": mark, "color": color(plan), "linestyle": "none", "label": PLANS[plan]}
+    for plan, marker in _MARKS.items():
+        style = {"marker": marker, "color": color(plan), "linestyle": "none", "label": PLANS[plan]}
         panel.plot(named.gigabytes[plan], named.step_seconds[plan], **style)
     best = others[others.fits].head(1)
     star = {"mfc": "none", "color": PALETTE[3], "linestyle": "none", "label": "fastest that fits"}
     panel.plot(best.gigabytes, best.step_seconds, "*", markersize=15, markeredgewidth=1.5, **star)
-    panel.set(xscale="log", xlim=(0.8 * table.gigabytes.min(), 4 * limit))
-    panel.set_xticks([10, 20, 50, 100, 200], ["10", "20", "50", "100", "200"])
-    panel.minorticks_off()
+    panel.set_xlim(0.8 * table.gigabytes.min(), 4 * limit)
+    log_axis(panel.xaxis, [10, 20, 50, 100, 200])

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 
 from repro.report.figures.base import LINE_STYLES, Data, Drawing, NothingToShow, series
 from repro.report.figures.zero.marks import color, look
-from repro.report.figures.zero.runs import PLANS, PlanName, Training, present
+from repro.report.figures.zero.runs import PLANS, PlanName, Training, commonest, present
 
 _LEAST_STEPS = 50  # for a curve
 
@@ -20,11 +20,11 @@ def zero_loss(
 
     `smooth`: share of all steps that a thick curve averages (at least 10 steps).
     """
-    training = Training.of(data)
+    training = Training(data.runs("zero_train"))
     steps = training.runs.steps.max()
     if steps < _LEAST_STEPS:
         raise NothingToShow(f"The longest run has {steps} steps: too few for a curve.")
-    setting = training.longest()
+    setting = commonest(training.runs[training.runs.steps == steps], "seed", "block")
     long = training.like(setting, block=256)
     sweep = training.like(setting, plan=swept, seed=0)
     blocks = sorted(sweep.block.unique(), key=lambda block: block or np.inf)
@@ -36,7 +36,9 @@ def zero_loss(
     fig, axes = plt.subplot_mosaic(panels, **shape, width_ratios=[1.7, 1][: len(panels[0])])
     _curves(axes["loss"], axes["gap"], curves, window, present(long), reference)
     if len(blocks) > 1:
-        _blocks(axes["block"], [sweep[sweep.block == block].loss_last.median() for block in blocks], swept)
+        losses = [sweep[sweep.block == block].loss_last.median() for block in blocks]
+        axes["block"].plot(range(len(blocks)), losses, label=PLANS[swept], **look(swept))
+        axes["block"].set(xlabel="values per scale", ylabel="final loss (nats per byte)")
         names = [f"{block:g}" if block else "message" for block in blocks]
         axes["block"].set_xticks(range(len(blocks)), names, rotation=45, ha="right")
         _reference(axes["block"], long[long.plan == reference].set_index("seed").loss_last, reference)
@@ -62,11 +64,6 @@ def _curves(loss: Axes, gap: Axes, curves: pd.DataFrame, window: int, plans: lis
     gap.set(xlabel="step", ylabel=f"against\n{PLANS[reference]} (%)")
     low, high = gap.get_ylim()
     gap.set_ylim(min(-1.5, low), max(1.5, high))
-
-
-def _blocks(axes: Axes, losses: list[float], plan: str) -> None:
-    axes.plot(range(len(losses)), losses, label=PLANS[plan], **look(plan))
-    axes.set(xlabel="values per scale", ylabel="final loss (nats per byte)")
 
 
 def _reference(axes: Axes, losses: pd.Series, plan: str) -> None:

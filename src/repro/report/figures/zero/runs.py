@@ -1,15 +1,13 @@
 """Runs of `zero_train` as the figures compare them: the setting that most plans ran with, and what differs from it."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
-from repro.experiments.zero_train import ZeroTrain
-from repro.report.figures import base
-from repro.report.figures.base import Data, NothingToShow
+from repro.experiments.zero_train import EXPERIMENT
+from repro.report.figures.base import NothingToShow
 
 PLANS = {  # name in the records: name in figures
     "ddp": "DDP",
@@ -34,34 +32,11 @@ PLANS = {  # name in the records: name in figures
 }
 PlanName = Literal[*PLANS]
 LEVELS = {"package": "in the package\n(GCD pair)", "node": "between packages\nof a node", "cluster": "between nodes"}
-FIELDS = {name: field.default for name, field in ZeroTrain.model_fields.items() if name != "plan"}
-CHANGES = ("weights", "gradients", "secondary", "weight_bits", "gradient_bits", "reduce_across")  # fields of a plan
-MEASURED, PREDICTED = "step_seconds", "predicted_step_seconds"
-STATE = "state_bytes_per_rank"
-METRICS = (
-    MEASURED,
-    PREDICTED,
-    "compute_seconds",
-    "loss_last",
-    "parameters",
-    "model_bytes",
-    STATE,
-    f"predicted_{STATE}",
-)
-BYTES = tuple(f"{kind}_{level}" for kind in ("bytes", "wire") for level in LEVELS)
+FIELDS = {name: field.default for name, field in EXPERIMENT.parameters.model_fields.items() if name != "plan"}
+MEASURED, PREDICTED, STATE = "step_seconds", "predicted_step_seconds", "state_bytes_per_rank"
 
 
-def _complete(table: pd.DataFrame) -> pd.DataFrame:
-    """Older records lack fields, which ran with what is the default now, and metrics, which stay unknown."""
-    for name, default in FIELDS.items():
-        table[name] = table[name].fillna(default) if name in table else default
-    for name in ("plan", "repeat", "evidence", *METRICS, *BYTES):
-        table[name] = table.get(name, np.nan)
-    table[PREDICTED] = table[PREDICTED].mask(table.fabric.astype(str).str.startswith("unshaped"))  # no rates are given
-    return table
-
-
-def _commonest(table: pd.DataFrame, *free: str) -> dict[str, Any]:
+def commonest(table: pd.DataFrame, *free: str) -> dict[str, Any]:
     """The setting that most plans ran with, whatever the fields in `free`."""
     same = [name for name in FIELDS if name not in free]
     plans = table.groupby(same).plan.nunique()
@@ -71,31 +46,25 @@ def _commonest(table: pd.DataFrame, *free: str) -> dict[str, Any]:
 class Training:
     """Finished runs of `zero_train`.
 
-    `runs`: a row per run, with every field of the experiment and every metric of `METRICS` and `BYTES` (nan: unknown).
+    `runs`: a row per run, with every field and every metric of the experiment (nan: unknown). May be empty.
     `setting`: value by field of what most plans ran with, one micro-batch per step where there is a choice.
     `batches`: micro-batches per step to compare: those of the setting, and the number of several that most plans had.
     """
 
     def __init__(self, runs: pd.DataFrame) -> None:
-        self.runs = _complete(runs)
+        # Older records lack fields, which ran with what is the default now, and metrics, which stay unknown.
+        runs = runs.combine_first(pd.DataFrame(FIELDS, index=runs.index))
+        runs = runs.reindex(columns=runs.columns.union(["plan", "repeat", "evidence", *EXPERIMENT.units]))
+        unshaped = runs.fabric.astype(str).str.startswith("unshaped")
+        self.runs = runs.assign(**{PREDICTED: runs[PREDICTED].mask(unshaped)})  # there no rates are given
         self.setting, self.batches = dict(FIELDS), [FIELDS["accumulation"]]
         if self.runs.empty:
             return
-        timed = self.runs[~self.runs.fabric.str.startswith("unshaped")]
-        self.setting = _commonest(timed if len(timed) else self.runs, "accumulation", "steps")
+        timed = self.runs[~unshaped]
+        self.setting = commonest(timed if len(timed) else self.runs, "accumulation", "steps")
         plans = self.like(accumulation=...).groupby("accumulation").plan.nunique()
         self.batches = sorted(plans.index, key=lambda count: (count > 1, -plans[count]))[:2]
         self.setting["accumulation"] = self.batches[0]
-
-    @classmethod
-    def read(cls, records: str | Path) -> "Training":
-        """The runs of a folder of records; with none, empty tables of all columns."""
-        return cls(base.runs(records, "zero_train"))
-
-    @classmethod
-    def of(cls, data: Data) -> "Training":
-        """The runs of a figure's data; NothingToShow where there is none."""
-        return cls(data.runs("zero_train"))
 
     def like(self, setting: dict[str, Any] | None = None, **free: Any) -> pd.DataFrame:
         """Runs of a setting (default: the common one), but named fields have the given value, or any (`...`)."""
@@ -109,10 +78,6 @@ class Training:
             counts = ", ".join(map(str, sorted(self.like(accumulation=...).accumulation.unique())))
             raise NothingToShow(f"No run with accumulation {accumulation}; there are runs with {counts}.")
         return runs
-
-    def longest(self) -> dict[str, Any]:
-        """The setting that most plans ran with for the most steps, whatever the seed and the quantised block."""
-        return _commonest(self.runs[self.runs.steps == self.runs.steps.max()], "seed", "block")
 
     @property
     def evidence(self) -> str:

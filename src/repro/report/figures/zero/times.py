@@ -7,11 +7,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from repro.experiments.zero_train import CHANGES
 from repro.report.figures.base import HATCHES, MARKERS, PALETTE, Data, Drawing, NothingToShow, paper
-from repro.report.figures.marks import middle
-from repro.report.figures.zero.marks import TICK_MARK, TICKS, color, look, note, times
+from repro.report.figures.marks import log_axis, point, round_ticks
+from repro.report.figures.zero.marks import TICK_MARK, color, look, note, times
 from repro.report.figures.zero.runs import (
-    CHANGES,
     FIELDS,
     MEASURED,
     PLANS,
@@ -47,28 +47,24 @@ def zero_step_time(
 ) -> Drawing:
     """Time of a step of some plans, measured and predicted, with one micro-batch and with several; and how many times
     faster `plan` is than `rivals`, beside the paper's ratios."""
-    training = Training.of(data)
+    training = Training(data.runs("zero_train"))
     shown = present(training.like(accumulation=...), plans)
     width = [1] * len(training.batches) + [1.05]
     fig, axes = plt.subplots(1, len(width), figsize=(10.5, 0.27 * max(len(shown), 8) + 2), width_ratios=width)
     for i, (panel, count) in enumerate(zip(axes, training.batches, strict=False)):
         runs = training.like(accumulation=count)
         times(panel, [(PLANS[name], name, runs[runs.plan == name]) for name in shown])
-        panel.set(title=f"{micro_batches(count)} per step", xscale="log")
+        panel.set_title(f"{micro_batches(count)} per step")
         panel.set_xlim(0.8 * np.nanmin(runs[[MEASURED, PREDICTED]]), 1.7 * runs[MEASURED].max())
-        low, high = panel.get_xlim()
-        ticks = [tick for tick in TICKS if low < tick < high]
-        panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        panel.minorticks_off()
+        log_axis(panel.xaxis, round_ticks(*panel.get_xlim()))
         if i:
             panel.set_yticklabels([])
         _gains(axes[-1], i, runs, plan, rivals)
         label = f"{training.evidence}, {micro_batches(count)}"
         axes[-1].plot([], [], MARKERS[i], color=PALETTE[i + 2], label=label)
     _published(axes[-1], plan, rivals)
-    caption = (
-        f"{training.size()}, {training.network}. {training.repeats} Black tick: predicted. Times on a logarithmic axis."
-    )
+    caption = f"{training.size()}, {training.network}. {training.repeats}"
+    caption += " Black tick: predicted. Times on a logarithmic axis."
     return Drawing(fig, f"{training.evidence}; ticks: modelled; x: paper", caption)
 
 
@@ -77,11 +73,9 @@ def _gains(axes: Axes, i: int, runs: pd.DataFrame, plan: str, rivals: Sequence[P
     for x, rival in enumerate(rivals):
         at, pair = x + 0.33 * (i - 1), (runs[runs.plan == rival], runs[runs.plan == plan])
         if len(measured := ratio(*pair)):
-            value, reach = middle(measured)
-            axes.errorbar(at, value, yerr=reach, capsize=3, markersize=7, color=PALETTE[i + 2], marker=MARKERS[i])
+            value = point(axes, at, measured, markersize=7, color=PALETTE[i + 2], marker=MARKERS[i])
             note(axes, f"{value:.2f}", at, value, "right")
-        if len(predicted := ratio(*pair, PREDICTED)):
-            axes.plot(at, predicted.median(), "_", **TICK_MARK)
+        axes.plot(at, ratio(*pair, PREDICTED).median(), "_", **TICK_MARK)
 
 
 def _published(axes: Axes, plan: str, rivals: Sequence[PlanName]) -> None:
@@ -93,20 +87,16 @@ def _published(axes: Axes, plan: str, rivals: Sequence[PlanName]) -> None:
         note(axes, f"{value:.2f}", x + 0.33, value, "right")
     axes.plot([], [], "_", label="predicted", **TICK_MARK)
     axes.axhline(1, color="grey", linewidth=1)
-    axes.set(
-        ylabel=f"{PLANS[plan]}: times faster", xlim=(-0.5, len(rivals) - 0.35), ylim=(0, 1.35 * axes.get_ylim()[1])
-    )
+    axes.set(ylabel=f"{PLANS[plan]}: times faster", ylim=(0, 1.35 * axes.get_ylim()[1]))
+    axes.set_xlim(-0.5, len(rivals) - 0.35)
     axes.set_xticks(range(len(rivals)), [f"than {PLANS[rival]}" for rival in rivals])
     axes.legend(loc="upper right", fontsize=8)
-
-
-# --- the rate of the network -----------------------------------------------------------------------------------------
 
 
 def zero_rates(data: Data, *, plan: PlanName = "hierarchical", rivals: Sequence[PlanName] = _RIVALS) -> Drawing:
     """How many times faster `plan` is than `rivals`, over the rate between nodes (left); and how many times faster
     plans are than ZeRO-3 with levels and without (right). Dotted and ticks: predicted."""
-    training = Training.of(data)
+    training = Training(data.runs("zero_train"))
     if training.setting["fabric"] != "shaped":
         raise NothingToShow("No run on a network of given rates.")
     swept = training.like(cluster_mbit_s=..., accumulation=...)
@@ -134,9 +124,7 @@ def _over_rates(axes: Axes, swept: pd.DataFrame, plan: str, rivals: Sequence[Pla
             axes.plot(rates, values, linewidth=1.5, fillstyle=filled, label=label, **look(rival))
             axes.plot(rates, predicted, linestyle=":", color=color(rival), linewidth=1)
     axes.plot([], [], ":", color="grey", label="predicted")
-    axes.set_xscale("log", base=2)
-    ticks = sorted(swept.cluster_mbit_s.unique())
-    axes.set_xticks(ticks, [f"{rate:g}" for rate in ticks])
+    log_axis(axes.xaxis, sorted(swept.cluster_mbit_s.unique()))
     axes.axhline(1, color="grey", linewidth=1)
     axes.set(xlabel="rate between nodes per rank (Mbit/s)", ylabel=f"{PLANS[plan]}: times faster", ylim=(0, None))
     axes.legend(fontsize=8, ncols=2, loc="lower left", bbox_to_anchor=(0, 1.01))
@@ -159,9 +147,6 @@ def _without_levels(axes: Axes, levels: pd.DataFrame, flat: pd.DataFrame) -> Non
         axes.legend(fontsize=8, title="rates of the levels", title_fontsize=8)
     else:
         axes.text(0, 0.5, "without levels: not run", ha="center", fontsize=8, color="grey")
-
-
-# --- what each level is worth --------------------------------------------------------------------------------------
 
 
 def changes(run: pd.Series) -> str:
@@ -187,7 +172,7 @@ def variants(training: Training) -> pd.DataFrame:
 
 def zero_levels(data: Data) -> Drawing:
     """Time of a step and bytes of state per parameter, of the hierarchical plan with one choice changed at a time."""
-    training = Training.of(data)
+    training = Training(data.runs("zero_train"))
     runs = variants(training)
     names = sorted(runs.name.unique(), key=lambda name: (name != "hierarchical", name[:3] == "16 ", name))
     if len(names) < 2:
@@ -207,20 +192,15 @@ def zero_levels(data: Data) -> Drawing:
         panel.set(title=f"{micro_batches(count)} per step", xlim=(0, 1.35 * mine[MEASURED].max()))
         if panel is not axes[0, 0]:
             panel.set_yticklabels([])
-    caption = (
-        f"{training.size()}, {training.network}. {training.repeats} Tick: predicted. Dotted: the plan unchanged. "
-        "Right edge: bytes of state per parameter on a rank."
-    )
+    caption = f"{training.size()}, {training.network}. {training.repeats} Tick: predicted. Dotted: the plan unchanged."
+    caption += " Right edge: bytes of state per parameter on a rank."
     return Drawing(fig, f"{training.evidence}; ticks: modelled", caption)
-
-
-# --- more nodes ----------------------------------------------------------------------------------------------------
 
 
 def zero_scaling(data: Data, *, plans: Sequence[PlanName] = ("zero3", "zeropp", "hierarchical")) -> Drawing:
     """Weak scaling of some plans: compute and the rest of a step over the number of nodes, and the efficiency against
     the smallest run with several nodes, measured and of bytes over rates alone."""
-    training = Training.of(data)
+    training = Training(data.runs("zero_train"))
     grown = training.like(nodes=...)
     grown = grown[grown.plan.isin(plans)]
     medians = grown.groupby(["plan", "nodes"])[[MEASURED, "compute_seconds", PREDICTED]].median()
@@ -237,10 +217,8 @@ def zero_scaling(data: Data, *, plans: Sequence[PlanName] = ("zero3", "zeropp", 
     published = paper("ZT-2")[0].value
     right.axhline(published, color="black", linestyle="--", linewidth=1, label="paper, up to 384 GCDs")
     right.plot([], [], ":", color="grey", marker="o", fillstyle="none", label="bytes over rates alone")
-    right.set_xscale("log", base=2)
     right.set(xlabel="nodes", ylabel="efficiency", ylim=(0, 1.1))
-    sizes = sorted(nodes for nodes in grown.nodes.unique() if nodes > 1)
-    right.set_xticks(sizes, [f"{nodes}" for nodes in sizes])
+    log_axis(right.xaxis, sorted(nodes for nodes in grown.nodes.unique() if nodes > 1))
     right.legend(fontsize=8, loc="lower left")
     ranks = training.setting["packages"] * training.setting["gcds"]
     caption = f"{ranks} ranks per node, {parameters(grown)}, {training.network}. Median over repeats."
@@ -267,9 +245,6 @@ def _weak_scaling(axes: Axes, medians: pd.DataFrame, plans: list[str]) -> None:
     axes.grid(axis="x", visible=False)
 
 
-# --- prediction ------------------------------------------------------------------------------------------------------
-
-
 def every_plan(training: Training, accumulation: int) -> pd.DataFrame:
     """Runs of all plans in the setting, changed hierarchical ones included, that have a predicted step."""
     free = dict.fromkeys((*CHANGES, "block"), ...)
@@ -290,7 +265,7 @@ def agreement(table: pd.DataFrame) -> tuple[float, float]:
 
 def zero_prediction(data: Data) -> Drawing:
     """Measured against predicted step of every run with a shaped network."""
-    training = Training.of(data)
+    training = Training(data.runs("zero_train"))
     paired = training.runs.dropna(subset=[PREDICTED])
     if paired.empty:
         raise NothingToShow("No record of a zero_train run with a predicted step on a shaped network.")
@@ -318,12 +293,9 @@ def zero_prediction(data: Data) -> Drawing:
     axes.plot(others[PREDICTED], others[MEASURED], ".", color="#999999", label=label, zorder=1)
     ends = [0.8 * paired[PREDICTED].min(), 1.25 * paired[MEASURED].max()]
     axes.plot(ends, ends, color="black", linewidth=1)
-    ticks = [tick for tick in TICKS if ends[0] < tick < ends[1]]
-    axes.set(xscale="log", yscale="log")
     axes.set(xlabel="predicted step: compute, and bytes over rates (s)", ylabel="measured step (s)")
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.minorticks_off()
+    for axis in (axes.xaxis, axes.yaxis):
+        log_axis(axis, round_ticks(*ends))
     axes.legend(fontsize=8)
     caption = f"{training.size()}, {training.network}. " + " ".join(notes)
     return Drawing(fig, f"{training.evidence} against modelled", caption)

@@ -3,8 +3,9 @@
 import matplotlib.pyplot as plt
 import numpy as np
 
+from repro.report.figures import marks
 from repro.report.figures.base import Data, Drawing
-from repro.report.figures.zero.marks import color, fill, note, rows
+from repro.report.figures.zero.marks import color, fill, note
 from repro.report.figures.zero.runs import LEVELS, PLANS, STATE, PlanName, Training, present
 
 
@@ -13,7 +14,7 @@ def zero_bytes(data: Data, *, accumulation: int | None = None, plans: tuple[Plan
 
     `accumulation`: micro-batches per step; default: the fewest.
     """
-    training = Training.of(data)
+    training = Training(data.runs("zero_train"))
     runs = training.with_batches(accumulation)
     shown, nodes, unit = present(runs, plans), training.setting["nodes"], runs.model_bytes.iloc[0]
     fig, axes = plt.subplots(1, 3, figsize=(10, 0.25 * len(shown) + 1.6), sharey=True)
@@ -33,7 +34,7 @@ def zero_bytes(data: Data, *, accumulation: int | None = None, plans: tuple[Plan
         axes[2].axvline(value, color="black", linestyle=":", linewidth=1.5)
         place = {"xycoords": ("data", "axes fraction"), "fontsize": 8, "ha": "center", "va": "bottom"}
         axes[2].annotate(f"{name}: {value:.2f}", (value, 1), **place)
-    rows(axes[0], shown)
+    marks.rows(axes[0], [PLANS[plan] for plan in shown])
     more = (runs.wire_cluster / runs.bytes_cluster).dropna()
     text = f"{training.size()}. M = {unit / 1e6:.1f} MB. Bars: payload counted by every rank. Hollow: kernel counters."
     if len(more):
@@ -51,7 +52,7 @@ def rules(nodes: int, ranks: int) -> dict[str, float]:
 
 def zero_memory(data: Data, *, accumulation: int | None = None, plans: tuple[PlanName, ...] = tuple(PLANS)) -> Drawing:
     """Bytes of state per parameter that the fullest rank held, beside the formula of `repro.zero.memory`."""
-    training = Training.of(data)
+    training = Training(data.runs("zero_train"))
     runs = training.with_batches(accumulation)
     shown = present(runs, plans)
     fig, axes = plt.subplots(figsize=(7.5, 0.25 * len(shown) + 1.5))
@@ -60,8 +61,8 @@ def zero_memory(data: Data, *, accumulation: int | None = None, plans: tuple[Pla
         held, predicted = ((mine[name] / mine.parameters).median() for name in (STATE, f"predicted_{STATE}"))
         axes.barh(y, held, 0.7, **fill(plan))
         axes.plot(predicted, y, "kD", mfc="white", markersize=5, label="formula" if y == 0 else None)
-        axes.annotate(f"{held:.2f}", (held, y), xytext=(9, 0), textcoords="offset points", va="center", fontsize=8)
-    rows(axes, shown)
+        marks.note(axes, f"{held:.2f}", held, y, 9, va="center", fontsize=8)
+    marks.rows(axes, [PLANS[plan] for plan in shown])
     axes.set(xlabel="bytes of state per parameter on a rank")
     axes.margins(x=0.12)
     axes.legend(loc="lower right")

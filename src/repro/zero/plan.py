@@ -19,51 +19,48 @@ collectives, as the libraries do that these plans come from.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from repro import comm
-from repro.comm import Route
+from repro.comm import BLOCK, Route
 from repro.topology import Topology
-from repro.zero.plan.space import Plan
-
-# Values per quantisation scale. Smaller blocks follow outliers better and cost 4 bytes per block: 1.6 % of INT8 at 256.
-BLOCK = 256
+from repro.zero.plan_space import Plan
 
 
-def ddp(topology: Topology, bits: int = 16) -> Plan:
+def ddp(topology: Topology) -> Plan:
     """Everything replicated, gradients all-reduced over one ring: the baseline that needs the most memory."""
-    return _flat("ddp", topology, None, None, None, bits)
+    return _flat("ddp", topology, None, None, None)
 
 
-def zero1(topology: Topology, bits: int = 16) -> Plan:
+def zero1(topology: Topology) -> Plan:
     """ZeRO-1: optimizer states over all ranks. A rank adds up whole gradients and shares them once per step."""
-    return _flat("zero1", topology, None, None, topology.names[-1], bits)
+    return _flat("zero1", topology, None, None, topology.names[-1])
 
 
-def zero2(topology: Topology, bits: int = 16) -> Plan:
+def zero2(topology: Topology) -> Plan:
     """ZeRO-2: gradients too, so they are reduced after every micro-batch."""
-    return _flat("zero2", topology, None, topology.names[-1], topology.names[-1], bits)
+    return _flat("zero2", topology, None, topology.names[-1], topology.names[-1])
 
 
-def zero3(topology: Topology, bits: int = 16) -> Plan:
+def zero3(topology: Topology) -> Plan:
     """ZeRO-3: everything over all ranks, flat collectives as DeepSpeed runs them. 3 M per step."""
     top = topology.names[-1]
-    return _flat("zero3", topology, top, top, top, bits)
+    return _flat("zero3", topology, top, top, top)
 
 
-def hpz(topology: Topology, bits: int = 16) -> Plan:
+def hpz(topology: Topology) -> Plan:
     """ZeRO-3 and hpZ of ZeRO++: secondary shards of the weights, over the ranks of a node."""
-    ring = comm.flat(topology, bits, BLOCK)
-    return replace(zero3(topology, bits), name="hpz", secondary=_node(topology), secondary_route=ring)
+    ring = comm.flat(topology)
+    return replace(zero3(topology), name="hpz", secondary=_node(topology), secondary_route=ring)
 
 
-def qwz(topology: Topology, bits: int = 8, block: int = BLOCK) -> Plan:
+def qwz(topology: Topology, bits: int = 8) -> Plan:
     """ZeRO-3 and qwZ of ZeRO++: weights are gathered as INT8."""
-    gather = comm.flat(topology, bits, block)
+    gather = comm.flat(topology, bits)
     return replace(zero3(topology), name="qwz", weight_route=gather, update_route=gather)
 
 
-def qgz(topology: Topology, bits: int = 4, block: int = BLOCK, hops: Literal[1, 2] = 2) -> Plan:
+def qgz(topology: Topology, bits: int = 4, hops: Literal[1, 2] = 2) -> Plan:
     """ZeRO-3 and qgZ of ZeRO++: gradients are reduced as INT4 by an all-to-all in the node and one across nodes.
 
     `hops` 1 is the scheme that qgZ improves on: one all-to-all over all ranks, in which a node sends every rank's
@@ -71,18 +68,18 @@ def qgz(topology: Topology, bits: int = 4, block: int = BLOCK, hops: Literal[1, 
     """
     _node(topology)
     *inside, top = topology.names
-    route = comm.flat(topology, bits, block) if hops == 1 else Route((tuple(inside), (top,)), (bits, bits), block)
+    route = comm.flat(topology, bits) if hops == 1 else Route((tuple(inside), (top,)), (bits, bits))
     return replace(zero3(topology), name="qgz", gradient_route=route)
 
 
-def zeropp(topology: Topology, weight_bits: int = 8, gradient_bits: int = 4, block: int = BLOCK) -> Plan:
+def zeropp(topology: Topology, weight_bits: int = 8, gradient_bits: int = 4) -> Plan:
     """ZeRO++: hpZ, qwZ (which quantises the gather of the secondary shards too, as DeepSpeed does) and qgZ.
 
     On a machine of one level there is no node to keep secondary shards in: refused.
     """
-    gather = comm.flat(topology, weight_bits, block)
+    gather = comm.flat(topology, weight_bits)
     return replace(
-        qgz(topology, gradient_bits, block),
+        qgz(topology, gradient_bits),
         name="zeropp",
         weight_route=gather,
         update_route=gather,
@@ -91,21 +88,21 @@ def zeropp(topology: Topology, weight_bits: int = 8, gradient_bits: int = 4, blo
     )
 
 
-def mics(topology: Topology, level: str | None = None, bits: int = 16) -> Plan:
+def mics(topology: Topology, level: str | None = None) -> Plan:
     """MiCS (arXiv 2205.00119): all states over one unit of `level` (default: a node) with hierarchical gathers;
     gradients are all-reduced between the units once per step."""
     level = level or _node(topology)
-    route = comm.hierarchical(topology, bits, BLOCK)
+    route = comm.hierarchical(topology)
     return Plan("mics", topology, level, level, level, route, route, route)
 
 
-def hsdp(topology: Topology, level: str | None = None, bits: int = 16) -> Plan:
+def hsdp(topology: Topology, level: str | None = None) -> Plan:
     """HSDP, as PyTorch's FSDP calls it: the partition of MiCS with flat gathers, and an all-reduce between the units
     after every micro-batch."""
     level = level or _node(topology)
     inside = topology.names[: topology.index(level) + 1]
-    outside = topology.names[len(inside) :]
-    route = Route(tuple(hop for hop in (inside, outside) if hop), (bits,) * (2 if outside else 1), BLOCK)
+    hops = tuple(hop for hop in (inside, topology.names[len(inside) :]) if hop)
+    route = Route(hops, (16,) * len(hops))
     return Plan("hsdp", topology, level, level, level, route, route, route, reduce_across="micro_batch")
 
 
@@ -146,10 +143,9 @@ def hierarchical(
     )
 
 
-def hierarchical_fp(topology: Topology, bits: int = 16) -> Plan:
+def hierarchical_fp(topology: Topology) -> Plan:
     """The three-level plan without quantisation: what partitioning alone is worth."""
-    plan = hierarchical(topology, weight_bits=bits, gradient_bits=bits, update_bits=bits)
-    return replace(plan, name="hierarchical_fp")
+    return replace(unquantised(hierarchical(topology), 16), name="hierarchical_fp")
 
 
 NAMED: dict[str, Callable[[Topology], Plan]] = {
@@ -165,10 +161,24 @@ def named(name: str, topology: Topology) -> Plan:
     return NAMED[name](topology)
 
 
-def _flat(
-    name: str, topology: Topology, weights: str | None, gradients: str | None, optimizer: str | None, bits: int
-) -> Plan:
-    ring = comm.flat(topology, bits, BLOCK)
+def unquantised(plan: Plan, bits: int = 32) -> Plan:
+    """The same partition and the same hops with every value sent `bits` wide: for exactness tests and ablations."""
+    return _with_routes(plan, lambda route: replace(route, bits=(bits,) * len(route.bits)))
+
+
+def blockwise(plan: Plan, block: int) -> Plan:
+    """The same plan with `block` values per quantisation scale."""
+    return _with_routes(plan, lambda route: replace(route, block=block))
+
+
+def _with_routes(plan: Plan, change: Callable[[Route], Route]) -> Plan:
+    names = ("weight_route", "gradient_route", "update_route", "secondary_route")
+    changed: dict[str, Any] = {name: change(route) for name in names if (route := getattr(plan, name)) is not None}
+    return replace(plan, **changed)
+
+
+def _flat(name: str, topology: Topology, weights: str | None, gradients: str | None, optimizer: str | None) -> Plan:
+    ring = comm.flat(topology)
     return Plan(name, topology, weights, gradients, optimizer, ring, ring, ring)
 
 

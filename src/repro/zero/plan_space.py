@@ -3,13 +3,12 @@
 A state that is partitioned over a level is spread over the ranks of one unit of that level and replicated in every
 other unit: over `node` each node holds the whole of it once; over None every rank does. Four states (weights, secondary
 shards of the weights, gradients, optimizer) times the levels, times the routes between them with their bits: DDP,
-ZeRO-1 to 3, ZeRO++, MiCS, HSDP and the three-level plan of arXiv 2501.04266 are points of it (`catalogue.py`).
+ZeRO-1 to 3, ZeRO++, MiCS, HSDP and the three-level plan of arXiv 2501.04266 are points of it (`plan.py`).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 from repro.comm import Route
 from repro.topology import Topology
@@ -17,24 +16,15 @@ from repro.topology import Topology
 
 @dataclass(frozen=True)
 class Moves:
-    """The routes of a plan cut to the levels that they cross, None where nothing is to be sent.
+    """The routes of a plan cut to the levels that they cross, None where nothing is to be sent."""
 
-    gather_weights        all-gather of the weight shards, for a forward or backward
-    gather_secondary      all-gather of the secondary shards, for a backward
-    reduce_to_weights     reduce-scatter of a gradient to the weights' partition
-    reduce_to_gradients   reduce-scatter of that to the gradients' partition
-    reduce_to_optimizer   reduce-scatter of the accumulated gradient to the optimizer's partition
-    all_reduce_replicas   all-reduce among replicas of the optimizer shard
-    gather_updated        all-gather of the updated weights of a weight shard
-    """
-
-    gather_weights: Route | None
-    gather_secondary: Route | None
-    reduce_to_weights: Route | None
-    reduce_to_gradients: Route | None
-    reduce_to_optimizer: Route | None
-    all_reduce_replicas: Route | None
-    gather_updated: Route | None
+    gather_weights: Route | None  # all-gather of the weight shards, for a forward or backward
+    gather_secondary: Route | None  # all-gather of the secondary shards, for a backward
+    reduce_to_weights: Route | None  # reduce-scatter of a gradient to the weights' partition
+    reduce_to_gradients: Route | None  # reduce-scatter of that to the gradients' partition
+    reduce_to_optimizer: Route | None  # reduce-scatter of the accumulated gradient to the optimizer's partition
+    all_reduce_replicas: Route | None  # all-reduce among replicas of the optimizer shard
+    gather_updated: Route | None  # all-gather of the updated weights of a weight shard
 
 
 @dataclass(frozen=True)
@@ -63,11 +53,17 @@ class Plan:
     reduce_across: Literal["step", "micro_batch"] = "step"
 
     def __post_init__(self) -> None:
-        self._require(
-            "gradients", "weights", "the gradient of a sharded weight arrives as a shard of that size already"
-        )
-        self._require("optimizer", "gradients", "a rank would update weights whose gradient it does not hold")
-        if self.secondary is not None and self._depth("secondary") >= self._depth("weights"):
+        depth = {name: self.depth(getattr(self, name)) for name in ("weights", "secondary", "gradients", "optimizer")}
+        for state, other, reason in (
+            ("gradients", "weights", "the gradient of a sharded weight arrives as a shard of that size already"),
+            ("optimizer", "gradients", "a rank would update weights whose gradient it does not hold"),
+        ):
+            if depth[state] < depth[other]:
+                raise ValueError(
+                    f"plan {self.name!r}: {state} over {getattr(self, state) or 'nothing'}, {other} over "
+                    f"{getattr(self, other)}: {state} need a level at least as wide, because {reason}"
+                )
+        if self.secondary is not None and depth["secondary"] >= depth["weights"]:
             raise ValueError(
                 f"plan {self.name!r}: secondary shards over {self.secondary}, weights over "
                 f"{self.weights or 'nothing'}: they save traffic only when they are gathered from fewer ranks than the weights"
@@ -82,21 +78,9 @@ class Plan:
                     f"plan {self.name!r}: the hops {route.hops} do not walk the levels {self.topology.names} in order"
                 )
 
-    def _depth(self, state: str) -> int:
-        level = getattr(self, state)
-        if level is None:
-            return -1
-        try:
-            return self.topology.index(level)
-        except ValueError as error:
-            raise ValueError(f"plan {self.name!r}, {state}: {error}") from None
-
-    def _require(self, state: str, other: str, reason: str) -> None:
-        if self._depth(state) < self._depth(other):
-            raise ValueError(
-                f"plan {self.name!r}: {state} over {getattr(self, state) or 'nothing'}, {other} over "
-                f"{getattr(self, other)}: {state} need a level at least as wide, because {reason}"
-            )
+    def depth(self, level: str | None) -> int:
+        """Levels up to and with `level`; 0 for None."""
+        return 0 if level is None else self.topology.index(level) + 1
 
     def degree(self, level: str | None) -> int:
         """Ranks that a state is spread over."""
@@ -129,22 +113,4 @@ class Plan:
 
     def levels(self, below: str | None, upto: str | None) -> tuple[str, ...]:
         """Levels above `below` (None: from the innermost on) up to and with `upto` (None: none)."""
-        first = 0 if below is None else self.topology.index(below) + 1
-        last = 0 if upto is None else self.topology.index(upto) + 1
-        return self.topology.names[first:last]
-
-
-def unquantised(plan: Plan, bits: int = 32) -> Plan:
-    """The same partition and the same hops with every value sent `bits` wide: for exactness tests and ablations."""
-    return _with_routes(plan, lambda route: replace(route, bits=(bits,) * len(route.bits)))
-
-
-def blockwise(plan: Plan, block: int) -> Plan:
-    """The same plan with `block` values per quantisation scale."""
-    return _with_routes(plan, lambda route: replace(route, block=block))
-
-
-def _with_routes(plan: Plan, change: Callable[[Route], Route]) -> Plan:
-    names = ("weight_route", "gradient_route", "update_route", "secondary_route")
-    changed: dict[str, Any] = {name: change(route) for name in names if (route := getattr(plan, name)) is not None}
-    return replace(plan, **changed)
+        return self.topology.names[self.depth(below) : self.depth(upto)]

@@ -1,0 +1,102 @@
+"""How `repro plan` shows a plan."""
+
+from typing import Any
+
+from rich import box
+from rich.markup import escape
+from rich.table import Column, Table
+
+from repro.cli.console import stdout
+from repro.plan import jobs
+from repro.plan.jobs import Job, Plan
+
+DAY_HOURS = 8  # a figure that takes longer on a cluster is marked
+
+
+def show(found: Plan, points: bool) -> None:
+    """Totals, then figures, then where `points` asks for them all points."""
+    to_run = list(filter(jobs.unfinished, found.jobs))
+    of_all = f", {jobs.minutes_of(found.jobs):.0f} when nothing is done" if len(to_run) < len(found.jobs) else ""
+    minutes = found.minutes if to_run else 0.0
+    lines = [
+        f"{found.platform}, tier {found.tier}: {len(to_run)} of {len(found.jobs)} points to run,"
+        f" about {minutes:.0f} minutes{of_all}"
+    ]
+    if found.slurm is not None:
+        cost = found.slurm.cost
+        lines[0] = lines[0].partition(", about")[0]
+        lines.append(
+            f"as Slurm jobs: {cost.allocations} ({'; '.join(cost.bins)}), {cost.node_hours:.1f} node-hours, "
+            f"{cost.gpu_hours:.1f} GPU-hours; {cost.wall_hours:.1f} h with {found.slurm.settings.running_jobs} at a "
+            "time, waiting for nodes not counted"
+        )
+    if found.outdated:
+        text = (
+            f"stale: {found.outdated} of {found.shipped} shipped records are of older code; their minutes still count"
+        )
+        lines.append(text)
+    if found.predicted:
+        lines.append(f"minutes of {', '.join(found.predicted)} are modelled: the slow end of a band (docs/scaling.md)")
+    lines += [
+        f"left out, as nodes here cannot hold them: {count} points of {reason}" for reason, count in found.unfit.items()
+    ]
+    for line in lines:
+        stdout.print(escape(line), soft_wrap=True)
+    for missing in found.slurm.missing if found.slurm else []:
+        stdout.print(f"[red]{escape(missing)}[/]", soft_wrap=True)
+    stdout.print(_figures(found))
+    if without := [name for name, figure in found.figures.items() if not figure.jobs]:
+        stdout.print(f"no point here: {', '.join(without)}", soft_wrap=True)
+    if not points:
+        stdout.print("every point: repro plan --points")
+        return
+    for name in dict.fromkeys(job.experiment for job in found.jobs):
+        stdout.print(_points(name, [job for job in found.jobs if job.experiment == name], found.memory_gb))
+
+
+def _figures(found: Plan) -> Table:
+    """A row per figure that has points; on a cluster with its cost, and whether that is done in a working day."""
+    last = ["jobs", "node-h", "GPU-h", "queue", f"in {DAY_HOURS} h"] if found.slurm else ["minutes", "left"]
+    table = Table(*(Column(name, no_wrap=True) for name in ("figure", "points", "to run", *last)), box=box.SIMPLE_HEAD)
+    table.padding = (0, 2, 0, 0)
+    for name, figure in found.figures.items():
+        if not figure.jobs:
+            continue
+        row = [name, str(figure.jobs), str(figure.to_run)]
+        if (cost := figure.queue) is not None:
+            day = "yes" if cost.wall_hours <= DAY_HOURS else f"[red]{cost.wall_hours:.1f} h[/]"
+            row += [str(cost.allocations), f"{cost.node_hours:.1f}", f"{cost.gpu_hours:.1f}", "\n".join(cost.bins), day]
+        else:
+            row += [f"{figure.minutes:.1f}", f"{figure.minutes_left:.1f}"]
+        table.add_row(*row)
+    return table
+
+
+def _points(experiment: str, mine: list[Job], memory_gb: float | None) -> Table:
+    columns = ["repeat", "state", "minutes", "ranks", *(["GB/rank"] if memory_gb else [])]
+    table = Table(Column("point", overflow="fold"), *columns, title=experiment, title_justify="left")
+    for job, label in zip(mine, labels(mine), strict=True):
+        row = [label, str(job.repeat), job.state, f"{job.minutes:.2f}", str(job.ranks)]
+        table.add_row(*row, *([_memory(job.rank_gb, memory_gb)] if memory_gb else []))
+    return table
+
+
+def labels(mine: list[Job]) -> list[str]:
+    """Labels of an experiment's jobs; where points share one, with the parameters in which they differ."""
+    alike: dict[str, list[dict[str, Any]]] = {}
+    for job in mine:
+        alike.setdefault(job.point.label, []).append(job.point.model_dump())
+    differing = {
+        label: [key for key in points[0] if any(point[key] != points[0][key] for point in points)]
+        for label, points in alike.items()
+    }
+    return [
+        " ".join([job.point.label, *(f"{key}={getattr(job.point, key)}" for key in differing[job.point.label])])
+        for job in mine
+    ]
+
+
+def _memory(rank_gb: float | None, limit: float) -> str:
+    if rank_gb is None:
+        return "unknown"
+    return f"{rank_gb:.1f}" if rank_gb <= limit else f"[red]{rank_gb:.1f}, has {limit:g}[/]"

@@ -1,0 +1,80 @@
+"""How `repro claims` chooses claims, and shows verdicts."""
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+from rich import box
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Column, Table
+from rich.text import Text
+
+from repro.claims import registry
+from repro.claims.claim import Claim
+from repro.claims.registry import Verdict
+from repro.cli.console import stdout
+
+STYLES = dict(zip(registry.KINDS, ("bold green", "yellow", "bold red", "dim", "dim"), strict=True))
+
+
+def chosen(claims: Sequence[Claim], which: Sequence[str], experiment: str | None) -> list[Claim]:
+    """Claims whose id begins with one of `which`, or whose paper is one of them. ValueError for a word that fits none."""
+    for word in which:
+        if not any(_fits(claim, word) for claim in claims):
+            known = ", ".join(dict.fromkeys(claim.base for claim in claims))
+            raise ValueError(f"no claim {word!r}; allowed: the beginning of an id ({known}) or an arXiv number")
+    found = [claim for claim in claims if not which or any(_fits(claim, word) for word in which)]
+    if experiment is None:
+        return found
+    answered = [claim for claim in found if claim.value is not None and claim.value.experiment == experiment]
+    if not answered:
+        known = sorted({claim.value.experiment for claim in found if claim.value is not None})
+        raise ValueError(f"--experiment: found {experiment!r}; allowed: {', '.join(known)}")
+    return answered
+
+
+def of_kind(rows: Sequence[Verdict], kind: str) -> list[Verdict]:
+    """Rows with this verdict; ValueError lists the kinds."""
+    if kind not in registry.KINDS:
+        raise ValueError(f"--verdict: found {kind!r}; allowed: {', '.join(registry.KINDS)}")
+    return [row for row in rows if row.verdict == kind]
+
+
+def _fits(claim: Claim, word: str) -> bool:
+    return claim.paper == word or claim.base == word or claim.id.startswith(word)
+
+
+def show(rows: Sequence[Verdict], titles: Mapping[str, str], grouped: bool, reasons: bool) -> None:
+    """A table for each paper. `grouped`: the first claim of each id, and the verdicts of the others in words."""
+    for paper, mine in groupby(rows, key=lambda row: row.id.split("-")[0]):
+        found = list(mine)
+        stdout.print(
+            f"\n[bold]{escape(registry.papers()[paper].title)}[/]", soft_wrap=True, overflow="ellipsis", no_wrap=True
+        )
+        if not reasons:
+            stdout.print(_table(found, titles, grouped))
+        for row in found if reasons else []:
+            paper, here = map(escape, registry.numbers(row.model_dump()))
+            verdict = f"[{STYLES[row.verdict]}]{row.verdict}[/]"
+            stdout.print(f"{row.id} {escape(titles[row.id])}: paper {paper}, here {here}: {verdict}", soft_wrap=True)
+            stdout.print(Padding(Text(row.reason, "dim"), (0, 0, 0, 4)))
+    stdout.print(f"{len(rows)} claims: {registry.tally(rows)}" + (" (one paper: repro claims ZT)" if grouped else ""))
+
+
+def _table(rows: list[Verdict], titles: Mapping[str, str], grouped: bool) -> Table:
+    what = Column("what", ratio=1, no_wrap=grouped, overflow="ellipsis" if grouped else "fold")
+    columns = [
+        Column("claim", no_wrap=True),
+        what,
+        *(Column(name, no_wrap=True) for name in ("paper", "here", "verdict")),
+    ]
+    table = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False, expand=True)
+    for base, group in groupby(rows, key=lambda row: row.id.partition(".")[0] if grouped else row.id):
+        first, *others = group
+        short = first.model_copy(update={"interval": None}) if grouped else first
+        paper, here = registry.numbers(short.model_dump())
+        here += f" {first.evidence}" if grouped and first.evidence else ""
+        table.add_row(base, escape(titles[first.id]), paper, here, f"[{STYLES[first.verdict]}]{first.verdict}[/]")
+        if others:
+            table.add_row("", f"[dim]{len(others)} more: {registry.tally(others)}[/]")
+    return table

@@ -1,0 +1,71 @@
+"""`repro reproduce`: one call from points to the summary, and what a person sees of it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from repro.cli import reproduction
+from repro.plan import jobs as plan
+from repro.records import record
+
+COMMAND = [sys.executable, "-m", "repro", "reproduce"]
+
+
+def smoke_of(project, experiment, grid):
+    path = project / "config/config.yaml"
+    document = yaml.safe_load(path.read_text())
+    for name, settings in document["experiments"].items():
+        settings["tiers"] = {"smoke": [{"grid": grid}]} if name == experiment else {}
+    path.write_text(yaml.safe_dump(document))
+
+
+def call(*arguments):
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True)
+
+
+def test_it_runs_what_is_missing_and_says_so_in_a_few_lines(project):
+    smoke_of(project, "flover_queue", {"requests": [1, 2], "seeds": 2})
+    first = call("points", "--tier", "smoke")
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "2 of 2 points of tier smoke to run" in first.stdout and "rule allocation" not in first.stdout + first.stderr
+    assert "rule allocation" in (project / "results/laptop-smoke/snakemake.log").read_text()
+    assert all(record.read(project / job.record).status == "ok" for job in plan.make("smoke").jobs)
+    assert "0 of 2 points" in call("points", "--tier", "smoke", "--verbose").stdout
+
+
+def test_what_goes_wrong_is_shown(project):
+    smoke_of(project, "flover_queue", {"requests": 1, "seeds": 2})
+    found = call("no_such_figure", "--tier", "smoke")
+    assert found.returncode and "no_such_figure" in found.stderr and "snakemake.log" in found.stderr
+    assert "docs/slurm.md" in call("--platform", "box", "--tier", "smoke").stderr
+
+
+@pytest.mark.slow
+def test_an_interrupt_keeps_what_is_done_and_leaves_nothing_running(project):
+    smoke_of(project, "exflow_placement", {"method": "exflow", "gpus": 8, "time_limit_s": [0.1, 60]})
+    first, second = (project / job.record for job in plan.make("smoke").jobs)
+    driver = subprocess.Popen([*COMMAND, "points", "--tier", "smoke"], start_new_session=True, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while not first.exists():
+        assert time.monotonic() < deadline and driver.poll() is None
+        time.sleep(0.1)
+    os.killpg(driver.pid, signal.SIGINT)
+    said = driver.communicate(timeout=60)[1].decode()
+    assert driver.returncode == 130 and "what is finished stays" in said
+    assert first.exists() and not second.exists()
+    with pytest.raises(ProcessLookupError):
+        os.killpg(driver.pid, 0)
+
+
+def test_the_summary_names_every_paper_and_compares_with_the_shipped(capsys):
+    found = plan.make("laptop")
+    reproduction._summarise(found.model_copy(update={"results": found.reference}))
+    said = capsys.readouterr().out
+    assert said.count("arXiv") == 4 and len(said.splitlines()) < 25
+    judged = [row for row in reproduction._judged(found.reference) if row.value is not None]
+    assert f"{len(judged)} of {len(judged)} verdicts are those of" in said
