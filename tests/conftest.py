@@ -63,11 +63,13 @@ def copied_project(folder: Path) -> Iterator[Path]:
     (folder / "workflow").symlink_to("workflows")
     (folder / "data").symlink_to(root / "data")
     (folder / "results").mkdir()
+    (folder / "tmp").mkdir()
     (folder / "results/reference").symlink_to(root / "results/reference")
     for name in ("constraints.txt", "environment.yml"):
         shutil.copy(root / name, folder / name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REPRO_ROOT", str(folder))
+        patch.setenv("TMPDIR", str(folder / "tmp"))  # a measuring lock of its own: its points wait for no other test's
         patch.chdir(folder)
         yield folder
 
