@@ -50,7 +50,7 @@ def test_stored_without_outputs_and_with_one_parameters_cell(name):
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_shows_exactly_its_figures(name):
     text = "\n".join(cell.source for cell in code(name))
-    assert re.findall(r'figures\.show\(\s*"(\w+)", records, output', text) == figures.of_notebook(name)
+    assert re.findall(r'figures\.show\(\s*"(\w+)", records, output', text) == list(figures.NOTEBOOKS[name].figures)
 
 
 def test_unknown_parameter_is_an_error(tmp_path):
@@ -71,7 +71,7 @@ def test_unknown_parameter_is_refused_by_the_notebook_too(name):
 def test_without_any_record_every_figure_says_so(tmp_path, name):
     """No record must not end in a traceback, and not in an empty panel either."""
     run(name, records=str(tmp_path / "records"), output=str(tmp_path / "figures"))
-    for figure in figures.of_notebook(name):
+    for figure in figures.NOTEBOOKS[name].figures:
         assert (tmp_path / f"figures/{figure}.png").exists(), figure
 
 
@@ -87,5 +87,5 @@ def test_in_a_kernel(tmp_path):
     html = notebooks.execute("zero", tmp_path, {"output": str(tmp_path / "figures")})
     outputs = [output for cell in nbformat.read(tmp_path / "zero.ipynb", 4).cells for output in cell.get("outputs", [])]
     pictures = [output for output in outputs if "image/png" in output.get("data", {})]
-    assert len(pictures) == len(figures.of_notebook("zero"))
+    assert len(pictures) == len(figures.NOTEBOOKS["zero"].figures)
     assert all(claim in html.read_text() for claim in figures.entry("zero_bytes").claims)  # verdicts beside the figure

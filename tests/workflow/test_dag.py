@@ -97,7 +97,7 @@ def test_a_notebook_takes_the_records_of_what_its_figures_show(project):
     smoke_points(project, {name: [{"grid": {}}] for name in ("zero_train", "scaling_train", "moe_train")})
     for notebook in figures.NOTEBOOKS:
         text = snakemake("-n", "--config", "tier=smoke", "--", notebook).stdout
-        shown = {name for figure in figures.of_notebook(notebook) for name in figures.entry(figure).reads}
+        shown = {name for figure in figures.NOTEBOOKS[notebook].figures for name in figures.entry(figure).reads}
         planned = {job.experiment for job in plan.make("smoke").jobs}
         assert {name for name in planned if f"done/{name}-" in text} == shown & planned
 

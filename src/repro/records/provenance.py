@@ -30,11 +30,11 @@ def now() -> datetime:
 
 
 def _git(*arguments: str) -> str:
-    try:
-        found = subprocess.run(["git", *arguments], cwd=paths.root(), capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return found.stdout.strip() if found.returncode == 0 else ""
+    """What git prints; nothing where it fails."""
+    options = {"cwd": paths.root(), "capture_output": True, "text": True, "timeout": 20, "check": True}
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(["git", *arguments], **options).stdout.strip()
+    return ""
 
 
 def file_hash(*files: Path) -> str:

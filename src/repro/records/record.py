@@ -93,9 +93,7 @@ class Record(Strict):
     @model_validator(mode="after")
     def _consistent(self) -> "Record":
         if (self.status == "ok") != (self.cause is None):
-            raise ValueError(
-                f"status {self.status!r} with cause {self.cause!r}: a cause belongs to failed and skipped records only"
-            )
+            raise ValueError(f"status {self.status!r} with cause {self.cause!r}: failed and skipped records have one")
         if self.status == "ok" and not (self.metrics and self.evidence):
             raise ValueError("status 'ok' needs at least one metric and an evidence kind")
         return self

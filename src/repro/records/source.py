@@ -55,6 +55,7 @@ def digest(*parts: bytes) -> str:
 
 def source_hash(*modules: str) -> str:
     """Hash of all that `modules` define and of every definition in `repro` that those use. A package: all its modules."""
+    known = len(_kept())
     roots = [name for module in modules for name in _inside_package(module)]
     todo = [(module, definition) for module in roots for definition in _module(module).definitions]
     seen, imported = set[tuple[str, str]](), set(roots)
@@ -69,7 +70,9 @@ def source_hash(*modules: str) -> str:
             for run in set(filter(is_module, packages)) - imported:  # statements that act when a module is imported
                 imported.add(run)
                 todo += [(run, each) for each in _module(run).definitions if not each.names]
-    _keep()
+    if len(_kept()) > known:
+        with contextlib.suppress(OSError), replacing(_store()) as temporary:
+            temporary.write_bytes(_MODULES.dump_json(_kept()))
     return digest(*sorted({text.encode() for _, text in seen}))
 
 
@@ -229,7 +232,6 @@ def _inside(node: ast.AST, scope: Mapping[str, str]) -> dict[str, str]:
 
 
 _MODULES = TypeAdapter(dict[str, Module])
-_fresh: list[str] = []  # parsed by this process and not yet kept
 
 
 @functools.cache
@@ -242,7 +244,6 @@ def _module(name: str) -> Module:
     kept = _kept()
     if key not in kept:
         kept[key] = parse(text.decode(), name, beside)
-        _fresh.append(key)
     return kept[key]
 
 
@@ -268,11 +269,3 @@ def _kept() -> dict[str, Module]:
         return _MODULES.validate_json(_store().read_bytes())
     except (OSError, ValidationError):
         return {}
-
-
-def _keep() -> None:
-    if not _fresh:
-        return
-    _fresh.clear()
-    with contextlib.suppress(OSError), replacing(_store()) as temporary:
-        temporary.write_bytes(_MODULES.dump_json(_kept()))

@@ -16,10 +16,14 @@ from repro.report import figures
 
 
 def _section(notebook: figures.Notebook, pictures: Path) -> dict[str, Any]:
-    files = {figure: pictures / f"{figure}.png" for figure in notebook.figures}
-    shown = {figure: base64.b64encode(path.read_bytes()).decode() for figure, path in files.items() if path.exists()}
-    absent = [figure for figure in files if figure not in shown]
-    return {"title": notebook.title, "paper": notebook.paper, "figures": shown, "absent": absent}
+    shown = {figure: _embedded(pictures / f"{figure}.png") for figure in notebook.figures}
+    shipped = {figure: _embedded(pictures / f"shipped/{figure}.png") for figure in notebook.figures}
+    return {"title": notebook.title, "paper": notebook.paper, "figures": shown, "shipped": shipped}
+
+
+def _embedded(picture: Path) -> str:
+    """PNG in base64; empty where there is no file."""
+    return base64.b64encode(picture.read_bytes()).decode() if picture.exists() else ""
 
 
 def _machines(runs: list[record.Record]) -> list[dict[str, Any]]:

@@ -17,7 +17,8 @@ CATALOGUE = Path(__file__).with_name("catalogue.toml")
 
 @dataclass(frozen=True)
 class Notebook:
-    """`title` of what it is about; `paper`: the number at arXiv of the paper, where it is about one."""
+    """`title` of what it is about; `figures`: rows of the catalogue by name, in the order of its cells; `paper`: the
+    number at arXiv of the paper, where it is about one."""
 
     title: str
     figures: dict[str, dict[str, Any]]
@@ -41,11 +42,6 @@ FIGURES = {
     for name, notebook in NOTEBOOKS.items()
     for figure, row in notebook.figures.items()
 }
-
-
-def of_notebook(notebook: str) -> list[str]:
-    """Names of a notebook's figures, in their order there."""
-    return list(NOTEBOOKS[notebook].figures)
 
 
 def entry(name: str) -> Entry:

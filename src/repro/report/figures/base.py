@@ -23,6 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from repro import paths
 from repro.claims import registry as claims
 from repro.files import replacing
+from repro.plan import config
 from repro.records import record
 from repro.report import figures
 
@@ -148,21 +149,55 @@ def draw(name: str, records: str | Path, output: str | Path | None = None, **opt
     """Draw figure `name` from the records of a folder, with the options of its function, and save it as
     `output/name.png` and `.svg` (unless None). Where the records do not suffice the picture says so. ValueError for a
     name or an option that does not exist, and for a value that the option's type does not allow."""
+    make, options = function(name), _checked(name, options)
+    try:
+        drawing = _made(make, records, options)
+    except NothingToShow as reason:
+        drawing = skip(name, str(reason))
+    return _finished(drawing, "", output, name)
+
+
+def draw_shipped(name: str, records: str | Path, output: str | Path | None = None, **options: Any) -> Figure | None:
+    """The same figure from the shipped records, marked as such and saved in `output/shipped`, where they hold more of
+    what it shows than `records` do. None where they do not, and where they cannot answer its question."""
+    folder = paths.root() / "results/reference" / config.load()[0].reference / "records"
+    reads = figures.entry(name).reads
+    own, shipped = (
+        {path.relative_to(each) for experiment in reads for path in (each / experiment).glob("*.json")}
+        for each in (paths.root() / records, folder)
+    )
+    if shipped <= own:
+        return None
+    try:
+        drawing = _made(function(name), folder, _checked(name, options))
+    except NothingToShow:
+        return None
+    mark = f"Shipped records ({folder.parent.name}), not of this run. "
+    return _finished(drawing, mark, None if output is None else Path(output) / "shipped", name)
+
+
+def _checked(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options in their types; ValueError for what the figure's function does not take."""
     make = function(name)
     if unknown := sorted(options.keys() - (known := list(inspect.signature(make).parameters)[1:])):
         raise ValueError(f"figure {name}: no option {', '.join(unknown)}; known: {', '.join(known) or 'none'}")
-    hints = get_type_hints(make)
+    hints, checked = get_type_hints(make), {}
     for option, value in options.items():
         try:
-            options[option] = TypeAdapter(hints[option]).validate_python(value)
+            checked[option] = TypeAdapter(hints[option]).validate_python(value)
         except ValidationError as error:
             raise ValueError(f"figure {name}: {option}: found {value!r}; {error.errors()[0]['msg']}") from error
+    return checked
+
+
+def _made(make: Callable[..., Drawing], records: str | Path, options: dict[str, Any]) -> Drawing:
     sns.set_theme(context="paper", style="whitegrid", palette=PALETTE, font_scale=1.05, rc=STYLE)
-    try:
-        drawing = make(Data(records), **options)
-    except NothingToShow as reason:
-        drawing = skip(name, str(reason))
-    stamp = f"Evidence: {drawing.evidence}. {drawing.caption}".strip()
+    return make(Data(records), **options)
+
+
+def _finished(drawing: Drawing, mark: str, output: str | Path | None, name: str) -> Figure:
+    """With the evidence below it, and saved."""
+    stamp = f"{mark}Evidence: {drawing.evidence}. {drawing.caption}".strip()
     characters = int(drawing.figure.get_size_inches()[0] * 14.5)
     drawing.figure.supxlabel(textwrap.fill(stamp, characters), fontsize=8, x=0.01, ha="left", color="#333333")
     if output is not None:
@@ -193,10 +228,16 @@ def verdicts(name: str, records: str | Path) -> pd.DataFrame:
 
 
 def show(name: str, records: str | Path, output: str | Path | None = None, **options: Any) -> None:
-    """In a notebook: `draw` a figure, and below it the `verdicts` of its claims (nothing where there is none)."""
-    figure = draw(name, records, output, **options)
-    display(figure)
-    plt.close(figure)
+    """In a notebook: `draw` a figure, below it the `verdicts` of its claims, and where the shipped records hold more
+    points, the same figure of these."""
+    _display(draw(name, records, output, **options))
     if len(table := verdicts(name, records)):
         left = {"selector": "th, td", "props": "text-align: left"}
         display(table.style.set_uuid(name).hide(axis="index").set_table_styles([left]))
+    if (shipped := draw_shipped(name, records, output, **options)) is not None:
+        _display(shipped)
+
+
+def _display(figure: Figure) -> None:
+    display(figure)
+    plt.close(figure)

@@ -256,8 +256,7 @@ def exflow_domains(data: Data, *, homes: dict[str, str] = HOMES, gpus: int = 4) 
         axes.set_title(f"{trace},\nplaced by {home}, {gpus} GPUs", fontsize=8)
         axes.margins(y=0.25)
         axes.legend(fontsize=7, loc="lower left")
-    caption = "Held-out sequences; median and 95 % interval over seeds."
-    return Drawing(fig, "measured; grey band: paper", caption)
+    return Drawing(fig, "measured; grey band: paper", "Held-out sequences; median and 95 % interval over seeds.")
 
 
 # --- training and decoding of small GPT-MoEs -------------------------------------------------------------------------

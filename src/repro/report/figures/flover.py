@@ -95,7 +95,7 @@ def _bars(axes: Axes, values: Mapping[str, Iterable[float]], label: str, number:
     """A horizontal bar for each name, the first on top. `styles`: name → style, else one colour for all."""
     for y, (name, repeats) in enumerate(values.items()):
         marks.bar(axes, y, repeats, number, across=True, height=0.6, **styles.get(name, {"color": PALETTE[0]}))
-    marks.rows(axes, values)
+    marks.rows(axes, list(values))
     axes.set(xlabel=label, ylim=(len(values) - 0.5, -0.5))
     axes.margins(x=0.3)
 

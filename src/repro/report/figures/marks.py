@@ -55,9 +55,8 @@ def bar(axes: Axes, at: float, values: Iterable[float], number: str, *, across: 
         note(axes, f"{value:{number}}", at, end, ha="center", va="bottom")
 
 
-def rows(axes: Axes, names: Iterable[str], **text: Any) -> None:
+def rows(axes: Axes, names: Sequence[str], **text: Any) -> None:
     """A row for each name, the first at the top."""
-    names = list(names)
     axes.set_yticks(range(len(names)), names, **text)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.grid(axis="y", visible=False)

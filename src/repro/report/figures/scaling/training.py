@@ -108,5 +108,4 @@ def scaling_tornado(data: Data, *, model: str = "gpt-20b", accumulation: int = 1
         panel.invert_yaxis()
         panel.set(title=FRONTIER[run.hardware], xlabel="hierarchical ÷ ZeRO++")
     axes[0][0].legend(fontsize=7)
-    caption = f"{model}, {batches(accumulation)}, {found.ranks.iloc[0]:g} GCDs."
-    return Drawing(figure, "modelled", caption)
+    return Drawing(figure, "modelled", f"{model}, {batches(accumulation)}, {found.ranks.iloc[0]:g} GCDs.")

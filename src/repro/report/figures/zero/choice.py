@@ -31,12 +31,8 @@ def candidates(runs: pd.DataFrame) -> pd.DataFrame:
 # --- routes in words -----------------------------------------------------------------------------------------------
 
 
-def sends(table: pd.DataFrame) -> list[str]:
-    """What each of some `candidates` sends: weights in every pass, gradients, and new weights once per step."""
-    return [_sends(row) for _, row in table.iterrows()]
-
-
-def _sends(row: pd.Series) -> str:
+def sends(row: pd.Series) -> str:
+    """What one of the `candidates` sends: weights in every pass, gradients, and new weights once per step."""
     alone = {"package"} if row.machine == "a100" else {"cluster"} if row.nodes == 1 else set()
     order = ["-", *LEVELS]
     upto = {name: set(order[1 : order.index(row[name]) + 1]) - alone for name in ("weights", "optimizer")}

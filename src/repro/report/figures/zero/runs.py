@@ -60,8 +60,7 @@ class Training:
         self.setting, self.batches = dict(FIELDS), [FIELDS["accumulation"]]
         if self.runs.empty:
             return
-        timed = self.runs[~unshaped]
-        self.setting = commonest(timed if len(timed) else self.runs, "accumulation", "steps")
+        self.setting = commonest(self.runs if unshaped.all() else self.runs[~unshaped], "accumulation", "steps")
         plans = self.like(accumulation=...).groupby("accumulation").plan.nunique()
         self.batches = sorted(plans.index, key=lambda count: (count > 1, -plans[count]))[:2]
         self.setting["accumulation"] = self.batches[0]

@@ -104,13 +104,18 @@ def zero_rates(data: Data, *, plan: PlanName = "hierarchical", rivals: Sequence[
     text = ""
     if len(flat):
         rate = flat.groupby("cluster_mbit_s").plan.nunique()[::-1].idxmax()
-        flat, text = flat[flat.cluster_mbit_s == rate], f"Right, without levels: {rate:g} Mbit/s on all links. "
-    elif swept.cluster_mbit_s.nunique() < 2:
+        flat, text = flat[flat.cluster_mbit_s == rate], f"Without levels: {rate:g} Mbit/s on all links. "
+    several = swept.cluster_mbit_s.nunique() > 1
+    if not (several or len(flat)):
         raise NothingToShow("Runs with one rate and one ratio of levels only.")
-    fig, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.9), width_ratios=[1.2, 1])
-    _over_rates(left, swept, plan, rivals)
+    if several:
+        fig, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.9), width_ratios=[1.2, 1])
+        _over_rates(left, swept, plan, rivals)
+        text = f"Left: other rates at the same ratios. Right: rates with levels and without. {text}"
+    else:
+        fig, right = plt.subplots(figsize=(4.3, 3.9))
     _without_levels(right, training.like(), flat)
-    caption = f"{training.size()}, {training.network}. Left: other rates at the same ratios. {text}"
+    caption = f"{training.size()}, {training.network}. {text}"
     caption += "Dotted and ticks: predicted. Median over repeats."
     return Drawing(fig, f"{training.evidence}; dotted and ticks: modelled", caption)
 
@@ -177,8 +182,8 @@ def zero_levels(data: Data) -> Drawing:
     names = sorted(runs.name.unique(), key=lambda name: (name != "hierarchical", name[:3] == "16 ", name))
     if len(names) < 2:
         raise NothingToShow("No run of the hierarchical plan with other levels or bits.")
-    batches = training.batches
-    fig, axes = plt.subplots(1, len(batches), figsize=(10, 0.42 * len(names) + 1.6), squeeze=False)
+    batches = [count for count in training.batches if runs[runs.accumulation == count].name.nunique() > 1]
+    fig, axes = plt.subplots(1, len(batches), figsize=(5 * len(batches), 0.42 * len(names) + 1.6), squeeze=False)
     for panel, count in zip(axes[0], batches, strict=True):
         mine = runs[runs.accumulation == count]
         times(panel, [(name, "hierarchical", mine[mine.name == name]) for name in names])

@@ -66,5 +66,5 @@ def zero_memory(data: Data, *, accumulation: int | None = None, plans: tuple[Pla
     axes.set(xlabel="bytes of state per parameter on a rank")
     axes.margins(x=0.12)
     axes.legend(loc="lower right")
-    evidence = f"{training.evidence} (bars), modelled (marks)"
-    return Drawing(fig, evidence, f"{training.size()}; activations not counted.")
+    caption = f"{training.size()}; activations not counted."
+    return Drawing(fig, f"{training.evidence} (bars), modelled (marks)", caption)
