@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+import signal
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +16,8 @@ from repro.records import record
 
 settings.register_profile("shared cores", deadline=None)
 settings.load_profile("shared cores")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a suite in the background; what it starts would ignore it too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
