@@ -2,15 +2,22 @@
 
 import contextlib
 import shutil
+import signal
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from repro import paths
 from repro.models.llama import Llama, LlamaConfig
 from repro.records import record
+
+settings.register_profile("shared cores", deadline=None)
+settings.load_profile("shared cores")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a suite in the background; what it starts would ignore it too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -59,11 +66,13 @@ def copied_project(folder: Path) -> Iterator[Path]:
     (folder / "workflow").symlink_to("workflows")
     (folder / "data").symlink_to(root / "data")
     (folder / "results").mkdir()
+    (folder / "tmp").mkdir()
     (folder / "results/reference").symlink_to(root / "results/reference")
     for name in ("constraints.txt", "environment.yml"):
         shutil.copy(root / name, folder / name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REPRO_ROOT", str(folder))
+        patch.setenv("TMPDIR", str(folder / "tmp"))  # a measuring lock of its own: its points wait for no other test's
         patch.chdir(folder)
         yield folder
 

@@ -53,9 +53,14 @@ def hidden(layers=5, experts=12, gpus=3, seed=0):
     return np.where(same, 100.0, 0.0) + rng.integers(0, 10, same.shape), group
 
 
+def seconds(partitioner):
+    """CP-SAT needs most of a second for a good answer, and may have to share a core."""
+    return 4.0 if partitioner is cp_sat.place else 1.0
+
+
 def test_finds_the_hidden_placement(partitioner):
     counts, group = hidden()
-    found = cut(counts, partitioner(counts, 3, 0, 1.0), 3)
+    found = cut(counts, partitioner(counts, 3, 0, seconds(partitioner)), 3)
     if partitioner is not partitioners.load:  # which looks at the load only
         assert found == cut(counts, group, 3)
 
@@ -74,7 +79,7 @@ def test_never_worse_than_random_on_affinity(partitioner):
     counts = exflow.transitions(synthetic.markov(6, 8, 5000, alpha=0.5, seed=2))
     blind = [cut(counts, exflow.place(counts, 4, method="random", seed=seed).gpu, 4) for seed in range(5)]
     margin = 0.0 if partitioner is partitioners.load else 0.1
-    assert cut(counts, partitioner(counts, 4, 0, 1.0), 4) < (1.0 - margin) * np.mean(blind) + margin
+    assert cut(counts, partitioner(counts, 4, 0, seconds(partitioner)), 4) < (1.0 - margin) * np.mean(blind) + margin
 
 
 @pytest.mark.parametrize("name", ["load", "alternating", "annealing", "METIS", "METIS-unbalanced"])

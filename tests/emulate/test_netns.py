@@ -1,6 +1,7 @@
 """The emulated network: the commands that build it, and (as root) that bytes, rates and clean-up are what they
 claim."""
 
+import os
 import subprocess
 import sys
 import time
@@ -23,15 +24,16 @@ needs_root = [
 ]
 
 
-def namespaces() -> set[str]:
-    return set(module.names(""))
+def namespaces(pid: int | None = None) -> set[str]:
+    """Those of a process, or all: other programs of this machine may have their own."""
+    return set(module.names("" if pid is None else f"repro-{pid}-"))
 
 
 @pytest.fixture
 def nothing_left():
-    before = namespaces()
+    before = namespaces(os.getpid())
     yield
-    assert namespaces() == before
+    assert namespaces(os.getpid()) == before
 
 
 # --- without root ---------------------------------------------------------------------------------------------------
@@ -218,19 +220,19 @@ class TestShaped:
         script += (
             "with fabric.Fabric(topology.frontier(1, 1, 2)) as f: print(f.namespace(0), flush=True); time.sleep(60)"
         )
-        before = namespaces()
+        before = namespaces(os.getpid())
         owner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
         name = owner.stdout.readline().strip()
         with Fabric(TOPOLOGY):
             assert name in namespaces(), "its owner is alive"
         owner.kill()
         owner.communicate()
-        assert len(namespaces() - before) == 3
+        assert len(namespaces(owner.pid)) == 3
         module.command(["ip", "netns", "add", "repro-box"])  # not ours: no owner in its name
         try:
             with Fabric(TOPOLOGY):
-                assert name not in namespaces()
-            assert namespaces() == before | {"repro-box"}
+                assert not namespaces(owner.pid)
+            assert namespaces(os.getpid()) == before and "repro-box" in namespaces()
         finally:
             module.command(["ip", "netns", "del", "repro-box"])
         assert fabric.namespace(0) in namespaces()

@@ -13,9 +13,10 @@ DTYPED = {"qkv", "keys", "values", "queries", "x", "y", "weight", "out", "gate_u
 
 
 @with_folder
-def test_results_in_the_interpreter(tmp_path):
+@pytest.mark.parametrize("choice", ["float32 or decodes", pytest.param("test", marks=pytest.mark.exhaustive)])
+def test_results_in_the_interpreter(tmp_path, choice):
     file = Path(__file__).parents[1] / "models" / "test_triton_kernels.py"
-    pytest_with_triton(file, "test", tmp_path, TRITON_INTERPRET="1")
+    pytest_with_triton(file, choice, tmp_path, TRITON_INTERPRET="1")
 
 
 @with_folder

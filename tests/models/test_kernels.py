@@ -139,6 +139,7 @@ def test_what_cannot_be_in_cpp():
             choose("cpp", device, dtype, dim)
 
 
+@pytest.mark.exhaustive
 def test_building_leaves_the_arithmetic_of_the_process_alone(tmp_path):
     """Older GCCs link a start-up routine with -ffast-math that flushes subnormal numbers."""
     code = CHOOSE.format("cpp") + "; print((torch.full((1,), 1e-20) * 1e-20).item() > 0, 1e-300 * 1e-10 > 0)"

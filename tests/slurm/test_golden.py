@@ -123,7 +123,10 @@ def _wrapped(text):
     ]
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+NVIDIA = pytest.param("nvidia", marks=pytest.mark.exhaustive)
+
+
+@pytest.mark.parametrize("profile", ["box", "frontier", NVIDIA])
 def test_what_is_submitted(profile, project, fake_slurm, monkeypatch):
     monkeypatch.setenv("GOLDEN_PLATFORM", PROFILES[profile])
     fill_in(project, profile)
@@ -137,7 +140,7 @@ def test_what_is_submitted(profile, project, fake_slurm, monkeypatch):
     assert golden.exists() and text == golden.read_text(), done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("profile", ["frontier", "nvidia"])
+@pytest.mark.parametrize("profile", ["frontier", NVIDIA])
 def test_nothing_is_submitted_without_an_account(profile, project, fake_slurm):
     done = submit(profile)
     assert done.returncode and not (project / "fake/log").exists()
@@ -145,7 +148,7 @@ def test_nothing_is_submitted_without_an_account(profile, project, fake_slurm):
     assert f"config/platforms/{PROFILES[profile]}.yaml: slurm.account: not set" in said
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", ["frontier", NVIDIA, pytest.param("box", marks=pytest.mark.exhaustive)])
 def test_the_dry_run_agrees_with_the_plan(profile, project, fake_slurm):
     fill_in(project, profile)
     done = submit(profile, "-n")

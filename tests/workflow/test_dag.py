@@ -229,7 +229,7 @@ def test_killed_rank_is_a_failed_record(project):
     assert not any(Path(f"/proc/{pid}").exists() for pid in children)
 
 
-@pytest.mark.slow
+@exhaustive
 def test_replot_from_the_shipped_records(project):
     """Every figure, verdict and the report from shipped records, on a machine that never ran a point."""
     snakemake("replot")

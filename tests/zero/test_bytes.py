@@ -102,8 +102,8 @@ def test_order_of_the_papers_plans_on_the_slow_link(sent):
 
 # 36 and 12 rows over 8 ranks, 108 over 8, 33 words, a frozen bucket and a frozen matrix: padding everywhere
 ODD = GPTConfig(layers=2, hidden=36, heads=3, seq_len=8, vocab=33)
+NAMED = [plans.named(name, TOPOLOGY) for name in plans.NAMED]
 CORNERS = [
-    *(plans.named(name, TOPOLOGY) for name in plans.NAMED),
     plans.qgz(TOPOLOGY, hops=1),
     plans.mics(TOPOLOGY, "package"),
     plans.hierarchical(TOPOLOGY, reduce_across="micro_batch"),
@@ -120,11 +120,11 @@ def _odd_model() -> GPT:
     return model
 
 
-def _sent_by_corners(rank: int, world: int, native: bool) -> list[dict]:
+def _sent_by(rank: int, world: int, chosen: list[plans.Plan], native: bool) -> list[dict]:
     if native:
         comm.Hop.native = property(lambda hop: True)
     found = []
-    for plan in CORNERS:
+    for plan in chosen:
         model = _odd_model()
         optimizer = ZeroOptimizer(model, plan, lr=1e-3, broadcast=False)
         for micro_batch in range(2):
@@ -136,12 +136,16 @@ def _sent_by_corners(rank: int, world: int, native: bool) -> list[dict]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "native",
-    [pytest.param(False, id="point-to-point"), pytest.param(True, id="native", marks=pytest.mark.exhaustive)],
+    ("chosen", "native"),
+    [
+        pytest.param(CORNERS, False, id="corners"),
+        pytest.param(NAMED, False, id="named", marks=pytest.mark.exhaustive),
+        pytest.param([*NAMED, *CORNERS], True, id="native", marks=pytest.mark.exhaustive),
+    ],
 )
-def test_predicted_traffic_is_what_the_ledgers_counted(native):
-    ranks, model = launch(_sent_by_corners, RANKS, native, timeout_s=100), layout(_odd_model())
-    for index, plan in enumerate(CORNERS):
+def test_predicted_traffic_is_what_the_ledgers_counted(chosen, native):
+    ranks, model = launch(_sent_by, RANKS, chosen, native, timeout_s=100), layout(_odd_model())
+    for index, plan in enumerate(chosen):
         counted = {level: sum(rank[index][level] for rank in ranks) for level in TOPOLOGY.names}
         assert traffic.step_bytes(plan, model, micro_batches=2, native=native) == counted, plan.name
 

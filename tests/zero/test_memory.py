@@ -76,13 +76,13 @@ def _dry_run(rank: int, world: int, name: str) -> tuple[dict[str, int], dict[str
         return held | {"optimizer": optimizer.held_bytes()["optimizer"]}, predicted
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "gigabytes"),
     [
         ("hierarchical", 26.35),  # 1.25 psi + 12 psi / 384, psi = 20.57e9
-        pytest.param("zeropp", 6.0, marks=pytest.mark.exhaustive),
-        pytest.param("zero3", 0.857, marks=pytest.mark.exhaustive),
+        ("zeropp", 6.0),
+        ("zero3", 0.857),
     ],
 )
 def test_twenty_billion_parameters_on_384_ranks(name, gigabytes):
