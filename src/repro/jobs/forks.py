@@ -15,6 +15,7 @@ from typing import IO
 from repro import experiments, paths
 from repro.jobs import causes, journal, runner
 from repro.jobs.journal import Entry, Running
+from repro.plan.config import Platform
 from repro.plan.jobs import Job, Plan
 from repro.plan.packing import Allocation
 from repro.records import provenance
@@ -24,11 +25,11 @@ _END_S = 10.0  # for a point that was interrupted to end its ranks and remove it
 
 
 class Forks:
-    """One process after the other."""
+    """One process after the other. The methods do for them what those of `JobSteps` do for steps of srun."""
 
     retried: frozenset[Cause] = frozenset()
 
-    def __init__(self, found: Plan, allocation: Allocation) -> None:
+    def __init__(self, found: Plan, allocation: Allocation, platform: Platform) -> None:
         self.results = found.results
         self.entry = Entry(job_id=f"process-{os.getpid()}", allocation=allocation.name)
         # After a fork, macOS kills processes that use its frameworks.
