@@ -23,7 +23,7 @@ from repro.emulate import netns
 from repro.files import replacing
 from repro.jobs import journal, runner
 from repro.plan import jobs as plan
-from repro.plan.jobs import Job, Plan
+from repro.plan.jobs import Plan
 from repro.records import provenance, record
 
 _LOOK_S = 0.5
@@ -110,9 +110,10 @@ class _Watch:
         """Take note of new records; once an experiment has all of them, judge its claims beside the run."""
         complete = set()
         for name, job in list(self.open.items()):
-            if _made(job, self.plan):
+            path = paths.root() / name
+            if path.exists() and path.stat().st_mtime >= self.plan.made.timestamp():
                 del self.open[name]
-                self.failed += record.read(paths.root() / name).status == "failed"
+                self.failed += record.read(path).status == "failed"
                 complete.add(job.experiment)
         complete -= {job.experiment for job in self.open.values()}
         for experiment in sorted(complete):
@@ -137,14 +138,6 @@ class _Watch:
         left = plan.minutes_of(list(self.open.values()))
         spent, planned = (time.monotonic() - self.began) / 60, self.planned_minutes - left
         return left * min(3.0, max(0.3, spent / planned)) if planned > 1 else left
-
-
-def _made(job: Job, found: Plan) -> bool:
-    """Whether the record was written since the plan was made."""
-    try:
-        return (paths.root() / job.record).stat().st_mtime >= found.made.timestamp()
-    except FileNotFoundError:
-        return False
 
 
 def _show(watch: _Watch, snakemake: "subprocess.Popen[Any]") -> None:

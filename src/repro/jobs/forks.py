@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from typing import IO
 
 from repro import experiments, paths
@@ -56,8 +55,11 @@ class Forks:
         try:
             process.join()
         finally:
-            held.close()
-            _end(process)
+            held.close()  # interrupts it, where it has not ended and Ctrl-C has not reached it
+            process.join(_END_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
         found = journal.finished(running)
         if found is None:
             cause, detail = causes.of_process(process.exitcode or 0, paths.root() / running.log)
@@ -93,11 +95,3 @@ def _watch(lifeline: Connection) -> None:
     os.kill(os.getpid(), signal.SIGINT)
     threading.Event().wait(_END_S)
     os._exit(1)
-
-
-def _end(process: BaseProcess) -> None:
-    """End a process that has not ended: Ctrl-C reached it as well, or `held` was its interrupt."""
-    process.join(_END_S)
-    if process.is_alive():
-        process.kill()
-        process.join()

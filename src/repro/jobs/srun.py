@@ -2,11 +2,10 @@
 
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -96,7 +95,8 @@ class JobSteps:
     def run(self, job: Job, running: Running, output: IO[str]) -> Cause | None:
         """One point, which prints to `output` and has a record afterwards. Cause of a failure."""
         limit = min(experiments.get(job.experiment).timeout_s, max(1.0, self._seconds_left()))
-        with self._where() as where:
+        with self._where() as folder:
+            where = Path(folder)
             try:
                 code = self._srun(job, running.attempt, limit, where, output)
             except SystemExit:
@@ -158,9 +158,8 @@ class JobSteps:
         queue.kill_steps(self.job_id)
         with contextlib.suppress(subprocess.TimeoutExpired):
             step.wait(5.0)
-        if step.poll() is None:
-            step.kill()
-            step.wait()
+        step.kill()
+        step.wait()
 
     def _complete(self, job: Job, running: Running, code: int | None, where: Path) -> Cause | None:
         """Take note of the step's record, or write the one that it could not write. Cause of a failure."""
@@ -192,15 +191,11 @@ class JobSteps:
     def _slurm(self) -> dict[str, str]:
         return {name: os.environ.get(name, "") for name in provenance.SLURM} | {"SLURM_JOB_NODELIST": self.facts.nodes}
 
-    @contextlib.contextmanager
-    def _where(self) -> Iterator[Path]:
+    def _where(self) -> "tempfile.TemporaryDirectory[str]":
         """A folder of this step that all nodes see, for what late ranks tell."""
-        folder = paths.root() / self.plan.results / "slurm/where" / f"{self.job_id}-{time.time_ns()}"
+        folder = paths.root() / self.plan.results / "slurm/where"
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        return tempfile.TemporaryDirectory(dir=folder, prefix=f"{self.job_id}-", ignore_cleanup_errors=True)
 
 
 def _add(path: Path, slurm: dict[str, str]) -> None:
