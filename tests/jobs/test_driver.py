@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from repro import paths
+from repro.cli import planned
 from repro.jobs import allocation, driver, journal, queue
 from repro.jobs.queue import JobState, QueueError
-from repro.plan import files as plans
 from repro.plan import jobs as plan
 from repro.records import record
 from repro.records.record import Cause
@@ -66,7 +66,7 @@ def test_a_driver_on_another_host(file, monkeypatch, locks):
 
 
 def test_each_call_has_a_plan_of_its_own(project):
-    first, second = plans.keep("one"), plans.keep("two")
+    first, second = planned.keep("one"), planned.keep("two")
     assert first != second and (project / first).read_text() == "one"
 
 

@@ -17,7 +17,7 @@ def _check(filters: dict[str, Any]) -> dict[str, Any]:
         if isinstance(wanted, dict):
             bounds = set(wanted) <= {"min", "max"} and all(isinstance(n, int | float) for n in wanted.values())
             return bounds or (set(wanted) == {"not"} and isinstance(wanted["not"], str))
-        return isinstance(wanted, bool | int | float | str)
+        return isinstance(wanted, int | float | str)
 
     for name, wanted in filters.items():
         if not (fine(wanted) or (isinstance(wanted, list) and wanted and all(map(fine, wanted)))):

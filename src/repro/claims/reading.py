@@ -174,11 +174,8 @@ def _sample(reading: Reading, runs: Runs, cell: Cell, groups: list[Repeats], ord
     values = [value for value in combined if value is not None]
     if not values:
         return None
-    mine = [
-        run
-        for run in runs.values()
-        if reading.configuration(run) == configuration and any(matches(run, filters) for filters in reading.groups)
-    ]
+    alike = [run for run in runs.values() if reading.configuration(run) == configuration]
+    mine = [run for run in alike if any(matches(run, filters) for filters in reading.groups)]
     remarks = []
     for status in ("failed", "skipped"):
         if bad := [run for run in mine if run.status == status]:

@@ -118,8 +118,7 @@ def published(claim_id: str) -> list[Published]:
 
 
 def evaluate(claims: Sequence[Claim], records: Mapping[Path, Record], problems: Sequence[str] = ()) -> list[Verdict]:
-    """A verdict for every claim. `problems`: files that should have been records. A claim that might have read one says
-    so."""
+    """A verdict for every claim. `problems`: files that should have been records, for claims that might have read one."""
     return [_evaluate(claim, records, problems) for claim in claims]
 
 

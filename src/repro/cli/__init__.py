@@ -3,11 +3,10 @@
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from repro.cli import figures as drawing
 from repro.cli.cluster import app as box_commands
@@ -44,31 +43,12 @@ def reproduce(
 def doctor(json_: Json = False) -> None:
     """What this machine has, and what each tier lacks on it."""
     with user_errors(), progress("looking at this machine"):
-        from repro.cli.doctor import examine
+        from repro.cli.doctor import examine, show
 
-        report = examine()
+        found = examine()
     if json_:
-        return emit(report.as_dict())
-    table = Table(show_header=False, box=None)
-    for name, value in report.as_dict().items():
-        if name == "lacks":
-            continue
-        if isinstance(value, dict):
-            value = ", ".join(
-                f"{k} {v}" if v not in (True, False, None) else f"{k} {'yes' if v else 'no'}" for k, v in value.items()
-            )
-        empty = {"namespaces": "can be made and shaped", "model": "installed", "kernels": "can be built"}.get(
-            name, "none"
-        )
-        table.add_row(
-            name.replace("_", " "), escape(", ".join(value) if isinstance(value, list) else str(value or empty))
-        )
-    stdout.print(table)
-    for tier, lacks in report.lacks.items():
-        stdout.print(
-            f"[bold]{tier:8}[/] " + ("[green]ready[/]" if not lacks else escape("lacks " + "; ".join(lacks))),
-            soft_wrap=True,
-        )
+        return emit(found)
+    show(found)
 
 
 @app.command()
@@ -81,14 +61,13 @@ def plan(
 ) -> None:
     """What there is to run: points, minutes, figures; on a cluster also jobs and node-hours."""
     from repro.cli import planned
-    from repro.plan import files
 
     with user_errors():
         found = _planned(tier, platform)
     if keep:
-        return typer.echo(files.keep(json.dumps(_document(found), default=str)))
+        return typer.echo(planned.keep(json.dumps(planned.document(found), default=str)))
     if json_:
-        return emit(_document(found))
+        return emit(planned.document(found))
     planned.show(found, points)
 
 
@@ -99,15 +78,6 @@ def _planned(tier: str | None, platform: str | None) -> "Plan":
 
     registry.load()  # wrong claims are to be found before hours of runs, not after
     return jobs.make(tier, platform, {name: (x.notebook, x.reads) for name, x in figures.FIGURES.items()})
-
-
-def _document(found: "Plan") -> dict[str, Any]:
-    """The plan for programs: also titles of the notebooks, and a hash of the code that reads records."""
-    from repro.report import figures, source
-
-    document = found.model_dump()
-    titles = {name: notebook.title for name, notebook in figures.NOTEBOOKS.items()}
-    return document | {"notebooks": titles, "reader": source.source_hash()}
 
 
 @app.command()
@@ -128,9 +98,9 @@ def run(
         from repro.cli import settings
 
         point = settings.point(experiment, set_ or [])
-        if out is not None and out.suffix != ".json":
-            raise ValueError(f"--out {out}: a record file must end in .json")
         if out is not None:  # before the work, not after it
+            if out.suffix != ".json":
+                raise ValueError(f"--out {out}: a record file must end in .json")
             out.parent.mkdir(parents=True, exist_ok=True)
     with progress(f"{experiment} {point.label}"):
         from repro.jobs import runner
@@ -139,10 +109,7 @@ def run(
     if out is None:
         emit(found.model_dump(mode="json"))
     else:
-        stderr.print(
-            escape(f"{experiment} {point.label}: {found.status} {found.cause or ''} -> {out}"),
-            soft_wrap=True,
-        )
+        stderr.print(escape(f"{experiment} {point.label}: {found.status} {found.cause or ''} -> {out}"), soft_wrap=True)
     if found.status != "ok":
         stderr.print(escape(found.detail))
     # In a job of several ranks, the exit code makes srun end the ranks that wait for this one.
@@ -166,11 +133,8 @@ def allocation(
     with user_errors():
         found = Plan.model_validate_json(plan_file.read_text())
         known = {entry.name: entry for entry in found.allocations}
-        for job in found.jobs:
-            if job.record == name:
-                known[name] = Allocation(
-                    name=name, experiment=job.experiment, nodes=1, expected=job.minutes, jobs=[name]
-                )
+        if job := next((job for job in found.jobs if job.record == name), None):
+            known[name] = Allocation(name=name, experiment=job.experiment, nodes=1, expected=job.minutes, jobs=[name])
         if name not in known:
             raise ValueError(f"{plan_file}: no allocation {name!r}; known: {', '.join(known) or 'none'}")
         _, platform = config.load(found.tier, found.platform)

@@ -1,45 +1,53 @@
 """What this machine has, and what each tier lacks on it."""
 
-import os
-import platform
 import shutil
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from typing import Any
 
-import psutil
+from rich.markup import escape
+from rich.table import Table
 
 from repro import paths
+from repro.cli.console import stdout
 from repro.emulate import netns
 from repro.records import provenance
 
 JOB_COMMANDS = ("sbatch", "srun", "squeue", "sacct", "scancel")
-SLURM_COMMANDS = (*JOB_COMMANDS, "slurmctld", "slurmd")
 _MIN_MEMORY_GIB = 6  # 8 ranks with torch loaded, or SmolLM2-135M in fp32 beside its KV cache
 _MIN_DISK_GIB = 3  # the virtual environment is 2.5 GB
+_FINE = {"namespaces": "can be made and shaped", "model": "installed", "kernels": "can be built"}
 
 
-@dataclass
-class Report:
-    """Facts as found; `lacks` maps each tier to what is missing for it (an empty list: it can run)."""
+def examine() -> dict[str, Any]:
+    """Facts about this machine. `namespaces`, `model` and `kernels` are None where all is well, else why not; `lacks`
+    has what is missing for each tier. Takes a few seconds, at first half a minute: torch is imported, a network
+    namespace is tried, kernels are built."""
+    import torch
 
-    python: str
-    os: str
-    cpu: str
-    cores: int
-    memory_gib: float
-    disk_free_gib: float
-    torch: str
-    backends: dict[str, bool]
-    gpus: list[str]
-    gpu_driver: str
-    packages: dict[str, str]
-    slurm: dict[str, str | None]
-    namespaces: str | None  # None: they can be made and shaped; else why not
-    model: str | None  # None: the language model is installed; else why not
-    kernels: str | None  # None: the serving engine's kernels in C++ can be built; else why not
-    lacks: dict[str, list[str]] = field(default_factory=dict)
+    from repro.models import checkpoint
+    from repro.models.kernels.cpp import BuildError, CppKernels
 
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
+    def why_not(attempt: Callable[[], object]) -> str | None:
+        try:
+            attempt()
+        except (FileNotFoundError, BuildError) as error:
+            return str(error)
+        return None
+
+    names, driver = provenance.gpus()
+    found = provenance.machine() | {
+        "disk_free_gib": round(shutil.disk_usage(paths.root()).free / 2**30, 1),
+        "torch": torch.__version__,
+        "backends": _backends(),
+        "gpus": names,
+        "gpu_driver": driver,
+        "packages": provenance.versions(),
+        "slurm": {name: shutil.which(name) for name in (*JOB_COMMANDS, "slurmctld", "slurmd")},
+        "namespaces": netns.unavailable(),
+        "model": why_not(checkpoint.smollm2_path),
+        "kernels": why_not(CppKernels),
+    }
+    return found | {"lacks": _lacks(found)}
 
 
 def _backends() -> dict[str, bool]:
@@ -57,71 +65,39 @@ def _backends() -> dict[str, bool]:
     }
 
 
-def _model() -> str | None:
-    from repro.models import checkpoint
-
-    try:
-        checkpoint.smollm2_path()
-    except FileNotFoundError as error:
-        return str(error)
-    return None
-
-
-def _kernels() -> str | None:
-    from repro.models.kernels.cpp import BuildError, CppKernels
-
-    try:
-        CppKernels()
-    except BuildError as error:
-        return str(error)
-    return None
-
-
-def examine() -> Report:
-    """Look at this machine. Takes a few seconds, at first half a minute: torch is imported, a network namespace is
-    tried, kernels are built."""
-    import torch
-
-    names, driver = provenance.gpus()
-    report = Report(
-        python=platform.python_version(),
-        os=f"{platform.system()} {platform.release()}",
-        cpu=provenance.cpu_model(),
-        cores=os.cpu_count() or 0,
-        memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
-        disk_free_gib=round(shutil.disk_usage(paths.root()).free / 2**30, 1),
-        torch=torch.__version__,
-        backends=_backends(),
-        gpus=names,
-        gpu_driver=driver,
-        packages=provenance.versions(),
-        slurm={name: shutil.which(name) for name in SLURM_COMMANDS},
-        namespaces=netns.unavailable(),
-        model=_model(),
-        kernels=_kernels(),
-    )
-    report.lacks = _lacks(report)
-    return report
-
-
-def _lacks(report: Report) -> dict[str, list[str]]:
+def _lacks(found: dict[str, Any]) -> dict[str, list[str]]:
     common = []
-    if report.memory_gib < _MIN_MEMORY_GIB:
-        common.append(f"memory: {report.memory_gib} GiB, needs {_MIN_MEMORY_GIB}")
-    if report.disk_free_gib < _MIN_DISK_GIB:
-        common.append(f"free disk: {report.disk_free_gib} GiB, needs {_MIN_DISK_GIB}")
-    if report.model:
-        common.append(f"language model: {report.model}")
-    shaped = [f"shaped network (runs unshaped, times not comparable): {report.namespaces}"] if report.namespaces else []
-    if report.kernels:
-        shaped.append(f"kernels in C++ (serving runs in torch, slower): {report.kernels}")
-    slurm = [f"Slurm: {', '.join(missing)}"] if (missing := [c for c in JOB_COMMANDS if not report.slurm[c]]) else []
-    gpu = [] if report.gpus else ["a CUDA or ROCm GPU with a matching torch build"]
+    if found["memory_gib"] < _MIN_MEMORY_GIB:
+        common.append(f"memory: {found['memory_gib']} GiB, needs {_MIN_MEMORY_GIB}")
+    if found["disk_free_gib"] < _MIN_DISK_GIB:
+        common.append(f"free disk: {found['disk_free_gib']} GiB, needs {_MIN_DISK_GIB}")
+    if found["model"]:
+        common.append(f"language model: {found['model']}")
+    local = list(common)
+    if found["namespaces"]:
+        local.append(f"shaped network (runs unshaped, times not comparable): {found['namespaces']}")
+    if found["kernels"]:
+        local.append(f"kernels in C++ (serving runs in torch, slower): {found['kernels']}")
+    missing = [name for name in JOB_COMMANDS if not found["slurm"][name]]
     return {
         "replot": [],
-        "smoke": common + shaped,
-        "laptop": common + shaped,
-        "full": common + shaped,
-        "gpu": common + gpu,
-        "cluster": slurm,
+        **dict.fromkeys(("smoke", "laptop", "full"), local),
+        "gpu": common + ([] if found["gpus"] else ["a CUDA or ROCm GPU with a matching torch build"]),
+        "cluster": [f"Slurm: {', '.join(missing)}"] if missing else [],
     }
+
+
+def show(found: dict[str, Any]) -> None:
+    """The facts as a table, then a line for each tier."""
+    table = Table(show_header=False, box=None)
+    for name, value in found.items():
+        if name == "lacks":
+            continue
+        if isinstance(value, dict):
+            value = [f"{key} {'yes' if each is True else each or 'no'}" for key, each in value.items()]
+        text = ", ".join(value) if isinstance(value, list) else value
+        table.add_row(name.replace("_", " "), escape(str(text or _FINE.get(name, "none"))))
+    stdout.print(table)
+    for tier, lacks in found["lacks"].items():
+        words = escape("lacks " + "; ".join(lacks)) if lacks else "[green]ready[/]"
+        stdout.print(f"[bold]{tier:8}[/] {words}", soft_wrap=True)

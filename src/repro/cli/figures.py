@@ -9,8 +9,6 @@ from rich.markup import escape
 from repro.cli.console import progress, stderr, user_errors
 from repro.cli.options import Results, records_folder, results_folder
 
-Parameters = Annotated[list[str] | None, typer.Option("-p", metavar="KEY=VALUE", help="A notebook parameter.")]
-
 
 def figure(
     name: Annotated[str, typer.Argument(help="Name of a figure; an unknown one lists them.")],
@@ -37,7 +35,9 @@ def figure(
 def notebook(
     name: Annotated[str, typer.Argument(help="Name of a notebook in notebooks/.")],
     out: Annotated[Path, typer.Option(help="Folder for the executed copy, the HTML and the figures.")],
-    parameter: Parameters = None,
+    parameter: Annotated[
+        list[str] | None, typer.Option("-p", metavar="KEY=VALUE", help="A notebook parameter.")
+    ] = None,
 ) -> None:
     """Run a notebook with papermill and keep the executed copy, its HTML and its figures."""
     from repro.cli import settings

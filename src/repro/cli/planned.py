@@ -1,16 +1,43 @@
-"""How `repro plan` shows a plan."""
+"""How `repro plan` shows a plan, and keeps it for Snakemake."""
 
+import hashlib
+import time
+from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.markup import escape
 from rich.table import Column, Table
 
+from repro import paths
 from repro.cli.console import stdout
+from repro.files import replacing
 from repro.plan import jobs
 from repro.plan.jobs import Job, Plan
 
 DAY_HOURS = 8  # a figure that takes longer on a cluster is marked
+_KEPT_DAYS = 60  # longer than any job waits in a queue
+
+
+def document(found: Plan) -> dict[str, Any]:
+    """The plan for programs: also titles of the notebooks, and a hash of the code that reads records."""
+    from repro.report import figures, source
+
+    titles = {name: notebook.title for name, notebook in figures.NOTEBOOKS.items()}
+    return found.model_dump() | {"notebooks": titles, "reader": source.source_hash()}
+
+
+def keep(text: str) -> Path:
+    """Write a plan where no later one replaces it: one call of Snakemake and its jobs read it. Removes those that no
+    job can need. Path relative to the root."""
+    folder = paths.root() / "results/plans"
+    for old in folder.glob("*.json"):
+        if time.time() - old.stat().st_mtime > _KEPT_DAYS * 86400:
+            old.unlink(missing_ok=True)
+    file = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+    with replacing(file) as temporary:
+        temporary.write_text(text)
+    return file.relative_to(paths.root())
 
 
 def show(found: Plan, points: bool) -> None:
@@ -31,10 +58,8 @@ def show(found: Plan, points: bool) -> None:
             "time, waiting for nodes not counted"
         )
     if found.outdated:
-        text = (
-            f"stale: {found.outdated} of {found.shipped} shipped records are of older code; their minutes still count"
-        )
-        lines.append(text)
+        older = f"{found.outdated} of {found.shipped} shipped records are of older code"
+        lines.append(f"stale: {older}; their minutes still count")
     if found.predicted:
         lines.append(f"minutes of {', '.join(found.predicted)} are modelled: the slow end of a band (docs/scaling.md)")
     lines += [

@@ -1,8 +1,8 @@
 """`repro reproduce`: run what is missing through Snakemake, with one display of the whole run, and say what came out."""
 
+import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -23,7 +23,7 @@ from repro.emulate import netns
 from repro.files import replacing
 from repro.jobs import journal, runner
 from repro.plan import jobs as plan
-from repro.plan.jobs import Job, Plan
+from repro.plan.jobs import Plan
 from repro.records import provenance, record
 
 _LOOK_S = 0.5
@@ -52,14 +52,17 @@ def run(found: Plan, target: str | None, verbose: bool) -> int:
                 _show(_Watch(found), snakemake)
             code = snakemake.wait()
         except KeyboardInterrupt:  # it reached Snakemake as well, which ends its jobs
-            _end(snakemake)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                snakemake.wait(_PATIENCE_S)
+            snakemake.kill()
+            snakemake.wait()
             stderr.print("interrupted; what is finished stays, and the same command goes on from here")
             return 130
     if code and not verbose:
         stderr.print(f"[bold red]Snakemake ended with code {code}[/]; the end of {escape(str(log))}:", soft_wrap=True)
         stderr.print(escape("\n".join(log.read_text(errors="replace").splitlines()[-15:])), soft_wrap=True)
     elif target is None:
-        if len(list(filter(plan.unfinished, found.jobs))) == len(found.jobs):
+        if all(map(plan.unfinished, found.jobs)):
             _note(found)
         _summarise(found)
     return code
@@ -72,14 +75,6 @@ def _note(found: Plan) -> None:
     told["minutes"] = round((provenance.now() - found.made).total_seconds() / 60, 2)
     with replacing(paths.root() / found.results / "run.json") as temporary:
         temporary.write_text(json.dumps(told, indent=1) + "\n")
-
-
-def _end(snakemake: "subprocess.Popen[Any]") -> None:
-    try:
-        snakemake.wait(_PATIENCE_S)
-    except subprocess.TimeoutExpired:
-        snakemake.send_signal(signal.SIGKILL)
-        snakemake.wait()
 
 
 def _announce(found: Plan) -> None:
@@ -106,7 +101,6 @@ class _Watch:
         self.open = {job.record: job for job in found.jobs if plan.unfinished(job)}
         self.total, self.failed, self.verdict = len(self.open), 0, ""
         self.began, self.planned_minutes = time.monotonic(), found.minutes
-        self.claims = [claim for claim in registry.load() if claim.value is not None]
 
     @property
     def done(self) -> int:
@@ -116,9 +110,10 @@ class _Watch:
         """Take note of new records; once an experiment has all of them, judge its claims beside the run."""
         complete = set()
         for name, job in list(self.open.items()):
-            if _made(job, self.plan):
+            path = paths.root() / name
+            if path.exists() and path.stat().st_mtime >= self.plan.made.timestamp():
                 del self.open[name]
-                self.failed += record.read(paths.root() / name).status == "failed"
+                self.failed += record.read(path).status == "failed"
                 complete.add(job.experiment)
         complete -= {job.experiment for job in self.open.values()}
         for experiment in sorted(complete):
@@ -127,7 +122,7 @@ class _Watch:
     def _judge(self, experiment: str) -> None:
         with runner.machine(timed=False, silent=True):  # not while a timed point runs
             runs = record.collect(paths.root() / self.plan.results / "records" / experiment).records
-            mine = [claim for claim in self.claims if claim.value and claim.value.experiment == experiment]
+            mine = [claim for claim in registry.load() if claim.value and claim.value.experiment == experiment]
             titles = {claim.id: claim.title for claim in mine}
             for verdict in registry.evaluate(mine, runs):
                 if verdict.verdict not in ("not run", "skipped"):
@@ -145,24 +140,10 @@ class _Watch:
         return left * min(3.0, max(0.3, spent / planned)) if planned > 1 else left
 
 
-def _made(job: Job, found: Plan) -> bool:
-    """Whether the record was written since the plan was made."""
-    try:
-        return (paths.root() / job.record).stat().st_mtime >= found.made.timestamp()
-    except FileNotFoundError:
-        return False
-
-
 def _show(watch: _Watch, snakemake: "subprocess.Popen[Any]") -> None:
     """Display the run until Snakemake ends: on a terminal in place, else a line now and then."""
-    columns = (
-        TextColumn("points"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}"),
-    )
-    bar = Progress(*columns, console=stderr)
+    columns = (TextColumn("points"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    bar = Progress(*columns, TextColumn("{task.fields[left]}"), console=stderr)
     task = bar.add_task("", total=watch.total, left="")
     said = 0.0
     with Live(console=stderr, transient=True, auto_refresh=False) as live:
@@ -175,9 +156,8 @@ def _show(watch: _Watch, snakemake: "subprocess.Popen[Any]") -> None:
                 live.update(Group(bar, *below), refresh=True)
             elif time.monotonic() - said > _LINE_S:
                 said = time.monotonic()
-                stderr.print(
-                    escape("; ".join([f"{watch.done} of {watch.total} points", left, *others])), soft_wrap=True
-                )
+                line = "; ".join([f"{watch.done} of {watch.total} points", left, *others])
+                stderr.print(escape(line), soft_wrap=True)
             time.sleep(_LOOK_S)
 
 

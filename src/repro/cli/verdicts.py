@@ -46,11 +46,11 @@ def _fits(claim: Claim, word: str) -> bool:
 
 def show(rows: Sequence[Verdict], titles: Mapping[str, str], grouped: bool, reasons: bool) -> None:
     """A table for each paper. `grouped`: the first claim of each id, and the verdicts of the others in words."""
-    for paper, mine in groupby(rows, key=lambda row: row.id.split("-")[0]):
+    papers = registry.papers()
+    for prefix, mine in groupby(rows, key=lambda row: row.id.split("-")[0]):
         found = list(mine)
-        stdout.print(
-            f"\n[bold]{escape(registry.papers()[paper].title)}[/]", soft_wrap=True, overflow="ellipsis", no_wrap=True
-        )
+        title = f"\n[bold]{escape(papers[prefix].title)}[/]"
+        stdout.print(title, soft_wrap=True, overflow="ellipsis", no_wrap=True)
         if not reasons:
             stdout.print(_table(found, titles, grouped))
         for row in found if reasons else []:
@@ -63,18 +63,16 @@ def show(rows: Sequence[Verdict], titles: Mapping[str, str], grouped: bool, reas
 
 def _table(rows: list[Verdict], titles: Mapping[str, str], grouped: bool) -> Table:
     what = Column("what", ratio=1, no_wrap=grouped, overflow="ellipsis" if grouped else "fold")
-    columns = [
-        Column("claim", no_wrap=True),
-        what,
-        *(Column(name, no_wrap=True) for name in ("paper", "here", "verdict")),
-    ]
-    table = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False, expand=True)
+    first, *last = (Column(name, no_wrap=True) for name in ("claim", "paper", "here", "verdict"))
+    table = Table(
+        first, what, *last, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False, expand=True
+    )
     for base, group in groupby(rows, key=lambda row: row.id.partition(".")[0] if grouped else row.id):
-        first, *others = group
-        short = first.model_copy(update={"interval": None}) if grouped else first
+        row, *others = group
+        short = row.model_copy(update={"interval": None}) if grouped else row
         paper, here = registry.numbers(short.model_dump())
-        here += f" {first.evidence}" if grouped and first.evidence else ""
-        table.add_row(base, escape(titles[first.id]), paper, here, f"[{STYLES[first.verdict]}]{first.verdict}[/]")
+        here += f" {row.evidence}" if grouped and row.evidence else ""
+        table.add_row(base, escape(titles[row.id]), paper, here, f"[{STYLES[row.verdict]}]{row.verdict}[/]")
         if others:
             table.add_row("", f"[dim]{len(others)} more: {registry.tally(others)}[/]")
     return table

@@ -3,45 +3,23 @@ of this process elsewhere."""
 
 import contextlib
 import fcntl
+import signal
+import sys
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from repro import paths
 from repro.jobs import causes, journal
-from repro.jobs.ending import politely
-from repro.jobs.journal import Entry, Running
+from repro.jobs.forks import Forks
+from repro.jobs.journal import Running
+from repro.jobs.srun import JobSteps
 from repro.plan import jobs as plan
 from repro.plan.config import Platform
 from repro.plan.jobs import Job, Plan
 from repro.plan.packing import Allocation
 from repro.records import provenance, record
-from repro.records.record import Cause
-
-
-class Steps(Protocol):
-    """Starts the ranks of points, and watches them.
-
-    entry     what the journal says of this process
-    retried   causes after which the first trial of an allocation leaves a point to the second
-    """
-
-    entry: Entry
-    retried: frozenset[Cause]
-
-    def __enter__(self) -> "Steps": ...
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def has_time(self, minutes: float) -> bool:
-        """Whether so many minutes are left."""
-
-    def run(self, job: Job, running: Running, output: IO[str]) -> Cause | None:
-        """One point, which prints to `output`. It has a record afterwards. Cause of a failure."""
-
-    def goes_on(self, cause: Cause | None) -> bool:
-        """Whether another point can be started after that."""
 
 
 def run(found: Plan, allocation: Allocation, platform: Platform, trial: int = 1) -> list[str]:
@@ -50,7 +28,8 @@ def run(found: Plan, allocation: Allocation, platform: Platform, trial: int = 1)
     allocation; QueueError where Slurm cannot tell."""
     jobs = {job.record: job for job in found.jobs}
     missing, begun = [], False
-    with politely(), _steps(found, allocation, platform) as steps:
+    kind: type[Forks | JobSteps] = Forks if platform.slurm is None else JobSteps
+    with _politely(), kind(found, allocation, platform) as steps:
         for number, name in enumerate(allocation.jobs, start=1):
             job = jobs[name]
             with _alone(found, job) as output:
@@ -69,18 +48,17 @@ def run(found: Plan, allocation: Allocation, platform: Platform, trial: int = 1)
             if not steps.goes_on(cause):
                 missing += allocation.jobs[number:]
                 break
-    journal.remove(found.results, steps.entry.job_id)
     return missing
 
 
-def _steps(found: Plan, allocation: Allocation, platform: Platform) -> Steps:
-    if platform.slurm is None:
-        from repro.jobs.forks import Forks
-
-        return Forks(found, allocation)
-    from repro.jobs.srun import JobSteps
-
-    return JobSteps(found, allocation, platform)
+@contextlib.contextmanager
+def _politely() -> Iterator[None]:
+    """Turn SIGTERM, by which Slurm and Snakemake ask this process to end, into SystemExit."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
@@ -89,9 +67,7 @@ def _alone(found: Plan, job: Job) -> Iterator[IO[str]]:
     log = paths.root() / found.results / "logs" / job.experiment / f"{Path(job.record).stem}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as output:
-        with contextlib.suppress(
-            OSError
-        ):  # a file system without locks: the point may run twice, the last record stays
+        with contextlib.suppress(OSError):  # no locks on this file system: the point may run twice, one record stays
             fcntl.flock(output, fcntl.LOCK_EX)
         yield output
 

@@ -28,21 +28,14 @@ _IN_LOG = (
     (r"DUE TO PREEMPTION", Cause.PREEMPTED),
     (r"DUE TO NODE FAILURE|Node failure on|NODE FAILURE|NODE_FAIL", Cause.NODE_FAILURE),
     (r"DUE TO TIME LIMIT", Cause.TIMEOUT),
-    (
-        r"Task launch for .* failed|Unable to create step|Unable to contact slurm controller",
-        Cause.NODE_FAILURE,
-    ),  # no rank began
-    (
-        r"tasks? [\d,-]+: (Killed|Segmentation fault|Bus error|Aborted)",
-        Cause.NODE_FAILURE,
-    ),  # srun puts equal words together
+    # No rank began:
+    (r"Task launch for .* failed|Unable to create step|Unable to contact slurm controller", Cause.NODE_FAILURE),
+    # Of several tasks that ended alike srun says it once:
+    (r"tasks? [\d,-]+: (Killed|Segmentation fault|Bus error|Aborted)", Cause.NODE_FAILURE),
     (r"tasks? [\d,-]+: Exited with exit code", Cause.UNEXPECTED),
-    (
-        r"CANCELLED AT",
-        Cause.CANCELLED,
-    ),  # also said of the ranks that srun ends after another's failure, so it comes last
+    # Also said of the ranks that srun ends after another's failure, so it comes last:
+    (r"CANCELLED AT", Cause.CANCELLED),
 )
-_OFTEN_MEMORY = " (the kernel sends it when memory is short)"
 _TAIL = 6000  # characters of a log that a record keeps
 
 
@@ -58,17 +51,16 @@ def of_step(log: Path, where: Path, ranks: int, timed_out: bool, exit_code: int 
 
 def of_process(exit_code: int, log: Path) -> tuple[Cause, str]:
     """Cause and detail of a point whose process ended without a record. `exit_code` is negative for a signal."""
-    end = f"exit code {exit_code}"
-    if exit_code < 0:
-        end = f"{signal.Signals(-exit_code).name}{_OFTEN_MEMORY if exit_code == -signal.SIGKILL else ''}"
-    cause = Cause.NODE_FAILURE if exit_code == -signal.SIGKILL else _in_log(log) or Cause.UNEXPECTED
+    end = f"exit code {exit_code}" if exit_code >= 0 else signal.Signals(-exit_code).name
+    cause = _in_log(log) or Cause.UNEXPECTED
+    if exit_code == -signal.SIGKILL:
+        cause, end = Cause.NODE_FAILURE, f"{end} (the kernel sends it when memory is short)"
     return cause, f"the process ended by {end} and without a record; the end of {log.name}:\n{tail(log)}"
 
 
 def of_watchdogs(where: Path, ranks: int) -> tuple[Cause, str] | None:
     """What late ranks said of themselves; None when none did."""
-    late = watchdog.cause(where, ranks)
-    if late is None:
+    if (late := watchdog.cause(where, ranks)) is None:
         return None
     return (Cause.COMM_HANG if isinstance(late, CollectiveHang) else Cause.TIMEOUT), str(late)
 

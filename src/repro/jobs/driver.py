@@ -19,9 +19,7 @@ _COMMENT = "rule_allocation_wildcards_"  # begins the comment that Snakemake's p
 _PATIENCE_S = 120.0  # for cancelled jobs to be gone
 _BEAT_S, _DEAD_S = 30.0, 300.0  # how often a driver shows that it lives, and when it is taken for dead
 _PREEMPTED_S = 30.0  # a job that Slurm will run again is not PREEMPTED for longer
-_held: list[
-    tuple[IO[str], threading.Event]
-] = []  # the lock, which lives as long as this process, and what ends its beat
+_held: list[tuple[IO[str], threading.Event]] = []  # locks, which live as long as this process, and what ends their beat
 
 
 class DriverError(RuntimeError):

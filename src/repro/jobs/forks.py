@@ -9,12 +9,12 @@ import signal
 import sys
 import threading
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from typing import IO
 
 from repro import experiments, paths
 from repro.jobs import causes, journal, runner
 from repro.jobs.journal import Entry, Running
+from repro.plan.config import Platform
 from repro.plan.jobs import Job, Plan
 from repro.plan.packing import Allocation
 from repro.records import provenance
@@ -24,11 +24,11 @@ _END_S = 10.0  # for a point that was interrupted to end its ranks and remove it
 
 
 class Forks:
-    """One process after the other."""
+    """One process after the other. The methods do for them what those of `JobSteps` do for steps of srun."""
 
     retried: frozenset[Cause] = frozenset()
 
-    def __init__(self, found: Plan, allocation: Allocation) -> None:
+    def __init__(self, found: Plan, allocation: Allocation, platform: Platform) -> None:
         self.results = found.results
         self.entry = Entry(job_id=f"process-{os.getpid()}", allocation=allocation.name)
         # After a fork, macOS kills processes that use its frameworks.
@@ -55,8 +55,11 @@ class Forks:
         try:
             process.join()
         finally:
-            held.close()
-            _end(process)
+            held.close()  # interrupts it, where it has not ended and Ctrl-C has not reached it
+            process.join(_END_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
         found = journal.finished(running)
         if found is None:
             cause, detail = causes.of_process(process.exitcode or 0, paths.root() / running.log)
@@ -92,11 +95,3 @@ def _watch(lifeline: Connection) -> None:
     os.kill(os.getpid(), signal.SIGINT)
     threading.Event().wait(_END_S)
     os._exit(1)
-
-
-def _end(process: BaseProcess) -> None:
-    """End a process that has not ended: Ctrl-C reached it as well, or `held` was its interrupt."""
-    process.join(_END_S)
-    if process.is_alive():
-        process.kill()
-        process.join()

@@ -5,7 +5,6 @@ from pathlib import Path
 from pydantic import AwareDatetime, BaseModel, ValidationError
 
 from repro import paths
-from repro.experiments.base import Point
 from repro.files import replacing
 from repro.jobs import causes, queue
 from repro.plan import config
@@ -85,17 +84,14 @@ def finished(running: Running) -> Record | None:
 
 def failed(running: Running, cause: Cause, detail: str, slurm: dict[str, str]) -> None:
     """Write the record of a point that could not write its own."""
-    point: Point = config.point(running.experiment, running.point, running.record)
+    seed = config.point(running.experiment, running.point, running.record).seed
     source = provenance.collect(f"repro.experiments.{running.experiment}", running.since)
     found = Record(
-        experiment=running.experiment,
-        point=running.point,
-        repeat=running.repeat,
-        seed=point.seed,
+        **running.model_dump(include={"experiment", "point", "repeat", "attempt"}),
+        seed=seed,
         status="failed",
         cause=cause,
         detail=detail,
-        attempt=running.attempt,
         provenance=source.model_copy(update={"slurm": source.slurm | {k: v for k, v in slurm.items() if v}}),
     )
     record.write(found, paths.root() / running.record)

@@ -11,16 +11,10 @@ from pathlib import Path
 _LIVING = frozenset(
     {"PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "REQUEUED", "RESIZING", "STAGE_OUT", "STOPPED"}
 )
-
-_FOR_THE_MOMENT = (
-    "Unable to contact slurm",
-    "Socket timed out",
-    "Connection refused",
-    "no answer in",
-    "Zero Bytes were transmitted",
-)
+# In messages of Slurm's commands.
+_FOR_THE_MOMENT = "Unable to contact slurm|Socket timed out|Connection refused|no answer in|Zero Bytes were transmitted"
 _PAUSES_S = (1, 2, 5, 10, 20, 20)
-_NO_ACCOUNTING = "accounting storage is disabled"
+_NO_ACCOUNTING = "accounting storage is disabled|not on PATH"
 
 
 @dataclass(frozen=True)
@@ -41,14 +35,14 @@ class QueueError(OSError):
 
 def _ask(*command: str) -> str:
     """Standard output. What Slurm cannot answer for the moment is asked again, for a minute."""
-    for pause_s in (*_PAUSES_S, None):
+    for pause_s in _PAUSES_S:
         try:
             return _said(*command)
         except QueueError as error:
-            if pause_s is None or not any(words in str(error) for words in _FOR_THE_MOMENT):
+            if not re.search(_FOR_THE_MOMENT, str(error)):
                 raise
-            time.sleep(pause_s)
-    raise AssertionError("the last pause is None")
+        time.sleep(pause_s)
+    return _said(*command)
 
 
 def _said(*command: str) -> str:
@@ -80,7 +74,7 @@ def _accounted(job_id: str) -> str:
     try:
         return _ask("sacct", "-X", "-n", "-P", "-j", job_id, "-o", "State,Reason")
     except QueueError as error:
-        if _NO_ACCOUNTING in str(error) or "not on PATH" in str(error):
+        if re.search(_NO_ACCOUNTING, str(error)):
             return ""
         raise
 
@@ -92,9 +86,7 @@ def step_reports(job_id: str) -> dict[str, dict[str, str]] | None:
     try:
         lines = _ask("sacct", "-n", "-P", "-j", job_id, "-o", ",".join(fields)).splitlines()
     except QueueError as error:
-        if _NO_ACCOUNTING in str(error) or "not on PATH" in str(error):
-            return None
-        return {}
+        return None if re.search(_NO_ACCOUNTING, str(error)) else {}
     found = {}
     for line in lines:
         values = dict(zip(fields, line.split("|"), strict=True))
@@ -136,15 +128,11 @@ def kill_steps(job_id: str) -> None:
 def jobs_of(folder: Path, comment: str) -> list[str]:
     """This user's jobs in the queue that were submitted from `folder` with a comment that begins so."""
     lines = _ask("squeue", "--noheader", f"--user={getpass.getuser()}", "--format=%i|%Z|%k").splitlines()
-    found = []
-    for line in lines:
-        job_id, where, text = line.split("|", 2)
-        if text.startswith(comment) and Path(where).resolve() == folder.resolve():
-            found.append(job_id)
-    return found
+    jobs = (line.split("|", 2) for line in lines)
+    own = folder.resolve()
+    return [job_id for job_id, where, text in jobs if text.startswith(comment) and Path(where).resolve() == own]
 
 
 def cancel(job_ids: list[str]) -> None:
     """End jobs, those that wait as well."""
-    if job_ids:
-        _ask("scancel", *job_ids)
+    _ask("scancel", *job_ids)

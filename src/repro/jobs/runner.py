@@ -33,8 +33,6 @@ _OF_NETWORK = {
     "Connection reset by peer": Cause.NODE_FAILURE,
     "Broken pipe": Cause.NODE_FAILURE,
 }
-
-
 _SEEN_FROM_AFAR = (Cause.NODE_FAILURE, Cause.COMM_HANG)  # a rank's failure as its neighbours have it
 _DEAF_S = 20.0  # beyond its limit, for a point that does not hear of it
 _NEIGHBOUR_S = 1.0  # for the neighbour to say it better
@@ -115,13 +113,8 @@ def run(experiment: str, point: Point, repeat: int = 0, attempt: int = 1, out: P
     """
     definition = experiments.get(experiment)
     module = f"repro.experiments.{experiment}"
-    common = {
-        "experiment": experiment,
-        "point": point.model_dump(),
-        "repeat": repeat,
-        "seed": point.seed,
-        "attempt": attempt,
-    }
+    common = {"experiment": experiment, "point": point.model_dump(), "repeat": repeat, "seed": point.seed}
+    common["attempt"] = attempt
     outcome: Outcome | None = None
     place = place_in_job()
     first = place is None or place[0] == 0

@@ -2,19 +2,16 @@
 
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from repro import experiments, paths
 from repro.experiments.common.ranks import Ranked
-from repro.files import replacing
 from repro.jobs import causes, journal, queue
-from repro.jobs.ending import Ended
 from repro.jobs.journal import Entry, Running
 from repro.launch import joined, seats, watchdog
 from repro.plan import jobs as plan
@@ -37,12 +34,8 @@ def command(job: Job, slurm: Slurm, node: Node) -> list[str]:
     words = ["srun", "--kill-on-bad-exit=1", "--wait=0", "--distribution=block", f"--nodes={job.nodes}"]
     words += [f"--ntasks={job.nodes * in_node}", f"--ntasks-per-node={in_node}"]
     if in_node == 1:  # the whole node: the task may start ranks of its own
-        return [
-            *words,
-            f"--cpus-per-task={slurm.cores_per_rank * node.ranks}",
-            f"--gpus-per-node={node.ranks}",
-            "--gpu-bind=none",
-        ]
+        words.append(f"--cpus-per-task={slurm.cores_per_rank * node.ranks}")
+        return [*words, f"--gpus-per-node={node.ranks}", "--gpu-bind=none"]
     words.append(f"--cpus-per-task={slurm.cores_per_rank}")
     if in_node == node.ranks:
         return [*words, *slurm.rank_options]
@@ -52,7 +45,8 @@ def command(job: Job, slurm: Slurm, node: Node) -> list[str]:
 
 
 class JobSteps:
-    """Steps of this job. ValueError outside a job, and where another job runs the allocation."""
+    """Steps of this job. `entry`: what the journal says of it; `retried`: causes after which the first trial of an
+    allocation leaves a point to the second. ValueError outside a job, and where another job runs the allocation."""
 
     retried = causes.OUTSIDE
 
@@ -84,11 +78,14 @@ class JobSteps:
     def __exit__(self, kind: object, *error: object) -> None:
         if kind is None:
             self._report(patience_s=5)
+            journal.remove(self.plan.results, self.job_id)
 
     def has_time(self, minutes: float) -> bool:
+        """Whether so many minutes are left."""
         return self._seconds_left() >= 60 * minutes
 
     def goes_on(self, cause: Cause | None) -> bool:
+        """Whether another point can be started after one that ended so."""
         self._report(patience_s=0)
         if cause is not Cause.NODE_FAILURE or self._nodes_answer():
             return True
@@ -96,11 +93,13 @@ class JobSteps:
         return False
 
     def run(self, job: Job, running: Running, output: IO[str]) -> Cause | None:
+        """One point, which prints to `output` and has a record afterwards. Cause of a failure."""
         limit = min(experiments.get(job.experiment).timeout_s, max(1.0, self._seconds_left()))
-        with self._where() as where:
+        with self._where() as folder:
+            where = Path(folder)
             try:
                 code = self._srun(job, running.attempt, limit, where, output)
-            except Ended:
+            except SystemExit:
                 self._tell_why_ended(job, running, where)
                 raise
             return self._complete(job, running, code, where)
@@ -159,9 +158,8 @@ class JobSteps:
         queue.kill_steps(self.job_id)
         with contextlib.suppress(subprocess.TimeoutExpired):
             step.wait(5.0)
-        if step.poll() is None:
-            step.kill()
-            step.wait()
+        step.kill()
+        step.wait()
 
     def _complete(self, job: Job, running: Running, code: int | None, where: Path) -> Cause | None:
         """Take note of the step's record, or write the one that it could not write. Cause of a failure."""
@@ -193,20 +191,15 @@ class JobSteps:
     def _slurm(self) -> dict[str, str]:
         return {name: os.environ.get(name, "") for name in provenance.SLURM} | {"SLURM_JOB_NODELIST": self.facts.nodes}
 
-    @contextlib.contextmanager
-    def _where(self) -> Iterator[Path]:
+    def _where(self) -> "tempfile.TemporaryDirectory[str]":
         """A folder of this step that all nodes see, for what late ranks tell."""
-        folder = paths.root() / self.plan.results / "slurm/where" / f"{self.job_id}-{time.time_ns()}"
+        folder = paths.root() / self.plan.results / "slurm/where"
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        return tempfile.TemporaryDirectory(dir=folder, prefix=f"{self.job_id}-", ignore_cleanup_errors=True)
 
 
 def _add(path: Path, slurm: dict[str, str]) -> None:
-    """Put more of Slurm's words into a record."""
+    """Put more of Slurm's words into a record; the series beside it stays."""
     found = record.read(path)
     source = found.provenance.model_copy(update={"slurm": found.provenance.slurm | slurm})
-    with replacing(path) as temporary:  # not `record.write`: the series beside it stays
-        temporary.write_text(found.model_copy(update={"provenance": source}).model_dump_json(indent=1) + "\n")
+    record.write(found.model_copy(update={"provenance": source}), path)

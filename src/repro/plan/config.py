@@ -103,11 +103,6 @@ class Slurm(Packing):
     start_minutes: float = Field(0.3, ge=0)
     readers: Literal["driver", "job"] = "driver"  # where notebooks, verdicts and the report are made
 
-    @property
-    def missing(self) -> list[str]:
-        """What must be set and is not."""
-        return [name for name in self.needs if not getattr(self, name)]
-
     def limit_hours(self, nodes: int) -> float | None:
         """What a job of so many nodes may take; None where no job may have them."""
         return next((row.hours for row in sorted(self.bins, key=lambda row: row.nodes) if nodes <= row.nodes), None)
@@ -138,8 +133,12 @@ class Platform(_Strict):
         return self
 
 
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
 def _allowed_values(annotation: Any) -> str:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    if _is_model(annotation):
         return f"a mapping with keys {', '.join(annotation.model_fields)}"
     if get_origin(annotation) is Literal:
         return ", ".join(map(repr, get_args(annotation)))
@@ -148,24 +147,20 @@ def _allowed_values(annotation: Any) -> str:
     return getattr(annotation, "__name__", str(annotation))
 
 
-def allowed(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
+def _allowed(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
     """Known keys, or allowed values, at the place in `model` that a pydantic error points to."""
     here: Any = model
     for number, step in enumerate(location):
         if location[number + 1 :] == ("[key]",) and get_origin(here) is dict:  # the key of a mapping, not its value
             return f"allowed keys: {_allowed_values(get_args(here)[0])}"
         if get_origin(here) in (Union, types.UnionType):  # an optional section: look inside it
-            here = next(
-                (part for part in get_args(here) if isinstance(part, type) and issubclass(part, BaseModel)), here
-            )
-        if isinstance(here, type) and issubclass(here, BaseModel):
+            here = next(filter(_is_model, get_args(here)), here)
+        if _is_model(here):
             if step not in here.model_fields:
                 return "known keys: " + ", ".join(here.model_fields)
             here = here.model_fields[str(step)].annotation
-        elif get_origin(here) is dict:
-            here = get_args(here)[1]
-        elif get_origin(here) is list:
-            here = get_args(here)[0]
+        elif get_origin(here) in (dict, list):
+            here = get_args(here)[-1]
     return f"allowed: {_allowed_values(here)}"
 
 
@@ -173,11 +168,10 @@ def explain(error: ValidationError, model: type[BaseModel], where: str) -> str:
     """A pydantic error in one line each: place, key, what was found, what is allowed."""
     lines = []
     for item in error.errors(include_url=False):
-        location = tuple(item["loc"])
-        key = ".".join(map(str, location)) or "the document"
+        key = ".".join(map(str, item["loc"])) or "the document"
         shown = repr(item["input"]) if not isinstance(item["input"], dict) else "a mapping"
         found = "" if item["type"] == "missing" else f", found {shown}"
-        lines.append(f"{where}: {key}: {item['msg']}{found}; {allowed(model, location)}")
+        lines.append(f"{where}: {key}: {item['msg']}{found}; {_allowed(model, item['loc'])}")
     return "\n".join(lines)
 
 
@@ -197,15 +191,12 @@ class _UniqueKeys(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # C is ten ti
 def load_yaml(path: Path, model: type[Model]) -> Model:
     """Read and check one YAML file; ConfigError for a missing file, bad YAML, unknown keys, wrong types."""
     try:
-        document = yaml.load(path.read_text(), Loader=_UniqueKeys)
-        return model.model_validate(document)
+        return model.model_validate(yaml.load(path.read_text(), Loader=_UniqueKeys))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from error
     except ValidationError as error:
         raise ConfigError(explain(error, model, str(path))) from error
-    except ValueError as error:  # a character or a date that is none
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a character or a date that is none
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
 
 
@@ -224,11 +215,8 @@ def points(experiment: str, grid: Grid, where: str) -> list[Point]:
         raise ConfigError(
             f"{where}: {', '.join(empty)}: found an empty list, which makes no point; allowed: at least one value"
         )
-    axes = [
-        [(key, value) for value in (values if isinstance(values, list) else [values])]
-        for key, values in grid.grid.items()
-    ]
-    return [point(experiment, dict(choice), where) for choice in itertools.product(*axes)]
+    axes = [values if isinstance(values, list) else [values] for values in grid.grid.values()]
+    return [point(experiment, dict(zip(grid.grid, c, strict=True)), where) for c in itertools.product(*axes)]
 
 
 def platforms() -> list[str]:

@@ -127,8 +127,6 @@ def job_id(experiment: str, point: Point, repeat: int) -> str:
 
 def state(path: Path, source: str) -> tuple[State, int]:
     """State of a record file and the attempt that comes next. A file that is no record counts as not there."""
-    if not path.exists():
-        return "to run", 1
     try:
         found = record.read(path)
     except record.RecordError:
@@ -178,7 +176,7 @@ def _jobs(
     where: str,
     predict: Callable[[Point], float | None] = lambda point: None,
 ) -> list[Job]:
-    jobs, root = [], paths.root()
+    jobs = []
     for point in config.points(experiment, grid, where):
         shape = point.shape
         nodes, in_node = (1, 1) if point.one_machine else (shape.nodes, shape.in_node)
@@ -188,7 +186,7 @@ def _jobs(
             expected = grid.minutes if seconds is None else seconds / 60
         for repeat in range(grid.repeats):
             path = f"{results}/records/{experiment}/{job_id(experiment, point, repeat)}.json"
-            found, attempt = state(root / path, source)
+            found, attempt = state(paths.root() / path, source)
             jobs.append(
                 Job(
                     experiment=experiment,
@@ -231,10 +229,11 @@ def make(
         predict = partial(predictor, hardware=where.hardware)
         for grid in experiment.grids(settings.tier):
             jobs += _jobs(name, grid, results, minutes, source, f"config/config.yaml: experiments.{name}", predict)
-    if where.memory_gb is not None:
-        jobs = [job.model_copy(update={"rank_gb": _rank_gb(job)}) for job in jobs]
-    unique = list({job.record: job for job in jobs}.values())  # overlapping grids name the same point once
-    fit, unfit = _fitting(unique, where)
+    jobs = list({job.record: job for job in jobs}.values())  # overlapping grids name the same point once
+    for job in jobs if where.memory_gb is not None else []:
+        nbytes = experiments.get(job.experiment).memory(job.point)
+        job.rank_gb = None if nbytes is None else round(nbytes / 1e9, 2)
+    fit, unfit = _fitting(jobs, where)
     try:
         allocations = packing.pack(filter(unfinished, fit), where.slurm or where.packing)
     except config.ConfigError as error:
@@ -283,21 +282,20 @@ def unfinished(job: Job) -> bool:
 def minutes_of(jobs: Sequence[Job], cores: int = os.cpu_count() or 1) -> float:
     """Until points have run as local processes: timed ones alone on the machine, of the others one a core."""
     start = config.Packing().start_minutes
-    alone, beside = (
-        sum(job.minutes + start for job in jobs if experiments.get(job.experiment).timed is timed)
-        for timed in (True, False)
-    )
+    alone = sum(job.minutes + start for job in jobs if experiments.get(job.experiment).timed)
+    beside = sum(job.minutes + start for job in jobs if not experiments.get(job.experiment).timed)
     imports = _IMPORT_MINUTES * len({job.experiment for job in jobs})
     return round(alone + (beside + imports) / cores + READ_MINUTES, 2)
 
 
 def _slurm(allocations: list[Allocation], platform: config.Platform, file: str) -> SlurmPlan | None:
-    if platform.slurm is None or platform.node is None:
+    if (slurm := platform.slurm) is None or platform.node is None:
         return None
+    unset = [name for name in slurm.needs if not getattr(slurm, name)]
     return SlurmPlan(
-        settings=platform.slurm,
+        settings=slurm,
         tasks_per_node=platform.node.ranks,
-        missing=[f"{file}: slurm.{name}: not set; jobs need one here" for name in platform.slurm.missing],
+        missing=[f"{file}: slurm.{name}: not set; jobs need one here" for name in unset],
         cost=_cost(allocations, platform),
     )
 
@@ -312,11 +310,6 @@ def _cost(allocations: list[Allocation], platform: config.Platform) -> QueueCost
         gpu_hours=round(node_hours * platform.node.ranks, 2),
         wall_hours=round(packing.wall_hours(allocations, platform.slurm.running_jobs), 2),
     )
-
-
-def _rank_gb(job: Job) -> float | None:
-    nbytes = experiments.get(job.experiment).memory(job.point)
-    return None if nbytes is None else round(nbytes / 1e9, 2)
 
 
 def _figure(

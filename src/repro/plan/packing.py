@@ -70,31 +70,29 @@ def pack(steps: Iterable[Step], rules: Packing) -> list[Allocation]:
             together = minutes
         packs[-1].append(step)
         filled[key] = together
-    return [
-        _allocation(steps, nodes, rules.start_minutes, slurm) for (_, nodes), packs in groups.items() for steps in packs
-    ]
+    return [_allocation(found, nodes, rules) for (_, nodes), packs in groups.items() for found in packs]
 
 
-def _allocation(steps: Sequence[Step], nodes: int, start_minutes: float, slurm: Slurm | None) -> Allocation:
-    experiment, expected = steps[0].experiment, sum(step.minutes + start_minutes for step in steps)
+def _allocation(steps: Sequence[Step], nodes: int, rules: Packing) -> Allocation:
+    experiment, expected = steps[0].experiment, sum(step.minutes + rules.start_minutes for step in steps)
     digest = hashlib.sha256(repr([(step.record, step.attempt) for step in steps]).encode()).hexdigest()[:8]
     found = Allocation(
-        name=f"{experiment}-{nodes}n-{digest}" if slurm else f"{experiment}-{digest}",
+        name=f"{experiment}-{nodes}n-{digest}" if isinstance(rules, Slurm) else f"{experiment}-{digest}",
         experiment=experiment,
         nodes=nodes,
         expected=round(expected, 2),
         jobs=[step.record for step in steps],
     )
-    if slurm is None:
+    if not isinstance(rules, Slurm):
         return found
-    minutes, rows = _limit(slurm, nodes, expected), sorted(slurm.bins, key=lambda row: row.nodes)
+    minutes, rows = _limit(rules, nodes, expected), _rows(rules)
     if minutes is None:
         raise ConfigError(
             f"slurm.bins: found no row for {nodes} nodes and {expected:.0f} minutes, which {found.jobs[0]} needs;"
-            f" allowed: {'; '.join(_row(slurm, number) for number in range(len(rows)))}"
+            f" allowed: {'; '.join(rows.values())}"
         )
-    number = next(i for i, row in enumerate(rows) if nodes <= row.nodes)
-    return found.model_copy(update={"minutes": minutes, "bin": _row(slurm, number)})
+    row = next(text for most, text in rows.items() if nodes <= most)
+    return found.model_copy(update={"minutes": minutes, "bin": row})
 
 
 def _limit(slurm: Slurm, nodes: int, expected: float) -> int | None:
@@ -105,10 +103,13 @@ def _limit(slurm: Slurm, nodes: int, expected: float) -> int | None:
     return min(int(hours * 60), max(LEAST_MINUTES, math.ceil(expected * SPARE)))
 
 
-def _row(slurm: Slurm, number: int) -> str:
-    rows = sorted(slurm.bins, key=lambda row: row.nodes)
-    least = rows[number - 1].nodes + 1 if number else 1
-    return f"{least}-{rows[number].nodes} nodes, {rows[number].hours:g} h"
+def _rows(slurm: Slurm) -> dict[int, str]:
+    """The queue's rules in words, by the most nodes of each."""
+    found, least = dict[int, str](), 1
+    for row in sorted(slurm.bins, key=lambda row: row.nodes):
+        found.setdefault(row.nodes, f"{least}-{row.nodes} nodes, {row.hours:g} h")
+        least = row.nodes + 1
+    return found
 
 
 def wall_hours(allocations: Iterable[Allocation], running_jobs: int) -> float:

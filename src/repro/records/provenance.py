@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -76,6 +77,17 @@ def outdated(runs: Iterable[tuple[str, str]], known: Iterable[str]) -> int:
     return sum(source != now.get(experiment) for experiment, source in runs)
 
 
+def machine() -> dict[str, Any]:
+    """Of this machine and its Python, the fields of `Provenance`."""
+    return {
+        "python": platform.python_version(),
+        "os": f"{platform.system()} {platform.release()}",
+        "cpu": cpu_model(),
+        "cores": os.cpu_count() or 0,
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+    }
+
+
 def collect(module: str, start: datetime, topology: str = "") -> Provenance:
     """Provenance of a run of `module` that began at `start` and ends now."""
     names, driver = gpus()
@@ -86,11 +98,7 @@ def collect(module: str, start: datetime, topology: str = "") -> Provenance:
         config_hash=file_hash(*sorted((paths.root() / "config").rglob("*.yaml"))),
         lock_hash=file_hash(paths.root() / "constraints.txt"),
         packages=versions(),
-        python=platform.python_version(),
-        os=f"{platform.system()} {platform.release()}",
-        cpu=cpu_model(),
-        cores=os.cpu_count() or 0,
-        memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
+        **machine(),
         gpu=names,
         driver=driver,
         topology=topology,

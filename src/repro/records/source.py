@@ -26,8 +26,9 @@ STORAGE = ("repro.records", "repro.experiments.base")
 _CODE_FILES = (".cpp", ".h", ".toml")  # part of the code when they stand beside a module
 _SOURCE = Path(__file__).parents[1]
 
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-_SCOPES = (*_FUNCTIONS, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, *_COMPREHENSIONS)
 _IMPORTS = (ast.Import, ast.ImportFrom)
 
 
@@ -157,7 +158,7 @@ def _bound(*statements: ast.AST) -> tuple[str, ...]:
     for node in _within(list(statements)):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.append(node.id)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        elif isinstance(node, _DEFINITIONS):
             names.append(node.name)
     return tuple(dict.fromkeys(names))
 
@@ -190,7 +191,7 @@ class _Writer:
             return name
         if isinstance(node, ast.Constant) and node.value in self.code_files:
             return f"{node.value!r} {self.code_files[node.value]}"
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and _is_docstring(node.body[0]):
+        if isinstance(node, _DEFINITIONS) and _is_docstring(node.body[0]):
             node.body = node.body[1:]
         if isinstance(node, _SCOPES):
             scope = _inside(node, scope)
