@@ -24,7 +24,7 @@ from repro.records import provenance, record
 READ_MINUTES = 0.8  # for notebooks, verdicts and the report, on 2 cores
 _IMPORT_MINUTES = 0.05  # until the process of an allocation has imported torch and the experiment
 
-Predictor = Callable[[Any, str], float | None]
+Predictor = Callable[[Point], float | None]  # seconds of a point
 State = Literal["done", "stale", "failed", "skipped", "to run"]
 
 
@@ -157,14 +157,15 @@ def _key(experiment: str, point: dict[str, Any]) -> str:
 
 
 def _predictors(hardware: str | None, file: str) -> dict[str, Predictor]:
-    """By experiment, what predicts the seconds of its points on the platform's hardware."""
+    """By experiment, what predicts its points on the platform's hardware."""
     if hardware is None:
         return {}
     from repro import scaling  # scipy and torch: only where a platform asks for it
 
     if hardware not in scaling.CATALOGUE:
         raise config.ConfigError(f"{file}: hardware: found {hardware!r}, allowed: {', '.join(scaling.CATALOGUE)}")
-    return {name: found for each in experiments.names() for name, found in experiments.get(each).predicts.items()}
+    found = [each for name in experiments.names() for each in experiments.get(name).predicts.items()]
+    return {name: partial(predict, hardware=hardware) for name, predict in found}
 
 
 def _jobs(
@@ -174,7 +175,7 @@ def _jobs(
     minutes: dict[str, float],
     source: str,
     where: str,
-    predict: Callable[[Point], float | None] = lambda point: None,
+    predict: Predictor | None = None,
 ) -> list[Job]:
     jobs = []
     for point in config.points(experiment, grid, where):
@@ -182,7 +183,7 @@ def _jobs(
         nodes, in_node = (1, 1) if point.one_machine else (shape.nodes, shape.in_node)
         expected = minutes.get(_key(experiment, point.model_dump()))
         if expected is None:
-            seconds = predict(point)
+            seconds = None if predict is None else predict(point)
             expected = grid.minutes if seconds is None else seconds / 60
         for repeat in range(grid.repeats):
             path = f"{results}/records/{experiment}/{job_id(experiment, point, repeat)}.json"
@@ -225,10 +226,9 @@ def make(
     jobs = []
     for name, experiment in settings.experiments.items():
         source = provenance.source_hash(f"repro.experiments.{name}")
-        predictor = predictors.get(name, lambda point, hardware: None)
-        predict = partial(predictor, hardware=where.hardware)
+        place = f"config/config.yaml: experiments.{name}"
         for grid in experiment.grids(settings.tier):
-            jobs += _jobs(name, grid, results, minutes, source, f"config/config.yaml: experiments.{name}", predict)
+            jobs += _jobs(name, grid, results, minutes, source, place, predictors.get(name))
     jobs = list({job.record: job for job in jobs}.values())  # overlapping grids name the same point once
     for job in jobs if where.memory_gb is not None else []:
         nbytes = experiments.get(job.experiment).memory(job.point)
