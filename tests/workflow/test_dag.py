@@ -209,6 +209,24 @@ def test_a_killed_rerun_keeps_the_old_record(project):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the process in /proc")
+def test_a_killed_allocation_goes_on_within_the_same_call(project):
+    smoke_points(project, {"exflow_placement": [QUICK]})
+    wanted = [project / path for path in targets()]
+    command = [sys.executable, "-m", "snakemake", "--config", "tier=smoke", "--", "points"]
+    driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not wanted[0].exists():
+        assert time.monotonic() < deadline and driver.poll() is None
+        time.sleep(0.05)
+    first = wanted[0].read_bytes()
+    (entry,) = (project / "results/laptop-smoke/running").glob("process-*.json")
+    os.kill(int(entry.stem.removeprefix("process-")), signal.SIGKILL)
+    assert driver.wait(timeout=120) == 0
+    assert all(record.read(path).status == "ok" for path in wanted) and wanted[0].read_bytes() == first
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc")
 def test_killed_rank_is_a_failed_record(project):
     smoke_points(project, {"zero_train": [{"grid": {"steps": 2000, "plan": "zero3", "fabric": "unshaped"}}]})
