@@ -32,7 +32,7 @@ reproduce: announce $(READY)
 smoke: announce $(READY)
 	@$(BIN)/repro reproduce --tier smoke
 
-# What will happen, before anything is installed. Minutes are those of two cores (tests/plan/test_minutes.py), disk as measured (docs/log.md).
+# What will happen, before anything is installed. Minutes and disk as measured (docs/log.md).
 announce:
 	@[ -f $(READY) ] || echo "1. environment in $(VENV): 2 minutes, 2.5 GB with a CPU build of torch, 6.5 GB with CUDA (README: TORCH_INDEX)"
 	@[ -f $(READY) ] || echo "2. points: 12 minutes on 2 cores, 3 for make smoke   3. figures, verdicts, report.html: 1 minute"

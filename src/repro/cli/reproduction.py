@@ -1,8 +1,6 @@
 """`repro reproduce`: run what is missing through Snakemake, with one display of the whole run, and say what came out."""
 
 import contextlib
-import json
-import os
 import subprocess
 import sys
 import threading
@@ -20,11 +18,10 @@ from repro import paths
 from repro.claims import registry
 from repro.cli.console import stderr, stdout
 from repro.emulate import netns
-from repro.files import replacing
 from repro.jobs import journal, runner
 from repro.plan import jobs as plan
 from repro.plan.jobs import Plan
-from repro.records import provenance, record
+from repro.records import record
 
 _LOOK_S = 0.5
 _LINE_S = 60.0  # between lines where the display is no terminal
@@ -62,19 +59,8 @@ def run(found: Plan, target: str | None, verbose: bool) -> int:
         stderr.print(f"[bold red]Snakemake ended with code {code}[/]; the end of {escape(str(log))}:", soft_wrap=True)
         stderr.print(escape("\n".join(log.read_text(errors="replace").splitlines()[-15:])), soft_wrap=True)
     elif target is None:
-        if all(map(plan.unfinished, found.jobs)):
-            _note(found)
         _summarise(found)
     return code
-
-
-def _note(found: Plan) -> None:
-    """Say in `run.json` how long a whole run took, from the plan to the report. What ships beside records keeps the
-    plan's minutes honest (tests/plan/test_minutes.py)."""
-    told = {"tier": found.tier, "points": len(found.jobs), "cores": os.cpu_count(), "planned_minutes": found.minutes}
-    told["minutes"] = round((provenance.now() - found.made).total_seconds() / 60, 2)
-    with replacing(paths.root() / found.results / "run.json") as temporary:
-        temporary.write_text(json.dumps(told, indent=1) + "\n")
 
 
 def _announce(found: Plan) -> None:
@@ -112,9 +98,10 @@ class _Watch:
         for name, job in list(self.open.items()):
             path = paths.root() / name
             if path.exists() and path.stat().st_mtime >= self.plan.made.timestamp():
-                del self.open[name]
-                self.failed += record.read(path).status == "failed"
-                complete.add(job.experiment)
+                with contextlib.suppress(record.RecordError):  # a file that is none is no finished point
+                    self.failed += record.read(path).status == "failed"
+                    del self.open[name]
+                    complete.add(job.experiment)
         complete -= {job.experiment for job in self.open.values()}
         for experiment in sorted(complete):
             threading.Thread(target=self._judge, args=(experiment,), daemon=True).start()

@@ -21,7 +21,7 @@ from repro.plan import config, packing
 from repro.plan.packing import Allocation
 from repro.records import provenance, record
 
-READ_MINUTES = 0.8  # for notebooks, verdicts and the report, on 2 cores
+_READ_MINUTES = 0.8  # for notebooks, verdicts and the report, on 2 cores
 _IMPORT_MINUTES = 0.05  # until the process of an allocation has imported torch and the experiment
 
 Predictor = Callable[[Point], float | None]  # seconds of a point
@@ -285,7 +285,7 @@ def minutes_of(jobs: Sequence[Job], cores: int = os.cpu_count() or 1) -> float:
     alone = sum(job.minutes + start for job in jobs if experiments.get(job.experiment).timed)
     beside = sum(job.minutes + start for job in jobs if not experiments.get(job.experiment).timed)
     imports = _IMPORT_MINUTES * len({job.experiment for job in jobs})
-    return round(alone + (beside + imports) / cores + READ_MINUTES, 2)
+    return round(alone + (beside + imports) / cores + _READ_MINUTES, 2)
 
 
 def _slurm(allocations: list[Allocation], platform: config.Platform, file: str) -> SlurmPlan | None:
