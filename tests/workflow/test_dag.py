@@ -190,6 +190,26 @@ def test_interrupted_work_resumes(project, how):
 
 
 @exhaustive
+def test_a_full_disk_loses_no_finished_record(project):
+    smoke_points(project, {"exflow_placement": [QUICK]})
+    disk = project / "results/laptop-smoke"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        found = run_smoke(check=False)
+        kept = {path: path.read_bytes() for path in map(Path, targets()) if path.exists()}
+        assert found.returncode and "No space left on device" in found.stdout + found.stderr and 0 < len(kept) < 12
+        assert {record.read(path).status for path in kept} == {"ok"}
+        subprocess.run(["mount", "-o", "remount,size=10m", disk], check=True)
+        run_smoke()
+        assert all(record.read(project / name).status == "ok" for name in targets())
+        assert all(path.read_bytes() == old for path, old in kept.items())
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+@exhaustive
 def test_a_killed_rerun_keeps_the_old_record(project):
     smoke_points(project, {"exflow_placement": [{"grid": {"method": "exflow", "gpus": 8, "time_limit_s": 30}}]})
     (target,) = map(Path, targets())
