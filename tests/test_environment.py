@@ -84,3 +84,10 @@ def test_every_imported_package_is_a_dependency(direct):
 
 def test_torch_is_the_tested_release(pins):
     assert pins["torch"] == "2.13.0"
+
+
+def test_tests_of_a_file_share_a_process(request):
+    """And its fixtures: pytest-xdist sends tests where their group says, which it keeps in a private field of pytest's."""
+    if not hasattr(request.config, "workerinput"):
+        pytest.skip("one process runs all")
+    assert request.node.nodeid.endswith("@tests/test_environment.py")

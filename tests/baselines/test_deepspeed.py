@@ -161,6 +161,7 @@ def _from_meta(rank: int, world: int) -> list[list[tuple[list[float], dict[str, 
     return found
 
 
+@pytest.mark.exhaustive
 def test_a_model_on_the_meta_device_is_made_real_block_by_block():
     for zero3, zeropp in launch(_from_meta, WORLD, timeout_s=100):
         assert zero3[0] == zero3[1]

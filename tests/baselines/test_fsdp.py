@@ -85,6 +85,7 @@ def _from_meta(rank: int, world: int) -> list[list[float]]:
     return curves
 
 
+@pytest.mark.exhaustive
 def test_a_model_on_the_meta_device_is_made_real_block_by_block():
     for found, expected in launch(_from_meta, WORLD, timeout_s=100):
         assert found == expected

@@ -17,7 +17,11 @@ from repro.exflow.evaluate import distances, total_cost
 EXTRA = {"METIS": "cmeel-metis", "METIS-unbalanced": "cmeel-metis", "CP-SAT": "ortools"}
 
 
-@pytest.fixture(params=PARTITIONERS)
+# CP-SAT takes its time, and searches nothing that users run
+SLOW = {"CP-SAT": pytest.mark.exhaustive}
+
+
+@pytest.fixture(params=[pytest.param(name, marks=SLOW.get(name, ())) for name in PARTITIONERS])
 def partitioner(request):
     """Each of them, where its package is installed."""
     if request.param in EXTRA:
@@ -92,6 +96,7 @@ def test_same_seed_and_clock_same_placement(name, clock):
     assert name == "load" or not np.array_equal(runs[0], runs[2])
 
 
+@pytest.mark.exhaustive
 def test_cp_sat_proves_small_ones_and_answers_within_any_time():
     pytest.importorskip("ortools")
     counts = exflow.transitions(synthetic.markov(3, 6, 2000, alpha=0.5, seed=1))

@@ -87,6 +87,7 @@ def test_a_probe_finds_the_rates_that_the_links_are_shaped_to():
 
 
 @SHAPED
+@pytest.mark.exhaustive
 def test_steps_are_predicted_from_the_probe_and_then_trained():
     outcome = run("scaling_step", plans="paper", rates="50,100", packages=1, gcds=1, steps=3, repeats=1)
     table = outcome.series

@@ -92,6 +92,7 @@ def test_libraries_train_the_same_model_on_the_same_data(plan, ddp_losses):
     assert found.metrics.state_bytes_per_rank > 0
 
 
+@pytest.mark.exhaustive
 def test_a_large_model_is_made_real_in_parts_and_is_the_same_under_every_system(monkeypatch):
     """As the 10 and 20 billion parameters of tier cluster are; no compute time is then measured alone."""
     monkeypatch.setattr(zero_ranks, "LARGE_PARAMETERS", 0)

@@ -103,7 +103,13 @@ def test_two_drivers_run_each_point_once(project, monkeypatch):
     assert all(plan.state(path, source)[0] == "done" for path in paths)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        *(pytest.param(number, marks=pytest.mark.exhaustive) for number in (signal.SIGTERM, signal.SIGINT)),
+    ],
+)
 def test_an_ended_worker_leaves_what_is_finished_and_no_process(project, number):
     found, paths = planned("exflow_placement", method="exflow", gpus=8, time_limit_s=[0.1, 60])
     Path("plan.json").write_text(found.model_dump_json())

@@ -67,7 +67,9 @@ def test_unknown_parameter_is_refused_by_the_notebook_too(name):
         run(name, recrods="x")
 
 
-@pytest.mark.parametrize("name", NOTEBOOKS)
+@pytest.mark.parametrize(
+    "name", ["zero", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in NOTEBOOKS if name != "zero")]
+)
 def test_without_any_record_every_figure_says_so(tmp_path, name):
     """No record must not end in a traceback, and not in an empty panel either."""
     run(name, records=str(tmp_path / "records"), output=str(tmp_path / "figures"))

@@ -19,7 +19,7 @@ from repro.records import record
 from repro.report import figures
 
 exhaustive = pytest.mark.exhaustive
-QUICK = {"grid": {"method": "affinity", "gpus": [2, 4, 8], "seed": [0, 1, 2, 3]}}  # twelve points of about a second
+QUICK = {"grid": {"method": "affinity", "gpus": [2, 4, 8], "seed": [0, 1]}}  # six points of about a second
 
 
 def snakemake(*arguments: str, check: bool = True, **options) -> subprocess.CompletedProcess:
@@ -194,12 +194,12 @@ def test_a_full_disk_loses_no_finished_record(project):
     smoke_points(project, {"exflow_placement": [QUICK]})
     disk = project / "results/laptop-smoke"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", disk], capture_output=True).returncode:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20k", "tmpfs", disk], capture_output=True).returncode:
         pytest.skip("mounting a small disk needs root")
     try:
         found = run_smoke(check=False)
         kept = {path: path.read_bytes() for path in map(Path, targets()) if path.exists()}
-        assert found.returncode and "No space left on device" in found.stdout + found.stderr and 0 < len(kept) < 12
+        assert found.returncode and "No space left on device" in found.stdout + found.stderr and 0 < len(kept) < 6
         assert {record.read(path).status for path in kept} == {"ok"}
         subprocess.run(["mount", "-o", "remount,size=10m", disk], check=True)
         run_smoke()
