@@ -182,6 +182,12 @@ class Experiment:
         """What `run` in the module `run` of the experiment's package yields. The module is imported now."""
         return importlib.import_module(f"{self.parameters.__module__}.run").run(point)
 
+    def prepare(self, point: Any) -> None:
+        """Import that module, and call its `prepare` if it has one: what every point needs and can share, loaded before
+        each gets a process of its own. Nothing that starts threads, which a fork does not take along."""
+        module = importlib.import_module(f"{self.parameters.__module__}.run")
+        getattr(module, "prepare", lambda point: None)(point)
+
     def check(self, outcome: Outcome) -> Outcome:
         """The outcome; AssertionError for metrics of another class or an unknown condition."""
         assert isinstance(outcome.metrics, self.metrics), f"found {type(outcome.metrics).__name__}"

@@ -2,7 +2,6 @@
 milliseconds, and what it leaks, breaks or allocates ends with it."""
 
 import contextlib
-import importlib
 import multiprocessing
 import os
 import signal
@@ -47,7 +46,7 @@ class Forks:
         return True
 
     def run(self, job: Job, running: Running, output: IO[str]) -> Cause | None:
-        _import(job.experiment)
+        _prepare(job)
         lifeline, held = self.context.Pipe(duplex=False)
         process = self.context.Process(target=_point, args=(job, running.attempt, running.log, lifeline, held))
         process.start()
@@ -68,12 +67,12 @@ class Forks:
         return found.cause if found.status == "failed" else None
 
 
-def _import(experiment: str) -> None:
-    """What every point of the experiment would import and find out anew."""
-    module = experiments.get(experiment).parameters.__module__
-    with contextlib.suppress(ImportError):  # a point says it better, in its record
-        importlib.import_module(f"{module}.run")
-    provenance.source_hash(module)
+def _prepare(job: Job) -> None:
+    """What every point of the experiment would import, load and find out anew."""
+    experiment = experiments.get(job.experiment)
+    with contextlib.suppress(Exception):  # the point says it better, in its record
+        experiment.prepare(job.point)
+    provenance.source_hash(experiment.parameters.__module__)
 
 
 def _point(job: Job, attempt: int, log: str, lifeline: Connection, held: Connection) -> None:

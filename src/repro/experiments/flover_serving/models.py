@@ -1,5 +1,6 @@
 """Which model is served, on which device, and what requests of it hold."""
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -52,10 +53,15 @@ def _check_gpu(point: ServingPoint) -> None:
 def requests(point: ServingPoint, shapes: Sequence[RequestShape]) -> list[Request]:
     """Of text for a model that reads text, of random tokens for the others."""
     if point.model == "smollm2-135m":
-        words = paths.data("tinyshakespeare.txt").read_text()[:100_000]
-        tokens = checkpoint.tokenizer(checkpoint.smollm2_path()).encode(words).ids
-        return workload.requests(shapes, workload.prompts_from_text(shapes, tokens, point.seed))
+        return workload.requests(shapes, workload.prompts_from_text(shapes, text_tokens(), point.seed))
     return workload.requests(shapes, workload.random_prompts(shapes, VOCAB, point.seed))
+
+
+@functools.cache
+def text_tokens() -> list[int]:
+    """The text, as SmolLM2's tokens. Parsing the model's file for them takes longer than many points do."""
+    words = paths.data("tinyshakespeare.txt").read_text()[:100_000]
+    return checkpoint.tokenizer(checkpoint.smollm2_path()).encode(words).ids
 
 
 def description(point: ServingPoint) -> str:

@@ -26,6 +26,12 @@ _TIE = 1e-3  # logits closer than this are a near tie: which of them is the larg
 _SAMPLE = 4
 
 
+def prepare(point: ServingPoint) -> None:
+    """Parse the file of a model that reads text."""
+    if point.model == "smollm2-135m":
+        models.text_tokens()
+
+
 def run(point: ServingPoint) -> Outcome:
     """Serve the workload once in real time, then (untimed) decode requests alone for the comparison."""
     threads = _physical_cores()
