@@ -57,8 +57,12 @@ def decode(rank, world_size, sizes, gpu, mode, requests, memory, topology=TOPOLO
     return tokens, decoder.meter.iterations, experts, decoder.cache.nbytes
 
 
+def shared_memory(sizes, requests, dtype):
+    return KeysValues(sizes, torch.ones(requests, dtype=torch.bool), 24, dtype).share_memory()
+
+
 def run(sizes, mode="coherent", requests=6, gpu=None, aligned=False):
-    memory = KeysValues.shared(sizes, requests, 24, torch.float64) if mode == "coherent_shared" else None
+    memory = shared_memory(sizes, requests, torch.float64) if mode == "coherent_shared" else None
     gpu = spread(sizes) if gpu is None else gpu
     return launch(decode, RANKS, sizes, gpu, mode, requests, memory, TOPOLOGY, aligned, timeout_s=60)
 
@@ -177,7 +181,7 @@ def test_every_part_is_metered_and_coherence_multiplies_the_cache():
 )
 def test_what_does_not_fit_is_refused(options, says):
     def refused(rank, world_size):
-        memory = KeysValues.shared(config(), 4, 24) if "memory" in options else None
+        memory = shared_memory(config(), 4, torch.float32) if "memory" in options else None
         decoder = Decoder(build(config()), options.get("gpu", spread(config())), Communicator(TOPOLOGY), memory=memory)
         decoder.generate(prompts(4), options.get("new", 2))
 

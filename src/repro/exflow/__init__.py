@@ -10,11 +10,11 @@
 `permute.permute_experts` reorders a checkpoint and `moe.Decoder` decodes on several ranks. Read `paper.py` first.
 """
 
+from importlib import import_module
+
 try:
-    import highspy  # noqa: F401
-    import pyarrow  # noqa: F401
-    import scipy  # noqa: F401
-    import threadpoolctl  # noqa: F401
+    for _package in ("highspy", "pyarrow", "scipy", "threadpoolctl"):
+        import_module(_package)
 except ImportError as error:
     raise ImportError(
         f"repro.exflow needs {error.name}: pip install 'repro-papers[exflow]'", name=error.name

@@ -98,21 +98,15 @@ def b_matching_prices(weight: np.ndarray, degree: int) -> tuple[np.ndarray, np.n
                             through = distance[node] + max(row[node] + column[j] - weight[node, j], 0.0)
                             if through < distance[n + j]:
                                 distance[n + j], source[n + j] = through, node
-            length = distance[node]
-            for i in range(n):
-                if done[i]:
-                    row[i] -= length - distance[i]
-                if done[n + i]:
-                    column[i] += length - distance[n + i]
+            nearer = np.where(done, distance[node] - distance, 0.0)
+            row -= nearer[:n]
+            column += nearer[n:]
             free[node - n] -= 1
-            while node != start:
-                i = source[node]
-                chosen[i, node - n] = True
-                node = i
-                if node != start:
-                    j = source[node]
-                    chosen[node, j - n] = False
-                    node = j
+            while node != start:  # every pair on the path is taken, or given back
+                before = source[node]
+                i, j = min(node, before), max(node, before) - n
+                chosen[i, j] = not chosen[i, j]
+                node = before
     return row, column
 
 

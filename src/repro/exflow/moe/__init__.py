@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from repro.comm.communicator import Communicator
 from repro.comm.row_exchange import RowExchange, pack, unpack
@@ -39,7 +40,7 @@ class Decoder:
 
     model    the whole model, equal on all ranks; afterwards it holds this rank's experts only
     gpu      int [layers, experts]: the rank of every expert, as `Placement.gpu`; any number of experts per rank
-    memory   for keys_values="shared": made by `KeysValues.shared` before the ranks were started
+    memory   for keys_values="shared": of all requests, with `share_memory` before the ranks were started
 
     `meter` tells where time goes, and the bytes that the ledger of `communicator` counts. ValueError when the placement
     does not fit model and ranks, or shared memory is missing.
@@ -65,10 +66,8 @@ class Decoder:
             raise ValueError(
                 f"mode {mode}, keys_values {keys_values}, memory {given}: it belongs to coherent and shared"
             )
-        self.model, self.mode, self.gather = model.eval(), mode, keys_values == "gathered"
+        self.model, self.mode, self.memory = model.eval(), mode, memory
         self.blocks = cast(list[MoEBlock], list(model.blocks))
-        if memory is not None:
-            self.cache = memory
         self.exchange, self.rank = RowExchange(communicator), dist.get_rank()
         self.device = model.head.weight.device
         self.gpu = torch.as_tensor(gpu, device=self.device)
@@ -94,11 +93,9 @@ class Decoder:
         self.requests = len(prompts)
         home = torch.arange(self.requests, device=self.device) * self.ranks // self.requests
         mine = (home == self.rank).nonzero()[:, 0]
-        if self.mode == "two_all_to_alls" or self.gather:
-            held = mine if self.mode == "two_all_to_alls" else torch.arange(self.requests, device=self.device)
-            dtype = self.model.head.weight.dtype
-            self.cache = KeysValues(self.model.config, held, self.requests, longest, dtype)
-        most = int(torch.zeros(self.ranks, dtype=torch.long, device=self.device).index_add_(0, home, lengths).max())
+        held = (home == self.rank) | (self.mode == "coherent")
+        self.cache = self.memory or KeysValues(self.model.config, held, longest, self.model.head.weight.dtype)
+        most = int(home.bincount(lengths).max())
         out = [self._prefill(prompts, lengths, mine, most)]
         for step in range(new_tokens - 1):
             with self.meter.iteration():
@@ -130,7 +127,7 @@ class Decoder:
         if self.mode == "coherent":
             with self.meter.part("all_gather"):
                 new = self._everywhere(request, new[:, None])[:, 0]
-            if self.gather:
+            if self.memory is None:
                 with self.meter.part("all_gather_kv"):
                     self._gather_keys_values(fresh)
             return new
@@ -204,9 +201,7 @@ class Decoder:
         """Keys and values of all prompts, with two all-to-alls per layer at each request's home; returns the first new
         tokens. `most`: no rank has more tokens in its prompts."""
         here = torch.arange(int(lengths.max()), device=self.device) < lengths[mine, None]  # [n, positions]
-        padded = torch.zeros(here.shape, dtype=torch.long, device=self.device)
-        if len(mine):
-            padded[here] = torch.cat([prompts[r] for r in mine.tolist()]).to(self.device)
+        padded = pad_sequence(prompts, batch_first=True).to(self.device)[mine]
         row, position = here.nonzero(as_tuple=True)
         x, fresh = self.model.embed(padded, torch.arange(here.shape[1], device=self.device)), list[Fresh]()
         for layer, block in enumerate(self.blocks):
@@ -216,7 +211,7 @@ class Decoder:
             if len(mine):
                 x = x + block.attention.mix(q, k, v)
             x = x.index_put((row, position), self._out_and_back(layer, x[here], most), accumulate=True)
-        if self.mode == "coherent" and self.gather:
+        if self.mode == "coherent" and self.memory is None:
             self._gather_keys_values(fresh)
         dist.barrier()  # shared memory: all have written
         last = x[torch.arange(len(mine), device=self.device), lengths[mine] - 1]

@@ -1,33 +1,22 @@
 """Keys and values of the requests that are being decoded."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from repro.models.gpt_moe import GPTMoEConfig
 
 
-class KeysValues:
-    """Keys and values [layers, held requests, positions, kv_heads, width] of the requests in `held`, int64."""
+class KeysValues(nn.Module):
+    """Keys and values [layers, held requests, positions, kv_heads, width] of the requests in `held`, bool [requests].
+    After `share_memory` (CPU only) processes that are started from this one see them too."""
 
-    def __init__(
-        self, config: GPTMoEConfig, held: Tensor, requests: int, positions: int, dtype: torch.dtype = torch.float32
-    ) -> None:
+    def __init__(self, config: GPTMoEConfig, held: Tensor, positions: int, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
         heads = config.kv_heads or config.heads
-        shape = (config.layers, len(held), positions, heads, config.kv_width // heads)
-        self.keys = torch.zeros(shape, dtype=dtype, device=held.device)
-        self.values = torch.zeros_like(self.keys)
-        self._row = torch.full((requests,), -1, device=held.device)
-        self._row[held] = torch.arange(len(held), device=held.device)
-
-    @classmethod
-    def shared(
-        cls, config: GPTMoEConfig, requests: int, positions: int, dtype: torch.dtype = torch.float32
-    ) -> "KeysValues":
-        """Of all requests, in memory that processes started from this one see too. CPU only."""
-        cache = cls(config, torch.arange(requests), requests, positions, dtype)
-        for tensor in (cache.keys, cache.values):
-            tensor.share_memory_()
-        return cache
+        shape = (config.layers, int(held.sum()), positions, heads, config.kv_width // heads)
+        self.keys = nn.Buffer(torch.zeros(shape, dtype=dtype, device=held.device))
+        self.values = nn.Buffer(torch.zeros_like(self.keys))
+        self._row = nn.Buffer(held.cumsum(dim=0) - 1)
 
     @property
     def nbytes(self) -> int:

@@ -42,7 +42,7 @@ class Meter:
     def __init__(self, ledger: Ledger, device: torch.device) -> None:
         self.ledger, self.device, self.aligned = ledger, device, False
         self.iterations: list[Iteration] = []
-        self._now: Iteration | None = None
+        self._now = Iteration()  # outside of an iteration, one that nobody keeps
         self._part, self._since = "other", 0.0
 
     @contextmanager
@@ -54,13 +54,10 @@ class Meter:
         yield
         self._enter("other")
         self.iterations.append(self._now)
-        self._now = None
+        self._now = Iteration()
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        if self._now is None:
-            yield
-            return
         outer = self._part
         if self.aligned and name in self.communicating:
             self._enter("wait")
@@ -71,18 +68,16 @@ class Meter:
 
     def _enter(self, part: str) -> None:
         """Book time and bytes since the last call to the part that ends."""
-        now, iteration = self._clock(), self._now
-        assert iteration is not None
-        iteration.parts[self._part] += now - self._since
-        iteration.sent[self._part].update(self.ledger.take())
+        now = self._clock()
+        self._now.parts[self._part] += now - self._since
+        self._now.sent[self._part].update(self.ledger.take())
         self._part, self._since = part, now
 
     def moves(self, counts: Tensor) -> None:
         """Note `counts[r]` rows on their way to rank r."""
-        if self._now is not None:
-            for peer, count in enumerate(counts.tolist()):
-                level = self.ledger.topology.level_between(self.ledger.rank, peer)
-                self._now.rows[level or "own"] += count
+        for peer, count in enumerate(counts.tolist()):
+            level = self.ledger.topology.level_between(self.ledger.rank, peer)
+            self._now.rows[level or "own"] += count
 
     def _clock(self) -> float:
         if self.device.type == "cuda":

@@ -53,7 +53,8 @@ def run(point: MoEDecodePoint) -> Outcome:
     held_out = [read(name).held_out for name in FILES]
     prompts = list(_drawn(held_out, point.ranks * point.requests, point.prompt, [point.seed, 1]))
     stored = point.prompt + point.new_tokens
-    memory = KeysValues.shared(model.config, len(prompts), stored) if point.one_machine else None
+    every = torch.ones(len(prompts), dtype=torch.bool)
+    memory = KeysValues(model.config, every, stored).share_memory() if point.one_machine else None
     with ranks_of(point, EXPERIMENT.timeout_s) as started:
         reports = started.run(_decode, point, model, gpu, prompts, memory)
     equal = _same_as_one_process(point, model, prompts, reports[0].tokens)

@@ -28,7 +28,6 @@ def improve_layer(
     of each move: Gumbel noise times a temperature makes this a heat bath, zeros a descent.
     """
     experts, visit, unit_of, present, join, leave = tables
-    side = np.zeros(len(experts), np.int8)  # of a swap: 1 or 2 for tokens that visit one of its experts, 3 for both
     total = 0.0
     for i in range(len(gpu)):
         stay = -noise[i, gpu[i]] - 1e-9
@@ -36,23 +35,21 @@ def improve_layer(
         if change >= stay:
             continue
         of_i, of_j = visitors[first[i] : first[i + 1]], visitors[first[j] : first[j + 1]]
-        side[of_i] |= 1
-        side[of_j] |= 2
+        shared = (experts[of_i] == j).sum(axis=1) > 0  # tokens that visit both
+        both, only_i, only_j = of_i[shared], of_i[~shared], of_j[(experts[of_j] == i).sum(axis=1) == 0]
         change = 0.0
         for level in range(len(weight)):
             a, b = unit_of[level, i], unit_of[level, j]
             if a != b:
-                change += weight[level] * _moved(of_i, side, visit[level], present[level], a, b)
-                change += weight[level] * _moved(of_j, side, visit[level], present[level], b, a)
+                change += weight[level] * _moved(only_i, visit[level], present[level], a, b)
+                change += weight[level] * _moved(only_j, visit[level], present[level], b, a)
         if change - noise[i, gpu[j]] < stay:
             total -= change
             for level in range(len(weight)):
                 if unit_of[level, i] != unit_of[level, j]:
                     one = (experts, visit[level], unit_of[level], present[level], join[level], leave[level])
-                    _swap(one, i, j, of_i, of_j, side)
+                    _swap(one, i, j, only_i, only_j, both)
             gpu[i], gpu[j] = gpu[j], gpu[i]
-        side[of_i] = 0
-        side[of_j] = 0
     return total
 
 
@@ -78,36 +75,32 @@ def _best_partner(
 
 
 @njit(cache=True)
-def _moved(
-    visitors: np.ndarray, side: np.ndarray, visit: np.ndarray, present: np.ndarray, source: int, target: int
-) -> int:
+def _moved(visitors: np.ndarray, visit: np.ndarray, present: np.ndarray, source: int, target: int) -> int:
     """What tokens that visit only one of a swap's experts pay more when it moves from unit `source` to `target`."""
     change = 0
     for token in visitors:
-        if side[token] != 3:
-            if present[token, source] == 1:
-                change -= visit[token, source]
-            if present[token, target] == 0:
-                change += visit[token, target]
+        if present[token, source] == 1:
+            change -= visit[token, source]
+        if present[token, target] == 0:
+            change += visit[token, target]
     return change
 
 
 @njit(cache=True)
-def _swap(tables: Tables, i: int, j: int, of_i: np.ndarray, of_j: np.ndarray, side: np.ndarray) -> None:
-    """Swap the units of experts i and j in the tables of one level; `of_i`, `of_j`: the tokens that visit them."""
+def _swap(tables: Tables, i: int, j: int, only_i: np.ndarray, only_j: np.ndarray, both: np.ndarray) -> None:
+    """Swap the units of experts i and j in the tables of one level, for the tokens that visit one of them, or both."""
     _, _, unit_of, present, _, _ = tables
     a, b = unit_of[i], unit_of[j]
-    concerned = np.concatenate((of_i, of_j[side[of_j] == 2]))
     for sign in (-1, 1):  # take back what their tokens said about both units, swap, and let them say it anew
-        for token in concerned:
+        for token in np.concatenate((only_i, only_j, both)):
             _account(tables, token, a, sign)
             _account(tables, token, b, sign)
         if sign < 0:
             unit_of[i], unit_of[j] = b, a
-            for token in of_i:
+            for token in only_i:
                 present[token, a] -= 1
                 present[token, b] += 1
-            for token in of_j:
+            for token in only_j:
                 present[token, b] -= 1
                 present[token, a] += 1
 
