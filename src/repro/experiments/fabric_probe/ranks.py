@@ -2,7 +2,7 @@
 a step costs a processor beside them, quantising and the optimizer's update."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,22 +18,16 @@ VALUES = 1 << 21  # of the tensor that is quantised, and of the one that is upda
 BLOCK = 256
 
 
-@dataclass(frozen=True)
-class Case:
-    """A collective of `nbytes` (a rank's whole tensor, fp32) in the groups over `levels`."""
+class Case(NamedTuple):
+    """A collective of `nbytes` (a rank's whole tensor, fp32) in the groups over `levels`; over none, work of a rank."""
 
     collective: str
     levels: tuple[str, ...]
     nbytes: int
 
 
-@dataclass
-class Probe:
-    """Seconds of one rank by repeat: of each case, of quantising and restoring `VALUES` values, of updating as many."""
-
-    seconds: dict[Case, list[float]]
-    quantize_s: list[float]
-    update_s: list[float]
+QUANTIZE, UPDATE = Case("quantize", (), 4 * VALUES), Case("update", (), 4 * VALUES)
+Probe = dict[Case, list[float]]  # seconds of one rank by repeat
 
 
 def cases(topology: Topology, sizes: list[int]) -> list[Case]:
@@ -50,7 +44,8 @@ def cases(topology: Topology, sizes: list[int]) -> list[Case]:
 
 
 def probe(rank: int, world_size: int, topology: Topology, sizes: list[int], repeats: int) -> Probe:
-    """Run all cases of some `sizes` in bytes, each once to connect and then `repeats` times."""
+    """Run all cases of some `sizes` in bytes, quantise and restore `VALUES` values, and update as many: each once to connect
+    and then `repeats` times."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     communicator = Communicator(topology, device=device)
     values = torch.rand(1, VALUES, device=device)
@@ -60,11 +55,9 @@ def probe(rank: int, world_size: int, topology: Topology, sizes: list[int], repe
     def there_and_back() -> Tensor:
         return quantize.dequantize(quantize.quantize(values, 8, BLOCK), VALUES, 8, BLOCK, torch.float32)
 
-    return Probe(
-        {case: _seconds(_collective(communicator, case), repeats) for case in cases(topology, sizes)},
-        _seconds(there_and_back, repeats),
-        _seconds(torch.optim.AdamW([parameter], fused=True).step, repeats),
-    )
+    found = {case: _seconds(_collective(communicator, case), repeats) for case in cases(topology, sizes)}
+    update = torch.optim.AdamW([parameter], fused=True).step
+    return found | {QUANTIZE: _seconds(there_and_back, repeats), UPDATE: _seconds(update, repeats)}
 
 
 def _collective(communicator: Communicator, case: Case) -> Callable[[], object]:

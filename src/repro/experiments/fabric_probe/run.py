@@ -1,6 +1,6 @@
 """Probe the network on its ranks, and fit: a table of the ranks' seconds, parameters, errors on sizes not fitted."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ from repro import quantize
 from repro.experiments.base import Outcome
 from repro.experiments.common.launched import Ranks, ranks_of
 from repro.experiments.fabric_probe import EXPERIMENT, FabricProbe, ProbeMetrics
-from repro.experiments.fabric_probe.ranks import VALUES, Probe, probe
+from repro.experiments.fabric_probe.ranks import QUANTIZE, UPDATE, VALUES, Case, Probe, probe
 from repro.scaling import Machine, fit
 from repro.scaling.step import UPDATE_BYTES
 
@@ -42,12 +42,14 @@ def fitted(ranks: Ranks, probes: Sequence[Probe]) -> Probed:
     native, host = torch.cuda.is_available(), ranks.links.state != "the machine's own"
     topology = ranks.point.topology
     sizes = tuple(level.size for level in topology.levels)
-    table = _measured(sizes, probes, native)
+    slowest = np.max([list(probe.values()) for probe in probes], axis=0)  # [cases, repeats]: a case lasts so long
+    seconds = dict(zip(probes[0], np.median(slowest, axis=1).tolist(), strict=True))
+    quantize, update = (VALUES / seconds.pop(work) for work in (QUANTIZE, UPDATE))
+    table = _measured(sizes, seconds, native)
     every_second = table.groupby(["collective", "hop"], sort=False).cumcount() % 2 == 0
     algorithms = {"ring": ("ring",), "direct": ("direct",)}
     found = fit.fit(table[every_second], fit.Model(topology.names, algorithms=algorithms, reduces=True, host=host))
     table = fit.predict(found, table).assign(fitted=every_second.to_numpy())
-    quantize, update = (float(VALUES / _makespan([getattr(p, n) for p in probes])) for n in ("quantize_s", "update_s"))
     machine = Machine(
         network=found.network(*sizes),
         flops_per_s=np.inf,
@@ -68,9 +70,8 @@ def fitted(ranks: Ranks, probes: Sequence[Probe]) -> Probed:
     return Probed(metrics, table, machine)
 
 
-def _measured(sizes: tuple[int, ...], probes: Sequence[Probe], native: bool) -> pd.DataFrame:
+def _measured(sizes: tuple[int, ...], seconds: Mapping[Case, float], native: bool) -> pd.DataFrame:
     """A row per case, for `repro.scaling.fit`."""
-    seconds = _makespan([list(probe.seconds.values()) for probe in probes])
     return pd.DataFrame(
         {
             "source": "probe",
@@ -79,12 +80,7 @@ def _measured(sizes: tuple[int, ...], probes: Sequence[Probe], native: bool) -> 
             "sizes": sizes,
             "hop": case.levels,
             "nbytes": case.nbytes,
-            "seconds": float(found),
+            "seconds": found,
         }
-        for case, found in zip(probes[0].seconds, seconds, strict=True)
+        for case, found in seconds.items()
     )
-
-
-def _makespan(seconds: Sequence) -> np.ndarray | float:
-    """[ranks, .., repeats] to [..]: anything lasts until its slowest rank is done; the median over the repeats."""
-    return np.median(np.max(seconds, axis=0), axis=-1)

@@ -57,7 +57,7 @@ def _probe_and_train(rank: int, world_size: int, trainings: Trainings, repeats: 
 
 def _observation(training: ZeroTrain, plan: Plan, probed: Probed, ranks: Sequence[Report]) -> scaling.Observation:
     """The measured step of a plan, on the machine as it was probed at this rate."""
-    timed = np.max([[step.seconds for step in rank.steps[WARM_UP:]] for rank in ranks], axis=0)
+    timed = np.max([rank.steps.seconds[WARM_UP:] for rank in ranks], axis=0)
     alone = max(rank.compute_seconds or 0.0 for rank in ranks)
     size = (training.micro_batch, training.accumulation)
     return scaling.Observation(plan, training.gpt, probed.machine, float(np.median(timed)), *size, alone)

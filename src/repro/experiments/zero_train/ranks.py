@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -26,22 +27,14 @@ Batch = tuple[Tensor, Tensor]  # tokens and targets, int64 [micro_batch, seq_len
 
 
 @dataclass
-class Step:
-    """What one rank saw of one step. `sent`: bytes by level, None for a library, which has no ledger."""
-
-    loss: float
-    seconds: float
-    sent: dict[str, int] | None
-
-
-@dataclass
 class Report:
-    """What one rank returns. `wire`: kernel counters per timed step, from rank 0 on a shaped network only."""
+    """What one rank returns. `steps`: a row per step with loss, seconds and, where there is a ledger, bytes sent over each
+    level. `wire`: kernel counters by level per timed step, from rank 0 on a shaped network only."""
 
-    steps: list[Step]
+    steps: pd.DataFrame
     state_bytes: int
     compute_seconds: float | None
-    wire: dict[str, float] | None
+    wire: dict[str, float]
 
 
 def train(rank: int, world_size: int, point: ZeroTrain, plan: Plan | None, network: Fabric | None = None) -> Report:
@@ -55,17 +48,18 @@ def train(rank: int, world_size: int, point: ZeroTrain, plan: Plan | None, netwo
         trainer.optimizer, 1 / point.lr_warmup, 1.0, max(1, point.lr_warmup - 1)
     )
     ledger = getattr(trainer.optimizer, "ledger", None)
-    steps, held, before = [], dict[str, int](), None
+    steps, held, before = [], dict[str, int](), {}
     for step in range(point.steps):
         if step == WARM_UP:
             before = _wire(rank, network)
         loss, seconds = timed(partial(trainer.step, _batches(text, point, step, rank)))
-        steps.append(Step(loss, seconds, ledger.take() if ledger else None))
+        sent = ledger.take() if ledger else {}
+        steps.append({"loss": loss, "seconds": seconds} | {f"bytes_{level}": count for level, count in sent.items()})
         held = {kind: max(nbytes, held.get(kind, 0)) for kind, nbytes in trainer.held_bytes().items()}
         warm_up.step()
     after = _wire(rank, network)
-    wire = {level: (after[level] - before[level]) / (point.steps - WARM_UP) for level in after} if after else None
-    return Report(steps, sum(held.values()), compute, wire)
+    wire = {level: (after[level] - before[level]) / (point.steps - WARM_UP) for level in after}
+    return Report(pd.DataFrame(steps), sum(held.values()), compute, wire)
 
 
 def _trainer(point: ZeroTrain, plan: Plan | None) -> Trainer:
@@ -138,10 +132,10 @@ def _keep_freed_memory() -> None:
         libc.mallopt(trim_threshold, (1 << 31) - 1)
 
 
-def _wire(rank: int, network: Fabric | None) -> dict[str, int] | None:
-    """Kernel counters while no rank sends anything."""
+def _wire(rank: int, network: Fabric | None) -> dict[str, int]:
+    """Kernel counters by level while no rank sends anything; empty on other ranks than 0, and without a network."""
     dist.barrier()
-    counters = network.counters() if network is not None and rank == 0 else None
+    counters = network.counters() if network is not None and rank == 0 else {}
     dist.barrier()
     return counters
 

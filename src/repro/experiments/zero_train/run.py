@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pandas as pd
 import torch._dynamo  # noqa: F401  (AdamW imports it on first use: once here, not in 8 ranks at the same time)
 
@@ -9,7 +10,6 @@ from repro import quantize
 from repro.baselines import systems
 from repro.experiments.base import Outcome
 from repro.experiments.common.launched import ranks_of
-from repro.experiments.common.ranks import LEVELS
 from repro.experiments.zero_train import EXPERIMENT, WARM_UP, ZeroTrain, ZeroTrainMetrics
 from repro.experiments.zero_train.plans import plan_of
 from repro.experiments.zero_train.ranks import Report, train
@@ -32,14 +32,10 @@ def run(point: ZeroTrain) -> Outcome:
 
 def _series(reports: list[Report]) -> pd.DataFrame:
     """A row per step: mean loss, the slowest rank's seconds, bytes of all ranks per level (where there is a ledger)."""
-    rows = []
-    for number, ranks in enumerate(zip(*(report.steps for report in reports), strict=True)):
-        row = {"step": number, "loss": sum(rank.loss for rank in ranks) / len(ranks)}
-        row["seconds"] = max(rank.seconds for rank in ranks)
-        if ranks[0].sent is not None:
-            row |= {f"bytes_{level}": sum(rank.sent[level] for rank in ranks) for level in LEVELS}
-        rows.append(row)
-    return pd.DataFrame(rows)
+    table = sum(report.steps for report in reports)
+    table["loss"] /= len(reports)
+    table["seconds"] = np.max([report.steps.seconds for report in reports], axis=0)
+    return table.rename_axis("step").reset_index()
 
 
 def _metrics(
@@ -65,5 +61,5 @@ def _metrics(
         state_bytes_per_rank=max(report.state_bytes for report in reports),
         **predicted,
         **timed.filter(like="bytes_").mean(),
-        **{f"wire_{level}": nbytes for level, nbytes in (reports[0].wire or {}).items()},
+        **{f"wire_{level}": nbytes for level, nbytes in reports[0].wire.items()},
     )
