@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import Field, create_model, model_validator
 
-from repro.records.record import Evidence, Metric
+from repro.records.record import Evidence, Metric, Strict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,10 +35,9 @@ class Shape(NamedTuple):
         return self.nodes * self.in_node
 
 
-class Point(BaseModel):
+class Point(Strict, frozen=True):
     """Parameters of one point. Subclasses add fields with defaults. An unknown key is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     seed: int = Field(0, ge=0)
 
     @model_validator(mode="after")
@@ -88,10 +87,8 @@ Nats = Annotated[float, "nats"]
 BillionParameters = Annotated[float, "10⁹ parameters"]
 
 
-class Metrics(BaseModel):
+class Metrics(Strict, frozen=True):
     """The numbers of a run. The type of a field is its unit. Fields that not every run reports default to None."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @classmethod
     def units(cls) -> dict[str, str]:

@@ -9,8 +9,7 @@ import torch._dynamo  # noqa: F401  (AdamW imports it on first use: once here, n
 from repro import quantize, scaling
 from repro.experiments.base import Outcome
 from repro.experiments.common.launched import ranks_of
-from repro.experiments.fabric_probe.ranks import Probe, probe
-from repro.experiments.fabric_probe.run import Probed, fitted
+from repro.experiments.fabric_probe.run import Probe, Probed, fitted, probe
 from repro.experiments.scaling_step import ERRORS, EXPERIMENT, ScalingStep, ScalingStepMetrics
 from repro.experiments.zero_train import WARM_UP, ZeroTrain
 from repro.experiments.zero_train.ranks import Report, train
