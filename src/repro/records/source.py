@@ -145,7 +145,8 @@ def _kept() -> dict[str, str]:
 def parse(text: str, name: str, code_files: Mapping[str, str]) -> Module:
     """Definitions and imports of the module `name` with source `text`. `code_files`: digests of the files in other
     languages beside it, by name; a definition that names one depends on it."""
-    body = [statement for statement in ast.parse(text).body if not _for_checkers(statement)]
+    body = ast.parse(text).body
+    body = [each for each in body if not isinstance(each, ast.If) or ast.unparse(each.test) != "TYPE_CHECKING"]
     bound = _bound(body)
     scope = {own: full or f"{name}.{own}" for own, full in bound.items()}
     definitions = []
@@ -158,11 +159,6 @@ def parse(text: str, name: str, code_files: Mapping[str, str]) -> Module:
         definitions.append(Definition(names, digest(code.encode()), tuple(sorted(writer.uses))))
     imports = {own: full for own, full in bound.items() if full is not None and full.startswith("repro.")}
     return Module(tuple(definitions), imports)
-
-
-def _for_checkers(statement: ast.stmt) -> bool:
-    """Whether only a type checker sees this statement."""
-    return isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING"
 
 
 def _is_docstring(statement: ast.stmt) -> bool:

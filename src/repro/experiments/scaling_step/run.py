@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-import torch._dynamo  # noqa: F401  (AdamW imports it on first use: once here, not in every rank)
 
 from repro import quantize, scaling
 from repro.experiments.base import Outcome
@@ -12,7 +11,7 @@ from repro.experiments.common.launched import ranks_of
 from repro.experiments.fabric_probe.run import Probe, Probed, fitted, probe
 from repro.experiments.scaling_step import ERRORS, EXPERIMENT, ScalingStep, ScalingStepMetrics
 from repro.experiments.zero_train import WARM_UP, ZeroTrain
-from repro.experiments.zero_train.ranks import Report, train
+from repro.experiments.zero_train.run import Report, train
 from repro.scaling.fit import error_quantiles
 from repro.zero import Plan, plan
 
@@ -63,6 +62,7 @@ def _observation(training: ZeroTrain, plan: Plan, probed: Probed, ranks: Sequenc
 
 
 def _compared(measured: list[tuple[float, scaling.Observation]], factors: dict[str, float]) -> pd.DataFrame:
+    """A row per plan and rate: measured and predicted steps, and the logarithms of their ratios."""
     table = pd.DataFrame(
         {
             "plan": one.plan.name,
@@ -74,10 +74,8 @@ def _compared(measured: list[tuple[float, scaling.Observation]], factors: dict[s
         }
         for rate, one in measured
     )
-    return table.assign(
-        log_error=np.log(table.predicted / table.measured),
-        log_error_probed_only=np.log(table.probed_only / table.measured),
-    )
+    errors = np.log(table[["predicted", "probed_only"]].div(table.measured, axis=0))
+    return table.assign(log_error=errors.predicted, log_error_probed_only=errors.probed_only)
 
 
 def _errors(new: pd.DataFrame) -> dict[str, float]:
