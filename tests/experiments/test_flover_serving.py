@@ -54,7 +54,8 @@ def test_windows_in_lone_requests_times_and_what_the_model_says_of_them():
     assert metrics["latency_first"] == metrics["total_seconds"] > metrics["window_seconds"]
     for name in ("total_seconds", "latency_mean", "latency_p99"):
         assert metrics[f"error_{name}"] == pytest.approx(metrics[f"predicted_{name}"] / metrics[name] - 1)
-        assert EXPERIMENT.units[f"predicted_{name}"] == "s" and EXPERIMENT.units[f"error_{name}"] == "1"
+        units = EXPERIMENT.metrics.units()
+        assert units[f"predicted_{name}"] == "s" and units[f"error_{name}"] == "1"
     assert metrics["predicted_total_seconds"] > metrics["window_seconds"]
     assert point.label.startswith("dynamic4-2T1-predicted-fixed-n3")
 

@@ -8,7 +8,7 @@ import pytest
 from repro import experiments
 from repro.emulate import netns
 from repro.experiments.zero_train import ZeroTrain
-from repro.experiments.zero_train import ranks as zero_ranks
+from repro.experiments.zero_train import run as training
 from repro.experiments.zero_train.plans import plan_of
 from repro.quantize import payload_bytes
 from repro.records import record
@@ -95,7 +95,7 @@ def test_libraries_train_the_same_model_on_the_same_data(plan, ddp_losses):
 @pytest.mark.exhaustive
 def test_a_large_model_is_made_real_in_parts_and_is_the_same_under_every_system(monkeypatch):
     """As the 10 and 20 billion parameters of tier cluster are; no compute time is then measured alone."""
-    monkeypatch.setattr(zero_ranks, "LARGE_PARAMETERS", 0)
+    monkeypatch.setattr(training, "LARGE_PARAMETERS", 0)
     found = [_run(plan=plan, **LEARNING) for plan in ("zero3", "fsdp2", "deepspeed_zero3")]
     ours, *libraries = (outcome.series.loss.tolist() for outcome in found)
     for losses in libraries:

@@ -54,10 +54,10 @@ def tree(tmp_path, monkeypatch):
         return source.source_hash("repro.experiments.trial")
 
     def forget():
-        for cached in (source._module, source.is_module, source._kept, source._layout, source._code_files):
+        for cached in (source._module, source._files, source._kept, source._code_files):
             cached.cache_clear()
 
-    monkeypatch.setattr(source, "_store", lambda: tmp_path / "definitions.json")
+    monkeypatch.setattr(source, "_store", lambda: tmp_path / "source_hashes.json")
     yield hashed
     forget()
 
@@ -162,11 +162,11 @@ def test_code_in_other_languages_counts(tree):
     assert tree(files | {"kernel.cpp": "int x = 1;"}) != tree(files | {"kernel.cpp": "int x = 2;"})
 
 
-def test_what_was_parsed_before_gives_the_same(tree, tmp_path):
+def test_a_hash_is_kept_and_a_file_that_was_cut_is_not_read(tree, tmp_path):
     first = tree(START)
-    assert (tmp_path / "definitions.json").exists()
+    assert (tmp_path / "source_hashes.json").exists()
     assert tree(START) == first
-    (tmp_path / "definitions.json").write_text('{"cut": [')
+    (tmp_path / "source_hashes.json").write_text('{"sources": ')
     assert tree(START) == first
 
 

@@ -1,6 +1,5 @@
 """What all systems that train have in common: one call is one update."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,8 +30,9 @@ class Training:
     init: Callable[[nn.Module], None] | None = None
 
 
-class Trainer(ABC):
-    """A model with its optimizer, trained by all ranks of the default process group together.
+class Trainer:
+    """A model with its optimizer, trained by all ranks of the default process group together: as it stands with a
+    `repro.zero.ZeroOptimizer`; a library has a class of its own.
 
     `model(inputs, targets)` is the mean loss over a micro-batch. A learning-rate schedule changes the `param_groups` of
     `optimizer`, a torch optimizer; its parameters are the library's own shards, in a layout of the library.
@@ -63,17 +63,17 @@ class Trainer(ABC):
         Activations and buffers of a collective in flight are not counted. Empty before the first step."""
         return self._held
 
-    @abstractmethod
     def _backward(self, loss: Tensor, last: bool) -> None:
         """Backward of one micro-batch, the `last` of a step or an earlier one."""
+        loss.backward()
 
-    @abstractmethod
     def _count(self) -> dict[str, int]:
         """The bytes of `held_bytes`, now."""
+        return self.optimizer.held_bytes()
 
-    @abstractmethod
     def _update(self) -> None:
         """Clip, update the weights, and drop the gradients."""
+        self.optimizer.step()
 
 
 def check(model: nn.Module, topology: Topology, dtype: torch.dtype) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from repro import paths
 from repro.claims.claim import Claim, Published, Scope
@@ -32,10 +32,9 @@ class Paper(Strict):
     published: str = ""
 
 
-class Group(BaseModel):
+class Group(BaseModel, extra="allow"):
     """Claims by id. All other keys are fields of `Claim` that they share; what a claim says itself comes first."""
 
-    model_config = ConfigDict(extra="allow")
     claims: dict[str, dict[str, Any]]
 
 

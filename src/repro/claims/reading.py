@@ -5,7 +5,7 @@ sequence) are compared inside one configuration and one evidence kind, repeat by
 """
 
 import itertools
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,12 +129,15 @@ def read(
     `ordering` takes the smallest step of a sequence instead of first to last.
     """
     runs = {path: run for path, run in sorted(records.items()) if run.experiment == reading.experiment}
-    if nothing := _nothing(reading, runs):
+    groups = [{path: run for path, run in runs.items() if matches(run, filters)} for filters in reading.groups]
+    if nothing := _nothing(reading, runs, groups):
         return nothing
-    samples = [s for cell in _cells(reading, runs).items() if (s := _sample(reading, runs, *cell, ordering))]
+    compared = [run for path, run in runs.items() if any(path in group for group in groups)]
+    cells = dict.fromkeys((run.evidence, reading.configuration(run)) for run in compared if run.status == "ok")
+    samples = [found for cell in cells if (found := _sample(reading, groups, *cell, ordering))]
     if not samples:
-        compared = "; ".join(map(words, reading.groups))
-        return Nothing("not run", f"no runs that differ only in what is compared ({compared}), or the reference is 0")
+        sides = "; ".join(map(words, reading.groups))
+        return Nothing("not run", f"no runs that differ only in what is compared ({sides}), or the reference is 0")
 
     def rank(sample: Sample) -> tuple[bool, int, int]:
         outside = not all(in_scope(run) for run in sample.runs.values())
@@ -149,52 +152,41 @@ def read(
     return best
 
 
-Cell = tuple[Evidence, tuple[tuple[str, Any], ...]]  # evidence kind and configuration
-Repeats = dict[tuple[int, int], list[tuple[Path, float]]]  # by (repeat, seed); of several runs the first is read
-
-
-def _cells(reading: Reading, runs: Runs) -> dict[Cell, list[Repeats]]:
-    """Paths and values of the usable runs of every group."""
-    cells: dict[Any, list[Repeats]] = defaultdict(lambda: [defaultdict(list) for _ in reading.groups])
-    for path, run in runs.items():
-        value = reading.of_run(run)
-        for number, filters in enumerate(reading.groups):
-            if value is not None and matches(run, filters):
-                groups = cells[run.evidence, reading.configuration(run)]
-                groups[number][run.repeat, run.seed].append((path, value))
-    return cells
-
-
-def _sample(reading: Reading, runs: Runs, cell: Cell, groups: list[Repeats], ordering: bool) -> Sample | None:
-    """Values of the repeats that every group of the cell has; None when there is none."""
-    evidence, configuration = cell
-    common = sorted(set.intersection(*map(set, groups)))
-    taken = [[group[repeat][0] for group in groups] for repeat in common]
-    combined = [reading.combine([value for _, value in found], ordering) for found in taken]
+def _sample(
+    reading: Reading, groups: list[Runs], evidence: Evidence, configuration: tuple, ordering: bool
+) -> Sample | None:
+    """Values of the repeats that every group has of one evidence kind and configuration; None when there is none."""
+    alike = [{p: run for p, run in group.items() if reading.configuration(run) == configuration} for group in groups]
+    usable = [
+        [(path, run) for path, run in group.items() if run.evidence == evidence and reading.of_run(run) is not None]
+        for group in alike
+    ]
+    repeats = [{(run.repeat, run.seed): (path, run) for path, run in reversed(group)} for group in usable]  # the first
+    common = sorted(set.intersection(*map(set, repeats)))
+    taken = [[group[repeat] for group in repeats] for repeat in common]
+    combined = [reading.combine([reading.of_run(run) for _, run in found], ordering) for found in taken]
     values = [value for value in combined if value is not None]
     if not values:
         return None
-    alike = [run for run in runs.values() if reading.configuration(run) == configuration]
-    mine = [run for run in alike if any(matches(run, filters) for filters in reading.groups)]
+    mine = {path: run for group in alike for path, run in group.items()}
     remarks = []
     for status in ("failed", "skipped"):
-        if bad := [run for run in mine if run.status == status]:
+        if bad := [run for run in mine.values() if run.status == status]:
             kinds = ", ".join(sorted({str(run.cause) for run in bad}))
             remarks.append(f"{status}: {kinds} ({len(bad)} of {len(mine)} runs)")
-    if alone := sum(len(group) - len(common) for group in groups):
+    if alone := sum(len(group) - len(common) for group in repeats):
         remarks.append(f"{alone} runs have no partner of the same repeat")
-    if doubled := sum(len(found) - 1 for group in groups for found in group.values()):
+    if doubled := sum(map(len, usable)) - sum(map(len, repeats)):
         remarks.append(f"{doubled} further runs of the same repeat were not read")
-    used = {path: runs[path] for found in taken for path, _ in found}
+    used = {path: run for found in taken for path, run in found}
     return Sample(values, evidence, dict(configuration), used, remarks)
 
 
-def _nothing(reading: Reading, runs: Runs) -> Nothing | None:
+def _nothing(reading: Reading, runs: Runs, groups: list[Runs]) -> Nothing | None:
     """Why some group has no usable run; None when all have one. `runs`: all of the experiment."""
     if not runs:
         return Nothing("not run", f"no record of {reading.experiment}")
-    for filters in reading.groups:
-        found = {path: run for path, run in runs.items() if matches(run, filters)}
+    for filters, found in zip(reading.groups, groups, strict=True):
         if any(reading.of_run(run) is not None for run in found.values()):
             continue
         bad = {path: run for path, run in found.items() if run.status != "ok"}

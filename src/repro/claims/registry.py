@@ -62,8 +62,9 @@ def _check_reading(claim: Claim, where: str) -> None:
         allowed = ", ".join(experiments.names())
         raise config.ConfigError(f"{where}: value.experiment: found {reading.experiment!r}; allowed: {allowed}")
     experiment = experiments.get(reading.experiment)
-    fields, metrics = set(experiment.parameters.model_fields), set(experiment.units)
-    known = fields | experiment.reports
+    units = experiment.metrics.units()
+    fields, metrics = set(experiment.parameters.model_fields), set(units)
+    known = fields | metrics | set(experiment.conditions)
     ends = [f"{reading.metric}_low", f"{reading.metric}_high"] if reading.banded else []
     asked: dict[str, tuple[Iterable[str], set[str]]] = {
         "value.metric": ([reading.metric, *ends], metrics),
@@ -78,8 +79,8 @@ def _check_reading(claim: Claim, where: str) -> None:
     for group in reading.groups:
         values = {k: v for k, v in group.items() if k in fields and not isinstance(v, dict | list)}
         config.point(reading.experiment, values, f"{where}: value")
-    if (units := _units(reading, experiment.units)) and claim.unit not in units:
-        raise config.ConfigError(f"{where}: unit: found {claim.unit!r}; allowed: {', '.join(sorted(units))}")
+    if (allowed := _units(reading, units)) and claim.unit not in allowed:
+        raise config.ConfigError(f"{where}: unit: found {claim.unit!r}; allowed: {', '.join(sorted(allowed))}")
 
 
 def _units(reading: Reading, units: Mapping[str, str]) -> set[str]:

@@ -7,12 +7,11 @@ Its module `run` has the function `run(point) -> Outcome` and is imported when a
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import Field, create_model, model_validator
 
-from repro.records.record import Evidence, Metric
+from repro.records.record import Evidence, Metric, Strict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,10 +35,9 @@ class Shape(NamedTuple):
         return self.nodes * self.in_node
 
 
-class Point(BaseModel):
+class Point(Strict, frozen=True):
     """Parameters of one point. Subclasses add fields with defaults. An unknown key is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     seed: int = Field(0, ge=0)
 
     @model_validator(mode="after")
@@ -89,24 +87,14 @@ Nats = Annotated[float, "nats"]
 BillionParameters = Annotated[float, "10⁹ parameters"]
 
 
-class Metrics(BaseModel):
+class Metrics(Strict, frozen=True):
     """The numbers of a run. The type of a field is its unit. Fields that not every run reports default to None."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @classmethod
     def units(cls) -> dict[str, str]:
         """Unit of every field: of `Seconds` as of `Seconds | None` it is "s"."""
-        parts = {name: (kind, *get_args(kind)) for name, kind in cls.kinds().items()}
-        return {
-            name: next(p.__metadata__[0] for p in each if hasattr(p, "__metadata__")) for name, each in parts.items()
-        }
-
-    @classmethod
-    def kinds(cls) -> dict[str, Any]:
-        """Type of every field."""
-        hints = get_type_hints(cls, include_extras=True)
-        return {name: hints[name] for name in cls.model_fields}
+        fields = cls.model_fields.items()
+        return {name: (each.metadata or get_args(each.annotation)[0].__metadata__)[0] for name, each in fields}
 
     def with_units(self) -> dict[str, Metric]:
         """The reported numbers as a record holds them."""
@@ -122,7 +110,7 @@ def metrics(kind: Any, *names: str) -> type[Metrics]:
 
 def prefixed(prefix: str, kind: type[Metrics]) -> type[Metrics]:
     """A base class with the fields of `kind`, their names after `prefix`."""
-    fields = {f"{prefix}{name}": (each, kind.model_fields[name].default) for name, each in kind.kinds().items()}
+    fields = {f"{prefix}{name}": (each.annotation, each) for name, each in kind.model_fields.items()}
     return create_model("Prefixed", __base__=Metrics, **fields)
 
 
@@ -167,16 +155,6 @@ class Experiment:
     timeout_s: float = 600.0
     timed: bool = True
     predicts: Mapping[str, Callable[[Any, str], float | None]] = field(default_factory=dict)
-
-    @cached_property
-    def units(self) -> Mapping[str, str]:
-        """Unit of every metric that a record can hold."""
-        return self.metrics.units()
-
-    @property
-    def reports(self) -> frozenset[str]:
-        """Every metric and condition that a record can hold."""
-        return frozenset((*self.metrics.model_fields, *self.conditions))
 
     def run(self, point: Any) -> Outcome:
         """What `run` in the module `run` of the experiment's package yields. The module is imported now."""

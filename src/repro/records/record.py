@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AwareDatetime, BaseModel, Field, ValidationError, model_validator
 
 from repro.files import replacing
 
@@ -36,10 +36,8 @@ class Cause(StrEnum):
     UNEXPECTED = "unexpected"  # an exception that fits none of the above; `detail` holds it
 
 
-class Strict(BaseModel):
+class Strict(BaseModel, extra="forbid", allow_inf_nan=False):
     """A model that refuses unknown keys, nan and infinity."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class Metric(Strict):

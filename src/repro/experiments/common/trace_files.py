@@ -13,28 +13,24 @@ TRAIN_FRACTION = 0.7  # of gpt-oss's sequences
 
 @dataclass(frozen=True)
 class Source:
-    """A trace and, by token, its domain and whether it is held out whatever the seed (None: drawn by the seed)."""
+    """A trace and, by token, its domain and whether it is held out."""
 
     trace: Trace
     domain: np.ndarray
-    held_out: np.ndarray | None
+    held_out: np.ndarray
 
-    def parts(self, train_domain: str, test_domain: str, seed: int) -> tuple[Trace, Trace]:
+    def parts(self, train_domain: str = ALL, test_domain: str = ALL) -> tuple[Trace, Trace]:
         """(tokens to place by, tokens to judge on): of these domains, and never of the same sequence."""
-        if self.held_out is None:
-            train, _ = self.trace.split(TRAIN_FRACTION, seed)
-            held_out = ~np.isin(self.trace.sequences, train.sequences)
-        else:
-            held_out = self.held_out
-        return self.trace.take(~held_out & self.of(train_domain)), self.trace.take(held_out & self.of(test_domain))
+        train, test = ~self.held_out & self.of(train_domain), self.held_out & self.of(test_domain)
+        return self.trace.take(train), self.trace.take(test)
 
     def of(self, domain: str) -> np.ndarray:
         """Bool [tokens]: those of a domain."""
         return np.ones(self.trace.tokens, bool) if domain == ALL else self.domain == domain
 
 
-def open_trace(name: TraceName, top_k: int = 1) -> Source:
-    """Read a shipped trace, the first k experts of each token."""
+def open_trace(name: TraceName, seed: int, top_k: int = 1) -> Source:
+    """Read a shipped trace, the first k experts of each token. `seed` draws what of gpt-oss is held out."""
     variant = name.removeprefix("gpt_moe_")
     path = paths.data("gptoss20b_routing.npz" if name == "gptoss20b" else f"gpt_moe_routing_{variant}.npz")
     trace = exflow.load_trace(path, experts(name), top_k)
@@ -45,4 +41,6 @@ def open_trace(name: TraceName, top_k: int = 1) -> Source:
         # Parts of one benchmark (its test, validation and development sets) are one domain.
         known = sorted(domains(name), key=len, reverse=True)
         families = [next((d for d in known if part.startswith(d)), part) for part in map(str, file["dataset_names"])]
-        return Source(trace, np.array(families)[file["dataset"]][trace.sequences], None)
+        train, _ = trace.split(TRAIN_FRACTION, seed)
+        held_out = ~np.isin(trace.sequences, train.sequences)
+        return Source(trace, np.array(families)[file["dataset"]][trace.sequences], held_out)

@@ -31,5 +31,5 @@ class AffinityMetrics(
 
 
 EXPERIMENT = Experiment(
-    parameters=AffinityPoint, metrics=AffinityMetrics, conditions=("routing", "tokens_used"), timeout_s=300, timed=False
+    AffinityPoint, AffinityMetrics, conditions=("routing", "tokens_used"), timeout_s=300, timed=False
 )

@@ -13,7 +13,7 @@ from repro.experiments.exflow_affinity import AffinityMetrics, AffinityPoint
 def run(point: AffinityPoint) -> Outcome:
     """Series, rows of two kinds: `pair` (of layers: layer, bits, share, shuffled_bits, shuffled_share) and `routing`
     (the conditional routing of the middle pair: layer, from_expert, to_expert, probability)."""
-    source = open_trace(point.trace)
+    source = open_trace(point.trace, point.seed)
     trace = source.trace.take(source.of(point.domain))
     if point.tokens:
         trace = trace.sample(point.tokens, point.seed)

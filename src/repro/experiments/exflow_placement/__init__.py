@@ -60,8 +60,5 @@ class PlacementMetrics(
 
 
 EXPERIMENT = Experiment(
-    parameters=PlacementPoint,
-    metrics=PlacementMetrics,
-    conditions=("routing", "tokens_used", "search", "time_limited"),
-    timed=False,
+    PlacementPoint, PlacementMetrics, conditions=("routing", "tokens_used", "search", "time_limited"), timed=False
 )

@@ -9,7 +9,7 @@ from repro.experiments.exflow_placement import HOPS, SHARES, PlacementMetrics, P
 
 def run(point: PlacementPoint) -> Outcome:
     """Place, count, and bound what any placement could reach."""
-    train, held_out = open_trace(point.trace).parts(point.train_domain, point.test_domain, point.seed)
+    train, held_out = open_trace(point.trace, point.seed).parts(point.train_domain, point.test_domain)
     if point.train_tokens:
         train = train.sample(point.train_tokens, point.seed)
     counts = exflow.transitions(train)

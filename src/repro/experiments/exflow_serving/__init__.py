@@ -52,6 +52,4 @@ class ServingMetrics(
     """Of held-out sequences. Top-1 has hops and load with the copies, top-k the GPUs and nodes that tokens visit."""
 
 
-EXPERIMENT = Experiment(
-    parameters=ServingPoint, metrics=ServingMetrics, conditions=("routing", "search", "time_limited"), timed=False
-)
+EXPERIMENT = Experiment(ServingPoint, ServingMetrics, conditions=("routing", "search", "time_limited"), timed=False)

@@ -11,7 +11,7 @@ from repro.experiments.exflow_serving import ServingMetrics, ServingPoint
 
 def run(point: ServingPoint) -> Outcome:
     """Placed by one part of the trace, counted on the other."""
-    train, held_out = open_trace(point.trace, point.top_k).parts(ALL, ALL, point.seed)
+    train, held_out = open_trace(point.trace, point.seed, point.top_k).parts()
     counts, limit = exflow.transitions(train), point.time_limit_s
     placement = exflow.place(counts, point.gpus, point.gpus_per_node, point.method, point.seed, limit, ROUNDS)
     notes = [placement.note or point.method]

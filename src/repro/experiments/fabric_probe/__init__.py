@@ -28,4 +28,4 @@ class ProbeMetrics(
     parameters, those of a level only where it has more than one member."""
 
 
-EXPERIMENT = Experiment(parameters=FabricProbe, metrics=ProbeMetrics, conditions=("fabric",), timeout_s=900)
+EXPERIMENT = Experiment(FabricProbe, ProbeMetrics, conditions=("fabric",), timeout_s=900)

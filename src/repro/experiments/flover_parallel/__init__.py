@@ -48,6 +48,4 @@ class ParallelMetrics(ServedMetrics):
     tokens_equal_fraction: Number
 
 
-EXPERIMENT = Experiment(
-    parameters=ParallelPoint, metrics=ParallelMetrics, conditions=("fabric", "requests_checked"), timeout_s=900
-)
+EXPERIMENT = Experiment(ParallelPoint, ParallelMetrics, conditions=("fabric", "requests_checked"), timeout_s=900)

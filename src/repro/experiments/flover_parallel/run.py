@@ -7,7 +7,7 @@ from repro.experiments.base import Outcome
 from repro.experiments.common.launched import gpu_of_job, ranks_of
 from repro.experiments.common.serving import PAPER_PROMPT_TOKENS
 from repro.experiments.flover_parallel import EXPERIMENT, ParallelMetrics, ParallelPoint
-from repro.experiments.flover_serving.workload import uniform
+from repro.experiments.flover_serving.inputs import uniform
 from repro.flover import workload
 from repro.flover.buffers import LAYOUTS
 from repro.flover.engine import Engine, ServingReport

@@ -49,6 +49,4 @@ class QueueMetrics(
     """Mean and standard deviation over the draws. A fixed interval has a single draw, and its deviations are 0."""
 
 
-EXPERIMENT = Experiment(
-    parameters=QueuePoint, metrics=QueueMetrics, conditions=("reference",), timeout_s=120, timed=False
-)
+EXPERIMENT = Experiment(QueuePoint, QueueMetrics, conditions=("reference",), timeout_s=120, timed=False)

@@ -17,12 +17,10 @@ def run(point: QueuePoint) -> Outcome:
     if point.table == "fig8":
         seeds = np.random.SeedSequence(point.seed).generate_state(point.seeds).tolist()
         table = pd.DataFrame([_row(point, poisson_arrivals(point.requests, interval_s, s).tolist(), s) for s in seeds])
-        sample = table
     else:
         counts = sorted({2**i for i in range(point.requests.bit_length())} | {point.requests})
         table = pd.DataFrame([_row(point, fixed_arrivals(count, interval_s).tolist(), 0) for count in counts])
-        sample = table[table.requests == point.requests]
-    drawn = sample.drop(columns=["requests", "draw"])
+    drawn = table[table.requests == point.requests].drop(columns=["requests", "draw"])
     metrics = QueueMetrics(**drawn.mean(), **drawn.std(ddof=0).add_suffix("_sd"))
     conditions = {"reference": "serial first come, first served with the same single-request time"}
     return Outcome(metrics, evidence="modelled", conditions=conditions, series=table)

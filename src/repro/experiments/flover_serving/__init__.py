@@ -97,7 +97,5 @@ class ServingMetrics(
 
 
 EXPERIMENT = Experiment(
-    parameters=ServingPoint,
-    metrics=ServingMetrics,
-    conditions=("weights", "threads", "linear", "kernels", "scales", "lone_reference"),
+    ServingPoint, ServingMetrics, conditions=("weights", "threads", "linear", "kernels", "scales", "lone_reference")
 )

@@ -1,13 +1,12 @@
 """What the queue model predicts for a point of `flover_serving`, given times measured on this machine."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from repro.experiments.flover_serving import ServingPoint
 from repro.flover import queueing
 from repro.flover.arrivals import RequestShape
-from repro.flover.engine import ServingReport
 from repro.flover.measured import measure, spread
 from repro.flover.queueing import MeasuredTimes, Policy, QueueRun
 from repro.models.decoder import Decoder
@@ -40,13 +39,12 @@ def policy(point: ServingPoint, capacity: int, window_s: float, slowdown: Callab
     return queueing.Batches(point.batch_size, window_s if point.engine == "dynamic" else None, capacity)
 
 
-def compared(found: QueueRun, report: ServingReport) -> dict[str, float]:
-    """Predicted seconds, and how far they are from the measured ones: predicted ÷ measured - 1."""
-    latency = [generation.latency_s for generation in report.generations]
-    pairs = {
-        "total_seconds": (found.total_seconds, report.total_seconds),
-        "latency_mean": (np.mean(found.latency_s), np.mean(latency)),
-        "latency_p99": (np.percentile(found.latency_s, 99), np.percentile(latency, 99)),
+def compared(found: QueueRun, measured: Mapping[str, float]) -> dict[str, float]:
+    """Predicted seconds, and how far they are from the `measured` ones: predicted ÷ measured - 1."""
+    predicted = {
+        "total_seconds": found.total_seconds,
+        "latency_mean": np.mean(found.latency_s),
+        "latency_p99": np.percentile(found.latency_s, 99),
     }
-    metrics = {f"predicted_{name}": float(ours) for name, (ours, _) in pairs.items()}
-    return metrics | {f"error_{name}": float(ours / theirs - 1) for name, (ours, theirs) in pairs.items()}
+    errors = {f"error_{name}": seconds / measured[name] - 1 for name, seconds in predicted.items()}
+    return errors | {f"predicted_{name}": seconds for name, seconds in predicted.items()}

@@ -12,7 +12,7 @@ from repro.baselines import instances
 from repro.baselines.batching import DynamicScheduler, StaticScheduler, divergence, lone, serial
 from repro.baselines.instances import Served
 from repro.experiments.base import Outcome
-from repro.experiments.flover_serving import ServingMetrics, ServingPoint, models, prediction, workload
+from repro.experiments.flover_serving import ServingMetrics, ServingPoint, inputs, prediction
 from repro.flover.buffers import LAYOUTS
 from repro.flover.engine import Engine, ServingReport
 from repro.flover.measured import spread
@@ -29,21 +29,21 @@ _SAMPLE = 4
 def prepare(point: ServingPoint) -> None:
     """Parse the file of a model that reads text."""
     if point.model == "smollm2-135m":
-        models.text_tokens()
+        inputs.text_tokens()
 
 
 def run(point: ServingPoint) -> Outcome:
     """Serve the workload once in real time, then (untimed) decode requests alone for the comparison."""
     threads = _physical_cores()
     torch.set_num_threads(threads)
-    model = models.load(point)
-    shapes = workload.shapes(point, point.interval_s)
-    requests = models.requests(point, shapes)
+    model = inputs.model(point)
+    shapes = inputs.shapes(point, point.interval_s)
+    requests = inputs.requests(point, shapes)
     capacity = max(request.kv_tokens for request in requests)
     t1 = _seconds_alone(model, requests, capacity) if point.interval_t1 or point.window_t1 else 0.0
     if point.interval_t1:
-        shapes = workload.shapes(point, point.interval_t1 * t1)
-        requests = models.requests(point, shapes)
+        shapes = inputs.shapes(point, point.interval_t1 * t1)
+        requests = inputs.requests(point, shapes)
     window_s = point.window_t1 * t1 or point.window_s
     times = prediction.measured(point, model, shapes, capacity) if point.predict else None
     own_threads, slowdown = f"{threads}", evenly
@@ -59,7 +59,7 @@ def run(point: ServingPoint) -> Outcome:
         report = _serve(point, model, requests, capacity, window_s)
     if times is not None:
         found = prediction.policy(point, capacity, window_s, slowdown).run(shapes, times)
-        optional |= prediction.compared(found, report)
+        optional |= prediction.compared(found, summary(report))
     every = point.check_tokens and point.engine != "serial"  # which does the same
     alone = lone(model, requests if every else _sample(requests), capacity)
     answers = {generation.request.id: generation for generation in report.generations}
@@ -76,11 +76,11 @@ def run(point: ServingPoint) -> Outcome:
         **optional,
     )
     conditions = {
-        "weights": models.description(point),
+        "weights": inputs.weights(point),
         "threads": own_threads,
         "linear": model.head.layout,
         "kernels": model.kernels.name,
-        "scales": workload.description(point),
+        "scales": inputs.scales(point),
         "lone_reference": f"{len(alone)} of {len(requests)} requests, decoded alone after the timed run",
     }
     return Outcome(metrics, conditions=conditions, series=_series(report, gaps))
@@ -90,7 +90,7 @@ def _serve_by_instances(point: ServingPoint, requests: Sequence[Request], capaci
     """A process with the model for each request, or as many as the point says."""
     count = point.instances or len(requests)
     paces = spread(count) if point.predict else ()
-    return instances.serve(functools.partial(models.load, point), requests, count, capacity, threads, paces)
+    return instances.serve(functools.partial(inputs.model, point), requests, count, capacity, threads, paces)
 
 
 def _serve(

@@ -80,6 +80,4 @@ class MoEDecodeMetrics(
     leaving_node_fraction: Number | None = None
 
 
-EXPERIMENT = Experiment(
-    parameters=MoEDecodePoint, metrics=MoEDecodeMetrics, conditions=("fabric", "requests_checked"), timeout_s=1800
-)
+EXPERIMENT = Experiment(MoEDecodePoint, MoEDecodeMetrics, conditions=("fabric", "requests_checked"), timeout_s=1800)

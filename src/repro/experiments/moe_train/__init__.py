@@ -70,4 +70,4 @@ class MoeTrainMetrics(*_followed(Nats, "loss"), *_followed(Bits, *_BITS), *_foll
     stay_low: Number | None = None
 
 
-EXPERIMENT = Experiment(parameters=MoeTrain, metrics=MoeTrainMetrics, timeout_s=4 * 3600.0, timed=False)
+EXPERIMENT = Experiment(MoeTrain, MoeTrainMetrics, timeout_s=4 * 3600.0, timed=False)

@@ -43,4 +43,4 @@ class ScalingDecodeMetrics(
     """Of every mode, the paper's two ratios against two all-to-alls, and what a placement does to held-out tokens."""
 
 
-EXPERIMENT = Experiment(parameters=ScalingDecode, metrics=ScalingDecodeMetrics, timed=False)
+EXPERIMENT = Experiment(ScalingDecode, ScalingDecodeMetrics, timed=False)

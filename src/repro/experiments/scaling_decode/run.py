@@ -6,7 +6,7 @@ from repro import exflow, scaling
 from repro.experiments.base import Outcome
 from repro.experiments.common.modelled import bands_of
 from repro.experiments.common.trace_files import open_trace
-from repro.experiments.common.traces import ALL, ROUNDS
+from repro.experiments.common.traces import ROUNDS
 from repro.experiments.scaling_decode import MODES, PER_NODE, PLACEMENTS, ScalingDecode, ScalingDecodeMetrics
 from repro.scaling import decode
 
@@ -47,7 +47,7 @@ def run(point: ScalingDecode) -> Outcome:
 
 def _routing(point: ScalingDecode, method: str) -> decode.Routing:
     """What a placement does to the tokens of held-out text, on our trained model of as many experts."""
-    train, held_out = open_trace(f"gpt_moe_{point.experts}e", 1).parts(ALL, ALL, point.seed)
+    train, held_out = open_trace(f"gpt_moe_{point.experts}e", point.seed).parts()
     counts = exflow.transitions(train)
     placement = exflow.place(counts, point.gpus, PER_NODE, method, point.seed, point.time_limit_s, ROUNDS)
     return decode.Routing.of(exflow.evaluate(placement, held_out))

@@ -38,4 +38,4 @@ class ScalingMapMetrics(
     crossover_factor: Number | None = None
 
 
-EXPERIMENT = Experiment(parameters=ScalingMap, metrics=ScalingMapMetrics, timed=False)
+EXPERIMENT = Experiment(ScalingMap, ScalingMapMetrics, timed=False)

@@ -30,6 +30,4 @@ class ScalingNetworkMetrics(metrics(Number, *(f"{part}_{name}" for part in PARTS
     one_protocol_error_median: Number
 
 
-EXPERIMENT = Experiment(
-    parameters=ScalingNetwork, metrics=ScalingNetworkMetrics, conditions=("switches_bytes", "parameters"), timed=False
-)
+EXPERIMENT = Experiment(ScalingNetwork, ScalingNetworkMetrics, conditions=("switches_bytes", "parameters"), timed=False)

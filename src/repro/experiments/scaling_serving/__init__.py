@@ -30,4 +30,4 @@ class ScalingServingMetrics(
     """Total times of all requests, the fused server's speed-ups, and the time of a request alone."""
 
 
-EXPERIMENT = Experiment(parameters=ScalingServing, metrics=ScalingServingMetrics, timed=False)
+EXPERIMENT = Experiment(ScalingServing, ScalingServingMetrics, timed=False)

@@ -48,4 +48,4 @@ class ScalingStepMetrics(
     steps_within_15_percent: Number
 
 
-EXPERIMENT = Experiment(parameters=ScalingStep, metrics=ScalingStepMetrics, conditions=("fabric",), timeout_s=3600)
+EXPERIMENT = Experiment(ScalingStep, ScalingStepMetrics, conditions=("fabric",), timeout_s=3600)

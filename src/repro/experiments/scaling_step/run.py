@@ -4,16 +4,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-import torch._dynamo  # noqa: F401  (AdamW imports it on first use: once here, not in every rank)
 
 from repro import quantize, scaling
 from repro.experiments.base import Outcome
 from repro.experiments.common.launched import ranks_of
-from repro.experiments.fabric_probe.ranks import Probe, probe
-from repro.experiments.fabric_probe.run import Probed, fitted
+from repro.experiments.fabric_probe.run import Probe, Probed, fitted, probe
 from repro.experiments.scaling_step import ERRORS, EXPERIMENT, ScalingStep, ScalingStepMetrics
 from repro.experiments.zero_train import WARM_UP, ZeroTrain
-from repro.experiments.zero_train.ranks import Report, train
+from repro.experiments.zero_train.run import Report, train
 from repro.scaling.fit import error_quantiles
 from repro.zero import Plan, plan
 
@@ -57,13 +55,14 @@ def _probe_and_train(rank: int, world_size: int, trainings: Trainings, repeats: 
 
 def _observation(training: ZeroTrain, plan: Plan, probed: Probed, ranks: Sequence[Report]) -> scaling.Observation:
     """The measured step of a plan, on the machine as it was probed at this rate."""
-    timed = np.max([[step.seconds for step in rank.steps[WARM_UP:]] for rank in ranks], axis=0)
+    timed = np.max([rank.steps.seconds[WARM_UP:] for rank in ranks], axis=0)
     alone = max(rank.compute_seconds or 0.0 for rank in ranks)
     size = (training.micro_batch, training.accumulation)
     return scaling.Observation(plan, training.gpt, probed.machine, float(np.median(timed)), *size, alone)
 
 
 def _compared(measured: list[tuple[float, scaling.Observation]], factors: dict[str, float]) -> pd.DataFrame:
+    """A row per plan and rate: measured and predicted steps, and the logarithms of their ratios."""
     table = pd.DataFrame(
         {
             "plan": one.plan.name,
@@ -75,10 +74,8 @@ def _compared(measured: list[tuple[float, scaling.Observation]], factors: dict[s
         }
         for rate, one in measured
     )
-    return table.assign(
-        log_error=np.log(table.predicted / table.measured),
-        log_error_probed_only=np.log(table.probed_only / table.measured),
-    )
+    errors = np.log(table[["predicted", "probed_only"]].div(table.measured, axis=0))
+    return table.assign(log_error=errors.predicted, log_error_probed_only=errors.probed_only)
 
 
 def _errors(new: pd.DataFrame) -> dict[str, float]:

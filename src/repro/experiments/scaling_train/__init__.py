@@ -30,8 +30,7 @@ class ScalingTrain(Point):
 
     @property
     def label(self) -> str:
-        batch = f"{self.micro_batch}x{self.seq_len}x{self.accumulation}"
-        return f"{self.hardware}-{self.nodes}n-{self.model}-{batch}"
+        return f"{self.hardware}-{self.nodes}n-{self.model}-{self.micro_batch}x{self.seq_len}x{self.accumulation}"
 
 
 class ScalingTrainMetrics(
@@ -54,8 +53,8 @@ def _train_seconds(point: ZeroTrain, hardware: str) -> float | None:
 
 
 EXPERIMENT = Experiment(
-    parameters=ScalingTrain,
-    metrics=ScalingTrainMetrics,
+    ScalingTrain,
+    ScalingTrainMetrics,
     conditions=tuple(f"critical_{plan}" for plan in PLANS),
     timed=False,
     predicts={"zero_train": _train_seconds},

@@ -45,4 +45,4 @@ class ZeroPlanMetrics(
     step_seconds_best: Seconds | None = None
 
 
-EXPERIMENT = Experiment(parameters=ZeroPlan, metrics=ZeroPlanMetrics, conditions=("best",), timed=False)
+EXPERIMENT = Experiment(ZeroPlan, ZeroPlanMetrics, conditions=("best",), timed=False)

@@ -99,6 +99,4 @@ def _memory(point: ZeroTrain) -> float | None:
     return memory(point)
 
 
-EXPERIMENT = Experiment(
-    parameters=ZeroTrain, metrics=ZeroTrainMetrics, conditions=("fabric",), memory=_memory, timeout_s=3600
-)
+EXPERIMENT = Experiment(ZeroTrain, ZeroTrainMetrics, conditions=("fabric",), memory=_memory, timeout_s=3600)

@@ -54,7 +54,7 @@ class Training:
     def __init__(self, runs: pd.DataFrame) -> None:
         # Older records lack fields, which ran with what is the default now, and metrics, which stay unknown.
         runs = runs.combine_first(pd.DataFrame(FIELDS, index=runs.index))
-        runs = runs.reindex(columns=runs.columns.union(["plan", "repeat", "evidence", *EXPERIMENT.units]))
+        runs = runs.reindex(columns=runs.columns.union(["plan", "repeat", "evidence", *EXPERIMENT.metrics.units()]))
         unshaped = runs.fabric.astype(str).str.startswith("unshaped")
         self.runs = runs.assign(**{PREDICTED: runs[PREDICTED].mask(unshaped)})  # there no rates are given
         self.setting, self.batches = dict(FIELDS), [FIELDS["accumulation"]]
