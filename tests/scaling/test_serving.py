@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from repro.flover.queueing import Fused, Instances, LinearTimes, MeasuredTimes
 from repro.flover.queueing.times import pass_s
-from repro.models.gpt_j import GPTJConfig
+from repro.models.gpt_j_neox import GPTJConfig
 from repro.models.llama import LlamaConfig
 from repro.scaling import network, serving
 from repro.scaling.machines import Machine, hardware
