@@ -11,7 +11,7 @@ from torch import Tensor
 
 from repro.models.config import DecoderConfig
 from repro.models.kernels import GELU, Attention, Choice, Linear, choose
-from repro.models.kv_cache import CacheSizes, KVCache, PagedCache, SlotCache
+from repro.models.kv_cache import CacheSizes, KVCache, PagedCache
 from repro.models.parallel import Shard, Split
 from repro.models.rows import Rows
 
@@ -116,9 +116,9 @@ class Decoder(ABC):
 
         return cls(config, {name: draw(name, shape) for name, shape in config.weight_shapes().items()}, **options)
 
-    def new_cache(self, slots: int, capacity: int) -> SlotCache:
+    def new_cache(self, slots: int, capacity: int) -> KVCache:
         """An empty cache of the model's sizes, dtype and device. ValueError when the capacity exceeds the context."""
-        return SlotCache(self._cached(capacity), slots, capacity)
+        return KVCache(self._cached(capacity), slots, capacity)
 
     def new_paged_cache(self, slots: int, capacity: int, blocks: int, block: int) -> PagedCache:
         """The same in a pool of `blocks` blocks of `block` positions."""

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from repro.models.kernels.linear import GELU, Linear, torch_linear
-from repro.models.kernels.torch_kernels import Attention, Kernels
+from repro.models.kernels.torch_kernels import GELU, Attention, Kernels, Linear
 from repro.models.kv_cache import KVCache
 from repro.models.rows import Rows
 
@@ -40,7 +39,8 @@ class CppKernels(Kernels):
 
     def linear(self, weight: Tensor, bias: Tensor | None = None, gelu: GELU | None = None) -> Linear:
         """In panels where this processor has the instructions."""
-        return (PanelLinear if self._ops.multiplies(weight) else torch_linear)(weight, bias, gelu)
+        layer = PanelLinear if self._ops.multiplies(weight) else super().linear
+        return layer(weight, bias, gelu)
 
     def attention(self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache) -> Attention:
         place = (rows.slots, rows.positions)
