@@ -26,8 +26,8 @@ Attention = Callable[[int, Tensor], Tensor]
 """attend(layer, qkv): rotates queries and keys, stores keys and values, attends: causal, with grouped queries. qkv [n,
 (heads + 2 kv_heads) · head_dim] to [n, heads · head_dim]."""
 
-SpanAttention = Callable[[Span, Tensor, Tensor, KVCache], Callable[[int, Tensor], Tensor]]
-"""(span, its slots, its positions, cache) to attend(layer, queries [n, heads, head_dim]), which keeps the shape."""
+Attend = Callable[[int, Tensor], Tensor]
+"""The last part of it, of one span: attend(layer, queries [n, heads, head_dim]), over what the cache holds by then."""
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -89,15 +89,39 @@ class Kernels:
 
     def attention(self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache) -> Attention:
         """For one pass. cosine, sine: fp32 [n, pairs], of each head's first interleaved pairs; the rest stays."""
-        kv_heads, dim = cache.kv_heads, cache.head_dim
-        attend_rows = by_span(rows, cache, _one_token_each)
+        ends = accumulate(span.rows for span in rows.spans)
+        owns = [slice(end - span.rows, end) for end, span in zip(ends, rows.spans, strict=True)]
+        spans = [
+            (self._one_token_each if span.tokens == 1 else _prompts)(span, rows.slots[own], rows.positions[own], cache)
+            for span, own in zip(rows.spans, owns, strict=True)
+        ]
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
-            heads = qkv.shape[1] // dim - 2 * kv_heads
-            qk, values = qkv.view(len(qkv), -1, dim).split([heads + kv_heads, kv_heads], 1)
-            queries, keys = rotate(qk, cosine, sine).split([heads, kv_heads], 1)
-            cache.write(layer, rows.slots, rows.positions, keys, values)
-            return attend_rows(layer, queries)
+            queries = self._rotated(layer, qkv, cosine, sine, rows, cache)
+            parts = [attend_span(layer, queries[own]) for attend_span, own in zip(spans, owns, strict=True)]
+            return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
+
+        return attend
+
+    def _rotated(self, layer: int, qkv: Tensor, cosine: Tensor, sine: Tensor, rows: Rows, cache: KVCache) -> Tensor:
+        """Queries [n, heads, head_dim], turned; keys, turned, and values are stored."""
+        heads = qkv.shape[1] // cache.head_dim - 2 * cache.kv_heads
+        qk, values = qkv.view(len(qkv), -1, cache.head_dim).split([heads + cache.kv_heads, cache.kv_heads], 1)
+        queries, keys = rotate(qk, cosine, sine).split([heads, cache.kv_heads], 1)
+        cache.write(layer, rows.slots, rows.positions, keys, values)
+        return queries
+
+    def _one_token_each(self, span: Span, slots: Tensor, positions: Tensor, cache: KVCache) -> Attend:
+        """No Python per request. The heads that share a KV head stand where the query positions would: no copy of the
+        cache per head. Written out: torch's fused CPU kernel rounds by the thread a row falls to, so by the batch."""
+        length = min(cache.capacity, _SPAN_BLOCK * (span.longest // _SPAN_BLOCK + 1))
+        beyond = torch.arange(length, device=positions.device) > positions[:, None]
+        mask = torch.zeros(beyond.shape, device=positions.device).masked_fill_(beyond, -math.inf)[:, None, None]
+
+        def attend(layer: int, queries: Tensor) -> Tensor:
+            keys, values = cache.read(layer, span.slots, length)
+            scores = (queries * cache.head_dim**-0.5).unflatten(1, (cache.kv_heads, -1)) @ keys.mT
+            return ((scores + mask.to(scores.dtype)).softmax(-1) @ values).flatten(1, 2)
 
         return attend
 
@@ -117,40 +141,8 @@ class Kernels:
         return logits.argmax(-1)
 
 
-def by_span(rows: Rows, cache: KVCache, one_token_each: SpanAttention) -> Callable[[int, Tensor], Tensor]:
-    """attend(layer, queries [n, heads, head_dim]) to [n, heads · head_dim]: spans of one token each as told, the others
-    as prompts. Both attend over what `cache` holds by then."""
-    ends = accumulate(span.rows for span in rows.spans)
-    owns = [slice(end - span.rows, end) for end, span in zip(ends, rows.spans, strict=True)]
-    spans = [
-        (one_token_each if span.tokens == 1 else _prompts)(span, rows.slots[own], rows.positions[own], cache)
-        for span, own in zip(rows.spans, owns, strict=True)
-    ]
-
-    def attend(layer: int, queries: Tensor) -> Tensor:
-        parts = [attend_span(layer, queries[own]) for attend_span, own in zip(spans, owns, strict=True)]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
-
-    return attend
-
-
-def _one_token_each(span: Span, slots: Tensor, positions: Tensor, cache: KVCache) -> Callable[[int, Tensor], Tensor]:
-    """No Python per request. The heads that share a KV head stand where the query positions would: no copy of the cache
-    per head. Written out: torch's fused CPU kernel rounds by the thread a row falls to, so by the batch."""
-    length = min(cache.capacity, _SPAN_BLOCK * (span.longest // _SPAN_BLOCK + 1))
-    beyond = torch.arange(length, device=positions.device) > positions[:, None]
-    mask = torch.zeros(beyond.shape, device=positions.device).masked_fill_(beyond, -math.inf)[:, None, None]
-
-    def attend(layer: int, queries: Tensor) -> Tensor:
-        keys, values = cache.read(layer, span.slots, length)
-        scores = (queries * cache.head_dim**-0.5).unflatten(1, (cache.kv_heads, -1)) @ keys.mT
-        return ((scores + mask.to(scores.dtype)).softmax(-1) @ values).flatten(1, 2)
-
-    return attend
-
-
-def _prompts(span: Span, slots: Tensor, positions: Tensor, cache: KVCache) -> Callable[[int, Tensor], Tensor]:
-    """attend(layer, queries [n, heads, head_dim]) where each slot has many tokens: each attends to all before it."""
+def _prompts(span: Span, slots: Tensor, positions: Tensor, cache: KVCache) -> Attend:
+    """Where each slot has many tokens: each attends to all before it."""
     count, length = span.rows // span.tokens, span.longest + 1
     seen = positions.view(count, 1, span.tokens, 1) >= torch.arange(length, device=positions.device)
 
