@@ -265,13 +265,6 @@ def test_the_papers_models_differ_in_their_experts_only():
     assert decode.paper_model(8, hidden=2048).expert_hidden == 8192
 
 
-def test_routing_of_an_evaluated_placement():
-    from repro.exflow.evaluate import Cost
-
-    cost = Cost(3.0, 0.6, 0.25, 1.75, 1.25, 1.1, 1.4, (1.75, 1.25), 4.25)
-    assert decode.Routing.of(cost) == decode.Routing(0.6, 0.25, 1.1)
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

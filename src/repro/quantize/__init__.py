@@ -68,13 +68,7 @@ def dequantize(
         out = payload.new_empty(shape, dtype=dtype)
     elif out.shape != shape:
         raise ValueError(f"out is {tuple(out.shape)}, but the payload holds {shape}")
-    kernels = _kernels(payload, written=out)
-    if kernels is None:
-        return out.copy_(reference.dequantize(payload, numel, bits, block, out.dtype))
-    if out.dtype not in kernels.FLOATS:
-        return out.copy_(dequantize(payload, numel, bits, block))
-    _decode(kernels, payload, out, bits, block, add=False)
-    return out
+    return _decode(payload, out, bits, block, add=False)
 
 
 def accumulate(payload: Tensor, total: Tensor, bits: int, block: int) -> None:
@@ -87,17 +81,20 @@ def accumulate(payload: Tensor, total: Tensor, bits: int, block: int) -> None:
         raise ValueError(
             f"total is {total.dtype} {tuple(total.shape)}, the payload {tuple(payload.shape)}: needs fp32 rows alike"
         )
-    kernels = _kernels(payload, written=total)
-    if kernels is None:
-        reference.accumulate(payload, total, bits, block)
-    else:
-        _decode(kernels, payload, total, bits, block, add=True)
+    _decode(payload, total, bits, block, add=True)
 
 
-def _decode(kernels: ModuleType, payload: Tensor, out: Tensor, bits: int, block: int, add: bool) -> None:
-    """By a kernel, which writes behind autograd's back."""
+def _decode(payload: Tensor, out: Tensor, bits: int, block: int, add: bool) -> Tensor:
+    """Values of a payload, stored in `out` or added to it, which is fp32 then. Returns `out`."""
+    numel = out.shape[-1]
+    if (kernels := _kernels(payload, written=out)) is None:
+        values = reference.dequantize(payload, numel, bits, block, out.dtype)
+        return out.add_(values) if add else out.copy_(values)
+    if out.dtype not in kernels.FLOATS:
+        return out.copy_(dequantize(payload, numel, bits, block))
     kernels.decode(_adjacent(payload), out.detach(), bits, block, add)
-    torch.autograd.graph.increment_version(out)
+    torch.autograd.graph.increment_version(out)  # which a kernel writes behind autograd's back
+    return out
 
 
 def _check_payload(payload: Tensor, numel: int, bits: int, block: int) -> None:
