@@ -31,6 +31,8 @@ class Block:
 class Decoder(ABC):
     """Inference only. `kernels`: what computes its steps (`kernels.choose`); their name is `self.kernels.name`."""
 
+    _gelu: GELU | None = None  # of the feed-forward layer, if it has any
+
     def __init__(
         self,
         config: DecoderConfig,
@@ -63,11 +65,6 @@ class Decoder(ABC):
     @abstractmethod
     def _hidden(self, x: Tensor, attend: Attention) -> Tensor:
         """Embedded rows [n, width] to final, normed hidden states [n, width]. May write over x."""
-
-    @property
-    def _gelu(self) -> GELU | None:
-        """Of the feed-forward layer, if it has any."""
-        return None
 
     def _block(self, name: str) -> Block:
         """The block whose weights begin with `name`. Not every architecture has a gate, a second norm, or Q, K and V

@@ -46,8 +46,8 @@ def quantize(x: Tensor, bits: int, block: int) -> Tensor:
         raise ValueError(f"needs a floating-point tensor [n] or [rows, n], found {x.dtype} {tuple(x.shape)}")
     if (kernels := _kernels(x)) is None:
         return reference.quantize(x, bits, block)
-    x = x.detach()
-    return kernels.quantize(_adjacent(x if x.dtype in kernels.FLOATS else x.float()), bits, block)
+    floats = x.detach() if x.dtype in kernels.FLOATS else x.detach().float()
+    return kernels.quantize(_rows(floats), bits, block).view(*x.shape[:-1], -1)
 
 
 def dequantize(
@@ -92,7 +92,7 @@ def _decode(payload: Tensor, out: Tensor, bits: int, block: int, add: bool) -> T
         return out.add_(values) if add else out.copy_(values)
     if out.dtype not in kernels.FLOATS:
         return out.copy_(dequantize(payload, numel, bits, block))
-    kernels.decode(_adjacent(payload), out.detach(), bits, block, add)
+    kernels.decode(_rows(payload), _rows(out.detach()), bits, block, add)
     torch.autograd.graph.increment_version(out)  # which a kernel writes behind autograd's back
     return out
 
@@ -139,6 +139,6 @@ def _triton() -> ModuleType | None:
     return triton_kernels
 
 
-def _adjacent(x: Tensor) -> Tensor:
-    """x with neighbouring values of a row at neighbouring addresses: itself, or else a copy."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+def _rows(x: Tensor) -> Tensor:
+    """[n] or [rows, n] as [rows, n], neighbours of a row at neighbouring addresses: a view of x, or else a copy."""
+    return torch.atleast_2d(x if x.stride(-1) == 1 else x.contiguous())
