@@ -28,6 +28,11 @@ def into(payload: Tensor, out: Tensor, bits: int, block: int) -> None:
     out.copy_(reference.dequantize(payload, out.shape[-1], bits, block, out.dtype))
 
 
+def onto(payload: Tensor, total: Tensor, bits: int, block: int) -> None:
+    """What adding the values to fp32 sums takes there."""
+    total += reference.dequantize(payload, total.shape[-1], bits, block)
+
+
 def kernel_into(payload: Tensor, out: Tensor, bits: int, block: int) -> None:
     """The same by the kernel."""
     quantize.dequantize(payload, out.shape[-1], bits, block, out=out)
@@ -60,7 +65,7 @@ def table(device: str, values: int, block: int) -> None:
                 "quantise": (reference.quantize, quantize.quantize, (x, bits, block)),
                 "dequantise": (reference.dequantize, quantize.dequantize, (payload, values, bits, block, dtype)),
                 "  to a buffer": (into, kernel_into, (payload, out, bits, block)),
-                "accumulate": (reference.accumulate, quantize.accumulate, (payload, out, bits, block)),
+                "accumulate": (onto, quantize.accumulate, (payload, out, bits, block)),
             }
             if dtype != torch.float32:
                 del pairs["accumulate"]  # sums are kept in fp32

@@ -4,20 +4,20 @@ from collections.abc import Sequence
 
 import torch
 
-from repro.models.kv_cache import CacheSizes, PagedCache, SlotCache
+from repro.models.kv_cache import CacheSizes, KVCache, PagedCache
 from repro.models.rows import Rows
 
 SLOTS = 6
 
 
-def full_cache(sizes: CacheSizes, capacity: int, paged: bool, block: int = 8) -> SlotCache | PagedCache:
+def full_cache(sizes: CacheSizes, capacity: int, paged: bool, block: int = 8) -> KVCache:
     """Equal ones for equal arguments. Paged slots have blocks for `capacity` positions each, not in order."""
     if paged:
         cache = PagedCache(sizes, SLOTS, capacity, SLOTS * -(-capacity // block) + 8, block)
         for slot in (3, 0, 5, 1, 4, 2):
             cache.reserve(slot, capacity)
     else:
-        cache = SlotCache(sizes, SLOTS, capacity)
+        cache = KVCache(sizes, SLOTS, capacity)
     generator = torch.Generator().manual_seed(1)
     for part in (cache.keys, cache.values):
         part.copy_(torch.randn(part.shape, generator=generator))

@@ -137,11 +137,13 @@ def test_predicting_a_machine(capsys):
 
 def test_fitting_the_output_of_nccl_tests(tmp_path, monkeypatch, capsys):
     """Times of a made network of 8 and 16 GPUs a node, in the format of nccl-tests."""
+    from networks import network_of
+
     from repro import scaling
     from repro.topology import Level, Topology
 
     monkeypatch.chdir(tmp_path)
-    network = scaling.network.of(Topology((Level("cluster", 16, 2e10, 1e-5),)))
+    network = network_of(Topology((Level("cluster", 16, 2e10, 1e-5),)))
     lines = [f"#  Rank {rank:2} Group  0 Pid  {rank} on  node{rank // 8} device  {rank % 8} GPU" for rank in range(16)]
     lines.append(
         "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong"

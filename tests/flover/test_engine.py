@@ -16,8 +16,7 @@ from repro.flover.engine import Engine
 from repro.flover.request import QueueFull, Request, RequestError
 from repro.flover.sampling import Sampling
 from repro.flover.scheduler import Scheduler
-from repro.models.gpt_j import GPTJ, GPTJConfig
-from repro.models.gpt_neox import GPTNeoX, GPTNeoXConfig
+from repro.models.gpt_j_neox import GPTJ, GPTJConfig, GPTNeoX, GPTNeoXConfig
 
 CAPACITY = 100
 

@@ -16,8 +16,7 @@ from repro.flover.request import Request
 from repro.flover.sampling import Sampling
 from repro.flover.scheduler import Scheduler
 from repro.launch import RankError
-from repro.models.gpt_j import GPTJ, GPTJConfig
-from repro.models.gpt_neox import GPTNeoX, GPTNeoXConfig
+from repro.models.gpt_j_neox import GPTJ, GPTJConfig, GPTNeoX, GPTNeoXConfig
 from repro.models.llama import Llama, LlamaConfig
 from repro.models.parallel import Shard
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from kernel_inputs import decode
 
-from repro.models.gpt_j import GPT_J_6B, GPTJ, GPTJConfig
-from repro.models.gpt_neox import GPTNeoX, GPTNeoXConfig
+from repro.models.gpt_j_neox import GPT_J_6B, GPTJ, GPTJConfig, GPTNeoX, GPTNeoXConfig
 
 SMALL = {"layers": 2, "rotary_dim": 8, "vocab": 101, "context": 96}
 WIDE = SMALL | {"width": 512, "heads": 8, "ffn": 2048}

@@ -7,8 +7,7 @@ import pytest
 import torch
 from kernel_inputs import decode
 
-from repro.models.gpt_j import GPTJ
-from repro.models.gpt_neox import GPTNeoX
+from repro.models.gpt_j_neox import GPTJ, GPTNeoX
 from repro.models.huggingface import load_huggingface, read_huggingface
 
 transformers = pytest.importorskip("transformers")

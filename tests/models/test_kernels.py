@@ -12,7 +12,7 @@ from kernel_inputs import full_cache, rows
 from repro.models.kernels import choose
 from repro.models.kernels.cpp import BuildError, CppKernels
 from repro.models.kernels.torch_kernels import Kernels
-from repro.models.kv_cache import CacheSizes, SlotCache
+from repro.models.kv_cache import CacheSizes, KVCache
 
 try:
     CppKernels()
@@ -87,7 +87,7 @@ def test_the_small_steps(dtype):
 
 
 def test_a_head_that_is_too_wide_is_refused():
-    cache = SlotCache(CacheSizes(2, 1, 258), 6, CAPACITY)
+    cache = KVCache(CacheSizes(2, 1, 258), 6, CAPACITY)
     attend = CppKernels().attention(rows([3], []), torch.ones(1, 2), torch.ones(1, 2), cache)
     with pytest.raises(RuntimeError, match="head_dim is 258, at most 256"):
         attend(0, torch.ones(1, 3 * 258))

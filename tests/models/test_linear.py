@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repro.models.kernels.cpp import BuildError, CppKernels, PanelLinear
-from repro.models.kernels.linear import OneDNNLinear, PlainLinear, torch_linear
+from repro.models.kernels.torch_kernels import Kernels, OneDNNLinear, PlainLinear
 
 try:
     KERNELS = CppKernels()
@@ -90,9 +90,9 @@ def test_what_does_not_fit_is_refused():
 
 @with_onednn
 def test_torch_takes_one_dnn_where_it_can():
-    assert isinstance(torch_linear(torch.zeros(2, 2)), OneDNNLinear)
-    assert isinstance(torch_linear(torch.zeros(2, 2, dtype=torch.float16)), PlainLinear)
-    half = torch_linear(torch.ones(2, 3, dtype=torch.float64), torch.ones(2, dtype=torch.float64), "tanh")
+    assert isinstance(Kernels().linear(torch.zeros(2, 2)), OneDNNLinear)
+    assert isinstance(Kernels().linear(torch.zeros(2, 2, dtype=torch.float16)), PlainLinear)
+    half = Kernels().linear(torch.ones(2, 3, dtype=torch.float64), torch.ones(2, dtype=torch.float64), "tanh")
     assert half.layout == "plain"
     expected = F.gelu(torch.full((1, 2), 4.0, dtype=torch.float64), approximate="tanh")
     torch.testing.assert_close(half(torch.ones(1, 3, dtype=torch.float64)), expected)

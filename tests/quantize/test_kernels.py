@@ -40,17 +40,18 @@ class Kernels:
 
     def quantize(self, x: Tensor, bits: int, block: int) -> Tensor:
         dtype = x.dtype if x.dtype in self.module.FLOATS else torch.float32
-        return self.module.quantize(x.to(self.device, dtype), bits, block).cpu()
+        rows = torch.atleast_2d(x.to(self.device, dtype))
+        return self.module.quantize(rows, bits, block).view(*x.shape[:-1], -1).cpu()
 
     def dequantize(self, payload: Tensor, n: int, bits: int, block: int, dtype: torch.dtype) -> Tensor:
         written = dtype if dtype in self.module.FLOATS else torch.float32
         out = torch.empty(*payload.shape[:-1], n, dtype=written, device=self.device)
-        self.module.decode(payload.to(self.device), out, bits, block, add=False)
+        self.module.decode(torch.atleast_2d(payload.to(self.device)), torch.atleast_2d(out), bits, block, add=False)
         return out.cpu().to(dtype)
 
     def accumulate(self, payload: Tensor, total: Tensor, bits: int, block: int) -> Tensor:
         total = total.to(self.device, copy=True)
-        self.module.decode(payload.to(self.device), total, bits, block, add=True)
+        self.module.decode(torch.atleast_2d(payload.to(self.device)), torch.atleast_2d(total), bits, block, add=True)
         return total.cpu()
 
 
@@ -148,7 +149,7 @@ def test_accumulate(kernels, x, total, bits, block):
     """A product and a sum are two roundings; fused they would be one."""
     n = min(x.numel(), total.numel())
     expected, payload = total.view(-1)[:n].clone(), reference.quantize(x.view(-1)[:n], bits, block)
-    reference.accumulate(payload, expected, bits, block)
+    expected += reference.dequantize(payload, n, bits, block)
     assert same(kernels.accumulate(payload, total.view(-1)[:n], bits, block), expected)
 
 
@@ -216,7 +217,7 @@ def test_forked_processes_compile_nothing():
     reading, writing = os.pipe()
     x = torch.arange(1000.0)
     if (child := os.fork()) == 0:
-        os.write(writing, cpu.quantize(x, 8, 64).numpy().tobytes())
+        os.write(writing, cpu.quantize(x[None], 8, 64).numpy().tobytes())
         os._exit(0)
     os.waitpid(child, 0)
     assert os.read(reading, 4096) == reference.quantize(x, 8, 64).numpy().tobytes()

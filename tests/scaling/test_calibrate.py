@@ -1,6 +1,7 @@
 """Calibration finds how much slower the processors are than they were probed, and leaves links alone."""
 
 import pytest
+from networks import network_of
 
 from repro import scaling
 from repro.experiments.zero_train import ZeroTrain
@@ -13,7 +14,7 @@ TRUE = {"message": 2.0, "bytes": 1.5, "memory": 4.0, "exposed": 0.5}
 
 def machine(rate):
     topology = ZeroTrain(cluster_mbit_s=rate).topology
-    links = network.of(topology).links
+    links = network_of(topology).links
     protocols = [tuple(network.Protocol(2e-3, p.bytes_per_s) for p in level.protocols) for level in links]
     links = tuple(network.Links(level.count, p) for level, p in zip(links, protocols, strict=True))
     work = network.Network(topology, links, overhead_s=1e-3, reduce_bytes_per_s=5e8, host_bytes_per_s=4e8, hidden=1.0)

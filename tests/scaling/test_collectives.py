@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from networks import network_of
 
 from repro import scaling
 from repro.scaling import algorithms, network
@@ -99,7 +100,7 @@ def test_one_ring_sends_one_message_out_of_every_unit(sizes):
 
 def test_rings_side_by_side_share_the_nics():
     """One ring out of a node keeps three of four NICs idle."""
-    net = network.of(frontier(4), {"cluster": 4})
+    net = network_of(frontier(4), {"cluster": 4})
     one = scaling.seconds("all_gather", 2**30, net, "ring", channels=1)
     four = scaling.seconds("all_gather", 2**30, net, "ring", channels=4)
     assert one / four == pytest.approx(4, rel=0.01)
@@ -133,14 +134,14 @@ def test_odd_ranks_are_folded_into_their_neighbours_first():
 
 def test_hierarchical_gather_brings_every_byte_to_a_node_once():
     slow = Topology((Level("package", 2), Level("node", 4), Level("cluster", 4, 1e9)))
-    found = scaling.seconds("all_gather", 32e9, network.of(slow), "hierarchical")
+    found = scaling.seconds("all_gather", 32e9, network_of(slow), "hierarchical")
     # A rank brings 1/8 of the tensor to its node, of which its own node has a quarter; 1 GB/s each.
     assert found == pytest.approx(32 / 8 * 3 / 4)
 
 
 def test_a_group_across_nodes_shares_the_nics_with_its_like():
     """Gradients of the same shard meet across nodes: 8 rings at once over 4 NICs."""
-    net = network.of(frontier(4), {"cluster": 4})
+    net = network_of(frontier(4), {"cluster": 4})
     across = scaling.seconds("reduce_scatter", 1e9, net, "ring", levels=["cluster"])
     assert across == pytest.approx(3 / 4 * 1e9 / 12.5e9 + 3 * 5e-6)
     inside = scaling.seconds("all_gather", 1e9, net, "ring", levels=["package"])
@@ -163,7 +164,7 @@ def test_draws_are_elementwise():
 def test_links_that_queue_drain_while_the_processors_work():
     """4 ranks with links of 1 GB/s, and processors that move 2 GB/s for all: 3 s of links, 6 s of work, 3 s of sums."""
     topology = Topology((Level("cluster", 4, 1e9),))
-    links, rates = network.of(topology).links, {"host_bytes_per_s": 2e9, "reduce_bytes_per_s": 1e9}
+    links, rates = network_of(topology).links, {"host_bytes_per_s": 2e9, "reduce_bytes_per_s": 1e9}
     queued, in_turn = (network.Network(topology, links, hidden=hidden, **rates) for hidden in (1.0, 0.0))
     assert scaling.seconds("all_gather", 4e9, queued, "ring") == pytest.approx(6)
     assert scaling.seconds("all_gather", 4e9, in_turn, "ring") == pytest.approx(3 + 6)
@@ -178,19 +179,19 @@ def test_links_that_queue_drain_while_the_processors_work():
 )
 def test_more_bytes_never_take_less_time_and_one_rank_none(pair, sizes, nbytes):
     kind, algorithm = pair
-    net = network.of(Topology(tuple(Level(f"l{i}", s, 1e9 / 4**i, 1e-6) for i, s in enumerate(sizes))))
+    net = network_of(Topology(tuple(Level(f"l{i}", s, 1e9 / 4**i, 1e-6) for i, s in enumerate(sizes))))
     less, more = (scaling.seconds(kind, n, net, algorithm) for n in (nbytes, 2 * nbytes))
     assert less <= more <= 2 * less + 1e-12
     assert (more == 0) == (math.prod(sizes) == 1)
 
 
 def test_wrong_requests_are_refused():
-    net = network.of(frontier(2))
+    net = network_of(frontier(2))
     with pytest.raises(ValueError, match=r"all_to_all by 'ring'.*pairwise"):
         scaling.seconds("all_to_all", 1, net, "ring")
     with pytest.raises(ValueError, match="not consecutive"):
         scaling.seconds("all_gather", 1, net, "ring", levels=["package", "cluster"])
     with pytest.raises(ValueError, match="rack"):
-        network.of(frontier(2), {"rack": 1})
+        scaling.seconds("all_gather", 1, net, "ring", levels=["rack"])
     with pytest.raises(ValueError, match="begin at 0"):
         network.Links(1, (network.Protocol(0.0, 1.0, 5),))

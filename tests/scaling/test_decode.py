@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from networks import network_of
 
 from repro.models.gpt_moe import GPTMoEConfig, MoEBlock
-from repro.scaling import collectives, decode, network
+from repro.scaling import collectives, decode
 from repro.scaling.machines import Machine, hardware
 from repro.topology import Level, Topology
 
@@ -24,7 +25,7 @@ def _machine(nodes=1, per_node=1, rates=(math.inf, math.inf), latency=0.0, **val
     """Free unless said otherwise."""
     topology = Topology((Level("node", per_node, rates[0], latency), Level("cluster", nodes, rates[1], latency)))
     rest = {"flops_per_s": math.inf, "hbm_bytes_per_s": math.inf, "launch_s": 0.0, "overlap": 0.0}
-    return Machine(network=network.of(topology), **{**rest, **values})
+    return Machine(network=network_of(topology), **{**rest, **values})
 
 
 def _flat(gpus, bytes_per_s):
@@ -143,7 +144,7 @@ def test_experts_that_nobody_visits_are_neither_read_nor_launched():
 
 def test_a_gather_in_one_ring_leaves_a_node_by_one_link():
     topology = Topology((Level("node", 4), Level("cluster", 2, 1.0)))
-    machine = replace(_machine(2, 4), network=network.of(topology, {"cluster": 4}))
+    machine = replace(_machine(2, 4), network=network_of(topology, {"cluster": 4}))
     times = [
         decode.iteration(MODEL, replace(machine, channels=channels), 6, 0, "coherent", HERE).gather_s
         for channels in (1, 4)
@@ -262,13 +263,6 @@ def test_the_papers_models_differ_in_their_experts_only():
     assert {replace(model, experts=8) for model in models} == {models[0]}
     assert (models[0].layers, models[0].hidden, models[0].expert_hidden) == (24, 1024, 4096)
     assert decode.paper_model(8, hidden=2048).expert_hidden == 8192
-
-
-def test_routing_of_an_evaluated_placement():
-    from repro.exflow.evaluate import Cost
-
-    cost = Cost(3.0, 0.6, 0.25, 1.75, 1.25, 1.1, 1.4, (1.75, 1.25), 4.25)
-    assert decode.Routing.of(cost) == decode.Routing(0.6, 0.25, 1.1)
 
 
 @pytest.mark.parametrize(

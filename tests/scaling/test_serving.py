@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from networks import network_of
 
 from repro.flover.queueing import Fused, Instances, LinearTimes, MeasuredTimes
 from repro.flover.queueing.times import pass_s
-from repro.models.gpt_j import GPTJConfig
+from repro.models.gpt_j_neox import GPTJConfig
 from repro.models.llama import LlamaConfig
-from repro.scaling import network, serving
+from repro.scaling import serving
 from repro.scaling.machines import Machine, hardware
 from repro.topology import Level, Topology
 
@@ -27,7 +28,7 @@ def _machine(gpus=1, rate=math.inf, latency=0.0, **values):
     """Free unless said otherwise."""
     topology = Topology((Level("node", gpus, rate, latency), Level("cluster", 1)))
     rest = {"flops_per_s": math.inf, "hbm_bytes_per_s": math.inf, "launch_s": 0.0, "overlap": 0.0}
-    return Machine(network=network.of(topology), **{**rest, **values})
+    return Machine(network=network_of(topology), **{**rest, **values})
 
 
 def _iteration(model, machine, batch, context):

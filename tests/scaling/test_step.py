@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from networks import network_of
 
 from repro import scaling
 from repro.experiments.zero_train import ZeroTrain
 from repro.models.gpt import GPTConfig
-from repro.scaling import network, step
+from repro.scaling import step
 from repro.scaling.machines import Machine
 from repro.zero import plan, traffic
 
@@ -19,7 +20,7 @@ CONFIG = GPTConfig(4, 512, 8, 128, 1024, checkpointing=True)
 def bare(topology, **options):
     """Bytes over rates and nothing else."""
     same = {"flops_per_s": math.inf, "hbm_bytes_per_s": math.inf, "launch_s": 0.0, "overlap": 0.0}
-    return Machine(network.of(topology), **same | {"quantize_values_per_s": math.inf, "native": False} | options)
+    return Machine(network_of(topology), **same | {"quantize_values_per_s": math.inf, "native": False} | options)
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])

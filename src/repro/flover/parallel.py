@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from repro.models.decoder import Decoder
-from repro.models.kv_cache import PagedCache, SlotCache
+from repro.models.kv_cache import KVCache
 from repro.models.rows import Rows
 
 _CHANGES = ("move", "reserve", "free")  # what changes a cache besides a pass
@@ -41,7 +41,7 @@ class _Pass:
 class _Mirrored:
     """Rank 0's cache; what changes it is noted for the others. Bytes are those of all ranks, whose parts are equal."""
 
-    def __init__(self, cache: SlotCache | PagedCache, ranks: int, changes: list[Change]) -> None:
+    def __init__(self, cache: KVCache, ranks: int, changes: list[Change]) -> None:
         self.cache, self._ranks, self._changes = cache, ranks, changes
 
     def __getattr__(self, name: str) -> Any:

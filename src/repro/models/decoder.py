@@ -11,7 +11,7 @@ from torch import Tensor
 
 from repro.models.config import DecoderConfig
 from repro.models.kernels import GELU, Attention, Choice, Linear, choose
-from repro.models.kv_cache import CacheSizes, KVCache, PagedCache, SlotCache
+from repro.models.kv_cache import CacheSizes, KVCache, PagedCache
 from repro.models.parallel import Shard, Split
 from repro.models.rows import Rows
 
@@ -30,6 +30,8 @@ class Block:
 
 class Decoder(ABC):
     """Inference only. `kernels`: what computes its steps (`kernels.choose`); their name is `self.kernels.name`."""
+
+    _gelu: GELU | None = None  # of the feed-forward layer, if it has any
 
     def __init__(
         self,
@@ -63,11 +65,6 @@ class Decoder(ABC):
     @abstractmethod
     def _hidden(self, x: Tensor, attend: Attention) -> Tensor:
         """Embedded rows [n, width] to final, normed hidden states [n, width]. May write over x."""
-
-    @property
-    def _gelu(self) -> GELU | None:
-        """Of the feed-forward layer, if it has any."""
-        return None
 
     def _block(self, name: str) -> Block:
         """The block whose weights begin with `name`. Not every architecture has a gate, a second norm, or Q, K and V
@@ -116,9 +113,9 @@ class Decoder(ABC):
 
         return cls(config, {name: draw(name, shape) for name, shape in config.weight_shapes().items()}, **options)
 
-    def new_cache(self, slots: int, capacity: int) -> SlotCache:
+    def new_cache(self, slots: int, capacity: int) -> KVCache:
         """An empty cache of the model's sizes, dtype and device. ValueError when the capacity exceeds the context."""
-        return SlotCache(self._cached(capacity), slots, capacity)
+        return KVCache(self._cached(capacity), slots, capacity)
 
     def new_paged_cache(self, slots: int, capacity: int, blocks: int, block: int) -> PagedCache:
         """The same in a pool of `blocks` blocks of `block` positions."""

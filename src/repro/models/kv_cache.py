@@ -1,7 +1,6 @@
 """Where keys and values of requests lie: in one stretch per slot, or in blocks from a common pool. Kernels in torch use
 `write` and `read`, those in C++ and Triton the `parts`, so a model runs on either. Both count in slots."""
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -19,14 +18,17 @@ class CacheSizes:
     device: torch.device | str = "cpu"
 
 
-class KVCache(ABC):
-    """`keys`, `values`: [layers, blocks, kv_heads, block, head_dim], zero at first. Slots have `capacity` positions.
-    `table`: int64 [slots, width], the blocks of each slot in order; None when slot i is block i."""
+class KVCache:
+    """`keys`, `values`: [layers, blocks, kv_heads, block, head_dim], zero at first. Slot i is block i, so its `capacity`
+    is `block` positions.
+
+    `table`: int64 [slots, width], the blocks of each slot in order, where they have several; else None.
+    """
 
     table: Tensor | None = None
 
-    def __init__(self, sizes: CacheSizes, capacity: int, blocks: int, block: int) -> None:
-        self.capacity, self.kv_heads, self.head_dim = capacity, sizes.kv_heads, sizes.head_dim
+    def __init__(self, sizes: CacheSizes, blocks: int, block: int) -> None:
+        self.capacity, self.kv_heads, self.head_dim = block, sizes.kv_heads, sizes.head_dim
         shape = (sizes.layers, blocks, sizes.kv_heads, block, sizes.head_dim)
         self.keys = torch.zeros(shape, dtype=sizes.dtype, device=sizes.device)
         self.values = torch.zeros_like(self.keys)
@@ -36,40 +38,24 @@ class KVCache(ABC):
         """Of all keys and values."""
         return self.keys.nbytes + self.values.nbytes
 
-    @abstractmethod
     def write(self, layer: int, slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store keys, values [n, kv_heads, head_dim] of one layer at `positions` [n] of `slots` [n], both int64."""
+        self.keys[layer][slots, :, positions], self.values[layer][slots, :, positions] = keys, values
 
-    @abstractmethod
     def read(self, layer: int, slots: slice, span: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [slots, kv_heads, span, head_dim] at positions 0 … span-1, undefined where never written."""
+        """Keys and values [slots, kv_heads, span, head_dim] at positions 0 … span-1, undefined where never written.
+        Views where that is possible."""
+        return self.keys[layer, slots, :, :span], self.values[layer, slots, :, :span]
 
-    @abstractmethod
     def move(self, source: int, destination: int, length: int) -> int:
         """Bring the first `length` positions of a slot to another, which is free; returns the bytes copied."""
+        for part in (self.keys, self.values):
+            part[:, destination, :, :length] = part[:, source, :, :length]
+        return 2 * self.keys[:, source, :, :length].nbytes
 
     def parts(self, layer: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Where they lie: keys and values [blocks, kv_heads, block, head_dim] of one layer, and the table."""
         return self.keys[layer], self.values[layer], self.table
-
-
-class SlotCache(KVCache):
-    """Slot i is block i, of `capacity` positions."""
-
-    def __init__(self, sizes: CacheSizes, slots: int, capacity: int) -> None:
-        super().__init__(sizes, capacity, slots, capacity)
-
-    def write(self, layer: int, slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
-        self.keys[layer][slots, :, positions], self.values[layer][slots, :, positions] = keys, values
-
-    def read(self, layer: int, slots: slice, span: int) -> tuple[Tensor, Tensor]:
-        """Views: nothing is copied."""
-        return self.keys[layer, slots, :, :span], self.values[layer, slots, :, :span]
-
-    def move(self, source: int, destination: int, length: int) -> int:
-        for part in (self.keys, self.values):
-            part[:, destination, :, :length] = part[:, source, :, :length]
-        return 2 * self.keys[:, source, :, :length].nbytes
 
 
 class PagedCache(KVCache):
@@ -84,8 +70,8 @@ class PagedCache(KVCache):
     def __init__(self, sizes: CacheSizes, slots: int, capacity: int, blocks: int, block: int = 16) -> None:
         if block < 1 or blocks < 1:
             raise ValueError(f"blocks is {blocks} and block {block}, both must be at least 1")
-        super().__init__(sizes, capacity, blocks, block)
-        self.block = block
+        super().__init__(sizes, blocks, block)
+        self.capacity, self.block = capacity, block
         # Entries that no block was given to name block 0: they are read (and masked), never written.
         self.table = torch.zeros((slots, self.blocks_for(capacity)), dtype=torch.int64, device=sizes.device)
         self._owned: list[list[int]] = [[] for _ in range(slots)]

@@ -46,8 +46,8 @@ def quantize(x: Tensor, bits: int, block: int) -> Tensor:
         raise ValueError(f"needs a floating-point tensor [n] or [rows, n], found {x.dtype} {tuple(x.shape)}")
     if (kernels := _kernels(x)) is None:
         return reference.quantize(x, bits, block)
-    x = x.detach()
-    return kernels.quantize(_adjacent(x if x.dtype in kernels.FLOATS else x.float()), bits, block)
+    floats = x.detach() if x.dtype in kernels.FLOATS else x.detach().float()
+    return kernels.quantize(_rows(floats), bits, block).view(*x.shape[:-1], -1)
 
 
 def dequantize(
@@ -68,13 +68,7 @@ def dequantize(
         out = payload.new_empty(shape, dtype=dtype)
     elif out.shape != shape:
         raise ValueError(f"out is {tuple(out.shape)}, but the payload holds {shape}")
-    kernels = _kernels(payload, written=out)
-    if kernels is None:
-        return out.copy_(reference.dequantize(payload, numel, bits, block, out.dtype))
-    if out.dtype not in kernels.FLOATS:
-        return out.copy_(dequantize(payload, numel, bits, block))
-    _decode(kernels, payload, out, bits, block, add=False)
-    return out
+    return _decode(payload, out, bits, block, add=False)
 
 
 def accumulate(payload: Tensor, total: Tensor, bits: int, block: int) -> None:
@@ -87,17 +81,20 @@ def accumulate(payload: Tensor, total: Tensor, bits: int, block: int) -> None:
         raise ValueError(
             f"total is {total.dtype} {tuple(total.shape)}, the payload {tuple(payload.shape)}: needs fp32 rows alike"
         )
-    kernels = _kernels(payload, written=total)
-    if kernels is None:
-        reference.accumulate(payload, total, bits, block)
-    else:
-        _decode(kernels, payload, total, bits, block, add=True)
+    _decode(payload, total, bits, block, add=True)
 
 
-def _decode(kernels: ModuleType, payload: Tensor, out: Tensor, bits: int, block: int, add: bool) -> None:
-    """By a kernel, which writes behind autograd's back."""
-    kernels.decode(_adjacent(payload), out.detach(), bits, block, add)
-    torch.autograd.graph.increment_version(out)
+def _decode(payload: Tensor, out: Tensor, bits: int, block: int, add: bool) -> Tensor:
+    """Values of a payload, stored in `out` or added to it, which is fp32 then. Returns `out`."""
+    numel = out.shape[-1]
+    if (kernels := _kernels(payload, written=out)) is None:
+        values = reference.dequantize(payload, numel, bits, block, out.dtype)
+        return out.add_(values) if add else out.copy_(values)
+    if out.dtype not in kernels.FLOATS:
+        return out.copy_(dequantize(payload, numel, bits, block))
+    kernels.decode(_rows(payload), _rows(out.detach()), bits, block, add)
+    torch.autograd.graph.increment_version(out)  # which a kernel writes behind autograd's back
+    return out
 
 
 def _check_payload(payload: Tensor, numel: int, bits: int, block: int) -> None:
@@ -142,6 +139,6 @@ def _triton() -> ModuleType | None:
     return triton_kernels
 
 
-def _adjacent(x: Tensor) -> Tensor:
-    """x with neighbouring values of a row at neighbouring addresses: itself, or else a copy."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+def _rows(x: Tensor) -> Tensor:
+    """[n] or [rows, n] as [rows, n], neighbours of a row at neighbouring addresses: a view of x, or else a copy."""
+    return torch.atleast_2d(x if x.stride(-1) == 1 else x.contiguous())

@@ -139,25 +139,21 @@ def _decode(
 
 
 def quantize(x: Tensor, bits: int, block: int) -> Tensor:
-    """[n] or [rows, n] of a dtype in `FLOATS`, not empty, adjacent within a row, to uint8 [.., payload_bytes(..)]."""
-    rows, n = (1, *x.shape)[-2:]
-    payload = torch.empty((*x.shape[:-1], payload_bytes(n, bits, block)), dtype=torch.uint8, device="cpu")
+    """[rows, n] of a dtype in `FLOATS`, not empty, adjacent within a row, to uint8 [rows, payload_bytes(..)]."""
+    rows, n = x.shape
+    payload = torch.empty((rows, payload_bytes(n, bits, block)), dtype=torch.uint8, device="cpu")
     scales = np.empty((rows, -(-n // block)), np.float32)
-    words, x_stride = _words(x)
-    codes, stride = _words(payload)
-    _encode(words, x_stride, n, bits, block, codes, stride, scales)
-    codes.reshape(rows, -1)[:, code_bytes(n, bits) :] = scales.view(np.uint8)
+    _encode(_words(x), x.stride(0), n, bits, block, _words(payload), payload.stride(0), scales)
+    payload.numpy()[:, code_bytes(n, bits) :] = scales.view(np.uint8)
     return payload
 
 
 def decode(payload: Tensor, out: Tensor, bits: int, block: int, add: bool) -> None:
-    """Values of a payload of `quantize`, adjacent within a row, stored in `out` or added to it: [n] or [rows, n] of a
-    dtype in `FLOATS`, not empty, adjacent within a row."""
-    rows, n = (1, *out.shape)[-2:]
-    codes, stride = _words(payload)
-    scales = payload.numpy()[..., code_bytes(n, bits) :].copy().view(np.float32).reshape(rows, -1)
-    words, out_stride = _words(out)
-    _decode(codes, stride, scales, n, bits, block, add, words, out_stride)
+    """Values of payloads of `quantize`, adjacent within a row, stored in `out` or added to it: [rows, n] of a dtype in
+    `FLOATS`, not empty, adjacent within a row."""
+    n = out.shape[1]
+    scales = payload.numpy()[:, code_bytes(n, bits) :].copy().view(np.float32)
+    _decode(_words(payload), payload.stride(0), scales, n, bits, block, add, _words(out), out.stride(0))
 
 
 def warm_up() -> None:
@@ -166,14 +162,11 @@ def warm_up() -> None:
     Takes seconds the first time on a machine, then half a second. Without it the first calls do so, in every rank.
     """
     for dtype in FLOATS:
-        x = torch.ones(1, dtype=dtype, device="cpu")
+        x = torch.ones(1, 1, dtype=dtype, device="cpu")
         decode(quantize(x, BITS[0], 1), x, BITS[0], 1, add=False)
 
 
-def _words(x: Tensor) -> tuple[np.ndarray, int]:
-    """Memory of [n] or [rows, n], adjacent within a row, as a flat array of words, and the distance between rows."""
-    stride = 0
-    if x.dim() == 2:
-        stride = x.stride(0)
-        x = x.as_strided(((x.shape[0] - 1) * stride + x.shape[1],), (1,))
-    return (x.view(_WORDS[x.dtype]) if x.dtype in _WORDS else x).numpy(), stride
+def _words(x: Tensor) -> np.ndarray:
+    """Memory of [rows, n], adjacent within a row, as a flat array of words."""
+    flat = x.as_strided(((x.shape[0] - 1) * x.stride(0) + x.shape[1],), (1,))
+    return (flat.view(_WORDS[x.dtype]) if x.dtype in _WORDS else flat).numpy()

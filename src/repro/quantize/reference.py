@@ -62,11 +62,6 @@ def dequantize(payload: Tensor, numel: int, bits: int, block: int, dtype: torch.
     return (_blocks(codes, block) * scale[..., None]).flatten(-2)[..., :numel].to(dtype)
 
 
-def accumulate(payload: Tensor, total: Tensor, bits: int, block: int) -> None:
-    """Add the values of a payload to `total`, fp32 [.., n], in place: a product and a sum, each rounded to fp32."""
-    total += dequantize(payload, total.shape[-1], bits, block)
-
-
 def scales(highest: Tensor, bits: int) -> Tensor:
     """Largest |x| of each block, fp32, to its scale: infinity stays, and every NaN becomes the same one.
 

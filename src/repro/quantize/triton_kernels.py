@@ -174,12 +174,12 @@ def _decode(
 
 
 def quantize(x: Tensor, bits: int, block: int) -> Tensor:
-    """[n] or [rows, n] of a dtype in `FLOATS`, not empty, adjacent within a row, to uint8 [.., payload_bytes(..)]."""
-    rows, n = (1, *x.shape)[-2:]
-    payload = x.new_empty((*x.shape[:-1], payload_bytes(n, bits, block)), dtype=torch.uint8)
+    """[rows, n] of a dtype in `FLOATS`, not empty, adjacent within a row, to uint8 [rows, payload_bytes(..)]."""
+    rows, n = x.shape
+    payload = x.new_empty((rows, payload_bytes(n, bits, block)), dtype=torch.uint8)
     half = code_bytes(n, bits)  # a byte of codes has a value of the first half
     block, blocks = min(block, n), -(-n // block)
-    x_stride, stride = _stride(x), _stride(payload)
+    x_stride, stride = x.stride(0), payload.stride(0)
     with torch.cuda.device_of(x):
         if block <= _FUSED and (bits == 8 or half % block == 0):
             G, W, tiles = _tiling(block, -(-half // block), _FUSED)
@@ -192,7 +192,7 @@ def quantize(x: Tensor, bits: int, block: int) -> Tensor:
         G, W, tiles = _tiling(block, blocks, _TILE)
         _find_highest[(rows * tiles,)](x, x_stride, highest, n, block, blocks, tiles, G=G, W=W, enable_fp_fusion=False)
         scales = reference.scales(highest.view(torch.float32), bits)
-        payload.view(rows, -1)[:, half:] = scales.view(torch.uint8)
+        payload[:, half:] = scales.view(torch.uint8)
         tiles = triton.cdiv(half, 1024)
         _encode[(rows * tiles,)](
             x, x_stride, scales, payload, stride, n, half, block, blocks, tiles,
@@ -202,14 +202,14 @@ def quantize(x: Tensor, bits: int, block: int) -> Tensor:
 
 
 def decode(payload: Tensor, out: Tensor, bits: int, block: int, add: bool) -> None:
-    """Values of a payload of `quantize`, adjacent within a row, stored in `out` or added to it: [n] or [rows, n] of a
-    dtype in `FLOATS`, not empty, adjacent within a row."""
-    rows, n = (1, *out.shape)[-2:]
+    """Values of payloads of `quantize`, adjacent within a row, stored in `out` or added to it: [rows, n] of a dtype in
+    `FLOATS`, not empty, adjacent within a row."""
+    rows, n = out.shape
     block, blocks = min(block, n), -(-n // block)
     G, W, tiles = _tiling(block, blocks, _TILE)
     with torch.cuda.device_of(out):
         _decode[(rows * tiles,)](
-            payload, _stride(payload), out, _stride(out), n, code_bytes(n, bits), block, tiles,
+            payload, payload.stride(0), out, out.stride(0), n, code_bytes(n, bits), block, tiles,
             ADD=add, INT4=bits == 4, G=G, W=W, num_warps=_warps(G * W), enable_fp_fusion=False,
         )  # fmt: skip
 
@@ -224,8 +224,3 @@ def _tiling(block: int, blocks: int, widest: int) -> tuple[int, int, int]:
 def _warps(values: int) -> int:
     """Warps of a program: 4 up to a tile of usual size, 16 for the longest block."""
     return max(4, min(16, values // 1024))
-
-
-def _stride(x: Tensor) -> int:
-    """Distance between rows."""
-    return x.stride(0) if x.dim() == 2 else 0

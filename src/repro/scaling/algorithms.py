@@ -18,8 +18,9 @@ Sizes are in units of one rank's whole tensor: the output of an all-gather, the 
 an all-reduce, the send buffer of an all-to-all.
 """
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -92,58 +93,51 @@ class Group(NamedTuple):
         return flows / min(self.counts[level], max(flows, 1.0))
 
 
-@lru_cache(maxsize=4096)
-def stages(kind: Kind, algorithm: Algorithm, group: Group) -> tuple[Stage, ...]:
-    """The rounds of a collective in a group. ValueError for an all-gather by doubling among no power of two."""
-    if not possible(algorithm, kind, group.ranks):
-        raise ValueError(f"all_gather by {algorithm} needs a power of two, found {group.ranks} ranks; allowed: bruck")
-    return tuple(_stages(kind, algorithm, group))
-
-
 def possible(algorithm: Algorithm, kind: Kind, ranks: int) -> bool:
     """Whether an algorithm works among so many ranks: an all-gather by doubling needs a power of two."""
     return not (kind == "all_gather" and algorithm == "recursive_doubling") or ranks & (ranks - 1) == 0
 
 
-def _stages(kind: Kind, algorithm: Algorithm, group: Group) -> Iterator[Stage]:
+@lru_cache(maxsize=4096)
+def stages(kind: Kind, algorithm: Algorithm, group: Group) -> Sequence[Stage]:
+    """The rounds of a collective in a group. ValueError for an all-gather by doubling among no power of two."""
     p = group.ranks
-    power = 2 ** math.floor(math.log2(p))
+    if not possible(algorithm, kind, p):
+        raise ValueError(f"all_gather by {algorithm} needs a power of two, found {p} ranks; allowed: bruck")
     if kind == "send_recv":  # between units of the outermost level, while no other rank sends
         only = _only(group, group.outermost, 1)
-        yield Stage(only, 1, only, 1.0, 1.0)
-    elif algorithm == "tree":
-        yield _tree(group)
-    elif algorithm == "ring":
-        for half in halves(kind):
-            yield _ring(group, 1 / p, _reduced(half, 1 / p))
-    elif algorithm in ("recursive_doubling", "rabenseifner"):
-        if p > power:
-            yield _exchange(group, 1, 1.0, reduced=1.0)
-        yield from _doubling(kind, algorithm, group, power)
-        if p > power:
-            yield _exchange(group, 1, 1 / p if kind == "reduce_scatter" else 1.0)
-    elif algorithm == "bruck":
-        for k in range(math.ceil(math.log2(p))):
-            share = min(2**k, p - 2**k) / p if kind == "all_gather" else _with_bit(p, k) / p
-            yield _shift(group, 2**k, share)
-    elif algorithm == "pairwise":
-        for level, unit in enumerate(group.units()):
-            if rounds := unit * (group.sizes[level] - 1):
-                yield _at_level(group, level, rounds, 1 / p, _reduced(kind, 1 / p))
-    else:
-        yield _direct(group, 1 / p, _reduced(kind, (p - 1) / p))
+        return [Stage(only, 1, only, 1.0, 1.0)]
+    if algorithm == "tree":
+        return [_tree(group)]
+    if algorithm == "ring":
+        return [_ring(group, 1 / p, _reduced(half, 1 / p)) for half in halves(kind)]
+    if algorithm in ("recursive_doubling", "rabenseifner"):
+        return list(_doubling(kind, algorithm, group))
+    if algorithm == "bruck":
+        distances = [2**k for k in range(math.ceil(math.log2(p)))]
+        blocks = [min(d, p - d) if kind == "all_gather" else _with_bit(p, d) for d in distances]
+        return [_shift(group, distance, sent / p) for distance, sent in zip(distances, blocks, strict=True)]
+    if algorithm == "pairwise":
+        rounds = [unit * (size - 1) for unit, size in zip(group.units(), group.sizes, strict=True)]
+        return [_at_level(group, i, n, 1 / p, _reduced(kind, 1 / p)) for i, n in enumerate(rounds) if n]
+    return [_direct(group, 1 / p, _reduced(kind, (p - 1) / p))]
 
 
-def _doubling(kind: Kind, algorithm: Algorithm, group: Group, power: int) -> Iterator[Stage]:
-    """Rounds among the nearest power of two of the ranks."""
-    distances = [2**k for k in range(int(math.log2(power)))]
+def _doubling(kind: Kind, algorithm: Algorithm, group: Group) -> Iterator[Stage]:
+    """Rounds among the nearest power of two of the ranks, before and after which the others are folded in."""
+    p = group.ranks
+    distances = [2**k for k in range(math.floor(math.log2(p)))]
+    power = 2 ** len(distances)
+    if p > power:
+        yield _exchange(group, 1, 1.0, reduced=1.0)
     if kind == "all_reduce" and algorithm == "recursive_doubling":  # whole tensors
         yield from (_exchange(group, distance, 1.0, reduced=1.0) for distance in distances)
-        return
-    for half in halves(kind):
-        for distance in distances:
+    else:
+        for half, distance in itertools.product(halves(kind), distances):
             share = distance / power
             yield _exchange(group, distance, share, _reduced(half, share))
+    if p > power:
+        yield _exchange(group, 1, 1 / p if kind == "reduce_scatter" else 1.0)
 
 
 def _ring(group: Group, message: float, reduced: float) -> Stage:
@@ -215,6 +209,5 @@ def _reduced(kind: Kind, share: float) -> float:
 
 
 def _with_bit(ranks: int, bit: int) -> int:
-    """How many numbers below `ranks` have a bit set: blocks that a round of Bruck's all-to-all sends on."""
-    block = 2 ** (bit + 1)
-    return ranks // block * 2**bit + max(0, ranks % block - 2**bit)
+    """How many numbers below `ranks` have the bit of this value: blocks that a round of Bruck's all-to-all sends on."""
+    return ranks // (2 * bit) * bit + max(0, ranks % (2 * bit) - bit)

@@ -23,7 +23,6 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from repro.exflow.evaluate import Cost
 from repro.models.gpt_moe import GPTMoEConfig
 from repro.scaling import collectives
 from repro.scaling.machines import Machine
@@ -67,11 +66,6 @@ class Routing:
             )
         if not self.max_load >= 1:
             raise ValueError(f"max_load is {self.max_load}, must be at least 1")
-
-    @classmethod
-    def of(cls, cost: Cost) -> "Routing":
-        """The routing of a placement that was evaluated on a trace."""
-        return cls(cost.crossing_fraction, cost.node_crossing_fraction, cost.max_load)
 
 
 def uniform(machine: Machine) -> Routing:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from repro.scaling import collectives
-from repro.scaling.algorithms import ALGORITHMS, Algorithm, Kind
+from repro.scaling.algorithms import ALGORITHMS, Algorithm
 from repro.scaling.network import Links, Network, Protocol, Value
 from repro.topology import Level, Topology
 
@@ -158,13 +158,11 @@ def thinned(measured: pd.DataFrame, sizes: int) -> pd.DataFrame:
 def _start(table: pd.DataFrame, model: Model, name: str) -> float:
     """Where the search for a parameter begins: at a quarter of the shortest time, or at the highest rate of the table;
     for a level over the rows that cross none further out."""
-
-    def outermost(sizes: Sequence[int], hop: Sequence[str] | None) -> str:
-        """The outermost level that a row's messages cross."""
-        crossed = (level for level, size in zip(model.levels, sizes, strict=True) if size > 1)
-        return [level for level in crossed if hop is None or level in hop][-1]
-
-    mine = table[[outermost(*row) == name.split(".")[0] for row in zip(table.sizes, table.hop, strict=True)]]
+    crossed = [
+        [level for level, size in zip(model.levels, sizes, strict=True) if size > 1 and level in (hop or model.levels)]
+        for sizes, hop in zip(table.sizes, table.hop, strict=True)
+    ]
+    mine = table[[levels[-1] == name.split(".")[0] for levels in crossed]]
     rows = table if mine.empty else mine
     if "bytes_per_s" not in name:
         return float(rows.seconds.min()) / 4
@@ -184,24 +182,17 @@ def shaped(measured: pd.DataFrame, model: Model) -> pd.DataFrame:
 
 
 def _log_errors(table: pd.DataFrame, model: Model, log_values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """log(predicted / measured), by the fastest algorithm that a row may have. ValueError where its collective has none."""
     values = dict(zip(model.names, np.exp(log_values), strict=True))
     networks = {sizes: model.network(values, sizes) for sizes in table.sizes.unique()}
     columns = (table.collective, table.algorithm, table.sizes, table.hop, table.nbytes)
-    found = [
-        _seconds(kind, nbytes, networks[sizes], model.algorithms[algorithm], hop)
-        for kind, algorithm, sizes, hop, nbytes in zip(*columns, strict=True)
-    ]
+    found = []
+    for kind, name, sizes, hop, nbytes in zip(*columns, strict=True):
+        allowed = [algorithm for algorithm in model.algorithms[name] if algorithm in ALGORITHMS[kind]]
+        if not allowed:
+            raise ValueError(f"{kind}: none of {', '.join(model.algorithms[name])} is one of its algorithms")
+        found.append(min(collectives.seconds(kind, nbytes, networks[sizes], one, levels=hop) for one in allowed))
     return np.log(np.array(found) / table.seconds.to_numpy())
-
-
-def _seconds(
-    kind: Kind, nbytes: float, network: Network, algorithms: Sequence[Algorithm], hop: Sequence[str] | None
-) -> Value:
-    """By the fastest of the `algorithms` that the collective has. ValueError where it has none of them."""
-    allowed = [algorithm for algorithm in algorithms if algorithm in ALGORITHMS[kind]]
-    if not allowed:
-        raise ValueError(f"{kind}: none of {', '.join(algorithms)} is one of its algorithms")
-    return min(collectives.seconds(kind, nbytes, network, algorithm, levels=hop) for algorithm in allowed)
 
 
 def _clustered(

@@ -23,7 +23,6 @@ COLLECTIVES = tuple(ALGORITHMS)
 COLUMNS = ("source", "collective", "algorithm", "nodes", "ranks_per_node", "nbytes", "seconds")
 
 _DATA = Path(__file__).with_name("data")
-_WHOLE_NUMBERS = {"nodes": 1, "ranks_per_node": 1, "nbytes": 0}  # columns, and the least value of each
 _PICO = {"ALLGATHER": "all_gather", "ALLREDUCE": "all_reduce", "REDUCE_SCATTER": "reduce_scatter"}
 
 
@@ -88,7 +87,7 @@ def tidy(rows: pd.DataFrame) -> pd.DataFrame:
         raise ValueError(f"no column {missing}; found {', '.join(rows)}, needed {', '.join(COLUMNS)}")
     table = rows[list(COLUMNS)].reset_index(drop=True)
     _check(table.collective, table.collective.isin(COLLECTIVES), f"one of {', '.join(COLLECTIVES)}")
-    for name, least in _WHOLE_NUMBERS.items():
+    for name, least in (("nodes", 1), ("ranks_per_node", 1), ("nbytes", 0)):
         numbers = pd.to_numeric(table[name], errors="coerce")
         _check(table[name], (numbers >= least) & (numbers % 1 == 0), f"a whole number of at least {least}")
         table[name] = numbers.astype(np.int64)

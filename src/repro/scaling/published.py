@@ -1,6 +1,5 @@
 """The collective model against published measurements: each study fits small machines and predicts larger ones."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pandas as pd
@@ -59,4 +58,4 @@ def slingshot11() -> Study:
     return Study(table[small], table[~small], model, (8192, 65536, 262144, 4194304))
 
 
-STUDIES: dict[str, Callable[[], Study]] = {"a100_dgx": a100_dgx, "slingshot11": slingshot11}
+STUDIES = {"a100_dgx": a100_dgx, "slingshot11": slingshot11}

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from repro.flover.arrivals import RequestShape, fixed_arrivals
 from repro.flover.queueing import Policy
 from repro.models.config import DecoderConfig
-from repro.models.gpt_j import GPT_J_6B
+from repro.models.gpt_j_neox import GPT_J_6B
 from repro.models.llama import LlamaConfig
 from repro.scaling import collectives
 from repro.scaling.machines import CATALOGUE, Hardware, Machine

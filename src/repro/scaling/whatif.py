@@ -5,7 +5,7 @@ scaling.sweep(["frontier", "dgx-h100"], [1, 8, 48], [scaling.gpt(20e9)], ["zero3
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +23,7 @@ from repro.zero.plan import named
 from repro.zero.plan_search import Candidate
 
 DRAWS = 256
-BAND = (0.05, 0.5, 0.95)
+BAND, ENDS = (0.05, 0.5, 0.95), ("_low", "", "_high")
 TIE = 1.01
 
 
@@ -76,8 +76,7 @@ def sweep(
                 "parameters": config.parameters,
                 "accumulation": accumulation,
                 "plan": plan,
-                **banded("seconds", found.seconds),
-                **banded("tflops", found.tflops_per_rank),
+                **bands({"seconds": found.seconds, "tflops": found.tflops_per_rank}),
                 "gigabytes": found.rank_bytes / 1e9,
                 "fits": found.fits,
                 "critical": found.critical,
@@ -86,10 +85,10 @@ def sweep(
     return pd.DataFrame(rows)
 
 
-def banded(name: str, value: Value) -> dict[str, float]:
-    """`name`_low, `name` and `name`_high: quantiles of the draws."""
-    low, middle, high = np.quantile(value, BAND)
-    return {f"{name}_low": float(low), name: float(middle), f"{name}_high": float(high)}
+def bands(values: Mapping[str, Value]) -> dict[str, float]:
+    """`name`_low, `name` and `name`_high of every value: quantiles of the draws."""
+    quantiles = {name: np.quantile(value, BAND) for name, value in values.items()}
+    return {name + end: float(q) for name, three in quantiles.items() for end, q in zip(ENDS, three, strict=True)}
 
 
 def sensitivity(kind: Hardware, result: Callable[[Hardware], float]) -> pd.DataFrame:

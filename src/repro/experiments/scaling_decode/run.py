@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from repro import exflow, scaling
 from repro.experiments.base import Outcome
-from repro.experiments.common.modelled import bands_of
 from repro.experiments.common.trace_files import open_trace
 from repro.experiments.common.traces import ROUNDS
 from repro.experiments.scaling_decode import MODES, PER_NODE, PLACEMENTS, ScalingDecode, ScalingDecodeMetrics
 from repro.scaling import decode
+from repro.scaling.whatif import bands
 
 
 def run(point: ScalingDecode) -> Outcome:
@@ -41,7 +41,7 @@ def run(point: ScalingDecode) -> Outcome:
         counted[f"crossing_{name}"] = routing.crossing_fraction
         counted[f"node_crossing_{name}"] = routing.node_crossing_fraction
         counted[f"max_load_{name}"] = routing.max_load
-    metrics = ScalingDecodeMetrics(**bands_of(values), **counted)
+    metrics = ScalingDecodeMetrics(**bands(values), **counted)
     return Outcome(metrics, "modelled", topology=f"Wilkes3, {point.gpus} A100 (arithmetic)")
 
 
@@ -50,4 +50,5 @@ def _routing(point: ScalingDecode, method: str) -> decode.Routing:
     train, held_out = open_trace(f"gpt_moe_{point.experts}e", point.seed).parts()
     counts = exflow.transitions(train)
     placement = exflow.place(counts, point.gpus, PER_NODE, method, point.seed, point.time_limit_s, ROUNDS)
-    return decode.Routing.of(exflow.evaluate(placement, held_out))
+    cost = exflow.evaluate(placement, held_out)
+    return decode.Routing(cost.crossing_fraction, cost.node_crossing_fraction, cost.max_load)

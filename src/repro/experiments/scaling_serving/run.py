@@ -3,11 +3,11 @@
 import pandas as pd
 
 from repro.experiments.base import Outcome
-from repro.experiments.common.modelled import bands_of
 from repro.experiments.scaling_serving import POLICIES, ScalingServing, ScalingServingMetrics
 from repro.flover import queueing
 from repro.scaling import serving
 from repro.scaling.network import Value
+from repro.scaling.whatif import bands
 
 
 def run(point: ScalingServing) -> Outcome:
@@ -27,8 +27,8 @@ def run(point: ScalingServing) -> Outcome:
     rows, last, seconds = [], {}, {}
     for requests in sorted({2**i for i in range(point.requests.bit_length())} | {point.requests}):
         last = {name: total(name, requests) for name in POLICIES}
-        seconds = bands_of({f"seconds_{name}": value for name, value in last.items()})
+        seconds = bands({f"seconds_{name}": value for name, value in last.items()})
         rows.append({"requests": requests} | seconds)
     found = {f"speedup_over_{name}": last[name] / last["fused"] for name in POLICIES[1:]}
-    metrics = ScalingServingMetrics(**seconds, **bands_of(found | {"single_request_s": total("serial", 1)}))
+    metrics = ScalingServingMetrics(**seconds, **bands(found | {"single_request_s": total("serial", 1)}))
     return Outcome(metrics, "modelled", series=pd.DataFrame(rows), topology=f"{gpus} A100-80GB (arithmetic)")

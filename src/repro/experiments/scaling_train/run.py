@@ -8,10 +8,10 @@ import pandas as pd
 
 from repro import scaling
 from repro.experiments.base import Outcome
-from repro.experiments.common.modelled import bands_of, paper_gpt
+from repro.experiments.common.modelled import paper_gpt
 from repro.experiments.scaling_train import PLANS, RATIOS, ScalingTrain, ScalingTrainMetrics
 from repro.experiments.zero_train import ZeroTrain
-from repro.scaling.whatif import banded
+from repro.scaling.whatif import bands
 from repro.topology import Topology
 from repro.zero import Plan, plan
 
@@ -44,7 +44,7 @@ def run(point: ScalingTrain) -> Outcome:
         values[f"efficiency_{name}"] = alone[name].seconds / step.seconds
         sizes_of |= {f"gigabytes_{name}": step.rank_bytes / 1e9, f"fits_{name}": float(step.fits)}
     values |= {name: found[theirs].seconds / found[ours].seconds for name, (ours, theirs) in RATIOS.items()}
-    metrics = ScalingTrainMetrics(ranks=machine.topology(point.nodes).world_size, **bands_of(values), **sizes_of)
+    metrics = ScalingTrainMetrics(ranks=machine.topology(point.nodes).world_size, **bands(values), **sizes_of)
     conditions = {f"critical_{name}": step.critical for name, step in found.items()}
 
     def first_ratio(at: scaling.Hardware) -> float:
@@ -55,7 +55,7 @@ def run(point: ScalingTrain) -> Outcome:
     ranks = [
         {"kind": "ranks", "nodes": count, "ranks": machine.topology(count).world_size}
         | _row(name, step)
-        | banded("efficiency", alone[name].seconds / step.seconds)
+        | bands({"efficiency": alone[name].seconds / step.seconds})
         for count, steps in sizes.items()
         for name, step in steps.items()
     ]
@@ -70,7 +70,7 @@ def run(point: ScalingTrain) -> Outcome:
 
 def _row(plan: str, step: scaling.Step) -> dict[str, Any]:
     size = {"plan": plan, "gigabytes": step.rank_bytes / 1e9, "fits": step.fits}
-    return size | banded("tflops", step.tflops_per_rank)
+    return size | bands({"tflops": step.tflops_per_rank})
 
 
 def _changes() -> dict[str, Callable[[Topology], Plan]]:

@@ -100,8 +100,6 @@ def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
 
 def _json(path: Path) -> dict[str, Any]:
     """FileNotFoundError, or ValueError where it holds no JSON object; both name the file."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
     try:
         found = json.loads(path.read_text())
     except ValueError as error:  # JSON or UTF-8

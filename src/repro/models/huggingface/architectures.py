@@ -10,9 +10,7 @@ from torch import Tensor
 
 from repro.models.config import DecoderConfig
 from repro.models.decoder import Decoder
-from repro.models.gpt_j import GPTJ, GPTJConfig
-from repro.models.gpt_layers import ACTIVATIONS
-from repro.models.gpt_neox import GPTNeoX, GPTNeoXConfig
+from repro.models.gpt_j_neox import ACTIVATIONS, GPTJ, GPTJConfig, GPTNeoX, GPTNeoXConfig
 from repro.models.llama import Llama, LlamaConfig
 
 BUFFERS = (

@@ -7,8 +7,7 @@ from typing import Literal
 import torch
 
 from repro.models.kernels.cpp import BuildError, CppKernels
-from repro.models.kernels.linear import GELU, Linear
-from repro.models.kernels.torch_kernels import Attention, Kernels
+from repro.models.kernels.torch_kernels import GELU, Attention, Kernels, Linear
 
 __all__ = ["GELU", "Attention", "Choice", "Kernels", "Linear", "choose"]
 

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from repro.models.kernels.linear import GELU, Linear, torch_linear
-from repro.models.kernels.torch_kernels import Attention, Kernels
+from repro.models.kernels.torch_kernels import GELU, Attention, Kernels, Linear
 from repro.models.kv_cache import KVCache
 from repro.models.rows import Rows
 
@@ -37,10 +36,12 @@ class CppKernels(Kernels):
     def __init__(self) -> None:
         _load()
         self._ops = torch.ops.repro_models
+        self.add_norm, self.silu_multiply = self._ops.add_norm, self._ops.silu_multiply
 
     def linear(self, weight: Tensor, bias: Tensor | None = None, gelu: GELU | None = None) -> Linear:
         """In panels where this processor has the instructions."""
-        return (PanelLinear if self._ops.multiplies(weight) else torch_linear)(weight, bias, gelu)
+        layer = PanelLinear if self._ops.multiplies(weight) else super().linear
+        return layer(weight, bias, gelu)
 
     def attention(self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache) -> Attention:
         place = (rows.slots, rows.positions)
@@ -52,12 +53,6 @@ class CppKernels(Kernels):
 
         return attend
 
-    def add_norm(self, x: Tensor, y: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        return self._ops.add_norm(x, y, weight, eps)
-
-    def silu_multiply(self, gate_up: Tensor) -> Tensor:
-        return self._ops.silu_multiply(gate_up)
-
     def argmax(self, logits: Tensor) -> Tensor:
         return self._ops.argmax(logits.contiguous())
 
@@ -68,18 +63,14 @@ class PanelLinear:
     layout = "panels"
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, gelu: GELU | None = None) -> None:
-        self.panels, self.bias = _panels(weight), bias
-        self._out, self._gelu = len(weight), gelu or ""
+        deep = 4 // weight.element_size()  # the inputs in four bytes
+        rows = F.pad(weight, (0, 0, 0, -len(weight) % _PANEL))  # outputs of zero
+        # [out, in] to [panels, in / deep, 32, deep]
+        self.panels = rows.view(-1, _PANEL, weight.shape[1] // deep, deep).transpose(1, 2).contiguous()
+        self.bias, self._out, self._gelu = bias, len(weight), gelu or ""
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.ops.repro_models.product(x.contiguous(), self.panels, self._out, self.bias, self._gelu)
-
-
-def _panels(weight: Tensor) -> Tensor:
-    """[out, in] to [panels, in / deep, 32, deep], padded with outputs of zero; deep: the inputs in four bytes."""
-    deep = 4 // weight.element_size()
-    rows = F.pad(weight, (0, 0, 0, -len(weight) % _PANEL))
-    return rows.view(-1, _PANEL, weight.shape[1] // deep, deep).transpose(1, 2).contiguous()
 
 
 @functools.cache

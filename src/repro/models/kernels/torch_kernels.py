@@ -1,21 +1,33 @@
-"""The steps in torch, on any device: attention span by span, over whole blocks of positions."""
+"""The steps in torch, on any device: linear layers in the layout that is fastest to multiply with, and attention span by
+span, over whole blocks of positions."""
 
 import math
 from collections.abc import Callable
 from itertools import accumulate
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from repro.models.kernels.linear import GELU, Linear, torch_linear
 from repro.models.kv_cache import KVCache
 from repro.models.rows import Rows, Span
 
+_ROWS = 32  # oneDNN asks how many rows to expect when it lays weights out
 _SPAN_BLOCK = 64  # positions: spans of one token each attend over whole blocks; the rest of a slot is not read
 
-SpanAttention = Callable[[Span, Tensor, Tensor, KVCache], Callable[[int, Tensor], Tensor]]
-"""(span, its slots, its positions, cache) to attend(layer, queries [n, heads, head_dim]), which keeps the shape."""
+GELU = Literal["none", "tanh"]
+"""How GELU is computed, as torch calls it: exactly, or by a hyperbolic tangent."""
+
+Linear = Callable[[Tensor], Tensor]
+"""y = x Wᵀ + b for x [n, in], W [out, in] and b [out] or None; or its GELU."""
+
+Attention = Callable[[int, Tensor], Tensor]
+"""attend(layer, qkv): rotates queries and keys, stores keys and values, attends: causal, with grouped queries. qkv [n,
+(heads + 2 kv_heads) · head_dim] to [n, heads · head_dim]."""
+
+Attend = Callable[[int, Tensor], Tensor]
+"""The last part of it, of one span: attend(layer, queries [n, heads, head_dim]), over what the cache holds by then."""
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -30,9 +42,36 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return torch.cat((turned.to(x.dtype), rest), -1)
 
 
-Attention = Callable[[int, Tensor], Tensor]
-"""attend(layer, qkv): rotates queries and keys, stores keys and values, attends: causal, with grouped queries. qkv [n,
-(heads + 2 kv_heads) · head_dim] to [n, heads · head_dim]."""
+class PlainLinear:
+    """As torch has it, on any device. `layout`, of all classes of linear layers, goes into records."""
+
+    layout = "plain"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, gelu: GELU | None = None) -> None:
+        self.weight, self.bias, self.gelu = weight, bias, gelu
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = F.linear(x, self.weight, self.bias)
+        return y if self.gelu is None else F.gelu(y, approximate=self.gelu)
+
+
+class OneDNNLinear:
+    """The weight is packed once into oneDNN's blocked layout (half the time of `F.linear` on the machines measured).
+
+    A single row would take a matrix-vector kernel that sums in another order than the matrix kernel, and a lone request
+    would round differently from a fused one; so one row is computed as two. GELU is part of the product for the same
+    reason: `F.gelu` takes another formula at the end of a thread's share, so a row's bits would depend on its place.
+    """
+
+    layout = "oneDNN packed"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, gelu: GELU | None = None) -> None:
+        self.weight, self.bias = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS), bias
+        self._after: tuple[str, list[float], str] = ("none", [], "") if gelu is None else ("gelu", [], gelu)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = x if x.shape[0] > 1 else x.expand(2, -1)
+        return torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, *self._after)[: x.shape[0]]
 
 
 class Kernels:
@@ -43,20 +82,46 @@ class Kernels:
     capturable = False
 
     def linear(self, weight: Tensor, bias: Tensor | None = None, gelu: GELU | None = None) -> Linear:
-        """The layer with this weight [out, in] and bias [out]."""
-        return torch_linear(weight, bias, gelu)
+        """The layer with this weight [out, in] and bias [out]; in oneDNN's layout on a CPU that has it."""
+        possible = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+        packed = possible and weight.dtype in (torch.float32, torch.bfloat16)
+        return (OneDNNLinear if packed else PlainLinear)(weight, bias, gelu)
 
     def attention(self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache) -> Attention:
         """For one pass. cosine, sine: fp32 [n, pairs], of each head's first interleaved pairs; the rest stays."""
-        kv_heads, dim = cache.kv_heads, cache.head_dim
-        attend_rows = by_span(rows, cache, _one_token_each)
+        ends = accumulate(span.rows for span in rows.spans)
+        owns = [slice(end - span.rows, end) for end, span in zip(ends, rows.spans, strict=True)]
+        spans = [
+            (self._one_token_each if span.tokens == 1 else _prompts)(span, rows.slots[own], rows.positions[own], cache)
+            for span, own in zip(rows.spans, owns, strict=True)
+        ]
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
-            heads = qkv.shape[1] // dim - 2 * kv_heads
-            qk, values = qkv.view(len(qkv), -1, dim).split([heads + kv_heads, kv_heads], 1)
-            queries, keys = rotate(qk, cosine, sine).split([heads, kv_heads], 1)
-            cache.write(layer, rows.slots, rows.positions, keys, values)
-            return attend_rows(layer, queries)
+            queries = self._rotated(layer, qkv, cosine, sine, rows, cache)
+            parts = [attend_span(layer, queries[own]) for attend_span, own in zip(spans, owns, strict=True)]
+            return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
+
+        return attend
+
+    def _rotated(self, layer: int, qkv: Tensor, cosine: Tensor, sine: Tensor, rows: Rows, cache: KVCache) -> Tensor:
+        """Queries [n, heads, head_dim], turned; keys, turned, and values are stored."""
+        heads = qkv.shape[1] // cache.head_dim - 2 * cache.kv_heads
+        qk, values = qkv.view(len(qkv), -1, cache.head_dim).split([heads + cache.kv_heads, cache.kv_heads], 1)
+        queries, keys = rotate(qk, cosine, sine).split([heads, cache.kv_heads], 1)
+        cache.write(layer, rows.slots, rows.positions, keys, values)
+        return queries
+
+    def _one_token_each(self, span: Span, slots: Tensor, positions: Tensor, cache: KVCache) -> Attend:
+        """No Python per request. The heads that share a KV head stand where the query positions would: no copy of the
+        cache per head. Written out: torch's fused CPU kernel rounds by the thread a row falls to, so by the batch."""
+        length = min(cache.capacity, _SPAN_BLOCK * (span.longest // _SPAN_BLOCK + 1))
+        beyond = torch.arange(length, device=positions.device) > positions[:, None]
+        mask = torch.zeros(beyond.shape, device=positions.device).masked_fill_(beyond, -math.inf)[:, None, None]
+
+        def attend(layer: int, queries: Tensor) -> Tensor:
+            keys, values = cache.read(layer, span.slots, length)
+            scores = (queries * cache.head_dim**-0.5).unflatten(1, (cache.kv_heads, -1)) @ keys.mT
+            return ((scores + mask.to(scores.dtype)).softmax(-1) @ values).flatten(1, 2)
 
         return attend
 
@@ -76,40 +141,8 @@ class Kernels:
         return logits.argmax(-1)
 
 
-def by_span(rows: Rows, cache: KVCache, one_token_each: SpanAttention) -> Callable[[int, Tensor], Tensor]:
-    """attend(layer, queries [n, heads, head_dim]) to [n, heads · head_dim]: spans of one token each as told, the others
-    as prompts. Both attend over what `cache` holds by then."""
-    ends = accumulate(span.rows for span in rows.spans)
-    owns = [slice(end - span.rows, end) for end, span in zip(ends, rows.spans, strict=True)]
-    spans = [
-        (one_token_each if span.tokens == 1 else _prompts)(span, rows.slots[own], rows.positions[own], cache)
-        for span, own in zip(rows.spans, owns, strict=True)
-    ]
-
-    def attend(layer: int, queries: Tensor) -> Tensor:
-        parts = [attend_span(layer, queries[own]) for attend_span, own in zip(spans, owns, strict=True)]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
-
-    return attend
-
-
-def _one_token_each(span: Span, slots: Tensor, positions: Tensor, cache: KVCache) -> Callable[[int, Tensor], Tensor]:
-    """No Python per request. The heads that share a KV head stand where the query positions would: no copy of the cache
-    per head. Written out: torch's fused CPU kernel rounds by the thread a row falls to, so by the batch."""
-    length = min(cache.capacity, _SPAN_BLOCK * (span.longest // _SPAN_BLOCK + 1))
-    beyond = torch.arange(length, device=positions.device) > positions[:, None]
-    mask = torch.zeros(beyond.shape, device=positions.device).masked_fill_(beyond, -math.inf)[:, None, None]
-
-    def attend(layer: int, queries: Tensor) -> Tensor:
-        keys, values = cache.read(layer, span.slots, length)
-        scores = (queries * cache.head_dim**-0.5).unflatten(1, (cache.kv_heads, -1)) @ keys.mT
-        return ((scores + mask.to(scores.dtype)).softmax(-1) @ values).flatten(1, 2)
-
-    return attend
-
-
-def _prompts(span: Span, slots: Tensor, positions: Tensor, cache: KVCache) -> Callable[[int, Tensor], Tensor]:
-    """attend(layer, queries [n, heads, head_dim]) where each slot has many tokens: each attends to all before it."""
+def _prompts(span: Span, slots: Tensor, positions: Tensor, cache: KVCache) -> Attend:
+    """Where each slot has many tokens: each attends to all before it."""
     count, length = span.rows // span.tokens, span.longest + 1
     seen = positions.view(count, 1, span.tokens, 1) >= torch.arange(length, device=positions.device)
 

@@ -5,14 +5,12 @@ is or how long a request has become: slots, positions and the table of blocks ar
 recorded as a CUDA graph once and be replayed for any rows (`flover/cuda_graph.py`). Prompts attend in torch.
 """
 
-from collections.abc import Callable
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from repro.models.kernels.torch_kernels import Attention, Kernels, by_span
+from repro.models.kernels.torch_kernels import Attend, Kernels
 from repro.models.kv_cache import KVCache
 from repro.models.rows import Rows, Span
 
@@ -176,11 +174,35 @@ class TritonKernels(Kernels):
     name = "Triton"
     capturable = True
 
-    def attention(self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache) -> Attention:
-        attend_rows = by_span(rows, cache, _one_token_each)
+    def _rotated(self, layer: int, qkv: Tensor, cosine: Tensor, sine: Tensor, rows: Rows, cache: KVCache) -> Tensor:
+        place, sizes = _lying(cache, layer, rows.slots, rows.positions)
+        pairs, dim = cosine.shape[1], cache.head_dim
+        heads = qkv.shape[1] // dim - 2 * cache.kv_heads
+        queries = qkv.new_empty(len(qkv), heads, dim)
+        fixed = {"HALF": triton.next_power_of_2(triton.cdiv(dim, 2)), "HAS_TABLE": sizes[-1] > 0}
+        _rotate_store[(len(qkv), heads + 2 * cache.kv_heads)](
+            qkv.contiguous(), cosine, sine, *place, queries, heads, *sizes, pairs, dim, **fixed
+        )
+        return queries
 
-        def attend(layer: int, qkv: Tensor) -> Tensor:
-            return attend_rows(layer, _rotated(layer, qkv, cosine, sine, rows, cache))
+    def _one_token_each(self, span: Span, slots: Tensor, positions: Tensor, cache: KVCache) -> Attend:
+        splits, dim = triton.cdiv(cache.capacity, _SPLIT), cache.head_dim
+        wide = triton.next_power_of_2(dim)
+
+        def attend(layer: int, queries: Tensor) -> Tensor:
+            place, sizes = _lying(cache, layer, slots, positions)
+            rows, heads, _ = queries.shape
+            sums = torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=queries.device)
+            marks = torch.empty(rows, heads, splits, 2, dtype=torch.float32, device=queries.device)
+            out = torch.empty_like(queries)
+            fixed = {"DIM": wide, "SPLIT": _SPLIT, "BLOCK": _BLOCK, "HAS_TABLE": sizes[-1] > 0}
+            _attend_split[(rows, heads, splits)](
+                queries, *place, sums, marks, dim**-0.5, heads, *sizes, dim, splits, **fixed
+            )
+            _attend_join[(rows * heads,)](
+                sums, marks, out, dim, splits, DIM=wide, SPLITS=triton.next_power_of_2(splits)
+            )
+            return out
 
         return attend
 
@@ -202,37 +224,3 @@ def _lying(cache: KVCache, layer: int, slots: Tensor, positions: Tensor) -> tupl
     keys, values, table = cache.parts(layer)
     width = 0 if table is None else table.shape[1]
     return (slots, positions, keys, values, slots if table is None else table), (*keys.shape[1:3], width)
-
-
-def _rotated(layer: int, qkv: Tensor, cosine: Tensor, sine: Tensor, rows: Rows, cache: KVCache) -> Tensor:
-    """Queries [n, heads, head_dim], turned; keys and values are stored."""
-    place, sizes = _lying(cache, layer, rows.slots, rows.positions)
-    pairs, dim = cosine.shape[1], cache.head_dim
-    heads = qkv.shape[1] // dim - 2 * cache.kv_heads
-    queries = qkv.new_empty(len(qkv), heads, dim)
-    fixed = {"HALF": triton.next_power_of_2(triton.cdiv(dim, 2)), "HAS_TABLE": sizes[-1] > 0}
-    _rotate_store[(len(qkv), heads + 2 * cache.kv_heads)](
-        qkv.contiguous(), cosine, sine, *place, queries, heads, *sizes, pairs, dim, **fixed
-    )
-    return queries
-
-
-def _one_token_each(span: Span, slots: Tensor, positions: Tensor, cache: KVCache) -> Callable[[int, Tensor], Tensor]:
-    """attend(layer, queries [n, heads, head_dim]), each row over all positions up to its own."""
-    splits, dim = triton.cdiv(cache.capacity, _SPLIT), cache.head_dim
-    wide = triton.next_power_of_2(dim)
-
-    def attend(layer: int, queries: Tensor) -> Tensor:
-        place, sizes = _lying(cache, layer, slots, positions)
-        rows, heads, _ = queries.shape
-        sums = torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=queries.device)
-        marks = torch.empty(rows, heads, splits, 2, dtype=torch.float32, device=queries.device)
-        out = torch.empty_like(queries)
-        fixed = {"DIM": wide, "SPLIT": _SPLIT, "BLOCK": _BLOCK, "HAS_TABLE": sizes[-1] > 0}
-        _attend_split[(rows, heads, splits)](
-            queries, *place, sums, marks, dim**-0.5, heads, *sizes, dim, splits, **fixed
-        )
-        _attend_join[(rows * heads,)](sums, marks, out, dim, splits, DIM=wide, SPLITS=triton.next_power_of_2(splits))
-        return out
-
-    return attend
