@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from numbers import Integral
 
 import torch
@@ -69,12 +69,9 @@ class _Batch:
     @property
     def sampled_rows(self) -> list[int]:
         """For each of `sampled` the row whose logits give its token: its only one, or the last of its prompt."""
-        rows, end = list(range(len(self.decoding))), len(self.decoding)
-        for chunk in self.chunks:
-            end += len(chunk.tokens)
-            if chunk.final:
-                rows.append(end - 1)
-        return rows
+        decoding = len(self.decoding)
+        _, *ends = accumulate((len(chunk.tokens) for chunk in self.chunks), initial=decoding)
+        return [*range(decoding), *(end - 1 for chunk, end in zip(self.chunks, ends, strict=True) if chunk.final)]
 
 
 class Engine:
