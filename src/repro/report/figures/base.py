@@ -230,9 +230,6 @@ def show(name: str, records: str | Path, output: str | Path | None = None, **opt
 
 def _display(figure: Figure, output: str | Path | None, name: str) -> None:
     """The saved picture where there is one: drawing it again takes as long as the figure."""
-    display(
-        figure
-        if output is None
-        else Image(paths.root() / output / f"{name}.png", width=int(110 * figure.get_size_inches()[0]))
-    )
+    width = int(110 * figure.get_size_inches()[0])
+    display(figure if output is None else Image(paths.root() / output / f"{name}.png", width=width))
     plt.close(figure)
