@@ -9,8 +9,7 @@ from rich.markup import escape
 
 from repro.cli import figures as drawing
 from repro.cli.cluster import app as box_commands
-from repro.cli.console import Json, emit, progress, stderr, stdout, user_errors
-from repro.cli.options import Results, records_folder, results_folder
+from repro.cli.console import Json, Results, emit, progress, records_folder, results_folder, stderr, stdout, user_errors
 from repro.cli.place import place
 from repro.files import replacing
 
