@@ -20,11 +20,15 @@ _KEPT_DAYS = 60  # longer than any job waits in a queue
 
 
 def document(found: Plan) -> dict[str, Any]:
-    """The plan for programs: also titles of the notebooks, and a hash of the code that reads records."""
-    from repro.report import figures, source
+    """The plan for programs: also titles of the notebooks, and a hash of all that reads records: the code of
+    `repro.report` with what it uses, the catalogue of figures, the template of the report."""
+    from repro.records import provenance
+    from repro.report import figures
 
+    files = provenance.file_hash(figures.CATALOGUE, figures.CATALOGUE.parents[1] / "report.html.j2")
+    reader = f"{provenance.source_hash('repro.report')}-{files}"
     titles = {name: notebook.title for name, notebook in figures.NOTEBOOKS.items()}
-    return found.model_dump() | {"notebooks": titles, "reader": source.source_hash()}
+    return found.model_dump() | {"notebooks": titles, "reader": reader}
 
 
 def keep(text: str) -> Path:

@@ -26,9 +26,7 @@ class Batches:
     capacity: int = 0
 
     def __post_init__(self) -> None:
-        check_least(self, slots=0, capacity=0)
-        if self.window_s is not None:
-            check_least(self, window_s=0)
+        check_least(self, slots=0, window_s=0, capacity=0)
 
     def run(self, shapes: Sequence[RequestShape], times: Times) -> QueueRun:
         formed, ends = [], [0.0]
