@@ -117,7 +117,7 @@ def test_claims_can_be_chosen():
     assert set().union(*kinds) == everything and sum(map(len, kinds)) == len(everything)
     assert ids("--experiment", "moe_train") == {"EX-F12.a", "EX-F12.b"}
     assert "allowed: the beginning of an id (ZT-1" in call("claims", "ZX", code=2)
-    assert "allowed: reproduced" in call("claims", "--verdict", "green", code=2)
+    assert "'reproduced', 'trend only'" in call("claims", "--verdict", "green", code=2)
     assert "allowed: exflow_affinity" in call("claims", "--experiment", "moe", code=2)
 
 
@@ -194,4 +194,4 @@ def test_json_stdout_is_clean_in_a_real_process(trace):
 
 def test_schema():
     assert json.loads(call("schema", "record"))["title"] == "Record"
-    assert "known: record" in call("schema", "records", code=2)
+    assert "'claims'" in call("schema", "records", code=2)

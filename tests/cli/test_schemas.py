@@ -5,9 +5,10 @@ import json
 import jsonschema
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from repro import paths
-from repro.cli import schemas
+from repro.cli import app
 
 FILES = {
     "record": "results/reference/*/records/**/*.json",
@@ -17,9 +18,9 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("name", schemas.MODELS)
+@pytest.mark.parametrize("name", FILES)
 def test_a_schema_is_valid_and_accepts_the_shipped_files(name):
-    schema = json.loads(schemas.document(name))
+    schema = json.loads(CliRunner().invoke(app, ["schema", name]).stdout)
     jsonschema.Draft202012Validator.check_schema(schema)
     validator = jsonschema.Draft202012Validator(schema)
     files = sorted(paths.root().glob(FILES[name]))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from repro.baselines.batching import StaticScheduler, lone, serial
 from repro.flover.buffers import LAYOUTS
-from repro.flover.buffers.baseline_layouts import FixedBuffers
+from repro.flover.buffers.contiguous import FixedBuffers
 from repro.flover.buffers.paged import PagedBuffers
 from repro.flover.engine import Engine
 from repro.flover.request import QueueFull, Request, RequestError
@@ -58,7 +58,7 @@ def test_fused_tokens_equal_lone_tokens(layout, model, asked, slots, admit):
     decoded = engine.rows - engine.dead_rows
     assert decoded == sum(len(tokens) - 1 for tokens in answers.values())
     assert layout is FixedBuffers or engine.dead_rows == 0
-    assert not engine.scheduler.running and engine.buffers.low == engine.buffers.high
+    assert not engine.scheduler.running and engine.buffers.window == slice(0, 0)
 
 
 @functools.cache

@@ -1,22 +1,21 @@
 """Tokens are drawn from the distribution that was asked for, and depend on the request alone."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repro.flover.sampling import Sampler, Sampling, uniform
+from repro.flover.sampling import Sampling, next_tokens, uniform
 
 VOCAB, DRAWS = 12, 40_000
+choose = partial(next_tokens, argmax=partial(torch.argmax, dim=-1))
 
 
 def drawn(sampling: Sampling, logits: torch.Tensor, count: int) -> torch.Tensor:
     """The first `count` tokens of one request whose logits stay the same."""
-    sampler = Sampler(count)
-    for slot in range(count):
-        sampler.put(slot, sampling)
-    sampler.given[:] = range(count)
-    return sampler(logits.expand(count, -1), range(count))
+    return choose(logits.expand(count, -1), [(sampling, given) for given in range(count)])
 
 
 def transformers_shares(sampling: Sampling, logits: torch.Tensor) -> torch.Tensor:
@@ -70,25 +69,15 @@ ASKED = st.builds(
 
 
 @settings(max_examples=60, deadline=None)
-@given(asked=st.lists(ASKED, min_size=1, max_size=8), start=st.integers(0, 3), seed=st.integers(0, 99))
-def test_a_draw_does_not_depend_on_the_batch(asked, start, seed):
+@given(asked=st.lists(ASKED, min_size=1, max_size=8), seed=st.integers(0, 99))
+def test_a_draw_does_not_depend_on_the_batch(asked, seed):
     generator = torch.Generator().manual_seed(seed)
-    logits, given = (
-        torch.randn(len(asked), 400, generator=generator).bfloat16(),  # with many ties
-        torch.randint(0, 99, (len(asked),), generator=generator),
-    )
-    sampler = Sampler(start + len(asked))
-    for slot, sampling in enumerate(asked, start):
-        sampler.put(slot, sampling)
-    sampler.given[start:] = given.tolist()
-    together = sampler(logits, range(start, start + len(asked)))
-    assert sampler.given[start:] == (given + 1).tolist()
-    for row, sampling in enumerate(asked):
-        alone = Sampler(1)
-        alone.put(0, sampling)
-        alone.given[0] = int(given[row])
-        assert alone(logits[row : row + 1], [0]) == together[row]
-        if sampling.temperature == 0:
+    logits = torch.randn(len(asked), 400, generator=generator).bfloat16()  # with many ties
+    pairs = list(zip(asked, torch.randint(0, 99, (len(asked),), generator=generator).tolist(), strict=True))
+    together = choose(logits, pairs)
+    for row, pair in enumerate(pairs):
+        assert choose(logits[row : row + 1], [pair]) == together[row]
+        if pair[0].temperature == 0:
             assert together[row] == logits[row].argmax()
 
 
@@ -96,19 +85,6 @@ def test_the_coldest_draw_is_the_most_likely_and_large_logits_do_not_overflow():
     logits = torch.tensor([1.0, 2.0, 3e4, 5.0])
     for sampling in (Sampling(1e-6), Sampling(1e-6, top_k=3), Sampling(1.0, top_p=0.5)):
         assert (drawn(sampling, logits, 50) == 2).all()
-
-
-def test_parameters_and_draws_move_with_their_request():
-    logits = torch.randn(20, VOCAB)
-    stays, moves = Sampler(3), Sampler(3)
-    for sampler in (stays, moves):
-        sampler.put(2, Sampling(1.0, top_k=5, seed=9))
-    for step, row in enumerate(logits):
-        slot = 2 if step < 10 else 0
-        if step == 10:
-            moves.move([(2, 0)])
-            moves.put(2, Sampling(1.0, seed=1))
-        assert stays(row[None], [2]) == moves(row[None], [slot])
 
 
 @pytest.mark.parametrize(

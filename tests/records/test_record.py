@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from repro.cli import schemas
 from repro.files import replacing
 from repro.records import record
 
@@ -28,7 +27,7 @@ def test_round_trip_with_series(tmp_path, make_record):
 
 
 def test_document_matches_the_exported_schema(make_record):
-    jsonschema.validate(json.loads(make_record().model_dump_json()), json.loads(schemas.document("record")))
+    jsonschema.validate(json.loads(make_record().model_dump_json()), record.Record.model_json_schema())
 
 
 @given(cut=st.integers(min_value=0, max_value=200))

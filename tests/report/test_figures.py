@@ -9,8 +9,11 @@ from typer.testing import CliRunner
 
 from repro import cli, experiments, paths
 from repro.claims import registry
+from repro.cli import planned
+from repro.plan import jobs
+from repro.records import provenance
 from repro.records.source import _inside_package
-from repro.report import figures, source
+from repro.report import figures
 from repro.report.figures import base
 
 SHIPPED = str(paths.root() / "results/reference/laptop-2core/records")
@@ -69,8 +72,10 @@ def test_every_figure_draws_the_shipped_records(name, tmp_path, skipped):
 
 def test_the_code_of_every_figure_is_in_the_hash_of_readers(monkeypatch):
     """`draw` finds figures by name, which no import shows."""
-    monkeypatch.setattr(source.provenance, "source_hash", lambda *modules: " ".join(modules))
-    modules = [each for name in source.source_hash().split("-")[0].split() for each in _inside_package(name)]
+    plan = jobs.make("smoke")
+    monkeypatch.setattr(provenance, "source_hash", lambda *modules: " ".join(modules))
+    reader = planned.document(plan)["reader"]
+    modules = [each for name in reader.split("-")[0].split() for each in _inside_package(name)]
     assert {"repro.report.figures", "repro.report.figures.zero.times", "repro.report.html"} <= set(modules)
     assert all(importlib.util.find_spec(module) for module in modules)
 

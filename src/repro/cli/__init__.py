@@ -1,17 +1,15 @@
 """The `repro` command line. A command calls one function of the package; with `--json` it prints one document."""
 
 import json
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.markup import escape
 
 from repro.cli import figures as drawing
 from repro.cli.cluster import app as box_commands
-from repro.cli.console import Json, emit, progress, stderr, stdout, user_errors
-from repro.cli.options import Results, records_folder, results_folder
+from repro.cli.console import Json, Results, emit, progress, records_folder, results_folder, stderr, stdout, user_errors
 from repro.cli.place import place
 from repro.files import replacing
 
@@ -154,7 +152,10 @@ def claims(
         typer.Argument(help="Beginnings of ids (ZT, EX-F8, FL-F4a.b) or an arXiv number; default: all."),
     ] = None,
     results: Results = None,
-    verdict: Annotated[str | None, typer.Option(help="Only claims with this verdict.")] = None,
+    verdict: Annotated[
+        Literal["reproduced", "trend only", "deviates", "skipped", "not run"] | None,
+        typer.Option(help="Only claims with this verdict."),
+    ] = None,
     experiment: Annotated[str | None, typer.Option(help="Only claims that this experiment answers.")] = None,
     details: Annotated[bool, typer.Option("--details", help="Also the reason of each verdict.")] = False,
     json_: Json = False,
@@ -173,9 +174,8 @@ def claims(
         found = record.collect(records_folder(folder))
         known = verdicts.chosen(registry.load(), which or [], experiment)
         judged = registry.evaluate(known, found.records, found.problems)
-        if verdict is not None:
-            judged = verdicts.of_kind(judged, verdict)
-    rows = [each.model_dump(mode="json") for each in judged]
+    judged = [row for row in judged if verdict in (None, row.verdict)]
+    rows = [row.model_dump(mode="json") for row in judged]
     if out is not None:
         with replacing(out) as temporary:
             temporary.write_text(json.dumps(rows, indent=1, default=str) + "\n")
@@ -202,9 +202,11 @@ app.add_typer(box_commands, name="box")
 
 
 @app.command()
-def schema(model: Annotated[str, typer.Argument(help="record, config, platform or claims.")] = "record") -> None:
+def schema(model: Annotated[Literal["record", "config", "platform", "claims"], typer.Argument()] = "record") -> None:
     """Print the JSON Schema of a file, for editors and other programs."""
-    from repro.cli import schemas
+    from repro.claims.document import Document
+    from repro.plan.config import Config, Platform
+    from repro.records.record import Record
 
-    with user_errors():
-        sys.stdout.write(schemas.document(model))
+    models = {"record": Record, "config": Config, "platform": Platform, "claims": Document}
+    emit(models[model].model_json_schema())

@@ -1,9 +1,10 @@
-"""What the commands have in common: how errors, progress and JSON reach the terminal."""
+"""What the commands have in common: the folder of records, and how errors, progress and JSON reach the terminal."""
 
 import contextlib
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,10 +12,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from repro import paths
+
 stderr = Console(stderr=True)
 stdout = Console()
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
+Results = Annotated[Path | None, typer.Option(help="Folder of records; default: the platform's, else the reference.")]
 
 
 @contextlib.contextmanager
@@ -42,3 +46,27 @@ def progress(text: str) -> Iterator[Any]:
 
 def emit(document: Any) -> None:
     sys.stdout.write(json.dumps(document, indent=1, default=str) + "\n")
+
+
+def results_folder(results: Path | None, shipped: bool = True) -> Path:
+    """Folder with the records: the one given, else this machine's, else the shipped ones where `shipped` allows it."""
+    if results is not None:
+        if not results.is_dir():
+            raise FileNotFoundError(f"--results {results}: no such folder")
+        return results
+    from repro.plan import config  # with pydantic and YAML: only where it is asked
+
+    configured, platform = config.load()
+    own = paths.root() / config.results_folder(configured, platform)
+    if (own / "records").exists():
+        return own
+    if not shipped:
+        raise FileNotFoundError(
+            f"{own}: no records yet; run `snakemake`, `snakemake replot`, or give --results and --out"
+        )
+    return paths.root() / "results/reference" / configured.reference
+
+
+def records_folder(folder: Path) -> Path:
+    """`folder` may be the results folder or the folder of records itself."""
+    return (folder / "records" if (folder / "records").is_dir() else folder).absolute()

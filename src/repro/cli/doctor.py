@@ -23,6 +23,7 @@ def examine() -> dict[str, Any]:
     has what is missing for each tier. Takes a few seconds, at first half a minute: torch is imported, a network
     namespace is tried, kernels are built."""
     import torch
+    import torch.distributed as dist
 
     from repro.models import checkpoint
     from repro.models.kernels.cpp import BuildError, CppKernels
@@ -38,7 +39,15 @@ def examine() -> dict[str, Any]:
     found = provenance.machine() | {
         "disk_free_gib": round(shutil.disk_usage(paths.root()).free / 2**30, 1),
         "torch": torch.__version__,
-        "backends": _backends(),
+        "backends": {
+            "cuda": torch.cuda.is_available() and torch.version.hip is None,
+            "rocm": torch.cuda.is_available() and torch.version.hip is not None,
+            "mps": torch.backends.mps.is_available(),
+            "mkldnn": torch.backends.mkldnn.is_available(),
+            "gloo": dist.is_gloo_available(),
+            "nccl": dist.is_nccl_available(),
+            "mpi": dist.is_mpi_available(),
+        },
         "gpus": names,
         "gpu_driver": driver,
         "packages": provenance.versions(),
@@ -48,21 +57,6 @@ def examine() -> dict[str, Any]:
         "kernels": why_not(CppKernels),
     }
     return found | {"lacks": _lacks(found)}
-
-
-def _backends() -> dict[str, bool]:
-    import torch
-    import torch.distributed as dist
-
-    return {
-        "cuda": torch.cuda.is_available() and torch.version.hip is None,
-        "rocm": torch.cuda.is_available() and torch.version.hip is not None,
-        "mps": torch.backends.mps.is_available(),
-        "mkldnn": torch.backends.mkldnn.is_available(),
-        "gloo": dist.is_gloo_available(),
-        "nccl": dist.is_nccl_available(),
-        "mpi": dist.is_mpi_available(),
-    }
 
 
 def _lacks(found: dict[str, Any]) -> dict[str, list[str]]:

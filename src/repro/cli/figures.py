@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from repro.cli.console import progress, stderr, user_errors
-from repro.cli.options import Results, records_folder, results_folder
+from repro.cli.console import Results, progress, records_folder, results_folder, stderr, user_errors
 
 
 def figure(

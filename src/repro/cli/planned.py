@@ -20,11 +20,15 @@ _KEPT_DAYS = 60  # longer than any job waits in a queue
 
 
 def document(found: Plan) -> dict[str, Any]:
-    """The plan for programs: also titles of the notebooks, and a hash of the code that reads records."""
-    from repro.report import figures, source
+    """The plan for programs: also titles of the notebooks, and a hash of all that reads records: the code of
+    `repro.report` with what it uses, the catalogue of figures, the template of the report."""
+    from repro.records import provenance
+    from repro.report import figures
 
+    files = provenance.file_hash(figures.CATALOGUE, figures.CATALOGUE.parents[1] / "report.html.j2")
+    reader = f"{provenance.source_hash('repro.report')}-{files}"
     titles = {name: notebook.title for name, notebook in figures.NOTEBOOKS.items()}
-    return found.model_dump() | {"notebooks": titles, "reader": source.source_hash()}
+    return found.model_dump() | {"notebooks": titles, "reader": reader}
 
 
 def keep(text: str) -> Path:
@@ -43,15 +47,12 @@ def keep(text: str) -> Path:
 def show(found: Plan, points: bool) -> None:
     """Totals, then figures, then where `points` asks for them all points."""
     to_run = list(filter(jobs.unfinished, found.jobs))
-    of_all = f", {jobs.minutes_of(found.jobs):.0f} when nothing is done" if len(to_run) < len(found.jobs) else ""
-    minutes = found.minutes if to_run else 0.0
-    lines = [
-        f"{found.platform}, tier {found.tier}: {len(to_run)} of {len(found.jobs)} points to run,"
-        f" about {minutes:.0f} minutes{of_all}"
-    ]
-    if found.slurm is not None:
+    lines = [f"{found.platform}, tier {found.tier}: {len(to_run)} of {len(found.jobs)} points to run"]
+    if found.slurm is None:
+        of_all = f", {jobs.minutes_of(found.jobs):.0f} when nothing is done" if len(to_run) < len(found.jobs) else ""
+        lines[0] += f", about {found.minutes if to_run else 0:.0f} minutes{of_all}"
+    else:
         cost = found.slurm.cost
-        lines[0] = lines[0].partition(", about")[0]
         lines.append(
             f"as Slurm jobs: {cost.allocations} ({'; '.join(cost.bins)}), {cost.node_hours:.1f} node-hours, "
             f"{cost.gpu_hours:.1f} GPU-hours; {cost.wall_hours:.1f} h with {found.slurm.settings.running_jobs} at a "
@@ -108,17 +109,12 @@ def _points(experiment: str, mine: list[Job], memory_gb: float | None) -> Table:
 
 def labels(mine: list[Job]) -> list[str]:
     """Labels of an experiment's jobs; where points share one, with the parameters in which they differ."""
-    alike: dict[str, list[dict[str, Any]]] = {}
+    found = []
     for job in mine:
-        alike.setdefault(job.point.label, []).append(job.point.model_dump())
-    differing = {
-        label: [key for key in points[0] if any(point[key] != points[0][key] for point in points)]
-        for label, points in alike.items()
-    }
-    return [
-        " ".join([job.point.label, *(f"{key}={getattr(job.point, key)}" for key in differing[job.point.label])])
-        for job in mine
-    ]
+        alike = [other.point for other in mine if other.point.label == job.point.label]
+        differing = (f"{key}={value}" for key, value in job.point if any(getattr(a, key) != value for a in alike))
+        found.append(" ".join([job.point.label, *differing]))
+    return found
 
 
 def _memory(rank_gb: float | None, limit: float) -> str:

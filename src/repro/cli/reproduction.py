@@ -88,10 +88,6 @@ class _Watch:
         self.total, self.failed, self.verdict = len(self.open), 0, ""
         self.began, self.planned_minutes = time.monotonic(), found.minutes
 
-    @property
-    def done(self) -> int:
-        return self.total - len(self.open)
-
     def look(self) -> None:
         """Take note of new records; once an experiment has all of them, judge its claims beside the run."""
         complete = set()
@@ -137,13 +133,14 @@ def _show(watch: _Watch, snakemake: "subprocess.Popen[Any]") -> None:
         while snakemake.poll() is None:
             watch.look()
             left, *others = _lines(watch)
-            bar.update(task, completed=watch.done, left=left)
+            done = watch.total - len(watch.open)
+            bar.update(task, completed=done, left=left)
             if stderr.is_terminal:
                 below = [Text(line, "dim", no_wrap=True, overflow="ellipsis") for line in others]
                 live.update(Group(bar, *below), refresh=True)
             elif time.monotonic() - said > _LINE_S:
                 said = time.monotonic()
-                line = "; ".join([f"{watch.done} of {watch.total} points", left, *others])
+                line = "; ".join([f"{done} of {watch.total} points", left, *others])
                 stderr.print(escape(line), soft_wrap=True)
             time.sleep(_LOOK_S)
 

@@ -33,13 +33,6 @@ def chosen(claims: Sequence[Claim], which: Sequence[str], experiment: str | None
     return answered
 
 
-def of_kind(rows: Sequence[Verdict], kind: str) -> list[Verdict]:
-    """Rows with this verdict; ValueError lists the kinds."""
-    if kind not in registry.KINDS:
-        raise ValueError(f"--verdict: found {kind!r}; allowed: {', '.join(registry.KINDS)}")
-    return [row for row in rows if row.verdict == kind]
-
-
 def _fits(claim: Claim, word: str) -> bool:
     return claim.paper == word or claim.base == word or claim.id.startswith(word)
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from numbers import Integral
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from repro.flover.buffers import Buffers, WindowBuffers
 from repro.flover.cuda_graph import GraphedForward
 from repro.flover.request import FinishReason, Generation, QueueFull, Request, RequestError
-from repro.flover.sampling import Sampler
+from repro.flover.sampling import GREEDY, next_tokens
 from repro.flover.scheduler import Scheduler
 from repro.models.decoder import Decoder
 from repro.models.rows import Rows
@@ -69,12 +69,9 @@ class _Batch:
     @property
     def sampled_rows(self) -> list[int]:
         """For each of `sampled` the row whose logits give its token: its only one, or the last of its prompt."""
-        rows, end = list(range(len(self.decoding))), len(self.decoding)
-        for chunk in self.chunks:
-            end += len(chunk.tokens)
-            if chunk.final:
-                rows.append(end - 1)
-        return rows
+        decoding = len(self.decoding)
+        _, *ends = accumulate((len(chunk.tokens) for chunk in self.chunks), initial=decoding)
+        return [*range(decoding), *(end - 1 for chunk, end in zip(self.chunks, ends, strict=True) if chunk.final)]
 
 
 class Engine:
@@ -93,7 +90,6 @@ class Engine:
     ) -> None:
         self.model, self.scheduler = model, scheduler
         self.buffers = layout(model, scheduler.slots, capacity)
-        self.sampler = Sampler(scheduler.slots, model.kernels.argmax)
         self.iterations = self.rows = self.dead_rows = 0
         whole = isinstance(model, Decoder) and model.shard is None and model.kernels.capturable
         self._graphs = GraphedForward(model, self.buffers.cache) if whole else None
@@ -191,7 +187,6 @@ class Engine:
         """Requests enter the batch: those that the scheduler takes from the queue, each with a slot of its own."""
         for request in self.scheduler.admit(self.buffers.fits):
             slot = self.buffers.allocate(request.kv_tokens)
-            self.sampler.put(slot, request.sampling)
             generation = Generation(request, slot, self._now(), streamed=self.scheduler.streams)
             self.scheduler.running[slot] = generation
 
@@ -201,8 +196,9 @@ class Engine:
         batch = _Batch(self._windows(chunks), chunks)
         if not batch.windows and not batch.chunks:
             return
-        logits = self._forward(batch)
-        tokens = self.sampler(logits, batch.sampled)
+        running = (self.scheduler.running.get(slot) for slot in batch.sampled)
+        asked = [(each.request.sampling, len(each.tokens)) if each else (GREEDY, 0) for each in running]  # dead: greedy
+        tokens = next_tokens(self._forward(batch), asked, self.model.kernels.argmax)
         self.buffers.advance(batch.windows, tokens)
         answers = tokens.tolist()  # the one time that the host waits for the device
         self._hand_out(batch, dict(zip(batch.sampled, answers, strict=True)))
@@ -213,9 +209,7 @@ class Engine:
         if not slots:
             return []
         finished = [running.pop(slot) for slot in slots]
-        moves = self.buffers.evict(slots)
-        self.sampler.move(moves)
-        for source, destination in moves:
+        for source, destination in self.buffers.evict(slots):
             running[destination] = running.pop(source)
         now = self._now()
         for generation in finished:

@@ -42,56 +42,36 @@ class Sampling:
 GREEDY = Sampling()
 
 
-class Sampler:
-    """Chooses for the requests in `slots` slots; greedy until `put`. `sampling`, `given`: by slot, how, and how many
-    tokens it was given. Both stay on the host: greedy requests cost nothing."""
+def next_tokens(logits: Tensor, asked: Sequence[tuple[Sampling, int]], argmax: Callable[[Tensor], Tensor]) -> Tensor:
+    """int64 [b] from logits [b, vocab]: the next token of each request. `asked`: how it samples, and how many tokens it
+    has; both are on the host, so greedy requests cost nothing. `argmax`: over the last dimension."""
+    chosen = argmax(logits)
+    kinds: dict[bool, list[int]] = {True: [], False: []}  # rows that draw, by whether from a part of the vocabulary
+    for row, (sampling, _) in enumerate(asked):
+        if sampling.temperature > 0:
+            kinds[bool(sampling.top_k) or sampling.top_p < 1].append(row)
+    for cut, rows in kinds.items():
+        if rows:
+            index = torch.tensor(rows, device=logits.device)
+            chosen[index] = _drawn(logits[index].float(), [asked[row] for row in rows], cut)
+    return chosen
 
-    def __init__(self, slots: int, argmax: Callable[[Tensor], Tensor] = lambda logits: logits.argmax(-1)) -> None:
-        self._argmax = argmax
-        self.sampling = [GREEDY] * slots
-        self.given = [0] * slots
 
-    def put(self, slot: int, sampling: Sampling) -> None:
-        """A new request in `slot` samples so."""
-        self.sampling[slot], self.given[slot] = sampling, 0
+def _drawn(logits: Tensor, asked: Sequence[tuple[Sampling, int]], cut: bool) -> Tensor:
+    """int64 [n] from logits [n, vocab]; `cut`: some have a top k or top p."""
 
-    def move(self, moves: list[tuple[int, int]]) -> None:
-        """Follow requests from slot to slot."""
-        for source, destination in moves:
-            self.sampling[destination], self.given[destination] = self.sampling[source], self.given[source]
+    def column(values: Iterable[float], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(list(values), dtype=dtype, device=logits.device)
 
-    def __call__(self, logits: Tensor, slots: Sequence[int]) -> Tensor:
-        """int64 [b]: the next tokens of the requests in `slots` (b of them), whose logits are [b, vocab]."""
-        chosen = self._argmax(logits)
-        kinds: dict[bool, list[int]] = {True: [], False: []}  # rows that draw, by whether from a part of the vocabulary
-        for row, slot in enumerate(slots):
-            sampling = self.sampling[slot]
-            if sampling.temperature > 0:
-                kinds[bool(sampling.top_k) or sampling.top_p < 1].append(row)
-        for cut, rows in kinds.items():
-            if rows:
-                index = torch.tensor(rows, device=logits.device)
-                chosen[index] = self._draw(logits[index].float(), [slots[row] for row in rows], cut)
-        for slot in slots:
-            self.given[slot] += 1
-        return chosen
-
-    def _draw(self, logits: Tensor, slots: list[int], cut: bool) -> Tensor:
-        """int64 [n] from logits [n, vocab]; `cut`: some have a top k or top p."""
-        asked = [self.sampling[slot] for slot in slots]
-
-        def column(values: Iterable[float], dtype: torch.dtype) -> Tensor:
-            return torch.tensor(list(values), dtype=dtype, device=logits.device)
-
-        temperature = column((s.temperature for s in asked), torch.float32)[:, None]
-        scaled = (logits - logits.max(-1, keepdim=True).values) / temperature
-        if cut:  # as many are sorted as the largest k asks for; all where a request has a top p alone
-            most = min(max(s.top_k or logits.shape[1] for s in asked), logits.shape[1])
-            top_k = column((s.top_k for s in asked), torch.int64)[:, None]
-            top_p = column((s.top_p for s in asked), torch.float32)[:, None]
-            scaled = scaled.masked_fill(scaled < _lowest(scaled, most, top_k, top_p), -torch.inf)
-        point = column((uniform(self.sampling[slot].seed, self.given[slot]) for slot in slots), torch.float64)
-        return _inverted(scaled.softmax(-1), point)
+    temperature = column((s.temperature for s, _ in asked), torch.float32)[:, None]
+    scaled = (logits - logits.max(-1, keepdim=True).values) / temperature
+    if cut:  # as many are sorted as the largest k asks for; all where a request has a top p alone
+        most = min(max(s.top_k or logits.shape[1] for s, _ in asked), logits.shape[1])
+        top_k = column((s.top_k for s, _ in asked), torch.int64)[:, None]
+        top_p = column((s.top_p for s, _ in asked), torch.float32)[:, None]
+        scaled = scaled.masked_fill(scaled < _lowest(scaled, most, top_k, top_p), -torch.inf)
+    point = column((uniform(s.seed, count) for s, count in asked), torch.float64)
+    return _inverted(scaled.softmax(-1), point)
 
 
 def _lowest(scaled: Tensor, most: int, top_k: Tensor, top_p: Tensor) -> Tensor:

@@ -102,14 +102,10 @@ def summary(report: ServingReport) -> dict[str, float]:
         "ttft": [g.ttft_s for g in answered if g.ttft_s is not None],
         "tpot": [g.tpot_s for g in answered if g.tpot_s is not None],
     }
-    result = {
-        "total_seconds": report.total_seconds,
-        "tokens_per_s": tokens / report.total_seconds if tokens else 0.0,
+    told = ("total_seconds", "iterations", "slot_moves", "moved_bytes", "cache_bytes")
+    result = {name: float(getattr(report, name)) for name in told} | {
         "output_tokens": float(tokens),
-        "iterations": float(report.iterations),
-        "slot_moves": float(report.slot_moves),
-        "moved_bytes": float(report.moved_bytes),
-        "cache_bytes": float(report.cache_bytes),
+        "tokens_per_s": tokens / report.total_seconds if tokens else 0.0,
         "waste_fraction": report.dead_rows / report.rows if report.rows else 0.0,
     }
     for name, sample in samples.items():

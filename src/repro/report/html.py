@@ -15,17 +15,6 @@ from repro.records import provenance, record
 from repro.report import figures
 
 
-def _section(notebook: figures.Notebook, pictures: Path) -> dict[str, Any]:
-    shown = {figure: _embedded(pictures / f"{figure}.png") for figure in notebook.figures}
-    shipped = {figure: _embedded(pictures / f"shipped/{figure}.png") for figure in notebook.figures}
-    return {"title": notebook.title, "paper": notebook.paper, "figures": shown, "shipped": shipped}
-
-
-def _embedded(picture: Path) -> str:
-    """PNG in base64; empty where there is no file."""
-    return base64.b64encode(picture.read_bytes()).decode() if picture.exists() else ""
-
-
 def _machines(runs: list[record.Record]) -> list[dict[str, Any]]:
     """Distinct machines and software under the records, with the number of records of each."""
     of_one_run = {"start", "end", "topology", "source_hash", "hosts", "slurm"}
@@ -42,16 +31,18 @@ def write(records: Path, pictures: Path, out: Path) -> None:
     runs = list(found.records.values())
     made = [(run.experiment, run.provenance.source_hash) for run in runs]
     registry = claims.load()
-    titles = {claim.id: claim.title for claim in registry}
-    judged = claims.evaluate(registry, found.records, found.problems)
-    verdicts = [verdict.model_dump(mode="json") | {"title": titles[verdict.id]} for verdict in judged]
+    verdicts = claims.evaluate(registry, found.records, found.problems)
+    drawn = {path.relative_to(pictures).with_suffix("").as_posix(): path for path in pictures.rglob("*.png")}
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     page = environment.get_template("report.html.j2").render(
         version=__version__,
-        verdicts=[row | dict(zip(("paper_text", "value_text"), claims.numbers(row), strict=True)) for row in verdicts],
-        counts=Counter(row["verdict"] for row in verdicts),
-        sections=[_section(notebook, pictures) for notebook in figures.NOTEBOOKS.values()],
+        verdicts=verdicts,
+        titles={claim.id: claim.title for claim in registry},
+        numbers=claims.numbers,
+        counts=Counter(verdict.verdict for verdict in verdicts),
+        notebooks=figures.NOTEBOOKS.values(),
+        pictures={name: base64.b64encode(path.read_bytes()).decode() for name, path in drawn.items()},
         runs=runs,
         bad=[run for run in runs if run.status != "ok"],
         experiments=Counter((run.experiment, run.evidence or run.status) for run in runs),

@@ -17,7 +17,7 @@ Move = tuple[int, int]  # source slot, destination slot
 class Buffers(ABC):
     """`tokens`: [slots] int64, the last token of each request, which the next iteration feeds; `lengths`: [slots]
     int64, tokens whose keys and values are stored in `cache`. `slot_moves` and `moved_bytes` count what evictions moved
-    (KV bytes; the integers of a slot are not counted). The live slots lie in `low` … `high` - 1.
+    (KV bytes; the integers of a slot are not counted).
     """
 
     cache: KVCache
@@ -30,7 +30,6 @@ class Buffers(ABC):
         self._last = torch.zeros(slots, dtype=torch.int64, device=model.device)  # position that a slot may hold at most
         self._lengths = np.zeros(slots, np.int64)  # `lengths` on the host, so that nobody has to ask the device
         self._live = np.zeros(slots, bool)  # in use
-        self.low = self.high = 0
         self.slot_moves = self.moved_bytes = 0
 
     def _new_cache(self, model: Decoder) -> KVCache:
@@ -38,8 +37,9 @@ class Buffers(ABC):
 
     @property
     def window(self) -> slice:
-        """The rows of the next iteration."""
-        return slice(self.low, self.high)
+        """The rows of the next iteration: from the first live slot to the last."""
+        live = np.flatnonzero(self._live)
+        return slice(int(live[0]), int(live[-1]) + 1) if len(live) else slice(0, 0)
 
     @property
     def most(self) -> int:
@@ -54,14 +54,12 @@ class Buffers(ABC):
         """A slot for a request that may come to hold `needed` positions: the next above the window, the next below it
         when it has reached the last slot, or a dead row when it has reached both ends. The window widens to it."""
         assert not self._live.all(), "no free slot: the scheduler admitted too many"
-        if self.high < self.slots:
-            slot = self.high
-        elif self.low > 0:
-            slot = self.low - 1
+        window = self.window
+        if window.stop < self.slots:
+            slot = window.stop
         else:
-            slot = int(self._live.argmin())
+            slot = window.start - 1 if window.start > 0 else int(self._live.argmin())
         self._live[slot] = True
-        self.low, self.high = min(self.low, slot), max(self.high, slot + 1)
         self._last[slot] = needed - 1
         self.store(slot, 0, 0)
         return slot
@@ -73,8 +71,6 @@ class Buffers(ABC):
         moves = self._moves(self._live.tolist())
         for source, destination in moves:
             self._move(source, destination)
-        left = np.flatnonzero(self._live)
-        self.low, self.high = (int(left[0]), int(left[-1]) + 1) if len(left) else (0, 0)
         return moves
 
     @abstractmethod

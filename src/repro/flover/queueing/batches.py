@@ -1,7 +1,7 @@
 """Batches that form and then run until their longest request is done: by number (static) or by time (dynamic)."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,20 +26,14 @@ class Batches:
     capacity: int = 0
 
     def __post_init__(self) -> None:
-        check_least(self, slots=0, capacity=0)
-        if self.window_s is not None:
-            check_least(self, window_s=0)
+        check_least(self, slots=0, window_s=0, capacity=0)
 
     def run(self, shapes: Sequence[RequestShape], times: Times) -> QueueRun:
-        arrival, following = arrivals_of(shapes), 0
-        batches, starts, ends = [], [], [0.0]
-        while following < len(shapes):
-            start, batch = _formed(arrival, following, self.slots, self.window_s, ends[-1])
-            batches.append(batch)
-            starts.append(start)
+        formed, ends = [], [0.0]
+        for start, batch in _formed(arrivals_of(shapes), self.slots, self.window_s, ends):
+            formed.append((start, batch))
             ends.append(_end(shapes[batch], times, start, self.capacity))
-            following = batch.stop
-        return _handed_back(shapes, batches, starts, ends[1:])
+        return _handed_back(shapes, formed, ends[1:])
 
 
 @dataclass(frozen=True)
@@ -58,28 +52,26 @@ class ConcurrentBatches:
         check_least(self, window_s=0, slots=0, capacity=0)
 
     def run(self, shapes: Sequence[RequestShape], times: Times) -> QueueRun:
-        arrival, following = arrivals_of(shapes), 0
-        batches, starts = [], []
-        while following < len(shapes):
-            start, batch = _formed(arrival, following, self.slots, self.window_s)
-            batches.append(batch)
-            starts.append(start)
-            following = batch.stop
-        work = [_end(shapes[batch], times, 0.0, self.capacity) for batch in batches]
-        return _handed_back(shapes, batches, starts, share(starts, work, self.slowdown).ends)
+        formed = list(_formed(arrivals_of(shapes), self.slots, self.window_s))
+        work = [_end(shapes[batch], times, 0.0, self.capacity) for _, batch in formed]
+        return _handed_back(shapes, formed, share([start for start, _ in formed], work, self.slowdown).ends)
 
 
 def _formed(
-    arrival: Sequence[float], first: int, slots: int, window_s: float | None, free_s: float = 0.0
-) -> tuple[float, slice]:
-    """When the batch of request `first` and those behind it starts, at `free_s` or later, and who has come by then."""
-    end = min(first + (slots or len(arrival)), len(arrival))
-    start = arrival[end - 1]
-    if window_s is not None:
-        closes = arrival[first] + window_s
-        start = min(closes, start) if end - first == slots else closes
-    start = max(free_s, start)
-    return start, slice(first, min(bisect_right(arrival, start), end))
+    arrival: Sequence[float], slots: int, window_s: float | None, ends: Sequence[float] = (0.0,)
+) -> Iterator[tuple[float, slice]]:
+    """When each batch starts, at the last of `ends` (which may grow meanwhile) or later, and who has come by then."""
+    first = 0
+    while first < len(arrival):
+        end = min(first + (slots or len(arrival)), len(arrival))
+        start = arrival[end - 1]
+        if window_s is not None:
+            closes = arrival[first] + window_s
+            start = min(closes, start) if end - first == slots else closes
+        start = max(ends[-1], start)
+        batch = slice(first, min(bisect_right(arrival, start), end))
+        yield start, batch
+        first = batch.stop
 
 
 def _iterations(batch: Sequence[RequestShape]) -> int:
@@ -97,14 +89,15 @@ def _end(batch: Sequence[RequestShape], times: Times, start: float, capacity: in
 
 
 def _handed_back(
-    shapes: Sequence[RequestShape], batches: Sequence[slice], starts: Sequence[float], ends: Iterable[float]
+    shapes: Sequence[RequestShape], formed: Iterable[tuple[float, slice]], ends: Iterable[float]
 ) -> QueueRun:
     """The run of a policy that streams no tokens: nobody sees one before the end of the batch."""
     admitted, finish = np.zeros(len(shapes)), np.zeros(len(shapes))
-    for batch, start, end in zip(batches, starts, ends, strict=True):
+    iterations = rows = 0
+    for (start, batch), end in zip(formed, ends, strict=True):
         admitted[batch], finish[batch] = start, end
+        iterations += _iterations(shapes[batch])
+        rows += _iterations(shapes[batch]) * (batch.stop - batch.start)
     arrival = np.array([shape.arrival_s for shape in shapes])
-    iterations = [_iterations(shapes[batch]) for batch in batches]
-    rows = sum(count * (batch.stop - batch.start) for count, batch in zip(iterations, batches, strict=True))
     given = sum(shape.output_tokens - 1 for shape in shapes)
-    return QueueRun(arrival, admitted, finish, finish, sum(iterations), rows, rows - given)
+    return QueueRun(arrival, admitted, finish, finish, iterations, rows, rows - given)

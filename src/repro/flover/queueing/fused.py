@@ -5,6 +5,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -71,11 +72,8 @@ class _Fused:
     def _admit(self) -> None:
         if not self.ends and not self.prompts:
             self.now = max(self.now, self.joins[self.following])
-        room = min(
-            bisect_right(self.joins, self.now) - self.following,
-            self.slots - len(self.ends) - len(self.prompts),
-            self.most,
-        )
+        waiting = bisect_right(self.joins, self.now) - self.following
+        room = min(waiting, self.slots - len(self.ends) - len(self.prompts), self.most)
         room = min(room, self._prompts_to_begin(room)) if self.chunk else room
         for request in range(self.following, self.following + room):
             self.admitted[request] = self.now
@@ -88,11 +86,9 @@ class _Fused:
     def _prompts_to_begin(self, room: int) -> int:
         """How many of the next `room` prompts this iteration gets to."""
         ahead = sum(self.shapes[request].prompt_tokens - self.prefilled[request] for request in self.prompts)
-        for number in range(room):
-            if ahead >= self.chunk:
-                return number
-            ahead += self.shapes[self.following + number].prompt_tokens
-        return room
+        newcomers = self.shapes[self.following : self.following + room]
+        *before, _ = accumulate((shape.prompt_tokens for shape in newcomers), initial=ahead)
+        return sum(tokens < self.chunk for tokens in before)
 
     def _pass(self) -> None:
         """Prompts, or what of them may be, and an iteration of those who decode."""
@@ -131,9 +127,8 @@ class _Fused:
         """As many iterations as have the same rows: until one is done, or a boundary finds somebody to admit."""
         longest = self.iteration + max(self.lead.values())
         most = min(self.ends.values()) - self.iteration
-        joins = self.joins[self.following] if self.following < len(self.joins) else np.inf
-        if len(self.ends) >= self.slots:
-            joins = np.inf  # nobody can, before one is done
+        free = self.following < len(self.joins) and len(self.ends) < self.slots
+        joins = self.joins[self.following] if free else np.inf  # nobody can, before one is done
         if joins <= self.now:
             most = 1
         durations = self.times.decode(len(self.ends), longest + np.arange(most))

@@ -11,10 +11,11 @@ from scipy.interpolate import RegularGridInterpolator
 
 
 def check_least(owner: object, **least: float) -> None:
-    """ValueError that names the first field which is below its least value."""
+    """ValueError that names the first field which is below its least value; None is not."""
     for name, lowest in least.items():
-        if not getattr(owner, name) >= lowest:
-            raise ValueError(f"{name} is {getattr(owner, name)}, must be at least {lowest:g}")
+        value = getattr(owner, name)
+        if value is not None and not value >= lowest:
+            raise ValueError(f"{name} is {value}, must be at least {lowest:g}")
 
 
 class Times(Protocol):

@@ -5,7 +5,6 @@ the records cannot answer its question. Notebooks call `show`, the command line 
 """
 
 import importlib
-import inspect
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -149,12 +148,11 @@ def draw(name: str, records: str | Path, output: str | Path | None = None, **opt
     """Draw figure `name` from the records of a folder, with the options of its function, and save it as
     `output/name.png` and `.svg` (unless None). Where the records do not suffice the picture says so. ValueError for a
     name or an option that does not exist, and for a value that the option's type does not allow."""
-    make, options = function(name), _checked(name, options)
     try:
-        drawing = _made(make, records, options)
+        drawing = _made(name, records, options)
     except NothingToShow as reason:
         drawing = skip(name, str(reason))
-    return _finished(drawing, "", output, name)
+    return _finished(drawing, "", output and Path(output) / name, ".png", ".svg")
 
 
 def draw_shipped(name: str, records: str | Path, output: str | Path | None = None, **options: Any) -> Figure | None:
@@ -169,48 +167,40 @@ def draw_shipped(name: str, records: str | Path, output: str | Path | None = Non
     if shipped <= own:
         return None
     try:
-        drawing = _made(function(name), folder, _checked(name, options))
+        drawing = _made(name, folder, options)
     except NothingToShow:
         return None
     mark = f"Shipped records ({folder.parent.name}), not of this run. "
-    return _finished(drawing, mark, None if output is None else Path(output) / "shipped", name)
+    return _finished(drawing, mark, output and Path(output) / "shipped" / name, ".png")
 
 
-def _checked(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The options in their types; ValueError for what the figure's function does not take."""
+def _made(name: str, records: str | Path, options: dict[str, Any]) -> Drawing:
+    """The drawing of the figure's function, whose options are taken in their types."""
     make = function(name)
-    if unknown := sorted(options.keys() - (known := list(inspect.signature(make).parameters)[1:])):
-        raise ValueError(f"figure {name}: no option {', '.join(unknown)}; known: {', '.join(known) or 'none'}")
     hints, checked = get_type_hints(make), {}
+    known = [option for option in hints if option not in ("data", "return")]
+    if unknown := sorted(options.keys() - set(known)):
+        raise ValueError(f"figure {name}: no option {', '.join(unknown)}; known: {', '.join(known) or 'none'}")
     for option, value in options.items():
         try:
             checked[option] = TypeAdapter(hints[option]).validate_python(value)
         except ValidationError as error:
             raise ValueError(f"figure {name}: {option}: found {value!r}; {error.errors()[0]['msg']}") from error
-    return checked
-
-
-def _made(make: Callable[..., Drawing], records: str | Path, options: dict[str, Any]) -> Drawing:
     sns.set_theme(context="paper", style="whitegrid", palette=PALETTE, font_scale=1.05, rc=STYLE)
-    return make(Data(records), **options)
+    return make(Data(records), **checked)
 
 
-def _finished(drawing: Drawing, mark: str, output: str | Path | None, name: str) -> Figure:
-    """With the evidence below it, and saved."""
+def _finished(drawing: Drawing, mark: str, path: Path | None, *suffixes: str) -> Figure:
+    """With the evidence below it, and saved (`path`: relative to the root) unless that is None."""
     stamp = f"{mark}Evidence: {drawing.evidence}. {drawing.caption}".strip()
     characters = int(drawing.figure.get_size_inches()[0] * 14.5)
     drawing.figure.supxlabel(textwrap.fill(stamp, characters), fontsize=8, x=0.01, ha="left", color="#333333")
-    if output is not None:
-        _save(drawing.figure, paths.root() / output / name, ".png", *([] if mark else [".svg"]))
-    return drawing.figure
-
-
-def _save(fig: Figure, path: Path, *suffixes: str) -> None:
-    for suffix in suffixes:
+    for suffix in suffixes if path else ():
         metadata = {"Date": None} if suffix == ".svg" else {"Software": None}  # same records, same bytes
-        with replacing(path.with_suffix(suffix)) as temporary:
+        with replacing((paths.root() / path).with_suffix(suffix)) as temporary:
             # tight: what the layout did not foresee (a label wider than its axes) makes the picture larger, not clipped
-            fig.savefig(temporary, format=suffix[1:], metadata=metadata, bbox_inches="tight")
+            drawing.figure.savefig(temporary, format=suffix[1:], metadata=metadata, bbox_inches="tight")
+    return drawing.figure
 
 
 def verdicts(name: str, records: str | Path) -> pd.DataFrame:
@@ -240,9 +230,6 @@ def show(name: str, records: str | Path, output: str | Path | None = None, **opt
 
 def _display(figure: Figure, output: str | Path | None, name: str) -> None:
     """The saved picture where there is one: drawing it again takes as long as the figure."""
-    display(
-        figure
-        if output is None
-        else Image(paths.root() / output / f"{name}.png", width=int(110 * figure.get_size_inches()[0]))
-    )
+    width = int(110 * figure.get_size_inches()[0])
+    display(figure if output is None else Image(paths.root() / output / f"{name}.png", width=width))
     plt.close(figure)

@@ -105,18 +105,13 @@ def zero_rates(data: Data, *, plan: PlanName = "hierarchical", rivals: Sequence[
     if len(flat):
         rate = flat.groupby("cluster_mbit_s").plan.nunique()[::-1].idxmax()
         flat, text = flat[flat.cluster_mbit_s == rate], f"Without levels: {rate:g} Mbit/s on all links. "
-    several = swept.cluster_mbit_s.nunique() > 1
-    if not (several or len(flat)):
+    if not len(flat) and swept.cluster_mbit_s.nunique() == 1:
         raise NothingToShow("Runs with one rate and one ratio of levels only.")
-    if several:
-        fig, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.9), width_ratios=[1.2, 1])
-        _over_rates(left, swept, plan, rivals)
-        text = f"Left: other rates at the same ratios. Right: rates with levels and without. {text}"
-    else:
-        fig, right = plt.subplots(figsize=(4.3, 3.9))
+    fig, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.9), width_ratios=[1.2, 1])
+    _over_rates(left, swept, plan, rivals)
     _without_levels(right, training.like(), flat)
-    caption = f"{training.size()}, {training.network}. {text}"
-    caption += "Dotted and ticks: predicted. Median over repeats."
+    caption = f"{training.size()}, {training.network}. Left: other rates at the same ratios. "
+    caption += f"Right: rates with levels and without. {text}Dotted and ticks: predicted. Median over repeats."
     return Drawing(fig, f"{training.evidence}; dotted and ticks: modelled", caption)
 
 
@@ -261,13 +256,6 @@ def medians(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.groupby(["plan", "block", *CHANGES], as_index=False)[_BOTH].median()
 
 
-def agreement(table: pd.DataFrame) -> tuple[float, float]:
-    """Of a table of `medians`: Spearman's rank correlation of predicted and measured steps, and how much longer
-    (fraction) the plan that is predicted fastest takes than the fastest."""
-    chosen = table.loc[table[PREDICTED].idxmin(), MEASURED]
-    return table[_BOTH].corr(method="spearman").iloc[0, 1], chosen / table[MEASURED].min() - 1
-
-
 def zero_prediction(data: Data) -> Drawing:
     """Measured against predicted step of every run with a shaped network."""
     training = Training(data.runs("zero_train"))
@@ -286,7 +274,8 @@ def zero_prediction(data: Data) -> Drawing:
             style = look(plan) | {"markersize": 7, "linestyle": "none", "fillstyle": filled}
             axes.plot(mine[PREDICTED], mine[MEASURED], **style)
         axes.plot([], [], "o", color="black", fillstyle=filled, label=micro_batches(count))
-        rank, longer = agreement(table)
+        rank = table[_BOTH].corr(method="spearman").iloc[0, 1]
+        longer = table.loc[table[PREDICTED].idxmin(), MEASURED] / table[MEASURED].min() - 1
         notes.append(
             f"{micro_batches(count)}: {len(table)} plans, Spearman {rank:.2f}; the plan predicted fastest takes "
             f"{100 * longer:.0f} % longer than the fastest."
