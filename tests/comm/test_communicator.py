@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from repro import comm
-from repro.comm import Communicator, Ledger, Route, flat, hierarchical
-from repro.comm.communicator import finish
+from repro.comm import Communicator, Ledger, Pending, Route, flat, hierarchical
 from repro.comm.route import ring_orders
 from repro.launch import launch
 from repro.quantize import payload_bytes
@@ -43,7 +42,7 @@ def _collect(rank: int, world: int, topology: Topology, bits: int, native: bool)
         gather_bytes = communicator.ledger.take()
         reduced = communicator.reduce_scatter(fulls[rank], route)
         reduce_bytes = communicator.ledger.take()
-        everywhere = finish(communicator.all_reducing(_inputs(topology, numel)[rank], route))
+        everywhere = Pending(communicator.all_reducing(_inputs(topology, numel)[rank], route)).wait()
         communicator.ledger.take()
         found[name, numel] = gathered, gather_bytes, reduced, reduce_bytes, everywhere
     return found

@@ -135,6 +135,40 @@ def test_consolidated_is_the_models_state_dict(saved):
         assert torch.equal(parameter, reference[name]), name
 
 
+class _Half(nn.Module):
+    """Its second block is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks[0](x)
+
+
+def _steps_counted(rank: int, world: int, folder: Path) -> list[dict[str, float]]:
+    """Of each parameter that has states: the step counter, before saving and after loading."""
+    counted = []
+    for resumes in (False, True):
+        model = _Half()
+        optimizer = ZeroOptimizer(model, _plan("hierarchical", TWO), torch.optim.AdamW, lr=1e-2)
+        if resumes:
+            checkpoint.load(folder, optimizer)
+        else:
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+            checkpoint.save(folder, 1, optimizer)
+        states = optimizer.masters.inner.state
+        segments = [segment for of_bucket in optimizer.masters.segments for segment in of_bucket]
+        counted.append({s.pieces[0].name: states[s.values]["step"].item() for s in segments if states[s.values]})
+    return counted
+
+
+def test_a_parameter_that_no_step_reached_has_no_state_after_loading_either(tmp_path):
+    for saved, loaded in launch(_steps_counted, 2, tmp_path, timeout_s=60):
+        assert saved == loaded == {"blocks.0.weight": 1.0}
+
+
 # --- kills ---
 
 

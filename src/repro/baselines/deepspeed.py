@@ -4,16 +4,16 @@
     zeropp   as zero3, with INT8 gathers of the weights (qwZ), secondary shards in the node for the backward (hpZ)
              and INT4 two-hop reductions of the gradients (qgZ)
 
-Only this file knows DeepSpeed's private names (`PRIVATE`, and `_private` where an object has them), as of 0.19.8. When
-one is gone, a RuntimeError says which.
+DeepSpeed's private names are those in `PRIVATE` and those that `private` is asked for, as of 0.19.8. When one is gone, a
+RuntimeError says which.
 
 DeepSpeed keeps state per process, and ranks are forked:
 
 - `prepare` in the parent, before the fork: a ZeRO-3 optimizer imports Inductor, which takes seconds. No import starts a
   thread or a process, so forking afterwards is safe; a rank that was not prepared works as well.
 - DS_ACCELERATOR is read at the first import, LOCAL_SIZE (ranks per node, where there are no GPUs to count) at every
-use. - The group of hpZ is made once and serves every later model, whatever that asks for: a process trains with one
-number
+  use.
+- The group of hpZ is made once and serves every later model, whatever that asks for: a process trains with one number
   of ranks per node, ValueError otherwise.
 
 Step times of `zeropp` on CPUs say little about its network: qgZ needs 110 collectives for four transformer blocks, of
@@ -28,14 +28,14 @@ import importlib
 import importlib.metadata
 import logging
 import os
+import pkgutil
 import warnings
 from typing import Any
 
 import torch
 from torch import nn
 
-from repro.baselines import trainer
-from repro.baselines.deepspeed_quantizer import Quantizer
+from repro.baselines import deepspeed_quantizer, trainer
 from repro.topology import Topology
 from repro.zero.buckets import blocks, default_device, materialise
 
@@ -52,16 +52,12 @@ _MAX_LIVE_PARAMETERS, _REDUCE_BUCKET_SIZE = 10**9, 5 * 10**8  # DeepSpeed's defa
 
 
 class DeepSpeedTrainer(trainer.Trainer):
-    """`model`: DeepSpeed's engine; `optimizer`: torch's AdamW, which the engine's ZeRO-3 optimizer wraps; `quantizer`:
-    replaces its kernels, None on a GPU. As ZeRO-3 does, every micro-batch reduces its gradients to the shards.
+    """`model`: DeepSpeed's engine; `optimizer`: torch's AdamW, which the engine's ZeRO-3 optimizer wraps. As ZeRO-3
+    does, every micro-batch reduces its gradients to the shards.
 
     In `held_bytes`, `optimizer` is fp32 masters and moments, `secondary` the shard of hpZ. Not counted: the bucket of
     gradients.
     """
-
-    def __init__(self, engine: Any, quantizer: Quantizer | None) -> None:
-        super().__init__(engine, engine.optimizer.optimizer, engine.device)
-        self.quantizer = quantizer
 
     def _backward(self, loss: torch.Tensor, last: bool) -> None:
         # Told by hand, so that the number of micro-batches need not be known when the engine is built.
@@ -72,10 +68,10 @@ class DeepSpeedTrainer(trainer.Trainer):
         zero, parameters = self.model.optimizer, list(self.model.module.parameters())
         states = [value for state in self.optimizer.state.values() for value in state.values()]
         return {
-            "weights": trainer.nbytes(_private(parameter, "ds_tensor") for parameter in parameters),
-            "secondary": trainer.nbytes(_private(parameter, "ds_secondary_tensor") for parameter in parameters),
-            "gradients": trainer.nbytes([_private(zero, "grad_partitions_flat_buffer")]),
-            "optimizer": trainer.nbytes((*_private(zero, "fp32_partitioned_groups_flat"), *states)),
+            "weights": trainer.nbytes(private(parameter, "ds_tensor") for parameter in parameters),
+            "secondary": trainer.nbytes(private(parameter, "ds_secondary_tensor") for parameter in parameters),
+            "gradients": trainer.nbytes([private(zero, "grad_partitions_flat_buffer")]),
+            "optimizer": trainer.nbytes((*private(zero, "fp32_partitioned_groups_flat"), *states)),
         }
 
     def _update(self) -> None:
@@ -108,7 +104,7 @@ def zeropp(model: nn.Module, topology: Topology, training: trainer.Training) -> 
     """
     _, ranks = trainer.nodes_and_ranks(topology)
     _check_reducible(model, topology.world_size)
-    _set_up_process(topology)
+    set_up_process(topology)
     from deepspeed.accelerator import get_accelerator
 
     if (devices := get_accelerator().device_count()) != ranks:
@@ -136,7 +132,7 @@ def _initialize(
 ) -> DeepSpeedTrainer:
     """`switches`: in the section `zero_optimization` of DeepSpeed's configuration; `more`: beside it."""
     trainer.check(model, topology, training.dtype)
-    quantizer = _set_up_process(topology)
+    set_up_process(topology)
     import deepspeed
 
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -160,7 +156,7 @@ def _initialize(
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, **training.adamw)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
-    return DeepSpeedTrainer(engine, quantizer)
+    return DeepSpeedTrainer(engine, engine.optimizer.optimizer, engine.device)
 
 
 def _materialise(model: nn.Module, training: trainer.Training, config: dict[str, Any]) -> None:
@@ -168,7 +164,7 @@ def _materialise(model: nn.Module, training: trainer.Training, config: dict[str,
     import deepspeed
 
     device, group = default_device(model), None
-    node_group = _private(_module("deepspeed.utils.groups"), "_get_zero_param_intra_parallel_group")
+    node_group = private("deepspeed.utils.groups", "_get_zero_param_intra_parallel_group")
     for module in (*blocks(model), model):
         materialise(module, device, training.init)
         module.to(training.dtype)  # before it is spread, as DeepSpeed does with a model that is real
@@ -181,15 +177,14 @@ def _materialise(model: nn.Module, training: trainer.Training, config: dict[str,
 
 # --- what is set once per process ----------------------------------------------------------------------------------
 
-PRIVATE = {  # module, and the name in it that is replaced or (None) only imported
+PRIVATE = {  # module or class, and the name in it that is replaced or (None) only imported
     "deepspeed.comm.torch": "build_shm_op",
-    "deepspeed.runtime.zero.partition_parameters": "CUDAQuantizer.quantizer_cuda_module",
+    "deepspeed.runtime.zero.partition_parameters:CUDAQuantizer": "quantizer_cuda_module",
     "deepspeed.runtime.comm.coalesced_collectives": "quantizer_module",
     "deepspeed.runtime.zero.muon.muon_optimizer": None,
 }
 
-
-_process: tuple[int, Quantizer | None] | None = None  # ranks per node, and the stand-in on a CPU
+_ranks_per_node: int | None = None  # of this process, once it is set up
 
 
 def prepare() -> None:
@@ -201,61 +196,48 @@ def prepare() -> None:
         import deepspeed  # noqa: F401
     except ImportError as error:
         raise ImportError("the DeepSpeed baselines need their extra: pip install 'repro[deepspeed]'") from error
-    for module in PRIVATE:
-        _module(module)
+    for place, name in PRIVATE.items():
+        private(place, name)
 
 
-def _set_up_process(topology: Topology) -> Quantizer | None:
-    """Environment, replacements, log level and communication of this rank, at the first call; returns the stand-in."""
-    global _process
+def set_up_process(topology: Topology) -> None:
+    """Environment, replacements, log level and communication of this rank, at the first call."""
+    global _ranks_per_node
     prepare()
     from deepspeed.accelerator import get_accelerator
 
     ranks = topology.world_size // topology.levels[-1].size
-    if _process is None:
-        quantizer = None
+    if _ranks_per_node is None:
         if get_accelerator().device_name() == "cpu":
             os.environ["LOCAL_SIZE"] = str(ranks)
             # Shared-memory collectives: compiled on first use (50 s), and they would bypass an emulated network.
             _replace("deepspeed.comm.torch", lambda: None)
-            quantizer = Quantizer()
-            _replace("deepspeed.runtime.zero.partition_parameters", quantizer)
-            _replace("deepspeed.runtime.comm.coalesced_collectives", quantizer)
+            _replace("deepspeed.runtime.zero.partition_parameters:CUDAQuantizer", deepspeed_quantizer)
+            _replace("deepspeed.runtime.comm.coalesced_collectives", deepspeed_quantizer)
         # A line per tensor and step where qgZ falls back; and DeepSpeed calls torch's collectives by their old names.
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
         warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
         importlib.import_module("deepspeed.comm").init_distributed(dist_init_required=False)
-        _process = ranks, quantizer
-    before, quantizer = _process
-    if ranks != before:
-        raise ValueError(f"this process has trained with {before} ranks per node, and cannot with {ranks}")
-    return quantizer
+        _ranks_per_node = ranks
+    if ranks != _ranks_per_node:
+        raise ValueError(f"this process has trained with {_ranks_per_node} ranks per node, and cannot with {ranks}")
 
 
-def _replace(module: str, value: Any) -> None:
-    """Set the private name of a module, which has to exist."""
-    owner: Any = _module(module)
-    *path, name = PRIVATE[module].split(".")
-    for part in path:
-        owner = _private(owner, part)
-    _private(owner, name)
-    setattr(owner, name, value)
+def _replace(place: str, value: Any) -> None:
+    setattr(private(place), PRIVATE[place], value)
 
 
-def _module(name: str) -> Any:
+def private(owner: Any, name: str | None = None) -> Any:
+    """`name` of an object of DeepSpeed, or of a `module` or `module:class` of it; without a name that itself.
+    RuntimeError where it is gone."""
     try:
-        return importlib.import_module(name)  # `import deepspeed.comm.torch as x` would give torch itself
-    except ModuleNotFoundError as error:
-        raise _changed(f"module {name}") from error
-
-
-def _private(owner: Any, name: str) -> Any:
-    try:
-        return getattr(owner, name)
-    except AttributeError as error:
-        raise _changed(f"{getattr(owner, '__name__', type(owner).__name__)}.{name}") from error
-
-
-def _changed(what: str) -> RuntimeError:
-    version = importlib.metadata.version("deepspeed")
-    return RuntimeError(f"DeepSpeed {version} has no {what}; repro.baselines.deepspeed was written for 0.19.8")
+        # With a colon, a module whose own imports fail says so.
+        found = pkgutil.resolve_name(owner if ":" in owner else f"{owner}:") if isinstance(owner, str) else owner
+        return getattr(found, name) if name else found
+    except (ModuleNotFoundError, AttributeError) as error:
+        where = owner if isinstance(owner, str) else type(owner).__name__
+        version = importlib.metadata.version("deepspeed")
+        place = f"{where}.{name}" if name else f"module {where}"
+        raise RuntimeError(
+            f"DeepSpeed {version} has no {place}; repro.baselines.deepspeed was written for 0.19.8"
+        ) from error

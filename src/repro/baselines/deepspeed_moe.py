@@ -35,7 +35,7 @@ class DeepSpeedDecoder(Decoder):
         if config.experts % ranks:
             raise ValueError(f"{config.experts} experts cannot be shared evenly by {ranks} ranks")
         super().__init__(model, contiguous(config.layers, config.experts, ranks), communicator, "two_all_to_alls")
-        deepspeed._set_up_process(communicator.topology)
+        deepspeed.set_up_process(communicator.topology)
         self._layers = nn.ModuleList(_layer(block, config.experts, config.top_k, self.meter) for block in model.blocks)
         _meter_all_to_alls(self.meter)
 
@@ -60,7 +60,7 @@ class _Expert(nn.Module):
 def _layer(block: MoEBlock, experts: int, k: int, meter: Meter) -> nn.Module:
     """DeepSpeed's layer with the weights of this rank's part of `block`."""
     up, down = block.experts.up.data, block.experts.down.data
-    moe = deepspeed._module("deepspeed.moe.layer").MoE(
+    moe = deepspeed.private("deepspeed.moe.layer", "MoE")(
         up.shape[1],
         nn.Identity(),
         experts,
@@ -73,7 +73,7 @@ def _layer(block: MoEBlock, experts: int, k: int, meter: Meter) -> nn.Module:
     )
     with contextlib.redirect_stdout(io.StringIO()):  # it prints when it makes the process group
         moe.set_deepspeed_parallelism()
-    layer = deepspeed._private(moe, "deepspeed_moe")
+    layer = deepspeed.private(moe, "deepspeed_moe")
     layer.experts.deepspeed_experts = nn.ModuleList(_Expert(*each, meter) for each in zip(up, down, strict=True))
     layer.gate.wg.weight.data = block.router.weight.data.float()
     return moe.eval().to(up.device)
@@ -81,8 +81,8 @@ def _layer(block: MoEBlock, experts: int, k: int, meter: Meter) -> nn.Module:
 
 def _meter_all_to_alls(meter: Meter) -> None:
     """Meter DeepSpeed's all-to-alls, and count their bytes: every rank sends as much to every other."""
-    sharded = deepspeed._module("deepspeed.moe.sharded_moe")
-    original = deepspeed._private(sharded, "_AllToAll")
+    sharded = deepspeed.private("deepspeed.moe.sharded_moe")
+    original = deepspeed.private("deepspeed.moe.sharded_moe", "_AllToAll")
     original = getattr(original, "unmetered", original)  # of an earlier decoder of this process
 
     class Metered:

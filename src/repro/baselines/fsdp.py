@@ -11,6 +11,8 @@ With Adam's moments that is 16 bytes per parameter, as our engine holds (2 + 12 
 On gloo, `reduce_scatter` is an all-reduce inside, and so moves twice the bytes that NCCL or RCCL would.
 """
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -101,17 +103,8 @@ def _shard(
 
 def _check_equal_weights(module: nn.Module) -> None:
     """ValueError on every rank when the sum of some tensor that is not sharded yet is not that of rank 0."""
-    sums = [
-        tensor.detach().double().sum()
-        for tensor in (*module.parameters(), *module.buffers())
-        if not isinstance(tensor, DTensor)
-    ]
-    if not sums:
-        return
-    found = torch.stack(sums)
-    expected = found.clone()
-    dist.broadcast(expected, src=0)
-    differing = (found != expected).any().int()
-    dist.all_reduce(differing)
-    if differing:
-        raise ValueError(f"{differing.item()} ranks have other weights than rank 0: FSDP2 sends none, use one seed")
+    tensors = [tensor for tensor in (*module.parameters(), *module.buffers()) if not isinstance(tensor, DTensor)]
+    sums: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(sums, [tensor.detach().double().sum().item() for tensor in tensors])
+    if differing := sum(found != sums[0] for found in sums):
+        raise ValueError(f"{differing} ranks have other weights than rank 0: FSDP2 sends none, use one seed")

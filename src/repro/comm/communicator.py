@@ -7,6 +7,7 @@ Chunk j of a full tensor always belongs to the j-th rank of the unit, whichever 
 
 import math
 from collections.abc import Generator, Iterable
+from itertools import chain, pairwise
 from typing import Any
 
 import torch.distributed as dist
@@ -49,20 +50,10 @@ class Pending(dist.Work):
         return self._result
 
 
-def finish(steps: Generator[Works, None, Any]) -> Any:
-    """Run a collective to its end."""
-    return Pending(steps).wait()
-
-
 def pipelined(collectives: Iterable[Generator[Works, None, Any]]) -> list[Any]:
     """Results of several collectives; each is started before the one before it is waited for."""
-    results, before = [], None
-    for steps in collectives:
-        started = Pending(steps)
-        if before is not None:
-            results.append(before.wait())
-        before = started
-    return results if before is None else [*results, before.wait()]
+    started = chain(map(Pending, collectives), [None])
+    return [pending.wait() for pending, _ in pairwise(started) if pending is not None]
 
 
 class Communicator:
@@ -121,7 +112,7 @@ class Communicator:
         Every rank gets the same bits: on a quantised hop the own shard is rounded like everybody else's, so that
         replicas of the weights never drift apart. Between hops of equal bits a payload is not decoded.
         """
-        return finish(self.gathering(shard, route, out))
+        return Pending(self.gathering(shard, route, out)).wait()
 
     def reduce_scatter(self, full: Tensor, route: Route | None) -> Tensor:
         """Flat [ranks * n] of every rank, of any float dtype, to the fp32 sum over ranks of the own chunk, [n].
@@ -129,7 +120,7 @@ class Communicator:
         A quantised hop rounds what comes from others; a rank's own contribution never crosses a link and is not
         rounded. Raises ValueError when the ranks of the route do not divide the tensor.
         """
-        return finish(self.reducing(full, route))
+        return Pending(self.reducing(full, route)).wait()
 
     def gathering(self, shard: Tensor, route: Route | None, out: Tensor | None = None) -> Steps:
         """`all_gather` step by step, for `Pending`."""

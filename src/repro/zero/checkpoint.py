@@ -14,8 +14,7 @@ import os
 import re
 import shutil
 import warnings
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -26,15 +25,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from repro.zero.engine import ZeroOptimizer
 from repro.zero.masters import Piece
@@ -51,15 +43,22 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class Run:
-    """A run of a flat tensor of `total` values, from `start` on: `values` is where they are in memory."""
+    """A run of a flat tensor of `total` values, from `start` on: `values` is where they are in memory.
+
+    The two methods tell `torch.distributed.checkpoint` which part of the tensor this is, as a DTensor's do.
+    """
 
     values: Tensor
     start: int
     total: int
 
-    @property
-    def chunk(self) -> ChunkStorageMetadata:
-        return ChunkStorageMetadata(torch.Size([self.start]), torch.Size([self.values.numel()]))
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [ChunkStorageMetadata(torch.Size([self.start]), torch.Size([self.values.numel()]))]
+
+    def __create_write_items__(self, key: str, run: "Run") -> list[WriteItem]:
+        (chunk,) = self.__create_chunk_list__()
+        data = TensorWriteData(chunk, TensorProperties.create_from_tensor(self.values), torch.Size([self.total]))
+        return [WriteItem(MetadataIndex(key, chunk.offsets), WriteItemType.SHARD, tensor_data=data)]
 
 
 def save(
@@ -110,13 +109,13 @@ def load(folder: Path | str, optimizer: ZeroOptimizer, step: int | None = None) 
     saved = reader.read_metadata().state_dict_metadata
     for master in optimizer.masters.flat:
         master.zero_()  # the padding between parameters: it shares quantisation blocks with values
+    for group, options in zip(optimizer.param_groups, info["groups"], strict=True):
+        group.update(options)
     _make_states(optimizer, saved)
     runs = {key: run for key, run in _runs(optimizer).items() if key in saved}
     dcp.load(runs, storage_reader=reader, planner=_Load())
     if info["loss_scale"] and optimizer.loss_scale:
         optimizer.loss_scale.load_state_dict(info["loss_scale"])
-    for group, options in zip(optimizer.param_groups, info["groups"], strict=True):
-        group.update(options)
     optimizer.zero_grad()
     optimizer.publish()
     return step, info["extra"]
@@ -203,26 +202,14 @@ def _info(optimizer: ZeroOptimizer, extra: dict[str, Any] | None) -> dict[str, A
 # --- what a checkpoint holds ---
 
 
-def _make_states(optimizer: ZeroOptimizer, saved: Mapping[str, object]) -> None:
-    """Replace the optimizer's states by memory for those that the checkpoint has of this rank's parameters."""
-    kinds: dict[str, list[tuple[str, str, torch.dtype]]] = defaultdict(list)  # of a parameter: (kind, key, dtype)
-    for entry_key, entry in saved.items():
-        kind, _, rest = entry_key.partition("/")
-        if kind in (_STATE, _NUMBER) and isinstance(entry, TensorStorageMetadata):
-            key, _, name = rest.partition("/")
-            kinds[name].append((kind, key, entry.properties.dtype))
-    inner = optimizer.masters.inner
-    for segment in chain(*optimizer.masters.segments):
-        group, state = inner.param_groups[segment.group], inner.state[segment.values]
-        state.clear()
-        for kind, key, dtype in chain(*(kinds[piece.name] for piece in segment.pieces)):
-            if key in state:
-                continue
-            if kind == _STATE:
-                state[key] = torch.zeros_like(segment.values, dtype=dtype)
-            else:  # the same for all parameters of a segment; on the CPU unless a kernel reads it
-                device = segment.values.device if group.get("fused") or group.get("capturable") else "cpu"
-                state[key] = torch.zeros((), dtype=dtype, device=device)
+def _make_states(optimizer: ZeroOptimizer, saved: Iterable[str]) -> None:
+    """Have the optimizer make its states, by a step of zeros. Parameters without a state in the checkpoint get none."""
+    masters = optimizer.masters
+    masters.update([torch.zeros_like(master) for master in masters.flat])
+    having = {name for kind, *_, name in (key.split("/") for key in saved) if kind in (_STATE, _NUMBER)}
+    for segment in chain(*masters.segments):
+        if having.isdisjoint(piece.name for piece in segment.pieces):
+            masters.inner.state[segment.values].clear()
 
 
 def _open(folder: Path | str, step: int | None) -> tuple[Path, int, dict[str, Any]]:
@@ -260,17 +247,8 @@ def _check(path: Path, info: dict[str, Any], optimizer: ZeroOptimizer) -> None:
 class _Save(DefaultSavePlanner):
     """Writes `Run`s. Replicas that several ranks hold are written once, by the least busy."""
 
-    def create_local_plan(self) -> SavePlan:
-        self.plan = SavePlan([_write_item(key, run) for key, run in self.state_dict.items()])
-        return self.plan
-
     def lookup_object(self, index: MetadataIndex) -> Tensor:
         return self.state_dict[index.fqn].values
-
-
-def _write_item(key: str, run: Run) -> WriteItem:
-    data = TensorWriteData(run.chunk, TensorProperties.create_from_tensor(run.values), torch.Size([run.total]))
-    return WriteItem(MetadataIndex(key, run.chunk.offsets), WriteItemType.SHARD, tensor_data=data)
 
 
 class _Load(DefaultLoadPlanner):
@@ -280,15 +258,7 @@ class _Load(DefaultLoadPlanner):
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
         self.state_dict, self.metadata, self.is_coordinator = state_dict, metadata, is_coordinator
-
-    def create_local_plan(self) -> LoadPlan:
-        assert self.metadata is not None, "a checkpoint is read with its metadata"
-        items: list[ReadItem] = []
-        for key, run in self.state_dict.items():
-            saved = self.metadata.state_dict_metadata[key]
-            assert isinstance(saved, TensorStorageMetadata), f"{key} is no tensor"
-            items += create_read_items_for_chunk_list(key, saved, [run.chunk])
-        return LoadPlan(items)
+        self.flatten_state_dict = False
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
         return self.state_dict[index.fqn].values
