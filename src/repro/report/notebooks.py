@@ -12,11 +12,6 @@ from repro import paths
 from repro.files import replacing
 
 
-def parameters(path: Path) -> set[str]:
-    """Names of the notebook's parameters."""
-    return set(papermill.inspect_notebook(str(path)))
-
-
 def execute(name: str, out: Path, values: dict[str, Any]) -> Path:
     """Run `notebooks/NAME.ipynb` with `values`; return the path of its HTML in `out`.
 
@@ -27,7 +22,7 @@ def execute(name: str, out: Path, values: dict[str, Any]) -> Path:
     source = folder / f"{name}.ipynb"
     if not source.exists():
         raise ValueError(f"no notebook {name!r}, known: {', '.join(sorted(p.stem for p in folder.glob('*.ipynb')))}")
-    known = parameters(source)
+    known = set(papermill.inspect_notebook(str(source)))
     if unknown := sorted(values.keys() - known):
         raise ValueError(f"{source}: unknown parameter {', '.join(unknown)}; known: {', '.join(sorted(known))}")
     out.mkdir(parents=True, exist_ok=True)

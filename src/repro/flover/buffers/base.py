@@ -17,13 +17,13 @@ Move = tuple[int, int]  # source slot, destination slot
 class Buffers(ABC):
     """`tokens`: [slots] int64, the last token of each request, which the next iteration feeds; `lengths`: [slots]
     int64, tokens whose keys and values are stored in `cache`. `slot_moves` and `moved_bytes` count what evictions moved
-    (KV bytes; the integers of a slot are not counted).
+    (KV bytes; the integers of a slot are not counted). `most`: positions that one request may need at most to be served.
     """
 
     cache: KVCache
 
     def __init__(self, model: Decoder, slots: int, capacity: int) -> None:
-        self.slots, self.capacity = slots, capacity
+        self.slots, self.capacity, self.most = slots, capacity, capacity
         self.cache = self._new_cache(model)
         self.tokens = torch.zeros(slots, dtype=torch.int64, device=model.device)
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=model.device)
@@ -40,11 +40,6 @@ class Buffers(ABC):
         """The rows of the next iteration: from the first live slot to the last."""
         live = np.flatnonzero(self._live)
         return slice(int(live[0]), int(live[-1]) + 1) if len(live) else slice(0, 0)
-
-    @property
-    def most(self) -> int:
-        """Positions that one request may need at most to be served at all."""
-        return self.capacity
 
     def fits(self, needed: Sequence[int]) -> int:
         """How many of the next requests, of up to `needed` positions each, get a slot (and, if paged, blocks) now."""

@@ -1,6 +1,7 @@
 """Blocks from a common pool: only rows of a table move, and memory is taken by need, not by the longest request."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from repro.flover.buffers.base import Move
 from repro.flover.buffers.contiguous import LastBuffers
@@ -20,23 +21,14 @@ class PagedBuffers(LastBuffers):
     def __init__(self, model: Decoder, slots: int, capacity: int, blocks: int | None = None, block: int = 16) -> None:
         self._pool = (slots * -(-capacity // block) if blocks is None else blocks, block)
         super().__init__(model, slots, capacity)
+        self.most = min(capacity, self._pool[0] * block)
 
     def _new_cache(self, model: Decoder) -> PagedCache:
         return model.new_paged_cache(self.slots, self.capacity, *self._pool)
 
-    @property
-    def most(self) -> int:
-        blocks, block = self._pool
-        return min(self.capacity, blocks * block)
-
     def fits(self, needed: Sequence[int]) -> int:
-        free, count = self.cache.free_blocks, 0
-        for length in needed[: super().fits(needed)]:
-            free -= self.cache.blocks_for(length)
-            if free < 0:
-                break
-            count += 1
-        return count
+        blocks = accumulate(self.cache.blocks_for(length) for length in needed[: super().fits(needed)])
+        return sum(total <= self.cache.free_blocks for total in blocks)
 
     def allocate(self, needed: int) -> int:
         slot = super().allocate(needed)
