@@ -30,7 +30,8 @@ def boxed(**settings):
     if reason := lacking():
         pytest.skip(reason)
     before = os.environ.get("SLURM_CONF")
-    os.environ["SLURM_CONF"] = box.up(box.Settings(**settings)).configuration
+    box.up(box.Settings(**settings))
+    os.environ["SLURM_CONF"] = str(box.CONFIGURATION)
     try:
         yield
     finally:

@@ -43,7 +43,7 @@ def traces():
     """What a box could leave behind."""
     slurm = Path("/etc/slurm")
     return (
-        sorted(process.name() for process in daemons.running(cluster.FOLDER)),
+        sorted(process.name() for process in daemons.running()),
         network.present(),
         cluster.FOLDER.exists(),
         sorted(map(str, slurm.rglob("*"))) if slurm.exists() else None,
@@ -52,7 +52,7 @@ def traces():
 
 
 def slurm(*command, timeout=60):
-    environment = os.environ | {"SLURM_CONF": box.Box(True).configuration}
+    environment = os.environ | {"SLURM_CONF": str(box.CONFIGURATION)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, cwd="/tmp")
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -77,7 +77,7 @@ def test_a_cluster_that_runs_jobs():
         # A job that can never run is refused at once.
         refused = subprocess.run(
             ["sbatch", "-N3", "--wrap=true"],
-            env=os.environ | {"SLURM_CONF": found.configuration},
+            env=os.environ | {"SLURM_CONF": str(box.CONFIGURATION)},
             capture_output=True,
             text=True,
         )
@@ -107,9 +107,9 @@ def test_jobs_and_daemons_that_were_killed_leave_nothing():
     with up():
         slurm("sbatch", "-N2", "--output=/dev/null", "--wrap=srun -n2 sleep 1000")
         deadline = time.monotonic() + 20
-        while sum(p.name() == "sleep" for p in daemons.running(cluster.FOLDER)) < 2 and time.monotonic() < deadline:
+        while sum(p.name() == "sleep" for p in daemons.running()) < 2 and time.monotonic() < deadline:
             time.sleep(0.1)
-        processes = daemons.running(cluster.FOLDER)
+        processes = daemons.running()
         assert sum(process.name() == "sleep" for process in processes) == 2 and box.status().jobs
         for process in processes:
             if process.name() in ("slurmctld", "slurmd", "munged"):

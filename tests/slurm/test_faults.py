@@ -15,7 +15,7 @@ import pytest
 from slurm_box import boxed, slurm
 from slurm_job import QUICK, SECONDS, Job, environment, process
 
-from repro.box import cluster, daemons, network
+from repro.box import daemons, network
 from repro.jobs import journal, queue, srun
 from repro.plan import config
 from repro.plan import jobs as plan
@@ -179,7 +179,7 @@ def test_slurmctld_restarts(box):
     (controller,) = [p for p in psutil.process_iter() if p.name() == "slurmctld"]
     controller.kill()
     controller.wait(10)
-    daemons.slurmctld(cluster.FOLDER)
+    daemons.slurmctld()
     found = job.ended(seconds=90)
     assert [run.status for run in found] == ["ok", "ok"]
 

@@ -11,6 +11,7 @@ the box's, by a mount that nobody else sees.
 """
 
 from repro.box.cluster import Box, Settings, down, status, up
+from repro.box.daemons import CONFIGURATION
 from repro.box.packages import BoxError
 
-__all__ = ["Box", "BoxError", "Settings", "down", "status", "up"]
+__all__ = ["CONFIGURATION", "Box", "BoxError", "Settings", "down", "status", "up"]

@@ -12,13 +12,14 @@ import jinja2
 
 from repro import paths
 from repro.box import daemons, network, packages
+from repro.box.daemons import CONFIGURATION
 from repro.box.packages import BoxError
 from repro.emulate import box as fabric
+from repro.emulate.box import FOLDER
 from repro.emulate.netns import FabricError
 from repro.launch.network import BOX
 from repro.topology import Topology, scaled
 
-FOLDER = Path("/run/repro-box")
 Like = Literal["frontier", "nvidia"]
 _MADE = "made-etc-slurm"  # a file in the folder: /etc/slurm was not there before
 
@@ -57,13 +58,8 @@ class Box:
     nodes: dict[str, str] = field(default_factory=dict)
     jobs: list[str] = field(default_factory=list)
 
-    @property
-    def configuration(self) -> str:
-        """What SLURM_CONF has to be for commands outside the nodes."""
-        return str(FOLDER / "etc/slurm.conf")
-
     def as_dict(self) -> dict[str, object]:
-        return asdict(self) | {"SLURM_CONF": self.configuration}
+        return asdict(self) | {"SLURM_CONF": str(CONFIGURATION)}
 
 
 def up(settings: Settings, install: bool = False) -> Box:
@@ -73,11 +69,11 @@ def up(settings: Settings, install: bool = False) -> Box:
     try:
         _write(settings)
         network.up(settings.nodes, settings.topology)
-        daemons.munged(FOLDER)
+        daemons.munged()
         if settings.accounting:
-            daemons.accounting(FOLDER)
-        daemons.slurmctld(FOLDER)
-        daemons.slurmd(FOLDER, settings.nodes)
+            daemons.accounting()
+        daemons.slurmctld()
+        daemons.slurmd(settings.nodes)
     except BaseException as error:
         down()
         if isinstance(error, (FabricError, OSError)):
@@ -88,8 +84,8 @@ def up(settings: Settings, install: bool = False) -> Box:
 
 def down() -> bool:
     """End it and remove all of it, jobs as well, in whatever state it is. Whether there was anything."""
-    there = FOLDER.exists() or network.present() or bool(daemons.running(FOLDER))
-    daemons.stop(FOLDER)
+    there = FOLDER.exists() or network.present() or bool(daemons.running())
+    daemons.stop()
     network.down()
     if (FOLDER / _MADE).exists():
         Path("/etc/slurm").rmdir()
@@ -99,13 +95,13 @@ def down() -> bool:
 
 def status() -> Box:
     """`up` where all nodes answer slurmctld."""
-    processes = [process.name() for process in daemons.running(FOLDER)]
+    processes = [process.name() for process in daemons.running()]
     counts = {name: processes.count(name) for name in reversed(daemons.NAMES) if name in processes}
     if "slurmctld" not in counts:
         return Box(False, daemons=counts)
-    nodes = daemons.nodes(FOLDER)
+    nodes = daemons.nodes()
     answering = bool(nodes) and not any(state.endswith("*") or state.startswith("down") for state in nodes.values())
-    return Box(answering, daemons=counts, nodes=nodes, jobs=daemons.jobs(FOLDER))
+    return Box(answering, daemons=counts, nodes=nodes, jobs=daemons.jobs())
 
 
 def _check(settings: Settings, install: bool) -> None:
@@ -127,17 +123,14 @@ def _write(settings: Settings) -> None:
         (FOLDER / name).mkdir(mode=0o755)
     gcds = settings.topology.span("node")
     span = f"[1-{settings.nodes}]" if settings.nodes > 1 else "1"
-    values = {
+    values = asdict(settings) | {
         "host": socket.gethostname().partition(".")[0],
         "cluster": BOX,
         "controller": network.CONTROLLER,
         "folder": FOLDER,
-        "run": FOLDER / "run",
         "nodes": f"node{span}",
         "addresses": network.address(1)[:-1] + span,
         "gcds": gcds,
-        "accounting": settings.accounting,
-        "like": settings.like,
     }
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(paths.root() / "slurm/box"), undefined=jinja2.StrictUndefined, trim_blocks=True

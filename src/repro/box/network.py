@@ -11,7 +11,7 @@ from repro.emulate.netns import FabricError, command, names, remove
 from repro.topology import Topology
 
 BRIDGE = "repro-box"
-_NODES = "repro-box-node"
+_NODES, _VETHS = "repro-box-node", "rb-node"  # names of namespaces and of the host's ends of their links begin so
 _NET = "10.77.0"
 CONTROLLER = f"{_NET}.254"  # the host, as nodes see it
 
@@ -35,9 +35,9 @@ def up(nodes: int, topology: Topology) -> None:
     for node in range(1, nodes + 1):
         lines += [
             f"netns add {namespace(node)}",
-            f"link add {_veth(node)} type veth peer name hsn0 netns {namespace(node)}",
-            f"link set {_veth(node)} master {BRIDGE}",
-            f"link set {_veth(node)} up",
+            f"link add {_VETHS}{node} type veth peer name hsn0 netns {namespace(node)}",
+            f"link set {_VETHS}{node} master {BRIDGE}",
+            f"link set {_VETHS}{node} up",
         ]
     command(["ip", "-batch", "-"], lines)
     for node in range(1, nodes + 1):
@@ -48,7 +48,7 @@ def up(nodes: int, topology: Topology) -> None:
 
 def down() -> None:
     """Whatever of it is there. Links first: those of a namespace that is gone, and their names, linger a moment."""
-    for device in sorted(Path("/sys/class/net").glob(f"{_veth('')}*")):
+    for device in sorted(Path("/sys/class/net").glob(f"{_VETHS}*")):
         try:
             command(["ip", "link", "del", device.name])
         except FabricError:
@@ -76,13 +76,8 @@ def processes() -> set[int]:
     """Those that run inside one of the namespaces, jobs among them."""
     ours = {os.stat(Path("/run/netns") / name).st_ino for prefix in (_NODES, GCDS) for name in names(prefix)}
     found = set()
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError):  # it has ended
-                if os.stat(folder / "ns" / "net").st_ino in ours:
-                    found.add(int(folder.name))
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError):  # it has ended
+            if os.stat(f"/proc/{pid}/ns/net").st_ino in ours:
+                found.add(pid)
     return found
-
-
-def _veth(node: int | str) -> str:
-    return f"rb-node{node}"

@@ -30,7 +30,7 @@ def up(
     with user_errors(), progress("starting Slurm"):
         found = box.up(box.Settings(nodes, cluster_mbit_s, accounting, like), install)  # type: ignore[arg-type]
     _show(found)
-    stdout.print(f"export SLURM_CONF={found.configuration}   # or: eval $(repro box env)", soft_wrap=True)
+    stdout.print(f"export SLURM_CONF={box.CONFIGURATION}   # or: eval $(repro box env)", soft_wrap=True)
 
 
 @app.command()
@@ -63,7 +63,7 @@ def env() -> None:
     """What a shell needs to talk to it: `eval $(repro box env)`."""
     from repro import box
 
-    print(f"export SLURM_CONF={box.Box(True).configuration}")
+    print(f"export SLURM_CONF={box.CONFIGURATION}")
 
 
 def _show(found: "Box") -> None:

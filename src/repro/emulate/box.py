@@ -8,7 +8,8 @@ from repro.emulate.netns import Fabric
 from repro.topology import Topology, frontier
 
 GCDS = "repro-box-gcd-"  # names of the namespaces begin so, and end with the GCD's number, counted over all nodes
-LIKE = Path("/run/repro-box/etc/like")  # holds the name of the machine whose nodes the box has
+FOLDER = Path("/run/repro-box")  # all files of the box
+LIKE = FOLDER / "etc/like"  # holds the name of the machine whose nodes the box has
 MAX_NODES = 16
 
 
