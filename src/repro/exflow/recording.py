@@ -74,7 +74,9 @@ class Recording:
         mask, self._present = kwargs.get("attention_mask"), np.ones((batch, length), bool)
         if isinstance(mask, Tensor) and mask.dim() == 2:
             self._present = mask[:, -length:].bool().cpu().numpy()
-        if not _cached(kwargs.get("past_key_values")) or len(self._rows) != batch:
+        cache = kwargs.get("past_key_values")  # a transformers `Cache`, or a tuple of keys and values
+        known = 0 if cache is None else cache.get_seq_length() if hasattr(cache, "get_seq_length") else len(cache)
+        if not known or len(self._rows) != batch:
             self._rows = np.arange(self._sequences, self._sequences + batch)
             self._sequences += batch
         self._layers = [None] * len(self._routers)
@@ -142,8 +144,3 @@ def record_routing(model: nn.Module) -> Iterator[Recording]:
 
 def _num_experts(router: nn.Module) -> int:
     return cast(int, router.num_experts) if hasattr(router, "num_experts") else len(cast(nn.Linear, router.wg).weight)
-
-
-def _cached(cache: Any) -> bool:
-    """Whether keys and values of earlier tokens are given (a transformers `Cache`, or a tuple of them)."""
-    return cache is not None and (cache.get_seq_length() if hasattr(cache, "get_seq_length") else len(cache)) > 0

@@ -118,20 +118,16 @@ class Decoder:
                 x = x + self._out_and_back(layer, x, -(-self.requests // self.ranks))
             else:
                 x, request = self._go_and_stay(layer, x, request)
-        return self._next(x, request, fresh, tokens)
-
-    def _next(self, x: Tensor, request: Tensor, fresh: list[Fresh], tokens: Tensor) -> Tensor:
-        """The end of an iteration: new tokens from the last hidden states, and what other ranks must know of them."""
         with self.meter.part("head"):
             new = self.model.head(self.model.norm(x)).argmax(dim=-1)
-        if self.mode == "coherent":
-            with self.meter.part("all_gather"):
-                new = self._everywhere(request, new[:, None])[:, 0]
-            if self.memory is None:
-                with self.meter.part("all_gather_kv"):
-                    self._gather_keys_values(fresh)
-            return new
-        return tokens.index_copy(0, request, new)
+        if self.mode == "two_all_to_alls":
+            return tokens.index_copy(0, request, new)
+        with self.meter.part("all_gather"):
+            new = self._everywhere(request, new[:, None])[:, 0]
+        if self.memory is None:
+            with self.meter.part("all_gather_kv"):
+                self._gather_keys_values(fresh)
+        return new
 
     def _out_and_back(self, layer: int, x: Tensor, most: int) -> Tensor:
         """What the experts add to x [n, hidden]: each row goes to each of its experts, and the answers come back.

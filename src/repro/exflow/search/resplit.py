@@ -20,27 +20,24 @@ def _choose(counts: np.ndarray, placement: np.ndarray, a: int, b: int, take: int
     """int64 [layers, 2·take]: `take` experts of GPU a, then `take` of GPU b, of each layer. When a GPU has more, a
     random layer gets random ones; going outwards from it, each layer gets those that exchange most tokens with the ones
     chosen next door (times a random factor)."""
-    layers, experts = placement.shape
+    layers = len(placement)
     chosen = np.empty((layers, 2 * take), np.int64)
-    score = np.empty(experts)
     start = random_below(layers, state)
     for step in range(layers):
         layer = start + step if start + step < layers else layers - 1 - step
         for side, gpu in enumerate((a, b)):
-            score[:] = -1.0
-            for e in range(experts):
-                if placement[layer, e] == gpu:
-                    link = 1.0
-                    if step > 0:
-                        for t in range(2 * take):
-                            if layer > start:
-                                link += counts[layer - 1, chosen[layer - 1, t], e]
-                            else:
-                                link += counts[layer, e, chosen[layer + 1, t]]
-                    score[e] = link * (random_below(2**31, state) + 1.0)
+            own = np.flatnonzero(placement[layer] == gpu)
+            score = np.ones(len(own))
+            for t in range(2 * take):
+                if layer > start:
+                    score += counts[layer - 1, chosen[layer - 1, t]][own]
+                elif layer < start:
+                    score += counts[layer, :, chosen[layer + 1, t]][own]
+            for e in range(len(own)):
+                score[e] *= random_below(2**31, state) + 1.0
             for t in range(take):
                 best = np.argmax(score)
-                chosen[layer, side * take + t] = best
+                chosen[layer, side * take + t] = own[best]
                 score[best] = -1.0
     return chosen
 
@@ -53,9 +50,7 @@ def _outside(
     layers, experts = placement.shape
     nearer = np.empty((layers, experts))  # of a token to an expert that stays put: what it pays from a less from b
     for layer in range(layers):
-        for e in range(experts):
-            g = placement[layer, e]
-            nearer[layer, e] = distance[g, a] - distance[g, b]
+        nearer[layer] = (distance[:, a] - distance[:, b])[placement[layer]]
         nearer[layer][chosen[layer]] = 0.0
     pays = np.zeros(chosen.shape)
     for layer in range(layers):
@@ -81,21 +76,17 @@ def _half_sums(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
 
 
 @njit(cache=True)
-def _pair_viterbi(arrays: tuple[np.ndarray, ...], a: int, b: int, splits: np.ndarray, state: np.ndarray) -> float:
+def _pair_viterbi(arrays: tuple[np.ndarray, ...], a: int, b: int, chosen: np.ndarray, splits: np.ndarray) -> float:
     """Re-split the experts of GPUs a and b in all layers at once, exactly; returns the cost gained (0: none).
 
-    `splits` int64 [S], the states of a layer: bit masks of which of the 2·take <= 8 chosen experts go to GPU a; the
-    first one is the split as it is. `room` [layers] or [0]: splits that give a GPU more tokens are no states, but for
-    the split as it is.
+    `chosen` int64 [layers, 2·take <= 8], see `_choose`. `splits` int64 [S], the states of a layer: bit masks of which
+    of these experts go to GPU a; the first one is the split as it is. `room` [layers] or [0]: splits that give a GPU
+    more tokens are no states, but for the split as it is.
     """
     counts, placement, distance, weight, room = arrays
-    take = 0
-    while splits[0] >> take:
-        take += 1
-    chosen = _choose(counts, placement, a, b, take, state)
     pays = _outside(counts, placement, distance, a, b, chosen)
     layers, width = chosen.shape
-    states = len(splits)
+    states, take = len(splits), width // 2
     cost, arriving = np.zeros(states), np.empty(states)
     source = np.zeros((layers, states), np.int64)
     tokens, benefit = np.empty((width, width)), np.empty(width)
@@ -154,6 +145,7 @@ def _pair_viterbi(arrays: tuple[np.ndarray, ...], a: int, b: int, splits: np.nda
 def pair(problem: Problem, placement: np.ndarray, a: int, b: int, state: np.ndarray) -> float:
     """Re-split GPUs a and b in place; returns the cost gained, 0 when nothing changed. Never breaks a load limit."""
     take = min(problem.experts // problem.gpus, EXPERTS)
-    ways = np.array([sum(1 << e for e in chosen) for chosen in itertools.combinations(range(2 * take), take)])
+    splits = np.array([sum(1 << e for e in on_a) for on_a in itertools.combinations(range(2 * take), take)])
+    chosen = _choose(problem.counts, placement, a, b, take, state)
     arrays = (problem.counts, placement, problem.distance, problem.weight, problem.room)
-    return _pair_viterbi(arrays, a, b, ways, state)
+    return _pair_viterbi(arrays, a, b, chosen, splits)
