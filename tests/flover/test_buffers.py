@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repro.flover.buffers import LAYOUTS
-from repro.flover.buffers.contiguous import FixedBuffers, LastBuffers, ShiftBuffers, WindowBuffers, plan_moves
+from repro.flover.buffers.baseline_layouts import FixedBuffers, LastBuffers, ShiftBuffers
 from repro.flover.buffers.paged import PagedBuffers
+from repro.flover.buffers.window import WindowBuffers, plan_moves
 
 CACHE_BYTES = 2 * 2 * 2 * 8 * 4  # of one position of the model below: keys and values, 2 layers, 2 KV heads of 8, fp32
 

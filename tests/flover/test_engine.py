@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from repro.baselines.batching import StaticScheduler, lone, serial
 from repro.flover.buffers import LAYOUTS
-from repro.flover.buffers.contiguous import FixedBuffers
+from repro.flover.buffers.baseline_layouts import FixedBuffers
 from repro.flover.buffers.paged import PagedBuffers
 from repro.flover.engine import Engine
 from repro.flover.request import QueueFull, Request, RequestError

@@ -1,12 +1,18 @@
 """What README and Makefile promise before anything is installed."""
 
 import re
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
 
 from repro import paths
 from repro.claims import registry
 from repro.plan import config
+from repro.plan import jobs as plan
 from repro.records import record
 
+MINUTE = timedelta(minutes=1)
 MAKEFILE = (paths.root() / "Makefile").read_text()
 
 
@@ -14,6 +20,27 @@ def test_readme_and_makefile_promise_the_same_minutes():
     laptop, smoke = re.search(r"points: (\d+) minutes on 2 cores, (\d+) for make smoke", MAKEFILE).groups()
     text = (paths.root() / "README.md").read_text()
     assert f"then {laptop} minutes of runs on 2 cores" in text and f"every experiment: {smoke} minutes" in text
+    assert int(laptop) == pytest.approx(taken("laptop"), rel=0.2)
+
+
+@pytest.mark.parametrize("tier", ["smoke", "laptop"])
+def test_the_plan_expects_what_the_shipped_run_took(tier):
+    points = plan.minutes_of(plan.make(tier).jobs, cores=2) - plan._READ_MINUTES
+    assert points == pytest.approx(taken(tier), rel=0.2)
+
+
+def taken(tier: str) -> float:
+    """Minutes from the first shipped point of a tier to the last, in the call that made most of them. A pause of a
+    minute lies between two calls."""
+    found = plan.make(tier)
+    folder = paths.root() / found.reference / "records"
+    runs = [record.read(folder / job.experiment / Path(job.record).name).provenance for job in found.jobs]
+    calls: list[list[datetime]] = []
+    for run in sorted(runs, key=lambda run: run.start):
+        if not calls or run.start - calls[-1][1] > MINUTE:
+            calls.append([run.start, run.end])
+        calls[-1][1] = max(calls[-1][1], run.end)
+    return max(end - start for start, end in calls) / MINUTE
 
 
 def test_the_claims_that_need_root_are_counted():

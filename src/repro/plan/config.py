@@ -77,7 +77,7 @@ class Bin(_Strict):
 class Packing(_Strict):
     """Points are put together into allocations of about `pack_minutes`; each point takes `start_minutes` to begin."""
 
-    pack_minutes: float = Field(1, gt=0)
+    pack_minutes: float = Field(2, gt=0)
     start_minutes: float = Field(0.005, ge=0)
 
 

@@ -22,7 +22,7 @@ from repro.plan.packing import Allocation
 from repro.records import provenance, record
 
 _READ_MINUTES = 0.8  # for notebooks, verdicts and the report, on 2 cores
-_IMPORT_MINUTES = 0.05  # until the process of an allocation has imported torch and the experiment
+_IMPORT_MINUTES = 0.07  # until the process of an allocation has imported torch and the experiment
 
 Predictor = Callable[[Point], float | None]  # seconds of a point
 State = Literal["done", "stale", "failed", "skipped", "to run"]
@@ -281,11 +281,10 @@ def unfinished(job: Job) -> bool:
 
 def minutes_of(jobs: Sequence[Job], cores: int = os.cpu_count() or 1) -> float:
     """Until points have run as local processes: timed ones alone on the machine, of the others one a core."""
-    start = config.Packing().start_minutes
-    alone = sum(job.minutes + start for job in jobs if experiments.get(job.experiment).timed)
-    beside = sum(job.minutes + start for job in jobs if not experiments.get(job.experiment).timed)
-    imports = _IMPORT_MINUTES * len({job.experiment for job in jobs})
-    return round(alone + (beside + imports) / cores + _READ_MINUTES, 2)
+    beside = {True: 1, False: cores}
+    allocations = packing.pack(jobs, config.Packing())
+    each = ((a.expected + _IMPORT_MINUTES) / beside[experiments.get(a.experiment).timed] for a in allocations)
+    return round(sum(each) + _READ_MINUTES, 2)
 
 
 def _slurm(allocations: list[Allocation], platform: config.Platform, file: str) -> SlurmPlan | None:

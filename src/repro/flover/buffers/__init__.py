@@ -1,9 +1,10 @@
-"""Where the keys and values of running requests lie, and what moves when one leaves: `contiguous.py` has the
-paper's answer and its rivals, `paged.py` another, under one interface (`base.py`)."""
+"""Where the keys and values of running requests lie, and what moves when one leaves: `window.py` is the paper's answer,
+the others stand beside it under the same interface (`base.py`)."""
 
 from repro.flover.buffers.base import Buffers
-from repro.flover.buffers.contiguous import FixedBuffers, LastBuffers, ShiftBuffers, WindowBuffers
+from repro.flover.buffers.baseline_layouts import FixedBuffers, LastBuffers, ShiftBuffers
 from repro.flover.buffers.paged import PagedBuffers
+from repro.flover.buffers.window import WindowBuffers
 
 LAYOUTS: dict[str, type[Buffers]] = {
     "window": WindowBuffers,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from repro.flover.buffers.base import Move
-from repro.flover.buffers.contiguous import LastBuffers
+from repro.flover.buffers.baseline_layouts import LastBuffers
 from repro.models.decoder import Decoder
 from repro.models.kv_cache import PagedCache
 

@@ -4,8 +4,7 @@ reads a plain slice of the cache. When a request inside the window leaves, the p
 Step 1: of all windows as wide as there are live slots, find the one that already holds most of them (fewest moves).
 Step 2: move each live slot outside that window into a hole inside it.
 
-A request that leaves at an edge costs nothing: the window's edge moves. Below it the layouts to compare it with: one
-never moves anything, two keep the window at slot 0.
+A request that leaves at an edge costs nothing: the window's edge moves.
 """
 
 from collections.abc import Sequence
@@ -43,26 +42,3 @@ class WindowBuffers(Buffers):
 
     def _moves(self, live: Sequence[bool]) -> list[Move]:
         return plan_moves(live)[1]
-
-
-class FixedBuffers(Buffers):
-    """No reordering, the paper's own baseline: a slot freed in the middle stays in the window as a dead row until it is
-    at an edge. Newcomers widen the window; a dead row is used again only when both edges have reached the ends."""
-
-    def _moves(self, live: Sequence[bool]) -> list[Move]:
-        return []
-
-
-class ShiftBuffers(Buffers):
-    """All slots above a hole move down, so that requests stay in the order in which they came: from slot 0 on."""
-
-    def _moves(self, live: Sequence[bool]) -> list[Move]:
-        left = [slot for slot, alive in enumerate(live) if alive]
-        return [(source, place) for place, source in enumerate(left) if source != place]
-
-
-class LastBuffers(Buffers):
-    """The last slots move into the holes: at most one move for each that leaves. Those left begin at slot 0."""
-
-    def _moves(self, live: Sequence[bool]) -> list[Move]:
-        return moves_into(live, 0)
