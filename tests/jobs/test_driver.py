@@ -1,10 +1,12 @@
 """One driver at a time, plans that no later call disturbs, and Slurm's answers as they come."""
 
+import io
 import json
 import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -39,16 +41,22 @@ def answers(project, monkeypatch):
 
 @pytest.fixture
 def file(tmp_path):
-    yield tmp_path / "driver.json"
-    driver.release()
+    return tmp_path / "driver.json"
 
 
 def test_a_second_driver_is_refused(file):
-    driver._hold(file)
-    with pytest.raises(driver.DriverError, match="another snakemake drives these jobs"):
-        driver._hold(file)
-    driver.release()
-    driver._hold(file)
+    refused = pytest.raises(driver.DriverError, match="another snakemake drives these jobs")
+    with driver._alone(file), refused, driver._alone(file):
+        pass
+    with driver._alone(file):
+        pass
+
+
+def test_a_driver_ends_with_who_started_it(answers, capsys):
+    answers["squeue"] = ""
+    driver.drive("results/x", io.StringIO("settle\n"))  # ends at once
+    assert capsys.readouterr().out == "driving\n"
+    driver.drive("results/x", io.StringIO())
 
 
 @pytest.mark.parametrize("locks", [True, False])
@@ -57,12 +65,13 @@ def test_a_driver_on_another_host(file, monkeypatch, locks):
     if not locks:
         monkeypatch.setattr(driver.fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError("no locks here")))
     file.write_text(json.dumps({"host": "login2", "pid": 7}))
-    with pytest.raises(driver.DriverError, match="process 7 on login2"):
-        driver._hold(file)
+    with pytest.raises(driver.DriverError, match="process 7 on login2"), driver._alone(file):
+        pass
     old = time.time() - driver._DEAD_S - 1
     os.utime(file, (old, old))
-    driver._hold(file)
-    assert json.loads(file.read_text())["pid"] == os.getpid()
+    with driver._alone(file):
+        assert json.loads(file.read_text())["pid"] == os.getppid()
+    assert file.read_text() == ""
 
 
 def test_each_call_has_a_plan_of_its_own(project):
@@ -161,11 +170,13 @@ def test_a_preempted_job_that_does_not_come_back_is_over(monkeypatch):
         return dict(said), 0.1
 
     monkeypatch.setattr(plugin, "query_job_status", ask)
+    rules: dict[str, Any] = {}
+    exec((paths.root() / "workflows/rules/slurm.smk").read_text(), rules)
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(driver.time, "monotonic", lambda: clock.now)
-    driver.hear_of_preemption()
+    rules["time"] = SimpleNamespace(monotonic=lambda: clock.now)
+    rules["hear_of_preemption"]()
     assert asyncio.run(plugin.query_job_status("", None))[0] == said
-    clock.now = driver._PREEMPTED_S
+    clock.now = rules["PREEMPTED_S"]
     assert asyncio.run(plugin.query_job_status("", None))[0] == {"1": "CANCELLED", "2": "RUNNING"}
     said["1"] = "PENDING"
     assert asyncio.run(plugin.query_job_status("", None))[0]["1"] == "PENDING"

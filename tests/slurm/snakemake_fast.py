@@ -5,8 +5,5 @@ import sys
 import snakemake_executor_plugin_slurm as plugin
 from snakemake.cli import main
 
-from repro.jobs import driver
-
-driver._PREEMPTED_S = 3
 plugin.Executor.next_seconds_between_status_checks = property(lambda self: 1.0, lambda self, value: None)
 sys.exit(main())

@@ -1,5 +1,6 @@
 """`snakemake --profile workflows/profiles/box`: the DAG through real Slurm jobs, from points to report, whatever happens to the driver."""
 
+import io
 import json
 import os
 import re
@@ -123,7 +124,7 @@ def test_a_driver_that_is_killed_and_started_again(points):
     )
     wait_for(lambda: quick.exists() and running(str(slow)), 90, "both should have begun")
     with pytest.raises(driver.DriverError, match="another snakemake drives these jobs"):
-        driver.start("results/box-smoke")
+        driver.drive("results/box-smoke", io.StringIO())
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
     finished, orphans = quick.read_bytes(), queue.jobs_of(Path.cwd(), "rule_allocation_")

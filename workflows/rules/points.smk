@@ -29,20 +29,17 @@ rule points:
 
 
 if SLURM:
-    from repro.jobs import driver
-
     check_jobs()
 
     onstart:
-        driver.start(PLAN["results"])
+        hear_of_preemption()
+        drive()
 
     onsuccess:
-        driver.settle(PLAN["results"])
-        driver.release()
+        end_driving()
 
     onerror:
-        driver.settle(PLAN["results"])
-        driver.release()
+        end_driving()
 
 else:
 

@@ -1,6 +1,7 @@
 """The `repro` command line. A command calls one function of the package; with `--json` it prints one document."""
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -143,6 +144,15 @@ def allocation(
     if out is not None:
         with replacing(out) as temporary:
             temporary.write_text(known[name].model_dump_json(indent=1) + "\n")
+
+
+@app.command()
+def driver(results: Annotated[str, typer.Argument(help="Results of the run, as results/frontier.")]) -> None:
+    """Drive a run's Slurm jobs until standard input ends; `snakemake` starts this."""
+    from repro.jobs.driver import drive
+
+    with user_errors():
+        drive(results, sys.stdin)
 
 
 @app.command()

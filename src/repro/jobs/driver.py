@@ -1,6 +1,7 @@
-"""The process that submits jobs. It is alone, cancels what a killed driver left, and finds a cause for every dead
-job."""
+"""What drives a run's Slurm jobs, beside Snakemake. It is alone, cancels what a killed driver left, and finds a cause for
+every dead job."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -8,8 +9,9 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from repro import paths
 from repro.jobs import journal, queue
@@ -18,25 +20,33 @@ from repro.plan.config import ConfigError
 _COMMENT = "rule_allocation_wildcards_"  # begins the comment that Snakemake's plugin gives our jobs; the run follows
 _PATIENCE_S = 120.0  # for cancelled jobs to be gone
 _BEAT_S, _DEAD_S = 30.0, 300.0  # how often a driver shows that it lives, and when it is taken for dead
-_PREEMPTED_S = 30.0  # a job that Slurm will run again is not PREEMPTED for longer
-_held: list[tuple[IO[str], threading.Event]] = []  # locks, which live as long as this process, and what ends their beat
 
 
-class DriverError(RuntimeError):
+class DriverError(OSError):
     """Why nothing can be submitted from here now."""
 
 
-def start(results: str) -> None:
-    """Become the driver of a run: cancel what an earlier one left in the queue (nobody would hear of its end), and
-    record why points of dead jobs have no numbers. DriverError while another one is at work, or its jobs do not end;
-    QueueError where Slurm cannot tell."""
-    _hold(paths.root() / results / "slurm/driver.json")
-    if left := queue.jobs_of(paths.root(), f"{_COMMENT}{Path(results).name}_"):
-        print(f"cancelling jobs that an earlier driver left in the queue: {', '.join(left)}", file=sys.stderr)
-        queue.cancel(left)
-        _wait_for(left)
-    settle(results)
-    hear_of_preemption()
+def drive(results: str, orders: IO[str]) -> None:
+    """Drive a run until `orders` end, as they do when Snakemake closes them or is gone; a line of them asks for `settle`.
+    Says "driving" on standard output when it begins. DriverError while another driver is at work, or its jobs do not
+    end; QueueError where Slurm cannot tell."""
+    with driving(results):
+        print("driving", flush=True)
+        for _ in orders:
+            settle(results)
+
+
+@contextlib.contextmanager
+def driving(results: str) -> Iterator[None]:
+    """Be the driver of a run: cancel what an earlier one left in the queue (nobody would hear of its end), and record why
+    points of dead jobs have no numbers."""
+    with _alone(paths.root() / results / "slurm/driver.json"):
+        if left := queue.jobs_of(paths.root(), f"{_COMMENT}{Path(results).name}_"):
+            print(f"cancelling jobs that an earlier driver left in the queue: {', '.join(left)}", file=sys.stderr)
+            queue.cancel(left)
+            _wait_for(left)
+        settle(results)
+        yield
 
 
 def settle(results: str) -> None:
@@ -53,29 +63,22 @@ def settle(results: str) -> None:
             print(f"job {entry.job_id}: {cause} in {entry.running.record}", file=sys.stderr)
 
 
-def hear_of_preemption() -> None:
-    """Make Snakemake's plugin take a job that stays PREEMPTED for ended, as Slurm does where it does not run such jobs
-    again. By itself it waits for it for ever (2.8.0)."""
-    import snakemake_executor_plugin_slurm as plugin
-
-    ask, since = plugin.query_job_status, dict[str, float]()
-
-    async def ask_again(*arguments: Any, **options: Any) -> Any:
-        states, seconds = await ask(*arguments, **options)
-        for job_id, state in (states or {}).items():
-            if not state.startswith("PREEMPTED"):
-                since.pop(job_id, None)
-            elif time.monotonic() - since.setdefault(job_id, time.monotonic()) >= _PREEMPTED_S:
-                states[job_id] = "CANCELLED"
-        return states, seconds
-
-    plugin.query_job_status = ask_again
-
-
-def _hold(file: Path) -> None:
+@contextlib.contextmanager
+def _alone(file: Path) -> Iterator[None]:
     """Lock the file, and say in it who holds it: locks do not reach other hosts on every file system."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    handle = file.open("a+")
+    with file.open("a+") as handle:
+        _take(handle, file)
+        ended = threading.Event()
+        threading.Thread(target=_beat, args=(file, ended), daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
+            handle.truncate(0)  # so that the next driver may start at once, from any host
+
+
+def _take(handle: IO[str], file: Path) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -94,25 +97,13 @@ def _hold(file: Path) -> None:
             f"wait for it or end it. If it is dead: {_DEAD_S:.0f} s after its end, or remove the file"
         )
     handle.truncate(0)
-    handle.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
+    handle.write(json.dumps({"host": socket.gethostname(), "pid": os.getppid()}))  # Snakemake's, which one can end
     handle.flush()
-    ended = threading.Event()
-    _held.append((handle, ended))
-    threading.Thread(target=_beat, args=(file, ended), daemon=True).start()
 
 
 def _beat(file: Path, ended: threading.Event) -> None:
     while not ended.wait(_BEAT_S):
         file.touch()
-
-
-def release() -> None:
-    """Let the next driver start at once, from any host."""
-    while _held:
-        handle, ended = _held.pop()
-        ended.set()
-        handle.truncate(0)
-        handle.close()
 
 
 def _wait_for(job_ids: list[str]) -> None:

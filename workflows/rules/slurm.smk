@@ -1,0 +1,42 @@
+# What Snakemake's process does for a run as Slurm jobs.
+import subprocess
+import sys
+import time
+
+PREEMPTED_S = 30.0  # a job that Slurm will run again is not PREEMPTED for longer
+DRIVERS = []
+
+
+def drive():
+    """Start `repro driver`. It ends with this process, however that ends."""
+    command = [sys.executable, "-m", "repro", "driver", PLAN["results"]]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    driver = subprocess.Popen(command, **pipes, start_new_session=True)  # Ctrl-C is for this process
+    if driver.stdout.readline() != "driving\n":
+        raise WorkflowError("This run cannot be driven from here now; the reason is above.")
+    DRIVERS.append(driver)
+
+
+def end_driving():
+    """Have it find causes for dead jobs, and end."""
+    for driver in DRIVERS:
+        driver.communicate("settle\n")
+
+
+def hear_of_preemption():
+    """Make Snakemake's plugin take a job that stays PREEMPTED for ended, as Slurm does where it does not run such jobs
+    again. By itself it waits for it for ever (2.8.0)."""
+    import snakemake_executor_plugin_slurm as plugin
+
+    ask, since = plugin.query_job_status, {}
+
+    async def ask_again(*arguments, **options):
+        states, seconds = await ask(*arguments, **options)
+        for job_id, state in (states or {}).items():
+            if not state.startswith("PREEMPTED"):
+                since.pop(job_id, None)
+            elif time.monotonic() - since.setdefault(job_id, time.monotonic()) >= PREEMPTED_S:
+                states[job_id] = "CANCELLED"
+        return states, seconds
+
+    plugin.query_job_status = ask_again
