@@ -156,8 +156,9 @@ def test_serving_experiment_counts_copies_and_whole_tokens_on_held_out_sequences
 
     An expert that no training token visits gets no copy.
     """
-    plain, full = (run("exflow_serving", method="contiguous", gpus_per_node=8, extra_slots=more) for more in (0, 28))
-    hops = run("exflow_placement", method="contiguous", gpus=8).metrics.hops_per_token
+    fields = {"method": "contiguous", "gpus": 2, "gpus_per_node": 2}
+    plain, full = (run("exflow_serving", **fields, extra_slots=more) for more in (0, 16))
+    hops = run("exflow_placement", method="contiguous", gpus=2).metrics.hops_per_token
     assert plain.metrics.hops_per_token == pytest.approx(hops) and full.metrics.hops_per_token < 0.01
     several = run("exflow_serving", method="contiguous", top_k=4, gpus=2, gpus_per_node=1).metrics
     from repro import paths

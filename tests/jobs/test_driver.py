@@ -3,12 +3,14 @@
 import io
 import json
 import os
+import signal
+import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from snakemake.exceptions import WorkflowError
 
 from repro import paths
 from repro.cli import planned
@@ -52,11 +54,45 @@ def test_a_second_driver_is_refused(file):
         pass
 
 
-def test_a_driver_ends_with_who_started_it(answers, capsys):
-    answers["squeue"] = ""
-    driver.drive("results/x", io.StringIO("settle\n"))  # ends at once
-    assert capsys.readouterr().out == "driving\n"
-    driver.drive("results/x", io.StringIO())
+def test_a_driver_settles_when_asked(answers, monkeypatch, capsys):
+    answers["squeue"], settled = "", []
+    monkeypatch.setattr(driver, "settle", settled.append)
+    driver.drive("results/x", io.StringIO("settle\n"))
+    assert capsys.readouterr().out == "driving\n" and settled == ["results/x", "results/x"]
+
+
+def test_a_driver_ends_with_who_started_it(project, monkeypatch):
+    (project / "bin").mkdir()
+    (project / "bin/squeue").write_text("#!/bin/sh\n")
+    (project / "bin/squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{project}/bin:{os.environ['PATH']}")
+    rules = workflow_rules(PLAN={"results": "results/x"})
+    rules["drive"]()
+    (process,) = rules["DRIVERS"]
+    with pytest.raises(WorkflowError):  # a second one
+        workflow_rules(PLAN={"results": "results/x"})["drive"]()
+    rules["DRIVERS"].clear()
+    process.stdin.close()
+    assert process.wait(30) == 0
+    with driver._alone(project / "results/x/slurm/driver.json"):
+        pass
+
+
+def test_a_run_ends_when_its_driver_does(monkeypatch, capsys):
+    ended = []
+    rules = workflow_rules()
+    monkeypatch.setattr(rules["os"], "kill", lambda *arguments: ended.append(arguments))
+    process = subprocess.Popen(["false"])
+    rules["DRIVERS"].append(process)
+    rules["end_with"](process)
+    assert ended == [(os.getpid(), signal.SIGTERM)] and "start it again" in capsys.readouterr().err
+
+
+def workflow_rules(**given):
+    """Functions of the workflow."""
+    rules = {"WorkflowError": WorkflowError, **given}
+    exec((paths.root() / "workflows/rules/slurm.smk").read_text(), rules)
+    return rules
 
 
 @pytest.mark.parametrize("locks", [True, False])
@@ -170,8 +206,7 @@ def test_a_preempted_job_that_does_not_come_back_is_over(monkeypatch):
         return dict(said), 0.1
 
     monkeypatch.setattr(plugin, "query_job_status", ask)
-    rules: dict[str, Any] = {}
-    exec((paths.root() / "workflows/rules/slurm.smk").read_text(), rules)
+    rules = workflow_rules()
     clock = SimpleNamespace(now=0.0)
     rules["time"] = SimpleNamespace(monotonic=lambda: clock.now)
     rules["hear_of_preemption"]()

@@ -1,6 +1,9 @@
 # What Snakemake's process does for a run as Slurm jobs.
+import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 
 PREEMPTED_S = 30.0  # a job that Slurm will run again is not PREEMPTED for longer
@@ -13,14 +16,28 @@ def drive():
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     driver = subprocess.Popen(command, **pipes, start_new_session=True)  # Ctrl-C is for this process
     if driver.stdout.readline() != "driving\n":
-        raise WorkflowError("This run cannot be driven from here now; the reason is above.")
+        raise WorkflowError("This run cannot be driven from here now; `repro driver` has said why, above.")
     DRIVERS.append(driver)
+    threading.Thread(target=end_with, args=(driver,), daemon=True).start()
+
+
+def end_with(driver):
+    """Without a driver, another Snakemake would take the jobs of this one for left over, and cancel them."""
+    driver.wait()
+    if driver in DRIVERS:
+        print("`repro driver` has ended, so this run ends: start it again", file=sys.stderr)
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def end_driving():
-    """Have it find causes for dead jobs, and end."""
-    for driver in DRIVERS:
+    """Have the driver find causes for dead jobs, and end."""
+    while DRIVERS:
+        driver = DRIVERS.pop()
         driver.communicate("settle\n")
+        if driver.returncode:
+            raise WorkflowError(
+                "`repro driver` failed: causes of dead jobs are recorded when the run is started again."
+            )
 
 
 def hear_of_preemption():

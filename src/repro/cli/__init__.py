@@ -146,9 +146,9 @@ def allocation(
             temporary.write_text(known[name].model_dump_json(indent=1) + "\n")
 
 
-@app.command()
+@app.command(hidden=True)
 def driver(results: Annotated[str, typer.Argument(help="Results of the run, as results/frontier.")]) -> None:
-    """Drive a run's Slurm jobs until standard input ends; `snakemake` starts this."""
+    """Keep other drivers from a run's Slurm jobs until standard input ends. Snakemake starts this, and submits."""
     from repro.jobs.driver import drive
 
     with user_errors():

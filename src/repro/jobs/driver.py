@@ -1,5 +1,5 @@
-"""What drives a run's Slurm jobs, beside Snakemake. It is alone, cancels what a killed driver left, and finds a cause for
-every dead job."""
+"""What runs beside a Snakemake that submits jobs. It holds the run's lock, cancels what an earlier Snakemake left in the
+queue, and records why dead jobs have no numbers."""
 
 import contextlib
 import fcntl
@@ -30,7 +30,7 @@ def drive(results: str, orders: IO[str]) -> None:
     """Drive a run until `orders` end, as they do when Snakemake closes them or is gone; a line of them asks for `settle`.
     Says "driving" on standard output when it begins. DriverError while another driver is at work, or its jobs do not
     end; QueueError where Slurm cannot tell."""
-    with driving(results):
+    with driving(results), contextlib.suppress(BrokenPipeError):  # Snakemake was ended meanwhile
         print("driving", flush=True)
         for _ in orders:
             settle(results)
@@ -79,17 +79,18 @@ def _alone(file: Path) -> Iterator[None]:
 
 
 def _take(handle: IO[str], file: Path) -> None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise DriverError(f"another snakemake drives these jobs ({file} is locked); wait for it, or end it") from None
-    except OSError:  # a file system without locks: what the file says has to do
-        pass
     handle.seek(0)
     try:
         holder = json.loads(handle.read() or "{}")
     except ValueError:
         holder = {}
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        whose = f"process {holder.get('pid')}; {file} is locked"
+        raise DriverError(f"another snakemake drives these jobs ({whose}); wait for it, or end it") from None
+    except OSError:  # a file system without locks: what the file says has to do
+        pass
     elsewhere = holder.get("host") not in (None, socket.gethostname())
     if elsewhere and time.time() - file.stat().st_mtime < _DEAD_S:
         raise DriverError(

@@ -46,7 +46,8 @@ class Forks:
         return True
 
     def run(self, job: Job, running: Running, output: IO[str]) -> Cause | None:
-        _prepare(job)
+        if self.context.get_start_method() == "fork":
+            _prepare(job)
         lifeline, held = self.context.Pipe(duplex=False)
         process = self.context.Process(target=_point, args=(job, running.attempt, running.log, lifeline, held))
         process.start()

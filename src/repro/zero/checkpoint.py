@@ -14,7 +14,8 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -25,7 +26,13 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from repro.zero.engine import ZeroOptimizer
@@ -109,13 +116,13 @@ def load(folder: Path | str, optimizer: ZeroOptimizer, step: int | None = None) 
     saved = reader.read_metadata().state_dict_metadata
     for master in optimizer.masters.flat:
         master.zero_()  # the padding between parameters: it shares quantisation blocks with values
-    for group, options in zip(optimizer.param_groups, info["groups"], strict=True):
-        group.update(options)
     _make_states(optimizer, saved)
     runs = {key: run for key, run in _runs(optimizer).items() if key in saved}
     dcp.load(runs, storage_reader=reader, planner=_Load())
     if info["loss_scale"] and optimizer.loss_scale:
         optimizer.loss_scale.load_state_dict(info["loss_scale"])
+    for group, options in zip(optimizer.param_groups, info["groups"], strict=True):
+        group.update(options)
     optimizer.zero_grad()
     optimizer.publish()
     return step, info["extra"]
@@ -202,14 +209,26 @@ def _info(optimizer: ZeroOptimizer, extra: dict[str, Any] | None) -> dict[str, A
 # --- what a checkpoint holds ---
 
 
-def _make_states(optimizer: ZeroOptimizer, saved: Iterable[str]) -> None:
-    """Have the optimizer make its states, by a step of zeros. Parameters without a state in the checkpoint get none."""
-    masters = optimizer.masters
-    masters.update([torch.zeros_like(master) for master in masters.flat])
-    having = {name for kind, *_, name in (key.split("/") for key in saved) if kind in (_STATE, _NUMBER)}
-    for segment in chain(*masters.segments):
-        if having.isdisjoint(piece.name for piece in segment.pieces):
-            masters.inner.state[segment.values].clear()
+def _make_states(optimizer: ZeroOptimizer, saved: Mapping[str, object]) -> None:
+    """Replace the optimizer's states by memory for those that the checkpoint has of this rank's parameters."""
+    kinds: dict[str, list[tuple[str, str, torch.dtype]]] = defaultdict(list)  # of a parameter: (kind, key, dtype)
+    for entry_key, entry in saved.items():
+        kind, _, rest = entry_key.partition("/")
+        if kind in (_STATE, _NUMBER) and isinstance(entry, TensorStorageMetadata):
+            key, _, name = rest.partition("/")
+            kinds[name].append((kind, key, entry.properties.dtype))
+    inner = optimizer.masters.inner
+    for segment in chain(*optimizer.masters.segments):
+        group, state = inner.param_groups[segment.group], inner.state[segment.values]
+        state.clear()
+        for kind, key, dtype in chain(*(kinds[piece.name] for piece in segment.pieces)):
+            if key in state:
+                continue
+            if kind == _STATE:
+                state[key] = torch.zeros_like(segment.values, dtype=dtype)
+            else:  # the same for all parameters of a segment; on the CPU unless a kernel reads it
+                device = segment.values.device if group.get("fused") or group.get("capturable") else "cpu"
+                state[key] = torch.zeros((), dtype=dtype, device=device)
 
 
 def _open(folder: Path | str, step: int | None) -> tuple[Path, int, dict[str, Any]]:
