@@ -25,7 +25,9 @@ def end_with(driver):
     """Without a driver, another Snakemake would take the jobs of this one for left over, and cancel them."""
     driver.wait()
     if driver in DRIVERS:
-        print("`repro driver` has ended: no more jobs are submitted; start it again when these are done", file=sys.stderr)
+        print(
+            "`repro driver` has ended: no more jobs are submitted; start it again when these are done", file=sys.stderr
+        )
         os.kill(os.getpid(), signal.SIGTERM)
 
 
