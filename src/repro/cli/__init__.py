@@ -162,7 +162,7 @@ def claims(
         typer.Argument(help="Beginnings of ids (ZT, EX-F8, FL-F4a.b) or an arXiv number; default: all."),
     ] = None,
     results: Results = None,
-    verdict: Annotated[
+    verdict: Annotated[  # `registry.KINDS`, which `repro --help` would need a second to load; a test tries each
         Literal["reproduced", "trend only", "deviates", "skipped", "not run"] | None,
         typer.Option(help="Only claims with this verdict."),
     ] = None,

@@ -281,10 +281,11 @@ def unfinished(job: Job) -> bool:
 
 def minutes_of(jobs: Sequence[Job], cores: int = os.cpu_count() or 1) -> float:
     """Until points have run as local processes: timed ones alone on the machine, of the others one a core."""
-    beside = {True: 1, False: cores}
-    allocations = packing.pack(jobs, config.Packing())
-    each = ((a.expected + _IMPORT_MINUTES) / beside[experiments.get(a.experiment).timed] for a in allocations)
-    return round(sum(each) + _READ_MINUTES, 2)
+    total = _READ_MINUTES
+    for allocation in packing.pack(jobs, config.Packing()):
+        timed = experiments.get(allocation.experiment).timed
+        total += (allocation.expected + _IMPORT_MINUTES) / (1 if timed else cores)
+    return round(total, 2)
 
 
 def _slurm(allocations: list[Allocation], platform: config.Platform, file: str) -> SlurmPlan | None:

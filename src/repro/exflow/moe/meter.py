@@ -31,7 +31,8 @@ class Iteration:
 
 
 class Meter:
-    """Keeps what it measures inside `iteration` alone, and takes the ledger always. A part inside another interrupts it; what is in no part is "other".
+    """Keeps what it measures inside `iteration` alone; outside of one a part still empties the ledger. A part inside
+    another interrupts it; what is in no part is "other".
 
     `aligned`: all ranks meet before a part that communicates, so that its seconds are those of the exchange, and those
     of waiting for ranks that come late are the part "wait". An iteration is slower then.
