@@ -1,0 +1,5 @@
+"""The parsers that are fuzzed, by name. A parser's module has its `Parser` (valid files, how to read one, its refusals)."""
+
+from attack.fuzz import Parser
+
+PARSERS: dict[str, Parser] = {}
