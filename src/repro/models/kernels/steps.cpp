@@ -192,18 +192,25 @@ void silu_multiply_rows(const Tensor& gate_up, Tensor& out) {
   });
 }
 
+// -ffast-math takes all numbers for finite, so this looks at bits: magnitudes order like theirs, infinity's are the largest of a number.
 template <typename T>
 void argmax_rows(const Tensor& x, Tensor& out) {
+  constexpr uint32_t infinity = 0x7f800000;
+  const auto magnitude = [](float value) { return std::bit_cast<uint32_t>(value) & 0x7fffffff; };
   const int64_t width = x.size(1);
   const T* in = x.const_data_ptr<T>();
   int64_t* o = out.mutable_data_ptr<int64_t>();
   each(x.size(0), x.numel(), [&](int64_t row) {
     const T* a = in + row * width;
     float most = widen(a[0]);
-    for (int64_t i = 1; i < width; i++) most = std::max(most, widen(a[i]));
+    uint32_t largest = 0;
+    for (int64_t i = 0; i < width; i++) {
+      most = std::max(most, widen(a[i]));
+      largest = std::max(largest, magnitude(widen(a[i])));
+    }
     int64_t i = 0;
     while (i < width - 1 && widen(a[i]) != most) i++;
-    o[row] = i;
+    o[row] = largest > infinity || magnitude(most) == infinity ? -1 : i;
   });
 }
 
@@ -277,6 +284,6 @@ TORCH_LIBRARY(repro_models, library) {
   library.def("add_norm(Tensor(a!) x, Tensor? y, Tensor weight, float eps) -> Tensor", &add_norm);
   // [n, 2 ffn], gate before up: silu(gate) * up, [n, ffn].
   library.def("silu_multiply(Tensor gate_up) -> Tensor", &silu_multiply);
-  // x [n, width]: where each row is largest, the first such place, int64 [n].
+  // x [n, width]: where each row is largest, the first such place, int64 [n]; -1 where it holds NaN or the largest is infinite.
   library.def("argmax(Tensor x) -> Tensor", &argmax);
 }
