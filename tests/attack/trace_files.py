@@ -32,10 +32,14 @@ def header(text: str, data: bytes = b"", version: int = 1, length: int | None = 
 
 
 def described(
-    descr: str = "|u1", shape: str = "(60, 3)", fortran: str = "False", data: bytes = EXPERTS.tobytes()
+    descr: str = "|u1",
+    shape: str = "(60, 3)",
+    fortran: str = "False",
+    data: bytes = EXPERTS.tobytes(),
+    version: int = 1,
 ) -> bytes:
     """An .npy file whose header has these words as values; `descr` is quoted."""
-    return header(f"{{'descr': {descr!r}, 'fortran_order': {fortran}, 'shape': {shape}, }}\n", data)
+    return header(f"{{'descr': {descr!r}, 'fortran_order': {fortran}, 'shape': {shape}, }}\n", data, version)
 
 
 def archive(path: Path, *members: tuple[str, Member], compression: int = zipfile.ZIP_STORED) -> Path:

@@ -106,7 +106,7 @@ def test_wrong_arrays_are_refused_with_the_file_name(tmp_path, array, message):
 
 def test_wrong_files_are_refused(tmp_path):
     np.savez(tmp_path / "a.npz", routes=np.zeros((4, 3), int))
-    with pytest.raises(ValueError, match="no array `experts`, found: 'routes.npy'"):
+    with pytest.raises(ValueError, match=r"no array `experts`, found: 'routes\.npy'"):
         exflow.load_trace(tmp_path / "a.npz")
     np.savez(tmp_path / "b.npz", experts=np.zeros((4, 3), int), seq_len=np.array([1, 2]))
     with pytest.raises(ValueError, match="`seq_len` sums to 3, but `experts` has 4"):

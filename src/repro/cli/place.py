@@ -144,7 +144,7 @@ def place(
                 exflow.FORMATS[format_](placed, out, **({"dense_layers": dense_layers} if dense_layers else {}))
             proving = clock.within(BOUND_S) if time_limit is None else clock
             result = _numbers(placement, routing, counts, levels is not None, proving) | {"seconds": seconds}
-            if not isinstance(placed, np.ndarray):
+            if extra_slots:
                 found = asdict(exflow.evaluate_replicas(placed, routing))
                 result |= {f"copies_{name}": value for name, value in found.items()}
     _show(result, json_)

@@ -96,7 +96,7 @@ def rounds(problem: Problem, budget: Budget, rng: np.random.Generator, start: np
     """The best placement of the budget's rounds; with `start` (int64 [layers, E]) none begins from scratch. Every layer
     must have placements that keep its `cap` and that `balance.repaired` finds."""
     state = rng.integers(1, 2**63, 1, dtype=np.uint64)  # of the random numbers of annealing; never 0
-    began, total = time.perf_counter(), budget.left()
+    began, total = time.perf_counter(), max(budget.left(), 1e-3)
     timed = budget.rounds is None
     pool: Pool = [] if start is None else [(problem.cost(start), start)]
     annealed = _annealed(problem, total) if timed else ANNEALED
