@@ -9,6 +9,7 @@ import numpy as np
 from repro.topology import Level, Topology
 
 NODE = "node"
+LEAST_COST, MOST_COST = 1e-9, 1e9  # of a hop: the search adds them up in single precision
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def make_levels(gpus: int | Topology, gpus_per_node: int | None = None, costs: S
 
     `costs`: of a hop at each level, innermost first; default 1, 2, 3, ..., for two levels the published solver's.
     Raises ValueError when nodes are not whole, both a topology and `gpus_per_node` are given, or the costs are not one
-    positive number per level that never falls from the inside out.
+    number from LEAST_COST to MOST_COST per level that never falls from the inside out.
     """
     if isinstance(gpus, Topology):
         if gpus_per_node is not None:
@@ -73,7 +74,9 @@ def make_levels(gpus: int | Topology, gpus_per_node: int | None = None, costs: S
     costs = tuple(range(1, len(sizes) + 1)) if costs is None else tuple(costs)
     if len(costs) != len(sizes):
         raise ValueError(f"costs are {costs}, must be one per level, innermost first: {', '.join(names)}")
-    if not all(0 < cost < math.inf for cost in costs) or list(costs) != sorted(costs):
+    if not all(LEAST_COST <= cost <= MOST_COST for cost in costs):
+        raise ValueError(f"costs are {costs}, must be positive: {LEAST_COST:g} to {MOST_COST:g}")
+    if list(costs) != sorted(costs):
         raise ValueError(f"costs are {costs}, must be positive and not decreasing from the innermost level out")
     return Levels(names, sizes, tuple(float(cost) for cost in costs))
 
@@ -84,7 +87,7 @@ def parse_levels(text: str) -> Topology:
     levels = []
     for item in text.split(","):
         name, equals, size = item.partition("=")
-        if not (name.strip() and equals and size.strip().isdecimal()):
+        if not (name.strip() and name.isprintable() and equals and size.strip().isdecimal()):
             raise ValueError(f"{item!r} is not NAME=SIZE, as in node=8,rack=4,cluster=2 (innermost level first)")
         levels.append(Level(name.strip(), int(size)))
     return Topology(tuple(levels))

@@ -15,10 +15,10 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from repro.exflow import paper
-from repro.exflow.evaluate import Cost, busiest, check_shapes, distances, loads, total_cost
+from repro.exflow.evaluate import Cost, busiest, check_counts, check_shapes, distances, loads, total_cost
 from repro.exflow.levels import Levels, make_levels
 from repro.exflow.search import balance, portfolio
-from repro.exflow.search.portfolio import Budget, Progress
+from repro.exflow.search.portfolio import Budget, Clock, Progress
 from repro.exflow.search.problem import Problem
 from repro.exflow.trace import Trace, transitions
 from repro.topology import Topology
@@ -89,6 +89,7 @@ def place(
     *,
     costs: Sequence[float] | None = None,
     max_load: float | None = None,
+    clock: Clock | None = None,
 ) -> Placement:
     """Place the experts of `counts` (transition counts, [layers-1, E, E]) on P GPUs, E/P per GPU and layer.
 
@@ -104,7 +105,8 @@ def place(
     `affinity`, where it is not exact, uses all of `time_limit_s` if that is given alone. `rounds`: so many in each
     stage; `seed` and `rounds` then fix the result, unless a time limit cuts it short (`time_limited`). With neither, 60
     rounds in at most 30 s. `exflow` takes the time limit (30 s) and depends on it wherever it hits it. Compilation is
-    not counted in `seconds`. `progress` is called with the fraction done and a text.
+    not counted in `seconds`. `progress` is called with the fraction done and a text. `clock` gives the seconds that are
+    left of a longer job, and is asked every few milliseconds: where it says 0, the best placement so far is returned.
 
     `max_load` (affinity only): the busiest GPU of each layer gets at most so many times the even share of the tokens of
     `counts` (up to rounding, 1e-9). ValueError names the layer and its hottest expert where no such placement is found.
@@ -119,7 +121,7 @@ def place(
     if method == "affinity":
         portfolio.compile_kernels()
     start = time.perf_counter()
-    budget = Budget(rounds, start + (TIME_LIMIT_S if time_limit_s is None else time_limit_s), progress)
+    budget = Budget(rounds, start + (TIME_LIMIT_S if time_limit_s is None else time_limit_s), progress, clock=clock)
     task = Task(np.ascontiguousarray(counts, np.float64), levels, seed, budget, max_load)
     with threadpool_limits(1, user_api="blas"):  # matrices are small: more threads wait more than they compute
         gpu, found = METHODS[method](task)
@@ -157,7 +159,8 @@ def evaluate(placement: Placement, routing: Trace | np.ndarray) -> Cost:
 
 
 def _programs(task: Task, stages: list[int]) -> Found:
-    gpu, solved = paper.place(task.counts, stages, task.budget.left(), task.seed, task.budget.report)
+    budget = task.budget
+    gpu, solved = paper.place(task.counts, stages, budget.left(), task.seed, budget.report, budget.clock)
     limited = [s for s in solved if s.time_limited]
     gap = max(s.gap for s in solved)
     note = f"{len(solved)} integer programs, {len(solved) - len(limited)} solved to optimality"
@@ -228,10 +231,7 @@ METHODS: dict[str, Callable[[Task], Found]] = {
 def _check(
     counts: np.ndarray, gpus: int, method: str, time_limit_s: float | None, rounds: int | None, max_load: float | None
 ) -> None:
-    if counts.ndim != 3 or counts.shape[1] != counts.shape[2] or 0 in counts.shape:
-        raise ValueError(f"transition counts have shape {counts.shape}, must be [layers-1, E, E]")
-    if not np.isfinite(counts).all() or (counts < 0).any() or not counts.any():
-        raise ValueError("transition counts must be finite, not negative and not all zero")
+    check_counts(counts)
     if counts.shape[1] % gpus:
         raise ValueError(f"{counts.shape[1]} experts per layer cannot be shared evenly by {gpus} GPUs")
     if method not in METHODS:

@@ -1,5 +1,6 @@
 """Experts as expert-parallel servers number their places: S slots per GPU and layer, slot s on GPU s // S."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ def check_aim(objective: str, objectives: Sequence[str], costs: Sequence[float])
     """ValueError unless the objective is one of `objectives`, and `costs` are two: in a node and between nodes."""
     if objective not in objectives:
         raise ValueError(f"unknown objective {objective!r}, allowed: {', '.join(objectives)}")
-    if len(costs) != 2 or not 0 <= costs[0] <= costs[1]:
+    if len(costs) != 2 or not 0 <= costs[0] <= costs[1] < math.inf:
         raise ValueError(f"costs are {tuple(costs)}, must be two, 0 <= inside a node <= between nodes")
 
 
