@@ -104,10 +104,10 @@ def take(nodes: int, gcds: int) -> Claim:
         claim = Claim(number, secrets.token_hex(3), *whose, nodes, gcds)
         begun = FOLDER / ".begun"  # of a killed process: there is no folder without its record
         shutil.rmtree(begun, ignore_errors=True)
-        begun.mkdir(mode=0o755)
-        begun.chmod(0o755)  # whatever the umask
-        (begun / _RECORD).touch(mode=0o644)
+        begun.mkdir(mode=0o700)
         (begun / _RECORD).write_text(json.dumps(asdict(claim)))
+        (begun / _RECORD).chmod(0o644)  # whatever the umask
+        begun.chmod(0o755)
         begun.rename(claim.folder)
         if not _MOUNT_POINT.exists():
             (FOLDER / _MADE).touch()
@@ -127,9 +127,10 @@ def drop(claim: Claim) -> None:
 
 @contextlib.contextmanager
 def _locked() -> Iterator[None]:
-    FOLDER.mkdir(mode=0o755, exist_ok=True)
+    FOLDER.mkdir(mode=0o700, exist_ok=True)
     handle = os.open(FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
+        os.fchmod(handle, 0o755)  # whatever the umask
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
