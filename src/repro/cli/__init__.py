@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.markup import escape
 
+from repro.cli import console
 from repro.cli import figures as drawing
 from repro.cli.cluster import app as box_commands
 from repro.cli.console import Json, Results, emit, progress, records_folder, results_folder, stderr, stdout, user_errors
@@ -17,7 +18,10 @@ from repro.files import replacing
 if TYPE_CHECKING:
     from repro.plan.jobs import Plan
 
+console.adapt_streams()
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+
+app.callback()(console.check_encoding)
 
 TierOption = Annotated[str | None, typer.Option(help="smoke, laptop, full, gpu or cluster; default: the platform's.")]
 PlatformOption = Annotated[str | None, typer.Option(help="A file of config/platforms; default: config.yaml's.")]
@@ -101,7 +105,7 @@ def run(
             if out.suffix != ".json":
                 raise ValueError(f"--out {out}: a record file must end in .json")
             out.parent.mkdir(parents=True, exist_ok=True)
-    with progress(f"{experiment} {point.label}"):
+    with user_errors(), progress(f"{experiment} {point.label}"):
         from repro.jobs import runner
 
         found = runner.run(experiment, point, repeat, attempt, out)
