@@ -1,6 +1,6 @@
 """The parsers that are fuzzed, by name. A parser's module has its `Parser` (valid files, how to read one, its refusals)."""
 
-from attack import model_files, trace_files
+from attack import model_files, record_files, trace_files, yaml_files
 from attack.fuzz import Parser
 
 PARSERS: dict[str, Parser] = {
@@ -8,6 +8,9 @@ PARSERS: dict[str, Parser] = {
     "gguf": model_files.GGUF,
     "npy": trace_files.NPY,
     "npz": trace_files.NPZ,
+    "record": record_files.RECORD,
     "safetensors": model_files.SAFETENSORS,
-    "trace-parquet": trace_files.PARQUET,
+    "series": record_files.PARQUET,
+    "trace": trace_files.PARQUET,
+    "yaml": yaml_files.YAML,
 }

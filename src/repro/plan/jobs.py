@@ -1,7 +1,6 @@
 """What is there to run: every point of a tier with its state, expected minutes and ranks."""
 
 import contextlib
-import hashlib
 import json
 import math
 import os
@@ -15,8 +14,10 @@ from statistics import median
 from typing import Any, Literal, get_args
 
 from pydantic import AwareDatetime, BaseModel, SerializeAsAny, ValidationInfo, field_validator
+from pydantic_core import from_json
 
-from repro import experiments, paths
+from repro import experiments, files, paths
+from repro.experiments import stored
 from repro.experiments.base import Point
 from repro.plan import config, packing
 from repro.plan.packing import Allocation
@@ -125,15 +126,14 @@ class Plan(BaseModel):
 
 def job_id(experiment: str, point: Point, repeat: int) -> str:
     """File name part of a record: readable label, repeat, and a hash of every parameter."""
-    text = json.dumps([experiment, point.model_dump(), repeat], sort_keys=True)
     label = re.sub(r"[^A-Za-z0-9._+-]", "_", point.label)[:150]  # some parameters are texts that a user may choose
-    return f"{label}-r{repeat}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return f"{label}-r{repeat}-{record.point_hash(experiment, point.model_dump(), repeat)}"
 
 
 def state(path: Path, source: str) -> tuple[State, int]:
-    """State of a record file and the attempt that comes next. A file that is no record counts as not there."""
+    """State of a record file and the attempt that comes next. A file that is no record of its point counts as not there."""
     try:
-        found = record.read(path)
+        found = stored.read(path)
     except record.RecordError:
         return "to run", 1
     if found.status == "failed":
@@ -150,9 +150,9 @@ def _shipped(folder: Path) -> tuple[dict[str, float], list[tuple[str, str]]]:
     code = []
     for path in folder.rglob("*.json"):
         with contextlib.suppress(ValueError, KeyError, TypeError, OSError):
-            run = json.loads(path.read_text())  # not `record.read`: 550 of them take half a second to check
+            run = from_json(files.read(path))  # not `record.read`: 550 of them take half a second to check
             start, end = (datetime.fromisoformat(run["provenance"][name]) for name in ("start", "end"))
-            code.append((run["experiment"], run["provenance"]["source_hash"]))
+            code.append((str(run["experiment"]), run["provenance"]["source_hash"]))
             times.setdefault(_key(run["experiment"], run["point"]), []).append((end - start).total_seconds() / 60)
     return {key: median(values) for key, values in times.items()}, code
 
