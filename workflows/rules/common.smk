@@ -52,7 +52,7 @@ if SLURM and SLURM["missing"]:
 def check_paths():
     """Snakemake reads braces in the names of folders as wildcards. Its plugin for Slurm puts the checkout's path into a
     job's command between double quotes, and that of Python as it is."""
-    checkout, odd = f"{workflow.basedir}, {os.getcwd()}", "{}$`\"\\" if SLURM else "{}"
+    checkout, odd = f"{workflow.basedir}, {os.getcwd()}", '{}$`"\\' if SLURM else "{}"
     if found := sorted(set(checkout) & set(odd)):
         raise WorkflowError(f"{checkout}: found {' '.join(found)}; allowed: a path without any of {' '.join(odd)}")
     if SLURM and shlex.quote(sys.executable) != sys.executable:
