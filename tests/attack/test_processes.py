@@ -1,6 +1,7 @@
 """Processes: what stands in their environment, whose network and whose lock it is, and what is left when they are killed."""
 
 import contextlib
+import faulthandler
 import fcntl
 import io
 import json
@@ -863,9 +864,8 @@ def worker(what):
     code = 1
     try:
         os.setsid()
-        null = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):
-            os.dup2(null, stream)
+        faulthandler.disable()  # crashes are wanted here
+        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
         signal.signal(signal.SIGINT, signal.default_int_handler)
         code = len(allocation.run(*what))
     except SystemExit as ended:
@@ -921,7 +921,7 @@ def workplace(project, monkeypatch):
     monkeypatch.setattr(owners, "RECORDS", project / "records-of-networks")
     monkeypatch.setattr(Experiment, "run", stand_in)
     netns.unavailable.cache_clear()
-    namespace = f"repro-2024-01-01-mine{os.getpid()}" if netns.unavailable() is None else None
+    namespace = f"repro-mine-{os.getpid()}" if netns.unavailable() is None else None
     files = [project / RESULTS / "records/flover_queue/notes.txt", project / "tmp/mine", project / "mine.json"]
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
