@@ -264,7 +264,7 @@ def test_one_rank_alone_cannot_go_on_and_nobody_steps(alone, row):
     typed = ("BrokenEngineError: ", "ExchangeError: ")
     assert failed["step"].startswith(typed) and other["step"].startswith(typed), (failed, other)
     assert failed["step later"].startswith(typed) and other["step later"].startswith(typed), (failed, other)
-    if not place.startswith("after"):
+    if place not in ("loss", "after forward", "after backward"):  # there nothing shows that the pass is incomplete
         assert failed["zero_grad"].startswith(
             "BrokenEngineError: zero_grad after an exception in a forward or backward"
         )
@@ -274,7 +274,7 @@ def test_one_rank_alone_cannot_go_on_and_nobody_steps(alone, row):
 def _apart(rank: int, world: int) -> list[str]:
     """The ranks fail at different places of one backward, behind different numbers of messages."""
     model, optimizer, places = _watched(PAIR["ddp"])
-    _fail(model, optimizer, places, ("blocks.1", "loss")[rank], rank)
+    _fail(model, optimizer, places, ("blocks.1", "head")[rank], rank)
     return [_said(optimizer.zero_grad), _said(lambda: _step(model, optimizer, rank, 1))]
 
 
