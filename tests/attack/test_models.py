@@ -1,5 +1,5 @@
 """Models from files that a stranger may have written: GGUF, transformers folders, GPT-MoE checkpoints; and the entry
-points of the kernels in C++. What is refused is refused with the file and the key or the tensor, before memory is taken."""
+points of the kernels in C++. A refusal names the file, and the key or the tensor; it comes before memory is taken."""
 
 import json
 import os

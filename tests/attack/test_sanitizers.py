@@ -1,5 +1,5 @@
-"""The kernels in C++, built with AddressSanitizer and UBSan, over mutated model files and over the shapes of their tests.
-What either finds ends the process."""
+"""The kernels in C++, built with AddressSanitizer and UBSan, over mutated model files and the shapes of their tests. What
+either finds ends the process."""
 
 import functools
 import os

@@ -89,8 +89,8 @@ def _config(file: GGUFFile) -> LlamaConfig:
 
 
 def tokenizer(path: Path) -> Tokenizer:
-    """The byte-level BPE tokenizer in a GGUF file's metadata. FileNotFoundError, or ValueError with the name of the file
-    for what `GGUFFile` refuses, a kind that is not known here, and entries that make no tokenizer."""
+    """The byte-level BPE tokenizer in a GGUF file's metadata. FileNotFoundError, or ValueError with the file's name for
+    what `GGUFFile` refuses, a kind that is not known here, and entries that make no tokenizer."""
     file = GGUFFile(path)
     kind = tuple(file.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
     if kind != ("gpt2", "smollm"):

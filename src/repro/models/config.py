@@ -13,6 +13,7 @@ Shapes = dict[str, tuple[int, ...]]
 LIMITS: dict[str, tuple[float, float]] = {
     "layers": (1, 1000),
     "context": (1, 2**22),
+    "rotary_dim": (0, 2**31 - 1),  # its own check says more
     "rope_base": (1.0, 1e30),
     "norm_eps": (1e-30, 1.0),
     "balance": (0.0, 1e30),

@@ -31,9 +31,9 @@ def load_huggingface(folder: str | Path, **options: Any) -> Decoder:
 def read_huggingface(folder: str | Path) -> tuple[DecoderConfig, dict[str, Tensor]]:
     """Sizes, and weights by their GGUF names in the dtype of the file, as `Llama`, `GPTJ` and `GPTNeoX` take them.
 
-    FileNotFoundError when `config.json` or a file of weights is missing; ValueError names the file, the key and what is
-    allowed for whatever we do not compute, scaled rotary positions say, for sizes that are none, for an index that leaves
-    the folder or names what is not there, and for weights that are missing, unknown, of another shape or type, or NaN
+    FileNotFoundError when `config.json` or a file of weights is missing. ValueError names the file, the key and what is
+    allowed: for whatever we do not compute, scaled rotary positions say; for sizes that are none; for an index that
+    leaves the folder or names what is not there; for weights that are missing, unknown, of another shape or type, NaN
     or infinite. Shapes and types are compared before weights are read.
     """
     return _read(Path(folder))[1:]
