@@ -226,6 +226,7 @@ FILES = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize(("name", "make", "words"), FILES)
 def test_a_broken_file_is_refused_by_name(tmp_path, monkeypatch, name, make, words):
     monkeypatch.chdir(tmp_path)
@@ -404,6 +405,30 @@ CALLS = {
         lambda: paper.program(np.ones((12, 512, 512)), 2),
         "6,291,456 rows, allowed: 6,000,000",
     ),
+    "a placement on a GPU that there is not": (
+        lambda: exflow.Placement(np.array([[0, 9]]), 4, 4, "by hand"),
+        "gpu is 0 to 9, allowed: 0 to 3",
+    ),
+    "a placement on a negative GPU": (lambda: exflow.Placement(np.array([[0, -9]]), 4, 4, "by hand"), "gpu is -9 to 0"),
+    "a placement of fractions": (lambda: exflow.Placement(np.ones((2, 4)), 4, 4, "by hand"), "gpu is float64 (2, 4)"),
+    "a placement of one layer": (lambda: exflow.Placement(np.arange(4), 4, 4, "by hand"), "gpu is int64 (4,)"),
+    "a placement of another trace": (
+        lambda: exflow.evaluate(PLACED, np.ones((3, 8, 8))),
+        "the placement has 3 layers of 8 experts, the routing has 4 of 8",
+    ),
+    "a slot of expert 10^12": (
+        lambda: exflow.Replicas(np.array([[0, 10**12]]), 2, 2),
+        "expert 1000000000000 is in a slot",
+    ),
+    "a slot of a negative expert": (lambda: exflow.Replicas(np.array([[0, -1]]), 2, 2), "negative"),
+    "an expert in no slot": (lambda: exflow.Replicas(np.array([[0, 0, 2, 2]]), 2, 2), "experts [1] are in no slot"),
+    "slots of fractions": (lambda: exflow.Replicas(np.ones((1, 2)), 2, 2), "slots are float64 (1, 2)"),
+    "no slots": (lambda: exflow.Replicas(np.ones((1, 0), int), 2, 2), "slots are int64 (1, 0)"),
+    "slots that GPUs cannot share": (lambda: exflow.Replicas(np.array([[0, 1, 2]]), 2, 2), "by 2 GPUs"),
+    "more copies than GPUs can hold": (
+        lambda: exflow.place_replicas(PLACED, exflow.Trace(E, 8), 10**9),
+        "1000000000 extra slots per GPU, allowed: 0 to 6",
+    ),
     "a load limit that is no number": (lambda: exflow.place(GOOD, 4, max_load=math.nan), "max_load is nan"),
     "an infinite load limit": (lambda: exflow.place(GOOD, 4, max_load=math.inf), "max_load is inf"),
 }
@@ -438,6 +463,7 @@ OPTIONS = {
     "--levels node=3": "8 experts per layer cannot be shared evenly by 3 GPUs",
     f"--levels node={10**40}": f"evenly by {10**40} GPUs",
     f"--levels node=1{'0' * 5000}": "limit",
+    "--levels " + ",".join(f"l{i}=1" for i in range(9999)): "the machine has 9999 levels, allowed: at most 16",
     "--gpus 0": "--gpus",
     "--gpus -4": "--gpus",
     "--gpus 3": "cannot be shared evenly by 3 GPUs",

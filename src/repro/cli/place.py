@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
@@ -18,7 +18,7 @@ from repro.cli.console import Json, emit, progress, stderr, stdout, user_errors
 if TYPE_CHECKING:  # loading these takes a second, and `repro --help` waits for none
     import numpy as np
 
-    from repro.exflow import Placement, Replicas, Trace
+    from repro.exflow import Placement, Trace
     from repro.exflow.levels import Levels
     from repro.topology import Topology
 
@@ -126,17 +126,17 @@ def place(
         counts, ends = exflow.transitions(routing), (known.costs[0], known.costs[-1])
 
         with clock.stopped_by_interrupts():
-            search = {"seed": seed, "progress": update, "clock": clock}
+            search: dict[str, Any] = {"seed": seed, "progress": update, "clock": clock}
             limit = None if time_limit is None else clock.share(COPIES_SHARE if extra_slots else SEARCH_SHARE)
             on_pairs = None if limit is None else limit * (1 - TOKENS_SHARE * on_tokens)
-            limits = {"time_limit_s": on_pairs, "rounds": rounds, "costs": prices, "max_load": max_load}
+            limits: dict[str, Any] = {"time_limit_s": on_pairs, "rounds": rounds, "costs": prices, "max_load": max_load}
             placement = exflow.place(counts, machine, gpus_per_node, method, **limits, **search)
             seconds = placement.seconds
             if on_tokens:
                 limits = {} if limit is None else {"time_limit_s": limit * TOKENS_SHARE}
                 placement = exflow.place_for_fanout(routing, placement, objective, ends, **limits, **search)
                 seconds += placement.seconds
-            placed: np.ndarray | Replicas = placement.gpu
+            placed: Any = placement.gpu  # or a `Replicas`
             if extra_slots:
                 copying = clock.within(clock.share(SEARCH_SHARE))
                 placed = exflow.place_replicas(placement, routing, extra_slots, copies_for, ends, update, copying)
@@ -181,7 +181,8 @@ class _Clock:
         def stop(number: int, frame: object) -> None:
             self.interrupted = True
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.write(2, b"\nstopping with the best placement so far; Ctrl-C again ends at once\n")
+            with contextlib.suppress(OSError):  # whoever read it may be gone
+                os.write(2, b"\nstopping with the best placement so far; Ctrl-C again ends at once\n")
 
         before = signal.getsignal(signal.SIGINT)
         if before is not signal.SIG_IGN:  # as of a job in the background

@@ -10,6 +10,7 @@ from repro.topology import Level, Topology
 
 NODE = "node"
 LEAST_COST, MOST_COST = 1e-9, 1e9  # of a hop: the search adds them up in single precision
+MOST_LEVELS = 16
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,9 @@ def make_levels(gpus: int | Topology, gpus_per_node: int | None = None, costs: S
     """Levels of `gpus` GPUs in nodes of `gpus_per_node` (None: one node), or of any `Topology`.
 
     `costs`: of a hop at each level, innermost first; default 1, 2, 3, ..., for two levels the published solver's.
-    Raises ValueError when nodes are not whole, both a topology and `gpus_per_node` are given, or the costs are not one
-    number from LEAST_COST to MOST_COST per level that never falls from the inside out.
+    Raises ValueError when nodes are not whole, both a topology and `gpus_per_node` are given, there are more than
+    MOST_LEVELS, or the costs are not one number from LEAST_COST to MOST_COST per level that never falls from the inside
+    out.
     """
     if isinstance(gpus, Topology):
         if gpus_per_node is not None:
@@ -71,6 +73,8 @@ def make_levels(gpus: int | Topology, gpus_per_node: int | None = None, costs: S
         raise ValueError(f"gpus_per_node is {gpus_per_node}: {gpus} GPUs do not make whole nodes of {gpus_per_node}")
     else:
         names, sizes = (NODE, "cluster"), (gpus_per_node, gpus // gpus_per_node)
+    if len(sizes) > MOST_LEVELS:
+        raise ValueError(f"the machine has {len(sizes)} levels, allowed: at most {MOST_LEVELS}")
     costs = tuple(range(1, len(sizes) + 1)) if costs is None else tuple(costs)
     if len(costs) != len(sizes):
         raise ValueError(f"costs are {costs}, must be one per level, innermost first: {', '.join(names)}")

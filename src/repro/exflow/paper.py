@@ -117,8 +117,9 @@ def solve(
     model = program(counts, parts)
     hop = (group[:-1, :, None] != group[1:, None, :])[counts > 0]
     start = np.concatenate([np.eye(parts)[group].ravel(), hop.astype(float)])
-    left = max(deadline - time.perf_counter(), 0.0)
-    found, bound, time_limited = highs.minimise(model, start, left, seed, clock)
+    found, bound, time_limited = start, 0.0, True
+    if (left := deadline - time.perf_counter()) > 0:
+        found, bound, time_limited = highs.minimise(model, start, left, seed, clock)
     x = found[: model.integers].reshape(*group.shape, parts) > 0.5
     assert (x.sum(axis=2) == 1).all(), "HiGHS returned no integer solution despite a feasible start"
     group = x.argmax(axis=2)

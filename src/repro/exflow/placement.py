@@ -32,7 +32,7 @@ class Placement:
 
     `levels`: the machine; None: nodes of `gpus_per_node` GPUs, hops cost 1 inside and 2 between them. `note` says in
     words how it was found. `optimal`: proven to have the fewest hops on the counts it was given. `mip_gap`: worst
-    relative gap that the solver reports for a stage of `exflow`, None for other methods.
+    relative gap that the solver reports for a stage of `exflow`, None for other methods. ValueError for other GPUs.
     """
 
     gpu: np.ndarray
@@ -46,6 +46,12 @@ class Placement:
     seconds: float = 0.0
     levels: Levels | None = None
     max_load: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.gpu.ndim != 2 or self.gpu.dtype.kind not in "iu" or not self.gpu.size:
+            raise ValueError(f"gpu is {self.gpu.dtype} {self.gpu.shape}, must be integers [layers, experts]")
+        if self.gpu.min() < 0 or self.gpu.max() >= self.gpus:
+            raise ValueError(f"gpu is {self.gpu.min()} to {self.gpu.max()}, allowed: 0 to {self.gpus - 1}")
 
     @property
     def machine(self) -> Levels:
@@ -111,8 +117,8 @@ def place(
     `max_load` (affinity only): the busiest GPU of each layer gets at most so many times the even share of the tokens of
     `counts` (up to rounding, 1e-9). ValueError names the layer and its hottest expert where no such placement is found.
 
-    Raises ValueError when E is no multiple of P, the levels or costs are none (`levels.make_levels`), or the counts are
-    not such counts.
+    Raises ValueError when E is no multiple of P, the levels or costs are none (`levels.make_levels`), the counts are
+    not such counts, or an integer program is too large (`paper.LARGEST_PROGRAM`).
     """
     levels = make_levels(gpus, gpus_per_node, costs)
     _check(counts, levels.gpus, method, time_limit_s, rounds, max_load)

@@ -32,7 +32,12 @@ class Replicas:
     gpus_per_node: int
 
     def __post_init__(self) -> None:
-        slots = self.physical_to_logical.shape[1]
+        experts = self.physical_to_logical
+        if experts.ndim != 2 or experts.dtype.kind not in "iu" or not experts.size:
+            raise ValueError(f"slots are {experts.dtype} {experts.shape}, must be integers [layers, slots]")
+        slots = experts.shape[1]
+        if self.num_experts > slots:
+            raise ValueError(f"expert {self.num_experts - 1} is in a slot, but {slots} slots cannot hold all before it")
         if self.gpus < 1 or slots % self.gpus:
             raise ValueError(f"{slots} slots per layer cannot be shared evenly by {self.gpus} GPUs")
         if self.gpus_per_node < 1 or self.gpus % self.gpus_per_node:
