@@ -5,7 +5,7 @@ import operator
 import reprlib
 from collections.abc import Callable, Collection, Mapping, Set
 from numbers import Real
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Number = TypeVar("Number", int, float)
 
@@ -42,7 +42,7 @@ def whole_numbers(name: str, values: object, *, ordered: bool) -> tuple[int, ...
     refused = (str, bytes, bytearray, Mapping, *((Set,) if ordered else ()))
     if isinstance(values, Collection) and not isinstance(values, refused):
         try:
-            found = tuple(_plain(values))  # type: ignore[arg-type]
+            found: tuple[Any, ...] = tuple(_plain(values))
         except Exception:  # a tensor without dimensions, or whatever a class of the user's raises
             found = (None,)
         if set(map(type, found)) <= {int}:
@@ -51,7 +51,7 @@ def whole_numbers(name: str, values: object, *, ordered: bool) -> tuple[int, ...
     raise RequestError(f"{name} is {shown(values)}, must be {'a sequence' if ordered else 'a set'} of whole numbers")
 
 
-def _plain(value: object) -> object:
+def _plain(value: Any) -> Any:
     """What numpy and torch hold, as Python's own numbers and lists."""
     return value.tolist() if hasattr(value, "tolist") else value
 

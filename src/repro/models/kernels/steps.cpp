@@ -192,25 +192,27 @@ void silu_multiply_rows(const Tensor& gate_up, Tensor& out) {
   });
 }
 
-// -ffast-math takes all numbers for finite, so this looks at bits: magnitudes order like theirs, infinity's are the largest of a number.
+// -ffast-math takes all numbers for finite, so this looks at their bits, which without the sign are in order: numbers, infinity, NaN. In
+// bfloat16 at 16 of them, or a vector instruction would take half as many.
 template <typename T>
 void argmax_rows(const Tensor& x, Tensor& out) {
-  constexpr uint32_t infinity = 0x7f800000;
-  const auto magnitude = [](float value) { return std::bit_cast<uint32_t>(value) & 0x7fffffff; };
+  using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>;
+  constexpr Bits infinity = 0x7f800000u >> (32 - 8 * sizeof(T)), unsigned_bits = static_cast<Bits>(-1) >> 1;
   const int64_t width = x.size(1);
   const T* in = x.const_data_ptr<T>();
   int64_t* o = out.mutable_data_ptr<int64_t>();
   each(x.size(0), x.numel(), [&](int64_t row) {
     const T* a = in + row * width;
     float most = widen(a[0]);
-    uint32_t largest = 0;
+    Bits largest = 0;
     for (int64_t i = 0; i < width; i++) {
       most = std::max(most, widen(a[i]));
-      largest = std::max(largest, magnitude(widen(a[i])));
+      largest = std::max<Bits>(largest, std::bit_cast<Bits>(a[i]) & unsigned_bits);
     }
     int64_t i = 0;
     while (i < width - 1 && widen(a[i]) != most) i++;
-    o[row] = largest > infinity || magnitude(most) == infinity ? -1 : i;
+    const bool number = largest <= infinity && (std::bit_cast<Bits>(narrow<T>(most)) & unsigned_bits) < infinity;
+    o[row] = number ? i : -1;
   });
 }
 

@@ -115,12 +115,13 @@ class Kernels:
         """No Python per request. The heads that share a KV head stand where the query positions would: no copy of the
         cache per head. Written out: torch's fused CPU kernel rounds by the thread a row falls to, so by the batch."""
         length = min(cache.capacity, _SPAN_BLOCK * (span.longest // _SPAN_BLOCK + 1))
-        beyond = (torch.arange(length, device=positions.device) > positions[:, None])[:, None, None]
+        beyond = torch.arange(length, device=positions.device) > positions[:, None]
+        mask = torch.zeros(beyond.shape, device=positions.device).masked_fill_(beyond, -math.inf)[:, None, None]
 
         def attend(layer: int, queries: Tensor) -> Tensor:
             keys, values = cache.read(layer, span.slots, length)
             scores = (queries * cache.head_dim**-0.5).unflatten(1, (cache.kv_heads, -1)) @ keys.mT
-            return (scores.masked_fill(beyond, -math.inf).softmax(-1) @ values).flatten(1, 2)
+            return ((scores + mask.to(scores.dtype)).softmax(-1) @ values).flatten(1, 2)
 
         return attend
 
@@ -138,8 +139,8 @@ class Kernels:
     def argmax(self, logits: Tensor) -> Tensor:
         """[n, vocab] to int64 [n]: where each row is largest, the first such place; -1 where it holds NaN or the largest
         is infinite."""
-        places = logits.argmax(-1)  # of a NaN, where there is one
-        return places.where(logits.gather(-1, places[:, None])[:, 0].abs() < math.inf, -1)
+        largest, places = logits.max(-1)  # NaN, where there is one
+        return places.masked_fill_(largest * 0 != 0, -1)  # 0 times a number is 0
 
 
 def _prompts(span: Span, slots: Tensor, positions: Tensor, cache: KVCache) -> Attend:
