@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from attack.promises import command, command_refuses
+from attack.promises import command_refuses
 from attack.record_files import SHIPPED, copies, shipped
 from typer.testing import CliRunner
 
