@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo  # noqa: F401  (AdamW imports it on first use: once here, not in every rank)
+import torch._dynamo  # AdamW imports it on first use: once here, not in every rank
 import torch.distributed as dist
 from attack.promises import refuses
 from ddp_reference import Setting, backward, batch
