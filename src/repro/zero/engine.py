@@ -89,7 +89,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
     of `optimizer_cls` about its options are its own.
 
     The masters are the weights. Set those of the model before it is wrapped, or by `checkpoint.load`: afterwards
-    `load_state_dict` of the model and of its modules raises RuntimeError, and so does the first forward after a
+    `load_state_dict` of the model and of its modules raises RuntimeError, and so does the next forward or step after a
     parameter was written to in place. (What is written through `parameter.data` or `torch._foreach_*`, and a parameter
     that is put in a module, is not noticed; `step` replaces it.)
 
@@ -274,7 +274,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
             with self._to_the_end("zero_grad after an exception in a forward or backward"):
                 self._recover()
         self._settle()
-        for bucket in self.all_buckets:
+        for bucket in self.buckets:
             bucket.gradient, bucket.spent = None, True
 
     @property
