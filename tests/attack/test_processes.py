@@ -30,6 +30,7 @@ from repro.emulate.box import HERE
 from repro.experiments.base import Experiment
 from repro.experiments.common.ranks import Ranked
 from repro.jobs import allocation, runner
+from repro.launch import folder as rank_folder
 from repro.launch import joined, launch, seats, slurm_env, watchdog
 from repro.launch import network as networks
 from repro.plan import config
@@ -492,6 +493,41 @@ def test_no_folder_for_temporary_files_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile._candidate_tempdir_list", lambda: [str(tmp_path / "none")])
     ended = invoked(*QUEUE, "--out", tmp_path / "x.json")
     assert ended.exit_code == 2 and "temporary directory" in ended.output and not (tmp_path / "x.json").exists()
+
+
+# --- the folders of ranks ------------------------------------------------------------------------------------------
+
+
+def _locked_elsewhere(path):
+    """By a process that lives as long as this one."""
+    path.mkdir()
+    handle = os.open(path, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+
+
+@pytest.mark.parametrize(
+    ("name", "plant", "age_s", "kept"),
+    rows(
+        ("of a killed launch", "repro-launch-x", lambda path: path.mkdir(), 100, False),
+        ("of one that is just beginning", "repro-launch-x", lambda path: path.mkdir(), 1, True),
+        ("of one that lives", "repro-launch-x", _locked_elsewhere, 100, True),
+        ("a file", "repro-launch-x", lambda path: path.touch(), 100, True),
+        ("a link", "repro-launch-x", lambda path: (path.with_name("v").mkdir(), path.symlink_to("v")), 100, True),
+        ("of older releases", "repro-ranks-x", lambda path: path.mkdir(), 100, True),
+        ("of others", "mine", lambda path: path.mkdir(), 100, True),
+    ),
+)
+def test_folders_of_killed_launches_are_cleared_by_the_next(tmp_path, monkeypatch, name, plant, age_s, kept):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    path = tmp_path / name
+    plant(path)
+    then = time.time() - age_s
+    os.utime(path, (then, then), follow_symlinks=False)
+    before = set(tmp_path.iterdir())
+    with rank_folder.private() as own:
+        assert own in set(tmp_path.iterdir()) and stat.S_IMODE(own.stat().st_mode) == 0o700
+        assert os.path.lexists(path) == kept
+    assert set(tmp_path.iterdir()) == (before if kept else before - {path})
 
 
 # --- whose a network is --------------------------------------------------------------------------------------------

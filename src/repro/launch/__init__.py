@@ -14,13 +14,12 @@ it ends at end of file, so killing the parent leaves no rank behind. At the dead
 thread is, and whether it is blocked. (A process-group timeout starts anew with every operation.)
 """
 
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 from repro.emulate.netns import Fabric
 from repro.launch.errors import CollectiveHang, Done, LaunchTimeout, PlacementError, RankError
+from repro.launch.folder import private
 from repro.launch.joined import place_in_job, run_in_job
 from repro.launch.rank import Setup
 from repro.launch.watch import Ranks
@@ -65,8 +64,8 @@ def launch(
         if place[1] != world_size:
             raise ValueError(f"world_size is {world_size}, but torchrun or srun started {place[1]} ranks")
         return run_in_job(fn, place, args, fabric, topology, timeout_s, threads, first_only)
-    with tempfile.TemporaryDirectory(prefix="repro-ranks-", ignore_cleanup_errors=True) as folder:
-        ranks = Ranks(Setup(Path(folder), world_size, timeout_s, threads, fabric))
+    with private() as folder:
+        ranks = Ranks(Setup(folder, world_size, timeout_s, threads, fabric))
         try:
             ranks.start(fn, args)
             return ranks.wait()
