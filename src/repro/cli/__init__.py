@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 
 from repro import files
+from repro.cli import console
 from repro.cli import figures as drawing
 from repro.cli.cluster import app as box_commands
 from repro.cli.console import (
@@ -34,7 +35,6 @@ class _App(typer.Typer):
     """What goes wrong with standard output, as a full disk behind it, ends with a message as well."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # of a locale that lacks a character
         try:
             try:
                 return super().__call__(*arguments, **options)
@@ -47,7 +47,10 @@ class _App(typer.Typer):
             sys.exit(2)
 
 
+console.adapt_streams()
 app = _App(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+
+app.callback()(console.check_encoding)
 
 _MOST = 2**63 - 1  # that a record can hold
 TierOption = Annotated[str | None, typer.Option(help="smoke, laptop, full, gpu or cluster; default: the platform's.")]

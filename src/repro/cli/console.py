@@ -1,7 +1,9 @@
 """What the commands have in common: the folder of records, and how errors, progress and JSON reach the terminal."""
 
 import contextlib
+import io
 import json
+import locale
 import math
 import os
 import sys
@@ -21,6 +23,23 @@ stdout = Console()
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 Results = Annotated[Path | None, typer.Option(help="Folder of records; default: the platform's, else the reference.")]
+
+
+def adapt_streams() -> None:
+    """Have what a terminal or pipe cannot show (PYTHONIOENCODING=ascii) shown as its number, not end the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def check_encoding() -> None:
+    """Refuse to read our files, which are UTF-8, as something else. Python does so in the locales of old systems."""
+    found = locale.getpreferredencoding(False)
+    if found.lower() not in ("utf-8", "utf8"):
+        names = ("LC_ALL", "LC_CTYPE", "LANG", "PYTHONUTF8")
+        said = ", ".join(f"{name} is {os.environ[name]!r}" for name in names if name in os.environ)
+        with user_errors():
+            raise ValueError(f"Python reads text as {found} here ({said}), and ours is UTF-8: set PYTHONUTF8=1")
 
 
 @contextlib.contextmanager

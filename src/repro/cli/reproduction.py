@@ -40,8 +40,8 @@ def run(found: Plan, target: str | None, verbose: bool) -> int:
     _announce(found)
     log = paths.root() / found.results / "snakemake.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    words = [sys.executable, "-m", "snakemake", *([target] if target else [])]
-    words += ["--config", f"tier={found.tier}", f"platform={found.platform}"]
+    words = [sys.executable, "-m", "snakemake", "--config", f"tier={found.tier}", f"platform={found.platform}"]
+    words += ["--", *([target] if target else [])]
     with log.open("w") as output:
         streams: dict[str, Any] = {} if verbose else {"stdout": output, "stderr": subprocess.STDOUT}
         snakemake = subprocess.Popen(words, cwd=paths.root(), **streams)

@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -83,9 +84,12 @@ class QueueCost(BaseModel):
 
 class SlurmPlan(BaseModel):
     """Where allocations are Slurm jobs. `missing`: settings of the platform file without which nothing is submitted;
-    `tasks_per_node`: what every job asks for, as nodes are given whole."""
+    `tasks_per_node`: what every job asks for, as nodes are given whole; `submission` and `beginning`: of every job, as
+    `config.Slurm` quotes them."""
 
     settings: config.Slurm
+    submission: dict[str, str | int]
+    beginning: str
     tasks_per_node: int
     missing: list[str]
     cost: QueueCost
@@ -122,7 +126,8 @@ class Plan(BaseModel):
 
 def job_id(experiment: str, point: Point, repeat: int) -> str:
     """File name part of a record: readable label, repeat, and a hash of every parameter."""
-    return f"{point.label}-r{repeat}-{record.point_hash(experiment, point.model_dump(), repeat)}"
+    label = re.sub(r"[^A-Za-z0-9._+-]", "_", point.label)[:150]  # some parameters are texts that a user may choose
+    return f"{label}-r{repeat}-{record.point_hash(experiment, point.model_dump(), repeat)}"
 
 
 def state(path: Path, source: str) -> tuple[State, int]:
@@ -294,6 +299,8 @@ def _slurm(allocations: list[Allocation], platform: config.Platform, file: str) 
     unset = [name for name in slurm.needs if not getattr(slurm, name)]
     return SlurmPlan(
         settings=slurm,
+        submission=slurm.submission,
+        beginning=slurm.beginning,
         tasks_per_node=platform.node.ranks,
         missing=[f"{file}: slurm.{name}: not set; jobs need one here" for name in unset],
         cost=_cost(allocations, platform),
