@@ -179,6 +179,7 @@ OUTPUTS = {
     "report": ["report", "--results", "HERE/results", "--out", "OUT.json"],
     "figure": ["figure", "flover_model", "--results", "HERE/results", "--out", "OUT"],
     "notebook": ["notebook", "flover", "--out", "OUT"],
+    "place": ["place", "HERE/trace.npy", "--gpus", "2", "--out", "OUT.json"],
 }
 # The file that each writes, put in OUT's place.
 FILES = {"figure": "flover_model.svg", "notebook": "flover.ipynb"}
@@ -201,6 +202,7 @@ def test_an_output_that_cannot_be_is_refused_before_the_work(here, tmp_path, mon
         "claims.registry.evaluate",
         "report.html.write",
         "report.figures.base.draw",
+        "exflow.load_trace",
         "exflow.load_trace",
     ):
         monkeypatch.setattr(f"repro.{place}", work)

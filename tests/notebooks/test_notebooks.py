@@ -1,11 +1,14 @@
 """Notebooks: clean in git, strict about parameters, showing exactly their figures, with records and without."""
 
 import builtins
+import json
 import re
+from pathlib import Path
 
 import nbformat
 import papermill
 import pytest
+from attack.record_files import copies, shipped
 from IPython.display import display
 
 from repro import paths
@@ -74,6 +77,35 @@ def test_unknown_parameter_is_refused_by_the_notebook_too(name):
 def test_without_any_record_every_figure_says_so(tmp_path, name):
     """No record must not end in a traceback, and not in an empty panel either."""
     run(name, records=str(tmp_path / "records"), output=str(tmp_path / "figures"))
+    for figure in figures.NOTEBOOKS[name].figures:
+        assert (tmp_path / f"figures/{figure}.png").exists(), figure
+
+
+def _odd(path: Path, number: float) -> None:
+    """The same number for all metrics of a record."""
+    document = json.loads(path.read_text())
+    for metric in document["metrics"].values():
+        metric["value"] = number
+    path.write_text(json.dumps(document))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("harm", ["damaged", "1e308", "0 everywhere"])
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_damaged_and_odd_records_end_no_notebook(tmp_path, monkeypatch, capsys, name, harm):
+    """Of every experiment some records are cut, without their series, or hold an odd number."""
+    monkeypatch.setattr(base, "STYLE", base.STYLE | {"savefig.dpi": 30})
+    for experiment in {read for entry in figures.NOTEBOOKS[name].figures for read in figures.entry(entry).reads}:
+        made = copies(tmp_path / "records", shipped(experiment, 8))
+        for index, path in enumerate(made):
+            if harm == "damaged" and index % 3 == 1:
+                path.write_bytes(path.read_bytes()[:300])
+            elif harm == "damaged" and index % 3 == 2:
+                path.with_suffix(".parquet").unlink(missing_ok=True)
+            elif harm != "damaged" and (index % 3 == 1 or "everywhere" in harm):
+                _odd(path, float(harm.split()[0]))
+    run(name, records=str(tmp_path / "records"), output=str(tmp_path / "figures"))
+    assert harm != "damaged" or "not used: " in capsys.readouterr().out
     for figure in figures.NOTEBOOKS[name].figures:
         assert (tmp_path / f"figures/{figure}.png").exists(), figure
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
-from repro.cli.console import Json, emit, progress, stderr, stdout, user_errors
+from repro.cli.console import Json, emit, progress, stderr, stdout, try_output, user_errors
 
 if TYPE_CHECKING:  # loading these takes a second, and `repro --help` waits for none
     import numpy as np
@@ -288,8 +288,7 @@ def _check_output(out: Path | None, format_: str, dense_layers: int, extra_slots
         raise ValueError(f"--out {out}: SGLang reads a file as JSON when its name ends in .json")
     if extra_slots and format_ not in REPLICATED:
         raise ValueError(f"format is {format_}: it has no copies of experts, allowed: {', '.join(REPLICATED)}")
-    if out.is_dir():
-        raise ValueError(f"--out {out}: is a folder")
+    try_output(out)
 
 
 def _check_extra_slots(extra_slots: int, routing: "Trace", machine: "Levels") -> None:
