@@ -218,7 +218,8 @@ class Engine:
     def _handed_out(self) -> list[Generation]:
         """What has ended and was not handed out yet."""
         finished, self._gone = self._gone, []
-        self._ids.difference_update(generation.request.id for generation in finished)
+        if finished:
+            self._ids.difference_update(generation.request.id for generation in finished)
         return finished
 
     def _end_late(self) -> None:
@@ -263,6 +264,10 @@ class Engine:
         self.buffers.advance(batch.windows, tokens)
         answers = tokens.tolist()  # the one time that the host waits for the device
         self._hand_out(batch, dict(zip(batch.sampled, answers, strict=True)))
+        if min(answers, default=0) < 0:  # whose request has ended by it; what it leaves may be NaN
+            for slot, token in zip(batch.sampled, answers, strict=True):
+                if token < 0:
+                    self.buffers.clear(slot)
 
     def _leave(self) -> list[Generation]:
         """Requests leave the batch: those that the scheduler retires. The buffers close the holes; slots may move."""
