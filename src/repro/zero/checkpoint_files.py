@@ -193,7 +193,7 @@ def read_index(folder: Path) -> Index:
         found = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
         if _field(found, "format", int) != FORMAT:
             raise CheckpointError(f"{path} has format {found['format']}, this version reads {FORMAT}")
-        entries = {key: _entry(key, entry) for key, entry in _field(found, "tensors", dict).items()}
+        entries = {key: _entry(path, key, entry) for key, entry in _field(found, "tensors", dict).items()}
         index = Index(
             folder, sha256(text).hexdigest(), _field(found, "step", int), entries, _field(found, "info", dict)
         )
@@ -205,24 +205,23 @@ def read_index(folder: Path) -> Index:
     return index
 
 
-def _entry(key: str, found: Any) -> Entry:
-    """An entry of the index; ValueError or TypeError unless its chunks have every value once."""
-    dtype, numel = _field(found, "dtype", str), _field(found, "numel", int)
-    if dtype not in DTYPES:
-        raise ValueError(f"{key} has dtype {reprlib.repr(dtype)}, allowed: {', '.join(DTYPES)}")
-    chunks, end = [Chunk(*chunk) for chunk in _field(found, "chunks", list)], 0
-    for chunk in chunks:
-        if not all(map(_is_size, chunk[:4])) or not chunk.numel:
-            raise ValueError(
-                f"{key} has the chunk {reprlib.repr(tuple(chunk))}, allowed: start, numel, rank, offset, sha256"
-            )
-        if chunk.start != end:
-            raise ValueError(
-                f"{key} has a chunk from value {chunk.start} on, allowed: {end}, where the one before ends"
-            )
-        end += chunk.numel
-    if end != numel:
-        raise ValueError(f"{key} has chunks up to value {end}, allowed: {numel}, all of them")
+def _entry(path: Path, key: str, found: Any) -> Entry:
+    """An entry of the index. CheckpointError unless its chunks have every value once."""
+    try:
+        dtype, numel = _field(found, "dtype", str), _field(found, "numel", int)
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype {reprlib.repr(dtype)}, allowed: {', '.join(DTYPES)}")
+        chunks, end = [Chunk(*chunk) for chunk in _field(found, "chunks", list)], 0
+        for chunk in chunks:
+            if not all(map(_is_size, chunk[:4])) or not chunk.numel:
+                raise ValueError(f"chunk {reprlib.repr(tuple(chunk))}, allowed: start, numel, rank, offset, checksum")
+            if chunk.start != end:
+                raise ValueError(f"a chunk from value {chunk.start} on, allowed: {end}, where the one before ends")
+            end += chunk.numel
+        if end != numel:
+            raise ValueError(f"chunks up to value {end}, allowed: {numel}, all of them")
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: {key}: {error}") from error
     return Entry(DTYPES[dtype], numel, chunks)
 
 
@@ -321,6 +320,7 @@ def plain(value: Any, tensors: list[Tensor], where: str) -> Any:
     if isinstance(value, Tensor):
         if (
             type(value) not in (Tensor, nn.Parameter)
+            or value.is_meta
             or value.layout != torch.strided
             or value.dtype not in DTYPES.values()
         ):

@@ -1,6 +1,7 @@
 """What of an optimizer and its model is in a checkpoint, whether a checkpoint is of them, and what it puts in its place."""
 
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -160,7 +161,7 @@ def _check_states(index: Index, group_of: dict[str, int]) -> None:
     """Those parameters of a group that have states have the same ones."""
     first: dict[int, tuple[str, dict]] = {}
     for name, states in _states_of(index).items():
-        found = {state: (kind, entry.dtype) for state, (kind, entry) in states.items()}
+        found = {state: f"{kind} of {entry.dtype}" for state, (kind, entry) in sorted(states.items())}
         other, wanted = first.setdefault(group_of[name], (name, found))
         if found != wanted:
             raise CheckpointError(f"{index.folder}: {name} has the states {found}, {other} has {wanted}")
@@ -198,11 +199,15 @@ def _is_number(value: Any) -> bool:
 
 def _loss_scale(index: Index) -> dict[str, Any] | None:
     found = index.info("loss_scale")
-    if found is not None:
-        good = isinstance(found, dict) and all(_is_number(found.get(key)) for key in ("value", "good_steps", "skipped"))
-        if not good or not 0 < found["value"] < math.inf or min(found["good_steps"], found["skipped"]) < 0:
-            allowed = "'value' above 0, 'good_steps' and 'skipped' from 0 on"
-            raise CheckpointError(f"{index.folder}: loss_scale is {found!r}, allowed: {allowed}")
+    if found is None:
+        return None
+    value, *counters = [
+        found.get(key) if isinstance(found, dict) else None for key in ("value", "good_steps", "skipped")
+    ]
+    good = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
+    if not good or not all(type(counter) is int and counter >= 0 for counter in counters):
+        allowed = "a finite 'value' above 0, whole numbers from 0 on as 'good_steps' and 'skipped'"
+        raise CheckpointError(f"{index.folder}: loss_scale is {found!r}, allowed: {allowed}")
     return found
 
 
@@ -214,7 +219,7 @@ class Replacement:
     """What a checkpoint has for this rank, in memory of its own: nothing is changed before `take_place`."""
 
     values: list[tuple[Tensor, Tensor]]  # a tensor of the optimizer or the model, and its new values
-    states: dict[nn.Parameter, dict[str, Tensor]]  # by segment
+    states: dict[Tensor, dict[str, Tensor]]  # by the values of a segment
     options: list[dict[str, Any]]
     loss_scale: dict[str, Any] | None
     extra: dict[str, Any]
