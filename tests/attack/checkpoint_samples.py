@@ -39,14 +39,14 @@ class Tiny(nn.Module):
         return self.blocks[1](self.blocks[0](x).tanh())
 
 
-def build(world: int) -> tuple[nn.Module, ZeroOptimizer]:
+def build(world: int, cls: type = torch.optim.AdamW, **options: Any) -> tuple[nn.Module, ZeroOptimizer]:
     """In float16, with a loss scale and two parameter groups."""
     torch.manual_seed(0)
     model = Tiny()
     groups = [{"params": [block.weight for block in model.blocks]}, {"params": [model.blocks[1].bias], "lr": 1e-3}]
     plan = plans.named("zero3", frontier(1, 1, world))
-    options = {"loss_scale": LossScale(8.0), "lr": 1e-2}
-    return model, ZeroOptimizer(model, plan, torch.optim.AdamW, groups, weight_dtype=torch.float16, **options)
+    options = {"loss_scale": LossScale(8.0), "lr": 1e-2} | options
+    return model, ZeroOptimizer(model, plan, cls, groups, weight_dtype=torch.float16, **options)
 
 
 def backward(model: nn.Module, number: int) -> float:

@@ -172,6 +172,21 @@ def test_a_parameter_that_no_step_reached_has_no_state_after_loading_either(tmp_
         assert saved == loaded == {"blocks.0.weight": 1.0}
 
 
+def _other_buckets(rank: int, world: int, folder: Path) -> str:
+    model = _Half()
+    optimizer = ZeroOptimizer(model, _plan("hierarchical", TWO), torch.optim.AdamW, buckets=[], lr=1e-2)
+    with pytest.raises(checkpoint.CheckpointError) as caught:
+        checkpoint.load(folder, optimizer)
+    return str(caught.value)
+
+
+def test_states_that_do_not_fit_in_one_bucket_are_refused(tmp_path):
+    """Adam's step counter is one for a bucket: with other buckets, a parameter without states would get another's."""
+    launch(_steps_counted, 2, tmp_path, timeout_s=60)
+    for message in launch(_other_buckets, 2, tmp_path, timeout_s=60):
+        assert "of blocks.1.weight and blocks.0" in message and "one has no states" in message
+
+
 # --- kills ---
 
 
