@@ -86,12 +86,15 @@ def save(
 
 
 def load(folder: Path | str, optimizer: ZeroOptimizer, step: int | None = None) -> tuple[int, dict[str, Any]]:
-    """Continue from the newest checkpoint of `folder` (or that of `step`): (step, extra). Every rank calls it.
+    """Continue from the newest checkpoint of `folder` (or that of `step`). Every rank calls it.
 
     `optimizer` is new, made for the same model with any plan and world size; its masters, moments, parameter-group
-    options and loss scale are replaced, and the model gets the weights. Raises CheckpointError, on all ranks: then
-    optimizer and model are as they were. To be sure of that, a rank reads into new memory, as much as its masters,
-    moments and buffers take, and lets go of the old when every rank has all.
+    options and loss scale are replaced, and the model gets the weights. Gradients are dropped. Returns the step, and `extra` with its tensors on the CPU.
+
+    Raises ValueError for `step`, and CheckpointError when the checkpoint is damaged or of another model or optimizer,
+    or when a rank cannot read it. Then optimizer and model are as they were, on all ranks. To be sure of that, a rank
+    reads into new memory, as much as its masters, moments, frozen parameters and buffers take, and replaces the old
+    when every rank has all.
     """
     with _all_or_none():
         index = _open(folder, step)
@@ -110,7 +113,8 @@ def steps(folder: Path | str) -> list[int]:
 def consolidated(folder: Path | str, step: int | None = None) -> dict[str, Tensor]:
     """The whole model as a state dict of fp32 tensors, for `model.load_state_dict`: no process group, no engine.
 
-    Raises CheckpointError."""
+    Takes the memory of the files of the model's values. Raises ValueError for `step`, and CheckpointError.
+    """
     index = _open(folder, step)
     entries: dict[str, Tensor] = {}  # a tied parameter has several names and one entry
     found = {}

@@ -15,7 +15,7 @@ import os
 import reprlib
 import stat
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from repro.zero.checkpoint_json import from_json
 
 FORMAT = 2
 INDEX, CHECKSUM = "index.json", "index.json.sha256"
@@ -72,10 +74,12 @@ class Entry(NamedTuple):
 
 
 def write_runs(folder: Path, rank: int, runs: Iterable[Run]) -> dict[str, Entry]:
-    """Write the file of a rank: entries with the chunks that are in it."""
+    """Write the file of a rank: entries with the chunks that are in it. TypeError for a dtype that is not in DTYPES."""
     entries: dict[str, Entry] = {}
     with open(_rank_file(folder, rank), "xb") as file:
         for key, start, total, values in runs:
+            if values.dtype not in DTYPES.values():
+                raise TypeError(f"{key} is {values.dtype}, allowed: {', '.join(DTYPES)}")
             entry = entries.setdefault(key, Entry(values.dtype, total, []))
             for part in values.detach().split(CHUNK_BYTES // values.element_size()):
                 if part.numel():
@@ -88,7 +92,7 @@ def write_runs(folder: Path, rank: int, runs: Iterable[Run]) -> dict[str, Entry]
 
 
 def write_index(folder: Path, step: int, info: Mapping[str, Any], of_ranks: Iterable[Mapping[str, Entry]]) -> None:
-    """Write the index of what all ranks wrote. `info`: as JSON has it, see `plain`."""
+    """Write the index of what all ranks wrote. `info`: as JSON has it, see `to_json`."""
     merged: dict[str, Entry] = {}
     for written in of_ranks:
         for key, entry in written.items():
@@ -118,6 +122,11 @@ def sync_folder(folder: Path) -> None:
 def checksum_line(text: bytes) -> bytes:
     """What `index.json.sha256` holds for an index of this text."""
     return f"{sha256(text).hexdigest()}  {INDEX}\n".encode()
+
+
+def info_key(number: int) -> str:
+    """Key of a tensor that is part of `info`."""
+    return f"info/{number}"
 
 
 def _sync_file(file: Any) -> None:
@@ -163,9 +172,9 @@ class Index:
         return values.view(shape)
 
     def info(self, name: str) -> Any:
-        """One of the things that are no tensor, as it was before `plain`. CheckpointError where that is not possible."""
+        """One of the things that are no tensor, as it was before `to_json`. CheckpointError where it is not."""
         try:
-            return _unplain(self.info_as_json[name], self)
+            return from_json(self.info_as_json[name], lambda number, shape: self.tensor(info_key(number), shape))
         except CheckpointError:
             raise
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -301,70 +310,3 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
-
-
-# --- what is no tensor ---
-
-# What JSON has not is a dict of one key: {"$tuple": [0.9, 0.95]}, {"$float": "inf"}, {"$dict": [[1, "a"]]}.
-_SEQUENCES: dict[str, Callable[[list], Any]] = {"$tuple": tuple, "$set": set}
-_PAIRS: dict[str, Callable[[dict], Any]] = {"$dict": dict, "$Counter": Counter}
-
-
-def plain(value: Any, tensors: list[Tensor], where: str) -> Any:
-    """`value` as JSON has it; tensors in it are appended to `tensors`, which are saved under `info_key`. TypeError for
-    what is no tensor, number, string, None or list, tuple, set, dict or Counter of these, with `where` it is."""
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else {"$float": str(float(value))}
-    if isinstance(value, Tensor):
-        if (
-            type(value) not in (Tensor, nn.Parameter)
-            or value.is_meta
-            or value.layout != torch.strided
-            or value.dtype not in DTYPES.values()
-        ):
-            raise TypeError(f"{where} is a {type(value).__name__} of {value.layout} and {value.dtype}: not saved")
-        tensors.append(value)
-        return {"$tensor": [info_key(len(tensors) - 1), list(value.shape)]}
-    if isinstance(value, list | tuple | set):
-        items = [plain(item, tensors, f"{where}[{number}]") for number, item in enumerate(value)]
-        return items if isinstance(value, list) else {"$set" if isinstance(value, set) else "$tuple": items}
-    if isinstance(value, dict):
-        names = [plain(name, tensors, f"a key of {where}") for name in value]
-        items = [plain(item, tensors, f"{where}[{name!r}]") for name, item in value.items()]
-        if isinstance(value, Counter):
-            return {"$Counter": list(zip(names, items, strict=True))}
-        if all(isinstance(name, str) and not name.startswith("$") for name in names):
-            return dict(zip(names, items, strict=True))
-        return {"$dict": list(zip(names, items, strict=True))}
-    raise TypeError(
-        f"{where} is a {type(value).__name__}: a checkpoint holds tensors, numbers, strings, None, and lists, tuples, "
-        "sets and dicts of these"
-    )
-
-
-def info_key(number: int) -> str:
-    """Key of a tensor that is part of `info`."""
-    return f"info/{number}"
-
-
-def _unplain(found: Any, index: Index) -> Any:
-    """Inverse of `plain`."""
-    if isinstance(found, list):
-        return [_unplain(item, index) for item in found]
-    if not isinstance(found, dict):
-        return found
-    tag = next(iter(found), "")
-    if not tag.startswith("$"):
-        return {name: _unplain(item, index) for name, item in found.items()}
-    content = found[tag]
-    if tag == "$tensor":
-        return index.tensor(*content)
-    if tag == "$float":
-        return float(content)
-    if tag in _SEQUENCES:
-        return _SEQUENCES[tag](_unplain(content, index))
-    if tag in _PAIRS:
-        return _PAIRS[tag](dict(_unplain(content, index)))
-    raise ValueError(f"{reprlib.repr(tag)} is unknown")

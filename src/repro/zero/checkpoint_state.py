@@ -12,8 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from repro.zero.checkpoint_files import DTYPES, INDEX, CheckpointError, Entry, Index, Run, info_key, plain
+from repro.zero.checkpoint_files import DTYPES, INDEX, CheckpointError, Entry, Index, Run, info_key
+from repro.zero.checkpoint_json import to_json
 from repro.zero.engine import ZeroOptimizer
+from repro.zero.loss_scale import LossScale
 from repro.zero.masters import Piece, Segment
 
 # Kinds of tensors, the first part of a key such as "master/blocks.0.up.weight" or "state/exp_avg/blocks.0.up.weight".
@@ -61,7 +63,7 @@ def info(optimizer: ZeroOptimizer, extra: dict[str, Any] | None) -> tuple[dict[s
         "extra": extra or {},
     }
     tensors: list[Tensor] = []
-    as_json = {name: plain(value, tensors, name) for name, value in found.items()}
+    as_json = {name: to_json(value, tensors, name) for name, value in found.items()}
     return as_json, [Run(info_key(n), 0, t.numel(), t.detach().reshape(-1)) for n, t in enumerate(tensors)]
 
 
@@ -201,13 +203,15 @@ def _loss_scale(index: Index) -> dict[str, Any] | None:
     found = index.info("loss_scale")
     if found is None:
         return None
-    value, *counters = [
-        found.get(key) if isinstance(found, dict) else None for key in ("value", "good_steps", "skipped")
-    ]
-    good = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
-    if not good or not all(type(counter) is int and counter >= 0 for counter in counters):
-        allowed = "a finite 'value' above 0, whole numbers from 0 on as 'good_steps' and 'skipped'"
-        raise CheckpointError(f"{index.folder}: loss_scale is {found!r}, allowed: {allowed}")
+    try:
+        value, *counters = found["value"], found["good_steps"], found["skipped"]
+        if isinstance(value, bool) or not 0 < value <= sys.float_info.max:
+            raise ValueError("'value' is a finite number above 0")
+        if not all(type(counter) is int and counter >= 0 for counter in counters):
+            raise ValueError("'good_steps' and 'skipped' are whole numbers from 0 on")
+        LossScale().load_state_dict(found)  # what it refuses, it refuses now
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{index.folder}: loss_scale is {found!r}: {error}") from error
     return found
 
 

@@ -72,11 +72,12 @@ class Masters:
                 f"{optimizer_cls.__name__} is not elementwise, a rank with a part of a tensor cannot run it; allowed "
                 "are optimizers that update every value by itself, such as SGD, Adam, AdamW, RMSprop, Adagrad"
             )
-        self.flat, self.group_of = list(flat), group_of
+        self.flat = list(flat)
         self.segments = [_segments(tensor, mine, group_of) for tensor, mine in zip(flat, pieces, strict=True)]
         members = [[s.values for s in chain(*self.segments) if s.group == number] for number in range(len(groups))]
         filled = [options_of | {"params": params} for options_of, params in zip(groups, members, strict=True)]
         self.inner = optimizer_cls(filled, **options)
+        self.group_of = group_of
 
     @torch.no_grad()
     def update(self, gradients: Sequence[Tensor | None]) -> None:
