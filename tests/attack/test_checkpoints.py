@@ -414,16 +414,17 @@ def test_nothing_ran(loaded, folders):
     assert (folder / "ran").exists()
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_consolidated_refuses_or_has_the_weights(folders, what):
-    try:
-        found = checkpoint.consolidated(folders[what])
-    except CheckpointError as error:
-        assert str(folders[what]) in str(error)
-    else:
-        wanted = checkpoint.consolidated(folders["a file of somebody else"])
-        if what in FILE_ROWS:
-            assert found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in wanted)
+def test_consolidated_refuses_or_has_the_weights(folders):
+    """It has no model to compare an index with; damaged files never pass."""
+    wanted = checkpoint.consolidated(folders["a file of somebody else"])
+    for what in REFUSED:
+        try:
+            found = checkpoint.consolidated(folders[what])
+        except CheckpointError as error:
+            assert str(folders[what]) in str(error), what
+        else:
+            same = found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in wanted)
+            assert same or what not in FILE_ROWS, what
 
 
 @pytest.mark.parametrize("name", FILES)
