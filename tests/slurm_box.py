@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from repro import box
-from repro.box import packages
+from repro.box import claims, packages
 from repro.emulate import netns
 
+_boxes: list[claims.Claim] = []  # of this file's tests, whatever checkout a test plays in
 SNAKEMAKE = Path(__file__).parent / "slurm/snakemake_fast.py"
 
 
@@ -31,14 +32,21 @@ def boxed(**settings):
         pytest.skip(reason)
     before = os.environ.get("SLURM_CONF")
     box.up(box.Settings(**settings))
-    os.environ["SLURM_CONF"] = str(box.CONFIGURATION)
+    _boxes.append(claims.mine())
+    os.environ["SLURM_CONF"] = str(own().configuration)
     try:
         yield
     finally:
         box.down()
+        _boxes.pop()
         os.environ.pop("SLURM_CONF")
         if before is not None:
             os.environ["SLURM_CONF"] = before
+
+
+def own() -> claims.Claim:
+    """The box that `boxed` has started."""
+    return _boxes[-1]
 
 
 def slurm(*command: str, timeout: float = 60) -> str:

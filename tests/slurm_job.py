@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import psutil
-from slurm_box import slurm
+from slurm_box import own, slurm
 
 from repro.box import network
 from repro.jobs import driver, queue
@@ -69,7 +69,7 @@ class Job:
 
     def processes(self):
         mark = f"SLURM_JOB_ID={self.id}"
-        return [p for p in map(process, network.processes()) if p is not None and mark in environment(p)]
+        return [p for p in map(process, network.processes(own())) if p is not None and mark in environment(p)]
 
     def ended(self, seconds=60):
         """The end of the job, and of what the driver does about it; its records."""

@@ -1,4 +1,4 @@
-"""constraints.txt, environment.yml, pyproject.toml and the installed packages tell the same story."""
+"""constraints.txt, requirements.lock, environment.yml, pyproject.toml and the installed packages tell the same story."""
 
 import ast
 import importlib.metadata
@@ -39,6 +39,15 @@ def direct() -> set[str]:
     project = tomllib.loads((paths.root() / "pyproject.toml").read_text())["project"]
     wanted = project["dependencies"] + [item for extra in project["optional-dependencies"].values() for item in extra]
     return {normal(Requirement(item).name) for item in wanted} - {project["name"]}  # extras that name other extras
+
+
+def test_the_lock_has_hashes_of_every_pinned_version_but_torch(pins):
+    entries = (paths.root() / "requirements.lock").read_text().replace("\\\n", " ").splitlines()
+    locked = [entry.split() for entry in entries if entry and not entry.startswith("#")]
+    assert all(part.startswith("--hash=sha256:") for _, *hashes in locked for part in hashes)
+    assert all(hashes for _, *hashes in locked)
+    found = {normal(name): version for name, version in (pin.split("==") for pin, *_ in locked)}
+    assert found == {name: version for name, version in pins.items() if name != "torch"}
 
 
 def test_conda_has_the_pinned_version_of_every_direct_dependency(pins, conda, direct):

@@ -30,7 +30,7 @@ if [ -n "${REPRO_ENVIRONMENT:-}" ]; then
     staged="/mnt/bb/$USER/repro"
     sbcast --force --preserve "$REPRO_ENVIRONMENT" "/mnt/bb/$USER/environment.tar.gz"
     nodes="$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%D)"  # Snakemake's jobs have lost SLURM_NNODES
-    srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 sh -c "mkdir -p $staged && tar -xzf /mnt/bb/$USER/environment.tar.gz -C $staged && $staged/bin/conda-unpack"
+    srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 sh -c 'mkdir -p "$1" && tar -xzf "$2" -C "$1" && "$1/bin/conda-unpack"' sh "$staged" "/mnt/bb/$USER/environment.tar.gz"
     export REPRO_PYTHON="$staged/bin/python"
     export PYTHONPATH="$PWD/src"  # this package itself is not in the archive
 fi

@@ -6,6 +6,7 @@ Ranks are numbered innermost first, so rank = (node * packages + package) * gcds
 
 import math
 from dataclasses import dataclass, replace
+from numbers import Integral
 
 
 @dataclass(frozen=True)
@@ -18,9 +19,9 @@ class Level:
     latency_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"level {self.name!r}: size is {self.size}, must be at least 1")
-        if self.bytes_per_s <= 0 or self.latency_s < 0:
+        if not isinstance(self.size, Integral) or self.size < 1:
+            raise ValueError(f"level {self.name!r}: size is {self.size!r}, must be an integer of at least 1")
+        if not (self.bytes_per_s > 0 and self.latency_s >= 0):  # NaN is neither
             raise ValueError(f"level {self.name!r}: bandwidth must be positive and latency not negative")
 
 

@@ -302,7 +302,7 @@ def test_forms_of_a_reading():
     assert value(metric="t", where={"n": 1}, per="m", over={"n": {"min": 3}}) == [pytest.approx(8 / 3)]
     assert "give no t per zero" in value(metric="t", per="zero")
     assert "give no speed" in value(metric="speed")
-    assert "the reference is 0" in value(metric="zero", where={"n": 1}, over={"n": 2})
+    assert "their ratio is no finite number" in value(metric="zero", where={"n": 1}, over={"n": 2})
     assert "(there n is 1, 2, 3)" in value(metric="t", where={"n": 7})
 
 

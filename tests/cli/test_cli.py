@@ -173,6 +173,7 @@ def test_place_json_and_csv(trace, tmp_path):
         "inter_hops",
         "bound",
         "gap",
+        "bound_share",
         "seconds",
         "max_load",
     }

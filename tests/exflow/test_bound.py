@@ -139,7 +139,7 @@ def test_uneven_gpus_are_refused():
 
 
 def test_no_tokens_and_negative_time_are_refused():
-    with pytest.raises(ValueError, match="no tokens"):
+    with pytest.raises(ValueError, match="not all zero"):
         exflow.lower_bound(np.zeros((1, 8, 8)), 2)
     with pytest.raises(ValueError, match="time_limit_s is -1"):
         exflow.lower_bound(np.ones((1, 8, 8)), 2, -1)

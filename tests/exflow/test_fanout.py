@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repro import exflow
+from repro.exflow import trace as trace_module
 from repro.exflow.placement import Placement
 from repro.exflow.serving import fanout
 
@@ -53,7 +54,7 @@ def test_counts_equal_sets(machine, seed, k, layers):
 def test_long_traces_are_counted_in_blocks(monkeypatch):
     trace, placement = top_k(0, 50, 3, 8, 2), random_placement(0, 3, 8, 4, 2)
     whole = fanout.fan_out(placement, trace)
-    monkeypatch.setattr(fanout, "BLOCK", 7)
+    monkeypatch.setattr(trace_module, "BLOCK", 7)
     assert fanout.fan_out(placement, trace) == whole
 
 

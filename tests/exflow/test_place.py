@@ -12,7 +12,17 @@ from typer.testing import CliRunner
 from repro import cli, exflow, experiments
 from repro.exflow.serving import export, fanout, replicas, slots
 
-KEYS = {"hops_per_token", "crossing_fraction", "intra_hops", "inter_hops", "bound", "gap", "seconds", "max_load"}
+KEYS = {
+    "hops_per_token",
+    "crossing_fraction",
+    "intra_hops",
+    "inter_hops",
+    "bound",
+    "gap",
+    "bound_share",
+    "seconds",
+    "max_load",
+}
 
 
 @pytest.fixture

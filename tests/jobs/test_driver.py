@@ -163,7 +163,7 @@ def test_a_later_record_is_left_alone(answers, make_record):
     journal.write("results/x", entry())
     answers["squeue"] = "CANCELLED|None\n"
     path = paths.root() / entry().running.record
-    record.write(make_record(attempt=2), path)
+    record.write(make_record(attempt=2, point=entry().running.point), path)
     before = path.read_bytes()
     driver.settle("results/x")
     assert path.read_bytes() == before and not journal.entries("results/x")
@@ -185,6 +185,7 @@ def test_which_points_a_job_runs(project, make_record, monkeypatch, status, caus
     found = make_record()
     source = plan.provenance.source_hash("repro.experiments.flover_queue")
     changes = {
+        "point": job.point.model_dump(),
         "provenance": found.provenance.model_copy(update={"source_hash": source}),
         "status": status,
         "cause": cause,

@@ -9,6 +9,7 @@ import pytest
 
 from repro import experiments, launch
 from repro.experiments.base import Experiment, Metrics, MissingHardware, Number, Outcome, Point
+from repro.experiments.common.ranks import Ranked
 from repro.jobs import runner
 from repro.records import record
 
@@ -130,6 +131,9 @@ def test_what_a_rank_of_a_job_sees_of_its_neighbours(said, cause):
     assert runner.classify(RuntimeError(said)) == cause
 
 
+PAIR = Ranked(nodes=1, packages=1, gcds=2)
+
+
 def in_step(monkeypatch, rank):
     """As one of two ranks of a step."""
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "3", "SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": "2"}
@@ -145,7 +149,7 @@ def test_of_a_jobs_ranks_the_one_that_failed_is_heard(tmp_path, monkeypatch, exp
     for error in errors if order == "cause first" else reversed(errors):
         in_step(monkeypatch, rank=int(isinstance(error, MemoryError)))
         experiment(lambda point, error=error: _raise(error))
-        runner.run("flover_queue", Point(), out=tmp_path / "r.json")
+        runner.run("flover_queue", PAIR, out=tmp_path / "r.json")
     found = record.read(tmp_path / "r.json")
     assert found.cause == "oom" and "rank 1 is full" in found.detail
 
@@ -155,7 +159,7 @@ def test_a_failure_of_an_earlier_step_is_replaced(tmp_path, monkeypatch, experim
         in_step(monkeypatch, rank=0)
         monkeypatch.setenv("SLURM_STEP_ID", step)
         experiment(lambda point, error=error: _raise(error))
-        runner.run("flover_queue", Point(), out=tmp_path / "r.json")
+        runner.run("flover_queue", PAIR, out=tmp_path / "r.json")
     assert "new" in record.read(tmp_path / "r.json").detail
 
 
@@ -163,7 +167,7 @@ def test_other_ranks_of_a_job_end_without_a_record(tmp_path, monkeypatch, experi
     in_step(monkeypatch, rank=1)
     experiment(lambda point: _raise(launch.Done()))
     with pytest.raises(SystemExit) as ended:
-        runner.run("flover_queue", Point(), out=tmp_path / "r.json")
+        runner.run("flover_queue", PAIR, out=tmp_path / "r.json")
     assert ended.value.code == 0 and not (tmp_path / "r.json").exists()
 
 

@@ -369,10 +369,10 @@ def in_job(monkeypatch, **variables):
 
 
 def test_other_ranks_of_a_job_are_told_that_they_are_done(monkeypatch):
-    in_job(monkeypatch, RANK="1")
+    in_job(monkeypatch, RANK="1", WORLD_SIZE="2")
     monkeypatch.setattr(dist, "all_gather_object", lambda results, own: None)
     with pytest.raises(Done):
-        launch(divmod, 1, threads=torch.get_num_threads(), first_only=True)
+        launch(divmod, 2, threads=torch.get_num_threads(), first_only=True)
 
 
 def test_a_wrong_topology_is_an_error():

@@ -119,7 +119,7 @@ def test_greedy_generation_follows_the_largest_logit():
         ({"top_k": 7}, "top_k is 7, allowed: 1 to 6"),
         ({"heads": 5}, "hidden 32 is not divisible by 5 heads"),
         ({"kv_heads": 3}, "4 heads cannot share 3 key-value heads"),
-        ({"layers": 0}, "at least 1"),
+        ({"layers": 0}, "layers is 0, allowed: a whole number from 1 to 1000"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(wrong, says):

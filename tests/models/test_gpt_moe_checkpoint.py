@@ -55,7 +55,7 @@ def test_a_weight_beyond_the_range_is_refused(tmp_path):
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nothing\.safetensors: no such checkpoint"):
+    with pytest.raises(FileNotFoundError, match=r"nothing\.safetensors: no such file"):
         checkpoint.load(tmp_path / "nothing.safetensors")
 
 

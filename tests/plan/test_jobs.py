@@ -20,9 +20,11 @@ FIGURES = {
 
 def _finish(job, **changes):
     when, source = datetime(2026, 1, 1, tzinfo=UTC), provenance.source_hash(f"repro.experiments.{job.experiment}")
+    units = experiments.get(job.experiment).metrics.units()
     fields = {
         "experiment": job.experiment, "point": job.point.model_dump(), "repeat": job.repeat, "seed": 0, "evidence": "measured",
-        "status": "ok", "metrics": {"m": record.Metric(value=1, unit="1")}, "attempt": job.attempt,
+        "status": "ok", "metrics": {name: record.Metric(value=1, unit=unit) for name, unit in units.items()},
+        "attempt": job.attempt,
         "provenance": record.Provenance(start=when, end=when, source_hash=source),
     }  # fmt: skip
     return record.Record(**(fields | changes))

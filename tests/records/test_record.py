@@ -137,4 +137,4 @@ def test_a_record_without_its_series_is_named(tmp_path, make_record, harm):
     series = path.with_suffix(".parquet")
     series.write_bytes(series.read_bytes()[:100]) if harm == "cut" else series.unlink()
     found = record.collect(tmp_path)
-    assert not found.records and "run.parquet is missing or cut short" in found.problems[0]
+    assert not found.records and "'run.parquet' is missing or damaged" in found.problems[0]

@@ -87,7 +87,9 @@ def test_unknown_names_and_options_list_the_known_ones(tmp_path):
         base.draw("zero_bytes", SHIPPED, plans=["zero4"])
     with pytest.raises(ValueError, match=r"zero_bytes: accumulation: found 'four'; .*integer"):
         base.draw("zero_bytes", SHIPPED, accumulation="four")
-    with pytest.raises(ValueError, match="no figure 'zero_byte', known: claims_overview, zero_loss"):
+    with pytest.raises(
+        ValueError, match=r"no figure 'zero_byte'; closest: zero_bytes.*; known: claims_overview, zero_loss"
+    ):
         base.draw("zero_byte", tmp_path)
 
 

@@ -1,7 +1,10 @@
 """Where Slurm keeps accounts, a record says what its step took."""
 
+import os
+import subprocess
+
 import pytest
-from slurm_box import boxed, lacking
+from slurm_box import boxed, lacking, own
 from slurm_job import QUICK, SECONDS, Job
 
 if reason := lacking(accounting=True):
@@ -17,3 +20,21 @@ def test_a_record_knows_its_steps_time_and_memory(project):
     assert all(said["SLURM_JOB_ID"] == job.id and said["SLURM_JOB_NODELIST"] == "node1" for said in found)
     assert all(said["ExitCode"] == "0:0" and "Elapsed" in said for said in found)
     assert int(found[1]["MaxRSS"].removesuffix("K")) > 100_000  # torch alone is more
+
+
+def test_the_database_is_roots_alone(project):
+    """Root of the kernel is let in, without a password; others do not reach the socket, and would not be let in."""
+    with boxed(nodes=1, accounting=True):
+        folder = own().folder
+        modes = {name: (folder / name).stat().st_mode & 0o777 for name in ("db", "log", "state", "etc/munge.key")}
+        assert modes == {"db": 0o700, "log": 0o700, "state": 0o700, "etc/munge.key": 0o600}
+        assert (folder / "etc/slurmdbd.conf").stat().st_mode & 0o777 == 0o600
+        socket = folder / "db/mysql.sock"
+        asking = ["mariadb", "--no-defaults", f"--socket={socket}", "-N", "-e", "select user, host from mysql.user"]
+        users = subprocess.run(asking, capture_output=True, text=True, check=True).stdout
+        assert "root\tlocalhost" in users and "%" not in users and "\n\t" not in f"\n{users}"
+        other = subprocess.run(asking, capture_output=True, text=True, user="nobody")
+        assert other.returncode and "Permission denied" in other.stderr
+        os.chmod(folder / "db", 0o755)  # as if the folder were no obstacle
+        other = subprocess.run([*asking, "--user=root"], capture_output=True, text=True, user="nobody")
+        assert other.returncode and "Access denied" in other.stderr

@@ -10,9 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
-from slurm_box import boxed, slurm
+from slurm_box import boxed, own, slurm
 from slurm_job import QUICK, SECONDS, Job, environment, process
 
 from repro.box import daemons, network
@@ -73,8 +72,8 @@ def _rank(job, number):
 def _lose_second_node(job):
     """Power loss: all that runs on it is gone at once, and nobody says so."""
     number = int(slurm("scontrol", "show", "hostnames", queue.facts(job.id).nodes).split()[1].removeprefix("node"))
-    inside = os.stat(Path("/run/netns") / network.namespace(number)).st_ino
-    for found in filter(None, map(process, network.processes())):
+    inside = os.stat(Path("/run/netns") / network.namespace(own(), number)).st_ino
+    for found in filter(None, map(process, network.processes(own()))):
         if _namespace(found) == inside or f"SLURMD_NODENAME=node{number}" in environment(found):
             found.kill()
 
@@ -176,10 +175,10 @@ def test_slurmctld_restarts(box):
     """Jobs go on meanwhile."""
     job = Job("controller", QUICK, SECONDS)
     job.wait(lambda: job.runs(1), 90, "should run")
-    (controller,) = [p for p in psutil.process_iter() if p.name() == "slurmctld"]
+    (controller,) = [p for p in daemons.running(own()) if p.name() == "slurmctld"]
     controller.kill()
     controller.wait(10)
-    daemons.slurmctld()
+    daemons.slurmctld(own())
     found = job.ended(seconds=90)
     assert [run.status for run in found] == ["ok", "ok"]
 

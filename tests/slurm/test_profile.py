@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from slurm_box import SNAKEMAKE, boxed, slurm
+from slurm_box import SNAKEMAKE, boxed, own, slurm
 
 from repro.box import network
 from repro.jobs import driver, queue, runner
@@ -105,7 +105,7 @@ def wait_for(what, seconds, why):
 def running(text):
     """Processes of the box's jobs with `text` in their command line."""
     found = []
-    for pid in network.processes():
+    for pid in network.processes(own()):
         try:
             words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
         except OSError:

@@ -395,7 +395,7 @@ def test_what_it_refuses():
 
 
 def test_loss_scale_checks_its_numbers_and_survives_a_checkpoint():
-    with pytest.raises(ValueError, match="loss scale 0, growth interval 2000: both must be positive"):
+    with pytest.raises(ValueError, match="loss scale: initial is 0, allowed: a number from 2\\^-24 to 2\\^127"):
         LossScale(0)
     scale, copy = LossScale(8.0), LossScale()
     scale.update(False)

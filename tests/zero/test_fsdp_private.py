@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMixin
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPStateContext
 
 from repro.comm import Pending
 from repro.launch import launch
@@ -38,10 +39,16 @@ def test_signatures_of_custom_collectives():
         "_get_fsdp_state",
         "_set_unshard_async_op",
         "set_modules_to_forward_prefetch",
+        "reset_iter_state",
     ],
 )
 def test_methods_of_a_sharded_module(name):
     assert callable(getattr(FSDPModule, name, None)), f"torch {torch.__version__}: FSDPModule.{name} is gone"
+
+
+@pytest.mark.parametrize("name", ["iter_forward_root", "post_backward_final_callback_queued"])
+def test_marks_of_a_pass_that_has_not_ended(name):
+    assert hasattr(FSDPStateContext(), name), f"torch {torch.__version__}: {name} is gone"
 
 
 class _Net(nn.Module):

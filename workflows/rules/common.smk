@@ -1,13 +1,15 @@
 # What the rules share: the plan, and functions that read it.
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 # Jobs call `repro` of the environment that runs this workflow, also when it is not activated.
-shell.prefix(f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; ")
+BIN = shlex.quote(str(Path(sys.executable).parent))
+shell.prefix("set -euo pipefail; PATH={BIN}:$PATH; ")  # the first is Snakemake's own, which a prefix replaces
 
 
 def keep_plan():
@@ -47,11 +49,29 @@ if SLURM and SLURM["missing"]:
     raise WorkflowError("\n".join(SLURM["missing"]))
 
 
+def check_paths():
+    """Snakemake reads braces in the names of folders as wildcards. Its plugin for Slurm puts the checkout's path into a
+    job's command between double quotes, and that of Python as it is."""
+    checkout, odd = f"{workflow.basedir}, {os.getcwd()}", '{}$`"\\' if SLURM else "{}"
+    if found := sorted(set(checkout) & set(odd)):
+        raise WorkflowError(f"{checkout}: found {' '.join(found)}; allowed: a path without any of {' '.join(odd)}")
+    if SLURM and shlex.quote(sys.executable) != sys.executable:
+        raise WorkflowError(f"{sys.executable}: allowed in jobs: a path of letters, digits and @ % _ - + = : , . /")
+
+
+check_paths()
+
+
+def one_of(names):
+    """Regular expression of these names and no others: of another target, Snakemake then says that no rule makes it."""
+    return "|".join(map(re.escape, names)) or "(?!)"
+
+
 wildcard_constraints:
-    run=f"{RUN}|replot",
-    experiment="[^/]+",
-    job="[^/]+",
-    allocation="[^/]+",
+    run=one_of([RUN, "replot"]),
+    experiment=one_of(PLAN["experiments"]),
+    job=one_of(Path(record).stem for record in JOBS),
+    allocation=one_of(ALLOCATIONS),
 
 
 def figures(notebook):
@@ -106,23 +126,13 @@ def check_jobs():
 
 
 def submission():
-    """Resources of every Slurm job, from the platform file. Nothing where there is no Slurm."""
-    if not SLURM:
-        return {}
-    settings = SLURM["settings"]
-    chosen = {
-        "slurm_account": settings["account"],
-        "slurm_partition": settings["partition"],
-        "qos": settings["qos"],
-        "constraint": settings["constraint"],
-        "slurm_extra": " ".join(settings["options"]),
-    }
-    return {key: value for key, value in chosen.items() if value} | {"mem_mb": settings["memory_mb"]}
+    """Resources of every Slurm job, quoted for the shell by the plan. Nothing where there is no Slurm."""
+    return SLURM["submission"] if SLURM else {}
 
 
-def site_environment():
-    """Shell commands that begin a Slurm job."""
-    return f"set +u; source {shlex.quote(SLURM['settings']['environment'])}; set -u;" if SLURM else ""
+def beginning(wildcards):
+    """Parameter function (in a text, Snakemake would look for wildcards): shell commands that begin a Slurm job."""
+    return SLURM["beginning"] if SLURM else ""
 
 
 def of_job():

@@ -16,10 +16,10 @@ rule allocation:
         **of_job(),
         trial=lambda wildcards, attempt: attempt,
     params:
-        site=site_environment(),
+        beginning=beginning,
     shell:
-        "{params.site} repro allocation {input:q} {wildcards.allocation} --trial {resources.trial} --out {output:q}"
-        " > {log:q} 2>&1"
+        "{params.beginning} repro allocation {input:q} {wildcards.allocation:q} --trial {resources.trial}"
+        " --out {output:q} > {log:q} 2>&1"
 
 
 rule points:

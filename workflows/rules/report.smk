@@ -35,8 +35,8 @@ for notebook, title in PLAN["notebooks"].items():
             name=notebook,
             reader=PLAN["reader"],
         shell:
-            "repro notebook {params.name} --out results/{wildcards.run}/notebooks"
-            " -p records={params.records:q} -p output=results/{wildcards.run}/figures > {log.text:q} 2>&1"
+            "repro notebook {params.name:q} --out results/{wildcards.run:q}/notebooks"
+            " -p records={params.records:q} -p output=results/{wildcards.run:q}/figures > {log.text:q} 2>&1"
 
     rule:
         name:
@@ -86,7 +86,7 @@ rule html_report:
         records=record_folder,
         reader=PLAN["reader"],
     shell:
-        "repro report --results {params.records:q} --figures results/{wildcards.run}/figures"
+        "repro report --results {params.records:q} --figures results/{wildcards.run:q}/figures"
         " --out {output:q} > {log:q} 2>&1"
 
 

@@ -1,17 +1,17 @@
 """A Slurm cluster on one Linux machine, for root: real munge, slurmctld and one slurmd per node, each node in a network
 namespace of its own.
 
-    repro-box-node1 .. nodeN   slurmd and what jobs start; they reach slurmctld over a bridge of the host (10.77.0.0/24)
-    repro-box-gcd-0 .. M       one per GCD, joined by the links of `repro.emulate.netns`, 16 : 4 : 1 as Frontier's
-    /run/repro-box             configuration, sockets, state, logs; `down` removes it
+    repro-ID-node1 .. nodeN   slurmd and what jobs start; they reach slurmctld over a bridge of the host (10.77.0.0/24)
+    repro-ID-gcd-0 .. M       one per GCD, joined by the links of `repro.emulate.netns`, 16 : 4 : 1 as Frontier's
+    /run/repro-boxes/0        configuration, sockets, state, logs; `down` removes it
 
-Read `cluster` (what up, down and status do), then `network`, `daemons` and `packages`. The files of `slurm/box/` are
+Each user has a box for each checkout: the next is number 1, with 10.77.1.0/24 and other ports. Read `cluster` (what up,
+down and status do), then `claims` (whose a box is), `network`, `daemons` and `packages`. The files of `slurm/box/` are
 Slurm's configuration. Nothing outside /run and the names above is touched. Inside a node, /etc/slurm and /etc/hosts are
 the box's, by a mount that nobody else sees.
 """
 
-from repro.box.cluster import Box, Settings, down, status, up
-from repro.box.daemons import CONFIGURATION
+from repro.box.cluster import Box, Settings, configuration, down, status, up
 from repro.box.packages import BoxError
 
-__all__ = ["CONFIGURATION", "Box", "BoxError", "Settings", "down", "status", "up"]
+__all__ = ["Box", "BoxError", "Settings", "configuration", "down", "status", "up"]

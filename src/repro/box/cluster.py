@@ -1,7 +1,7 @@
-"""up, down, status. One box per machine: its names are fixed, so `down` finds everything whatever became of `up`."""
+"""up, down, status of the box that this user has for this checkout."""
 
+import json
 import os
-import shutil
 import socket
 import sys
 from dataclasses import asdict, dataclass, field
@@ -11,17 +11,17 @@ from typing import Literal, get_args
 import jinja2
 
 from repro import paths
-from repro.box import daemons, network, packages
-from repro.box.daemons import CONFIGURATION
+from repro.box import claims, daemons, network, packages
+from repro.box.claims import Claim
 from repro.box.packages import BoxError
 from repro.emulate import box as fabric
-from repro.emulate.box import FOLDER
 from repro.emulate.netns import FabricError
 from repro.launch.network import BOX
 from repro.topology import Topology, scaled
 
 Like = Literal["frontier", "nvidia"]
-_MADE = "made-etc-slurm"  # a file in the folder: /etc/slurm was not there before
+# Munge refuses a socket that not everybody can reach. What jobs and the database leave is for root alone.
+_FOLDERS = {"etc": 0o755, "run": 0o755, "dev": 0o755, "spool": 0o755, "log": 0o700, "state": 0o700, "db": 0o700}
 
 
 @dataclass(frozen=True)
@@ -50,58 +50,82 @@ class Settings:
 
 @dataclass
 class Box:
-    """What is there. `daemons`: processes by name; `nodes`: states by name; `jobs`: ids that wait or run."""
+    """What is there. `daemons`: processes by name; `nodes`: states by name; `jobs`: ids that wait or run; `others`:
+    boxes of other checkouts and users."""
 
     up: bool
-    folder: str = str(FOLDER)
+    folder: str = ""
     daemons: dict[str, int] = field(default_factory=dict)
     nodes: dict[str, str] = field(default_factory=dict)
     jobs: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, object]:
-        return asdict(self) | {"SLURM_CONF": str(CONFIGURATION)}
+        return asdict(self) | {"SLURM_CONF": f"{self.folder}/etc/slurm.conf" if self.folder else ""}
 
 
 def up(settings: Settings, install: bool = False) -> Box:
     """Start it. BoxError where one is up, or something is missing; a start that failed leaves nothing behind."""
     _check(settings, install)
-    FOLDER.mkdir(mode=0o755)
+    for left in filter(Claim.abandoned, claims.known()):
+        _end(left)
+    box = claims.take(settings.nodes, settings.topology.span("node"))
     try:
-        _write(settings)
-        network.up(settings.nodes, settings.topology)
-        daemons.munged()
+        _write(box, settings)
+        network.up(box, settings.topology)
+        daemons.munged(box)
         if settings.accounting:
-            daemons.accounting()
-        daemons.slurmctld()
-        daemons.slurmd(settings.nodes)
+            daemons.accounting(box)
+        daemons.slurmctld(box)
+        daemons.slurmd(box)
+        box.complete()
     except BaseException as error:
-        down()
+        _end(box)
         if isinstance(error, (FabricError, OSError)):
             raise BoxError(str(error)) from error
         raise
     return status()
 
 
-def down() -> bool:
-    """End it and remove all of it, jobs as well, in whatever state it is. Whether there was anything."""
-    there = FOLDER.exists() or network.present() or bool(daemons.running())
-    daemons.stop()
-    network.down()
-    if (FOLDER / _MADE).exists():
-        Path("/etc/slurm").rmdir()
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    return there
+def down(folder: Path | None = None) -> bool:
+    """End it and remove all of it, jobs as well, in whatever state it is. Whether there was one. `folder`: of another
+    checkout's or user's box; BoxError where that is none."""
+    box = claims.mine() if folder is None else next((box for box in claims.known() if box.folder == folder), None)
+    if folder is not None and box is None:
+        raise BoxError(f"{folder}: no box; there are: {', '.join(map(str, claims.known())) or 'none'}")
+    if box is not None:
+        _end(box)
+    return box is not None
 
 
 def status() -> Box:
     """`up` where all nodes answer slurmctld."""
-    processes = [process.name() for process in daemons.running()]
+    box = claims.mine()
+    others = [str(each) for each in claims.known() if each != box]
+    if box is None:
+        return Box(False, others=others)
+    processes = [process.name() for process in daemons.running(box)]
     counts = {name: processes.count(name) for name in reversed(daemons.NAMES) if name in processes}
-    if "slurmctld" not in counts:
-        return Box(False, daemons=counts)
-    nodes = daemons.nodes()
-    answering = bool(nodes) and not any(state.endswith("*") or state.startswith("down") for state in nodes.values())
-    return Box(answering, daemons=counts, nodes=nodes, jobs=daemons.jobs())
+    found = Box(False, str(box.folder), counts, others=others)
+    if "slurmctld" in counts:
+        found.nodes, found.jobs = daemons.nodes(box), daemons.jobs(box)
+        states = found.nodes.values()
+        found.up = bool(states) and not any(state.endswith("*") or state.startswith("down") for state in states)
+    return found
+
+
+def configuration() -> Path:
+    """What SLURM_CONF has to be for commands outside the nodes. BoxError where there is no box."""
+    if (box := claims.mine()) is None:
+        others = "".join(f"; {each}" for each in claims.known())
+        raise BoxError(f"no box of this user for {paths.root()}: `repro box up` starts one{others}")
+    return box.configuration
+
+
+def _end(box: Claim) -> None:
+    daemons.stop(box)
+    network.down(box)
+    claims.drop(box)
 
 
 def _check(settings: Settings, install: bool) -> None:
@@ -111,40 +135,41 @@ def _check(settings: Settings, install: bool) -> None:
         if not install:
             raise BoxError(f"missing: {', '.join(lacking)}; `apt-get install {' '.join(lacking)}`, or --install")
         packages.install(lacking)
-    if conflict := network.taken():
-        raise BoxError(f"the box needs the addresses 10.77.0.0/24, and {conflict}")
-    if FOLDER.exists() or network.present():
-        raise BoxError(f"a box is there already ({FOLDER}); `repro box status` shows it, `repro box down` removes it")
 
 
-def _write(settings: Settings) -> None:
-    """Folders, Slurm's configuration, names of the nodes, and devices that stand for GCDs."""
-    for name in ("etc", "run", "log", "state", "spool", "dev", "db"):
-        (FOLDER / name).mkdir(mode=0o755)
-    gcds = settings.topology.span("node")
-    span = f"[1-{settings.nodes}]" if settings.nodes > 1 else "1"
+def _write(box: Claim, settings: Settings) -> None:
+    """Folders, Slurm's configuration, names of the nodes, and devices that stand for GCDs. Modes do not depend on the
+    user's umask: what root's daemons read, nobody else may write."""
+    for name, mode in _FOLDERS.items():
+        (box.folder / name).mkdir(mode=0o700)
+        (box.folder / name).chmod(mode)
+    host = socket.gethostname().partition(".")[0]
+    span = f"[1-{box.nodes}]" if box.nodes > 1 else "1"
     values = asdict(settings) | {
-        "host": socket.gethostname().partition(".")[0],
+        "host": host,
         "cluster": BOX,
-        "controller": network.CONTROLLER,
-        "folder": FOLDER,
+        "controller": network.controller(box),
+        "controller_port": box.controller_port,
+        "accounting_port": box.accounting_port,
+        "folder": box.folder,
         "nodes": f"node{span}",
-        "addresses": network.address(1)[:-1] + span,
-        "gcds": gcds,
+        "addresses": network.address(box, 1)[:-1] + span,
+        "gcds": box.gcds,
     }
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(paths.root() / "slurm/box"), undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    for name in ("slurm.conf", "gres.conf", *(["slurmdbd.conf"] if settings.accounting else [])):
-        file = FOLDER / "etc" / name
-        file.write_text(templates.get_template(f"{name}.j2").render(values) + "\n")
-        file.chmod(0o600 if name == "slurmdbd.conf" else 0o644)
-    fabric.LIKE.write_text(settings.like)
-    lines = ["127.0.0.1 localhost", f"{network.CONTROLLER} {values['host']}"]
-    lines += [f"{network.address(node)} node{node}" for node in range(1, settings.nodes + 1)]
-    (FOLDER / "etc/hosts").write_text("\n".join(lines) + "\n")
-    for number in range(gcds):
-        os.mknod(FOLDER / f"dev/gpu{number}", 0o20666, os.makedev(1, 3))  # a character device, as /dev/null
-    if not Path("/etc/slurm").exists():  # a place for the nodes to mount theirs
-        Path("/etc/slurm").mkdir()
-        (FOLDER / _MADE).touch()
+    names = ["slurm.conf", "gres.conf", *(["slurmdbd.conf"] if settings.accounting else [])]
+    files = {name: templates.get_template(f"{name}.j2").render(values) for name in names}
+    lines = ["127.0.0.1 localhost", f"{network.controller(box)} {host}"]
+    files["hosts"] = "\n".join([*lines, *(f"{network.address(box, n)} node{n}" for n in range(1, box.nodes + 1))])
+    files[fabric.HERE.name] = json.dumps({"like": settings.like, "prefix": network.gcds(box)})
+    for name, text in files.items():
+        file = box.folder / "etc" / name
+        file.touch(mode=0o600)
+        file.write_text(text + "\n")
+        file.chmod(0o600 if name == "slurmdbd.conf" else 0o644)  # slurmdbd refuses another
+    for number in range(box.gcds):
+        device = box.folder / f"dev/gpu{number}"
+        os.mknod(device, 0o20666, os.makedev(1, 3))  # a character device, as /dev/null
+        device.chmod(0o666)

@@ -1,4 +1,4 @@
-"""Namespaces of the box: one per node on a bridge of the host, for Slurm; one per GCD on shaped links, for ranks."""
+"""Namespaces of a box: one per node on a bridge of the host, for Slurm; one per GCD on shaped links, for ranks."""
 
 import contextlib
 import os
@@ -6,78 +6,89 @@ from pathlib import Path
 
 import psutil
 
-from repro.emulate.box import GCDS, BoxFabric
-from repro.emulate.netns import FabricError, command, names, remove
+from repro.box.claims import Claim
+from repro.emulate.box import BoxFabric
+from repro.emulate.netns import FabricError, command, inode, remove
 from repro.topology import Topology
 
-BRIDGE = "repro-box"
-_NODES, _VETHS = "repro-box-node", "rb-node"  # names of namespaces and of the host's ends of their links begin so
-_NET = "10.77.0"
-CONTROLLER = f"{_NET}.254"  # the host, as nodes see it
 
-
-def namespace(node: int) -> str:
+def namespace(box: Claim, node: int) -> str:
     """Of node 1, 2, ..."""
-    return f"{_NODES}{node}"
+    return f"repro-{box.id}-node{node}"
 
 
-def address(node: int) -> str:
-    return f"{_NET}.{node}"
+def gcds(box: Claim) -> str:
+    """How the namespaces of the GCDs begin."""
+    return f"repro-{box.id}-gcd-"
 
 
-def up(nodes: int, topology: Topology) -> None:
-    """Everything, or FabricError: the host's address may be taken, or namespaces may not be allowed."""
+def bridge(box: Claim) -> str:
+    """Name of the host's bridge, which is an end of every node's link."""
+    return f"rb{box.id}"
+
+
+def address(box: Claim, node: int) -> str:
+    return f"{box.net}.{node}"
+
+
+def controller(box: Claim) -> str:
+    """Address of the host, as nodes see it."""
+    return f"{box.net}.254"
+
+
+def up(box: Claim, topology: Topology) -> None:
+    """Everything, or FabricError: namespaces may not be allowed."""
     lines = [
-        f"link add {BRIDGE} type bridge mcast_snooping 0",
-        f"addr add {CONTROLLER}/24 dev {BRIDGE}",
-        f"link set {BRIDGE} up",
+        f"link add {bridge(box)} type bridge mcast_snooping 0",
+        f"addr add {controller(box)}/24 dev {bridge(box)}",
+        f"link set {bridge(box)} up",
     ]
-    for node in range(1, nodes + 1):
+    for node in range(1, box.nodes + 1):
         lines += [
-            f"netns add {namespace(node)}",
-            f"link add {_VETHS}{node} type veth peer name hsn0 netns {namespace(node)}",
-            f"link set {_VETHS}{node} master {BRIDGE}",
-            f"link set {_VETHS}{node} up",
+            f"netns add {namespace(box, node)}",
+            f"link add {_end(box, node)} type veth peer name hsn0 netns {namespace(box, node)}",
+            f"link set {_end(box, node)} master {bridge(box)}",
+            f"link set {_end(box, node)} up",
         ]
     command(["ip", "-batch", "-"], lines)
-    for node in range(1, nodes + 1):
-        inside = ["link set lo up", f"addr add {address(node)}/24 dev hsn0", "link set hsn0 up"]
-        command(["ip", "-n", namespace(node), "-batch", "-"], inside)
-    BoxFabric(topology).build()
+    for node in range(1, box.nodes + 1):
+        inside = ["link set lo up", f"addr add {address(box, node)}/24 dev hsn0", "link set hsn0 up"]
+        command(["ip", "-n", namespace(box, node), "-batch", "-"], inside)
+    BoxFabric(topology, gcds(box)).build()
 
 
-def down() -> None:
+def down(box: Claim) -> None:
     """Whatever of it is there. Links first: those of a namespace that is gone, and their names, linger a moment."""
-    for device in sorted(Path("/sys/class/net").glob(f"{_VETHS}*")):
+    for device in [*(_end(box, node) for node in range(1, box.nodes + 1)), bridge(box)]:
         try:
-            command(["ip", "link", "del", device.name])
+            if _there(device):
+                command(["ip", "link", "del", device])
         except FabricError:
-            if device.exists():
+            if _there(device):
                 raise
-    for prefix in (_NODES, GCDS):
-        remove(prefix)
-    if Path(f"/sys/class/net/{BRIDGE}").exists():
-        command(["ip", "link", "del", BRIDGE])
+    remove(_namespaces(box))
 
 
-def taken() -> str | None:
-    """The host's interface that has an address of ours already, and which."""
-    found = ((name, one.address) for name, addresses in psutil.net_if_addrs().items() for one in addresses)
-    ours = (f"{name} has {place}" for name, place in found if name != BRIDGE and place.startswith(f"{_NET}."))
-    return next(ours, None)
-
-
-def present() -> bool:
-    """Whether anything of it is there."""
-    return bool(names(_NODES) or names(GCDS)) or Path(f"/sys/class/net/{BRIDGE}").exists()
-
-
-def processes() -> set[int]:
+def processes(box: Claim) -> set[int]:
     """Those that run inside one of the namespaces, jobs among them."""
-    ours = {os.stat(Path("/run/netns") / name).st_ino for prefix in (_NODES, GCDS) for name in names(prefix)}
+    ours = {inode(name) for name in _namespaces(box)} - {None}
     found = set()
     for pid in psutil.pids():
         with contextlib.suppress(OSError):  # it has ended
             if os.stat(f"/proc/{pid}/ns/net").st_ino in ours:
                 found.add(pid)
     return found
+
+
+def _namespaces(box: Claim) -> list[str]:
+    nodes = [namespace(box, node) for node in range(1, box.nodes + 1)]
+    return nodes + [f"{gcds(box)}{end}" for end in ("fab", *range(box.nodes * box.gcds))]
+
+
+def _end(box: Claim, node: int) -> str:
+    """The host's end of a node's link; at most 15 characters."""
+    return f"{bridge(box)}n{node}"
+
+
+def _there(device: str) -> bool:
+    return Path("/sys/class/net", device).exists()

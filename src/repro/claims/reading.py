@@ -5,6 +5,7 @@ sequence) are compared inside one configuration and one evidence kind, repeat by
 """
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -60,9 +61,14 @@ class Reading(Strict):
 
     def band(self, run: Record) -> tuple[float, float]:
         """The run's band around the metric, as `factor` and `complement` make it."""
-        ends = [run.metrics[f"{self.metric}_{end}"].value * self.factor for end in ("low", "high")]
+        ends = [run.metrics[name].value * self.factor for name in self.metrics[1:]]
         low, high = sorted(1 - end if self.complement else end for end in ends)
         return low, high
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of those that a run must have."""
+        return [self.metric, *([f"{self.metric}_low", f"{self.metric}_high"] if self.banded else [])]
 
     @property
     def groups(self) -> list[dict[str, Any]]:
@@ -77,8 +83,8 @@ class Reading(Strict):
         return tuple(sorted((name, value) for name, value in run.point.items() if name not in free))
 
     def of_run(self, run: Record) -> float | None:
-        """The value of one run; None when it is not ok, lacks the metric or would divide by zero."""
-        if run.status != "ok" or self.metric not in run.metrics:
+        """The value of one run; None when it is not ok, lacks the metric or its band, or gives no finite number."""
+        if run.status != "ok" or not run.metrics.keys() >= set(self.metrics):
             return None
         value = run.metrics[self.metric].value * self.factor
         if self.per is not None:
@@ -86,10 +92,10 @@ class Reading(Strict):
             if not isinstance(divisor, int | float) or divisor == 0:
                 return None
             value /= divisor
-        return 1 - value if self.complement else value
+        return _finite(1 - value if self.complement else value)
 
     def combine(self, values: list[float], ordering: bool) -> float | None:
-        """One number from the values of the groups in one repeat; None when it would divide by zero."""
+        """One number from the values of the groups in one repeat; None where they give no finite one."""
         if len(values) == 1:
             return values[0]
         rising = values if self.expect == "increasing" else values[::-1]
@@ -97,7 +103,11 @@ class Reading(Strict):
             return None
         steps = [later / earlier for earlier, later in itertools.pairwise(rising)]
         ratio = min(steps) if ordering else rising[-1] / rising[0]
-        return 1 - ratio if self.form == "reduction" else ratio
+        return _finite(1 - ratio if self.form == "reduction" else ratio)
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
 
 
 @dataclass(frozen=True)
@@ -136,8 +146,8 @@ def read(
     cells = dict.fromkeys((run.evidence, reading.configuration(run)) for run in compared if run.status == "ok")
     samples = [found for cell in cells if (found := _sample(reading, groups, *cell, ordering))]
     if not samples:
-        sides = "; ".join(map(words, reading.groups))
-        return Nothing("not run", f"no runs that differ only in what is compared ({sides}), or the reference is 0")
+        sides = f"no runs that differ only in what is compared ({'; '.join(map(words, reading.groups))})"
+        return Nothing("not run", f"{sides}, or their ratio is no finite number")
 
     def rank(sample: Sample) -> tuple[bool, int, int]:
         outside = not all(in_scope(run) for run in sample.runs.values())
@@ -192,7 +202,7 @@ def _nothing(reading: Reading, runs: Runs, groups: list[Runs]) -> Nothing | None
         bad = {path: run for path, run in found.items() if run.status != "ok"}
         failed = {path: run for path, run in bad.items() if run.status == "failed"}
         if len(bad) < len(found):
-            what = reading.metric + (f" per {reading.per}" if reading.per else "")
+            what = ", ".join(reading.metrics) + (f" per {reading.per}" if reading.per else "")
             return Nothing("not run", f"the records with {words(filters)} give no {what}")
         if failed:
             return Nothing("not run", f"failed: {_causes(failed)}, {len(failed)} of {len(found)} runs", bad)

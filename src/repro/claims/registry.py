@@ -24,7 +24,7 @@ Kind = Outcome | Literal["skipped", "not run"]
 KINDS: tuple[Kind, ...] = (*get_args(Outcome), "skipped", "not run")
 
 
-class Verdict(BaseModel):
+class Verdict(BaseModel, allow_inf_nan=False):
     """A row of the verdict table."""
 
     id: str
@@ -65,9 +65,8 @@ def _check_reading(claim: Claim, where: str) -> None:
     units = experiment.metrics.units()
     fields, metrics = set(experiment.parameters.model_fields), set(units)
     known = fields | metrics | set(experiment.conditions)
-    ends = [f"{reading.metric}_low", f"{reading.metric}_high"] if reading.banded else []
     asked: dict[str, tuple[Iterable[str], set[str]]] = {
-        "value.metric": ([reading.metric, *ends], metrics),
+        "value.metric": (reading.metrics, metrics),
         "value.per": ([reading.per] if reading.per else [], fields | metrics),
         "value.where, over or sequence": ([name for group in reading.groups for name in group], known),
         "scope.where": (claim.scope.where, known),
@@ -136,6 +135,9 @@ def _evaluate(claim: Claim, records: Mapping[Path, Record], problems: Sequence[s
     source = f"{len(found.values)} repeats" if len(found.values) > 1 else "a single run"
     if claim.value.banded:
         spread, source = claim.value.band(next(iter(found.runs.values()))), "a prediction with its band"
+    if not all(map(math.isfinite, (value, *(spread or ())))):
+        reason = "; ".join(["the runs' values are too large to compare", *remarks])
+        return _row(claim, "not run", reason, found.runs)
     in_scope = all(claim.scope.covers(run) for run in found.runs.values())
     verdict, words = judge(claim, value, spread, in_scope)
     scope = [] if in_scope else [f"outside the claim's scope: {claim.scope.outside}"]
@@ -172,7 +174,7 @@ def numbers(row: Mapping[str, Any]) -> tuple[str, str]:
     """The paper's value and ours for a table, from a dumped `Verdict`: `1.71 ×`, `1.40 × [1.31, 1.52]`."""
 
     def text(value: float) -> str:
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+        return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
 
     unit = "" if row["unit"] == "1" else f" {row['unit']}"
     paper, ours = ("–" if row[key] is None else text(row[key]) + unit for key in ("paper_value", "value"))

@@ -1,24 +1,58 @@
 """The `repro` command line. A command calls one function of the package; with `--json` it prints one document."""
 
-import json
+import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
 
+from repro import files
+from repro.cli import console
 from repro.cli import figures as drawing
 from repro.cli.cluster import app as box_commands
-from repro.cli.console import Json, Results, emit, progress, records_folder, results_folder, stderr, stdout, user_errors
+from repro.cli.console import (
+    Json,
+    Results,
+    as_json,
+    emit,
+    progress,
+    records_folder,
+    results_folder,
+    stderr,
+    stdout,
+    try_output,
+    user_errors,
+)
 from repro.cli.place import place
-from repro.files import replacing
 
 if TYPE_CHECKING:
     from repro.plan.jobs import Plan
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
+class _App(typer.Typer):
+    """What goes wrong with standard output, as a full disk behind it, ends with a message as well."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            try:
+                return super().__call__(*arguments, **options)
+            finally:
+                sys.stdout.flush()
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
+            if not isinstance(error, BrokenPipeError):  # who reads no further knows it
+                print(f"error: standard output: {error}", file=sys.stderr)
+            sys.exit(2)
+
+
+console.adapt_streams()
+app = _App(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+
+app.callback()(console.check_encoding)
+
+_MOST = 2**63 - 1  # that a record can hold
 TierOption = Annotated[str | None, typer.Option(help="smoke, laptop, full, gpu or cluster; default: the platform's.")]
 PlatformOption = Annotated[str | None, typer.Option(help="A file of config/platforms; default: config.yaml's.")]
 
@@ -64,7 +98,8 @@ def plan(
     with user_errors():
         found = _planned(tier, platform)
     if keep:
-        return typer.echo(planned.keep(json.dumps(planned.document(found), default=str)))
+        with user_errors():
+            return typer.echo(planned.keep(as_json(planned.document(found))))
     if json_:
         return emit(planned.document(found))
     planned.show(found, points)
@@ -86,8 +121,8 @@ def run(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter; may be repeated.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Record file (JSON); without it the record goes to stdout.")] = None,
-    repeat: Annotated[int, typer.Option(min=0, help="Number of the repeat, stored in the record.")] = 0,
-    attempt: Annotated[int, typer.Option(min=1, help="Number of the attempt, stored in the record.")] = 1,
+    repeat: Annotated[int, typer.Option(min=0, max=_MOST, help="Number of the repeat, stored in the record.")] = 0,
+    attempt: Annotated[int, typer.Option(min=1, max=_MOST, help="Number of the attempt, stored in the record.")] = 1,
     record_failure: Annotated[
         bool, typer.Option(help="Exit 0 once a *failed* record is written (for workflows).")
     ] = False,
@@ -97,11 +132,10 @@ def run(
         from repro.cli import settings
 
         point = settings.point(experiment, set_ or [])
-        if out is not None:  # before the work, not after it
-            if out.suffix != ".json":
-                raise ValueError(f"--out {out}: a record file must end in .json")
-            out.parent.mkdir(parents=True, exist_ok=True)
-    with progress(f"{experiment} {point.label}"):
+        if out is not None and out.suffix != ".json":
+            raise ValueError(f"--out {out}: a record file must end in .json")
+        try_output(out)
+    with user_errors(), progress(f"{experiment} {point.label}"):
         from repro.jobs import runner
 
         found = runner.run(experiment, point, repeat, attempt, out)
@@ -130,7 +164,7 @@ def allocation(
     from repro.plan.packing import Allocation
 
     with user_errors():
-        found = Plan.model_validate_json(plan_file.read_text())
+        found = Plan.model_validate_json(files.read(plan_file))
         known = {entry.name: entry for entry in found.allocations}
         if job := next((job for job in found.jobs if job.record == name), None):
             known[name] = Allocation(name=name, experiment=job.experiment, nodes=1, expected=job.minutes, jobs=[name])
@@ -142,8 +176,8 @@ def allocation(
         stderr.print(f"left to the next job: {', '.join(missing)}", soft_wrap=True)
         raise typer.Exit(1)
     if out is not None:
-        with replacing(out) as temporary:
-            temporary.write_text(known[name].model_dump_json(indent=1) + "\n")
+        with user_errors(), files.replacing(out) as temporary:
+            temporary.write_text(known[name].model_dump_json(indent=1) + "\n", "utf-8")
 
 
 @app.command(hidden=True)
@@ -177,18 +211,19 @@ def claims(
     """
     from repro.claims import registry
     from repro.cli import verdicts
-    from repro.records import record
+    from repro.experiments import stored
 
     with user_errors():
         folder = results_folder(results)
-        found = record.collect(records_folder(folder))
+        try_output(out)
+        found = stored.collect(records_folder(folder))
         known = verdicts.chosen(registry.load(), which or [], experiment)
         judged = registry.evaluate(known, found.records, found.problems)
     judged = [row for row in judged if verdict in (None, row.verdict)]
     rows = [row.model_dump(mode="json") for row in judged]
     if out is not None:
-        with replacing(out) as temporary:
-            temporary.write_text(json.dumps(rows, indent=1, default=str) + "\n")
+        with user_errors(), files.replacing(out) as temporary:
+            temporary.write_text(as_json(rows), "utf-8")
     for problem in found.problems:
         stderr.print(f"[yellow]not used:[/] {escape(problem)}", soft_wrap=True)
     if not found.records:

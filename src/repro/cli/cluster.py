@@ -1,8 +1,10 @@
 """`repro box`: a Slurm cluster on this machine."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from repro.cli.console import Json, emit, progress, stderr, stdout, user_errors
@@ -29,18 +31,25 @@ def up(
 
     with user_errors(), progress("starting Slurm"):
         found = box.up(box.Settings(nodes, cluster_mbit_s, accounting, like), install)  # type: ignore[arg-type]
+        configuration = box.configuration()
     _show(found)
-    stdout.print(f"export SLURM_CONF={box.CONFIGURATION}   # or: eval $(repro box env)", soft_wrap=True)
+    stdout.print(f"export SLURM_CONF={configuration}   # or: eval $(repro box env)", soft_wrap=True)
 
 
 @app.command()
-def down() -> None:
-    """End it and its jobs, and remove all of it, whatever state it is in."""
+def down(
+    folder: Annotated[
+        Path | None, typer.Argument(help="Of a box of another checkout or user, as `status` names it.")
+    ] = None,
+) -> None:
+    """End it and its jobs, and remove all of it, whatever state it is in. Boxes of other checkouts and users stay."""
     from repro import box
 
     with user_errors(), progress("ending Slurm"):
-        there = box.down()
+        there, left = box.down(folder), box.status()
     stderr.print("the box is down" if there else "there was no box")
+    for other in left.others:
+        stderr.print(escape(f"not of this checkout and user, and left alone: {other}"), soft_wrap=True)
 
 
 @app.command()
@@ -63,7 +72,8 @@ def env() -> None:
     """What a shell needs to talk to it: `eval $(repro box env)`."""
     from repro import box
 
-    print(f"export SLURM_CONF={box.CONFIGURATION}")
+    with user_errors():
+        print(f"export SLURM_CONF={box.configuration()}")
 
 
 def _show(found: "Box") -> None:
@@ -72,4 +82,6 @@ def _show(found: "Box") -> None:
     table.add_row("daemons", ", ".join(f"{count} {name}" for name, count in found.daemons.items()) or "none")
     table.add_row("nodes", ", ".join(f"{name} {state}" for name, state in found.nodes.items()) or "none")
     table.add_row("jobs", ", ".join(found.jobs) or "none")
+    if found.others:
+        table.add_row("others", escape("\n".join(found.others)))
     stdout.print(table)

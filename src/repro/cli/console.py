@@ -1,7 +1,11 @@
 """What the commands have in common: the folder of records, and how errors, progress and JSON reach the terminal."""
 
 import contextlib
+import io
 import json
+import locale
+import math
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +16,30 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from repro import paths
+from repro import files, paths
 
 stderr = Console(stderr=True)
 stdout = Console()
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 Results = Annotated[Path | None, typer.Option(help="Folder of records; default: the platform's, else the reference.")]
+
+
+def adapt_streams() -> None:
+    """Have what a terminal or pipe cannot show (PYTHONIOENCODING=ascii) shown as its number, not end the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def check_encoding() -> None:
+    """Refuse to read our files, which are UTF-8, as something else. Python does so in the locales of old systems."""
+    found = locale.getpreferredencoding(False)
+    if found.lower() not in ("utf-8", "utf8"):
+        names = ("LC_ALL", "LC_CTYPE", "LANG", "PYTHONUTF8")
+        said = ", ".join(f"{name} is {os.environ[name]!r}" for name in names if name in os.environ)
+        with user_errors():
+            raise ValueError(f"Python reads text as {found} here ({said}), and ours is UTF-8: set PYTHONUTF8=1")
 
 
 @contextlib.contextmanager
@@ -45,14 +66,42 @@ def progress(text: str) -> Iterator[Any]:
 
 
 def emit(document: Any) -> None:
-    sys.stdout.write(json.dumps(document, indent=1, default=str) + "\n")
+    sys.stdout.write(as_json(document))
+
+
+def as_json(document: Any) -> str:
+    """A document for programs. JSON knows neither NaN nor infinity: they are null, and stderr has their places."""
+
+    def strict(value: Any, place: str) -> Any:
+        if isinstance(value, dict):
+            return {key: strict(each, f"{place}.{key}") for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [strict(each, f"{place}.{index}") for index, each in enumerate(value)]
+        if isinstance(value, float) and not math.isfinite(value):
+            stderr.print(f"null in the JSON: {escape(place[1:])} is {value}", soft_wrap=True)
+            return None
+        return value
+
+    return json.dumps(strict(document, ""), indent=1, default=str, allow_nan=False) + "\n"
+
+
+def try_output(path: Path | None, option: str = "--out") -> None:
+    """Before the work whose result goes to `path`: ValueError names the option where no file can be written there."""
+    try:
+        if path is not None:
+            files.try_writing(path)
+    except OSError as error:
+        raise ValueError(f"{option} {error}") from error
 
 
 def results_folder(results: Path | None, shipped: bool = True) -> Path:
     """Folder with the records: the one given, else this machine's, else the shipped ones where `shipped` allows it."""
     if results is not None:
-        if not results.is_dir():
-            raise FileNotFoundError(f"--results {results}: no such folder")
+        try:
+            next(os.scandir(results), None)
+        except (OSError, ValueError) as error:  # ValueError: a character that no name may have
+            reason = "no such folder" if isinstance(error, FileNotFoundError) else getattr(error, "strerror", error)
+            raise ValueError(f"--results {results}: cannot be read: {reason}") from error
         return results
     from repro.plan import config  # with pydantic and YAML: only where it is asked
 

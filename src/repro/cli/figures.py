@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from repro.cli.console import Results, progress, records_folder, results_folder, stderr, user_errors
+from repro.cli.console import Results, progress, records_folder, results_folder, stderr, try_output, user_errors
 
 
 def figure(
@@ -22,11 +22,14 @@ def figure(
         import matplotlib
 
         from repro.cli import settings
-        from repro.report.figures import base
+        from repro.report.figures import base, entry
 
+        entry(name)
         matplotlib.use("agg")
         folder = results_folder(results)
         out = (out or folder / "figures").absolute()
+        for suffix in (".png", ".svg"):
+            try_output(out / f"{name}{suffix}")
         base.draw(name, records_folder(folder), out, **settings.read(set_ or []))
     stderr.print(escape(f"figure: {out / name}.png"), soft_wrap=True)
 
@@ -43,7 +46,11 @@ def notebook(
     from repro.report import notebooks
 
     with user_errors(), progress(f"notebook {name}"):
-        notebooks.execute(name, out, settings.read(parameter or []))
+        try:
+            notebooks.execute(name, out, settings.read(parameter or []))
+        except notebooks.CellError as error:
+            stderr.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+            raise typer.Exit(1) from error
 
 
 def report(
@@ -57,5 +64,6 @@ def report(
     with user_errors():
         folder = results_folder(results, shipped=False)
         out = out or folder / "report.html"
+        try_output(out)
         html.write(records_folder(folder), figures or folder / "figures", out)
     stderr.print(escape(f"report: {out}"), soft_wrap=True)

@@ -1,23 +1,34 @@
 """`repro place`: a routing trace in, a placement file and its numbers out."""
 
 import contextlib
-from collections.abc import Iterator
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.markup import escape
 
-from repro.cli.console import Json, emit, progress, stdout, user_errors
+from repro.cli.console import Json, emit, progress, stderr, stdout, user_errors
 
 if TYPE_CHECKING:  # loading these takes a second, and `repro --help` waits for none
     import numpy as np
 
-    from repro.exflow import Placement, Replicas, Trace
+    from repro.exflow import Placement, Trace
     from repro.exflow.levels import Levels
+    from repro.topology import Topology
 
 REPLICATED = ("sglang", "vllm")  # formats that can say that an expert lies in several slots
-TOKENS_SHARE = 0.7  # of a time limit, when a search on whole tokens follows the one on pairs
+SEARCH_SHARE = 0.9  # of the seconds that are left after reading; the others are for the numbers, above all the bound
+COPIES_SHARE = 0.5  # instead, where copies follow
+TOKENS_SHARE = 0.7  # of a search's, when one on whole tokens follows the one on pairs
+BOUND_S = 30.0  # most seconds for the bound where there is no time limit
+INTERRUPTED = 130  # exit code, as of a shell: 128 + SIGINT
+TAKEN = ("intra", "inter", "weighted", "copies_intra", "copies_inter")  # NAME_hops of the result that are of no level
 
 
 def place(
@@ -61,7 +72,8 @@ def place(
         float | None,
         typer.Option(
             min=0.1,
-            help="Seconds, all used unless the result is proven; default: 60 rounds in at most 30 s. Copies on top.",
+            help="Seconds for all, from reading the trace to the bound; all used unless the result is proven. Imports and "
+            "compilation are not counted. Default: 60 rounds in at most 30 s, 30 s for the bound, what copies take.",
         ),
     ] = None,
     rounds: Annotated[
@@ -76,61 +88,153 @@ def place(
         typer.Option("--format", help="Of --out: csv, or an expert map (JSON) for a server (proposed in vLLM)."),
     ] = "csv",
     dense_layers: Annotated[
-        int, typer.Option(min=0, help="With --format sglang: layers before the first MoE layer (3 for DeepSeek-V3).")
+        int,
+        typer.Option(
+            min=0, max=4096, help="With --format sglang: layers before the first MoE layer (3 for DeepSeek-V3)."
+        ),
     ] = 0,
     json_: Json = False,
 ) -> None:
     """Place the experts of an MoE model on GPUs so that tokens of this routing trace stay where they are.
 
     Prints hops per token and layer and the load of the busiest GPU, on this same trace; `bound`, the crossing fraction
-    that no placement without copies can beat, and `gap`, the share of the crossings above it; the seconds spent
-    placing. With --levels also the hops of each level; for top-k the GPUs and nodes of whole tokens; with --extra-slots
-    the same numbers of the placement with copies.
+    that no placement without copies can beat, and `gap`, the share of the crossings above it; `bound_share`, the share
+    of the pairs of layers whose bound was complete in time, 1 unless --time-limit is short for the number of experts;
+    the seconds spent placing. With --levels also the hops of each level; for top-k the GPUs and nodes of whole tokens;
+    with --extra-slots the same numbers of the placement with copies.
+
+    Ctrl-C ends the search: the best placement so far is written, and the exit code is 130. A second one ends at once.
     """
     with user_errors(), _option_names(), progress(f"placing with {method}") as update:
         from repro import exflow
-        from repro.exflow.levels import make_levels, parse_levels
-        from repro.exflow.placement import TIME_LIMIT_S
 
         on_tokens = objective != "hops"
         if on_tokens and max_load is not None:
             raise ValueError(f"max_load is {max_load}: kept with objective hops only, found {objective}")
         if max_load is not None and extra_slots and copies_for == "hops":
             raise ValueError(f"--max-load {max_load:g}: copies for hops may exceed it; use --copies-for load")
+        if time_limit is not None and not 0.0 < time_limit < math.inf:
+            raise ValueError(f"time_limit is {time_limit}, must be positive and finite")
         _check_output(out, format_, dense_layers, extra_slots)
-        if (gpus is None) == (levels is None):
-            raise ValueError("--gpus and --levels: give one of them")
-        with _naming(f"--levels {levels}"):
-            machine = gpus if gpus is not None else parse_levels(levels or "")
-        with _naming(f"--costs {costs}"):
-            prices = None if costs is None else [float(cost) for cost in costs.split(",")]
-        known = make_levels(machine, gpus_per_node, prices)
-        routing = exflow.load_trace(trace, num_experts, top_k)
-        _check_extra_slots(extra_slots, routing, known)
+        machine, prices, known = _machine(gpus, gpus_per_node, levels, costs)
         if on_tokens and len(known.sizes) > 2:
             raise ValueError(f"objective is {objective}: knows GPUs and nodes, found {len(known.sizes)} levels")
-
+        _compile(on_tokens)
+        clock = _Clock(math.inf if time_limit is None else time_limit)
+        routing = exflow.load_trace(trace, num_experts, top_k)
+        _check_extra_slots(extra_slots, routing, known)
         counts, ends = exflow.transitions(routing), (known.costs[0], known.costs[-1])
-        limit = (1 - TOKENS_SHARE) * time_limit if on_tokens and time_limit is not None else time_limit
-        search = (method, seed, limit, rounds, update)
-        placement = exflow.place(counts, machine, gpus_per_node, *search, costs=prices, max_load=max_load)
-        seconds = placement.seconds
-        if on_tokens:
-            limit = TIME_LIMIT_S if time_limit is None else TOKENS_SHARE * time_limit
-            placement = exflow.place_for_fanout(routing, placement, objective, ends, seed, limit, progress=update)
-            seconds += placement.seconds
-        result = _numbers(placement, routing, counts, levels is not None) | {"seconds": seconds}
-        placed: np.ndarray | Replicas = placement.gpu
-        if extra_slots:
-            placed = exflow.place_replicas(placement, routing, extra_slots, copies_for, ends, update)
-            found = asdict(exflow.evaluate_replicas(placed, routing))
-            result |= {f"copies_{name}": value for name, value in found.items()}
-        if out is not None:
-            exflow.FORMATS[format_](placed, out, **({"dense_layers": dense_layers} if dense_layers else {}))
+
+        with clock.stopped_by_interrupts():
+            search: dict[str, Any] = {"seed": seed, "progress": update, "clock": clock}
+            limit = None if time_limit is None else clock.share(COPIES_SHARE if extra_slots else SEARCH_SHARE)
+            on_pairs = None if limit is None else limit * (1 - TOKENS_SHARE * on_tokens)
+            limits: dict[str, Any] = {"time_limit_s": on_pairs, "rounds": rounds, "costs": prices, "max_load": max_load}
+            placement = exflow.place(counts, machine, gpus_per_node, method, **limits, **search)
+            seconds = placement.seconds
+            if on_tokens:
+                limits = {} if limit is None else {"time_limit_s": limit * TOKENS_SHARE}
+                placement = exflow.place_for_fanout(routing, placement, objective, ends, **limits, **search)
+                seconds += placement.seconds
+            placed: Any = placement.gpu  # or a `Replicas`
+            if extra_slots:
+                copying = clock.within(clock.share(SEARCH_SHARE))
+                placed = exflow.place_replicas(placement, routing, extra_slots, copies_for, ends, update, copying)
+            if out is not None:
+                exflow.FORMATS[format_](placed, out, **({"dense_layers": dense_layers} if dense_layers else {}))
+            proving = clock.within(BOUND_S) if time_limit is None else clock
+            result = _numbers(placement, routing, counts, levels is not None, proving) | {"seconds": seconds}
+            if extra_slots:
+                found = asdict(exflow.evaluate_replicas(placed, routing))
+                result |= {f"copies_{name}": value for name, value in found.items()}
+    _show(result, json_)
+    if clock.interrupted:
+        where = "" if out is None else f", and is in {out}"
+        stderr.print(
+            escape(f"interrupted: this is the best placement that was found until then{where}"), soft_wrap=True
+        )
+        raise typer.Exit(INTERRUPTED)
+
+
+class _Clock:
+    """Seconds that are left of the command: `seconds` at first, none once Ctrl-C was pressed."""
+
+    def __init__(self, seconds: float) -> None:
+        self.end, self.interrupted = time.perf_counter() + seconds, False
+
+    def __call__(self) -> float:
+        return 0.0 if self.interrupted else self.end - time.perf_counter()
+
+    def share(self, share: float) -> float:
+        """So much of what is left, and never nothing: a search finds something in a moment, too."""
+        return max(share * self(), 1e-3)
+
+    def within(self, seconds: float) -> Callable[[], float]:
+        """The seconds that are left of these `seconds` from now on, and of the command."""
+        end = time.perf_counter() + seconds
+        return lambda: min(self(), end - time.perf_counter())
+
+    @contextlib.contextmanager
+    def stopped_by_interrupts(self) -> Iterator[None]:
+        """The first Ctrl-C makes this clock say 0; the second ends the process at once, whatever it is in."""
+
+        def stop(number: int, frame: object) -> None:
+            self.interrupted = True
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            with contextlib.suppress(OSError):  # whoever read it may be gone
+                os.write(2, b"\nstopping with the best placement so far; Ctrl-C again ends at once\n")
+
+        before = signal.getsignal(signal.SIGINT)
+        if before is not signal.SIG_IGN:  # as of a job in the background
+            signal.signal(signal.SIGINT, stop)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def _machine(
+    gpus: int | None, gpus_per_node: int | None, levels: str | None, costs: str | None
+) -> tuple["int | Topology", list[float] | None, "Levels"]:
+    """(what `exflow.place` gets as GPUs, costs of hops or None, the levels that these make)."""
+    from repro.exflow.levels import make_levels, parse_levels
+
+    if (gpus is None) == (levels is None):
+        raise ValueError("--gpus and --levels: give one of them")
+    with _naming(f"--levels {levels}"):
+        machine = gpus if gpus is not None else parse_levels(levels or "")
+    with _naming(f"--costs {costs}"):
+        prices = None if costs is None else [float(cost) for cost in costs.split(",")]
+    known = make_levels(machine, gpus_per_node, prices)
+    for name in set(known.names) & set(TAKEN):
+        raise ValueError(f"--levels {levels}: {name}_hops is of something else in the result, allowed: any other name")
+    return machine, prices, known
+
+
+def _compile(on_tokens: bool) -> None:
+    """Compile what numba compiles, or load it from its cache, before the clock starts: seconds the first time."""
+    import numpy as np
+
+    from repro import exflow
+    from repro.exflow.bound import b_matching
+    from repro.exflow.search import portfolio
+
+    trace = exflow.Trace(np.array([[[0, 1], [2, 3]]]), 4)
+    counts = exflow.transitions(trace)
+    portfolio.compile_kernels()
+    b_matching(counts[0], 2)
+    if on_tokens:
+        exflow.place_for_fanout(trace, exflow.place(counts, 2, method="contiguous"), sweeps=1)
+
+
+def _show(result: dict[str, float], json_: bool) -> None:
+    if result["bound_share"] < 1:
+        done = f"{result['bound_share']:.0%}"
+        stderr.print(f"bound: complete for {done} of the pairs of layers when the time was over, weaker for the others")
     if json_:
         return emit(result)
     for name, value in result.items():
-        stdout.print(f"{name:27} {value:.4f}")
+        stdout.print(f"{name:27} {value:.4f}", markup=False)
 
 
 @contextlib.contextmanager
@@ -154,20 +258,25 @@ def _naming(option: str) -> Iterator[None]:
         raise ValueError(f"{option}: {error}") from error
 
 
-def _numbers(placement: "Placement", routing: "Trace", counts: "np.ndarray", by_level: bool) -> dict[str, float]:
-    """Cost, bound and gap of a placement on the trace and its counts."""
+def _numbers(
+    placement: "Placement", routing: "Trace", counts: "np.ndarray", by_level: bool, clock: Callable[[], float]
+) -> dict[str, float]:
+    """Cost, bound and gap of a placement on the trace and its counts. The bound gets what is left on the clock."""
     from repro import exflow
+    from repro.exflow.bound import lower_bound_within
 
-    cost, bound = exflow.evaluate(placement, counts), exflow.lower_bound(counts, placement.gpus)
+    cost = exflow.evaluate(placement, counts)
+    fan_out = asdict(exflow.fan_out(placement, routing)) if routing.k > 1 else {}
+    bound, share = lower_bound_within(counts, placement.gpus, clock=clock)
     names = ["hops_per_token", "crossing_fraction", "intra_hops", "inter_hops", "max_load"]
     names += ["max_load_worst_layer"] * (placement.max_load is not None)
     result = {name: getattr(cost, name) for name in names}
-    result |= {"bound": bound, "gap": exflow.gap(cost.crossing_fraction, bound)}
+    result |= {"bound": bound, "gap": exflow.gap(cost.crossing_fraction, bound), "bound_share": share}
     if by_level:
         result["weighted_hops"] = cost.weighted_hops
         by_name = zip(placement.machine.names, cost.level_hops, strict=True)
         result |= {f"{name}_hops": hops for name, hops in by_name}
-    return result | (asdict(exflow.fan_out(placement, routing)) if routing.k > 1 else {})
+    return result | fan_out
 
 
 def _check_output(out: Path | None, format_: str, dense_layers: int, extra_slots: int) -> None:

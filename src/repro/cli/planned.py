@@ -40,7 +40,7 @@ def keep(text: str) -> Path:
             old.unlink(missing_ok=True)
     file = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
     with replacing(file) as temporary:
-        temporary.write_text(text)
+        temporary.write_text(text, "utf-8")
     return file.relative_to(paths.root())
 
 

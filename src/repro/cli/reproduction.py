@@ -18,6 +18,7 @@ from repro import paths
 from repro.claims import registry
 from repro.cli.console import stderr, stdout
 from repro.emulate import netns
+from repro.experiments import stored
 from repro.jobs import journal, runner
 from repro.plan import jobs as plan
 from repro.plan.jobs import Plan
@@ -39,8 +40,8 @@ def run(found: Plan, target: str | None, verbose: bool) -> int:
     _announce(found)
     log = paths.root() / found.results / "snakemake.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    words = [sys.executable, "-m", "snakemake", *([target] if target else [])]
-    words += ["--config", f"tier={found.tier}", f"platform={found.platform}"]
+    words = [sys.executable, "-m", "snakemake", "--config", f"tier={found.tier}", f"platform={found.platform}"]
+    words += ["--", *([target] if target else [])]
     with log.open("w") as output:
         streams: dict[str, Any] = {} if verbose else {"stdout": output, "stderr": subprocess.STDOUT}
         snakemake = subprocess.Popen(words, cwd=paths.root(), **streams)
@@ -95,7 +96,7 @@ class _Watch:
             path = paths.root() / name
             if path.exists() and path.stat().st_mtime >= self.plan.made.timestamp():
                 with contextlib.suppress(record.RecordError):  # a file that is none is no finished point
-                    self.failed += record.read(path).status == "failed"
+                    self.failed += stored.read(path).status == "failed"
                     del self.open[name]
                     complete.add(job.experiment)
         complete -= {job.experiment for job in self.open.values()}
@@ -104,7 +105,7 @@ class _Watch:
 
     def _judge(self, experiment: str) -> None:
         with runner.machine(timed=False, silent=True):  # not while a timed point runs
-            runs = record.collect(paths.root() / self.plan.results / "records" / experiment).records
+            runs = stored.collect(paths.root() / self.plan.results / "records" / experiment).records
             mine = [claim for claim in registry.load() if claim.value and claim.value.experiment == experiment]
             titles = {claim.id: claim.title for claim in mine}
             for verdict in registry.evaluate(mine, runs):
@@ -171,5 +172,5 @@ def _summarise(found: Plan) -> None:
 
 
 def _judged(results: str) -> list[registry.Verdict]:
-    found = record.collect(paths.root() / results / "records")
+    found = stored.collect(paths.root() / results / "records")
     return registry.evaluate(registry.load(), found.records, found.problems)

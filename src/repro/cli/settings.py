@@ -3,24 +3,21 @@
 from collections.abc import Container
 from typing import Any
 
-import yaml
-
 from repro import experiments
 from repro.experiments.base import Point
-from repro.plan import config
+from repro.plan import config, documents
 
 
 def read(pairs: list[str], texts: Container[str] = ()) -> dict[str, Any]:
-    """Values of KEY=VALUE, read as YAML except those of `texts`, where "25" is no number."""
-    values = {}
+    """Values of KEY=VALUE, read as YAML except those of `texts`, where "25" is no number. ValueError names the pair."""
+    values: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals or not key:
             raise ValueError(f"--set {pair}: expected key=value")
-        try:
-            values[key] = yaml.safe_load(text) if text and key not in texts else text
-        except yaml.YAMLError as error:
-            raise ValueError(f"--set {pair}: the value is not valid YAML: {error}") from error
+        if key in values:
+            raise ValueError(f"--set {pair}: {key} is given twice")
+        values[key] = documents.parse(text, f"--set {key}") if text and key not in texts else text
     return values
 
 

@@ -13,6 +13,7 @@ from repro.claims import registry
 from repro.claims.claim import Claim
 from repro.claims.registry import Verdict
 from repro.cli.console import stdout
+from repro.experiments import closest
 
 STYLES = dict(zip(registry.KINDS, ("bold green", "yellow", "bold red", "dim", "dim"), strict=True))
 
@@ -22,19 +23,20 @@ def chosen(claims: Sequence[Claim], which: Sequence[str], experiment: str | None
     for word in which:
         if not any(_fits(claim, word) for claim in claims):
             known = ", ".join(dict.fromkeys(claim.base for claim in claims))
-            raise ValueError(f"no claim {word!r}; allowed: the beginning of an id ({known}) or an arXiv number")
+            near = closest(word, (claim.id for claim in claims))
+            raise ValueError(f"no claim {word!r}{near}; allowed: the beginning of an id ({known}) or an arXiv number")
     found = [claim for claim in claims if not which or any(_fits(claim, word) for word in which)]
     if experiment is None:
         return found
     answered = [claim for claim in found if claim.value is not None and claim.value.experiment == experiment]
     if not answered:
         known = sorted({claim.value.experiment for claim in found if claim.value is not None})
-        raise ValueError(f"--experiment: found {experiment!r}; allowed: {', '.join(known)}")
+        raise ValueError(f"--experiment: found {experiment!r}{closest(experiment, known)}; allowed: {', '.join(known)}")
     return answered
 
 
 def _fits(claim: Claim, word: str) -> bool:
-    return claim.paper == word or claim.base == word or claim.id.startswith(word)
+    return claim.paper == word or (word != "" and claim.id.startswith(word))
 
 
 def show(rows: Sequence[Verdict], titles: Mapping[str, str], grouped: bool, reasons: bool) -> None:

@@ -9,8 +9,19 @@ levels and with its own number of bits. Two routes matter for ZeRO:
 `communicator.py` walks a route with this rank's process groups, `exchange.py` is one hop and the ledger.
 """
 
-from repro.comm.communicator import Communicator, Pending, pipelined
+from repro.comm.communicator import Communicator, ExchangeError, Pending, pipelined
 from repro.comm.exchange import Hop, Ledger
 from repro.comm.route import BLOCK, Route, flat, hierarchical
 
-__all__ = ["BLOCK", "Communicator", "Hop", "Ledger", "Pending", "Route", "flat", "hierarchical", "pipelined"]
+__all__ = [
+    "BLOCK",
+    "Communicator",
+    "ExchangeError",
+    "Hop",
+    "Ledger",
+    "Pending",
+    "Route",
+    "flat",
+    "hierarchical",
+    "pipelined",
+]

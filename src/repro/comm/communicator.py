@@ -19,18 +19,25 @@ from repro.comm.exchange import Hop, Ledger, Steps, Works
 from repro.comm.route import Route, ring_orders
 from repro.topology import Topology
 
-_TAGS = 1 << 24  # message tags wrap around there
+# A message's tag is a label of what is sent and a counter; both wrap around, gloo takes 31 bits.
+_LABELS, _COUNTS = 1 << 11, 1 << 20
+
+
+class ExchangeError(RuntimeError):
+    """Messages of other ranks did not come in the time of their process group, or the connection is gone. What was
+    being exchanged is incomplete, and the group is of no further use."""
 
 
 class Pending(dist.Work):
-    """A collective that was started: its first messages are under way. `wait` finishes it and returns the result.
+    """A collective that was started: its first messages are under way. `wait` finishes it and returns the result; when
+    it fails, with an ExchangeError if another rank is the reason, it does so at every call.
 
     All ranks must start and wait in the same order: later hops are sent by `wait`.
     """
 
     def __init__(self, steps: Generator[Works, None, Any]) -> None:
         super().__init__()
-        self._steps, self._result = steps, None
+        self._steps, self._result, self._error = steps, None, ""
         self._works = self._advance()
 
     def _advance(self) -> Works | None:
@@ -43,11 +50,27 @@ class Pending(dist.Work):
 
     def wait(self, timeout: object = None) -> Any:
         """The result, when all messages have arrived."""
-        while self._works is not None:
-            for work in self._works:
-                work.wait()
-            self._works = self._advance()
+        if self._error:
+            raise ExchangeError(self._error)
+        try:
+            while self._works is not None:
+                for work in self._works:
+                    _arrive(work)
+                self._works = self._advance()
+        except BaseException as error:  # else a second call would give a result without what has not come
+            self._error = str(error) or type(error).__name__
+            raise
         return self._result
+
+
+def _arrive(work: dist.Work) -> None:
+    try:
+        work.wait()
+    except RuntimeError as error:
+        raise ExchangeError(
+            "messages of other ranks did not come: a rank has ended, or does something else since an exception that "
+            f"it survived ({error})"
+        ) from error
 
 
 def pipelined(collectives: Iterable[Generator[Works, None, Any]]) -> list[Any]:
@@ -70,7 +93,7 @@ class Communicator:
         self.ledger = Ledger(topology, dist.get_rank())
         self._meshes: dict[tuple[str, ...], DeviceMesh] = {}
         self._hops: dict[Route, list[Hop]] = {}
-        self._tag = 0
+        self._rounds = self._label = 0
 
     def mesh(self, levels: tuple[str, ...]) -> DeviceMesh:
         """1-D mesh of the ranks that differ from this one in `levels` only; levels are consecutive, innermost first."""
@@ -101,9 +124,26 @@ class Communicator:
             self._hops[route] = hops
         return self._hops[route]
 
+    @property
+    def position(self) -> int:
+        """Rounds of messages that this rank has started: equal on ranks that are at the same place of one program."""
+        return self._rounds
+
+    def labelled(self, label: int, steps: Generator[Works, None, Any]) -> Generator[Works, None, Any]:
+        """`steps`, whose messages meet only those that other ranks send with the same label: ranks that are not at the
+        same place wait for each other, and never take one tensor for another. (On gloo; NCCL goes by order alone.)"""
+        while True:
+            self._label = label
+            try:
+                works = next(steps)
+            except StopIteration as end:
+                return end.value
+            yield works
+
     def _next_tag(self) -> int:
-        self._tag = (self._tag + max(level.size for level in self.topology.levels)) % _TAGS  # a tag per ring
-        return self._tag
+        self._rounds += 1
+        rings = max(level.size for level in self.topology.levels)  # at most: a tag for each
+        return self._label % _LABELS * _COUNTS + self._rounds * rings % (_COUNTS - rings)
 
     def all_gather(self, shard: Tensor, route: Route | None, out: Tensor | None = None) -> Tensor:
         """Flat shard [n] of every rank to [ranks * n] in rank order, same dtype; with `out` into that tensor, of which

@@ -100,6 +100,7 @@ class Hop:
         if full is None:
             full = payload.new_empty(self.size, payload.numel())
         if self.native:
+            self.next_tag()  # counted, though not sent with it
             self._count_ring(payload.numel() * payload.element_size())
             dist.all_gather_single(full.view(-1), payload, group=self.group)
             return full
@@ -152,6 +153,7 @@ class Hop:
         """By the backend's collectives: reduce-scatter, or all-to-all of quantised payloads and a local sum."""
         encoded, me = self.encode(chunks), self.group.rank()
         nbytes_per_peer = encoded[0].numel() * encoded.element_size()
+        self.next_tag()
         if self.bits >= 16:
             self._count_ring(nbytes_per_peer)
             total = torch.empty_like(encoded[0])

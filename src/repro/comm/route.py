@@ -30,8 +30,8 @@ class Route:
             raise ValueError(f"a route needs hops of at least one level and bits for each, found {self}")
         if wrong := [bits for bits in self.bits if bits not in BITS]:
             raise ValueError(f"bits {wrong[0]} is not a wire format, allowed: {', '.join(map(str, BITS))}")
-        if self.block < 1:
-            raise ValueError(f"block is {self.block}, must be at least 1")
+        if not isinstance(self.block, int) or self.block < 1:
+            raise ValueError(f"block is {self.block!r}, must be an integer of at least 1")
 
     def within(self, levels: Sequence[str]) -> "Route | None":
         """The part of this route that runs over `levels`; None when nothing is left."""

@@ -1,5 +1,6 @@
 """The shaped network between GCDs of the box: a namespace per GCD, wired as `repro.emulate.netns` does for ranks."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -7,9 +8,7 @@ from pathlib import Path
 from repro.emulate.netns import Fabric
 from repro.topology import Topology, frontier
 
-GCDS = "repro-box-gcd-"  # names of the namespaces begin so, and end with the GCD's number, counted over all nodes
-FOLDER = Path("/run/repro-box")  # all files of the box
-LIKE = FOLDER / "etc/like"  # holds the name of the machine whose nodes the box has
+HERE = Path("/etc/slurm/box.json")  # inside a node: `like`, the machine whose nodes the box has, and its `prefix`
 MAX_NODES = 16
 
 
@@ -22,20 +21,25 @@ def machine(like: str, nodes: int) -> Topology:
 
 
 class BoxFabric(Fabric):
-    """A fabric that outlives the process that built it. Its namespaces are named by GCD, not by owner."""
+    """A fabric that outlives the process that built it. Its namespaces are named by box and GCD, counted over all
+    nodes: `prefix` and the number."""
 
     shared = True
-    _prefix = GCDS
+
+    def __init__(self, topology: Topology, prefix: str) -> None:
+        super().__init__(topology)
+        self._prefix = prefix
 
 
 class JobFabric(BoxFabric):
     """The links of a job's `nodes` (1, 2, ...), on which its ranks make up `topology`. The first rank gives them its
-    rates when it enters. ValueError where a node lacks the packages or GCDs."""
+    rates when it enters. ValueError where a node lacks the packages or GCDs; FileNotFoundError outside a node."""
 
     def __init__(self, topology: Topology, nodes: Sequence[int], first: bool) -> None:
-        super().__init__(topology)
+        here = json.loads(HERE.read_text())
+        super().__init__(topology, here["prefix"])
         gcds, packages, count = (level.size for level in topology.levels)
-        self._machine = machine(LIKE.read_text(), MAX_NODES)
+        self._machine = machine(here["like"], MAX_NODES)
         has_gcds, has_packages, _ = (level.size for level in self._machine.levels)
         if gcds > has_gcds or packages > has_packages or count != len(nodes):
             raise ValueError(

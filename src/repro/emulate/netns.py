@@ -12,27 +12,26 @@ Everything but the ranks' ends lives in a namespace of its own, so addresses may
 
 import ctypes
 import functools
-import itertools
 import json
 import math
 import os
+import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from repro.emulate import owners
 from repro.topology import Level, Topology
 
 _NAMESPACES = Path("/run/netns")
-_MARK = "repro"  # namespaces are called repro-<owner's pid>-<its start time>-<number of the fabric>-<rank or "fab">
 _CLONE_NEWNET = 0x40000000
 # Jumbo frames, as fast networks have them. No segmentation offload: a packet of up to 64 KiB would need a burst of that
 # size, and what fits a burst passes an idle link at once. With 32 KiB no plan is faster than its bytes.
 _PACKETS = "mtu 9000 gso_max_size 9000"
 _BURST = 32768  # bytes
 _QUEUE = 1_000_000  # bytes; the default of 1000 packets would hold 64 MB, seconds of delay
-_numbers = itertools.count()
 
 
 class FabricError(RuntimeError):
@@ -43,12 +42,12 @@ class Fabric:
     """Context manager: the network of `topology` (three levels, innermost first) exists inside the `with` block.
 
     Raises ValueError for a topology it cannot shape, FabricError when the machine refuses. Networks of owners that were
-    killed are removed on entry.
+    killed are removed on entry (`repro.emulate.owners`). Namespaces are called `repro-<owner's pid>-<random>-<rank>`.
     """
 
     interface = "eth0"
     shared = False  # whether processes may enter it that its owner did not start
-    _prefix = ""  # of its namespaces
+    _owned = _prefix = ""  # its record; how its namespaces begin
 
     def __init__(self, topology: Topology) -> None:
         _check(topology)
@@ -59,17 +58,28 @@ class Fabric:
     def __enter__(self) -> "Fabric":
         if reason := _lacking():
             raise FabricError(reason)
-        _remove_stale()
-        self._prefix = f"{_MARK}-{os.getpid()}-{_start_time(os.getpid())}-{next(_numbers)}-"
+        self._owned = f"{os.getpid()}-{secrets.token_hex(4)}"
+        self._prefix = f"repro-{self._owned}-"
+        try:
+            for left in owners.abandoned():
+                remove(left)
+            owners.claim(self._owned, self.namespaces())
+        except OSError as error:
+            raise FabricError(str(error)) from error
         try:
             self.build()
         except BaseException:
-            remove(self._prefix)
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        remove(self._prefix)
+        remove(self.namespaces())
+        owners.release(self._owned)
+
+    def namespaces(self) -> list[str]:
+        """Names of all that it is made of: the ranks', and the one of the wires between them."""
+        return [self._prefix + "fab", *map(self.namespace, range(self.topology.world_size))]
 
     def namespace(self, rank: int) -> str:
         """Name of the network namespace of `rank`."""
@@ -102,7 +112,7 @@ class Fabric:
     def build(self) -> None:
         """Make it, with links of the topology's rates; FabricError when the machine refuses."""
         fab, ranks = self._prefix + "fab", range(self.topology.world_size)
-        command(["ip", "-batch", "-"], [f"netns add {name}" for name in (fab, *map(self.namespace, ranks))])
+        command(["ip", "-batch", "-"], [f"netns add {name}" for name in self.namespaces()])
         command(["ip", "-n", fab, "-batch", "-"], list(_links(self.topology, self._prefix)))
         command(["tc", "-n", fab, "-batch", "-"], list(_uplinks(self.topology)))
         for rank in ranks:
@@ -252,32 +262,24 @@ def command(words: list[str], lines: list[str] | None = None) -> str:
     raise FabricError(f"`{' '.join(failing)}` failed: {said.partition('Command failed -:')[0].strip() or said}")
 
 
-def remove(prefix: str) -> None:
-    """Delete the namespaces whose names start with `prefix`, and with them all that is in them."""
-    for name in names(prefix):
+def remove(namespaces: Iterable[str]) -> None:
+    """Delete the namespaces that are there, and with them all that is in them."""
+    for name in namespaces:
         try:
-            command(["ip", "netns", "del", name])
+            if present(name):
+                command(["ip", "netns", "del", name])
         except FabricError:
-            if (_NAMESPACES / name).exists():  # else another process removed the same stale network
+            if present(name):  # else another process removed the same abandoned network
                 raise
 
 
-def _remove_stale() -> None:
-    for name in names(_MARK + "-"):
-        parts = name.split("-")
-        if len(parts) == 5 and parts[1].isdigit() and _start_time(int(parts[1])) != parts[2]:
-            remove("-".join(parts[:4]) + "-")
+def present(namespace: str) -> bool:
+    return (_NAMESPACES / namespace).exists()
 
 
-def names(prefix: str) -> list[str]:
-    """Network namespaces whose names start so."""
-    return sorted(path.name for path in _NAMESPACES.glob(prefix + "*"))
-
-
-def _start_time(pid: int) -> str | None:
-    """Kernel ticks at which process `pid` began (a later one with that pid has another); None when it is gone."""
+def inode(namespace: str) -> int | None:
+    """By which a process in the namespace is known (`/proc/<pid>/ns/net`); None where it is not there."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (_NAMESPACES / namespace).stat().st_ino
     except OSError:
         return None
-    return None if fields[0] == "Z" else fields[19]

@@ -28,7 +28,8 @@ from repro.exflow.serving.export import FORMATS
 from repro.exflow.serving.fanout import fan_out, place_for_fanout
 from repro.exflow.serving.replicas import evaluate_replicas, place_replicas
 from repro.exflow.serving.slots import Replicas
-from repro.exflow.trace import Trace, load_trace, transitions
+from repro.exflow.trace import Trace, transitions
+from repro.exflow.trace_files import load_trace
 
 __all__ = [
     "FORMATS",

@@ -51,6 +51,14 @@ def busiest(load: np.ndarray, gpu: np.ndarray, gpus: int) -> np.ndarray:
     return np.divide(most * gpus, total, out=even, where=total > 0)
 
 
+def check_counts(counts: np.ndarray) -> None:
+    """ValueError unless `counts` are transition counts, [layers-1, E, E]."""
+    if counts.ndim != 3 or counts.shape[1] != counts.shape[2] or 0 in counts.shape:
+        raise ValueError(f"transition counts have shape {counts.shape}, must be [layers-1, E, E]")
+    if not np.isfinite(counts).all() or (counts < 0).any() or not counts.any():
+        raise ValueError("transition counts must be finite, not negative and not all zero")
+
+
 def check_shapes(placed: tuple[int, ...], routed: tuple[int, int]) -> None:
     """ValueError unless a placement and routing have equal (layers, experts)."""
     if placed != routed:

@@ -1,6 +1,6 @@
 """Mixed-integer programs for HiGHS, on one thread."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import highspy
@@ -41,7 +41,7 @@ def load(model: Program, time_limit_s: float, seed: int = 0) -> highspy.Highs:
     for option, value in (
         ("output_flag", False),
         ("time_limit", time_limit_s),
-        ("random_seed", seed),
+        ("random_seed", seed % 2**31),  # HiGHS takes no more
         ("threads", 1),
         ("mip_lp_solver", "ipm"),  # the first relaxation is so degenerate that simplex overruns the time limit on it
         ("mip_heuristic_effort", 1.0),  # as the published solver's Heuristics=1.0
@@ -51,14 +51,20 @@ def load(model: Program, time_limit_s: float, seed: int = 0) -> highspy.Highs:
     return solver
 
 
-def minimise(model: Program, start: np.ndarray, time_limit_s: float, seed: int) -> tuple[np.ndarray, float, bool]:
-    """(v, lower bound on the objective, whether the time limit came before the proof); `start` is a feasible v."""
+def minimise(
+    model: Program, start: np.ndarray, time_limit_s: float, seed: int, clock: Callable[[], float] | None = None
+) -> tuple[np.ndarray, float, bool]:
+    """(v, lower bound on the objective, whether the time limit came before the proof); `start` is a feasible v. `clock`
+    gives the seconds that are left of a longer job, and is asked now and then."""
     solver, guess = load(model, time_limit_s, seed), highspy.HighsSolution()
+    if clock is not None:
+        for callback in (solver.cbSimplexInterrupt, solver.cbIpmInterrupt, solver.cbMipInterrupt):
+            callback.subscribe(lambda event: event.interrupt(clock() <= 0.0))
     guess.col_value = start
     solver.setSolution(guess)
     solver.run()
     status = solver.getModelStatus()
-    known = (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kTimeLimit)
-    assert status in known, solver.modelStatusToString(status)
+    cut = (highspy.HighsModelStatus.kTimeLimit, highspy.HighsModelStatus.kInterrupt)
+    assert status in (*cut, highspy.HighsModelStatus.kOptimal), solver.modelStatusToString(status)
     bound = max(solver.getInfo().mip_dual_bound, 0.0)
-    return np.array(solver.getSolution().col_value), bound, status == highspy.HighsModelStatus.kTimeLimit
+    return np.array(solver.getSolution().col_value), bound, status in cut

@@ -9,6 +9,8 @@ import numpy as np
 from repro.topology import Level, Topology
 
 NODE = "node"
+LEAST_COST, MOST_COST = 1e-9, 1e9  # of a hop: the search adds them up in single precision
+MOST_LEVELS = 16
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,9 @@ def make_levels(gpus: int | Topology, gpus_per_node: int | None = None, costs: S
     """Levels of `gpus` GPUs in nodes of `gpus_per_node` (None: one node), or of any `Topology`.
 
     `costs`: of a hop at each level, innermost first; default 1, 2, 3, ..., for two levels the published solver's.
-    Raises ValueError when nodes are not whole, both a topology and `gpus_per_node` are given, or the costs are not one
-    positive number per level that never falls from the inside out.
+    Raises ValueError when nodes are not whole, both a topology and `gpus_per_node` are given, there are more than
+    MOST_LEVELS, or the costs are not one number from LEAST_COST to MOST_COST per level that never falls from the inside
+    out.
     """
     if isinstance(gpus, Topology):
         if gpus_per_node is not None:
@@ -70,10 +73,14 @@ def make_levels(gpus: int | Topology, gpus_per_node: int | None = None, costs: S
         raise ValueError(f"gpus_per_node is {gpus_per_node}: {gpus} GPUs do not make whole nodes of {gpus_per_node}")
     else:
         names, sizes = (NODE, "cluster"), (gpus_per_node, gpus // gpus_per_node)
+    if len(sizes) > MOST_LEVELS:
+        raise ValueError(f"the machine has {len(sizes)} levels, allowed: at most {MOST_LEVELS}")
     costs = tuple(range(1, len(sizes) + 1)) if costs is None else tuple(costs)
     if len(costs) != len(sizes):
         raise ValueError(f"costs are {costs}, must be one per level, innermost first: {', '.join(names)}")
-    if not all(0 < cost < math.inf for cost in costs) or list(costs) != sorted(costs):
+    if not all(LEAST_COST <= cost <= MOST_COST for cost in costs):
+        raise ValueError(f"costs are {costs}, must be positive: {LEAST_COST:g} to {MOST_COST:g}")
+    if list(costs) != sorted(costs):
         raise ValueError(f"costs are {costs}, must be positive and not decreasing from the innermost level out")
     return Levels(names, sizes, tuple(float(cost) for cost in costs))
 
@@ -84,7 +91,7 @@ def parse_levels(text: str) -> Topology:
     levels = []
     for item in text.split(","):
         name, equals, size = item.partition("=")
-        if not (name.strip() and equals and size.strip().isdecimal()):
+        if not (name.strip() and name.isprintable() and equals and size.strip().isdecimal()):
             raise ValueError(f"{item!r} is not NAME=SIZE, as in node=8,rack=4,cluster=2 (innermost level first)")
         levels.append(Level(name.strip(), int(size)))
     return Topology(tuple(levels))

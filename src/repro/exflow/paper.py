@@ -39,6 +39,8 @@ from numba import njit
 from repro.exflow import highs
 from repro.exflow.highs import Program
 
+LARGEST_PROGRAM = 6_000_000  # rows (11-12): more take a minute to build, and HiGHS then runs past any time limit
+
 # What places one group of `staged`: (members, counts, parts, share of the time left) to int64 [layers, n].
 Solve = Callable[[np.ndarray, np.ndarray, int, float], np.ndarray]
 
@@ -60,9 +62,15 @@ def count_transitions(here: np.ndarray, there: np.ndarray, counts: np.ndarray) -
 def program(counts: np.ndarray, parts: int) -> Program:
     """Step 2. Columns are x^p_{i,j} in the order (j, i, p), then an R for each pair of experts that a token takes.
 
-    `counts`: [layers-1, E, E]. R is left continuous: minimising pushes it to 0 or 1 once x is binary.
+    `counts`: [layers-1, E, E]. R is left continuous: minimising pushes it to 0 or 1 once x is binary. ValueError for
+    more than LARGEST_PROGRAM rows.
     """
     layers, experts = len(counts) + 1, counts.shape[1]
+    rows = 2 * int(np.count_nonzero(counts)) * (parts if parts > 2 else 1)
+    if rows > LARGEST_PROGRAM:
+        raise ValueError(
+            f"the integer program has {rows:,} rows, allowed: {LARGEST_PROGRAM:,}; method affinity has none"
+        )
     x = np.arange(layers * experts * parts).reshape(layers, experts, parts)
     layer, a, b = np.nonzero(counts)
     hop = x.size + np.arange(len(layer))
@@ -94,18 +102,24 @@ class Solution:
         return (self.hops - self.bound) / self.hops if self.hops > 0 else 0.0
 
 
-def solve(counts: np.ndarray, parts: int, time_limit_s: float, seed: int = 0) -> Solution:
+def solve(
+    counts: np.ndarray, parts: int, time_limit_s: float, seed: int = 0, clock: Callable[[], float] | None = None
+) -> Solution:
     """Step 3. Split the experts of `counts`, [layers-1, n, n], n a multiple of `parts`, into `parts` groups.
 
-    HiGHS starts from rank order, so that there is an answer however short the time.
+    HiGHS starts from rank order, so that there is an answer however short the time. `clock` gives the seconds that are
+    left of a longer job.
     """
+    deadline = time.perf_counter() + time_limit_s
     group = contiguous(len(counts) + 1, counts.shape[1], parts)
     if parts == 1 or not counts.any():
         return Solution(group, 0.0, 0.0, False)
     model = program(counts, parts)
     hop = (group[:-1, :, None] != group[1:, None, :])[counts > 0]
     start = np.concatenate([np.eye(parts)[group].ravel(), hop.astype(float)])
-    found, bound, time_limited = highs.minimise(model, start, time_limit_s, seed)
+    found, bound, time_limited = start, 0.0, True
+    if (left := deadline - time.perf_counter()) > 0:
+        found, bound, time_limited = highs.minimise(model, start, left, seed, clock)
     x = found[: model.integers].reshape(*group.shape, parts) > 0.5
     assert (x.sum(axis=2) == 1).all(), "HiGHS returned no integer solution despite a feasible start"
     group = x.argmax(axis=2)
@@ -120,6 +134,7 @@ def place(
     time_limit_s: float = 30.0,
     seed: int = 0,
     report: Callable[[float], None] = lambda fraction: None,
+    clock: Callable[[], float] | None = None,
 ) -> tuple[np.ndarray, list[Solution]]:
     """Step 4. (GPU of every expert, int64 [layers, E], the solution of each program) for `counts`, [layers-1, E, E].
 
@@ -131,7 +146,7 @@ def place(
 
     def solve_group(_: np.ndarray, inside: np.ndarray, parts: int, share: float) -> np.ndarray:
         left = max(deadline - time.perf_counter(), 0.0)
-        solutions.append(solve(inside, parts, left * share, seed))
+        solutions.append(solve(inside, parts, left * share, seed, clock))
         report(len(solutions) / programs)
         return solutions[-1].group
 

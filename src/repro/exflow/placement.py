@@ -15,10 +15,10 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from repro.exflow import paper
-from repro.exflow.evaluate import Cost, busiest, check_shapes, distances, loads, total_cost
+from repro.exflow.evaluate import Cost, busiest, check_counts, check_shapes, distances, loads, total_cost
 from repro.exflow.levels import Levels, make_levels
 from repro.exflow.search import balance, portfolio
-from repro.exflow.search.portfolio import Budget, Progress
+from repro.exflow.search.portfolio import Budget, Clock, Progress
 from repro.exflow.search.problem import Problem
 from repro.exflow.trace import Trace, transitions
 from repro.topology import Topology
@@ -32,7 +32,7 @@ class Placement:
 
     `levels`: the machine; None: nodes of `gpus_per_node` GPUs, hops cost 1 inside and 2 between them. `note` says in
     words how it was found. `optimal`: proven to have the fewest hops on the counts it was given. `mip_gap`: worst
-    relative gap that the solver reports for a stage of `exflow`, None for other methods.
+    relative gap that the solver reports for a stage of `exflow`, None for other methods. ValueError for other GPUs.
     """
 
     gpu: np.ndarray
@@ -46,6 +46,12 @@ class Placement:
     seconds: float = 0.0
     levels: Levels | None = None
     max_load: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.gpu.ndim != 2 or self.gpu.dtype.kind not in "iu" or not self.gpu.size:
+            raise ValueError(f"gpu is {self.gpu.dtype} {self.gpu.shape}, must be integers [layers, experts]")
+        if self.gpu.min() < 0 or self.gpu.max() >= self.gpus:
+            raise ValueError(f"gpu is {self.gpu.min()} to {self.gpu.max()}, allowed: 0 to {self.gpus - 1}")
 
     @property
     def machine(self) -> Levels:
@@ -89,6 +95,7 @@ def place(
     *,
     costs: Sequence[float] | None = None,
     max_load: float | None = None,
+    clock: Clock | None = None,
 ) -> Placement:
     """Place the experts of `counts` (transition counts, [layers-1, E, E]) on P GPUs, E/P per GPU and layer.
 
@@ -104,13 +111,14 @@ def place(
     `affinity`, where it is not exact, uses all of `time_limit_s` if that is given alone. `rounds`: so many in each
     stage; `seed` and `rounds` then fix the result, unless a time limit cuts it short (`time_limited`). With neither, 60
     rounds in at most 30 s. `exflow` takes the time limit (30 s) and depends on it wherever it hits it. Compilation is
-    not counted in `seconds`. `progress` is called with the fraction done and a text.
+    not counted in `seconds`. `progress` is called with the fraction done and a text. `clock` gives the seconds that are
+    left of a longer job, and is asked every few milliseconds: where it says 0, the best placement so far is returned.
 
     `max_load` (affinity only): the busiest GPU of each layer gets at most so many times the even share of the tokens of
     `counts` (up to rounding, 1e-9). ValueError names the layer and its hottest expert where no such placement is found.
 
-    Raises ValueError when E is no multiple of P, the levels or costs are none (`levels.make_levels`), or the counts are
-    not such counts.
+    Raises ValueError when E is no multiple of P, the levels or costs are none (`levels.make_levels`), the counts are
+    not such counts, or an integer program is too large (`paper.LARGEST_PROGRAM`).
     """
     levels = make_levels(gpus, gpus_per_node, costs)
     _check(counts, levels.gpus, method, time_limit_s, rounds, max_load)
@@ -119,7 +127,7 @@ def place(
     if method == "affinity":
         portfolio.compile_kernels()
     start = time.perf_counter()
-    budget = Budget(rounds, start + (TIME_LIMIT_S if time_limit_s is None else time_limit_s), progress)
+    budget = Budget(rounds, start + (TIME_LIMIT_S if time_limit_s is None else time_limit_s), progress, clock=clock)
     task = Task(np.ascontiguousarray(counts, np.float64), levels, seed, budget, max_load)
     with threadpool_limits(1, user_api="blas"):  # matrices are small: more threads wait more than they compute
         gpu, found = METHODS[method](task)
@@ -157,7 +165,8 @@ def evaluate(placement: Placement, routing: Trace | np.ndarray) -> Cost:
 
 
 def _programs(task: Task, stages: list[int]) -> Found:
-    gpu, solved = paper.place(task.counts, stages, task.budget.left(), task.seed, task.budget.report)
+    budget = task.budget
+    gpu, solved = paper.place(task.counts, stages, budget.left(), task.seed, budget.report, budget.clock)
     limited = [s for s in solved if s.time_limited]
     gap = max(s.gap for s in solved)
     note = f"{len(solved)} integer programs, {len(solved) - len(limited)} solved to optimality"
@@ -228,10 +237,7 @@ METHODS: dict[str, Callable[[Task], Found]] = {
 def _check(
     counts: np.ndarray, gpus: int, method: str, time_limit_s: float | None, rounds: int | None, max_load: float | None
 ) -> None:
-    if counts.ndim != 3 or counts.shape[1] != counts.shape[2] or 0 in counts.shape:
-        raise ValueError(f"transition counts have shape {counts.shape}, must be [layers-1, E, E]")
-    if not np.isfinite(counts).all() or (counts < 0).any() or not counts.any():
-        raise ValueError("transition counts must be finite, not negative and not all zero")
+    check_counts(counts)
     if counts.shape[1] % gpus:
         raise ValueError(f"{counts.shape[1]} experts per layer cannot be shared evenly by {gpus} GPUs")
     if method not in METHODS:

@@ -3,20 +3,17 @@
 A trace has sequence boundaries, so that a placement can be judged on sequences that it never saw.
 """
 
-import zipfile
-import zlib
+import math
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow.parquet
-from numpy.typing import DTypeLike
 
 from repro.exflow.paper import count_transitions
 
-MOST_EXPERTS = 4096  # the counts take E² numbers a layer; no model has a quarter of this
+MOST_EXPERTS = MOST_LAYERS = 4096  # no model has a quarter of these; the kernels count experts in int16
+MOST_COUNTS = 2**27  # (layers-1)·E² transition counts: a gigabyte, of which the search takes several
 BLOCK = 65_536  # tokens counted at a time: memory stays flat however long a (memory-mapped) trace is
 
 
@@ -26,7 +23,8 @@ class Trace:
 
     `sequences`: int [tokens], the sequence each token belongs to (None: unknown). `source` names the trace in messages.
     `weights`: float, shaped like `experts`, how strongly the router chose each (None: unknown).
-    ValueError names `source` and what is wrong: a float dtype, another rank, the first row with an id out of range.
+    ValueError names `source` and what is wrong: a float dtype, another rank, the first row with an id out of range,
+    more than MOST_EXPERTS experts or MOST_LAYERS layers.
     """
 
     experts: np.ndarray
@@ -36,14 +34,13 @@ class Trace:
     weights: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        _check_shape(self.experts, self.source)
-        if self.num_experts < 1:
-            raise ValueError(f"{self.source}: num_experts is {self.num_experts}, must be at least 1")
+        check_shape(self.experts.dtype, self.experts.shape, self.source)
+        if not 1 <= self.num_experts <= MOST_EXPERTS:
+            raise ValueError(f"{self.source}: num_experts is {self.num_experts}, allowed: 1 to {MOST_EXPERTS}")
+        if self.k > self.num_experts:
+            raise ValueError(f"{self.source}: top-{self.k} routing of {self.num_experts} experts")
         for start in range(0, self.tokens, BLOCK):
-            block = self.experts[start : start + BLOCK]
-            if len(bad := np.argwhere((block < 0) | (block >= self.num_experts))):
-                (row, layer, *_), found, last = bad[0], block[tuple(bad[0])], self.num_experts - 1
-                raise ValueError(f"{self.source}: row {start + row}, layer {layer}: expert {found} is not in 0..{last}")
+            self._checked(start)
         if self.sequences is not None and self.sequences.shape != (self.tokens,):
             raise ValueError(
                 f"{self.source}: sequence ids {self.sequences.shape}, need one for each of {self.tokens} tokens"
@@ -63,6 +60,19 @@ class Trace:
     def k(self) -> int:
         """Experts per token and layer."""
         return 1 if self.experts.ndim == 2 else self.experts.shape[2]
+
+    def _checked(self, start: int) -> np.ndarray:
+        """The BLOCK of `experts` from row `start` on; ValueError names the first row with an id out of range."""
+        block = self.experts[start : start + BLOCK]
+        if len(bad := np.argwhere((block < 0) | (block >= self.num_experts))):
+            (row, layer, *_), found, last = bad[0], block[tuple(bad[0])], self.num_experts - 1
+            raise ValueError(f"{self.source}: row {start + row}, layer {layer}: expert {found} is not in 0..{last}")
+        return block
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """int16 [layers, up to BLOCK tokens, k], contiguous, one after another. Ids are checked again: the array may
+        have been written to since, or the file that it maps, and the kernels check nothing."""
+        return (by_layer(self._checked(start)) for start in range(0, self.tokens, BLOCK))
 
     def top(self, k: int) -> "Trace":
         """The same trace with the first `k` experts of each token and layer; ValueError when it has fewer."""
@@ -100,97 +110,36 @@ class Trace:
         return self.take(train), self.take(~train)
 
 
-def by_layer(experts: np.ndarray, dtype: DTypeLike | None = None) -> np.ndarray:
-    """Integer [layers, tokens, k], contiguous, of `experts` as in a `Trace`."""
+def by_layer(experts: np.ndarray) -> np.ndarray:
+    """int16 [layers, tokens, k], contiguous, of `experts` as in a `Trace`."""
     experts = experts[:, :, None] if experts.ndim == 2 else experts
-    return np.ascontiguousarray(experts.transpose(1, 0, 2), dtype)
+    return np.ascontiguousarray(experts.transpose(1, 0, 2), np.int16)
 
 
 def transitions(trace: Trace) -> np.ndarray:
     """float64 [layers-1, E, E]: tokens that go from expert a of layer l to expert b of layer l+1.
 
     With top-k routing each of the k·k pairs of a token weighs 1/k², so that a token always weighs 1 per pair of layers.
+    ValueError where that are more than MOST_COUNTS numbers.
     """
-    pairs = np.zeros((trace.layers - 1, trace.num_experts, trace.num_experts), np.int64)
+    shape = (trace.layers - 1, trace.num_experts, trace.num_experts)
+    if (numbers := math.prod(shape)) > MOST_COUNTS:
+        machine = f"{trace.layers} layers of {trace.num_experts} experts"
+        raise ValueError(f"{trace.source}: {machine} have {numbers:,} transition counts, allowed: {MOST_COUNTS:,}")
+    pairs = np.zeros(shape, np.int64)
     with ThreadPoolExecutor() as threads:
-        for start in range(0, trace.tokens, BLOCK):
-            layers = by_layer(trace.experts[start : start + BLOCK])  # counts of one layer fit a core's cache
+        for layers in trace.blocks():  # counts of one layer fit a core's cache
             list(threads.map(count_transitions, layers[:-1], layers[1:], pairs))
     return pairs / float(trace.k**2)
 
 
-def load_trace(path: str | Path, num_experts: int | None = None, top_k: int | None = None) -> Trace:
-    """Read a trace; ValueError names the file and what is wrong with it, FileNotFoundError when there is none.
-
-    `.npy`      [tokens, layers] or [tokens, layers, k]; memory-mapped
-    `.npz`      `experts` of such a shape; optional `seq_len` [sequences] (tokens of each), `num_experts`, and `weights`
-    `.parquet`  one integer column per layer, in order; an optional column `sequence`
-
-    `num_experts`: experts per layer; None takes the file's, else the highest id + 1 (too low if the last expert is
-    never used). `top_k`: keep the first k experts of a top-k trace; None keeps all.
-    """
-    path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: no such trace")
-    readers = {".npy": _read_numpy, ".npz": _read_numpy, ".parquet": _read_parquet}
-    if not path.is_file():
-        raise ValueError(f"{path}: not a file")
-    if num_experts is not None and num_experts < 1:
-        raise ValueError(f"{path}: num_experts is {num_experts}, must be at least 1")
-    if path.suffix not in readers:
-        raise ValueError(f"{path}: unknown kind of trace {path.suffix!r}, allowed: {', '.join(readers)}")
-    found = readers[path.suffix](path)
-    _check_shape(found["experts"], str(path))
-    if num_experts is not None:
-        found["num_experts"] = num_experts
-    count = found.setdefault("num_experts", int(found["experts"].max()) + 1)
-    if count > MOST_EXPERTS:
-        raise ValueError(f"{path}: {count} experts per layer, allowed: at most {MOST_EXPERTS}")
-    trace = Trace(source=str(path), **found)
-    return trace if top_k is None else trace.top(top_k)
-
-
-def _read_numpy(path: Path) -> dict[str, Any]:
-    try:
-        file = np.load(path, mmap_mode="r")
-        if isinstance(file, np.ndarray) != (path.suffix == ".npy"):
-            raise ValueError("a single array is .npy, an archive is .npz")
-        if isinstance(file, np.ndarray):
-            return {"experts": file}
-        with file:
-            found = {name: file[name] for name in ("experts", "seq_len", "num_experts", "weights") if name in file}
-            names = file.files
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error, TypeError) as error:
-        raise ValueError(f"{path}: not a NumPy {'array' if path.suffix == '.npy' else 'archive'}: {error}") from error
-    if "experts" not in found:
-        raise ValueError(f"{path}: no array `experts`, found: {', '.join(names)}")
-    if (count := found.get("num_experts")) is not None:
-        if count.shape != () or not np.issubdtype(count.dtype, np.integer):
-            raise ValueError(f"{path}: num_experts is {count}, must be one integer")
-        found["num_experts"] = int(count)
-    if (lengths := found.pop("seq_len", None)) is not None:
-        if lengths.ndim != 1 or not np.issubdtype(lengths.dtype, np.integer) or (lengths < 0).any():
-            raise ValueError(f"{path}: seq_len is {lengths.dtype} {lengths.shape}, must be counts, int [sequences]")
-        if lengths.sum() != (tokens := len(found["experts"])):
-            raise ValueError(f"{path}: seq_len sums to {lengths.sum()}, but `experts` has {tokens} tokens")
-        found["sequences"] = np.repeat(np.arange(len(lengths)), lengths)
-    return found
-
-
-def _read_parquet(path: Path) -> dict[str, Any]:
-    try:
-        table = pyarrow.parquet.read_table(path)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: not a Parquet file: {error}") from error
-    columns = {name: table[name].to_numpy() for name in table.column_names}
-    sequences = columns.pop("sequence", None)
-    return {"experts": np.ascontiguousarray(np.array(list(columns.values())).T), "sequences": sequences}
-
-
-def _check_shape(experts: np.ndarray, source: str) -> None:
-    if not np.issubdtype(experts.dtype, np.integer):
-        raise ValueError(f"{source}: dtype is {experts.dtype}, expert ids must be integers")
-    if experts.ndim not in (2, 3):
-        raise ValueError(f"{source}: shape is {experts.shape}, must be [tokens, layers] or [tokens, layers, k]")
-    if experts.shape[0] < 1 or experts.shape[1] < 2 or 0 in experts.shape:
-        raise ValueError(f"{source}: shape is {experts.shape}, need at least one token and two layers")
+def check_shape(dtype: np.dtype, shape: tuple[int, ...], source: str) -> None:
+    """ValueError, which names `source`, unless an array of this dtype and shape can be the experts of a trace."""
+    if dtype.kind not in "iu":
+        raise ValueError(f"{source}: dtype is {dtype}, expert ids must be integers")
+    if len(shape) not in (2, 3):
+        raise ValueError(f"{source}: shape is {shape}, must be [tokens, layers] or [tokens, layers, k]")
+    if shape[0] < 1 or shape[1] < 2 or 0 in shape:
+        raise ValueError(f"{source}: shape is {shape}, need at least one token and two layers")
+    if shape[1] > MOST_LAYERS:
+        raise ValueError(f"{source}: shape is {shape}, which are {shape[1]} layers, allowed: at most {MOST_LAYERS}")

@@ -23,4 +23,4 @@ def fixed_arrivals(requests: int, interval_s: float) -> NDArray[np.float64]:
 def poisson_arrivals(requests: int, mean_interval_s: float, seed: int) -> NDArray[np.float64]:
     """Exponential gaps of the given mean, the first request at 0."""
     gaps = np.random.default_rng(seed).exponential(mean_interval_s, requests)
-    return np.cumsum(gaps) - gaps[0]
+    return np.cumsum(gaps) - gaps[:1]  # none of none

@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
-from numbers import Integral
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from repro.flover.buffers import Buffers, WindowBuffers
 from repro.flover.cuda_graph import GraphedForward
+from repro.flover.fields import number, shown
 from repro.flover.request import FinishReason, Generation, QueueFull, Request, RequestError
 from repro.flover.sampling import GREEDY, next_tokens
 from repro.flover.scheduler import Scheduler
@@ -37,6 +38,11 @@ class ServingReport:
     slot_moves: int = 0
     moved_bytes: int = 0
     cache_bytes: int = 0
+
+    @property
+    def failed(self) -> dict[int, str]:
+        """Cause by request id, of those whose answer broke off."""
+        return {g.request.id: g.cause for g in self.generations if g.finish_reason == "error"}
 
 
 @dataclass(frozen=True)
@@ -74,10 +80,15 @@ class _Batch:
         return [*range(decoding), *(end - 1 for chunk, end in zip(self.chunks, ends, strict=True) if chunk.final)]
 
 
+class EngineTorn(RuntimeError):
+    """An earlier step broke off while it changed what runs, so that no further token would be right."""
+
+
 class Engine:
     """Serves requests on one model. The scheduler is the policy; the baselines are other schedulers. `capacity`: KV
-    positions per slot; `layout`: where they lie (`buffers.LAYOUTS`). Drive it with `submit`, `cancel` and `step`, or
-    let `serve` follow the requests' arrival times. ValueError for a capacity beyond the model's context."""
+    positions per slot; `layout`: where they lie (`buffers.LAYOUTS`). Drive it with `submit`, `cancel` and `step`, from
+    one thread, or let `serve` follow the requests' arrival times. ValueError for a capacity beyond the model's context.
+    """
 
     def __init__(
         self,
@@ -89,25 +100,35 @@ class Engine:
         layout: Callable[[Decoder, int, int], Buffers] = WindowBuffers,
     ) -> None:
         self.model, self.scheduler = model, scheduler
+        capacity = number(int, "capacity", capacity, "a whole number", error=ValueError)
         self.buffers = layout(model, scheduler.slots, capacity)
         self.iterations = self.rows = self.dead_rows = 0
+        self.report = ServingReport()  # of `serve`
         whole = isinstance(model, Decoder) and model.shard is None and model.kernels.capturable
         self._graphs = GraphedForward(model, self.buffers.cache) if whole else None
-        self._gone: list[Generation] = []  # ended before they ran, and not handed out yet
+        self._gone: list[Generation] = []  # ended, and not handed out yet
+        self._ids: set[int] = set()  # of requests that were submitted, and whose answer was not handed out yet
+        self._state: Literal["whole", "in a pass", "torn"] = "whole"  # other than whole: the step before broke off
         self._clock, self._sleep, self._start = clock, sleep, clock()
 
     def submit(self, request: Request) -> None:
-        """Queue a request; without `arrival_s` it arrives now. RequestError: never possible; QueueFull: not now."""
+        """Queue a request; without `arrival_s` it arrives now. RequestError: never possible, or its id is that of a
+        request whose answer was not handed out yet; QueueFull: not now."""
+        request = _arriving(request, self._now())
+        who = f"request {request.id}"
+        if request.id in self._ids:
+            raise RequestError(f"{who}: another of this id was not handed out yet, an id of its own is needed")
         limits = {"a slot": self.buffers.capacity, "the pool": self.buffers.most, "kv_tokens": self.scheduler.kv_tokens}
         for what, most in limits.items():
             if most and request.kv_tokens > most:
-                raise RequestError(f"request {request.id}: needs {request.kv_tokens} KV positions, {what} has {most}")
+                asked = f"prompt of {len(request.prompt)} tokens, max_new_tokens {request.max_new_tokens}"
+                raise RequestError(f"{who}: needs {request.kv_tokens} KV positions, {what} has {most} ({asked})")
         vocab = self.model.config.vocab
-        if bad := [t for t in request.prompt if not (isinstance(t, Integral) and 0 <= t < vocab)]:
-            raise RequestError(f"request {request.id}: token {bad[0]} is outside 0 … {vocab - 1}, whole numbers")
-        if request.arrival_s is None:
-            request = replace(request, arrival_s=self._now())
+        for where in ("prompt", "stop_tokens"):
+            if bad := [token for token in getattr(request, where) if not 0 <= token < vocab]:
+                raise RequestError(f"{who}: token {shown(bad[0])} is outside 0 … {vocab - 1}, in {where}")
         self.scheduler.submit(request)
+        self._ids.add(request.id)
 
     def cancel(self, request_id: int) -> bool:
         """End a request at the next token boundary, with the tokens it has. False when it neither waits nor runs."""
@@ -134,21 +155,40 @@ class Engine:
 
     def step(self) -> list[Generation]:
         """The paper's loop, once: admit at the token boundary, one fused pass, sample, then finish and reorder. Returns
-        the generations that ended."""
-        self._end_late()
-        finished, self._gone = self._gone + self._leave(), []  # cancelled or late since the last step
-        self._admit()
-        self._iterate()
-        return finished + self._leave()
+        the generations that ended.
+
+        No request makes it raise. What the model raises for a whole pass gets out, and changes nothing: the next step
+        hands out what had ended before, if anything had, or repeats the pass. EngineTorn after one that broke off
+        elsewhere (Ctrl-C, a device that is lost).
+        """
+        if self._state == "whole" or not self._gone:
+            self._step()
+        return self._handed_out()
 
     def serve(self, requests: Sequence[Request]) -> ServingReport:
         """Submit each request when its `arrival_s` has come (None: at once), until all have finished. The report names
-        those that were rejected. An engine serves one list: its counters start when it is made."""
-        report = ServingReport()
-        timed = [request if request.arrival_s is not None else replace(request, arrival_s=0.0) for request in requests]
-        pending = deque(sorted(timed, key=lambda request: request.arrived_s))
+        those that were rejected. An engine serves one list: its counters start when it is made.
+
+        When a step raises, that gets out, and `report` has what had ended by then."""
+        report = self.report = ServingReport()
+        pending = deque(
+            sorted((_arriving(request, 0.0) for request in requests), key=lambda request: request.arrived_s)
+        )
         self.prepare()
         self._start = self._clock()
+        try:
+            self._follow(pending, report)
+        finally:
+            report.generations += self._handed_out()  # none, unless a step has raised
+            report.total_seconds = max((g.finish_s for g in report.generations), default=0.0)
+            report.generations.sort(key=lambda generation: generation.request.id)
+            report.iterations, report.rows, report.dead_rows = self.iterations, self.rows, self.dead_rows
+            report.slot_moves, report.moved_bytes = self.buffers.slot_moves, self.buffers.moved_bytes
+            report.cache_bytes = self.buffers.cache.nbytes
+        return report
+
+    def _follow(self, pending: deque[Request], report: ServingReport) -> None:
+        """Serve those `pending`, in order of arrival, until all have ended."""
         while pending or self.ready or self.scheduler.waiting:
             while pending and pending[0].arrived_s <= self._now():
                 request = pending.popleft()
@@ -163,12 +203,23 @@ class Engine:
                 arrival = pending[0].arrived_s if pending else math.inf
                 self._sleep(max(0.0, min(arrival, self.scheduler.next_deadline) - self._now()))
                 self._end_late()
-        report.total_seconds = max((g.finish_s for g in report.generations), default=0.0)
-        report.generations.sort(key=lambda generation: generation.request.id)
-        report.iterations, report.rows, report.dead_rows = self.iterations, self.rows, self.dead_rows
-        report.slot_moves, report.moved_bytes = self.buffers.slot_moves, self.buffers.moved_bytes
-        report.cache_bytes = self.buffers.cache.nbytes
-        return report
+
+    def _step(self) -> None:
+        if self._state == "torn":
+            raise EngineTorn("an earlier step broke off while it changed what runs: serve the rest on a new engine")
+        self._state = "torn"  # until it is done, but for the pass itself
+        self._end_late()
+        self._gone += self._leave()  # cancelled or late since the last step
+        self._admit()
+        self._iterate()
+        self._gone += self._leave()
+        self._state = "whole"
+
+    def _handed_out(self) -> list[Generation]:
+        """What has ended and was not handed out yet."""
+        finished, self._gone = self._gone, []
+        self._ids.difference_update(generation.request.id for generation in finished)
+        return finished
 
     def _end_late(self) -> None:
         """End what is beyond its deadline, waiting or running."""
@@ -179,13 +230,16 @@ class Engine:
             if now >= generation.request.expiry_s and not generation.done:
                 generation.finish_reason = "deadline"
 
-    def _leave_queue(self, request: Request, reason: FinishReason) -> None:
+    def _leave_queue(self, request: Request, reason: FinishReason, cause: str = "") -> None:
         now = self._now()
-        self._gone.append(Generation(request, -1, now, finish_s=now, finish_reason=reason))
+        self._gone.append(Generation(request, -1, now, finish_s=now, finish_reason=reason, cause=cause))
 
     def _admit(self) -> None:
         """Requests enter the batch: those that the scheduler takes from the queue, each with a slot of its own."""
         for request in self.scheduler.admit(self.buffers.fits):
+            if not self.buffers.fits([request.kv_tokens]):  # a policy that does not ask
+                self._leave_queue(request, "error", "the scheduler admitted it, and the buffers have no room")
+                continue
             slot = self.buffers.allocate(request.kv_tokens)
             generation = Generation(request, slot, self._now(), streamed=self.scheduler.streams)
             self.scheduler.running[slot] = generation
@@ -198,7 +252,14 @@ class Engine:
             return
         running = (self.scheduler.running.get(slot) for slot in batch.sampled)
         asked = [(each.request.sampling, len(each.tokens)) if each else (GREEDY, 0) for each in running]  # dead: greedy
-        tokens = next_tokens(self._forward(batch), asked, self.model.kernels.argmax)
+        self._state = "in a pass"  # which writes to positions that nobody has counted yet, so it can be repeated
+        try:
+            tokens = next_tokens(self._forward(batch), asked, self.model.kernels.argmax)
+        except Exception as error:
+            kept = f"{len(self._gone)} answers that had ended are kept for it" if self._gone else "no answer is lost"
+            error.add_note(f"Engine.step: nobody got a token of this pass, the next step repeats it, and {kept}")
+            raise
+        self._state = "torn"
         self.buffers.advance(batch.windows, tokens)
         answers = tokens.tolist()  # the one time that the host waits for the device
         self._hand_out(batch, dict(zip(batch.sampled, answers, strict=True)))
@@ -208,6 +269,9 @@ class Engine:
         slots, running = self.scheduler.retire(), self.scheduler.running
         if not slots:
             return []
+        for slot in slots:
+            if running[slot].finish_reason not in ("length", "stop"):  # nobody has seen logits of all that is stored
+                self.buffers.clear(slot)
         finished = [running.pop(slot) for slot in slots]
         for source, destination in self.buffers.evict(slots):
             running[destination] = running.pop(source)
@@ -265,9 +329,20 @@ class Engine:
             # A request of one new token has no position left to write: if its row stays, it stands on its last one.
             length = min(generation.prefilled, generation.request.kv_tokens - 1)
             self.buffers.store(chunk.slot, tokens.get(chunk.slot, 0), length)
+        for slot in [
+            slot for slot, token in tokens.items() if token < 0
+        ]:  # its request ends; what it leaves may be NaN
+            self.buffers.clear(slot)
 
     def _tensor(self, numbers: Sequence[int]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self.model.device)
 
     def _now(self) -> float:
         return self._clock() - self._start
+
+
+def _arriving(request: Request, at: float) -> Request:
+    """With an arrival: `at`, unless it has one. RequestError for what is no request."""
+    if not isinstance(request, Request):
+        raise RequestError(f"{shown(request)} is of {type(request)}, must be a Request")
+    return request if request.arrival_s is not None else replace(request, arrival_s=at)

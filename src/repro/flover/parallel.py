@@ -15,7 +15,7 @@ from repro.models.decoder import Decoder
 from repro.models.kv_cache import KVCache
 from repro.models.rows import Rows
 
-_CHANGES = ("move", "reserve", "free")  # what changes a cache besides a pass
+_CHANGES = ("move", "reserve", "free", "clear")  # what changes a cache besides a pass
 Change = tuple[str, tuple[Any, ...]]  # method of the cache, or one of the model's that makes a new one; its arguments
 
 
@@ -63,7 +63,8 @@ class _Mirrored:
 
 class Leader:
     """Rank 0's model, to be served by an `Engine` like any other. One cache at a time: a new one ends the one before.
-    Leaving the `with` block lets the followers go. RankLost when one of them is gone."""
+    Leaving the `with` block lets the followers go. RankLost when one of them is gone, and in every pass after one that
+    failed, since that has let them go."""
 
     def __init__(self, model: Decoder) -> None:
         assert model.shard is not None and model.shard.rank == 0, "a leader is rank 0 of a sharded model"
@@ -82,6 +83,8 @@ class Leader:
     def forward(self, rows: Rows, cache: _Mirrored, wanted: Tensor | slice = slice(None)) -> Tensor:
         """As `Decoder.forward`, on all ranks."""
         assert cache is self._cache, "an earlier cache: the followers have it no more"
+        if self._broken:
+            raise RankLost("an earlier pass failed, and the other ranks were let go")
         told = _Pass(self._changes, rows.to("cpu"), wanted.cpu() if isinstance(wanted, Tensor) else wanted)
         self._broken = True  # until the pass is done: whoever fails in the middle leaves followers in an all-reduce
         with _losses():
@@ -96,10 +99,8 @@ class Leader:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, RankLost):
-            return
         if self._broken:
-            with suppress(Exception):  # tells the followers: their connections break
+            with suppress(Exception):  # again, in case that the pass did not end by itself
                 dist.destroy_process_group()
             return
         with _losses():
@@ -138,13 +139,13 @@ def _told(what: _Pass | None = None) -> Any:
 
 @contextmanager
 def _losses() -> Iterator[None]:
-    """torch.distributed raises plain RuntimeErrors when a connection breaks, and only on ranks at its ends. Whoever
-    sees one leaves the group, which breaks its own connections: so all ranks hear of it at once."""
+    """torch.distributed raises plain RuntimeErrors when a connection breaks, and only on ranks at its ends. Whoever sees
+    one, or fails by itself, leaves the group, which breaks its own connections: so all ranks hear of it at once."""
     try:
         yield
-    except RuntimeError as error:
-        if "gloo" not in str(error) and not isinstance(error, dist.DistError):
-            raise
+    except Exception as error:
         with suppress(Exception):
             dist.destroy_process_group()
+        if not isinstance(error, dist.DistError) and not (isinstance(error, RuntimeError) and "gloo" in str(error)):
+            raise
         raise RankLost(f"a tensor-parallel rank is gone: {str(error).splitlines()[0]}") from error

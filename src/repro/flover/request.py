@@ -4,13 +4,13 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from repro.flover.fields import RequestError, number, whole_numbers
 from repro.flover.sampling import GREEDY, Sampling
 
-FinishReason = Literal["length", "stop", "cancelled", "deadline"]
+__all__ = ["FinishReason", "Generation", "QueueFull", "Request", "RequestError"]
 
-
-class RequestError(ValueError):
-    """A request that can never be served here: too long for a slot, or a token that the model does not know."""
+FinishReason = Literal["length", "stop", "cancelled", "deadline", "error"]
+LATEST_S = 1e9  # 31 years, which a process can still sleep
 
 
 class QueueFull(RuntimeError):
@@ -19,10 +19,12 @@ class QueueFull(RuntimeError):
 
 @dataclass(frozen=True)
 class Request:
-    """`prompt`: token ids. Stops after `max_new_tokens`, or sooner after one of `stop_tokens` (empty: never sooner).
+    """`id`: a whole number of 64 bits. `prompt`: token ids. Stops after `max_new_tokens`, or sooner after one of
+    `stop_tokens` (empty: never sooner).
 
     `arrival_s` counts from the start of serving; None: when it is submitted. `deadline_s`: so long after its arrival
-    the request ends with what it has, waiting or running (None: never). `sampling`: greedy unless said.
+    the request ends with what it has, waiting or running (None: never). `sampling`: greedy unless said. Numbers may be
+    numpy's or torch's and are kept as Python's; RequestError names the field that is none or out of range.
     """
 
     id: int
@@ -34,14 +36,30 @@ class Request:
     deadline_s: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.prompt:
-            raise RequestError(f"request {self.id}: the prompt is empty")
-        if self.max_new_tokens < 1:
-            raise RequestError(f"request {self.id}: max_new_tokens is {self.max_new_tokens}, at least 1 allowed")
-        if self.arrival_s is not None and not 0 <= self.arrival_s < math.inf:
-            raise RequestError(f"request {self.id}: arrival_s is {self.arrival_s}, at least 0 allowed")
-        if self.deadline_s is not None and not self.deadline_s > 0:
-            raise RequestError(f"request {self.id}: deadline_s is {self.deadline_s}, above 0 allowed")
+        name = number(int, "a request's id", self.id, "a whole number of 64 bits", lambda n: -(2**63) <= n < 2**63)
+        who, most = f"request {name}:", self.max_new_tokens
+        plain: dict[str, object] = {
+            "id": name,
+            "prompt": whole_numbers(f"{who} prompt", self.prompt, ordered=True),
+            "max_new_tokens": number(
+                int, f"{who} max_new_tokens", most, "a whole number, 1 to 2^63 - 1", lambda n: 1 <= n < 2**63
+            ),
+            "stop_tokens": frozenset(whole_numbers(f"{who} stop_tokens", self.stop_tokens, ordered=False)),
+        }
+        if not plain["prompt"]:
+            raise RequestError(f"{who} the prompt is empty, at least one token is needed")
+        if self.arrival_s is not None:
+            allowed = f"None (when it is submitted) or 0 to {LATEST_S:g} seconds"
+            plain["arrival_s"] = number(
+                float, f"{who} arrival_s", self.arrival_s, allowed, lambda s: 0 <= s <= LATEST_S
+            )
+        if self.deadline_s is not None:
+            allowed = "None (never) or above 0 seconds"
+            plain["deadline_s"] = number(float, f"{who} deadline_s", self.deadline_s, allowed, lambda s: s > 0)
+        if not isinstance(self.sampling, Sampling):
+            raise RequestError(f"{who} sampling is of {type(self.sampling)}, must be a Sampling")
+        for key, value in plain.items():  # frozen: plain assignment is refused
+            object.__setattr__(self, key, value)
 
     @property
     def arrived_s(self) -> float:
@@ -65,7 +83,8 @@ class Generation:
     """The answer as it grows. Times in seconds from the start of serving.
 
     `slot`: where it was admitted at `admitted_s`, before its prefill; -1 if it never was. `prefilled`: tokens of the
-    prompt that have been processed. `finish_reason`: None while it goes on.
+    prompt that have been processed. `finish_reason`: None while it goes on; "error" when its next token could not be
+    told, for the reason `cause`.
     """
 
     request: Request
@@ -77,9 +96,14 @@ class Generation:
     streamed: bool = True  # tokens are handed out as they come; else all at once, when the answer is handed back
     prefilled: int = 0
     finish_reason: FinishReason | None = None
+    cause: str = ""
 
     def append(self, token: int) -> None:
-        """Take the next token, and note when it is the last."""
+        """Take the next token, and note when it is the last. Below 0: there is none to be had from its logits."""
+        if token < 0:
+            self.finish_reason = "error"
+            self.cause = f"the logits of token {len(self.tokens)} hold NaN, or their largest is infinite"
+            return
         self.tokens.append(token)
         if token in self.request.stop_tokens:
             self.finish_reason = "stop"

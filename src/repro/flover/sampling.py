@@ -4,19 +4,20 @@ What a request draws depends on its seed and on how many tokens it has, not on i
 takes its own uniform number, a hash of both (SplitMix64's finaliser), and inverts the distribution at it.
 """
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-COLDEST = 1e-6  # temperature, besides 0
+from repro.flover.fields import number
+
+COLDEST, HOTTEST = 1e-6, 1e6  # temperatures, besides 0: logits divided by them stay numbers in fp32
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one request's tokens are chosen. ValueError when a value is out of range.
+    """How one request's tokens are chosen. RequestError when a value is out of range or no number.
 
     `temperature`: logits are divided by it; 0 takes the most likely token and ignores the rest. `top_k`: draw among the
     k most likely, 0 for all; then `top_p`: among the fewest of these whose probabilities sum up to at least p. Tokens
@@ -29,22 +30,26 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.temperature != 0 and not COLDEST <= self.temperature < math.inf:
-            raise ValueError(f"temperature is {self.temperature}, must be 0 (greedy) or at least {COLDEST:g}")
-        if self.top_k < 0:
-            raise ValueError(f"top_k is {self.top_k}, must be 0 (all) or more")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"top_p is {self.top_p}, must be above 0 and at most 1")
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed is {self.seed}, allowed: 0 to 2^63 - 1")
+        allowed = f"0 (greedy) or {COLDEST:g} to {HOTTEST:g}"
+        plain: dict[str, float] = {
+            "temperature": number(
+                float, "temperature", self.temperature, allowed, lambda t: t == 0 or COLDEST <= t <= HOTTEST
+            ),
+            "top_k": number(int, "top_k", self.top_k, "a whole number, 0 (all) or more", lambda k: k >= 0),
+            "top_p": number(float, "top_p", self.top_p, "above 0 and at most 1", lambda p: 0 < p <= 1),
+            "seed": number(int, "seed", self.seed, "a whole number, 0 to 2^63 - 1", lambda s: 0 <= s < 2**63),
+        }
+        for key, value in plain.items():  # frozen: plain assignment is refused
+            object.__setattr__(self, key, value)
 
 
 GREEDY = Sampling()
 
 
 def next_tokens(logits: Tensor, asked: Sequence[tuple[Sampling, int]], argmax: Callable[[Tensor], Tensor]) -> Tensor:
-    """int64 [b] from logits [b, vocab]: the next token of each request. `asked`: how it samples, and how many tokens it
-    has; both are on the host, so greedy requests cost nothing. `argmax`: over the last dimension."""
+    """int64 [b] from logits [b, vocab]: the next token of each request, -1 where a row's logits hold NaN or their
+    largest is infinite. `asked`: how it samples, and how many tokens it has; both are on the host, so greedy requests
+    cost nothing. `argmax`: over the last dimension, -1 as said."""
     chosen = argmax(logits)
     kinds: dict[bool, list[int]] = {True: [], False: []}  # rows that draw, by whether from a part of the vocabulary
     for row, (sampling, _) in enumerate(asked):
@@ -53,7 +58,8 @@ def next_tokens(logits: Tensor, asked: Sequence[tuple[Sampling, int]], argmax: C
     for cut, rows in kinds.items():
         if rows:
             index = torch.tensor(rows, device=logits.device)
-            chosen[index] = _drawn(logits[index].float(), [asked[row] for row in rows], cut)
+            drawn = _drawn(logits[index].float(), [asked[row] for row in rows], cut)
+            chosen[index] = torch.where(chosen[index] < 0, -1, drawn)
     return chosen
 
 
@@ -66,8 +72,9 @@ def _drawn(logits: Tensor, asked: Sequence[tuple[Sampling, int]], cut: bool) -> 
     temperature = column((s.temperature for s, _ in asked), torch.float32)[:, None]
     scaled = (logits - logits.max(-1, keepdim=True).values) / temperature
     if cut:  # as many are sorted as the largest k asks for; all where a request has a top p alone
-        most = min(max(s.top_k or logits.shape[1] for s, _ in asked), logits.shape[1])
-        top_k = column((s.top_k for s, _ in asked), torch.int64)[:, None]
+        vocab = logits.shape[1]
+        most = min(max(s.top_k or vocab for s, _ in asked), vocab)
+        top_k = column((min(s.top_k, vocab) for s, _ in asked), torch.int64)[:, None]
         top_p = column((s.top_p for s, _ in asked), torch.float32)[:, None]
         scaled = scaled.masked_fill(scaled < _lowest(scaled, most, top_k, top_p), -torch.inf)
     point = column((uniform(s.seed, count) for s, count in asked), torch.float64)
@@ -80,9 +87,10 @@ def _lowest(scaled: Tensor, most: int, top_k: Tensor, top_p: Tensor) -> Tensor:
     values = scaled.topk(most).values
     beyond = (torch.arange(most, device=values.device) >= top_k) & (top_k > 0)
     share = values.masked_fill(beyond, -torch.inf).double().softmax(-1)
-    before = share.cumsum(-1) - share  # the first token has nothing before it and always stays
+    before = share.cumsum(-1) - share
     left = (before < top_p) & ~beyond
-    return values.gather(1, left.sum(-1, keepdim=True) - 1)
+    # The most likely token always stays: also where fp32 has no such small p, and in a row of NaN, which counts nowhere.
+    return values.gather(1, left.sum(-1, keepdim=True).clamp(min=1) - 1)
 
 
 def uniform(seed: int, count: int) -> float:

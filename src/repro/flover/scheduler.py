@@ -4,13 +4,16 @@ First come, first served. A request waits in the queue until a token boundary wi
 last token; nobody is preempted, nobody waits for a batch to form or to end (paper: section on temporal fusion).
 """
 
+import functools
 import math
+import operator
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import ClassVar
 
+from repro.flover.fields import number
 from repro.flover.request import Generation, QueueFull, Request
 
 Fits = Callable[[Sequence[int]], int]
@@ -22,7 +25,8 @@ class Scheduler:
 
     `admit_per_iteration`: requests admitted at one token boundary; the authors' code admits one. `kv_tokens`: limit on
     the summed maximum KV length of running requests. `prefill_tokens` (chunked prefill): limit on the prompt tokens of
-    one iteration, so that a long prompt does not stall the requests that decode.
+    one iteration, so that a long prompt does not stall the requests that decode. ValueError for a limit that is below 0,
+    or no whole number.
     """
 
     streams: ClassVar[bool] = True  # a token can be handed out as soon as it is there
@@ -38,8 +42,9 @@ class Scheduler:
     def __post_init__(self) -> None:
         least = {"slots": 1, "queue_limit": 1, "admit_per_iteration": 0, "kv_tokens": 0, "prefill_tokens": 0}
         for name, lowest in least.items():
-            if getattr(self, name) < lowest:
-                raise ValueError(f"{name} is {getattr(self, name)}, must be at least {lowest}")
+            allowed = f"at least {lowest}, a whole number"
+            holds = functools.partial(operator.le, lowest)
+            setattr(self, name, number(int, name, getattr(self, name), allowed, holds, ValueError))
 
     def submit(self, request: Request) -> None:
         """Put a request at the end of the queue; QueueFull when it has reached its limit."""

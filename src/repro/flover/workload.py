@@ -96,7 +96,7 @@ def summary(report: ServingReport) -> dict[str, float]:
     """Serving metrics: seconds, tokens/s, mean, median and 99th percentile of latency, TTFT and TPOT over the requests
     that were answered to their end, and waste, the share of decoded rows that gave no token."""
     tokens = sum(len(generation.tokens) for generation in report.generations)
-    answered = [g for g in report.generations if g.finish_reason not in ("cancelled", "deadline")]
+    answered = [g for g in report.generations if g.finish_reason not in ("cancelled", "deadline", "error")]
     samples = {
         "latency": [generation.latency_s for generation in answered],
         "ttft": [g.ttft_s for g in answered if g.ttft_s is not None],

@@ -13,6 +13,7 @@ from typing import IO
 from repro import experiments, paths
 from repro.jobs import causes, journal, runner
 from repro.jobs.journal import Entry, Running
+from repro.launch import joined
 from repro.plan.config import Platform
 from repro.plan.jobs import Job, Plan
 from repro.plan.packing import Allocation
@@ -28,6 +29,7 @@ class Forks:
     retried: frozenset[Cause] = frozenset()
 
     def __init__(self, found: Plan, allocation: Allocation, platform: Platform) -> None:
+        joined.refuse_other_place(None)
         self.results = found.results
         self.entry = Entry(job_id=f"process-{os.getpid()}", allocation=allocation.name)
         # After a fork, macOS kills processes that use its frameworks.

@@ -128,9 +128,10 @@ def kill_steps(job_id: str) -> None:
 def jobs_of(folder: Path, comment: str) -> list[str]:
     """This user's jobs in the queue that were submitted from `folder` with a comment that begins so."""
     lines = _ask("squeue", "--noheader", f"--user={getpass.getuser()}", "--format=%i|%Z|%k").splitlines()
-    jobs = (line.split("|", 2) for line in lines)
+    jobs = (line.partition("|") for line in lines)  # a comment of somebody else's job may have any form
+    found = [(job_id, *rest.rpartition("|")[::2]) for job_id, _, rest in jobs]
     own = folder.resolve()
-    return [job_id for job_id, where, text in jobs if text.startswith(comment) and Path(where).resolve() == own]
+    return [job_id for job_id, where, text in found if text.startswith(comment) and Path(where).resolve() == own]
 
 
 def cancel(job_ids: list[str]) -> None:

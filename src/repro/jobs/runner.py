@@ -6,6 +6,7 @@ import faulthandler
 import fcntl
 import os
 import signal
+import stat
 import sys
 import tempfile
 import time
@@ -18,7 +19,7 @@ from pydantic import ValidationError
 from repro import experiments
 from repro.experiments.base import MissingHardware, Outcome, Point
 from repro.launch.errors import Done
-from repro.launch.joined import place_in_job
+from repro.launch.joined import place_in_job, refuse_other_place
 from repro.launch.watchdog import seconds_left
 from repro.records import provenance, record
 from repro.records.record import Cause, Record
@@ -35,6 +36,7 @@ _OF_NETWORK = {
 }
 _SEEN_FROM_AFAR = (Cause.NODE_FAILURE, Cause.COMM_HANG)  # a rank's failure as its neighbours have it
 _DEAF_S = 20.0  # beyond its limit, for a point that does not hear of it
+_LOCK_ADVICE = "timed runs lock it to be alone on the machine. Remove it, or set TMPDIR to a folder of yours"
 _NEIGHBOUR_S = 1.0  # for the neighbour to say it better
 
 
@@ -69,17 +71,43 @@ def classify(error: BaseException) -> Cause:
 @contextlib.contextmanager
 def machine(timed: bool, silent: bool = False) -> Iterator[None]:
     """Hold this machine's measuring lock: a timed run alone, others together. The lock dies with its holder. Who has
-    to wait says so, unless `silent`."""
-    path = Path(tempfile.gettempdir()) / f"repro-measure-{os.getuid()}.lock"
+    to wait says so, unless `silent`. OSError where something else is in its place."""
+    path = Path(tempfile.gettempdir()) / "repro-measure.lock"
     kind = fcntl.LOCK_EX if timed else fcntl.LOCK_SH
-    with path.open("w") as file:
+    handle = _open_lock(path)
+    try:
         try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
+            fcntl.flock(handle, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             if not silent:
                 print(f"waiting for another run on this machine ({path})", file=sys.stderr, flush=True)
-            fcntl.flock(file, kind)
+            fcntl.flock(handle, kind)
         yield
+    finally:
+        os.close(handle)
+
+
+def _open_lock(path: Path) -> int:
+    """One file for all users of the machine, as timed runs of two users spoil each other's times no less than those of
+    one; so it lies in the folder where everybody may make files. Whoever made it, a descriptor for reading is enough to
+    lock it: nothing is written, and a link, which may lead to any file of whoever follows it, is refused. A neighbour
+    can hold the lock for ever, or put something else in its place; then TMPDIR names a folder of one's own."""
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO would keep who opens it waiting
+    try:
+        with contextlib.suppress(FileExistsError):
+            handle = os.open(path, flags | os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            os.fchmod(handle, 0o644)  # whatever the umask
+            return handle
+        try:
+            handle = os.open(path, flags | os.O_RDWR)  # NFS locks no file that is open for reading alone
+        except PermissionError:
+            handle = os.open(path, flags | os.O_RDONLY)
+    except OSError as error:
+        raise OSError(f"{path}: {error.strerror}; {_LOCK_ADVICE}") from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(f"{path}: not an ordinary file; {_LOCK_ADVICE}")
+    return handle
 
 
 @contextlib.contextmanager
@@ -106,7 +134,8 @@ def run(experiment: str, point: Point, repeat: int = 0, attempt: int = 1, out: P
 
     In a torchrun or srun job every rank calls this. Rank 0 holds the machine's lock and writes the record. If several
     ranks fail, the earliest is recorded; later ones only saw a broken connection. Ranks other than the first end the
-    process here (SystemExit) when all went well.
+    process here (SystemExit) when all went well. ValueError, before anything is run, where the job has another number of
+    ranks than the point; OSError where the machine's lock cannot be had.
 
     Every exception of the engine becomes a *failed* or *skipped* record. KeyboardInterrupt and a failing write do not:
     an interrupted run leaves nothing and is run again.
@@ -116,6 +145,7 @@ def run(experiment: str, point: Point, repeat: int = 0, attempt: int = 1, out: P
     common = {"experiment": experiment, "point": point.model_dump(), "repeat": repeat, "seed": point.seed}
     common["attempt"] = attempt
     outcome: Outcome | None = None
+    refuse_other_place(point.shape.ranks)
     place = place_in_job()
     first = place is None or place[0] == 0
     with machine(definition.timed) if first else contextlib.nullcontext():

@@ -41,7 +41,7 @@ def command(job: Job, slurm: Slurm, node: Node) -> list[str]:
         return [*words, *slurm.rank_options]
     # Not all GPUs of a node: say which, or two ranks of different packages may get GPUs of one.
     taken = [package * node.gcds + gcd for package in range(job.packages) for gcd in range(in_node // job.packages)]
-    return [*words, *(option.format(gpus=",".join(map(str, taken))) for option in slurm.part_options)]
+    return [*words, *(option.replace("{gpus}", ",".join(map(str, taken))) for option in slurm.part_options)]
 
 
 class JobSteps:
@@ -60,6 +60,8 @@ class JobSteps:
         self.slurm, self.node = platform.slurm, platform.node
         self.plan, self.allocation = found, allocation
         self.job_id = os.environ["SLURM_JOB_ID"]
+        if not self.job_id.isdecimal():
+            raise ValueError(f"SLURM_JOB_ID: found {self.job_id!r}; allowed: the number of a job")
         self.facts = queue.facts(self.job_id)
         self.reserve_s = GRACE_S + queue.kill_wait_s() + MARGIN_S
         self.entry = Entry(job_id=self.job_id, allocation=allocation.name, nodes=self.facts.nodes)

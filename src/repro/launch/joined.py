@@ -12,6 +12,7 @@ from repro.launch.errors import Done
 from repro.launch.rank import in_rank
 from repro.launch.seats import check_placement
 from repro.launch.slurm_env import rendezvous
+from repro.launch.variables import number
 from repro.launch.where import make_waits_visible
 from repro.topology import Topology
 
@@ -19,18 +20,32 @@ ALONE = "REPRO_ALONE"  # set to 1 by a job: the step's only task is the only ran
 
 
 def place_in_job() -> tuple[int, int] | None:
-    """(rank, world size) when torchrun or a step of several srun tasks started this process."""
+    """(rank, world size) when torchrun or a step of several srun tasks started this process. ValueError where what
+    they have put into the environment is no such thing."""
     env = os.environ
     if in_rank():  # started by `launch`: a rank may launch ranks of its own
         return None
     if {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= env.keys():
-        return int(env["RANK"]), int(env["WORLD_SIZE"])
+        size = number("WORLD_SIZE", 1)
+        return number("RANK", 0, size - 1), size
     # SLURM_NTASKS is also set in a batch script, which is no rank; a step of one task (as Snakemake uses) is none
     # either, unless it says so.
-    tasks = int(env.get("SLURM_STEP_NUM_TASKS", 1))
-    if "SLURM_PROCID" in env and (tasks > 1 or env.get(ALONE) == "1"):
-        return int(env["SLURM_PROCID"]), tasks
+    if "SLURM_PROCID" in env:
+        tasks = number("SLURM_STEP_NUM_TASKS", 1) if "SLURM_STEP_NUM_TASKS" in env else 1
+        if tasks > 1 or env.get(ALONE) == "1":
+            return number("SLURM_PROCID", 0, tasks - 1), tasks
     return None
+
+
+def refuse_other_place(ranks: int | None) -> None:
+    """ValueError where torchrun or srun started this process as one of a number of ranks that is not `ranks` (None: it
+    should be none): most of them would do nothing, or the work of another. So does what an ended job left behind."""
+    if (place := place_in_job()) is not None and place[1] != ranks:
+        raise ValueError(
+            f"the environment says that this is rank {place[0]} of {place[1]} (RANK and WORLD_SIZE, or Slurm's"
+            f" SLURM_PROCID and SLURM_STEP_NUM_TASKS), but this needs {'to be no rank' if ranks is None else ranks};"
+            " unset them, or start it as it needs"
+        )
 
 
 def run_in_job(
@@ -57,7 +72,11 @@ def run_in_job(
             enter(fabric.namespace(rank))
             env |= {"GLOO_SOCKET_IFNAME": fabric.interface, "MASTER_ADDR": fabric.address(0)}
         env |= rendezvous() | {"RANK": str(rank), "WORLD_SIZE": str(size)}
-        env.setdefault("LOCAL_RANK", env.get("SLURM_LOCALID", "0"))
+        if "LOCAL_RANK" not in env:
+            if size > 1 and "SLURM_LOCALID" not in env and torch.cuda.is_available():
+                raise ValueError("LOCAL_RANK is not set, so that all ranks of a node would take the same GPU")
+            env["LOCAL_RANK"] = env.get("SLURM_LOCALID", "0")
+        number("LOCAL_RANK", 0)
         torch.set_num_threads(threads)
         if not dist.is_initialized():
             dist.init_process_group(_take_gpu(), "env://", timedelta(seconds=timeout_s + 60), size, rank)

@@ -29,6 +29,14 @@ class Network:
         return "measured" if self.fabric is None else "emulated"
 
 
+def _node(host: str) -> int:
+    """Number of a node of the box."""
+    number = host.removeprefix("node")
+    if not (number.isascii() and number.isdigit()):
+        raise ValueError(f"SLURM_CLUSTER_NAME is {BOX}, whose nodes are called node1, node2, ...; found host {host!r}")
+    return int(number)
+
+
 @contextlib.contextmanager
 def between(topology: Topology, asked: Literal["auto", "unshaped"] = "auto") -> Iterator[Network]:
     """The network between the ranks of `topology`. FabricError when refused, ValueError for an unfit topology."""
@@ -38,7 +46,7 @@ def between(topology: Topology, asked: Literal["auto", "unshaped"] = "auto") -> 
     elif place is not None and os.environ.get("SLURM_CLUSTER_NAME") != BOX:
         yield Network(None, "the machine's own")
     elif place is not None:
-        nodes = [int(name.removeprefix("node")) for name in hosts()]
+        nodes = [_node(name) for name in hosts()]
         with JobFabric(topology, nodes, first=place[0] == 0) as fabric:
             yield Network(fabric, "shaped")
     elif reason := netns.unavailable():

@@ -5,6 +5,7 @@ import socket
 from typing import Any, NamedTuple
 
 from repro.launch.errors import PlacementError
+from repro.launch.variables import number
 from repro.topology import Topology
 
 # A rank's own GPU, or the list of its node's; ROCR is AMD's, which Slurm sets for MI250X GCDs.
@@ -25,13 +26,13 @@ def check_placement(topology: Topology) -> None:
 
     seats: list[Any] = [None] * topology.world_size
     dist.all_gather_object(seats, seat())
-    compare(topology, seats, int(os.environ.get(IN_PACKAGE, topology.levels[0].size)))
+    compare(topology, seats, number(IN_PACKAGE, 1) if IN_PACKAGE in os.environ else topology.levels[0].size)
 
 
 def seat() -> Seat:
     """This rank's, from Slurm's and torchrun's environment."""
     for name in _DEVICES:
-        shown = [part for part in os.environ.get(name, "").split(",") if part.isdigit()]
+        shown = [part for part in os.environ.get(name, "").split(",") if part.isdecimal()]
         if shown:
             return Seat(socket.gethostname(), int(shown[int(os.environ.get("LOCAL_RANK", "0")) % len(shown)]))
     return Seat(socket.gethostname(), None)

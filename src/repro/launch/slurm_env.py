@@ -3,6 +3,8 @@
 import os
 import subprocess
 
+from repro.launch.variables import number
+
 
 def hosts() -> list[str]:
     """Names of the step's nodes, in Slurm's order, which is that of the ranks. ValueError outside a step, and where
@@ -13,23 +15,25 @@ def hosts() -> list[str]:
     try:
         found = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True)
     except FileNotFoundError as error:
-        raise ValueError(f"nodes {nodes!r}: `scontrol` is not on PATH") from error
-    if found.returncode:
-        raise ValueError(f"nodes {nodes!r}: scontrol says {found.stderr.strip()}")
+        raise ValueError(f"SLURM_STEP_NODELIST is {nodes!r}: `scontrol` is not on PATH") from error
+    if found.returncode or not found.stdout.strip():
+        raise ValueError(f"SLURM_STEP_NODELIST is {nodes!r}: scontrol says {found.stderr.strip() or 'nothing'}")
     return found.stdout.split()
 
 
 def rendezvous() -> dict[str, str]:
     """What of MASTER_ADDR and MASTER_PORT the environment lacks, the same for all tasks of the step: its first node,
     and a port that no other step of the moment has: 10000 to 29999, below those that systems hand out by themselves.
-    ValueError where Slurm does not tell."""
+    ValueError where Slurm does not tell, or MASTER_PORT is no port."""
     env, found = os.environ, dict[str, str]()
-    if "MASTER_ADDR" not in env:
+    if not env.get("MASTER_ADDR"):
         if "SLURM_STEP_NODELIST" not in env:
             raise ValueError("MASTER_ADDR is not set, and no step of a Slurm job tells it")
         found["MASTER_ADDR"] = hosts()[0]
-    if "MASTER_PORT" not in env:
+    if "MASTER_PORT" in env:
+        number("MASTER_PORT", 1, 65535)
+    else:
         if not {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= env.keys():
             raise ValueError("MASTER_PORT is not set, and no step of a Slurm job tells it")
-        found["MASTER_PORT"] = str(10000 + (int(env["SLURM_JOB_ID"]) * 101 + int(env["SLURM_STEP_ID"])) % 20000)
+        found["MASTER_PORT"] = str(10000 + (number("SLURM_JOB_ID", 0) * 101 + number("SLURM_STEP_ID", 0)) % 20000)
     return found

@@ -20,8 +20,13 @@ _TOGETHER_S = 2.0  # the first rank to end makes srun kill the others, which mus
 
 
 def seconds_left(timeout_s: float) -> float:
-    """`timeout_s`, or less where the job's deadline comes first; at least a millisecond."""
-    return max(1e-3, min(timeout_s, float(os.environ.get(DEADLINE, "inf")) - time.time()))
+    """`timeout_s`, or less where the job's deadline comes first; at least a millisecond. ValueError for a deadline that
+    is no number."""
+    try:
+        deadline = float(os.environ.get(DEADLINE, "inf"))
+    except ValueError as error:
+        raise ValueError(f"the environment variable {DEADLINE}, allowed are seconds since 1970: {error}") from error
+    return max(1e-3, min(timeout_s, deadline - time.time()))
 
 
 @contextlib.contextmanager

@@ -1,16 +1,21 @@
 """What a GGUF file carries besides the architecture: weights, sizes, tokenizer and chat template. `smollm2_path` finds
 a real one that pip can install."""
 
-import functools
 import hashlib
 import importlib.metadata
+import reprlib
+from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from repro.models.config import listed
+from repro.models.gguf_file import GGUFFile
 from repro.models.llama import LlamaConfig
+from repro.models.reading import finite, naming, wording
 
 try:
     import gguf
@@ -32,6 +37,7 @@ _SIZES = {
     "rope_base": "rope.freq_base",
     "norm_eps": "attention.layer_norm_rms_epsilon",
 }
+_KEYS = {ours: f"llama.{theirs}" for ours, theirs in _SIZES.items()}
 
 
 def smollm2_path() -> Path:
@@ -57,55 +63,73 @@ def smollm2_path() -> Path:
 
 
 def read_gguf(path: Path) -> tuple[LlamaConfig, dict[str, Tensor]]:
-    """Sizes and dequantised fp32 weights by GGUF name; ValueError when the architecture is not `llama`."""
-    reader = _reader(path)
-    if (architecture := _field(reader, "general.architecture")) != "llama":
-        raise ValueError(f"GGUF architecture is {architecture!r}, allowed: 'llama'")
-    config = LlamaConfig(**{ours: _field(reader, f"llama.{theirs}") for ours, theirs in _SIZES.items()})
-    weights = {}
-    for tensor in reader.tensors:
-        array = gguf.dequantize(tensor.data, tensor.tensor_type)
-        # What was fp32 in the file is still a view of the read-only mapping.
-        weights[tensor.name] = torch.from_numpy(array if array.flags.writeable else array.copy())
-    return config, weights
+    """Sizes and dequantised fp32 weights by GGUF name. FileNotFoundError, or ValueError with the name of the file: what
+    `GGUFFile` refuses, another architecture than `llama`, keys that are missing or hold no size, scaled rotary
+    positions, weights that do not fit the sizes, and NaN or infinite ones."""
+    file = GGUFFile(path)
+    config = _config(file)
+    with naming(path):
+        config.check_weights({name: stored.shape for name, stored in file.tensors.items()})
+        return config, {name: finite(name, torch.from_numpy(file.read(name))) for name in file.tensors}
 
 
-@functools.lru_cache(maxsize=1)
-def _reader(path: Path) -> gguf.GGUFReader:
-    """Kept: parsing 49,152 tokens of metadata takes seconds, and weights, tokenizer and template all need it."""
-    return gguf.GGUFReader(path)
-
-
-def _field(reader: gguf.GGUFReader, key: str) -> Any:
-    """What the metadata hold under a key; ValueError when it is not there."""
-    field = reader.get_field(key)
-    if field is None:
-        raise ValueError(f"no {key} in the GGUF file")
-    return field.contents()
+def _config(file: GGUFFile) -> LlamaConfig:
+    with naming(file.path):
+        if (architecture := file.fields.get("general.architecture")) != "llama":
+            raise ValueError(f"general.architecture is {architecture!r}, allowed: 'llama'")
+        if missing := _KEYS.values() - file.fields.keys():
+            raise ValueError(f"no {listed(missing)}")
+        with wording(_KEYS):
+            config = LlamaConfig(**{ours: file.fields[theirs] for ours, theirs in _KEYS.items()})
+        computed = {"rope.scaling.type": "none", "rope.dimension_count": config.head_dim}
+        for key, allowed in computed.items():
+            if (found := file.fields.get(f"llama.{key}", allowed)) != allowed:
+                raise ValueError(f"llama.{key} is {found!r}, allowed: {allowed!r}")
+    return config
 
 
 def tokenizer(path: Path) -> Tokenizer:
-    """The byte-level BPE tokenizer in a GGUF file's metadata; ValueError for a kind that is not known here."""
-    reader = _reader(path)
-    kind = tuple(_field(reader, f"tokenizer.ggml.{key}") for key in ("model", "pre"))
+    """The byte-level BPE tokenizer in a GGUF file's metadata. FileNotFoundError, or ValueError with the file's name for
+    what `GGUFFile` refuses, a kind that is not known here, and entries that make no tokenizer."""
+    file = GGUFFile(path)
+    kind = tuple(file.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
     if kind != ("gpt2", "smollm"):
         raise ValueError(f"{path}: tokenizer {kind} is not supported, allowed: ('gpt2', 'smollm')")
-    tokens = _field(reader, "tokenizer.ggml.tokens")
-    merges = [tuple(m.split(" ", 1)) for m in _field(reader, "tokenizer.ggml.merges")]
-    result = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    tokens, merges, kinds = (_entries(file, key) for key in ("tokens", "merges", "token_type"))
+    with naming(path):
+        vocab = file.fields.get("llama.vocab_size")
+        if isinstance(vocab, int) and len(tokens) > vocab:
+            raise ValueError(f"{len(tokens)} tokens, but llama.vocab_size is {vocab}")
+        control = [token for token, kind in zip(tokens, kinds, strict=True) if kind == gguf.TokenType.CONTROL]
+        try:
+            bpe = models.BPE({token: i for i, token in enumerate(tokens)}, [tuple(m.split(" ", 1)) for m in merges])
+        except Exception as error:  # the package raises no other class
+            raise ValueError(f"tokenizer.ggml.merges: {error}") from error
+    result = Tokenizer(bpe)
     result.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     result.decoder = decoders.ByteLevel()
-    kinds = zip(tokens, _field(reader, "tokenizer.ggml.token_type"), strict=True)
-    control = [token for token, kind in kinds if kind == gguf.TokenType.CONTROL]
     result.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
     return result
 
 
+def _entries(file: GGUFFile, key: str) -> Sequence[Any]:
+    """An array of the tokenizer."""
+    kind, what = (array, "numbers") if key == "token_type" else (list, "strings")
+    if not isinstance(found := file.get(f"tokenizer.ggml.{key}"), kind):
+        raise ValueError(f"{file.path}: tokenizer.ggml.{key} is {reprlib.repr(found)}, allowed: an array of {what}")
+    return found
+
+
 def chat_prompt(path: Path, message: str) -> str:
-    """One user message in the chat template that the GGUF file carries, ready for the assistant's answer."""
-    template = _field(_reader(path), "tokenizer.chat_template")
+    """One user message in the chat template that the GGUF file carries, ready for the assistant's answer. ValueError
+    with the name of the file for a template that fails. It is a program, run in Jinja's sandbox: it reaches nothing
+    outside, but nothing bounds its time."""
+    template = GGUFFile(path).get("tokenizer.chat_template")
     environment = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     messages = [{"role": "user", "content": message}]
-    return environment.from_string(template).render(messages=messages, add_generation_prompt=True)
+    try:
+        return environment.from_string(template).render(messages=messages, add_generation_prompt=True)
+    except Exception as error:  # a program's: Jinja's, or whatever its expressions raise
+        raise ValueError(f"{path}: tokenizer.chat_template: {error}") from error

@@ -1,11 +1,45 @@
 """The sizes of a decoder, and the shapes of the weights that follow from them."""
 
 import math
+import reprlib
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any
 
 Shapes = dict[str, tuple[int, ...]]
+
+LIMITS: dict[str, tuple[float, float]] = {
+    "layers": (1, 1000),
+    "context": (1, 2**22),
+    "rotary_dim": (0, 2**31 - 1),  # its own check says more
+    "rope_base": (1.0, 1e30),
+    "norm_eps": (1e-30, 1.0),
+    "balance": (0.0, 1e30),
+}
+"""Least and largest value of a size by its name, others in `check_sizes`: names of layers and a table of positions are
+made before the weights of a file can say that it claims too much. Whole numbers only where the limits are whole."""
+
+FUSED = ("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up")
+"""Layers that see the same input: one product, so all of them have a bias or none."""
+
+
+def check_sizes(sizes: Mapping[str, Any]) -> None:
+    """ValueError with the name of the first size that is none: of another type, or beyond its limits."""
+    for name, value in sizes.items():
+        least, most = LIMITS.get(name, (1, 2**31 - 1))
+        whole = isinstance(least, int)
+        numeric = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
+        if not numeric or not least <= value <= most:
+            kind = "a whole number" if whole else "a number"
+            raise ValueError(f"{name} is {reprlib.repr(value)}, allowed: {kind} from {least} to {most}")
+
+
+def listed(names: Collection[str], most: int = 10) -> str:
+    """Names for a message, which stays short when a file lacks thousands."""
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(sorted(names)[:most]) + rest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +63,10 @@ class DecoderConfig(ABC):
         @property
         def rotary_dim(self) -> int: ...
 
+    def __post_init__(self) -> None:
+        """ValueError for a size that is none."""
+        check_sizes({field.name: getattr(self, field.name) for field in fields(self) if field.type in (int, float)})
+
     @property
     def head_dim(self) -> int:
         return self.width // self.heads
@@ -41,6 +79,28 @@ class DecoderConfig(ABC):
     @abstractmethod
     def weight_shapes(self) -> Shapes:
         """Shapes of all weights by their GGUF names, matrices [out, in]; no output head where it is tied as a rule."""
+
+    def check_weights(self, found: Mapping[str, tuple[int, ...]]) -> None:
+        """ValueError unless these shapes by name are the model's: with an output head or without, and with biases where
+        it can add them. The message names all weights that are missing, unknown or of another shape."""
+        needed = self.weight_shapes()
+        possible = needed | {"output.weight": (self.vocab, self.width)}
+        matrices = [name for name, shape in possible.items() if len(shape) == 2 and name != "token_embd.weight"]
+        possible |= {f"{name.removesuffix('.weight')}.bias": possible[name][:1] for name in matrices}
+        fused = [{f"blk.{i}.{part}.bias" for part in parts} for i in range(self.layers) for parts in FUSED]
+        biases = set().union(*(group for group in fused if group & found.keys())) & possible.keys()
+        wrong = [
+            f"{name} has shape {tuple(shape)}, expected {possible[name]}"
+            for name, shape in found.items()
+            if name in possible and tuple(shape) != possible[name]
+        ]
+        problems = {
+            "no weights for ": (needed.keys() | biases) - found.keys() - {"output.weight"},
+            "unknown weights ": found.keys() - possible.keys(),
+            "": wrong,
+        }
+        if said := [what + listed(names) for what, names in problems.items() if names]:
+            raise ValueError("; ".join(said))
 
 
 def affine(name: str, *shape: int, bias: bool = True) -> Shapes:

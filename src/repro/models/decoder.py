@@ -13,6 +13,7 @@ from repro.models.config import DecoderConfig
 from repro.models.kernels import GELU, Attention, Choice, Linear, choose
 from repro.models.kv_cache import CacheSizes, KVCache, PagedCache
 from repro.models.parallel import Shard, Split
+from repro.models.reading import finite
 from repro.models.rows import Rows
 
 
@@ -43,10 +44,12 @@ class Decoder(ABC):
         shard: Shard | None = None,
     ) -> None:
         """`weights`: tensors by their GGUF names, [out, in] (`checkpoint.read_gguf` gives config and weights). `shard`:
-        which of several tensor-parallel ranks this is, each given all weights (`flover.parallel` runs them alike)."""
+        which of several tensor-parallel ranks this is, each given all weights (`flover.parallel` runs them alike).
+        ValueError for weights that are missing, unknown, of another shape, or not finite in `dtype`."""
         self.config, self.dtype, self.device, self.shard = config, dtype, torch.device(device), shard
         if shard is not None:
             shard.check(config)
+        config.check_weights({name: weight.shape for name, weight in weights.items()})
         self.kernels = choose(kernels, self.device, dtype, config.head_dim)
         self._weights = {"output.weight": weights["token_embd.weight"]} | weights  # where there is none
         self.embedding = self._get("token_embd.weight")
@@ -87,7 +90,12 @@ class Decoder(ABC):
 
     def _get(self, name: str) -> Tensor:
         """A weight in the model's dtype and place."""
-        return self._weights[name].to(self.device, self.dtype)
+        weight = self._weights[name]
+        if not weight.is_floating_point():
+            raise ValueError(f"{name} has dtype {weight.dtype}, allowed: floating point")
+        converted = weight.to(self.device, self.dtype)
+        narrower = torch.finfo(self.dtype).max < torch.finfo(weight.dtype).max
+        return finite(f"{name} in {self.dtype}", converted) if narrower else converted
 
     def _linear(self, *names: str, split: Split, parts: int = 1, gelu: GELU | None = None) -> Linear:
         """Fused: layers that see the same input, and their biases where they have any. `split`: how tensor-parallel

@@ -25,6 +25,7 @@ class GPTDecoderConfig(DecoderConfig):
     activation: str = "gelu"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.width % self.heads:
             raise ValueError(f"width {self.width} must be a multiple of heads {self.heads}")
         if self.rotary_dim % 2 or not 2 <= self.rotary_dim <= self.head_dim:

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from repro.models.config import check_sizes
+
 
 @dataclass(frozen=True)
 class GPTMoEConfig:
@@ -29,14 +31,12 @@ class GPTMoEConfig:
     balance: float = 0.01
 
     def __post_init__(self) -> None:
-        sizes = (self.layers, self.hidden, self.heads, self.seq_len, self.vocab, self.experts, self.expert_hidden)
-        if min(sizes) < 1 or self.balance < 0:
-            raise ValueError(f"sizes must be at least 1 and balance not negative, found {self}")
+        check_sizes({name: value for name, value in vars(self).items() if (name, value) != ("kv_heads", None)})
         if self.hidden % self.heads:
             raise ValueError(f"hidden {self.hidden} is not divisible by {self.heads} heads")
-        if self.kv_heads is not None and (self.kv_heads < 1 or self.heads % self.kv_heads):
+        if self.kv_heads is not None and self.heads % self.kv_heads:
             raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly")
-        if not 1 <= self.top_k <= self.experts:
+        if self.top_k > self.experts:
             raise ValueError(f"top_k is {self.top_k}, allowed: 1 to {self.experts} (experts)")
 
     @property

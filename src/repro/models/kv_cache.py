@@ -53,6 +53,13 @@ class KVCache:
             part[:, destination, :, :length] = part[:, source, :, :length]
         return 2 * self.keys[:, source, :, :length].nbytes
 
+    def clear(self, slot: int) -> None:
+        """Zero all that lies in a slot: where NaN may be left, a mask does not keep it from who reads beyond his own."""
+        self.keys[:, self._blocks(slot)] = self.values[:, self._blocks(slot)] = 0
+
+    def _blocks(self, slot: int) -> int | list[int]:
+        return slot
+
     def parts(self, layer: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Where they lie: keys and values [blocks, kv_heads, block, head_dim] of one layer, and the table."""
         return self.keys[layer], self.values[layer], self.table
@@ -72,7 +79,7 @@ class PagedCache(KVCache):
             raise ValueError(f"blocks is {blocks} and block {block}, both must be at least 1")
         super().__init__(sizes, blocks, block)
         self.capacity, self.block = capacity, block
-        # Entries that no block was given to name block 0: they are read (and masked), never written.
+        # Entries that no block was given to name a slot's first: they are read (and masked), never written.
         self.table = torch.zeros((slots, self.blocks_for(capacity)), dtype=torch.int64, device=sizes.device)
         self._owned: list[list[int]] = [[] for _ in range(slots)]
         self._unused = list(range(blocks - 1, -1, -1))
@@ -90,6 +97,7 @@ class PagedCache(KVCache):
         needed = self.blocks_for(length)
         assert not self._owned[slot] and needed <= len(self._unused), f"slot {slot}: {needed} blocks asked"
         self._owned[slot] = [self._unused.pop() for _ in range(needed)]
+        self.table[slot] = self._owned[slot][0]  # of no other: a mask does not keep its NaN, if it has any, away
         self.table[slot, :needed] = torch.tensor(self._owned[slot], device=self.table.device)
 
     def free(self, slot: int) -> None:
@@ -103,6 +111,9 @@ class PagedCache(KVCache):
         self._owned[source], self._owned[destination] = self._owned[destination], self._owned[source]
         self.table[pair] = self.table[swapped]
         return 0
+
+    def _blocks(self, slot: int) -> list[int]:
+        return self._owned[slot]
 
     def write(self, layer: int, slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
         block, inside = self.table[slots, positions // self.block], positions % self.block

@@ -17,6 +17,7 @@ class LlamaConfig(DecoderConfig):
     kv_heads: int
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.width % self.heads or self.heads % self.kv_heads or self.head_dim % 2:
             raise ValueError(
                 f"width {self.width} must be a multiple of heads {self.heads} with an even quotient, "

@@ -3,16 +3,23 @@
 Everything is checked before any job starts. An error names the file, the key, what was found and what is allowed.
 """
 
+import difflib
 import itertools
+import math
+import os
+import re
+import shlex
 import types
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from repro import experiments, paths
 from repro.experiments.base import Point
+from repro.plan import documents
+from repro.plan.documents import ConfigError, shown
 
 Model = TypeVar("Model", bound=BaseModel)
 Tier = Literal["smoke", "laptop", "gpu", "full", "cluster"]
@@ -20,20 +27,60 @@ Tier = Literal["smoke", "laptop", "gpu", "full", "cluster"]
 INCLUDES: dict[str, tuple[Tier, ...]] = {"full": ("laptop",)}
 
 
-class ConfigError(ValueError):
-    """A configuration file that cannot be used; the message names file, key, what was found and what is allowed."""
+# Names that become folders and parts of commands, of regular expressions and of the comments of jobs.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
+_NAME_IN_WORDS = "letters, digits, dashes and dots, the first a letter or digit"
+_NO_PLATFORMS = ("reference", "replot", "plans")  # folders of results/ that are something else
+_POINTS = 20_000  # of all tiers together, each repeat counted
+_LINES = 20  # of a message
+# Options of sbatch that Snakemake's plugin for Slurm says itself, most of them from keys of ours; it takes no others.
+_OF_SNAKEMAKE = re.compile(
+    "--(account|array|chdir|clusters|comment|constraint|cpus-per-(gpu|task)|error|export|gpus|gres|job-name"
+    "|mem(-per-cpu)?|nodes|ntasks(-per-gpu)?|output|parsable|partition|qos|time|workdir|wrap)(=.*)?"
+)
+
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Minutes = Annotated[float, Field(gt=0, le=1_000_000)]
+
+
+def _word(value: str) -> str:
+    if not value.isprintable() or " " in value or value.startswith("-") or not value:
+        raise PydanticCustomError("word", "should be one word that does not begin with a dash")
+    return value
+
+
+def _argument(value: str) -> str:
+    if not re.fullmatch(r"--[a-z][a-z0-9-]*(=.*)?", value) or not value.isprintable():
+        raise PydanticCustomError("argument", "should be one argument, --name or --name=value")
+    return value
+
+
+def _name(value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise PydanticCustomError("name", f"should be {_NAME_IN_WORDS}")
+    return value
+
+
+Name = Annotated[str, AfterValidator(_name)]
+Word = Annotated[str, AfterValidator(_word)]
+Argument = Annotated[str, AfterValidator(_argument)]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class Grid(_Strict):
     """A cartesian product of parameter values. `minutes`: guess for one run of a point, until it was measured."""
 
     grid: dict[str, Any] = Field(default_factory=dict)
-    repeats: int = Field(1, ge=1)
-    minutes: float = Field(0.2, gt=0)
+    repeats: Count = 1
+    minutes: Minutes = 0.2
+
+    @property
+    def size(self) -> int:
+        """How many points these are, each repeat counted."""
+        return self.repeats * math.prod(len(values) for values in self.grid.values() if isinstance(values, list))
 
 
 class ExperimentConfig(_Strict):
@@ -51,15 +98,15 @@ class Config(_Strict):
 
     platform: str = "laptop"
     tier: Tier | None = None
-    reference: str
+    reference: Name
     experiments: dict[str, ExperimentConfig]
 
 
 class Node(_Strict):
     """What a node has: `packages`, and `gcds` ranks in each. `emulated`: all nodes are in truth one machine."""
 
-    packages: int = Field(ge=1)
-    gcds: int = Field(ge=1)
+    packages: int = Field(ge=1, le=1024)
+    gcds: int = Field(ge=1, le=1024)
     emulated: bool = False
 
     @property
@@ -70,38 +117,79 @@ class Node(_Strict):
 class Bin(_Strict):
     """A row of the queue's rules: jobs of at most `nodes` nodes may take `hours`."""
 
-    nodes: int = Field(ge=1)
-    hours: float = Field(gt=0)
+    nodes: Count
+    hours: float = Field(gt=0, le=10_000)
 
 
 class Packing(_Strict):
     """Points are put together into allocations of about `pack_minutes`; each point takes `start_minutes` to begin."""
 
-    pack_minutes: float = Field(2, gt=0)
-    start_minutes: float = Field(0.005, ge=0)
+    pack_minutes: Minutes = 2
+    start_minutes: float = Field(0.005, ge=0, le=10_000)
 
 
 class Slurm(Packing):
-    """How jobs are submitted and what the queue allows. `options` go to sbatch, `rank_options` to srun. `needs`: what
-    must be set before anything is submitted."""
+    """How jobs are submitted and what the queue allows. `options` go to sbatch, `rank_options` to srun: each is one
+    argument, whatever stands in it. `needs`: what must be set before anything is submitted."""
 
     environment: str  # shell file that jobs source
-    account: str | None = None
-    partition: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
+    account: Word | None = None
+    partition: Word | None = None
+    qos: Word | None = None
+    constraint: Word | None = None
     needs: list[Literal["account", "partition", "qos", "constraint"]] = ["account", "partition"]
-    cores_per_rank: int = Field(ge=1)
-    memory_mb: int = Field(0, ge=0)  # of a node; 0: do not ask
-    options: list[str] = []
-    rank_options: list[str] = []
-    part_options: list[str] = []  # the same where a point takes some GPUs of a node: `{gpus}` stands for their numbers
+    cores_per_rank: int = Field(ge=1, le=10_000)
+    memory_mb: int = Field(0, ge=0, le=10**9)  # of a node; 0: do not ask
+    options: list[Argument] = []
+    rank_options: list[Argument] = []
+    part_options: list[Argument] = []  # the same where a point takes some GPUs of a node: `{gpus}` is their numbers
     bins: list[Bin] = Field(min_length=1)
-    running_jobs: int = Field(ge=1)  # that the queue runs at once for one user
-    queued_jobs: int = Field(100, ge=1)  # that it takes at once from one user
-    pack_minutes: float = Field(60, gt=0)
-    start_minutes: float = Field(0.3, ge=0)
+    running_jobs: Count  # that the queue runs at once for one user
+    queued_jobs: Count = 100  # that it takes at once from one user
+    pack_minutes: Minutes = 60
+    start_minutes: float = Field(0.3, ge=0, le=10_000)
     readers: Literal["driver", "job"] = "driver"  # where notebooks, verdicts and the report are made
+
+    @field_validator("account")
+    @classmethod
+    def _one_account(cls, value: str | None) -> str | None:
+        if "," in (value or ""):
+            raise PydanticCustomError("account", "should be one account: a job has one")
+        return value
+
+    @field_validator("options")
+    @classmethod
+    def _not_of_snakemake(cls, options: list[str]) -> list[str]:
+        if taken := ", ".join(filter(_OF_SNAKEMAKE.fullmatch, options)):
+            raise PydanticCustomError("taken", f"should be without {taken}: Snakemake says it itself")
+        return options
+
+    @field_validator("part_options")
+    @classmethod
+    def _known_braces(cls, options: list[str]) -> list[str]:
+        if odd := {name for option in options for name in re.findall(r"{\w*}", option)} - {"{gpus}"}:
+            raise PydanticCustomError(
+                "braces", f"should have no {', '.join(sorted(odd))}: only {{gpus}} stands for something"
+            )
+        return options
+
+    @property
+    def submission(self) -> dict[str, str | int]:
+        """What Snakemake's plugin for Slurm is told of every job, by its names. It quotes each value for the shell in
+        which it calls sbatch, but takes `slurm_extra` as text of that shell."""
+        chosen = {
+            "slurm_account": self.account,
+            "slurm_partition": self.partition,
+            "qos": self.qos,
+            "constraint": self.constraint,
+            "slurm_extra": shlex.join(self.options),
+        }
+        return {key: value for key, value in chosen.items() if value} | {"mem_mb": self.memory_mb}
+
+    @property
+    def beginning(self) -> str:
+        """Shell commands that begin every job. Without a slash in it, bash would look for the file on PATH."""
+        return f"set +u; source {shlex.quote(os.path.join('.', self.environment))}; set -u;"
 
     def limit_hours(self, nodes: int) -> float | None:
         """What a job of so many nodes may take; None where no job may have them."""
@@ -120,7 +208,7 @@ class Platform(_Strict):
 
     description: str
     tier: Tier
-    memory_gb: float | None = Field(None, gt=0)
+    memory_gb: float | None = Field(None, gt=0, le=1_000_000)
     hardware: str | None = None
     packing: Packing = Packing()
     node: Node | None = None
@@ -130,6 +218,8 @@ class Platform(_Strict):
     def _consistent(self) -> "Platform":
         if self.slurm is not None and self.node is None:
             raise ValueError("slurm needs node: how many packages and GCDs a node has")
+        if self.slurm is not None and self.node is not None and self.node.ranks == 1:
+            raise ValueError("slurm needs nodes of two ranks or more: Snakemake's plugin submits no job of one")
         return self
 
 
@@ -157,7 +247,8 @@ def _allowed(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
             here = next(filter(_is_model, get_args(here)), here)
         if _is_model(here):
             if step not in here.model_fields:
-                return "known keys: " + ", ".join(here.model_fields)
+                near = difflib.get_close_matches(str(step), here.model_fields, n=1)
+                return f"known keys: {', '.join(here.model_fields)}" + (f"; nearest: {near[0]}" if near else "")
             here = here.model_fields[str(step)].annotation
         elif get_origin(here) in (dict, list):
             here = get_args(here)[-1]
@@ -167,37 +258,23 @@ def _allowed(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
 def explain(error: ValidationError, model: type[BaseModel], where: str) -> str:
     """A pydantic error in one line each: place, key, what was found, what is allowed."""
     lines = []
-    for item in error.errors(include_url=False):
-        key = ".".join(map(str, item["loc"])) or "the document"
-        shown = repr(item["input"]) if not isinstance(item["input"], dict) else "a mapping"
-        found = "" if item["type"] == "missing" else f", found {shown}"
+    for item in error.errors(include_url=False)[:_LINES]:
+        key = ".".join(map(str, item["loc"]))[:200] or "the document"
+        value = "a mapping" if isinstance(item["input"], dict) else shown(item["input"])
+        found = "" if item["type"] == "missing" else f", found {value}"
         lines.append(f"{where}: {key}: {item['msg']}{found}; {_allowed(model, item['loc'])}")
+    if more := error.error_count() - len(lines):
+        lines.append(f"{where}: and {more} more")
     return "\n".join(lines)
-
-
-class _UniqueKeys(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # C is ten times as fast
-    """YAML that refuses a key given twice: the second would silently win."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]  # `<<` may be overridden
-        keys = [self.construct_object(key, deep=deep) for key in own]
-        if twice := {key for key in keys if keys.count(key) > 1}:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"key given twice: {', '.join(map(str, twice))}", node.start_mark
-            )
-        return super().construct_mapping(node, deep)
 
 
 def load_yaml(path: Path, model: type[Model]) -> Model:
     """Read and check one YAML file; ConfigError for a missing file, bad YAML, unknown keys, wrong types."""
+    values = documents.parse(documents.text(path), str(path))
     try:
-        return model.model_validate(yaml.load(path.read_text(), Loader=_UniqueKeys))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+        return model.model_validate(values)
     except ValidationError as error:
         raise ConfigError(explain(error, model, str(path))) from error
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a character or a date that is none
-        raise ConfigError(f"{path}: not valid YAML: {error}") from error
 
 
 def point(experiment: str, values: dict[str, Any], where: str) -> Point:
@@ -220,8 +297,10 @@ def points(experiment: str, grid: Grid, where: str) -> list[Point]:
 
 
 def platforms() -> list[str]:
-    """Names of the platform files."""
-    return sorted(path.stem for path in (paths.root() / "config/platforms").glob("*.yaml"))
+    """Names of the platform files, without those whose `results/NAME` or `results/NAME-TIER` is not theirs alone."""
+    names = {path.stem for path in (paths.root() / "config/platforms").glob("*.yaml")}
+    taken = {*_NO_PLATFORMS, *(f"{name}-{tier}".lower() for name in names for tier in get_args(Tier))}
+    return sorted(name for name in names if _NAME.fullmatch(name) and name.lower() not in taken)
 
 
 def load(tier: str | None = None, platform: str | None = None) -> tuple[Config, Platform]:
@@ -231,15 +310,25 @@ def load(tier: str | None = None, platform: str | None = None) -> tuple[Config, 
     """
     path = paths.root() / "config/config.yaml"
     config = load_yaml(path, Config)
-    where = "--platform" if platform else f"{path}: platform"
-    config.platform = platform or config.platform
+    where = f"{path}: platform" if platform is None else "--platform"
+    config.platform = config.platform if platform is None else platform
     if config.platform not in platforms():
-        raise ConfigError(f"{where}: found {config.platform!r}; allowed: {', '.join(platforms())}")
-    settings = load_yaml(paths.root() / f"config/platforms/{config.platform}.yaml", Platform)
+        raise ConfigError(
+            f"{where}: found {shown(config.platform)}; allowed: {', '.join(platforms())}. The name of a file of"
+            f" config/platforms is {_NAME_IN_WORDS}, is not that of another with a tier behind it, and not"
+            f" {' or '.join(_NO_PLATFORMS)}"
+        )
+    file = paths.root() / f"config/platforms/{config.platform}.yaml"
+    settings = load_yaml(file, Platform)
+    if settings.slurm is not None and not (paths.root() / settings.slurm.environment).is_file():
+        found = shown(settings.slurm.environment)
+        raise ConfigError(
+            f"{file}: slurm.environment: found {found}; allowed: a shell file, relative to {paths.root()}"
+        )
     if tier is not None and tier not in get_args(Tier):
         raise ConfigError(f"--tier: found {tier!r}; allowed: {', '.join(get_args(Tier))}")
     config.tier = tier or config.tier or settings.tier
-    _check_references(config, path)
+    check_references(config, path)
     return config, settings
 
 
@@ -248,15 +337,19 @@ def results_folder(config: Config, platform: Platform) -> str:
     return f"results/{config.platform}" + ("" if config.tier == platform.tier else f"-{config.tier}")
 
 
-def _check_references(config: Config, path: Path) -> None:
+def check_references(config: Config, path: Path) -> None:
     """Names inside the file must exist: experiments, every point of every grid, the shipped records."""
-    known = experiments.names()
+    known, count = experiments.names(), 0
     for name, experiment in config.experiments.items():
         if name not in known:
             raise ConfigError(f"{path}: experiments.{name}: no such experiment; allowed: {', '.join(known)}")
         for tier, grids in experiment.tiers.items():
             for number, grid in enumerate(grids):
-                points(name, grid, f"{path}: experiments.{name}.tiers.{tier}.{number}.grid")
+                where = f"{path}: experiments.{name}.tiers.{tier}.{number}.grid"
+                count += grid.size
+                if count > _POINTS:
+                    raise ConfigError(f"{where}: found {count:,} points with those before; allowed: {_POINTS:,}")
+                points(name, grid, where)
     shipped = [folder.name for folder in sorted((paths.root() / "results/reference").glob("*")) if folder.is_dir()]
     if shipped and config.reference not in shipped:
         raise ConfigError(f"{path}: reference: found {config.reference!r}; allowed: {', '.join(shipped)}")

@@ -1,10 +1,10 @@
 """What is there to run: every point of a tier with its state, expected minutes and ranks."""
 
 import contextlib
-import hashlib
 import json
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -14,8 +14,10 @@ from statistics import median
 from typing import Any, Literal, get_args
 
 from pydantic import AwareDatetime, BaseModel, SerializeAsAny, ValidationInfo, field_validator
+from pydantic_core import from_json
 
-from repro import experiments, paths
+from repro import experiments, files, paths
+from repro.experiments import stored
 from repro.experiments.base import Point
 from repro.plan import config, packing
 from repro.plan.packing import Allocation
@@ -82,9 +84,12 @@ class QueueCost(BaseModel):
 
 class SlurmPlan(BaseModel):
     """Where allocations are Slurm jobs. `missing`: settings of the platform file without which nothing is submitted;
-    `tasks_per_node`: what every job asks for, as nodes are given whole."""
+    `tasks_per_node`: what every job asks for, as nodes are given whole; `submission` and `beginning`: of every job, as
+    `config.Slurm` quotes them."""
 
     settings: config.Slurm
+    submission: dict[str, str | int]
+    beginning: str
     tasks_per_node: int
     missing: list[str]
     cost: QueueCost
@@ -121,14 +126,14 @@ class Plan(BaseModel):
 
 def job_id(experiment: str, point: Point, repeat: int) -> str:
     """File name part of a record: readable label, repeat, and a hash of every parameter."""
-    text = json.dumps([experiment, point.model_dump(), repeat], sort_keys=True)
-    return f"{point.label}-r{repeat}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    label = re.sub(r"[^A-Za-z0-9._+-]", "_", point.label)[:150]  # some parameters are texts that a user may choose
+    return f"{label}-r{repeat}-{record.point_hash(experiment, point.model_dump(), repeat)}"
 
 
 def state(path: Path, source: str) -> tuple[State, int]:
-    """State of a record file and the attempt that comes next. A file that is no record counts as not there."""
+    """State of a record file and the attempt that comes next. A file that is no record of its point counts as not there."""
     try:
-        found = record.read(path)
+        found = stored.read(path)
     except record.RecordError:
         return "to run", 1
     if found.status == "failed":
@@ -145,9 +150,9 @@ def _shipped(folder: Path) -> tuple[dict[str, float], list[tuple[str, str]]]:
     code = []
     for path in folder.rglob("*.json"):
         with contextlib.suppress(ValueError, KeyError, TypeError, OSError):
-            run = json.loads(path.read_text())  # not `record.read`: 550 of them take half a second to check
+            run = from_json(files.read(path))  # not `record.read`: 550 of them take half a second to check
             start, end = (datetime.fromisoformat(run["provenance"][name]) for name in ("start", "end"))
-            code.append((run["experiment"], run["provenance"]["source_hash"]))
+            code.append((str(run["experiment"]), run["provenance"]["source_hash"]))
             times.setdefault(_key(run["experiment"], run["point"]), []).append((end - start).total_seconds() / 60)
     return {key: median(values) for key, values in times.items()}, code
 
@@ -294,6 +299,8 @@ def _slurm(allocations: list[Allocation], platform: config.Platform, file: str) 
     unset = [name for name in slurm.needs if not getattr(slurm, name)]
     return SlurmPlan(
         settings=slurm,
+        submission=slurm.submission,
+        beginning=slurm.beginning,
         tasks_per_node=platform.node.ranks,
         missing=[f"{file}: slurm.{name}: not set; jobs need one here" for name in unset],
         cost=_cost(allocations, platform),

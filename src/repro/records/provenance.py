@@ -88,6 +88,13 @@ def machine() -> dict[str, Any]:
     }
 
 
+def _hosts() -> list[str]:
+    """Of the step of the Slurm job, else of this machine: where variables of a job linger, no Slurm tells its nodes."""
+    with contextlib.suppress(ValueError):
+        return hosts()
+    return [socket.gethostname()]
+
+
 def collect(module: str, start: datetime, topology: str = "") -> Provenance:
     """Provenance of a run of `module` that began at `start` and ends now."""
     names, driver = gpus()
@@ -102,7 +109,7 @@ def collect(module: str, start: datetime, topology: str = "") -> Provenance:
         gpu=names,
         driver=driver,
         topology=topology,
-        hosts=hosts() if "SLURM_STEP_NODELIST" in os.environ else [socket.gethostname()],
+        hosts=_hosts(),
         slurm={name: os.environ[name] for name in SLURM if name in os.environ},
         start=start,
         end=now(),

@@ -4,21 +4,26 @@ One JSON file per point and repeat, written to a temporary file and renamed, so 
 A long series (loss curve, request table) goes beside it as Parquet.
 """
 
-import os
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AwareDatetime, BaseModel, Field, ValidationError, model_validator
+from pydantic import AfterValidator, AwareDatetime, BaseModel, Field, ValidationError, model_validator
 
-from repro.files import replacing
+from repro import files
 
-if TYPE_CHECKING:  # it takes half a second to import, and the plan needs no series
+if TYPE_CHECKING:  # they take half a second to import
     import pandas as pd
+    import pyarrow
 
 SCHEMA_VERSION = 1
 Evidence = Literal["measured", "emulated", "modelled"]
 Scalar = bool | int | float | str
+_NAMED = re.compile(r".*-r\d+-([0-9a-f]{8})")  # a record's name, as the plan gives it
 
 
 class Cause(StrEnum):
@@ -45,6 +50,16 @@ class Metric(Strict):
 
     value: float
     unit: str
+
+
+def _short(number: Any) -> Any:
+    """A number or text, unless it is a whole number that neither a table nor a float can hold."""
+    if isinstance(number, int) and not -(2**63) <= number < 2**63:
+        raise ValueError("a whole number of more than 64 bits")
+    return number
+
+
+Whole = Annotated[int, AfterValidator(_short)]
 
 
 class Provenance(Strict):
@@ -75,9 +90,9 @@ class Record(Strict):
 
     schema_version: Literal[1] = SCHEMA_VERSION
     experiment: str
-    point: dict[str, Scalar | None]
-    repeat: int = Field(ge=0)
-    seed: int
+    point: dict[str, Annotated[Scalar | None, AfterValidator(_short)]]
+    repeat: Whole = Field(ge=0)
+    seed: Whole
     evidence: Evidence | None = None  # None only where nothing was produced
     status: Literal["ok", "failed", "skipped"]
     cause: Cause | None = None
@@ -85,7 +100,7 @@ class Record(Strict):
     metrics: dict[str, Metric] = Field(default_factory=dict)
     conditions: dict[str, str] = Field(default_factory=dict)
     series: str | None = None  # file name of the Parquet beside the record
-    attempt: int = Field(1, ge=1)
+    attempt: Whole = Field(1, ge=1)
     provenance: Provenance
 
     @model_validator(mode="after")
@@ -106,51 +121,84 @@ class RecordError(ValueError):
     """A file among the records that is not a valid record; the message names the file and what is wrong with it."""
 
 
+def point_hash(experiment: str, point: Mapping[str, Any], repeat: int) -> str:
+    """Hash of every parameter, which ends the name of a record's file."""
+    text = json.dumps([experiment, point, repeat], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
 def write(record: Record, path: Path, series: "pd.DataFrame | None" = None) -> None:
     """Write `record` (and its series) atomically; the record comes last, so a record on disk always has its series."""
     if series is not None:
         parquet = path.with_suffix(".parquet")
-        with replacing(parquet) as temporary:
-            series.to_parquet(temporary, index=False)
+        with files.replacing(parquet) as temporary:
+            series.to_parquet(temporary, index=False, write_page_checksum=True)
         record = record.model_copy(update={"series": parquet.name})
-    with replacing(path) as temporary:
-        temporary.write_text(record.model_dump_json(indent=1) + "\n")
+    with files.replacing(path) as temporary:
+        temporary.write_text(record.model_dump_json(indent=1) + "\n", "utf-8")
 
 
 def read(path: Path) -> Record:
-    """Read one record; RecordError names the file and its fault (cut short, no record, other version, series lost)."""
+    """Read one record; RecordError names the file and its fault: cut short, no record, other version, its name is that
+    of another point, its series lost or damaged. What its experiment says of it: `repro.experiments.stored`."""
     try:
-        record = Record.model_validate_json(path.read_text())
+        record = Record.model_validate_json(files.read(path))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the document"
-        raise RecordError(f"{path}: not a run record: {where}: {first['msg']}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecordError(f"{path}: cannot be read: {error}") from error
-    if record.series is not None and not _whole_parquet(path.parent / record.series):
-        raise RecordError(f"{path}: its series {record.series} is missing or cut short")
+        raise RecordError(f"{path}: not a run record: {fault(error)}") from error
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read: {error.strerror or error}") from error
+    holds = point_hash(record.experiment, record.point, record.repeat)
+    if (named := _NAMED.fullmatch(path.stem)) and named[1] != holds:
+        raise RecordError(f"{path}: its name is that of another point or repeat: found {named[1]}, this one is {holds}")
+    if record.series is not None:
+        check_series(path, record.series)
     return record
 
 
-def _whole_parquet(path: Path) -> bool:
-    """Whether a file ends as Parquet does; the end is written last."""
+def fault(error: ValidationError) -> str:
+    """The first of pydantic's errors: place, what is wrong, what was found."""
+    first = error.errors(include_url=False)[0]
+    found = f", found {str(first['input'])[:80]}" if first["loc"] and first["type"] != "missing" else ""
+    return f"{'.'.join(map(str, first['loc'])) or 'the document'}: {first['msg']}{found}"
+
+
+def check_series(path: Path, name: str) -> None:
+    """RecordError where the series of the record at `path` cannot be read, as whoever shows it will."""
     try:
-        with path.open("rb") as file:
-            file.seek(-4, os.SEEK_END)
-            return file.read() == b"PAR1"
-    except OSError:
-        return False
+        if name != Path(name).name:
+            raise ValueError("allowed: the name of a file beside the record")
+        _parquet(path.parent / name)
+    except Exception as error:  # pyarrow has a dozen classes for what a damaged file can hold
+        reason = str(error).partition("\n")[0][:160]
+        raise RecordError(f"{path}: its series {name!r} is missing or damaged: {reason}") from error
+
+
+def _parquet(path: Path) -> "pyarrow.Table":
+    """A whole Parquet file, every value checked."""
+    import pyarrow.parquet
+
+    contents = pyarrow.BufferReader(files.read(path))
+    table = pyarrow.parquet.read_table(contents, page_checksum_verification=True)
+    table.validate(full=True)
+    return table
+
+
+def frame_of(path: Path) -> "pd.DataFrame":
+    """The table of a Parquet file. Where pandas's own notes in it are damaged, without them: the values are whole."""
+    table = _parquet(path)
+    try:
+        return table.to_pandas()
+    except Exception:
+        return table.replace_schema_metadata(None).to_pandas()
 
 
 def read_series(path: Path) -> "pd.DataFrame":
     """The Parquet series of the record at `path`; RecordError when the record has none or it cannot be read."""
-    import pandas as pd
-
     record = read(path)
     if record.series is None:
         raise RecordError(f"{path}: this record has no series")
     try:
-        return pd.read_parquet(path.parent / record.series)
+        return frame_of(path.parent / record.series)
     except Exception as error:
         raise RecordError(f"{path.parent / record.series}: series cannot be read: {error}") from error
 
@@ -162,8 +210,8 @@ class Collection(BaseModel):
     problems: list[str]
 
 
-def collect(folder: Path) -> Collection:
-    """Read every `*.json` below `folder`. Bad files are listed in `problems`, never dropped silently."""
+def collect(folder: Path, read: Callable[[Path], Record] = read) -> Collection:
+    """`read` every `*.json` below `folder`. Bad files are listed in `problems`, never dropped silently."""
     records, problems = {}, []
     for path in sorted(folder.rglob("*.json")):
         try:

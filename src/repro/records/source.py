@@ -132,9 +132,9 @@ def _kept() -> dict[str, str]:
     them a digest of all sources. A file that cannot be used counts as not there."""
     files = [path for path in sorted(_SOURCE.rglob("*")) if path.suffix in (".py", *_CODE_FILES)]
     sources = digest(*(part for path in files for part in (str(path).encode(), path.read_bytes())))
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         kept = json.loads(_store().read_text())
-        if kept.get("sources") == sources:
+        if isinstance(kept, dict) and kept.get("sources") == sources:
             return kept
     return {"sources": sources}
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import jinja2
 
-from repro import __version__, experiments
+from repro import __version__, experiments, files
 from repro.claims import registry as claims
-from repro.files import replacing
+from repro.experiments import stored
 from repro.records import provenance, record
 from repro.report import figures
 
@@ -27,7 +27,7 @@ def write(records: Path, pictures: Path, out: Path) -> None:
 
     A missing figure is named in the report; it is not an error, so that a partly failed run still has its report.
     """
-    found = record.collect(records)
+    found = stored.collect(records)
     runs = list(found.records.values())
     made = [(run.experiment, run.provenance.source_hash) for run in runs]
     registry = claims.load()
@@ -42,7 +42,7 @@ def write(records: Path, pictures: Path, out: Path) -> None:
         numbers=claims.numbers,
         counts=Counter(verdict.verdict for verdict in verdicts),
         notebooks=figures.NOTEBOOKS.values(),
-        pictures={name: base64.b64encode(path.read_bytes()).decode() for name, path in drawn.items()},
+        pictures={name: base64.b64encode(files.read(path)).decode() for name, path in drawn.items() if path.is_file()},
         runs=runs,
         bad=[run for run in runs if run.status != "ok"],
         experiments=Counter((run.experiment, run.evidence or run.status) for run in runs),
@@ -54,5 +54,5 @@ def write(records: Path, pictures: Path, out: Path) -> None:
         last=max((run.provenance.end for run in runs), default=None),
         minutes=sum((run.provenance.end - run.provenance.start).total_seconds() for run in runs) / 60,
     )
-    with replacing(out) as temporary:
-        temporary.write_text(page)
+    with files.replacing(out) as temporary:
+        temporary.write_text(page, "utf-8")

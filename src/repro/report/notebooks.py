@@ -8,30 +8,35 @@ import nbformat
 import papermill
 from nbconvert import HTMLExporter
 
-from repro import paths
-from repro.files import replacing
+from repro import experiments, files, paths
+
+
+class CellError(RuntimeError):
+    """A cell of a notebook that failed: which, with what, and where the executed copy is."""
 
 
 def execute(name: str, out: Path, values: dict[str, Any]) -> Path:
     """Run `notebooks/NAME.ipynb` with `values`; return the path of its HTML in `out`.
 
-    An unknown notebook or parameter is a ValueError that lists the known ones. When a cell fails, the executed copy is
-    kept for reading and papermill's error is raised.
+    An unknown notebook or parameter is a ValueError that lists the known ones; OSError where `out` cannot be written.
+    When a cell fails, the executed copy is kept for reading and CellError names it.
     """
     folder = paths.root() / "notebooks"
-    source = folder / f"{name}.ipynb"
-    if not source.exists():
-        raise ValueError(f"no notebook {name!r}, known: {', '.join(sorted(p.stem for p in folder.glob('*.ipynb')))}")
-    known = set(papermill.inspect_notebook(str(source)))
-    if unknown := sorted(values.keys() - known):
-        raise ValueError(f"{source}: unknown parameter {', '.join(unknown)}; known: {', '.join(sorted(known))}")
-    out.mkdir(parents=True, exist_ok=True)
-    executed = out / f"{name}.ipynb"
+    known = sorted(path.stem for path in folder.glob("*.ipynb"))
+    if name not in known:
+        raise ValueError(f"no notebook {name!r}{experiments.closest(name, known)}; known: {', '.join(known)}")
+    source, executed = folder / f"{name}.ipynb", out / f"{name}.ipynb"
+    parameters = papermill.inspect_notebook(str(source)).keys()
+    if unknown := sorted(values.keys() - parameters):
+        raise ValueError(f"{source}: unknown parameter {', '.join(unknown)}; known: {', '.join(sorted(parameters))}")
+    files.try_writing(executed)
     logging.getLogger("papermill").setLevel(logging.ERROR)
-    papermill.execute_notebook(
-        str(source), str(executed), values, kernel_name="python3", progress_bar=False, cwd=str(paths.root())
-    )
+    options = {"kernel_name": "python3", "progress_bar": False, "cwd": str(paths.root())}
+    try:
+        papermill.execute_notebook(str(source), str(executed), values, **options)
+    except papermill.PapermillExecutionError as error:
+        raise CellError(f"{executed}: cell {error.cell_index}: {error.ename}: {error.evalue}") from error
     html, _ = HTMLExporter(embed_images=True).from_notebook_node(nbformat.read(executed, as_version=4))
-    with replacing(out / f"{name}.html") as temporary:
-        temporary.write_text(html)
+    with files.replacing(out / f"{name}.html") as temporary:
+        temporary.write_text(html, "utf-8")
     return out / f"{name}.html"

@@ -13,9 +13,9 @@ Read `plan.py` (the plans that have names), then `engine.py` (the three levels a
 """
 
 from repro.zero import checkpoint, plan
-from repro.zero.engine import ZeroOptimizer
+from repro.zero.engine import BrokenEngineError, ZeroOptimizer
 from repro.zero.loss_scale import LossScale
 from repro.zero.plan import Plan
 from repro.zero.plan_search import search
 
-__all__ = ["LossScale", "Plan", "ZeroOptimizer", "checkpoint", "plan", "search"]
+__all__ = ["BrokenEngineError", "LossScale", "Plan", "ZeroOptimizer", "checkpoint", "plan", "search"]

@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 def default_buckets(model: nn.Module) -> list[nn.Module]:
     """Members of the outermost `nn.ModuleList`s, without those that share a parameter with a module outside themselves:
     FSDP gathers a parameter with one bucket only, so these are left to the root's."""
-    uses = _uses(model)
-    return [module for module in blocks(model) if _uses(module).items() <= uses.items()]
+    everywhere = uses(model)
+    return [module for module in blocks(model) if uses(module).items() <= everywhere.items()]
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
@@ -25,7 +25,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     return list(dict.fromkeys(found))
 
 
-def _uses(module: nn.Module) -> Counter[int]:
+def uses(module: nn.Module) -> Counter[int]:
     """In how many places a parameter is, by id."""
     return Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
 
@@ -36,29 +36,40 @@ def materialise(module: nn.Module, device: torch.device | str, init: Callable[[n
     `init(submodule)` must fill the parameters and buffers that `submodule` holds itself; left out, its
     `reset_parameters()` is called, as torch's own layers have it. Ties stay tied. ValueError if it has neither.
     """
+    require_init(module, init)
     real: dict[int, nn.Parameter] = {}
     fresh = []
-    for name, submodule in module.named_modules():
-        mine = {**submodule._parameters, **submodule._buffers}
-        unreal = {key: tensor for key, tensor in mine.items() if tensor is not None and tensor.is_meta}
+    for submodule in module.modules():
+        unreal = _unreal(submodule)
         for key, tensor in unreal.items():
             empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
             if isinstance(tensor, nn.Parameter):
                 empty = real.setdefault(id(tensor), nn.Parameter(empty, requires_grad=tensor.requires_grad))
             setattr(submodule, key, empty)
         if unreal:
-            fresh.append((name, submodule))
-    for name, submodule in fresh:
-        if init is None and not hasattr(submodule, "reset_parameters"):
-            raise ValueError(
-                f"{name or type(module).__name__} ({type(submodule).__name__}) is on the meta device and has no "
-                "reset_parameters(): give `init`, a function that fills a module's own parameters"
-            )
+            fresh.append(submodule)
+    for submodule in fresh:
         with torch.no_grad():
             if init:
                 init(submodule)
             else:
                 submodule.reset_parameters()
+
+
+def require_init(module: nn.Module, init: Callable[[nn.Module], None] | None) -> None:
+    """ValueError for a submodule that `materialise` cannot fill."""
+    for name, submodule in module.named_modules():
+        if init is None and _unreal(submodule) and not hasattr(submodule, "reset_parameters"):
+            raise ValueError(
+                f"{name or type(module).__name__} ({type(submodule).__name__}) is on the meta device and has no "
+                "reset_parameters(): give `init`, a function that fills a module's own parameters"
+            )
+
+
+def _unreal(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers that `module` itself holds on the meta device."""
+    mine = {**module._parameters, **module._buffers}
+    return {key: tensor for key, tensor in mine.items() if tensor is not None and tensor.is_meta}
 
 
 def default_device(model: nn.Module) -> str:

@@ -15,7 +15,8 @@ FSDP2 owns the first moment and half of the second (its collectives are replaced
 """
 
 import math
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -24,15 +25,21 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from repro.comm import Communicator, Pending, pipelined
+from repro.comm import Communicator, ExchangeError, Pending, pipelined
 from repro.comm.exchange import Steps, Works
-from repro.zero import fsdp_private
-from repro.zero.buckets import broadcast_from_first, default_buckets, default_device, materialise, require_fp32
+from repro.zero import arguments, fsdp_private
+from repro.zero.buckets import broadcast_from_first, default_buckets, default_device, materialise
 from repro.zero.loss_scale import LossScale
-from repro.zero.masters import Masters, Piece, global_norm, parameter_groups, within
+from repro.zero.masters import Masters, Piece, global_norm, parameter_groups, require_elementwise, within
 from repro.zero.plan import Plan
 
-WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# What a message is about, together with its bucket.
+_GATHER, _REDUCE, _AVERAGE, _PUBLISH = range(4)
+
+
+class BrokenEngineError(RuntimeError):
+    """The engine is of no further use: what an exception left is not the same on all ranks, or half an update. Make a
+    process group, a model and an optimizer anew (in new processes, best), and go on from a checkpoint."""
 
 
 class Bucket:
@@ -41,6 +48,10 @@ class Bucket:
     sharded: fsdp_private.ShardedBucket
     gradient: Tensor | None = None  # sum since the last step, this rank's part of the gradient partition
     secondary: Tensor | None = None  # this rank's secondary shard, from the first gather after a step to the next
+    spent: bool = False  # the secondary shard is of a pass before zero_grad: good for a backward, not for a forward
+
+    def __init__(self, number: int) -> None:
+        self.number = number
 
 
 class ZeroOptimizer(torch.optim.Optimizer):
@@ -74,7 +85,18 @@ class ZeroOptimizer(torch.optim.Optimizer):
     device           "cpu" or "cuda"; default: where the model is, and CUDA or CPU for one on the meta device
     broadcast        send rank 0's parameters and buffers to all first, as DDP does; not needed if they are equal
 
-    Raises ValueError for a model, dtype or optimizer that cannot be trained this way.
+    Raises ValueError that names the argument, before the model is changed, for what cannot be trained this way; errors
+    of `optimizer_cls` about its options are its own.
+
+    The masters are the weights. Set those of the model before it is wrapped, or by `checkpoint.load`: afterwards
+    `load_state_dict` of the model and of its modules raises RuntimeError, and so does the first forward after a
+    parameter was written to in place. (What is written through `parameter.data` or `torch._foreach_*`, and a parameter
+    that is put in a module, is not noticed; `step` replaces it.)
+
+    An exception in a forward or backward may be survived: call `zero_grad`, and the engine is as after the last step.
+    One rank alone cannot: `zero_grad` then raises BrokenEngineError there, and the others get an ExchangeError or the
+    same, after the timeout of their process group at the latest. After an exception in the midst of `step`, in which
+    an update may be half done, every use raises BrokenEngineError.
     """
 
     def __init__(
@@ -84,7 +106,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         optimizer_cls: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
         params: Iterable[nn.Parameter] | Iterable[dict[str, Any]] | None = None,
         *,
-        buckets: Sequence[nn.Module] | None = None,
+        buckets: Iterable[nn.Module] | None = None,
         weight_dtype: torch.dtype = torch.bfloat16,
         gradient_dtype: torch.dtype = torch.float32,
         max_grad_norm: float | None = None,
@@ -95,7 +117,22 @@ class ZeroOptimizer(torch.optim.Optimizer):
         broadcast: bool = True,
         **options: Any,
     ) -> None:
-        _check(model, weight_dtype)
+        buckets = list(buckets) if isinstance(buckets, Iterable) else buckets
+        arguments.check(
+            model,
+            plan,
+            buckets,
+            init,
+            weight_dtype=weight_dtype,
+            gradient_dtype=gradient_dtype,
+            max_grad_norm=max_grad_norm,
+            loss_scale=loss_scale,
+            communicator=communicator,
+            device=device,
+            broadcast=broadcast,
+        )
+        groups, group_of = parameter_groups(model, params)
+        require_elementwise(optimizer_cls, groups, options)
         self.model, self.plan = model, plan
         self.weight_dtype, self.gradient_dtype, self.max_grad_norm = weight_dtype, gradient_dtype, max_grad_norm
         self.communicator = communicator or Communicator(plan.topology, device=device or default_device(model))
@@ -106,7 +143,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
         of_optimizer = plan.levels(None, plan.optimizer)
         self.norm_group = self.communicator.mesh(of_optimizer).get_group() if of_optimizer else None
         sharing = self.communicator.mesh(plan.levels(None, plan.weights))
-        groups, group_of = parameter_groups(model, params)
+        self._broken = ""  # why this engine is of no further use
+        self._complete = False
         self._order: list[Bucket] = []  # in which the first forward gathered them
         self._fetches_ahead = False
         self._under_way: Pending | None = None  # the reduction that was started last
@@ -118,7 +156,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
             materialise(module, self.communicator.device, init)
             if broadcast:
                 broadcast_from_first(module)
-            self.all_buckets.append(bucket := Bucket())
+            self.all_buckets.append(bucket := Bucket(len(self.all_buckets)))
             bucket.sharded = fsdp_private.shard(module, sharing, weight_dtype, partial(self._gather, bucket))
             if bucket.sharded.numel:
                 self.buckets.append(bucket)
@@ -127,6 +165,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
         pieces = [self._pieces(bucket) for bucket in self.buckets]
         self.masters = Masters(masters, pieces, optimizer_cls, groups, group_of, options)
         super().__init__(self.masters.inner.param_groups, {})  # the same dictionaries: a schedule changes both
+        self._complete = True
+        self._guard()
         for bucket in self.buckets:
             bucket.sharded.on_gradient(partial(self._reduce, bucket))
         self.loss_scale = loss_scale or (LossScale() if weight_dtype == torch.float16 else None)
@@ -138,17 +178,21 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def _gather(self, bucket: Bucket, shard: Tensor, full: Tensor) -> Pending:
         if bucket not in self._order:
             self._order.append(bucket)
-        return Pending(self._gathering(bucket, shard, full))
+        return Pending(self._labelled(_GATHER, bucket, self._gathering(bucket, shard, full)))
+
+    def _labelled(self, kind: int, bucket: Bucket, steps: Generator[Works, None, Any]) -> Generator[Works, None, Any]:
+        """So that a rank which is elsewhere since an exception makes others wait, and does not send them wrong values."""
+        return self.communicator.labelled(4 * bucket.number + kind, steps)
 
     def _gathering(self, bucket: Bucket, shard: Tensor, full: Tensor) -> Steps:
         """The whole bucket from its shards, or from the secondary shards, which are closer (hpZ of ZeRO++)."""
         plan = self.plan
-        if bucket.secondary is not None:
+        if bucket.secondary is not None and (fsdp_private.is_bw() or not bucket.spent):
             return (yield from self.communicator.gathering(bucket.secondary, plan.moves.gather_secondary, full))
         yield from self.communicator.gathering(shard, plan.moves.gather_weights, full)
         if plan.has_secondary:
             ranks = plan.degree(plan.secondary)
-            bucket.secondary = full.view(ranks, -1)[dist.get_rank() % ranks].clone()
+            bucket.secondary, bucket.spent = full.view(ranks, -1)[dist.get_rank() % ranks].clone(), False
         return full
 
     # --- gradients: after the backward of a bucket, from everywhere to the gradient partition ---
@@ -159,7 +203,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
             fsdp_private.fetch_ahead([bucket.sharded for bucket in self._order])
             self._fetches_ahead = True
         self._settle()
-        self._under_way = Pending(self._reducing(bucket, gradient))
+        self._under_way = Pending(self._labelled(_REDUCE, bucket, self._reducing(bucket, gradient)))
 
     def _settle(self) -> None:
         """Finish the reduction that is under way."""
@@ -193,41 +237,58 @@ class ZeroOptimizer(torch.optim.Optimizer):
         """Update with the gradients since the last step; returns their global norm before clipping.
 
         Gradients that overflowed (float16) leave the weights as they are and lower the loss scale; the norm is then not
-        finite. RuntimeError when there was no backward; ValueError for a closure, which would have to run on all ranks.
+        finite. RuntimeError, and nothing is changed, when there was no backward or an exception ended one; ValueError
+        for a closure, which would have to run on all ranks; BrokenEngineError, from then on, for an exception in it;
+        FloatingPointError, and the weights stay, when the loss scale cannot be lowered any further.
         """
         if closure is not None:
             raise ValueError("step takes no closure")
-        self._settle()
-        if all(bucket.gradient is None for bucket in self.buckets):
+        self._require_sound()
+        if not self.has_gradients:
             raise RuntimeError("step without a backward since the last one: there are no gradients")
-        means = pipelined(self._averaging(bucket) for bucket in self.buckets)
-        self.zero_grad()
-        present = [mean for mean in means if mean is not None]
-        norm = global_norm(present, self.norm_group)
+        with self._to_the_end("step"):
+            self._settle()
+            means = pipelined(self._labelled(_AVERAGE, bucket, self._averaging(bucket)) for bucket in self.buckets)
+            self.zero_grad()
+            present = [mean for mean in means if mean is not None]
+            norm = global_norm(present, self.norm_group)
         if self.loss_scale:
             self.loss_scale.update(finite := bool(norm.isfinite()))
             if not finite:
                 return norm.item()
-        if self.max_grad_norm is not None:
-            torch._foreach_mul_(present, (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
-        self.masters.update(means)
-        self.publish()
+        with self._to_the_end("step"):
+            if self.max_grad_norm is not None:
+                torch._foreach_mul_(present, (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+            self.masters.update(means)
+            self.publish()
         return norm.item()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the accumulated gradients (`step` has done so already)."""
+        """Drop the accumulated gradients (`step` has done so already).
+
+        After an exception in a forward or backward this is what makes the engine as it was after the last step; all
+        ranks must call it. BrokenEngineError when they did not leave the pass at the same place.
+        """
+        self._require_usable()
+        if fsdp_private.unfinished(self.model):
+            with self._to_the_end("zero_grad after an exception in a forward or backward"):
+                self._recover()
         self._settle()
-        for bucket in self.buckets:
-            bucket.gradient = None
+        for bucket in self.all_buckets:
+            bucket.gradient, bucket.spent = None, True
 
     @property
     def has_gradients(self) -> bool:
-        """Whether there was a backward since the last step."""
+        """Whether there was a backward since the last step. BrokenEngineError where that does not matter any more."""
+        self._require_usable()
         return self._under_way is not None or any(bucket.gradient is not None for bucket in self.buckets)
 
     def publish(self) -> None:
         """Make the masters the weights of the model, on all ranks (`step` does)."""
-        pipelined(map(self._publishing, self.buckets, self.masters.flat))
+        pipelined(
+            self._labelled(_PUBLISH, bucket, self._publishing(bucket, master))
+            for bucket, master in zip(self.buckets, self.masters.flat, strict=True)
+        )
 
     def _averaging(self, bucket: Bucket) -> Generator[Works, None, Tensor | None]:
         """Mean over ranks of a bucket's accumulated gradient, fp32, this rank's part of the optimizer partition; None
@@ -246,6 +307,57 @@ class ZeroOptimizer(torch.optim.Optimizer):
         in_rank_order = updated.view(optimizer_parts, gradient_parts, -1)
         bucket.sharded.write(in_rank_order.transpose(0, 1).reshape(-1))
         bucket.secondary = None  # it holds the old weights
+
+    # --- exceptions ---
+
+    def _recover(self) -> None:
+        """Forget a forward or backward that an exception ended. What is under way arrives only if all ranks left it at
+        the same place; that is asked first, and costs nothing where there was no exception."""
+        rounds = [0] * dist.get_world_size()
+        dist.all_gather_object(rounds, self.communicator.position)
+        if len(set(rounds)) > 1:
+            raise ExchangeError(f"the ranks left it at different places, after {rounds} rounds of messages")
+        self._settle()
+        fsdp_private.reset(self.model, [bucket.sharded for bucket in self.all_buckets])
+
+    @contextmanager
+    def _to_the_end(self, what: str) -> Iterator[None]:
+        """An exception in this block ends the use of the engine."""
+        try:
+            yield
+        except BaseException as error:
+            self._broken = f"{what} was ended by {type(error).__name__}: {error}"
+            if isinstance(error, Exception):
+                self._require_usable(error)
+            raise
+
+    def _require_usable(self, cause: Exception | None = None) -> None:
+        if self._broken:
+            raise BrokenEngineError(
+                f"{self._broken}. The engine cannot go on: make a new process group, model and optimizer, and load a "
+                "checkpoint"
+            ) from cause
+
+    def _require_sound(self, *forward: object) -> None:
+        """Before a forward and before a step."""
+        self._require_usable()
+        if fsdp_private.unfinished(self.model):
+            raise RuntimeError(
+                "an exception ended a forward or backward; before going on, call zero_grad() on all ranks"
+            )
+        for name, parameter, version in self._versions:
+            if parameter._version != version or parameter.dtype != self.weight_dtype:
+                raise RuntimeError(
+                    f"{name} was written to, but a model's weights are the masters of its ZeroOptimizer, which would "
+                    "replace them at the next step: set weights before the model is wrapped, or by checkpoint.load"
+                )
+
+    def _guard(self) -> None:
+        """Refuse what would be lost, and passes after one that failed."""
+        self._versions = [(name, parameter, parameter._version) for name, parameter in self.model.named_parameters()]
+        self.model.register_forward_pre_hook(self._require_sound, prepend=True)  # before FSDP's
+        for module in self.model.modules():
+            module.register_load_state_dict_pre_hook(_refuse_to_load)
 
     # --- which values of a bucket are this rank's ---
 
@@ -274,6 +386,12 @@ class ZeroOptimizer(torch.optim.Optimizer):
             "gradients": sum(bucket.gradient.nbytes for bucket in self.buckets if bucket.gradient is not None),
             "optimizer": self.masters.held_bytes(),
         }
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: the masters are cut where the group changes."""
+        if self._complete:
+            raise NotImplementedError("add_param_group: give all parameter groups to the constructor, as `params`")
+        super().add_param_group(param_group)  # torch's constructor calls this
 
     def state_dict(self) -> dict[str, Any]:
         """Refused: a rank has only its part. `repro.zero.checkpoint` saves and restores the whole."""
@@ -320,9 +438,8 @@ def own_chunk(plan: Plan, rank: int) -> int:
     return gradient_part * optimizer_parts + rank // plan.degree(plan.gradients) % optimizer_parts
 
 
-def _check(model: nn.Module, weight_dtype: torch.dtype) -> None:
-    if weight_dtype not in WEIGHT_DTYPES:
-        raise ValueError(f"weight_dtype is {weight_dtype}, allowed: {', '.join(map(str, WEIGHT_DTYPES))}")
-    require_fp32(model)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ValueError("the model has no parameter that requires a gradient")
+def _refuse_to_load(*_: object) -> None:
+    raise RuntimeError(
+        "load_state_dict of a model that a ZeroOptimizer has wrapped: its masters would replace these weights at the "
+        "next step; load them before the model is wrapped, or use checkpoint.load"
+    )

@@ -8,7 +8,10 @@ Private parts of torch in use, as of 2.13:
 - `_get_fsdp_state()._fsdp_param_groups[0].fsdp_params`: the parameters of one `fully_shard` call, in the order in which
   the flat reduce-scatter output holds their padded shards (those that require a gradient).
 - `FSDPParam._sharded_param_data`: flat padded shard that every all-gather reads; `padded_sharded_param_size`: its
-  shape; `sharded_param`: the parameter that the module shows, a DTensor split by rows.
+  shape; `sharded_param`: the parameter that the module shows, a DTensor split by rows; `_unsharded_param`: the gathered
+  one, which collects the gradient of a backward. `FSDPModule.reset_iter_state` (public) forgets all but that gradient.
+- `_state_ctx.iter_forward_root` is set from the beginning of a forward to its end,
+  `_state_ctx.post_backward_final_callback_queued` from the beginning of a backward to its end. `is_bw`: inside one?
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMixin
+from torch.distributed.fsdp._fully_shard._fsdp_common import is_bw
 
 from repro.comm import Pending
 from repro.zero.masters import Piece
@@ -131,6 +135,14 @@ class ShardedBucket:
         """Bytes of this rank's shard, frozen parameters included."""
         return sum(param._sharded_param_data.nbytes for param in self._params)
 
+    def forget(self) -> None:
+        """Drop the gradients that a backward left which an exception ended."""
+        self._reduction.gradient = None
+        for param in self._trainable:
+            param.sharded_param.grad = None
+            if hasattr(param, "_unsharded_param"):  # there is none before the first gather
+                param._unsharded_param.grad = None
+
     def on_gradient(self, hook: Callable[[Tensor], None]) -> None:
         """Call `hook` after each backward with this rank's whole gradient, flat in the layout of the gathered bucket;
         FSDP's own `.grad` is dropped at once."""
@@ -163,6 +175,21 @@ def shard(module: nn.Module, mesh: DeviceMesh, dtype: torch.dtype, gather: Gathe
         # On a GPU, streams let a gather run beside compute; here FSDP gets a handle to wait for when it needs weights.
         module._set_unshard_async_op(True)
     return ShardedBucket(module, mesh.get_local_rank(), reduction)
+
+
+def unfinished(root: nn.Module) -> bool:
+    """Whether an exception left a forward or a backward of `root`, the whole model."""
+    assert isinstance(root, FSDPModule)
+    context = root._get_fsdp_state()._state_ctx
+    return not is_bw() and (context.iter_forward_root is not None or context.post_backward_final_callback_queued)
+
+
+def reset(root: nn.Module, buckets: Sequence[ShardedBucket]) -> None:
+    """After such an exception: as before the forward. Waits for the gathers that are under way."""
+    assert isinstance(root, FSDPModule)
+    root.reset_iter_state()
+    for bucket in buckets:
+        bucket.forget()
 
 
 def fetch_ahead(buckets: Sequence[ShardedBucket]) -> None:

@@ -10,18 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+# A scale below the one says that the loss or the model is no longer finite; fp32 has no power of two above the other.
+SMALLEST, LARGEST = 2.0**-24, 2.0**127
+
 
 class LossScale:
     """Factor on all gradients. As `torch.amp.GradScaler` does by default, it is halved at a step whose gradients
     overflow (that step is left out) and doubled after `growth_interval` steps without one.
 
-    `skipped` counts the steps that were left out.
+    `skipped` counts the steps that were left out. ValueError for a scale outside 2^-24 to 2^127, and an interval that
+    is no positive integer.
     """
 
     def __init__(self, initial: float = 2.0**16, growth_interval: int = 2000) -> None:
-        if initial <= 0 or growth_interval < 1:
-            raise ValueError(f"loss scale {initial}, growth interval {growth_interval}: both must be positive")
-        self.value, self.growth_interval = initial, growth_interval
+        if not isinstance(growth_interval, int) or growth_interval < 1:
+            raise ValueError(f"growth_interval is {growth_interval!r}, allowed: an integer of at least 1")
+        self.value, self.growth_interval = _scale("initial", initial), growth_interval
         self.good_steps = self.skipped = 0
 
     def attach(self, model: nn.Module) -> None:
@@ -38,17 +42,30 @@ class LossScale:
         return output
 
     def update(self, finite: bool) -> None:
-        """After a step: were the gradients finite?"""
+        """After a step: were the gradients finite? FloatingPointError when they were not at any scale down to 2^-24."""
         self.good_steps = self.good_steps + 1 if finite else 0
         if not finite:
-            self.value, self.skipped = self.value / 2, self.skipped + 1
+            self.skipped += 1
+            if self.value / 2 < SMALLEST:
+                raise FloatingPointError(
+                    f"gradients overflow even with a loss scale of {self.value:g} ({self.skipped} steps left out so "
+                    "far): the loss or the weights are not finite any more"
+                )
+            self.value /= 2
         elif self.good_steps == self.growth_interval:
-            self.value, self.good_steps = self.value * 2, 0
+            self.value, self.good_steps = min(self.value * 2, LARGEST), 0
 
     def state_dict(self) -> dict[str, float]:
         """Value and counters, for a checkpoint."""
         return {"value": self.value, "good_steps": self.good_steps, "skipped": self.skipped}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Inverse of `state_dict`."""
-        self.value, self.good_steps, self.skipped = state["value"], int(state["good_steps"]), int(state["skipped"])
+        """Inverse of `state_dict`; ValueError as of the constructor."""
+        self.value = _scale("value", state["value"])
+        self.good_steps, self.skipped = int(state["good_steps"]), int(state["skipped"])
+
+
+def _scale(name: str, value: float) -> float:
+    if isinstance(value, int | float) and SMALLEST <= value <= LARGEST:  # NaN is not
+        return value
+    raise ValueError(f"loss scale: {name} is {value!r}, allowed: a number from 2^-24 to 2^127")

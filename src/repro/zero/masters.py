@@ -1,5 +1,6 @@
 """A torch optimizer on flat fp32 masters: each rank updates only its part of the optimizer partition."""
 
+import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby, pairwise
@@ -49,7 +50,7 @@ class Masters:
     """`optimizer_cls` over this rank's masters, one flat fp32 tensor per bucket, cut where the parameter group changes.
 
     Any optimizer whose update is elementwise (SGD, Adam, AdamW, RMSprop, Adagrad, ...) gives exactly what it would give
-    on the whole model; the others are refused with a ValueError. `inner` is the torch optimizer; `segments[i]` are
+    on the whole model; `require_elementwise` refuses the others. `inner` is the torch optimizer; `segments[i]` are
     views of `flat[i]`.
 
     pieces     what each of `flat` holds
@@ -66,12 +67,6 @@ class Masters:
         group_of: dict[str, int],
         options: dict[str, Any],
     ) -> None:
-        refused = isinstance(optimizer_cls, type) and issubclass(optimizer_cls, NOT_ELEMENTWISE)
-        if refused:
-            raise ValueError(
-                f"{optimizer_cls.__name__} is not elementwise, a rank with a part of a tensor cannot run it; allowed "
-                "are optimizers that update every value by itself, such as SGD, Adam, AdamW, RMSprop, Adagrad"
-            )
         self.flat = list(flat)
         self.segments = [_segments(tensor, mine, group_of) for tensor, mine in zip(flat, pieces, strict=True)]
         members = [[s.values for s in chain(*self.segments) if s.group == number] for number in range(len(groups))]
@@ -96,18 +91,59 @@ class Masters:
         return sum(tensor.nbytes for tensor in (*self.flat, *states))
 
 
+def require_elementwise(
+    optimizer_cls: Callable[..., torch.optim.Optimizer], groups: Sequence[dict[str, Any]], options: dict[str, Any]
+) -> None:
+    """Make such an optimizer of nothing, so that torch refuses bad options before a model is changed.
+
+    Raises ValueError for one that is no torch optimizer, or not elementwise; torch's errors are as they are (ValueError
+    for a value, TypeError for an option that the optimizer does not have).
+    """
+    if not callable(optimizer_cls):
+        raise ValueError(
+            f"optimizer_cls is a {type(optimizer_cls).__name__}, allowed: a class of torch.optim, or a function that "
+            "makes such an optimizer of parameter groups"
+        )
+    _refuse_whole(optimizer_cls)
+    made = optimizer_cls([group | {"params": [nn.Parameter(torch.zeros(1))]} for group in groups], **options)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise ValueError(f"optimizer_cls makes a {type(made).__name__}, allowed: a torch.optim.Optimizer")
+    _refuse_whole(type(made))
+
+
+def _refuse_whole(kind: object) -> None:
+    if isinstance(kind, type) and issubclass(kind, NOT_ELEMENTWISE):
+        raise ValueError(
+            f"{kind.__name__} is not elementwise, a rank with a part of a tensor cannot run it; allowed are optimizers "
+            "that update every value by itself, such as SGD, Adam, AdamW, RMSprop, Adagrad"
+        )
+
+
 def parameter_groups(model: nn.Module, params: Iterable[Any] | None) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """Options of each parameter group, and the group of each trainable parameter by name.
 
-    Raises ValueError for a trainable parameter that no group has.
+    Raises ValueError for a trainable parameter that no group has, or several have, and for what is no parameter of the
+    model.
     """
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    known = {id(parameter) for parameter in model.parameters()}
+    if (params is not None and not isinstance(params, Iterable)) or isinstance(params, Tensor | str):
+        raise ValueError(f"params is a {type(params).__name__}, allowed: parameters of the model, or parameter groups")
     given = list(trainable.values() if params is None else params)
     groups = given if given and isinstance(given[0], dict) else [{"params": given}]
     group_of_id: dict[int, int] = {}
     for number, group in enumerate(groups):
-        members = group["params"]
-        group_of_id |= {id(p): number for p in ([members] if isinstance(members, Tensor) else members)}
+        if not isinstance(group, dict) or "params" not in group:
+            raise ValueError(f"params[{number}] is {reprlib.repr(group)}, allowed: a dictionary with a key 'params'")
+        members = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
+        for member in members:
+            if id(member) not in known:
+                what = (
+                    f"a tensor of shape {tuple(member.shape)}" if isinstance(member, Tensor) else reprlib.repr(member)
+                )
+                raise ValueError(f"params: group {number} has {what}, which is no parameter of the model")
+            if group_of_id.setdefault(id(member), number) != number:
+                raise ValueError(f"params: groups {group_of_id[id(member)]} and {number} have the same parameter")
     if missing := [name for name, parameter in trainable.items() if id(parameter) not in group_of_id]:
         raise ValueError(
             f"parameter {missing[0]} requires a gradient but is in no parameter group: freeze it "

@@ -7,6 +7,7 @@ T·x); among several it favours the good ones, so that no time is lost on refusa
 
 import math
 import time
+from collections.abc import Callable
 
 import numpy as np
 from numba import njit
@@ -109,11 +110,15 @@ def anneal(
     cold: float,
     sweeps: float = math.inf,
     seconds: float = math.inf,
+    expired: Callable[[], bool] = lambda: False,
 ) -> None:
     """Anneal `placement` in place from temperature `hot` to `cold`, units of `problem.scale`; end in a local optimum.
-    It cools over `sweeps` or over `seconds`, whichever would end first (one must be finite); while `seconds` do not cut
-    it, the result depends on `state` alone. A placement that keeps the load limit keeps it."""
+    It cools over `sweeps` or over `seconds`, whichever would end first (one must be finite), and ends at once when
+    `expired` says so; while neither `seconds` nor this cuts it, the result depends on `state` alone. A placement that
+    keeps the load limit keeps it."""
     start, done = time.perf_counter(), 0
+    if expired():
+        return
     piece = max(1, min(STEPS // placement.size, int(min(sweeps, 1e9)) // PIECES))
     noise = np.random.default_rng(int(state[0])).exponential(size=NOISE + problem.experts).astype(np.float32)
     table, distance = problem.table(placement).astype(np.float32), problem.distance.astype(np.float32)
@@ -124,12 +129,12 @@ def anneal(
 
     while done < sweeps:
         elapsed = (time.perf_counter() - start) / seconds
-        if elapsed >= 1.0:
+        if elapsed >= 1.0 or expired():
             break
         hurried = elapsed > (done + piece) / sweeps  # else the clock must not touch the result
         fraction = elapsed if hurried else done / sweeps
         sweep(hot * (cold / hot) ** fraction, piece)
         done += piece
     for _ in range(QUENCH_SWEEPS):
-        if sweep(0.0, 1) == 0:
+        if expired() or sweep(0.0, 1) == 0:
             break

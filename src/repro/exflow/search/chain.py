@@ -11,19 +11,27 @@ an assignment problem. Arrays as in `problem.py`.
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 EXACT_PARTITIONS = 500  # Viterbi over all partitions up to here (E=8 on 4 GPUs: 105; E=12 on 2: 462)
 
+Expired = Callable[[], bool]  # whether the time is over: what is left to do is then left out
 
-def assignment_chain(counts: np.ndarray) -> np.ndarray:
-    """Optimal placement of one expert per GPU: each goes to the expert whose tokens it should receive."""
-    placement = np.empty((len(counts) + 1, counts.shape[1]), np.int64)
-    placement[0] = np.arange(counts.shape[1])
+
+def _never() -> bool:
+    return False
+
+
+def assignment_chain(counts: np.ndarray, expired: Expired = _never) -> np.ndarray:
+    """Optimal placement of one expert per GPU: each goes to the expert whose tokens it should receive. Layers that are
+    left when the time is over are placed in rank order."""
+    placement = np.tile(np.arange(counts.shape[1]), (len(counts) + 1, 1))
     for layer, pairs in enumerate(counts):
+        if expired():
+            break
         here, there = linear_sum_assignment(pairs, maximize=True)
         placement[layer + 1, there] = placement[layer, here]
     return placement
@@ -56,13 +64,18 @@ def exact_chain(counts: np.ndarray, gpus: int, allowed: np.ndarray | None = None
     return recombine(counts, pool, gpus, allowed)
 
 
-def recombine(counts: np.ndarray, pool: np.ndarray, gpus: int, allowed: np.ndarray | None = None) -> np.ndarray:
-    """The best placement that takes every layer's partition from one of the placements in `pool`, int [K, layers, E].
-    `allowed`: bool [K, layers], the partitions that may be taken, at least one in each layer; None: all."""
+def recombine(
+    counts: np.ndarray, pool: np.ndarray, gpus: int, allowed: np.ndarray | None = None, expired: Expired = _never
+) -> np.ndarray:
+    """The best placement that takes every layer's partition from one of the placements in `pool`, int [K, layers, E];
+    the first one when the time is over before. `allowed`: bool [K, layers], the partitions that may be taken, at least
+    one in each layer; None: all."""
     forbidden = np.zeros((len(pool), pool.shape[1])) if allowed is None else np.where(allowed, 0.0, -np.inf)
     kept = forbidden[:, 0]
     source = np.zeros(pool.shape[1::-1], np.int64)
     for layer, pairs in enumerate(counts):
+        if expired():
+            return pool[0].copy()
         total = kept[:, None] + _matched(_shared(pairs, pool[:, layer], pool[:, layer + 1], gpus))
         source[layer + 1], kept = total.argmax(axis=0), total.max(axis=0) + forbidden[:, layer + 1]
     state = int(kept.argmax())
@@ -70,7 +83,7 @@ def recombine(counts: np.ndarray, pool: np.ndarray, gpus: int, allowed: np.ndarr
     for layer in range(len(counts), -1, -1):
         chosen[layer] = pool[state, layer]
         state = source[layer, state]
-    return match_labels(counts, chosen, gpus)
+    return match_labels(counts, chosen, gpus, expired)
 
 
 def _shared(pairs: np.ndarray, here: np.ndarray, there: np.ndarray, gpus: int) -> np.ndarray:
@@ -93,10 +106,13 @@ def _matched(shared: np.ndarray) -> np.ndarray:
     return best
 
 
-def match_labels(counts: np.ndarray, placement: np.ndarray, gpus: int) -> np.ndarray:
-    """The same partitions with every layer's GPU labels matched best to those of the layer before."""
-    placement = placement.copy()
+def match_labels(counts: np.ndarray, placement: np.ndarray, gpus: int, expired: Expired = _never) -> np.ndarray:
+    """The same partitions with every layer's GPU labels matched best to those of the layer before, or `placement` when
+    the time is over before."""
+    start, placement = placement, placement.copy()
     for layer, pairs in enumerate(counts):
+        if expired():
+            return start
         tokens = _shared(pairs, placement[layer : layer + 1], placement[layer + 1 : layer + 2], gpus)[0, 0]
         here, there = linear_sum_assignment(tokens, maximize=True)
         label = np.empty(gpus, np.int64)

@@ -24,6 +24,13 @@ from repro.exflow.search.chain import match_labels
 from repro.exflow.search.problem import Problem
 
 Progress = Callable[[float, str], None]
+Clock = Callable[[], float]  # seconds that are left of a longer job; 0 or less: end now with what was found
+
+
+def forever() -> float:
+    """The clock of a job without an end."""
+    return math.inf
+
 
 HOT, REHEAT, COLD = 0.4, (0.25, 0.35), 0.13  # temperatures, in units of `Problem.scale`
 SWEEPS = 1000  # of an annealing when rounds are counted
@@ -48,10 +55,12 @@ class Budget:
     text: str = "placing"
     span: tuple[float, float] = (0.0, 1.0)  # of the whole job, for `progress`
     cut: bool = False  # the deadline came before the rounds were done
+    clock: Clock | None = None
 
     def left(self) -> float:
-        """Seconds until the deadline."""
-        return self.deadline - time.perf_counter()
+        """Seconds until the deadline, or that `clock` leaves, if these are less."""
+        seconds = self.deadline - time.perf_counter()
+        return seconds if self.clock is None else min(seconds, self.clock())
 
     def expired(self) -> bool:
         late = self.left() <= 0.0
@@ -71,7 +80,7 @@ def search(problem: Problem, budget: Budget, seed: int) -> tuple[np.ndarray, boo
     if gpus == 1:
         return np.zeros((layers, experts), np.int64), True
     if gpus == experts:
-        return chain.assignment_chain(counts), True
+        return chain.assignment_chain(counts, budget.expired), not budget.cut
     if chain.count_partitions(experts, gpus) <= chain.EXACT_PARTITIONS:
         allowed = np.array([problem.fits([row] * layers) for row in chain.partitions(experts, gpus)])
         return chain.exact_chain(counts, gpus, allowed | ~allowed.any(axis=0)), True
@@ -87,7 +96,7 @@ def rounds(problem: Problem, budget: Budget, rng: np.random.Generator, start: np
     """The best placement of the budget's rounds; with `start` (int64 [layers, E]) none begins from scratch. Every layer
     must have placements that keep its `cap` and that `balance.repaired` finds."""
     state = rng.integers(1, 2**63, 1, dtype=np.uint64)  # of the random numbers of annealing; never 0
-    began, total = time.perf_counter(), budget.left()
+    began, total = time.perf_counter(), max(budget.left(), 1e-3)
     timed = budget.rounds is None
     pool: Pool = [] if start is None else [(problem.cost(start), start)]
     annealed = _annealed(problem, total) if timed else ANNEALED
@@ -95,11 +104,12 @@ def rounds(problem: Problem, budget: Budget, rng: np.random.Generator, start: np
     for done in itertools.count():
         if done == budget.rounds or (budget.expired() and pool):
             break
-        placement, heat = _origin(problem, pool, done, starts, rng)
+        placement, heat = _origin(problem, pool, done, starts, rng, budget.expired)
         if heat is not None:
             share = ONE_REHEAT if done >= sum(starts) else LONE_START if annealed == 1 else ALL_STARTS / annealed
             sweeps, seconds = (math.inf, min(share * total, budget.left())) if timed else (SWEEPS, budget.left())
-            anneal(problem, placement, state, heat, COLD, sweeps if heat else 0, max(seconds, 1e-3))
+            limits = (sweeps if heat else 0, max(seconds, 1e-3), budget.expired)
+            anneal(problem, placement, state, heat, COLD, *limits)
         placement = improve(problem, placement, budget, state)
         _keep(pool, problem.cost(placement), placement)
         elapsed = time.perf_counter() - began
@@ -111,14 +121,14 @@ Pool = list[tuple[float, np.ndarray]]  # costs and placements, best first
 
 
 def _origin(
-    problem: Problem, pool: Pool, done: int, starts: tuple[int, int], rng: np.random.Generator
+    problem: Problem, pool: Pool, done: int, starts: tuple[int, int], rng: np.random.Generator, expired: chain.Expired
 ) -> tuple[np.ndarray, float | None]:
     """What round `done` begins with: a placement, and how hot to anneal it (0: descend only, None: not at all)."""
     if done < sum(starts):
-        return (_random(problem, rng), HOT) if done < starts[0] else (_greedy(problem, rng), 0.0)
+        return (_random(problem, rng), HOT) if done < starts[0] else (_greedy(problem, rng, expired), 0.0)
     if done % RECOMBINE_EVERY == 0 and len(pool) > 1 and problem.flat:
         several = np.array([placement for _, placement in pool[: max(2, RECOMBINE_LABELS // problem.gpus)]])
-        return chain.recombine(problem.counts, several, problem.gpus), None
+        return chain.recombine(problem.counts, several, problem.gpus, expired=expired), None
     source = 0 if rng.random() < BEST else int(rng.integers(len(pool)))
     placement = pool[source][1].copy()
     if done % REHEAT_EVERY == 1:
@@ -135,7 +145,7 @@ def improve(problem: Problem, placement: np.ndarray, budget: Budget, state: np.n
     gain = math.inf
     while gain > 0.0 and not budget.expired():
         if problem.flat:
-            placement = match_labels(problem.counts, placement, problem.gpus)
+            placement = match_labels(problem.counts, placement, problem.gpus, budget.expired)
         gain = 0.0
         for a, b in pairs:
             if (a, b) not in stale or budget.expired():
@@ -165,12 +175,16 @@ def _annealed(problem: Problem, seconds: float) -> int:
     return int(np.clip(seconds / sweep_s / START_SWEEPS, 1, ANNEALED))
 
 
-def _greedy(problem: Problem, rng: np.random.Generator) -> np.ndarray:
-    """A random first layer; then each layer is assigned best to the one before, so that whole paths stay together."""
+def _greedy(problem: Problem, rng: np.random.Generator, expired: chain.Expired = lambda: False) -> np.ndarray:
+    """A random first layer; then each layer is assigned best to the one before, so that whole paths stay together. Or,
+    when the time is over, placed as the one before."""
     seats = np.repeat(np.arange(problem.gpus), problem.experts // problem.gpus)
     placement = np.empty((problem.layers, problem.experts), np.int64)
     placement[0] = rng.permutation(seats)
     for layer, pairs in enumerate(problem.counts):
+        if expired():
+            placement[layer + 1 :] = placement[layer]
+            break
         kept = pairs.T @ np.eye(problem.gpus)[placement[layer]]
         expert, seat = linear_sum_assignment(kept[:, seats], maximize=True)
         placement[layer + 1, expert] = seats[seat]

@@ -13,7 +13,7 @@ import numpy as np
 
 from repro.exflow.evaluate import check_shapes
 from repro.exflow.placement import Placement
-from repro.exflow.search.portfolio import Progress
+from repro.exflow.search.portfolio import Clock, Progress, forever
 from repro.exflow.serving.slots import Replicas, check_aim, physical_to_logical
 from repro.exflow.trace import Trace, by_layer
 
@@ -50,6 +50,7 @@ def place_replicas(
     objective: str = "hops",
     costs: Sequence[float] = (1.0, 2.0),
     progress: Progress | None = None,
+    clock: Clock = forever,
 ) -> Replicas:
     """Give every GPU `extra` slots per layer beside those of `start`, and fill them for the tokens of a top-1 `trace`.
 
@@ -60,7 +61,8 @@ def place_replicas(
             From a placement, no layer's busiest GPU gets busier on these tokens; hops may become more.
 
     For both aims, add replicas for load to those for hops: what `start` holds stays. Slots without a use repeat an
-    expert of their GPU. ValueError when k > 1, shapes disagree or an argument is out of range.
+    expert of their GPU, and so do those that are left when `clock`, the seconds that are left of a longer job, says 0.
+    ValueError when k > 1, shapes disagree or an argument is out of range.
     """
     if isinstance(start, Placement):
         start = Replicas(physical_to_logical(start.gpu), start.gpus, start.gpus_per_node)
@@ -77,26 +79,30 @@ def place_replicas(
         node = np.arange(gpus) // per_node
         distance = np.where(node[:, None] == node, costs[0], costs[1]) * (1.0 - np.eye(gpus))
         for turn in range(extra):
-            _save_hops(tokens, hosted, per_node, distance, added[:, :, turn])
+            _save_hops(tokens, hosted, per_node, distance, added[:, :, turn], clock)
             tell((turn + 1) / extra, "placing replicas")
     else:
         at = np.arange(trace.tokens) % gpus
         for layer, expert in enumerate(tokens):
             arriving = np.zeros((experts, gpus))
             np.add.at(arriving, (expert, at), 1.0)
-            _share_load(arriving, hosted[layer], per_node, added[layer])
+            _share_load(arriving, hosted[layer], per_node, added[layer], clock)
             at = _routes(hosted[layer], per_node)[expert, at]
             tell((layer + 1) / layers, "placing replicas")
     return Replicas(np.concatenate([slots, added], axis=2).reshape(layers, -1), gpus, per_node)
 
 
-def _save_hops(tokens: np.ndarray, hosted: np.ndarray, per_node: int, distance: np.ndarray, slot: np.ndarray) -> None:
+def _save_hops(
+    tokens: np.ndarray, hosted: np.ndarray, per_node: int, distance: np.ndarray, slot: np.ndarray, clock: Clock
+) -> None:
     """Fill one more slot of each GPU and layer, `slot` [layers, gpus], and `hosted`, for `tokens` [layers, T]."""
     layers, experts, gpus = hosted.shape
     routes = _routes(hosted, per_node)
     at = _walk(tokens, routes)
     onward = np.zeros((tokens.shape[1], gpus))  # cost of a token's way after this layer, from each GPU
     for layer in range(layers - 1, -1, -1):
+        if clock() <= 0:
+            return
         hop = distance if layer > 0 else np.zeros_like(distance)
         expert, here, route = tokens[layer], at[layer], routes[layer]
         price, everyone = hop[here] + onward, np.arange(len(expert))  # what tokens pay from here on, by where they go
@@ -116,13 +122,13 @@ def _save_hops(tokens: np.ndarray, hosted: np.ndarray, per_node: int, distance: 
         onward = hop[np.arange(gpus), there] + np.take_along_axis(onward, there, axis=1)
 
 
-def _share_load(arriving: np.ndarray, hosted: np.ndarray, per_node: int, added: np.ndarray) -> None:
+def _share_load(arriving: np.ndarray, hosted: np.ndarray, per_node: int, added: np.ndarray, clock: Clock) -> None:
     """Fill slots `added` [gpus, extra] of one layer, and `hosted` bool [E, gpus], for `arriving` float64 [E, gpus],
     tokens for each expert that come from each GPU. Each step takes the replica of an expert of the busiest GPU that
     leaves the least maximum (then the least sum of squares), while that is less than before."""
     used = np.zeros(len(added), np.int64)
     shares = _shares(arriving, _routes(hosted, per_node))
-    while True:
+    while clock() > 0:
         load = shares.sum(axis=0)
         expert, gpu = np.nonzero(~hosted & (shares[:, [load.argmax()]] > 0) & (used < added.shape[1]))
         trial = hosted[expert]

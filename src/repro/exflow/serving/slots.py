@@ -1,5 +1,6 @@
 """Experts as expert-parallel servers number their places: S slots per GPU and layer, slot s on GPU s // S."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ def check_aim(objective: str, objectives: Sequence[str], costs: Sequence[float])
     """ValueError unless the objective is one of `objectives`, and `costs` are two: in a node and between nodes."""
     if objective not in objectives:
         raise ValueError(f"unknown objective {objective!r}, allowed: {', '.join(objectives)}")
-    if len(costs) != 2 or not 0 <= costs[0] <= costs[1]:
+    if len(costs) != 2 or not 0 <= costs[0] <= costs[1] < math.inf:
         raise ValueError(f"costs are {tuple(costs)}, must be two, 0 <= inside a node <= between nodes")
 
 
@@ -31,7 +32,12 @@ class Replicas:
     gpus_per_node: int
 
     def __post_init__(self) -> None:
-        slots = self.physical_to_logical.shape[1]
+        experts = self.physical_to_logical
+        if experts.ndim != 2 or experts.dtype.kind not in "iu" or not experts.size:
+            raise ValueError(f"slots are {experts.dtype} {experts.shape}, must be integers [layers, slots]")
+        slots = experts.shape[1]
+        if self.num_experts > slots:
+            raise ValueError(f"expert {self.num_experts - 1} is in a slot, but {slots} slots cannot hold all before it")
         if self.gpus < 1 or slots % self.gpus:
             raise ValueError(f"{slots} slots per layer cannot be shared evenly by {self.gpus} GPUs")
         if self.gpus_per_node < 1 or self.gpus % self.gpus_per_node:

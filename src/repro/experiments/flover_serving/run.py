@@ -96,11 +96,11 @@ def _serve_by_instances(point: ServingPoint, requests: Sequence[Request], capaci
 def _serve(
     point: ServingPoint, model: Llama, requests: Sequence[Request], capacity: int, window_s: float
 ) -> ServingReport:
-    """One pass over the requests by the point's engine; a rejected request is an error here."""
+    """One pass over the requests by the point's engine; a rejected or failed request is an error here."""
     layout = LAYOUTS[point.layout if point.engine == "fused" else "window"]
     report = Engine(model, _scheduler(point, window_s), capacity, layout=layout).serve(requests)
-    if report.rejected:
-        raise RuntimeError(f"{len(report.rejected)} requests were rejected: {report.rejected}")
+    if report.rejected or report.failed:
+        raise RuntimeError(f"requests were rejected: {report.rejected}, or failed: {report.failed}")
     return report
 
 

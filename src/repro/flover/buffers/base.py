@@ -80,6 +80,12 @@ class Buffers(ABC):
         """Note the state of a slot whose first `length` tokens are stored, and the token to feed next."""
         self.tokens[slot], self.lengths[slot], self._lengths[slot] = token, length, length
 
+    def clear(self, slot: int) -> None:
+        """Clear a slot whose keys and values may hold NaN. Kernels in torch read beyond what is stored: a mask takes
+        what they read times 0, which is NaN again, for whoever gets the slot next."""
+        self.tokens[slot] = 0
+        self.cache.clear(slot)
+
     def advance(self, windows: Sequence[slice], tokens: Tensor) -> None:
         """Note one more token for each slot of these windows, in order. A dead row stays at its last position."""
         for slots in windows:

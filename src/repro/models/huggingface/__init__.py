@@ -1,21 +1,25 @@
 """Models as Hugging Face transformers saves them: a folder with `config.json` and one safetensors file or shards."""
 
-import json
+import contextlib
+import reprlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from repro.models.config import DecoderConfig
+from repro.models.config import DecoderConfig, listed
 from repro.models.decoder import Decoder
 from repro.models.huggingface.architectures import ARCHITECTURES, BUFFERS, Architecture
+from repro.models.reading import finite, json_object, naming, ordinary_file
 
 try:
     import gguf
     from safetensors import SafetensorError, safe_open
 except ImportError as error:
     raise ImportError(f"{__name__} needs {error.name}: pip install 'repro-papers[flover]'", name=error.name) from error
+
+_DTYPES = "F64", "F32", "F16", "BF16"  # as safetensors has them
 
 
 def load_huggingface(folder: str | Path, **options: Any) -> Decoder:
@@ -27,83 +31,94 @@ def load_huggingface(folder: str | Path, **options: Any) -> Decoder:
 def read_huggingface(folder: str | Path) -> tuple[DecoderConfig, dict[str, Tensor]]:
     """Sizes, and weights by their GGUF names in the dtype of the file, as `Llama`, `GPTJ` and `GPTNeoX` take them.
 
-    FileNotFoundError when `config.json` or a file of weights is missing; ValueError names the file, the key and what is
-    allowed for whatever we do not compute, scaled rotary positions say, and for missing or unknown weights.
+    FileNotFoundError when `config.json` or a file of weights is missing. ValueError names the file, the key and what is
+    allowed: for whatever we do not compute, scaled rotary positions say; for sizes that are none; for an index that
+    leaves the folder or names what is not there; for weights that are missing, unknown, of another shape or type, NaN
+    or infinite. Shapes and types are compared before weights are read.
     """
     return _read(Path(folder))[1:]
 
 
 def _read(folder: Path) -> tuple[Architecture, Any, dict[str, Tensor]]:
     path = folder / "config.json"
-    found = _json(path)
-    try:
-        if (kind := found.get("model_type", "llama")) not in ARCHITECTURES:
-            raise ValueError(f"model_type is {kind!r}, allowed: {', '.join(map(repr, ARCHITECTURES))}")
+    found = json_object(path)
+    with naming(path):
+        kind = found.get("model_type", "llama")
+        if not isinstance(kind, str) or kind not in ARCHITECTURES:
+            raise ValueError(f"model_type is {reprlib.repr(kind)}, allowed: {', '.join(map(repr, ARCHITECTURES))}")
         architecture = ARCHITECTURES[kind]
         config = architecture.sizes(found)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
     return architecture, config, _weights(folder, architecture, config, bool(found.get("tie_word_embeddings")))
 
 
 def _weights(folder: Path, architecture: Architecture, config: Any, tied: bool) -> dict[str, Tensor]:
     """All weights, arranged, and no others. `tied`: the embedding is the output head."""
-    model = architecture.model.__name__
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[model.upper()], config.layers)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.model.__name__.upper()], config.layers)
     shapes = config.weight_shapes() | {"output.weight": (config.vocab, config.width)}
-    weights = {}
+    places: dict[str, tuple[Path, str]] = {}
     for file in _weight_files(folder):
-        for name, tensor in _tensors(file):
-            if name.endswith(BUFFERS):
-                continue
-            known = names.get_name(name, (".weight", ".bias"))
-            if known is None:
-                allowed = f"those of {model} with {config.layers} layers"
-                raise ValueError(f"{file}: unknown weight {name!r}, allowed: {allowed}")
-            if known not in shapes or tuple(tensor.shape) != shapes[known]:
-                place = shapes.get(known, "no such weight")
-                raise ValueError(f"{file}: {name} has shape {tuple(tensor.shape)}, by config.json: {place}")
-            weights[known] = architecture.arrange(config, known, tensor)
+        with _opened(file) as weights, naming(file):
+            for name in weights.keys():  # noqa: SIM118 (no mapping)
+                if name.endswith(BUFFERS):
+                    continue
+                known = names.get_name(name, (".weight", ".bias"))
+                if known is None:
+                    allowed = f"those of {architecture.model.__name__} with {config.layers} layers"
+                    raise ValueError(f"unknown weight {name!r}, allowed: {allowed}")
+                if known in places:
+                    raise ValueError(f"{name} is in {places[known][0].name} as {places[known][1]}")
+                stored = weights.get_slice(name)
+                if (found := tuple(stored.get_shape())) != (expected := shapes.get(known)):
+                    raise ValueError(f"{name} has shape {found}, by config.json: {expected or 'no such weight'}")
+                if stored.get_dtype() not in _DTYPES:
+                    raise ValueError(f"{name} has type {stored.get_dtype()}, allowed: {', '.join(_DTYPES)}")
+                places[known] = file, name
     if tied:  # transformers ties it, whatever the file holds
         del shapes["output.weight"]
-        weights.pop("output.weight", None)
-    if missing := sorted(set(shapes) - set(weights)):
-        raise ValueError(f"{folder}: no weights for {', '.join(missing[:5])}")
-    return weights
+        places.pop("output.weight", None)
+    if missing := shapes.keys() - places.keys():
+        raise ValueError(f"{folder}: no weights for {listed(missing)}")
+    return {known: architecture.arrange(config, known, weight) for known, weight in _read_all(places)}
+
+
+def _read_all(places: dict[str, tuple[Path, str]]) -> Iterator[tuple[str, Tensor]]:
+    """Weights by their GGUF names, one by one."""
+    for file in sorted({file for file, _ in places.values()}):
+        with _opened(file) as weights, naming(file):
+            for known, (where, name) in places.items():
+                if where == file:
+                    yield known, finite(name, weights.get_tensor(name))
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The files of weights: one, or the shards that an index names. FileNotFoundError where one is missing."""
+    """The files of weights: one, or the shards that an index names. FileNotFoundError where one is missing, ValueError
+    where the index leaves the folder or one has not what the index says. Links are followed: caches consist of them."""
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if whole.is_file():
         return [whole]
     if not index.is_file():
         raise FileNotFoundError(f"{folder}: neither {whole.name} nor {index.name}")
-    if "weight_map" not in (found := _json(index)):
-        raise ValueError(f"{index}: no weight_map")
-    shards = [folder / name for name in sorted(set(found["weight_map"].values()))]
-    for shard in shards:
-        if not shard.is_file():
-            raise FileNotFoundError(f"{shard}: no such file, named in {index.name}")
-    return shards
+    shards: dict[str, set[str]] = {}
+    weight_map = json_object(index).get("weight_map")
+    with naming(index):
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ValueError("no weight_map, from names of weights to names of files")
+        for weight, name in weight_map.items():
+            if not isinstance(name, str) or name in ("", "..") or "\0" in name or Path(name).name != name:
+                raise ValueError(f"{weight} is in {name!r}, allowed: the name of a file in this folder")
+            shards.setdefault(name, set()).add(weight)
+    for name, weights in sorted(shards.items()):
+        with _opened(folder / name) as file:
+            if missing := weights - set(file.keys()):
+                raise ValueError(f"{folder / name}: has not what {index.name} says: {listed(missing)}")
+    return [folder / name for name in sorted(shards)]
 
 
-def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
-    """All tensors of a safetensors file by name, read one by one; ValueError where it is none."""
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A safetensors file; FileNotFoundError, or ValueError where it is none."""
     try:
-        with safe_open(file, framework="pt") as weights:
-            for name in weights.keys():  # noqa: SIM118 (no mapping)
-                yield name, weights.get_tensor(name)
+        with safe_open(ordinary_file(path), framework="pt") as file:
+            yield file
     except SafetensorError as error:
-        raise ValueError(f"{file}: not a safetensors file: {error}") from error
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """FileNotFoundError, or ValueError where it holds no JSON object; both name the file."""
-    try:
-        found = json.loads(path.read_text())
-    except ValueError as error:  # JSON or UTF-8
-        raise ValueError(f"{path}: not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: holds a {type(found).__name__}, allowed: an object")
-    return found
+        raise ValueError(f"{path}: not a safetensors file: {error}") from error

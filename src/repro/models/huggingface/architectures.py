@@ -1,6 +1,7 @@
 """What `config.json` of transformers says of each architecture, and how its weights lie there. The weights' names are
 known to `gguf`, under the name of our class."""
 
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repro.models.config import DecoderConfig
+from repro.models.config import DecoderConfig, check_sizes
 from repro.models.decoder import Decoder
 from repro.models.gpt_j_neox import ACTIVATIONS, GPTJ, GPTJConfig, GPTNeoX, GPTNeoXConfig
 from repro.models.llama import Llama, LlamaConfig
+from repro.models.reading import wording
 
 BUFFERS = (
     *(".attn.bias", ".attn.masked_bias", ".attn.embed_positions", ".attention.bias", ".attention.masked_bias"),
@@ -40,21 +42,35 @@ class Architecture:
         """Our sizes of what `config.json` holds; ValueError names the key, what it holds and what is allowed."""
         if missing := sorted(key for key in self.required.values() if found.get(key) is None):
             raise ValueError(f"no {', '.join(missing)}")
-        for key in self.required.values():
-            if not isinstance(found[key], int | float):
-                raise ValueError(f"{key} is {found[key]!r}, allowed: a number")
         for key, allowed in self.computed.items():
             if (value := found.get(key, allowed[0])) not in allowed:
-                raise ValueError(f"{key} is {value!r}, allowed: {', '.join(map(repr, allowed))}")
-        return self.config(**{ours: found[theirs] for ours, theirs in self.required.items()}, **self.others(found))
+                raise ValueError(f"{key} is {reprlib.repr(value)}, allowed: {', '.join(map(repr, allowed))}")
+        sizes = {ours: found[theirs] for ours, theirs in self.required.items()}
+        with wording(_OPTIONAL | self.required):
+            check_sizes(sizes)  # `others` divides them
+            return self.config(**sizes, **self.others(found))
+
+
+def _first(*found: Any) -> Any:
+    """What is given first: null is as good as nothing in a `config.json`, 0 is not."""
+    return next((value for value in found if value is not None), None)
 
 
 def _rope(found: dict[str, Any]) -> dict[str, Any]:
     """What `config.json` says of rotary positions; ValueError where they are scaled."""
-    rope = found.get("rope_parameters") or found.get("rope_scaling") or {}
+    rope = _first(found.get("rope_parameters"), found.get("rope_scaling"), {})
+    if not isinstance(rope, dict):
+        raise ValueError(f"rope_parameters or rope_scaling is {reprlib.repr(rope)}, allowed: an object")
     if (kind := rope.get("rope_type", rope.get("type", "default"))) != "default":
-        raise ValueError(f"rope_type is {kind!r}, allowed: 'default'")
+        raise ValueError(f"rope_type is {reprlib.repr(kind)}, allowed: 'default'")
     return rope
+
+
+def _base(*found: Any) -> float:
+    """The base of rotary positions, which older versions call otherwise."""
+    base = _first(*found, 10_000.0)
+    check_sizes({"rope_base": base})
+    return float(base)
 
 
 def _neighbours(heads: Tensor, rotary_dim: int) -> Tensor:
@@ -67,10 +83,12 @@ def _neighbours(heads: Tensor, rotary_dim: int) -> Tensor:
 def _llama_sizes(found: dict[str, Any]) -> dict[str, Any]:
     rope = _rope(found)
     heads, width = found["num_attention_heads"], found["hidden_size"]
-    if (dim := found.get("head_dim") or width // heads) * heads != width:
-        raise ValueError(f"head_dim is {dim}, allowed: hidden_size / num_attention_heads, {width / heads:g}")
-    base = rope.get("rope_theta") or found.get("rope_theta") or 10_000.0
-    return {"kv_heads": found.get("num_key_value_heads") or heads, "rope_base": float(base)}
+    if (dim := found.get("head_dim")) is not None and dim != width / heads:
+        raise ValueError(
+            f"head_dim is {reprlib.repr(dim)}, allowed: hidden_size / num_attention_heads, {width / heads:g}"
+        )
+    kv_heads = _first(found.get("num_key_value_heads"), heads)
+    return {"kv_heads": kv_heads, "rope_base": _base(rope.get("rope_theta"), found.get("rope_theta"))}
 
 
 def _llama_weight(config: LlamaConfig, name: str, tensor: Tensor) -> Tensor:
@@ -81,16 +99,18 @@ def _llama_weight(config: LlamaConfig, name: str, tensor: Tensor) -> Tensor:
 
 def _gpt_j_sizes(found: dict[str, Any]) -> dict[str, Any]:
     activation = found.get("activation_function", "gelu_new")
-    return {"ffn": found.get("n_inner") or 4 * found["n_embd"], "activation": activation}
+    return {"ffn": _first(found.get("n_inner"), 4 * found["n_embd"]), "activation": activation}
 
 
 def _gpt_neox_sizes(found: dict[str, Any]) -> dict[str, Any]:
     """Versions before 5 name the rotary part `rotary_pct` and the base `rotary_emb_base`."""
     rope = _rope(found)
-    share = rope.get("partial_rotary_factor", found.get("rotary_pct", 0.25))
+    share = _first(rope.get("partial_rotary_factor"), found.get("rotary_pct"), 0.25)
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+        raise ValueError(f"partial_rotary_factor or rotary_pct is {reprlib.repr(share)}, allowed: above 0, at most 1")
     return {
         "rotary_dim": int(found["hidden_size"] // found["num_attention_heads"] * share),
-        "rope_base": float(rope.get("rope_theta") or found.get("rotary_emb_base") or 10_000.0),
+        "rope_base": _base(rope.get("rope_theta"), found.get("rotary_emb_base")),
         "activation": found.get("hidden_act", "gelu"),
         "parallel_residual": found.get("use_parallel_residual", True),
         "attention_bias": found.get("attention_bias", True),
@@ -123,23 +143,25 @@ _GPT_J_SIZES = {
     "context": "n_positions",
     "norm_eps": "layer_norm_epsilon",
 }
+_OPTIONAL = {"kv_heads": "num_key_value_heads", "rope_base": "rope_theta", "ffn": "n_inner"}
 _GELUS, _EITHER, _NEVER = tuple(ACTIVATIONS), (True, False), (False,)
+_TIED = {"tie_word_embeddings": (False, True, None)}
 
 ARCHITECTURES = {
     "llama": Architecture(
         Llama,
         LlamaConfig,
         _SIZES | {"norm_eps": "rms_norm_eps"},
-        {"hidden_act": ("silu",), "attention_bias": _NEVER, "mlp_bias": _NEVER},
+        {"hidden_act": ("silu",), "attention_bias": _NEVER, "mlp_bias": _NEVER} | _TIED,
         _llama_sizes,
         _llama_weight,
     ),
-    "gptj": Architecture(GPTJ, GPTJConfig, _GPT_J_SIZES, {"activation_function": _GELUS}, _gpt_j_sizes),
+    "gptj": Architecture(GPTJ, GPTJConfig, _GPT_J_SIZES, {"activation_function": _GELUS} | _TIED, _gpt_j_sizes),
     "gpt_neox": Architecture(
         GPTNeoX,
         GPTNeoXConfig,
         _SIZES | {"norm_eps": "layer_norm_eps"},
-        {"hidden_act": _GELUS, "use_parallel_residual": _EITHER, "attention_bias": _EITHER},
+        {"hidden_act": _GELUS, "use_parallel_residual": _EITHER, "attention_bias": _EITHER} | _TIED,
         _gpt_neox_sizes,
         _gpt_neox_weight,
     ),

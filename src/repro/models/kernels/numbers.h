@@ -33,8 +33,14 @@ inline T narrow(float value) {
   }
 }
 
-inline void check_contiguous(std::initializer_list<at::Tensor> tensors) {
-  for (const auto& tensor : tensors) TORCH_CHECK(tensor.is_contiguous(), "tensors must be contiguous");
+// Kernels read through pointers. What they take for granted is checked at every entry, once for all rows; that a tensor has the dtype of a
+// pointer into it, torch checks when it gives the pointer.
+inline void check_tensors(std::initializer_list<at::Tensor> tensors) {
+  for (const auto& tensor : tensors) {
+    TORCH_CHECK(tensor.device().is_cpu() && tensor.layout() == at::kStrided, "tensors must be dense, and on the CPU, found ",
+                tensor.layout(), " on ", tensor.device());
+    TORCH_CHECK(tensor.is_contiguous(), "tensors must be contiguous");
+  }
 }
 
 }  // namespace repro

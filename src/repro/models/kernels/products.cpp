@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <optional>
 #include <string>
 
@@ -65,6 +66,12 @@ inline __m512 multiply_add(__m512 x, __m512 w, __m512 sum) {
   return _mm512_fmadd_ps(x, w, sum);
 }
 
+inline int four_bytes(const void* from) {
+  int found;
+  std::memcpy(&found, from, sizeof found);
+  return found;
+}
+
 // Rows of x, `stride` apart, times one panel.
 template <typename T, int ROWS>
 void tile(const T* x, int64_t stride, const T* w, int64_t in, float (*out)[kPanel]) {
@@ -75,7 +82,7 @@ void tile(const T* x, int64_t stride, const T* w, int64_t in, float (*out)[kPane
     const __m512 low = _mm512_loadu_ps(w), high = _mm512_loadu_ps(w + kLanes * kDeep<T>);
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++) {
-      const __m512 one = _mm512_castsi512_ps(_mm512_set1_epi32(*reinterpret_cast<const int*>(x + r * stride)));
+      const __m512 one = _mm512_castsi512_ps(_mm512_set1_epi32(four_bytes(x + r * stride)));
       sum[r][0] = multiply_add<T>(one, low, sum[r][0]);
       sum[r][1] = multiply_add<T>(one, high, sum[r][1]);
     }
@@ -127,12 +134,13 @@ void product_rows(const Tensor& x, const Tensor& panels, const std::optional<Ten
 }
 
 Tensor product(const Tensor& x, const Tensor& panels, int64_t out, const std::optional<Tensor>& bias, const std::string& gelu) {
-  repro::check_contiguous({x, panels, bias.value_or(x)});
+  repro::check_tensors({x, panels, bias.value_or(x)});
   TORCH_CHECK(x.dim() == 2 && panels.dim() == 4 && x.size(1) == panels.size(1) * panels.size(3) && panels.size(2) == kPanel &&
-                  panels.size(0) == (out + kPanel - 1) / kPanel,
+                  out <= panels.size(0) * kPanel && out > (panels.size(0) - 1) * kPanel,
               "x ", x.sizes(), " does not fit panels ", panels.sizes(), " of ", out, " outputs");
   TORCH_CHECK(x.scalar_type() == panels.scalar_type() && (!bias || (bias->scalar_type() == x.scalar_type() && bias->numel() == out)),
               "x, panels and bias must have one dtype, and the bias ", out, " entries");
+  TORCH_CHECK(gelu.empty() || gelu == "none" || gelu == "tanh", "gelu is ", gelu, ", allowed: nothing, none, tanh");
   const After after = gelu == "none" ? After::kGelu : gelu == "tanh" ? After::kGeluTanh : After::kNothing;
   auto y = at::empty({x.size(0), out}, x.options());
   FOR_DTYPE(x, "product", {
@@ -143,6 +151,7 @@ Tensor product(const Tensor& x, const Tensor& panels, int64_t out, const std::op
 }
 
 bool multiplies(const Tensor& weight) {
+  TORCH_CHECK(weight.dim() == 2, "a weight must be [out, in], found ", weight.sizes());
   bool can = false;
   FOR_DTYPE(weight, "multiplies", can = possible<scalar_t>() && weight.size(1) % kDeep<scalar_t> == 0);
   return can;

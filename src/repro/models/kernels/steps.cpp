@@ -23,7 +23,7 @@
 #include "numbers.h"
 
 using at::Tensor;
-using repro::check_contiguous;
+using repro::check_tensors;
 using repro::kWorthAThread;
 using repro::narrow;
 using repro::widen;
@@ -32,19 +32,28 @@ namespace {
 
 struct Cache {
   const int64_t* table;  // nullptr: none
-  int64_t width, kv_heads, block, dim, slots;
+  int64_t width, blocks, kv_heads, block, dim, slots;
 
-  Cache(const Tensor& keys, const std::optional<Tensor>& blocks)
-      : table(blocks ? blocks->const_data_ptr<int64_t>() : nullptr), width(blocks ? blocks->size(1) : 1),
-        kv_heads(keys.size(1)), block(keys.size(2)), dim(keys.size(3)), slots(blocks ? blocks->size(0) : keys.size(0)) {}
+  Cache(const Tensor& keys, const Tensor& values, const std::optional<Tensor>& table)
+      : table(table ? table->const_data_ptr<int64_t>() : nullptr), width(table ? table->size(1) : 1), blocks(keys.size(0)),
+        kv_heads(keys.size(1)), block(keys.size(2)), dim(keys.size(3)), slots(table ? table->size(0) : blocks) {
+    TORCH_CHECK(keys.dim() == 4 && keys.numel() > 0 && values.sizes() == keys.sizes(), "keys ", keys.sizes(), " and values ",
+                values.sizes(), " must be [blocks, kv_heads, block, dim], not empty");
+    TORCH_CHECK(!table || (table->dim() == 2 && table->numel() > 0), "the table must be [slots, blocks], not empty");
+  }
 
-  void check(const Tensor& slot, const Tensor& position, int64_t rows) const {
+  // The places of all rows, and the blocks that the table names for them: those up to its position where a row reads, else its own.
+  void check(const Tensor& slot, const Tensor& position, int64_t rows, bool reads) const {
     TORCH_CHECK(slot.numel() == rows && position.numel() == rows, rows, " rows, but ", slot.numel(), " slots and ",
                 position.numel(), " positions");
     const int64_t *s = slot.const_data_ptr<int64_t>(), *p = position.const_data_ptr<int64_t>(), capacity = width * block;
     for (int64_t row = 0; row < rows; row++) {
       TORCH_CHECK(s[row] >= 0 && s[row] < slots, "slot ", s[row], ", allowed: 0 to ", slots - 1);
       TORCH_CHECK(p[row] >= 0 && p[row] < capacity, "position ", p[row], ", allowed: 0 to ", capacity - 1);
+      if (table == nullptr) continue;
+      const int64_t last = p[row] / block, *named = table + s[row] * width;
+      for (int64_t i = reads ? 0 : last; i <= last; i++)
+        TORCH_CHECK(named[i] >= 0 && named[i] < blocks, "block ", named[i], " of slot ", s[row], ", allowed: 0 to ", blocks - 1);
     }
   }
 
@@ -183,26 +192,39 @@ void silu_multiply_rows(const Tensor& gate_up, Tensor& out) {
   });
 }
 
+// -ffast-math takes all numbers for finite, so this looks at their bits, which without the sign are in order: numbers, infinity, NaN. In
+// bfloat16 at 16 of them, or a vector instruction would take half as many.
 template <typename T>
 void argmax_rows(const Tensor& x, Tensor& out) {
+  using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>;
+  constexpr Bits infinity = 0x7f800000u >> (32 - 8 * sizeof(T)), unsigned_bits = static_cast<Bits>(-1) >> 1;
   const int64_t width = x.size(1);
   const T* in = x.const_data_ptr<T>();
   int64_t* o = out.mutable_data_ptr<int64_t>();
   each(x.size(0), x.numel(), [&](int64_t row) {
     const T* a = in + row * width;
     float most = widen(a[0]);
-    for (int64_t i = 1; i < width; i++) most = std::max(most, widen(a[i]));
+    Bits largest = 0;
+    for (int64_t i = 0; i < width; i++) {
+      most = std::max(most, widen(a[i]));
+      largest = std::max<Bits>(largest, std::bit_cast<Bits>(a[i]) & unsigned_bits);
+    }
     int64_t i = 0;
     while (i < width - 1 && widen(a[i]) != most) i++;
-    o[row] = i;
+    const bool number = largest <= infinity && (std::bit_cast<Bits>(narrow<T>(most)) & unsigned_bits) < infinity;
+    o[row] = number ? i : -1;
   });
 }
 
 Tensor rotate_store(const Tensor& qkv, const Tensor& cosine, const Tensor& sine, const Tensor& slots, const Tensor& positions,
                     Tensor keys, Tensor values, const std::optional<Tensor>& table) {
-  check_contiguous({qkv, cosine, sine, slots, positions, keys, values, table.value_or(slots)});
-  const Cache cache(keys, table);
-  cache.check(slots, positions, qkv.size(0));
+  check_tensors({qkv, cosine, sine, slots, positions, keys, values, table.value_or(slots)});
+  const Cache cache(keys, values, table);
+  TORCH_CHECK(qkv.dim() == 2 && qkv.size(1) % cache.dim == 0 && qkv.size(1) / cache.dim > 2 * cache.kv_heads, "qkv ", qkv.sizes(),
+              " must be [n, (heads + 2 * ", cache.kv_heads, ") * ", cache.dim, "]");
+  TORCH_CHECK(cosine.dim() == 2 && cosine.size(0) == qkv.size(0) && cosine.size(1) <= cache.dim / 2 && sine.sizes() == cosine.sizes(),
+              "cosine ", cosine.sizes(), " and sine ", sine.sizes(), " must be [", qkv.size(0), ", at most ", cache.dim / 2, "]");
+  cache.check(slots, positions, qkv.size(0), false);
   auto q = at::empty({qkv.size(0), qkv.size(1) / cache.dim - 2 * cache.kv_heads, cache.dim}, qkv.options());
   FOR_DTYPE(qkv, "rotate_store", rotate_store_rows<scalar_t>(qkv, cosine, sine, slots, positions, keys, values, cache, q));
   return q;
@@ -210,9 +232,11 @@ Tensor rotate_store(const Tensor& qkv, const Tensor& cosine, const Tensor& sine,
 
 Tensor attend(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& slots, const Tensor& positions,
               const std::optional<Tensor>& table) {
-  check_contiguous({q, keys, values, slots, positions, table.value_or(slots)});
-  const Cache cache(keys, table);
-  cache.check(slots, positions, q.size(0));
+  check_tensors({q, keys, values, slots, positions, table.value_or(slots)});
+  const Cache cache(keys, values, table);
+  TORCH_CHECK(q.dim() == 3 && q.size(2) == cache.dim && q.size(1) % cache.kv_heads == 0, "q ", q.sizes(), " must be [n, a multiple of ",
+              cache.kv_heads, ", ", cache.dim, "]");
+  cache.check(slots, positions, q.size(0), true);
   TORCH_CHECK(cache.dim <= kMostDim, "head_dim is ", cache.dim, ", at most ", kMostDim, " allowed");
   auto out = at::empty({q.size(0), q.size(1) * q.size(2)}, q.options());
   FOR_DTYPE(q, "attend", {
@@ -225,21 +249,25 @@ Tensor attend(const Tensor& q, const Tensor& keys, const Tensor& values, const T
 }
 
 Tensor add_norm(Tensor x, const std::optional<Tensor>& y, const Tensor& weight, double eps) {
-  check_contiguous({x, y.value_or(x), weight});
+  check_tensors({x, y.value_or(x), weight});
+  TORCH_CHECK(x.dim() == 2 && (!y || y->sizes() == x.sizes()) && weight.numel() == x.size(1), "x must be [n, width], found ", x.sizes(),
+              ", y of the same shape, the weight [width], found ", weight.sizes());
   auto out = at::empty_like(x);
   FOR_DTYPE(x, "add_norm", add_norm_rows<scalar_t>(x, y, weight, static_cast<float>(eps), out));
   return out;
 }
 
 Tensor silu_multiply(const Tensor& gate_up) {
-  check_contiguous({gate_up});
+  check_tensors({gate_up});
+  TORCH_CHECK(gate_up.dim() == 2 && gate_up.size(1) % 2 == 0, "gate_up must be [n, 2 * ffn], found ", gate_up.sizes());
   auto out = at::empty({gate_up.size(0), gate_up.size(1) / 2}, gate_up.options());
   FOR_DTYPE(gate_up, "silu_multiply", silu_multiply_rows<scalar_t>(gate_up, out));
   return out;
 }
 
 Tensor argmax(const Tensor& x) {
-  check_contiguous({x});
+  check_tensors({x});
+  TORCH_CHECK(x.dim() == 2 && x.size(1) > 0, "x must be [n, at least 1], found ", x.sizes());
   auto out = at::empty({x.size(0)}, x.options().dtype(at::kLong));
   FOR_DTYPE(x, "argmax", argmax_rows<scalar_t>(x, out));
   return out;
@@ -258,6 +286,6 @@ TORCH_LIBRARY(repro_models, library) {
   library.def("add_norm(Tensor(a!) x, Tensor? y, Tensor weight, float eps) -> Tensor", &add_norm);
   // [n, 2 ffn], gate before up: silu(gate) * up, [n, ffn].
   library.def("silu_multiply(Tensor gate_up) -> Tensor", &silu_multiply);
-  // x [n, width]: where each row is largest, the first such place, int64 [n].
+  // x [n, width]: where each row is largest, the first such place, int64 [n]; -1 where it holds NaN or the largest is infinite.
   library.def("argmax(Tensor x) -> Tensor", &argmax);
 }

@@ -137,8 +137,10 @@ class Kernels:
         return F.silu(gate) * up
 
     def argmax(self, logits: Tensor) -> Tensor:
-        """[n, vocab] to int64 [n]."""
-        return logits.argmax(-1)
+        """[n, vocab] to int64 [n]: where each row is largest, the first such place; -1 where it holds NaN or the largest
+        is infinite."""
+        largest, places = logits.max(-1)  # NaN, where there is one
+        return places.masked_fill_(largest * 0 != 0, -1)  # 0 times a number is 0
 
 
 def _prompts(span: Span, slots: Tensor, positions: Tensor, cache: KVCache) -> Attend:

@@ -47,5 +47,5 @@ FIGURES = {
 def entry(name: str) -> Entry:
     """A figure's row of the catalogue; ValueError lists the known ones."""
     if name not in FIGURES:
-        raise ValueError(f"no figure {name!r}, known: {', '.join(FIGURES)}")
+        raise ValueError(f"no figure {name!r}{experiments.closest(name, FIGURES)}; known: {', '.join(FIGURES)}")
     return FIGURES[name]

@@ -5,10 +5,13 @@ the records cannot answer its question. Notebooks call `show`, the command line 
 """
 
 import importlib
+import math
+import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -19,8 +22,9 @@ from IPython.display import Image, display
 from matplotlib.figure import Figure
 from pydantic import TypeAdapter, ValidationError
 
-from repro import paths
+from repro import experiments, paths
 from repro.claims import registry as claims
+from repro.experiments import stored
 from repro.files import replacing
 from repro.plan import config
 from repro.records import record
@@ -57,7 +61,7 @@ def check_parameters(namespace: Mapping[str, Any], known: Collection[str]) -> No
 def collect(records: str | Path, experiment: str = "") -> record.Collection:
     """Records of one experiment (default: of all), of a folder that is absolute or relative to the repository root.
     Prints which files should have been records and are not."""
-    found = record.collect(paths.root() / records / experiment)
+    found = stored.collect(paths.root() / records / experiment)
     for problem in found.problems:
         print(f"not used: {problem}")
     return found
@@ -65,9 +69,15 @@ def collect(records: str | Path, experiment: str = "") -> record.Collection:
 
 def runs(records: str | Path, experiment: str) -> pd.DataFrame:
     """Finished runs of one experiment, a row each: path, repeat, seed, evidence, point fields, conditions, metrics.
-    May be empty."""
+    May be empty. Older records lack fields, which ran with what is the default now, and metrics, which stay unknown."""
     table = record.frame(collect(records, experiment).records)
-    return table if table.empty else table[table.status == "ok"].reset_index(drop=True)
+    if table.empty:
+        return table
+    known = experiments.get(experiment)
+    absent = {name: field.default for name, field in known.parameters.model_fields.items()}
+    absent |= dict.fromkeys([*known.metrics.units(), *known.conditions], math.nan)
+    table = table[table.status == "ok"].reset_index(drop=True)
+    return table.assign(**{name: value for name, value in absent.items() if name not in table})
 
 
 def not_run(records: str | Path, experiment: str) -> pd.DataFrame | None:
@@ -77,10 +87,15 @@ def not_run(records: str | Path, experiment: str) -> pd.DataFrame | None:
 
 
 def series(table: pd.DataFrame) -> pd.DataFrame:
-    """Parquet series of some `runs`, concatenated; each row carries its run's point fields, conditions and metrics."""
+    """Parquet series of some `runs`, concatenated; each row carries its run's point fields, conditions and metrics.
+    Prints which could not be read."""
     parts = []
     for row in table.to_dict("records"):
-        part = record.read_series(row["path"])
+        try:
+            part = record.read_series(row["path"])
+        except record.RecordError as error:
+            print(f"not used: {error}")
+            continue
         parts.append(part.assign(**{key: value for key, value in row.items() if key not in part.columns}))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
@@ -146,13 +161,16 @@ def function(name: str) -> Callable[..., Drawing]:
 
 def draw(name: str, records: str | Path, output: str | Path | None = None, **options: Any) -> Figure:
     """Draw figure `name` from the records of a folder, with the options of its function, and save it as
-    `output/name.png` and `.svg` (unless None). Where the records do not suffice the picture says so. ValueError for a
-    name or an option that does not exist, and for a value that the option's type does not allow."""
+    `output/name.png` and `.svg` (unless None). Where the records do not suffice, or hold what the figure cannot draw,
+    the picture says so. ValueError for a name or an option that does not exist, and for a value that the option's type
+    does not allow."""
+    make = _prepared(name, options)
+    save = partial(_finished, path=output and Path(output) / name, suffixes=(".png", ".svg"))
     try:
-        drawing = _made(name, records, options)
+        with _odd_records(name):
+            return save(make(Data(records)))
     except NothingToShow as reason:
-        drawing = skip(name, str(reason))
-    return _finished(drawing, "", output and Path(output) / name, ".png", ".svg")
+        return save(skip(name, str(reason)))
 
 
 def draw_shipped(name: str, records: str | Path, output: str | Path | None = None, **options: Any) -> Figure | None:
@@ -166,16 +184,29 @@ def draw_shipped(name: str, records: str | Path, output: str | Path | None = Non
     )
     if shipped <= own:
         return None
+    make, mark = _prepared(name, options), f"Shipped records ({folder.parent.name}), not of this run. "
     try:
-        drawing = _made(name, folder, options)
+        with _odd_records(name):
+            return _finished(make(Data(folder)), output and Path(output) / "shipped" / name, (".png",), mark)
     except NothingToShow:
         return None
-    mark = f"Shipped records ({folder.parent.name}), not of this run. "
-    return _finished(drawing, mark, output and Path(output) / "shipped" / name, ".png")
 
 
-def _made(name: str, records: str | Path, options: dict[str, Any]) -> Drawing:
-    """The drawing of the figure's function, whose options are taken in their types."""
+@contextmanager
+def _odd_records(name: str) -> Iterator[None]:
+    """A value that is allowed and that figure `name` cannot draw ends neither a notebook nor a workflow."""
+    try:
+        yield
+    except (NothingToShow, OSError):  # OSError: of the picture's file
+        raise
+    except Exception as error:
+        reason = f"These records cannot be drawn: {type(error).__name__}: {str(error)[:200]}"
+        print(f"{name}: {reason}", file=sys.stderr)
+        raise NothingToShow(reason) from error
+
+
+def _prepared(name: str, options: dict[str, Any]) -> Callable[[Data], Drawing]:
+    """The figure's function with its options, which are taken in their types."""
     make = function(name)
     hints, checked = get_type_hints(make), {}
     known = [option for option in hints if option not in ("data", "return")]
@@ -187,10 +218,10 @@ def _made(name: str, records: str | Path, options: dict[str, Any]) -> Drawing:
         except ValidationError as error:
             raise ValueError(f"figure {name}: {option}: found {value!r}; {error.errors()[0]['msg']}") from error
     sns.set_theme(context="paper", style="whitegrid", palette=PALETTE, font_scale=1.05, rc=STYLE)
-    return make(Data(records), **checked)
+    return partial(make, **checked)
 
 
-def _finished(drawing: Drawing, mark: str, path: Path | None, *suffixes: str) -> Figure:
+def _finished(drawing: Drawing, path: Path | None, suffixes: Sequence[str], mark: str = "") -> Figure:
     """With the evidence below it, and saved (`path`: relative to the root) unless that is None."""
     stamp = f"{mark}Evidence: {drawing.evidence}. {drawing.caption}".strip()
     characters = int(drawing.figure.get_size_inches()[0] * 14.5)
@@ -207,7 +238,7 @@ def verdicts(name: str, records: str | Path) -> pd.DataFrame:
     """Verdicts of the claims that figure `name` is evidence for: a row per claim that a record of the folder answers,
     with columns claim, about, paper, ours, verdict. ValueError for a figure that does not exist."""
     entry = figures.entry(name)
-    found = [record.collect(paths.root() / records / experiment).records for experiment in entry.reads]
+    found = [stored.collect(paths.root() / records / experiment).records for experiment in entry.reads]
     shown = [claim for claim in claims.load() if claim.id in entry.claims]
     judged = claims.evaluate(shown, {path: run for runs in found for path, run in runs.items()})
     rows = [

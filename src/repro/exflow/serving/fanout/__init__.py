@@ -5,6 +5,7 @@ its experts are there. So what it costs is the number of distinct GPUs and nodes
 k = 1 both are the same (a token visits a new GPU when it hops), and `placement.place` is the better tool.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,10 +15,10 @@ from scipy.sparse import csr_array
 
 from repro.exflow.evaluate import check_shapes
 from repro.exflow.placement import Placement
-from repro.exflow.search.portfolio import Progress
+from repro.exflow.search.portfolio import Clock, Progress, forever
 from repro.exflow.serving.fanout import kernels
 from repro.exflow.serving.slots import check_aim
-from repro.exflow.trace import BLOCK, Trace, by_layer
+from repro.exflow.trace import Trace, by_layer
 
 OBJECTIVES = ("new_gpus", "gpus")
 SWEEP_RATE = 1e7  # tokens · layers · k that sweeps handle per second, about, on one core
@@ -52,8 +53,7 @@ def fan_out(placement: Placement, trace: Trace) -> FanOut:
     """Count the GPUs and nodes that the tokens of `trace` visit; ValueError when layers or experts disagree."""
     check_shapes(placement.gpu.shape, (trace.layers, trace.num_experts))
     visited, new = np.zeros((2, trace.layers)), np.zeros((2, trace.layers - 1))
-    for start in range(0, trace.tokens, BLOCK):
-        experts = by_layer(trace.experts[start : start + BLOCK])
+    for experts in trace.blocks():
         for level, unit in enumerate((placement.gpu, placement.node)):
             before: np.ndarray = np.empty(0, bool)
             for layer, each in enumerate(experts):
@@ -76,6 +76,7 @@ def place_for_fanout(
     sweeps: int = 60,
     tokens: int | None = None,
     progress: Progress | None = None,
+    clock: Clock = forever,
 ) -> Placement:
     """Improve `start` for the tokens of `trace` by swaps of experts within layers.
 
@@ -86,7 +87,8 @@ def place_for_fanout(
     A sweep offers every expert of every layer a swap, in a heat bath that cools down and ends in a descent. `tokens`,
     drawn at random, are what it counts on: None takes all, or as many as let a few sweeps fit into `time_limit_s`.
     `seed`, `sweeps` and `tokens` fix the result unless the time limit cuts it. It is never worse than `start` on all
-    tokens of `trace`. `progress` is called with the fraction done and a text.
+    tokens of `trace`. `progress` is called with the fraction done and a text; `clock` gives the seconds that are left of
+    a longer job.
 
     Raises ValueError when layers or experts disagree, a token names an expert of a layer twice, or an argument is out
     of range.
@@ -102,7 +104,7 @@ def place_for_fanout(
     search = _Search(sample, start, objective, costs)
     search.sweep(start.gpu.copy(), 0, 0.0, np.random.default_rng(seed))  # compile before the clock starts
     began = time.perf_counter()
-    gpu, cut = search.anneal(start.gpu, sweeps, began + time_limit_s, np.random.default_rng(seed), progress)
+    gpu, cut = search.anneal(start.gpu, sweeps, began + time_limit_s, np.random.default_rng(seed), progress, clock)
     found = replace(start, gpu=gpu, method="fan-out", optimal=False, mip_gap=None, time_limited=cut)
     before, after = (fan_out(each, trace).cost(costs, objective) for each in (start, found))
     if after > before:  # the sample was too small to tell
@@ -115,7 +117,7 @@ class _Search:
     """The tokens of all layers, and what a sweep over one of them needs to know of its neighbours."""
 
     def __init__(self, sample: Trace, start: Placement, objective: str, costs: Sequence[float]) -> None:
-        self.experts = experts = by_layer(sample.experts, np.int16)
+        self.experts = experts = by_layer(sample.experts)
         if (np.diff(np.sort(experts, axis=2), axis=2) == 0).any():
             raise ValueError(f"{sample.source}: a token names an expert of a layer twice")
         self.visits = [_visits(each, sample.num_experts).tocsc() for each in experts]
@@ -125,7 +127,13 @@ class _Search:
         self.hot = HOT * costs[-1] * sample.tokens * sample.k / sample.num_experts
 
     def anneal(
-        self, start: np.ndarray, sweeps: int, deadline: float, rng: np.random.Generator, progress: Progress | None
+        self,
+        start: np.ndarray,
+        sweeps: int,
+        deadline: float,
+        rng: np.random.Generator,
+        progress: Progress | None,
+        clock: Clock,
     ) -> tuple[np.ndarray, bool]:
         """(best placement at the end of a sweep, whether the deadline came first); cools by sweeps or time."""
         gpu = best = np.ascontiguousarray(start, np.int64)
@@ -135,7 +143,7 @@ class _Search:
             temperature = self.hot * COOLED**cooling if cooling < 1 else 0.0
             for step, layer in enumerate(rng.permutation(len(gpu))):
                 gained += self.sweep(gpu, layer, temperature, rng)
-                elapsed = (time.perf_counter() - began) / (deadline - began)
+                elapsed = (time.perf_counter() - began) / (deadline - began) if clock() > 0 else math.inf
                 if progress is not None:
                     share = (sweep + (step + 1) / len(gpu)) / sweeps
                     progress(min(max(share, elapsed), 1.0), "placing for fan-out")
