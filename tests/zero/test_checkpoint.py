@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from ddp_reference import SHAPE, batch
 from torch import nn
 
@@ -16,6 +15,7 @@ from repro.models.gpt import GPT
 from repro.topology import Topology, frontier
 from repro.zero import Plan, ZeroOptimizer, checkpoint
 from repro.zero import plan as plans
+from repro.zero.checkpoint_files import Entry, read_index
 
 EIGHT, FOUR, TWO = frontier(2, 2, 2), frontier(2, 1, 2), frontier(1, 1, 2)
 SHAPE = replace(SHAPE, tied=True)
@@ -76,8 +76,8 @@ def _resume(rank: int, world: int, folder: Path, plan: Plan, options: dict) -> l
     return _steps(model, optimizer, plan, range(3, 6))
 
 
-def _metadata(folder: Path) -> dict:
-    return dcp.FileSystemReader(folder / "step-00000003").read_metadata().state_dict_metadata
+def _entries(folder: Path) -> dict[str, Entry]:
+    return read_index(folder / "step-00000003").entries
 
 
 def _plan(name: str, topology: Topology) -> Plan:
@@ -108,8 +108,11 @@ def test_replicas_are_saved_once_and_other_plans_read_them(tmp_path, optimizer_p
     expected = launch(_save, 4, tmp_path, _plan(optimizer_plan, FOUR), {}, timeout_s=60)[0]
     found = launch(_resume, 8, tmp_path, _plan("hierarchical", EIGHT), {}, timeout_s=60)[0]
     torch.testing.assert_close(found, expected, rtol=2e-5, atol=0)
-    for key, entry in _metadata(tmp_path).items():
-        assert sum(chunk.sizes.numel() for chunk in entry.chunks) == entry.size.numel(), key
+    entries = _entries(tmp_path)
+    ranks = {chunk.rank for entry in entries.values() for chunk in entry.chunks}
+    assert len(ranks) == 4  # each writes some
+    sizes = sum(path.stat().st_size for path in tmp_path.glob("step-00000003/rank-*.bin"))
+    assert sizes == sum(entry.numel * entry.dtype.itemsize for entry in entries.values())
 
 
 def test_a_quantised_float16_run_goes_on_bit_for_bit(tmp_path):
@@ -169,6 +172,21 @@ def test_a_parameter_that_no_step_reached_has_no_state_after_loading_either(tmp_
         assert saved == loaded == {"blocks.0.weight": 1.0}
 
 
+def _other_buckets(rank: int, world: int, folder: Path) -> str:
+    model = _Half()
+    optimizer = ZeroOptimizer(model, _plan("hierarchical", TWO), torch.optim.AdamW, buckets=[], lr=1e-2)
+    with pytest.raises(checkpoint.CheckpointError) as caught:
+        checkpoint.load(folder, optimizer)
+    return str(caught.value)
+
+
+def test_states_that_do_not_fit_in_one_bucket_are_refused(tmp_path):
+    """Adam's step counter is one for a bucket: with other buckets, a parameter without states would get another's."""
+    launch(_steps_counted, 2, tmp_path, timeout_s=60)
+    for message in launch(_other_buckets, 2, tmp_path, timeout_s=60):
+        assert "of blocks.1.weight and blocks.0" in message and "one has no states" in message
+
+
 # --- kills ---
 
 
@@ -178,15 +196,8 @@ def _killed_while_saving(rank: int, world: int, folder: Path, moment: str) -> No
     checkpoint.save(folder, 1, optimizer)
     _steps(model, optimizer, _plan("hierarchical", FOUR), range(1, 2))
     if rank == {"a rank's file": 2, "the rename": 0}[moment]:
-        module, name = {"a rank's file": (torch, "save"), "the rename": (os, "rename")}[moment]
-        genuine = getattr(module, name)
-
-        def die(*args, **kwargs):
-            if moment == "the rename" and Path(args[0]).name != ".step-00000002":
-                return genuine(*args, **kwargs)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        setattr(module, name, die)
+        name = {"a rank's file": "fsync", "the rename": "rename"}[moment]
+        setattr(os, name, lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGKILL))
     checkpoint.save(folder, 2, optimizer)
 
 
@@ -245,7 +256,7 @@ def test_what_it_refuses(saved):
 
 def test_adam_states_of_the_setting_are_all_there(saved):
     """Nothing but a name stands between a key and its tensor: the kinds that AdamW has, for every trained parameter."""
-    keys = _metadata(saved[0])
+    keys = _entries(saved[0])
     trained = {key.removeprefix("master/") for key in keys if key.startswith("master/")}
     for kind in ("state/exp_avg", "state/exp_avg_sq", "number/step"):
         assert {key.removeprefix(f"{kind}/") for key in keys if key.startswith(f"{kind}/")} == trained

@@ -72,6 +72,7 @@ class Masters:
         members = [[s.values for s in chain(*self.segments) if s.group == number] for number in range(len(groups))]
         filled = [options_of | {"params": params} for options_of, params in zip(groups, members, strict=True)]
         self.inner = optimizer_cls(filled, **options)
+        self.group_of = group_of
 
     @torch.no_grad()
     def update(self, gradients: Sequence[Tensor | None]) -> None:
