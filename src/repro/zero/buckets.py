@@ -53,7 +53,7 @@ def materialise(module: nn.Module, device: torch.device | str, init: Callable[[n
             if init:
                 init(submodule)
             else:
-                submodule.reset_parameters()
+                submodule.reset_parameters()  # type: ignore[operator]
 
 
 def require_init(module: nn.Module, init: Callable[[nn.Module], None] | None) -> None:
