@@ -392,6 +392,23 @@ def test_large_but_allowed_is_planned_in_seconds(root):
     assert time.process_time() - start < 10
 
 
+@pytest.mark.parametrize(
+    "grid, words",
+    [
+        row("a model beyond memory", {"hidden": 10**9}, "experiments.zero_train: ", "Storage size"),
+        row(
+            "heads that do not divide",
+            {"heads": 10**9},
+            "experiments.zero_train: ",
+            "not divisible by 1000000000 heads",
+        ),
+    ],
+)
+def test_points_beyond_what_predicts_them(grid, words, root):
+    change(root / "config/config.yaml", "experiments", {"zero_train": {"tiers": {"smoke": [{"grid": grid}]}}})
+    refuses(lambda: plan.make("smoke", "cluster"), ConfigError, "config.yaml: ", *words)
+
+
 PAIRS = [
     row("no equals sign", ["gpus"], "--set gpus: expected key=value"),
     row("no key", ["=4"], "--set =4: expected key=value"),

@@ -3,36 +3,29 @@
 Everything is checked before any job starts. An error names the file, the key, what was found and what is allowed.
 """
 
-import difflib
 import itertools
 import math
 import os
 import re
 import shlex
-import types
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import PydanticCustomError
 
 from repro import experiments, paths
 from repro.experiments.base import Point
-from repro.plan import documents
-from repro.plan.documents import ConfigError, shown
+from repro.plan.documents import ConfigError, explain, load_yaml, shown
 
-Model = TypeVar("Model", bound=BaseModel)
 Tier = Literal["smoke", "laptop", "gpu", "full", "cluster"]
 # A tier that also runs the points of others.
 INCLUDES: dict[str, tuple[Tier, ...]] = {"full": ("laptop",)}
-
 
 # Names that become folders and parts of commands, of regular expressions and of the comments of jobs.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
 _NAME_IN_WORDS = "letters, digits, dashes and dots, the first a letter or digit"
 _NO_PLATFORMS = ("reference", "replot", "plans")  # folders of results/ that are something else
 _POINTS = 20_000  # of all tiers together, each repeat counted
-_LINES = 20  # of a message
 # Options of sbatch that Snakemake's plugin for Slurm says itself, most of them from keys of ours; it takes no others.
 _OF_SNAKEMAKE = re.compile(
     "--(account|array|chdir|clusters|comment|constraint|cpus-per-(gpu|task)|error|export|gpus|gres|job-name"
@@ -45,19 +38,19 @@ Minutes = Annotated[float, Field(gt=0, le=1_000_000)]
 
 def _word(value: str) -> str:
     if not value.isprintable() or " " in value or value.startswith("-") or not value:
-        raise PydanticCustomError("word", "should be one word that does not begin with a dash")
+        raise ValueError("should be one word that does not begin with a dash")
     return value
 
 
 def _argument(value: str) -> str:
     if not re.fullmatch(r"--[a-z][a-z0-9-]*(=.*)?", value) or not value.isprintable():
-        raise PydanticCustomError("argument", "should be one argument, --name or --name=value")
+        raise ValueError("should be one argument, --name or --name=value")
     return value
 
 
 def _name(value: str) -> str:
     if not _NAME.fullmatch(value):
-        raise PydanticCustomError("name", f"should be {_NAME_IN_WORDS}")
+        raise ValueError(f"should be {_NAME_IN_WORDS}")
     return value
 
 
@@ -154,23 +147,21 @@ class Slurm(Packing):
     @classmethod
     def _one_account(cls, value: str | None) -> str | None:
         if "," in (value or ""):
-            raise PydanticCustomError("account", "should be one account: a job has one")
+            raise ValueError("should be one account: a job has one")
         return value
 
     @field_validator("options")
     @classmethod
     def _not_of_snakemake(cls, options: list[str]) -> list[str]:
         if taken := ", ".join(filter(_OF_SNAKEMAKE.fullmatch, options)):
-            raise PydanticCustomError("taken", f"should be without {taken}: Snakemake says it itself")
+            raise ValueError(f"should be without {taken}: Snakemake says it itself")
         return options
 
     @field_validator("part_options")
     @classmethod
     def _known_braces(cls, options: list[str]) -> list[str]:
         if odd := {name for option in options for name in re.findall(r"{\w*}", option)} - {"{gpus}"}:
-            raise PydanticCustomError(
-                "braces", f"should have no {', '.join(sorted(odd))}: only {{gpus}} stands for something"
-            )
+            raise ValueError(f"should have no {', '.join(sorted(odd))}: only {{gpus}} stands for something")
         return options
 
     @property
@@ -221,60 +212,6 @@ class Platform(_Strict):
         if self.slurm is not None and self.node is not None and self.node.ranks == 1:
             raise ValueError("slurm needs nodes of two ranks or more: Snakemake's plugin submits no job of one")
         return self
-
-
-def _is_model(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
-
-
-def _allowed_values(annotation: Any) -> str:
-    if _is_model(annotation):
-        return f"a mapping with keys {', '.join(annotation.model_fields)}"
-    if get_origin(annotation) is Literal:
-        return ", ".join(map(repr, get_args(annotation)))
-    if get_origin(annotation) in (Union, types.UnionType):
-        return " or ".join(_allowed_values(part) for part in get_args(annotation))
-    return getattr(annotation, "__name__", str(annotation))
-
-
-def _allowed(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
-    """Known keys, or allowed values, at the place in `model` that a pydantic error points to."""
-    here: Any = model
-    for number, step in enumerate(location):
-        if location[number + 1 :] == ("[key]",) and get_origin(here) is dict:  # the key of a mapping, not its value
-            return f"allowed keys: {_allowed_values(get_args(here)[0])}"
-        if get_origin(here) in (Union, types.UnionType):  # an optional section: look inside it
-            here = next(filter(_is_model, get_args(here)), here)
-        if _is_model(here):
-            if step not in here.model_fields:
-                near = difflib.get_close_matches(str(step), here.model_fields, n=1)
-                return f"known keys: {', '.join(here.model_fields)}" + (f"; nearest: {near[0]}" if near else "")
-            here = here.model_fields[str(step)].annotation
-        elif get_origin(here) in (dict, list):
-            here = get_args(here)[-1]
-    return f"allowed: {_allowed_values(here)}"
-
-
-def explain(error: ValidationError, model: type[BaseModel], where: str) -> str:
-    """A pydantic error in one line each: place, key, what was found, what is allowed."""
-    lines = []
-    for item in error.errors(include_url=False)[:_LINES]:
-        key = ".".join(map(str, item["loc"]))[:200] or "the document"
-        value = "a mapping" if isinstance(item["input"], dict) else shown(item["input"])
-        found = "" if item["type"] == "missing" else f", found {value}"
-        lines.append(f"{where}: {key}: {item['msg']}{found}; {_allowed(model, item['loc'])}")
-    if more := error.error_count() - len(lines):
-        lines.append(f"{where}: and {more} more")
-    return "\n".join(lines)
-
-
-def load_yaml(path: Path, model: type[Model]) -> Model:
-    """Read and check one YAML file; ConfigError for a missing file, bad YAML, unknown keys, wrong types."""
-    values = documents.parse(documents.text(path), str(path))
-    try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(explain(error, model, str(path))) from error
 
 
 def point(experiment: str, values: dict[str, Any], where: str) -> Point:

@@ -1,19 +1,24 @@
-"""YAML documents as plain values.
+"""YAML documents: as plain values, and as the models of our files.
 
 Whoever wrote one: it is read in seconds and little memory, or refused with the file, the key and what is allowed. It is
 made of texts, numbers, true, false, null, lists, and mappings with texts as keys; aliases and merges (`<<`) are known.
 """
 
+import difflib
 import math
 import stat
+import types
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
 import yaml
+from pydantic import BaseModel, ValidationError
 
+Model = TypeVar("Model", bound=BaseModel)
 _BYTES = 1 << 20  # of a file; the largest of ours has 60,000
 _CHARACTERS = 1 << 22  # of a document with its aliases written out
 _LEVELS = 30
+_LINES = 20  # of a message
 _DIGITS = 100  # of a number: base 60 takes the square of their count in time
 _PREFIX = "tag:yaml.org,2002:"
 _KINDS = frozenset(_PREFIX + kind for kind in ("null", "bool", "int", "float", "str", "seq", "map", "merge"))
@@ -141,3 +146,61 @@ class _Document:
 
     def _refuse(self, keys: tuple[str, ...], found: str, allowed: str) -> NoReturn:
         raise ConfigError(f"{self.where}: {'.'.join(keys) or 'the document'}: found {found}; allowed: {allowed}")
+
+
+# --- as the files of the project -------------------------------------------------------------------------------------
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _allowed_values(annotation: Any) -> str:
+    if _is_model(annotation):
+        return f"a mapping with keys {', '.join(annotation.model_fields)}"
+    if get_origin(annotation) is Literal:
+        return ", ".join(map(repr, get_args(annotation)))
+    if get_origin(annotation) in (Union, types.UnionType):
+        return " or ".join(_allowed_values(part) for part in get_args(annotation))
+    return getattr(annotation, "__name__", str(annotation))
+
+
+def _allowed(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
+    """Known keys, or allowed values, at the place in `model` that a pydantic error points to."""
+    here: Any = model
+    for number, step in enumerate(location):
+        if location[number + 1 :] == ("[key]",) and get_origin(here) is dict:  # the key of a mapping, not its value
+            return f"allowed keys: {_allowed_values(get_args(here)[0])}"
+        if get_origin(here) in (Union, types.UnionType):  # an optional section: look inside it
+            here = next(filter(_is_model, get_args(here)), here)
+        if _is_model(here):
+            if step not in here.model_fields:
+                near = difflib.get_close_matches(str(step), here.model_fields, n=1)
+                return f"known keys: {', '.join(here.model_fields)}" + (f"; nearest: {near[0]}" if near else "")
+            here = here.model_fields[str(step)].annotation
+        elif get_origin(here) in (dict, list):
+            here = get_args(here)[-1]
+    return f"allowed: {_allowed_values(here)}"
+
+
+def explain(error: ValidationError, model: type[BaseModel], where: str) -> str:
+    """A pydantic error in one line each: place, key, what was found, what is allowed."""
+    lines = []
+    for item in error.errors(include_url=False)[:_LINES]:
+        key = ".".join(map(str, item["loc"]))[:200] or "the document"
+        value = "a mapping" if isinstance(item["input"], dict) else shown(item["input"])
+        found = "" if item["type"] == "missing" else f", found {value}"
+        said = item["msg"].removeprefix("Value error, ")  # pydantic's words before ours
+        lines.append(f"{where}: {key}: {said}{found}; {_allowed(model, item['loc'])}")
+    if more := error.error_count() - len(lines):
+        lines.append(f"{where}: and {more} more")
+    return "\n".join(lines)
+
+
+def load_yaml(path: Path, model: type[Model]) -> Model:
+    """Read and check one YAML file; ConfigError for a missing file, bad YAML, unknown keys, wrong types."""
+    values = parse(text(path), str(path))
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(explain(error, model, str(path))) from error

@@ -26,7 +26,7 @@ from repro.records import provenance, record
 _READ_MINUTES = 0.8  # for notebooks, verdicts and the report, on 2 cores
 _IMPORT_MINUTES = 0.07  # until the process of an allocation has imported torch and the experiment
 
-Predictor = Callable[[Point], float | None]  # seconds of a point
+Predictor = Callable[[Any], float | None]  # seconds or bytes of a point
 State = Literal["done", "stale", "failed", "skipped", "to run"]
 
 
@@ -173,6 +173,14 @@ def _predictors(hardware: str | None, file: str) -> dict[str, Predictor]:
     return {name: partial(predict, hardware=hardware) for name, predict in found}
 
 
+def _predicted(predict: Predictor, point: Point, where: str) -> float | None:
+    """Seconds or bytes of a point; ConfigError where its numbers are beyond what predicts them."""
+    try:
+        return predict(point)
+    except (ValueError, RuntimeError, ArithmeticError) as error:
+        raise config.ConfigError(f"{where}: {point.label}: {error}") from error
+
+
 def _jobs(
     experiment: str,
     grid: config.Grid,
@@ -188,7 +196,7 @@ def _jobs(
         nodes, in_node = (1, 1) if point.one_machine else (shape.nodes, shape.in_node)
         expected = minutes.get(_key(experiment, point.model_dump()))
         if expected is None:
-            seconds = None if predict is None else predict(point)
+            seconds = None if predict is None else _predicted(predict, point, where)
             expected = grid.minutes if seconds is None else seconds / 60
         for repeat in range(grid.repeats):
             path = f"{results}/records/{experiment}/{job_id(experiment, point, repeat)}.json"
@@ -236,7 +244,8 @@ def make(
             jobs += _jobs(name, grid, results, minutes, source, place, predictors.get(name))
     jobs = list({job.record: job for job in jobs}.values())  # overlapping grids name the same point once
     for job in jobs if where.memory_gb is not None else []:
-        nbytes = experiments.get(job.experiment).memory(job.point)
+        place = f"config/config.yaml: experiments.{job.experiment}"
+        nbytes = _predicted(experiments.get(job.experiment).memory, job.point, place)
         job.rank_gb = None if nbytes is None else round(nbytes / 1e9, 2)
     fit, unfit = _fitting(jobs, where)
     try:
