@@ -218,7 +218,8 @@ def test_an_output_that_cannot_be_is_refused_before_the_work(here, tmp_path, mon
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
 
 
-JSON = ["doctor", "plan", "plan --tier smoke", "plan --platform frontier", "plan --platform box --tier smoke"]
+FRONTIER = pytest.param("plan --platform frontier", marks=pytest.mark.exhaustive, id="plan for Frontier")
+JSON = ["doctor", "plan", "plan --tier smoke", FRONTIER, "plan --platform box --tier smoke"]
 JSON += [
     "claims --results HERE/results",
     "claims ZT --results HERE/results",

@@ -430,7 +430,12 @@ def test_points_in_a_folder_of_any_name(where, tmp_path):
             id="no allocation",
             marks=exhaustive,
         ),
-        pytest.param([*SMOKE, "results/laptop-smoke/records/flover_queue/x.json"], ["No rule to"], id="no record"),
+        pytest.param(
+            [*SMOKE, "results/laptop-smoke/records/flover_queue/x.json"],
+            ["No rule to"],
+            id="no record",
+            marks=exhaustive,
+        ),
         pytest.param(
             [*SMOKE, "results/laptopxsmoke/report.html"], ["No rule to produce results/"], id="no run", marks=exhaustive
         ),
@@ -448,7 +453,7 @@ def test_snakemake_is_told_plainly(arguments, words, tmp_path):
 @pytest.mark.parametrize(
     "where, arguments, odd",
     [
-        pytest.param("{a}", [], "{ }", id="braces"),
+        pytest.param("{a}", [], "{ }", id="braces", marks=exhaustive),
         pytest.param("a $(touch P)", ["--profile", "workflows/profiles/box"], "$", id="a command, for jobs"),
         pytest.param('";touch P;"', ["--profile", "workflows/profiles/box"], '"', id="quotes", marks=exhaustive),
     ],

@@ -199,7 +199,7 @@ def after_exceptions() -> Callable[[str, bool], list[dict]]:
 
 def _as_new_rows() -> Iterator[Any]:
     for name, place, moment in itertools.product(PLANS, PLACES, MOMENTS):
-        marks = () if place in QUICK and name != "zeropp" else pytest.mark.exhaustive
+        marks = () if place in QUICK and name == "hierarchical" else pytest.mark.exhaustive
         yield pytest.param(name, place, moment, id=f"{name}-{place}-{moment}", marks=marks)
 
 

@@ -216,8 +216,8 @@ def claims(
     with user_errors():
         folder = results_folder(results)
         try_output(out)
-        found = stored.collect(records_folder(folder))
         known = verdicts.chosen(registry.load(), which or [], experiment)
+        found = stored.collect(records_folder(folder))
         judged = registry.evaluate(known, found.records, found.problems)
     judged = [row for row in judged if verdict in (None, row.verdict)]
     rows = [row.model_dump(mode="json") for row in judged]
