@@ -421,7 +421,10 @@ def test_points_in_a_folder_of_any_name(where, tmp_path):
     "arguments, words",
     [
         pytest.param(
-            ["--config", "platform=reference"], ["--platform: found 'reference'; allowed: a100"], id="reference"
+            ["--config", "platform=reference"],
+            ["--platform: found 'reference'; allowed: a100"],
+            id="taken",
+            marks=exhaustive,
         ),
         pytest.param(["--config", "platform=a b;touch P;"], ["--platform: found 'a b;touch P;'"], id="a command"),
         pytest.param(
