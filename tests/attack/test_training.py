@@ -203,7 +203,7 @@ def _as_new_rows() -> Iterator[Any]:
         yield pytest.param(name, place, moment, id=f"{name}-{place}-{moment}", marks=marks)
 
 
-@pytest.mark.parametrize(("name", "place", "moment"), _as_new_rows())
+@pytest.mark.parametrize(("name", "place", "moment"), [*_as_new_rows()])
 def test_after_zero_grad_the_engine_is_as_new(after_exceptions, name, place, moment):
     for rank, verdicts in enumerate(after_exceptions(name, place in QUICK)):
         assert not verdicts[place, moment], f"rank {rank}: {verdicts[place, moment]}"
