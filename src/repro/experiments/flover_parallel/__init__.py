@@ -17,7 +17,7 @@ class ParallelPoint(OnRanks):
     nodes: int = Field(1, ge=1)
     gcds: int = Field(1, ge=1, description="ranks per package")
     layout: Layout = "window"
-    layers: int = Field(8, ge=1)
+    layers: int = Field(8, ge=1, le=1000)
     width: int = Field(256, ge=1)
     heads: int = Field(8, ge=1)
     kv_heads: int = Field(0, ge=0, description="0: as many as heads")

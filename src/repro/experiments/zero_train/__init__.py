@@ -35,7 +35,7 @@ class ZeroTrain(OnRanks):
     block: int = Field(256, ge=0, description="values per quantisation scale; 0: one scale per message")
     # 3.8 M parameters in 2 blocks and 32 tokens: 8 ranks on 2 cores move megabytes and compute little, so that the
     # network decides. With 4 blocks of the same parameters in all, the calls of FSDP take half as long again.
-    layers: int = Field(2, ge=1)
+    layers: int = Field(2, ge=1, le=1000)
     hidden: int = Field(384, ge=1)
     heads: int = Field(4, ge=1)
     seq_len: int = Field(32, ge=1)
