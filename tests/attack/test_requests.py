@@ -607,7 +607,7 @@ def _ranks(rank: int, size: int) -> object:
             return str(error)
     with Leader(model) as leader:
         engine = Engine(leader, Scheduler(3), CAPACITY, layout=LAYOUTS["paged"])
-        requests = [good(1), Request(0, (4, POISON, 5), 9), *(good(n, 20, 4) for n in range(2, 7))]
+        requests = [good(1), Request(0, (POISON,) * 40, 9), *(good(n, 20, 4) for n in range(2, 7))]
         report = engine.serve(requests)
         told = [{g.request.id: (g.finish_reason, g.tokens) for g in report.generations}]
         engine.submit(good(8))
