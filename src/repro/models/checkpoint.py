@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from repro.models.config import listed
-from repro.models.gguf_file import GGUFFile
 from repro.models.llama import LlamaConfig
 from repro.models.reading import finite, naming, wording
 
@@ -21,6 +20,8 @@ try:
     import gguf
     from jinja2 import sandbox
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    from repro.models.gguf_file import GGUFFile
 except ImportError as error:
     raise ImportError(f"{__name__} needs {error.name}: pip install 'repro-papers[flover]'", name=error.name) from error
 
