@@ -864,7 +864,8 @@ def test_files_of_a_box_whatever_the_umask(boxes, monkeypatch, tmp_path, umask):
 
 # --- kills ---------------------------------------------------------------------------------------------------------
 
-KILLS = int(os.environ.get("REPRO_KILLS", 50))  # of each kind in `make test-all`; `make test` tries some kinds once
+# Of each kind in `make test-all`, and a fifth as many of a real Snakemake, which take ten times as long. `make test` tries some kinds once.
+KILLS = int(os.environ.get("REPRO_KILLS", 5))
 RESULTS = "results/kills"
 SHAPE = frontier(1, packages=1, gcds=2)
 
@@ -1073,7 +1074,7 @@ def test_snakemake_is_killed_at_random_moments(project, how):
     start = time.monotonic()
     assert of_snakemake(project).wait(300) == 0
     length = time.monotonic() - start
-    for _ in range(KILLS):
+    for _ in range(max(1, KILLS // 5)):
         for record in wanted:
             record.unlink()
         snakemake = of_snakemake(project)
