@@ -237,7 +237,7 @@ def test_gpus_of_the_same_draws_differ_in_number_only():
         (lambda: _iteration(LLAMA_65B, serving.machine_of(1), 1, 7), "allowed: 8e.10"),
         (lambda: serving.PredictedTimes(SMALL, _machine(), 1), "draw is 1, allowed: 0 to 0"),
         (lambda: serving.total_seconds(SMALL, _machine(), FLOVER, 0), "no request to serve"),
-        (lambda: replace(SMALL, config=replace(SIZES, layers=0)), "at least 1"),
+        (lambda: replace(SMALL, config=replace(SIZES, layers=0)), "layers is 0, allowed: a whole number from 1"),
         (lambda: replace(SMALL, kernels=0), "at least 1"),
         (
             lambda: serving.PredictedTimes(SMALL, _machine(launch_s=np.ones(2), hbm_bytes_per_s=np.ones(3))),
