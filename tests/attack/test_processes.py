@@ -50,7 +50,8 @@ NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", joine
 def environment(monkeypatch, *given):
     """Nothing of a job but `given`; None takes a variable away."""
     for name in (*NAMES, seats.IN_PACKAGE, *(name for name in os.environ if name.startswith("SLURM_"))):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that it is put back, also where our code sets it
+        monkeypatch.delenv(name)
     for values in given:
         for name, value in values.items():
             monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
