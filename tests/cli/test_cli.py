@@ -55,7 +55,7 @@ def test_plan_for_people_names_the_totals():
     assert "repeat" in call("plan", "--tier", "smoke", "--points")
 
 
-@pytest.mark.parametrize("tier", ["full", "cluster"])
+@pytest.mark.parametrize("tier", ["full", pytest.param("cluster", marks=pytest.mark.exhaustive)])
 def test_points_of_a_plan_have_labels_that_tell_them_apart(tier):
     jobs = plan.make(tier).jobs
     for name in {job.experiment for job in jobs}:

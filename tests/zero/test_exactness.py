@@ -87,7 +87,7 @@ def _freeze(model: torch.nn.Module) -> None:
     model.blocks[0].up.requires_grad_(False)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_other_corner_of_the_space_with_accumulation_tied_and_frozen_parameters():
     reference, found = compare(Setting(steps=5, tied=True, change=_freeze, micro_batches=(2,)), OTHERS)
     for plan, run in zip(OTHERS, found, strict=True):
