@@ -34,12 +34,20 @@ class Forks:
         self.entry = Entry(job_id=f"process-{os.getpid()}", allocation=allocation.name)
         # After a fork, macOS kills processes that use its frameworks.
         self.context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+        self.interrupted = False
 
     def __enter__(self) -> "Forks":
+        self.before = signal.signal(signal.SIGINT, self._interrupt)
         return self
 
     def __exit__(self, *error: object) -> None:
+        signal.signal(signal.SIGINT, self.before)
         journal.remove(self.results, self.entry.job_id)
+
+    def _interrupt(self, *signal: object) -> None:
+        """Ctrl-C. Python drops an exception that is raised while it forks, so it is also remembered."""
+        self.interrupted = True
+        raise KeyboardInterrupt
 
     def has_time(self, minutes: float) -> bool:
         return True
@@ -63,6 +71,8 @@ class Forks:
                 process.kill()
                 process.join()
         found = journal.finished(running)
+        if self.interrupted:
+            raise KeyboardInterrupt
         if found is None:
             cause, detail = causes.of_process(process.exitcode or 0, paths.root() / running.log)
             journal.failed(running, cause, detail, {})
