@@ -20,18 +20,20 @@ from repro.topology import Level, Topology
 
 @dataclass(frozen=True)
 class Interval:
-    """From `low` to `high`, most likely `likely`. ValueError unless 0 < low <= likely <= high."""
+    """From `low` to `high`, most likely `likely`. ValueError unless 0 <= low <= likely <= high, and 0 < high."""
 
     low: float
     likely: float
     high: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.low <= self.likely <= self.high:
-            raise ValueError(f"an interval needs 0 < low <= likely <= high, found {self}")
+        if not 0 <= self.low <= self.likely <= self.high or not self.high:
+            raise ValueError(f"an interval needs 0 <= low <= likely <= high and 0 < high, found {self}")
 
     def draw(self, rng: np.random.Generator, draws: int) -> Value:
-        """[draws] values, log-triangular. ValueError where low equals high."""
+        """[draws] values, log-triangular, or triangular from 0 on. ValueError where low equals high."""
+        if not self.low:
+            return rng.triangular(0.0, self.likely, self.high, draws)
         return np.exp(rng.triangular(math.log(self.low), math.log(self.likely), math.log(self.high), draws))
 
 
@@ -78,7 +80,7 @@ class Hardware:
     launch_s: Interval
     overlap: Interval
     channels: int = 0
-    values: Mapping[str, float] = field(default_factory=dict)
+    values: Mapping[str, Value] = field(default_factory=dict)
 
     def intervals(self) -> dict[str, Interval]:
         """The uncertain parameters by name."""
@@ -87,8 +89,8 @@ class Hardware:
             found |= {f"{tier.name} achieved": tier.achieved, f"{tier.name} latency_s": tier.latency_s}
         return found
 
-    def at(self, **values: float) -> "Hardware":
-        """The same machine with some parameters of `intervals` fixed. ValueError for a name that is not one of them."""
+    def at(self, **values: Value) -> "Hardware":
+        """The same machine with some parameters of `intervals` fixed, or [draws] of them given. ValueError for a name that is not one of them."""
         if unknown := values.keys() - self.intervals().keys():
             raise ValueError(f"{self.name}: unknown {min(unknown)!r}, known: {', '.join(self.intervals())}")
         return replace(self, values={**self.values, **values})
@@ -161,8 +163,9 @@ def _intervals(table: dict[str, Any]) -> dict[str, Any]:
 def _catalogue() -> dict[str, Hardware]:
     tables = tomllib.loads(Path(__file__).with_name("machines.toml").read_text())
     found = {}
+    of_all = tables.pop("all")
     for name, table in tables.items():
-        whole = tables.get(table.pop("like", ""), {}) | table
+        whole = of_all | tables.get(table.pop("like", ""), {}) | table
         tiers = tuple(Tier(**_intervals(tier)) for tier in whole.pop("tiers"))
         found[name] = Hardware(name, tiers, **_intervals(whole))
     return found
