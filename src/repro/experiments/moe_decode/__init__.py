@@ -77,8 +77,8 @@ class MoEDecodeMetrics(
 
     iteration_seconds: Seconds
     routing_seconds: Seconds
-    all_to_all_share: Number
-    all_to_all_share_waiting: Number
+    all_to_all_share: Number | None = None  # older records lack it
+    all_to_all_share_waiting: Number | None = None
     tokens_per_s: TokensPerSecond
     cache_bytes_per_rank: Bytes
     tokens_equal: Number
