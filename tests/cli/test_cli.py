@@ -1,5 +1,6 @@
 """The command line as a user meets it."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from repro import paths
 from repro.claims import registry
 from repro.claims.claim import KIND
 from repro.cli import app, console, planned
+from repro.experiments import stored
 from repro.plan import jobs as plan
 from repro.records import record
 
@@ -107,7 +109,9 @@ def test_claims_fit_a_small_terminal(monkeypatch):
     assert len(lines) < 60 and max(map(len, lines)) <= 80
 
 
-def test_claims_can_be_chosen():
+def test_claims_can_be_chosen(monkeypatch):
+    monkeypatch.setattr(stored, "collect", functools.cache(stored.collect))  # one reading for all calls
+
     def ids(*words):
         return {row["id"] for row in json.loads(call("claims", *words, "--results", str(SHIPPED), "--json"))}
 
