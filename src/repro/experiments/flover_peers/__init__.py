@@ -6,8 +6,8 @@ from typing import Literal
 from pydantic import Field
 
 from repro.experiments.base import Bytes, Experiment, Number, Point, Ratio, Seconds, TokensPerSecond, metrics, prefixed
-from repro.experiments.common.serving import PAPER_SHORTEST
 from repro.experiments.flover_serving import ServingPoint
+from repro.flover import paper
 
 EngineName = Literal[
     *("fused", "serial"),
@@ -24,14 +24,14 @@ class PeersPoint(Point):
     requests: int = Field(32, ge=1, le=64, description="all may run at once; llama.cpp takes up to 64")
     workload: Literal["fixed", "uniform"] = "fixed"
     length_scale: float = Field(0.125, gt=0, description="factor on answer lengths")
-    longest: int = Field(512, ge=PAPER_SHORTEST, description="uniform: longest answer, before scaling")
+    longest: int = Field(paper.TOKENS, ge=paper.SHORTEST, description="uniform: longest answer, before scaling")
     interval_t1: float = Field(0.0, ge=0, description="between arrivals, in times of a lone request; 0: all at once")
     model: Literal["smollm2-135m", "random-40m", "random-1b"] = "smollm2-135m"
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
 
     def contradictions(self) -> Iterator[str]:
-        if self.workload == "fixed" and self.longest != 512:
-            yield f"longest is {self.longest} in the workload fixed, whose answers are equal: allowed 512"
+        if self.workload == "fixed" and self.longest != paper.TOKENS:
+            yield f"longest is {self.longest} in the workload fixed, whose answers are equal: allowed {paper.TOKENS}"
 
     @property
     def served(self) -> ServingPoint:

@@ -7,7 +7,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from scipy.stats import gmean
 
-from repro.report.figures import base, marks
+from repro.flover import paper
+from repro.report.figures import marks
 from repro.report.figures.base import MARKERS, PALETTE, Data, Drawing
 
 SETTING = ["model", "dtype", "workload", "longest", "length_scale", "requests"]
@@ -28,16 +29,15 @@ _PAPER_INTERVALS = {0: "all at once", 100: "every 100 ms", 500: "every 500 ms"}
 
 def published() -> tuple[dict[str, dict[str, float]], float]:
     """The paper's TensorRT-LLM ÷ Flover at 32 requests: total times by answers (`fixed`, `uniform`) and arrivals; memory."""
-    found = {(p.label, p.x): p.value for p in base.paper("FL-TRT")}
+
+    def ratios(which: str) -> dict[float | None, float]:
+        theirs, ours = (paper.printed("FL-TRT", f"{server}, {which}") for server in ("TensorRT-LLM", "Flover"))
+        return {x: value / ours[x] for x, value in theirs.items()}
+
     lengths = {"fixed": "32 requests, length 512", "uniform": "32 requests, random length"}
-    times = {
-        workload: {
-            words: found[f"TensorRT-LLM, {lengths[workload]}", ms] / found[f"Flover, {lengths[workload]}", ms]
-            for ms, words in _PAPER_INTERVALS.items()
-        }
-        for workload in lengths
-    }
-    return times, found["TensorRT-LLM, 32 requests", None] / found["Flover, 32 requests", None]
+    times = {workload: ratios(which) for workload, which in lengths.items()}
+    words = {each: {_PAPER_INTERVALS[ms]: ratio for ms, ratio in found.items()} for each, found in times.items()}
+    return words, ratios("32 requests")[None]
 
 
 def of_one_setting(runs: pd.DataFrame) -> pd.DataFrame:
