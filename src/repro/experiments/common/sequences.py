@@ -38,6 +38,17 @@ def half_width(left_out: np.ndarray, weights: np.ndarray, strata: np.ndarray, le
     return float(stdtrit(freedom, (1 + level) / 2) * np.sqrt(variances.sum()))
 
 
+def unbiased(
+    value: float, left_out: np.ndarray, weights: np.ndarray, strata: np.ndarray, level: float = LEVEL
+) -> tuple[float, float, float]:
+    """A statistic that is biased on few tokens, such as mutual information, without that bias (the jackknife's
+    estimate of it), and the ends of its interval. Arguments as of `half_width`; nan where there is a single unit."""
+    half = half_width(left_out, weights, strata, level)
+    groups = [left_out[strata == stratum] for stratum in np.unique(strata)]
+    estimate = float(value - sum((len(group) - 1) * (group.mean() - value) for group in groups))
+    return (estimate, estimate - half, estimate + half) if np.isfinite(half) else (half, half, half)
+
+
 def ratio_interval(sums: np.ndarray, strata: np.ndarray, level: float = LEVEL) -> tuple[float, float, float]:
     """A rate or a ratio of two, and the ends of its interval, which is symmetric in the logarithm.
 
