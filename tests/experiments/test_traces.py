@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from repro.experiments.common.sequences import ratio_interval
 from repro.experiments.common.trace_files import open_trace
 from repro.experiments.common.traces import DOMAINS, domains, experts
 from repro.experiments.exflow_affinity import AffinityPoint
@@ -58,13 +59,19 @@ def test_a_placement_is_counted_sequence_by_sequence():
     sums = outcome.series[["transitions", "crossings", "node_crossings"]].sum()
     assert sums.crossings / sums.transitions == pytest.approx(outcome.metrics.crossing_fraction)
     assert sums.node_crossings / sums.transitions == pytest.approx(outcome.metrics.node_crossing_fraction)
+    assert sums.transitions * 7 / 8 == pytest.approx(outcome.series.random_crossings.sum())
     assert outcome.series.sequence.is_unique and len(outcome.series) > 100
 
 
 def test_affinity_has_an_interval_over_sequences():
-    metrics = exflow_affinity.run(AffinityPoint(trace="gpt_moe_8e", domain="python", tokens=5000)).metrics
+    outcome = exflow_affinity.run(AffinityPoint(trace="gpt_moe_8e", tokens=5000))
+    metrics, units = outcome.metrics, outcome.series[outcome.series.kind == "unit"]
     low, value, high = (getattr(metrics, f"unbiased_mutual_information{end}") for end in ("_low", "", "_high"))
     assert low < value < high < metrics.mutual_information + 0.1 and value < metrics.mutual_information
+    sums = units[["information", "shuffled_information"]].to_numpy()
+    of_series = ratio_interval(sums, units.stratum.to_numpy())
+    expected = np.array([value, low, high]) / metrics.mutual_information_shuffled
+    assert len(units) == 128 and of_series == pytest.approx(expected, rel=0.03)
     assert metrics.unbiased_normalized_mutual_information < metrics.normalized_mutual_information
 
 

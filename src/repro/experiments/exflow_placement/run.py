@@ -45,10 +45,13 @@ def run(point: PlacementPoint) -> Outcome:
 
 def by_sequence(source: Source, held_out: Trace, placement: exflow.Placement) -> pd.DataFrame:
     """A row per held-out sequence: `stratum`, `unit` (see `common.sequences`), `sequence`, and sums over its tokens:
-    `transitions`, and those that cross GPUs and nodes, `crossings` and `node_crossings`."""
+    `transitions`, those that cross GPUs and nodes, `crossings` and `node_crossings`, and as many as are expected to
+    cross GPUs under a random placement, `random_crossings`: two experts of two layers share one of P GPUs with
+    probability 1/P, whatever the load."""
     tokens = source.resampled(held_out).assign(
         transitions=held_out.layers - 1,
         crossings=crossings(placement.gpu, held_out),
         node_crossings=crossings(placement.node, held_out),
     )
-    return tokens.groupby(["stratum", "unit", "sequence"], as_index=False).sum()
+    sums = tokens.groupby(["stratum", "unit", "sequence"], as_index=False).sum()
+    return sums.assign(random_crossings=sums.transitions * (1 - 1 / placement.gpus))
