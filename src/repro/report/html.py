@@ -8,10 +8,10 @@ from typing import Any
 
 import jinja2
 
-from repro import __version__, experiments, files
+from repro import __version__, files
 from repro.claims import registry as claims
 from repro.experiments import stored
-from repro.records import provenance, record
+from repro.records import record
 from repro.report import figures
 
 
@@ -29,7 +29,6 @@ def write(records: Path, pictures: Path, out: Path) -> None:
     """
     found = stored.collect(records)
     runs = list(found.records.values())
-    made = [(run.experiment, run.provenance.source_hash) for run in runs]
     registry = claims.load()
     verdicts = claims.evaluate(registry, found.records, found.problems)
     drawn = {path.relative_to(pictures).with_suffix("").as_posix(): path for path in pictures.rglob("*.png")}
@@ -47,7 +46,7 @@ def write(records: Path, pictures: Path, out: Path) -> None:
         bad=[run for run in runs if run.status != "ok"],
         experiments=Counter((run.experiment, run.evidence or run.status) for run in runs),
         machines=_machines(runs),
-        other_source=provenance.outdated(made, experiments.names()),
+        older=len(found.older),
         problems=found.problems,
         records=claims.relative(records),
         first=min((run.provenance.start for run in runs), default=None),
