@@ -160,7 +160,7 @@ def test_verdicts_beside_a_figure(tmp_path):
     assert base.verdicts("zero_bytes", tmp_path).empty
     found = base.verdicts("zero_bytes", SHIPPED).set_index("claim")
     assert list(found.index) == list(figures.entry("zero_bytes").claims)
-    assert found.verdict["ZP-1.a"] == "reproduced" and found.ours["ZP-1.a"].startswith("3 M")
+    assert found.agreement["ZP-1.a"] == "reproduced" and found.ours["ZP-1.a"].startswith("3 M")
 
 
 def test_one_figure_from_the_command_line(tmp_path):

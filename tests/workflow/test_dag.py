@@ -277,5 +277,5 @@ def test_replot_from_the_shipped_records(project):
     page = (project / "results/replot/report.html").read_text()
     assert page.count("data:image/png;base64,") == len(figures.FIGURES)
     rows = json.loads((project / "results/replot/claims.json").read_text())
-    assert {row["verdict"] for row in rows} >= {"reproduced", "not run"}
+    assert {row["agreement"] for row in rows} >= {"reproduced", "not run"}
     assert "http://" not in page.replace("http://www.w3.org", "") and "<script" not in page

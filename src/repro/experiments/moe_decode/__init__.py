@@ -9,7 +9,8 @@ from pydantic import Field
 from repro.experiments.base import Bytes, Experiment, Number, Seconds, TokensPerSecond, metrics
 from repro.experiments.common.ranks import LEVELS, OnRanks
 
-ROUTING = ("all_to_all", "all_to_all_parts", "all_gather", "all_gather_kv")
+ALL_TO_ALL = ("all_to_all", "all_to_all_parts")
+ROUTING = (*ALL_TO_ALL, "all_gather", "all_gather_kv")
 PARTS = ("attention", "gate", "expert", "head", "other", *ROUTING)
 SIZES = ("layers", "hidden", "heads", "kv_heads", "expert_hidden", "top_k")
 
@@ -68,10 +69,16 @@ class MoEDecodeMetrics(
     metrics(Bytes, *(f"bytes_{name}" for name in (*ROUTING, *LEVELS))),
 ):
     """Per decoding iteration, prompts not counted. Seconds are those of the slowest rank, or, of parts, of the average
-    rank in further iterations in which all ranks meet before each exchange. Bytes and rows are of all ranks."""
+    rank in further iterations in which all ranks meet before each exchange. Bytes and rows are of all ranks.
+
+    `all_to_all_share`: of the all-to-alls in the seconds of all ranks, 0 to 1, without waiting for ranks that come late
+    to an exchange; `all_to_all_share_waiting`: with it, as a profiler of the running decoder sees it.
+    """
 
     iteration_seconds: Seconds
     routing_seconds: Seconds
+    all_to_all_share: Number
+    all_to_all_share_waiting: Number
     tokens_per_s: TokensPerSecond
     cache_bytes_per_rank: Bytes
     tokens_equal: Number
