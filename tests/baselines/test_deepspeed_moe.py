@@ -1,5 +1,6 @@
 """DeepSpeed's expert parallelism decodes the tokens of one process, in buffers padded to the fullest expert."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -8,6 +9,7 @@ pytest.importorskip("deepspeed")
 from repro.baselines.deepspeed import prepare
 from repro.baselines.deepspeed_moe import DeepSpeedDecoder
 from repro.comm import Communicator
+from repro.exflow.recording import record_routing
 from repro.launch import launch
 from repro.models.gpt_moe import GPTMoE, GPTMoEConfig, generate
 from repro.topology import Level, Topology
@@ -43,9 +45,19 @@ def test_deepspeed_decodes_the_tokens_of_one_process(top_k):
         assert torch.equal(tokens, expected)
         assert all({"attention", "gate", "all_to_all", "expert", "head"} <= each.parts.keys() for each in iterations)
     row = 8 * 16 * 4 * (RANKS - 1)  # a token for each expert, from every rank to the three others
-    for step in range(NEW - 1):
+    for step, buffers in enumerate(buffer_lengths(build(top_k), expected)):
         nbytes = sum(sum(iterations[step].sent["all_to_all"].values()) for _, iterations in ranks)
-        assert nbytes % (2 * row) == 0 and nbytes >= 2 * 3 * row  # there and back, 3 layers
+        assert nbytes == 2 * buffers * row  # there and back
+
+
+def buffer_lengths(model, generated):
+    """Of each iteration, the layers' buffers together: as long as the fullest expert of any rank needs."""
+    with record_routing(model) as recording:
+        model(torch.cat([torch.stack(PROMPTS), generated], dim=1)[:, :-1])
+    experts = recording.trace().experts.reshape(RANKS, REQUESTS // RANKS, 6 + NEW - 1, 3, -1)
+    for position in range(6, 6 + NEW - 1):
+        visits = experts[:, :, position].transpose(0, 2, 1, 3).reshape(RANKS, 3, -1)
+        yield sum(max(np.bincount(visits[rank, layer]).max() for rank in range(RANKS)) for layer in range(3))
 
 
 @pytest.mark.parametrize(

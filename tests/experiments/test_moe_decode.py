@@ -40,6 +40,10 @@ def test_a_run_reports_tokens_times_and_bytes(values):
         sum(metrics[f"seconds_{part}"] for part in ("all_to_all", "all_to_all_parts", "all_gather", "all_gather_kv"))
     )
     series = found.series
+    for aligned, share in ((True, "all_to_all_share"), (False, "all_to_all_share_waiting")):
+        rows = series[series.aligned == aligned].drop(columns=["rank", "iteration", "aligned"]).sum()
+        spent = rows.get("all_to_all", 0) + rows.get("all_to_all_parts", 0)
+        assert metrics[share] == pytest.approx(spent / (rows.seconds - rows.get("wait", 0))) and 0 < metrics[share] < 1
     assert set(series["rank"]) == set(range(RANKS)) and set(series.aligned) == {False, True}
 
 

@@ -61,6 +61,15 @@ def test_even_load_is_predicted_against_an_even_baseline():
     assert found.speedup_balanced > found.speedup_placed
 
 
+def test_deepspeed_is_predicted_with_its_padding():
+    found = run("scaling_decode", experts=8, gpus=8, draws=20, tokens_per_gpu=512, time_limit_s=1).metrics
+    assert found.padding_deepspeed > found.padding_deepspeed_even > found.padding_deepspeed_dropping == 1
+    assert found.speedup_over_deepspeed > found.speedup_placed > found.speedup_over_deepspeed_dropping
+    assert found.speedup_over_deepspeed_even > found.speedup_balanced
+    assert found.routing_s_deepspeed > found.routing_s_two_all_to_alls > found.routing_s_deepspeed_dropping
+    assert 0 < found.all_to_all_share_placed < found.all_to_all_share_two_all_to_alls < 1
+
+
 def test_a_fused_server_is_predicted_faster_than_instances_that_share():
     outcome = run("scaling_serving", requests=8, draws=4)
     assert outcome.metrics.speedup_over_instances > 2

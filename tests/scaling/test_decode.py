@@ -91,6 +91,35 @@ def test_time_on_plain_links_is_the_volume_of_table_1(mode):
     assert vectors == pytest.approx(_table_1(mode, gpus, tokens, MODEL.layers, 0.4) - own)
 
 
+def test_full_buffers_are_as_long_as_the_fullest_expert_of_any_gpu():
+    even = np.full((1, 2), 0.5)
+    assert decode.full_buffers(np.array([[0.0, 1.0, 0.0]]), 3, 5) == 3  # all tokens in one of three buffers
+    assert decode.full_buffers(even, 1, 2, draws=4000) == pytest.approx(1.5, rel=0.02)  # 2 or 1 of 2, as often
+    assert decode.full_buffers(even, 2, 2, draws=4000) == pytest.approx(1.75, rel=0.02)  # 1 only if on both GPUs
+    both = np.concatenate([even, [[0.0, 1.0]]])
+    assert decode.full_buffers(both, 1, 2, draws=4000) == pytest.approx((1.5 + 2) / 2, rel=0.02)
+    assert decode.full_buffers(even, 4, 10**6, draws=3) == pytest.approx(1, abs=0.01)
+
+
+def test_dropping_buffers_are_an_even_share_and_at_least_four():
+    assert decode.dropping_buffers(16, 512) == 1 and decode.dropping_buffers(16, 16) == 4
+    assert decode.dropping_buffers(16, 100) == 7 * 16 / 100
+
+
+def test_padding_is_sent_and_computed_like_tokens_but_does_not_attend():
+    machine = _machine(2, 2, rates=(3.0, 1.0), hbm_bytes_per_s=math.inf, flops_per_s=10.0)
+    one, two = (
+        decode.iteration(MODEL, machine, 8, 7, "two_all_to_alls", decode.padded(machine, factor)) for factor in (1, 2)
+    )
+    assert (
+        one.all_to_all_s
+        == decode.iteration(MODEL, machine, 8, 7, "two_all_to_alls", decode.uniform(machine)).all_to_all_s
+    )
+    assert two.all_to_all_s == pytest.approx(2 * one.all_to_all_s)
+    assert two.compute_s - one.compute_s == pytest.approx(8 * 3 * 2 * (8 * 20 + 20 * 8) / 10.0)
+    assert one.all_to_all_share == one.all_to_all_s / (one.compute_s + one.all_to_all_s)
+
+
 def test_keys_and_values_add_their_width_for_every_other_gpu():
     machine, routing = _flat(4, 2.0), decode.Routing(0.4, 0.4)
     ids, sent = (

@@ -2,7 +2,7 @@
 
 Modes:
 
-    two_all_to_alls    DeepSpeed-MoE: in every layer tokens travel to their experts and back; experts in rank order
+    two_all_to_alls    as DeepSpeed-MoE: in every layer tokens travel to their experts and back; experts in rank order
     coherent           tokens stay where their expert is: one all-to-all a layer, and an all-gather of the new tokens
                        per iteration
     placed             coherent, with experts placed by affinity: another `Routing`, the same formula
@@ -14,11 +14,17 @@ Parts of an iteration:
                        time, so the slower of the two counts
     all-gather         a ring, as NCCL's
 
-Nothing overlaps, because a layer needs its tokens before it can begin. Nothing is padded, unlike in DeepSpeed.
+Nothing overlaps, because a layer needs its tokens before it can begin. Nothing is padded.
+
+DeepSpeed-MoE itself is two_all_to_alls with the `Routing` that `padded` gives. It gives every expert a buffer of one
+length, in which empty places travel and are computed like tokens. What that length is, its options say: that of the
+fullest expert of any GPU, so that no token is dropped (`full_buffers`), or, by default, an even share, beyond which
+tokens are dropped (`dropping_buffers`). Its agreement on the longest buffer, an all-reduce of a number per layer, is not
+counted.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -74,6 +80,27 @@ def uniform(machine: Machine) -> Routing:
     return Routing(1 - 1 / gpus, 1 - _gpus_per_node(machine) / gpus)
 
 
+def padded(machine: Machine, padding: float) -> Routing:
+    """The routing of two_all_to_alls with buffers of one length, `padding` times a GPU's tokens together (at least 1):
+    every GPU sends as much to every other, and computes as much. Of GPUs: in an emulated network the processors would
+    carry the padding too."""
+    return replace(uniform(machine), max_load=padding)
+
+
+def full_buffers(popularity: np.ndarray, gpus: int, tokens_per_gpu: int, draws: int = 100, seed: int = 0) -> float:
+    """`padding` where no token is dropped: expected length of the fullest expert's buffer of any GPU, over the even
+    share. Mean over layers; tokens are drawn one by one from `popularity`, float [layers, experts], each row sums to 1.
+    """
+    rng, experts = np.random.default_rng(seed), popularity.shape[1]
+    fullest = [rng.multinomial(tokens_per_gpu, layer, (draws, gpus)).max(axis=(1, 2)).mean() for layer in popularity]
+    return float(np.mean(fullest)) * experts / tokens_per_gpu
+
+
+def dropping_buffers(experts: int, tokens_per_gpu: int) -> float:
+    """`padding` with DeepSpeed's defaults (capacity factor 1, min_capacity 4), top-1: an even share, at least 4."""
+    return max(math.ceil(tokens_per_gpu / experts), 4) * experts / tokens_per_gpu
+
+
 @dataclass(frozen=True, eq=False)
 class Iteration:
     """A predicted iteration; seconds are numbers or [draws].
@@ -95,6 +122,11 @@ class Iteration:
     @property
     def tokens_per_s(self) -> Value:
         return self.tokens / self.seconds
+
+    @property
+    def all_to_all_share(self) -> Value:
+        """0 to 1."""
+        return self.all_to_all_s / self.seconds
 
 
 def iteration(

@@ -53,6 +53,11 @@ class Tier:
     bytes_per_s   of one link in one direction, nominal
     achieved      share of it that is achieved
     latency_s     of a message
+
+    Where the level's switches add up and multicast (NVLS, SHARP; 0: they cannot):
+
+    in_network_share       of the achieved rate that such a collective reaches
+    in_network_latency_s   of it
     """
 
     name: str
@@ -61,6 +66,8 @@ class Tier:
     bytes_per_s: float
     achieved: Interval
     latency_s: Interval
+    in_network_share: float = 0.0
+    in_network_latency_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -122,7 +129,9 @@ class Hardware:
         links = []
         for tier in self.tiers:
             rate = tier.bytes_per_s * values[f"{tier.name} achieved"]
-            links.append(Links(tier.links, (Protocol(values[f"{tier.name} latency_s"], rate),)))
+            share = tier.in_network_share
+            switch = Protocol(tier.in_network_latency_s, share * rate) if share else None
+            links.append(Links(tier.links, (Protocol(values[f"{tier.name} latency_s"], rate),), switch))
         return Machine(
             network=Network(self.topology(nodes), tuple(links), overhead_s=values["launch_s"]),
             flops_per_s=self.peak_flops * values["gemm"],

@@ -9,7 +9,8 @@ from pydantic import Field
 from repro.experiments.base import Bytes, Experiment, Number, Seconds, TokensPerSecond, metrics
 from repro.experiments.common.ranks import LEVELS, OnRanks
 
-ROUTING = ("all_to_all", "all_to_all_parts", "all_gather", "all_gather_kv")
+ALL_TO_ALL = ("all_to_all", "all_to_all_parts")
+ROUTING = (*ALL_TO_ALL, "all_gather", "all_gather_kv")
 PARTS = ("attention", "gate", "expert", "head", "other", *ROUTING)
 SIZES = ("layers", "hidden", "heads", "kv_heads", "expert_hidden", "top_k")
 
@@ -68,7 +69,11 @@ class MoEDecodeMetrics(
     metrics(Bytes, *(f"bytes_{name}" for name in (*ROUTING, *LEVELS))),
 ):
     """Per decoding iteration, prompts not counted. Seconds are those of the slowest rank, or, of parts, of the average
-    rank in further iterations in which all ranks meet before each exchange. Bytes and rows are of all ranks."""
+    rank in further iterations in which all ranks meet before each exchange. Bytes and rows are of all ranks.
+
+    `all_to_all_share`: of the all-to-alls in the seconds of all ranks, 0 to 1, without waiting for ranks that come late
+    to an exchange; `all_to_all_share_waiting`: with it, as a profiler of the running decoder sees it.
+    """
 
     iteration_seconds: Seconds
     routing_seconds: Seconds
@@ -78,6 +83,8 @@ class MoEDecodeMetrics(
     bytes: Bytes
     leaving_fraction: Number | None = None
     leaving_node_fraction: Number | None = None
+    all_to_all_share: Number | None = None  # None: of a record from before it was taken
+    all_to_all_share_waiting: Number | None = None
 
 
 EXPERIMENT = Experiment(MoEDecodePoint, MoEDecodeMetrics, conditions=("fabric", "requests_checked"), timeout_s=1800)

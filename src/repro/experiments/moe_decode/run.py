@@ -22,7 +22,15 @@ from repro.experiments.common.launched import gpu_of_job, ranks_of
 from repro.experiments.common.ranks import LEVELS
 from repro.experiments.common.texts import FILES, read, slices
 from repro.experiments.common.traces import ROUNDS
-from repro.experiments.moe_decode import EXPERIMENT, PARTS, ROUTING, SIZES, MoEDecodeMetrics, MoEDecodePoint
+from repro.experiments.moe_decode import (
+    ALL_TO_ALL,
+    EXPERIMENT,
+    PARTS,
+    ROUTING,
+    SIZES,
+    MoEDecodeMetrics,
+    MoEDecodePoint,
+)
 from repro.launch.joined import place_in_job
 from repro.models import gpt_moe_checkpoint
 from repro.models.gpt_moe import GPTMoE, GPTMoEConfig, generate
@@ -158,8 +166,16 @@ def _metrics(point: MoEDecodePoint, reports: list[Report], equal: float) -> MoED
         cache_bytes_per_rank=max(report.cache_bytes for report in reports),
         tokens_equal=equal,
         routing_seconds=sum(parts[part] for part in ROUTING),
+        all_to_all_share=_all_to_all_share([one for report in reports for one in report.aligned]),
+        all_to_all_share_waiting=_all_to_all_share(every),
         bytes=sum(sent[level] for level in LEVELS),
         **{f"seconds_{part}": value for part, value in parts.items()},
         **{f"bytes_{name}": value for name, value in sent.items()},
         **left,
     )
+
+
+def _all_to_all_share(iterations: list[Iteration]) -> float:
+    """Of the seconds of these iterations, those in all-to-alls. Aligned ones know which seconds are waiting: without."""
+    spent = sum(one.parts[part] for one in iterations for part in ALL_TO_ALL)
+    return spent / sum(one.seconds - one.parts["wait"] for one in iterations)

@@ -9,6 +9,9 @@ from repro.experiments.base import Experiment, Number, Point, Ratio, Seconds, To
 
 PER_NODE = 4  # GPUs of a Wilkes3 node
 MODES = ("two_all_to_alls", "coherent", "placed", "kv_sent", "balanced")
+# DeepSpeed-MoE with buffers for the fullest expert, on the trace's load and on an even one; and with its default options,
+# which drop tokens: each with the mode that it is compared with.
+BASELINES = {"deepspeed": "placed", "deepspeed_even": "balanced", "deepspeed_dropping": "placed"}
 PLACEMENTS = ("contiguous", "affinity")
 
 
@@ -33,14 +36,19 @@ class ScalingDecode(Point):
 
 
 class ScalingDecodeMetrics(
-    bands(TokensPerSecond, *(f"tokens_per_s_{mode}" for mode in MODES)),
-    bands(Seconds, *(f"routing_s_{mode}" for mode in MODES)),
-    bands(Ratio, *(f"speedup_{mode}" for mode in MODES[1:])),
+    bands(TokensPerSecond, *(f"tokens_per_s_{mode}" for mode in (*MODES, *BASELINES))),
+    bands(Seconds, *(f"routing_s_{mode}" for mode in (*MODES, *BASELINES))),
+    bands(Number, *(f"all_to_all_share_{mode}" for mode in (*MODES, *BASELINES))),
+    bands(Ratio, *(f"speedup_{mode}" for mode in MODES[1:]), *(f"speedup_over_{base}" for base in BASELINES)),
     bands(Number, *(f"routing_reduction_{mode}" for mode in MODES[1:])),
+    bands(Number, *(f"routing_reduction_over_{base}" for base in BASELINES)),
+    metrics(Ratio, *(f"padding_{base}" for base in BASELINES)),
     metrics(Number, *(f"{what}_{method}" for what in ("crossing", "node_crossing") for method in PLACEMENTS)),
     metrics(Ratio, *(f"max_load_{method}" for method in PLACEMENTS)),
 ):
-    """Of every mode, the paper's two ratios against two all-to-alls, and what a placement does to held-out tokens."""
+    """The paper's two ratios, of every mode against two all-to-alls in which nothing is padded (of `balanced`: of even
+    load too), and `over` DeepSpeed-MoE; the all-to-alls' share of an iteration; what a placement does to held-out
+    tokens. `padding`: places in a GPU's buffers over its tokens. Dropped tokens count as decoded."""
 
 
 EXPERIMENT = Experiment(ScalingDecode, ScalingDecodeMetrics, timed=False)

@@ -2,41 +2,37 @@
 
 from dataclasses import replace
 
+import numpy as np
+
 from repro import exflow, scaling
+from repro.exflow.trace import Trace
 from repro.experiments.base import Outcome
 from repro.experiments.common.trace_files import open_trace
 from repro.experiments.common.traces import ROUNDS
-from repro.experiments.scaling_decode import MODES, PER_NODE, PLACEMENTS, ScalingDecode, ScalingDecodeMetrics
+from repro.experiments.scaling_decode import BASELINES, MODES, PER_NODE, PLACEMENTS, ScalingDecode, ScalingDecodeMetrics
 from repro.scaling import decode
+from repro.scaling.machines import Machine
+from repro.scaling.network import Value
 from repro.scaling.whatif import bands
 
 
 def run(point: ScalingDecode) -> Outcome:
-    """Bands of tokens per second of every mode, and of the paper's two ratios against two all-to-alls."""
-    routings = {method: _routing(point, method) for method in PLACEMENTS}
-    contiguous, affinity = routings["contiguous"], routings["affinity"]
+    """Bands of tokens per second of every mode, and of the paper's two ratios against each baseline."""
+    train, held_out = open_trace(f"gpt_moe_{point.experts}e", point.seed).parts()
+    routings = {method: _routing(point, method, train, held_out) for method in PLACEMENTS}
     machine = scaling.hardware("wilkes3").machine(point.gpus // PER_NODE, point.draws, point.seed)
-    model = decode.paper_model(point.experts, point.hidden)
-    size = (model, machine, point.tokens_per_gpu, point.context)
-    # At home a token's expert may be anywhere; between layers it is where it was placed. Loads are as uneven.
-    from_home = replace(decode.uniform(machine), max_load=contiguous.max_load)
-    found = {
-        "two_all_to_alls": decode.iteration(*size, "two_all_to_alls", from_home),
-        "coherent": decode.iteration(*size, "coherent", contiguous),
-        "placed": decode.iteration(*size, "placed", affinity),
-        "kv_sent": decode.iteration(*size, "placed", affinity, kv_sent=True),
-        # As if every GPU had as many tokens: what the placement is worth where training evens the load.
-        "balanced": decode.iteration(*size, "placed", replace(affinity, max_load=1.0)),
-    }
-    even_base = decode.iteration(*size, "two_all_to_alls", decode.uniform(machine))
+    padding = _padding(point, held_out)
+    found = _iterations(point, machine, routings, padding)
+    even_base = _iteration(point, machine, "two_all_to_alls", decode.uniform(machine))
     values = {}
     for name, ours in found.items():
         values |= {f"tokens_per_s_{name}": ours.tokens_per_s, f"routing_s_{name}": ours.all_to_all_s}
-        base = even_base if name == "balanced" else found["two_all_to_alls"]
-        if name in MODES[1:]:
-            values[f"speedup_{name}"] = base.seconds / ours.seconds
-            values[f"routing_reduction_{name}"] = 1 - ours.all_to_all_s / base.all_to_all_s
-    counted = {}
+        values[f"all_to_all_share_{name}"] = ours.all_to_all_share
+    for name in MODES[1:]:
+        values |= _gain(name, found[name], even_base if name == "balanced" else found["two_all_to_alls"])
+    for base, name in BASELINES.items():
+        values |= _gain(f"over_{base}", found[name], found[base])
+    counted = {f"padding_{base}": factor for base, factor in padding.items()}
     for name, routing in routings.items():
         counted[f"crossing_{name}"] = routing.crossing_fraction
         counted[f"node_crossing_{name}"] = routing.node_crossing_fraction
@@ -45,10 +41,55 @@ def run(point: ScalingDecode) -> Outcome:
     return Outcome(metrics, "modelled", topology=f"Wilkes3, {point.gpus} A100 (arithmetic)")
 
 
-def _routing(point: ScalingDecode, method: str) -> decode.Routing:
+def _routing(point: ScalingDecode, method: str, train: Trace, held_out: Trace) -> decode.Routing:
     """What a placement does to the tokens of held-out text, on our trained model of as many experts."""
-    train, held_out = open_trace(f"gpt_moe_{point.experts}e", point.seed).parts()
     counts = exflow.transitions(train)
     placement = exflow.place(counts, point.gpus, PER_NODE, method, point.seed, point.time_limit_s, ROUNDS)
     cost = exflow.evaluate(placement, held_out)
     return decode.Routing(cost.crossing_fraction, cost.node_crossing_fraction, cost.max_load)
+
+
+def _padding(point: ScalingDecode, held_out: Trace) -> dict[str, float]:
+    """By baseline: places in the buffers of a GPU over its tokens."""
+    popularity = np.stack([np.bincount(layer, minlength=point.experts) for layer in held_out.top(1).experts.T])
+    size = (point.gpus, point.tokens_per_gpu)
+    return {
+        "deepspeed": decode.full_buffers(popularity / held_out.tokens, *size, seed=point.seed),
+        "deepspeed_even": decode.full_buffers(
+            np.full_like(popularity, 1 / point.experts, float), *size, seed=point.seed
+        ),
+        "deepspeed_dropping": decode.dropping_buffers(point.experts, point.tokens_per_gpu),
+    }
+
+
+def _iterations(
+    point: ScalingDecode, machine: Machine, routings: dict[str, decode.Routing], padding: dict[str, float]
+) -> dict[str, decode.Iteration]:
+    """By mode and baseline."""
+    contiguous, affinity = routings["contiguous"], routings["affinity"]
+    # At home a token's expert may be anywhere; between layers it is where it was placed. Loads are as uneven.
+    from_home = replace(decode.uniform(machine), max_load=contiguous.max_load)
+    return {
+        "two_all_to_alls": _iteration(point, machine, "two_all_to_alls", from_home),
+        "coherent": _iteration(point, machine, "coherent", contiguous),
+        "placed": _iteration(point, machine, "placed", affinity),
+        "kv_sent": _iteration(point, machine, "placed", affinity, kv_sent=True),
+        # As if every GPU had as many tokens: what the placement is worth where training evens the load.
+        "balanced": _iteration(point, machine, "placed", replace(affinity, max_load=1.0)),
+    } | {
+        base: _iteration(point, machine, "two_all_to_alls", decode.padded(machine, factor))
+        for base, factor in padding.items()
+    }
+
+
+def _iteration(
+    point: ScalingDecode, machine: Machine, mode: decode.Mode, routing: decode.Routing, *, kv_sent: bool = False
+) -> decode.Iteration:
+    model = decode.paper_model(point.experts, point.hidden)
+    return decode.iteration(model, machine, point.tokens_per_gpu, point.context, mode, routing, kv_sent=kv_sent)
+
+
+def _gain(name: str, ours: decode.Iteration, base: decode.Iteration) -> dict[str, Value]:
+    """The paper's two ratios."""
+    reduction = 1 - ours.all_to_all_s / base.all_to_all_s
+    return {f"speedup_{name}": base.seconds / ours.seconds, f"routing_reduction_{name}": reduction}
