@@ -118,7 +118,7 @@ REFUSED = [
     pytest.param("claims ZX", 2, "no claim 'ZX'", id="claims: unknown"),
     pytest.param("claims ZT-11", 2, "closest: ZT-1", id="claims: misspelt"),
     *(pytest.param(["claims", word], 2, "no claim", id=f"claims: {word[:9]!r}") for word in ("", "zt-1", "ZT-1 ", "ZT-1\n", "ZT\0", "../ZT-1", "*", LONG, "2501.0426")),
-    pytest.param("claims --verdict green", 2, "'reproduced', 'trend only'", id="claims: verdict"),
+    pytest.param("claims --agreement green", 2, "'reproduced', 'further'", id="claims: agreement"),
     pytest.param("claims --experiment zero_trian", 2, "closest: zero_train", id="claims: experiment"),
     pytest.param(["claims", "--experiment", ""], 2, "allowed: ", id="claims: empty experiment"),
     pytest.param("claims --results /nowhere", 2, "--results /nowhere: cannot be read: no such folder", id="claims: no such folder"),
@@ -223,7 +223,7 @@ JSON = ["doctor", "plan", "plan --tier smoke", FRONTIER, "plan --platform box --
 JSON += [
     "claims --results HERE/results",
     "claims ZT --results HERE/results",
-    "claims --verdict deviates --results HERE/results",
+    "claims --agreement deviates --results HERE/results",
 ]
 JSON += ["run flover_queue --set requests=2 --set seeds=2"]
 

@@ -341,7 +341,7 @@ def test_runs_that_lack_metrics_or_conditions_are_judged(runs, experiment):
         rows = {row.id: row for row in judged(rest)}
         for claim in CLAIMS:
             if claim.value and claim.value.experiment == experiment and name in claim.value.metrics:
-                assert rows[claim.id].value is None and rows[claim.id].verdict in ("not run", "skipped")
+                assert rows[claim.id].value is None and rows[claim.id].agreement in ("not run", "skipped")
     judged({path: run.model_copy(update={"conditions": {}}) for path, run in runs[experiment].items()})
 
 
@@ -412,7 +412,16 @@ def test_documents_hold_null_and_say_so(capsys, document, value):
 
 @pytest.mark.parametrize("value", ODD.values(), ids=ODD)
 def test_a_verdict_and_a_record_refuse_what_json_cannot_hold(value, make_record):
-    known = {"id": "x", "paper": "x", "claim": "x", "unit": "1", "verdict": "not run", "reason": "x", "records": []}
+    known = {
+        "id": "x",
+        "kind": "claim",
+        "primary": False,
+        "paper": "x",
+        "claim": "x",
+        "unit": "1",
+        "agreement": "not run",
+    }
+    known |= {"reason": "x", "records": []}
     for name in ("paper_value", "value", "tolerance"):
         fields = known | {"paper_value": 1.0, "tolerance": 0.1, name: value}
         refuses(lambda fields=fields: Verdict(**fields), ValidationError, "finite")

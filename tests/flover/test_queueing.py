@@ -1,4 +1,4 @@
-"""The queue model against the engine itself on a model that takes known times, and against what the paper published."""
+"""The queue model against the engine itself on a model that takes known times; the cost that the paper shows of a request."""
 
 import numpy as np
 import pytest
@@ -7,27 +7,23 @@ from hypothesis import strategies as st
 from timed_model import Clock, TimedModel
 
 from repro.baselines.batching import DynamicScheduler, StaticScheduler, serial
-from repro.experiments.flover_queue import QueuePoint
-from repro.experiments.flover_queue.run import run
-from repro.flover.arrivals import RequestShape, fixed_arrivals, poisson_arrivals
+from repro.flover import paper
+from repro.flover.arrivals import RequestShape, poisson_arrivals
 from repro.flover.engine import Engine, ServingReport
-from repro.flover.queueing import Batches, ConcurrentBatches, Fused, Instances, LinearTimes, MeasuredTimes, QueueRun
+from repro.flover.queueing import (
+    Batches,
+    ConcurrentBatches,
+    Fused,
+    Instances,
+    LinearTimes,
+    MeasuredTimes,
+    QueueRun,
+    cost,
+)
 from repro.flover.queueing.shared import evenly, share
 from repro.flover.request import Request
 from repro.flover.scheduler import Scheduler
 
-# Published, arXiv 2305.13484 v1 Fig. 8 (GPT-J, 32 requests, 512 iterations each):
-# mean interval ms: (iterations, overlap %).
-FIG8 = {20: (557, 91.3), 50: (616, 81.8), 100: (748, 67.3), 150: (888, 62.1), 200: (911, 60.3), 300: (1174, 45.2)}
-FIG8 |= {400: (1366, 36.7), 500: (1537, 31.0), 750: (2239, 23.2), 1000: (2621, 20.0), 2000: (5483, 9.3)}
-FIG8 |= {3000: (7738, 6.7), 4000: (8902, 5.7), 5000: (10694, 4.8)}
-# Published, v2 Fig. 4(a): Flover's seconds for 1, 2, 4 … 32 requests, and how far T1 + 0.5 (n - 1) is from them.
-FIG4A = {
-    "GPT-J": ((5.6, 6.1, 7.1, 9.2, 13.2, 21.2), 0.1),
-    "13B": ((9.1, 9.6, 10.6, 12.7, 16.9, 24.9), 0.4),
-    "33B": ((13.6, 14.1, 15.6, 17.7, 21.9, 30.3), 1.2),
-    "65B": ((10.8, 11.4, 12.5, 14.4, 18.7, 27.2), 1.2),
-}
 TICK = 2.0**-10  # all times of the fake model are multiples, so that sums are exact and ties are ties
 
 
@@ -207,43 +203,40 @@ def test_poisson_gaps_have_the_mean_and_start_at_zero():
     assert np.diff(arrivals).std() == pytest.approx(0.5, rel=0.03)
 
 
-@pytest.mark.parametrize("model", FIG4A)
-def test_flover_column_of_figure_4a(model):
-    published, error = FIG4A[model]
-    for count, seconds in zip((1, 2, 4, 8, 16, 32), published, strict=True):
-        shapes = [RequestShape(arrival, 1, 513) for arrival in fixed_arrivals(count, 0.5)]
-        found = Fused(admit_per_iteration=1, prefill_apart=True).run(shapes, LinearTimes(published[0] / 512))
-        formula = published[0] + 0.5 * (count - 1)
-        assert found.total_seconds == pytest.approx(formula, abs=0.03)  # one iteration: a token boundary
-        assert found.total_seconds == pytest.approx(seconds, abs=error)
+@pytest.mark.parametrize(
+    ("model", "costs"),
+    [
+        ("gpt-j-6b", (0.0056, 0.0050, 0.0052)),
+        ("llama-13b", (0.0032, 0.0037, 0.0034)),
+        ("llama-33b", (0.0079, 0.0058, 0.0046)),
+        ("llama-65b", (0.0015, 0.0044, 0.0076)),
+    ],
+)
+def test_the_cost_of_a_request_is_read_off_latencies(model, costs):
+    """At 8, 16 and 32 requests of Fig. 4(c). The model gives the printed ratio back, and more cost is more latency."""
+    found = [cost.batch_cost(model, requests) for requests in (8, 16, 32)]
+    assert found == pytest.approx(costs, abs=1e-4)
+    ratio = paper.printed("FL-F4c", paper.MODELS[model].name)[32]
+    assert cost.latency_ratio(model, 32, found[-1]) == pytest.approx(ratio, abs=1e-4)
+    assert cost.latency_ratio(model, 32, found[-1] + 0.002) > ratio + 0.005
+    with pytest.raises(ValueError, match="requests is 12, allowed: 8, 16, 32"):
+        cost.batch_cost(model, 12)
 
 
-def test_iterations_of_figure_8_are_within_one_deviation():
-    for interval_ms, (iterations, _) in FIG8.items():
-        metrics = run(QueuePoint(interval_ms=interval_ms)).metrics
-        assert abs(metrics.iterations - iterations) < metrics.iterations_sd
+def test_without_a_cost_all_are_done_with_the_last_arrival_and_one_alone():
+    for name, model in paper.MODELS.items():
+        total = cost.served(name, 32, 0.0).total_seconds
+        boundary = model.single_request_s / paper.TOKENS  # the last to come waits for one at most
+        assert total == pytest.approx(31 * paper.INTERVAL_S + model.single_request_s + boundary / 2, abs=boundary)
 
 
-def test_experiment_series_and_metrics():
-    outcome = run(QueuePoint(table="fig4a", single_request_s=9.1, batch_cost=0.0))
-    assert outcome.evidence == "modelled"
-    assert outcome.series.requests.tolist() == [1, 2, 4, 8, 16, 32]
-    assert outcome.metrics.total_seconds == outcome.series.total_seconds.iloc[-1]
-    assert outcome.metrics.speedup_vs_serial == pytest.approx(32 * 9.1 / (9.1 + 15.5), rel=0.02)
-    assert outcome.metrics.iterations_sd == 0
-    assert len(run(QueuePoint(seeds=7)).series) == 7
-
-
-def test_experiment_windows():
-    """All 32 have come by 15.5 s, so a window of 16 s is one batch: 16 s, and 9.1 s at 1 + 31 c."""
-    point = QueuePoint(table="progress", policy="dynamic", window_s=16.0, single_request_s=9.1, batch_cost=0.02)
-    metrics = run(point).metrics
-    assert metrics.total_seconds == pytest.approx(16 + 9.1 * 1.62)
-    assert metrics.first_latency_ratio == pytest.approx((16 + 9.1 * 1.62) / 9.1)
-    instances = run(QueuePoint(table="progress", policy="instances", single_request_s=9.1)).metrics
-    assert instances.total_seconds == pytest.approx(32 * 9.1)
-    with pytest.raises(ValueError, match=r"window_s is 2.0: only the policies dynamic and dynamic_concurrent have one"):
-        QueuePoint(window_s=2.0)
+def test_printed_numbers_are_found_by_their_label():
+    assert paper.printed("FL-F4a", "LLaMA-33B, Flover") == {1: 13.6, 2: 14.1, 4: 15.6, 8: 17.7, 16: 21.9, 32: 30.3}
+    assert paper.printed("FL-PROG", "fused, all done") == {None: 26.5}
+    assert paper.v1_single_request_s() == pytest.approx((5.57 + 5.54 + 5.54) / 3)
+    assert paper.v1_instance_pace_s() == pytest.approx((34.36 - 5.99) / 7)
+    with pytest.raises(ValueError, match=r"found no 'GPT-9' of FL-F4c; known: GPT-J 6B, LLaMA-13B, LLaMA-33B"):
+        paper.printed("FL-F4c", "GPT-9")
 
 
 @pytest.mark.parametrize(

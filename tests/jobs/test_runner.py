@@ -79,6 +79,19 @@ def test_interrupt_leaves_nothing(tmp_path, experiment):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_interrupt_that_an_extension_module_made_an_import_error_of_leaves_no_record(experiment, tmp_path):
+    def importing(point):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as interrupt:
+            raise ImportError("initialization failed") from interrupt
+
+    experiment(importing)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run("made_up", Point(), out=tmp_path / "x.json")
+    assert not (tmp_path / "x.json").exists()
+
+
 def test_success_carries_provenance(tmp_path, experiment):
     experiment(lambda point: Outcome(OneNumber(m=2), conditions={"fabric": "shaped"}))
     found = runner.run("flover_queue", Point(seed=3), repeat=1, attempt=2, out=tmp_path / "r.json")

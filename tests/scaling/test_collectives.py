@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -171,6 +172,62 @@ def test_links_that_queue_drain_while_the_processors_work():
     assert scaling.seconds("reduce_scatter", 4e9, queued, "ring") == pytest.approx(6 + 3)
 
 
+def _switched(sizes, sharp=False):
+    """Nodes of NVLink at 300 GB/s, whose switches add up at 250 GB/s after 25 us; eight NICs of 50 GB/s a node."""
+    node = network.Links(1, (network.Protocol(4e-6, 300e9),), network.Protocol(25e-6, 250e9))
+    switch = network.Protocol(18e-6, 40e9) if sharp else None
+    cluster = network.Links(8, (network.Protocol(10e-6, 50e9),), switch)
+    levels = tuple(map(Level, ("node", "cluster"), sizes))
+    return network.Network(Topology(levels), (node, cluster)[: len(levels)])
+
+
+def test_a_switch_that_adds_up_carries_a_tensor_once():
+    """A rank's link carries its tensor to the switch, or the result from it; an owner's shard of the result besides."""
+    net, n = _switched((8,)), 1e9
+    assert scaling.seconds("reduce_scatter", n, net, "in_network") == pytest.approx(25e-6 + n / 250e9)
+    assert scaling.seconds("all_gather", n, net, "in_network") == pytest.approx(25e-6 + n / 250e9)
+    assert scaling.seconds("all_reduce", n, net, "in_network") == pytest.approx(25e-6 + n * (1 + 1 / 8) / 250e9)
+    assert scaling.seconds("all_reduce", n, net) == scaling.seconds("all_reduce", n, net, "in_network")
+
+
+def test_in_network_reduction_is_chosen_from_a_size_on_and_only_where_switches_have_it():
+    """One long latency against several short ones."""
+    ring, switch = (
+        [scaling.seconds("all_reduce", n, _switched((4,)), name) for n in (1e3, 1e9)] for name in ("tree", "in_network")
+    )
+    assert ring[0] < switch[0] and switch[1] < ring[1]
+    without = network_of(Topology((Level("node", 8, 300e9, 4e-6),)))
+    with pytest.raises(ValueError, match="all_reduce by in_network needs switches that add up"):
+        scaling.seconds("all_reduce", 1e9, without, "in_network")
+
+
+@pytest.mark.parametrize("nodes, crossings", [(2, 1), (16, 2)])
+def test_between_nodes_a_tree_of_shards_or_a_switch_goes_on(nodes, crossings):
+    """Each GPU sends its eighth over its own NIC. A tree sends it up and to two children, or between two nodes once."""
+    n, hops = 8e9, 2 * math.log2(nodes)
+    tree = scaling.seconds("all_reduce", n, _switched((8, nodes)), "in_network")
+    inside = n * 9 / 8 / 250e9  # slower than the NICs, with which it takes turns
+    assert tree == pytest.approx(25e-6 + hops * 10e-6 + max(inside, crossings * n / 8 / 50e9))
+    sharp = scaling.seconds("all_reduce", n, _switched((8, nodes), sharp=True), "in_network")
+    assert sharp == pytest.approx(25e-6 + 18e-6 + inside)
+    assert scaling.seconds("reduce_scatter", n, _switched((8, nodes), sharp=True), "in_network") < sharp
+    with pytest.raises(ValueError, match="reduce_scatter by in_network needs switches"):
+        scaling.seconds("reduce_scatter", n, _switched((8, nodes)), "in_network")
+
+
+def test_machines_say_whether_their_switches_add_up():
+    found = {name: [bool(each.in_network) for each in hardware.machine(4).network.links]
+             for name, hardware in scaling.CATALOGUE.items()}  # fmt: skip
+    assert found["dgx-h100"] == found["gb200-nvl72"] == [True, False]
+    assert not any(any(flags) for name, flags in found.items() if name not in ("dgx-h100", "gb200-nvl72"))
+
+
+def test_a_tree_of_two_nodes_sends_half_a_tensor_each_way():
+    """Each node is the root of one tree and the leaf of the other, as in NCCL; with more nodes one has two children."""
+    loads = [algorithms.stages("all_reduce", "tree", _group((8, n), (8, 8), channels=8))[0].loads[1] for n in (2, 4)]
+    assert loads == pytest.approx([1 / 8, 2 / 8])
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from([(k, a) for k, many in algorithms.ALGORITHMS.items() for a in many]),
@@ -180,6 +237,7 @@ def test_links_that_queue_drain_while_the_processors_work():
 def test_more_bytes_never_take_less_time_and_one_rank_none(pair, sizes, nbytes):
     kind, algorithm = pair
     net = network_of(Topology(tuple(Level(f"l{i}", s, 1e9 / 4**i, 1e-6) for i, s in enumerate(sizes))))
+    net = replace(net, links=tuple(replace(links, in_network=links.protocols[0]) for links in net.links))
     less, more = (scaling.seconds(kind, n, net, algorithm) for n in (nbytes, 2 * nbytes))
     assert less <= more <= 2 * less + 1e-12
     assert (more == 0) == (math.prod(sizes) == 1)

@@ -6,6 +6,7 @@ import pytest
 
 from repro import scaling, zero
 from repro.scaling import step
+from repro.scaling.assumptions import PRIORS
 from repro.scaling.machines import Interval
 
 FRONTIER = scaling.hardware("frontier")
@@ -33,8 +34,11 @@ def test_parameters_stay_in_their_intervals():
     drawn = Interval(1.0, 3.0, 10.0).draw(rng, 4000)
     assert 1 <= drawn.min() < 1.2 and 8.5 < drawn.max() <= 10
     assert np.median(drawn) == pytest.approx(3.1, rel=0.05)
-    with pytest.raises(ValueError, match="low <= likely"):
-        Interval(2, 1, 3)
+    share = Interval(0.0, 0.2, 0.6).draw(rng, 4000)  # what may be 0 has no logarithm
+    assert 0 <= share.min() < 0.02 and 0.55 < share.max() <= 0.6 and share.mean() == pytest.approx(0.8 / 3, rel=0.03)
+    for wrong in ((2, 1, 3), (-1, 0, 1), (0, 0, 0)):
+        with pytest.raises(ValueError, match="low <= likely"):
+            Interval(*wrong)
 
 
 def test_a_fixed_parameter_does_not_move_the_others():
@@ -56,12 +60,18 @@ def test_a_gpt_has_about_the_parameters_asked_for(parameters):
 
 def test_sensitivity_ranks_the_parameters_by_what_they_change():
     config = scaling.gpt(10e9)
-    table = scaling.sensitivity(FRONTIER, lambda m: float(scaling.predict("zero3", config, m, 8, draws=0).seconds))
-    assert set(table.parameter) == set(FRONTIER.intervals())
+
+    def seconds(machine, assumed):
+        return float(scaling.predict("zero3", config, machine, 8, micro_batch=8, draws=0, assumed=assumed).seconds)
+
+    table = scaling.sensitivity(FRONTIER, seconds)
+    assert set(table.parameter) == {*FRONTIER.intervals(), *PRIORS}
     assert list(table.swing) == sorted(table.swing, reverse=True)
     gemm = table[table.parameter == "gemm"].iloc[0]
     assert gemm.at_high < gemm.likely < gemm.at_low, "faster products, shorter steps"
     assert table.parameter[0] == "gemm", "a step that is mostly compute depends on it most"
+    swings = table.set_index("parameter").swing
+    assert swings["all_to_all"] == swings["quantize_slowdown"] == swings["secondary"] == 0, "ZeRO-3 has none of them"
 
 
 def test_of_plans_as_fast_the_smallest_that_fits_is_best():
@@ -82,8 +92,8 @@ NAMED = ("ddp", "zero3", "hpz", "zeropp", "mics", "hierarchical", "hierarchical_
 
 
 def both_searches(config, accumulation):
-    """All plans by messages one after the other, and by messages behind compute, on 48 nodes."""
-    machine = FRONTIER.machine(48)
+    """All plans by messages one after the other, and by messages behind as much compute as hides any, on 48 nodes."""
+    machine = FRONTIER.at(overlap=0.7).machine(48)
     options = {"gradient_bytes": 2, "activations": step.activations(config), "micro_batches": accumulation}
     alone = zero.search(step.layout_of(config), machine.topology, machine.memory_bytes, **options)
     return alone, scaling.search(config, machine, accumulation=accumulation)
@@ -125,15 +135,15 @@ def test_the_best_of_a_sweep_is_the_best_of_a_search_among_the_same_plans():
 
 
 def test_plans_cross_where_the_network_is_slow_enough():
-    config = scaling.gpt(20e9)
+    config, hides = scaling.gpt(20e9), FRONTIER.at(overlap=0.7)  # where little hides they do not cross
     at = scaling.crossover(
-        *("hierarchical", "zeropp", config, lambda factor: scaling.with_network(FRONTIER, factor), 2**-8, 2**4, 48),
+        *("hierarchical", "zeropp", config, lambda factor: scaling.with_network(hides, factor), 2**-8, 2**4, 48),
         accumulation=8,
     )
     assert at is not None
 
     def faster(factor):
-        machine = scaling.with_network(FRONTIER, factor)
+        machine = scaling.with_network(hides, factor)
         a, b = (
             scaling.predict(n, config, machine, 48, accumulation=8, draws=0).seconds for n in ("hierarchical", "zeropp")
         )

@@ -23,8 +23,8 @@ def keep_plan():
     return found.stdout.strip()
 
 
-if unknown := set(config) - {"tier", "platform"}:
-    raise WorkflowError(f"--config: unknown {', '.join(sorted(unknown))}; allowed: tier, platform")
+if unknown := set(config) - {"tier", "platform", "occasion"}:
+    raise WorkflowError(f"--config: unknown {', '.join(sorted(unknown))}; allowed: tier, platform, occasion")
 
 # The plan decides what runs. A job on another node reads the workflow again and must find the plan that it was
 # submitted with, whatever other calls of Snakemake have made of it since: so each call has a file of its own, and jobs

@@ -10,6 +10,17 @@ from repro.claims.verdict import Rule
 from repro.records.record import Evidence, Record, Strict
 
 Tag = Literal["R", "R2", "CODE", "IMG", "IMG~", "D", "INF"]
+Kind = Literal["claim", "self-check", "critique", "validation"]
+
+# What the words mean, for whoever shows them.
+KIND: dict[Kind, str] = {
+    "claim": "a statement of the paper, judged by our runs; only these are counted in a tally",
+    "self-check": "our code against its own formula, or arithmetic on the paper's numbers: it should hold, and says"
+    " nothing about the paper",
+    "critique": "what we find missing in a paper, such as messages that its method needs and its count leaves out",
+    "validation": "a model of ours against measurements of others",
+}
+PRIMARY = 4  # claims of a paper that are its primary ones, at most
 
 
 class Published(Strict):
@@ -30,24 +41,27 @@ class Published(Strict):
 
 
 class Scope(Strict):
-    """Evidence that can reproduce a claim: its kinds, and filters that every run must pass.
-
-    All other evidence can show the trend only, for the reason in `outside`.
-    """
+    """The paper's setting: kinds of evidence, and filters that every run must pass. `outside`: how other runs differ."""
 
     evidence: list[Evidence] = Field(default_factory=list)
     where: Filters = Field(default_factory=dict)
     outside: Annotated[str, StringConstraints(min_length=1)]
 
     def covers(self, run: Record) -> bool:
-        """Whether a run is of a kind and size that can reproduce the claim."""
+        """Whether a run is in the paper's setting."""
         return run.evidence in self.evidence and matches(run, self.where)
 
 
 class Claim(Rule):
-    """One claim of a paper. A row of the source list that states several numbers is split into `ID.a`, `ID.b`, …"""
+    """One claim of a paper. A row of the source list that states several numbers is split into `ID.a`, `ID.b`, …
+
+    `primary` claims were named before the runs that judge them: at most `PRIMARY` of a paper. All others are
+    exploratory.
+    """
 
     id: str
+    kind: Kind = "claim"
+    primary: bool = False
     title: Annotated[str, StringConstraints(min_length=1, max_length=36)]  # for the axis of a figure
     paper: Annotated[str, StringConstraints(pattern=r"^\d{4}\.\d{5}$")]
     version: str
@@ -69,11 +83,15 @@ class Claim(Rule):
                 raise ValueError("a claim without value says in `needs` what would read it")
             return self
         if self.scope is None:
-            raise ValueError("scope is missing: which evidence can reproduce the claim, and why other evidence cannot")
+            raise ValueError("scope is missing: which runs are in the paper's setting, and how others differ from it")
         if (self.paper_value is None) != (self.comparison in ("ordering", "trend")):
             raise ValueError("paper_value is a number for relative and absolute, null for ordering and trend")
         if self.comparison == "relative" and self.paper_value == 0:
             raise ValueError("relative to a paper_value of 0: use absolute")
+        if self.no_effect is not None and self.no_effect == self.paper_value:
+            raise ValueError("no_effect is the paper_value: leave it out")
+        if self.primary and self.kind != "claim":
+            raise ValueError(f"primary: found a {self.kind}; allowed: claims")
         return self
 
     @property

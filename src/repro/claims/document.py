@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError
 
 from repro import paths
-from repro.claims.claim import Claim, Published, Scope
+from repro.claims.claim import PRIMARY, Claim, Published, Scope
 from repro.plan import config
 from repro.records.record import Strict
 
@@ -74,6 +74,11 @@ def read(path: Path) -> list[Claim]:
         if others:
             where = document.papers[prefix].published
             raise config.ConfigError(f"{where}: claim: found {', '.join(others)}; allowed: ids of {path}")
+    for prefix, paper in document.papers.items():
+        first = [claim.id for claim in claims.values() if claim.primary and claim.paper == paper.id]
+        if len(first) > PRIMARY:
+            found = ", ".join(first)
+            raise config.ConfigError(f"{path}: papers.{prefix}: primary claims: found {found}; allowed: {PRIMARY}")
     rows = list(dict.fromkeys(claim.base for claim in claims.values()))
     return sorted(claims.values(), key=lambda claim: (rows.index(claim.base), claim.id))
 

@@ -4,6 +4,7 @@
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -13,30 +14,41 @@ from pydantic import BaseModel
 from repro import experiments, paths
 from repro.claims import document
 from repro.claims import reading as selection
-from repro.claims.claim import Claim, Published
-from repro.claims.reading import Nothing, Reading
-from repro.claims.verdict import Outcome, judge
+from repro.claims.claim import Claim, Kind, Published
+from repro.claims.reading import Nothing, Reading, Sample
+from repro.claims.verdict import Agreement, Scope, judge
 from repro.plan import config
-from repro.records.interval import interval
 from repro.records.record import Evidence, Record
 
-Kind = Outcome | Literal["skipped", "not run"]
-KINDS: tuple[Kind, ...] = (*get_args(Outcome), "skipped", "not run")
+Word = Agreement | Literal["skipped", "not run"]
+WORDS: tuple[Word, ...] = (*get_args(Agreement), "skipped", "not run")
+_OF_A_CLOCK = ("s", "tokens/s")  # units
 
 
 class Verdict(BaseModel, allow_inf_nan=False):
-    """A row of the verdict table."""
+    """A row of the verdict table.
+
+    values, occasions   of each run or pair of runs that counts, and the number of its occasion; `value` is their middle
+    interval            where the value lies, at 95 % (a model: its band); None where there are too few runs
+    agreement, scope    the verdict: how our value agrees with the paper's, and in which setting it was found
+    """
 
     id: str
+    kind: Kind
+    primary: bool
     paper: str
     claim: str
     paper_value: float | None
     value: float | None = None
     interval: tuple[float, float] | None = None
+    values: list[float] = []
+    occasions: list[int] = []
+    repeats: str = ""
     unit: str
     evidence: Evidence | None = None
     tolerance: float
-    verdict: Kind
+    agreement: Word
+    scope: Scope | None = None
     reason: str
     records: list[str]
 
@@ -80,6 +92,12 @@ def _check_reading(claim: Claim, where: str) -> None:
         config.point(reading.experiment, values, f"{where}: value")
     if (allowed := _units(reading, units)) and claim.unit not in allowed:
         raise config.ConfigError(f"{where}: unit: found {claim.unit!r}; allowed: {', '.join(sorted(allowed))}")
+    clocked = experiment.timed and units[reading.metric] in _OF_A_CLOCK
+    if clocked and reading.sampled == "once" and not reading.banded:
+        found = f"once, of {reading.metric} in {units[reading.metric]}"
+        raise config.ConfigError(
+            f"{where}: value.sampled: found {found}; allowed: occasions, for what a clock measures"
+        )
 
 
 def _units(reading: Reading, units: Mapping[str, str]) -> set[str]:
@@ -125,32 +143,57 @@ def evaluate(claims: Sequence[Claim], records: Mapping[Path, Record], problems: 
 def _evaluate(claim: Claim, records: Mapping[Path, Record], problems: Sequence[str]) -> Verdict:
     if claim.value is None or claim.scope is None:
         return _row(claim, "not run", f"no experiment in this version reads this claim; it needs {claim.needs}")
-    found = selection.read(claim.value, records, claim.scope.covers, ordering=claim.comparison == "ordering")
+    found = sample(claim, records)
     damaged = [text for text in problems if f"/{claim.value.experiment}/" in text]
     remarks = [f"{len(damaged)} unreadable files among the records, not read"] if damaged else []
     if isinstance(found, Nothing):
-        return _row(claim, found.verdict, "; ".join([found.reason, *remarks]), found.runs)
-    value, low, high = interval(found.values)
-    spread = None if math.isnan(low) else (low, high)
-    source = f"{len(found.values)} repeats" if len(found.values) > 1 else "a single run"
-    if claim.value.banded:
-        spread, source = claim.value.band(next(iter(found.runs.values()))), "a prediction with its band"
-    if not all(map(math.isfinite, (value, *(spread or ())))):
+        return _row(claim, found.agreement, "; ".join([found.reason, *remarks]), found.runs)
+    if not math.isfinite(found.value):
         reason = "; ".join(["the runs' values are too large to compare", *remarks])
         return _row(claim, "not run", reason, found.runs)
-    in_scope = all(claim.scope.covers(run) for run in found.runs.values())
-    verdict, words = judge(claim, value, spread, in_scope)
-    scope = [] if in_scope else [f"outside the claim's scope: {claim.scope.outside}"]
-    reason = "; ".join([f"{words} ({found.evidence}, {source})", *scope, *found.remarks, *remarks])
-    return _row(claim, verdict, reason, found.runs, value=value, interval=spread, evidence=found.evidence)
+    agreement, why = "inconclusive", "too few runs"
+    if found.complete:
+        agreement, why = judge(claim, *found.interval)
+    scope = scope_of(claim, found)
+    outside = [] if scope == "paper's setting" else [f"{scope}: {claim.scope.outside}"]
+    ours = {
+        "value": found.value,
+        "interval": found.interval if found.complete and found.interval[0] < found.interval[1] else None,
+        "values": found.values,
+        "occasions": found.occasions,
+        "repeats": found.said,
+        "evidence": found.evidence,
+        "scope": scope,
+    }
+    reason = "; ".join([f"{why} ({found.said})", *outside, *found.remarks, *remarks])
+    return _row(claim, agreement, reason, found.runs, **ours)
 
 
-def _row(claim: Claim, verdict: str, reason: str, runs: Iterable[Path] = (), **ours: Any) -> Verdict:
+def sample(claim: Claim, records: Mapping[Path, Record]) -> Sample | Nothing:
+    """What the records say of a claim that has a reading."""
+    assert claim.value is not None and claim.scope is not None
+    defaults: dict[str, Any] = {}
+    if claim.value.experiment in experiments.names():
+        fields = experiments.get(claim.value.experiment).parameters.model_fields
+        defaults = {name: field.default for name, field in fields.items()}
+    ordering = claim.comparison == "ordering"
+    return selection.read(claim.value, records, claim.scope.covers, ordering=ordering, defaults=defaults)
+
+
+def scope_of(claim: Claim, found: Sample) -> Scope:
+    """The setting of what was found."""
+    if found.evidence == "modelled":
+        return "modelled"
+    assert claim.scope is not None
+    return "paper's setting" if all(map(claim.scope.covers, found.runs.values())) else "scaled down"
+
+
+def _row(claim: Claim, agreement: str, reason: str, runs: Iterable[Path] = (), **ours: Any) -> Verdict:
     """`ours`: our value with its interval and evidence, where there is one."""
-    fields = claim.model_dump(include={"id", "paper_value", "unit", "tolerance"})
+    fields = claim.model_dump(include={"id", "kind", "primary", "paper_value", "unit", "tolerance"})
     fields["paper"] = claim.paper + (claim.version if claim.version.removeprefix("v").isdigit() else "")
     fields["claim"] = f"{claim.claim} [{claim.where}; {claim.tag}]"
-    return Verdict(**fields, verdict=verdict, reason=reason, records=[relative(path) for path in sorted(runs)], **ours)
+    return Verdict(**fields, agreement=agreement, reason=reason, records=[relative(p) for p in sorted(runs)], **ours)
 
 
 def relative(path: Path) -> str:
@@ -165,9 +208,17 @@ def papers() -> dict[str, document.Paper]:
 
 
 def tally(rows: Sequence[Verdict]) -> str:
-    """`7 reproduced, 12 trend only, ...`, without kinds that no row has."""
-    counts = {kind: sum(row.verdict == kind for row in rows) for kind in KINDS}
-    return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+    """`24 claims: 7 reproduced, 12 inconclusive, ...; beside them 3 self-checks`. Only claims are counted by word."""
+    claims = [row for row in rows if row.kind == "claim"]
+    counts = Counter(row.agreement for row in claims)
+    said = ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word])
+    others = Counter(row.kind for row in rows if row.kind != "claim")
+    beside = ", ".join(f"{count} {_plural(kind, count)}" for kind, count in others.items())
+    return "; ".join([*([f"{len(claims)} claims: {said}"] if claims else []), *([beside] if beside else [])])
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else f"{word.removesuffix('y')}ies" if word.endswith("y") else f"{word}s"
 
 
 def numbers(row: Mapping[str, Any]) -> tuple[str, str]:

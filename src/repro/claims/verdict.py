@@ -1,6 +1,7 @@
-"""The verdict on one claim: our value beside the paper's.
+"""The verdict on one claim has two axes: how our value agrees with the paper's, and in which setting it was found.
 
-The whole interval over repeats is judged, not its middle: what the spread leaves open is not called reproduced.
+The whole interval of our value is judged, not its middle. What the interval leaves open is *consistent* or
+*inconclusive*, never *reproduced*; and what was not measured as often as the claim asks for is not judged at all.
 """
 
 import math
@@ -10,7 +11,23 @@ from pydantic import Field
 
 from repro.records.record import Strict
 
-Outcome = Literal["reproduced", "trend only", "deviates"]
+Agreement = Literal["reproduced", "further", "consistent", "same direction", "inconclusive", "deviates"]
+Scope = Literal["paper's setting", "scaled down", "modelled"]
+
+# What the words mean, for whoever shows them.
+AGREEMENT: dict[Agreement, str] = {
+    "reproduced": "our whole interval is within the tolerance of the paper's value; of an order: it holds",
+    "further": "our whole interval is beyond the paper's value and its tolerance, in the direction of the claim",
+    "consistent": "our interval reaches into the tolerance and out of it, and leaves out *no effect*",
+    "same direction": "our whole interval is on the paper's side of *no effect*, but another size",
+    "inconclusive": "fewer runs than the claim asks for, or an interval with *no effect* and the paper's value in it",
+    "deviates": "our interval leaves out the paper's value with its tolerance, and is not on its side of *no effect*",
+}
+SCOPE: dict[Scope, str] = {
+    "paper's setting": "measured or counted at the size and on the kind of machine that the claim is about",
+    "scaled down": "real runs of something smaller: a small model, few ranks, an emulated network, a CPU",
+    "modelled": "an equation or a simulation, not a run",
+}
 
 
 class Rule(Strict):
@@ -19,7 +36,7 @@ class Rule(Strict):
     relative: `tolerance` is a fraction of the paper's value; absolute: it has the claim's unit.
     ordering, trend: our value is a ratio along the expected direction (later ÷ earlier) and must exceed 1 + tolerance.
     `no_effect`: the value if the paper's idea did nothing (1 for a speedup, 0 for a reduction). None for a plain
-    quantity, which has no direction of its own.
+    quantity, which has no direction of its own. `direction`: on which side of the paper's value a value is better.
     """
 
     paper_value: float | None
@@ -29,43 +46,44 @@ class Rule(Strict):
     no_effect: float | None = None
 
     @property
-    def slack(self) -> float:
-        """How far from the paper's value a value may be, in the unit of the claim."""
-        return self.tolerance * abs(self.paper_value) if self.comparison == "relative" else self.tolerance
-
-    @property
     def band(self) -> tuple[float, float]:
-        """Values that agree with the claim, from low to high: open on the better side of a claim whose `direction` is
-        higher or lower."""
-        if self.comparison in ("ordering", "trend"):
+        """Values that agree with the claim, from low to high."""
+        if self.paper_value is None:
             return math.nextafter(1 + self.tolerance, math.inf), math.inf
-        low = -math.inf if self.direction == "lower" else self.paper_value - self.slack
-        high = math.inf if self.direction == "higher" else self.paper_value + self.slack
-        return low, high
+        slack = self.tolerance * abs(self.paper_value) if self.comparison == "relative" else self.tolerance
+        return self.paper_value - slack, self.paper_value + slack
+
+    def better(self, least: float, most: float) -> bool:
+        """Whether all of an interval is beyond the band on the better side."""
+        low, high = self.band
+        return least > high if self.direction == "higher" else self.direction == "lower" and most < low
+
+    def has_effect(self, least: float, most: float) -> bool:
+        """Whether all of an interval is on the paper's side of *no effect*; True where there is no such value."""
+        if self.no_effect is None or self.paper_value is None:
+            return True
+        return least > self.no_effect if self.paper_value > self.no_effect else most < self.no_effect
 
 
-def judge(rule: Rule, value: float, interval: tuple[float, float] | None, in_scope: bool) -> tuple[Outcome, str]:
-    """The verdict and, in a few words, why.
-
-    `interval`: low and high over repeats, None for a single run.
-    `in_scope`: the evidence is of a kind and size that can reproduce the claim; other evidence shows the trend at best.
-    """
+def judge(rule: Rule, least: float, most: float) -> tuple[Agreement, str]:
+    """How the interval from `least` to `most` of our value agrees with the claim, and why, in a few words."""
     low, high = rule.band
-    least, most = interval or (value, value)
-    inside, touching = low <= least and most <= high, least <= high and low <= most
-    paper, no_effect = rule.paper_value, rule.no_effect
-    if rule.comparison in ("ordering", "trend"):
-        if not inside:
-            return "deviates", "the expected order does not hold beyond the tolerance and the spread"
-        return ("reproduced" if in_scope else "trend only"), "the expected order holds"
-    if no_effect is not None and (least <= no_effect < paper or paper < no_effect <= most):
-        return "deviates", "no effect in the paper's direction beyond the spread"
+    inside, apart = low <= least and most <= high, most < low or high < least
+    if rule.paper_value is None:
+        if inside:
+            return "reproduced", "the expected order holds"
+        why = "the expected order does not hold beyond the tolerance"
+        return ("deviates", why) if apart else ("inconclusive", "the interval leaves the order open")
+    if not rule.has_effect(least, most):
+        if apart:
+            return "deviates", "no effect in the paper's direction"
+        return "inconclusive", "the interval holds both no effect and the paper's value"
     if inside:
-        further = not paper - rule.slack <= value <= paper + rule.slack
-        why = "further than the paper's number, in its direction" if further else "within the tolerance"
-        return ("reproduced" if in_scope else "trend only"), why
-    if touching:
-        return "trend only", "the spread reaches beyond the tolerance"
-    if no_effect is None or in_scope:
-        return "deviates", "outside the tolerance" + ("" if no_effect is None else ", direction agrees")
-    return "trend only", "direction agrees, number outside the tolerance"
+        return "reproduced", "within the tolerance"
+    if not apart:
+        return "consistent", "the interval reaches into the tolerance and out of it"
+    if rule.better(least, most):
+        return "further", "further than the paper's value, in the direction of the claim"
+    if rule.no_effect is None:
+        return "deviates", "outside the tolerance"
+    return "same direction", "the direction agrees, the size does not"

@@ -54,6 +54,9 @@ app.callback()(console.check_encoding)
 
 _MOST = 2**63 - 1  # that a record can hold
 TierOption = Annotated[str | None, typer.Option(help="smoke, laptop, full, gpu or cluster; default: the platform's.")]
+OccasionOption = Annotated[
+    int, typer.Option(help="2, 3, ...: once more, hours later, the timed points that are repeated.", min=1, max=1000)
+]
 PlatformOption = Annotated[str | None, typer.Option(help="A file of config/platforms; default: config.yaml's.")]
 
 
@@ -62,13 +65,14 @@ def reproduce(
     target: Annotated[str | None, typer.Argument(help="Notebook, figure or file; default: everything.")] = None,
     tier: TierOption = None,
     platform: PlatformOption = None,
+    occasion: OccasionOption = 1,
     verbose: Annotated[bool, typer.Option("--verbose", help="Snakemake's log instead of the display.")] = False,
 ) -> None:
     """Run what is missing, draw the figures, judge the claims, write the report."""
     from repro.cli import reproduction
 
     with user_errors():
-        if code := reproduction.run(_planned(tier, platform), target, verbose):
+        if code := reproduction.run(_planned(tier, platform, occasion), target, verbose, occasion):
             raise typer.Exit(code)
 
 
@@ -88,6 +92,7 @@ def doctor(json_: Json = False) -> None:
 def plan(
     tier: TierOption = None,
     platform: PlatformOption = None,
+    occasion: OccasionOption = 1,
     json_: Json = False,
     points: Annotated[bool, typer.Option("--points", help="Also every point: state, minutes, ranks.")] = False,
     keep: Annotated[bool, typer.Option("--keep", hidden=True, help="Print the path of a file with the JSON.")] = False,
@@ -96,7 +101,7 @@ def plan(
     from repro.cli import planned
 
     with user_errors():
-        found = _planned(tier, platform)
+        found = _planned(tier, platform, occasion)
     if keep:
         with user_errors():
             return typer.echo(planned.keep(as_json(planned.document(found))))
@@ -105,13 +110,14 @@ def plan(
     planned.show(found, points)
 
 
-def _planned(tier: str | None, platform: str | None) -> "Plan":
+def _planned(tier: str | None, platform: str | None, occasion: int) -> "Plan":
     from repro.claims import registry
     from repro.plan import jobs
     from repro.report import figures
 
     registry.load()  # wrong claims are to be found before hours of runs, not after
-    return jobs.make(tier, platform, {name: (x.notebook, x.reads) for name, x in figures.FIGURES.items()})
+    shown = {name: (x.notebook, x.reads) for name, x in figures.FIGURES.items()}
+    return jobs.make(tier, platform, shown, occasion)
 
 
 @app.command()
@@ -196,10 +202,17 @@ def claims(
         typer.Argument(help="Beginnings of ids (ZT, EX-F8, FL-F4a.b) or an arXiv number; default: all."),
     ] = None,
     results: Results = None,
-    verdict: Annotated[  # `registry.KINDS`, which `repro --help` would need a second to load; a test tries each
-        Literal["reproduced", "trend only", "deviates", "skipped", "not run"] | None,
-        typer.Option(help="Only claims with this verdict."),
+    agreement: Annotated[  # `registry.WORDS`, which `repro --help` would need a second to load; a test tries each
+        Literal[
+            "reproduced", "further", "consistent", "same direction", "inconclusive", "deviates", "skipped", "not run"
+        ]
+        | None,
+        typer.Option(help="Only claims that agree so."),
     ] = None,
+    kind: Annotated[
+        Literal["claim", "self-check", "critique", "validation"] | None, typer.Option(help="Only rows of this kind.")
+    ] = None,
+    primary: Annotated[bool, typer.Option("--primary", help="Only the papers' primary claims.")] = False,
     experiment: Annotated[str | None, typer.Option(help="Only claims that this experiment answers.")] = None,
     details: Annotated[bool, typer.Option("--details", help="Also the reason of each verdict.")] = False,
     json_: Json = False,
@@ -219,7 +232,8 @@ def claims(
         known = verdicts.chosen(registry.load(), which or [], experiment)
         found = stored.collect(records_folder(folder))
         judged = registry.evaluate(known, found.records, found.problems)
-    judged = [row for row in judged if verdict in (None, row.verdict)]
+    judged = [row for row in judged if agreement in (None, row.agreement) and kind in (None, row.kind)]
+    judged = [row for row in judged if row.primary or not primary]
     rows = [row.model_dump(mode="json") for row in judged]
     if out is not None:
         with user_errors(), files.replacing(out) as temporary:
@@ -232,7 +246,8 @@ def claims(
         emit(rows)
     else:
         titles = {claim.id: claim.title for claim in known}
-        verdicts.show(judged, titles, grouped=not (which or verdict or experiment or details), reasons=details)
+        filtered = which or agreement or kind or primary or experiment
+        verdicts.show(judged, titles, grouped=not (filtered or details), reasons=details)
         stdout.print(f"Records: {escape(str(folder))}", soft_wrap=True)
         if (folder / "report.html").exists():
             stdout.print(escape(f"Report: {(folder / 'report.html').resolve()}"), soft_wrap=True)

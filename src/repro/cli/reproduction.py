@@ -16,6 +16,8 @@ from rich.text import Text
 
 from repro import paths
 from repro.claims import registry
+from repro.claims import shipped as shipped_values
+from repro.cli import verdicts
 from repro.cli.console import stderr, stdout
 from repro.emulate import netns
 from repro.experiments import stored
@@ -29,7 +31,7 @@ _LINE_S = 60.0  # between lines where the display is no terminal
 _PATIENCE_S = 60.0  # for Snakemake to end its jobs after Ctrl-C
 
 
-def run(found: Plan, target: str | None, verbose: bool) -> int:
+def run(found: Plan, target: str | None, verbose: bool, occasion: int = 1) -> int:
     """Announce the run, show it until Snakemake ends, and summarise it. Exit code of Snakemake; 130 after Ctrl-C.
     ValueError for a platform whose points are Slurm jobs."""
     if found.slurm is not None:
@@ -41,7 +43,7 @@ def run(found: Plan, target: str | None, verbose: bool) -> int:
     log = paths.root() / found.results / "snakemake.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     words = [sys.executable, "-m", "snakemake", "--config", f"tier={found.tier}", f"platform={found.platform}"]
-    words += ["--", *([target] if target else [])]
+    words += [f"occasion={occasion}", "--", *([target] if target else [])]
     with log.open("w") as output:
         streams: dict[str, Any] = {} if verbose else {"stdout": output, "stderr": subprocess.STDOUT}
         snakemake = subprocess.Popen(words, cwd=paths.root(), **streams)
@@ -109,9 +111,9 @@ class _Watch:
             mine = [claim for claim in registry.load() if claim.value and claim.value.experiment == experiment]
             titles = {claim.id: claim.title for claim in mine}
             for verdict in registry.evaluate(mine, runs):
-                if verdict.verdict not in ("not run", "skipped"):
+                if verdict.agreement not in ("not run", "skipped"):
                     paper, ours = registry.numbers(verdict.model_dump())
-                    self.verdict = f"{verdict.id} {titles[verdict.id]}: {ours} (paper {paper}): {verdict.verdict}"
+                    self.verdict = f"{verdict.id} {titles[verdict.id]}: {ours} (paper {paper}): {verdict.agreement}"
 
     def running(self) -> list[str]:
         entries = journal.entries(self.plan.results)
@@ -154,20 +156,17 @@ def _lines(watch: _Watch) -> list[str]:
 
 
 def _summarise(found: Plan) -> None:
-    """One screen: what came out for each paper, and how it compares with the shipped records."""
-    titles = {claim.id: claim.title for claim in registry.load()}
-    here, shipped = _judged(found.results), {row.id: row.verdict for row in _judged(found.reference)}
+    """One screen: the primary claims beside the shipped records, and a tally of each paper."""
+    claims = registry.load()
+    here, shipped = _judged(found.results), _judged(found.reference)
+    beside = shipped_values.compare(claims, here, shipped)
+    stdout.print()
+    verdicts.show_primary([row for row in here if row.primary], {claim.id: claim.title for claim in claims}, beside)
     for key, paper in registry.papers().items():
         rows = [row for row in here if row.id.startswith(f"{key}-")]
-        stdout.print(f"\n[bold]{escape(paper.title)}[/] (arXiv {paper.id})", soft_wrap=True)
-        if first := next((row for row in rows if row.value is not None), None):
-            theirs, ours = registry.numbers(first.model_dump())
-            words = f"{titles[first.id]}: {ours} {first.evidence}, {theirs} in the paper: {first.verdict}"
-            stdout.print(f"  {escape(words)}", soft_wrap=True)
-        stdout.print(f"  {len(rows)} claims: {registry.tally(rows)}", soft_wrap=True)
-    judged = [row for row in here if row.value is not None]
-    same = sum(row.verdict == shipped.get(row.id) for row in judged)
-    stdout.print(f"\n{same} of {len(judged)} verdicts are those of {found.reference}.", soft_wrap=True)
+        stdout.print(f"arXiv {paper.id} ({key}): {registry.tally(rows)}", soft_wrap=True)
+    told = [each.agrees for each in beside.values() if each.agrees is not None]
+    stdout.print(f"{sum(told)} of {len(told)} values agree with the shipped ones ({found.reference}).", soft_wrap=True)
     stdout.print(f"Report: {paths.root() / found.results / 'report.html'}", soft_wrap=True)
 
 

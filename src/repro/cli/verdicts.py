@@ -12,10 +12,12 @@ from rich.text import Text
 from repro.claims import registry
 from repro.claims.claim import Claim
 from repro.claims.registry import Verdict
+from repro.claims.shipped import Beside
 from repro.cli.console import stdout
 from repro.experiments import closest
 
-STYLES = dict(zip(registry.KINDS, ("bold green", "yellow", "bold red", "dim", "dim"), strict=True))
+_LOOKS = ("bold green", "green", "yellow", "yellow", "dim", "bold red", "dim", "dim")
+STYLES = dict(zip(registry.WORDS, _LOOKS, strict=True))
 
 
 def chosen(claims: Sequence[Claim], which: Sequence[str], experiment: str | None) -> list[Claim]:
@@ -50,24 +52,50 @@ def show(rows: Sequence[Verdict], titles: Mapping[str, str], grouped: bool, reas
             stdout.print(_table(found, titles, grouped))
         for row in found if reasons else []:
             paper, here = map(escape, registry.numbers(row.model_dump()))
-            verdict = f"[{STYLES[row.verdict]}]{row.verdict}[/]"
+            verdict = _styled(row) + (f", {row.scope}" if row.scope else "") + _note(row)
             stdout.print(f"{row.id} {escape(titles[row.id])}: paper {paper}, here {here}: {verdict}", soft_wrap=True)
             stdout.print(Padding(Text(row.reason, "dim"), (0, 0, 0, 4)))
-    stdout.print(f"{len(rows)} claims: {registry.tally(rows)}" + (" (one paper: repro claims ZT)" if grouped else ""))
+    stdout.print(registry.tally(rows) + (" (one paper: repro claims ZT)" if grouped else ""))
+
+
+def show_primary(rows: Sequence[Verdict], titles: Mapping[str, str], beside: Mapping[str, Beside]) -> None:
+    """The primary claims: this run's value, whether it is where the shipped ones expect it, and the shipped verdict."""
+    what = Column("primary claim", ratio=1, no_wrap=True, overflow="ellipsis")
+    names = ("paper", "here", "as shipped", "shipped verdict")
+    table = _plain("", what, *(Column(name, no_wrap=True) for name in names))
+    answers = {True: "yes", False: "[bold red]no[/]", None: "[dim]–[/]"}
+    for row in rows:
+        known = beside[row.id]
+        paper, here = registry.numbers(row.model_copy(update={"interval": None}).model_dump())
+        table.add_row(row.id, escape(titles[row.id]), paper, here, answers[known.agrees], known.shipped.split(" (")[0])
+    stdout.print(table)
+
+
+def _plain(*columns: str | Column) -> Table:
+    look = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "show_edge": False, "pad_edge": False, "expand": True}
+    return Table(*columns, **look)
+
+
+def _styled(row: Verdict) -> str:
+    return f"[{STYLES[row.agreement]}]{row.agreement}[/]"
+
+
+def _note(row: Verdict) -> str:
+    """What the row is, unless it is an exploratory claim."""
+    said = "primary" if row.primary else row.kind
+    return "" if said == "claim" else f" [dim]({said})[/]"
 
 
 def _table(rows: list[Verdict], titles: Mapping[str, str], grouped: bool) -> Table:
     what = Column("what", ratio=1, no_wrap=grouped, overflow="ellipsis" if grouped else "fold")
-    first, *last = (Column(name, no_wrap=True) for name in ("claim", "paper", "here", "verdict"))
-    table = Table(
-        first, what, *last, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False, expand=True
-    )
+    first, *last = (Column(name, no_wrap=True) for name in ("claim", "paper", "here", "agreement"))
+    table = _plain(first, what, *last)
     for base, group in groupby(rows, key=lambda row: row.id.partition(".")[0] if grouped else row.id):
-        row, *others = group
+        row, *others = sorted(group, key=lambda row: not row.primary)
         short = row.model_copy(update={"interval": None}) if grouped else row
         paper, here = registry.numbers(short.model_dump())
         here += f" {row.evidence}" if grouped and row.evidence else ""
-        table.add_row(base, escape(titles[row.id]), paper, here, f"[{STYLES[row.verdict]}]{row.verdict}[/]")
+        table.add_row(base, escape(titles[row.id]) + _note(row), paper, here, _styled(row))
         if others:
             table.add_row("", f"[dim]{len(others)} more: {registry.tally(others)}[/]")
     return table

@@ -34,12 +34,25 @@ class Forks:
         self.entry = Entry(job_id=f"process-{os.getpid()}", allocation=allocation.name)
         # After a fork, macOS kills processes that use its frameworks.
         self.context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+        self.interrupted = False
 
     def __enter__(self) -> "Forks":
+        self.before = signal.signal(signal.SIGINT, self._interrupt)
         return self
 
     def __exit__(self, *error: object) -> None:
+        signal.signal(signal.SIGINT, self.before)
         journal.remove(self.results, self.entry.job_id)
+
+    def _interrupt(self, *signal: object) -> None:
+        """Ctrl-C. It is also remembered: Python drops what is raised while it forks, and an extension module that is
+        being imported makes an ImportError of it."""
+        self.interrupted = True
+        raise KeyboardInterrupt
+
+    def _heed(self) -> None:
+        if self.interrupted:
+            raise KeyboardInterrupt
 
     def has_time(self, minutes: float) -> bool:
         return True
@@ -50,6 +63,7 @@ class Forks:
     def run(self, job: Job, running: Running, output: IO[str]) -> Cause | None:
         if self.context.get_start_method() == "fork":
             _prepare(job)
+        self._heed()
         lifeline, held = self.context.Pipe(duplex=False)
         process = self.context.Process(target=_point, args=(job, running.attempt, running.log, lifeline, held))
         process.start()
@@ -63,6 +77,7 @@ class Forks:
                 process.kill()
                 process.join()
         found = journal.finished(running)
+        self._heed()
         if found is None:
             cause, detail = causes.of_process(process.exitcode or 0, paths.root() / running.log)
             journal.failed(running, cause, detail, {})

@@ -156,6 +156,8 @@ def run(experiment: str, point: Point, repeat: int = 0, attempt: int = 1, out: P
         except Done:
             raise SystemExit(0) from None
         except Exception as error:
+            if _interrupted(error):
+                raise KeyboardInterrupt from error
             cause = classify(error)
             status = "skipped" if cause is Cause.MISSING_HARDWARE else "failed"
             detail = (
@@ -169,6 +171,13 @@ def run(experiment: str, point: Point, repeat: int = 0, attempt: int = 1, out: P
     if out is not None and (first or found.status == "failed") and not _told_already(found, out):
         record.write(found, out, outcome.series if outcome else None)
     return found
+
+
+def _interrupted(error: BaseException | None) -> bool:
+    """Whether an exception comes of KeyboardInterrupt, which extension modules turn into an ImportError."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _told_already(found: Record, out: Path) -> bool:

@@ -188,6 +188,7 @@ def _jobs(
     source: str,
     where: str,
     predict: Predictor | None = None,
+    occasion: int = 1,
 ) -> list[Job]:
     jobs = []
     for point in config.points(experiment, grid, where):
@@ -197,7 +198,7 @@ def _jobs(
         if expected is None:
             seconds = None if predict is None else _predicted(predict, point, where)
             expected = grid.minutes if seconds is None else seconds / 60
-        for repeat in range(grid.repeats):
+        for repeat in _repeats(experiment, grid, occasion):
             path = f"{results}/records/{experiment}/{job_id(experiment, point, repeat)}.json"
             found, attempt = state(paths.root() / path, source)
             jobs.append(
@@ -218,13 +219,34 @@ def _jobs(
     return jobs
 
 
+def _repeats(experiment: str, grid: config.Grid, occasion: int) -> list[int]:
+    """Repeats of a point: those of the first occasion; and of timed points that are repeated, those of this one."""
+    first = list(range(grid.repeats))
+    if occasion == 1 or grid.repeats == 1 or not experiments.get(experiment).timed:
+        return first
+    return [*first, *((occasion - 1) * grid.repeats + repeat for repeat in first)]
+
+
+def _interleaved(jobs: Sequence[Job]) -> list[Job]:
+    """Timed points, repeat by repeat and every other time from the last to the first: what is compared runs near each
+    other, and a machine that grows slower does so for both sides."""
+    rounds: dict[int, list[Job]] = {}
+    for job in jobs:
+        rounds.setdefault(job.repeat, []).append(job)
+    return [job for number in sorted(rounds) for job in (rounds[number][::-1] if number % 2 else rounds[number])]
+
+
 def make(
     tier: str | None = None,
     platform: str | None = None,
     figures: Mapping[str, tuple[str, Sequence[str]]] | None = None,
+    occasion: int = 1,
 ) -> Plan:
     """The plan of a tier on a platform. `figures`: name → its notebook and the experiments whose records it shows, for
-    totals per figure. ConfigError for anything wrong in `config/`, and for a tier without points."""
+    totals per figure. `occasion`: 2 or more adds that many-th occasion of the timed points that are repeated.
+    ConfigError for anything wrong in `config/`, for a tier without points, and for an occasion below 1."""
+    if not 1 <= occasion <= 1000:
+        raise config.ConfigError(f"--occasion: found {occasion}; allowed: 1 to 1000")
     settings, where = config.load(tier, platform)
     full = [name for name in get_args(config.Tier) if any(e.tiers.get(name) for e in settings.experiments.values())]
     if settings.tier not in full:
@@ -239,9 +261,11 @@ def make(
     for name, experiment in settings.experiments.items():
         source = provenance.source_hash(f"repro.experiments.{name}")
         place = f"config/config.yaml: experiments.{name}"
+        mine: list[Job] = []
         for grid in experiment.grids(settings.tier):
-            jobs += _jobs(name, grid, results, minutes, source, place, predictors.get(name))
-    jobs = list({job.record: job for job in jobs}.values())  # overlapping grids name the same point once
+            mine += _jobs(name, grid, results, minutes, source, place, predictors.get(name), occasion)
+        mine = list({job.record: job for job in mine}.values())  # overlapping grids name the same point once
+        jobs += _interleaved(mine) if experiments.get(name).timed else mine
     for job in jobs if where.memory_gb is not None else []:
         place = f"config/config.yaml: experiments.{job.experiment}"
         nbytes = _predicted(experiments.get(job.experiment).memory, job.point, place)

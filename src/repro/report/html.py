@@ -8,9 +8,13 @@ from typing import Any
 
 import jinja2
 
-from repro import __version__, experiments, files
+from repro import __version__, experiments, files, paths
 from repro.claims import registry as claims
+from repro.claims import shipped as shipped_values
+from repro.claims.claim import KIND
+from repro.claims.verdict import AGREEMENT, SCOPE
 from repro.experiments import stored
+from repro.plan import config
 from repro.records import provenance, record
 from repro.report import figures
 
@@ -32,6 +36,8 @@ def write(records: Path, pictures: Path, out: Path) -> None:
     made = [(run.experiment, run.provenance.source_hash) for run in runs]
     registry = claims.load()
     verdicts = claims.evaluate(registry, found.records, found.problems)
+    shipped = stored.collect(paths.root() / "results/reference" / config.load()[0].reference / "records")
+    beside = shipped_values.compare(registry, verdicts, claims.evaluate(registry, shipped.records))
     drawn = {path.relative_to(pictures).with_suffix("").as_posix(): path for path in pictures.rglob("*.png")}
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
@@ -39,8 +45,10 @@ def write(records: Path, pictures: Path, out: Path) -> None:
         version=__version__,
         verdicts=verdicts,
         titles={claim.id: claim.title for claim in registry},
+        beside=beside,
+        meanings={"agreement": AGREEMENT, "scope": SCOPE, "kind of row": KIND},
         numbers=claims.numbers,
-        counts=Counter(verdict.verdict for verdict in verdicts),
+        tally=claims.tally(verdicts),
         notebooks=figures.NOTEBOOKS.values(),
         pictures={name: base64.b64encode(files.read(path)).decode() for name, path in drawn.items() if path.is_file()},
         runs=runs,

@@ -7,7 +7,9 @@
 
 Collectives: `network` (latencies, rates, shared links), `algorithms` (rounds and messages), `collectives` (their
 seconds), `fit` (parameters from measured times: `measured`, `measured_files`, `published`). On top of them: `machines`
-(parameters as intervals), `step` with `calibrate`, `decode`, and `serving` (the three papers), `whatif` (sweeps).
+(parameters as intervals), `assumptions` (what is not known of an engine), `step` with `calibrate` and `overlap`
+(fitted to published steps), `decode`, and `serving` (the three papers), `whatif` (sweeps), `ladder` (which assumptions
+give a paper's numbers).
 """
 
 try:
@@ -19,6 +21,7 @@ except ImportError as error:
     ) from error
 
 from repro.scaling import network
+from repro.scaling.assumptions import Assumptions
 from repro.scaling.calibrate import Observation, calibrate, slowed
 from repro.scaling.collectives import seconds
 from repro.scaling.machines import CATALOGUE, Hardware, Interval, Machine, Tier, hardware
@@ -37,6 +40,7 @@ from repro.scaling.whatif import (
 
 __all__ = [
     "CATALOGUE",
+    "Assumptions",
     "Hardware",
     "Interval",
     "Machine",

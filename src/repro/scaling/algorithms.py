@@ -13,6 +13,8 @@ decides how long it takes. So an algorithm is a short list of `Stage`s, which `c
     pairwise             p - 1 rounds, each with another partner
     direct               one round, every rank to every other
     hierarchical         one collective per level, so that slow levels carry each byte once
+    in_network           switches add up and multicast: NVLink SHARP ("NVLS") inside a node, SHARP between nodes. Where
+                         only the inner switches can, an all-reduce goes between the nodes as a tree (NCCL's NVLSTree)
 
 Sizes are in units of one rank's whole tensor: the output of an all-gather, the input of a reduce-scatter, the tensor of
 an all-reduce, the send buffer of an all-to-all.
@@ -26,12 +28,14 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv"]
-Algorithm = Literal["ring", "tree", "recursive_doubling", "bruck", "rabenseifner", "pairwise", "direct", "hierarchical"]
+Algorithm = Literal[
+    "ring", "tree", "recursive_doubling", "bruck", "rabenseifner", "pairwise", "direct", "hierarchical", "in_network"
+]
 
 ALGORITHMS: dict[Kind, tuple[Algorithm, ...]] = {
-    "all_gather": ("ring", "recursive_doubling", "bruck", "pairwise", "direct", "hierarchical"),
-    "reduce_scatter": ("ring", "recursive_doubling", "pairwise", "direct", "hierarchical"),
-    "all_reduce": ("ring", "tree", "recursive_doubling", "rabenseifner", "hierarchical"),
+    "all_gather": ("ring", "recursive_doubling", "bruck", "pairwise", "direct", "hierarchical", "in_network"),
+    "reduce_scatter": ("ring", "recursive_doubling", "pairwise", "direct", "hierarchical", "in_network"),
+    "all_reduce": ("ring", "tree", "recursive_doubling", "rabenseifner", "hierarchical", "in_network"),
     "all_to_all": ("pairwise", "bruck", "direct", "hierarchical"),
     "send_recv": ("direct",),
 }
@@ -43,6 +47,7 @@ class Stage:
 
     hops      per level: how many messages of the longest chain cross it, each of which costs a latency
     rounds    how many there are
+    switched  levels whose switches do the work, at their own latency and rate
 
     In units of the whole tensor:
 
@@ -58,6 +63,7 @@ class Stage:
     message: float
     sent: float
     reduced: float = 0.0
+    switched: frozenset[int] = frozenset()
 
 
 class Group(NamedTuple):
@@ -67,12 +73,14 @@ class Group(NamedTuple):
     counts     links out of a unit of each level
     below      ranks of a unit below the first level; each belongs to another such group, and all groups work at once
     channels   rings side by side, each of which leaves a unit through another link
+    switches   levels whose switches add up
     """
 
     sizes: tuple[int, ...]
     counts: tuple[float, ...]
     below: int
     channels: float
+    switches: frozenset[int] = frozenset()
 
     @property
     def ranks(self) -> int:
@@ -93,17 +101,25 @@ class Group(NamedTuple):
         return flows / min(self.counts[level], max(flows, 1.0))
 
 
-def possible(algorithm: Algorithm, kind: Kind, ranks: int) -> bool:
-    """Whether an algorithm works among so many ranks: an all-gather by doubling needs a power of two."""
-    return not (kind == "all_gather" and algorithm == "recursive_doubling") or ranks & (ranks - 1) == 0
+def possible(algorithm: Algorithm, kind: Kind, group: Group) -> bool:
+    """Whether an algorithm works in a group: an all-gather by doubling needs a power of two, and `in_network` switches
+    that add up, on all levels; an all-reduce can do without them on the outermost of several."""
+    if algorithm == "in_network":
+        needed = {level for level, size in enumerate(group.sizes) if size > 1}
+        missing = needed - group.switches
+        return not missing or (kind == "all_reduce" and len(needed) > 1 and missing == {group.outermost})
+    return not (kind == "all_gather" and algorithm == "recursive_doubling") or group.ranks & (group.ranks - 1) == 0
 
 
 @lru_cache(maxsize=4096)
 def stages(kind: Kind, algorithm: Algorithm, group: Group) -> Sequence[Stage]:
-    """The rounds of a collective in a group. ValueError for an all-gather by doubling among no power of two."""
+    """The rounds of a collective in a group. ValueError for an algorithm that is not `possible` there."""
     p = group.ranks
-    if not possible(algorithm, kind, p):
-        raise ValueError(f"all_gather by {algorithm} needs a power of two, found {p} ranks; allowed: bruck")
+    if not possible(algorithm, kind, group):
+        needs = "switches that add up on its levels" if algorithm == "in_network" else "a power of two"
+        raise ValueError(f"{kind} by {algorithm} needs {needs}, found {p} ranks in levels of {group.sizes}")
+    if algorithm == "in_network":
+        return [_in_network(kind, group)]
     if kind == "send_recv":  # between units of the outermost level, while no other rank sends
         only = _only(group, group.outermost, 1)
         return [Stage(only, 1, only, 1.0, 1.0)]
@@ -153,8 +169,28 @@ def _tree(group: Group) -> Stage:
     """Up and down: a chain inside every unit of the inner levels, and a binary tree over the outermost level."""
     *inside, outside = group.sizes
     hops = (*(2.0 * (size - 1) for size in inside), 2.0 * math.ceil(math.log2(outside)) if outside > 1 else 0.0)
-    # A unit is a leaf of one of the two trees; in the other it sends half the tensor to its parent and two children.
-    return Stage(hops, 1, _one_each(group, 2.0), 1 / group.channels, 1.0, 1.0)
+    loads = tuple(_of_tree(size) * load for size, load in zip(group.sizes, _one_each(group, 1.0), strict=True))
+    return Stage(hops, 1, loads, 1 / group.channels, 1.0, 1.0)
+
+
+def _of_tree(size: int) -> float:
+    """Tensors that a unit sends. It is a leaf of one of the two trees; in the other it sends half the tensor to its
+    parent and to two children. Of two units each is the root of one tree and the leaf of the other."""
+    return 1.0 if size == 2 else 2.0
+
+
+def _in_network(kind: Kind, group: Group) -> Stage:
+    """NCCL's NVLS and CollNet: a switch reads a shard from all ranks, adds up, and its owner stores it to all by
+    multicast. A rank's link carries the whole tensor once, and in an all-reduce the owner's result besides (in the
+    other direction for the other half, so the busier direction counts). Then every shard goes over the next level."""
+    hops, loads, shard = [], [], 1.0
+    for level, (unit, size) in enumerate(zip(group.units(), group.sizes, strict=True)):
+        by_tree = level not in group.switches and size > 1
+        crossings = _of_tree(size) if by_tree else 1 + (1 / size if kind == "all_reduce" and level == 0 else 0)
+        hops.append(2.0 * math.ceil(math.log2(size)) if by_tree else float(size > 1))
+        loads.append(crossings * shard * group.load(level, unit) if size > 1 else 0.0)
+        shard /= size
+    return Stage(tuple(hops), 1, tuple(loads), 1 / group.ranks, 1.0, switched=group.switches)
 
 
 def _one_each(group: Group, message: float) -> tuple[float, ...]:

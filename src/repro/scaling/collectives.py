@@ -31,12 +31,13 @@ def seconds(
     first, last = _range(network, levels)
     sizes = [level.size for level in network.topology.levels]
     counts = tuple(links.count for links in network.links[first : last + 1])
-    group = Group(tuple(sizes[first : last + 1]), counts, math.prod(sizes[:first]), channels or max(counts))
+    switches = frozenset(i for i, links in enumerate(network.links[first : last + 1]) if links.in_network)
+    group = Group(tuple(sizes[first : last + 1]), counts, math.prod(sizes[:first]), channels or max(counts), switches)
     if algorithm is None:
         found = [
             seconds(kind, nbytes, network, each, levels=levels, channels=channels)
             for each in ALGORITHMS[kind]
-            if possible(each, kind, group.ranks) and not (each == "hierarchical" and first == last)
+            if possible(each, kind, group) and not (each == "hierarchical" and first == last)
         ]
         return min(found, key=lambda each: float(np.mean(each)))
     if algorithm not in ALGORITHMS[kind]:
@@ -69,7 +70,9 @@ def _evaluate(found: Sequence[Stage], nbytes: float, network: Network, first: in
         busy: Value = 0.0
         for level, (hops, load) in enumerate(zip(stage.hops, stage.loads, strict=True), start=first):
             if load or hops:
-                protocol = network.links[level].protocol(stage.message * nbytes)
+                links = network.links[level]
+                switch = links.in_network if level - first in stage.switched else None
+                protocol = switch or links.protocol(stage.message * nbytes)
                 working = working + hops * protocol.latency_s
                 busy = np.maximum(busy, load * nbytes / protocol.bytes_per_s)
         draining = draining + stage.rounds * busy

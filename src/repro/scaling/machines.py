@@ -20,18 +20,20 @@ from repro.topology import Level, Topology
 
 @dataclass(frozen=True)
 class Interval:
-    """From `low` to `high`, most likely `likely`. ValueError unless 0 < low <= likely <= high."""
+    """From `low` to `high`, most likely `likely`. ValueError unless 0 <= low <= likely <= high, and 0 < high."""
 
     low: float
     likely: float
     high: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.low <= self.likely <= self.high:
-            raise ValueError(f"an interval needs 0 < low <= likely <= high, found {self}")
+        if not 0 <= self.low <= self.likely <= self.high or not self.high:
+            raise ValueError(f"an interval needs 0 <= low <= likely <= high and 0 < high, found {self}")
 
     def draw(self, rng: np.random.Generator, draws: int) -> Value:
-        """[draws] values, log-triangular. ValueError where low equals high."""
+        """[draws] values, log-triangular, or triangular from 0 on. ValueError where low equals high."""
+        if not self.low:
+            return rng.triangular(0.0, self.likely, self.high, draws)
         return np.exp(rng.triangular(math.log(self.low), math.log(self.likely), math.log(self.high), draws))
 
 
@@ -44,6 +46,11 @@ class Tier:
     bytes_per_s   of one link in one direction, nominal
     achieved      share of it that is achieved
     latency_s     of a message
+
+    Where the level's switches add up and multicast (NVLS, SHARP; 0: they cannot):
+
+    in_network_share       of the achieved rate that such a collective reaches
+    in_network_latency_s   of it
     """
 
     name: str
@@ -52,6 +59,8 @@ class Tier:
     bytes_per_s: float
     achieved: Interval
     latency_s: Interval
+    in_network_share: float = 0.0
+    in_network_latency_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,7 @@ class Hardware:
     launch_s: Interval
     overlap: Interval
     channels: int = 0
-    values: Mapping[str, float] = field(default_factory=dict)
+    values: Mapping[str, Value] = field(default_factory=dict)
 
     def intervals(self) -> dict[str, Interval]:
         """The uncertain parameters by name."""
@@ -87,8 +96,8 @@ class Hardware:
             found |= {f"{tier.name} achieved": tier.achieved, f"{tier.name} latency_s": tier.latency_s}
         return found
 
-    def at(self, **values: float) -> "Hardware":
-        """The same machine with some parameters of `intervals` fixed. ValueError for a name that is not one of them."""
+    def at(self, **values: Value) -> "Hardware":
+        """The same machine with some parameters of `intervals` fixed, or [draws] of them given. ValueError for a name that is not one of them."""
         if unknown := values.keys() - self.intervals().keys():
             raise ValueError(f"{self.name}: unknown {min(unknown)!r}, known: {', '.join(self.intervals())}")
         return replace(self, values={**self.values, **values})
@@ -113,7 +122,9 @@ class Hardware:
         links = []
         for tier in self.tiers:
             rate = tier.bytes_per_s * values[f"{tier.name} achieved"]
-            links.append(Links(tier.links, (Protocol(values[f"{tier.name} latency_s"], rate),)))
+            share = tier.in_network_share
+            switch = Protocol(tier.in_network_latency_s, share * rate) if share else None
+            links.append(Links(tier.links, (Protocol(values[f"{tier.name} latency_s"], rate),), switch))
         return Machine(
             network=Network(self.topology(nodes), tuple(links), overhead_s=values["launch_s"]),
             flops_per_s=self.peak_flops * values["gemm"],
@@ -161,8 +172,9 @@ def _intervals(table: dict[str, Any]) -> dict[str, Any]:
 def _catalogue() -> dict[str, Hardware]:
     tables = tomllib.loads(Path(__file__).with_name("machines.toml").read_text())
     found = {}
+    of_all = tables.pop("all")
     for name, table in tables.items():
-        whole = tables.get(table.pop("like", ""), {}) | table
+        whole = of_all | tables.get(table.pop("like", ""), {}) | table
         tiers = tuple(Tier(**_intervals(tier)) for tier in whole.pop("tiers"))
         found[name] = Hardware(name, tiers, **_intervals(whole))
     return found

@@ -31,11 +31,14 @@ class Protocol:
 class Links:
     """The links out of one unit to the others of its level: how many, and their protocols by rising `from_bytes`.
 
+    in_network   latency and rate of a reduction or multicast by the level's switches (NVLS, SHARP); None: they cannot
+
     ValueError for a count of 0, and for protocols that do not begin at 0 bytes or do not rise.
     """
 
     count: float
     protocols: tuple[Protocol, ...]
+    in_network: Protocol | None = None
 
     def __post_init__(self) -> None:
         starts = [protocol.from_bytes for protocol in self.protocols]

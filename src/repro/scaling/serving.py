@@ -19,6 +19,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from repro.flover import paper
 from repro.flover.arrivals import RequestShape, fixed_arrivals
 from repro.flover.queueing import Policy
 from repro.models.config import DecoderConfig
@@ -70,15 +71,16 @@ def _llama(layers: int, width: int, heads: int, ffn: int) -> Dense:
     return Dense(LlamaConfig(layers=layers, width=width, heads=heads, kv_heads=heads, ffn=ffn, vocab=32000), kernels=10)
 
 
-# By name: model, and GPUs in the caption of Fig. 4. [INF] FasterTransformer's kernels: norm, QKV, attention with the
+# By name: model, and GPUs. [INF] FasterTransformer's kernels: norm, QKV, attention with the
 # cache write, output, up, bias and activation, down, residuals; a LLaMA layer has a second norm and a gate.
 PAPER: dict[str, tuple[Dense, int]] = {
-    "gpt-j-6b": (Dense(GPT_J_6B, kernels=8), 1),
-    "llama-13b": (_llama(40, 5120, 40, 13824), 1),
-    "llama-33b": (_llama(60, 6656, 52, 17920), 2),
-    "llama-65b": (_llama(80, 8192, 64, 22016), 4),
-    # The authors' configuration file has another width than LLaMA's; [INF] whether the figure was made with it.
-    "llama-65b-released": (_llama(80, 8192, 64, 11008), 4),
+    "gpt-j-6b": (Dense(GPT_J_6B, kernels=8), paper.MODELS["gpt-j-6b"].gpus),
+    "llama-13b": (_llama(40, 5120, 40, 13824), paper.MODELS["llama-13b"].gpus),
+    "llama-33b": (_llama(60, 6656, 52, 17920), paper.MODELS["llama-33b"].gpus),
+    "llama-65b": (_llama(80, 8192, 64, 22016), paper.MODELS["llama-65b"].gpus),
+    # [CODE] as the authors' configuration file has it: half of LLaMA's MLP. [INF] that this is what they ran: a request
+    # alone takes 10.8 s there, and 13.6 s with 33B on two GPUs, which hold as many bytes each as 65B on four would.
+    "llama-65b-released": (_llama(80, 8192, 64, 11008), paper.MODELS["llama-65b"].gpus),
 }
 
 
@@ -140,15 +142,14 @@ def total_seconds(
     model: Dense,
     machine: Machine,
     policy: Policy,
-    requests: int = 32,
-    interval_s: float = 0.5,
-    prompt_tokens: int = 8,
-    new_tokens: int = 504,
+    requests: int = paper.REQUESTS,
+    interval_s: float = paper.INTERVAL_S,
+    prompt_tokens: int = paper.PROMPT_TOKENS,
+    new_tokens: int = paper.TOKENS - paper.PROMPT_TOKENS,
 ) -> Value:
     """Seconds until the last request is done (Fig. 4a): a number, or [draws] of the machine.
 
-    The defaults are the paper's: 512 tokens a request, of which 8 are the prompt, and one request every 500 ms ([INF],
-    which its totals show). ValueError for less than one request or token.
+    The defaults are the paper's. ValueError for less than one request or token.
     """
     arrivals = fixed_arrivals(requests, interval_s).tolist()
     shapes = [RequestShape(arrival, prompt_tokens, new_tokens) for arrival in arrivals]

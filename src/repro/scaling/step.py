@@ -2,9 +2,10 @@
 
 compute    matrix products at the rate that large ones reach, the rest of a layer at the memory's, a launch per kernel
 memory     what only reads and writes: copies beside the messages, sums of gradients, the update
-messages   those of the plan (`repro.zero.traffic`), hop by hop: bytes, latencies, and quantising on both sides
+messages   those of the plan (`repro.zero.traffic`), hop by hop: bytes, latencies, quantising what is sent and restoring
+           what arrives
 overlap    a gather or reduction of one block runs while another block computes; what comes once per step at the end
-           hides behind nothing
+           hides behind nothing, unless `Assumptions` say otherwise
 """
 
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch
 from repro.models.gpt import GPT, GPTConfig
 from repro.scaling import collectives
 from repro.scaling.algorithms import Algorithm, Kind
+from repro.scaling.assumptions import Assumptions
 from repro.scaling.machines import Machine
 from repro.scaling.network import Value
 from repro.zero import Plan, memory, traffic
@@ -23,8 +25,9 @@ from repro.zero.layout import Layout, layout
 from repro.zero.traffic import Collective
 
 KERNELS_PER_LAYER = 14  # of a forward with fused attention: norms, products, bias and activation, residuals
-# Per value that is quantised and restored: read in 16 bits, written in 8, and both again on the other side.
-QUANTIZE_BYTES = 6
+# Per value that is quantised: read in 16 bits, written in 8; and per value that is restored, the other way round.
+QUANTIZE_BYTES = 3
+OURS = Assumptions()
 # Of Adam per value: gradient 4, master and two moments read and written 24, weight 2 written, unscale 4.
 UPDATE_BYTES = 34
 # Per value and backward pass: weights copied out of a gather's buffer before forward and backward 2 x 4, the gradient
@@ -40,7 +43,7 @@ class Step:
     exposed_s    what messages add to the compute
     hidden_s     time of messages that compute covers
     level_s      time of the messages by the outermost level that they cross, before overlap
-    quantize_s   the part of them that is quantising
+    quantize_s   the part of them that is quantising and restoring
     flops        of a rank, recomputation not counted
     rank_bytes   memory that a rank needs: states, working memory, activations (`repro.zero.memory`)
     fits         whether it has that much
@@ -76,12 +79,14 @@ def predict_step(
     micro_batch: int = 1,
     accumulation: int = 1,
     compute_s: Value | None = None,
+    assumed: Assumptions = OURS,
 ) -> Step:
     """Predict a step of `plan` for a GPT of 16-bit weights.
 
     micro_batch    sequences per rank and backward pass
     accumulation   backward passes per step
     compute_s      of all forwards and backwards, where it was measured
+    assumed        of the engine; default: this package's
 
     ValueError when the levels of plan and machine differ.
     """
@@ -91,22 +96,25 @@ def predict_step(
     shapes = layout_of(config)
     streamed = streaming_seconds(plan, shapes.parameters, machine, accumulation)
     passes = compute_seconds(config, machine, micro_batch, accumulation) if compute_s is None else compute_s
-    messages: dict[bool, Value] = {True: 0.0, False: 0.0}  # those at the end of the step, and the others
-    quantize: Value = 0.0
+    early, late, quantize = 0.0, 0.0, 0.0  # messages of the layers, those at the end of the step, quantising
     levels: dict[str, Value] = dict.fromkeys(plan.topology.names, 0.0)
     moves = plan.moves
     sums = (moves.reduce_to_optimizer, moves.all_reduce_replicas) if plan.reduce_across == "step" else ()
     last = (*sums, moves.gather_updated)  # routes that are walked after the last backward
     for collective in traffic.collectives(plan, shapes, accumulation):
+        times = _times(plan, collective, accumulation, assumed)
         for hop in traffic.hops(collective, plan.topology):
-            wire, work = hop_seconds(collective, hop, machine)
-            seconds = collective.times * (wire + work)
+            wire, work = hop_seconds(collective, hop, machine, assumed)
+            seconds = times * (wire + work)
             levels[hop.levels[-1]] += seconds
-            messages[any(collective.route is route for route in last)] += seconds
-            quantize += collective.times * work
-    hidden = np.minimum(messages[False], machine.overlap * passes)
+            quantize += times * work
+            if any(collective.route is route for route in last):
+                late += seconds
+            else:
+                early += seconds
+    hidden = np.minimum(early + assumed.end_overlap * late, machine.overlap * passes)
     compute = passes + streamed
-    exposed = messages[True] + messages[False] - hidden
+    exposed = early + late - hidden
     states = sum(memory.predict(plan, shapes).values())
     rank_bytes = states + memory.working(plan, shapes) + activations(config, micro_batch)
     return Step(
@@ -161,17 +169,38 @@ def layout_of(config: GPTConfig) -> Layout:
         return layout(GPT(config))
 
 
-def hop_seconds(collective: Collective, hop: traffic.Hop, machine: Machine) -> tuple[Value, Value]:
-    """Seconds on the wire, and seconds of quantising. NCCL and RCCL use rings; `repro.comm` does over several levels,
-    and within one level it exchanges directly. A quantised reduction is a direct all-to-all, and a sum at the
-    receiver."""
+def hop_seconds(
+    collective: Collective, hop: traffic.Hop, machine: Machine, assumed: Assumptions = OURS
+) -> tuple[Value, Value]:
+    """Seconds on the wire, and seconds of quantising and restoring. NCCL and RCCL use rings; `repro.comm` does over
+    several levels, and within one level it exchanges directly. A quantised reduction is a direct all-to-all, and a sum
+    at the receiver."""
     rings = machine.native or sum(size > 1 for size in hop.sizes) > 1
     kind: Kind = "all_gather" if collective.kind == "gather" else "all_to_all" if hop.bits < 16 else "reduce_scatter"
     algorithm: Algorithm = "ring" if rings and kind != "all_to_all" else "direct"
-    nbytes = hop.ranks * hop.payload
-    wire = collectives.seconds(kind, nbytes, machine.network, algorithm, levels=hop.levels, channels=machine.channels)
-    if not hop.quantised:
-        return wire, 0.0
+    empty, full = (
+        collectives.seconds(kind, nbytes, machine.network, algorithm, levels=hop.levels, channels=machine.channels)
+        for nbytes in (0, hop.ranks * hop.payload)
+    )
+    share = assumed.all_to_all if kind == "all_to_all" else 1.0
+    apart = assumed.scales_apart if hop.bits < 16 else 0.0
+    # The same bytes in more messages: each costs what an empty one does.
+    wire = assumed.messages * (1 + apart) * empty + (full - empty) / share
+    values, kernels = hop.quantised + hop.restored, (hop.quantised > 0) + (hop.restored > 0)
     if machine.quantize_values_per_s is None:
-        return wire, hop.quantised * QUANTIZE_BYTES / machine.hbm_bytes_per_s + 2 * machine.launch_s
-    return wire, 2 * hop.quantised / machine.quantize_values_per_s
+        streamed = values * QUANTIZE_BYTES / machine.hbm_bytes_per_s
+        return wire, assumed.quantize_slowdown * streamed + assumed.messages * kernels * machine.launch_s
+    return wire, assumed.quantize_slowdown * values / machine.quantize_values_per_s
+
+
+def _times(plan: Plan, collective: Collective, accumulation: int, assumed: Assumptions) -> Value:
+    """How often a step makes a collective, with the copy of hpZ refilled as assumed. `Collective.times` has it refilled
+    once a step: of all gathers one, per bucket, is global."""
+    if not plan.has_secondary:
+        return collective.times
+    wide, all_gathers = assumed.global_gathers(accumulation), 2 * accumulation
+    if collective.route is plan.moves.gather_weights:
+        return collective.times * wide
+    if collective.route is plan.moves.gather_secondary:
+        return collective.times * (all_gathers - wide) / (all_gathers - 1)
+    return collective.times

@@ -13,9 +13,10 @@ import pandas as pd
 
 from repro import zero
 from repro.models.gpt import GPTConfig
+from repro.scaling.assumptions import PRIORS, Assumptions
 from repro.scaling.machines import Hardware, Machine, hardware
 from repro.scaling.network import Value
-from repro.scaling.step import Step, activations, layout_of, predict_step
+from repro.scaling.step import OURS, Step, activations, layout_of, predict_step
 from repro.topology import Topology
 from repro.zero import Plan, memory
 from repro.zero.layout import Layout
@@ -46,12 +47,15 @@ def predict(
     accumulation: int = 1,
     draws: int = DRAWS,
     seed: int = 0,
+    assumed: Assumptions = OURS,
 ) -> Step:
     """A step of the named plan, or of the one that `which` makes for the machine's levels, in `draws` of the machine's
-    parameters (0: at their likely values)."""
+    parameters (0: at their likely values), by an engine as assumed (of one value, or `Assumptions.drawn(draws, seed)`,
+    whose bands include what is not known of it)."""
     topology = machine.topology(nodes)
     chosen = named(which, topology) if isinstance(which, str) else which(topology)
-    return predict_step(chosen, config, machine.machine(nodes, draws, seed), micro_batch, accumulation)
+    drawn = machine.machine(nodes, draws, seed)
+    return predict_step(chosen, config, drawn, micro_batch, accumulation, assumed=assumed)
 
 
 def sweep(
@@ -91,15 +95,18 @@ def bands(values: Mapping[str, Value]) -> dict[str, float]:
     return {name + end: float(q) for name, three in quantiles.items() for end, q in zip(ENDS, three, strict=True)}
 
 
-def sensitivity(kind: Hardware, result: Callable[[Hardware], float]) -> pd.DataFrame:
-    """What decides `result`, a prediction without draws: each uncertain parameter at its low and its high end, the
-    others likely. The widest swing first."""
-    likely = result(kind)
+def sensitivity(kind: Hardware, result: Callable[[Hardware, Assumptions], float]) -> pd.DataFrame:
+    """What decides `result`, a prediction without draws: each uncertain parameter of the machine at its low and its high
+    end, and each assumption about the engine at the ends of its prior, the others likely. The widest swing first."""
+    likely = result(kind, OURS)
     rows = []
     for name, interval in kind.intervals().items():
-        low, high = (result(kind.at(**{name: value})) for value in (interval.low, interval.high))
-        rows.append({"parameter": name, "at_low": low, "at_high": high, "likely": likely, "swing": abs(high - low)})
-    return pd.DataFrame(rows).sort_values("swing", ascending=False, ignore_index=True)
+        ends = [result(kind.at(**{name: value}), OURS) for value in (interval.low, interval.high)]
+        rows.append((name, *ends))
+    rows += [(name, *(result(kind, replace(OURS, **{name: e})) for e in prior.ends)) for name, prior in PRIORS.items()]
+    table = pd.DataFrame(rows, columns=["parameter", "at_low", "at_high"])
+    swing = (table.at_high - table.at_low).abs()
+    return table.assign(likely=likely, swing=swing).sort_values("swing", ascending=False, ignore_index=True)
 
 
 def search(

@@ -41,6 +41,8 @@ class Hop:
 
     payload     bytes that a rank has for each of the others (a reduction), or that it gathers from each
     quantised   values that a rank quantises for it; 0 when the hop sends floats
+    restored    values that a rank turns back into floats after it: all that it gathered, once they go no further as
+                they are, or each that it adds up
     """
 
     kind: Kind
@@ -49,6 +51,7 @@ class Hop:
     bits: int
     payload: int
     quantised: int
+    restored: int
 
     @property
     def ranks(self) -> int:
@@ -112,19 +115,22 @@ def hops(collective: Collective, topology: Topology) -> Iterator[Hop]:
     assert collective.route is not None, "`collectives` leaves out what is not sent"
     level_size = {level.name: level.size for level in topology.levels}
     route, gathers = collective.route, collective.kind == "gather"
-    walk = list(zip(route.hops, route.bits, strict=True))
+    walk = [hop for hop in zip(route.hops, route.bits, strict=True) if any(level_size[name] > 1 for name in hop[0])]
+    walk = walk[::-1] if gathers else walk
     numel, pieces, bits_before = collective.numel, 1, None
-    for levels, bits in reversed(walk) if gathers else walk:
+    following = [bits for _, bits in walk[1:]] + [None]
+    for (levels, bits), bits_after in zip(walk, following, strict=False):
         sizes = tuple(level_size[name] for name in levels)
         ranks = math.prod(sizes)
-        if ranks == 1:
-            continue
         numel = numel if gathers else numel // ranks
         full = numel * min(collective.itemsize, bits // 8)
         payload = pieces * (payload_bytes(numel, bits, route.block) if bits < 16 else full)
         # Between hops of equal bits a gathered payload travels on as it is.
-        quantised = 0 if bits >= 16 or (gathers and bits == bits_before) else numel * (pieces if gathers else ranks - 1)
-        yield Hop(collective.kind, levels, sizes, bits, payload, quantised)
+        quantised = (
+            numel * (pieces if gathers else ranks - 1) if bits < 16 and not (gathers and bits == bits_before) else 0
+        )
+        restored = quantised if not gathers else numel * pieces * ranks if bits < 16 and bits != bits_after else 0
+        yield Hop(collective.kind, levels, sizes, bits, payload, quantised, restored)
         pieces, bits_before = (pieces * ranks, bits) if gathers else (1, bits)
 
 
@@ -153,7 +159,7 @@ def hop_seconds(hop: Hop, topology: Topology, quantize_values_per_s: float = mat
             busy.append(nbytes / hop.ranks / level.bytes_per_s)
             latency = max(latency, level.latency_s)
     rounds = hop.ranks - 1 if hop.in_rings() else 1
-    return max(busy) + rounds * latency + 2 * hop.quantised / quantize_values_per_s  # and back
+    return max(busy) + rounds * latency + (hop.quantised + hop.restored) / quantize_values_per_s
 
 
 def step_seconds(

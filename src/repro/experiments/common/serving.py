@@ -1,10 +1,8 @@
-"""What every served workload reports, and the paper's requests."""
+"""What every served workload reports."""
 
 from repro.experiments.base import Bytes, Number, Seconds, SecondsPerToken, Tokens, TokensPerSecond, metrics
 
 WINDOW = "dynamic: from the first request that waits until its batch is formed"  # description of `window_s`
-PAPER_PROMPT_TOKENS = 8
-PAPER_SHORTEST = 128  # tokens of the shortest answer of random length
 
 _AVERAGES = ("mean", "p50", "p99")
 

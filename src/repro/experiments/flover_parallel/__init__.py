@@ -8,7 +8,8 @@ from pydantic import Field
 from repro.experiments.base import Experiment, Number
 from repro.experiments.common.names import Layout
 from repro.experiments.common.ranks import OnRanks
-from repro.experiments.common.serving import PAPER_SHORTEST, ServedMetrics
+from repro.experiments.common.serving import ServedMetrics
+from repro.flover import paper
 
 
 class ParallelPoint(OnRanks):
@@ -26,7 +27,7 @@ class ParallelPoint(OnRanks):
     dtype: Literal["float32", "bfloat16"] = "float32"
     requests: int = Field(16, ge=1)
     interval_s: float = Field(0.02, ge=0, description="between arrivals")
-    longest: int = Field(512, ge=PAPER_SHORTEST, description="longest answer, before scaling")
+    longest: int = Field(512, ge=paper.SHORTEST, description="longest answer, before scaling")
     length_scale: float = Field(0.125, gt=0, description="factor on answer lengths")
     max_slots: int = Field(32, ge=1, description="requests decoded at once")
     cluster_mbit_s: float = Field(50.0, gt=0)

@@ -5,10 +5,9 @@ import torch
 from repro.baselines.batching import lone
 from repro.experiments.base import Outcome
 from repro.experiments.common.launched import gpu_of_job, ranks_of
-from repro.experiments.common.serving import PAPER_PROMPT_TOKENS
 from repro.experiments.flover_parallel import EXPERIMENT, ParallelMetrics, ParallelPoint
 from repro.experiments.flover_serving.inputs import uniform
-from repro.flover import workload
+from repro.flover import paper, workload
 from repro.flover.buffers import LAYOUTS
 from repro.flover.engine import Engine, ServingReport
 from repro.flover.parallel import Leader, follow
@@ -59,4 +58,4 @@ def _requests(point: ParallelPoint) -> list[Request]:
 
 
 def _capacity(point: ParallelPoint) -> int:
-    return PAPER_PROMPT_TOKENS + max(1, round(point.longest * point.length_scale))
+    return paper.PROMPT_TOKENS + max(1, round(point.longest * point.length_scale))

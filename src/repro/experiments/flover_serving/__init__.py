@@ -7,7 +7,8 @@ from pydantic import Field
 
 from repro.experiments.base import Bytes, Experiment, Number, Point, Seconds, metrics
 from repro.experiments.common.names import Layout
-from repro.experiments.common.serving import PAPER_SHORTEST, WINDOW, ServedMetrics
+from repro.experiments.common.serving import WINDOW, ServedMetrics
+from repro.flover import paper
 
 ModelName = Literal["smollm2-135m", "random-40m", "random-1b", "random-7b", "random-13b"]
 
@@ -27,7 +28,7 @@ class ServingPoint(Point):
     max_output_tokens: int = Field(128, ge=1, description="azure, sharegpt: longer answers are cut to this")
     interval_s: float = Field(0.2, ge=0, description="all but azure: (mean) gap between arrivals")
     interval_t1: float = Field(0.0, ge=0, description="the same in lone requests' times; 0: interval_s holds")
-    longest: int = Field(512, ge=PAPER_SHORTEST, description="uniform: longest answer, before scaling")
+    longest: int = Field(512, ge=paper.SHORTEST, description="uniform: longest answer, before scaling")
     max_slots: int = Field(32, ge=1, description="fused: requests decoded at once")
     batch_size: int = Field(8, ge=1, description="static, dynamic: most requests per batch")
     window_s: float = Field(0.0, ge=0, description=WINDOW)

@@ -7,10 +7,9 @@ import torch
 
 from repro import paths
 from repro.experiments.base import MissingHardware
-from repro.experiments.common.serving import PAPER_PROMPT_TOKENS, PAPER_SHORTEST
 from repro.experiments.flover_parallel import ParallelPoint
 from repro.experiments.flover_serving import ServingPoint
-from repro.flover import workload
+from repro.flover import paper, workload
 from repro.flover.arrivals import RequestShape, fixed_arrivals, poisson_arrivals
 from repro.flover.request import Request
 from repro.models import checkpoint
@@ -24,7 +23,6 @@ RANDOM = {
     "random-13b": {"layers": 40, "width": 5120, "heads": 40, "kv_heads": 40, "ffn": 13824},
 }
 VOCAB = 32_000
-_PAPER_OUTPUT_TOKENS = 512
 
 
 def model(point: ServingPoint) -> Llama:
@@ -66,14 +64,14 @@ def shapes(point: ServingPoint, interval_s: float) -> list[RequestShape]:
         return workload.sharegpt(paths.data("sharegpt_lengths_llmservingsim.csv"), times, *cuts)
     if point.workload == "uniform":
         return uniform(point, interval_s)
-    output_tokens = max(1, round(_PAPER_OUTPUT_TOKENS * point.length_scale))
-    return [RequestShape(time, PAPER_PROMPT_TOKENS, output_tokens) for time in times]
+    output_tokens = max(1, round(paper.TOKENS * point.length_scale))
+    return [RequestShape(time, paper.PROMPT_TOKENS, output_tokens) for time in times]
 
 
 def uniform(point: ServingPoint | ParallelPoint, interval_s: float) -> list[RequestShape]:
     """Answers of lengths drawn uniformly, as in the paper's experiments with reordering."""
-    ends = (max(1, round(tokens * point.length_scale)) for tokens in (PAPER_SHORTEST, point.longest))
-    return workload.uniform(point.requests, interval_s, PAPER_PROMPT_TOKENS, *ends, point.seed)
+    ends = (max(1, round(tokens * point.length_scale)) for tokens in (paper.SHORTEST, point.longest))
+    return workload.uniform(point.requests, interval_s, paper.PROMPT_TOKENS, *ends, point.seed)
 
 
 def requests(point: ServingPoint, shapes: Sequence[RequestShape]) -> list[Request]:
@@ -107,8 +105,8 @@ def scales(point: ServingPoint) -> str:
     if point.workload == "sharegpt":
         lengths = f"ShareGPT lengths from row {point.trace_start} x {point.length_scale:g}"
         return f"{lengths}, {cut}; Poisson arrivals every {every}"
-    answers, arrivals = str(_PAPER_OUTPUT_TOKENS), point.workload
+    answers, arrivals = str(paper.TOKENS), point.workload
     if point.workload == "uniform":
-        answers, arrivals = f"{PAPER_SHORTEST} to {point.longest}, drawn uniformly,", "fixed"
-    lengths = f"prompts of {PAPER_PROMPT_TOKENS} tokens, answers of {answers} x {point.length_scale:g} tokens"
+        answers, arrivals = f"{paper.SHORTEST} to {point.longest}, drawn uniformly,", "fixed"
+    lengths = f"prompts of {paper.PROMPT_TOKENS} tokens, answers of {answers} x {point.length_scale:g} tokens"
     return f"{arrivals} arrivals every {every}, {lengths}"

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from repro.experiments.base import Experiment, Point, Ratio, Seconds, bands
+from repro.flover import paper
 
 # What serves: the paper's fusion; one after another; and FasterTransformer's instances, which share the GPU.
 POLICIES = ("fused", "serial", "instances")
@@ -14,8 +15,8 @@ class ScalingServing(Point):
     """512 tokens a request, of which 8 are the prompt, as in the authors' configuration."""
 
     model: Literal["gpt-j-6b", "llama-13b", "llama-33b", "llama-65b", "llama-65b-released"] = "gpt-j-6b"
-    requests: int = Field(32, ge=1)
-    interval_ms: float = Field(500.0, ge=0)
+    requests: int = Field(paper.REQUESTS, ge=1)
+    interval_ms: float = Field(1000 * paper.INTERVAL_S, ge=0)
     draws: int = Field(64, ge=2, description="of the machine's uncertain parameters")
 
     @property

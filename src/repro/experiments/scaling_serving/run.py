@@ -5,6 +5,7 @@ import pandas as pd
 from repro.experiments.base import Outcome
 from repro.experiments.scaling_serving import POLICIES, ScalingServing, ScalingServingMetrics
 from repro.flover import queueing
+from repro.flover.queueing.cost import AUTHORS
 from repro.scaling import serving
 from repro.scaling.network import Value
 from repro.scaling.whatif import bands
@@ -15,8 +16,7 @@ def run(point: ScalingServing) -> Outcome:
     model, gpus = serving.PAPER[point.model]
     machine = serving.machine_of(gpus, draws=point.draws, seed=point.seed)
     policies = {
-        # As the authors' code: one newcomer per token boundary, prompts on a stream of their own.
-        "fused": queueing.Fused(admit_per_iteration=1, prefill_apart=True),
+        "fused": AUTHORS,
         "serial": queueing.Fused(slots=1),
         "instances": queueing.Instances(),
     }

@@ -4,6 +4,8 @@ Who runs is a policy (`fused`, `batches`, `shared`), how long it takes is told b
 formula, or measured on a machine (`repro.flover.measured`). Under `repro.flover.engine` and a model that takes those
 times, the same requests end at the same moments.
 
+What the paper's own runs cost is derived in `cost`.
+
 Between two events (an arrival, a finish) the rows of an iteration stay the same; such iterations are summed up.
 """
 

@@ -236,16 +236,18 @@ def _finished(drawing: Drawing, path: Path | None, suffixes: Sequence[str], mark
 
 def verdicts(name: str, records: str | Path) -> pd.DataFrame:
     """Verdicts of the claims that figure `name` is evidence for: a row per claim that a record of the folder answers,
-    with columns claim, about, paper, ours, verdict. ValueError for a figure that does not exist."""
+    with columns claim, about, paper, ours, agreement, scope. ValueError for a figure that does not exist."""
     entry = figures.entry(name)
     found = [stored.collect(paths.root() / records / experiment).records for experiment in entry.reads]
     shown = [claim for claim in claims.load() if claim.id in entry.claims]
     judged = claims.evaluate(shown, {path: run for runs in found for path, run in runs.items()})
     rows = [
-        (claim.id, claim.title, *claims.numbers(verdict.model_dump()), verdict.verdict)
+        (claim.id, claim.title, *claims.numbers(verdict.model_dump()), verdict.agreement, verdict.scope or "–")
         for claim, verdict in zip(shown, judged, strict=True)
     ]
-    return pd.DataFrame(rows, columns=["claim", "about", "paper", "ours", "verdict"]).query("verdict != 'not run'")
+    return pd.DataFrame(rows, columns=["claim", "about", "paper", "ours", "agreement", "scope"]).query(
+        "agreement != 'not run'"
+    )
 
 
 def show(name: str, records: str | Path, output: str | Path | None = None, **options: Any) -> None:

@@ -12,13 +12,25 @@ from matplotlib.figure import Figure
 from pandas.io.formats.style import Styler
 
 from repro.claims import registry
-from repro.claims.registry import Claim, Verdict
+from repro.claims.claim import KIND
+from repro.claims.registry import WORDS, Claim, Verdict
+from repro.claims.verdict import AGREEMENT, SCOPE
 from repro.report.figures import NOTEBOOKS, base, marks
 from repro.report.figures.base import MARKERS, PALETTE, Data, Drawing, NothingToShow
 from repro.report.figures.marks import log_axis, round_ticks
 
-VERDICTS = ("reproduced", "trend only", "deviates", "skipped", "not run")
 _KINDS = ("measured", "emulated", "modelled")
+
+
+__all__ = ["WORDS", "claims_overview", "meanings", "styled", "verdicts"]
+
+
+def meanings() -> Styler:
+    """What the words of a verdict mean, by axis, for reading."""
+    axes = {"agreement": AGREEMENT, "scope": SCOPE, "kind of row": KIND}
+    rows = [(axis, word, meaning) for axis, words in axes.items() for word, meaning in words.items()]
+    style = pd.DataFrame(rows, columns=["axis", "word", "meaning"]).style.set_uuid("words").hide(axis="index")
+    return style.set_properties(**{"white-space": "normal", "text-align": "left"})
 
 
 def _judge(records: str | Path) -> tuple[dict[str, Claim], list[Verdict]]:
@@ -43,23 +55,23 @@ def verdicts(records: str | Path) -> pd.DataFrame:
 def _tolerance(claim: Claim) -> str:
     if claim.comparison in ("ordering", "trend"):
         return f"ratio > {1 + claim.tolerance:.3g}"
-    sign = {"equal": "±", "higher": "−", "lower": "+"}[claim.direction]
-    return f"{sign}{claim.tolerance:.1%}" if claim.comparison == "relative" else f"{sign}{claim.tolerance:.3g}"
+    return f"±{claim.tolerance:.1%}" if claim.comparison == "relative" else f"±{claim.tolerance:.3g}"
 
 
 def styled(table: pd.DataFrame) -> Styler:
-    """A table of verdicts for reading: column `verdict` in bold or grey, long texts wrapped."""
+    """A table of verdicts for reading: column `agreement` in bold or grey, long texts wrapped."""
     grey, bold = "color: #666", "font-weight: bold"
-    look = {"reproduced": bold, "deviates": f"{bold}; font-style: italic", "skipped": grey, "not run": grey}
+    look = dict.fromkeys(("inconclusive", "skipped", "not run"), grey)
+    look |= {"reproduced": bold, "deviates": f"{bold}; font-style: italic"}
     cells = {"white-space": "normal", "text-align": "left", "vertical-align": "top", "font-size": "12px"}
     rules = [
         {"selector": "th", "props": "text-align: left; font-size: 12px"},
         {"selector": "tr", "props": "border-bottom: 1px solid #ddd"},
     ]
     style = table.style.set_uuid("claims").hide(axis="index").set_properties(**cells).set_table_styles(rules)
-    style = style.set_properties(subset=["claim", "verdict"], **{"white-space": "nowrap"})
+    style = style.set_properties(subset=["claim", "agreement"], **{"white-space": "nowrap"})
     style = style.set_properties(subset=["what the paper says", "reason"], **{"min-width": "18em"})
-    return style.map(lambda verdict: look.get(verdict, ""), subset=["verdict"])
+    return style.map(lambda word: look.get(word, ""), subset=["agreement"])
 
 
 def claims_overview(data: Data, *, ids: str = "") -> Drawing:
@@ -77,7 +89,7 @@ def claims_overview(data: Data, *, ids: str = "") -> Drawing:
     evidence = ", ".join(kind for kind in _KINDS if kind in {verdict.evidence for verdict in rows})
     caption = (
         f"{len(rows)} claims; {len(judged) - len(rows) - silent} on an order and {silent} skipped or not run are in the "
-        "table. Bars with ends: 95 % interval over repeats."
+        "table. Small dots: runs, or pairs of runs; bars with ends: the 95 % interval, where there are enough runs for one."
     )
     return Drawing(_overview(rows, claims), evidence, caption)
 
@@ -112,14 +124,16 @@ def _row(axes: Axes, y: int, row: Verdict, band: tuple[float, float], left: floa
     axes.barh(y, high - low, left=low, height=0.66, label="agrees with the claim" if y == 0 else None, **grey)
     kind = _KINDS.index(row.evidence)
     style: dict[str, Any] = {"marker": MARKERS[kind], "color": PALETTE[kind], "markersize": 6.5, "zorder": 4}
-    style["markerfacecolor"] = PALETTE[kind] if row.verdict == "reproduced" else "white"
+    style["markerfacecolor"] = PALETTE[kind] if row.agreement == "reproduced" else "white"
     x = row.value / row.paper_value
     if x <= 0:  # the other sign has no place on a logarithmic axis
         marks.note(axes, "other sign", left, y, 6, va="center", fontsize=8)
         style["marker"] = "<"
-    elif row.interval:
+    marks_of_runs = [value / row.paper_value for value in row.values if value / row.paper_value > left]
+    axes.plot(marks_of_runs, [y] * len(marks_of_runs), ".", color="#555555", markersize=3.5, zorder=5)
+    if x > 0 and row.interval:
         ends = sorted(max(end / row.paper_value, left) for end in row.interval)
         axes.plot(ends, [y, y], color="black", linewidth=1.4, marker="|", markersize=6, zorder=3)
     axes.plot(max(x, left), y, linestyle="none", **style)
-    look = {"reproduced": {"fontweight": "bold"}, "deviates": {"fontstyle": "italic"}}.get(row.verdict, {})
-    axes.text(1.01, y, row.verdict, transform=axes.get_yaxis_transform(), va="center", fontsize=8.5, **look)
+    look = {"reproduced": {"fontweight": "bold"}, "deviates": {"fontstyle": "italic"}}.get(row.agreement, {})
+    axes.text(1.01, y, row.agreement, transform=axes.get_yaxis_transform(), va="center", fontsize=8.5, **look)
