@@ -34,7 +34,7 @@ def test_what_cannot_be_compared_says_why():
     assert beside(SHIPPED, [], value=TIMED).said == "nothing shipped"
     few = beside(SHIPPED, occasions([[2.0, 2.0]]), value=TIMED)
     assert (
-        few.agrees is None and few.said == "too few shipped runs to tell (2 of 6 interleaved pairs, 1 of 3 occasions)"
+        few.agrees is None and few.said == "too few shipped runs to tell (2 of 6 interleaved pairs, on 1 occasion of 3)"
     )
     other = beside(occasions([[2.0]], evidence="emulated"), SHIPPED, value=TIMED)
     assert other.agrees is None and other.said == "emulated, shipped is measured"
