@@ -1,5 +1,6 @@
 """The command line as a user meets it."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from repro import paths
 from repro.claims import registry
 from repro.claims.claim import KIND
 from repro.cli import app, console, planned
+from repro.experiments import stored
 from repro.plan import jobs as plan
 from repro.records import record
 
@@ -77,6 +79,13 @@ def test_run_writes_a_record(tmp_path):
     assert found.evidence == "modelled" and found.point["requests"] == 4
 
 
+def test_run_keeps_a_record_where_readers_find_it(tmp_path):
+    call("run", "flover_queue", "--set", "requests=4", "--set", "seeds=2", "--repeat", "3", "--results", str(tmp_path))
+    [run] = stored.collect(tmp_path / "records").records.values()
+    assert (run.point["requests"], run.repeat) == (4, 3)
+    assert "allowed: one of them" in call("run", "flover_queue", "--out", "x.json", "--results", str(tmp_path), code=2)
+
+
 def test_run_prints_the_record_without_out():
     assert json.loads(call("run", "flover_queue", "--set", "requests=2", "--set", "seeds=2"))["status"] == "ok"
 
@@ -107,7 +116,9 @@ def test_claims_fit_a_small_terminal(monkeypatch):
     assert len(lines) < 60 and max(map(len, lines)) <= 80
 
 
-def test_claims_can_be_chosen():
+def test_claims_can_be_chosen(monkeypatch):
+    monkeypatch.setattr(stored, "collect", functools.cache(stored.collect))  # one reading for all calls
+
     def ids(*words):
         return {row["id"] for row in json.loads(call("claims", *words, "--results", str(SHIPPED), "--json"))}
 
