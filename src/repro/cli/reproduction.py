@@ -159,6 +159,7 @@ def _summarise(found: Plan) -> None:
     titles = {claim.id: claim.title for claim in registry.load()}
     here, shipped = _judged(found.results), _judged(found.reference)
     beside = shipped_values.compare(registry.load(), here, shipped)
+    said = []
     for key, paper in registry.papers().items():
         rows = [row for row in here if row.id.startswith(f"{key}-")]
         stdout.print(f"\n[bold]{escape(paper.title)}[/] (arXiv {paper.id})", soft_wrap=True)
@@ -168,7 +169,10 @@ def _summarise(found: Plan) -> None:
                 known = beside[row.id]
                 words = f"{titles[row.id]}: {ours}, {theirs} in the paper; shipped: {known.shipped}; here: {known.said}"
                 stdout.print(f"  {escape(words)}", soft_wrap=True)
+                said.append(words)
         stdout.print(f"  {registry.tally(rows)}", soft_wrap=True)
+    if marked := registry.older_code(said):
+        stdout.print(f"\n{marked}", soft_wrap=True)
     told = [found.agrees for found in beside.values() if found.agrees is not None]
     stdout.print(f"\n{sum(told)} of {len(told)} values agree with those of {found.reference}.", soft_wrap=True)
     stdout.print(f"Report: {paths.root() / found.results / 'report.html'}", soft_wrap=True)

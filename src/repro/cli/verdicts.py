@@ -54,6 +54,8 @@ def show(rows: Sequence[Verdict], titles: Mapping[str, str], grouped: bool, reas
             verdict = _styled(row) + (f", {row.scope}" if row.scope else "") + _note(row)
             stdout.print(f"{row.id} {escape(titles[row.id])}: paper {paper}, here {here}: {verdict}", soft_wrap=True)
             stdout.print(Padding(Text(row.reason, "dim"), (0, 0, 0, 4)))
+    if marked := registry.older_code(registry.numbers(row.model_dump())[1] for row in rows):
+        stdout.print(f"[dim]{marked}[/]", soft_wrap=True)
     stdout.print(registry.tally(rows) + (" (one paper: repro claims ZT)" if grouped else ""))
 
 
