@@ -6,7 +6,7 @@
 # make replot      figures and verdicts from the shipped records, without computing
 # make lint        formatting and static checks
 # make triton      Triton beside the environment (1 GB), to test the GPU kernels in its interpreter
-# make peers       other servers in an environment of their own (4 GB, 10 minutes), for benchmarks/serving.py
+# make peers       other servers in an environment of their own (4 GB, 10 minutes), for the experiment flover_peers
 # make lock        requirements.lock anew after a change of constraints.txt (needs uv)
 # make clean       remove the environment and this machine's results (shipped records stay)
 
@@ -18,6 +18,7 @@ READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 TRITON := .triton
 PEERS := .peers
+SERVERS := src/repro/experiments/flover_peers/engines
 TYPED := $(addprefix src/repro/,topology.py comm quantize zero exflow flover scaling)
 PIP_INSTALL := -m pip install --disable-pip-version-check --root-user-action=ignore --no-warn-script-location -qq --no-compile
 # A process more than cores, up to four, as tests often wait for what they started; each with one thread: threads of OpenMP
@@ -93,16 +94,16 @@ peers: $(PEERS)/.ready
 # vLLM, llama.cpp and AMD's kernels for vLLM. Each step finds what an interrupted one has done. Without their dependencies, since the files
 # name them all: vLLM would bring torch's audio and video packages. llama.cpp is compiled, by as many jobs as there are cores (or
 # CMAKE_BUILD_PARALLEL_LEVEL); vLLM compiles when it starts.
-$(PEERS)/.ready: $(wildcard benchmarks/engines/requirements-*.txt) | $(READY)
+$(PEERS)/.ready: $(wildcard $(SERVERS)/requirements-*.txt) | $(READY)
 	@ldconfig -p | grep -q libtcmalloc_minimal || { echo "make peers needs libtcmalloc_minimal: apt-get install libtcmalloc-minimal4" >&2; exit 1; }
 	@command -v g++ >/dev/null || { echo "make peers needs a C++ compiler: apt-get install g++ cmake" >&2; exit 1; }
 	@$(PYTHON) -m venv $(PEERS)
 	@echo "Installing vLLM into $(PEERS) (3 GB) ..."
 	@$(PEERS_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
-	@$(PEERS_PIP) --no-deps --requirement benchmarks/engines/requirements-vllm.txt
-	@$(PEERS_PIP) --no-deps --upgrade --target $(PEERS)/zentorch --requirement benchmarks/engines/requirements-zentorch.txt
+	@$(PEERS_PIP) --no-deps --requirement $(SERVERS)/requirements-vllm.txt
+	@$(PEERS_PIP) --no-deps --upgrade --target $(PEERS)/zentorch --requirement $(SERVERS)/requirements-zentorch.txt
 	@echo "Building llama.cpp (about 8 minutes on 2 cores) ..."
-	@CMAKE_BUILD_PARALLEL_LEVEL=$${CMAKE_BUILD_PARALLEL_LEVEL:-$$(nproc)} $(PEERS_PIP) --no-deps --requirement benchmarks/engines/requirements-llama.txt
+	@CMAKE_BUILD_PARALLEL_LEVEL=$${CMAKE_BUILD_PARALLEL_LEVEL:-$$(nproc)} $(PEERS_PIP) --no-deps --requirement $(SERVERS)/requirements-llama.txt
 	@touch $@
 
 # All files that PyPI has of each version, for every system and Python that can install it.

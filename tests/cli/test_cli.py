@@ -1,5 +1,6 @@
 """The command line as a user meets it."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -115,7 +116,9 @@ def test_claims_fit_a_small_terminal(monkeypatch):
     assert len(lines) < 60 and max(map(len, lines)) <= 80
 
 
-def test_claims_can_be_chosen():
+def test_claims_can_be_chosen(monkeypatch):
+    monkeypatch.setattr(stored, "collect", functools.cache(stored.collect))  # one reading for all calls
+
     def ids(*words):
         return {row["id"] for row in json.loads(call("claims", *words, "--results", str(SHIPPED), "--json"))}
 

@@ -95,10 +95,11 @@ def test_twenty_billion_parameters_on_384_ranks(name, gigabytes):
 
 
 def _held(rank: int, world: int) -> list[dict[str, int]]:
-    found = []
+    found, groups = [], Communicator(TOPOLOGY)
     for plan in PLANS:
         model = _model()
-        optimizer = ZeroOptimizer(model, plan, gradient_dtype=torch.bfloat16, broadcast=False, lr=1e-3)
+        options = {"gradient_dtype": torch.bfloat16, "broadcast": False, "lr": 1e-3}
+        optimizer = ZeroOptimizer(model, plan, communicator=groups, **options)
         for step in range(2):
             model(*batch(step, rank)).backward()
             held = optimizer.held_bytes()

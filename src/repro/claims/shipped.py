@@ -29,7 +29,7 @@ def compare(claims: Iterable[Claim], here: Sequence[Verdict], shipped: Sequence[
 
 
 def _beside(claim: Claim, here: Verdict, shipped: Verdict) -> Beside:
-    words = shipped.agreement + (f" ({shipped.scope})" if shipped.scope else "") + (OLDER if shipped.older_code else "")
+    words = shipped.agreement + (OLDER if shipped.older_code else "") + (f" ({shipped.scope})" if shipped.scope else "")
     if claim.value is None or here.value is None or shipped.value is None:
         return Beside(None, "not run" if here.value is None else "nothing shipped", words)
     if here.evidence != shipped.evidence:

@@ -17,6 +17,7 @@ from rich.text import Text
 from repro import paths
 from repro.claims import registry
 from repro.claims import shipped as shipped_values
+from repro.cli import verdicts
 from repro.cli.console import stderr, stdout
 from repro.emulate import netns
 from repro.experiments import stored
@@ -155,26 +156,17 @@ def _lines(watch: _Watch) -> list[str]:
 
 
 def _summarise(found: Plan) -> None:
-    """One screen: what came out for each paper, and how it compares with the shipped records."""
-    titles = {claim.id: claim.title for claim in registry.load()}
+    """One screen: the primary claims beside the shipped records, and a tally of each paper."""
+    claims = registry.load()
     here, shipped = _judged(found.results), _judged(found.reference)
-    beside = shipped_values.compare(registry.load(), here, shipped)
-    said = []
+    beside = shipped_values.compare(claims, here, shipped)
+    stdout.print()
+    verdicts.show_primary([row for row in here if row.primary], {claim.id: claim.title for claim in claims}, beside)
     for key, paper in registry.papers().items():
         rows = [row for row in here if row.id.startswith(f"{key}-")]
-        stdout.print(f"\n[bold]{escape(paper.title)}[/] (arXiv {paper.id})", soft_wrap=True)
-        for row in rows:
-            if row.primary:
-                theirs, ours = registry.numbers(row.model_dump())
-                known = beside[row.id]
-                words = f"{titles[row.id]}: {ours}, {theirs} in the paper; shipped: {known.shipped}; here: {known.said}"
-                stdout.print(f"  {escape(words)}", soft_wrap=True)
-                said.append(words)
-        stdout.print(f"  {registry.tally(rows)}", soft_wrap=True)
-    if marked := registry.older_code(said):
-        stdout.print(f"\n{marked}", soft_wrap=True)
-    told = [found.agrees for found in beside.values() if found.agrees is not None]
-    stdout.print(f"\n{sum(told)} of {len(told)} values agree with those of {found.reference}.", soft_wrap=True)
+        stdout.print(f"arXiv {paper.id} ({key}): {registry.tally(rows)}", soft_wrap=True)
+    told = [each.agrees for each in beside.values() if each.agrees is not None]
+    stdout.print(f"{sum(told)} of {len(told)} values agree with the shipped ones ({found.reference}).", soft_wrap=True)
     stdout.print(f"Report: {paths.root() / found.results / 'report.html'}", soft_wrap=True)
 
 

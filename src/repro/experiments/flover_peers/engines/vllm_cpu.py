@@ -1,6 +1,6 @@
 """vLLM on the CPU, in process. Variants: `compiled` (Inductor, what vLLM does by default) and `eager`.
 
-The environment comes from `catalogue.py`: it must be set before Python starts.
+The environment comes from `repro.experiments.flover_peers.catalogue`: it must be set before Python starts.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,6 +12,8 @@ from protocol import Answer, Event, Job, Request
 from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.platforms import current_platform
 
+BLOCK = 128  # KV positions
+
 
 class Vllm:
     def __init__(self, job: Job) -> None:
@@ -20,9 +22,13 @@ class Vllm:
             dtype=job.dtype,
             skip_tokenizer_init=True,
             max_model_len=job.positions,
-            max_num_seqs=protocol.SEQUENCES,
+            max_num_seqs=job.sequences,
             # The whole burst of prompts fits into one iteration; nothing is gained by cutting them.
             max_num_batched_tokens=4096,
+            # Keys and values for these requests (and its empty block), not all that it would reserve by default: memory is
+            # compared with engines that take what they need.
+            block_size=BLOCK,
+            num_gpu_blocks_override=job.sequences * -(-job.positions // BLOCK) + 1,
             enforce_eager=job.variant == "eager",
             enable_prefix_caching=False,  # the prompts are random: there is no prefix to find
             disable_log_stats=True,

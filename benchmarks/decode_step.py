@@ -1,37 +1,37 @@
-"""How near a decode step of ours is to the memory's speed: `python roofline.py job.json result.json`.
+"""How near a decode step of the fused engine is to the memory's speed:
+`python benchmarks/decode_step.py [--models M ...] [--dtypes D ...]`.
 
 A step reads every matrix once for all requests, and the keys and values of each. Bytes over the measured bandwidth of a
 large read with the same threads is the least time of a step whose weights do not fit into the cache; the fraction is
 that time over the measured one. Small models live in the last-level cache in part, so a fraction can be above 1; a
-large batch in fp32 is bound by arithmetic.
+large batch in fp32 is bound by arithmetic. Random weights: what a step takes does not depend on what they say.
 """
 
-import json
+import argparse
+import itertools
 import statistics
-import sys
 import time
-from pathlib import Path
 
 import torch
-from protocol import Job
 
+from repro.experiments.flover_serving.inputs import RANDOM, VOCAB
 from repro.flover import Engine, Request, Scheduler
-from repro.models.huggingface import read_huggingface
+from repro.models import checkpoint
 from repro.models.llama import Llama, LlamaConfig
 
 BATCHES = (1, 32)
 PROMPT, WARM, STEPS = 64, 16, 64  # tokens of a prompt; steps before the clock starts, and timed ones
+SMOLLM2 = "smollm2-135m"
 
 
-def bandwidth(device: str, repeats: int = 12) -> float:
+def bandwidth(repeats: int = 12) -> float:
     """Bytes/s of a sum over a tensor far larger than the caches: the best of several, since nothing but other processes
     slows it."""
-    gib = 1 if device == "cpu" else 8
-    values = torch.ones(gib * 2**28, device=device)
+    values = torch.ones(2**28)
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
-        values.sum().item()  # which waits for a GPU
+        values.sum()
         times.append(time.perf_counter() - start)
     return values.nbytes / min(times)
 
@@ -70,26 +70,32 @@ def kv_bytes(config: LlamaConfig, dtype: torch.dtype) -> int:
     return 2 * config.layers * config.kv_heads * config.head_dim * dtype.itemsize
 
 
+def read(name: str) -> tuple[LlamaConfig, dict[str, torch.Tensor]]:
+    """Sizes and fp32 weights of a model."""
+    if name == SMOLLM2:
+        return checkpoint.read_gguf(checkpoint.smollm2_path())
+    config = LlamaConfig(**RANDOM[name], vocab=VOCAB)
+    return config, {part: torch.randn(shape) / 32 for part, shape in config.weight_shapes().items()}
+
+
 def main() -> None:
-    job = Job.read(sys.argv[1])
-    torch.set_num_threads(job.threads)
-    dtype = getattr(torch, job.dtype)
-    config, weights = read_huggingface(job.model)
-    model = Llama(config, weights, dtype=dtype, device=job.device)
-    rate, fixed, each = bandwidth(job.device), weight_bytes(weights, dtype), kv_bytes(config, dtype)
-    rows = []
-    for batch in BATCHES:
-        timed = steps(model, batch)
-        rows.append(
-            {
-                "batch": batch,
-                "weight_bytes": fixed,
-                "kv_bytes": statistics.median(positions for _, positions in timed) * each,
-                "step_s": statistics.median(seconds for seconds, _ in timed),
-                "fraction": statistics.median((fixed + positions * each) / rate / s for s, positions in timed),
-            }
-        )
-    Path(sys.argv[2]).write_text(json.dumps({"bytes_per_s": rate, "steps": rows}))
+    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
+    parser.add_argument("--models", nargs="+", choices=(SMOLLM2, *RANDOM), default=(SMOLLM2, "random-40m"))
+    parser.add_argument("--dtypes", nargs="+", choices=("bfloat16", "float32"), default=("bfloat16", "float32"))
+    options = parser.parse_args()
+    rate = bandwidth()
+    print(f"memory: {rate / 1e9:.1f} GB/s with {torch.get_num_threads()} threads")
+    for name, kind in itertools.product(options.models, options.dtypes):
+        (config, weights), dtype = read(name), getattr(torch, kind)
+        model, fixed, each = Llama(config, weights, dtype=dtype), weight_bytes(weights, dtype), kv_bytes(config, dtype)
+        for batch in BATCHES:
+            timed = steps(model, batch)
+            seconds = statistics.median(took for took, _ in timed)
+            share = statistics.median((fixed + positions * each) / rate / took for took, positions in timed)
+            print(
+                f"{name} {kind}, {batch:2} requests: {fixed / 1e6:.0f} MB of weights, step {1e3 * seconds:.2f} ms, "
+                f"{batch / seconds:.0f} tokens/s, {share:.0%} of the memory's speed"
+            )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,4 @@
-"""The models of the serving benchmark, each as a Hugging Face folder and as a GGUF file with the same weights.
-
-SmolLM2   SmolLM2-135M-Instruct, a real model with real logits: 30 layers of 576, grouped queries, tied head
-S, M      random weights: 8 layers of 512 (58 M weights), 12 of 768 (134 M); 32,000 tokens, head of its own
-"""
+"""The models that every server can load: a Hugging Face folder, and for llama.cpp a GGUF file with the same weights."""
 
 import shutil
 from pathlib import Path
@@ -13,33 +9,33 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from repro.experiments.flover_serving.inputs import RANDOM, VOCAB
 from repro.models import checkpoint
 from repro.models.huggingface import read_huggingface
 
-RANDOM = {
-    "S": {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8, "num_attention_heads": 8},
-    "M": {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12},
-    "1B": {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 16},
-}
-NAMES = ("SmolLM2", *RANDOM)
-USUAL = {"cpu": ("SmolLM2", "S", "M"), "cuda": ("SmolLM2", "1B")}  # by device
 GGUF_TYPES = {"float32": gguf.GGMLQuantizationType.F32, "bfloat16": gguf.GGMLQuantizationType.BF16}
 
 
-def prepare(name: str, dtype: str, cache: Path) -> tuple[Path, Path]:
-    """Folder and GGUF file of a model, made on first use; both are complete or not there."""
-    folder, file = cache / "models" / f"{name}-{dtype}", cache / "models" / f"{name}-{dtype}.gguf"
+def folder_of(name: str, dtype: str, cache: Path) -> Path:
+    """The Hugging Face folder of a model below `cache`, made on first use; complete or not there."""
+    folder = cache / f"{name}-{dtype}"
     if not folder.exists():
         unfinished = folder.with_name(f"{folder.name}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
         model = random_model(name) if name in RANDOM else smollm2()
         model.to(getattr(torch, dtype)).save_pretrained(unfinished)
         unfinished.rename(folder)
+    return folder
+
+
+def gguf_of(folder: Path, dtype: str) -> Path:
+    """The GGUF file beside such a folder, made on first use."""
+    file = folder.with_name(f"{folder.name}.gguf")
     if not file.exists():
         unfinished = file.with_name(f"{file.name}.unfinished")
         write_gguf(unfinished, folder, dtype)
         unfinished.rename(file)
-    return folder, file
+    return file
 
 
 def random_model(name: str) -> LlamaForCausalLM:
@@ -47,12 +43,15 @@ def random_model(name: str) -> LlamaForCausalLM:
     torch.manual_seed(0)
     sizes = RANDOM[name]
     config = LlamaConfig(
-        vocab_size=32_000,
-        num_key_value_heads=sizes["num_attention_heads"],
+        vocab_size=VOCAB,
+        hidden_size=sizes["width"],
+        intermediate_size=sizes["ffn"],
+        num_hidden_layers=sizes["layers"],
+        num_attention_heads=sizes["heads"],
+        num_key_value_heads=sizes["kv_heads"],
         max_position_embeddings=1024,
         rms_norm_eps=1e-5,
         tie_word_embeddings=False,
-        **sizes,
     )
     return LlamaForCausalLM(config)
 

@@ -1,7 +1,5 @@
 """This package. Variants: `fused` (Flover) and `serial` (one request after another on the same engine and model)."""
 
-import importlib.metadata
-import platform
 from collections.abc import Callable, Sequence
 
 import protocol
@@ -16,11 +14,11 @@ from repro.models.huggingface import load_huggingface
 
 def start(job: Job) -> Callable[[Sequence[Request]], list[Answer]]:
     torch.set_num_threads(job.threads)
-    model = load_huggingface(job.model, dtype=getattr(torch, job.dtype), device=job.device)
+    model = load_huggingface(job.model, dtype=getattr(torch, job.dtype))
 
     def serve(requests: Sequence[Request]) -> list[Answer]:
         # An engine serves one list: the warm-up has one of its own.
-        scheduler = serial() if job.variant == "serial" else Scheduler(slots=protocol.SEQUENCES)
+        scheduler = serial() if job.variant == "serial" else Scheduler(slots=job.sequences)
         engine = Engine(model, scheduler, capacity=job.positions)
         asked = [flover.Request(r.id, tuple(r.prompt), r.output_tokens, arrival_s=r.arrival_s) for r in requests]
         report = engine.serve(asked)
@@ -32,9 +30,5 @@ def start(job: Job) -> Callable[[Sequence[Request]], list[Answer]]:
     return serve
 
 
-def version() -> str:
-    return f"{importlib.metadata.version('repro')}, torch {torch.__version__}, Python {platform.python_version()}"
-
-
 if __name__ == "__main__":
-    protocol.run(start, version)
+    protocol.run(start, lambda: f"this package, torch {torch.__version__}")

@@ -3,21 +3,22 @@
     python <engine>.py job.json result.json
 
 A job says which model, dtype, threads and requests; a result says when each request was handed over, had its first
-token and was done, and which tokens it got. Standard library only: every engine runs this file with its own
-interpreter.
+token and was done, which tokens it got, and how much memory that took. Standard library only: every engine runs this
+file with its own interpreter. A script whose standard input ends has lost who started it, and ends.
 """
 
+import contextlib
 import json
 import os
+import signal
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
-
-SEQUENCES = 32  # most requests that run at once, in every engine
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Job:
-    """`model`: a Hugging Face folder; `gguf`: the same weights for llama.cpp; `dtype`: `bfloat16` or `float32`;
-    `device`: `cpu` or `cuda`, which only engines with `gpu` in the catalogue are asked for."""
+    """`model`: a Hugging Face folder; `gguf`: the same weights for llama.cpp; `dtype`: `bfloat16` or `float32`."""
 
     model: str
     gguf: str
@@ -41,7 +41,11 @@ class Job:
     threads: int
     variant: str
     requests: list[Request]
-    device: str = "cpu"
+
+    @property
+    def sequences(self) -> int:
+        """Most requests that run at once, in every engine: all."""
+        return len(self.requests)
 
     @property
     def positions(self) -> int:
@@ -67,6 +71,16 @@ class Answer:
     first_token_s: float | None = None
     finish_s: float = 0.0
     tokens: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Result:
+    """`version`: of the engine; `load_s`: until it had answered the warm-up; `peak_bytes`: see there."""
+
+    version: str
+    load_s: float
+    peak_bytes: int | None
+    requests: list[Answer]
 
 
 class Event(NamedTuple):
@@ -121,18 +135,55 @@ def warm_up_requests() -> list[Request]:
 
 def run(start: Callable[[Job], Callable[[Sequence[Request]], list[Answer]]], version: Callable[[], str]) -> None:
     """A script's `main`: `start` loads the model and returns what serves a list of requests."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     job = Job.read(sys.argv[1])
     began = time.perf_counter()
     serve_list = start(job)
     serve_list(warm_up_requests())
-    init_s = time.perf_counter() - began
+    load_s = time.perf_counter() - began
+    forget_peak()
     answers = serve_list(job.requests)
+    result = Result(version(), load_s, peak_bytes(), answers)
     check(job.requests, answers)
-    result = {"version": version(), "init_s": init_s, "requests": [asdict(answer) for answer in answers]}
-    Path(sys.argv[2]).write_text(json.dumps(result))
+    Path(sys.argv[2]).write_text(json.dumps(asdict(result)))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # some peers' threads never end by themselves, and all is said
+
+
+def _end_with_parent() -> None:
+    """With all processes of the engine, which have a group of their own."""
+    with contextlib.suppress(OSError):
+        os.read(0, 1)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _group() -> list[Path]:
+    """Folders in /proc of this process and those that it has started."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.getpgid(int(folder.name)) == os.getpgid(0):
+                found.append(folder)
+    return found
+
+
+def forget_peak() -> None:
+    """Let the kernel count the peak of resident memory from now on."""
+    for folder in _group():
+        with contextlib.suppress(FileNotFoundError):  # it has ended
+            (folder / "clear_refs").write_text("5")
+
+
+def peak_bytes() -> int | None:
+    """Most resident memory since `forget_peak`, as the kernel keeps it: the sum over the engine's processes, in which
+    pages that several share count in each. None where there is no /proc."""
+    total = 0
+    for folder in _group():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            status = (folder / "status").read_text()
+            total += sum(1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
+    return total or None
 
 
 def check(requests: Sequence[Request], answers: Sequence[Answer]) -> None:

@@ -16,9 +16,10 @@ class Static:
     def __init__(self, job: Job) -> None:
         torch.set_num_threads(job.threads)
         model = transformers.LlamaForCausalLM.from_pretrained(job.model, dtype=getattr(torch, job.dtype))
-        self.model = model.eval().to(job.device)
+        self.model = model.eval()
         self.model.generation_config.eos_token_id = None  # nothing ends an answer but its length
         self.model.generation_config.pad_token_id = PAD
+        self.most = job.sequences
         self.waiting: list[Request] = []
 
     @property
@@ -31,12 +32,10 @@ class Static:
     @torch.inference_mode()
     def step(self, seconds: float) -> list[Event]:
         """One batch, from its prompts to its last token."""
-        batch, self.waiting = self.waiting[: protocol.SEQUENCES], self.waiting[protocol.SEQUENCES :]
+        batch, self.waiting = self.waiting[: self.most], self.waiting[self.most :]
         width = max(len(request.prompt) for request in batch)
-        prompts = torch.tensor([[PAD] * (width - len(r.prompt)) + r.prompt for r in batch], device=self.model.device)
-        real = torch.tensor(
-            [[0] * (width - len(r.prompt)) + [1] * len(r.prompt) for r in batch], device=self.model.device
-        )
+        prompts = torch.tensor([[PAD] * (width - len(r.prompt)) + r.prompt for r in batch])
+        real = torch.tensor([[0] * (width - len(r.prompt)) + [1] * len(r.prompt) for r in batch])
         longest = max(request.output_tokens for request in batch)
         tokens = self.model.generate(prompts, attention_mask=real, max_new_tokens=longest, do_sample=False)
         answers = tokens[:, width:].tolist()

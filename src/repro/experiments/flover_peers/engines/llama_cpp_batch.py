@@ -33,8 +33,9 @@ class LlamaCpp:
             raise ValueError(f"{job.gguf}: llama.cpp cannot load it")
         self.vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
         parameters = llama_cpp.llama_context_default_params()
-        parameters.n_ctx = protocol.SEQUENCES * job.positions
-        parameters.n_seq_max = protocol.SEQUENCES
+        self.most = job.sequences
+        parameters.n_ctx = self.most * job.positions
+        parameters.n_seq_max = self.most
         parameters.n_batch = parameters.n_ubatch = BATCH
         parameters.n_threads = parameters.n_threads_batch = job.threads
         # One cache for all, as its server has: with one each, a call is cut wherever a sequence in between has ended,
@@ -69,7 +70,7 @@ class LlamaCpp:
 
     def admit(self) -> None:
         """First come first served, as long as there is a free sequence and the prompt fits into this call."""
-        free = [seq for seq in range(protocol.SEQUENCES) if seq not in self.running]
+        free = [seq for seq in range(self.most) if seq not in self.running]
         room = BATCH - sum(len(running.ahead) for running in self.running.values())
         while free and self.waiting and len(self.waiting[0].prompt) <= room:
             request = self.waiting.pop(0)

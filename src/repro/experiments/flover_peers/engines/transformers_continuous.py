@@ -16,14 +16,14 @@ class Continuous:
     def __init__(self, job: Job) -> None:
         torch.set_num_threads(job.threads)
         model = transformers.LlamaForCausalLM.from_pretrained(job.model, dtype=getattr(torch, job.dtype))
-        model = model.eval().to(job.device)
+        model.eval()
         model.set_attn_implementation("paged|sdpa")  # the only fast one without a GPU: flash attention needs one
         page = 32
         config = ContinuousBatchingConfig(
             page_size=page,
-            num_blocks=protocol.SEQUENCES * (job.positions // page + 1),
+            num_blocks=job.sequences * (job.positions // page + 1),
             max_batch_tokens=256,
-            max_requests_per_batch=protocol.SEQUENCES,
+            max_requests_per_batch=job.sequences,
             allow_block_sharing=False,  # the prompts are random: there is no prefix to share
         )
         generation = GenerationConfig(max_new_tokens=job.positions, do_sample=False, eos_token_id=NEVER, pad_token_id=0)
