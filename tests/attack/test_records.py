@@ -216,6 +216,9 @@ FOREIGN = [
     pytest.param(field(cause="oom"), "status 'ok' with cause", id="a cause without a failure"),
     pytest.param(field(status="great"), "status", id="an unknown status"),
     pytest.param(lambda path: path.rename(path.with_name("else-r0-01234567.json")), "its name is that of another point", id="another point's name"),
+    *(pytest.param(lambda path, name=name: path.rename(path.with_name(name)), "its name: found", id=f"a name that tells no point: {name!r}")
+      for name in ("x.json", "x-r0.json", "x-r0-0123456.json", "x-r0-0123456G.json", ".json")),
+    pytest.param(lambda path: path.rename(path.with_name(path.name.replace("-r0-", "-r1-"))), "its name is that of another point or repeat", id="another repeat in the name"),
     pytest.param(lambda path: path.write_bytes(sorted(path.parent.glob("*.json"))[1].read_bytes()), "its name is that of another point", id="another point's record"),
     pytest.param(text(lambda old: old.replace(b'"repeat": 0', b'"repeat": 1')), "its name is that of another point or repeat", id="another repeat's record"),
     pytest.param(text(lambda old: old.replace(b"flover_queue", b"moe_train")), "its name is that of another point", id="another experiment's record"),
@@ -229,6 +232,57 @@ def test_a_record_that_no_run_of_its_point_left(folder, harm, words):
     harm(path)
     path = next(iter(set(folder.rglob("*.json")) - before), path)
     not_used(folder, path, words)
+
+
+# --- two records of one point and repeat -----------------------------------------------------------------------------
+
+
+def again(path: Path, name: str = "copy", folder: Path | None = None, **changes) -> Path:
+    """A second record of the point of `path`, under a name that is right for it."""
+    document = json.loads(path.read_text()) | {"series": None}
+    document["point"] = {key: value for key, value in (document["point"] | changes).items() if value is not None}
+    end = record.name_end(document["experiment"], document["point"], document["repeat"])
+    made = (folder or path.parent) / f"{name}-{end}.json"
+    made.parent.mkdir(parents=True, exist_ok=True)
+    made.write_text(json.dumps(document))
+    return made
+
+
+TWICE = [
+    pytest.param(lambda path: again(path), id="a copy"),
+    pytest.param(lambda path: again(path, folder=path.parent / "old"), id="a copy in a folder below"),
+    pytest.param(lambda path: again(path, window_s=None), id="without a parameter that has its default"),
+    pytest.param(lambda path: again(path, requests="1"), id="a number as text"),
+    pytest.param(lambda path: again(path, interval_ms=500), id="a whole number for a fraction"),
+    pytest.param(lambda path: again(path, window_s=-0.0), id="-0 for 0"),
+]
+
+
+@pytest.mark.parametrize("double", TWICE)
+def test_two_records_of_one_point_and_repeat_are_named_and_not_used(folder, double):
+    path = first(folder)
+    assert json.loads(path.read_text())["point"].items() >= {"requests": 1, "interval_ms": 500.0, "window_s": 0}.items()
+    other = double(path)
+    found = stored.collect(folder)
+    assert other not in found.records and path not in found.records and len(found.records) == 2
+    named = {text.partition(": ")[0]: text for text in found.problems}
+    assert named.keys() == {str(path), str(other)}
+    assert "of the same point and repeat" in named[str(path)] and str(other) in named[str(path)]
+    assert len(base.runs(folder, EXPERIMENT)) == 2
+    third = again(path, "third")
+    assert third not in stored.collect(folder).records, "a majority decides nothing"
+    other.unlink()
+    third.unlink()
+    assert path in stored.collect(folder).records
+
+
+def test_another_point_or_repeat_is_no_double(folder):
+    path = first(folder)
+    again(path, requests=33)
+    document = json.loads(path.read_text()) | {"repeat": 1}
+    made = path.with_name(f"x-{record.name_end(EXPERIMENT, document['point'], 1)}.json")
+    made.write_text(json.dumps(document))
+    assert len(stored.collect(folder).records) == 5 and not stored.collect(folder).problems
 
 
 # --- series ----------------------------------------------------------------------------------------------------------

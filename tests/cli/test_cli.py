@@ -79,6 +79,13 @@ def test_run_writes_a_record(tmp_path):
     assert found.evidence == "modelled" and found.point["requests"] == 4
 
 
+def test_run_keeps_a_record_where_readers_find_it(tmp_path):
+    call("run", "flover_queue", "--set", "requests=4", "--set", "seeds=2", "--repeat", "3", "--results", str(tmp_path))
+    [run] = stored.collect(tmp_path / "records").records.values()
+    assert (run.point["requests"], run.repeat) == (4, 3)
+    assert "allowed: one of them" in call("run", "flover_queue", "--out", "x.json", "--results", str(tmp_path), code=2)
+
+
 def test_run_prints_the_record_without_out():
     assert json.loads(call("run", "flover_queue", "--set", "requests=2", "--set", "seeds=2"))["status"] == "ok"
 

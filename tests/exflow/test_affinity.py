@@ -43,3 +43,12 @@ def test_top_k_control_moves_whole_sets():
     experts = np.arange(40).reshape(10, 2, 2) % 4
     control = exflow.affinity.shuffled(exflow.Trace(experts, 4), 1)
     assert {tuple(row) for row in control.experts[:, 0]} == {tuple(row) for row in experts[:, 0]}
+
+
+def test_a_unit_left_out_is_as_if_it_had_not_been_recorded(make_trace):
+    trace = exflow.Trace(make_trace(4, 8, 300), 8)
+    units = np.repeat([7, 3, 5], [100, 150, 50])
+    bits, share = exflow.affinity.without_each(trace, units)
+    for row, unit in enumerate((3, 5, 7)):
+        counts = exflow.transitions(trace.take(units != unit))
+        np.testing.assert_allclose((bits[row], share[row]), exflow.affinity.mutual_information(counts))

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repro import exflow
-from repro.exflow.evaluate import distances, total_cost
+from repro.exflow.evaluate import crossings, distances, total_cost
 from repro.exflow.placement import Placement
 
 
@@ -66,3 +66,17 @@ def test_distances_are_level_costs():
     assert distances(4, 2).tolist() == [[0, 1, 2, 2], [1, 0, 2, 2], [2, 2, 0, 1], [2, 2, 1, 0]]
     counts = np.full((1, 4, 4), 1.0)
     assert total_cost(counts, np.array([[0, 1, 2, 3]] * 2), distances(4, 2)) == 4 * (1 + 2 + 2)
+
+
+def test_crossings_of_each_token_sum_to_the_hops():
+    rng = np.random.default_rng(0)
+    trace, gpu = exflow.Trace(rng.integers(0, 8, (30, 5)), 8), np.stack([rng.permutation(8) for _ in range(5)])
+    placement = Placement(gpu, 8, 4, "random")
+    cost = exflow.evaluate(placement, trace)
+    assert crossings(placement.gpu, trace).mean() == pytest.approx(cost.hops_per_token)
+    assert crossings(placement.node, trace).mean() == pytest.approx(cost.inter_hops)
+    by_hand = [
+        sum(gpu[layer][token[layer]] != gpu[layer + 1][token[layer + 1]] for layer in range(4))
+        for token in trace.experts
+    ]
+    assert crossings(placement.gpu, trace).tolist() == by_hand

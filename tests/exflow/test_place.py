@@ -95,6 +95,55 @@ def test_servers_read_which_expert_lies_in_each_place(tmp_path):
         exflow.FORMATS["sglang"](GPU, tmp_path / "map.txt")
 
 
+def test_a_placement_of_a_file_has_the_numbers_that_it_was_written_with(tmp_path, trace_file):
+    """Also as the authors' files are: line ends of another system, experts in any order."""
+    first = place(trace_file, "--gpus 4 --gpus-per-node 2 --rounds 2 --out {out}", out=tmp_path / "p.csv")
+    header, *rows = (tmp_path / "p.csv").read_text().splitlines()
+    (tmp_path / "theirs.csv").write_text("\r\n".join([header, *rows[::-1], ""]), newline="")
+    for name in ("p.csv", "theirs.csv"):
+        again = place(trace_file, "--gpus 4 --gpus-per-node 2 --evaluate {file}", file=tmp_path / name)
+        assert again | {"seconds": 0} == first | {"seconds": 0} and again["seconds"] == 0
+    moved = place(trace_file, "--gpus 4 --evaluate {file} --out {out}", file=tmp_path / "p.csv", out=tmp_path / "q.csv")
+    assert moved["inter_hops"] == 0 and (tmp_path / "q.csv").read_text() == (tmp_path / "p.csv").read_text()
+
+
+GIVEN = [f"{expert},{expert % 4}" for expert in range(32)]  # 4 layers of 8 experts on 4 GPUs
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], "row 1 is 'missing', allowed: 'Expert,Node'"),
+        (["Expert,GPU", *GIVEN], "row 1 is 'Expert,GPU', allowed: 'Expert,Node'"),
+        (["Expert,Node", *GIVEN[:5]], "27 of 32 experts have no row, expert 5 the first"),
+        (["Expert,Node", "0,x", *GIVEN[1:]], "row 2 is '0,x', allowed: two whole numbers"),
+        (["Expert,Node", "0,-1", *GIVEN[1:]], "row 2 is '0,-1', allowed: two whole numbers"),
+        (["Expert,Node", *GIVEN, ""], "row 34 is '', allowed: two whole numbers"),
+        (["Expert,Node", *GIVEN, "32,0"], "row 34 has expert 32 on GPU 0, allowed: experts 0 to 31, GPUs 0 to 3"),
+        (["Expert,Node", "0,4", *GIVEN[1:]], "row 2 has expert 0 on GPU 4"),
+        (["Expert,Node", *GIVEN, "3,3"], "row 34 has expert 3 again, allowed: once"),
+        (["Expert,Node", *GIVEN[:8], "8,1", *GIVEN[9:]], "layer 1 has 1 experts on GPU 0, allowed: 2 on each"),
+        (["Expert,Node", *GIVEN, *GIVEN * 90], "bytes, too long for 4 layers of 8 experts"),
+        (["Expert,Node", "\u0660,0", *GIVEN[1:]], "allowed: two whole numbers"),
+    ],
+)
+def test_a_placement_of_a_file_is_refused_by_row(tmp_path, lines, message):
+    path = tmp_path / "p.csv"
+    path.write_text("\n".join(lines) + "\n" * bool(lines), "utf-8")
+    with pytest.raises(ValueError, match=r"p\.csv: ") as error:
+        exflow.read_csv(path, 4, 8, 4)
+    assert message in str(error.value)
+
+
+def test_no_placement_to_evaluate(tmp_path, trace_file):
+    (tmp_path / "p.csv").write_bytes(b"Expert,Node\n\xff,0\n")
+    assert "no such placement" in refused(trace_file, f"--gpus 4 --evaluate {tmp_path / 'none.csv'}")
+    assert "not a CSV file" in refused(trace_file, f"--gpus 4 --evaluate {tmp_path / 'p.csv'}")
+    assert "an ordinary file" in refused(trace_file, f"--gpus 4 --evaluate {tmp_path}")
+    for option in ("--max-load 2", "--objective gpus"):
+        assert "nothing is searched" in refused(trace_file, f"--gpus 4 {option} --evaluate {tmp_path / 'p.csv'}")
+
+
 def test_choices_are_those_of_the_library():
     hints = get_type_hints(importlib.import_module("repro.cli.place").place)
     assert get_args(hints["method"]) == tuple(exflow.METHODS) and get_args(hints["format_"]) == tuple(exflow.FORMATS)

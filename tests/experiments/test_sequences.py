@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from repro.exflow.affinity import mutual_information
 from repro.experiments.common import sequences
 from repro.records import record
 
@@ -75,6 +76,26 @@ def test_intervals_cover_as_often_as_they_say(kind, units, runs):
         assert low <= value <= high
         hits += low <= true <= high
     assert 0.93 <= hits / runs <= 0.97
+
+
+@pytest.mark.parametrize("runs", [300, pytest.param(3000, marks=pytest.mark.exhaustive)])
+def test_mutual_information_is_covered_and_not_biased(runs):
+    """Of sequences that each prefer some pairs of 4 experts: the counted value is too high, by more than its error."""
+    joint, units = np.full(16, 0.03), 25
+    joint[::5] = 0.16
+    true = mutual_information(joint.reshape(1, 4, 4))[0][0]
+    hits, counted, corrected = 0, [], []
+    for run in range(runs):
+        rng = np.random.default_rng(run)
+        lengths = rng.integers(20, 120, units)
+        counts = np.stack([rng.multinomial(length, rng.dirichlet(6 * joint)) for length in lengths]).reshape(-1, 4, 4)
+        whole, left_out = counts.sum(axis=0)[None], counts.sum(axis=0) - counts
+        counted.append(mutual_information(whole)[0][0])
+        numbers = sequences.unbiased(counted[-1], mutual_information(left_out)[0], lengths, np.zeros(units))
+        corrected.append(numbers[0])
+        hits += numbers[1] <= true <= numbers[2]
+    assert 0.92 <= hits / runs <= 0.98
+    assert np.mean(counted) > 1.06 * true and abs(np.mean(corrected) - true) < 0.03 * true
 
 
 def test_unequal_units_widen_the_interval():

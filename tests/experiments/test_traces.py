@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from repro.experiments.common.sequences import ratio_interval
 from repro.experiments.common.trace_files import open_trace
 from repro.experiments.common.traces import DOMAINS, domains, experts
 from repro.experiments.exflow_affinity import AffinityPoint
+from repro.experiments.exflow_affinity import run as exflow_affinity
 from repro.experiments.exflow_placement import PlacementPoint
+from repro.experiments.exflow_placement import run as exflow_placement
 
 
 @pytest.fixture(scope="module", params=["gptoss20b", "gpt_moe_16e", "gpt_moe_16e_shakespeare"])
@@ -36,6 +39,40 @@ def test_parts_of_one_benchmark_are_one_domain():
     source = open_trace("gptoss20b", seed=0)
     assert set(DOMAINS["gptoss20b"]) - {"all"} < set(source.domain)
     assert source.of("mmlu").sum() == 15_161 + 40_156 + 24_502  # development, test, validation (data/README.md)
+
+
+def test_what_is_resampled_is_an_answer_or_a_piece_of_one_text(opened):
+    name, source = opened
+    _, held_out = source.parts()
+    tokens = source.resampled(held_out)
+    assert len(tokens) == held_out.tokens and (tokens.sequence == held_out.sequences).all()
+    together = tokens.groupby("unit").agg({"sequence": "nunique", "stratum": "nunique"})
+    assert together.stratum.max() == 1
+    if name == "gptoss20b":
+        assert set(tokens.stratum) == {""} and together.sequence.max() == 1
+    else:
+        assert set(tokens.stratum) == {"shakespeare", "python"} and set(together.sequence) == {8}
+
+
+def test_a_placement_is_counted_sequence_by_sequence():
+    outcome = exflow_placement.run(PlacementPoint(method="contiguous", gpus=8, gpus_per_node=4, train_tokens=100))
+    sums = outcome.series[["transitions", "crossings", "node_crossings"]].sum()
+    assert sums.crossings / sums.transitions == pytest.approx(outcome.metrics.crossing_fraction)
+    assert sums.node_crossings / sums.transitions == pytest.approx(outcome.metrics.node_crossing_fraction)
+    assert sums.transitions * 7 / 8 == pytest.approx(outcome.series.random_crossings.sum())
+    assert outcome.series.sequence.is_unique and len(outcome.series) > 100
+
+
+def test_affinity_has_an_interval_over_sequences():
+    outcome = exflow_affinity.run(AffinityPoint(trace="gpt_moe_8e", tokens=5000))
+    metrics, units = outcome.metrics, outcome.series[outcome.series.kind == "unit"]
+    low, value, high = (getattr(metrics, f"unbiased_mutual_information{end}") for end in ("_low", "", "_high"))
+    assert low < value < high < metrics.mutual_information + 0.1 and value < metrics.mutual_information
+    sums = units[["information", "shuffled_information"]].to_numpy()
+    of_series = ratio_interval(sums, units.stratum.to_numpy())
+    expected = np.array([value, low, high]) / metrics.mutual_information_shuffled
+    assert len(units) == 128 and of_series == pytest.approx(expected, rel=0.03)
+    assert metrics.unbiased_normalized_mutual_information < metrics.normalized_mutual_information
 
 
 @pytest.mark.parametrize(

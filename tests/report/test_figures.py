@@ -1,6 +1,7 @@
 """Figures without a kernel: the catalogue is true, every figure says so without records, and draws the shipped ones."""
 
 import importlib.util
+import json
 import shutil
 from pathlib import Path
 
@@ -95,13 +96,60 @@ def test_unknown_names_and_options_list_the_known_ones(tmp_path):
 
 
 def test_what_is_missing_is_said_with_its_values(capsys):
-    data = base.Data(SHIPPED)
+    data = base.Data(SHIPPED, {})
     assert set(data.runs("moe_train", text="both").text) == {"both"}
     with base.where_recorded():
         data.runs("moe_train", text="both", experts=7)
     assert (
         capsys.readouterr().out == "Nothing to show. No record of a finished moe_train run with text both, experts 7.\n"
     )
+
+
+@pytest.fixture
+def made_by(tmp_path, monkeypatch):
+    """Three records of the queue model, those of the given numbers made by the present code; the folder of records."""
+    files = sorted((Path(SHIPPED) / "flover_queue").glob("*.json"))[:3]
+
+    def write(*now: int) -> Path:
+        (own := tmp_path / "records/flover_queue").mkdir(parents=True, exist_ok=True)
+        for number, path in enumerate(files):
+            run = json.loads(path.read_text()) | {"series": None}
+            run["provenance"]["source_hash"] = "now" if number in now else "then"
+            (own / path.name).write_text(json.dumps(run))
+        return tmp_path / "records"
+
+    monkeypatch.setattr(provenance, "source_hash", lambda module: "now")
+    return write
+
+
+@pytest.mark.parametrize(
+    ("now", "words"), [((), "All 3 runs are by older"), ((1,), "2 of 3 runs are by older"), ((0, 1, 2), "")]
+)
+def test_runs_of_older_code_are_marked(made_by, now, words, monkeypatch, capsys):
+    """In the stamp of a figure, of the runs that it asked for; above a table of a notebook."""
+    monkeypatch.setattr(base, "function", lambda name: drawn)
+
+    def drawn(data: base.Data) -> base.Drawing:
+        assert len(data.runs("flover_queue")) == len(data.all_runs("flover_queue")) == 3
+        return base.Drawing(base.plt.figure(), "modelled", "What it shows.")
+
+    folder = made_by(*now)
+    stamp = base.draw("flover_model", folder).get_supxlabel().replace("\n", " ")
+    assert stamp.startswith(f"Evidence: modelled. What it shows. {words}".strip()) and ("older" in stamp) == bool(words)
+    assert not capsys.readouterr().out
+    assert sum(~base.runs(folder, "flover_queue").older_code) == len(now)
+    base.Data(folder).runs("flover_queue")
+    told = capsys.readouterr().out.splitlines()
+    assert len(told) == (2 if words else 0)
+    assert all(line.startswith(f"flover_queue: {words.lower()} code than this") for line in told)
+
+
+def test_only_runs_that_are_asked_for_count_as_older(made_by):
+    data = base.Data(made_by(1), {})
+    [one, *_] = data.all_runs("flover_queue").requests
+    data = base.Data(data.folder, {})
+    data.runs("flover_queue", requests=one)
+    assert len(data.used) == 1 and all(data.used.values())
 
 
 def test_an_option_changes_the_figure(tmp_path):

@@ -127,6 +127,9 @@ def run(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter; may be repeated.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Record file (JSON); without it the record goes to stdout.")] = None,
+    results: Annotated[
+        Path | None, typer.Option(help="Instead: a folder that keeps it under its own name, for figures and verdicts.")
+    ] = None,
     repeat: Annotated[int, typer.Option(min=0, max=_MOST, help="Number of the repeat, stored in the record.")] = 0,
     attempt: Annotated[int, typer.Option(min=1, max=_MOST, help="Number of the attempt, stored in the record.")] = 1,
     record_failure: Annotated[
@@ -136,11 +139,16 @@ def run(
     """Run one point of one experiment and write its record."""
     with user_errors():
         from repro.cli import settings
+        from repro.plan.jobs import job_id
 
         point = settings.point(experiment, set_ or [])
+        if results is not None:
+            if out is not None:
+                raise ValueError("--out and --results: found both; allowed: one of them")
+            out = results / "records" / experiment / f"{job_id(experiment, point, repeat)}.json"
         if out is not None and out.suffix != ".json":
             raise ValueError(f"--out {out}: a record file must end in .json")
-        try_output(out)
+        try_output(out, "--out" if results is None else "--results")
     with user_errors(), progress(f"{experiment} {point.label}"):
         from repro.jobs import runner
 

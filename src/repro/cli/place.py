@@ -47,6 +47,10 @@ def place(
     max_load: Annotated[
         float | None, typer.Option(help="Most tokens of a layer's busiest GPU, in even shares: 1.2 allows 20 % more.")
     ] = None,
+    evaluate: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Count this placement, a CSV as --out writes it, instead of searching one."),
+    ] = None,
     method: Literal["contiguous", "random", "exflow", "exflow-direct", "affinity"] = "affinity",
     objective: Annotated[
         Literal["hops", "new_gpus", "gpus"],
@@ -103,6 +107,8 @@ def place(
     the seconds spent placing. With --levels also the hops of each level; for top-k the GPUs and nodes of whole tokens;
     with --extra-slots the same numbers of the placement with copies.
 
+    With --evaluate the same numbers of a placement that somebody else made.
+
     Ctrl-C ends the search: the best placement so far is written, and the exit code is 130. A second one ends at once.
     """
     with user_errors(), _option_names(), progress(f"placing with {method}") as update:
@@ -115,6 +121,10 @@ def place(
             raise ValueError(f"--max-load {max_load:g}: copies for hops may exceed it; use --copies-for load")
         if time_limit is not None and not 0.0 < time_limit < math.inf:
             raise ValueError(f"time_limit is {time_limit}, must be positive and finite")
+        if evaluate is not None and (on_tokens or max_load is not None):
+            raise ValueError(
+                f"--evaluate {evaluate}: nothing is searched, so neither --objective nor --max-load applies"
+            )
         _check_output(out, format_, dense_layers, extra_slots)
         machine, prices, known = _machine(gpus, gpus_per_node, levels, costs)
         if on_tokens and len(known.sizes) > 2:
@@ -130,7 +140,10 @@ def place(
             limit = None if time_limit is None else clock.share(COPIES_SHARE if extra_slots else SEARCH_SHARE)
             on_pairs = None if limit is None else limit * (1 - TOKENS_SHARE * on_tokens)
             limits: dict[str, Any] = {"time_limit_s": on_pairs, "rounds": rounds, "costs": prices, "max_load": max_load}
-            placement = exflow.place(counts, machine, gpus_per_node, method, **limits, **search)
+            if evaluate is None:
+                placement = exflow.place(counts, machine, gpus_per_node, method, **limits, **search)
+            else:
+                placement = _given(evaluate, routing, known)
             seconds = placement.seconds
             if on_tokens:
                 limits = {} if limit is None else {"time_limit_s": limit * TOKENS_SHARE}
@@ -209,6 +222,15 @@ def _machine(
     for name in set(known.names) & set(TAKEN):
         raise ValueError(f"--levels {levels}: {name}_hops is of something else in the result, allowed: any other name")
     return machine, prices, known
+
+
+def _given(path: Path, routing: "Trace", machine: "Levels") -> "Placement":
+    """The placement of a file, for the layers and experts of the trace."""
+    from repro import exflow
+
+    gpu = exflow.read_csv(path, routing.layers, routing.num_experts, machine.gpus)
+    per_node = machine.spans[machine.node_level]
+    return exflow.Placement(gpu, machine.gpus, per_node, "evaluated", f"read from {path}", levels=machine)
 
 
 def _compile(on_tokens: bool) -> None:

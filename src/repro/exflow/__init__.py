@@ -24,7 +24,7 @@ from repro.exflow.affinity import measure_affinity
 from repro.exflow.bound import gap, lower_bound
 from repro.exflow.pareto import pareto_front
 from repro.exflow.placement import METHODS, Placement, evaluate, place
-from repro.exflow.serving.export import FORMATS
+from repro.exflow.serving.export import FORMATS, read_csv
 from repro.exflow.serving.fanout import fan_out, place_for_fanout
 from repro.exflow.serving.replicas import evaluate_replicas, place_replicas
 from repro.exflow.serving.slots import Replicas
@@ -48,5 +48,6 @@ __all__ = [
     "place",
     "place_for_fanout",
     "place_replicas",
+    "read_csv",
     "transitions",
 ]

@@ -39,6 +39,15 @@ def mutual_information(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return bits, np.divide(bits, entropy, out=np.zeros_like(bits), where=entropy > 0)
 
 
+def without_each(trace: Trace, units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`mutual_information` without the tokens of each unit in turn, for a jackknife: (bits, share), each float64
+    [units, layers-1]. `units`: [tokens], what each token is left out with."""
+    counts = transitions(trace)
+    left = [mutual_information(counts - transitions(trace.take(units == unit))) for unit in np.unique(units)]
+    bits, share = (np.array(each) for each in zip(*left, strict=True))
+    return bits, share
+
+
 def _entropy(probability: np.ndarray) -> np.ndarray:
     """Entropy in bits along the last axis."""
     logs = np.log2(probability, out=np.zeros_like(probability), where=probability > 0)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from repro.exflow.levels import make_levels
+from repro.exflow.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,13 @@ def total_cost(counts: np.ndarray, gpu: np.ndarray, distance: np.ndarray) -> flo
     """Σ of counts · distance[GPU of a, GPU of b] over layers and pairs; counts [layers-1, E, E], gpu [layers, E]."""
     edges = zip(counts, gpu[:-1], gpu[1:], strict=True)
     return float(sum(np.sum(pairs * distance[here[:, None], there[None, :]]) for pairs, here, there in edges))
+
+
+def crossings(where: np.ndarray, trace: Trace) -> np.ndarray:
+    """int64 [tokens]: transitions of each token of a top-1 trace between two places. `where`: int [layers, E], the GPU
+    or the node of every expert."""
+    visited = where[np.arange(trace.layers), trace.experts]
+    return (visited[:, 1:] != visited[:, :-1]).sum(axis=1)
 
 
 def loads(counts: np.ndarray) -> np.ndarray:

@@ -3,37 +3,58 @@
 Who plans, judges or draws reads records here; `repro.records` knows files alone.
 """
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from repro import experiments
-from repro.records import record
+from repro.records import provenance, record
 from repro.records.record import Collection, Record, RecordError
 
 
 def read(path: Path) -> Record:
     """The record of a file; RecordError names the file and its fault, be it of the file or of what the record says."""
     found = record.read(path)
-    if faults := "; ".join(_faults(found, path.parent.name)):
+    if faults := "; ".join(_faults(found, path)):
         raise RecordError(f"{path}: not used: {faults}")
     return found
 
 
 def collect(folder: Path) -> Collection:
-    """Every record below `folder`, and in words the files that are none."""
-    return record.collect(folder, read)
+    """Every record below `folder`, in words the files that are none, and which records older code made. Of two records
+    of one point and repeat neither is used: nothing tells which of them is meant."""
+    found = record.collect(folder, read)
+    for alike in _of_one_point(found.records):
+        for path in alike:
+            del found.records[path]
+            others = ", ".join(str(other) for other in alike if other != path)
+            found.problems.append(f"{path}: not used: of the same point and repeat as {others}; allowed: one of them")
+    found.older = provenance.older(found.records)
+    return found
 
 
-def _faults(found: Record, folder: str) -> Iterator[str]:
+def _of_one_point(records: Mapping[Path, Record]) -> list[list[Path]]:
+    """The records that share point and repeat. A parameter that a record lacks has its default: it is of a time before
+    there was that parameter."""
+    found = defaultdict(list)
+    for path, run in records.items():
+        point = experiments.get(run.experiment).parameters.model_validate(run.point).model_dump()
+        found[run.experiment, run.repeat, tuple(point.items())].append(path)
+    return [alike for alike in found.values() if len(alike) > 1]
+
+
+def _faults(found: Record, path: Path) -> Iterator[str]:
     """What its experiment would not have written: key, what was found, what is allowed."""
-    known = experiments.names()
+    known, folder = experiments.names(), path.parent.name
     if found.experiment not in known:
         yield f"experiment: found {found.experiment!r}; allowed: {', '.join(known)}"
         return
     if folder in known and folder != found.experiment:
         yield f"experiment: found it in the folder of {folder}"
+    if not path.stem.endswith(end := f"-{record.name_end(found.experiment, found.point, found.repeat)}"):
+        yield f"its name: found {path.name}; allowed: any label before {end}.json, the repeat and hash of its point"
     experiment = experiments.get(found.experiment)
     values, units = {name: metric.value for name, metric in found.metrics.items()}, experiment.metrics.units()
     parts = [("point", experiment.parameters, found.point), ("metrics", experiment.metrics, values)]

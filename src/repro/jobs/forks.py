@@ -34,25 +34,26 @@ class Forks:
         self.entry = Entry(job_id=f"process-{os.getpid()}", allocation=allocation.name)
         # After a fork, macOS kills processes that use its frameworks.
         self.context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-        self.interrupted = False
+        self.ended: BaseException | None = None
 
     def __enter__(self) -> "Forks":
-        self.before = signal.signal(signal.SIGINT, self._interrupt)
+        self.before = {number: signal.signal(number, self._end) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *error: object) -> None:
-        signal.signal(signal.SIGINT, self.before)
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
         journal.remove(self.results, self.entry.job_id)
 
-    def _interrupt(self, *signal: object) -> None:
-        """Ctrl-C. It is also remembered: Python drops what is raised while it forks, and an extension module that is
-        being imported makes an ImportError of it."""
-        self.interrupted = True
-        raise KeyboardInterrupt
+    def _end(self, number: int, frame: object) -> None:
+        """Somebody asks this process to end. It is also remembered: Python drops what is raised while it forks, and an
+        extension module that is being imported makes an ImportError of it."""
+        self.ended = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
+        raise self.ended
 
     def _heed(self) -> None:
-        if self.interrupted:
-            raise KeyboardInterrupt
+        if self.ended:
+            raise self.ended
 
     def has_time(self, minutes: float) -> bool:
         return True

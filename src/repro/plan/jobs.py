@@ -126,7 +126,7 @@ class Plan(BaseModel):
 def job_id(experiment: str, point: Point, repeat: int) -> str:
     """File name part of a record: readable label, repeat, and a hash of every parameter."""
     label = re.sub(r"[^A-Za-z0-9._+-]", "_", point.label)[:150]  # some parameters are texts that a user may choose
-    return f"{label}-r{repeat}-{record.point_hash(experiment, point.model_dump(), repeat)}"
+    return f"{label}-{record.name_end(experiment, point.model_dump(), repeat)}"
 
 
 def state(path: Path, source: str) -> tuple[State, int]:

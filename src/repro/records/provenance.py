@@ -8,7 +8,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import psutil
 
 from repro import paths
 from repro.launch.slurm_env import hosts
-from repro.records.record import Provenance
+from repro.records.record import Provenance, Record
 from repro.records.source import digest, source_hash
 
 PACKAGES = ("torch", "deepspeed", "numpy", "pandas", "scipy", "highspy", "numba")
@@ -75,6 +75,12 @@ def outdated(runs: Iterable[tuple[str, str]], known: Iterable[str]) -> int:
     """
     now = {name: source_hash(f"repro.experiments.{name}") for name in known}
     return sum(source != now.get(experiment) for experiment, source in runs)
+
+
+def older(runs: Mapping[Path, Record]) -> set[Path]:
+    """The runs that code other than the present one made: their numbers may differ if they were run again."""
+    now = {name: source_hash(f"repro.experiments.{name}") for name in {run.experiment for run in runs.values()}}
+    return {path for path, run in runs.items() if run.provenance.source_hash != now[run.experiment]}
 
 
 def machine() -> dict[str, Any]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # they take half a second to import
 SCHEMA_VERSION = 1
 Evidence = Literal["measured", "emulated", "modelled"]
 Scalar = bool | int | float | str
-_NAMED = re.compile(r".*-r\d+-([0-9a-f]{8})")  # a record's name, as the plan gives it
+_NAMED = re.compile(r".*-(r\d+-[0-9a-f]{8})")  # a record's name, as the plan gives it
 
 
 class Cause(StrEnum):
@@ -127,6 +127,11 @@ def point_hash(experiment: str, point: Mapping[str, Any], repeat: int) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
+def name_end(experiment: str, point: Mapping[str, Any], repeat: int) -> str:
+    """How the name of the file of a point and repeat ends, after its label and a dash: `r0-1a2b3c4d`."""
+    return f"r{repeat}-{point_hash(experiment, point, repeat)}"
+
+
 def write(record: Record, path: Path, series: "pd.DataFrame | None" = None) -> None:
     """Write `record` (and its series) atomically; the record comes last, so a record on disk always has its series."""
     if series is not None:
@@ -147,7 +152,7 @@ def read(path: Path) -> Record:
         raise RecordError(f"{path}: not a run record: {fault(error)}") from error
     except OSError as error:
         raise RecordError(f"{path}: cannot be read: {error.strerror or error}") from error
-    holds = point_hash(record.experiment, record.point, record.repeat)
+    holds = name_end(record.experiment, record.point, record.repeat)
     if (named := _NAMED.fullmatch(path.stem)) and named[1] != holds:
         raise RecordError(f"{path}: its name is that of another point or repeat: found {named[1]}, this one is {holds}")
     if record.series is not None:
@@ -204,10 +209,12 @@ def read_series(path: Path) -> "pd.DataFrame":
 
 
 class Collection(BaseModel):
-    """All records under a folder by path, and the files that should have been records but are not."""
+    """All records under a folder by path, and in words the files that should have been records but are not. `older`:
+    records of other code than the present one; `repro.experiments.stored` knows them."""
 
     records: dict[Path, Record]
     problems: list[str]
+    older: set[Path] = set()
 
 
 def collect(folder: Path, read: Callable[[Path], Record] = read) -> Collection:

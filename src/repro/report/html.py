@@ -8,14 +8,14 @@ from typing import Any
 
 import jinja2
 
-from repro import __version__, experiments, files, paths
+from repro import __version__, files, paths
 from repro.claims import registry as claims
 from repro.claims import shipped as shipped_values
 from repro.claims.claim import KIND
 from repro.claims.verdict import AGREEMENT, SCOPE
 from repro.experiments import stored
 from repro.plan import config
-from repro.records import provenance, record
+from repro.records import record
 from repro.report import figures
 
 
@@ -33,7 +33,6 @@ def write(records: Path, pictures: Path, out: Path) -> None:
     """
     found = stored.collect(records)
     runs = list(found.records.values())
-    made = [(run.experiment, run.provenance.source_hash) for run in runs]
     registry = claims.load()
     verdicts = claims.evaluate(registry, found.records, found.problems)
     shipped = stored.collect(paths.root() / "results/reference" / config.load()[0].reference / "records")
@@ -55,7 +54,7 @@ def write(records: Path, pictures: Path, out: Path) -> None:
         bad=[run for run in runs if run.status != "ok"],
         experiments=Counter((run.experiment, run.evidence or run.status) for run in runs),
         machines=_machines(runs),
-        other_source=provenance.outdated(made, experiments.names()),
+        older=len(found.older),
         problems=found.problems,
         records=claims.relative(records),
         first=min((run.provenance.start for run in runs), default=None),

@@ -5,8 +5,9 @@ each place of each MoE layer (`physical_to_logical`). Server versions without su
 checkpoint (`permute.py`).
 """
 
+import csv
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,64 @@ def write_csv(gpu: np.ndarray, path: str | Path) -> None:
     is number l·E + e; `Node` is its GPU, counted over all nodes. The file appears whole or not at all, as those
     below."""
     _write(path, "Expert,Node\n" + "".join(f"{expert},{node}\n" for expert, node in enumerate(gpu.ravel())))
+
+
+def read_csv(path: str | Path, layers: int, experts: int, gpus: int) -> np.ndarray:
+    """The GPU of every expert, int64 [layers, experts], from a file as `write_csv` and the published solver write it
+    (rows in any order, either kind of line end). ValueError names the file, the row, what was found and what is
+    allowed; FileNotFoundError when there is none."""
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such placement")
+    if not path.is_file():
+        raise ValueError(f"{path}: a folder, pipe or device, allowed: an ordinary file")
+    if (size := path.stat().st_size) > 64 * (layers * experts + 1):
+        raise ValueError(f"{path}: {size:,} bytes, too long for {layers} layers of {experts} experts")
+    try:
+        rows = list(csv.reader(path.read_text("utf-8-sig").splitlines()))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path}: not a CSV file: {error}") from error
+    if not rows or rows[0] != ["Expert", "Node"]:
+        raise ValueError(f"{path}: row 1 is {','.join(rows[0])[:80] if rows else 'missing'!r}, allowed: 'Expert,Node'")
+    try:
+        gpu = _assigned(rows[1:], layers * experts, gpus).reshape(layers, experts)
+        _check_even(gpu, gpus)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return gpu
+
+
+def _assigned(rows: Iterable[list[str]], experts: int, gpus: int) -> np.ndarray:
+    """int64 [experts]: the GPU that the rows give each; ValueError unless each has one. Rows count from the header."""
+    found = np.full(experts, -1)
+    for number, row in enumerate(rows, 2):
+        if len(row) != 2 or not all(cell.isascii() and cell.isdigit() and len(cell) < 10 for cell in row):
+            raise ValueError(
+                f"row {number} is {','.join(row)[:80]!r}, allowed: two whole numbers, an expert and its GPU"
+            )
+        expert, node = map(int, row)
+        if expert >= experts or node >= gpus:
+            raise ValueError(
+                f"row {number} has expert {expert} on GPU {node}, allowed: experts 0 to {experts - 1}, GPUs 0 to {gpus - 1}"
+            )
+        if found[expert] >= 0:
+            raise ValueError(f"row {number} has expert {expert} again, allowed: once")
+        found[expert] = node
+    if len(missing := np.flatnonzero(found < 0)):
+        raise ValueError(
+            f"{len(missing)} of {experts} experts have no row, expert {missing[0]} the first; allowed: none"
+        )
+    return found
+
+
+def _check_even(gpu: np.ndarray, gpus: int) -> None:
+    """ValueError unless every GPU has E/P experts of each layer."""
+    share = gpu.shape[1] // gpus
+    for layer, row in enumerate(gpu):
+        held = np.bincount(row, minlength=gpus)
+        if (held != share).any():
+            worst = int(np.abs(held - share).argmax())
+            raise ValueError(f"layer {layer} has {held[worst]} experts on GPU {worst}, allowed: {share} on each")
 
 
 def _slots(placed: np.ndarray | Replicas) -> np.ndarray:

@@ -38,6 +38,26 @@ def half_width(left_out: np.ndarray, weights: np.ndarray, strata: np.ndarray, le
     return float(stdtrit(freedom, (1 + level) / 2) * np.sqrt(variances.sum()))
 
 
+def pseudo_values(value: float, left_out: np.ndarray, strata: np.ndarray) -> np.ndarray:
+    """The jackknife's pseudo-values, float64 [units], of a statistic that is no mean, such as mutual information. Their
+    mean is the statistic without the bias that few units cause, and they spread as it would with other units.
+
+    `value`: the statistic of all; `left_out`, `strata`: as of `half_width`.
+    """
+    units = np.unique(strata, return_inverse=True, return_counts=True)
+    in_stratum = units[2][units[1]]
+    return value + len(left_out) * (in_stratum - 1) / in_stratum * (value - left_out)
+
+
+def unbiased(
+    value: float, left_out: np.ndarray, weights: np.ndarray, strata: np.ndarray, level: float = LEVEL
+) -> tuple[float, float, float]:
+    """The mean of `pseudo_values`, and the ends of its interval. Arguments as of `half_width`; nan where that is."""
+    half = half_width(left_out, weights, strata, level)
+    estimate = float(pseudo_values(value, left_out, strata).mean()) + 0 * half
+    return estimate, estimate - half, estimate + half
+
+
 def ratio_interval(sums: np.ndarray, strata: np.ndarray, level: float = LEVEL) -> tuple[float, float, float]:
     """A rate or a ratio of two, and the ends of its interval, which is symmetric in the logarithm.
 

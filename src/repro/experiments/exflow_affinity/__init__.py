@@ -23,11 +23,18 @@ class AffinityPoint(Point):
         return f"{self.trace}-{self.domain}-tokens{self.tokens or 'all'}"
 
 
+def _ends(name: str) -> tuple[str, str, str]:
+    return f"{name}_low", name, f"{name}_high"
+
+
 class AffinityMetrics(
     metrics(Bits, "mutual_information", "mutual_information_shuffled"),
     metrics(Number, "normalized_mutual_information", "normalized_mutual_information_shuffled"),
+    metrics(Bits | None, *_ends("unbiased_mutual_information")),
+    metrics(Number | None, *_ends("unbiased_normalized_mutual_information")),
 ):
-    """Means over pairs of neighbouring layers."""
+    """Means over pairs of neighbouring layers, as counted. `unbiased_*`: without the bias that few sequences cause, and
+    the ends of its 95 % interval, both by the jackknife over sequences; None for a single one."""
 
 
 EXPERIMENT = Experiment(

@@ -1,15 +1,20 @@
 """Place by one part of a trace and count on the other."""
 
+import pandas as pd
+
 from repro import exflow
+from repro.exflow.evaluate import crossings
+from repro.exflow.trace import Trace
 from repro.experiments.base import Outcome
-from repro.experiments.common.trace_files import open_trace
+from repro.experiments.common.trace_files import Source, open_trace
 from repro.experiments.common.traces import ROUNDS, describe
 from repro.experiments.exflow_placement import HOPS, SHARES, PlacementMetrics, PlacementPoint
 
 
 def run(point: PlacementPoint) -> Outcome:
-    """Place, count, and bound what any placement could reach."""
-    train, held_out = open_trace(point.trace, point.seed).parts(point.train_domain, point.test_domain)
+    """Place, count, and bound what any placement could reach. Series: `by_sequence`."""
+    source = open_trace(point.trace, point.seed)
+    train, held_out = source.parts(point.train_domain, point.test_domain)
     if point.train_tokens:
         train = train.sample(point.train_tokens, point.seed)
     counts = exflow.transitions(train)
@@ -34,4 +39,19 @@ def run(point: PlacementPoint) -> Outcome:
         "time_limited": "yes" if placement.time_limited else "no",
     }
     topology = f"{point.gpus // placement.gpus_per_node} x {placement.gpus_per_node} GPUs (counted, not run)"
-    return Outcome(metrics, conditions=conditions, topology=topology)
+    series = by_sequence(source, held_out, placement)
+    return Outcome(metrics, conditions=conditions, topology=topology, series=series)
+
+
+def by_sequence(source: Source, held_out: Trace, placement: exflow.Placement) -> pd.DataFrame:
+    """A row per held-out sequence: `stratum`, `unit` (see `common.sequences`), `sequence`, and sums over its tokens:
+    `transitions`, those that cross GPUs and nodes, `crossings` and `node_crossings`, and as many as are expected to
+    cross GPUs under a random placement, `random_crossings`: two experts of two layers share one of P GPUs with
+    probability 1/P, whatever the load."""
+    tokens = source.resampled(held_out).assign(
+        transitions=held_out.layers - 1,
+        crossings=crossings(placement.gpu, held_out),
+        node_crossings=crossings(placement.node, held_out),
+    )
+    sums = tokens.groupby(["stratum", "unit", "sequence"], as_index=False).sum()
+    return sums.assign(random_crossings=sums.transitions * (1 - 1 / placement.gpus))

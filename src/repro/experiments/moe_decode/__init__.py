@@ -77,14 +77,14 @@ class MoEDecodeMetrics(
 
     iteration_seconds: Seconds
     routing_seconds: Seconds
-    all_to_all_share: Number | None = None  # older records lack it
-    all_to_all_share_waiting: Number | None = None
     tokens_per_s: TokensPerSecond
     cache_bytes_per_rank: Bytes
     tokens_equal: Number
     bytes: Bytes
     leaving_fraction: Number | None = None
     leaving_node_fraction: Number | None = None
+    all_to_all_share: Number | None = None  # None: of a record from before it was taken
+    all_to_all_share_waiting: Number | None = None
 
 
 EXPERIMENT = Experiment(MoEDecodePoint, MoEDecodeMetrics, conditions=("fabric", "requests_checked"), timeout_s=1800)

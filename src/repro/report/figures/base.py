@@ -8,9 +8,9 @@ import importlib
 import math
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -68,11 +68,34 @@ def collect(records: str | Path, experiment: str = "") -> record.Collection:
 
 
 def runs(records: str | Path, experiment: str) -> pd.DataFrame:
-    """Finished runs of one experiment, a row each: path, repeat, seed, evidence, point fields, conditions, metrics.
-    May be empty. Older records lack fields, which ran with what is the default now, and metrics, which stay unknown."""
-    table = record.frame(collect(records, experiment).records)
+    """Finished runs of one experiment, a row each: path, repeat, seed, evidence, point fields, conditions, metrics, and
+    whether they are by `older_code`, which is printed as well. May be empty."""
+    return _told(_runs(records, experiment), experiment)
+
+
+def _told(table: pd.DataFrame, experiment: str) -> pd.DataFrame:
+    """`runs` for a table in a notebook: below it stands no stamp, so a line is printed."""
+    if len(table) and (words := older_code(table.older_code)):
+        print(f"{experiment}: {words}")
+    return table
+
+
+def older_code(marks: Iterable[bool]) -> str:
+    """What to say of runs of which some are by older code; empty where none is."""
+    marks = list(marks)
+    if not any(marks):
+        return ""
+    of_them = f"all {len(marks)} runs" if all(marks) else f"{sum(marks)} of {len(marks)} runs"
+    return f"{of_them} are by older code than this; run again, they may give other numbers."
+
+
+def _runs(records: str | Path, experiment: str) -> pd.DataFrame:
+    """Older records lack fields, which ran with what is the default now, and metrics, which stay unknown."""
+    found = collect(records, experiment)
+    table = record.frame(found.records)
     if table.empty:
         return table
+    table["older_code"] = table.path.isin(found.older)
     known = experiments.get(experiment)
     absent = {name: field.default for name, field in known.parameters.model_fields.items()}
     absent |= dict.fromkeys([*known.metrics.units(), *known.conditions], math.nan)
@@ -109,14 +132,21 @@ class NothingToShow(Exception):
 
 @dataclass(frozen=True)
 class Data:
-    """The records of one folder, as tables. `folder`: absolute, or relative to the repository root."""
+    """The records of one folder, as tables. `folder`: absolute, or relative to the repository root.
+
+    `used`: of a figure, the runs that it has asked for, and whether each is by older code; its stamp says so."""
 
     folder: str | Path
+    used: dict[Path, bool] | None = None
+
+    def all_runs(self, experiment: str) -> pd.DataFrame:
+        """Finished runs of an experiment (see `runs`); may be empty."""
+        return self._noted(_runs(self.folder, experiment), experiment)
 
     def runs(self, experiment: str, **where: Any) -> pd.DataFrame:
         """Finished runs of an experiment (see `runs`), of which the columns in `where` have this value, or one of a list.
         NothingToShow where there is none."""
-        table = runs(self.folder, experiment)
+        table = _runs(self.folder, experiment)
         missing = f"No record of a finished {experiment} run"
         if table.empty:
             raise NothingToShow(f"{missing}.")
@@ -124,6 +154,12 @@ class Data:
             table = table[table[column].isin(value if isinstance(value, list) else [value])]
         if table.empty:
             raise NothingToShow(f"{missing} with {', '.join(f'{column} {value}' for column, value in where.items())}.")
+        return self._noted(table, experiment)
+
+    def _noted(self, table: pd.DataFrame, experiment: str) -> pd.DataFrame:
+        if self.used is None:
+            return _told(table, experiment)
+        self.used.update(zip(table.path, table.older_code, strict=True) if len(table) else ())
         return table
 
 
@@ -168,7 +204,7 @@ def draw(name: str, records: str | Path, output: str | Path | None = None, **opt
     save = partial(_finished, path=output and Path(output) / name, suffixes=(".png", ".svg"))
     try:
         with _odd_records(name):
-            return save(make(Data(records)))
+            return save(_drawn(make, records))
     except NothingToShow as reason:
         return save(skip(name, str(reason)))
 
@@ -187,9 +223,17 @@ def draw_shipped(name: str, records: str | Path, output: str | Path | None = Non
     make, mark = _prepared(name, options), f"Shipped records ({folder.parent.name}), not of this run. "
     try:
         with _odd_records(name):
-            return _finished(make(Data(folder)), output and Path(output) / "shipped" / name, (".png",), mark)
+            return _finished(_drawn(make, folder), output and Path(output) / "shipped" / name, (".png",), mark)
     except NothingToShow:
         return None
+
+
+def _drawn(make: Callable[[Data], Drawing], records: str | Path) -> Drawing:
+    """The figure, whose sentence ends with how many of the runs that it reads are by older code."""
+    data = Data(records, {})
+    drawing = make(data)
+    words = older_code((data.used or {}).values())
+    return replace(drawing, caption=" ".join(filter(None, [drawing.caption, words[:1].upper() + words[1:]])))
 
 
 @contextmanager

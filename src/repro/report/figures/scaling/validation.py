@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from repro.report.figures.base import MARKERS, Data, Drawing, NothingToShow, runs, series
+from repro.report.figures.base import MARKERS, Data, Drawing, NothingToShow, series
 from repro.report.figures.marks import log_axis, round_ticks
 from repro.report.figures.scaling.marks import PLANS, batches, errors, style
 
@@ -34,7 +34,7 @@ def scaling_validation(data: Data) -> Drawing:
 
 def _measured_collectives(data: Data) -> dict[str, pd.DataFrame]:
     """By source: `collective`, `seconds`, `predicted`, `log_error` and whether a row was `fitted`."""
-    published, probes = runs(data.folder, "scaling_network"), runs(data.folder, "fabric_probe")
+    published, probes = data.all_runs("scaling_network"), data.all_runs("fabric_probe")
     tables = {}
     if len(published):
         for source, some in published[published.protocols == published.protocols.max()].groupby("source"):
