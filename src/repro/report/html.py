@@ -15,7 +15,7 @@ from repro.claims.claim import KIND
 from repro.claims.verdict import AGREEMENT, SCOPE
 from repro.experiments import stored
 from repro.plan import config
-from repro.records import record
+from repro.records import provenance, record
 from repro.report import figures
 
 
@@ -47,6 +47,7 @@ def write(records: Path, pictures: Path, out: Path) -> None:
         beside=beside,
         meanings={"agreement": AGREEMENT, "scope": SCOPE, "kind of row": KIND},
         numbers=claims.numbers,
+        mark=claims.OLDER,
         tally=claims.tally(verdicts),
         notebooks=figures.NOTEBOOKS.values(),
         pictures={name: base64.b64encode(files.read(path)).decode() for name, path in drawn.items() if path.is_file()},
@@ -54,7 +55,7 @@ def write(records: Path, pictures: Path, out: Path) -> None:
         bad=[run for run in runs if run.status != "ok"],
         experiments=Counter((run.experiment, run.evidence or run.status) for run in runs),
         machines=_machines(runs),
-        older=len(found.older),
+        older=len(provenance.older(found.records)),
         problems=found.problems,
         records=claims.relative(records),
         first=min((run.provenance.start for run in runs), default=None),
