@@ -132,6 +132,6 @@ PRIORS: dict[str, Prior] = {
 assert list(PRIORS) == [field.name for field in fields(Assumptions)]
 
 
-def drawn(priors: Mapping[str, Prior], draws: int, seed: int = 0) -> dict[str, NDArray[Any]]:
+def drawn(priors: Mapping[str, Prior], draws: int, seed: int = 0) -> dict[str, Any]:
     """[draws] of each; a random stream per name, so that leaving one out does not move the others."""
     return {name: prior.draw(np.random.default_rng([seed, *name.encode()]), draws) for name, prior in priors.items()}

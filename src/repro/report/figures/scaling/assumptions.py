@@ -54,7 +54,7 @@ def scaling_overlap(data: Data) -> Drawing:
     return Drawing(figure, "modelled against published measurements", caption)
 
 
-def scaling_ladder(data: Data) -> Drawing:
+def scaling_assumptions(data: Data) -> Drawing:
     """The paper's four numbers over scenarios, and which assumptions the draws share that give all four."""
     table = _most_draws(data, "scaling_ladder")
     rungs = table[table.kind.isin(["cumulative", "single"])].sort_values("kind", kind="stable").reset_index(drop=True)
@@ -123,4 +123,4 @@ def _spans(panel: Axes, draws: pd.DataFrame) -> None:
     panel.set_yticks(range(len(wide)), ticks, fontsize=7)
     panel.set(xlabel="place in the prior (0: low end, 1: high end)", xlim=(0, 1))
     panel.invert_yaxis()
-    panel.legend(fontsize=7)
+    panel.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
