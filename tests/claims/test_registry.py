@@ -187,7 +187,7 @@ def test_ratios_are_paired_and_averaged_by_occasion():
         (1.994, 2.003), abs=2e-3
     )
     assert row.agreement == "reproduced" and row.scope == "paper's setting" and len(row.records) == 12
-    assert row.repeats == "6 of 6 interleaved pairs, 3 of 3 occasions" and row.occasions == [0, 0, 1, 1, 2, 2]
+    assert row.repeats == "6 of 6 interleaved pairs, on 3 occasions" and row.occasions == [0, 0, 1, 1, 2, 2]
     assert row.values == pytest.approx([2.0, 2.0, 1.9, 2.1, 2.1, 1.9])
 
 

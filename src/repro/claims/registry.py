@@ -218,11 +218,19 @@ def papers() -> dict[str, document.Paper]:
 def tally(rows: Sequence[Verdict]) -> str:
     """`24 claims: 7 reproduced, 12 inconclusive, ...; beside them 3 self-checks`. Only claims are counted by word."""
     claims = [row for row in rows if row.kind == "claim"]
-    counts = Counter(row.agreement for row in claims)
-    said = ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word])
+    said = [f"{len(claims)} {_plural('claim', len(claims))}: {words(claims)}"] if claims else []
     others = Counter(row.kind for row in rows if row.kind != "claim")
-    beside = ", ".join(f"{count} {_plural(kind, count)}" for kind, count in others.items())
-    return "; ".join([*([f"{len(claims)} claims: {said}"] if claims else []), *([beside] if beside else [])])
+    return "; ".join([*said, *([_listed(others)] if others else [])])
+
+
+def _listed(kinds: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {_plural(kind, count)}" for kind, count in kinds.items())
+
+
+def words(rows: Iterable[Verdict]) -> str:
+    """`7 reproduced, 12 inconclusive`, without words that no row has."""
+    counts = Counter(row.agreement for row in rows)
+    return ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word])
 
 
 def _plural(word: str, count: int) -> str:

@@ -5,10 +5,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from repro.claims import statistics
 from repro.claims.claim import Claim
 from repro.claims.reading import Reading, scale_of
 from repro.claims.registry import OLDER, Verdict
+from repro.records import statistics
 
 _SAME = 1e-3  # relative difference of what does not depend on the machine's state: three digits
 

@@ -104,5 +104,5 @@ def _table(rows: list[Verdict], titles: Mapping[str, str], grouped: bool) -> Tab
         here += f" {row.evidence}" if grouped and row.evidence else ""
         table.add_row(base, escape(titles[row.id]) + _note(row), paper, here, _styled(row))
         if others:
-            table.add_row("", f"[dim]{len(others)} more: {registry.tally(others)}[/]")
+            table.add_row("", f"[dim]{len(others)} more: {registry.words(others)}[/]")
     return table

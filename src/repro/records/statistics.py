@@ -2,7 +2,7 @@
 
 Runs of one occasion (a stretch of time without a gap of an hour) share the machine's state of that day, so only the
 means of occasions are independent. t-intervals of the mean of few such means have the coverage that they claim where
-these are about normal, which logarithms of ratios of times are; tests/claims/test_statistics.py simulates it.
+these are about normal, which logarithms of ratios of times are; tests/records/test_statistics.py simulates it.
 """
 
 import math

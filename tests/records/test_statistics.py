@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 
-from repro.claims import statistics
+from repro.records import statistics
 
 DRAWS = 4000
 WHEN = datetime(2026, 1, 1, tzinfo=UTC)
