@@ -1,17 +1,20 @@
 """`repro explain`: why a claim deviates or cannot be judged, and what would decide it."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
 from rich.markup import escape
-from rich.table import Table
 
 from repro.cli.console import Results, records_folder, results_folder, stderr, stdout, user_errors
 
+if TYPE_CHECKING:
+    from repro.report.explanations import Told
+
 
 def explain(
-    claim: Annotated[str | None, typer.Argument(help="Id of a claim; without it, all that want an explanation.")] = None,
+    claim: Annotated[
+        str | None, typer.Argument(help="Id of a claim; without it, all that want an explanation.")
+    ] = None,
     results: Results = None,
 ) -> None:
     """What would have to be true: from our setting to the paper's number, and the measurement that decides."""
@@ -42,8 +45,12 @@ def explain(
     stdout.print("one of them: repro explain ID")
 
 
-def _show(told: "explanations.Told", title: str) -> None:  # noqa: F821
+def _show(told: "Told", title: str) -> None:
+    from rich import box
+    from rich.table import Table
+
     from repro.claims import registry
+    from repro.report import explanations
 
     row = told.verdict
     paper, ours = registry.numbers(row.model_dump())
@@ -64,3 +71,6 @@ def _show(told: "explanations.Told", title: str) -> None:  # noqa: F821
         stdout.print(f"\n[bold]What would decide it[/] ({escape(told.decides.hardware)})")
         stdout.print(escape(told.decides.says), soft_wrap=True)
         stdout.print(escape(told.command or "no tier of config/config.yaml has these points yet"), soft_wrap=True)
+        if told.command:
+            points, minutes = explanations.cost(told.decides)
+            stdout.print(f"of its points {points} decide: about {minutes:.0f} minutes of runs", soft_wrap=True)

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 
 from repro import experiments, paths
 from repro.claims import document, registry
-from repro.claims.claim import Claim
+from repro.claims.claim import Claim, Scope
 from repro.claims.filters import Filters, accepts, matches
 from repro.claims.reading import Reading
 from repro.claims.registry import Verdict
@@ -24,8 +24,8 @@ OPEN = ("deviates", "inconclusive", "not run", "skipped")  # words that call for
 
 
 class Rung(Strict):
-    """A step of the ladder: the claim's own reading with these keys in place of its own. With a `unit` of its own it is
-    a number beside the ladder, which is not judged."""
+    """A step of the ladder: the claim's own reading with these keys in place of its own; one that names an experiment
+    stands alone. With a `unit` of its own it is a number beside the ladder, which is not judged."""
 
     says: str
     value: dict[str, Any] = Field(default_factory=dict)
@@ -116,26 +116,27 @@ def _check(where: str, found: str, allowed: Any) -> None:
 
 def _changed(claim: Claim, rung: Rung, where: str) -> Claim:
     """The claim with the reading of a rung."""
-    own = claim.value.model_dump(exclude_unset=True) if claim.value else {}
+    own = claim.value.model_dump(exclude_unset=True) if claim.value and "experiment" not in rung.value else {}
     try:
         value = Reading.model_validate(document.filled(rung.value, own))
     except ValidationError as error:
         raise config.ConfigError(config.explain(error, Reading, f"{where}.ladder: {rung.says}")) from error
-    return claim.model_copy(update={"value": value} | ({"unit": rung.unit} if rung.unit else {}))
+    scope = Scope(outside="assumed")  # of other runs than the claim's; its filters need not be theirs
+    return claim.model_copy(update={"value": value, "scope": scope} | ({"unit": rung.unit} if rung.unit else {}))
 
 
 # --- with the numbers of records -----------------------------------------------------------------------------------
 
 
-def tell(
-    claim: Claim, found: Explanation | None, records: Mapping[Path, Record], problems: Sequence[str] = ()
-) -> Told:
+def tell(claim: Claim, found: Explanation | None, records: Mapping[Path, Record], problems: Sequence[str] = ()) -> Told:
     """The explanation of one claim. Numbers are read from `records`; what they do not hold says so."""
     verdict = registry.evaluate([claim], records, problems)[0]
     if found is None:
         return Told(verdict, verdict.reason, [], [], None)
     rungs = [_rung(claim, rung, records) for rung in found.ladder]
-    return Told(verdict, found.why, rungs, [_table(one, records) for one in found.tables], found.decides, command(found))
+    return Told(
+        verdict, found.why, rungs, [_table(one, records) for one in found.tables], found.decides, command(found)
+    )
 
 
 def _rung(claim: Claim, rung: Rung, records: Mapping[Path, Record]) -> tuple[str, str, str]:
@@ -153,11 +154,13 @@ def _table(table: Table, records: Mapping[Path, Record]) -> tuple[str, list[str]
         return f"{table.says}: no record of {table.experiment}", table.columns, []
     path = max(fit, key=lambda path: fit[path].provenance.start)
     says = table.says + (registry.OLDER if provenance.older({path: fit[path]}) else "")
-    rows = record.read_series(path).to_dict("records")
-    if missing := [name for name in (*table.columns, *table.rows) if rows and name not in rows[0]]:
+    series = record.read_series(path)
+    if missing := [name for name in (*table.columns, *table.rows) if name not in series]:
         return f"{says}: its record has no {', '.join(missing)}", table.columns, []
-    shown = [row for row in rows if all(accepts(wanted, row[name]) for name, wanted in table.rows.items())]
-    return says, table.columns, [[_text(row[name]) for name in table.columns] for row in shown]
+    for name, wanted in table.rows.items():
+        series = series[[accepts(wanted, value) for value in series[name]]]
+    rows = series[table.columns].to_dict("records")
+    return says, table.columns, [[_text(row[name]) for name in table.columns] for row in rows]
 
 
 def _text(value: Any) -> str:
@@ -166,21 +169,23 @@ def _text(value: Any) -> str:
     return ("yes" if value else "no") if str(value) in ("True", "False") else f"{float(value):.3g}"
 
 
-def command(found: Explanation) -> str:
-    """The command that makes the deciding measurement, with the points and minutes of the plan."""
-    want = found.decides
-    if not want.figure:
+def command(decides: Decides) -> str:
+    """The command that makes and draws the deciding measurement; empty where no tier has its points."""
+    if not decides.figure:
         return ""
-    plan = _plan(want.tier, want.platform)
+    words = f"repro reproduce {decides.figure} --tier {decides.tier} --platform {decides.platform}"
+    return words + (f" --occasion {decides.occasion}" if decides.occasion > 1 else "")
+
+
+def cost(decides: Decides) -> tuple[int, float]:
+    """How many points of the plan decide, and the minutes that they run."""
     fit = [
         job
-        for job in plan.jobs
-        if job.experiment == want.experiment
-        and all(accepts(wanted, getattr(job.point, name)) for name, wanted in want.where.items())
+        for job in _plan(decides.tier, decides.platform).jobs
+        if job.experiment == decides.experiment
+        and all(accepts(wanted, getattr(job.point, name)) for name, wanted in decides.where.items())
     ]
-    words = f"repro reproduce {want.figure} --tier {want.tier} --platform {want.platform}"
-    words += f" --occasion {want.occasion}" if want.occasion > 1 else ""
-    return f"{words}   # of it, {len(fit)} points decide: {sum(job.minutes for job in fit):.0f} minutes of runs"
+    return len(fit), sum(job.minutes for job in fit)
 
 
 @cache
