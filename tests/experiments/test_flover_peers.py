@@ -227,10 +227,14 @@ def test_a_point_refuses_what_does_not_fit():
     assert PeersPoint(engine="serial", interval_t1=0.089).label == "serial-fixed-n32-0.089T1-bfloat16"
 
 
-@pytest.mark.slow
-def test_ours_against_itself_gives_the_same_tokens(monkeypatch):
-    """The real engine, in processes of its own."""
-    monkeypatch.setattr(run, "_cores", lambda: sorted(os.sched_getaffinity(0))[:1])
-    point = PeersPoint(model="random-40m", requests=3, length_scale=0.02, interval_t1=0.3)
-    found = EXPERIMENT.check(EXPERIMENT.run(point)).metrics
-    assert found.tokens_equal_fraction == 1 and found.peak_bytes > 1e8
+def test_ours_fused_and_one_after_the_other_give_the_same_tokens(monkeypatch, tmp_path):
+    """The real engine, in processes of its own, on a small model."""
+    monkeypatch.setitem(models.RANDOM, "random-40m", dict(layers=1, width=64, heads=2, kv_heads=1, ffn=96))
+    asked = run._requests(PeersPoint(model="random-40m", requests=3, length_scale=0.02), 0.01)
+    folder = models.folder_of("random-40m", "float32", tmp_path)
+    passes = [
+        processes.serve(ENGINES[name], Job(str(folder), "", "float32", 1, name, asked), [0], tmp_path)
+        for name in ("fused", "serial")
+    ]
+    assert run.equal_share(*passes) == [1, 1, 1]
+    assert run.served(asked, passes[0]).peak_bytes > 5e7
