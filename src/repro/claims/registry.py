@@ -66,11 +66,11 @@ def load(path: Path | None = None) -> list[Claim]:
     claims = document.read(path)
     for claim in claims:
         if claim.value is not None:
-            _check_reading(claim, f"{path}: {claim.id}")
+            check_reading(claim, f"{path}: {claim.id}")
     return claims
 
 
-def _check_reading(claim: Claim, where: str) -> None:
+def check_reading(claim: Claim, where: str) -> None:
     """A claim must ask for an experiment, metrics and fields that exist; else it would be *not run* for ever."""
     assert claim.value is not None and claim.scope is not None
     reading = claim.value

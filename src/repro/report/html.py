@@ -16,7 +16,7 @@ from repro.claims.verdict import AGREEMENT, SCOPE
 from repro.experiments import stored
 from repro.plan import config
 from repro.records import provenance, record
-from repro.report import figures
+from repro.report import explanations, figures
 
 
 def _machines(runs: list[record.Record]) -> list[dict[str, Any]]:
@@ -40,11 +40,17 @@ def write(records: Path, pictures: Path, out: Path) -> None:
     drawn = {path.relative_to(pictures).with_suffix("").as_posix(): path for path in pictures.rglob("*.png")}
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    explained = explanations.load(registry)
     page = environment.get_template("report.html.j2").render(
         version=__version__,
         verdicts=verdicts,
         titles={claim.id: claim.title for claim in registry},
         beside=beside,
+        explained=[
+            explanations.tell(claim, explained.get(claim.id), found.records, found.problems)
+            for claim, row in zip(registry, verdicts, strict=True)
+            if row.kind == "claim" and row.agreement in explanations.OPEN
+        ],
         meanings={"agreement": AGREEMENT, "scope": SCOPE, "kind of row": KIND},
         numbers=claims.numbers,
         mark=claims.OLDER,
