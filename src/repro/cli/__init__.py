@@ -266,7 +266,7 @@ def claims(
 
 app.command()(place)
 app.command()(explain)
-for command in (drawing.figure, drawing.notebook, drawing.report):
+for command in (drawing.figure, drawing.notebook, drawing.report, drawing.findings):
     app.command()(command)
 app.add_typer(box_commands, name="box")
 
