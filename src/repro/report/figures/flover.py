@@ -261,8 +261,10 @@ def flover_windows(data: Data, *, model: str | None = None) -> Drawing:
 # --- layouts and ranks ---------------------------------------------------------------------------------------------
 
 
-def flover_layouts(data: Data, *, longest: int = 512, model: str | None = None) -> Drawing:
-    """What closing a slot costs and saves under each layout of the KV cache, with random lengths up to `longest`."""
+def flover_layouts(data: Data, *, longest: int | None = None, model: str | None = None) -> Drawing:
+    """What closing a slot costs and saves under each layout of the KV cache, with random lengths up to `longest` (None:
+    that of most runs)."""
+    longest = longest or int(data.runs("flover_serving", workload="uniform").longest.mode()[0])
     runs = of_one_model(data.runs("flover_serving", workload="uniform", longest=longest), model)
     there = {layout: name for layout, name in LAYOUTS.items() if layout in set(runs.layout)}
     if len(there) < 2:
