@@ -36,7 +36,7 @@ def test_the_end_of_a_step_is_exposed_or_hides():
     exposed, hidden = (scaling.predict_step(chosen, CONFIG, on, 1, 1, COMPUTE_S, Assumptions(e)) for e in (0.0, 1.0))
     last = (chosen.moves.reduce_to_optimizer, chosen.moves.gather_updated)
     took = sum(
-        collective.times * step.hop_seconds(collective, hop, on)[0]
+        collective.times * step.hop_seconds(hop, 0, on)[0]
         for collective in traffic.collectives(chosen, step.layout_of(CONFIG))
         if any(collective.route is route for route in last)
         for hop in traffic.hops(collective, TOPOLOGY)

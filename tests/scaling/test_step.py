@@ -38,9 +38,9 @@ def test_values_that_are_quantised_are_those_of_the_checked_arithmetic():
     rate = 1e7
     found = scaling.predict_step(chosen, point.gpt, bare(point.topology, quantize_values_per_s=rate), compute_s=0.0)
     counted = sum(
-        c.times * (hop.quantised + hop.restored)
+        c.times * (hop.quantised + restored)
         for c in traffic.collectives(chosen, shapes)
-        for hop in traffic.hops(c, point.topology)
+        for hop, restored in step.restoring(c, point.topology)
     )
     assert found.quantize_s == pytest.approx(counted / rate, rel=1e-3)
 
@@ -49,13 +49,16 @@ def test_what_arrives_is_restored_as_well_as_what_is_sent_is_quantised():
     """Gathered over 8 ranks, of which each quantises its shard, all shards are restored, once: a payload travels on
     through hops of equal bits as it is. In an all-to-all every piece but the own is quantised, and restored."""
     topology = ZeroTrain().topology  # 2 x 2 x 2
+
+    def counted(collective):
+        return [(hop.quantised, restored) for hop, restored in step.restoring(collective, topology)]
+
     gather = traffic.Collective("gather", plan.hierarchical(topology).update_route, 100, 2, 1)
-    found = [(hop.quantised, hop.restored) for hop in traffic.hops(gather, topology)]
-    assert found == [(100, 0), (0, 0), (0, 800)]
+    assert counted(gather) == [(100, 0), (0, 0), (0, 800)]
     mixed = replace(gather, route=replace(gather.route, bits=(16, 8, 4)))  # 4 bits between nodes, then 8, then 16
-    assert [(hop.quantised, hop.restored) for hop in traffic.hops(mixed, topology)] == [(100, 200), (200, 400), (0, 0)]
+    assert counted(mixed) == [(100, 200), (200, 400), (0, 0)]
     reduce = traffic.Collective("reduce", plan.qgz(topology).gradient_route, 800, 4, 1)
-    assert [(hop.quantised, hop.restored) for hop in traffic.hops(reduce, topology)] == [(600, 600), (100, 100)]
+    assert counted(reduce) == [(600, 600), (100, 100)]
 
 
 def test_overlap_hides_messages_behind_compute_but_not_those_at_the_end():

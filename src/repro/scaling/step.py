@@ -8,6 +8,7 @@ overlap    a gather or reduction of one block runs while another block computes;
            hides behind nothing, unless `Assumptions` say otherwise
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,6 +21,7 @@ from repro.scaling.algorithms import Algorithm, Kind
 from repro.scaling.assumptions import Assumptions
 from repro.scaling.machines import Machine
 from repro.scaling.network import Value
+from repro.topology import Topology
 from repro.zero import Plan, memory, traffic
 from repro.zero.layout import Layout, layout
 from repro.zero.traffic import Collective
@@ -105,8 +107,8 @@ def predict_step(
     last = (*sums, moves.gather_updated)  # routes that are walked after the last backward
     for collective in traffic.collectives(plan, shapes, accumulation):
         times = _times(plan, collective, accumulation, assumed)
-        for hop in traffic.hops(collective, plan.topology):
-            wire, work = hop_seconds(collective, hop, machine, assumed)
+        for hop, restored in restoring(collective, plan.topology):
+            wire, work = hop_seconds(hop, restored, machine, assumed)
             seconds = times * (wire + work)
             levels[hop.levels[-1]] += seconds
             quantize += times * work
@@ -171,14 +173,22 @@ def layout_of(config: GPTConfig) -> Layout:
         return layout(GPT(config))
 
 
-def hop_seconds(
-    collective: Collective, hop: traffic.Hop, machine: Machine, assumed: Assumptions = OURS
-) -> tuple[Value, Value]:
+def restoring(collective: Collective, topology: Topology) -> Iterator[tuple[traffic.Hop, int]]:
+    """The hops of a collective, each with the values that a rank turns back into floats after it: all that it gathered,
+    once they go no further as they are, or each piece that it adds up."""
+    hops, gathered = list(traffic.hops(collective, topology)), collective.numel
+    for hop, after in zip(hops, [*hops[1:], None], strict=False):
+        gathered *= hop.ranks
+        travels_on = after is not None and after.bits == hop.bits
+        yield hop, hop.quantised if hop.kind == "reduce" else gathered if hop.bits < 16 and not travels_on else 0
+
+
+def hop_seconds(hop: traffic.Hop, restored: int, machine: Machine, assumed: Assumptions = OURS) -> tuple[Value, Value]:
     """Seconds on the wire, and seconds of quantising and restoring. NCCL and RCCL use rings; `repro.comm` does over
     several levels, and within one level it exchanges directly. A quantised reduction is a direct all-to-all, and a sum
     at the receiver."""
     rings = machine.native or sum(size > 1 for size in hop.sizes) > 1
-    kind: Kind = "all_gather" if collective.kind == "gather" else "all_to_all" if hop.bits < 16 else "reduce_scatter"
+    kind: Kind = "all_gather" if hop.kind == "gather" else "all_to_all" if hop.bits < 16 else "reduce_scatter"
     algorithm: Algorithm = "ring" if rings and kind != "all_to_all" else "direct"
     empty, full = (
         collectives.seconds(kind, nbytes, machine.network, algorithm, levels=hop.levels, channels=machine.channels)
@@ -188,7 +198,7 @@ def hop_seconds(
     apart = assumed.scales_apart if hop.bits < 16 else 0.0
     # The same bytes in more messages: each costs what an empty one does.
     wire = assumed.messages * (1 + apart) * empty + (full - empty) / share
-    values, kernels = hop.quantised + hop.restored, (hop.quantised > 0) + (hop.restored > 0)
+    values, kernels = hop.quantised + restored, (hop.quantised > 0) + (restored > 0)
     if machine.quantize_values_per_s is None:
         streamed = values * QUANTIZE_BYTES / machine.hbm_bytes_per_s
         return wire, assumed.quantize_slowdown * streamed + assumed.messages * kernels * machine.launch_s

@@ -41,8 +41,6 @@ class Hop:
 
     payload     bytes that a rank has for each of the others (a reduction), or that it gathers from each
     quantised   values that a rank quantises for it; 0 when the hop sends floats
-    restored    values that a rank turns back into floats after it: all that it gathered, once they go no further as
-                they are, or each that it adds up
     """
 
     kind: Kind
@@ -51,7 +49,6 @@ class Hop:
     bits: int
     payload: int
     quantised: int
-    restored: int
 
     @property
     def ranks(self) -> int:
@@ -115,22 +112,19 @@ def hops(collective: Collective, topology: Topology) -> Iterator[Hop]:
     assert collective.route is not None, "`collectives` leaves out what is not sent"
     level_size = {level.name: level.size for level in topology.levels}
     route, gathers = collective.route, collective.kind == "gather"
-    walk = [hop for hop in zip(route.hops, route.bits, strict=True) if any(level_size[name] > 1 for name in hop[0])]
-    walk = walk[::-1] if gathers else walk
+    walk = list(zip(route.hops, route.bits, strict=True))
     numel, pieces, bits_before = collective.numel, 1, None
-    following = [bits for _, bits in walk[1:]] + [None]
-    for (levels, bits), bits_after in zip(walk, following, strict=False):
+    for levels, bits in reversed(walk) if gathers else walk:
         sizes = tuple(level_size[name] for name in levels)
         ranks = math.prod(sizes)
+        if ranks == 1:
+            continue
         numel = numel if gathers else numel // ranks
         full = numel * min(collective.itemsize, bits // 8)
         payload = pieces * (payload_bytes(numel, bits, route.block) if bits < 16 else full)
         # Between hops of equal bits a gathered payload travels on as it is.
-        quantised = (
-            numel * (pieces if gathers else ranks - 1) if bits < 16 and not (gathers and bits == bits_before) else 0
-        )
-        restored = quantised if not gathers else numel * pieces * ranks if bits < 16 and bits != bits_after else 0
-        yield Hop(collective.kind, levels, sizes, bits, payload, quantised, restored)
+        quantised = 0 if bits >= 16 or (gathers and bits == bits_before) else numel * (pieces if gathers else ranks - 1)
+        yield Hop(collective.kind, levels, sizes, bits, payload, quantised)
         pieces, bits_before = (pieces * ranks, bits) if gathers else (1, bits)
 
 
@@ -159,7 +153,7 @@ def hop_seconds(hop: Hop, topology: Topology, quantize_values_per_s: float = mat
             busy.append(nbytes / hop.ranks / level.bytes_per_s)
             latency = max(latency, level.latency_s)
     rounds = hop.ranks - 1 if hop.in_rings() else 1
-    return max(busy) + rounds * latency + (hop.quantised + hop.restored) / quantize_values_per_s
+    return max(busy) + rounds * latency + 2 * hop.quantised / quantize_values_per_s  # and back
 
 
 def step_seconds(
