@@ -43,7 +43,7 @@ def test_published_numbers_are_described_and_belong_to_claims():
     assert len(files) == 4 and all(f"`{name}`" in readme and f"published: data/{name}\n" in claims for name in files)
     numbers = pd.concat(pd.read_csv(FOLDER / name) for name in files)  # loading the claims checks each number
     assert numbers.columns.tolist() == ["claim", "label", "over", "x", "value", "unit", "tag"] and len(numbers) == 400
-    assert numbers.claim.nunique() == 17 and not numbers.duplicated(["claim", "label", "x"]).any()
+    assert numbers.claim.nunique() == 15 and not numbers.duplicated(["claim", "label", "x"]).any()
 
 
 def test_gptoss_routing():

@@ -20,6 +20,7 @@ from repro.claims.filters import accepts
 from repro.experiments import stored
 from repro.plan import config
 from repro.plan import jobs as plan
+from repro.records import provenance
 from repro.records.record import Record
 
 ROWS = {
@@ -62,7 +63,7 @@ def test_every_row_is_in_the_registry_and_in_the_table():
 def test_a_row_of_the_table_has_exactly_the_promised_keys():
     row = json.loads(verdict(named(*pair(1.0))).model_dump_json())
     keys = "id kind primary paper claim paper_value value interval values occasions repeats unit evidence tolerance"
-    keys += " agreement scope reason records"
+    keys += " agreement scope reason records older_code"
     assert sorted(row) == sorted(keys.split())
 
 
@@ -186,7 +187,7 @@ def test_ratios_are_paired_and_averaged_by_occasion():
         (1.994, 2.003), abs=2e-3
     )
     assert row.agreement == "reproduced" and row.scope == "paper's setting" and len(row.records) == 12
-    assert row.repeats == "6 of 6 interleaved pairs, 3 of 3 occasions" and row.occasions == [0, 0, 1, 1, 2, 2]
+    assert row.repeats == "6 of 6 interleaved pairs, on 3 occasions" and row.occasions == [0, 0, 1, 1, 2, 2]
     assert row.values == pytest.approx([2.0, 2.0, 1.9, 2.1, 2.1, 1.9])
 
 
@@ -344,12 +345,32 @@ def test_records_are_named_relative_to_the_root():
 
 
 def test_numbers_as_text():
-    row = verdict(named(*pair(1.0))).model_dump(mode="json") | {"interval": [2, 2.4], "value": 2.2}
+    row = verdict(named(*pair(1.0))).model_dump(mode="json")
+    row |= {"interval": [2, 2.4], "value": 2.2, "older_code": False}
     assert claims.numbers(row) == ("2 ×", "2.2 × [2, 2.4]")
     assert claims.numbers(row | {"paper_value": 10694.0, "value": None, "interval": None, "unit": "1"}) == (
         "10,694",
         "–",
     )
+
+
+def test_what_rests_on_a_run_by_older_code_is_marked(monkeypatch):
+    monkeypatch.setattr(provenance, "exists", lambda module: True)
+    monkeypatch.setattr(provenance, "source_hash", lambda module: "now")
+
+    def by(*hashes: str) -> claims.Verdict:
+        runs = [
+            run.model_copy(update={"provenance": run.provenance.model_copy(update={"source_hash": made})})
+            for run, made in zip(pair(1.0), hashes, strict=True)
+        ]
+        return verdict(named(*runs))
+
+    assert [by(*hashes).older_code for hashes in (("now", "now"), ("now", "then"), ("", ""))] == [False, True, True]
+    ours = claims.numbers(by("then", "now").model_dump())[1]
+    assert ours.endswith("×†") and claims.older_code(["1 ×", ours]).startswith("† rests on runs by older code")
+    assert claims.older_code(["1 ×"]) == ""
+    nothing = verdict({})
+    assert not nothing.older_code and claims.numbers(nothing.model_dump())[1] == "–"
 
 
 @given(data=st.data())

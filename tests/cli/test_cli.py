@@ -124,7 +124,7 @@ def test_claims_can_be_chosen(monkeypatch):
 
     everything = ids()
     assert ids("ZT") == ids("2501.04266") == {name for name in everything if name.startswith("ZT-")}
-    assert ids("EX-F8.a", "FL-F7.b") == {"EX-F8.a", "FL-F7.b"}
+    assert ids("EX-F8.a", "FL-F8.b") == {"EX-F8.a", "FL-F8.b"}
     for option, words in (("--agreement", registry.WORDS), ("--kind", KIND)):
         parts = [ids(option, word) for word in words]
         assert set().union(*parts) == everything and sum(map(len, parts)) == len(everything)

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from repro import experiments
+from repro import experiments, scaling
 from repro.emulate import netns
+from repro.experiments.common.modelled import paper_gpt
 from repro.experiments.scaling_map import PLANS
 from repro.experiments.scaling_map.run import FACTORS, MEMORIES_GB
 from repro.experiments.scaling_step import PAPER
@@ -45,6 +46,42 @@ def test_the_band_of_a_ratio_is_that_of_paired_draws():
         fastest = found[f"step_seconds_{theirs}_high"] / found[f"step_seconds_{ours}_low"]
         slowest = found[f"step_seconds_{theirs}_low"] / found[f"step_seconds_{ours}_high"]
         assert slowest < found[f"{name}_low"] <= found[f"{name}_high"] < fastest
+
+
+def test_published_steps_are_predicted_with_a_fitted_overlap():
+    outcome = run("scaling_validation", draws=100)
+    found, table = outcome.metrics, outcome.series
+    assert found.overlap_low <= found.overlap < 0.3 and found.overlap_high < 0.7
+    assert (
+        found.rms_log_error < found.rms_log_error_left_out < 0.1 < 2 * found.rms_log_error < found.rms_log_error_assumed
+    )
+    assert found.within_band_machine < 0.75 < found.within_band, "the model's own error is needed"
+    points = table[table.kind == "point"]
+    assert points.left_out.notna().tolist() == points.fitted.astype(bool).tolist()
+
+
+def test_the_ladder_tells_its_priors_and_keeps_some_draws():
+    outcome = run("scaling_ladder", draws=50)
+    assert outcome.metrics.share_all < outcome.metrics.share_efficiency
+    assert outcome.metrics.changes == (outcome.series.kind == "single").sum()
+    assert "quantize_slowdown: 1 to 20, log-uniform" in outcome.conditions["priors"]
+    drawn = outcome.series[outcome.series.kind == "draw"]
+    assert drawn.typical.sum() == min(2000, outcome.metrics.draws) == 1200
+
+
+def test_the_band_holds_what_is_not_known_of_the_engine():
+    """Of ZeRO++ against ZeRO-3 it is wider than with an engine that is known."""
+    found = run("scaling_train", nodes=8, draws=200).metrics
+    config, frontier = paper_gpt("gpt-20b", 2048), scaling.hardware("frontier")
+    zero3, zeropp = (scaling.predict(name, config, frontier, 8, draws=200).seconds for name in ("zero3", "zeropp"))
+    low, high = np.quantile(zero3 / zeropp, [0.05, 0.95])
+    assert found.zeropp_over_zero3_high - found.zeropp_over_zero3_low > 1.3 * (high - low)
+
+
+def test_efficiency_is_counted_from_the_fewest_nodes_that_hold_the_plan():
+    found = run("scaling_train", nodes=2, draws=20).metrics
+    assert found.efficiency_hierarchical == 1 and found.fits_hierarchical, "one node does not hold it, two do"
+    assert found.efficiency_ddp is None and not found.fits_ddp
 
 
 def test_the_map_says_where_nothing_fits():

@@ -1,4 +1,4 @@
-"""The queue model against the engine itself on a model that takes known times; the cost that the paper shows of a request."""
+"""The queue model against the engine itself on a model that takes known times; costs from the paper's figures."""
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from repro.flover.engine import Engine, ServingReport
 from repro.flover.queueing import (
     Batches,
     ConcurrentBatches,
+    FixedSlots,
     Fused,
     Instances,
     LinearTimes,
@@ -122,6 +123,39 @@ def test_prompts_apart_delay_nobody():
     assert Fused().run(shapes, times).finish_s.tolist() == [15, 10]
     one = Fused(slots=1, prefill_apart=True).run(shapes, times)  # a slot is taken for decoding only
     assert one.admitted_s.tolist() == [4, 11] and one.finish_s.tolist() == [11, 13]
+
+
+def test_dead_rows_by_hand():
+    """Three come at 0, 1 and 2 s; a row costs half an iteration. The second leaves first, and stays a row."""
+    times = LinearTimes(1.0, 0.5)
+    shapes = [RequestShape(at, 1, tokens + 1) for at, tokens in ((0.0, 6), (1.0, 2), (2.0, 4))]
+    found = FixedSlots().run(shapes, times)
+    # 1 row until 1, 2 until 2.5, 3 until 4.5: the second is done. Its slot is a row until the others are, which both
+    # have three iterations left: at 10.5.
+    assert found.finish_s.tolist() == [10.5, 4.5, 10.5]
+    assert (found.iterations, found.rows, found.dead_rows) == (6, 15, 3)
+    closed = Fused(admit_per_iteration=1, prefill_apart=True).run(shapes, times)
+    assert closed.finish_s.tolist() == [9.0, 4.5, 9.0] and closed.rows == 12
+
+
+@settings(max_examples=60, deadline=None)
+@given(SHAPES)
+def test_without_holes_nothing_need_be_reordered(shapes):
+    """Who came first leaves first where answers are equal, so no slot dies."""
+    shapes = [RequestShape(shape.arrival_s, 1, 9) for shape in shapes]
+    times = LinearTimes(TICK * 100, 0.25)
+    found, closed = (policy.run(shapes, times) for policy in (FixedSlots(), cost.AUTHORS))
+    assert found.dead_rows == 0 and found.iterations == closed.iterations
+    np.testing.assert_allclose(found.finish_s, closed.finish_s)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SHAPES)
+def test_free_rows_make_reordering_worth_nothing(shapes):
+    times = LinearTimes(TICK * 100)
+    found, closed = (policy.run(shapes, times) for policy in (FixedSlots(), cost.AUTHORS))
+    np.testing.assert_allclose(found.finish_s, closed.finish_s)
+    assert found.rows - found.dead_rows == closed.rows == sum(shape.output_tokens - 1 for shape in shapes)
 
 
 def test_windows_by_hand():

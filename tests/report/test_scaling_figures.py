@@ -57,7 +57,7 @@ def test_a_model_without_records_is_told():
             draw(DATA, model="gpt-1b")
 
 
-@pytest.mark.parametrize("name", ["validation", "plans"])
+@pytest.mark.parametrize("name", ["collectives", "plans"])
 def test_hollow_points_are_those_that_were_not_fitted(name):
     panel = base.function(f"scaling_{name}")(DATA).figure.axes[0]
     markers = [line for line in panel.lines if line.get_linestyle() == "None"]
@@ -65,9 +65,9 @@ def test_hollow_points_are_those_that_were_not_fitted(name):
         fill: sum(len(line.get_xdata()) for line in markers if line.get_fillstyle() == fill)
         for fill in ("full", "none")
     }
-    experiment, flag = {"validation": ("scaling_network", "part"), "plans": ("scaling_step", "calibrated")}[name]
+    experiment, flag = {"collectives": ("scaling_network", "part"), "plans": ("scaling_step", "calibrated")}[name]
     runs = DATA.runs(experiment)
-    rows = base.series(runs[runs.source == "a100_dgx"] if name == "validation" else runs[runs.plans == "all"])
+    rows = base.series(runs[runs.source == "a100_dgx"] if name == "collectives" else runs[runs.plans == "all"])
     fitted = rows[flag].isin(["fitted", True])
     assert (count["full"], count["none"]) == (fitted.sum(), (~fitted).sum())
 
@@ -84,3 +84,22 @@ def test_the_widest_swings_come_first():
     widths = [abs(patch.get_width()) for patch in axes.patches]
     swings = [low + high for low, high in zip(widths[:3], widths[3:], strict=True)]
     assert len(swings) == 3 and swings == sorted(swings, reverse=True)
+
+
+def test_every_scenario_and_the_papers_numbers_are_in_the_figure_of_assumptions():
+    drawing, runs = base.function("scaling_assumptions")(DATA), DATA.runs("scaling_ladder")
+    rungs = base.series(runs).query("kind in ('cumulative', 'single')")
+    panels = {axes.get_title().split("\n")[0]: axes for axes in drawing.figure.axes[:4]}
+    assert list(panels) == ["hierarchical ÷ ZeRO++", "ZeRO++ ÷ ZeRO-3", "hierarchical ÷ ZeRO-3", "efficiency"]
+    markers = [line for line in panels["ZeRO++ ÷ ZeRO-3"].lines if line.get_linestyle() == "None"]
+    drawn = {round(x, 9) for line in markers for x in line.get_xdata()}
+    assert drawn == {round(x, 9) for x in rungs.zeropp_over_zero3}
+    full = sum(len(line.get_xdata()) for line in markers if line.get_fillstyle() == "full")
+    assert full == rungs.reached_zeropp_over_zero3.sum()
+
+
+def test_published_ratios_stand_against_predicted_ones_with_bands():
+    left = base.function("scaling_overlap")(DATA).figure.axes[0]
+    table = base.series(DATA.runs("scaling_validation")).query("kind == 'point'")
+    assert len(left.containers) == 2
+    assert sum(len(container.lines[0].get_xdata()) for container in left.containers) == len(table) == 16

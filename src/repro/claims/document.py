@@ -65,7 +65,7 @@ def read(path: Path) -> list[Claim]:
                 raise config.ConfigError(f"{path}: groups.{name}.claims: {claim_id} is given twice")
             paper = document.papers[prefix]
             fields = {"id": claim_id, "paper": paper.id, "published": published[prefix].pop(claim_id, [])}
-            written = _filled(own, shared)
+            written = filled(own, shared)
             if taken := ", ".join(fields.keys() & written.keys()):
                 raise config.ConfigError(f"{path}: {claim_id}: found {taken}; allowed: any other key, papers has these")
             fields |= {"version": paper.version} | written
@@ -83,10 +83,10 @@ def read(path: Path) -> list[Claim]:
     return sorted(claims.values(), key=lambda claim: (rows.index(claim.base), claim.id))
 
 
-def _filled(own: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
+def filled(own: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
     """`own`, then the keys that only `shared` has; `value`, and `where` in it, are filled up in the same way."""
     inner = {
-        key: _filled(own[key], shared[key])
+        key: filled(own[key], shared[key])
         for key in ("value", "where")
         if isinstance(own.get(key), dict) and isinstance(shared.get(key), dict)
     }

@@ -15,8 +15,8 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from repro.claims import statistics
 from repro.claims.filters import Filters, accepts, matches, words
+from repro.records import statistics
 from repro.records.record import Evidence, Record, Strict
 
 Sampled = Literal["once", "occasions", "seeds", "sequences"]
@@ -334,7 +334,8 @@ def _said(reading: Reading, found: int, occasions: int) -> str:
     if reading.sampled == "seeds":
         return f"{found} of {reading.needed} seeds"
     what = "runs" if reading.over is None and reading.sequence is None else "interleaved pairs"
-    return f"{found} of {reading.needed} {what}, {occasions} of {OCCASIONS} occasions"
+    many = "1 occasion" if occasions == 1 else f"{occasions} occasions"
+    return f"{found} of {reading.needed} {what}, on {many}" + (f" of {OCCASIONS}" if occasions < OCCASIONS else "")
 
 
 def _remarks(alike: list[Runs], alone: int) -> list[str]:

@@ -18,10 +18,12 @@ from repro.claims.claim import Claim, Kind, Published
 from repro.claims.reading import Nothing, Reading, Sample
 from repro.claims.verdict import Agreement, Scope, judge
 from repro.plan import config
+from repro.records import provenance
 from repro.records.record import Evidence, Record
 
 Word = Agreement | Literal["skipped", "not run"]
 WORDS: tuple[Word, ...] = (*get_args(Agreement), "skipped", "not run")
+OLDER = "†"  # after a number that rests on runs by older code
 _OF_A_CLOCK = ("s", "tokens/s")  # units
 
 
@@ -31,6 +33,7 @@ class Verdict(BaseModel, allow_inf_nan=False):
     values, occasions   of each run or pair of runs that counts, and the number of its occasion; `value` is their middle
     interval            where the value lies, at 95 % (a model: its band); None where there are too few runs
     agreement, scope    the verdict: how our value agrees with the paper's, and in which setting it was found
+    older_code          whether code other than the present one made a run that it rests on
     """
 
     id: str
@@ -51,6 +54,7 @@ class Verdict(BaseModel, allow_inf_nan=False):
     scope: Scope | None = None
     reason: str
     records: list[str]
+    older_code: bool = False
 
 
 def load(path: Path | None = None) -> list[Claim]:
@@ -62,11 +66,11 @@ def load(path: Path | None = None) -> list[Claim]:
     claims = document.read(path)
     for claim in claims:
         if claim.value is not None:
-            _check_reading(claim, f"{path}: {claim.id}")
+            check_reading(claim, f"{path}: {claim.id}")
     return claims
 
 
-def _check_reading(claim: Claim, where: str) -> None:
+def check_reading(claim: Claim, where: str) -> None:
     """A claim must ask for an experiment, metrics and fields that exist; else it would be *not run* for ever."""
     assert claim.value is not None and claim.scope is not None
     reading = claim.value
@@ -188,12 +192,16 @@ def scope_of(claim: Claim, found: Sample) -> Scope:
     return "paper's setting" if all(map(claim.scope.covers, found.runs.values())) else "scaled down"
 
 
-def _row(claim: Claim, agreement: str, reason: str, runs: Iterable[Path] = (), **ours: Any) -> Verdict:
+def _row(claim: Claim, agreement: str, reason: str, runs: Mapping[Path, Record] | None = None, **ours: Any) -> Verdict:
     """`ours`: our value with its interval and evidence, where there is one."""
     fields = claim.model_dump(include={"id", "kind", "primary", "paper_value", "unit", "tolerance"})
     fields["paper"] = claim.paper + (claim.version if claim.version.removeprefix("v").isdigit() else "")
     fields["claim"] = f"{claim.claim} [{claim.where}; {claim.tag}]"
-    return Verdict(**fields, agreement=agreement, reason=reason, records=[relative(p) for p in sorted(runs)], **ours)
+    fields |= {
+        "records": [relative(path) for path in sorted(runs or {})],
+        "older_code": bool(provenance.older(runs or {})),
+    }
+    return Verdict(**fields, agreement=agreement, reason=reason, **ours)
 
 
 def relative(path: Path) -> str:
@@ -210,11 +218,19 @@ def papers() -> dict[str, document.Paper]:
 def tally(rows: Sequence[Verdict]) -> str:
     """`24 claims: 7 reproduced, 12 inconclusive, ...; beside them 3 self-checks`. Only claims are counted by word."""
     claims = [row for row in rows if row.kind == "claim"]
-    counts = Counter(row.agreement for row in claims)
-    said = ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word])
+    said = [f"{len(claims)} {_plural('claim', len(claims))}: {words(claims)}"] if claims else []
     others = Counter(row.kind for row in rows if row.kind != "claim")
-    beside = ", ".join(f"{count} {_plural(kind, count)}" for kind, count in others.items())
-    return "; ".join([*([f"{len(claims)} claims: {said}"] if claims else []), *([beside] if beside else [])])
+    return "; ".join([*said, *([_listed(others)] if others else [])])
+
+
+def _listed(kinds: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {_plural(kind, count)}" for kind, count in kinds.items())
+
+
+def words(rows: Iterable[Verdict]) -> str:
+    """`7 reproduced, 12 inconclusive`, without words that no row has."""
+    counts = Counter(row.agreement for row in rows)
+    return ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word])
 
 
 def _plural(word: str, count: int) -> str:
@@ -222,7 +238,8 @@ def _plural(word: str, count: int) -> str:
 
 
 def numbers(row: Mapping[str, Any]) -> tuple[str, str]:
-    """The paper's value and ours for a table, from a dumped `Verdict`: `1.71 ×`, `1.40 × [1.31, 1.52]`."""
+    """The paper's value and ours for a table, from a dumped `Verdict`: `1.71 ×`, `1.40 × [1.31, 1.52]`, and `OLDER`
+    where that rests on runs by older code."""
 
     def text(value: float) -> str:
         return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
@@ -231,4 +248,11 @@ def numbers(row: Mapping[str, Any]) -> tuple[str, str]:
     paper, ours = ("–" if row[key] is None else text(row[key]) + unit for key in ("paper_value", "value"))
     if row["interval"] is not None:
         ours += " [{}, {}]".format(*map(text, row["interval"]))
-    return paper, ours
+    return paper, ours + (OLDER if row["older_code"] and row["value"] is not None else "")
+
+
+def older_code(shown: Iterable[str]) -> str:
+    """What `OLDER` means, a line to stand below texts of `numbers`; empty where none of them has it."""
+    if not any(OLDER in text for text in shown):
+        return ""
+    return f"{OLDER} rests on runs by older code than this; run again, they may give another number"

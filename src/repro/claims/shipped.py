@@ -5,10 +5,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from repro.claims import statistics
 from repro.claims.claim import Claim
 from repro.claims.reading import Reading, scale_of
-from repro.claims.registry import Verdict
+from repro.claims.registry import OLDER, Verdict
+from repro.records import statistics
 
 _SAME = 1e-3  # relative difference of what does not depend on the machine's state: three digits
 
@@ -29,7 +29,7 @@ def compare(claims: Iterable[Claim], here: Sequence[Verdict], shipped: Sequence[
 
 
 def _beside(claim: Claim, here: Verdict, shipped: Verdict) -> Beside:
-    words = shipped.agreement + (f" ({shipped.scope})" if shipped.scope else "")
+    words = shipped.agreement + (OLDER if shipped.older_code else "") + (f" ({shipped.scope})" if shipped.scope else "")
     if claim.value is None or here.value is None or shipped.value is None:
         return Beside(None, "not run" if here.value is None else "nothing shipped", words)
     if here.evidence != shipped.evidence:

@@ -25,6 +25,7 @@ from repro.cli.console import (
     try_output,
     user_errors,
 )
+from repro.cli.explain import explain
 from repro.cli.place import place
 
 if TYPE_CHECKING:
@@ -264,6 +265,7 @@ def claims(
 
 
 app.command()(place)
+app.command()(explain)
 for command in (drawing.figure, drawing.notebook, drawing.report):
     app.command()(command)
 app.add_typer(box_commands, name="box")

@@ -55,6 +55,8 @@ def show(rows: Sequence[Verdict], titles: Mapping[str, str], grouped: bool, reas
             verdict = _styled(row) + (f", {row.scope}" if row.scope else "") + _note(row)
             stdout.print(f"{row.id} {escape(titles[row.id])}: paper {paper}, here {here}: {verdict}", soft_wrap=True)
             stdout.print(Padding(Text(row.reason, "dim"), (0, 0, 0, 4)))
+    if marked := registry.older_code(registry.numbers(row.model_dump())[1] for row in rows):
+        stdout.print(f"[dim]{marked}[/]", soft_wrap=True)
     stdout.print(registry.tally(rows) + (" (one paper: repro claims ZT)" if grouped else ""))
 
 
@@ -64,11 +66,16 @@ def show_primary(rows: Sequence[Verdict], titles: Mapping[str, str], beside: Map
     names = ("paper", "here", "as shipped", "shipped verdict")
     table = _plain("", what, *(Column(name, no_wrap=True) for name in names))
     answers = {True: "yes", False: "[bold red]no[/]", None: "[dim]–[/]"}
+    shown = []
     for row in rows:
         known = beside[row.id]
         paper, here = registry.numbers(row.model_copy(update={"interval": None}).model_dump())
-        table.add_row(row.id, escape(titles[row.id]), paper, here, answers[known.agrees], known.shipped.split(" (")[0])
+        word = known.shipped.split(" (")[0]
+        table.add_row(row.id, escape(titles[row.id]), paper, here, answers[known.agrees], word)
+        shown += [here, word]
     stdout.print(table)
+    if marked := registry.older_code(shown):
+        stdout.print(f"[dim]{marked}[/]", soft_wrap=True)
 
 
 def _plain(*columns: str | Column) -> Table:
@@ -97,5 +104,5 @@ def _table(rows: list[Verdict], titles: Mapping[str, str], grouped: bool) -> Tab
         here += f" {row.evidence}" if grouped and row.evidence else ""
         table.add_row(base, escape(titles[row.id]) + _note(row), paper, here, _styled(row))
         if others:
-            table.add_row("", f"[dim]{len(others)} more: {registry.tally(others)}[/]")
+            table.add_row("", f"[dim]{len(others)} more: {registry.words(others)}[/]")
     return table

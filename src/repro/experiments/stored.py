@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from repro import experiments
-from repro.records import provenance, record
+from repro.records import record
 from repro.records.record import Collection, Record, RecordError
 
 
@@ -23,15 +23,14 @@ def read(path: Path) -> Record:
 
 
 def collect(folder: Path) -> Collection:
-    """Every record below `folder`, in words the files that are none, and which records older code made. Of two records
-    of one point and repeat neither is used: nothing tells which of them is meant."""
+    """Every record below `folder`, and in words the files that are none. Of two records of one point and repeat neither
+    is used: nothing tells which of them is meant."""
     found = record.collect(folder, read)
     for alike in _of_one_point(found.records):
         for path in alike:
             del found.records[path]
             others = ", ".join(str(other) for other in alike if other != path)
             found.problems.append(f"{path}: not used: of the same point and repeat as {others}; allowed: one of them")
-    found.older = provenance.older(found.records)
     return found
 
 

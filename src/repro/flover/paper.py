@@ -1,4 +1,4 @@
-"""What Flover's paper (arXiv 2305.13484, v1 and v2) says of its own runs: the home of every constant that we take from it.
+"""What Flover's paper (arXiv 2305.13484, v1 and v2) says of its runs: the home of every constant that we take.
 
 How it was set up stands here, with a tag for where that was found (tags: config/claims.yaml). What its figures print
 stands in data/published/flover.csv, which `printed` reads. The cost of a further request is printed nowhere: it is
@@ -37,6 +37,7 @@ MODELS = {
     "llama-33b": Model("LLaMA-33B", 2),
     "llama-65b": Model("LLaMA-65B", 4),
 }
+V1_SHUFFLE_INTERVAL_S = 0.02  # [IMG] of v1 Fig. 9(a)
 V1_INTERVALS_MS = (500, 2500, 5000)  # [IMG] of v1 Fig. 7, which serves GPT-J
 
 
@@ -47,7 +48,7 @@ def v1_single_request_s(system: str = "Flover") -> float:
 
 
 def v1_instance_pace_s() -> float:
-    """[D] Seconds between two answers of FasterTransformer's instances in v1: the slope of Fig. 7 at 500 ms, batch 1."""
+    """[D] Seconds between two answers of FasterTransformer's instances in v1: Fig. 7's slope at 500 ms, batch 1."""
     seconds = printed("FL-F7", f"FasterTransformer, {V1_INTERVALS_MS[0]} ms, batch 1")
     return (seconds[8] - seconds[1]) / 7
 

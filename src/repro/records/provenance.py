@@ -18,7 +18,7 @@ import psutil
 from repro import paths
 from repro.launch.slurm_env import hosts
 from repro.records.record import Provenance, Record
-from repro.records.source import digest, source_hash
+from repro.records.source import digest, exists, source_hash
 
 PACKAGES = ("torch", "deepspeed", "numpy", "pandas", "scipy", "highspy", "numba")
 PACKAGES += ("snakemake", "papermill", "seaborn", "gguf", "tokenizers")
@@ -79,8 +79,9 @@ def outdated(runs: Iterable[tuple[str, str]], known: Iterable[str]) -> int:
 
 def older(runs: Mapping[Path, Record]) -> set[Path]:
     """The runs that code other than the present one made: their numbers may differ if they were run again."""
-    now = {name: source_hash(f"repro.experiments.{name}") for name in {run.experiment for run in runs.values()}}
-    return {path for path, run in runs.items() if run.provenance.source_hash != now[run.experiment]}
+    names = {run.experiment for run in runs.values()}
+    now = {name: source_hash(module) for name in names if exists(module := f"repro.experiments.{name}")}
+    return {path for path, run in runs.items() if run.provenance.source_hash != now.get(run.experiment)}
 
 
 def machine() -> dict[str, Any]:

@@ -209,12 +209,10 @@ def read_series(path: Path) -> "pd.DataFrame":
 
 
 class Collection(BaseModel):
-    """All records under a folder by path, and in words the files that should have been records but are not. `older`:
-    records of other code than the present one; `repro.experiments.stored` knows them."""
+    """All records under a folder by path, and in words the files that should have been records but are not."""
 
     records: dict[Path, Record]
     problems: list[str]
-    older: set[Path] = set()
 
 
 def collect(folder: Path, read: Callable[[Path], Record] = read) -> Collection:

@@ -53,6 +53,11 @@ def digest(*parts: bytes) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
+def exists(module: str) -> bool:
+    """Whether there is such a module or package."""
+    return module in _files()
+
+
 def source_hash(module: str) -> str:
     """Hash of all that a module defines and of every definition in `repro` that it uses. A package: all its modules."""
     kept = _kept()

@@ -15,8 +15,8 @@ from repro.claims.claim import KIND
 from repro.claims.verdict import AGREEMENT, SCOPE
 from repro.experiments import stored
 from repro.plan import config
-from repro.records import record
-from repro.report import figures
+from repro.records import provenance, record
+from repro.report import explanations, figures
 
 
 def _machines(runs: list[record.Record]) -> list[dict[str, Any]]:
@@ -40,13 +40,20 @@ def write(records: Path, pictures: Path, out: Path) -> None:
     drawn = {path.relative_to(pictures).with_suffix("").as_posix(): path for path in pictures.rglob("*.png")}
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    explained = explanations.load(registry)
     page = environment.get_template("report.html.j2").render(
         version=__version__,
         verdicts=verdicts,
         titles={claim.id: claim.title for claim in registry},
         beside=beside,
+        explained=[
+            explanations.tell(claim, explained.get(claim.id), found.records, found.problems)
+            for claim, row in zip(registry, verdicts, strict=True)
+            if row.kind == "claim" and row.agreement in explanations.OPEN
+        ],
         meanings={"agreement": AGREEMENT, "scope": SCOPE, "kind of row": KIND},
         numbers=claims.numbers,
+        mark=claims.OLDER,
         tally=claims.tally(verdicts),
         notebooks=figures.NOTEBOOKS.values(),
         pictures={name: base64.b64encode(files.read(path)).decode() for name, path in drawn.items() if path.is_file()},
@@ -54,7 +61,7 @@ def write(records: Path, pictures: Path, out: Path) -> None:
         bad=[run for run in runs if run.status != "ok"],
         experiments=Counter((run.experiment, run.evidence or run.status) for run in runs),
         machines=_machines(runs),
-        older=len(found.older),
+        older=len(provenance.older(found.records)),
         problems=found.problems,
         records=claims.relative(records),
         first=min((run.provenance.start for run in runs), default=None),

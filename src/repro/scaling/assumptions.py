@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from repro.scaling.machines import Interval
 from repro.scaling.network import Value
 
 Secondary = str | NDArray[np.str_]  # one of SECONDARY, or [draws] of them
@@ -117,20 +118,20 @@ class Span:
         return f"{self.low:g} to {self.high:g}, {'log-' if self.log else ''}uniform"
 
 
-Prior = Choice | Span
+Prior = Choice | Span | Interval
 EVEN = (0.5, 0.5)
-# Wide on purpose: they say what cannot be excluded, not what is likely. docs/scaling.md prints this table.
+# For bands: the default is the likeliest, the other end what cannot be excluded. docs/scaling.md prints this table.
 PRIORS: dict[str, Prior] = {
     "end_overlap": Choice((0.0, 1.0), EVEN),
     "secondary": Choice(SECONDARY, (0.5, 0.25, 0.25)),
     "scales_apart": Choice((0.0, 1.0), EVEN),
-    "messages": Span(1, 6),
-    "all_to_all": Span(0.1, 1),
-    "quantize_slowdown": Span(1, 20),
+    "messages": Interval(1, 1, 6),
+    "all_to_all": Interval(0.1, 1, 1),
+    "quantize_slowdown": Interval(1, 1, 20),
 }
 assert list(PRIORS) == [field.name for field in fields(Assumptions)]
 
 
-def drawn(priors: Mapping[str, Prior], draws: int, seed: int = 0) -> dict[str, NDArray[Any]]:
+def drawn(priors: Mapping[str, Prior], draws: int, seed: int = 0) -> dict[str, Any]:
     """[draws] of each; a random stream per name, so that leaving one out does not move the others."""
     return {name: prior.draw(np.random.default_rng([seed, *name.encode()]), draws) for name, prior in priors.items()}

@@ -36,6 +36,13 @@ class Interval:
             return rng.triangular(0.0, self.likely, self.high, draws)
         return np.exp(rng.triangular(math.log(self.low), math.log(self.likely), math.log(self.high), draws))
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        return self.low, self.high
+
+    def __str__(self) -> str:
+        return f"{self.low:g} to {self.high:g}, likely {self.likely:g}"
+
 
 @dataclass(frozen=True)
 class Tier:

@@ -96,7 +96,9 @@ def predict_step(
     shapes = layout_of(config)
     streamed = streaming_seconds(plan, shapes.parameters, machine, accumulation)
     passes = compute_seconds(config, machine, micro_batch, accumulation) if compute_s is None else compute_s
-    early, late, quantize = 0.0, 0.0, 0.0  # messages of the layers, those at the end of the step, quantising
+    early: Value = 0.0  # messages of the layers
+    late: Value = 0.0  # those at the end of the step
+    quantize: Value = 0.0
     levels: dict[str, Value] = dict.fromkeys(plan.topology.names, 0.0)
     moves = plan.moves
     sums = (moves.reduce_to_optimizer, moves.all_reduce_replicas) if plan.reduce_across == "step" else ()

@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -64,7 +65,7 @@ def sweep(
     models: Iterable[GPTConfig],
     plans: Iterable[str],
     accumulations: Iterable[int] = (1,),
-    **options: int,
+    **options: Any,
 ) -> pd.DataFrame:
     """A row per combination: the 5, 50 and 95 % quantiles (`_low`, none, `_high`) of step seconds and of TFLOPS per
     rank, memory, and what the step waits for. Modelled, all of it. `options`: as of `predict`."""
@@ -103,7 +104,9 @@ def sensitivity(kind: Hardware, result: Callable[[Hardware, Assumptions], float]
     for name, interval in kind.intervals().items():
         ends = [result(kind.at(**{name: value}), OURS) for value in (interval.low, interval.high)]
         rows.append((name, *ends))
-    rows += [(name, *(result(kind, replace(OURS, **{name: e})) for e in prior.ends)) for name, prior in PRIORS.items()]
+    for name, prior in PRIORS.items():
+        changes: list[dict[str, Any]] = [{name: value} for value in prior.ends]
+        rows.append((name, *(result(kind, replace(OURS, **change)) for change in changes)))
     table = pd.DataFrame(rows, columns=["parameter", "at_low", "at_high"])
     swing = (table.at_high - table.at_low).abs()
     return table.assign(likely=likely, swing=swing).sort_values("swing", ascending=False, ignore_index=True)
@@ -155,7 +158,7 @@ def crossover(
     low: float,
     high: float,
     nodes: int,
-    **options: int,
+    **options: Any,
 ) -> float | None:
     """The value (to 1 %) between `low` and `high` at which `faster` stops being so, of whatever `machine_at` varies.
     None when the order is the same at both ends. At the likely values."""

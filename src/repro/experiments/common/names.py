@@ -9,6 +9,6 @@ NamedPlan = Literal[
 ]
 NAMED: tuple[str, ...] = get_args(NamedPlan)
 # Of `repro.scaling.CATALOGUE`.
-Hardware = Literal["dgx-2", "frontier", "frontier-rccl", "wilkes3", "dgx-h100", "gb200-nvl72", "tpu-like-torus"]
+Hardware = Literal["frontier", "frontier-rccl", "wilkes3", "dgx-h100", "gb200-nvl72", "tpu-like-torus", "dgx-2"]
 # Of `repro.flover.buffers.LAYOUTS`: what moves when a request leaves; window is the paper's reordering, fixed moves none.
 Layout = Literal["window", "fixed", "shift", "last", "paged"]

@@ -26,7 +26,9 @@ class ScalingTrain(Point):
     seq_len: int = Field(2048, ge=1)
     micro_batch: int = Field(1, ge=1)
     accumulation: int = Field(1, ge=1)
-    draws: int = Field(1000, ge=2, description="of the machine's uncertain parameters")
+    draws: int = Field(
+        1000, ge=2, description="of the machine's uncertain parameters, and of what is assumed of the engine"
+    )
 
     @property
     def label(self) -> str:
@@ -36,12 +38,13 @@ class ScalingTrain(Point):
 class ScalingTrainMetrics(
     bands(Tflops, *(f"tflops_{plan}" for plan in PLANS)),
     bands(Seconds, *(f"step_seconds_{plan}" for plan in PLANS)),
-    bands(Number, *(f"efficiency_{plan}" for plan in PLANS)),
+    bands(Number | None, *(f"efficiency_{plan}" for plan in PLANS)),
     bands(Ratio, *RATIOS),
     metrics(Gigabytes, *(f"gigabytes_{plan}" for plan in PLANS)),
     metrics(Number, *(f"fits_{plan}" for plan in PLANS)),
 ):
-    """Of every plan; the efficiency is against one node. The ratios are the paper's."""
+    """Of every plan; the efficiency is against the fewest nodes that hold it, of a plan that fits. The ratios are the
+    paper's; their bands also hold the model's own error, as measured by scaling_validation."""
 
     ranks: Number
 

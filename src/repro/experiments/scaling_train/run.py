@@ -11,6 +11,7 @@ from repro.experiments.base import Outcome
 from repro.experiments.common.modelled import paper_gpt
 from repro.experiments.scaling_train import PLANS, RATIOS, ScalingTrain, ScalingTrainMetrics
 from repro.experiments.zero_train import ZeroTrain
+from repro.scaling.overlap import model_error
 from repro.scaling.whatif import bands
 from repro.topology import Topology
 from repro.zero import Plan, plan
@@ -31,26 +32,29 @@ SETUP_S = 60.0  # [INF] model, optimizer and first connections, once a run
 
 def run(point: ScalingTrain) -> Outcome:
     """Series, by `kind`: ranks has a row per number of nodes and plan, levels a row per change to the hierarchical plan,
-    tornado a row per uncertain parameter, of the first ratio."""
+    tornado a row per uncertain parameter of machine and engine, of the first ratio."""
     machine, config = scaling.hardware(point.hardware), paper_gpt(point.model, point.seq_len)
     batch = {"micro_batch": point.micro_batch, "accumulation": point.accumulation}
-    drawn = batch | {"draws": point.draws, "seed": point.seed}
+    engine = scaling.Assumptions.drawn(point.draws, point.seed)
+    drawn = batch | {"draws": point.draws, "seed": point.seed, "assumed": engine}
     counts = sorted({count for count in NODES if count < point.nodes} | {1, point.nodes})
     sizes = {n: {name: scaling.predict(name, config, machine, n, **drawn) for name in PLANS} for n in counts}
-    found, alone = sizes[point.nodes], sizes[1]
+    found, alone = sizes[point.nodes], {name: _fewest(name, sizes) for name in PLANS}
     values, sizes_of = {}, {}
     for name, step in found.items():
         values |= {f"tflops_{name}": step.tflops_per_rank, f"step_seconds_{name}": step.seconds}
-        values[f"efficiency_{name}"] = alone[name].seconds / step.seconds
+        if step.fits:
+            values[f"efficiency_{name}"] = alone[name].seconds / step.seconds
         sizes_of |= {f"gigabytes_{name}": step.rank_bytes / 1e9, f"fits_{name}": float(step.fits)}
-    values |= {name: found[theirs].seconds / found[ours].seconds for name, (ours, theirs) in RATIOS.items()}
+    perhaps = {name: step.seconds * model_error(name, point.draws, point.seed) for name, step in found.items()}
+    values |= {name: perhaps[theirs] / perhaps[ours] for name, (ours, theirs) in RATIOS.items()}
     metrics = ScalingTrainMetrics(ranks=machine.topology(point.nodes).world_size, **bands(values), **sizes_of)
     conditions = {f"critical_{name}": step.critical for name, step in found.items()}
 
-    def first_ratio(at: scaling.Hardware) -> float:
-        pair = (scaling.predict(v, config, at, point.nodes, draws=0, **batch) for v in ("hierarchical", "zeropp"))
-        ours, theirs = (step.seconds for step in pair)
-        return float(theirs / ours)
+    def first_ratio(at: scaling.Hardware, assumed: scaling.Assumptions) -> float:
+        pair = RATIOS["hierarchical_over_zeropp"]
+        ours, theirs = (scaling.predict(v, config, at, point.nodes, draws=0, assumed=assumed, **batch) for v in pair)
+        return float(theirs.seconds / ours.seconds)
 
     ranks = [
         {"kind": "ranks", "nodes": count, "ranks": machine.topology(count).world_size}
@@ -66,6 +70,12 @@ def run(point: ScalingTrain) -> Outcome:
     tornado = scaling.sensitivity(machine, first_ratio).assign(kind="tornado")
     series = pd.concat([pd.DataFrame(ranks), pd.DataFrame(levels), tornado], ignore_index=True)
     return Outcome(metrics, "modelled", conditions, series, f"{point.hardware}, {point.nodes} nodes (arithmetic)")
+
+
+def _fewest(name: str, sizes: dict[int, dict[str, scaling.Step]]) -> scaling.Step:
+    """The step on the fewest nodes that hold the plan; on the most where none does."""
+    steps = [sizes[count][name] for count in sorted(sizes)]
+    return next((step for step in steps if step.fits), steps[-1])
 
 
 def _row(plan: str, step: scaling.Step) -> dict[str, Any]:

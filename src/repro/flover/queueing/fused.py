@@ -47,7 +47,7 @@ class _Fused:
         self.slots = policy.slots or len(shapes)
         self.most = policy.admit_per_iteration or len(shapes)
         self.chunk = policy.prefill_tokens
-        self.apart = _prompts_apart(shapes, times) if policy.prefill_apart else None
+        self.apart = prompts_apart(shapes, times) if policy.prefill_apart else None
         self.joins = self.apart or self.arrival  # when each can be admitted
         self.now, self.iteration, self.rows, self.following = 0.0, 0, 0, 0
         self.prompts: deque[int] = deque()  # those whose prompt is not done, in order
@@ -140,7 +140,7 @@ class _Fused:
         self.rows += steps * len(self.ends)
 
 
-def _prompts_apart(shapes: Sequence[RequestShape], times: Times) -> list[float]:
+def prompts_apart(shapes: Sequence[RequestShape], times: Times) -> list[float]:
     """When each prompt is done where they are processed one after another, beside all else."""
     done, now = [], 0.0
     for shape in shapes:

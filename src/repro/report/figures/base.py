@@ -27,7 +27,7 @@ from repro.claims import registry as claims
 from repro.experiments import stored
 from repro.files import replacing
 from repro.plan import config
-from repro.records import record
+from repro.records import provenance, record
 from repro.report import figures
 
 PALETTE = ["#1b6ca8", "#e08e0b", "#3a9d5d", "#b03a5b", "#6b4fa0", "#555555"]  # distinct in luminance as well as hue
@@ -95,7 +95,7 @@ def _runs(records: str | Path, experiment: str) -> pd.DataFrame:
     table = record.frame(found.records)
     if table.empty:
         return table
-    table["older_code"] = table.path.isin(found.older)
+    table["older_code"] = table.path.isin(provenance.older(found.records))
     known = experiments.get(experiment)
     absent = {name: field.default for name, field in known.parameters.model_fields.items()}
     absent |= dict.fromkeys([*known.metrics.units(), *known.conditions], math.nan)
@@ -301,6 +301,8 @@ def show(name: str, records: str | Path, output: str | Path | None = None, **opt
     if len(table := verdicts(name, records)):
         left = {"selector": "th, td", "props": "text-align: left"}
         display(table.style.set_uuid(name).hide(axis="index").set_table_styles([left]))
+        if marked := claims.older_code(table.ours):
+            print(marked)
     if (shipped := draw_shipped(name, records, output, **options)) is not None:
         _display(shipped, output and Path(output) / "shipped", name)
 

@@ -71,6 +71,7 @@ def styled(table: pd.DataFrame) -> Styler:
     style = table.style.set_uuid("claims").hide(axis="index").set_properties(**cells).set_table_styles(rules)
     style = style.set_properties(subset=["claim", "agreement"], **{"white-space": "nowrap"})
     style = style.set_properties(subset=["what the paper says", "reason"], **{"min-width": "18em"})
+    style = style.set_caption(registry.older_code(table.ours))
     return style.map(lambda word: look.get(word, ""), subset=["agreement"])
 
 
@@ -91,7 +92,8 @@ def claims_overview(data: Data, *, ids: str = "") -> Drawing:
         f"{len(rows)} claims; {len(judged) - len(rows) - silent} on an order and {silent} skipped or not run are in the "
         "table. Small dots: runs, or pairs of runs; bars with ends: the 95 % interval, where there are enough runs for one."
     )
-    return Drawing(_overview(rows, claims), evidence, caption)
+    marked = registry.older_code(registry.numbers(row.model_dump())[1] for row in rows)
+    return Drawing(_overview(rows, claims), evidence, f"{caption} {marked}".strip())
 
 
 def _overview(rows: Sequence[Verdict], claims: Mapping[str, Claim]) -> Figure:
@@ -136,4 +138,5 @@ def _row(axes: Axes, y: int, row: Verdict, band: tuple[float, float], left: floa
         axes.plot(ends, [y, y], color="black", linewidth=1.4, marker="|", markersize=6, zorder=3)
     axes.plot(max(x, left), y, linestyle="none", **style)
     look = {"reproduced": {"fontweight": "bold"}, "deviates": {"fontstyle": "italic"}}.get(row.agreement, {})
-    axes.text(1.01, y, row.agreement, transform=axes.get_yaxis_transform(), va="center", fontsize=8.5, **look)
+    words = row.agreement + (registry.OLDER if row.older_code else "")
+    axes.text(1.01, y, words, transform=axes.get_yaxis_transform(), va="center", fontsize=8.5, **look)

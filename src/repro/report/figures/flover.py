@@ -1,4 +1,4 @@
-"""Figures of Flover: policies on one workload, each request's way, widths, layouts and ranks, and the queue model.
+"""Figures of Flover as served here: policies on one workload, each request's way, widths, layouts and ranks.
 
 Bars and points are medians, with their interval over repeats where there are several.
 """
@@ -103,7 +103,7 @@ def _bars(axes: Axes, values: Mapping[str, Iterable[float]], label: str, number:
 # --- policies on one workload --------------------------------------------------------------------------------------
 
 
-def flover_latency(data: Data, *, workload: str = "azure", model: str | None = None) -> Drawing:
+def flover_latency(data: Data, *, workload: str = "fixed", model: str | None = None) -> Drawing:
     """Share of requests answered within a time, a curve for each run of each engine."""
     main = of_one_workload(of_one_model(data.runs("flover_serving"), model), workload)
     requests = base.series(main).assign(latency=lambda table: table.finish_s - table.arrival_s)
@@ -124,7 +124,7 @@ def flover_latency(data: Data, *, workload: str = "azure", model: str | None = N
     return Drawing(fig, "measured", f"{run.weights}; {run.threads} threads. {run.scales}.")
 
 
-def flover_throughput(data: Data, *, workload: str = "azure", model: str | None = None) -> Drawing:
+def flover_throughput(data: Data, *, workload: str = "fixed", model: str | None = None) -> Drawing:
     """Output tokens a second, total time, and the speedup over serial, beside the paper's."""
     serving = of_one_model(data.runs("flover_serving"), model)
     main = of_one_workload(serving, workload)
@@ -176,7 +176,7 @@ def _published_speedups() -> Iterable[Row]:
 
 
 def flover_timeline(
-    data: Data, *, workload: str = "azure", model: str | None = None, dtype: str = "float32", engines: int = 5
+    data: Data, *, workload: str = "fixed", model: str | None = None, dtype: str = "float32", engines: int = 5
 ) -> Drawing:
     """A row per request: when it waits, is prefilled and decodes, in the median run of each of the first `engines`."""
     main = of_one_workload(of_one_model(data.runs("flover_serving"), model), workload)
@@ -297,43 +297,3 @@ def flover_ranks(data: Data, *, longest: int | None = None) -> Drawing:
     run = runs.iloc[0]
     caption = f"Random weights, {run.layers} layers of width {run.width}; {run.requests} requests; {agree}. {REPEATS}"
     return Drawing(fig, "emulated" if (runs.evidence == "emulated").all() else "measured", caption)
-
-
-def flover_model(data: Data, *, requests: int = 32, interval_ms: float = 500) -> Drawing:
-    """The queue model at the paper's sizes: iterations and overlap over the interval, total time over requests."""
-    queue = data.runs("flover_queue")
-    fig, (left, center, right) = plt.subplots(1, 3, figsize=(9, 3.6))
-    fig8 = queue.query("table == 'fig8' and requests == @requests").sort_values("interval_ms")
-    _arrivals(left, fig8, "iterations", 1, "fused iterations", "iterations")
-    _arrivals(center, fig8, "overlap_fraction", 100, "overlap (%)", "overlap")
-    _totals(right, queue.query("table == 'fig4a' and interval_ms == @interval_ms"))
-    caption = "Band: one standard deviation over draws of the arrivals. Right: v2 Fig. 4(a), one request every"
-    return Drawing(fig, "modelled; markers x and hollow: paper", f"{caption} {interval_ms:g} ms.")
-
-
-def _arrivals(axes: Axes, fig8: pd.DataFrame, metric: str, factor: float, label: str, published: str) -> None:
-    for i, (cost, runs) in enumerate(fig8.groupby("batch_cost")):
-        mean, sd = runs[metric] * factor, runs[f"{metric}_sd"] * factor
-        line = {"linestyle": LINE_STYLES[i], "color": PALETTE[i], "marker": "."}
-        axes.plot(runs.interval_ms, mean, label=f"model, c = {cost:g}", **line)
-        axes.fill_between(runs.interval_ms, mean - sd, mean + sd, color=PALETTE[i], alpha=0.2, linewidth=0)
-    marks = {p.x: p.value for p in base.paper("FL-F8") if p.label == published}
-    axes.plot(list(marks), list(marks.values()), "kx", label="paper, v1 Fig. 8")
-    axes.set(xscale="log", yscale="log", xlabel="mean interval (ms)", ylabel=label)
-    axes.legend(fontsize=8)
-    if fig8.empty:
-        axes.text(0.5, 0.5, "No record of table fig8.", transform=axes.transAxes, ha="center")
-
-
-def _totals(axes: Axes, fig4a: pd.DataFrame) -> None:
-    for i, (model, seconds) in enumerate(published_seconds().items()):
-        style = {"color": PALETTE[i], "marker": MARKERS[i], "mfc": "none", "linestyle": ""}
-        axes.plot(list(seconds), list(seconds.values()), label=f"paper, {model}", **style)
-        runs = fig4a[np.isclose(fig4a.single_request_s, seconds[1])]
-        if len(runs):
-            curve = base.series(runs[runs.batch_cost == runs.batch_cost.min()]).set_index("requests").total_seconds
-            axes.plot(curve.sort_index(), linestyle=LINE_STYLES[i], color=PALETTE[i])
-    axes.plot([], [], color="grey", label="model" if len(fig4a) else "no record of table fig4a")
-    axes.set(xlabel="requests", ylabel="total time (s)", ylim=0)
-    marks.log_axis(axes.xaxis, WIDTHS)
-    axes.legend(fontsize=8)

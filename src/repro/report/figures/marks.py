@@ -1,21 +1,32 @@
-"""Marks of repeated measurements: a median with its interval, as a point, a line or a bar, and the number beside it."""
+"""Marks of repeated measurements: every value, their median and range, as a point, a line or a bar, and the number."""
 
+import math
 from collections.abc import Iterable, Sequence
+from statistics import median
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import NullLocator
 
-from repro.records.interval import interval
 from repro.report.figures.base import MARKERS, PALETTE
 
 
 def middle(values: Iterable[float]) -> tuple[float, list[list[float]]]:
-    """Median of repeats, and how far its 95 % interval reaches below and above, as matplotlib takes an error bar. One
-    value has no interval: nan, for which nothing is drawn."""
-    value, low, high = interval(values)
-    return value, [[value - low], [high - value]]
+    """Median of repeats, and how far the smallest and the largest are from it, as matplotlib takes an error bar. One
+    value has no range: nan, for which nothing is drawn. (Intervals are for verdicts, which say what they are of.)"""
+    found = list(values)
+    value = float(median(found))
+    if len(found) == 1:
+        return value, [[math.nan], [math.nan]]
+    return value, [[value - min(found)], [max(found) - value]]
+
+
+def _dots(axes: Axes, at: float, values: Sequence[float], across: bool) -> None:
+    """Every one of several values, small."""
+    places = [at] * len(values)
+    x, y = (values, places) if across else (places, values)
+    axes.plot(x, y, ".", color="black", markersize=3, zorder=5)
 
 
 def look(index: int) -> dict[str, str]:
@@ -29,23 +40,29 @@ def note(axes: Axes, text: str, x: float, y: float, dx: float = 0, dy: float = 0
 
 
 def point(axes: Axes, at: float, values: Iterable[float], *, across: bool = False, **style: Any) -> float:
-    """Median of repeats as a mark with its interval; returns the median. `across`: as in `bar`."""
-    value, error = middle(values)
+    """Median of repeats as a mark with its range and all values; returns the median. `across`: as in `bar`."""
+    found = list(values)
+    value, error = middle(found)
+    if len(found) > 1:
+        _dots(axes, at, found, across)
     x, y = (value, at) if across else (at, value)
     axes.errorbar(x, y, **{"xerr" if across else "yerr": error}, **{"capsize": 3, "linestyle": "", **style})
     return value
 
 
 def points(axes: Axes, groups: Iterable[tuple[Any, Any]], line: str = "-", label: str = "", **style: Any) -> None:
-    """Medians over x with their intervals, joined by a line. `groups`: (x, repeats), as a grouped column gives them."""
+    """Medians over x with ranges and values, joined by a line. `groups`: (x, repeats), as a grouped column gives them."""
     medians = {x: point(axes, x, values, **style) for x, values in groups}
     axes.plot(list(medians), list(medians.values()), line, label=label or None, **style)
 
 
 def bar(axes: Axes, at: float, values: Iterable[float], number: str, *, across: bool = False, **style: Any) -> None:
-    """Median of repeats as a bar with its interval, and at its end the median as text, in the format `number`.
+    """Median of repeats as a bar with their range, all values, and the median as text, in the format `number`.
     `across`: horizontal, at y = `at`; else vertical, at x = `at`."""
-    value, error = middle(values)
+    found = list(values)
+    value, error = middle(found)
+    if len(found) > 1:
+        _dots(axes, at, found, across)
     end = max(value, value + error[1][0])  # the second is nan where there is one value
     if across:
         axes.barh(at, value, xerr=error, capsize=3, **style)

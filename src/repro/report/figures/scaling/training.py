@@ -25,7 +25,7 @@ def _title(run: pd.Series) -> str:
 def scaling_gcds(
     data: Data, *, model: str = "gpt-20b", plans: Sequence[NamedPlan] = ("zero3", "zeropp", "hierarchical")
 ) -> Drawing:
-    """TFLOPS per GCD and efficiency against one node, over the number of GCDs, of plans that fit into memory."""
+    """TFLOPS per GCD and efficiency against the fewest nodes that hold a plan, over the number of GCDs."""
     found = _runs(data, model=model)
     figure, axes = plt.subplots(2, len(found), figsize=(2.9 * len(found) + 0.8, 5.6), squeeze=False, sharey="row")
     target = paper("ZT-2")[0].value
@@ -44,10 +44,10 @@ def scaling_gcds(
         for panel in (top, bottom):
             log_axis(panel.xaxis, sorted(rows.ranks.unique()), fontsize=7)
     axes[0, 0].set_ylabel("TFLOPS per GCD")
-    axes[1, 0].set_ylabel("efficiency\nagainst one node")
+    axes[1, 0].set_ylabel("efficiency against\nthe fewest nodes")
     axes[0, 0].legend(fontsize=7)
     size = f"GPT of {model.removeprefix('gpt-').upper()} parameters, 2048 tokens a micro-batch"
-    return Drawing(figure, "modelled", f"{size}; bands of 5 to 95 % of the machine's uncertain parameters.")
+    return Drawing(figure, "modelled", f"{size}; bands of 5 to 95 % of what is uncertain of machine and engine.")
 
 
 def scaling_ratios(data: Data) -> Drawing:
@@ -95,7 +95,7 @@ def scaling_changes(data: Data, *, model: str = "gpt-20b") -> Drawing:
 
 
 def scaling_tornado(data: Data, *, model: str = "gpt-20b", accumulation: int = 1, parameters: int = 8) -> Drawing:
-    """hierarchical ÷ ZeRO++ with one parameter at a time at the ends of its interval, the widest swings first."""
+    """hierarchical ÷ ZeRO++ with one parameter or assumption at a time at the ends of its interval, the widest first."""
     found = _runs(data, model=model, accumulation=accumulation)
     figure, axes = plt.subplots(1, len(found), figsize=(4.6 * len(found) + 0.5, 3.6), squeeze=False)
     for panel, (number, run) in zip(axes[0], found.iterrows(), strict=True):

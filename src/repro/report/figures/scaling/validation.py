@@ -12,7 +12,7 @@ from repro.report.figures.scaling.marks import PLANS, batches, errors, style
 _SOURCES = {"a100_dgx": "NCCL, DGX A100 (published)", "slingshot11": "Cray MPICH, Slingshot-11 (published)"}
 
 
-def scaling_validation(data: Data) -> Drawing:
+def scaling_collectives(data: Data) -> Drawing:
     """Predicted against measured times of collectives, one panel per source. Filled: fitted. Hollow: predicted."""
     tables = _measured_collectives(data)
     figure, axes = plt.subplots(1, len(tables), figsize=(3.5 * len(tables), 3.9), squeeze=False)

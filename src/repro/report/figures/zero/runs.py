@@ -87,7 +87,7 @@ class Training:
     def repeats(self) -> str:
         """How many repeats stand behind a median, for captions."""
         count = self.like(accumulation=...).repeat.nunique()
-        return f"Median and 95 % interval over {count} repeats of the plans that have several."
+        return f"Median, range and values of {count} repeats of the plans that have several."
 
     def size(self, setting: dict[str, Any] | None = None) -> str:
         """Ranks and parameters of a setting, for captions."""

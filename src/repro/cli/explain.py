@@ -1,0 +1,76 @@
+"""`repro explain`: why a claim deviates or cannot be judged, and what would decide it."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from repro.cli.console import Results, records_folder, results_folder, stderr, stdout, user_errors
+
+if TYPE_CHECKING:
+    from repro.report.explanations import Told
+
+
+def explain(
+    claim: Annotated[
+        str | None, typer.Argument(help="Id of a claim; without it, all that want an explanation.")
+    ] = None,
+    results: Results = None,
+) -> None:
+    """What would have to be true: from our setting to the paper's number, and the measurement that decides."""
+    with user_errors():
+        from repro.claims import registry
+        from repro.experiments import closest, stored
+        from repro.report import explanations
+
+        known = {one.id: one for one in registry.load()}
+        if claim is not None and claim not in known:
+            raise ValueError(f"no claim {claim!r}{closest(claim, known)}; allowed: {', '.join(known)}")
+        declared = explanations.load(list(known.values()))
+        found = stored.collect(records_folder(results_folder(results)))
+        for problem in found.problems:
+            stderr.print(f"[yellow]not used:[/] {escape(problem)}", soft_wrap=True)
+        if claim is not None:
+            told = explanations.tell(known[claim], declared.get(claim), found.records, found.problems)
+            return _show(told, known[claim].title)
+        rows = registry.evaluate(list(known.values()), found.records, found.problems)
+    said = []
+    for row in rows:
+        if row.kind == "claim" and row.agreement in explanations.OPEN:
+            paper, ours = registry.numbers(row.model_dump())
+            said.append(f"{row.id} {known[row.id].title}: paper {paper}, here {ours}: {row.agreement}")
+            stdout.print(escape(said[-1]), soft_wrap=True)
+    if marked := registry.older_code(said):
+        stdout.print(f"[dim]{marked}[/]", soft_wrap=True)
+    stdout.print("one of them: repro explain ID")
+
+
+def _show(told: "Told", title: str) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from repro.claims import registry
+    from repro.report import explanations
+
+    row = told.verdict
+    paper, ours = registry.numbers(row.model_dump())
+    scope = f", {row.scope}" if row.scope else ""
+    stdout.print(f"[bold]{row.id}[/] {escape(title)}: paper {paper}, here {escape(ours)}: {row.agreement}{scope}")
+    stdout.print(escape(told.why), soft_wrap=True)
+    texts = [ours, *(number for _, number, _ in told.rungs), *(says for says, _, _ in told.tables)]
+    tables = [("From our setting to the paper's", ["with", "the number is", "against the claim"], told.rungs)]
+    for says, columns, rows in [*(tables if told.rungs else []), *told.tables]:
+        stdout.print(f"\n[bold]{escape(says)}[/]", soft_wrap=True)
+        table = Table(*columns, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        for each in rows:
+            table.add_row(*map(escape, each))
+        stdout.print(table)
+    if marked := registry.older_code(texts):
+        stdout.print(f"[dim]{marked}[/]", soft_wrap=True)
+    if told.decides is not None:
+        stdout.print(f"\n[bold]What would decide it[/] ({escape(told.decides.hardware)})")
+        stdout.print(escape(told.decides.says), soft_wrap=True)
+        stdout.print(escape(told.command or "no tier of config/config.yaml has these points yet"), soft_wrap=True)
+        if told.command:
+            points, minutes = explanations.cost(told.decides)
+            stdout.print(f"of its points {points} decide: about {minutes:.0f} minutes of runs", soft_wrap=True)

@@ -1,0 +1,119 @@
+"""Figures of Flover's queue model: what the paper prints beside its prediction, and what another c gives."""
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from scipy.stats import chi2
+
+from repro.flover import paper
+from repro.flover.queueing import cost
+from repro.report.figures import base, marks
+from repro.report.figures.base import LINE_STYLES, MARKERS, PALETTE, Data, Drawing, NothingToShow
+
+_PANELS = [  # figure of the paper, quantity, title, unit of the axis, its scale
+    ("fig4a", "seconds", "v2 Fig. 4(a)", "until all are done (s)", "linear"),
+    ("fig4c", "latency ÷ alone", "v2 Fig. 4(c)", "mean latency ÷ alone", "linear"),
+    ("fig7", "seconds", "v1 Fig. 7", "until all are done (s)", "linear"),
+    ("fig8", "iterations", "v1 Fig. 8", "iterations", "log"),
+    ("fig8", "overlap", "v1 Fig. 8", "overlap (%)", "log"),
+    ("fig8", "speedup", "v1 Fig. 8", "speedup over instances", "log"),
+    ("reordering", "seconds", "memory shuffle, v2 and v1", "until all are done (s)", "log"),
+    ("reordering", "gain", "memory shuffle, v2 and v1", "gain of reordering", "linear"),
+]
+_AXES = {"fig8": "mean interval (ms)", "reordering": "longest answer (tokens)"}
+_ERRORS = {  # figure, metric: name of the line
+    ("fig4a", "rms_relative_error"): "v2 Fig. 4(a), seconds",
+    ("fig4c", "rms_relative_error"): "v2 Fig. 4(c), at 8 and 16",
+    ("progress", "rms_relative_error"): "v2 progress, seconds",
+    ("fig7", "rms_relative_error"): "v1 Fig. 7, seconds",
+    ("fig8", "rms_relative_error"): "v1 Fig. 8, iterations",
+    ("fig8", "speedup_rms_error"): "v1 Fig. 8, speedups",
+    ("reordering", "rms_relative_error"): "memory shuffles, seconds",
+}
+
+
+def flover_model(data: Data) -> Drawing:
+    """v2 Fig. 4(a), 4(c), v1 Fig. 7, 8 and the memory shuffles: every printed number beside what the model predicts."""
+    runs = data.runs("flover_queue")
+    runs = runs[runs.figure.notna() & runs.batch_cost.isna()]
+    if runs.empty:
+        raise NothingToShow("No record of a figure of the paper at the c of Fig. 4(c).")
+    table = base.series(runs)
+    fig, panels = plt.subplots(2, 4, figsize=(12, 6.2))
+    for axes, (figure, quantity, title, label, scale) in zip(panels.flat, _PANELS, strict=True):
+        _panel(axes, table[(table.figure == figure) & (table.quantity == quantity)])
+        axes.set(title=title, ylabel=label, yscale=scale)
+        axes.set_xlabel(_AXES.get(figure, "requests"))
+    caption = "Lines and hollow marks: predicted with T1 of Fig. 4(a) (v1: Fig. 7) and c of Fig. 4(c) at 32 requests, "
+    caption += f"{runs.costs.iloc[0]}. Band: a standard deviation of a draw of arrivals or lengths. "
+    caption += "Speedup: over instances at the pace of Fig. 7."
+    return Drawing(fig, "modelled; crosses: paper", caption)
+
+
+def _panel(axes: Axes, rows: pd.DataFrame) -> None:
+    for number, (curve, points) in enumerate(rows.groupby("curve", sort=False)):
+        color = PALETTE[number % 6]
+        look = {"color": color, "marker": MARKERS[number % 6], "mfc": "none", "markersize": 4}
+        axes.plot(points.x, points.predicted, linestyle=LINE_STYLES[number % 6], label=curve, **look)
+        band = points.predicted - points.sd, points.predicted + points.sd
+        axes.fill_between(points.x, *band, color=color, alpha=0.2, linewidth=0)
+        axes.plot(points.x, points.printed, "x", color=color if rows.curve.nunique() > 1 else "black", markersize=5)
+    if rows.empty:
+        axes.text(0.5, 0.5, "No record.", transform=axes.transAxes, ha="center")
+        return
+    places = sorted(rows.x.unique())
+    marks.log_axis(axes.xaxis, places if len(places) < 9 else [20, 100, 500, 2000])
+    if rows.curve.nunique() > 1:
+        axes.legend(fontsize=7)
+
+
+def flover_batch_cost(data: Data) -> Drawing:
+    """What another c, the cost of a further request in an iteration, would predict: the c that each figure asks for."""
+    runs = data.runs("flover_queue")
+    runs = runs[runs.figure.notna() & runs.batch_cost.notna()].sort_values("batch_cost")
+    if runs.empty:
+        raise NothingToShow("No record of a figure of the paper at a c of one's own.")
+    fig, (totals, errors, right) = plt.subplots(1, 3, figsize=(10, 3.9))
+    _ratios(totals, base.series(runs))
+    for number, ((figure, metric), name) in enumerate(_ERRORS.items()):
+        rows = runs[runs.figure == figure]
+        look = {"color": PALETTE[number % 6], "linestyle": LINE_STYLES[number % 6], "marker": MARKERS[number % 6]}
+        errors.plot(rows.batch_cost, 100 * rows[metric], label=name, markersize=4, **look)
+    errors.set(ylabel="rms error (%)", ylim=0)
+    errors.legend(fontsize=7)
+    _chi_square(right, runs[runs.figure == "fig8"])
+    found = [cost.batch_cost(model) for model in paper.MODELS]
+    for axes in (totals, errors, right):
+        axes.axvspan(min(found), max(found), color="grey", alpha=0.15, linewidth=0)
+        axes.set_xlabel("c")
+    caption = "Upright band: c of the four models, as Fig. 4(c) gives it. Left: the last number of each curve; where a "
+    caption += (
+        "line crosses 1, its c is the one that this number asks for. Right: the level band is where 90 % of such "
+    )
+    caption += "sums lie if the model is right."
+    return Drawing(fig, "modelled, compared with the paper", caption)
+
+
+def _ratios(axes: Axes, table: pd.DataFrame) -> None:
+    """Predicted ÷ printed, of the number at the most requests of each curve of seconds, over c."""
+    seconds = table[(table.quantity == "seconds") & ~table.used & (table.figure != "reordering")]
+    last = seconds.sort_values(["figure", "x"]).groupby(["figure", "curve", "batch_cost"]).tail(1)
+    for number, ((figure, curve), rows) in enumerate(last.groupby(["figure", "curve"], sort=False)):
+        rows = rows.sort_values("batch_cost")
+        line = {"color": PALETTE[number % 6], "linestyle": LINE_STYLES[number // 6], "marker": MARKERS[number % 6]}
+        axes.plot(rows.batch_cost, rows.predicted / rows.printed, label=f"{figure}: {curve}", markersize=4, **line)
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set(ylabel="seconds, predicted ÷ printed")
+    axes.legend(fontsize=6)
+
+
+def _chi_square(axes: Axes, rows: pd.DataFrame) -> None:
+    """The sum of squared distances of the 14 iteration counts of Fig. 8, over c."""
+    axes.plot(rows.batch_cost, rows.chi_square, "o-", color=PALETTE[0], label="a printed point is one draw")
+    axes.plot(rows.batch_cost, 5 * rows.chi_square, "s--", color=PALETTE[1], label="or the mean of five")
+    if len(rows):
+        points = rows.points.iloc[0]
+        axes.axhspan(*chi2.ppf([0.05, 0.95], points), color="grey", alpha=0.3, linewidth=0)
+        axes.set(title=f"v1 Fig. 8, {points:g} iteration counts", yscale="log")
+    axes.set_ylabel("χ²")
+    axes.legend(fontsize=7)

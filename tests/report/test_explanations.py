@@ -1,0 +1,76 @@
+"""Explanations: checked when they are loaded, with numbers of records alone, for whatever is open in the shipped records."""
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from repro import cli, paths
+from repro.claims import registry
+from repro.experiments import stored
+from repro.plan import config
+from repro.report import explanations
+
+SHIPPED = paths.root() / "results/reference/laptop-2core"
+CLAIMS = registry.load()
+DECLARED = explanations.load(CLAIMS)
+GOOD = {"claims": ["ZT-1.a"], "why": "so", "decides": {"says": "this", "hardware": "any"}}
+
+
+@pytest.fixture(scope="module")
+def records():
+    return stored.collect(SHIPPED / "records").records
+
+
+def test_what_deviates_or_is_no_answer_yet_has_an_explanation(records):
+    rows = registry.evaluate(CLAIMS, records)
+    open_rows = [row.id for row in rows if row.kind == "claim" and row.agreement == "deviates"]
+    assert not set(open_rows) - DECLARED.keys()
+
+
+@pytest.mark.parametrize(
+    "claim", [claim for claim in CLAIMS if claim.primary and claim.id in DECLARED], ids=lambda c: c.id
+)
+def test_an_explanation_is_told_with_and_without_records(records, claim):
+    told = explanations.tell(claim, DECLARED[claim.id], records)
+    assert told.why and told.decides is not None and len(told.rungs) == len(DECLARED[claim.id].ladder)
+    bare = explanations.tell(claim, DECLARED[claim.id], {})
+    assert {word for _, _, word in bare.rungs} <= {"not run"} and not any(rows for _, _, rows in bare.tables)
+
+
+def test_every_command_has_points_in_the_plan():
+    told = {explanations.command(one.decides): one.decides for one in DECLARED.values()}
+    costs = {command: explanations.cost(decides) for command, decides in told.items() if command}
+    assert costs and all(points > 0 and minutes > 0 for points, minutes in costs.values()), costs
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"claims": ["ZT-9"]}, "claims: found 'ZT-9'; allowed: an id of"),
+        ({"claims": ["ZT-1.a", "ZT-1.a"]}, "found 'ZT-1.a'; allowed: one explanation a claim"),
+        ({"ladder": [{"says": "x", "value": {"metric": "speed"}}]}, "ladder: ZT-1.a.*found speed; allowed: "),
+        ({"ladder": [{"says": "x", "value": {"where": {"plam": "x"}}}]}, "found plam; allowed: "),
+        ({"ladder": [{"says": "x", "value": {"wher": {}}}]}, "wher.*known keys"),
+        ({"tables": [{"says": "x", "experiment": "zero", "columns": ["a"]}]}, "found 'zero'; allowed: exflow_affinity"),
+        ({"decides": {**GOOD["decides"], "figure": "zero"}}, "decides.figure: found 'zero'; allowed: claims_overview"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_a_mistake_names_file_key_and_what_is_allowed(tmp_path, change, words):
+    path = tmp_path / "explanations.yaml"
+    path.write_text(yaml.safe_dump({"explanations": [GOOD | change]}))
+    with pytest.raises(config.ConfigError, match=words) as caught:
+        explanations.load(CLAIMS, path)
+    assert str(path) in str(caught.value)
+
+
+def test_from_the_command_line():
+    def call(*words: str, code: int = 0) -> str:
+        found = CliRunner().invoke(cli.app, ["explain", *words, "--results", str(SHIPPED)])
+        assert found.exit_code == code, found.output
+        return found.output
+
+    assert "one of them: repro explain ID" in call()
+    one = call("ZT-1.a")
+    assert "What would decide it" in one and "repro reproduce zero_step_time --tier cluster --platform frontier" in one
+    assert "allowed: ZT-1.a" in call("ZT-9", code=2)
