@@ -124,13 +124,6 @@ DAMAGED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("harm", "words"), DAMAGED)
-def test_a_file_that_is_no_record(folder, harm, words):
-    path = first(folder)
-    harm(path)
-    not_used(folder, path, words)
-
-
 # --- records that no run of their point left -------------------------------------------------------------------------
 
 
@@ -338,8 +331,8 @@ SERIES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("harm", "words"), SERIES)
-def test_a_series_that_cannot_be_read(folder, harm, words):
+@pytest.mark.parametrize(("harm", "words"), DAMAGED + SERIES)
+def test_a_file_that_is_no_record_or_whose_series_cannot_be_read(folder, harm, words):
     path = first(folder)
     harm(path)
     not_used(folder, path, words)

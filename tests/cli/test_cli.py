@@ -167,17 +167,6 @@ def test_place_json_and_csv(trace, tmp_path):
     out = tmp_path / "placement.csv"
     text = call("place", str(trace), "--gpus", "4", "--gpus-per-node", "2", "--out", str(out), "--json")
     result = json.loads(text)
-    assert set(result) == {
-        "hops_per_token",
-        "crossing_fraction",
-        "intra_hops",
-        "inter_hops",
-        "bound",
-        "gap",
-        "bound_share",
-        "seconds",
-        "max_load",
-    }
     assert result["bound"] <= result["crossing_fraction"] < 0.3
     assert out.read_text().strip()
 
