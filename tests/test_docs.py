@@ -14,6 +14,7 @@ from moe_models import build
 from typer.main import get_command
 
 from repro import cli, launch, paths
+from repro.claims import registry
 from repro.flover import Engine, Request, Scheduler
 from repro.models.llama import Llama, LlamaConfig
 
@@ -165,3 +166,8 @@ def test_fitting_the_output_of_nccl_tests(tmp_path, monkeypatch, capsys):
     exec(program("docs/scaling.md", "measured_files"), names)
     assert "cluster.bytes_per_s.0" in capsys.readouterr().out
     assert names["network"].topology.mesh_shape == (48, 8)
+
+
+def test_readme_names_the_primary_claims():
+    text = (paths.root() / "README.md").read_text()
+    assert all(re.search(rf"{re.escape(one.id)}\b", text) for one in registry.load() if one.primary)
