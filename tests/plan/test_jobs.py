@@ -140,3 +140,10 @@ def test_unknown_hardware_names_the_file_and_what_is_allowed(project):
     file.write_text(file.read_text().replace("hardware: frontier", "hardware: cray"))
     with pytest.raises(config.ConfigError, match=r"frontier\.yaml: hardware: found 'cray', allowed: dgx-2, frontier"):
         plan.make("cluster", "frontier")
+
+
+def test_timed_points_run_once_or_as_two_pairs_an_occasion():
+    """Else the third occasion would not bring the sixth pair, which verdicts take."""
+    for name, experiment in config.load()[0].experiments.items():
+        for grids in experiment.tiers.values():
+            assert not experiments.get(name).timed or {grid.repeats for grid in grids} <= {1, 2}, name
