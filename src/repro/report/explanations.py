@@ -135,7 +135,7 @@ def tell(claim: Claim, found: Explanation | None, records: Mapping[Path, Record]
         return Told(verdict, verdict.reason, [], [], None)
     rungs = [_rung(claim, rung, records) for rung in found.ladder]
     return Told(
-        verdict, found.why, rungs, [_table(one, records) for one in found.tables], found.decides, command(found)
+        verdict, found.why, rungs, [_table(one, records) for one in found.tables], found.decides, command(found.decides)
     )
 
 
