@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from repro import files, paths
 from repro.cli.console import Results, progress, records_folder, results_folder, stderr, try_output, user_errors
 
 
@@ -83,4 +84,6 @@ def findings(
         shipped = paths.root() / "results/reference" / config.load()[0].reference
         found = stored.collect(records_folder(results_folder(results) if results else shipped))
         with files.replacing(paths.root() / out) as temporary:
-            temporary.write_text(written.text(registry.evaluate(registry.load(), found.records, found.problems)), "utf-8")
+            temporary.write_text(
+                written.text(registry.evaluate(registry.load(), found.records, found.problems)), "utf-8"
+            )
