@@ -1,7 +1,7 @@
 """What README and Makefile promise before anything is installed."""
 
 import re
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -35,12 +35,15 @@ def taken(tier: str) -> float:
     found = plan.make(tier)
     folder = paths.root() / found.reference / "records"
     runs = [record.read(folder / job.experiment / Path(job.record).name).provenance for job in found.jobs]
-    calls: list[list[datetime]] = []
+    calls: list[list] = []
     for run in sorted(runs, key=lambda run: run.start):
-        if not calls or run.start - calls[-1][1] > MINUTE:
-            calls.append([run.start, run.end])
-        calls[-1][1] = max(calls[-1][1], run.end)
-    return max(end - start for start, end in calls) / MINUTE
+        if not calls or run.start - max(one.end for one in calls[-1]) > MINUTE:
+            calls.append([])
+        calls[-1].append(run)
+    most = max(calls, key=len)
+    if len(most) < 0.9 * len(runs) or tier == "smoke" and len({run.git_commit for run in most}) > 1:
+        pytest.skip(f"the shipped records of tier {tier} are of several calls, which do not tell what one takes")
+    return (max(run.end for run in most) - most[0].start) / MINUTE
 
 
 def test_the_claims_that_need_root_are_counted():
