@@ -26,7 +26,7 @@ def runs(seconds=SECONDS, **values):
         for repeat, numbers in seconds.items()
         for step, number in zip(exflow_decode.STEPS, numbers, strict=True)
         if number is not None
-    ).assign(evidence="measured", weights="trained", requests=128)
+    ).assign(evidence="measured", weights="trained", requests=128, older_code=False)
 
 
 def test_parts_of_a_gain_sum_to_the_whole_within_a_repeat():
@@ -45,7 +45,7 @@ def test_models_ranks_and_rates_are_told_apart():
 
 
 def test_every_repeat_is_a_line(monkeypatch):
-    monkeypatch.setattr(base, "runs", lambda folder, name: runs())
+    monkeypatch.setattr(base, "_runs", lambda folder, name: runs())
     drawing = exflow_decode.exflow_gain(base.Data("records"))
     (axes,) = (axes for axes in drawing.figure.axes if axes.get_visible())
     drawn = [tuple(line.get_ydata()) for line in axes.lines]
@@ -58,6 +58,6 @@ def test_every_repeat_is_a_line(monkeypatch):
 
 
 def test_without_all_steps_there_is_nothing_to_show(monkeypatch):
-    monkeypatch.setattr(base, "runs", lambda folder, name: runs({2: SECONDS[2]}))
+    monkeypatch.setattr(base, "_runs", lambda folder, name: runs({2: SECONDS[2]}))
     with pytest.raises(base.NothingToShow, match="DeepSpeed's layers and all three"):
         exflow_decode.exflow_gain(base.Data("records"))

@@ -108,7 +108,7 @@ def test_what_is_missing_is_said_with_its_values(capsys):
 @pytest.fixture
 def made_by(tmp_path, monkeypatch):
     """Three records of the queue model, those of the given numbers made by the present code; the folder of records."""
-    files = sorted((Path(SHIPPED) / "flover_queue").glob("*.json"))[:3]
+    files = sorted((Path(SHIPPED) / "flover_queue").glob("gpt-j*.json"))[:3]
 
     def write(*now: int) -> Path:
         (own := tmp_path / "records/flover_queue").mkdir(parents=True, exist_ok=True)

@@ -17,12 +17,16 @@ def closed():
     base.plt.close("all")
 
 
+def most_draws(runs):
+    return runs[runs.draws == runs.draws.max()]
+
+
 def points(drawing, axis):
     """All coordinates of lines and markers on an axis (0: x, 1: y) of a drawing."""
     return np.concatenate([line.get_xydata()[:, axis] for axes in drawing.figure.axes for line in axes.lines])
 
 
-@pytest.mark.parametrize("name, axis", [("gcds", 1), ("ratios", 0), ("experts", 1)])
+@pytest.mark.parametrize("name, axis", [("gcds", 1), ("ratios", 0)])
 def test_what_is_claimed_stands_in_the_figure(name, axis):
     entry = figures.entry(f"scaling_{name}")
     shown = points(base.function(f"scaling_{name}")(DATA), axis)
@@ -87,7 +91,7 @@ def test_the_widest_swings_come_first():
 
 
 def test_every_scenario_and_the_papers_numbers_are_in_the_figure_of_assumptions():
-    drawing, runs = base.function("scaling_assumptions")(DATA), DATA.runs("scaling_ladder")
+    drawing, runs = base.function("scaling_assumptions")(DATA), most_draws(DATA.runs("scaling_ladder"))
     rungs = base.series(runs).query("kind in ('cumulative', 'single')")
     panels = {axes.get_title().split("\n")[0]: axes for axes in drawing.figure.axes[:4]}
     assert list(panels) == ["hierarchical ÷ ZeRO++", "ZeRO++ ÷ ZeRO-3", "hierarchical ÷ ZeRO-3", "efficiency"]
@@ -100,6 +104,6 @@ def test_every_scenario_and_the_papers_numbers_are_in_the_figure_of_assumptions(
 
 def test_published_ratios_stand_against_predicted_ones_with_bands():
     left = base.function("scaling_overlap")(DATA).figure.axes[0]
-    table = base.series(DATA.runs("scaling_validation")).query("kind == 'point'")
+    table = base.series(most_draws(DATA.runs("scaling_validation"))).query("kind == 'point'")
     assert len(left.containers) == 2
     assert sum(len(container.lines[0].get_xdata()) for container in left.containers) == len(table) == 16
