@@ -24,7 +24,7 @@ from repro.records import provenance
 from repro.records.record import Record
 
 ROWS = {
-    "ZT-1", "ZT-2", "ZT-3", "ZT-4", "ZT-5", "ZP-1", "EX-F2", "EX-ILP", "EX-F8", "EX-T1", "EX-E2E", "EX-F12",
+    "ZT-1", "ZT-2", "ZT-3", "ZT-4", "ZT-5", "ZP-1", "ZP-2", "EX-F2", "EX-ILP", "EX-F8", "EX-T1", "EX-E2E", "EX-F12",
     "FL-F4a", "FL-F4c", "FL-PROG", "FL-F7", "FL-F8", "FL-MS", "FL-TP", "FL-TRT",
 }  # fmt: skip
 REGISTRY = claims.load()
