@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
-from repro.records.interval import LEVEL
 from repro.records.record import read_series
+from repro.records.statistics import LEVEL
 
 KEYS = ["stratum", "unit"]
 

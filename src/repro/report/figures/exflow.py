@@ -91,7 +91,7 @@ def exflow_hops(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e") -
     _crossings(left, flat)
     _reductions(right, flat, runs[runs.trace == other])
     fig.legend(ncols=3, **ABOVE)
-    caption = f"{flat.routing.iloc[0]}. Median and 95 % interval over seeds, where there are several."
+    caption = f"{flat.routing.iloc[0]}. Median, range and values of seeds, where there are several."
     caption += " Paper: Fig. 8 as told by secondary notes."
     return Drawing(fig, "measured; black diamonds: paper (another model)", caption)
 
@@ -223,7 +223,7 @@ def exflow_tokens(data: Data, *, trace: str = TRACE) -> Drawing:
     axes.set_xscale("log")
     axes.set(xlabel="tokens that the placement was computed from", ylabel="transitions that cross GPUs", ylim=(0, None))
     fig.legend(ncols=2, **ABOVE)
-    caption = f"{few.routing.iloc[0]}. Our search; median and 95 % interval over seeds."
+    caption = f"{few.routing.iloc[0]}. Our search; median, range and values of seeds."
     return Drawing(fig, "measured; grey band: paper", caption)
 
 
@@ -256,7 +256,7 @@ def exflow_domains(data: Data, *, homes: dict[str, str] = HOMES, gpus: int = 4) 
         axes.set_title(f"{trace},\nplaced by {home}, {gpus} GPUs", fontsize=8)
         axes.margins(y=0.25)
         axes.legend(fontsize=7, loc="lower left")
-    return Drawing(fig, "measured; grey band: paper", "Held-out sequences; median and 95 % interval over seeds.")
+    return Drawing(fig, "measured; grey band: paper", "Held-out sequences; median, range and values of seeds.")
 
 
 # --- training and decoding of small GPT-MoEs -------------------------------------------------------------------------
@@ -311,5 +311,5 @@ def exflow_decode(data: Data, *, experts: int = 16, requests: int = 128, cluster
     fig.legend(ncols=5, **ABOVE)
     ranks = (runs.nodes * runs.packages * runs.gcds).iloc[0]
     caption = f"{experts} experts, {ranks} ranks, network {runs.fabric.iloc[0]}."
-    caption += " Medians over repeats, 95 % interval where there are several."
+    caption += " Medians over repeats, range and values where there are several."
     return Drawing(fig, ", ".join(sorted(set(runs.evidence))), caption)

@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from repro.records.interval import interval
 from repro.report.figures import base, marks
 from repro.report.figures.base import HATCHES, LINE_STYLES, MARKERS, PALETTE, Data, Drawing, NothingToShow
 
@@ -144,7 +143,7 @@ def flover_throughput(data: Data, *, workload: str = "fixed", model: str | None 
     right.axvline(1, color="grey", linewidth=1)
     right.set(xlabel="speedup over the baseline", xlim=(0, 20))
     right.set_title(f"ours: {main.requests.iloc[0]} requests; paper: 32", fontsize=9)
-    caption = f"Median and 95 % interval over repeats, where there are several. {main.scales.iloc[0]}."
+    caption = f"Median, range and values of repeats, where there are several. {main.scales.iloc[0]}."
     caption += " Paper: Fig. 4(a) at 32 requests, FasterTransformer read from bars."
     return Drawing(fig, "measured; black diamonds: paper", caption)
 
@@ -218,7 +217,8 @@ def flover_requests(data: Data) -> Drawing:
         label = f"{engine}, {model}, {dtype}, {'GPU' if device == 'cuda' else 'CPU'}"
         times = runs.total_seconds / runs.single_request_seconds
         for axes, values in ((left, times), (right, runs.requests / times)):
-            found = {n: interval(repeats) for n, repeats in values.groupby(runs.requests)}
+            groups = values.groupby(runs.requests)
+            found = {n: (each.median(), each.min(), each.max()) for n, each in groups}
             medians, lows, highs = zip(*found.values(), strict=True)
             line = {"color": PALETTE[i % 6], "linestyle": LINE_STYLES[i % 6], "marker": "."}
             axes.plot(list(found), medians, label=label, **line)
