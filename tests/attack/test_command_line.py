@@ -52,7 +52,19 @@ def called(*words: object) -> tuple[int, str, str]:
     return found.exit_code, found.stdout, found.stderr
 
 
-COMMANDS = ["reproduce", "doctor", "plan", "run", "claims", "place", "figure", "notebook", "report", "schema"]
+COMMANDS = [
+    "reproduce",
+    "doctor",
+    "plan",
+    "run",
+    "claims",
+    "compare",
+    "place",
+    "figure",
+    "notebook",
+    "report",
+    "schema",
+]
 COMMANDS += ["allocation", "driver", "box", "box up", "box down", "box status", "box env"]
 
 
@@ -131,6 +143,12 @@ REFUSED = [
     pytest.param("claims --results HERE/empty", 3, "no records", id="claims: no records"),
     pytest.param("claims --results HERE/damaged", 3, "not used: ", id="claims: a damaged record"),
     pytest.param("claims --results HERE/damaged --json", 3, "not used: ", id="claims: a damaged record, as JSON"),
+    pytest.param("compare HERE/nowhere", 2, "nowhere, which is no folder; allowed: ", id="compare: no such folder"),
+    pytest.param("compare HERE/results HERE/file", 2, "file: cannot be read: Not a directory", id="compare: a file"),
+    pytest.param("compare HERE/empty HERE/results", 2, "no records in ", id="compare: no records"),
+    pytest.param(["compare", "a\0b"], 2, "no folder", id="compare: NUL"),
+    pytest.param(["compare", LONG], 2, "File name too long", id="compare: a long name"),
+    pytest.param("compare HERE/damaged HERE/results", 2, "not used: ", id="compare: a damaged record"),
     # figure, notebook, report
     pytest.param("figure zero_byte", 2, "closest: zero_bytes", id="figure: misspelt"),
     *(pytest.param(["figure", name], 2, "known: claims_overview", id=f"figure: {name[:14]!r}") for name in ("", "../zero_bytes", "zero_bytes.png", "base", "zero\nbytes", "zero\0bytes", LONG)),
@@ -225,6 +243,7 @@ JSON += [
     "claims ZT --results HERE/results",
     "claims --agreement deviates --results HERE/results",
 ]
+JSON += ["compare HERE/results HERE/results"]
 JSON += ["run flover_queue --set requests=2 --set seeds=2"]
 
 

@@ -1043,7 +1043,7 @@ def test_a_kill_loses_nothing_and_leaves_nothing(workplace, kind):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 @pytest.mark.parametrize("kind", KINDS)
 def test_kills_at_random_moments_lose_nothing_and_leave_nothing(workplace, kind):

@@ -127,6 +127,9 @@ def test_a_killed_rank_ends_the_run_with_its_cause(victim):
 
 
 def survivors(rank: int, size: int) -> str:
+    import torch.distributed as dist
+
+    dist.barrier()  # nobody leaves before all are connected
     try:
         return killed(rank, size, victim=1) if rank != 1 else _leaves()
     except RankLost as error:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from repro.experiments.base import Experiment
-from repro.jobs import allocation, journal, runner
+from repro.jobs import allocation, forks, journal, runner
 from repro.plan import config, packing
 from repro.plan import jobs as plan
 from repro.records import record
@@ -64,6 +64,15 @@ def test_a_fault_costs_its_point_alone(project, monkeypatch, cause):
     runs = [record.read(path) for path in paths]
     assert [(r.status, r.cause) for r in runs] == [("ok", None), ("failed", cause), ("ok", None)], runs[1].detail
     assert not journal.entries(RESULTS)
+
+
+def test_a_point_without_memory_for_a_thread_ends(project, monkeypatch):
+    """The thread ends before it says that it began: Python then waits for that word without a limit."""
+    monkeypatch.setattr(forks.threading.Thread, "_bootstrap", lambda thread: None)
+    monkeypatch.setattr(forks, "_START_S", 1)
+    found, (path,) = planned(requests=[1], seeds=2)
+    assert run(found) == []
+    assert record.read(path).cause == "unexpected" and "SIGALRM" in record.read(path).detail
 
 
 def test_points_do_not_share_state(project, monkeypatch):

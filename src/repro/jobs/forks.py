@@ -15,11 +15,12 @@ from repro.jobs import causes, journal, runner
 from repro.jobs.journal import Entry, Running
 from repro.launch import joined
 from repro.plan.config import Platform
-from repro.plan.jobs import Job, Plan
+from repro.plan.models import Job, Plan
 from repro.plan.packing import Allocation
 from repro.records import provenance
 from repro.records.record import Cause
 
+_START_S = 10  # for a thread to begin
 _END_S = 10.0  # for a point that was interrupted to end its ranks and remove its network
 
 
@@ -98,7 +99,10 @@ def _point(job: Job, attempt: int, log: str, lifeline: Connection, held: Connect
     """Main function of a point's process."""
     held.close()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(_START_S)  # a thread without memory never says that it began, and who started it would wait for ever
     threading.Thread(target=_watch, args=(lifeline,), daemon=True).start()
+    signal.alarm(0)
     with (paths.root() / log).open("a") as output:
         for number, stream in ((1, sys.stdout), (2, sys.stderr)):
             stream.flush()
