@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from repro.scaling import collectives, fit, published
+from repro.scaling import collectives, fit, nccl, published
 from repro.scaling.fit import Model
+from repro.topology import Level, Topology
 
 TRUE = {
     "overhead_s": 4e-6,
@@ -106,17 +107,66 @@ def test_tables_that_the_model_cannot_read_are_refused():
         fit.fit(measurements(), replace(MODEL, levels=("cluster",)))
 
 
+def test_nccls_choice_is_fitted_by_rates_and_overhead_only():
+    """Times by NCCL's own latencies give the rates back, and 8 ranks are predicted from 2 and 4."""
+    model = Model(nccl=True)
+    truth = {"overhead_s": 1e-5, "node.bytes_per_s.0": 3e11, "cluster.bytes_per_s.0": 2e10}
+    table = nccl_times(model, truth, ((1, 2), (1, 4), (2, 1)))
+    found = fit.fit(table, model)
+    assert model.names == list(truth)
+    assert found.values() == pytest.approx(truth, rel=0.02)
+    larger = fit.predict(found, nccl_times(model, truth, ((1, 8), (4, 8))))
+    assert larger.log_error.abs().max() < 0.02
+    with pytest.raises(ValueError, match="a network for each algorithm"):
+        found.network(8, 2)
+
+
+def nccl_times(model, values, shapes):
+    rows = []
+    for nodes, per_node in shapes:
+        choices = model.choices(values, (per_node, nodes))
+        for nbytes in np.geomspace(2e3, 1e9, 10).astype(int):
+            seconds = collectives.fastest("all_reduce", nbytes, choices)
+            rows.append(("made", "all_reduce", "", nodes, per_node, nbytes, seconds))
+    return pd.DataFrame(
+        rows, columns=["source", "collective", "algorithm", "nodes", "ranks_per_node", "nbytes", "seconds"]
+    )
+
+
+def test_nccls_reckoning_by_hand():
+    """A ring of 4 by Simple: 8.4 us, six hops of 3.4 us, and 2 x 3/4 of the bytes. LL carries half as fast."""
+    topology = Topology((Level("node", 4),))
+    ll, _, simple = (net for net, names in nccl.networks(topology, [1], [3e11], 1e-6) if "ring" in names)
+    large = 1e-6 + 8.4e-6 + 6 * 3.4e-6 + 1.5e8 / 3e11
+    assert collectives.seconds("all_reduce", 1e8, simple, "ring") == pytest.approx(large)
+    small = 1e-6 + 6.6e-6 + 6 * 0.6e-6 + 1.5e3 / 1.5e11
+    assert collectives.seconds("all_reduce", 1e3, ll, "ring") == pytest.approx(small)
+    assert collectives.fastest("all_reduce", 1e8, [(ll, ["ring"]), (simple, ["ring"])]) == pytest.approx(large)
+
+
 def test_published_slingshot_is_predicted_on_machines_that_were_not_fitted():
     """8 and 16 nodes fitted; 32 and 100 nodes, and reduce-scatter, predicted: half of them within a fifth."""
     study = published.slingshot11()
-    assert set(study.fitted.nodes) == {8, 16} and set(study.held_out.nodes) == {32, 100}
-    assert "reduce_scatter" not in set(study.fitted.collective)
-    found = fit.fit(study.fitted, replace(study.model, switches=(65536,)))
-    assert fit.error_quantiles(fit.predict(found, study.held_out).log_error)[0] < 0.2
+    fitted, held_out = study.split("ranks")
+    assert set(fitted.nodes) == {8, 16} and set(held_out.nodes) == {32, 100}
+    assert "reduce_scatter" not in set(fitted.collective)
+    found = fit.fit(fitted, replace(study.model, switches=(65536,)))
+    assert fit.error_quantiles(fit.predict(found, held_out).log_error)[0] < 0.2
 
 
-def test_published_a100_fits_small_shapes_only():
-    study = published.a100_dgx()
-    assert (study.fitted.nodes * study.fitted.ranks_per_node).max() == 4
-    assert (study.held_out.nodes * study.held_out.ranks_per_node).max() == 16
-    assert not set(study.fitted.index) & set(study.held_out.index)
+@pytest.mark.parametrize("name", published.STUDIES)
+def test_what_is_held_out_is_larger_and_never_fitted(name):
+    study = published.STUDIES[name]()
+    for split, column in (("ranks", "ranks"), ("sizes", "nbytes")):
+        fitted, held_out = (t.assign(ranks=t.nodes * t.ranks_per_node) for t in study.split(split))
+        assert len(fitted) + len(held_out) == len(study.table) and len(held_out) > 30
+        assert fitted[column].max() < held_out[column].min()
+
+
+def test_eight_gpus_are_predicted_from_two_and_four_where_messages_are_large():
+    """NCCL's own latencies: the waiting of small messages is not taken for hops, of which eight ranks have more."""
+    fitted, held_out = published.a100_node().split("ranks")
+    found = fit.fit(fitted, published.a100_node().model)
+    large = fit.predict(found, held_out[held_out.nbytes > published.LARGE])
+    median, p90 = fit.error_quantiles(large.log_error)
+    assert median < 0.15 and p90 < 0.4

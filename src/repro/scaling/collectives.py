@@ -1,5 +1,6 @@
 """Time of a collective on a network: the rounds of its algorithm, added up."""
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -47,6 +48,27 @@ def seconds(
     if group.ranks == 1:
         return 0.0
     return _evaluate(stages(kind, algorithm, group), nbytes, network, first)
+
+
+def fastest(
+    kind: Kind,
+    nbytes: float,
+    options: Sequence[tuple[Network, Sequence[Algorithm]]],
+    *,
+    levels: Sequence[str] | None = None,
+) -> Value:
+    """Seconds by the fastest algorithm of those that a library has on each of some networks, in each draw by itself.
+    ValueError where none of them is one of the collective's."""
+    found = [
+        seconds(kind, nbytes, network, each, levels=levels)
+        for network, names in options
+        for each in names
+        if each in ALGORITHMS[kind]
+    ]
+    if not found:
+        names = ", ".join(dict.fromkeys(each for _, names in options for each in names))
+        raise ValueError(f"{kind}: none of {names} is one of its algorithms")
+    return functools.reduce(np.minimum, found)
 
 
 def _hierarchical(kind: Kind, nbytes: float, network: Network, first: int, last: int) -> Value:

@@ -5,6 +5,7 @@ smooth model follows. The uncertainty is clustered, as errors of one machine sha
 """
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -13,8 +14,8 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from repro.scaling import collectives
-from repro.scaling.algorithms import ALGORITHMS, Algorithm
+from repro.scaling import collectives, nccl
+from repro.scaling.algorithms import Algorithm
 from repro.scaling.network import Links, Network, Protocol, Value
 from repro.topology import Level, Topology
 
@@ -34,6 +35,8 @@ class Model:
     reduces      fit the rate at which received values are added up (CPU collectives); infinite otherwise
     host         an emulated network: all ranks share the processors of one machine, and its links queue. Fit the rate
                  at which the processors move bytes
+    nccl         NCCL's latencies, protocols and choice (`repro.scaling.nccl`) instead of fitted ones and `algorithms`:
+                 fit the rates of the links and the overhead. The innermost level is NVLink
     """
 
     levels: tuple[str, ...] = ("node", "cluster")
@@ -42,28 +45,45 @@ class Model:
     algorithms: Mapping[str, Sequence[Algorithm]] = field(default_factory=lambda: {"": ("ring", "tree", "direct")})
     reduces: bool = False
     host: bool = False
+    nccl: bool = False
 
     @property
     def names(self) -> list[str]:
         """Names of the fitted parameters: overhead_s, `LEVEL.latency_s.N` and `LEVEL.bytes_per_s.N`, and rates."""
-        numbers = range(len(self.switches) + 1)
-        each = [f"{v}.{what}.{i}" for v in self.levels for i in numbers for what in ("latency_s", "bytes_per_s")]
+        numbers, kinds = range(len(self.switches) + 1), ("bytes_per_s",) if self.nccl else ("latency_s", "bytes_per_s")
+        each = [f"{v}.{what}.{i}" for v in self.levels for i in numbers for what in kinds]
         rates = {"reduce_bytes_per_s": self.reduces, "host_bytes_per_s": self.host}
         return ["overhead_s", *each, *(name for name, wanted in rates.items() if wanted)]
 
+    def choices(self, values: Mapping[str, Value], sizes: Sequence[int]) -> list[tuple[Network, tuple[Algorithm, ...]]]:
+        """What the library can choose from, without names of algorithms in the table: networks with levels of these
+        `sizes`, and the algorithms that run on each."""
+        if not self.nccl:
+            return [(self.network(values, sizes), tuple(self.algorithms.get("", ())))]
+        topology = Topology(tuple(map(Level, self.levels, sizes)))
+        rates = [values[f"{level}.bytes_per_s.0"] for level in self.levels]
+        return nccl.networks(topology, self._counts(sizes), rates, values["overhead_s"])
+
     def network(self, values: Mapping[str, Value], sizes: Sequence[int]) -> Network:
-        """The network with levels of these `sizes` and the parameters `values`, by name."""
-        links, below = [], 1
-        for level, size in zip(self.levels, sizes, strict=True):
+        """The network with levels of these `sizes` and the parameters `values`, by name. ValueError for `nccl`, which
+        has one for each algorithm and protocol."""
+        if self.nccl:
+            raise ValueError("NCCL has a network for each algorithm and protocol: ask for seconds, or choices")
+        links = []
+        for level, count in zip(self.levels, self._counts(sizes), strict=True):
             protocols = tuple(
                 Protocol(values[f"{level}.latency_s.{i}"], values[f"{level}.bytes_per_s.{i}"], start)
                 for i, start in enumerate((0.0, *self.switches))
             )
-            links.append(Links(min(below, self.links.get(level, below)), protocols))
-            below *= size
+            links.append(Links(count, protocols))
         topology = Topology(tuple(map(Level, self.levels, sizes)))
         rest = {name: values[name] for name in ("reduce_bytes_per_s", "host_bytes_per_s") if name in values}
         return Network(topology, tuple(links), overhead_s=values["overhead_s"], hidden=float(self.host), **rest)
+
+    def _counts(self, sizes: Sequence[int]) -> list[float]:
+        """By level, links out of a unit."""
+        below = [math.prod(sizes[:level]) for level in range(len(sizes))]
+        return [min(unit, self.links.get(level, unit)) for level, unit in zip(self.levels, below, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,11 +100,15 @@ class Fit:
 
     def network(self, *sizes: int, draws: int = 0, seed: int = 0) -> Network:
         """The network with levels of these sizes, innermost first, at the best values or in `draws` of them."""
+        return self.model.network(self.values(draws, seed), sizes)
+
+    def values(self, draws: int = 0, seed: int = 0) -> dict[str, Value]:
+        """The parameters by name, at the best values or in `draws` of them."""
         values: list[Value] = np.exp(self.log_values).tolist()
         if draws:
             rng = np.random.default_rng(seed)
             values = list(np.exp(rng.multivariate_normal(self.log_values, self.covariance, draws, method="eigh")).T)
-        return self.model.network(dict(zip(self.model.names, values, strict=True)), sizes)
+        return dict(zip(self.model.names, values, strict=True))
 
     def table(self) -> pd.DataFrame:
         """Value and 95 % interval of every parameter."""
@@ -99,8 +123,8 @@ def fit(measured: pd.DataFrame, model: Model = Model()) -> Fit:
     In place of nodes and ranks_per_node it may have `sizes` (a tuple, of the model's levels), and `hop` (names of the
     levels that a group spans; None: all). ValueError when an algorithm of the table has no counterpart in the model.
     """
-    if unknown := sorted(set(measured.algorithm) - set(model.algorithms)):
-        known = ", ".join(map(repr, model.algorithms))
+    if unknown := sorted(set(measured.algorithm) - ({""} if model.nccl else set(model.algorithms))):
+        known = "none of NCCL's" if model.nccl else ", ".join(map(repr, model.algorithms))
         raise ValueError(f"algorithm {unknown[0]!r} of the table has no counterpart in the model, known: {known}")
     table, names = shaped(measured, model), model.names
     start = np.log([_start(table, model, name) for name in names])
@@ -184,14 +208,13 @@ def shaped(measured: pd.DataFrame, model: Model) -> pd.DataFrame:
 def _log_errors(table: pd.DataFrame, model: Model, log_values: NDArray[np.float64]) -> NDArray[np.float64]:
     """log(predicted / measured), by the fastest algorithm that a row may have. ValueError where its collective has none."""
     values = dict(zip(model.names, np.exp(log_values), strict=True))
-    networks = {sizes: model.network(values, sizes) for sizes in table.sizes.unique()}
-    columns = (table.collective, table.algorithm, table.sizes, table.hop, table.nbytes)
+    choices = {sizes: model.choices(values, sizes) for sizes in table.sizes.unique()}
     found = []
-    for kind, name, sizes, hop, nbytes in zip(*columns, strict=True):
-        allowed = [algorithm for algorithm in model.algorithms[name] if algorithm in ALGORITHMS[kind]]
-        if not allowed:
-            raise ValueError(f"{kind}: none of {', '.join(model.algorithms[name])} is one of its algorithms")
-        found.append(min(collectives.seconds(kind, nbytes, networks[sizes], one, levels=hop) for one in allowed))
+    for kind, name, sizes, hop, nbytes in zip(
+        table.collective, table.algorithm, table.sizes, table.hop, table.nbytes, strict=True
+    ):
+        options = [(network, model.algorithms[name] if name else usual) for network, usual in choices[sizes]]
+        found.append(collectives.fastest(kind, nbytes, options, levels=hop))
     return np.log(np.array(found) / table.seconds.to_numpy())
 
 

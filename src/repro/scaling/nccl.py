@@ -1,0 +1,55 @@
+"""NCCL's own reckoning of its collectives: latency and share of the links' rate of each algorithm and protocol.
+
+NCCL runs what its tuner reckons to be fastest, with constants that stand in its source (`src/graph/tuning.cc`, NCCL
+2.30: baseLatencies, hwLatencies, and the factors below "Various model refinements"). With them a fit
+finds only what a machine decides: the rates of its links and the time to launch. Latencies fitted to a few ranks tell
+little of many: the times of small messages are mostly the wait for the slower rank, which no hop repeats.
+
+Left out: what depends on the processor's maker, the limits per channel, and the reductions in switches (NVLS, CollNet),
+of which no measured times are shipped.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from repro.scaling.algorithms import Algorithm
+from repro.scaling.network import Links, Network, Protocol, Value
+from repro.topology import Topology
+
+
+class Variant(NamedTuple):
+    """An algorithm by a protocol: microseconds to begin, of a hop over NVLink and over the network; share of the rate."""
+
+    algorithms: tuple[Algorithm, ...]
+    base_us: float
+    nvlink_us: float
+    network_us: float
+    share: float
+
+
+VARIANTS = (
+    Variant(("ring", "direct"), 6.6, 0.6, 2.7, 0.5),  # LL: every 4 bytes come with a flag of 4
+    Variant(("ring",), 14.0, 1.9, 4.0, 0.92),  # LL128: 120 of 128 bytes are data
+    Variant(("ring", "direct", "pairwise"), 8.4, 3.4, 14.0, 1.0),  # Simple
+    Variant(("tree",), 6.8, 0.6, 5.0, 1 / 3.8),
+    Variant(("tree",), 14.0, 1.25, 8.5, 0.92 * 7 / 9),
+    Variant(("tree",), 8.4, 4.0, 14.0, 0.92),
+)
+
+
+def networks(
+    topology: Topology, counts: Sequence[float], rates: Sequence[Value], overhead_s: Value = 0.0
+) -> list[tuple[Network, tuple[Algorithm, ...]]]:
+    """What NCCL can choose: networks, and the algorithms that run on each. The innermost level is NVLink.
+
+    counts, rates   by level: links out of a unit, and the bytes per second of one
+    overhead_s      on top of NCCL's own, such as the wait for a slower rank
+    """
+    found = []
+    for variant in VARIANTS:
+        links = []
+        for level, (count, rate) in enumerate(zip(counts, rates, strict=True)):
+            hop = Protocol(1e-6 * (variant.network_us if level else variant.nvlink_us), variant.share * rate)
+            links.append(Links(count, (hop,)))
+        found.append((Network(topology, tuple(links), overhead_s + 1e-6 * variant.base_us), variant.algorithms))
+    return found

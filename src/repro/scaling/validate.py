@@ -1,0 +1,137 @@
+"""How good predictions of collectives are where nothing was fitted, and bands that say so beforehand.
+
+A split cuts a table into rows that are fitted and rows that are held out: larger numbers of ranks, larger sizes. The band of
+a prediction comes from the fitted rows alone. Some of them are left out in turn (folds), as the held-out rows are: every
+third size, the largest sizes, the largest number of ranks, a collective. How far those predictions are off gives the
+half-width at each size, and how much it grows with each doubling of the bytes or ranks beyond what was fitted.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from repro.scaling.fit import Fit, Model, fit, predict, shaped
+
+COVERAGE = 0.9
+KINDS = ("bytes", "ranks", "collectives")  # of distance
+CLOSE = 1.5  # ratio of sizes between which times are nearly a straight line
+NEAREST = 30  # rows whose errors tell the width at a size: enough for a 90 % quantile
+
+
+@dataclass(frozen=True, eq=False)
+class Band:
+    """Half-width of log(measured / predicted): of the fitted rows that are nearest in size, grown by what each doubling
+    beyond the fitted ones adds. Variances add up: rates wander a little with each doubling, up or down.
+
+    near     fitted rows by size: bytes, and the absolute log error when the row was left out
+    growth   by kind of distance (`distances`), added to the squared half-width at a distance of 1
+    """
+
+    near: pd.Series
+    growth: dict[str, float]
+    coverage: float = COVERAGE
+
+    def half_widths(self, rows: pd.DataFrame, away: pd.DataFrame) -> NDArray[np.float64]:
+        """[rows] at these `distances`. ValueError where rows are away in a way that no fold was."""
+        if unknown := [kind for kind in KINDS if (away[kind] > 0).any() and kind not in self.growth]:
+            raise ValueError(f"no band beyond the fitted {unknown[0]}: the fitted rows have too few to leave one out")
+        near = np.array([_quantile(_nearest(self.near, nbytes), self.coverage) for nbytes in rows.nbytes])
+        grown = sum((away[kind].to_numpy() * each for kind, each in self.growth.items()), np.zeros(len(rows)))
+        return np.sqrt(near**2 + grown)
+
+
+def _nearest(errors: pd.Series, nbytes: float) -> pd.Series:
+    """Those of the `NEAREST` sizes next to `nbytes`, by ratio."""
+    return errors.iloc[np.argsort(np.abs(np.log(errors.index.to_numpy() / nbytes)), kind="stable")[:NEAREST]]
+
+
+def distances(fitted: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    """How far `rows` are from what was fitted: doublings of the bytes and of the ranks beyond the fitted ones, and 1
+    for a collective that was not fitted."""
+    ranks, fitted_ranks = (table.sizes.map(np.prod).astype(float) for table in (rows, fitted))
+    return pd.DataFrame(
+        {
+            "bytes": _beyond(rows.nbytes, fitted.nbytes),
+            "ranks": _beyond(ranks, fitted_ranks),
+            "collectives": (~rows.collective.isin(fitted.collective.unique())).astype(float),
+        },
+        index=rows.index,
+    )
+
+
+def _beyond(values: pd.Series, fitted: pd.Series) -> pd.Series:
+    return np.maximum(np.log2(values / fitted.max()), np.log2(fitted.min() / values)).clip(lower=0)
+
+
+def folds(table: pd.DataFrame) -> Iterator[tuple[str, pd.Series]]:
+    """Kind of distance ("" for none) and the rows to leave out, as a mask: every third size, thrice; the largest third
+    and sixth of the sizes on a logarithmic scale; the larger numbers of ranks; each collective. None leaves nothing."""
+    sizes = table.nbytes.rank(method="dense").astype(int)
+    if sizes.max() > 2:
+        yield from (("", sizes % 3 == k) for k in range(3))
+        logs = np.log(table.nbytes)
+        yield from (("bytes", logs > logs.min() + part * (logs.max() - logs.min())) for part in (2 / 3, 5 / 6))
+    ranks = table.sizes.map(np.prod)
+    yield from (("ranks", ranks > most) for most in sorted(ranks.unique())[:-1])
+    if table.collective.nunique() > 1:
+        yield from (("collectives", table.collective == kind) for kind in table.collective.unique())
+
+
+def band(fitted: pd.DataFrame, model: Model, coverage: float = COVERAGE) -> Band:
+    """The band of predictions by a fit of `model` to `fitted`, so that `coverage` of each fold's rows is inside.
+
+    Rows of a fold err together. So the growth is a quantile within each fold, and of the folds of a kind (fewer than
+    ten, of which no 90 % quantile can be told) the largest counts. ValueError for a table of fewer than three sizes.
+    """
+    table = shaped(fitted, model)
+    found = [(kind, *_left_out(table, mask, model)) for kind, mask in folds(table)]
+    inside = [errors for kind, errors, _ in found if not kind]
+    if not inside:
+        raise ValueError(f"a band needs three sizes to leave some out, found {table.nbytes.nunique()}")
+    errors = pd.concat(inside)
+    near = Band(errors.set_axis(table.nbytes[errors.index]), {}, coverage)
+    growth: dict[str, float] = {}
+    for kind, errors, away in found:
+        if kind:
+            base = near.half_widths(table.loc[errors.index], away * 0)
+            more = np.maximum(errors**2 - base**2, 0) / away[kind]
+            growth[kind] = max(growth.get(kind, 0.0), _quantile(more, coverage))
+    return Band(near.near, growth, coverage)
+
+
+def _left_out(table: pd.DataFrame, mask: pd.Series, model: Model) -> tuple[pd.Series, pd.DataFrame]:
+    """Absolute log errors of the rows of `mask`, predicted from the others, and their distances."""
+    rest, rows = table[~mask], table[mask]
+    return predict(fit(rest, model), rows).log_error.abs().set_axis(rows.index), distances(rest, rows)
+
+
+def _quantile(values: pd.Series, at: float) -> float:
+    return float(np.quantile(values, at, method="higher"))
+
+
+def banded(found: Fit, fitted: pd.DataFrame, rows: pd.DataFrame, width: Band) -> pd.DataFrame:
+    """`predict` with the band's ends `low` and `high` (seconds) and whether the measured time is `inside`."""
+    table = predict(found, rows)
+    half = width.half_widths(table, distances(shaped(fitted, found.model), table))
+    return with_band(table, table.predicted * np.exp(-half), table.predicted * np.exp(half))
+
+
+def with_band(table: pd.DataFrame, low: NDArray[np.float64], high: NDArray[np.float64]) -> pd.DataFrame:
+    return table.assign(low=low, high=high, inside=(table.seconds >= low) & (table.seconds <= high))
+
+
+def scatter(table: pd.DataFrame) -> pd.Series:
+    """How far each measurement is from a line through its neighbours in size (log error): what no smooth model can
+    predict. Of rows that differ in the size only, and whose neighbours are at most `CLOSE` times smaller and larger."""
+    each = [name for name in ("source", "collective", "algorithm", "nodes", "ranks_per_node") if name in table]
+    found = []
+    for _, rows in table.groupby(each):
+        middle = rows.groupby("nbytes").seconds.median()
+        x, y = np.log(middle.index.to_numpy(dtype=float)), np.log(middle.to_numpy())
+        share = (x[1:-1] - x[:-2]) / (x[2:] - x[:-2])
+        close = np.maximum(x[1:-1] - x[:-2], x[2:] - x[1:-1]) <= np.log(CLOSE)
+        found.append((y[:-2] + share * (y[2:] - y[:-2]) - y[1:-1])[close])
+    return pd.Series(np.concatenate(found)) if found else pd.Series(dtype=float)
