@@ -32,6 +32,37 @@ def run(name: str, **parameters) -> None:
             namespace |= parameters
 
 
+LOADED = re.compile(r"""<(?:script|link|img|iframe)[^>]+(?:src|href)=["']?(?:https?:)?//|import\(?["' ]+https?:""")
+
+
+def test_an_exported_notebook_loads_nothing():
+    """Not even with a formula, or a diagram, for which nbconvert would name a server."""
+    cells = [nbformat.v4.new_markdown_cell("$x^2$"), nbformat.v4.new_code_cell("1")]
+    html = notebooks.html(nbformat.v4.new_notebook(cells=cells))
+    assert "<title>" in html and not LOADED.findall(html) and "cdnjs" not in html and "unpkg" not in html
+    assert LOADED.findall('<script src="https://x.y/z.js">')
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_helpers_are_out_of_sight(name):
+    """The story comes first, and no cell defines a function."""
+    cells = nbformat.read(paths.root() / f"notebooks/{name}.ipynb", as_version=4).cells
+    assert cells[0].cell_type == "markdown" and cells[0].source.startswith("# ")
+    assert not [cell for cell in code(name) if re.search(r"^\s*(def|class) ", cell.source, re.M)]
+    assert max(len(cell.source.splitlines()) for cell in code(name)) <= 25
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", NOTEBOOKS)
+@pytest.mark.parametrize("folder", ["notebooks", "."])
+def test_runs_alone_from_its_own_folder_and_from_the_root(name, folder, tmp_path):
+    """As Jupyter starts it (in its folder), and as papermill does from the root."""
+    source, executed = paths.root() / f"notebooks/{name}.ipynb", tmp_path / "executed.ipynb"
+    options = {"progress_bar": False, "cwd": str(paths.root() / folder)}
+    papermill.execute_notebook(str(source), str(executed), {"output": str(tmp_path / "figures")}, **options)
+    assert {path.stem for path in (tmp_path / "figures").glob("*.png")} >= set(figures.NOTEBOOKS[name].figures)
+
+
 @pytest.fixture(autouse=True)
 def closed():
     yield
@@ -125,4 +156,6 @@ def test_in_a_kernel(tmp_path):
     outputs = [output for cell in cells for output in cell.get("outputs", [])]
     pictures = [output for output in outputs if "image/png" in output.get("data", {})]
     assert len(pictures) == len(figures.NOTEBOOKS["exflow"].figures)
-    assert all(claim in html.read_text() for claim in figures.entry("exflow_hops").claims)  # verdicts beside the figure
+    text = html.read_text()
+    assert all(claim in text for claim in figures.entry("exflow_hops").claims)  # verdicts beside the figure
+    assert not LOADED.findall(text)  # opens without a network

@@ -1,15 +1,16 @@
-"""What each change gives over DeepSpeed-MoE: the parts sum to the whole, within a repeat; every repeat is drawn."""
+"""What each change gives over DeepSpeed-MoE: pairs of one occasion, and the number of the claim."""
 
-import itertools
-import math
+from datetime import timedelta
 
 import matplotlib.pyplot as plt
-import pandas as pd
 import pytest
+from attack.record_files import shipped
 
+from repro.claims import registry
+from repro.experiments import stored
 from repro.report.figures import base, exflow_decode
 
-SECONDS = {0: [8.0, 4.0, 2.0, 1.0, 16.0], 1: [6.0, 4.0, 5.0, 2.0, None], 2: [9.0, 3.0, None, 1.0, 9.0]}  # by step
+SETTING = {"experts": 16, "nodes": 2, "packages": 2, "gcds": 2, "cluster_mbit_s": 25}
 
 
 @pytest.fixture(autouse=True)
@@ -18,46 +19,46 @@ def closed():
     plt.close("all")
 
 
-def runs(seconds=SECONDS, **values):
-    fixed = {"experts": 16, "nodes": 2, "packages": 2, "gcds": 2, "cluster_mbit_s": 25.0, "fabric": "shaped"}
-    keys = ("system", "keys_values", "placement")
-    return pd.DataFrame(
-        {**fixed, **values, **dict(zip(keys, step, strict=True)), "repeat": repeat, "iteration_seconds": number}
-        for repeat, numbers in seconds.items()
-        for step, number in zip(exflow_decode.STEPS, numbers, strict=True)
-        if number is not None
-    ).assign(evidence="measured", weights="trained", requests=128, older_code=False)
+@pytest.fixture
+def made_later(monkeypatch):
+    """The shipped runs, those that `later` names begun two days after."""
+    every = stored.collect(shipped("moe_decode")[0].parent).records
+
+    def change(later):
+        records = {}
+        for path, run in every.items():
+            begun = {"start": run.provenance.start + timedelta(days=2)} if later(run) else {}
+            records[path] = run.model_copy(update={"provenance": run.provenance.model_copy(update=begun)})
+        monkeypatch.setattr(base.Data, "_records", lambda self, experiment: records)
+        return records
+
+    return change
 
 
-def test_parts_of_a_gain_sum_to_the_whole_within_a_repeat():
-    found = exflow_decode.gains(runs())
-    assert list(found.index.get_level_values("repeat")) == [0, 1]  # repeat 2 lacks a step
-    first, second = (found.iloc[row] for row in range(2))
-    assert first[exflow_decode.CHANGES].tolist() == pytest.approx([math.log(2)] * 3)
-    assert second[exflow_decode.CHANGES].tolist() == pytest.approx([math.log(6 / 4), math.log(4 / 5), math.log(5 / 2)])
-    assert found["all"].tolist() == pytest.approx([math.log(8), math.log(3)])
-    assert first["K/V sent"] == pytest.approx(-math.log(16)) and math.isnan(second["K/V sent"])
+def data():
+    return base.Data(shipped("moe_decode")[0].parents[1])
 
 
-def test_models_ranks_and_rates_are_told_apart():
-    every = pd.concat([runs(), runs(experts=8), runs(cluster_mbit_s=100.0), runs(nodes=1)])
-    assert len(exflow_decode.gains(every).groupby(exflow_decode.POINT)) == 4
+def test_the_whole_is_the_number_of_the_claim(made_later):
+    records = made_later(lambda run: run.repeat % 2)
+    found = exflow_decode.against_deepspeed(data(), SETTING, "iteration_seconds")
+    claims = [claim for claim in registry.load() if claim.id in ("EX-E2E.b", "EX-E2E.f")]
+    assert [found[step].value for step in (3, 4)] == pytest.approx(
+        [verdict.value for verdict in registry.evaluate(claims, records)]
+    )
+    assert len(set(found[3].occasions)) > 1  # runs of one repeat were made together, other repeats two days later
 
 
-def test_every_repeat_is_a_line(monkeypatch):
-    monkeypatch.setattr(base, "_runs", lambda folder, name: runs())
-    drawing = exflow_decode.exflow_gain(base.Data("records"))
-    (axes,) = (axes for axes in drawing.figure.axes if axes.get_visible())
-    drawn = [tuple(line.get_ydata()) for line in axes.lines]
-    for repeat in ((1, 2, 4, 8), (1, 6 / 4, 6 / 5, 3)):
-        assert any(len(line) == 4 and line == pytest.approx(repeat) for line in drawn)
-    mean = [math.exp((math.log(a) + math.log(b)) / 2) for a, b in ((1, 1), (2, 1.5), (4, 1.2), (8, 3))]
-    assert any(len(line) == 4 and line == pytest.approx(mean) for line in drawn)
-    texts = {text.get_text() for text in axes.texts}
-    assert {f"×{after / before:.2f}" for before, after in itertools.pairwise(mean)} < texts
+def test_runs_of_two_days_are_no_pair(made_later):
+    made_later(lambda run: run.point["system"] == "deepspeed")
+    assert not exflow_decode.against_deepspeed(data(), SETTING, "iteration_seconds")
+    with pytest.raises(base.NothingToShow, match="No occasion of moe_decode has DeepSpeed's layers and all three"):
+        exflow_decode.exflow_gain(data())
 
 
-def test_without_all_steps_there_is_nothing_to_show(monkeypatch):
-    monkeypatch.setattr(base, "_runs", lambda folder, name: runs({2: SECONDS[2]}))
-    with pytest.raises(base.NothingToShow, match="DeepSpeed's layers and all three"):
-        exflow_decode.exflow_gain(base.Data("records"))
+def test_what_steps_give_multiplies_to_the_whole():
+    drawing = exflow_decode.exflow_gain(data())
+    axes = next(axes for axes in drawing.figure.axes if axes.get_title().startswith("16 experts"))
+    first, second, third, _ = (float(text.get_text().lstrip("×")) for text in axes.texts)
+    whole = exflow_decode.against_deepspeed(data(), SETTING, "iteration_seconds")[3].value
+    assert first * second * third == pytest.approx(whole, rel=0.02)  # printed to two digits

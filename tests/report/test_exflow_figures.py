@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from repro import paths
-from repro.report.figures import base, exflow
+from repro.report.figures import base, exflow, exflow_decode
 
 SHIPPED = base.Data(paths.root() / "results/reference/laptop-2core/records")
 
@@ -33,13 +33,6 @@ def test_methods_come_in_one_order_and_say_that_a_limit_cut_them():
     ]
 
 
-def test_reduction_is_paired_by_seed():
-    ours = placements(seed=[0, 1, 2], crossing_fraction=[0.2, 0.6, 0.1])
-    rank_order = placements(seed=[1, 0], crossing_fraction=[0.8, 0.4])
-    change = exflow.reduction(ours, rank_order)
-    assert change.loc[4].to_dict() == pytest.approx({0: -50, 1: -25})  # seed 2 has nothing to be compared with
-
-
 def test_all_tokens_are_as_many_as_the_training_sequences_have():
     table = placements(gpus=[4, 4, 4, 8], train_tokens=[0, 0, 300, 0], tokens_used=["1000", "3000", "300", "900"])
     assert exflow.counted(table).tokens.tolist() == [2000, 2000, 300]  # nothing about 8 GPUs, where only all were tried
@@ -50,9 +43,9 @@ def test_options_choose_what_is_drawn():
     assert small.caption.startswith("GPT-MoE with 64 experts")
     assert [tick.get_text() for tick in small.figure.axes[0].get_xticklabels()] == ["4", "8", "16", "32"]
     assert len(exflow.exflow_domains(SHIPPED, homes={"gptoss20b": "mmlu"}).figure.axes) == 1
-    assert exflow.exflow_decode(SHIPPED, experts=32).caption.startswith("32 experts, 8 ranks")
+    assert exflow_decode.exflow_decode(SHIPPED, experts=32).caption.startswith("32 experts, 8 ranks")
     with pytest.raises(base.NothingToShow, match="moe_decode run with weights trained, experts 5"):
-        exflow.exflow_decode(SHIPPED, experts=5)
+        exflow_decode.exflow_decode(SHIPPED, experts=5)
 
 
 def test_a_placement_alone_has_nothing_to_be_compared_with(monkeypatch):

@@ -5,12 +5,14 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from repro import cli, experiments, paths
 from repro.claims import registry
 from repro.cli import planned
+from repro.experiments import stored
 from repro.plan import jobs
 from repro.records import provenance
 from repro.records.source import _inside_package
@@ -41,6 +43,25 @@ def skipped(monkeypatch):
     return said
 
 
+SAME_NUMBER = {  # figure: claims of it whose number it shows in another form
+    "zero_step_time": {"ZT-1.c"},  # the smaller of two ratios that it shows, where it is of other pairs
+    "zero_rates": set(),
+    "zero_levels": set(),
+    "zero_scaling": set(),
+    "exflow_routing": set(),
+    "exflow_hops": {"EX-ILP.a", "EX-ILP.b"},  # against the expectation of a random placement; drawn is what crosses
+    "exflow_tokens": set(),
+    "exflow_domains": {"EX-ILP.j"},
+    "exflow_gain": set(),
+    "flover_latency": set(),
+    "flover_windows": {"FL-PROG.c"},  # in percent there, times here
+    "flover_layouts": set(),
+    "flover_ranks": {"FL-TP.a"},  # said in words: all ranks fused alike
+    "scaling_experts": set(),
+    "zero_choice": set(),
+}
+
+
 @pytest.mark.parametrize("name", figures.FIGURES)
 def test_the_catalogue_is_true(name, claims):
     entry = figures.entry(name)
@@ -49,6 +70,21 @@ def test_the_catalogue_is_true(name, claims):
     assert (paths.root() / f"notebooks/{entry.notebook}.ipynb").exists()
     # Each is also the name of a rule of the workflow.
     assert name not in experiments.names() and name not in {each.notebook for each in figures.FIGURES.values()}
+
+
+NO_FIGURE = {
+    "FL-F4a.k": "runs on a GPU only: flover_throughput draws it with model=random-13b, where there are such records",
+}
+
+
+def test_every_claim_with_a_reading_has_a_figure(claims):
+    shown = {claim for entry in figures.FIGURES.values() for claim in entry.claims}
+    assert {claim.id for claim in claims.values() if claim.value} - shown == NO_FIGURE.keys()
+
+
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_every_figure_asks_a_question(name):
+    assert figures.entry(name).asks.endswith("?")
 
 
 def test_every_experiment_is_shown():
@@ -134,8 +170,11 @@ def test_runs_of_older_code_are_marked(made_by, now, words, monkeypatch, capsys)
         return base.Drawing(base.plt.figure(), "modelled", "What it shows.")
 
     folder = made_by(*now)
-    stamp = base.draw("flover_model", folder).get_supxlabel().replace("\n", " ")
-    assert stamp.startswith(f"Evidence: modelled. What it shows. {words}".strip()) and ("older" in stamp) == bool(words)
+    asks, stamp = base.draw("flover_model", folder).get_supxlabel().split("\n", 1)
+    stamp = stamp.replace("\n", " ")
+    assert asks == figures.entry("flover_model").asks
+    assert stamp.startswith("Evidence: modelled. What it shows. From 3 runs on ") and ("older" in stamp) == bool(words)
+    assert words in stamp
     assert not capsys.readouterr().out
     assert sum(~base.runs(folder, "flover_queue").older_code) == len(now)
     base.Data(folder).runs("flover_queue")
@@ -149,7 +188,7 @@ def test_only_runs_that_are_asked_for_count_as_older(made_by):
     [one, *_] = data.all_runs("flover_queue").requests
     data = base.Data(data.folder, {})
     data.runs("flover_queue", requests=one)
-    assert len(data.used) == 1 and all(data.used.values())
+    assert len(data.used) == 1 and all(old for _, old in data.used.values())
 
 
 def test_an_option_changes_the_figure(tmp_path):
@@ -179,7 +218,39 @@ def test_the_shipped_figure_stands_beside_a_run_that_holds_less(tmp_path):
     for path in sorted((shipped / "flover_queue").glob("*.json"))[:2]:
         shutil.copy(path, own)
     found = base.draw_shipped("flover_model", tmp_path / "records", tmp_path / "figures")
-    assert found.get_supxlabel().startswith("Shipped records (laptop-2core), not of this run.")
+    assert "\nShipped records (laptop-2core), not of this run." in found.get_supxlabel()
     assert [path.name for path in (tmp_path / "figures/shipped").iterdir()] == ["flover_model.png"]
     assert base.draw_shipped("flover_model", shipped, tmp_path / "other") is None
     assert not (tmp_path / "other").exists()
+
+
+def _drawn_numbers(name, claims):
+    """All coordinates of marks and heights of bars of a figure, and the words in it."""
+    drawing = base.function(name)(base.Data(SHIPPED))
+    axes = [each for each in drawing.figure.axes if each.get_visible()]
+    numbers = [number for each in axes for line in each.lines for number in np.ravel(line.get_xydata()).astype(float)]
+    numbers += [
+        size for each in axes for patch in each.patches if hasattr(patch, "get_height") for size in _ends(patch)
+    ]
+    words = " ".join([drawing.caption, *(text.get_text() for text in drawing.figure.findobj(base.plt.Text))])
+    return np.array(numbers), words
+
+
+def _ends(patch):
+    return patch.get_height(), patch.get_width()
+
+
+@pytest.mark.parametrize("name", SAME_NUMBER)
+def test_a_figure_shows_the_number_of_its_claim(name, claims):
+    """Drawn, or written to three digits; where the records answer the claim."""
+    numbers, words = _drawn_numbers(name, claims)
+    entry = figures.entry(name)
+    records = {path: run for each in entry.reads for path, run in stored.collect(Path(SHIPPED) / each).records.items()}
+    checked = [claims[each] for each in entry.claims if each not in SAME_NUMBER[name]]
+    for claim, verdict in zip(checked, registry.evaluate(checked, records), strict=True):
+        if verdict.value is not None:
+            drawn = np.isclose(numbers, verdict.value, rtol=1e-6).any()
+            assert drawn or f"{verdict.value:.3g}" in words or f"{verdict.value:.2f}" in words, (
+                claim.id,
+                verdict.value,
+            )

@@ -1,11 +1,13 @@
 """Marks of repeated measurements: what is drawn for several values, and for one."""
 
 import math
+from dataclasses import replace
 
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
+from repro.claims.sample import Sample
 from repro.report.figures import marks
 
 
@@ -33,3 +35,12 @@ def test_points_join_the_medians_in_the_order_of_x(axes):
 def test_a_bars_number_stands_at_the_end_of_its_interval(axes, across, end):
     marks.bar(axes, 0, [1.0, 2.0, 4.0], ".1f", across=across)
     assert [(text.get_text(), text.xy) for text in axes.texts] == [("2.0", end)]
+
+
+def test_a_claims_number_is_drawn_with_its_interval_where_it_has_one(axes):
+    sample = Sample([1.0, 3.0], [0, 0], 2.0, (-math.inf, math.inf), False, "2 of 6", "measured", {}, {}, [])
+    assert marks.point(axes, 0, sample) == 2 and marks.said(sample) == "2 (2 of 6)"
+    wide = replace(sample, interval=(1.5, 4.0))
+    marks.point(axes, 1, wide)
+    ends = [path.vertices[:, 1].tolist() for each in axes.collections for path in each.get_paths()]
+    assert [1.5, 4.0] in ends and marks.said(wide) == "2 [1.5, 4] (2 of 6)"

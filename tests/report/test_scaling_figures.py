@@ -40,7 +40,8 @@ def test_what_is_claimed_stands_in_the_figure(name, axis):
 
 
 def test_totals_of_fused_and_instances_stand_beside_the_papers():
-    drawing, runs = inference.scaling_requests(DATA), DATA.runs("scaling_serving").sort_values("model")
+    drawing, runs = inference.scaling_requests(DATA), DATA.runs("scaling_serving").sort_values(["model", "requests"])
+    runs = runs.drop_duplicates("model", keep="last")  # the run of the most requests
     for axes, run in zip(drawing.figure.axes, runs.itertuples(), strict=True):
         instances, fused, flover, transformer = axes.lines
         assert (fused.get_ydata()[-1], instances.get_ydata()[-1]) == (run.seconds_fused, run.seconds_instances)
@@ -71,9 +72,22 @@ def test_hollow_points_are_those_that_were_not_fitted(name):
     }
     experiment, flag = {"collectives": ("scaling_network", "part"), "plans": ("scaling_step", "calibrated")}[name]
     runs = DATA.runs(experiment)
-    rows = base.series(runs[runs.source == "a100_dgx"] if name == "collectives" else runs[runs.plans == "all"])
+    first = (runs.source == "a100_dgx") & (runs.split == "ranks") if name == "collectives" else runs.plans == "all"
+    rows = base.series(runs[first])
     fitted = rows[flag].isin(["fitted", True])
     assert (count["full"], count["none"]) == (fitted.sum(), (~fitted).sum())
+
+
+def test_held_out_times_have_bands_and_every_split_a_panel():
+    axes, runs = base.function("scaling_held_out")(DATA).figure.axes, DATA.runs("scaling_network")
+    assert len(axes) == len(runs[runs.protocols == 3])
+    for panel, (_, run) in zip(
+        axes, runs[runs.protocols == 3].sort_values(["source", "split"]).iterrows(), strict=True
+    ):
+        hollow = [line for line in panel.lines if line.get_fillstyle() == "none"]
+        assert sum(len(line.get_xdata()) for line in hollow) == run.held_out_rows
+        assert len(panel.collections[0].get_segments()) == run.held_out_rows
+        assert f"{100 * run.held_out_covered:.0f} % inside" in panel.get_title()
 
 
 def test_a_cell_without_a_plan_that_fits_stays_white():

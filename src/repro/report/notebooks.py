@@ -1,6 +1,7 @@
 """Run a notebook of `notebooks/` with papermill, and keep what it shows: executed copy, HTML, figures."""
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,11 @@ import papermill
 from nbconvert import HTMLExporter
 
 from repro import experiments, files, paths
+
+# A script that is loaded, or whose text loads one.
+_FROM_SERVERS = re.compile(
+    r"<script(?:(?!</script>).)*(?:cdnjs\.cloudflare|unpkg\.com)(?:(?!</script>).)*</script>", re.DOTALL
+)
 
 
 class CellError(RuntimeError):
@@ -36,7 +42,15 @@ def execute(name: str, out: Path, values: dict[str, Any]) -> Path:
         papermill.execute_notebook(str(source), str(executed), values, **options)
     except papermill.PapermillExecutionError as error:
         raise CellError(f"{executed}: cell {error.cell_index}: {error.ename}: {error.evalue}") from error
-    html, _ = HTMLExporter(embed_images=True).from_notebook_node(nbformat.read(executed, as_version=4))
     with files.replacing(out / f"{name}.html") as temporary:
-        temporary.write_text(html, "utf-8")
+        temporary.write_text(html(nbformat.read(executed, as_version=4)), "utf-8")
     return out / f"{name}.html"
+
+
+def html(notebook: nbformat.NotebookNode) -> str:
+    """The notebook as one page that loads nothing: pictures lie in it. nbconvert's scripts for widgets, formulas and
+    diagrams, which these notebooks do not have, would come from servers of others."""
+    page, _ = HTMLExporter(embed_images=True).from_notebook_node(notebook)
+    for script in _FROM_SERVERS.findall(page):
+        page = page.replace(script, "")
+    return page

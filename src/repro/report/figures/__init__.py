@@ -28,12 +28,13 @@ class Notebook:
 @dataclass(frozen=True)
 class Entry:
     """`module`: of the figure's function, in this package. `reads`: ids of experiments, whose records the figure shows.
-    `claims`: ids of claims that it is evidence for."""
+    `claims`: ids of claims that it is evidence for. `asks`: the question that it answers."""
 
     notebook: str
     module: str
     reads: Sequence[str] = field(default_factory=experiments.names)
     claims: Sequence[str] = ()
+    asks: str = ""
 
 
 NOTEBOOKS = {name: Notebook(**section) for name, section in tomllib.loads(CATALOGUE.read_text()).items()}

@@ -11,7 +11,8 @@ import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from datetime import datetime
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -24,10 +25,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from repro import experiments, paths
 from repro.claims import registry as claims
+from repro.claims.reading import Reading
+from repro.claims.sample import Runs, Sample
+from repro.claims.sample import read as read_sample
 from repro.experiments import stored
 from repro.files import replacing
 from repro.plan import config
-from repro.records import provenance, record
+from repro.records import provenance, record, statistics
 from repro.report import figures
 
 PALETTE = ["#1b6ca8", "#e08e0b", "#3a9d5d", "#b03a5b", "#6b4fa0", "#555555"]  # distinct in luminance as well as hue
@@ -96,6 +100,7 @@ def _runs(records: str | Path, experiment: str) -> pd.DataFrame:
     if table.empty:
         return table
     table["older_code"] = table.path.isin(provenance.older(found.records))
+    table["start"] = [run.provenance.start for run in found.records.values()]
     known = experiments.get(experiment)
     absent = {name: field.default for name, field in known.parameters.model_fields.items()}
     absent |= dict.fromkeys([*known.metrics.units(), *known.conditions], math.nan)
@@ -134,10 +139,11 @@ class NothingToShow(Exception):
 class Data:
     """The records of one folder, as tables. `folder`: absolute, or relative to the repository root.
 
-    `used`: of a figure, the runs that it has asked for, and whether each is by older code; its stamp says so."""
+    `used`: of a figure, the runs that it has asked for: when each began, and whether it is by older code; its stamp says
+    so."""
 
     folder: str | Path
-    used: dict[Path, bool] | None = None
+    used: dict[Path, tuple[datetime, bool]] | None = None
 
     def all_runs(self, experiment: str) -> pd.DataFrame:
         """Finished runs of an experiment (see `runs`); may be empty."""
@@ -159,8 +165,56 @@ class Data:
     def _noted(self, table: pd.DataFrame, experiment: str) -> pd.DataFrame:
         if self.used is None:
             return _told(table, experiment)
-        self.used.update(zip(table.path, table.older_code, strict=True) if len(table) else ())
+        if len(table):
+            self.used.update(zip(table.path, zip(table.start, table.older_code, strict=True), strict=True))
         return table
+
+    def sample(self, experiment: str, metric: str, where: Mapping[str, Any], **how: Any) -> Sample | None:
+        """What runs say of a number, read as a claim reads it: its value, its interval, and each run or pair of runs.
+
+        `how`: further fields of `repro.claims.reading.Reading` (`over`, `sampled`, `runs`, `columns`, ...). None where
+        the records do not say it."""
+        plain = {name: value.item() if hasattr(value, "item") else value for name, value in where.items()}  # numpy's
+        asked = Reading(experiment=experiment, metric=metric, where=plain, **how)
+        defaults = {name: field.default for name, field in experiments.get(experiment).parameters.model_fields.items()}
+        found = read_sample(asked, self._records(experiment), lambda run: False, defaults=defaults)
+        return found if isinstance(found, Sample) and math.isfinite(found.value) else None
+
+    def ratio(self, experiment: str, metric: str, slow: pd.Series, fast: pd.Series) -> Sample | None:
+        """How many times `metric` of the point of run `slow` is that of `fast`'s: pairs of one occasion, as a claim's."""
+        one, other = (_point(experiment, run) for run in (slow, fast))
+        over = {name: value for name, value in other.items() if value != one[name]}
+        where = _unusual(experiment, one) | {name: one[name] for name in over}
+        if not over or None in (*over.values(), *where.values()):
+            return None
+        return self.sample(experiment, metric, where, over=over, sampled="occasions")
+
+    def of_point(self, experiment: str, metric: str, run: pd.Series, **how: Any) -> Sample | None:
+        """The number of all runs of the point of `run`, as a claim takes it over occasions."""
+        where = _unusual(experiment, _point(experiment, run))
+        return self.sample(experiment, metric, where, sampled="occasions", **how)
+
+    @cached_property
+    def _kept(self) -> dict[str, Runs]:
+        return {}
+
+    def _records(self, experiment: str) -> Runs:
+        if experiment not in self._kept:
+            self._kept[experiment] = stored.collect(paths.root() / self.folder / experiment).records
+        return self._kept[experiment]
+
+
+def _point(experiment: str, run: pd.Series) -> dict[str, Any]:
+    """Point of a row of a table, but its seed, as it stands in a record; None for what the table does not know."""
+    names = experiments.get(experiment).parameters.model_fields.keys() - {"seed"}
+    values = {name: run[name].item() if hasattr(run[name], "item") else run[name] for name in names}
+    return {name: None if value != value else value for name, value in values.items()}  # nan is not itself
+
+
+def _unusual(experiment: str, point: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a point that do not have their default; older records lack fields that have it."""
+    fields = experiments.get(experiment).parameters.model_fields
+    return {name: value for name, value in point.items() if value is not None and value != fields[name].default}
 
 
 @contextmanager
@@ -200,8 +254,8 @@ def draw(name: str, records: str | Path, output: str | Path | None = None, **opt
     `output/name.png` and `.svg` (unless None). Where the records do not suffice, or hold what the figure cannot draw,
     the picture says so. ValueError for a name or an option that does not exist, and for a value that the option's type
     does not allow."""
-    make = _prepared(name, options)
-    save = partial(_finished, path=output and Path(output) / name, suffixes=(".png", ".svg"))
+    make, asks = _prepared(name, options), figures.entry(name).asks
+    save = partial(_finished, path=output and Path(output) / name, suffixes=(".png", ".svg"), asks=asks)
     try:
         with _odd_records(name):
             return save(_drawn(make, records))
@@ -220,10 +274,11 @@ def draw_shipped(name: str, records: str | Path, output: str | Path | None = Non
     )
     if shipped <= own:
         return None
-    make, mark = _prepared(name, options), f"Shipped records ({folder.parent.name}), not of this run. "
+    make, asks = _prepared(name, options), figures.entry(name).asks
+    mark = f"Shipped records ({folder.parent.name}), not of this run. "
     try:
         with _odd_records(name):
-            return _finished(_drawn(make, folder), output and Path(output) / "shipped" / name, (".png",), mark)
+            return _finished(_drawn(make, folder), output and Path(output) / "shipped" / name, (".png",), asks, mark)
     except NothingToShow:
         return None
 
@@ -232,8 +287,17 @@ def _drawn(make: Callable[[Data], Drawing], records: str | Path) -> Drawing:
     """The figure, whose sentence ends with how many of the runs that it reads are by older code."""
     data = Data(records, {})
     drawing = make(data)
-    words = older_code((data.used or {}).values())
-    return replace(drawing, caption=" ".join(filter(None, [drawing.caption, words[:1].upper() + words[1:]])))
+    words = older_code(old for _, old in (data.used or {}).values())
+    parts = [drawing.caption, _count(data.used or {}), words[:1].upper() + words[1:]]
+    return replace(drawing, caption=" ".join(filter(None, parts)))
+
+
+def _count(used: Mapping[Path, tuple[datetime, bool]]) -> str:
+    """How many runs a figure has read, and on how many occasions they were made."""
+    if not used:
+        return ""
+    occasions = len(set(statistics.occasions([start for start, _ in used.values()])))
+    return f"From {len(used)} run{'s' * (len(used) > 1)} on {occasions} occasion{'s' * (occasions > 1)}."
 
 
 @contextmanager
@@ -265,11 +329,12 @@ def _prepared(name: str, options: dict[str, Any]) -> Callable[[Data], Drawing]:
     return partial(make, **checked)
 
 
-def _finished(drawing: Drawing, path: Path | None, suffixes: Sequence[str], mark: str = "") -> Figure:
-    """With the evidence below it, and saved (`path`: relative to the root) unless that is None."""
-    stamp = f"{mark}Evidence: {drawing.evidence}. {drawing.caption}".strip()
+def _finished(drawing: Drawing, path: Path | None, suffixes: Sequence[str], asks: str, mark: str = "") -> Figure:
+    """With its question and the evidence below it, and saved (`path`: relative to the root) unless that is None."""
     characters = int(drawing.figure.get_size_inches()[0] * 14.5)
-    drawing.figure.supxlabel(textwrap.fill(stamp, characters), fontsize=8, x=0.01, ha="left", color="#333333")
+    lines = [f"{mark}Evidence: {drawing.evidence}. {drawing.caption}".strip(), *([asks] if asks else [])]
+    stamp = "\n".join(textwrap.fill(line, characters) for line in lines[::-1])
+    drawing.figure.supxlabel(stamp, fontsize=8, x=0.01, ha="left", color="#333333")
     for suffix in suffixes if path else ():
         metadata = {"Date": None} if suffix == ".svg" else {"Software": None}  # same records, same bytes
         with replacing((paths.root() / path).with_suffix(suffix)) as temporary:

@@ -42,13 +42,14 @@ def _judge(records: str | Path) -> tuple[dict[str, Claim], list[Verdict]]:
 def verdicts(records: str | Path) -> pd.DataFrame:
     """A row per claim: fields of `Verdict`, `about` (title of the paper), both numbers and the tolerance as texts."""
     claims, judged = _judge(records)
-    titles = {name[0].upper(): notebook.title for name, notebook in NOTEBOOKS.items()}  # Z…, E…, F…: ids of claims
+    titles = {paper.id: paper.title for paper in registry.papers().values()}
+    titles |= {notebook.paper: notebook.title for notebook in NOTEBOOKS.values()}  # shorter, where there is one
     rows = []
     for verdict in judged:
         row = verdict.model_dump()
         paper, ours = registry.numbers(row)
         texts = {"paper_text": paper, "our_text": ours, "tolerance_text": _tolerance(claims[verdict.id])}
-        rows.append(row | texts | {"about": titles[verdict.id[0]]})
+        rows.append(row | texts | {"about": titles[claims[verdict.id].paper]})
     return pd.DataFrame(rows)
 
 
@@ -75,11 +76,11 @@ def styled(table: pd.DataFrame) -> Styler:
     return style.map(lambda word: look.get(word, ""), subset=["agreement"])
 
 
-def claims_overview(data: Data, *, ids: str = "") -> Drawing:
+def claims_overview(data: Data, *, ids: str = "", primary: bool = False) -> Drawing:
     """Our value over the paper's for every claim with a published number, with the band that agrees with the claim.
-    `ids`: only claims whose id begins so, e.g. `ZT` or `EX-F8`."""
+    `ids`: only claims whose id begins so, e.g. `ZT` or `EX-F8`; `primary`: only primary ones."""
     claims, judged = _judge(data.folder)
-    judged = [verdict for verdict in judged if verdict.id.startswith(ids)]
+    judged = [verdict for verdict in judged if verdict.id.startswith(ids) and (verdict.primary or not primary)]
     rows = [verdict for verdict in judged if verdict.value is not None and verdict.paper_value]
     if not rows:
         raise NothingToShow(

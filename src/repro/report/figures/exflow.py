@@ -1,7 +1,9 @@
 """Figures of ExFlow: what a layer's expert tells about the next, what a placement saves and costs, what decoding gains.
 
-A method of placement has one colour and one marker. Points are medians, with their interval over several seeds.
+A method of placement has one colour and one marker.
 """
+
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -9,8 +11,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from scipy.optimize import linear_sum_assignment
 
+from repro.claims.sample import Sample
+from repro.records.record import RecordError
 from repro.report.figures import base, marks
-from repro.report.figures.base import HATCHES, PALETTE, Data, Drawing, NothingToShow
+from repro.report.figures.base import PALETTE, Data, Drawing, NothingToShow
 
 TRACE = "gptoss20b"
 METHODS = {  # method of exflow.place: its name, its look
@@ -22,26 +26,14 @@ METHODS = {  # method of exflow.place: its name, its look
 }
 # Placements by and for all texts, without a limit on load or extra time for the bound; in one node, by all tokens.
 PLAIN = {"train_domain": "all", "test_domain": "all", "max_load_limit": 0, "bound_s": 0}
+SEQUENCES = {"sampled": "sequences", "runs": 3, "columns": ("crossings", "transitions")}
+BY_SEQUENCES = "Dots: seeds; marks: all seeds together; bars: the 95 % interval, by leaving out sequences."
 ONE_NODE = {**PLAIN, "gpus_per_node": 0, "train_tokens": 0}
-SYSTEMS = {  # (system, keys_values, placement): name
-    ("deepspeed", "gathered", "contiguous"): "DeepSpeed,\ntwo",
-    ("two_all_to_alls", "gathered", "contiguous"): "two",
-    ("coherent", "shared", "contiguous"): "one,\nids only",
-    ("coherent", "shared", "affinity"): "one, ids only,\nplaced",
-    ("coherent", "gathered", "affinity"): "one, K/V sent,\nplaced",
-}
-PARTS = {  # of an iteration: the metrics of moe_decode that belong to it
-    "attention": ["seconds_attention"],
-    "gate, experts, head": ["seconds_gate", "seconds_expert", "seconds_head", "seconds_other"],
-    "all-to-all": ["seconds_all_to_all", "seconds_all_to_all_parts"],
-    "all-gather of ids": ["seconds_all_gather"],
-    "all-gather of K/V": ["seconds_all_gather_kv"],
-}
 ABOVE = {"loc": "outside upper center", "fontsize": 8}
 
 
-def exflow_routing(data: Data, *, trace: str = TRACE, domain: str = "all") -> Drawing:
-    """P(next expert | this expert) of one pair of layers, and the mutual information of every pair."""
+def exflow_routing(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e", domain: str = "all") -> Drawing:
+    """P(next expert | this expert) of one pair of layers, and the mutual information of every pair; of trace `other` too."""
     runs = data.runs("exflow_affinity", trace=trace, domain=domain).astype({"tokens_used": int})
     runs = runs[runs.tokens_used == runs.tokens_used.max()]
     table = base.series(runs)
@@ -57,14 +49,36 @@ def exflow_routing(data: Data, *, trace: str = TRACE, domain: str = "all") -> Dr
     left.grid(visible=False)
     fig.colorbar(image, ax=left, shrink=0.8)
 
+    for index, each in enumerate(dict.fromkeys((trace, other))):
+        _information(right, data, each, domain, index)
     pairs = table[table.kind == "pair"].groupby("layer")
-    for column, name, index in (("bits", "trace", 0), ("shuffled_bits", "shuffled control", 5)):
-        values = pairs[column].median()
-        right.plot(values, label=f"{name}: mean {values.mean():.3g} bits", markersize=4, **marks.look(index))
     right.set(xlabel="layer j (pair j, j+1)", ylabel="mutual information (bits)", ylim=(0, None))
     right.set_title(f"on average {pairs.share.median().mean():.0%} of the next layer's entropy", fontsize=9)
-    right.legend(loc="center right", fontsize=8)
-    return Drawing(fig, "measured", f"{runs.routing.iloc[0]}, {runs.tokens_used.iloc[0]:,} tokens.")
+    right.legend(loc="lower left", bbox_to_anchor=(0, 1.1), fontsize=7)
+    caption = (
+        f"{runs.routing.iloc[0]}, {runs.tokens_used.iloc[0]:,} tokens. Dotted: tokens shuffled within each layer. "
+    )
+    caption += (
+        "Legend: information, without the bias of few sequences, ÷ that of shuffled tokens, with its 95 % interval."
+    )
+    return Drawing(fig, "measured", caption)
+
+
+def _information(axes: Axes, data: Data, trace: str, domain: str, index: int) -> None:
+    """Mutual information over layers, and of shuffled tokens."""
+    every = data.all_runs("exflow_affinity")
+    runs = every[(every.trace == trace) & (every.domain == domain)] if len(every) else every
+    if runs.empty:
+        return
+    tokens = runs.tokens_used.astype(int)
+    pairs = base.series(runs[tokens == tokens.max()]).query("kind == 'pair'").groupby("layer")
+    how = {"per": "mutual_information_shuffled", "sampled": "sequences"}
+    how["columns"] = ("information", "shuffled_information")
+    asked = {"trace": trace, "domain": domain, "tokens": 0}
+    sample = data.sample("exflow_affinity", "unbiased_mutual_information", asked, **how)
+    times = f", {marks.said(sample).split(' (')[0]} times shuffled" if sample else ""
+    axes.plot(pairs.bits.median(), label=f"{trace}{times}", markersize=4, **marks.look(index))
+    axes.plot(pairs.shuffled_bits.median(), ":", color=PALETTE[index])
 
 
 # --- hops and load -------------------------------------------------------------------------------------------------
@@ -88,24 +102,48 @@ def exflow_hops(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e") -
     if not {"contiguous"} < set(flat.method):
         raise NothingToShow(f"No record of rank order and another placement of {trace}.")
     fig, (left, right) = plt.subplots(1, 2, figsize=(9, 4.3), width_ratios=[1.25, 1])
-    _crossings(left, flat)
-    _reductions(right, flat, runs[runs.trace == other])
+    _crossings(left, data, trace, flat)
+    _reductions(right, data, flat, runs[runs.trace == other])
     fig.legend(ncols=3, **ABOVE)
-    caption = f"{flat.routing.iloc[0]}. Median, range and values of seeds, where there are several."
+    caption = f"{flat.routing.iloc[0]}. {BY_SEQUENCES}"
     caption += " Paper: Fig. 8 as told by secondary notes."
+    nodes = {**ONE_NODE, "trace": trace, "method": "affinity", "gpus": 16, "gpus_per_node": 4}
+    how = {
+        "over": {"method": "contiguous"},
+        "complement": True,
+        **SEQUENCES,
+        "columns": ("node_crossings", "transitions"),
+    }
+    if node := data.sample("exflow_placement", "node_crossing_fraction", nodes, **how):
+        caption += (
+            f" On 16 GPUs in nodes of 4 a token stays on its node {marks.said(node)} times as often as by rank order."
+        )
     return Drawing(fig, "measured; black diamonds: paper (another model)", caption)
 
 
-def _crossings(axes: Axes, flat: pd.DataFrame) -> None:
+def by_sequences(data: Data, trace: str, **where: Any) -> Sample | None:
+    """Share of transitions that cross GPUs, with the interval that other held-out sequences would give, as the claims take
+    it. `where`: of the runs; with `over` and `form` as well: against other runs."""
+    how = {name: where.pop(name) for name in ("over", "form", "complement") if name in where}
+    asked = {"trace": trace, **ONE_NODE, "time_limit_s": {}, **where}
+    try:
+        return data.sample("exflow_placement", "crossing_fraction", asked, **SEQUENCES, **how)
+    except (RecordError, ValueError):  # runs without a series of sequences, or that never cross
+        return data.sample("exflow_placement", "crossing_fraction", asked, sampled="seeds", **how)
+
+
+def _crossings(axes: Axes, data: Data, trace: str, flat: pd.DataFrame) -> None:
     methods, sizes = by_method(flat), sorted(flat.gpus.unique())
     sides = {"contiguous": (4, "right"), "random": (-2, "left"), "exflow": (4, "right"), "exflow-direct": (-2, "left")}
     for i, (name, runs, style) in enumerate(methods):
         axes.plot([], [], linestyle="", label=name, **style)
         dx, side = sides.get(runs.method.iloc[0], (0, "center"))
-        for gpus, values in runs.groupby("gpus").crossing_fraction:
+        for gpus in sorted(set(runs.gpus)):
             x = sizes.index(gpus) + (i - (len(methods) - 1) / 2) * 0.75 / len(methods)
-            value = marks.point(axes, x, values, markersize=6, **style)
-            marks.note(axes, f"{value:.2f}", x, value, dx, 7, ha=side)
+            if sample := by_sequences(data, trace, method=runs.method.iloc[0], gpus=gpus):
+                value = marks.point(axes, x, sample, markersize=6, **style)
+                above = runs.method.iloc[0] != "exflow"  # its number would lie on its neighbours' marks
+                marks.note(axes, f"{value:.2f}", x, value, dx, 7 if above else -14, ha=side)
     bounds, at = flat.groupby("gpus").bound.median(), np.arange(len(sizes))
     axes.hlines(bounds, at - 0.42, at + 0.42, color="black", linewidth=2.5, label="proven bound (training)")
     axes.set_xticks(at, sizes)
@@ -113,27 +151,23 @@ def _crossings(axes: Axes, flat: pd.DataFrame) -> None:
     axes.grid(axis="x", visible=False)
 
 
-def reduction(runs: pd.DataFrame, rank_order: pd.DataFrame) -> pd.Series:
-    """Crossings against rank order in percent, over GPUs; paired by seed, which fixes the held-out sequences."""
-    crossing, reference = (table.set_index(["gpus", "seed"]).crossing_fraction for table in (runs, rank_order))
-    return (100 * (crossing / reference - 1)).dropna()
-
-
-def _reductions(axes: Axes, flat: pd.DataFrame, other: pd.DataFrame) -> None:
-    for _, runs, style in by_method(flat)[1:]:
-        change = reduction(runs, flat[flat.method == "contiguous"])
-        marks.points(axes, change.groupby("gpus"), linewidth=1, **style)
-    ours, rank_order = (other[other.method == method] for method in ("affinity", "contiguous"))
-    if len(ours) and len(rank_order):
+def _reductions(axes: Axes, data: Data, flat: pd.DataFrame, other: pd.DataFrame) -> None:
+    drawn = [(runs, style, "") for _, runs, style in by_method(flat)[1:]]
+    if len(ours := other[other.method == "affinity"]):
         name = f"our search, {other.routing.iloc[0].split(' top-')[0]}"
-        style = {"label": name, "linewidth": 1, "color": PALETTE[2], "marker": "v"}
-        marks.points(axes, reduction(ours, rank_order).groupby("gpus"), **style)
+        drawn.append((ours, {"color": PALETTE[2], "marker": "v"}, name))
+    for runs, style, name in drawn:
+        asked = {"method": runs.method.iloc[0], "over": {"method": "contiguous"}, "form": "reduction"}
+        sizes = sorted(set(runs.gpus))
+        samples = {gpus: by_sequences(data, runs.trace.iloc[0], gpus=gpus, **asked) for gpus in sizes}
+        fewer = {gpus: marks.point(axes, gpus, s, **style) for gpus, s in samples.items() if s}
+        axes.plot(list(fewer), list(fewer.values()), linewidth=1, label=name or None, **style)
     published = base.paper("EX-F8")
     style = {"color": "black", "marker": "D", "mfc": "white", "linestyle": ":", "linewidth": 1}
     name = f"paper, {published[0].label.split(',')[0]}"
-    axes.plot([p.x for p in published], [p.value for p in published], label=name, **style)
+    axes.plot([p.x for p in published], [abs(p.value) / 100 for p in published], label=name, **style)
     marks.log_axis(axes.xaxis, [2, 4, 8, 16, 32])
-    axes.set(xlabel="GPUs", ylabel="crossings against rank order (%)", ylim=(None, 5))
+    axes.set(xlabel="GPUs", ylabel="share fewer than by rank order", ylim=(-0.08, None))
     axes.axhline(0, color="grey", linewidth=0.8)
 
 
@@ -145,13 +179,14 @@ def exflow_load(data: Data, *, trace: str = TRACE) -> Drawing:
         axes.plot(runs.max_load, runs.hops_per_token, linestyle="", markersize=4, alpha=0.4, mec="none", **style)
         medians = runs.groupby("gpus")[["max_load", "hops_per_token"]].median()
         axes.plot(medians.max_load, medians.hops_per_token, linewidth=1, markersize=8, label=name, **style)
+        side = {"random": (8, -4), "exflow-direct": (-4, 8)}.get(runs.method.iloc[0], (5, -12))
         for gpus, load, hops in medians.itertuples():
-            marks.note(axes, f"{gpus}", load, hops, 5, -12, fontsize=8, color=style["color"])
+            marks.note(axes, f"{gpus}", load, hops, *side, fontsize=8, color=style["color"])
     limited = data.runs("exflow_placement", trace=trace).query("max_load_limit > 0").sort_values("max_load_limit")
     for gpus, runs in limited.groupby("gpus"):
         name = f"our search with a limit on load, {gpus} GPUs"
         axes.plot(runs.max_load, runs.hops_per_token, "--", label=name, markersize=6, **marks.look(2))
-        for run in runs.itertuples():
+        for run in runs.iloc[[0, -1]].itertuples():  # between them, numbers would lie on each other
             marks.note(axes, f"≤ {run.max_load_limit:g}", run.max_load, run.hops_per_token, 4, 5, color=PALETTE[2])
     transitions = round((flat.hops_per_token / flat.crossing_fraction).median())
     axes.set(xlim=(1, None), ylim=(0, transitions), ylabel=f"hops per token ({transitions} transitions)")
@@ -184,11 +219,13 @@ def exflow_copies(data: Data, *, trace: str = TRACE) -> Drawing:
     names = ["rank order", "our search,\npairs", "whole tokens,\nnew GPUs", "whole tokens,\nall GPUs"]
     visits.set_xticks(range(len(placed)), names, fontsize=7)
     visits.set(ylabel="GPUs per token and layer, top-4")
-    visits.set_title("open: visited; filled: not on before", fontsize=9)
+    visits.set_title(
+        "open: GPUs that a token visits; filled: those\nthat it was not on in the layer before", fontsize=9
+    )
     visits.grid(axis="x", visible=False)
     fig.legend(ncols=2, **ABOVE)
     caption = f"{one.routing.iloc[0]}, right top-4. {one.gpus.iloc[0]} GPUs in nodes of {one.gpus_per_node.iloc[0]},"
-    caption += " counted, not run. Medians over seeds, interval where there are several."
+    caption += " counted, not run. Medians, ranges and values of seeds."
     return Drawing(fig, "measured", caption)
 
 
@@ -203,28 +240,50 @@ def counted(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.assign(tokens=runs.train_tokens.where(runs.train_tokens > 0, everything))
 
 
-def exflow_tokens(data: Data, *, trace: str = TRACE) -> Drawing:
-    """Crossings of a placement over the tokens it was computed from: on these tokens, and on held-out sequences."""
+def exflow_tokens(
+    data: Data, *, trace: str = TRACE, others: tuple[str, ...] = ("gpt_moe_8e", "gpt_moe_64e")
+) -> Drawing:
+    """Crossings of a placement over the tokens it was computed from: on these tokens, and on held-out sequences (left); and
+    held-out ones against a placement by all tokens, of `others` too (right)."""
     placements = data.runs("exflow_placement", trace=trace, gpus_per_node=0, **PLAIN)
     few = counted(placements[placements.method == "affinity"])
     if few.empty:
         raise NothingToShow("No run with fewer training tokens.")
-    fig, axes = plt.subplots(figsize=(7, 4))
-    axes.axvspan(1000, 3000, color="#bbbbbb", alpha=0.4, label="enough, says the paper")
+    fig, (left, right) = plt.subplots(1, 2, figsize=(9.5, 4))
+    for axes in (left, right):
+        axes.axvspan(1000, 3000, color="#bbbbbb", alpha=0.4, label="enough, says the paper" if axes is left else None)
     for i, (gpus, runs) in enumerate(few.groupby("gpus")):
-        tokens = runs.groupby("tokens")
         held_out = {**marks.look(i), "label": f"{gpus} GPUs, held-out sequences", "markersize": 5}
         own = held_out | {"label": f"{gpus} GPUs, the tokens placed by", "marker": marks.look(i + 1)["marker"]}
-        marks.points(axes, tokens.crossing_fraction, **held_out)
-        marks.points(axes, tokens.train_crossing_fraction, "--", **own)
+        samples = ((tokens, _by_tokens(data, trace, gpus, some)) for tokens, some in runs.groupby("tokens"))
+        marks.points(left, [(tokens, sample) for tokens, sample in samples if sample], **held_out)
+        marks.points(left, runs.groupby("tokens").train_crossing_fraction, "--", **own)
         rank_order = placements.query("method == 'contiguous' and train_tokens == 0 and gpus == @gpus")
         crossing = rank_order.crossing_fraction.median()
-        axes.axhline(crossing, color=PALETTE[5], linestyle=":", label=f"rank order, {gpus} GPUs: {crossing:.2f}")
-    axes.set_xscale("log")
-    axes.set(xlabel="tokens that the placement was computed from", ylabel="transitions that cross GPUs", ylim=(0, None))
-    fig.legend(ncols=2, **ABOVE)
-    caption = f"{few.routing.iloc[0]}. Our search; median, range and values of seeds."
-    return Drawing(fig, "measured; grey band: paper", caption)
+        left.axhline(crossing, color=PALETTE[5], linestyle=":", label=f"rank order, {gpus} GPUs: {crossing:.2f}")
+    for i, each in enumerate((trace, *others)):
+        _against_all(right, data, each, 4, i)
+    right.axhline(1, color="black", linewidth=0.8)
+    for axes in (left, right):
+        axes.set(xscale="log", xlabel="tokens that the placement was computed from")
+    left.set(ylabel="transitions that cross GPUs", ylim=(0, None))
+    right.set(ylabel="crossings ÷ by all tokens")
+    fig.legend(ncols=3, **ABOVE)
+    return Drawing(fig, "measured; grey band: paper", f"Left: {few.routing.iloc[0]}. Our search. {BY_SEQUENCES}")
+
+
+def _by_tokens(data: Data, trace: str, gpus: int, runs: pd.DataFrame, **how: Any) -> Sample | None:
+    tokens = int(runs.train_tokens.iloc[0])
+    return by_sequences(data, trace, method="affinity", gpus=gpus, train_tokens=tokens, **how)
+
+
+def _against_all(axes: Axes, data: Data, trace: str, gpus: int, index: int) -> None:
+    """Held-out crossings of placements by few tokens over those of a placement by all, as the claims read it."""
+    runs = data.all_runs("exflow_placement").query("method == 'affinity' and trace == @trace and gpus == @gpus")
+    few = [(int(tokens), some) for tokens, some in runs.groupby("train_tokens") if tokens]
+    found = [(tokens, _by_tokens(data, trace, gpus, some, over={"train_tokens": 0})) for tokens, some in few]
+    label = f"{trace}, {gpus} GPUs (right)"
+    marks.points(axes, [(t, sample) for t, sample in found if sample], label=label, markersize=5, **marks.look(index))
 
 
 HOMES = {TRACE: "mmlu", "gpt_moe_16e": "shakespeare", "gpt_moe_16e_shakespeare": "shakespeare"}
@@ -244,72 +303,19 @@ def exflow_domains(data: Data, *, homes: dict[str, str] = HOMES, gpus: int = 4) 
     fig, panels = plt.subplots(1, len(shown), figsize=(11, 3.4), squeeze=False, width_ratios=widths)
     for axes, (trace, table) in zip(panels[0], shown.items(), strict=True):
         home = homes[trace]
-        kept = (table / table[home]).dropna()  # paired by seed
-        order = [home, *sorted(set(kept.index.get_level_values("test_domain")) - {home})]
+        order = [home, *sorted(set(table.index.get_level_values("test_domain")) - {home})]
         axes.axhspan(0.989, 1.005, color="#bbbbbb", alpha=0.6, label="paper, C4, Dolma, Yelp")
-        for x, domain in enumerate(order):
-            value = marks.point(axes, x, kept[domain], **marks.look(0))
-            marks.note(axes, f"{value:.3f}\n({table[domain].median():.2f} stay)", x, value, 6, 4)
+        axes.axhline(1, color="black", linewidth=0.8)
+        for x, domain in enumerate(order[1:], 1):
+            asked = {"method": "affinity", "gpus": gpus, "train_domain": home, "test_domain": domain}
+            if sample := by_sequences(data, trace, **asked, over={"test_domain": home}, complement=True):
+                value = marks.point(axes, x, sample, **marks.look(0))
+                marks.note(axes, f"{value:.3f}\n({table[domain].median():.2f} stay)", x, value, 6, 4)
+        marks.note(axes, f"{table[home].median():.2f} stay", 0, 1, 0, 4, ha="center")
         axes.set_xticks(range(len(order)), order)
         axes.set_xlim(-0.4, len(order) - 0.3)
         axes.set_ylabel(f"share that stays ÷ that on {home}", fontsize=8)
         axes.set_title(f"{trace},\nplaced by {home}, {gpus} GPUs", fontsize=8)
         axes.margins(y=0.25)
         axes.legend(fontsize=7, loc="lower left")
-    return Drawing(fig, "measured; grey band: paper", "Held-out sequences; median, range and values of seeds.")
-
-
-# --- training and decoding of small GPT-MoEs -------------------------------------------------------------------------
-
-
-def exflow_training(data: Data, *, text: str = "both") -> Drawing:
-    """Affinity and the busiest expert's load over training, of the longest runs on `text`."""
-    runs = data.runs("moe_train", text=text)
-    runs = runs[runs.iterations == runs.iterations.max()]
-    table = base.series(runs).query("domain == @text and iteration > 0")
-    fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.9), width_ratios=[1.4, 1])
-    for index, (experts, mine) in enumerate(table.groupby("experts")):
-        medians = mine.groupby("iteration")[["stay", "stay_shuffled", "busiest"]].median()
-        left.plot(medians.stay, label=f"{experts} experts", markersize=4, **marks.look(index))
-        left.plot(medians.stay_shuffled, ":", color=PALETTE[index])
-        right.plot(medians.busiest, markersize=4, **marks.look(index))
-    for axes, name in ((left, "share that stays (one expert a GPU)"), (right, "busiest expert ÷ even share")):
-        axes.axvspan(1, 200, color="#bbbbbb", alpha=0.25)
-        axes.axvspan(200, 2000, color="#dddddd", alpha=0.25)
-        axes.set(xlabel="iteration", ylabel=name, xscale="log", xlim=(8, None))
-    left.set_ylim(0, None)
-    left.plot([], [], ":", color="black", label="tokens shuffled")
-    fig.legend(ncols=5, **ABOVE)
-    sizes = ", ".join(f"{size / 1e6:.1f}" for size in runs.groupby("experts").parameters.first())
-    caption = f"{sizes} million parameters. Grey: iterations 0-200 and 200-2,000 of the paper's Fig. 12."
-    return Drawing(fig, "measured", f"{caption} Medians over seeds.")
-
-
-def exflow_decode(data: Data, *, experts: int = 16, requests: int = 128, cluster_mbit_s: float = 25) -> Drawing:
-    """Parts of an iteration, throughput and bytes of each system that decodes one model with trained weights."""
-    same = {"experts": experts, "requests": requests, "cluster_mbit_s": cluster_mbit_s}
-    runs = data.runs("moe_decode", weights="trained", **same)
-    systems = dict(list(runs.groupby(["system", "keys_values", "placement"])))
-    shown = [kind for kind in SYSTEMS if kind in systems]
-    if not shown:
-        raise NothingToShow(f"No record of one of the systems with {experts} experts.")
-    fig, (left, center, right) = plt.subplots(1, 3, figsize=(11, 4.2), width_ratios=[1.5, 1, 1])
-    bottom = np.zeros(len(shown))
-    for index, (name, metrics) in enumerate(PARTS.items()):
-        present = runs.columns.intersection(metrics)
-        heights = [1e3 * systems[kind][present].median().sum() for kind in shown]
-        style = {"color": PALETTE[index], "hatch": HATCHES[index], "edgecolor": "white"}
-        left.bar(range(len(shown)), heights, bottom=bottom, label=name, **style)
-        bottom += heights
-    for x, kind in enumerate(shown):
-        marks.bar(center, x, systems[kind].tokens_per_s, ",.0f", color=PALETTE[0])
-        marks.bar(right, x, 1e-6 * systems[kind].bytes, ".1f", color=PALETTE[0])
-    for axes, name in ((left, "ms per iteration"), (center, "tokens/s"), (right, "MB sent per iteration, all ranks")):
-        axes.set_xticks(range(len(shown)), [SYSTEMS[kind] for kind in shown], fontsize=7, rotation=30)
-        axes.set_ylabel(name)
-        axes.grid(axis="x", visible=False)
-    fig.legend(ncols=5, **ABOVE)
-    ranks = (runs.nodes * runs.packages * runs.gcds).iloc[0]
-    caption = f"{experts} experts, {ranks} ranks, network {runs.fabric.iloc[0]}."
-    caption += " Medians over repeats, range and values where there are several."
-    return Drawing(fig, ", ".join(sorted(set(runs.evidence))), caption)
+    return Drawing(fig, "measured; grey band: paper", f"Held-out sequences. {BY_SEQUENCES}")

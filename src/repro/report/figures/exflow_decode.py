@@ -1,12 +1,18 @@
-"""What each of ExFlow's changes gives over DeepSpeed-MoE: padding away, one all-to-all, placement; or all of it and K/V."""
+"""Training and decoding of small GPT-MoEs, and what each of ExFlow's changes gives over DeepSpeed-MoE: padding away, one
+all-to-all, placement; or all of it and K/V."""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 
+from repro.claims.sample import Sample
 from repro.report.figures import marks
-from repro.report.figures.base import Data, Drawing, NothingToShow
+from repro.report.figures.base import HATCHES, PALETTE, Data, Drawing, NothingToShow, series
+from repro.report.figures.exflow import ABOVE
 
 STEPS = {  # (system, keys_values, placement): name; each step changes one thing of the one before
     ("deepspeed", "gathered", "contiguous"): "DeepSpeed",
@@ -15,38 +21,132 @@ STEPS = {  # (system, keys_values, placement): name; each step changes one thing
     ("coherent", "shared", "affinity"): "placed",
     ("coherent", "gathered", "affinity"): "K/V sent",
 }
-CHANGES = ["padding", "one all-to-all", "placement"]
-POINT = ["experts", "ranks", "cluster_mbit_s"]
+SYSTEMS = {  # (system, keys_values, placement): name
+    ("deepspeed", "gathered", "contiguous"): "Deep-\nSpeed",
+    ("two_all_to_alls", "gathered", "contiguous"): "two",
+    ("coherent", "shared", "contiguous"): "one,\nids\nonly",
+    ("coherent", "shared", "affinity"): "one,\nids only,\nplaced",
+    ("coherent", "gathered", "affinity"): "one,\nK/V sent,\nplaced",
+}
+PARTS = {  # of an iteration: the metrics of moe_decode that belong to it
+    "attention": ["seconds_attention"],
+    "gate, experts, head": ["seconds_gate", "seconds_expert", "seconds_head", "seconds_other"],
+    "all-to-all": ["seconds_all_to_all", "seconds_all_to_all_parts"],
+    "all-gather of ids": ["seconds_all_gather"],
+    "all-gather of K/V": ["seconds_all_gather_kv"],
+}
+SETTING = ["experts", "nodes", "packages", "gcds", "cluster_mbit_s"]  # of a panel
+SAME = {"weights": "trained", "requests": 128}
 
 
-def gains(runs: pd.DataFrame, metric: str = "iteration_seconds") -> pd.DataFrame:
-    """By model, ranks, rate and repeat: how many times shorter `metric` is, as natural logarithms. Columns: CHANGES, each
-    against the step before, `all` of them, which is their sum, and `K/V sent` on top. Only repeats that have the first
-    four steps are kept, so every number is of one repeat; a repeat without keys and values sent has nan there."""
-    runs = runs.assign(ranks=runs.nodes * runs.packages * runs.gcds)
-    table = runs.pivot_table(metric, [*POINT, "repeat"], ["system", "keys_values", "placement"])
-    steps = -np.log(table.reindex(columns=pd.MultiIndex.from_tuples(STEPS))).dropna(subset=list(STEPS)[:4])
-    changes = steps.diff(axis=1).set_axis(["first", *CHANGES, "K/V sent"], axis=1).drop(columns="first")
-    return changes.assign(all=changes[CHANGES].sum(axis=1))
+def exflow_training(data: Data, *, text: str = "both") -> Drawing:
+    """Affinity and the busiest expert's load over training, of the longest runs on `text`."""
+    runs = data.runs("moe_train", text=text)
+    runs = runs[runs.iterations == runs.iterations.max()]
+    table = series(runs).query("domain == @text and iteration > 0")
+    fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.9), width_ratios=[1.4, 1])
+    for index, (experts, mine) in enumerate(table.groupby("experts")):
+        medians = mine.groupby("iteration")[["stay", "stay_shuffled", "busiest"]].median()
+        left.plot(medians.stay, label=f"{experts} experts", markersize=4, **marks.look(index))
+        left.plot(medians.stay_shuffled, ":", color=PALETTE[index])
+        right.plot(medians.busiest, markersize=4, **marks.look(index))
+    for axes, name in ((left, "share that stays (one expert a GPU)"), (right, "busiest expert ÷ even share")):
+        axes.axvspan(1, 200, color="#bbbbbb", alpha=0.25)
+        axes.axvspan(200, 2000, color="#dddddd", alpha=0.25)
+        axes.set(xlabel="iteration", ylabel=name, xscale="log", xlim=(8, None))
+    left.set_ylim(0, None)
+    left.plot([], [], ":", color="black", label="tokens shuffled")
+    fig.legend(ncols=5, **ABOVE)
+    sizes = ", ".join(f"{size / 1e6:.1f}" for size in runs.groupby("experts").parameters.first())
+    caption = f"{sizes} million parameters. Grey: iterations 0-200 and 200-2,000 of the paper's Fig. 12."
+    return Drawing(fig, "measured", f"{caption} Medians over seeds.")
+
+
+def exflow_decode(data: Data, *, experts: int = 16, requests: int = 128, cluster_mbit_s: float = 25) -> Drawing:
+    """Parts of an iteration, throughput and bytes of each system that decodes one model with trained weights."""
+    same = {"experts": experts, "requests": requests, "cluster_mbit_s": cluster_mbit_s}
+    runs = data.runs("moe_decode", weights="trained", **same)
+    systems = dict(list(runs.groupby(["system", "keys_values", "placement"])))
+    shown = [kind for kind in SYSTEMS if kind in systems]
+    if not shown:
+        raise NothingToShow(f"No record of one of the systems with {experts} experts.")
+    fig, (left, center, right) = plt.subplots(1, 3, figsize=(11, 4.2), width_ratios=[1.5, 1, 1])
+    bottom = np.zeros(len(shown))
+    for index, (name, metrics) in enumerate(PARTS.items()):
+        present = runs.columns.intersection(metrics)
+        heights = [1e3 * systems[kind][present].median().sum() for kind in shown]
+        style = {"color": PALETTE[index], "hatch": HATCHES[index], "edgecolor": "white"}
+        left.bar(range(len(shown)), heights, bottom=bottom, label=name, **style)
+        bottom += heights
+    for x, kind in enumerate(shown):
+        marks.bar(center, x, systems[kind].tokens_per_s, ",.0f", color=PALETTE[0])
+        marks.bar(right, x, 1e-6 * systems[kind].bytes, ".1f", color=PALETTE[0])
+    for axes, name in ((left, "ms per iteration"), (center, "tokens/s"), (right, "MB sent per iteration, all ranks")):
+        axes.set_xticks(range(len(shown)), [SYSTEMS[kind] for kind in shown], fontsize=7)
+        axes.set_ylabel(name)
+        axes.grid(axis="x", visible=False)
+    fig.legend(ncols=5, **ABOVE)
+    ranks = (runs.nodes * runs.packages * runs.gcds).iloc[0]
+    caption = f"{experts} experts, {ranks} ranks, network {runs.fabric.iloc[0]}."
+    caption += (
+        " Medians, ranges and values of repeats. Left: iterations in which all ranks meet before each exchange, so "
+    )
+    caption += "its bars are longer than what throughput, of ranks that run freely, tells. "
+    caption += _less_routing(data, same)
+    return Drawing(fig, ", ".join(sorted(set(runs.evidence))), caption.strip())
+
+
+def _less_routing(data: Data, same: dict[str, Any]) -> str:
+    """Time of exchanges saved by one all-to-all and placement, as the claims read it."""
+    first, unpadded, *_, placed, sent = [
+        dict(zip(("system", "keys_values", "placement"), k, strict=True)) for k in SYSTEMS
+    ]
+    asked = {"placed, ids only, against DeepSpeed": (placed, first), "against two": (placed, unpadded)}
+    asked["with K/V sent, against DeepSpeed"] = (sent, first)
+    told = []
+    for name, (ours, over) in asked.items():
+        how = {"over": over, "form": "reduction", "sampled": "occasions"}
+        if sample := data.sample("moe_decode", "routing_seconds", {**same, **ours}, **how):
+            told.append(f"{name}: {marks.said(sample)}")
+    faster = data.sample("moe_decode", "tokens_per_s", {**same, **placed}, over=unpadded, sampled="occasions")
+    words = f" Throughput, placed, ids only, ÷ two: {marks.said(faster)}." if faster else ""
+    return f"Share of the exchanges' time saved: {'; '.join(told)}.{words}" if told else words.strip()
+
+
+def against_deepspeed(data: Data, setting: Mapping[str, Any], metric: str) -> dict[int, Sample]:
+    """By step of `STEPS`: how many times shorter `metric` is than with DeepSpeed's layers, as the claims read it: pairs of
+    runs of the same repeat and occasion, their mean logarithm by occasion, and its interval. Steps without a pair are
+    left out."""
+    names = ("system", "keys_values", "placement")
+    first, *others = (dict(zip(names, step, strict=True)) for step in STEPS)
+    found = {
+        number: data.sample("moe_decode", metric, {**SAME, **setting, **first}, over=step, sampled="occasions")
+        for number, step in enumerate(others, 1)
+    }
+    return {number: sample for number, sample in found.items() if sample}
 
 
 def exflow_gain(data: Data, *, metric: str = "iteration_seconds") -> Drawing:
-    """How many times faster than DeepSpeed's layers each step to ExFlow is, a line per repeat, for every model and rate.
+    """How many times faster than DeepSpeed's layers each step to ExFlow is, for every model and rate.
 
     `metric`: iteration_seconds, or routing_seconds for the exchanges alone.
     """
-    runs = data.runs("moe_decode", weights="trained", requests=128)
-    found = gains(runs, metric)
-    if found.empty:
-        raise NothingToShow("No repeat of moe_decode has DeepSpeed's layers and all three of ours.")
-    groups = list(found.groupby(POINT))
+    runs = data.runs("moe_decode", **SAME)
+    settings = [dict(zip(SETTING, values, strict=True)) for values, _ in runs.groupby(SETTING)]
+    found = [(setting, against_deepspeed(data, setting, metric)) for setting in settings]
+    groups = [(setting, steps) for setting, steps in found if {1, 2, 3} <= steps.keys()]
+    if not groups:
+        raise NothingToShow("No occasion of moe_decode has DeepSpeed's layers and all three of ours.")
     columns = min(3, len(groups))
     rows = -(-len(groups) // columns)
     fig, panels = plt.subplots(rows, columns, figsize=(3.6 * columns + 0.6, 3 * rows), squeeze=False, sharey=True)
-    for axes, ((experts, ranks, rate), repeats) in zip(panels.flat, groups, strict=False):
-        _steps(axes, range(4), repeats[CHANGES], 0, "-")
-        _steps(axes, range(3, 5), repeats[["K/V sent"]].dropna(), 3, "--", start=repeats["all"])
-        axes.set_title(f"{experts} experts, {ranks} ranks, {rate:g} Mbit/s", fontsize=9)
+    for axes, (setting, steps) in zip(panels.flat, groups, strict=False):
+        _steps(axes, steps)
+        ranks = setting["nodes"] * setting["packages"] * setting["gcds"]
+        fewest, most = (end(len(sample.values) for sample in steps.values()) for end in (min, max))
+        pairs = f"{fewest} to {most} pairs a step" if fewest < most else f"{most} pair{'s' * (most > 1)} a step"
+        title = f"{setting['experts']} experts, {ranks} ranks, {setting['cluster_mbit_s']:g} Mbit/s\n{pairs}"
+        axes.set_title(title, fontsize=9)
         axes.set_xticks(range(len(STEPS)), list(STEPS.values()), fontsize=7)
     for axes in panels.flat[len(groups) :]:
         axes.set_visible(False)
@@ -55,26 +155,28 @@ def exflow_gain(data: Data, *, metric: str = "iteration_seconds") -> Drawing:
         axes.set_ylabel("times as fast as DeepSpeed")
     what = "An iteration" if metric == "iteration_seconds" else "What an iteration spends in exchanges"
     caption = (
-        f"{what}: time with DeepSpeed's layers over time with ours, of the same repeat. Thin lines are repeats, the "
+        f"{what}: time with DeepSpeed's layers over time with ours. Dots: pairs of runs of one occasion; marks: their "
     )
     caption += (
-        "thick one their mean on the logarithmic axis; × at a step is what this change alone gives, and the first "
+        "mean on the logarithmic axis, with its 95 % interval where there are two occasions or more; × at a step is "
     )
-    caption += "three multiply to the whole. Dashed: new keys and values sent to all ranks too, which the paper's "
-    caption += f"accounting leaves out. Network {', '.join(sorted(set(runs.fabric)))}."
+    caption += (
+        "what this change alone gives, and the first three multiply to the whole. Dashed: new keys and values sent "
+    )
+    caption += "to all ranks too, which the paper's accounting leaves out. "
+    caption += f"Network {', '.join(sorted(set(runs.fabric)))}."
     return Drawing(fig, ", ".join(sorted(set(runs.evidence))), caption)
 
 
-def _steps(axes: Axes, at: range, changes: pd.DataFrame, index: int, line: str, start: pd.Series | None = None) -> None:
-    """Each repeat's product of its first changes (logarithms, a column each), at `at`; `start`: before the first."""
-    first = 0 if start is None else start.loc[changes.index].to_numpy()
-    logs = np.column_stack([np.zeros(len(changes)) + first, changes]).cumsum(axis=1)
-    look = marks.look(index)
-    axes.plot(at, np.exp(logs).T, line, color=look["color"], linewidth=0.7, alpha=0.6, marker=".")
-    if len(changes):
-        mean = np.exp(logs.mean(axis=0))
-        axes.plot(at, mean, line, linewidth=1.5, markersize=5, **look)
-        for x, before, after in zip(at[1:], mean, mean[1:], strict=False):
-            marks.note(axes, f"×{after / before:.2f}", x, after, 0, 8, ha="center")
+def _steps(axes: Axes, steps: Mapping[int, Sample]) -> None:
+    """Times as fast as DeepSpeed after each step, and between two what the step alone gives."""
+    values = {0: 1.0} | {at: sample.value for at, sample in steps.items()}
+    for places, index, line in (([0, 1, 2, 3], 0, "-"), ([3, 4], 3, "--")):
+        look = {**marks.look(index), "markersize": 5}
+        there = [at for at in places if at in values]
+        axes.plot(there, [values[at] for at in there], line, linewidth=1.5, color=look["color"])
+        for before, at in pairwise(there):
+            marks.point(axes, at, steps[at], **look)
+            marks.note(axes, f"×{values[at] / values[before]:.2f}", at, values[at], 6, 6)
     axes.axhline(1, color="black", linewidth=0.8)
-    axes.margins(x=0.1, y=0.15)
+    axes.margins(x=0.12, y=0.15)

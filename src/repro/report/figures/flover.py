@@ -1,8 +1,9 @@
 """Figures of Flover as served here: policies on one workload, each request's way, widths, layouts and ranks.
 
-Bars and points are medians, with their interval over repeats where there are several.
+Bars and points are medians, with range and values of repeats; comparisons are read as the claims read them.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from repro.claims.sample import Sample
 from repro.report.figures import base, marks
 from repro.report.figures.base import HATCHES, LINE_STYLES, MARKERS, PALETTE, Data, Drawing, NothingToShow
 
@@ -25,7 +27,8 @@ LAYOUTS = {
 WORKLOAD = ["workload", "requests", "time_scale", "length_scale", "max_prompt_tokens", "max_output_tokens"]
 WORKLOAD += ["interval_s", "interval_t1", "trace_start"]
 WIDTHS = [1, 2, 4, 8, 16, 32]
-REPEATS = "Medians over repeats, interval where there are several."
+REPEATS = "Medians, ranges and values of repeats."
+MODEL = "random-40m"  # that the claims read
 
 
 # --- which runs can be compared ------------------------------------------------------------------------------------
@@ -52,7 +55,7 @@ def engine_name(run: pd.Series) -> str:
 def of_one_model(serving: pd.DataFrame, model: str | None = None) -> pd.DataFrame:
     """Runs of one model on one device (the CPU, where it served), with `name`, what the engine is called.
 
-    None: the model of most runs. NothingToShow for a model without runs.
+    None: the claims' model, else that of most runs. NothingToShow for a model without runs.
     """
     if model:
         serving = serving[serving.model == model]
@@ -60,7 +63,8 @@ def of_one_model(serving: pd.DataFrame, model: str | None = None) -> pd.DataFram
         raise NothingToShow(f"No record of a finished flover_serving run with model {model}.")
     if (serving.device == "cpu").any():
         serving = serving[serving.device == "cpu"]
-    serving = serving[serving.model == serving.model.mode()[0]]
+    shown = MODEL if MODEL in set(serving.model) and not model else serving.model.mode()[0]
+    serving = serving[serving.model == shown]
     return serving.assign(name=serving.apply(engine_name, axis=1))
 
 
@@ -90,7 +94,9 @@ def published_seconds() -> dict[str, dict[float, float]]:
     return found
 
 
-def _bars(axes: Axes, values: Mapping[str, Iterable[float]], label: str, number: str = ".3g", **styles: Any) -> None:
+def _bars(
+    axes: Axes, values: Mapping[str, Iterable[float] | Sample], label: str, number: str = ",.4g", **styles: Any
+) -> None:
     """A horizontal bar for each name, the first on top. `styles`: name → style, else one colour for all."""
     for y, (name, repeats) in enumerate(values.items()):
         marks.bar(axes, y, repeats, number, across=True, height=0.6, **styles.get(name, {"color": PALETTE[0]}))
@@ -110,6 +116,9 @@ def flover_latency(data: Data, *, workload: str = "fixed", model: str | None = N
     for name, (color, line, _) in looks(main).items():
         mine = requests[requests.name == name]
         label = f"{name}: median {mine.latency.median():.1f} s, p99 {mine.latency.quantile(0.99):.1f} s"
+        how = {"per": "single_request_seconds"}
+        if sample := data.of_point("flover_serving", "latency_mean", main[main.name == name].iloc[0], **how):
+            label += f", mean ÷ alone {sample.value:.2f}"
         for i, (_, run) in enumerate(mine.groupby("path")):
             axes.ecdf(run.latency, label=None if i else label, color=color, linestyle=line, alpha=0.9)
     checked = main[main.tokens_checked == main.requests]  # these timed every request alone, others a sample
@@ -118,7 +127,7 @@ def flover_latency(data: Data, *, workload: str = "fixed", model: str | None = N
     marks.note(axes, f"mean alone {alone:.2f} s", alone, 0.97, -3, fontsize=8, rotation=90, ha="right", va="top")
     axes.set(xlabel="time from arrival to the whole answer (s)", ylabel="share of requests", xlim=0, ylim=(0, 1.0))
     title = f"{main.requests.iloc[0]} requests, a curve per repeat; median and 99th percentile over all"
-    fig.legend(loc="outside upper center", ncols=2, title=title, title_fontsize=9, fontsize=8)
+    fig.legend(loc="outside upper center", title=title, title_fontsize=9, fontsize=8)
     run = main.iloc[0]
     return Drawing(fig, "measured", f"{run.weights}; {run.threads} threads. {run.scales}.")
 
@@ -134,34 +143,37 @@ def flover_throughput(data: Data, *, workload: str = "fixed", model: str | None 
         axes.set_ylim(max(3, len(styles)) - 0.4, -0.6)
     left.set_yticks(range(len(styles)), [n.replace(", ", ",\n") for n in styles])
     center.set_yticks([])
-    rows = [*_measured_speedups(main, serving), *_published_speedups()]
+    rows = [*_measured_speedups(data, main, serving), *_published_speedups()]
     for y, (_, ratios, style) in enumerate(rows):
         value = marks.point(right, y, ratios, across=True, **style)
         marks.note(right, f"{value:.1f}", value, y, 6, va="center", fontsize=8)
     right.set_yticks(range(len(rows)), [label for label, _, _ in rows], fontsize=8)
     right.invert_yaxis()
     right.axvline(1, color="grey", linewidth=1)
-    right.set(xlabel="speedup over the baseline", xlim=(0, 20))
+    right.grid(axis="y", visible=False)
+    right.set(xlabel="times as fast as the baseline (vs)", xlim=(0, 20))
     right.set_title(f"ours: {main.requests.iloc[0]} requests; paper: 32", fontsize=9)
     caption = f"Median, range and values of repeats, where there are several. {main.scales.iloc[0]}."
     caption += " Paper: Fig. 4(a) at 32 requests, FasterTransformer read from bars."
     return Drawing(fig, "measured; black diamonds: paper", caption)
 
 
-Row = tuple[str, Iterable[float], dict[str, Any]]  # label, ratios, style of its marker
+Row = tuple[str, Iterable[float] | Sample, dict[str, Any]]  # label, ratios, style of its marker
 
 
-def _measured_speedups(main: pd.DataFrame, serving: pd.DataFrame) -> Iterable[Row]:
-    """Over serial on the same requests; where all requests are equal, serial takes n times a lone one."""
-    serial = main[main.engine == "serial"].total_seconds
+def _measured_speedups(data: Data, main: pd.DataFrame, serving: pd.DataFrame) -> Iterable[Row]:
+    """Over serial on the same requests, as the claims read it; where all requests are equal, serial takes n times a lone
+    one."""
+    serial = main[main.engine == "serial"]
     for name, (color, _, _) in looks(main).items() if len(serial) else ():
         if not name.startswith("serial"):
-            ratio = serial.median() / main[main.name == name].total_seconds
-            yield f"{name}, {main.workload.iloc[0]}", ratio, {"color": color, "marker": "o"}
+            ours = main[main.name == name].iloc[0]
+            if sample := data.ratio("flover_serving", "total_seconds", serial.iloc[0], ours):
+                yield f"{name}: vs serial", sample, {"color": color, "marker": "o"}
     equal = serving[serving.workload.isin(["fixed", "poisson"]) & (serving.requests == main.requests.iloc[0])]
     for name, runs in equal[equal.engine != "serial"].groupby("name"):
         ratio = runs.requests * runs.single_request_seconds / runs.total_seconds
-        yield f"{name}, {runs.workload.iloc[0]} (n × alone)", ratio, {"color": PALETTE[4], "marker": "s"}
+        yield f"{name}: vs {main.requests.iloc[0]} × alone", ratio, {"color": PALETTE[4], "marker": "s"}
 
 
 def _published_speedups() -> Iterable[Row]:
@@ -175,10 +187,11 @@ def _published_speedups() -> Iterable[Row]:
 
 
 def flover_timeline(
-    data: Data, *, workload: str = "fixed", model: str | None = None, dtype: str = "float32", engines: int = 5
+    data: Data, *, workload: str = "fixed", model: str | None = None, dtype: str | None = None, engines: int = 5
 ) -> Drawing:
     """A row per request: when it waits, is prefilled and decodes, in the median run of each of the first `engines`."""
     main = of_one_workload(of_one_model(data.runs("flover_serving"), model), workload)
+    dtype = dtype or main["dtype"].mode()[0]
     shown = {n: look for n, look in looks(main).items() if (main[main.name == n]["dtype"] == dtype).any()}
     shown = dict(list(shown.items())[:engines])
     if not shown:
@@ -237,6 +250,12 @@ def flover_requests(data: Data) -> Drawing:
     return Drawing(fig, "measured; hollow: paper", f"{fused.scales.iloc[0]}. Paper: Fig. 4(a). {REPEATS}")
 
 
+WINDOWS = (
+    "T1: the time of a request alone. Left: medians and values; × fused: pairs of one occasion. Right: each run's latency "
+    "over its own T1, mean over occasions."
+)
+
+
 def flover_windows(data: Data, *, model: str | None = None) -> Drawing:
     """Equal requests served by dynamic batching or by instances, beside fused decoding; a row of panels per number."""
     serving = of_one_model(data.runs("flover_serving"), model).query("interval_t1 > 0 and not predict")
@@ -246,16 +265,25 @@ def flover_windows(data: Data, *, model: str | None = None) -> Drawing:
     heights = [runs.name.nunique() for runs in groups]
     size = (9, 0.42 * sum(heights) + 1.2 * len(groups))
     fig, panels = plt.subplots(len(groups), 2, figsize=size, squeeze=False, height_ratios=heights)
-    metrics = {"total_seconds": "total time ÷ T1", "latency_first": "latency of the first request ÷ T1"}
     for row, runs in zip(panels, groups, strict=True):
         styles = {n: {"color": PALETTE[_by_engine(n)[0]]} for n in looks(runs)}
-        for axes, (metric, label) in zip(row, metrics.items(), strict=True):
-            ratio = runs[metric] / runs.single_request_seconds
-            _bars(axes, {n: ratio[runs.name == n] for n in styles}, label, ".2f", **styles)
+        firsts = {n: runs[runs.name == n].iloc[0] for n in styles}
+        _bars(row[0], {n: runs[runs.name == n].total_seconds for n in styles}, "total time (s)", ".2f", **styles)
+        fused = next((run for run in firsts.values() if run.engine == "fused"), None)
+        for y, run in enumerate(firsts.values() if fused is not None else ()):
+            if sample := data.ratio("flover_serving", "total_seconds", run, fused):
+                box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5, "alpha": 0.9}
+                marks.note(row[0], f"{sample.value:.2f} × fused", 0, y, 6, va="center", bbox=box, zorder=6)
+        how = {"per": "single_request_seconds"}
+        latency = {n: data.of_point("flover_serving", "latency_first", run, **how) for n, run in firsts.items()}
+        found = {n: sample or [math.nan] for n, sample in latency.items()}
+        _bars(row[1], found, "latency of the first request ÷ alone", ".2f", **styles)
+        for axes in row:
+            axes.margins(x=0.3)
         row[0].tick_params(axis="y", labelsize=8)
         row[1].set_yticks([])
         row[0].set_title(f"{runs.requests.iloc[0]} requests", fontsize=9)
-    return Drawing(fig, "measured", f"{serving.weights.iloc[0]}; {serving.scales.iloc[0]}. T1: a request alone.")
+    return Drawing(fig, "measured", f"{serving.weights.iloc[0]}; {serving.scales.iloc[0]}. {WINDOWS}")
 
 
 # --- layouts and ranks ---------------------------------------------------------------------------------------------
@@ -264,7 +292,8 @@ def flover_windows(data: Data, *, model: str | None = None) -> Drawing:
 def flover_layouts(data: Data, *, longest: int | None = None, model: str | None = None) -> Drawing:
     """What closing a slot costs and saves under each layout of the KV cache, with random lengths up to `longest` (None:
     that of most runs)."""
-    longest = longest or int(data.runs("flover_serving", workload="uniform").longest.mode()[0])
+    uniform = of_one_model(data.runs("flover_serving", workload="uniform"), model)
+    longest = longest or int(uniform.longest.mode()[0])
     runs = of_one_model(data.runs("flover_serving", workload="uniform", longest=longest), model)
     there = {layout: name for layout, name in LAYOUTS.items() if layout in set(runs.layout)}
     if len(there) < 2:
@@ -275,7 +304,17 @@ def flover_layouts(data: Data, *, longest: int | None = None, model: str | None 
     for axes, (metric, factor, label) in zip(panels, metrics, strict=True):
         _bars(axes, {name: factor * runs[runs.layout == layout][metric] for layout, name in there.items()}, label)
     run = runs.iloc[0]
-    return Drawing(fig, "measured", f"{run.weights}; {run.requests} requests, {run.scales}. {REPEATS}")
+    caption = f"{run.weights}; {run.requests} requests, {run.scales}. {REPEATS}"
+    return Drawing(fig, "measured", f"{caption} {_reordering(data, 'flover_serving', runs)}".strip())
+
+
+def _reordering(data: Data, experiment: str, runs: pd.DataFrame) -> str:
+    """What reordering gains over dead rows, as the claims read it."""
+    sides = [runs[runs.layout == layout] for layout in ("fixed", "window")]
+    if any(side.empty for side in sides):
+        return ""
+    sample = data.ratio(experiment, "total_seconds", *(side.iloc[0] for side in sides))
+    return f"Reordering makes it {marks.said(sample)} times as fast." if sample else ""
 
 
 def ranks_name(run: pd.Series) -> str:
@@ -285,9 +324,9 @@ def ranks_name(run: pd.Series) -> str:
 
 
 def flover_ranks(data: Data, *, longest: int | None = None) -> Drawing:
-    """Throughput and latency of tensor-parallel decoding, in one node and several. None: the shortest `longest`."""
+    """Throughput and latency of tensor-parallel decoding, in one node and several. None: `longest` of most runs."""
     parallel = data.runs("flover_parallel")
-    runs = data.runs("flover_parallel", longest=longest or parallel.longest.min())
+    runs = data.runs("flover_parallel", longest=longest or int(parallel.longest.mode()[0]))
     runs = runs.assign(ranks=runs.nodes * runs.packages * runs.gcds)
     runs = runs.sort_values(["ranks", "nodes", "cluster_mbit_s", "layout"], ascending=[True, True, False, False])
     names = runs.apply(ranks_name, axis=1)
@@ -298,4 +337,19 @@ def flover_ranks(data: Data, *, longest: int | None = None) -> Drawing:
     agree = "all ranks fused alike" if (parallel.ranks_agree == 1).all() else "ranks DISAGREED in a run"
     run = runs.iloc[0]
     caption = f"Random weights, {run.layers} layers of width {run.width}; {run.requests} requests; {agree}. {REPEATS}"
+    caption += "".join(f" {text}" for text in _ranks_claims(data, parallel) if text)
     return Drawing(fig, "emulated" if (runs.evidence == "emulated").all() else "measured", caption)
+
+
+def _ranks_claims(data: Data, runs: pd.DataFrame) -> Iterable[str]:
+    """What reordering gains on four ranks, and what two ranks lose in two nodes, as the claims read it."""
+    four = runs[(runs.nodes == 1) & (runs.packages * runs.gcds == 4)]
+    for longest, some in four.groupby("longest"):
+        if told := _reordering(data, "flover_parallel", some):
+            yield f"4 ranks, answers up to {longest} tokens: {told[0].lower()}{told[1:]}"
+    two = runs[(runs.nodes * runs.packages * runs.gcds == 2) & (runs.layout == "window")]
+    for longest, some in two.groupby("longest"):
+        apart, together = some[some.nodes == 2], some[some.nodes == 1]
+        for _, slow in apart.drop_duplicates("cluster_mbit_s").iterrows() if len(together) else ():
+            if sample := data.ratio("flover_parallel", "total_seconds", slow, together.iloc[0]):
+                yield f"2 ranks in two nodes take {marks.said(sample)} times as long, answers up to {longest} tokens."

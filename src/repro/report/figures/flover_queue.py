@@ -39,10 +39,11 @@ def flover_model(data: Data) -> Drawing:
     if runs.empty:
         raise NothingToShow("No record of a figure of the paper at the c of Fig. 4(c).")
     table = base.series(runs)
-    fig, panels = plt.subplots(2, 4, figsize=(12, 6.2))
+    fig, panels = plt.subplots(2, 4, figsize=(11, 7))
     for axes, (figure, quantity, title, label, scale) in zip(panels.flat, _PANELS, strict=True):
         _panel(axes, table[(table.figure == figure) & (table.quantity == quantity)])
-        axes.set(title=title, ylabel=label, yscale=scale)
+        axes.set(ylabel=label, yscale=scale)
+        _legend(axes, title)
         axes.set_xlabel(_AXES.get(figure, "requests"))
     caption = "Lines and hollow marks: predicted with T1 of Fig. 4(a) (v1: Fig. 7) and c of Fig. 4(c) at 32 requests, "
     caption += f"{runs.costs.iloc[0]}. Band: a standard deviation of a draw of arrivals or lengths. "
@@ -62,9 +63,19 @@ def _panel(axes: Axes, rows: pd.DataFrame) -> None:
         axes.text(0.5, 0.5, "No record.", transform=axes.transAxes, ha="center")
         return
     places = sorted(rows.x.unique())
-    marks.log_axis(axes.xaxis, places if len(places) < 9 else [20, 100, 500, 2000])
-    if rows.curve.nunique() > 1:
-        axes.legend(fontsize=7)
+    marks.log_axis(axes.xaxis, places if len(places) < 9 else [20, 100, 500, 2000], fontsize=7)
+
+
+def _legend(axes: Axes, title: str) -> None:
+    """Above the panel: inside it would cover lines. One curve needs no name."""
+    handles, names = axes.get_legend_handles_labels()
+    if len(handles) < 2:
+        axes.set_title(title, fontsize=9)
+    else:
+        place = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 2}
+        axes.legend(
+            handles, names, title=title, title_fontsize=9, fontsize=6.5, frameon=False, columnspacing=1, **place
+        )
 
 
 def flover_batch_cost(data: Data) -> Drawing:
@@ -73,19 +84,19 @@ def flover_batch_cost(data: Data) -> Drawing:
     runs = runs[runs.figure.notna() & runs.batch_cost.notna()].sort_values("batch_cost")
     if runs.empty:
         raise NothingToShow("No record of a figure of the paper at a c of one's own.")
-    fig, (totals, errors, right) = plt.subplots(1, 3, figsize=(10, 3.9))
+    fig, (totals, errors, right) = plt.subplots(1, 3, figsize=(10, 4.6))
     _ratios(totals, base.series(runs))
     for number, ((figure, metric), name) in enumerate(_ERRORS.items()):
         rows = runs[runs.figure == figure]
         look = {"color": PALETTE[number % 6], "linestyle": LINE_STYLES[number % 6], "marker": MARKERS[number % 6]}
         errors.plot(rows.batch_cost, 100 * rows[metric], label=name, markersize=4, **look)
     errors.set(ylabel="rms error (%)", ylim=0)
-    errors.legend(fontsize=7)
+    _legend(errors, "error of each figure")
     _chi_square(right, runs[runs.figure == "fig8"])
     found = [cost.batch_cost(model) for model in paper.MODELS]
     for axes in (totals, errors, right):
         axes.axvspan(min(found), max(found), color="grey", alpha=0.15, linewidth=0)
-        axes.set_xlabel("c")
+        axes.set_xlabel("c: a further request's cost", fontsize=9)
     caption = "Upright band: c of the four models, as Fig. 4(c) gives it. Left: the last number of each curve; where a "
     caption += (
         "line crosses 1, its c is the one that this number asks for. Right: the level band is where 90 % of such "
@@ -104,16 +115,16 @@ def _ratios(axes: Axes, table: pd.DataFrame) -> None:
         axes.plot(rows.batch_cost, rows.predicted / rows.printed, label=f"{figure}: {curve}", markersize=4, **line)
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set(ylabel="seconds, predicted ÷ printed")
-    axes.legend(fontsize=6)
+    _legend(axes, "last number of each curve")
 
 
 def _chi_square(axes: Axes, rows: pd.DataFrame) -> None:
     """The sum of squared distances of the 14 iteration counts of Fig. 8, over c."""
-    axes.plot(rows.batch_cost, rows.chi_square, "o-", color=PALETTE[0], label="a printed point is one draw")
-    axes.plot(rows.batch_cost, 5 * rows.chi_square, "s--", color=PALETTE[1], label="or the mean of five")
+    axes.plot(rows.batch_cost, rows.chi_square, "o-", color=PALETTE[0], label="one draw")
+    axes.plot(rows.batch_cost, 5 * rows.chi_square, "s--", color=PALETTE[1], label="the mean of five")
     if len(rows):
         points = rows.points.iloc[0]
         axes.axhspan(*chi2.ppf([0.05, 0.95], points), color="grey", alpha=0.3, linewidth=0)
-        axes.set(title=f"v1 Fig. 8, {points:g} iteration counts", yscale="log")
+        axes.set_yscale("log")
+        _legend(axes, f"v1 Fig. 8, {points:g} iteration counts:\na printed point is ...")
     axes.set_ylabel("χ²")
-    axes.legend(fontsize=7)

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import NullLocator
 
+from repro.claims.sample import Sample
 from repro.report.figures.base import MARKERS, PALETTE
 
 
@@ -20,6 +21,23 @@ def middle(values: Iterable[float]) -> tuple[float, list[list[float]]]:
     if len(found) == 1:
         return value, [[math.nan], [math.nan]]
     return value, [[value - min(found)], [max(found) - value]]
+
+
+def _read(values: Iterable[float] | Sample) -> tuple[list[float], float, list[list[float]]]:
+    """Each value, the middle, and how far the error bar reaches: `middle` of repeats; or a number as a claim reads it,
+    with its interval, where it has one."""
+    if not isinstance(values, Sample):
+        found = list(values)
+        return found, *middle(found)
+    ends = [abs(end - values.value) if math.isfinite(end) else math.nan for end in values.interval]
+    return values.values, values.value, [[end] for end in ends]
+
+
+def said(sample: Sample) -> str:
+    """`1.17 [1.05, 1.3] (6 of 6 interleaved pairs, on 3 occasions)`: a number as a claim reads it, for captions."""
+    low, high = sample.interval
+    ends = f" [{low:.3g}, {high:.3g}]" if math.isfinite(high - low) and low < high else ""
+    return f"{sample.value:.3g}{ends} ({sample.said})"
 
 
 def _dots(axes: Axes, at: float, values: Sequence[float], across: bool) -> None:
@@ -39,10 +57,10 @@ def note(axes: Axes, text: str, x: float, y: float, dx: float = 0, dy: float = 0
     axes.annotate(text, (x, y), xytext=(dx, dy), textcoords="offset points", **{"fontsize": 7, **style})
 
 
-def point(axes: Axes, at: float, values: Iterable[float], *, across: bool = False, **style: Any) -> float:
-    """Median of repeats as a mark with its range and all values; returns the median. `across`: as in `bar`."""
-    found = list(values)
-    value, error = middle(found)
+def point(axes: Axes, at: float, values: Iterable[float] | Sample, *, across: bool = False, **style: Any) -> float:
+    """Median of repeats as a mark with its range and all values, or a claim's number with its interval; returns the number.
+    `across`: as in `bar`."""
+    found, value, error = _read(values)
     if len(found) > 1:
         _dots(axes, at, found, across)
     x, y = (value, at) if across else (at, value)
@@ -56,14 +74,16 @@ def points(axes: Axes, groups: Iterable[tuple[Any, Any]], line: str = "-", label
     axes.plot(list(medians), list(medians.values()), line, label=label or None, **style)
 
 
-def bar(axes: Axes, at: float, values: Iterable[float], number: str, *, across: bool = False, **style: Any) -> None:
-    """Median of repeats as a bar with their range, all values, and the median as text, in the format `number`.
+def bar(
+    axes: Axes, at: float, values: Iterable[float] | Sample, number: str, *, across: bool = False, **style: Any
+) -> None:
+    """Median of repeats as a bar with their range, all values, and the median as text, in the format `number`; or a claim's
+    number with its interval.
     `across`: horizontal, at y = `at`; else vertical, at x = `at`."""
-    found = list(values)
-    value, error = middle(found)
+    found, value, error = _read(values)
     if len(found) > 1:
         _dots(axes, at, found, across)
-    end = max(value, value + error[1][0])  # the second is nan where there is one value
+    end = max(value, value + error[1][0], *found)  # the second is nan where there is no bar
     if across:
         axes.barh(at, value, xerr=error, capsize=3, **style)
         note(axes, f"{value:{number}}", end, at, 5, va="center", fontsize=8)

@@ -1,20 +1,39 @@
 """Inference at the papers' sizes, predicted: ExFlow's expert-parallel decoding and Flover's fused serving."""
 
+from collections.abc import Mapping
+
 import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
+from repro.claims import registry
 from repro.report.figures.base import MARKERS, PALETTE, Data, Drawing, paper, series
 from repro.report.figures.marks import log_axis
 from repro.report.figures.scaling.marks import band, style, whiskers
 
-_MODES = {  # metric: name
-    "coherent": "one all-to-all",
-    "placed": "and placed",
-    "balanced": "and placed, if load were even",
-    "kv_sent": "placed, keys and values sent",
+_ROWS = {  # axis: metric: name
+    "throughput ÷ DeepSpeed's": {
+        "speedup_over_deepspeed": "load as on our traces",
+        "speedup_over_deepspeed_even": "even load",
+        "speedup_over_deepspeed_dropping": "DeepSpeed drops tokens",
+    },
+    "throughput ÷ two all-to-alls": {
+        "speedup_coherent": "one all-to-all",
+        "speedup_placed": "and placed",
+        "speedup_balanced": "and placed, even load",
+        "speedup_kv_sent": "placed, keys and values sent",
+    },
+    "share": {
+        "routing_reduction_over_deepspeed": "time of exchanges saved over DeepSpeed",
+        "all_to_all_share_deepspeed": "all-to-alls' share of DeepSpeed's time",
+    },
 }
-# (experts, GPUs) that the paper names, and the claim with its number.
-_PAPERS = {(16, 8): "EX-E2E.b", (32, 8): "EX-E2E.c", (32, 16): "EX-E2E.c", (8, 8): "EX-E2E.d"}
+# Axis: (experts, GPUs) that the paper names: the claim with its number, which is against DeepSpeed.
+_PAPERS = {
+    "throughput ÷ DeepSpeed's": {(16, 8): "EX-E2E.h", (32, 16): "EX-E2E.i", (8, 8): "EX-E2E.d"},
+    "share": {(16, 8): "EX-E2E.g", (8, 4): "EX-E2E.p"},
+}
 _PAPERS_MODELS = {
     "gpt-j-6b": "GPT-J 6B",
     "llama-13b": "LLaMA-13B",
@@ -25,34 +44,52 @@ _PAPERS_MODELS = {
 
 
 def scaling_experts(data: Data) -> Drawing:
-    """Throughput of ExFlow's modes over that of two all-to-alls, by experts and GPUs, a panel per batch of a GPU."""
+    """ExFlow over DeepSpeed-MoE and over two all-to-alls that pad nothing, and shares of the exchanges, by experts and GPUs;
+    a column of panels per batch of a GPU."""
     found = data.runs("scaling_decode")
-    batches = sorted(found.tokens_per_gpu.unique())
-    figure, axes = plt.subplots(1, len(batches), figsize=(4.6 * len(batches) + 1, 4), squeeze=False, sharey=True)
-    for panel, tokens in zip(axes[0], batches, strict=True):
-        rows = found[found.tokens_per_gpu == tokens].sort_values(["experts", "gpus"]).reset_index(drop=True)
-        for number, (mode, name) in enumerate(_MODES.items()):
-            at, metric = rows.index + 0.17 * (number - 1.5), f"speedup_{mode}"
-            look = style(number) | {"capsize": 2, "markersize": 4, "label": name}
-            panel.errorbar(at, rows[metric], yerr=whiskers(rows, metric), **look)
-        sizes = list(zip(rows.experts, rows.gpus, strict=True))
-        published = {at: paper(_PAPERS[size])[0].value for at, size in enumerate(sizes) if size in _PAPERS}
-        if published:
-            panel.plot(list(published), list(published.values()), "s", color="black", mfc="none", label="paper")
-        panel.axhline(1, color="black", linewidth=0.8)
-        panel.set_xticks(rows.index, [f"{experts}\n{gpus}" for experts, gpus in sizes], fontsize=8)
-        panel.set(xlabel="experts\nGPUs", title=f"{tokens} tokens per GPU")
-    axes[0][0].set_ylabel("throughput ÷ two all-to-alls")
-    axes[0][0].legend(fontsize=7)
+    sizes = ["tokens_per_gpu", "experts", "gpus"]
+    found = found.sort_values("draws").drop_duplicates(sizes, keep="last").sort_values(sizes)
+    batches, numbers = sorted(found.tokens_per_gpu.unique()), {claim.id: claim.paper_value for claim in registry.load()}
+    shape = {"figsize": (4.4 * len(batches) + 3, 7.5), "squeeze": False, "sharey": "row", "sharex": "col"}
+    figure, axes = plt.subplots(len(_ROWS), len(batches), **shape)
+    for column, tokens in enumerate(batches):
+        rows = found[found.tokens_per_gpu == tokens].reset_index(drop=True)
+        for panel, (axis, modes) in zip(axes[:, column], _ROWS.items(), strict=True):
+            published = {size: numbers[claim] for size, claim in _PAPERS.get(axis, {}).items()}
+            _modes(panel, rows, modes, published)
+        axes[0, column].set_title(f"{tokens} tokens per GPU")
+        axes[-1, column].set_xticks(rows.index, [f"{row.experts}\n{row.gpus}" for row in rows.itertuples()], fontsize=8)
+        axes[-1, column].set_xlabel("experts\nGPUs")
+    for panel, axis in zip(axes[:, 0], _ROWS, strict=True):
+        panel.set_ylabel(axis)
+    for panel in axes[:, -1]:
+        panel.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     load = f"{found.max_load_affinity.min():.1f} to {found.max_load_affinity.max():.1f}"
     caption = f"Bands of 5 to 95 %. The busiest GPU of a layer has {load} times its share of tokens."
-    return Drawing(figure, "modelled, with hops measured on traces; paper (squares)", caption)
+    return Drawing(figure, "modelled, with hops measured on traces; paper (squares), against DeepSpeed-MoE", caption)
+
+
+def _modes(
+    panel: Axes, rows: pd.DataFrame, modes: Mapping[str, str], published: Mapping[tuple[int, int], float]
+) -> None:
+    """A mark with its band per size and metric, and the paper's numbers."""
+    for number, (metric, name) in enumerate(modes.items()):
+        at = rows.index + 0.17 * (number - 1.5)
+        look = style(number) | {"capsize": 2, "markersize": 4, "label": name}
+        panel.errorbar(at, rows[metric], yerr=whiskers(rows, metric), **look)
+    sizes = list(zip(rows.experts, rows.gpus, strict=True))
+    known = {at: published[size] for at, size in enumerate(sizes) if size in published}
+    if published:
+        panel.plot(list(known), list(known.values()), "s", color="black", mfc="none", label="paper")
+    if any(name.startswith("speedup") for name in modes):
+        panel.axhline(1, color="black", linewidth=0.8)
 
 
 def scaling_requests(data: Data) -> Drawing:
     """Time until the last request is done over the number of requests, fused and with instances, beside Fig. 4(a)."""
-    found, published = data.runs("scaling_serving").sort_values("model"), paper("FL-F4a")
-    figure, axes = plt.subplots(1, len(found), figsize=(2.5 * len(found) + 0.6, 3.4), squeeze=False, sharey=True)
+    found, published = data.runs("scaling_serving"), paper("FL-F4a")
+    found = found.sort_values(["model", "requests"]).drop_duplicates("model", keep="last")  # the most requests
+    figure, axes = plt.subplots(1, len(found), figsize=(2.1 * len(found) + 0.6, 3.4), squeeze=False, sharey=True)
     for panel, (place, run) in zip(axes[0], found.iterrows(), strict=True):
         rows = series(found.loc[[place]])
         for policy, number in (("instances", 1), ("fused", 0)):
@@ -67,5 +104,6 @@ def scaling_requests(data: Data) -> Drawing:
         log_axis(panel.xaxis, rows.requests)
         panel.yaxis.set_minor_locator(NullLocator())
     axes[0][0].set_ylabel("until the last is done (s)")
-    axes[0][0].legend(fontsize=7)
-    return Drawing(figure, "modelled (bands), paper (squares)")
+    handles = axes[0][0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper center", ncols=4, fontsize=8)
+    return Drawing(figure, "modelled (bands), paper (hollow)")

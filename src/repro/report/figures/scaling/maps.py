@@ -17,7 +17,8 @@ _COLORS = dict(zip(PLANS, colormaps["tab20"](np.linspace(0, 1, len(PLANS))), str
 
 def scaling_networks(data: Data) -> Drawing:
     """Best plan of one model over the rate between nodes (across) and a rank's memory (up), a panel per machine."""
-    found = data.runs("scaling_map", over="network_memory").sort_values(["hardware", "accumulation"])
+    found = data.runs("scaling_map", over="network_memory").sort_values(["hardware", "accumulation", "nodes"])
+    found = found.drop_duplicates(["hardware", "accumulation"], keep="last")  # of most nodes: one map in a panel
     machines, counts = list(found.hardware.unique()), sorted(found.accumulation.unique())
     size = (3.1 * len(machines) + 1.6, 2.8 * len(counts))
     figure, axes = plt.subplots(len(counts), len(machines), figsize=size, squeeze=False)

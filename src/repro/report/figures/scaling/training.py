@@ -15,7 +15,25 @@ from repro.report.figures.scaling.marks import FRONTIER, PLANS, band, batches, s
 def _runs(data: Data, **fields: object) -> pd.DataFrame:
     """Runs of scaling_train for Frontier and its scenario, of those whose point `fields` have these values."""
     found = data.runs("scaling_train", hardware=list(FRONTIER), **fields)
-    return found.sort_values(["hardware", "model", "accumulation"])
+    alike = ["hardware", "model", "accumulation"]  # of these the run of the most ranks, and with the most draws
+    largest = found.sort_values(["ranks", "draws"]).drop_duplicates(alike, keep="last")
+    return largest.sort_values(alike)
+
+
+_WORDS = {  # parameters of the step model, in words
+    "gemm": "share of peak compute",
+    "hbm": "memory bandwidth",
+    "secondary": "when hpZ's copy is filled",
+    "messages": "messages a layer",
+    "launch s": "start of a kernel",
+    "all to all": "rate of all-to-alls",
+    "node achieved": "rate in the node",
+    "cluster achieved": "rate between nodes",
+    "package achieved": "rate in the pair",
+    "overlap": "overlap with compute",
+    "end overlap": "overlap at the step's end",
+    "quantize slowdown": "slower quantising",
+}
 
 
 def _title(run: pd.Series) -> str:
@@ -38,14 +56,13 @@ def scaling_gcds(
             band(bottom, rows[rows.plan == plan], "ranks", "efficiency", **look)
         top.set_title(_title(run), fontsize=9)
         bottom.set_xlabel("GCDs")
-        bottom.axhline(target, color="black", linestyle=":", linewidth=1)
-        place = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom", "fontsize": 7}
-        bottom.annotate(f"paper: {target}", (1, target), **place)
+        bottom.axhline(target, color="black", linestyle=":", linewidth=1, label=f"paper: {target}")
         for panel in (top, bottom):
             log_axis(panel.xaxis, sorted(rows.ranks.unique()), fontsize=7)
     axes[0, 0].set_ylabel("TFLOPS per GCD")
     axes[1, 0].set_ylabel("efficiency against\nthe fewest nodes")
-    axes[0, 0].legend(fontsize=7)
+    handles = dict(zip(*axes[1, 0].get_legend_handles_labels()[::-1], strict=True))
+    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=4, fontsize=8)
     size = f"GPT of {model.removeprefix('gpt-').upper()} parameters, 2048 tokens a micro-batch"
     return Drawing(figure, "modelled", f"{size}; bands of 5 to 95 % of what is uncertain of machine and engine.")
 
@@ -79,7 +96,7 @@ def scaling_ratios(data: Data) -> Drawing:
 def scaling_changes(data: Data, *, model: str = "gpt-20b") -> Drawing:
     """TFLOPS of the hierarchical plan with one choice changed at a time; hollow where it does not fit."""
     found = _runs(data, model=model)
-    figure, axes = plt.subplots(1, len(found), figsize=(2.2 * len(found) + 2.4, 3.2), squeeze=False, sharey=True)
+    figure, axes = plt.subplots(1, len(found), figsize=(2.2 * len(found) + 2.4, 3.4), squeeze=False, sharey=True)
     for panel, (number, run) in zip(axes[0], found.iterrows(), strict=True):
         rows = series(found.loc[[number]]).query("kind == 'levels'").reset_index(drop=True)
         color = style(list(FRONTIER).index(run.hardware))["color"]
@@ -91,21 +108,24 @@ def scaling_changes(data: Data, *, model: str = "gpt-20b") -> Drawing:
         panel.set_title(_title(run), fontsize=8)
     axes[0][0].set_yticks(range(len(rows)), rows.plan, fontsize=8)
     axes[0][0].invert_yaxis()
-    return Drawing(figure, "modelled", f"{model}, {found.ranks.iloc[0]:g} GCDs; bands of 5 to 95 %.")
+    return Drawing(
+        figure, "modelled", f"{model}, {found.ranks.iloc[0]:g} GCDs; bands of 5 to 95 %. Hollow: does not fit."
+    )
 
 
 def scaling_tornado(data: Data, *, model: str = "gpt-20b", accumulation: int = 1, parameters: int = 8) -> Drawing:
     """hierarchical ÷ ZeRO++ with one parameter or assumption at a time at the ends of its interval, the widest first."""
     found = _runs(data, model=model, accumulation=accumulation)
-    figure, axes = plt.subplots(1, len(found), figsize=(4.6 * len(found) + 0.5, 3.6), squeeze=False)
+    figure, axes = plt.subplots(1, len(found), figsize=(4 * len(found) + 0.5, 3.6), squeeze=False)
     for panel, (number, run) in zip(axes[0], found.iterrows(), strict=True):
         rows = series(found.loc[[number]]).query("kind == 'tornado'").nlargest(parameters, "swing")
         for end, color, hatch in (("low", PALETTE[0], ""), ("high", PALETTE[1], "///")):
             reach, look = rows[f"at_{end}"] - rows.likely, {"color": color, "hatch": hatch, "edgecolor": "white"}
             panel.barh(range(len(rows)), reach, left=rows.likely, label=f"parameter at its {end} end", **look)
         panel.axvline(rows.likely.iloc[0], color="black", linewidth=1)
-        panel.set_yticks(range(len(rows)), rows.parameter)
+        panel.set_yticks(range(len(rows)), rows.parameter.str.replace("_", " ").replace(_WORDS))
         panel.invert_yaxis()
         panel.set(title=FRONTIER[run.hardware], xlabel="hierarchical ÷ ZeRO++")
-    axes[0][0].legend(fontsize=7)
+    handles = axes[0][0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper center", ncols=2, fontsize=8)
     return Drawing(figure, "modelled", f"{model}, {batches(accumulation)}, {found.ranks.iloc[0]:g} GCDs.")

@@ -9,7 +9,12 @@ from repro.report.figures.base import MARKERS, Data, Drawing, NothingToShow, ser
 from repro.report.figures.marks import log_axis, round_ticks
 from repro.report.figures.scaling.marks import PLANS, batches, errors, style
 
-_SOURCES = {"a100_dgx": "NCCL, DGX A100 (published)", "slingshot11": "Cray MPICH, Slingshot-11 (published)"}
+_SOURCES = {
+    "a100_dgx": "NCCL, two DGX A100 (published)",
+    "a100_node": "NCCL, DGX A100 (published)",
+    "slingshot11": "Cray MPICH, Slingshot-11 (published)",
+}
+_SPLITS = {"ranks": "more ranks", "sizes": "more than 1 MiB", "machine": "nothing fitted"}
 
 
 def scaling_collectives(data: Data) -> Drawing:
@@ -29,7 +34,8 @@ def scaling_collectives(data: Data) -> Drawing:
         panel.set(xscale="log", yscale="log", xlabel="measured (s)", ylabel="predicted (s)", xlim=ends, ylim=ends)
         panel.set_title(f"{name}\nnot fitted, {errors(table[~table.fitted].log_error)}", fontsize=8)
         panel.legend(fontsize=7)
-    return Drawing(figure, "modelled against published and own measurements")
+    caption = "Filled: fitted. Hollow: predicted. Dotted: half and twice the measured time."
+    return Drawing(figure, "modelled against published and own measurements", caption)
 
 
 def _measured_collectives(data: Data) -> dict[str, pd.DataFrame]:
@@ -37,13 +43,57 @@ def _measured_collectives(data: Data) -> dict[str, pd.DataFrame]:
     published, probes = data.all_runs("scaling_network"), data.all_runs("fabric_probe")
     tables = {}
     if len(published):
-        for source, some in published[published.protocols == published.protocols.max()].groupby("source"):
+        shown = published[(published.protocols == published.protocols.max()) & (published.split == "ranks")]
+        for source, some in shown.groupby("source"):
             tables[_SOURCES[source]] = series(some).assign(fitted=lambda table: table.part == "fitted")
     if len(probes):
         tables[f"this machine's network ({' and '.join(sorted(probes.evidence.unique()))})"] = series(probes)
     if not tables:
         raise NothingToShow("No record of a scaling_network or fabric_probe run.")
     return tables
+
+
+def scaling_held_out(data: Data) -> Drawing:
+    """Predicted over measured times of collectives by size, a panel for each source and split. Filled: fitted. Hollow:
+    held out, with the 90 % band as a vertical line."""
+    found = data.runs("scaling_network")
+    found = found[found.protocols == found.protocols.max()].sort_values(["source", "split"])
+    found = found.drop_duplicates(["source", "split"])
+    figure, axes = plt.subplots(2, -(-len(found) // 2), figsize=(12, 6), squeeze=False, sharex=True, sharey=True)
+    for panel in axes.flat[len(found) :]:
+        panel.remove()
+    for panel, (_, run) in zip(axes.flat, found.iterrows(), strict=False):
+        table = series(found.loc[[run.name]])
+        _held_out_panel(panel, table)
+        part = f"{_SOURCES[run.source]}\nheld out: {_SPLITS[run.split]}\n"
+        inside = f"{100 * run.held_out_covered:.0f} % inside the band"
+        panel.set_title(f"{part}{errors(table[table.part == 'held_out'].log_error)}\n{inside}", fontsize=7)
+    for panel in axes[-1]:
+        panel.set_xlabel("bytes")
+    for panel in axes[:, 0]:
+        panel.set_ylabel("predicted ÷ measured")
+    caption = (
+        "Filled: fitted. Hollow: held out, with the model's 90 % band as a vertical line; the bands use fitted times alone. "
+        "n, the errors and the share inside the band are of the hollow ones. Grey: within a factor of 1.4. "
+        "Held-out times had been seen before the splits were final."
+    )
+    return Drawing(figure, "modelled against published measurements", caption)
+
+
+def _held_out_panel(axes: Axes, table: pd.DataFrame) -> None:
+    """Colours by collective; bands seen from the measured time."""
+    rows = table[table.part == "held_out"]
+    axes.vlines(rows.nbytes, rows.low / rows.seconds, rows.high / rows.seconds, color="grey", alpha=0.15, linewidth=1)
+    for number, (collective, some) in enumerate(table.groupby("collective")):
+        look = style(number) | {"markersize": 3, "linestyle": "none"}
+        for part, each in some.groupby("part"):
+            fill = "full" if part == "fitted" else "none"
+            axes.plot(each.nbytes, each.predicted / each.seconds, fillstyle=fill, alpha=0.7, **look)
+        axes.plot([], [], label=collective.replace("_", "-"), **look)
+    axes.axhline(1, color="black", linewidth=1)
+    axes.axhspan(1 / 1.4, 1.4, color="grey", alpha=0.12)
+    axes.set(xscale="log", yscale="log", ylim=(0.09, 11))
+    axes.legend(fontsize=6, loc="lower left")
 
 
 def scaling_plans(data: Data) -> Drawing:

@@ -81,7 +81,11 @@ def zero_choice(data: Data, *, model: str | None = None) -> Drawing:
     fig.legend(*drawn.get_legend_handles_labels(), loc="outside upper center", ncols=6, fontsize=8)
     rates = " and ".join(f"{value:g}" for value in sorted(choice.sustained_tflops.unique()))
     caption = f"{parameters(choice)}, {choice.seq_len.iloc[0]} tokens per rank and micro-batch"
-    return Drawing(fig, "modelled", f"{caption}, sustained compute {rates} TFLOP/s per rank (Frontier, A100).")
+    caption += f", sustained compute {rates} TFLOP/s per rank (Frontier, A100)."
+    asked = {"machine": "frontier", "nodes": 48, "model": "gpt-20b", "memory_gb": 64, "accumulation": 1}
+    if largest := data.sample("zero_plan", "largest_hierarchical", asked):
+        caption += f" On 384 GCDs of 64 GB the hierarchical plan holds {largest.value:.1f} billion parameters."
+    return Drawing(fig, "modelled", caption)
 
 
 def _partitions(panel: Axes, run: pd.DataFrame) -> None:

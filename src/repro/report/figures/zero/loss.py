@@ -70,4 +70,4 @@ def _reference(axes: Axes, losses: pd.Series, plan: str) -> None:
     """The unquantised plan: its final loss with seed 0, and what other seeds make of it."""
     axes.axhline(losses.get(0, np.nan), label=f"{PLANS[plan]}, 16 bits, same seed", linestyle="--", color=color(plan))
     axes.axhspan(losses.min(), losses.max(), alpha=0.15, label=f"{PLANS[plan]}, all seeds", color=color(plan))
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0))

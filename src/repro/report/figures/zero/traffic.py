@@ -65,6 +65,6 @@ def zero_memory(data: Data, *, accumulation: int | None = None, plans: tuple[Pla
     marks.rows(axes, [PLANS[plan] for plan in shown])
     axes.set(xlabel="bytes of state per parameter on a rank")
     axes.margins(x=0.12)
-    axes.legend(loc="lower right")
+    fig.legend(loc="outside upper right", fontsize=8)
     caption = f"{training.size()}; activations not counted."
     return Drawing(fig, f"{training.evidence} (bars), modelled (marks)", caption)
