@@ -4,6 +4,7 @@
 # make test-box    the tests on a Slurm cluster on this machine, as root
 # make test-all    every test
 # make replot      figures and verdicts from the shipped records, without computing
+# make appendix    the appendices of docs/appendix/ as PDF
 # make lint        formatting and static checks
 # make triton      Triton beside the environment (1 GB), to test the GPU kernels in its interpreter
 # make peers       other servers in an environment of their own (4 GB, 10 minutes), for the experiment flover_peers
@@ -28,7 +29,7 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) -
 PIP := $(BIN)/python $(PIP_INSTALL)
 PEERS_PIP := $(PEERS)/bin/python $(PIP_INSTALL)
 
-.PHONY: reproduce smoke announce test test-box test-all replot lint triton peers lock clean environment
+.PHONY: reproduce smoke announce test test-box test-all replot appendix lint triton peers lock clean environment
 
 reproduce: announce $(READY)
 	@$(BIN)/repro reproduce
@@ -57,6 +58,14 @@ replot: $(READY)
 	@$(BIN)/snakemake replot
 	@$(BIN)/repro claims --results results/reference/$$($(BIN)/python -c 'from repro.plan import config; print(config.load()[0].reference)')
 	@echo "Report: $(CURDIR)/results/replot/report.html"
+
+# No environment is needed: the texts are written already (`repro docs`). Twice, as a long table takes its widths from the first time.
+appendix:
+	@{ command -v pdflatex && kpsewhich lmodern.sty booktabs.sty; } >/dev/null || { echo "make appendix needs pdflatex, lmodern and booktabs: apt-get install texlive-latex-recommended lmodern" >&2; exit 1; }
+	@mkdir -p docs/appendix/pdf
+	@for name in sc-ad-ae ctuning; do for pass in 1 2; do \
+		pdflatex -interaction=nonstopmode -halt-on-error -output-directory=docs/appendix/pdf docs/appendix/$$name.tex >/dev/null \
+		|| { tail -30 docs/appendix/pdf/$$name.log >&2; exit 1; }; done; echo "docs/appendix/pdf/$$name.pdf"; done
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks
@@ -112,4 +121,4 @@ lock:
 		--python-version 3.11 --custom-compile-command 'make lock' --output-file requirements.lock -
 
 clean:
-	rm -rf $(VENV) $(TRITON) $(PEERS) .snakemake results/laptop results/laptop-smoke results/replot
+	rm -rf $(VENV) $(TRITON) $(PEERS) .snakemake docs/appendix/pdf results/laptop results/laptop-smoke results/replot

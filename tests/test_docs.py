@@ -6,6 +6,7 @@ import os
 import pkgutil
 import re
 import socket
+from typing import get_args
 
 import pytest
 import torch
@@ -13,16 +14,21 @@ import torch.distributed as dist
 from moe_models import build
 from typer.main import get_command
 
-from repro import cli, launch, paths
+from repro import cli, experiments, launch, paths
 from repro.claims import registry
 from repro.flover import Engine, Request, Scheduler
 from repro.models.llama import Llama, LlamaConfig
+from repro.plan import config
+from repro.report import figures
 
 # docs/log.md tells what was; its files may be gone.
 DOCUMENTS = sorted(
-    {"README.md", *(f"docs/{path.name}" for path in (paths.root() / "docs").glob("*.md"))} - {"docs/log.md"}
+    {"README.md", *(path.relative_to(paths.root()).as_posix() for path in (paths.root() / "docs").rglob("*.md"))}
+    - {"docs/log.md"}
 )
 DOCUMENTS += ["config/README.md", "data/README.md", "results/README.md"]
+APPENDICES = ["docs/appendix/sc-ad-ae.tex", "docs/appendix/ctuning.tex"]
+MAKEFILE = (paths.root() / "Makefile").read_text()
 TABLES_START_AT = ["", "src/repro", "src/repro/exflow"]  # folders that the paths in the documents are relative to
 ELSEWHERE = {"data/AzureLLMInferenceTrace_conv.csv"}  # in somebody else's repository
 
@@ -34,15 +40,16 @@ def test_files_and_links_exist(document):
     assert [link for link in links if not (folder / link).exists()] == []
     pattern = r"(?<![\w/.-])[a-z]\w*(?:/[\w.-]+)+\.(?:py|yaml|smk|ipynb|md|csv|sbatch)\b"
     named = [path for path in re.findall(pattern, text) if not re.search(r"\b(NAME|NOTEBOOK)\b", path)]
+    made = re.findall(r"^`([^`]+)`, new\b", text, re.MULTILINE)  # by who follows the document
     starts = [folder, *(paths.root() / start for start in TABLES_START_AT)]
-    assert [path for path in {*named} - ELSEWHERE if not any((start / path).exists() for start in starts)] == []
+    assert [
+        path for path in {*named} - {*made} - ELSEWHERE if not any((start / path).exists() for start in starts)
+    ] == []
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize("document", [*DOCUMENTS, *APPENDICES])
 def test_commands_and_names_exist(document):
-    text = (paths.root() / document).read_text()
-    shell = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL))
-    spans = "\n".join(re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)))
+    shell, spans = commands(document)
     for name in re.findall(r"\brepro(?:\.[a-zA-Z_]\w*)+", spans):
         pkgutil.resolve_name(name)
     for line in re.findall(r"^(?:.*\$\()?repro (.*)", f"{shell}\n{spans}", re.MULTILINE):
@@ -52,6 +59,44 @@ def test_commands_and_names_exist(document):
             command = command.commands[words.pop(0)]
         options = {"--help"} | {option for parameter in command.params for option in parameter.opts}
         assert [word for word in words if re.match(r"--?[a-z]", word) and word not in options] == [], line
+
+
+def commands(document: str) -> tuple[str, str]:
+    """What a document prints as shell commands, and its other pieces of code, a line each."""
+    text = (paths.root() / document).read_text()
+    if document.endswith(".tex"):
+        shell = re.findall(r"\\begin{verbatim}\n(.*?)\\end{verbatim}", text, re.DOTALL)
+        spans = re.findall(r"\\texttt{((?:[^{}]|{[^{}]*})*)}", text)
+        return "\n".join(shell), "\n".join(re.sub(r"\\allowbreak{}|[\\{}]", "", span) for span in spans)
+    shell = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    return "\n".join(shell), "\n".join(re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)))
+
+
+@pytest.mark.parametrize(
+    "document", sorted({*DOCUMENTS, *APPENDICES} - {"docs/extending.md"})
+)  # its own test runs all of it
+def test_targets_and_claims_of_commands_exist(document):
+    """What `make`, `snakemake`, `repro reproduce`, `repro figure` and `repro claims` are told to make or judge."""
+    text = "\n".join(commands(document))
+    targets = set(re.findall(r"^([a-z][a-z-]*):", MAKEFILE, re.MULTILINE))
+    assert {word for word in re.findall(r"\bmake ([a-z][a-z-]*)", text)} - targets == set()
+    known = {*figures.FIGURES, *figures.NOTEBOOKS, *experiments.names(), "replot", "FIGURE", "NOTEBOOK", "NAME"}
+    asked = re.findall(r"^(?:snakemake|repro (?:reproduce|figure)) (\w+)", text, re.MULTILINE)
+    assert {*asked} - known == set()
+    tiers = re.findall(r"--tier[ =](\w+)", text)
+    assert {*tiers} - {*get_args(config.Tier), "TIER"} == set()
+    ids = {claim.id for claim in registry.load()}
+    for line in re.findall(r"^repro (?:claims|explain)((?: [A-Z][\w.-]*)+)", text, re.MULTILINE):
+        for word in set(line.split()) - {"ID"}:
+            assert any(one.startswith(word) for one in ids), line
+
+
+@pytest.mark.parametrize("document", APPENDICES)
+def test_paths_of_an_appendix_exist(document):
+    paths_said = re.findall(r"^[\w.-]+(?:/[\w.-]*)+$", commands(document)[1], re.MULTILINE)
+    assert len(paths_said) > 5
+    made = {"results/laptop-smoke/report.html"}  # by a run
+    assert [path for path in {*paths_said} - made if not (paths.root() / path).exists()] == []
 
 
 def program(document: str, holding: str) -> str:

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from repro import experiments, paths
 from repro.claims import document
-from repro.claims import reading as selection
 from repro.claims import registry as claims
+from repro.claims import sample as selection
 from repro.claims.filters import accepts
+from repro.claims.reading import Reading
 from repro.experiments import stored
 from repro.plan import config
 from repro.plan import jobs as plan
@@ -285,7 +286,7 @@ def test_forms_of_a_reading():
     )
 
     def value(**reading):
-        found = selection.read(selection.Reading(experiment="timing", **reading), runs, lambda run: True, ordering=True)
+        found = selection.read(Reading(experiment="timing", **reading), runs, lambda run: True, ordering=True)
         return found.values if isinstance(found, selection.Sample) else found.reason
 
     assert value(metric="t", where={"n": 2}, per="m") == [1.0]
@@ -316,7 +317,7 @@ def test_a_prediction_is_judged_on_its_own_band():
     saved = verdict(runs, value=value | {"metric": "share", "complement": True}, paper_value=0.67, no_effect=0)
     assert saved.value == pytest.approx(0.7) and saved.interval == pytest.approx((0.5, 0.8))
     with pytest.raises(ValueError, match="no over, sequence or per"):
-        selection.Reading(experiment="timing", metric="gain", banded=True, per="m")
+        Reading(experiment="timing", metric="gain", banded=True, per="m")
 
 
 @pytest.mark.parametrize(
@@ -437,7 +438,7 @@ def test_removing_records_moves_a_verdict_only_towards_inconclusive_or_not_run(s
 
 
 # Timed points of tier full, or of other servers (`make peers`), that wait for the next shipped records.
-AWAITED = {"EX-E2E.c", "EX-E2E.d", "EX-E2E.l", "EX-E2E.m", "FL-MS.d", "FL-TRT.a", "FL-TRT.b", "FL-TRT.c"}
+AWAITED = {"EX-E2E.c", "EX-E2E.d", "EX-E2E.l", "EX-E2E.m", "FL-F4a.i", "FL-MS.d", "FL-TRT.a", "FL-TRT.b", "FL-TRT.c"}
 
 
 def test_the_shipped_records_answer_every_claim_that_an_experiment_reads(shipped):

@@ -69,6 +69,6 @@ def test_the_summary_names_every_paper_and_compares_with_the_shipped(capsys):
     reproduction._summarise(found.model_copy(update={"results": found.reference}))
     said = capsys.readouterr().out
     assert said.count("arXiv") == 4 and len(said.splitlines()) < 25
-    told = re.search(r"(\d+) of (\d+) values agree with the shipped ones", said)
+    told = re.search(r"(\d+) of (\d+) claims agree\. ", said)
     assert told and int(told[1]) == int(told[2]) > 50
     assert all(claim.id in said for claim in registry.load() if claim.primary)

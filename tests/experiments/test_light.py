@@ -28,9 +28,10 @@ def test_experiments_are_described_without_an_engine():
 
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_the_plan_of_a_platform_loads_no_engine(platform):
-    """Where a platform names its hardware, the scaling model predicts minutes, and that takes torch and scipy."""
+    """Where a platform names its hardware, the scaling model predicts minutes, and that takes torch and scipy. Where there
+    are finished records, pyarrow checks their series, and takes numpy."""
     command = ["plan", "--platform", platform, "--json"]
-    assert not loaded(f"from repro import cli\ncli.app({command}, standalone_mode=False)")
+    assert loaded(f"from repro import cli\ncli.app({command}, standalone_mode=False)") <= {"numpy"}
 
 
 def test_help_loads_no_engine():

@@ -1,6 +1,6 @@
 """The registry of claims (`config/claims.yaml`) and its evaluation on run records: one verdict a claim.
 
-`document` reads the file, `reading` takes our value of a claim from the records, `verdict` judges it.
+`document` reads the file, `sample` takes our value of a claim from the records, `verdict` judges it.
 """
 
 import math
@@ -13,9 +13,10 @@ from pydantic import BaseModel
 
 from repro import experiments, paths
 from repro.claims import document
-from repro.claims import reading as selection
+from repro.claims import sample as selection
 from repro.claims.claim import Claim, Kind, Published
-from repro.claims.reading import Nothing, Reading, Sample
+from repro.claims.reading import Reading
+from repro.claims.sample import Nothing, Sample
 from repro.claims.verdict import Agreement, Scope, judge
 from repro.plan import config
 from repro.records import provenance
@@ -237,17 +238,18 @@ def _plural(word: str, count: int) -> str:
     return word if count == 1 else f"{word.removesuffix('y')}ies" if word.endswith("y") else f"{word}s"
 
 
+def number(value: float) -> str:
+    """Four digits; from 1,000 on, no decimals."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
+
+
 def numbers(row: Mapping[str, Any]) -> tuple[str, str]:
     """The paper's value and ours for a table, from a dumped `Verdict`: `1.71 ×`, `1.40 × [1.31, 1.52]`, and `OLDER`
     where that rests on runs by older code."""
-
-    def text(value: float) -> str:
-        return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
-
     unit = "" if row["unit"] == "1" else f" {row['unit']}"
-    paper, ours = ("–" if row[key] is None else text(row[key]) + unit for key in ("paper_value", "value"))
+    paper, ours = ("–" if row[key] is None else number(row[key]) + unit for key in ("paper_value", "value"))
     if row["interval"] is not None:
-        ours += " [{}, {}]".format(*map(text, row["interval"]))
+        ours += " [{}, {}]".format(*map(number, row["interval"]))
     return paper, ours + (OLDER if row["older_code"] and row["value"] is not None else "")
 
 

@@ -12,6 +12,7 @@ from repro import files
 from repro.cli import console
 from repro.cli import figures as drawing
 from repro.cli.cluster import app as box_commands
+from repro.cli.compare import compare
 from repro.cli.console import (
     Json,
     Results,
@@ -25,11 +26,12 @@ from repro.cli.console import (
     try_output,
     user_errors,
 )
+from repro.cli.docs import docs
 from repro.cli.explain import explain
 from repro.cli.place import place
 
 if TYPE_CHECKING:
-    from repro.plan.jobs import Plan
+    from repro.plan.models import Plan
 
 
 class _App(typer.Typer):
@@ -175,7 +177,7 @@ def allocation(
     """Run the points of an allocation, as the plan's platform does it."""
     from repro.jobs.allocation import run
     from repro.plan import config
-    from repro.plan.jobs import Plan
+    from repro.plan.models import Plan
     from repro.plan.packing import Allocation
 
     with user_errors():
@@ -264,9 +266,11 @@ def claims(
         raise typer.Exit(3)
 
 
+app.command()(compare)
 app.command()(place)
 app.command()(explain)
-for command in (drawing.figure, drawing.notebook, drawing.report, drawing.findings):
+app.command()(docs)
+for command in (drawing.figure, drawing.notebook, drawing.report):
     app.command()(command)
 app.add_typer(box_commands, name="box")
 

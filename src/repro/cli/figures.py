@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from repro import files, paths
 from repro.cli.console import Results, progress, records_folder, results_folder, stderr, try_output, user_errors
 
 
@@ -68,22 +67,3 @@ def report(
         try_output(out)
         html.write(records_folder(folder), figures or folder / "figures", out)
     stderr.print(escape(f"report: {out}"), soft_wrap=True)
-
-
-def findings(
-    results: Results = None,
-    out: Annotated[Path, typer.Option(help="Markdown file.")] = Path("docs/findings.md"),
-) -> None:
-    """What holds of each paper, in sentences with the records' numbers; default: the shipped ones, into docs/."""
-    from repro.claims import registry
-    from repro.experiments import stored
-    from repro.plan import config
-    from repro.report import findings as written
-
-    with user_errors():
-        shipped = paths.root() / "results/reference" / config.load()[0].reference
-        found = stored.collect(records_folder(results_folder(results) if results else shipped))
-        with files.replacing(paths.root() / out) as temporary:
-            temporary.write_text(
-                written.text(registry.evaluate(registry.load(), found.records, found.problems)), "utf-8"
-            )

@@ -2,10 +2,7 @@
 
 import contextlib
 import math
-import os
-import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
-from repro.cli.console import Json, emit, progress, stderr, stdout, try_output, user_errors
+from repro.cli.clock import Clock
+from repro.cli.console import Json, progress, stderr, try_output, user_errors
+from repro.cli.placed import numbers, show
 
 if TYPE_CHECKING:  # loading these takes a second, and `repro --help` waits for none
-    import numpy as np
-
     from repro.exflow import Placement, Trace
     from repro.exflow.levels import Levels
     from repro.topology import Topology
@@ -130,7 +127,7 @@ def place(
         if on_tokens and len(known.sizes) > 2:
             raise ValueError(f"objective is {objective}: knows GPUs and nodes, found {len(known.sizes)} levels")
         _compile(on_tokens)
-        clock = _Clock(math.inf if time_limit is None else time_limit)
+        clock = Clock(math.inf if time_limit is None else time_limit)
         routing = exflow.load_trace(trace, num_experts, top_k)
         _check_extra_slots(extra_slots, routing, known)
         counts, ends = exflow.transitions(routing), (known.costs[0], known.costs[-1])
@@ -156,54 +153,17 @@ def place(
             if out is not None:
                 exflow.FORMATS[format_](placed, out, **({"dense_layers": dense_layers} if dense_layers else {}))
             proving = clock.within(BOUND_S) if time_limit is None else clock
-            result = _numbers(placement, routing, counts, levels is not None, proving) | {"seconds": seconds}
+            result = numbers(placement, routing, counts, levels is not None, proving) | {"seconds": seconds}
             if extra_slots:
                 found = asdict(exflow.evaluate_replicas(placed, routing))
                 result |= {f"copies_{name}": value for name, value in found.items()}
-    _show(result, json_)
+    show(result, json_)
     if clock.interrupted:
         where = "" if out is None else f", and is in {out}"
         stderr.print(
             escape(f"interrupted: this is the best placement that was found until then{where}"), soft_wrap=True
         )
         raise typer.Exit(INTERRUPTED)
-
-
-class _Clock:
-    """Seconds that are left of the command: `seconds` at first, none once Ctrl-C was pressed."""
-
-    def __init__(self, seconds: float) -> None:
-        self.end, self.interrupted = time.perf_counter() + seconds, False
-
-    def __call__(self) -> float:
-        return 0.0 if self.interrupted else self.end - time.perf_counter()
-
-    def share(self, share: float) -> float:
-        """So much of what is left, and never nothing: a search finds something in a moment, too."""
-        return max(share * self(), 1e-3)
-
-    def within(self, seconds: float) -> Callable[[], float]:
-        """The seconds that are left of these `seconds` from now on, and of the command."""
-        end = time.perf_counter() + seconds
-        return lambda: min(self(), end - time.perf_counter())
-
-    @contextlib.contextmanager
-    def stopped_by_interrupts(self) -> Iterator[None]:
-        """The first Ctrl-C makes this clock say 0; the second ends the process at once, whatever it is in."""
-
-        def stop(number: int, frame: object) -> None:
-            self.interrupted = True
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            with contextlib.suppress(OSError):  # whoever read it may be gone
-                os.write(2, b"\nstopping with the best placement so far; Ctrl-C again ends at once\n")
-
-        before = signal.getsignal(signal.SIGINT)
-        if before is not signal.SIG_IGN:  # as of a job in the background
-            signal.signal(signal.SIGINT, stop)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
 
 
 def _machine(
@@ -249,16 +209,6 @@ def _compile(on_tokens: bool) -> None:
         exflow.place_for_fanout(trace, exflow.place(counts, 2, method="contiguous"), sweeps=1)
 
 
-def _show(result: dict[str, float], json_: bool) -> None:
-    if result["bound_share"] < 1:
-        done = f"{result['bound_share']:.0%}"
-        stderr.print(f"bound: complete for {done} of the pairs of layers when the time was over, weaker for the others")
-    if json_:
-        return emit(result)
-    for name, value in result.items():
-        stdout.print(f"{name:27} {value:.4f}", markup=False)
-
-
 @contextlib.contextmanager
 def _option_names() -> Iterator[None]:
     """A ValueError about a parameter, `max_load is 0.5: ...`, names the option that the user knows, --max-load."""
@@ -278,27 +228,6 @@ def _naming(option: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"{option}: {error}") from error
-
-
-def _numbers(
-    placement: "Placement", routing: "Trace", counts: "np.ndarray", by_level: bool, clock: Callable[[], float]
-) -> dict[str, float]:
-    """Cost, bound and gap of a placement on the trace and its counts. The bound gets what is left on the clock."""
-    from repro import exflow
-    from repro.exflow.bound import lower_bound_within
-
-    cost = exflow.evaluate(placement, counts)
-    fan_out = asdict(exflow.fan_out(placement, routing)) if routing.k > 1 else {}
-    bound, share = lower_bound_within(counts, placement.gpus, clock=clock)
-    names = ["hops_per_token", "crossing_fraction", "intra_hops", "inter_hops", "max_load"]
-    names += ["max_load_worst_layer"] * (placement.max_load is not None)
-    result = {name: getattr(cost, name) for name in names}
-    result |= {"bound": bound, "gap": exflow.gap(cost.crossing_fraction, bound), "bound_share": share}
-    if by_level:
-        result["weighted_hops"] = cost.weighted_hops
-        by_name = zip(placement.machine.names, cost.level_hops, strict=True)
-        result |= {f"{name}_hops": hops for name, hops in by_name}
-    return result | fan_out
 
 
 def _check_output(out: Path | None, format_: str, dense_layers: int, extra_slots: int) -> None:

@@ -13,7 +13,7 @@ from repro import paths
 from repro.cli.console import stdout
 from repro.files import replacing
 from repro.plan import jobs
-from repro.plan.jobs import Job, Plan
+from repro.plan.models import Job, Plan
 
 DAY_HOURS = 8  # a figure that takes longer on a cluster is marked
 _KEPT_DAYS = 60  # longer than any job waits in a queue

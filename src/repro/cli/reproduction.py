@@ -15,15 +15,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from repro import paths
-from repro.claims import registry
-from repro.claims import shipped as shipped_values
+from repro.claims import compare, registry, sides
 from repro.cli import verdicts
+from repro.cli.compare import summarise
 from repro.cli.console import stderr, stdout
 from repro.emulate import netns
 from repro.experiments import stored
 from repro.jobs import journal, runner
 from repro.plan import jobs as plan
-from repro.plan.jobs import Plan
+from repro.plan.models import Plan
 from repro.records import record
 
 _LOOK_S = 0.5
@@ -158,15 +158,18 @@ def _lines(watch: _Watch) -> list[str]:
 def _summarise(found: Plan) -> None:
     """One screen: the primary claims beside the shipped records, and a tally of each paper."""
     claims = registry.load()
-    here, shipped = _judged(found.results), _judged(found.reference)
-    beside = shipped_values.compare(claims, here, shipped)
+    here = sides.read("here", paths.root() / found.results, claims)
+    beside = compare.compare(claims, here, sides.read("shipped", paths.root() / found.reference, claims))
+    titles = {claim.id: claim.title for claim in claims}
     stdout.print()
-    verdicts.show_primary([row for row in here if row.primary], {claim.id: claim.title for claim in claims}, beside)
+    verdicts.show_primary(
+        [row for row in here.verdicts if row.primary], titles, {row.name: row for row in beside.claims}
+    )
     for key, paper in registry.papers().items():
-        rows = [row for row in here if row.id.startswith(f"{key}-")]
+        rows = [row for row in here.verdicts if row.id.startswith(f"{key}-")]
         stdout.print(f"arXiv {paper.id} ({key}): {registry.tally(rows)}", soft_wrap=True)
-    told = [each.agrees for each in beside.values() if each.agrees is not None]
-    stdout.print(f"{sum(told)} of {len(told)} values agree with the shipped ones ({found.reference}).", soft_wrap=True)
+    stdout.print(f"Beside the shipped records ({found.reference}):", soft_wrap=True)
+    summarise(beside)
     stdout.print(f"Report: {paths.root() / found.results / 'report.html'}", soft_wrap=True)
 
 

@@ -11,13 +11,15 @@ from rich.text import Text
 
 from repro.claims import registry
 from repro.claims.claim import Claim
+from repro.claims.compare import cells
 from repro.claims.registry import Verdict
-from repro.claims.shipped import Beside
+from repro.claims.sides import Row
 from repro.cli.console import stdout
 from repro.experiments import closest
 
 _LOOKS = ("bold green", "green", "yellow", "yellow", "dim", "bold red", "dim", "dim")
 STYLES = dict(zip(registry.WORDS, _LOOKS, strict=True))
+ANSWERS = {"yes": "yes", "no": "[bold red]no[/]", "flipped": "[bold red]flipped[/]", "–": "[dim]–[/]"}
 
 
 def chosen(claims: Sequence[Claim], which: Sequence[str], experiment: str | None) -> list[Claim]:
@@ -60,25 +62,25 @@ def show(rows: Sequence[Verdict], titles: Mapping[str, str], grouped: bool, reas
     stdout.print(registry.tally(rows) + (" (one paper: repro claims ZT)" if grouped else ""))
 
 
-def show_primary(rows: Sequence[Verdict], titles: Mapping[str, str], beside: Mapping[str, Beside]) -> None:
+def show_primary(rows: Sequence[Verdict], titles: Mapping[str, str], beside: Mapping[str, Row]) -> None:
     """The primary claims: this run's value, whether it is where the shipped ones expect it, and the shipped verdict."""
     what = Column("primary claim", ratio=1, no_wrap=True, overflow="ellipsis")
     names = ("paper", "here", "as shipped", "shipped verdict")
-    table = _plain("", what, *(Column(name, no_wrap=True) for name in names))
-    answers = {True: "yes", False: "[bold red]no[/]", None: "[dim]–[/]"}
+    table = plain("", what, *(Column(name, no_wrap=True) for name in names))
     shown = []
     for row in rows:
-        known = beside[row.id]
+        known = cells(beside[row.id])
         paper, here = registry.numbers(row.model_copy(update={"interval": None}).model_dump())
-        word = known.shipped.split(" (")[0]
-        table.add_row(row.id, escape(titles[row.id]), paper, here, answers[known.agrees], word)
+        word = known["verdict_b"]
+        table.add_row(row.id, escape(titles[row.id]), paper, here, ANSWERS[known["answer"]], word)
         shown += [here, word]
     stdout.print(table)
     if marked := registry.older_code(shown):
         stdout.print(f"[dim]{marked}[/]", soft_wrap=True)
 
 
-def _plain(*columns: str | Column) -> Table:
+def plain(*columns: str | Column) -> Table:
+    """An empty table in the look that these commands share."""
     look = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "show_edge": False, "pad_edge": False, "expand": True}
     return Table(*columns, **look)
 
@@ -96,7 +98,7 @@ def _note(row: Verdict) -> str:
 def _table(rows: list[Verdict], titles: Mapping[str, str], grouped: bool) -> Table:
     what = Column("what", ratio=1, no_wrap=grouped, overflow="ellipsis" if grouped else "fold")
     first, *last = (Column(name, no_wrap=True) for name in ("claim", "paper", "here", "agreement"))
-    table = _plain(first, what, *last)
+    table = plain(first, what, *last)
     for base, group in groupby(rows, key=lambda row: row.id.partition(".")[0] if grouped else row.id):
         row, *others = sorted(group, key=lambda row: not row.primary)
         short = row.model_copy(update={"interval": None}) if grouped else row

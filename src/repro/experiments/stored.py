@@ -6,6 +6,7 @@ Who plans, judges or draws reads records here; `repro.records` knows files alone
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -34,13 +35,18 @@ def collect(folder: Path) -> Collection:
     return found
 
 
+def place(run: Record) -> tuple[str, int, tuple[tuple[str, Any], ...]]:
+    """Experiment, repeat and point, the same for two records of one run. A parameter that a record lacks has its default:
+    it is of a time before there was that parameter."""
+    point = experiments.get(run.experiment).parameters.model_validate(run.point).model_dump()
+    return run.experiment, run.repeat, tuple(point.items())
+
+
 def _of_one_point(records: Mapping[Path, Record]) -> list[list[Path]]:
-    """The records that share point and repeat. A parameter that a record lacks has its default: it is of a time before
-    there was that parameter."""
+    """The records that share point and repeat."""
     found = defaultdict(list)
     for path, run in records.items():
-        point = experiments.get(run.experiment).parameters.model_validate(run.point).model_dump()
-        found[run.experiment, run.repeat, tuple(point.items())].append(path)
+        found[place(run)].append(path)
     return [alike for alike in found.values() if len(alike) > 1]
 
 

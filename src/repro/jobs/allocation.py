@@ -17,7 +17,7 @@ from repro.jobs.journal import Running
 from repro.jobs.srun import JobSteps
 from repro.plan import jobs as plan
 from repro.plan.config import Platform
-from repro.plan.jobs import Job, Plan
+from repro.plan.models import Job, Plan
 from repro.plan.packing import Allocation
 from repro.records import provenance, record
 

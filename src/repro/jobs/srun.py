@@ -16,7 +16,7 @@ from repro.jobs.journal import Entry, Running
 from repro.launch import joined, seats, watchdog
 from repro.plan import jobs as plan
 from repro.plan.config import Node, Platform, Slurm
-from repro.plan.jobs import Job, Plan
+from repro.plan.models import Job, Plan
 from repro.plan.packing import Allocation
 from repro.records import provenance, record
 from repro.records.record import Cause

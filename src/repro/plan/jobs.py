@@ -1,126 +1,24 @@
 """What is there to run: every point of a tier with its state, expected minutes and ranks."""
 
-import contextlib
 import json
 import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
-from pydantic import AwareDatetime, BaseModel, SerializeAsAny, ValidationInfo, field_validator
-
-from repro import experiments, files, paths
+from repro import experiments, paths
 from repro.experiments import stored
 from repro.experiments.base import Point
-from repro.plan import config, packing
+from repro.plan import config, expected, packing
+from repro.plan.models import FigurePlan, Job, Plan, QueueCost, SlurmPlan, State
 from repro.plan.packing import Allocation
 from repro.records import provenance, record
 
 _READ_MINUTES = 0.8  # for notebooks, verdicts and the report, on 2 cores
 _IMPORT_MINUTES = 0.07  # until the process of an allocation has imported torch and the experiment
-
-Predictor = Callable[[Any], float | None]  # seconds or bytes of a point
-State = Literal["done", "stale", "failed", "skipped", "to run"]
-
-
-class Job(BaseModel):
-    """One repeat of one point.
-
-    attempt                 number of its next run, or of its only one when it is done
-    nodes, tasks_per_node   what a job starts for it
-    packages                those of a node that it uses
-    """
-
-    experiment: str
-    point: SerializeAsAny[Point]
-    repeat: int
-    record: str  # relative to the root
-    state: State
-    attempt: int
-    minutes: float
-    ranks: int
-    nodes: int = 1
-    packages: int = 1
-    tasks_per_node: int = 1
-    rank_gb: float | None = None  # predicted memory of a rank, where the platform says what it has
-
-    @field_validator("point", mode="before")
-    @classmethod
-    def _typed(cls, value: Any, info: ValidationInfo) -> Any:
-        """A point that is read from a plan file is one of its experiment again."""
-        return experiments.get(info.data["experiment"]).parameters.model_validate(value)
-
-
-class FigurePlan(BaseModel):
-    """What one figure costs: the jobs it shows and the minutes they take, how many of them are still to run, and the
-    minutes of those. `queue` tells more where they are Slurm jobs."""
-
-    notebook: str
-    experiments: list[str]
-    jobs: int
-    minutes: float
-    to_run: int
-    minutes_left: float
-    queue: "QueueCost | None" = None
-
-
-class QueueCost(BaseModel):
-    """Cost of what is still to run: Slurm jobs, rows of the queue's rules, hours of whole nodes and of their GPUs, and
-    hours until all have run, without waiting for nodes."""
-
-    allocations: int
-    bins: list[str]
-    node_hours: float
-    gpu_hours: float
-    wall_hours: float
-
-
-class SlurmPlan(BaseModel):
-    """Where allocations are Slurm jobs. `missing`: settings of the platform file without which nothing is submitted;
-    `tasks_per_node`: what every job asks for, as nodes are given whole; `submission` and `beginning`: of every job, as
-    `config.Slurm` quotes them."""
-
-    settings: config.Slurm
-    submission: dict[str, str | int]
-    beginning: str
-    tasks_per_node: int
-    missing: list[str]
-    cost: QueueCost
-
-
-class Plan(BaseModel):
-    """All jobs of a tier on a platform.
-
-    results     where they go, relative to the root
-    allocations what is still to run, as the platform runs it
-    minutes     until all of that has run on this machine's cores, and figures and verdicts are made
-    memory_gb   what a rank of the platform has
-    unfit       how many points the platform's nodes cannot hold, by reason
-    predicted   experiments whose minutes `repro.scaling` predicts where no record knows them
-    """
-
-    made: AwareDatetime
-    platform: str
-    tier: str
-    results: str
-    reference: str
-    shipped: int  # records in `reference`
-    outdated: int  # those of older code
-    memory_gb: float | None
-    jobs: list[Job]
-    minutes: float
-    figures: dict[str, FigurePlan]
-    experiments: dict[str, bool]  # and whether their points are timed
-    allocations: list[Allocation]
-    unfit: dict[str, int] = {}
-    predicted: list[str] = []
-    slurm: SlurmPlan | None = None
 
 
 def job_id(experiment: str, point: Point, repeat: int) -> str:
@@ -142,44 +40,6 @@ def state(path: Path, source: str) -> tuple[State, int]:
     return ("done" if found.status == "ok" else "skipped"), found.attempt
 
 
-def _shipped(folder: Path) -> tuple[dict[str, float], list[tuple[str, str]]]:
-    """Of the shipped records: minutes that each point took, by experiment and point, and the code (experiment and
-    source hash) that made each. Those of older code count too; a file that is no record tells nothing."""
-    times: dict[str, list[float]] = {}
-    code = []
-    for path in folder.rglob("*.json"):
-        with contextlib.suppress(ValueError, KeyError, TypeError, OSError, RecursionError):
-            run = json.loads(files.read(path))  # not `record.read`: 550 of them take half a second to check
-            start, end = (datetime.fromisoformat(run["provenance"][name]) for name in ("start", "end"))
-            code.append((str(run["experiment"]), run["provenance"]["source_hash"]))
-            times.setdefault(_key(run["experiment"], run["point"]), []).append((end - start).total_seconds() / 60)
-    return {key: median(values) for key, values in times.items()}, code
-
-
-def _key(experiment: str, point: dict[str, Any]) -> str:
-    return json.dumps([experiment, point], sort_keys=True)
-
-
-def _predictors(hardware: str | None, file: str) -> dict[str, Predictor]:
-    """By experiment, what predicts its points on the platform's hardware."""
-    if hardware is None:
-        return {}
-    from repro import scaling  # scipy and torch: only where a platform asks for it
-
-    if hardware not in scaling.CATALOGUE:
-        raise config.ConfigError(f"{file}: hardware: found {hardware!r}, allowed: {', '.join(scaling.CATALOGUE)}")
-    found = [each for name in experiments.names() for each in experiments.get(name).predicts.items()]
-    return {name: partial(predict, hardware=hardware) for name, predict in found}
-
-
-def _predicted(predict: Predictor, point: Point, where: str) -> float | None:
-    """Seconds or bytes of a point; ConfigError where its numbers are beyond what predicts them."""
-    try:
-        return predict(point)
-    except (ValueError, RuntimeError, ArithmeticError) as error:
-        raise config.ConfigError(f"{where}: {point.label}: {error}") from error
-
-
 def _jobs(
     experiment: str,
     grid: config.Grid,
@@ -187,17 +47,17 @@ def _jobs(
     minutes: dict[str, float],
     source: str,
     where: str,
-    predict: Predictor | None = None,
+    predict: expected.Predictor | None = None,
     occasion: int = 1,
 ) -> list[Job]:
     jobs = []
     for point in config.points(experiment, grid, where):
         shape = point.shape
         nodes, in_node = (1, 1) if point.one_machine else (shape.nodes, shape.in_node)
-        expected = minutes.get(_key(experiment, point.model_dump()))
-        if expected is None:
-            seconds = None if predict is None else _predicted(predict, point, where)
-            expected = grid.minutes if seconds is None else seconds / 60
+        likely = minutes.get(expected.key(experiment, point.model_dump()))
+        if likely is None:
+            seconds = None if predict is None else expected.predicted(predict, point, where)
+            likely = grid.minutes if seconds is None else seconds / 60
         for repeat in _repeats(experiment, grid, occasion):
             path = f"{results}/records/{experiment}/{job_id(experiment, point, repeat)}.json"
             found, attempt = state(paths.root() / path, source)
@@ -209,7 +69,7 @@ def _jobs(
                     record=path,
                     state=found,
                     attempt=attempt,
-                    minutes=round(expected, 3),
+                    minutes=round(likely, 3),
                     ranks=shape.ranks,
                     nodes=nodes,
                     packages=shape.packages if in_node > 1 else 1,
@@ -254,9 +114,9 @@ def make(
             f"tier {settings.tier!r} has no points in config/config.yaml; those that have: {', '.join(full)}"
         )
     results = config.results_folder(settings, where)
-    minutes, shipped = _shipped(paths.root() / "results/reference" / settings.reference / "records")
+    minutes, shipped = expected.shipped(paths.root() / "results/reference" / settings.reference / "records")
     file = f"config/platforms/{settings.platform}.yaml"
-    predictors = _predictors(where.hardware, file)
+    predictors = expected.predictors(where.hardware, file)
     jobs = []
     for name, experiment in settings.experiments.items():
         source = provenance.source_hash(f"repro.experiments.{name}")
@@ -268,7 +128,7 @@ def make(
         jobs += _interleaved(mine) if experiments.get(name).timed else mine
     for job in jobs if where.memory_gb is not None else []:
         place = f"config/config.yaml: experiments.{job.experiment}"
-        nbytes = _predicted(experiments.get(job.experiment).memory, job.point, place)
+        nbytes = expected.predicted(experiments.get(job.experiment).memory, job.point, place)
         job.rank_gb = None if nbytes is None else round(nbytes / 1e9, 2)
     fit, unfit = _fitting(jobs, where)
     try:

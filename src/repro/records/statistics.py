@@ -21,10 +21,10 @@ def mean_interval(means: Sequence[float]) -> tuple[float, float, float]:
     return middle, middle - half, middle + half
 
 
-def prediction_interval(means: Sequence[float], further: int = 1) -> tuple[float, float]:
-    """Where the mean of so many further values of the same kind lies, 19 times in 20."""
+def prediction_interval(means: Sequence[float], further: int = 1, level: float = LEVEL) -> tuple[float, float]:
+    """Where the mean of so many further values of the same kind lies, with probability `level`."""
     middle, spread = _mean_and_spread(means)
-    half = _t(len(means) - 1) * spread * math.sqrt(1 / further + 1 / len(means))
+    half = _t(len(means) - 1, level) * spread * math.sqrt(1 / further + 1 / len(means))
     return middle - half, middle + half
 
 
@@ -36,13 +36,13 @@ def _mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
     return middle, math.sqrt(sum(each * each for each in apart) / (len(values) - 1))
 
 
-def _t(freedom: int) -> float:
-    """Quantile of Student's distribution that leaves half of what is outside `LEVEL` above it."""
+def _t(freedom: int, level: float = LEVEL) -> float:
+    """Quantile of Student's distribution that leaves half of what is outside `level` above it."""
     if freedom == 0:
         return 1.0
     from scipy.special import stdtrit  # not above: claims are also checked where nothing is evaluated
 
-    return float(stdtrit(freedom, (1 + LEVEL) / 2))
+    return float(stdtrit(freedom, (1 + level) / 2))
 
 
 def occasions(starts: Sequence[datetime]) -> list[int]:

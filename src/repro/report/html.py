@@ -8,13 +8,12 @@ from typing import Any
 
 import jinja2
 
-from repro import __version__, files, paths
+from repro import __version__, files
+from repro.claims import compare, sides
 from repro.claims import registry as claims
-from repro.claims import shipped as shipped_values
 from repro.claims.claim import KIND
 from repro.claims.verdict import AGREEMENT, SCOPE
 from repro.experiments import stored
-from repro.plan import config
 from repro.records import provenance, record
 from repro.report import explanations, figures
 
@@ -35,8 +34,8 @@ def write(records: Path, pictures: Path, out: Path) -> None:
     runs = list(found.records.values())
     registry = claims.load()
     verdicts = claims.evaluate(registry, found.records, found.problems)
-    shipped = stored.collect(paths.root() / "results/reference" / config.load()[0].reference / "records")
-    beside = shipped_values.compare(registry, verdicts, claims.evaluate(registry, shipped.records))
+    here = sides.Side("here", records, found.records, verdicts, found.problems)
+    compared = compare.section(compare.compare(registry, here, sides.shipped(registry)))
     drawn = {path.relative_to(pictures).with_suffix("").as_posix(): path for path in pictures.rglob("*.png")}
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
@@ -45,7 +44,7 @@ def write(records: Path, pictures: Path, out: Path) -> None:
         version=__version__,
         verdicts=verdicts,
         titles={claim.id: claim.title for claim in registry},
-        beside=beside,
+        beside={cells["name"]: cells for cells in compared["claims"]},
         explained=[
             explanations.tell(claim, explained.get(claim.id), found.records, found.problems)
             for claim, row in zip(registry, verdicts, strict=True)

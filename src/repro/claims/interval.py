@@ -1,0 +1,66 @@
+"""Where the value of a claim lies, by its runs."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from repro.claims.reading import Reading
+from repro.records import statistics
+from repro.records.record import Record
+
+
+def of(
+    reading: Reading,
+    values: list[float],
+    occasions: list[int],
+    pairs: Sequence[tuple[float, list[tuple[Path, Record]]]],
+) -> tuple[float, tuple[float, float]]:
+    """A claim's value, and its interval as `Reading.sampled` says."""
+    if reading.banded:
+        low, high = reading.band(pairs[0][1][0][1])
+        return values[0], (low, high)
+    if reading.sampled == "once":
+        return values[0], (values[0], values[0])
+    if reading.columns is not None:
+        from repro.experiments.common import sequences  # pandas
+
+        sides = [[found[side][0] for _, found in pairs] for side in range(len(reading.groups))]
+        value, low, high = sequences.ratio(sides, *reading.columns, reading.complement)
+        return (1 - value, (1 - high, 1 - low)) if reading.form == "reduction" else (value, (low, high))
+    scale = scale_of(reading, values)
+    value, low, high = statistics.mean_interval(scale.means(values, occasions))
+    low, high = sorted((scale.back(low), scale.back(high)))
+    return scale.back(value), (low, high)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Where values are averaged: `to` takes a value there and `back` from there."""
+
+    to: Callable[[float], float]
+    back: Callable[[float], float]
+    by_occasion: bool
+
+    def means(self, values: Sequence[float], occasions: Sequence[int]) -> list[float]:
+        """Independent values: of each occasion the mean; or each value."""
+        there = [self.to(value) for value in values]
+        if not self.by_occasion:
+            return there
+        each = [[v for v, o in zip(there, occasions, strict=True) if o == number] for number in sorted(set(occasions))]
+        return [sum(group) / len(group) for group in each]
+
+
+def scale_of(reading: Reading, values: Sequence[float]) -> Scale:
+    """Logarithms for a ratio, and of 1 - value for a reduction; else values as they are."""
+    ratio, by_occasion = reading.over is not None or reading.sequence is not None, reading.sampled == "occasions"
+    reduction = reading.form == "reduction"
+    if not ratio or min(1 - value if reduction else value for value in values) <= 0:
+        return Scale(lambda value: value, lambda value: value, by_occasion)
+    if reduction:
+        return Scale(lambda value: math.log(1 - value), lambda there: 1 - _exp(there), by_occasion)
+    return Scale(math.log, _exp, by_occasion)
+
+
+def _exp(there: float) -> float:
+    return math.exp(there) if there < 700 else math.inf

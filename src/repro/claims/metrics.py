@@ -1,0 +1,186 @@
+"""The metrics of points that two folders of records both hold: the part of a comparison that asks for no claim.
+
+What a run counts or computes is to be the same, record by record. What the machine's state changes, such as times, or bytes
+moved for requests that arrive in time, is compared by points: the mean of A's runs with what B's occasions allow, if both
+ran on the same kind of machine. Of hundreds of numbers some lie outside an interval of 95 % by chance, so these intervals are
+so wide that *all* of them hold 19 times in 20.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from repro import experiments
+from repro.claims.sides import SAME, Row, Side, Told, between, other_code, same, time_limited, untold
+from repro.experiments import stored
+from repro.records import statistics
+from repro.records.record import Record
+
+_CLOCK = {"s", "1/s", "s/token", "tokens/s", "bytes/s", "TFLOP/s"}  # units
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The runs of one point and repeat in A and B. `name`: A's record."""
+
+    name: str
+    a: Record
+    b: Record
+
+    def values(self, metric: str) -> tuple[float | None, float | None]:
+        a, b = (run.metrics[metric].value if metric in run.metrics else None for run in (self.a, self.b))
+        return a, b
+
+    def unit(self, metric: str) -> str:
+        return next(run.metrics[metric].unit for run in (self.a, self.b) if metric in run.metrics)
+
+
+def compare(a: Side, b: Side) -> tuple[list[Row], list[str], list[str]]:
+    """Rows of the points that both hold, then the records of points that only A has, and only B."""
+    ours, theirs = ({stored.place(run): path for path, run in side.records.items()} for side in (a, b))
+    rows, clocked, changing = [], defaultdict(list), _changing(b.records.values())
+    for place in ours.keys() & theirs.keys():
+        pair = Pair(_name(ours[place]), a.records[ours[place]], b.records[theirs[place]])
+        if told := _apart(pair, a, b):
+            rows.append(Row(**vars(told), name=pair.name, title="all metrics", unit="", a=None, b=None))
+            continue
+        for metric in pair.a.metrics.keys() | pair.b.metrics.keys():
+            if None not in pair.values(metric) and _by_a_clock(pair, metric, changing):
+                clocked[_point(pair.a), metric].append(pair)
+            else:
+                rows.append(_counted(pair, metric, a, b))
+    rows += _timed(clocked, b)
+    only_a, only_b = ([_name(x[at]) for at in x if at not in y] for x, y in ((ours, theirs), (theirs, ours)))
+    return sorted(rows, key=lambda row: (row.name, row.title)), only_a, only_b
+
+
+def _point(run: Record) -> Any:
+    """The same for all repeats of a point."""
+    experiment, _, values = stored.place(run)
+    return experiment, values
+
+
+def _name(path: Path) -> str:
+    return f"{path.parent.name}/{path.name}"
+
+
+def _apart(pair: Pair, a: Side, b: Side) -> Told | None:
+    """Why no metric of two runs of one point can be compared."""
+    sides = ((a.name, pair.a), (b.name, pair.b))
+    if any(run.status != "ok" for _, run in sides):
+        return untold("no numbers", ", ".join(f"{name} {run.status} {run.cause or ''}".strip() for name, run in sides))
+    if pair.a.evidence != pair.b.evidence:
+        return untold("other evidence", ", ".join(f"{name} {run.evidence}" for name, run in sides))
+    apart = sorted({key for key, _ in pair.a.conditions.items() ^ pair.b.conditions.items()})
+    found = [f"{key}: {', '.join(f'{name} {run.conditions.get(key)}' for name, run in sides)}" for key in apart]
+    return untold("other conditions", "; ".join(found)) if found else None
+
+
+def _changing(runs: Iterable[Record]) -> dict[tuple[str, str], bool]:
+    """For the metrics of points that were run more than once: whether they ever differed between repeats."""
+    first: dict[Any, Record] = {}
+    found: dict[tuple[str, str], bool] = {}
+    for run in runs:
+        other = first.setdefault((_point(run), run.evidence), run)
+        for name in (run.metrics.keys() & other.metrics) if other is not run else ():
+            same_value = math.isclose(run.metrics[name].value, other.metrics[name].value, rel_tol=_ROUNDING)
+            found[run.experiment, name] = found.get((run.experiment, name), False) or not same_value
+    return found
+
+
+def _by_a_clock(pair: Pair, metric: str, changing: Mapping[tuple[str, str], bool]) -> bool:
+    """Whether the machine's state may change it: by its unit, and in a timed experiment unless repeats never differ in it."""
+    run = pair.a
+    if time_limited(run):
+        return True
+    if experiments.get(run.experiment).timed:
+        return pair.unit(metric) in _CLOCK or changing.get((run.experiment, metric), True)
+    return pair.unit(metric) in _CLOCK and run.evidence != "modelled"
+
+
+def _counted(pair: Pair, metric: str, a: Side, b: Side) -> Row:
+    ours, theirs = pair.values(metric)
+    if ours is None or theirs is None:
+        told = untold("no value", f"{metric} is not in {a.name if ours is None else b.name}")
+    else:
+        told = other_code(same(ours, theirs), [pair.a], [pair.b])
+    return Row(**vars(told), name=pair.name, title=metric, unit=pair.unit(metric), a=ours, b=theirs)
+
+
+def _timed(clocked: Mapping[tuple[Any, str], list[Pair]], b: Side) -> list[Row]:
+    """A row for each point and metric, named after the record that is farthest from its partner."""
+    alike = defaultdict(list)
+    for run in b.records.values():
+        alike[_point(run)].append(run)
+    spreads = [_Spread(metric, pairs, alike[point]) for (point, metric), pairs in clocked.items()]
+    reasons = [spread.why_not(b.name) for spread in spreads]
+    level = statistics.LEVEL ** (1 / max(1, reasons.count(None)))
+    return [spread.row(told or spread.told(level)) for spread, told in zip(spreads, reasons, strict=True)]
+
+
+class _Spread:
+    """A clock's metric of one point: its means on occasions of A and of B, of logarithms where it is positive."""
+
+    def __init__(self, metric: str, pairs: list[Pair], alike: list[Record]) -> None:
+        first = pairs[0].b
+        kind = (first.evidence, first.conditions)
+        self.metric, self.pairs = metric, pairs
+        self.ours = [pair.a for pair in pairs]
+        self.theirs = [run for run in alike if metric in run.metrics and (run.evidence, run.conditions) == kind]
+        self.logarithms = all(run.metrics[metric].value > 0 for run in [*self.ours, *self.theirs])
+
+    def means(self, runs: list[Record]) -> list[float]:
+        """Of each occasion."""
+        found = defaultdict(list)
+        for run, occasion in zip(runs, statistics.occasions([run.provenance.start for run in runs]), strict=True):
+            value = run.metrics[self.metric].value
+            found[occasion].append(math.log(value) if self.logarithms else value)
+        return [sum(values) / len(values) for values in found.values()]
+
+    def back(self, value: float) -> float:
+        return (math.exp(value) if value < 700 else math.inf) if self.logarithms else value
+
+    def middle(self, runs: list[Record]) -> float:
+        means = self.means(runs)
+        return self.back(sum(means) / len(means))
+
+    def why_not(self, name: str) -> Told | None:
+        """What is known without an interval; None where it takes one."""
+        if all(a == b for a, b in self.values):
+            return other_code(Told(None, True, "the same value"), self.ours, self.theirs)
+        if not experiments.get(self.ours[0].experiment).timed:
+            return untold("not timed", "it depends on seconds, and other points ran beside it")
+        if _machines(self.ours) != _machines(self.theirs):
+            return untold("other machine", "times are compared on machines of one kind")
+        means = self.means(self.theirs)
+        if len(means) < 2:
+            return untold("too few runs", f"{name} has one occasion of this point")
+        if max(means) == min(means) and self.middle(self.ours) != self.middle(self.theirs):
+            return untold("too few runs", f"all of {name} are alike here, and those of other points are not")
+        return None
+
+    @property
+    def values(self) -> list[tuple[float, float]]:
+        """Of A's run and B's, repeat by repeat."""
+        return [(pair.a.metrics[self.metric].value, pair.b.metrics[self.metric].value) for pair in self.pairs]
+
+    def told(self, level: float) -> Told:
+        further = len(self.means(self.ours))
+        low, high = map(self.back, statistics.prediction_interval(self.means(self.theirs), further, level))
+        ends = (low - SAME * abs(low), high + SAME * abs(high))
+        found = between(self.middle(self.ours), ends, "all times lie together 19 times in 20")
+        return other_code(found, self.ours, self.theirs)
+
+    def row(self, told: Told) -> Row:
+        apart = [abs(a / b - 1) if b else abs(a) for a, b in self.values]
+        name, unit = self.pairs[apart.index(max(apart))].name, self.pairs[0].unit(self.metric)
+        a, b = self.middle(self.ours), self.middle(self.theirs)
+        return Row(**vars(told), name=name, title=self.metric, unit=unit, a=a, b=b)
+
+
+def _machines(runs: list[Record]) -> set[tuple[str, int, tuple[str, ...]]]:
+    return {(run.provenance.cpu, run.provenance.cores, tuple(run.provenance.gpu)) for run in runs}

@@ -1,0 +1,213 @@
+"""Our value of a claim, and the runs that it rests on.
+
+Runs that differ only in repeat and seed are repeats of one configuration. Groups (two sides of a ratio, the steps of a
+sequence) are compared inside one configuration and one evidence kind, repeat by repeat; nothing is ever mixed. Which
+repeats count is said before the runs, and further ones are not read: so no verdict can be had by running until it comes.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from repro.claims import interval
+from repro.claims.filters import accepts, matches, words
+from repro.claims.reading import OCCASIONS, Reading
+from repro.records import statistics
+from repro.records.record import Evidence, Record
+
+_STRONGEST_FIRST: tuple[Evidence, ...] = get_args(Evidence)
+Runs = Mapping[Path, Record]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the runs of one configuration say.
+
+    values      one per run, or pair of runs, that counts
+    occasions   number of the occasion of each
+    interval    of the claim's value, in the middle of it; its ends are infinite where there is none
+    complete    whether there are as many runs as a verdict takes
+    said        how many these are, in words
+    """
+
+    values: list[float]
+    occasions: list[int]
+    value: float
+    interval: tuple[float, float]
+    complete: bool
+    said: str
+    evidence: Evidence
+    configuration: dict[str, Any]
+    runs: Runs
+    remarks: list[str]
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """Why there is no value; `runs` are the failed or skipped ones."""
+
+    agreement: Literal["skipped", "not run"]
+    reason: str
+    runs: Runs = field(default_factory=dict)
+
+
+def read(
+    reading: Reading,
+    records: Runs,
+    in_scope: Callable[[Record], bool],
+    ordering: bool = False,
+    defaults: Mapping[str, Any] | None = None,
+) -> Sample | Nothing:
+    """Our value, from one configuration that has a run in every group.
+
+    Of several: one in scope, else of the stronger evidence kind, else the first by file name. `defaults`: what a field
+    that no filter names must be, outside the scope. `ordering` takes the smallest step of a sequence instead of first
+    to last.
+    """
+    runs = {path: run for path, run in sorted(records.items()) if run.experiment == reading.experiment}
+    groups = [{path: run for path, run in runs.items() if matches(run, filters)} for filters in reading.groups]
+    if nothing := _nothing(reading, runs, groups):
+        return nothing
+    compared = [run for path, run in runs.items() if any(path in group for group in groups)]
+    cells = dict.fromkeys((run.evidence, reading.configuration(run)) for run in compared if run.status == "ok")
+    found = [sample for cell in cells if (sample := _sample(reading, groups, *cell, ordering))]
+
+    def covered(sample: Sample) -> bool:
+        return all(in_scope(run) for run in sample.runs.values())
+
+    asked = {name for group in reading.groups for name in group}
+    usual = {name: value for name, value in (defaults or {}).items() if name not in asked}
+    samples = [s for s in found if covered(s) or not _unusual(s.configuration, usual)]
+    if not samples:
+        if found:
+            words_of = words(_unusual(found[0].configuration, usual))
+            return Nothing("not run", f"only runs with other settings than the claim's: {words_of}")
+        sides = f"no runs that differ only in what is compared ({'; '.join(map(words, reading.groups))})"
+        return Nothing("not run", f"{sides}, or their ratio is no finite number")
+    best = min(samples, key=lambda s: (not covered(s), _STRONGEST_FIRST.index(s.evidence)))
+    if len(samples) > 1:
+        best.remarks.append(f"{len(samples) - 1} other configurations or evidence kinds were not read")
+    return best
+
+
+def _unusual(configuration: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in configuration.items() if k in usual and not accepts(usual[k], v)}
+
+
+def _sample(
+    reading: Reading, groups: list[Runs], evidence: Evidence, configuration: tuple, ordering: bool
+) -> Sample | None:
+    """What the repeats say that every group has of one evidence kind and configuration; None when there is none."""
+    alike = [{p: run for p, run in group.items() if reading.configuration(run) == configuration} for group in groups]
+    usable = [
+        {
+            (run.repeat, run.seed): (path, run)
+            for path, run in reversed(group.items())
+            if _usable(reading, run, evidence)
+        }
+        for group in alike
+    ]
+    common = sorted(set.intersection(*map(set, usable)))
+    taken = [[group[key] for group in usable] for key in common]
+    if reading.sampled == "occasions":
+        taken = list(filter(_together, taken))
+    pairs = [(reading.combine([reading.of_run(run) for _, run in found], ordering), found) for found in taken]
+    pairs = [(value, found) for value, found in pairs if value is not None]
+    if not pairs:
+        return None
+    values = [value for value, _ in pairs]
+    occasions = statistics.occasions([found[0][1].provenance.start for _, found in pairs])
+    runs = {path: run for _, found in pairs for path, run in found}
+    value, ends = interval.of(reading, values, occasions, pairs)
+    many = len(set(occasions))
+    complete = len(values) >= reading.needed and (reading.sampled != "occasions" or many >= OCCASIONS)
+    return Sample(
+        values,
+        occasions,
+        value,
+        ends,
+        complete and all(map(math.isfinite, ends)),
+        _said(reading, len(values), many),
+        evidence,
+        dict(configuration),
+        runs,
+        _remarks(alike, sum(len(group) for group in usable) - len(runs)),
+    )
+
+
+def _usable(reading: Reading, run: Record, evidence: Evidence) -> bool:
+    return run.evidence == evidence and reading.counts(run) and reading.of_run(run) is not None
+
+
+def _together(found: Sequence[tuple[Path, Record]]) -> bool:
+    """Whether runs are of one occasion, as a comparison of times must be."""
+    return len(set(statistics.occasions([run.provenance.start for _, run in found]))) == 1
+
+
+def _said(reading: Reading, found: int, occasions: int) -> str:
+    """How many runs there are, and how many a verdict takes where they are fewer."""
+    if reading.banded:
+        return "a prediction with its band"
+    if reading.sampled == "once":
+        return "one run"
+    if reading.sampled == "sequences":
+        return "resampled by sequences" + (f", {found} of {reading.needed} seeds" if reading.needed > 1 else "")
+    if reading.sampled == "seeds":
+        return f"{found} of {reading.needed} seeds"
+    what = "runs" if reading.over is None and reading.sequence is None else "interleaved pairs"
+    many = "1 occasion" if occasions == 1 else f"{occasions} occasions"
+    return f"{found} of {reading.needed} {what}, on {many}" + (f" of {OCCASIONS}" if occasions < OCCASIONS else "")
+
+
+def _remarks(alike: list[Runs], alone: int) -> list[str]:
+    mine = {path: run for group in alike for path, run in group.items()}
+    found = []
+    for status in ("failed", "skipped"):
+        if bad := [run for run in mine.values() if run.status == status]:
+            kinds = ", ".join(sorted({str(run.cause) for run in bad}))
+            found.append(f"{status}: {kinds} ({len(bad)} of {len(mine)} runs)")
+    if alone:
+        found.append(f"{alone} runs have no partner of the same repeat and occasion")
+    return found
+
+
+def _nothing(reading: Reading, runs: Runs, groups: list[Runs]) -> Nothing | None:
+    """Why some group has no usable run; None when all have one. `runs`: all of the experiment."""
+    if not runs:
+        return Nothing("not run", f"no record of {reading.experiment}")
+    for filters, found in zip(reading.groups, groups, strict=True):
+        if any(reading.of_run(run) is not None for run in found.values()):
+            continue
+        bad = {path: run for path, run in found.items() if run.status != "ok"}
+        failed = {path: run for path, run in bad.items() if run.status == "failed"}
+        if len(bad) < len(found):
+            what = ", ".join(reading.metrics) + (f" per {reading.per}" if reading.per else "")
+            return Nothing("not run", f"the records with {words(filters)} give no {what}")
+        if failed:
+            return Nothing("not run", f"failed: {_causes(failed)}, {len(failed)} of {len(found)} runs", bad)
+        if bad:
+            return Nothing("skipped", f"skipped: {_causes(bad)}", bad)
+        reason = f"no record of {reading.experiment} with {words(filters)}"
+        return Nothing("not run", reason + _hint(filters, runs))
+    return None
+
+
+def _causes(runs: Runs) -> str:
+    """`oom (2), timeout (1)`, and the last line of the first detail."""
+    counts = Counter(str(run.cause) for run in runs.values())
+    details = [run.detail.strip().splitlines()[-1] for run in runs.values() if run.detail.strip()]
+    text = ", ".join(f"{cause} ({count})" for cause, count in sorted(counts.items()))
+    return text + (f": {details[0][:160]}" if details else "")
+
+
+def _hint(filters: Mapping[str, Any], runs: Runs) -> str:
+    """The first filter that alone refuses runs which pass all others, and what those have instead."""
+    for name, wanted in filters.items():
+        others = {key: value for key, value in filters.items() if key != name}
+        near = [run.facts.get(name) for run in runs.values() if matches(run, others)]
+        if near and not any(accepts(wanted, value) for value in near):
+            return f" (there {name} is {', '.join(sorted(set(map(str, near)))[:4])})"
+    return ""

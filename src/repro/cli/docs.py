@@ -1,0 +1,29 @@
+"""`repro docs`: the pages that are written from claims, figures, plan and shipped records."""
+
+from typing import Annotated
+
+import typer
+
+from repro.cli.console import progress, stderr, stdout, user_errors
+
+
+def docs(
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit code 1 where a page differs.")] = False,
+) -> None:
+    """Write docs/findings.md, docs/claims.md, docs/appendix/, and the marked parts and the picture of README.md."""
+    from repro.report import docs as written
+
+    with user_errors(), progress("pages"):
+        changed = written.outdated() if check else written.write()
+        if not check:
+            import matplotlib
+
+            matplotlib.use("agg")
+            written.draw()
+    for path in changed:
+        stdout.print(f"{path}: {'differs' if check else 'written'}", soft_wrap=True)
+    if check and changed:
+        stderr.print("write them anew: repro docs")
+        raise typer.Exit(1)
+    if not changed:
+        stdout.print("all pages are as the records say")

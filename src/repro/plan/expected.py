@@ -1,0 +1,54 @@
+"""What a point is expected to take: by shipped records, or by prediction where a platform asks for it."""
+
+import contextlib
+import json
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from repro import experiments, files
+from repro.experiments.base import Point
+from repro.plan import config
+
+Predictor = Callable[[Any], float | None]  # seconds or bytes of a point
+
+
+def shipped(folder: Path) -> tuple[dict[str, float], list[tuple[str, str]]]:
+    """Of the shipped records: minutes that each point took, by experiment and point, and the code (experiment and
+    source hash) that made each. Those of older code count too; a file that is no record tells nothing."""
+    times: dict[str, list[float]] = {}
+    code = []
+    for path in folder.rglob("*.json"):
+        with contextlib.suppress(ValueError, KeyError, TypeError, OSError, RecursionError):
+            run = json.loads(files.read(path))  # not `record.read`: 550 of them take half a second to check
+            start, end = (datetime.fromisoformat(run["provenance"][name]) for name in ("start", "end"))
+            code.append((str(run["experiment"]), run["provenance"]["source_hash"]))
+            times.setdefault(key(run["experiment"], run["point"]), []).append((end - start).total_seconds() / 60)
+    return {key: median(values) for key, values in times.items()}, code
+
+
+def key(experiment: str, point: dict[str, Any]) -> str:
+    return json.dumps([experiment, point], sort_keys=True)
+
+
+def predictors(hardware: str | None, file: str) -> dict[str, Predictor]:
+    """By experiment, what predicts its points on the platform's hardware."""
+    if hardware is None:
+        return {}
+    from repro import scaling  # scipy and torch: only where a platform asks for it
+
+    if hardware not in scaling.CATALOGUE:
+        raise config.ConfigError(f"{file}: hardware: found {hardware!r}, allowed: {', '.join(scaling.CATALOGUE)}")
+    found = [each for name in experiments.names() for each in experiments.get(name).predicts.items()]
+    return {name: partial(predict, hardware=hardware) for name, predict in found}
+
+
+def predicted(predict: Predictor, point: Point, where: str) -> float | None:
+    """Seconds or bytes of a point; ConfigError where its numbers are beyond what predicts them."""
+    try:
+        return predict(point)
+    except (ValueError, RuntimeError, ArithmeticError) as error:
+        raise config.ConfigError(f"{where}: {point.label}: {error}") from error

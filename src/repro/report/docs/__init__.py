@@ -1,0 +1,170 @@
+"""Every page that a command writes: `docs/findings.md`, `docs/claims.md`, the appendix, and the marked parts of README.
+
+`pages` reads `config/`, the catalogue of figures, the plan and the shipped records below `paths.root()`, so those of
+another checkout where REPRO_ROOT names it.
+"""
+
+import re
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from repro import files, paths
+from repro.claims import registry
+from repro.claims.claim import KIND
+from repro.claims.verdict import AGREEMENT, SCOPE
+from repro.experiments import stored
+from repro.plan import config
+from repro.report import figures, findings
+from repro.report.docs import facts, latex, table
+
+_TEMPLATES = Path(__file__).parent
+_PAGES = {
+    "docs/findings.md": "findings.md.j2",
+    "docs/claims.md": "claims.md.j2",
+    "docs/appendix/sc-ad-ae.tex": "sc-ad-ae.tex.j2",
+    "docs/appendix/ctuning.tex": "ctuning.tex.j2",
+    "docs/appendix/eurosys.md": "eurosys.md.j2",
+}
+README = "README.md"
+PICTURE = "docs/primary.png"  # in README
+# <!-- repro docs: NAME --> ... <!-- end of NAME -->, filled by readme-NAME.md.j2
+_PART = re.compile(r"(<!-- repro docs: (?P<name>[a-z]+) -->\n).*?(<!-- end of (?P=name) -->)", re.DOTALL)
+
+
+def pages(names: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """Every generated page by its path relative to the root: whole files, and README with its marked parts filled.
+    `names`: what the templates may use, where it is known already.
+
+    ValueError (ConfigError) for anything wrong in `config/`, for a claim that a template names and nobody judged, and
+    for a character that LaTeX here cannot set; jinja2.TemplateNotFound for a marked part that has no template.
+    """
+    said = vocabulary() if names is None else names
+    found = {path: _environment(path).get_template(name).render(said) for path, name in _PAGES.items()}
+
+    def filled(part: re.Match[str]) -> str:
+        text = _environment(README).get_template(f"readme-{part['name']}.md.j2").render(said)
+        return f"{part[1]}{text}{part[3]}"
+
+    return found | {README: _PART.sub(filled, (paths.root() / README).read_text("utf-8"))}
+
+
+def write() -> list[str]:
+    """Write what differs; the paths of those pages, relative to the root."""
+    found = pages()
+    old = [path for path, text in found.items() if there(path) != text]
+    for path in old:
+        with files.replacing(paths.root() / path) as temporary:
+            temporary.write_text(found[path], "utf-8")
+    return old
+
+
+def outdated() -> list[str]:
+    """Paths of the pages that `write` would change."""
+    return [path for path, text in pages().items() if there(path) != text]
+
+
+def draw() -> None:
+    """README's picture: the primary claims of the shipped records."""
+    from repro.report.figures import base
+
+    with tempfile.TemporaryDirectory() as folder:
+        base.draw("claims_overview", f"{_reference()}/records", folder, primary=True)
+        with files.replacing(paths.root() / PICTURE) as temporary:
+            shutil.copy(Path(folder) / "claims_overview.png", temporary)
+
+
+def _reference() -> str:
+    """Folder of the shipped results, relative to the root."""
+    return f"results/reference/{config.load()[0].reference}"
+
+
+def there(path: str) -> str | None:
+    """A page as it stands now; None where there is none."""
+    file = paths.root() / path
+    return file.read_text("utf-8") if file.exists() else None
+
+
+@cache
+def _environments() -> dict[str, jinja2.Environment]:
+    loader = jinja2.FileSystemLoader(_TEMPLATES)
+    same: dict[str, Any] = {"loader": loader, "undefined": jinja2.StrictUndefined, "keep_trailing_newline": True}
+    same |= {"trim_blocks": True, "lstrip_blocks": True}
+    tex = jinja2.Environment(
+        **same,
+        variable_start_string="<<",
+        variable_end_string=">>",
+        block_start_string="<%",
+        block_end_string="%>",
+        comment_start_string="<#",
+        comment_end_string="#>",
+        finalize=latex.escape,
+    )
+    tex.filters |= {"code": latex.code, "plain": latex.Tex}  # plain: for verbatim
+    markdown = jinja2.Environment(**same)
+    markdown.filters |= {"cell": _cell}
+    return {".tex": tex, ".md": markdown}
+
+
+def _environment(path: str) -> jinja2.Environment:
+    return _environments()[Path(path).suffix]
+
+
+def _cell(text: object) -> str:
+    """A text for a cell of a Markdown table."""
+    return str(text).replace("|", "\\|").replace("\n", " ")
+
+
+def vocabulary() -> dict[str, Any]:
+    """Names that the templates may use."""
+    claims = registry.load()
+    reference = _reference()
+    found = stored.collect(paths.root() / reference / "records")
+    rows = table.rows(claims, found.records, found.problems)
+    primary = [row for row in rows if row.claim.primary]
+    runs, verdicts = list(found.records.values()), [row.verdict for row in rows]
+    papers = registry.papers()
+    return findings.vocabulary(verdicts, "a page of repro docs") | {
+        "rows": rows,
+        "primary": primary,
+        "of": {prefix: [row for row in rows if row.claim.id.startswith(f"{prefix}-")] for prefix in papers},
+        "tally": registry.tally,
+        "words": registry.words,
+        "verdicts": verdicts,
+        "evidence": Counter(row.verdict.evidence or row.verdict.agreement for row in rows),
+        "older": registry.older_code(row.here for row in rows),
+        "agreement_words": AGREEMENT,
+        "scope_words": SCOPE,
+        "kind_words": KIND,
+        "notebooks": figures.NOTEBOOKS,
+        "picture": _picture(reference),
+        "promises": facts.promises(),
+        "tiers": facts.tiers(),
+        "artifacts": facts.artifacts(rows),
+        "parts": facts.parts(primary),
+        "machines": facts.machines(runs),
+        "software": facts.software(runs),
+        "commits": facts.commits(runs),
+        "inputs": facts.inputs(),
+        "records": len(runs),
+        "reference": reference,
+        "megabytes": facts.megabytes(paths.root() / reference / "records"),
+    }
+
+
+def _picture(reference: str) -> Callable[[str], str]:
+    """Where a figure can be seen: its shipped picture, else its notebook; relative to the root."""
+
+    def path(figure: str) -> str:
+        shipped = f"{reference}/figures/{figure}.png"
+        if (paths.root() / shipped).exists():
+            return shipped
+        return f"notebooks/{figures.entry(figure).notebook}.ipynb"
+
+    return path

@@ -1,0 +1,197 @@
+"""The one table: claim, figure, command, minutes measured here, what it needs, what to expect, the shipped verdict."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from repro import experiments
+from repro.claims import compare, registry
+from repro.claims.claim import Claim
+from repro.claims.filters import accepts
+from repro.claims.reading import OCCASIONS, Reading
+from repro.claims.registry import Verdict
+from repro.experiments.base import Point
+from repro.plan import config
+from repro.records.record import Record
+from repro.report import explanations, figures
+
+_TIERS = ("laptop", "full", "gpu", "cluster", "smoke")  # the first that holds all points of a claim is named
+_LOCAL = ("laptop", "full", "smoke")  # run on any machine
+LATER = "not run yet"
+_EVERY_CLAIM = "claims_overview"  # is no figure of any claim in particular
+
+
+@dataclass(frozen=True)
+class Row:
+    """A claim as the pages show it.
+
+    figure      that shows the claim; empty where none does
+    command     makes the records that the claim reads, and the figure; empty where no tier has the points
+    occasions   how often, hours apart
+    seconds     that each of these records took, by path relative to the root
+    needs       of a machine, in words
+    stated      the paper's value and the tolerance of the verdict
+    here        the shipped value with its interval
+    expected    where the value of one more run lies
+    verdict     the shipped one
+    """
+
+    claim: Claim
+    figure: str
+    command: str
+    occasions: int
+    seconds: Mapping[str, float]
+    needs: str
+    stated: str
+    here: str
+    expected: str
+    verdict: Verdict
+
+    @property
+    def minutes(self) -> str:
+        return minutes([self])
+
+    @property
+    def judged(self) -> str:
+        """Agreement, scope and kind of evidence in words."""
+        said = [self.verdict.agreement, self.verdict.scope or "", self.verdict.evidence or ""]
+        return ", ".join(dict.fromkeys(filter(None, said)))
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has no value, though any machine could give one."""
+        return self.needs == LATER
+
+    @property
+    def notebook(self) -> str:
+        """That of its figure, else of the figure that reads its experiment."""
+        name = self.figure or (_figure(self.claim) if self.claim.value else "")
+        return figures.entry(name).notebook if name else ""
+
+
+def minutes(rows: Sequence[Row]) -> str:
+    """Of all records that these claims read, each counted once."""
+    seconds = {name: taken for row in rows for name, taken in row.seconds.items()}
+    if not seconds:
+        return "–"
+    found = sum(seconds.values()) / 60
+    return f"{found:.1f}" if found >= 0.05 else "< 0.1"
+
+
+def rows(claims: Sequence[Claim], records: Mapping[Path, Record], problems: Sequence[str] = ()) -> list[Row]:
+    """A row for every claim, in their order, judged by these records."""
+    runs = {registry.relative(path): run for path, run in records.items()}
+    explained, tiers = explanations.load(claims), _points()
+    found = []
+    for claim, verdict in zip(claims, registry.evaluate(claims, records, problems), strict=True):
+        mine = {name: runs[name] for name in verdict.records}
+        command, occasions, needs = _command(claim, mine, explained.get(claim.id), tiers)
+        seconds = {n: (run.provenance.end - run.provenance.start).total_seconds() for n, run in mine.items()}
+        _, here = registry.numbers(verdict.model_dump())
+        found.append(
+            Row(
+                claim=claim,
+                figure=next((name for name, entry in figures.FIGURES.items() if claim.id in entry.claims), ""),
+                command=command,
+                occasions=occasions,
+                seconds=seconds,
+                needs=needs,
+                stated=stated(claim),
+                here=here,
+                expected=_expected(claim, verdict),
+                verdict=verdict,
+            )
+        )
+    return found
+
+
+def _points() -> dict[str, dict[Point, int]]:
+    """By tier its points, and how often each is run on an occasion."""
+    settings, _ = config.load()
+    found: dict[str, dict[Point, int]] = {}
+    for tier in _TIERS:
+        repeats = found.setdefault(tier, {})
+        for name, experiment in settings.experiments.items():
+            for grid in experiment.grids(tier):
+                for point in config.points(name, grid, f"config/config.yaml: experiments.{name}"):
+                    repeats[point] = max(grid.repeats, repeats.get(point, 0))
+    return found
+
+
+def _command(
+    claim: Claim,
+    runs: Mapping[str, Record],
+    explained: explanations.Explanation | None,
+    tiers: Mapping[str, Mapping[Point, int]],
+) -> tuple[str, int, str]:
+    """What makes the records of a claim, on how many occasions, and on what. Of a claim without records: what would
+    make them, if it is known."""
+    if claim.value is None:
+        return "", 1, claim.needs
+    clocked = claim.value.sampled == "occasions"
+    repeats = 2 if clocked else 1
+    tier = next((t for t in _TIERS if _answers(claim.value, runs, tiers[t], repeats)), None)
+    if runs:
+        needs = _needs(runs)
+    elif explained is not None and tier not in _LOCAL:
+        return explanations.command(explained.decides), explained.decides.occasion, explained.decides.hardware
+    else:
+        needs = LATER if tier in _LOCAL else claim.needs or "–"
+    if tier is None:
+        return "", 1, needs
+    command = f"repro reproduce {_figure(claim)}" + ("" if tier == config.load()[0].tier else f" --tier {tier}")
+    return command, OCCASIONS if clocked else 1, needs
+
+
+def _answers(reading: Reading, runs: Mapping[str, Record], points: Mapping[Point, int], repeats: int) -> bool:
+    """Whether points of a tier are those of the runs; where there are none, whether they could answer the claim."""
+    of = experiments.get(reading.experiment).parameters
+    if runs:
+        return all(points.get(of.model_validate(run.point), 0) >= repeats for run in runs.values())
+    mine = [point for point, often in points.items() if isinstance(point, of) and often >= repeats]
+    asked, usual = {name for group in reading.groups for name in group}, of()
+
+    def fits(point: Point, filters: Mapping[str, Any]) -> bool:
+        own = {name: filters.get(name, {}) if name in asked else getattr(usual, name) for name in of.model_fields}
+        return all(accepts(wanted, getattr(point, name)) for name, wanted in own.items())
+
+    return all(any(fits(point, filters) for point in mine) for filters in reading.groups)
+
+
+def _figure(claim: Claim) -> str:
+    """The figure of a claim, else one that reads the same experiment: its points are those of the claim."""
+    assert claim.value is not None
+    known = figures.FIGURES.items()
+    own = [name for name, entry in known if claim.id in entry.claims]
+    same = [name for name, entry in known if claim.value.experiment in entry.reads and name != _EVERY_CLAIM]
+    return [*own, *same, _EVERY_CLAIM][0]
+
+
+def _needs(runs: Mapping[str, Record]) -> str:
+    """`2 cores, root`: the machine that made these records, and whether it had to shape a network."""
+    cores = max(run.provenance.cores for run in runs.values())
+    gpus = dict.fromkeys(name for run in runs.values() for name in run.provenance.gpu)
+    root = any(run.evidence == "emulated" for run in runs.values())
+    return ", ".join([f"{cores} cores", *gpus, *(["root"] if root else [])])
+
+
+def stated(claim: Claim) -> str:
+    """`1.71 × ± 15 %`; of an order, what our ratio must exceed."""
+    if claim.paper_value is None:
+        return f"order: > {1 + claim.tolerance:.3g}"
+    value = f"{claim.paper_value:.4g}" + ("" if claim.unit == "1" else f" {claim.unit}")
+    return f"{value} ± " + (
+        f"{claim.tolerance:.3g}" if claim.comparison == "absolute" else f"{100 * claim.tolerance:.3g} %"
+    )
+
+
+def _expected(claim: Claim, verdict: Verdict) -> str:
+    """Where the value of one more occasion or seed lies, 19 times in 20; what depends on no clock and no draw is the
+    same again."""
+    if claim.value is None or verdict.value is None:
+        return "–"
+    if claim.value.sampled not in ("occasions", "seeds"):
+        return "the same, to 3 digits"
+    ends = compare.expected(claim.value, verdict)
+    return f"not known: one {claim.value.sampled[:-1]}" if ends is None else f"{ends[0]:.3g} to {ends[1]:.3g}"

@@ -1,0 +1,118 @@
+"""Two folders of records side by side: claims here, metrics of records in test_metrics.py."""
+
+from pathlib import Path
+
+import pytest
+from claims_made_up import TIMED, claim, named, occasions, pair
+from hypothesis import given
+from hypothesis import strategies as st
+
+from repro import paths
+from repro.claims import compare, registry
+from repro.claims.sides import Side
+from repro.records import record
+
+
+def side(name, one, runs):
+    found = named(*runs)
+    return Side(name, Path(name), found, registry.evaluate([one], found))
+
+
+def beside(ours, theirs, **changes):
+    one = claim(**changes)
+    (row,) = compare.of_claims([one], side("A", one, ours), side("B", one, theirs))
+    return row
+
+
+OURS = occasions([[2.0, 2.0], [1.8, 1.9], [2.2, 2.1]])
+
+
+@pytest.mark.parametrize(("ratios", "inside"), [([2.1, 1.8], True), ([2.4, 2.3], True), ([3.5, 3.6], False)])
+def test_one_occasion_agrees_where_the_other_side_s_occasions_expect_it(ratios, inside):
+    found = beside(occasions([ratios]), OURS, value=TIMED)
+    assert found.inside is inside and found.said.startswith("inside [" if inside else "outside [")
+    assert found.verdicts == (f"inconclusive{registry.OLDER}", f"consistent{registry.OLDER}") and not found.flipped
+
+
+def test_more_occasions_are_expected_nearer_to_the_mean():
+    one = claim(value=TIMED)
+    known = registry.evaluate([one], named(*OURS))[0]
+    (low, high), (lower, higher) = (compare.expected(one.value, known, many) for many in (3, 1))
+    assert lower < low < 2.0 < high < higher
+
+
+def test_what_cannot_be_compared_says_why():
+    def untold(*sides):
+        found = beside(*sides, value=TIMED)
+        assert found.inside is None and not found.differs and compare.cells(found)["answer"] == "–"
+        return found.said
+
+    assert untold([], OURS) == "no value: A not run"
+    assert untold(OURS, []) == "no value: B not run"
+    few = "too few runs: B has 2 of 6 interleaved pairs, on 1 occasion of 3"
+    assert untold(OURS, occasions([[2.0, 2.0]])) == few
+    assert untold(occasions([[2.0]], evidence="emulated"), OURS) == "other evidence: A emulated, B measured"
+    assert untold(occasions([[2.0]], ranks=8), OURS) == "other settings: ranks 8 (B 4)"
+
+
+def test_what_no_clock_measures_is_the_same_or_another():
+    assert beside(pair(1.0), pair(1.0)).said == "the same value"
+    assert beside(pair(1.0), pair(1.1)).inside is False
+
+
+def by(code, runs):
+    return [
+        run.model_copy(update={"provenance": run.provenance.model_copy(update={"source_hash": code})}) for run in runs
+    ]
+
+
+def test_runs_of_other_code_never_agree_and_their_difference_is_said():
+    same, other = (beside(by("new", pair(value)), by("old", pair(1.0))) for value in (1.0, 1.1))
+    assert same.inside is None and same.said == "other code: the same value"
+    assert other.inside is False and other.said.endswith("by other code")
+
+
+def test_another_verdict_is_a_flip_where_both_sides_have_one():
+    found = beside(pair(1.0), pair(1.5))
+    assert found.flipped and found.verdicts == (f"reproduced{registry.OLDER}", f"same direction{registry.OLDER}")
+    assert compare.cells(found)["answer"] == "flipped" and "1 verdict flipped" in compare.sentence([found], "claims")
+    assert not beside(pair(1.0), pair(1.5, evidence="emulated")).flipped
+
+
+@given(*[st.lists(st.floats(0.5, 4), min_size=2, max_size=2)] * 2)
+def test_swapping_the_sides_inverts_every_ratio(ours, theirs):
+    for changes, sides in (
+        ({"value": TIMED}, (occasions([ours]), occasions([theirs]))),
+        ({}, (pair(*ours), pair(*theirs))),
+    ):
+        one, other = (beside(*each, **changes).ratio for each in (sides, sides[::-1]))
+        assert one * other == pytest.approx(1)
+
+
+def test_a_value_of_fewer_seeds_is_not_the_same_value():
+    seeds = [run for seed in range(3) for run in pair(1.0 + seed / 10, seed=seed)]
+    once = {"value": claim().value.model_dump() | {"where": {"plan": "old", "seed": {}}, "runs": 3}}
+    found = beside(seeds[:2], seeds, **once)
+    assert found.inside is None and found.said.startswith("other runs: A rests on 2, B on 6")
+
+
+def test_one_seed_of_what_is_resampled_by_sequences_is_the_same_value_or_another():
+    (one,) = (known for known in registry.load() if known.id == "EX-F8.d")
+    folder = paths.root() / "results/reference/laptop-2core/records/exflow_placement"
+    runs = {path: record.read(path) for path in folder.glob("gpt_moe_64e-*-4gpus-tokensall-*.json")}
+
+    def of(runs):
+        return Side("A", folder, runs, registry.evaluate([one], runs))
+
+    ours, theirs = of({path: run for path, run in runs.items() if run.seed == 0}), of(runs)
+    (found,) = compare.of_claims([one], ours, theirs)
+    assert found.inside and found.said == "the same, of 1 of 3 seeds" and not found.flipped
+    ours.verdicts[0].values[0] *= 1.01
+    (found,) = compare.of_claims([one], ours, theirs)
+    assert found.inside is False
+
+
+def test_a_search_that_ran_out_of_seconds_need_not_find_the_same():
+    ours, theirs = (pair(new, conditions={"time_limited": "yes"}) for new in (1.0, 1.1))
+    assert beside(ours, theirs).said == "time limit: a search stopped when its seconds were up"
+    assert beside(ours, ours).inside is True

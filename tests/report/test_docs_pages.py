@@ -1,0 +1,151 @@
+"""The generated pages: they are what the command writes now, and hold every claim as the records say it."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from repro import cli, paths
+from repro.claims import compare
+from repro.report import docs
+from repro.report.docs import facts, latex, table
+
+APPENDIX = ("docs/appendix/sc-ad-ae.tex", "docs/appendix/ctuning.tex")
+
+
+@pytest.fixture(scope="module")
+def names():
+    return docs.vocabulary()
+
+
+@pytest.fixture(scope="module")
+def pages(names):
+    return docs.pages(names)
+
+
+@pytest.fixture(scope="module")
+def rows(names):
+    return names["rows"]
+
+
+def test_the_pages_are_those_of_the_shipped_records(pages):
+    """What `repro docs --check` compares."""
+    differing = [path for path, text in pages.items() if docs.there(path) != text]
+    assert differing == [], "run `repro docs`"
+
+
+def test_every_claim_stands_on_the_page_with_its_numbers_and_command(pages, rows):
+    lines = {line.split("**")[1]: line for line in pages["docs/claims.md"].splitlines() if line.startswith("| <a id=")}
+    assert lines.keys() == {row.claim.id for row in rows}
+    for row in rows:
+        cells = lines[row.claim.id]
+        said = [row.here, row.stated, row.judged, f"`{row.command}`" if row.command else "–"]
+        assert [text for text in said if text not in cells] == []
+
+
+def test_every_claim_with_records_has_a_command_and_minutes(rows):
+    for row in rows:
+        if row.verdict.records:
+            assert row.command and row.seconds and row.minutes != "–", row.claim.id
+
+
+def test_minutes_count_a_record_once(rows):
+    alike = [row for row in rows if row.claim.id in ("ZT-1.a", "ZT-1.b")]
+    shared = {name: seconds for row in alike for name, seconds in row.seconds.items()}
+    assert len(shared) < sum(len(row.seconds) for row in alike)
+    assert float(table.minutes(alike)) == pytest.approx(sum(shared.values()) / 60, abs=0.06)
+
+
+def test_the_command_of_a_claim_makes_its_points(rows):
+    """The tier that it names holds every point that the claim read."""
+    commands = {row.claim.id: row.command for row in rows}
+    assert commands["EX-E2E.c"] == "repro reproduce exflow_gain --tier full"  # 32 experts
+    assert commands["EX-E2E.b"] == "repro reproduce exflow_gain"
+    assert commands["FL-F4a.k"].endswith("--tier gpu --platform laptop")
+
+
+def test_what_needs_root_is_what_was_emulated(rows):
+    assert {row.claim.id for row in rows if row.needs.endswith("root") and row.verdict.records} == {
+        row.claim.id for row in rows if row.verdict.evidence == "emulated"
+    }
+
+
+def test_allowed_variation_is_that_of_the_comparison_with_shipped_values(rows):
+    for row in rows:
+        if row.claim.value is None or row.verdict.value is None:
+            assert row.expected == "–"
+        elif row.claim.value.sampled in ("occasions", "seeds"):
+            ends = compare.expected(row.claim.value, row.verdict)
+            assert row.expected == (
+                f"{ends[0]:.3g} to {ends[1]:.3g}" if ends else f"not known: one {row.claim.value.sampled[:-1]}"
+            )
+
+
+def test_a_changed_page_is_named_and_written(pages, monkeypatch, tmp_path):
+    for path, text in pages.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    monkeypatch.setattr(docs, "pages", lambda: pages)
+    monkeypatch.setattr(paths, "root", lambda: tmp_path)
+    assert docs.outdated() == [] == docs.write()
+    (tmp_path / "docs/claims.md").write_text("by hand")
+    (tmp_path / APPENDIX[0]).unlink()
+    assert docs.outdated() == ["docs/claims.md", APPENDIX[0]] == docs.write()
+    assert docs.outdated() == []
+
+
+def test_the_readme_keeps_what_is_written_by_hand(pages):
+    outside = re.compile(r"(?s)<!-- repro docs: (\w+) -->.*?<!-- end of \1 -->")
+    there = (paths.root() / "README.md").read_text()
+    assert outside.sub("", pages["README.md"]) == outside.sub("", there)
+    assert set(outside.findall(there)) == {"outcome", "minutes", "claims", "evidence"}
+
+
+def test_latex_sets_every_character_or_names_it():
+    assert latex.escape("50 % of a_b & {c} ~ 1.4 × [1, 2]†") == (
+        r"50 \% of a\_b \& \{c\} \textasciitilde{} 1.4 $\times$ [1, 2]\textdagger{}"
+    )
+    assert latex.escape(latex.escape("a_b")) == r"a\_b"
+    assert latex.code("a_b/c --d") == r"\texttt{a\_\allowbreak{}b/\allowbreak{}c {-}{-}d}"
+    with pytest.raises(ValueError, match=r"'雪' \(CJK UNIFIED IDEOGRAPH-96EA\): found it in a text for LaTeX; allowed"):
+        latex.escape("snow 雪")
+
+
+@pytest.mark.parametrize("path", APPENDIX)
+def test_latex_is_closed_and_plain(pages, path):
+    text = pages[path]
+    assert text.isascii() or all(c.isascii() or c.isalpha() for c in text)
+    assert sorted(re.findall(r"\\begin{(\w+)}", text)) == sorted(re.findall(r"\\end{(\w+)}", text)) != []
+    braces = re.sub(r"\\[{}]", "", text)
+    assert braces.count("{") == braces.count("}")
+
+
+@pytest.mark.parametrize("path", APPENDIX)
+def test_latex_compiles(pages, path, tmp_path):
+    if shutil.which("pdflatex") is None:
+        pytest.skip("no pdflatex here")
+    (tmp_path / "page.tex").write_text(pages[path])
+    words = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "page.tex"]
+    found = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, errors="replace")
+    assert found.returncode == 0, found.stdout[-2000:]
+    wide = [float(points) for points in re.findall(r"Overfull \\hbox \(([\d.]+)pt too wide", found.stdout)]
+    assert max(wide, default=0) < 10, found.stdout
+
+
+def test_a_makefile_without_its_promises_is_named(monkeypatch, tmp_path):
+    Path(tmp_path / "Makefile").write_text("announce:\n\t@true\n")
+    monkeypatch.setattr(paths, "root", lambda: tmp_path)
+    with pytest.raises(ValueError, match="Makefile: announce: found other words; allowed: environment in"):
+        facts.promises()
+
+
+def test_check_writes_nothing_and_names_what_differs(monkeypatch):
+    monkeypatch.setattr(docs, "write", lambda: pytest.fail("written"))
+    monkeypatch.setattr(docs, "outdated", lambda: ["docs/claims.md"])
+    found = CliRunner().invoke(cli.app, ["docs", "--check"])
+    assert (found.exit_code, found.stdout) == (1, "docs/claims.md: differs\n")
+    monkeypatch.setattr(docs, "outdated", lambda: [])
+    assert CliRunner().invoke(cli.app, ["docs", "--check"]).exit_code == 0
