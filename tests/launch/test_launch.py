@@ -271,6 +271,33 @@ def test_ranks_and_files_end_with_the_parent(how, tmp_path):
     assert ("KeyboardInterrupt" in said) == (how == signal.SIGINT)
 
 
+STOPPED_HALFWAY = """
+from repro.launch import launch, watch
+
+class Interrupted(watch.Ranks):
+    calls = 0
+
+    def stop(self):
+        self.calls += 1
+        if self.calls == 1:
+            raise TimeoutError("a signal, just then")
+        super().stop()
+
+launch.__globals__["Ranks"] = Interrupted
+launch(lambda rank, world_size: rank, 2)
+"""
+
+
+def test_a_parent_whose_end_of_a_launch_is_interrupted_ends(tmp_path):
+    """Its ranks wait for its word, and multiprocessing waits for them when a process exits."""
+    parent = subprocess.Popen([sys.executable, "-c", STOPPED_HALFWAY], stderr=subprocess.PIPE, text=True)
+    try:
+        assert "a signal, just then" in parent.communicate(timeout=60)[1] and parent.returncode == 1
+    finally:
+        for process in [*psutil.Process(parent.pid).children(), parent] if parent.poll() is None else []:
+            process.kill()
+
+
 # --- when this process already is a rank ---------------------------------------------------------------------------
 
 JOINED = """

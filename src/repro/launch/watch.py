@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from multiprocessing.util import Finalize
 from typing import Any
 
 from repro.launch.errors import CollectiveHang, RankError, late
@@ -32,6 +33,8 @@ class Ranks:
     def start(self, fn: Callable[..., Any], args: tuple) -> None:
         """Fork or spawn a process per rank."""
         context = _context(self.setup.threads)
+        # A signal may end `stop` halfway. A process that then exits would wait for ranks that wait for it.
+        self.at_exit = Finalize(None, self.stop, exitpriority=0)
         self.told, self.telling = context.Pipe(duplex=False)  # kept open here too: its end of file means nothing
         for rank in range(self.setup.world_size):
             reader, control = context.Pipe(duplex=False)
@@ -112,6 +115,7 @@ class Ranks:
             if process.is_alive():
                 process.kill()
                 process.join()
+        self.at_exit.cancel()
 
 
 def _context(threads: int) -> Any:

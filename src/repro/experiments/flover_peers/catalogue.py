@@ -35,10 +35,12 @@ class Engine:
 
     def missing(self) -> str:
         """What is needed to run it and not there, with the command that brings it; empty when all is."""
-        if self.peers and not (environment_of_peers() / ".ready").exists():
-            return f"{self.name} needs other servers' software: `make peers`"
         if not importlib.util.find_spec("transformers"):
             return "needs transformers, which `make environment` installs"
+        if not self.peers:
+            return ""
+        if not (environment_of_peers() / ".ready").exists():
+            return f"{self.name} needs other servers' software: `make peers`"
         if self.name.startswith("vllm") and not ctypes.util.find_library(TCMALLOC):
             return f"{self.name} needs lib{TCMALLOC}: `apt-get install libtcmalloc-minimal4`"
         if "zentorch" in self.name and "AMD" not in provenance.cpu_model():
@@ -50,7 +52,7 @@ class Engine:
         ours = ("PYTHONPATH", "LD_PRELOAD") if self.peers else ("LD_PRELOAD",)
         found = {name: value for name, value in os.environ.items() if name not in ours}
         found |= {"OMP_NUM_THREADS": str(len(cores)), "HF_HUB_OFFLINE": "1"}
-        if self.name.startswith("vllm"):
+        if self.peers and self.name.startswith("vllm"):
             found |= self._vllm(cores, cache)
         return found
 
