@@ -1,5 +1,6 @@
 """The report's page: its texts, pictures and links, without a browser (`test_report_page_browser.py` has one)."""
 
+import itertools
 import json
 import re
 import shutil
@@ -77,7 +78,7 @@ def test_every_link_leads_somewhere(run, page):
 def test_headings_are_in_order(page):
     levels = Addresses(page).levels
     assert levels[0] == 1 and levels.count(1) == 1
-    assert all(later - earlier <= 1 for earlier, later in zip(levels, levels[1:], strict=False))
+    assert all(later - earlier <= 1 for earlier, later in itertools.pairwise(levels))
 
 
 def test_the_page_needs_no_network(page):

@@ -80,6 +80,16 @@
   fit();
   contents.addEventListener("click", (event) => { if (event.target.matches("a") && !wide.matches) contents.open = false; });
 
+  // What scrolls can be reached by keyboard; what does not is no stop on the way.
+  const boxes = [...document.querySelectorAll(".box")];
+  const sizes = new ResizeObserver((seen) => {
+    for (const { target } of seen) {
+      if (target.scrollWidth > target.clientWidth) target.tabIndex = 0;
+      else target.removeAttribute("tabindex");
+    }
+  });
+  for (const box of boxes) sizes.observe(box);
+
   // Paper cannot be opened.
   let closed = [];
   addEventListener("beforeprint", () => {
