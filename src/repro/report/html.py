@@ -3,7 +3,7 @@ the figures, and what did not run and why. Its parts are in `repro.report.page`.
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ def write(records: Path, drawn: Path, out: Path) -> None:
     found = stored.collect(records)
     registry = claims.load()
     rows = table.rows(registry, found.records, found.problems)
+    explained = _explained(rows, found)
     here = sides.Side("here", records, found.records, [row.verdict for row in rows], found.problems)
     loader = jinja2.FileSystemLoader(PAGE)
     environment = jinja2.Environment(
@@ -44,7 +45,8 @@ def write(records: Path, drawn: Path, out: Path) -> None:
         papers=_papers(rows),
         verdicts=[facts(row) for row in rows],
         beside=compare.section(compare.compare(registry, here, sides.shipped(registry))),
-        explained=_explained(rows, found),
+        explained=explained,
+        table_at=_table_at(explained),
         mark=claims.OLDER,
         number=claims.number,
         tally=claims.tally,
@@ -96,6 +98,15 @@ def _explained(rows: Sequence[table.Row], found: record.Collection) -> dict[str,
         for row in rows
         if row.claim.kind == "claim" and row.verdict.agreement in explanations.OPEN
     }
+
+
+def _table_at(explained: Mapping[str, explanations.Told]) -> dict[str, str]:
+    """The first claim that shows a table, by the table's title: others that share it lead there."""
+    found: dict[str, str] = {}
+    for name, told in explained.items():
+        for title, *_ in told.tables:
+            found.setdefault(title, name)
+    return found
 
 
 def _chapter(notebook: str, drawn: Path, rows: Sequence[table.Row]) -> dict[str, Any]:
