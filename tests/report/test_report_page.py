@@ -34,7 +34,9 @@ def run(tmp_path_factory):
         Image.new("RGB", (800, 400), "white").save(path)
         path.with_suffix(".json").write_text(json.dumps(TEXTS))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sides, "shipped", lambda claims: sides.Side("shipped", SHIPPED, {}, registry.evaluate(claims, {})))
+        patch.setattr(
+            sides, "shipped", lambda claims: sides.Side("shipped", SHIPPED, {}, registry.evaluate(claims, {}))
+        )
         html.write(folder / "records", folder / "figures", folder / "report.html")
     return folder
 

@@ -23,8 +23,8 @@ from repro.report.page import links, pictures
 PAGE = Path(__file__).with_name("page")
 
 
-def write(records: Path, drawn: Path, out: Path) -> None:
-    """Write the report on `records` with the pictures in the folder `drawn` to `out`, atomically.
+def write(records: Path, folder: Path, out: Path) -> None:
+    """Write the report on `records` with the pictures in `folder` to `out`, atomically.
 
     A missing figure is named in the report; it is not an error, so that a partly failed run still has its report.
     """
@@ -32,6 +32,7 @@ def write(records: Path, drawn: Path, out: Path) -> None:
     registry = claims.load()
     rows = table.rows(registry, found.records, found.problems)
     explained = _explained(rows, found)
+    chapters = [_chapter(name, folder, rows) for name in figures.NOTEBOOKS]
     here = sides.Side("here", records, found.records, [row.verdict for row in rows], found.problems)
     loader = jinja2.FileSystemLoader(PAGE)
     environment = jinja2.Environment(
@@ -58,7 +59,8 @@ def write(records: Path, drawn: Path, out: Path) -> None:
         figure_of=figures.FIGURES,
         to_record=lambda name: links.to(paths.root() / name, out),
         section=lambda figure: links.section(figure, out),
-        chapters=[_chapter(name, drawn, rows) for name in figures.NOTEBOOKS],
+        chapters=chapters,
+        drawn=[one["picture"].name for chapter in chapters for one in chapter["figures"]],
         problems=found.problems,
         **_runs(found.records),
     )
@@ -109,16 +111,16 @@ def _table_at(explained: Mapping[str, explanations.Told]) -> dict[str, str]:
     return found
 
 
-def _chapter(notebook: str, drawn: Path, rows: Sequence[table.Row]) -> dict[str, Any]:
+def _chapter(notebook: str, folder: Path, rows: Sequence[table.Row]) -> dict[str, Any]:
     """A notebook's figures: drawn, the same of the shipped records where that holds more, and the claims they show."""
     found, absent = [], []
     for name, entry in figures.NOTEBOOKS[notebook].figures.items():
         shown = [row for row in rows if row.claim.id in entry.get("claims", ())]
-        picture = pictures.load(drawn, name, shown)
+        picture = pictures.load(folder, name, shown)
         if picture is None:
             absent.append(name)
         else:
-            found.append({"picture": picture, "shipped": pictures.load(drawn, f"shipped/{name}", ()), "rows": shown})
+            found.append({"picture": picture, "shipped": pictures.load(folder, f"shipped/{name}", ()), "rows": shown})
     return {"name": notebook, "about": figures.NOTEBOOKS[notebook], "figures": found, "absent": absent}
 
 
