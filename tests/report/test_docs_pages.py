@@ -1,5 +1,6 @@
 """The generated pages: they are what the command writes now, and hold every claim as the records say it."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 
 from repro import cli, paths
 from repro.claims import compare
-from repro.report import docs
+from repro.report import docs, html
 from repro.report.docs import facts, latex, table
 
 APPENDIX = ("docs/appendix/sc-ad-ae.tex", "docs/appendix/ctuning.tex")
@@ -35,6 +36,12 @@ def test_the_pages_are_those_of_the_shipped_records(pages):
     """What `repro docs --check` compares."""
     differing = [path for path, text in pages.items() if docs.there(path) != text]
     assert differing == [], "run `repro docs`"
+
+
+def test_the_shipped_report_has_the_verdicts_of_the_shipped_records(names, rows):
+    page = (paths.root() / names["reference"] / "report.html").read_text()
+    shown = json.loads(page.split('<script type="application/json" id="facts">')[1].split("</script>")[0])
+    assert shown == [html.facts(row) for row in rows], "write it again: results/README.md says how"
 
 
 def test_every_claim_stands_on_the_page_with_its_numbers_and_command(pages, rows):

@@ -219,7 +219,8 @@ def test_the_shipped_figure_stands_beside_a_run_that_holds_less(tmp_path):
         shutil.copy(path, own)
     found = base.draw_shipped("flover_model", tmp_path / "records", tmp_path / "figures")
     assert "\nShipped records (laptop-2core), not of this run." in found.get_supxlabel()
-    assert [path.name for path in (tmp_path / "figures/shipped").iterdir()] == ["flover_model.png"]
+    names = sorted(path.name for path in (tmp_path / "figures/shipped").iterdir())
+    assert names == ["flover_model.json", "flover_model.png"]
     assert base.draw_shipped("flover_model", shipped, tmp_path / "other") is None
     assert not (tmp_path / "other").exists()
 

@@ -20,6 +20,15 @@ KIND: dict[Kind, str] = {
     "critique": "what we find missing in a paper, such as messages that its method needs and its count leaves out",
     "validation": "a model of ours against measurements of others",
 }
+TAG: dict[Tag, str] = {
+    "R": "read in the primary text",
+    "R2": "read in a secondary text",
+    "CODE": "read in the authors' code",
+    "IMG": "read off a figure",
+    "IMG~": "measured from the bars of a figure",
+    "D": "arithmetic on published numbers",
+    "INF": "inferred, published nowhere",
+}
 PRIMARY = 4  # claims of a paper that are its primary ones, at most
 
 

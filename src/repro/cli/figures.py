@@ -17,7 +17,7 @@ def figure(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the figure; may be repeated.")
     ] = None,
 ) -> None:
-    """Draw one figure from the records, as PNG and SVG."""
+    """Draw one figure from the records, as PNG and SVG, with its texts as JSON."""
     with user_errors(), progress(f"figure {name}"):
         import matplotlib
 
@@ -28,7 +28,7 @@ def figure(
         matplotlib.use("agg")
         folder = results_folder(results)
         out = (out or folder / "figures").absolute()
-        for suffix in (".png", ".svg"):
+        for suffix in (".png", ".svg", ".json"):
             try_output(out / f"{name}{suffix}")
         base.draw(name, records_folder(folder), out, **settings.read(set_ or []))
     stderr.print(escape(f"figure: {out / name}.png"), soft_wrap=True)

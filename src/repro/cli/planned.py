@@ -16,16 +16,18 @@ from repro.plan import jobs
 from repro.plan.models import Job, Plan
 
 DAY_HOURS = 8  # a figure that takes longer on a cluster is marked
+_PAGE = (".j2", ".css", ".js")
 _KEPT_DAYS = 60  # longer than any job waits in a queue
 
 
 def document(found: Plan) -> dict[str, Any]:
     """The plan for programs: also titles of the notebooks, and a hash of all that reads records: the code of
-    `repro.report` with what it uses, the catalogue of figures, the template of the report."""
+    `repro.report` with what it uses, the catalogue of figures, what the report's page is made of."""
     from repro.records import provenance
     from repro.report import figures
 
-    files = provenance.file_hash(figures.CATALOGUE, figures.CATALOGUE.parents[1] / "report.html.j2")
+    page = sorted(path for path in (figures.CATALOGUE.parents[1] / "page").iterdir() if path.suffix in _PAGE)
+    files = provenance.file_hash(figures.CATALOGUE, *page)
     reader = f"{provenance.source_hash('repro.report')}-{files}"
     titles = {name: notebook.title for name, notebook in figures.NOTEBOOKS.items()}
     return found.model_dump() | {"notebooks": titles, "reader": reader}

@@ -1,71 +1,146 @@
-"""The report: one self-contained HTML file. Verdicts first, then figures, provenance, and what did not run and why."""
+"""The report: one HTML file that needs no network. What came out first, then every verdict with all that it rests on,
+the figures, and what did not run and why. Its parts are in `repro.report.page`."""
 
-import base64
 import json
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from repro import __version__, files
+from repro import __version__, files, paths
 from repro.claims import compare, sides
 from repro.claims import registry as claims
-from repro.claims.claim import KIND
+from repro.claims.claim import KIND, TAG
 from repro.claims.verdict import AGREEMENT, SCOPE
 from repro.experiments import stored
 from repro.records import provenance, record
 from repro.report import explanations, figures
+from repro.report.docs import table
+from repro.report.page import links, pictures
+
+PAGE = Path(__file__).with_name("page")
 
 
-def _machines(runs: list[record.Record]) -> list[dict[str, Any]]:
-    """Distinct machines and software under the records, with the number of records of each."""
-    of_one_run = {"start", "end", "topology", "source_hash", "hosts", "slurm"}
-    seen = Counter(run.provenance.model_dump_json(exclude=of_one_run) for run in runs)
-    return [{"count": count, **json.loads(facts)} for facts, count in seen.most_common()]
-
-
-def write(records: Path, pictures: Path, out: Path) -> None:
-    """Write the report on `records` with the PNG files in `pictures` to `out`, atomically.
+def write(records: Path, folder: Path, out: Path) -> None:
+    """Write the report on `records` with the pictures in `folder` to `out`, atomically.
 
     A missing figure is named in the report; it is not an error, so that a partly failed run still has its report.
     """
     found = stored.collect(records)
-    runs = list(found.records.values())
     registry = claims.load()
-    verdicts = claims.evaluate(registry, found.records, found.problems)
-    here = sides.Side("here", records, found.records, verdicts, found.problems)
-    compared = compare.section(compare.compare(registry, here, sides.shipped(registry)))
-    drawn = {path.relative_to(pictures).with_suffix("").as_posix(): path for path in pictures.rglob("*.png")}
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    explained = explanations.load(registry)
-    page = environment.get_template("report.html.j2").render(
+    rows = table.rows(registry, found.records, found.problems)
+    explained = _explained(rows, found)
+    chapters = [_chapter(name, folder, rows) for name in figures.NOTEBOOKS]
+    here = sides.Side("here", records, found.records, [row.verdict for row in rows], found.problems)
+    loader = jinja2.FileSystemLoader(PAGE)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    page = environment.get_template("page.html.j2").render(
         version=__version__,
-        verdicts=verdicts,
-        titles={claim.id: claim.title for claim in registry},
-        beside={cells["name"]: cells for cells in compared["claims"]},
-        explained=[
-            explanations.tell(claim, explained.get(claim.id), found.records, found.problems)
-            for claim, row in zip(registry, verdicts, strict=True)
-            if row.kind == "claim" and row.agreement in explanations.OPEN
-        ],
-        meanings={"agreement": AGREEMENT, "scope": SCOPE, "kind of row": KIND},
-        numbers=claims.numbers,
-        mark=claims.OLDER,
-        tally=claims.tally(verdicts),
-        notebooks=figures.NOTEBOOKS.values(),
-        pictures={name: base64.b64encode(files.read(path)).decode() for name, path in drawn.items() if path.is_file()},
-        runs=runs,
-        bad=[run for run in runs if run.status != "ok"],
-        experiments=Counter((run.experiment, run.evidence or run.status) for run in runs),
-        machines=_machines(runs),
-        older=len(provenance.older(found.records)),
-        problems=found.problems,
         records=claims.relative(records),
-        first=min((run.provenance.start for run in runs), default=None),
-        last=max((run.provenance.end for run in runs), default=None),
-        minutes=sum((run.provenance.end - run.provenance.start).total_seconds() for run in runs) / 60,
+        rows=rows,
+        by={row.claim.id: row for row in rows},
+        papers=_papers(rows),
+        verdicts=[facts(row) for row in rows],
+        beside=compare.section(compare.compare(registry, here, sides.shipped(registry))),
+        explained=explained,
+        table_at=_table_at(explained),
+        mark=claims.OLDER,
+        number=claims.number,
+        tally=claims.tally,
+        words=claims.words,
+        all_words=claims.WORDS,
+        meanings={"Agreement": AGREEMENT, "Setting": SCOPE, "Kind of row": KIND},
+        tags=TAG,
+        value=pictures.value,
+        figure_of=figures.FIGURES,
+        to_record=lambda name: links.to(paths.root() / name, out),
+        section=lambda figure: links.section(figure, out),
+        chapters=chapters,
+        drawn=[one["picture"].name for chapter in chapters for one in chapter["figures"]],
+        problems=found.problems,
+        **_runs(found.records),
     )
     with files.replacing(out) as temporary:
         temporary.write_text(page, "utf-8")
+
+
+def facts(row: table.Row) -> dict[str, str | None]:
+    """What the page holds of a verdict for programs, as texts: a page of other records has others."""
+    verdict = row.verdict
+    return {
+        "id": row.claim.id,
+        "paper": row.stated,
+        "ours": row.here.replace(claims.OLDER, ""),
+        "agreement": verdict.agreement,
+        "scope": verdict.scope,
+        "evidence": verdict.evidence,
+    }
+
+
+def _papers(rows: Sequence[table.Row]) -> list[dict[str, Any]]:
+    """Every paper with claims: its prefix, a short name, its title and number, and its rows."""
+    short = {notebook.paper: notebook.title for notebook in figures.NOTEBOOKS.values() if notebook.paper}
+    found = []
+    for prefix, paper in claims.papers().items():
+        own = [row for row in rows if row.claim.id.startswith(f"{prefix}-")]
+        name = short.get(paper.id, paper.title.split(":")[0])
+        found.append({"prefix": prefix, "name": name, "title": paper.title, "id": paper.id, "rows": own})
+    return [paper for paper in found if paper["rows"]]
+
+
+def _explained(rows: Sequence[table.Row], found: record.Collection) -> dict[str, explanations.Told]:
+    """By the id of a claim that deviates or cannot be judged."""
+    known = explanations.load([row.claim for row in rows])
+    return {
+        row.claim.id: explanations.tell(row.claim, known.get(row.claim.id), found.records, found.problems)
+        for row in rows
+        if row.claim.kind == "claim" and row.verdict.agreement in explanations.OPEN
+    }
+
+
+def _table_at(explained: Mapping[str, explanations.Told]) -> dict[str, str]:
+    """The first claim that shows a table, by the table's title: others that share it lead there."""
+    found: dict[str, str] = {}
+    for name, told in explained.items():
+        for title, *_ in told.tables:
+            found.setdefault(title, name)
+    return found
+
+
+def _chapter(notebook: str, folder: Path, rows: Sequence[table.Row]) -> dict[str, Any]:
+    """A notebook's figures: drawn, the same of the shipped records where that holds more, and the claims they show."""
+    found, absent = [], []
+    for name, entry in figures.NOTEBOOKS[notebook].figures.items():
+        shown = [row for row in rows if row.claim.id in entry.get("claims", ())]
+        picture = pictures.load(folder, name, shown)
+        if picture is None:
+            absent.append(name)
+        else:
+            found.append({"picture": picture, "shipped": pictures.load(folder, f"shipped/{name}", ()), "rows": shown})
+    return {"name": notebook, "about": figures.NOTEBOOKS[notebook], "figures": found, "absent": absent}
+
+
+def _runs(records: dict[Path, record.Record]) -> dict[str, Any]:
+    """What the page says of the runs themselves."""
+    runs = list(records.values())
+    return {
+        "runs": runs,
+        "bad": [run for run in runs if run.status != "ok"],
+        "experiments": Counter((run.experiment, run.evidence or run.status) for run in runs),
+        "machines": _machines(runs),
+        "older": len(provenance.older(records)),
+        "first": min((run.provenance.start for run in runs), default=None),
+        "last": max((run.provenance.end for run in runs), default=None),
+        "minutes": sum((run.provenance.end - run.provenance.start).total_seconds() for run in runs) / 60,
+    }
+
+
+def _machines(runs: Sequence[record.Record]) -> list[dict[str, Any]]:
+    """Distinct machines and software under the records, with the number of records of each."""
+    of_one_run = {"start", "end", "topology", "source_hash", "hosts", "slurm"}
+    seen = Counter(run.provenance.model_dump_json(exclude=of_one_run) for run in runs)
+    return [{"count": count, **json.loads(facts)} for facts, count in seen.most_common()]

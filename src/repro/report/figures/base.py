@@ -5,6 +5,7 @@ the records cannot answer its question. Notebooks call `show`, the command line 
 """
 
 import importlib
+import json
 import math
 import sys
 import textwrap
@@ -228,11 +229,12 @@ def where_recorded() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure, the evidence kinds of what it shows, and a sentence under it."""
+    """A figure, the evidence kinds of what it shows, a sentence under it, and another on its runs."""
 
     figure: Figure
     evidence: str
     caption: str = ""
+    n: str = ""
 
 
 def skip(name: str, reason: str) -> Drawing:
@@ -251,16 +253,16 @@ def function(name: str) -> Callable[..., Drawing]:
 
 def draw(name: str, records: str | Path, output: str | Path | None = None, **options: Any) -> Figure:
     """Draw figure `name` from the records of a folder, with the options of its function, and save it as
-    `output/name.png` and `.svg` (unless None). Where the records do not suffice, or hold what the figure cannot draw,
-    the picture says so. ValueError for a name or an option that does not exist, and for a value that the option's type
-    does not allow."""
+    `output/name.png` and `.svg`, its texts as `output/name.json` (unless None). Where the records do not suffice, or
+    hold what the figure cannot draw, the picture says so. ValueError for a name or an option that does not exist, and
+    for a value that the option's type does not allow."""
     make, asks = _prepared(name, options), figures.entry(name).asks
     save = partial(_finished, path=output and Path(output) / name, suffixes=(".png", ".svg"), asks=asks)
     try:
         with _odd_records(name):
             return save(_drawn(make, records))
     except NothingToShow as reason:
-        return save(skip(name, str(reason)))
+        return save(skip(name, str(reason)), caption=f"Nothing to show. {reason}")
 
 
 def draw_shipped(name: str, records: str | Path, output: str | Path | None = None, **options: Any) -> Figure | None:
@@ -284,12 +286,12 @@ def draw_shipped(name: str, records: str | Path, output: str | Path | None = Non
 
 
 def _drawn(make: Callable[[Data], Drawing], records: str | Path) -> Drawing:
-    """The figure, whose sentence ends with how many of the runs that it reads are by older code."""
+    """The figure, and how many runs it reads, and how many of these are by older code."""
     data = Data(records, {})
     drawing = make(data)
     words = older_code(old for _, old in (data.used or {}).values())
-    parts = [drawing.caption, _count(data.used or {}), words[:1].upper() + words[1:]]
-    return replace(drawing, caption=" ".join(filter(None, parts)))
+    parts = [_count(data.used or {}), words[:1].upper() + words[1:]]
+    return replace(drawing, n=" ".join(filter(None, parts)))
 
 
 def _count(used: Mapping[Path, tuple[datetime, bool]]) -> str:
@@ -329,10 +331,14 @@ def _prepared(name: str, options: dict[str, Any]) -> Callable[[Data], Drawing]:
     return partial(make, **checked)
 
 
-def _finished(drawing: Drawing, path: Path | None, suffixes: Sequence[str], asks: str, mark: str = "") -> Figure:
-    """With its question and the evidence below it, and saved (`path`: relative to the root) unless that is None."""
+def _finished(
+    drawing: Drawing, path: Path | None, suffixes: Sequence[str], asks: str, mark: str = "", caption: str = ""
+) -> Figure:
+    """With its question and the evidence below it, and saved (`path`: relative to the root) unless that is None.
+    `caption`: in its texts in place of its own, where the picture itself says it."""
     characters = int(drawing.figure.get_size_inches()[0] * 14.5)
-    lines = [f"{mark}Evidence: {drawing.evidence}. {drawing.caption}".strip(), *([asks] if asks else [])]
+    said = " ".join(filter(None, [f"{mark}Evidence: {drawing.evidence}.", drawing.caption, drawing.n]))
+    lines = [said, *([asks] if asks else [])]
     stamp = "\n".join(textwrap.fill(line, characters) for line in lines[::-1])
     drawing.figure.supxlabel(stamp, fontsize=8, x=0.01, ha="left", color="#333333")
     for suffix in suffixes if path else ():
@@ -340,6 +346,10 @@ def _finished(drawing: Drawing, path: Path | None, suffixes: Sequence[str], asks
         with replacing((paths.root() / path).with_suffix(suffix)) as temporary:
             # tight: what the layout did not foresee (a label wider than its axes) makes the picture larger, not clipped
             drawing.figure.savefig(temporary, format=suffix[1:], metadata=metadata, bbox_inches="tight")
+    if path:
+        texts = {"asks": asks, "caption": caption or drawing.caption, "evidence": drawing.evidence, "n": drawing.n}
+        with replacing((paths.root() / path).with_suffix(".json")) as temporary:
+            temporary.write_text(json.dumps(texts, ensure_ascii=False, indent=1), "utf-8")
     return drawing.figure
 
 

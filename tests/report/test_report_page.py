@@ -1,0 +1,151 @@
+"""The report's page: its texts, pictures and links, without a browser (`test_report_page_browser.py` has one)."""
+
+import itertools
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from nbconvert import HTMLExporter
+from PIL import Image
+
+from repro import paths
+from repro.claims import registry, sides
+from repro.plan import config
+from repro.report import figures, html
+from repro.report.page import links, pictures
+
+SHIPPED = paths.root() / "results/reference" / config.load()[0].reference
+TEXTS = {"asks": "", "caption": "What it shows.", "evidence": "modelled", "n": "From 9 runs."}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run with the shipped records of one experiment and two pictures, and its report, beside shipped records without
+    any, since reading them all takes seconds."""
+    folder = tmp_path_factory.mktemp("run")
+    shutil.copytree(SHIPPED / "records/flover_queue", folder / "records/flover_queue")
+    for name in ("flover_model", "flover_batch_cost", "shipped/flover_model"):
+        path = folder / f"figures/{name}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (800, 400), "white").save(path)
+        path.with_suffix(".json").write_text(json.dumps(TEXTS))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            sides, "shipped", lambda claims: sides.Side("shipped", SHIPPED, {}, registry.evaluate(claims, {}))
+        )
+        html.write(folder / "records", folder / "figures", folder / "report.html")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(run):
+    return (run / "report.html").read_text()
+
+
+class Addresses(HTMLParser):
+    """Ids of a page, what it links to, the texts in place of pictures, and the level of each heading."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.ids, self.links, self.alts, self.levels = [], [], [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.ids += [found["id"]] if "id" in found else []
+        self.links += [found["href"]] if tag == "a" else []
+        self.alts += [found["alt"]] if tag == "img" else []
+        self.levels += [int(tag[1])] if re.fullmatch("h[1-6]", tag) else []
+
+
+def unresolved(path: Path) -> list[str]:
+    """Links of a page that lead nowhere."""
+    read = Addresses(path.read_text())
+    places = {f"#{unquote(name)}" for name in read.ids}
+    inside = [link for link in read.links if link.startswith("#") and unquote(link.split("?")[0]) not in places]
+    near = [link.split("#")[0] for link in read.links if not link.startswith(("#", "https://arxiv.org/abs/"))]
+    return inside + [link for link in near if not (path.parent / unquote(link)).is_file()]
+
+
+def test_every_link_leads_somewhere(run, page):
+    read = Addresses(page)
+    assert len(read.ids) == len(set(read.ids))
+    assert unresolved(run / "report.html") == []
+    assert any("records/flover_queue/" in link for link in read.links)
+
+
+def test_headings_are_in_order(page):
+    levels = Addresses(page).levels
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(later - earlier <= 1 for earlier, later in itertools.pairwise(levels))
+
+
+def test_the_page_needs_no_network(page):
+    assert not re.search(r"(src|href)=\"?(https?:)?//(?!arxiv)", page) and "@import" not in page
+    assert not re.search(r"<(script|link)[^>]+(src|href)=", page)
+
+
+def test_a_picture_has_its_question_answer_and_verdicts_in_words(page):
+    assert page.count("data:image/webp;base64,") == 3
+    alts = Addresses(page).alts
+    model = next(text for text in alts if text.startswith(figures.entry("flover_model").asks))
+    assert "Evidence: modelled. What it shows. From 9 runs." in model
+    assert "14 iteration counts, χ²: paper 14, ours " in model and "reproduced, modelled" in model
+    assert not re.search(r"\b[A-Z]+-[A-Z0-9]+[a-z]?\.[a-z]\b|flover_model", " ".join(alts))
+
+
+def test_three_sentences_tell_every_primary_claim(page):
+    told = page.split('id="outcome"')[1].split('id="primary"')[0]
+    cards = re.findall(r"<section.*?</section>", told, re.DOTALL)
+    assert len(cards) == 3
+    for card in cards:
+        paragraph = re.sub(r"<[^>]+>|\d\.\d", "", card.split("<p>")[2].split("</p>")[0])
+        assert len(re.findall(r"\.(?:\s|$)", paragraph)) == 3, paragraph
+    primary = re.findall(r'<tbody id="([^"]+)"[^>]*data-kind="claim primary"', page)
+    assert len(primary) == 12 and all(f'href="#{name}"' in told for name in primary)
+
+
+def test_each_claim_opens_to_what_it_rests_on(page):
+    (claim,) = re.findall(r'<tbody id="FL-F8.a".*?</tbody>', page, re.DOTALL)
+    for words in ("repro reproduce flover_model", "#figure-flover_model", "flover.ipynb", "minutes", "14 ± "):
+        assert words in claim, words
+
+
+def test_a_section_of_a_notebook_is_found_and_has_its_place_in_html(tmp_path):
+    (tmp_path / "notebooks").mkdir()
+    for name in figures.NOTEBOOKS:
+        shutil.copy(paths.root() / f"notebooks/{name}.ipynb", tmp_path / f"notebooks/{name}.html")  # any file there
+    addresses = [links.section(name, tmp_path / "report.html").address for name in figures.FIGURES]
+    assert all(re.fullmatch(r"notebooks/\w+\.html#cell-id%3D\S+", address) for address in addresses), addresses
+    written, _ = HTMLExporter().from_filename(str(paths.root() / "notebooks/zero.ipynb"))
+    mine = [unquote(address.split("#")[1]) for address in addresses if address.startswith("notebooks/zero.")]
+    assert mine and all(f'id="{place}"' in written for place in mine)
+
+
+def test_a_picture_keeps_its_size_and_its_letters(tmp_path):
+    from repro.report.figures import base
+
+    figure = base.draw("zero_bytes", tmp_path / "none", tmp_path)
+    base.plt.close(figure)
+    drawn = pictures.load(tmp_path, "zero_bytes", ())
+    assert (drawn.width, drawn.height) == Image.open(tmp_path / "zero_bytes.png").size
+    assert (
+        drawn.alt.startswith("How many bytes")
+        and "Nothing to show. No record of a finished zero_train run." in drawn.alt
+    )
+    assert pictures.load(tmp_path, "zero_loss", ()) is None
+
+
+# --- the shipped copy ------------------------------------------------------------------------------------------------
+
+
+def test_the_shipped_page_is_small_and_whole():
+    path = SHIPPED / "report.html"
+    page = path.read_text()
+    assert len(page) < 4e6
+    assert page.count("data:image/webp;base64,") == len(figures.FIGURES)
+    assert unresolved(path) == []
