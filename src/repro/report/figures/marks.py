@@ -12,6 +12,8 @@ from matplotlib.ticker import NullLocator
 from repro.claims.sample import Sample
 from repro.report.figures.base import MARKERS, PALETTE
 
+CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.8}  # behind a number: no gridline through it
+
 
 def middle(values: Iterable[float]) -> tuple[float, list[list[float]]]:
     """Median of repeats, and how far the smallest and the largest are from it, as matplotlib takes an error bar. One
@@ -29,8 +31,9 @@ def _read(values: Iterable[float] | Sample) -> tuple[list[float], float, list[li
     if not isinstance(values, Sample):
         found = list(values)
         return found, *middle(found)
-    ends = [abs(end - values.value) if math.isfinite(end) else math.nan for end in values.interval]
-    return values.values, values.value, [[end] for end in ends]
+    if not all(map(math.isfinite, values.interval)):  # one end alone would be a stray tick
+        return values.values, values.value, [[math.nan], [math.nan]]
+    return values.values, values.value, [[abs(end - values.value)] for end in values.interval]
 
 
 def said(sample: Sample) -> str:
@@ -54,7 +57,7 @@ def look(index: int) -> dict[str, str]:
 
 def note(axes: Axes, text: str, x: float, y: float, dx: float = 0, dy: float = 0, **style: Any) -> None:
     """Small text, `dx` and `dy` points away from the data point (x, y)."""
-    axes.annotate(text, (x, y), xytext=(dx, dy), textcoords="offset points", **{"fontsize": 7, **style})
+    axes.annotate(text, (x, y), xytext=(dx, dy), textcoords="offset points", **{"fontsize": 8, **style})
 
 
 def point(axes: Axes, at: float, values: Iterable[float] | Sample, *, across: bool = False, **style: Any) -> float:
@@ -75,10 +78,17 @@ def points(axes: Axes, groups: Iterable[tuple[Any, Any]], line: str = "-", label
 
 
 def bar(
-    axes: Axes, at: float, values: Iterable[float] | Sample, number: str, *, across: bool = False, **style: Any
+    axes: Axes,
+    at: float,
+    values: Iterable[float] | Sample,
+    number: str,
+    *,
+    across: bool = False,
+    after: str = "",
+    **style: Any,
 ) -> None:
     """Median of repeats as a bar with their range, all values, and the median as text, in the format `number`; or a claim's
-    number with its interval.
+    number with its interval. `after`: words behind the number.
     `across`: horizontal, at y = `at`; else vertical, at x = `at`."""
     found, value, error = _read(values)
     if len(found) > 1:
@@ -86,10 +96,10 @@ def bar(
     end = max(value, value + error[1][0], *found)  # the second is nan where there is no bar
     if across:
         axes.barh(at, value, xerr=error, capsize=3, **style)
-        note(axes, f"{value:{number}}", end, at, 5, va="center", fontsize=8)
+        note(axes, f"{value:{number}}{after}", end, at, 5, va="center", fontsize=8, bbox=CLEAR)
     else:
         axes.bar(at, value, yerr=error, capsize=3, **style)
-        note(axes, f"{value:{number}}", at, end, ha="center", va="bottom")
+        note(axes, f"{value:{number}}{after}", at, end, dy=3, ha="center", va="bottom", fontsize=8, bbox=CLEAR)
 
 
 def rows(axes: Axes, names: Sequence[str], **text: Any) -> None:
