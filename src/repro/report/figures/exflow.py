@@ -329,11 +329,9 @@ def exflow_domains(data: Data, *, homes: dict[str, str] = HOMES, gpus: int = 4) 
         asked = {"method": "affinity", "gpus": gpus, "train_domain": homes[trace], "test_domain": domain}
         how = {"over": {"test_domain": homes[trace]}, "complement": True}
         if domain != homes[trace] and (sample := by_sequences(data, trace, **asked, **how)):
-            model, home, other = (
-                MODELS.get(trace, trace),
-                *(TEXTS.get(each, each.capitalize()) for each in (homes[trace], domain)),
-            )
-            names.append(f"{model.replace(', trained', ',\ntrained')}:\n{home} → {other}")
+            model = MODELS.get(trace, trace).replace(", trained", ",\ntrained")
+            home, other = (TEXTS.get(each, each.capitalize()) for each in (homes[trace], domain))
+            names.append(f"{model}:\n{home} → {other}")
             samples.append((sample, stay[trace, homes[trace]], stay[trace, domain]))
     if not samples:
         raise NothingToShow("No run on single domains.")

@@ -117,6 +117,6 @@ def log_axis(axis: Axis, ticks: Sequence[float], **text: Any) -> None:
 
 
 def round_ticks(low: float, high: float) -> list[float]:
-    """0.01, 0.02, 0.05, 0.1, … 500, as far as they are from `low` to `high`."""
-    numbers = (digit * 10.0**exponent for exponent in range(-2, 3) for digit in (1, 2, 5))
+    """0.01, 0.02, 0.05, 0.1, … 50000, as far as they are from `low` to `high`."""
+    numbers = (digit * 10.0**exponent for exponent in range(-2, 5) for digit in (1, 2, 5))
     return [number for number in numbers if low <= number <= high]

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import NullLocator
 
 from repro.claims import registry
 from repro.report.figures.base import MARKERS, PALETTE, Data, Drawing, paper, series
@@ -50,23 +49,25 @@ def scaling_experts(data: Data) -> Drawing:
     sizes = ["tokens_per_gpu", "experts", "gpus"]
     found = found.sort_values("draws").drop_duplicates(sizes, keep="last").sort_values(sizes)
     batches, numbers = sorted(found.tokens_per_gpu.unique()), {claim.id: claim.paper_value for claim in registry.load()}
-    shape = {"figsize": (4.4 * len(batches) + 3, 7.5), "squeeze": False, "sharey": "row", "sharex": "col"}
+    data.only(found)
+    shape = {"figsize": (max(7, 4.8 * len(batches) + 0.4), 8.4), "squeeze": False, "sharey": "row", "sharex": "col"}
     figure, axes = plt.subplots(len(_ROWS), len(batches), **shape)
     for column, tokens in enumerate(batches):
         rows = found[found.tokens_per_gpu == tokens].reset_index(drop=True)
         for panel, (axis, modes) in zip(axes[:, column], _ROWS.items(), strict=True):
             published = {size: numbers[claim] for size, claim in _PAPERS.get(axis, {}).items()}
             _modes(panel, rows, modes, published)
-        axes[0, column].set_title(f"{tokens} tokens per GPU")
+        axes[0, column].set_title(f"{tokens} tokens per GPU", pad=22, fontsize=10)
         axes[-1, column].set_xticks(rows.index, [f"{row.experts}\n{row.gpus}" for row in rows.itertuples()], fontsize=8)
-        axes[-1, column].set_xlabel("experts\nGPUs")
+        axes[-1, column].set_xlabel("experts, and below them GPUs")
     for panel, axis in zip(axes[:, 0], _ROWS, strict=True):
-        panel.set_ylabel(axis)
-    for panel in axes[:, -1]:
-        panel.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+        panel.set_ylabel(axis, fontsize=9)
+        above = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 4, "frameon": False, "columnspacing": 1}
+        panel.legend(fontsize=8, handletextpad=0.3, borderaxespad=0.1, **above)
     load = f"{found.max_load_affinity.min():.1f} to {found.max_load_affinity.max():.1f}"
-    caption = f"Bands of 5 to 95 %. The busiest GPU of a layer has {load} times its share of tokens."
-    return Drawing(figure, "modelled, with hops measured on traces; paper (squares), against DeepSpeed-MoE", caption)
+    caption = "Marks: medians; bars: 5 to 95 % of what is uncertain. Hollow squares: the paper's numbers, against DeepSpeed-MoE, where it "
+    caption += f"names experts and GPUs. The busiest GPU of a layer has {load} times its share of tokens, counted on our traces."
+    return Drawing(figure, "modelled, with hops measured on traces; hollow squares: paper", caption)
 
 
 def _modes(
@@ -89,8 +90,14 @@ def scaling_requests(data: Data) -> Drawing:
     """Time until the last request is done over the number of requests, fused and with instances, beside Fig. 4(a)."""
     found, published = data.runs("scaling_serving"), paper("FL-F4a")
     found = found.sort_values(["model", "requests"]).drop_duplicates("model", keep="last")  # the most requests
-    figure, axes = plt.subplots(1, len(found), figsize=(2.1 * len(found) + 0.6, 3.4), squeeze=False, sharey=True)
-    for panel, (place, run) in zip(axes[0], found.iterrows(), strict=True):
+    data.only(found)
+    columns = min(3, len(found))
+    lines = -(-len(found) // columns)
+    shape = {"figsize": (max(5, 3 * columns + 0.5), 3 * lines + 0.4), "squeeze": False, "sharey": True}
+    figure, axes = plt.subplots(lines, columns, **shape)
+    for panel in axes.flat[len(found) :]:
+        panel.remove()
+    for panel, (place, run) in zip(axes.flat, found.iterrows(), strict=False):
         rows = series(found.loc[[place]])
         for policy, number in (("instances", 1), ("fused", 0)):
             name, label = f"seconds_{policy}", f"{policy}, predicted"
@@ -100,10 +107,15 @@ def scaling_requests(data: Data) -> Drawing:
             points = [number for number in published if number.label.startswith(label) and number.x is not None]
             look = {"color": "black", "mfc": "none", "markersize": 5, "label": f"{policy}, paper"}
             panel.plot([point.x for point in points], [point.value for point in points], marker, **look)
-        panel.set(title=run.model, yscale="log", xlabel="requests")
+        released = ", authors' file" if run.model.endswith("released") else ""
+        panel.set_title(f"{_PAPERS_MODELS[run.model]}{released}", fontsize=10)
+        panel.set_xlabel("requests")
         log_axis(panel.xaxis, rows.requests)
-        panel.yaxis.set_minor_locator(NullLocator())
-    axes[0][0].set_ylabel("until the last is done (s)")
+        log_axis(panel.yaxis, [5, 10, 20, 50, 100, 200, 500])
+    for panel in axes[:, 0]:
+        panel.set_ylabel("until the last is done (s)")
     handles = axes[0][0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside upper center", ncols=4, fontsize=8)
-    return Drawing(figure, "modelled (bands), paper (hollow)")
+    figure.legend(*handles, loc="outside upper center", ncols=4, fontsize=8, frameon=False)
+    caption = "One request every 500 ms, 512 tokens each. Lines: medians; bands: 5 to 95 % of what is uncertain of the machine. Hollow: the "
+    caption += "paper's Fig. 4(a). Authors' file: with the shape in their configuration file, whose MLP is narrower than LLaMA-65B's."
+    return Drawing(figure, "modelled; hollow: paper", caption)
