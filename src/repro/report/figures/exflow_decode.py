@@ -150,7 +150,7 @@ def exflow_gain(data: Data, *, metric: str = "iteration_seconds") -> Drawing:
     data.only(*drawn)
     columns = min(3, len(groups))
     rows = -(-len(groups) // columns)
-    size = (3.2 * columns + 0.6 + (columns == 1), 3 * rows)
+    size = (3.2 * columns + 0.6 + 1.4 * (columns == 1), 3.4 * rows)
     fig, panels = plt.subplots(rows, columns, figsize=size, squeeze=False, sharey=True)
     for axes, (setting, steps) in zip(panels.flat, groups, strict=False):
         _steps(axes, steps)
@@ -162,8 +162,11 @@ def exflow_gain(data: Data, *, metric: str = "iteration_seconds") -> Drawing:
         axes.set_xticks(range(len(STEPS)), list(STEPS.values()), fontsize=7.5)
     for axes in panels.flat[len(groups) :]:
         axes.set_visible(False)
+    drawn_times = [time for _, steps in groups for sample in steps.values() for time in sample.values]
+    low, high = 0.6 * min(1, *drawn_times), 2 * max(1, *drawn_times)
     for axes in panels[:, 0]:
-        marks.log_axis(axes.yaxis, [0.1, 0.2, 0.5, 1, 2, 5, 10])
+        axes.set_ylim(low, high)
+        marks.log_axis(axes.yaxis, marks.round_ticks(low, high))
         axes.set_ylabel("times as fast as DeepSpeed")
     what = "An iteration" if metric == "iteration_seconds" else "What an iteration spends in exchanges"
     caption = (
@@ -188,9 +191,9 @@ def _steps(axes: Axes, steps: Mapping[int, Sample]) -> None:
         for before, at in pairwise(there):
             marks.point(axes, at, steps[at], **look)
             high = max(values[at], *steps[at].values, *(end for end in steps[at].interval if np.isfinite(end)))
-            place = {"dy": 5, "va": "bottom"} if at < 4 else {"dy": -6, "va": "top"}  # the last falls: below its line
-            marks.note(
-                axes, f"×{values[at] / values[before]:.2f}", at, high if at < 4 else values[at], ha="center", **place
-            )
+            last = at == 4  # its line comes from the left
+            place = {"dx": 7, "va": "center"} if last else {"dy": 5, "ha": "center", "va": "bottom"}
+            number = f"×{values[at] / values[before]:.2f}"
+            marks.note(axes, number, at, values[at] if last else high, bbox=marks.CLEAR, **place)
     axes.axhline(1, color="black", linewidth=0.8)
-    axes.margins(x=0.16, y=0.15)
+    axes.set_xlim(-0.5, 5)

@@ -274,7 +274,7 @@ def flover_requests(data: Data) -> Drawing:
         right.plot(list(seconds), ratios, label=f"right: paper, {model}", **style)
     for axes, label in ((left, "total time ÷ T1"), (right, "n × T1 ÷ total time")):
         marks.log_axis(axes.xaxis, WIDTHS)
-        marks.log_axis(axes.yaxis, WIDTHS[:-1])
+        marks.log_axis(axes.yaxis, [width for width in WIDTHS if width <= axes.get_ylim()[1]])
         axes.set(xlabel="n requests", ylabel=label)
     fig.legend(loc="outside upper center", fontsize=8, ncols=3, frameon=False)
     caption = f"{equal.scales.iloc[0][:1].upper()}{equal.scales.iloc[0][1:]}. {T1} Ours: the median over the runs of the occasion. Lines: "

@@ -77,8 +77,16 @@ def _panel(axes: Axes, rows: pd.DataFrame, scale: str) -> None:
         ends = 0.8 * rows[["predicted", "printed"]].min().min(), 1.25 * rows[["predicted", "printed"]].max().max()
         marks.log_axis(axes.yaxis, marks.round_ticks(*ends))
     places = sorted(rows.x.unique())
-    far = [place for i, place in enumerate(places) if not i or all(place / other >= 1.3 for other in places[:i])]
-    marks.log_axis(axes.xaxis, far if len(places) < 9 else [20, 100, 500, 2000])
+    marks.log_axis(axes.xaxis, _apart(places) if len(places) < 9 else [20, 100, 500, 2000])
+
+
+def _apart(places: list[float]) -> list[float]:
+    """Those of ascending places that can be labelled side by side on a logarithmic axis."""
+    kept: list[float] = []
+    for place in places:
+        if not kept or place / kept[-1] > 1.4:
+            kept.append(place)
+    return kept
 
 
 def _legend(axes: Axes, title: str) -> None:
@@ -105,7 +113,7 @@ def flover_batch_cost(data: Data) -> Drawing:
         rows = runs[runs.figure == figure]
         look = {"color": PALETTE[number % 6], "linestyle": LINE_STYLES[number % 6], "marker": MARKERS[number % 6]}
         errors.plot(rows.batch_cost, 100 * rows[metric], label=name, markersize=4, **look)
-    errors.set(ylabel="rms error (%)", ylim=0)
+    errors.set(ylabel="root mean square error (%)", ylim=0)
     _legend(errors, "error of each figure")
     _chi_square(right, runs[runs.figure == "fig8"])
     found = [cost.batch_cost(model) for model in paper.MODELS]

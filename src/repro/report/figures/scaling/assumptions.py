@@ -50,7 +50,7 @@ def scaling_overlap(data: Data) -> Drawing:
     right.axvspan(run.overlap_low, run.overlap_high, color=PALETTE[0], alpha=0.15, label="95 % interval")
     right.axvline(0.7, color="black", linestyle=":", label="assumed before: 0.7")
     right.set(xlabel="share of the compute that hides messages", ylabel="root mean square error (%)", ylim=(0, None))
-    right.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 0.02))
+    right.legend(fontsize=8, loc="upper left")
     caption = "Left: bars of what is uncertain of the machine (5 to 95 %) and of the model itself; filled: fitted, hollow: not; "
     caption += "crosses: fitted without this number. Line: as predicted; grey: within 10 %. Right: how far off the fitted numbers are, "
     caption += "over the overlap that is assumed."
@@ -126,9 +126,18 @@ def _spans(panel: Axes, draws: pd.DataFrame) -> None:
                 ends, middle, top = np.quantile((values - low) / (high - low), [0.05, 0.5, 0.95])
                 look = style(number) | {"label": label if not row else None, "capsize": 2}
                 panel.errorbar(middle, row + 0.3 * number - 0.15, xerr=[[middle - ends], [top - middle]], **look)
-    ticks = [f"{in_words(name)}\n{(ENGINE_PRIORS | MACHINE_PRIORS)[name]}" for name in wide]
+    ticks = [f"{in_words(name)}\n{_prior(name)}" for name in wide]
     panel.set_yticks(range(len(wide)), ticks, fontsize=7.5)
     panel.grid(axis="y", visible=False)
     panel.set(xlabel="place in the prior (0: low end, 1: high end)", xlim=(0, 1))
     panel.invert_yaxis()
     panel.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, frameon=False)
+
+
+def _prior(name: str) -> str:
+    """A prior in words; latencies in microseconds."""
+    prior = (ENGINE_PRIORS | MACHINE_PRIORS)[name]
+    if not name.endswith("latency_s"):
+        return str(prior)
+    low, high = (1e6 * end for end in prior.ends)
+    return f"{low:g} to {high:g} µs, {str(prior).rsplit(', ', 1)[1]}"

@@ -57,13 +57,16 @@ def scaling_experts(data: Data) -> Drawing:
         for panel, (axis, modes) in zip(axes[:, column], _ROWS.items(), strict=True):
             published = {size: numbers[claim] for size, claim in _PAPERS.get(axis, {}).items()}
             _modes(panel, rows, modes, published)
-        axes[0, column].set_title(f"{tokens} tokens per GPU", pad=22, fontsize=10)
+        axes[0, column].set_title(f"{tokens} tokens per GPU", pad=24, fontsize=10)
         axes[-1, column].set_xticks(rows.index, [f"{row.experts}\n{row.gpus}" for row in rows.itertuples()], fontsize=8)
         axes[-1, column].set_xlabel("experts, and below them GPUs")
     for panel, axis in zip(axes[:, 0], _ROWS, strict=True):
         panel.set_ylabel(axis, fontsize=9)
         above = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 4, "frameon": False, "columnspacing": 1}
-        panel.legend(fontsize=8, handletextpad=0.3, borderaxespad=0.1, **above)
+        panel.legend(fontsize=8, handletextpad=0.3, borderaxespad=0.1, **above).set_in_layout(
+            False
+        )  # over both columns
+        panel.margins(y=0.08)
     load = f"{found.max_load_affinity.min():.1f} to {found.max_load_affinity.max():.1f}"
     caption = "Marks: medians; bars: 5 to 95 % of what is uncertain. Hollow squares: the paper's numbers, against DeepSpeed-MoE, where it "
     caption += f"names experts and GPUs. The busiest GPU of a layer has {load} times its share of tokens, counted on our traces."

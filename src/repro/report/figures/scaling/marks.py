@@ -15,7 +15,7 @@ FRONTIER = {"frontier": "Frontier", "frontier-rccl": "Frontier, one slow ring"} 
 MACHINES = FRONTIER | {
     "dgx-h100": "DGX H100",
     "gb200-nvl72": "GB200 NVL72",
-    "tpu-like-torus": "torus of pods",
+    "tpu-like-torus": "TPU-like torus",
     "wilkes3": "A100 nodes",
     "dgx-2": "DGX-2",
 }
@@ -23,12 +23,12 @@ WORDS = {  # parameters of the step model, and choices about the paper's run
     "gemm": "share of peak compute",
     "hbm": "memory bandwidth",
     "launch s": "start of a kernel",
-    "secondary": "hpZ's copy is filled",
+    "secondary": "when hpZ's copy is filled",
     "messages": "messages a layer",
     "all to all": "rate of all-to-alls",
     "node achieved": "rate in the node",
     "cluster achieved": "rate between nodes",
-    "cluster latency s": "latency between nodes (s)",
+    "cluster latency s": "latency between nodes",
     "package achieved": "rate in the pair",
     "overlap": "overlap with compute",
     "end overlap": "overlap at the step's end",
@@ -64,9 +64,9 @@ def batches(count: int) -> str:
 
 
 def errors(log_errors: pd.Series) -> str:
-    """`of 40, half are off by up to 12 %, nine in ten by up to 35 %`, of log(predicted / measured)."""
+    """`40 predicted: half are off by ≤ 12 %, nine in ten by ≤ 35 %`, of log(predicted / measured)."""
     middle, most = (100 * np.expm1(np.quantile(np.abs(log_errors), q)) for q in (0.5, 0.9))
-    return f"of {len(log_errors)}, half are off by up to\n{middle:.0f} %, nine in ten by up to {most:.0f} %"
+    return f"{len(log_errors)} predicted: half are off by ≤ {middle:.0f} %,\nnine in ten by ≤ {most:.0f} %"
 
 
 def whiskers(rows: pd.DataFrame, name: str) -> np.ndarray:

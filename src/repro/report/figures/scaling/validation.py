@@ -14,6 +14,7 @@ _SOURCES = {
     "a100_node": "NCCL, DGX A100 (published)",
     "slingshot11": "Cray MPICH, Slingshot-11 (published)",
 }
+_COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "send_recv")  # each has one look
 _SPLITS = {"ranks": "more ranks", "sizes": "more than 1 MiB", "machine": "nothing fitted"}
 
 
@@ -26,8 +27,8 @@ def scaling_collectives(data: Data) -> Drawing:
     for panel in axes.flat[len(tables) :]:
         panel.remove()
     for panel, (name, table) in zip(axes.flat, tables.items(), strict=False):
-        for number, (collective, rows) in enumerate(table.groupby("collective")):
-            look = style(number) | {"markersize": 4}
+        for collective, rows in table.groupby("collective"):
+            look = style(_COLLECTIVES.index(collective)) | {"markersize": 4}
             for fitted, some in rows.groupby("fitted"):
                 panel.plot(some.seconds, some.predicted, fillstyle="full" if fitted else "none", alpha=0.7, **look)
             panel.plot([], [], label=collective.replace("_", "-"), **look)
@@ -98,8 +99,8 @@ def _held_out_panel(axes: Axes, table: pd.DataFrame) -> None:
     """Colours by collective; bands seen from the measured time."""
     rows = table[table.part == "held_out"]
     axes.vlines(rows.nbytes, rows.low / rows.seconds, rows.high / rows.seconds, color="grey", alpha=0.15, linewidth=1)
-    for number, (collective, some) in enumerate(table.groupby("collective")):
-        look = style(number) | {"markersize": 3, "linestyle": "none"}
+    for collective, some in table.groupby("collective"):
+        look = style(_COLLECTIVES.index(collective)) | {"markersize": 3}
         for part, each in some.groupby("part"):
             fill = "full" if part == "fitted" else "none"
             axes.plot(each.nbytes, each.predicted / each.seconds, fillstyle=fill, alpha=0.7, **look)

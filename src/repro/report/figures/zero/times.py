@@ -88,12 +88,17 @@ def zero_step_time(
 
 def faster(data: Data, runs: pd.DataFrame, slow: str, fast: str) -> Sample | None:
     """How many times faster plan `fast` is than `slow`, as the claims read it: pairs of runs of one occasion."""
-    sides = [runs[runs.plan == plan] for plan in (slow, fast)]
-    common = set(sides[0].steps) & set(sides[1].steps)
-    if not common:
+    return paired(data, runs[runs.plan == slow], runs[runs.plan == fast])
+
+
+def paired(data: Data, slow: pd.DataFrame, fast: pd.DataFrame) -> Sample | None:
+    """Step of runs of one point over that of another, with the number of steps that most pairs of runs have, the usual
+    one of several."""
+    counts = {steps: min(len(slow[slow.steps == steps]), sum(fast.steps == steps)) for steps in slow.steps.unique()}
+    steps = max(counts, key=lambda each: (counts[each], each == FIELDS["steps"]), default=None)
+    if not steps or not counts[steps]:
         return None
-    steps = sides[1][sides[1].steps.isin(common)].steps.mode()[0]
-    return data.ratio("zero_train", MEASURED, *(side[side.steps == steps].iloc[0] for side in sides))
+    return data.ratio("zero_train", MEASURED, *(side[side.steps == steps].iloc[0] for side in (slow, fast)))
 
 
 def _gains(
@@ -171,7 +176,7 @@ def _over_rates(
             samples = {rate: faster(data, at, rival, plan) for rate, at in runs.groupby("cluster_mbit_s")}
             found = {rate: sample.value for rate, sample in samples.items() if sample}
             predicted = {rate: gains(runs[runs.cluster_mbit_s == rate], rival, plan)[1] for rate in found}
-            label = f"than {PLANS[rival]}, {micro_batches(count)}"
+            label = f"as {PLANS[rival]}, {micro_batches(count)}"
             axes.plot(list(found), list(found.values()), linewidth=1.5, fillstyle=filled, label=label, **look(rival))
             axes.plot(list(found), list(predicted.values()), linestyle=":", color=color(rival), linewidth=1)
     axes.plot([], [], ":", color="grey", label="predicted")
@@ -250,10 +255,7 @@ def zero_levels(data: Data) -> Drawing:
         edge = {"transform": panel.get_yaxis_transform(), "ha": "right", "fontsize": 8}
         for y, name in enumerate(there):
             panel.text(0.99, y, f"{held[name]:.1f}", va="center", **edge)
-            sides = mine[mine.name == name], mine[mine.name == "hierarchical"]
-            common = set.intersection(*(set(side.steps) for side in sides))
-            sides = [side[side.steps.isin(common)] for side in sides]
-            if y and common and (sample := data.ratio("zero_train", MEASURED, *(s.iloc[0] for s in sides))):
+            if y and (sample := paired(data, mine[mine.name == name], mine[mine.name == "hierarchical"])):
                 panel.text(0.83, y, f"{sample.value:.2f}", va="center", **edge)
         panel.text(0.99, -0.65, "bytes\nheld", va="bottom", **edge)
         panel.text(0.83, -0.65, "÷ un-\nchanged", va="bottom", **edge)
@@ -313,9 +315,9 @@ def _efficiencies(
 
 def _efficiency(axes: Axes, data: Data, runs: pd.DataFrame, plan: str) -> Sample | None:
     """Step of the fewest nodes over that of more, as the claims read it: pairs of one occasion; that of the most nodes."""
-    first, *others = (some.iloc[0] for _, some in runs.groupby("nodes"))
-    samples = {run.nodes: data.ratio("zero_train", MEASURED, first, run) for run in others}
-    found = {first.nodes: 1.0} | {n: point(axes, n, s, **look(plan)) for n, s in samples.items() if s}
+    (fewest, first), *others = runs.groupby("nodes")
+    samples = {nodes: paired(data, first, some) for nodes, some in others}
+    found = {fewest: 1.0} | {n: point(axes, n, s, **look(plan)) for n, s in samples.items() if s}
     axes.plot(list(found), list(found.values()), label=PLANS[plan] if len(found) > 1 else None, **look(plan))
     for nodes, value in list(found.items())[1:]:
         note(axes, f"{value:.2f}", nodes, value, "right")

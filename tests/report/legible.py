@@ -1,0 +1,48 @@
+"""What makes a picture hard to read: too wide, small words, words on words, words on the edge of another's panel."""
+
+from itertools import combinations
+
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+
+WIDEST, SMALLEST = 10.2, 7.0  # inches, points: at a notebook's 1,000 pixels 7 points are 9 pixels high
+_ALLOWED = 2.0  # pixels that two words may share: boxes are a little larger than the letters
+
+
+def faults(figure: Figure) -> list[str]:
+    """Every fault in words; an empty list for a legible figure."""
+    renderer = figure.canvas.get_renderer()
+    figure.draw(renderer)
+    width = figure.get_tightbbox(renderer).width
+    found = [f"{width:.1f} inches wide"] if width > WIDEST else []
+    shown = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+    shown = [text for text in shown if _drawn(text)]
+    found += [
+        f"{text.get_fontsize():g} points: {text.get_text()!r}" for text in shown if text.get_fontsize() < SMALLEST
+    ]
+    upright = [(text, text.get_window_extent(renderer)) for text in shown if text.get_rotation() % 90 == 0]
+    for (one, here), (other, there) in combinations(upright, 2):
+        if one is not other and _shared(here, there):
+            found.append(f"{one.get_text()!r} on {other.get_text()!r}")
+    return found
+
+
+def _drawn(text: Text) -> bool:
+    """Labels of ticks that are outside their axis are objects, but in no picture."""
+    axes = text.axes
+    if axes is None:
+        return True
+    if not axes.get_visible():
+        return False
+    for axis in (axes.xaxis, axes.yaxis):
+        for tick in (*axis.majorTicks, *axis.minorTicks):
+            if text in (tick.label1, tick.label2):
+                low, high = sorted(axis.get_view_interval())
+                return axis.get_visible() and low <= tick.get_loc() <= high
+    return True
+
+
+def _shared(one: Bbox, other: Bbox) -> bool:
+    both = Bbox.intersection(one, other)
+    return both is not None and both.width > _ALLOWED and both.height > _ALLOWED
