@@ -150,7 +150,7 @@ def exflow_gain(data: Data, *, metric: str = "iteration_seconds") -> Drawing:
     data.only(*drawn)
     columns = min(3, len(groups))
     rows = -(-len(groups) // columns)
-    size = (3.2 * columns + 0.6 + 1.4 * (columns == 1), 3.4 * rows)
+    size = (max(7, 3.2 * columns + 0.6), 3.6 * rows)
     fig, panels = plt.subplots(rows, columns, figsize=size, squeeze=False, sharey=True)
     for axes, (setting, steps) in zip(panels.flat, groups, strict=False):
         _steps(axes, steps)
@@ -159,7 +159,8 @@ def exflow_gain(data: Data, *, metric: str = "iteration_seconds") -> Drawing:
         pairs = f"{fewest} to {most} pairs a step" if fewest < most else f"{most} pair{'s' * (most > 1)} a step"
         title = f"{setting['experts']} experts, {ranks} ranks, {setting['cluster_mbit_s']:g} Mbit/s\n{pairs}"
         axes.set_title(title, fontsize=9)
-        axes.set_xticks(range(len(STEPS)), list(STEPS.values()), fontsize=7.5)
+        there = [0, *steps]
+        axes.set_xticks(there, [list(STEPS.values())[at] for at in there], fontsize=7.5)
     for axes in panels.flat[len(groups) :]:
         axes.set_visible(False)
     drawn_times = [time for _, steps in groups for sample in steps.values() for time in sample.values]
@@ -167,7 +168,7 @@ def exflow_gain(data: Data, *, metric: str = "iteration_seconds") -> Drawing:
     for axes in panels[:, 0]:
         axes.set_ylim(low, high)
         marks.log_axis(axes.yaxis, marks.round_ticks(low, high))
-        axes.set_ylabel("times as fast as DeepSpeed")
+        axes.set_ylabel("times as fast")
     what = "An iteration" if metric == "iteration_seconds" else "What an iteration spends in exchanges"
     caption = (
         f"{what}: time with DeepSpeed's layers over time with ours. Dots: pairs of runs of one occasion; marks: their "
@@ -196,4 +197,4 @@ def _steps(axes: Axes, steps: Mapping[int, Sample]) -> None:
             number = f"×{values[at] / values[before]:.2f}"
             marks.note(axes, number, at, values[at] if last else high, bbox=marks.CLEAR, **place)
     axes.axhline(1, color="black", linewidth=0.8)
-    axes.set_xlim(-0.5, 5)
+    axes.set_xlim(-0.5, max(steps) + (1 if 4 in steps else 0.5))

@@ -72,9 +72,11 @@ def of_one_model(serving: pd.DataFrame, model: str | None = None) -> pd.DataFram
 
 def of_one_workload(serving: pd.DataFrame, workload: str) -> pd.DataFrame:
     """A comparison holds between runs of the same requests: of this workload (of any, where it was not run) those that
-    most engines served."""
+    most engines served, the most requests of several."""
     found = serving[serving.workload == workload] if workload in set(serving.workload) else serving
-    return max((runs for _, runs in found.groupby(WORKLOAD)), key=lambda runs: runs.name.nunique())
+    return max(
+        (runs for _, runs in found.groupby(WORKLOAD)), key=lambda runs: (runs.name.nunique(), runs.requests.max())
+    )
 
 
 def _by_engine(name: str) -> tuple[int, str]:
@@ -155,6 +157,8 @@ def flover_throughput(data: Data, *, workload: str = "fixed", model: str | None 
     """Output tokens a second, total time, and the speedup over serial, beside the paper's."""
     serving = of_one_model(data.runs("flover_serving"), model)
     main = of_one_workload(serving, workload)
+    if main.name.nunique() < 2:
+        raise NothingToShow("One engine only was run, which has nothing to be compared with.")
     data.only(main)
     fig, (left, center, right) = plt.subplots(1, 3, figsize=(9.5, 4), width_ratios=[1, 1, 1.2])
     styles = {n: {"color": c, "hatch": hatch, "edgecolor": "white"} for n, (c, _, hatch) in looks(main).items()}
@@ -235,6 +239,7 @@ def flover_timeline(
         axes.plot(rows.first_token_s, rows.request, "o", mfc="white", color="black", markersize=3, label="first token")
         axes.plot(rows.finish_s, rows.request, "D", color="black", markersize=2.5, label="answer complete")
         axes.set(ylabel="request", title=f"{name}: all done after {rows.finish_s.max():.1f} s")
+        axes.margins(y=0.08)
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
     panels[-1, 0].set(xlabel="time (s)", xlim=(0, 1.02 * main[main.name.isin(shown)].total_seconds.max()))
@@ -384,6 +389,8 @@ def flover_ranks(data: Data, *, longest: int | None = None) -> Drawing:
     runs = runs.assign(ranks=runs.nodes * runs.packages * runs.gcds)
     runs = runs.sort_values(["ranks", "nodes", "cluster_mbit_s", "layout"], ascending=[True, True, False, False])
     names = runs.apply(ranks_name, axis=1)
+    if names.nunique() < 2:
+        raise NothingToShow("Ranks in one arrangement only.")
     data.only(runs)
     fig, panels = plt.subplots(1, 2, figsize=(9, 0.4 * names.nunique() + 1.2), sharey=True)
     metrics = {"tokens_per_s": "output tokens/s", "latency_p99": "99th percentile of latency (s)"}

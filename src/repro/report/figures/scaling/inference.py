@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from repro.claims import registry
-from repro.report.figures.base import MARKERS, PALETTE, Data, Drawing, paper, series
+from repro.report.figures.base import MARKERS, PALETTE, Data, Drawing, NothingToShow, paper, series
 from repro.report.figures.marks import log_axis
 from repro.report.figures.scaling.marks import band, style, whiskers
 
@@ -49,9 +49,12 @@ def scaling_experts(data: Data) -> Drawing:
     sizes = ["tokens_per_gpu", "experts", "gpus"]
     found = found.sort_values("draws").drop_duplicates(sizes, keep="last").sort_values(sizes)
     batches, numbers = sorted(found.tokens_per_gpu.unique()), {claim.id: claim.paper_value for claim in registry.load()}
+    if len(found.drop_duplicates(["experts", "gpus"])) < 2:
+        raise NothingToShow("One number of experts and GPUs only.")
     data.only(found)
     shape = {"figsize": (max(7, 4.8 * len(batches) + 0.4), 8.4), "squeeze": False, "sharey": "row", "sharex": "col"}
     figure, axes = plt.subplots(len(_ROWS), len(batches), **shape)
+    figure.get_layout_engine().set(h_pad=0.14)  # for the legends above the panels
     for column, tokens in enumerate(batches):
         rows = found[found.tokens_per_gpu == tokens].reset_index(drop=True)
         for panel, (axis, modes) in zip(axes[:, column], _ROWS.items(), strict=True):
@@ -113,7 +116,7 @@ def scaling_requests(data: Data) -> Drawing:
         released = ", authors' file" if run.model.endswith("released") else ""
         panel.set_title(f"{_PAPERS_MODELS[run.model]}{released}", fontsize=10)
         panel.set_xlabel("requests")
-        log_axis(panel.xaxis, rows.requests)
+        log_axis(panel.xaxis, sorted({*rows.requests, *(number.x for number in published if number.x)}))
         log_axis(panel.yaxis, [5, 10, 20, 50, 100, 200, 500])
     for panel in axes[:, 0]:
         panel.set_ylabel("until the last is done (s)")

@@ -68,7 +68,7 @@ def scaling_ratios(data: Data) -> Drawing:
         for run in found.itertuples()
     ]
     published = {number.label: number.value for number in paper("ZT-1")}  # times as fast as ZeRO-3
-    figure, axes = plt.subplots(1, len(RATIOS), figsize=(10, 0.32 * len(found) + 1.6), sharey=True)
+    figure, axes = plt.subplots(1, len(RATIOS), figsize=(10, 0.32 * len(found) + 1.9), sharey=True)
     for panel, (name, plans) in zip(axes, RATIOS.items(), strict=True):
         fast, slow = (PLANS[plan] for plan in plans)
         for hardware, some in found.groupby("hardware"):
@@ -78,10 +78,11 @@ def scaling_ratios(data: Data) -> Drawing:
         panel.axvline(published[fast] / published[slow], color="black", linestyle=":", linewidth=1.2)
         panel.plot(published[fast] / published[slow], -0.6, "s", color="black", clip_on=False)
         panel.set(title=f"{fast} ÷ {slow}", xlabel="times as fast", xscale="log")
+        panel.grid(axis="y", visible=False)
         low, high = panel.get_xlim()
         log_axis(panel.xaxis, [tick for tick in (0.6, 0.8, 1, 1.5, 2, 3, 4) if low <= tick <= high])
     axes[0].set_yticks(range(len(rows)), rows, fontsize=8)
-    axes[0].invert_yaxis()
+    axes[0].set_ylim(len(rows) - 0.4, -0.9)
     caption = f"{found.ranks.iloc[0]:g} GCDs on {found.nodes.iloc[0]} nodes; 10B, 20B: billion parameters. Marks: medians; bars: 5 to 95 % "
     caption += "of what is uncertain of machine and engine."
     return Drawing(figure, "modelled; black squares and dotted: paper", caption)

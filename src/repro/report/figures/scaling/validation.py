@@ -68,7 +68,12 @@ def scaling_held_out(data: Data) -> Drawing:
     data.only(found)
     columns = min(3, len(found))
     lines = -(-len(found) // columns)
-    shape = {"figsize": (3.2 * columns + 0.4, 2.9 * lines + 0.5), "squeeze": False, "sharex": True, "sharey": True}
+    shape = {
+        "figsize": (max(6, 3.2 * columns + 0.4), 2.9 * lines + 0.9),
+        "squeeze": False,
+        "sharex": True,
+        "sharey": True,
+    }
     figure, axes = plt.subplots(lines, columns, **shape)
     for panel in axes.flat[len(found) :]:
         panel.remove()
@@ -131,8 +136,7 @@ def scaling_plans(data: Data) -> Drawing:
     _errors_axes(right, table[~table.calibrated.astype(bool)].log_error)
     figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=8, frameon=False)
     run = found.iloc[0]
-    caption = f"{run.nodes * run.packages * run.gcds} processes in {run.nodes} nodes of {run.packages} packages of {run.gcds}, on one "
-    caption += "machine; a GPT of 3.8 million parameters. Colour: rate between nodes per rank. Filled: used to calibrate. Hollow: "
+    caption = f"{run.nodes * run.packages * run.gcds} processes in {run.nodes} nodes, on one machine; a GPT of 3.8 million parameters. Colour: rate between nodes per rank. Filled: used to calibrate. Hollow: "
     caption += "predicted; the title is of these. Grey: within 15 %."
     kinds = " and ".join(sorted(found.evidence.unique()))
     return Drawing(figure, f"{kinds} steps, modelled predictions", caption)

@@ -67,7 +67,7 @@ def zero_choice(data: Data, *, model: str | None = None) -> Drawing:
     runs = sorted(choice.groupby(["accumulation", "where"]), key=lambda each: (each[0][0], order.index(each[0][1])))
     columns = min(3, len(runs))
     rows = -(-len(runs) // columns)
-    fig, axes = plt.subplots(rows, columns, figsize=(3.2 * columns + 0.4, 2.6 * rows + 0.9), squeeze=False)
+    fig, axes = plt.subplots(rows, columns, figsize=(max(6, 3.2 * columns + 0.4), 2.6 * rows + 0.9), squeeze=False)
     for panel, ((count, where), run) in zip(axes.flat, runs, strict=False):
         _partitions(panel, run)
         panel.set_title(f"{where}, {micro_batches(count)}", fontsize=9)
@@ -77,7 +77,13 @@ def zero_choice(data: Data, *, model: str | None = None) -> Drawing:
         panel.set_ylabel("predicted step (s)")
     for panel in axes.flat[max(0, len(runs) - columns) : len(runs)]:
         panel.set_xlabel("memory of a rank (GB)")
-    fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=5, fontsize=8, frameon=False)
+    fig.legend(
+        *axes[0, 0].get_legend_handles_labels(),
+        loc="outside upper center",
+        ncols=5 if columns > 1 else 3,
+        fontsize=8,
+        frameon=False,
+    )
     rates = " and ".join(f"{value:g}" for value in sorted(choice.sustained_tflops.unique()))
     caption = f"{parameters(choice)}, {choice.seq_len.iloc[0]} tokens per rank and micro-batch"
     caption += f", sustained compute {rates} TFLOP/s per rank (Frontier, A100). Every mark is a way to partition; grey area: does not fit."

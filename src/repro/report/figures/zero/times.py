@@ -245,7 +245,9 @@ def zero_levels(data: Data) -> Drawing:
     if not batches:
         raise NothingToShow("No two runs of the hierarchical plan that differ in one choice only.")
     data.only(runs[runs.accumulation.isin(batches)])
-    fig, axes = plt.subplots(1, len(batches), figsize=(5 * len(batches), 0.34 * len(names) + 1.8), squeeze=False)
+    fig, axes = plt.subplots(
+        1, len(batches), figsize=(max(6.5, 5 * len(batches)), 0.34 * len(names) + 1.8), squeeze=False
+    )
     for panel, count in zip(axes[0], batches, strict=True):
         mine = runs[runs.accumulation == count]
         there = [name for name in names if name in set(mine.name)]
@@ -383,7 +385,7 @@ def zero_prediction(data: Data) -> Drawing:
     for name, plan in _FAMILIES.items():
         if plan in set(paired.plan):
             axes.plot([], [], linestyle="none", label=name, **look(plan))
-    label = "other rates, ratios, nodes"
+    label = "other rates, ratios, nodes" if len(others) else None
     axes.plot(others[PREDICTED], others[MEASURED], ".", color="#999999", label=label, zorder=1)
     ends = [0.8 * paired[PREDICTED].min(), 1.25 * paired[MEASURED].max()]
     axes.plot(ends, ends, color="black", linewidth=1)
