@@ -96,10 +96,12 @@ def test_shows_exactly_its_figures(name):
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_every_table_is_a_function_with_its_line(name):
     """A cell calls it; above it stands what it shows."""
-    module = importlib.import_module(f"repro.report.figures.tables.{name}")
     called = re.findall(r"tables\.show\(of\.(\w+), records", "\n".join(cell.source for cell in code(name)))
+    if not called:
+        return  # a notebook of figures alone
+    module = importlib.import_module(f"repro.report.figures.tables.{name}")
     own = {key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
-    assert called and set(called) == {key for key in own if not key.startswith("_")}
+    assert set(called) == {key for key in own if not key.startswith("_")}
     assert all(inspect.getdoc(getattr(module, key)).endswith(".") for key in called)
 
 

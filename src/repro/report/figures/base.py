@@ -392,6 +392,8 @@ def show(name: str, records: str | Path, output: str | Path | None = None, **opt
         display(table.style.set_uuid(name).hide(axis="index").set_table_styles([left]))
         if marked := claims.older_code(table.ours):
             print(marked)
+    if missing := [claim for claim in figures.entry(name).claims if claim not in set(table.claim)]:
+        print(f"Without a verdict, as their runs are missing: {', '.join(missing)}")
     if (shipped := draw_shipped(name, records, output, **options)) is not None:
         _display(shipped, output and Path(output) / "shipped", name)
 
