@@ -1,10 +1,8 @@
-"""What makes a picture hard to read: too wide, small words, words on words, words on the edge of another's panel."""
+"""What makes a picture hard to read: more inches than a page shows, small words, words on words."""
 
-from itertools import combinations
-
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.transforms import Bbox
 
 WIDEST, SMALLEST = 10.2, 7.0  # inches, points: at a notebook's 1,000 pixels 7 points are 9 pixels high
 _ALLOWED = 2.0  # pixels that two words may share: boxes are a little larger than the letters
@@ -16,16 +14,16 @@ def faults(figure: Figure) -> list[str]:
     figure.draw(renderer)
     width = figure.get_tightbbox(renderer).width
     found = [f"{width:.1f} inches wide"] if width > WIDEST else []
-    shown = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
-    shown = [text for text in shown if _drawn(text)]
+    shown = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip() and _drawn(text)]
     found += [
         f"{text.get_fontsize():g} points: {text.get_text()!r}" for text in shown if text.get_fontsize() < SMALLEST
     ]
-    upright = [(text, text.get_window_extent(renderer)) for text in shown if text.get_rotation() % 90 == 0]
-    for (one, here), (other, there) in combinations(upright, 2):
-        if one is not other and _shared(here, there):
-            found.append(f"{one.get_text()!r} on {other.get_text()!r}")
-    return found
+    upright = [text for text in shown if text.get_rotation() % 90 == 0]  # boxes of slanted words overlap
+    boxes = np.array([text.get_window_extent(renderer).extents for text in upright]).reshape(-1, 4)
+    low, high = boxes[:, None, :2], boxes[:, None, 2:]
+    shared = np.minimum(high, high.swapaxes(0, 1)) - np.maximum(low, low.swapaxes(0, 1))
+    pairs = np.argwhere(np.triu((shared > _ALLOWED).all(axis=-1), 1))
+    return found + [f"{upright[one].get_text()!r} on {upright[other].get_text()!r}" for one, other in pairs]
 
 
 def _drawn(text: Text) -> bool:
@@ -41,8 +39,3 @@ def _drawn(text: Text) -> bool:
                 low, high = sorted(axis.get_view_interval())
                 return axis.get_visible() and low <= tick.get_loc() <= high
     return True
-
-
-def _shared(one: Bbox, other: Bbox) -> bool:
-    both = Bbox.intersection(one, other)
-    return both is not None and both.width > _ALLOWED and both.height > _ALLOWED

@@ -89,6 +89,14 @@ def test_every_figure_has_its_function_and_says_so_without_records(name, tmp_pat
     assert len(skipped) == 1 and (tmp_path / f"{name}.png").stat().st_size > 1000
 
 
+def test_what_is_hard_to_read_is_told():
+    figure, axes = base.plt.subplots(figsize=(12, 2))
+    axes.text(0.5, 0.5, "one", fontsize=5)
+    axes.text(0.5, 0.5, "two")
+    assert legible.faults(figure)[1:] == ["5 points: 'one'", "'one' on 'two'"]
+    assert "inches wide" in legible.faults(figure)[0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_draws_the_shipped_records(name, tmp_path, skipped):
