@@ -192,9 +192,8 @@ def test_only_runs_that_are_drawn_count(made_by):
     assert set(data.used) == set(table.path[:2])
     base.Data(made_by(1)).only(table)  # a table of a notebook has no stamp
     data.only(table[:1])
-    [left] = table.path[1:2]
-    data.sample("flover_queue", "total_seconds", {"requests": int(table.requests[1])})
-    assert left in data.used
+    assert data.of_point("flover_queue", "iterations", table.iloc[1])
+    assert set(data.used) == set(table.path[:2])
 
 
 def test_only_runs_that_are_asked_for_count_as_older(made_by):

@@ -96,8 +96,10 @@ def claims_overview(data: Data, *, ids: str = "", primary: bool = False) -> Draw
     left_out = " and ".join(words for words, count in absent.items() if count)
     caption = f"{len(rows)} rows" + (f"; {left_out} are in the table only. " if left_out else ". ")
     caption += (
-        "ZT: hierarchical ZeRO++, ZP: ZeRO++, EX: ExFlow, FL: Flover. Large marks: our value, filled where the verdict is "
-        "reproduced. Small dots: single runs, or pairs of runs; bars with ends: the 95 % interval, where there are enough runs "
+        "ZT: hierarchical ZeRO++, ZP: ZeRO++, EX: ExFlow, FL: Flover. Large marks: our value, filled where the "
+        "verdict is "
+        "reproduced. Small dots: single runs, or pairs of runs; bars with ends: the 95 % interval, where there are "
+        "enough runs "
         "for one. Grey: values that agree with the claim."
     )
     marked = registry.older_code(registry.numbers(row.model_dump())[1] for row in rows)

@@ -69,7 +69,8 @@ def exflow_routing(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e"
     caption += (
         f"{pairs.share.median().mean():.0%} of the next layer's entropy. Dotted, at the bottom: tokens shuffled within "
     )
-    caption += "each layer. Legend: information, without the bias of few sequences, ÷ that of shuffled tokens, with its 95 % interval."
+    caption += "each layer. Legend: information, without the bias of few sequences, ÷ that of shuffled tokens, with "
+    caption += "its 95 % interval."
     return Drawing(fig, "measured", caption)
 
 
@@ -119,7 +120,8 @@ def exflow_hops(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e") -
     _crossings(left, data, trace, flat)
     _reductions(right, data, flat, runs[runs.trace == other])
     fig.legend(ncols=3, **ABOVE)
-    caption = f"{flat.routing.iloc[0]}. {BY_SEQUENCES} Black bars: a bound that no placement is below, on the tokens placed by."
+    caption = f"{flat.routing.iloc[0]}. {BY_SEQUENCES} Black bars: a bound that no placement is below, on the tokens "
+    caption += "placed by."
     caption += " Paper: Fig. 8 as told by secondary notes."
     nodes = {**ONE_NODE, "trace": trace, "method": "affinity", "gpus": 16, "gpus_per_node": 4}
     how = {
@@ -210,7 +212,8 @@ def exflow_load(data: Data, *, trace: str = TRACE) -> Drawing:
     axes.set(xlim=(1, None), ylim=(0, transitions), ylabel=f"hops per token ({transitions} transitions)")
     axes.set_xlabel("load of a layer's busiest GPU ÷ even share")
     fig.legend(ncols=2, **ABOVE)
-    caption = f"{flat.routing.iloc[0]}. Small marks: seeds; large: medians. Numbers at the marks: GPUs that share a layer's experts."
+    caption = f"{flat.routing.iloc[0]}. Small marks: seeds; large: medians. Numbers at the marks: GPUs that share a "
+    caption += "layer's experts."
     if len(limited):
         caption += " ≤: the limit on the load of every GPU, on the tokens placed by."
     return Drawing(fig, "measured", caption)
@@ -244,8 +247,10 @@ def exflow_copies(data: Data, *, trace: str = TRACE) -> Drawing:
     visits.margins(y=0.12)
     visits.grid(axis="x", visible=False)
     fig.legend(ncols=2, **ABOVE)
-    caption = f"{one.routing.iloc[0]}; right: all four experts of a token, open bars: the GPUs that it visits, filled: those that "
-    caption += f"it was not on in the layer before. {one.gpus.iloc[0]} GPUs in nodes of {one.gpus_per_node.iloc[0]}, counted, not "
+    caption = f"{one.routing.iloc[0]}; right: all four experts of a token, open bars: the GPUs that it visits, "
+    caption += "filled: those that "
+    caption += f"it was not on in the layer before. {one.gpus.iloc[0]} GPUs in nodes of {one.gpus_per_node.iloc[0]}, "
+    caption += "counted, not "
     caption += f"run. Medians, with range and values of {one.seed.nunique()} seeds."
     return Drawing(fig, "measured", caption)
 

@@ -140,7 +140,8 @@ def flover_latency(data: Data, *, workload: str = "fixed", model: str | None = N
     axes.set(xlabel="time from arrival to the whole answer (s)", ylabel="share of requests", xlim=0, ylim=(0, 1.0))
     fig.legend(loc="outside upper center", fontsize=8, frameon=False)
     run = main.iloc[0]
-    caption = f"{run.weights}; {run.threads} threads. {run.requests} requests, {run.scales}. A curve per run; in the legend the "
+    caption = f"{run.weights}; {run.threads} threads. {run.requests} requests, {run.scales}. A curve per run; in the "
+    caption += "legend the "
     caption += (
         "median and 99th percentile (p99) of all requests, and, as the claim reads it, the mean latency over the mean "
     )
@@ -181,8 +182,10 @@ def flover_throughput(data: Data, *, workload: str = "fixed", model: str | None 
     right.grid(axis="y", visible=False)
     right.set(xlabel="times as fast", xlim=(0, 21))
     run = main.iloc[0]
-    caption = f"{run.weights}; {run.requests} requests, {run.scales}. {REPEATS} vs serial: pairs of runs of one occasion, where there "
-    caption += "are; vs n × alone: the requests one after the other, by the time of one alone in the same run. Paper: Fig. 4(a) "
+    caption = f"{run.weights}; {run.requests} requests, {run.scales}. {REPEATS} vs serial: pairs of runs of one "
+    caption += "occasion, where there "
+    caption += "are; vs n × alone: the requests one after the other, by the time of one alone in the same run. "
+    caption += "Paper: Fig. 4(a) "
     caption += f"at 32 requests; hollow diamonds: against FasterTransformer's instances, read from bars. {_t1(main)}"
     return Drawing(fig, "measured; black diamonds: paper", caption.strip())
 
@@ -246,7 +249,8 @@ def flover_timeline(
     handles = panels[0, 0].get_legend_handles_labels()
     fig.legend(*handles, loc="outside upper center", ncols=6, fontsize=8, frameon=False)
     run = main.iloc[0]
-    caption = f"{run.weights}; {run.requests} requests, {run.scales}. Of each engine the run with the median total time. {_t1(main)}"
+    caption = f"{run.weights}; {run.requests} requests, {run.scales}. Of each engine the run with the median total "
+    caption += f"time. {_t1(main)}"
     return Drawing(fig, "measured", caption.strip())
 
 
@@ -282,7 +286,8 @@ def flover_requests(data: Data) -> Drawing:
         marks.log_axis(axes.yaxis, [width for width in WIDTHS if width <= axes.get_ylim()[1]])
         axes.set(xlabel="n requests", ylabel=label)
     fig.legend(loc="outside upper center", fontsize=8, ncols=3, frameon=False)
-    caption = f"{equal.scales.iloc[0][:1].upper()}{equal.scales.iloc[0][1:]}. {T1} Ours: the median over the runs of the occasion. Lines: "
+    caption = f"{equal.scales.iloc[0][:1].upper()}{equal.scales.iloc[0][1:]}. {T1} Ours: the median over the runs of "
+    caption += "the occasion. Lines: "
     caption += (
         "medians; bands: all runs; where a line has no band there is one run a point. Hollow: the paper's Fig. 4(a)."
     )
@@ -296,7 +301,8 @@ def alone(runs: pd.DataFrame) -> pd.Series:
 
 
 WINDOWS = (
-    "Left: medians and values; × fused: pairs of runs of one occasion, where there are. Right: each run's latency over that of "
+    "Left: medians and values; × fused: pairs of runs of one occasion, where there are. Right: each run's latency "
+    "over that of "
     "a request alone in the same run; bars: mean over occasions, whiskers: its 95 % interval, cut at 0."
 )
 
@@ -361,7 +367,8 @@ def flover_layouts(data: Data, *, longest: int | None = None, model: str | None 
         found = {name: factor * runs[runs.layout == layout][metric] for layout, name in there.items()}
         _bars(axes, found, label, number)
     run = runs.iloc[0]
-    caption = f"{run.weights}; {run.requests} requests, {run.scales}. Dead rows: share of the rows of all iterations whose request "
+    caption = f"{run.weights}; {run.requests} requests, {run.scales}. Dead rows: share of the rows of all iterations "
+    caption += "whose request "
     caption += f"is done already. {REPEATS}"
     return Drawing(fig, "measured", f"{caption} {_reordering(data, 'flover_serving', runs)}".strip())
 
@@ -398,7 +405,8 @@ def flover_ranks(data: Data, *, longest: int | None = None) -> Drawing:
         _bars(axes, dict(list(runs[metric].groupby(names, sort=False))), label)
     agree = "all ranks fused alike" if (parallel.ranks_agree == 1).all() else "ranks DISAGREED in a run"
     run = runs.iloc[0]
-    caption = f"Random weights, {run.layers} layers of width {run.width}; {run.requests} requests; {agree}. Ranks share the cores "
+    caption = f"Random weights, {run.layers} layers of width {run.width}; {run.requests} requests; {agree}. Ranks "
+    caption += "share the cores "
     caption += f"of one machine. {REPEATS}"
     caption += "".join(f" {text}" for text in _ranks_claims(data, parallel) if text)
     return Drawing(fig, "emulated" if (runs.evidence == "emulated").all() else "measured", caption)

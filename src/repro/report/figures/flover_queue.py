@@ -54,9 +54,12 @@ def flover_model(data: Data) -> Drawing:
         axes.remove()
     found = (each.rsplit(" ", 1) for each in runs.costs.iloc[0].split(", "))
     costs = ", ".join(f"{paper.MODELS[model].name} {float(value):.4f}" for model, value in found)
-    caption = "Lines with hollow marks: predicted with T1, the time of a request alone, of Fig. 4(a) (v1: Fig. 7), and the c of "
-    caption += f"Fig. 4(c) at 32 requests: {costs}. {C} Crosses: printed. Bands: a standard deviation of a draw of arrivals or "
-    caption += "lengths. Overlap: the share of all requests that an average iteration holds. Speedup: over instances at the pace of "
+    caption = "Lines with hollow marks: predicted with T1, the time of a request alone, of Fig. 4(a) (v1: Fig. 7), "
+    caption += "and the c of "
+    caption += f"Fig. 4(c) at 32 requests: {costs}. {C} Crosses: printed. Bands: a standard deviation of a draw of "
+    caption += "arrivals or "
+    caption += "lengths. Overlap: the share of all requests that an average iteration holds. Speedup: over "
+    caption += "instances at the pace of "
     caption += "Fig. 7. Memory shuffle: answers of random lengths, with reordering and without."
     return Drawing(fig, "modelled; crosses: paper", caption)
 
@@ -120,9 +123,12 @@ def flover_batch_cost(data: Data) -> Drawing:
     for axes in (totals, errors, right):
         axes.axvspan(min(found), max(found), color="grey", alpha=0.15, linewidth=0)
         axes.set_xlabel("c: a further request's cost", fontsize=9)
-    caption = f"{C} Upright band: c of the four models, as Fig. 4(c) gives it. Left: the last number of each curve of a figure (v2, "
-    caption += "but for v1, 7); where a line crosses 1, its c is the one that this number asks for. Right: χ², the sum of squared "
-    caption += "distances of 14 printed iteration counts in standard deviations, if a printed one is of one draw of arrivals or the mean "
+    caption = f"{C} Upright band: c of the four models, as Fig. 4(c) gives it. Left: the last number of each curve "
+    caption += "of a figure (v2, "
+    caption += "but for v1, 7); where a line crosses 1, its c is the one that this number asks for. Right: χ², the "
+    caption += "sum of squared "
+    caption += "distances of 14 printed iteration counts in standard deviations, if a printed one is of one draw of "
+    caption += "arrivals or the mean "
     caption += "of five; the level band is where 90 % of such sums lie if the model is right."
     return Drawing(fig, "modelled, compared with the paper", caption)
 

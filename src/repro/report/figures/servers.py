@@ -81,7 +81,8 @@ def flover_servers(data: Data, *, workload: str = "fixed") -> Drawing:
         narrow = [tick for tick in (0.8, 0.9, 1, 1.2, 1.5, 2, 3) if low <= tick <= high]
         marks.log_axis(axis, narrow if high < 4 * low else marks.round_ticks(low, high))
     run = table.iloc[0]
-    caption = f"{run.weights}; {run.requests} requests, {run.threads} threads. A mark per run, a bar at their geometric mean; "
+    caption = f"{run.weights}; {run.requests} requests, {run.threads} threads. A mark per run, a bar at their "
+    caption += "geometric mean; "
     caption += "ours: mean of a pass before and one after. Another server and machine than the paper's."
     if table.arrivals.str.contains("T1").any():
         caption += " T1: the time of a request alone."

@@ -51,8 +51,10 @@ def scaling_overlap(data: Data) -> Drawing:
     right.axvline(0.7, color="black", linestyle=":", label="assumed before: 0.7")
     right.set(xlabel="share of the compute that hides messages", ylabel="root mean square error (%)", ylim=(0, None))
     right.legend(fontsize=8, loc="upper left")
-    caption = "Left: bars of what is uncertain of the machine (5 to 95 %) and of the model itself; filled: fitted, hollow: not; "
-    caption += "crosses: fitted without this number. Line: as predicted; grey: within 10 %. Right: how far off the fitted numbers are, "
+    caption = "Left: bars of what is uncertain of the machine (5 to 95 %) and of the model itself; filled: fitted, "
+    caption += "hollow: not; "
+    caption += "crosses: fitted without this number. Line: as predicted; grey: within 10 %. Right: how far off the "
+    caption += "fitted numbers are, "
     caption += "over the overlap that is assumed."
     return Drawing(figure, "modelled against published measurements", caption)
 
@@ -82,9 +84,11 @@ def scaling_assumptions(data: Data) -> Drawing:
     _spans(right, table[table.kind == "draw"])
     run = table.iloc[0]
     caption = (
-        f"Above: changes one after the other (circles), then each alone (squares); filled: within the claim's tolerance (grey), hollow: not. Below: of "
+        "Above: changes one after the other (circles), then each alone (squares); filled: within the claim's "
+        "tolerance (grey), hollow: not. Below: of "
         f"{table.draws.iloc[0]:g} draws from wide priors {100 * run.share_all:.1f} % give all four numbers at once. "
-        f"{batches(1)}: {100 * run.share_all_1:.1f} %, 4: {100 * run.share_all_4:.1f} %, 16: {100 * run.share_all_16:.1f} %. Right: "
+        f"{batches(1)}: {100 * run.share_all_1:.1f} %, 4: {100 * run.share_all_4:.1f} %, 16: "
+        f"{100 * run.share_all_16:.1f} %. Right: "
         "5, 50 and 95 % of these draws, and of all."
     )
     return Drawing(figure, "modelled; dotted: paper", caption)

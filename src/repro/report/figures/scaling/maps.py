@@ -38,7 +38,8 @@ def scaling_networks(data: Data) -> Drawing:
         panel.set_ylabel("memory per rank (GB)")
     _legend(figure, letters)
     run = found.iloc[0]
-    caption = f"{run.billions:g} billion parameters, {run.nodes} nodes, everything uncertain at its likely value. Colour and letter of a "
+    caption = f"{run.billions:g} billion parameters, {run.nodes} nodes, everything uncertain at its likely value. "
+    caption += "Colour and letter of a "
     caption += "cell: the plan that is fastest there. Across: links between nodes at a multiple of their rate."
     return Drawing(figure, "modelled", caption)
 
@@ -62,7 +63,8 @@ def scaling_models(data: Data) -> Drawing:
     for panel in axes[:, 0]:
         panel.set_ylabel("billion parameters")
     _legend(figure, letters)
-    caption = f"{batches(found.accumulation.iloc[0])}, 2048 tokens a rank, everything uncertain at its likely value. Colour and letter of a "
+    caption = f"{batches(found.accumulation.iloc[0])}, 2048 tokens a rank, everything uncertain at its likely value. "
+    caption += "Colour and letter of a "
     caption += "cell: the plan that is fastest there. White: no plan fits."
     return Drawing(figure, "modelled", caption)
 

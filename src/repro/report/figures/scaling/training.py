@@ -55,7 +55,8 @@ def scaling_gcds(
     axes[1, 0].set_ylabel("efficiency against\nthe fewest nodes")
     handles = dict(zip(*axes[1, 0].get_legend_handles_labels()[::-1], strict=True))
     figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=4, fontsize=8, frameon=False)
-    caption = f"Of {_model(model)}, 2048 tokens a micro-batch. Lines: medians; bands: 5 to 95 % of what is uncertain of machine and "
+    caption = f"Of {_model(model)}, 2048 tokens a micro-batch. Lines: medians; bands: 5 to 95 % of what is uncertain "
+    caption += "of machine and "
     caption += "engine. A plan that does not fit in 64 GB is left out."
     return Drawing(figure, "modelled; dotted: paper", caption)
 
@@ -83,7 +84,8 @@ def scaling_ratios(data: Data) -> Drawing:
         log_axis(panel.xaxis, [tick for tick in (0.6, 0.8, 1, 1.5, 2, 3, 4) if low <= tick <= high])
     axes[0].set_yticks(range(len(rows)), rows, fontsize=8)
     axes[0].set_ylim(len(rows) - 0.4, -0.9)
-    caption = f"{found.ranks.iloc[0]:g} GCDs on {found.nodes.iloc[0]} nodes; 10B, 20B: billion parameters. Marks: medians; bars: 5 to 95 % "
+    caption = f"{found.ranks.iloc[0]:g} GCDs on {found.nodes.iloc[0]} nodes; 10B, 20B: billion parameters. Marks: "
+    caption += "medians; bars: 5 to 95 % "
     caption += "of what is uncertain of machine and engine."
     return Drawing(figure, "modelled; black squares and dotted: paper", caption)
 
@@ -109,7 +111,8 @@ def scaling_changes(data: Data, *, model: str = "gpt-20b") -> Drawing:
         panel.set_yticks(range(len(rows)), rows.plan, fontsize=8)
         panel.grid(axis="y", visible=False)
     axes[0][0].invert_yaxis()
-    caption = f"Of {_model(model)} on {found.ranks.iloc[0]:g} GCDs. Marks: medians, hollow where the plan does not fit in memory; bars: 5 "
+    caption = f"Of {_model(model)} on {found.ranks.iloc[0]:g} GCDs. Marks: medians, hollow where the plan does not "
+    caption += "fit in memory; bars: 5 "
     caption += "to 95 % of what is uncertain. Dotted: the plan unchanged."
     return Drawing(figure, "modelled", caption)
 
@@ -130,6 +133,7 @@ def scaling_tornado(data: Data, *, model: str = "gpt-20b", accumulation: int = 1
         panel.set(title=FRONTIER[run.hardware], xlabel="hierarchical ÷ ZeRO++")
     handles = axes[0][0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside upper center", ncols=2, fontsize=8, frameon=False)
-    caption = f"Of {_model(model)}, {batches(accumulation)}, {found.ranks.iloc[0]:g} GCDs. Bars: the predicted ratio with one parameter at "
+    caption = f"Of {_model(model)}, {batches(accumulation)}, {found.ranks.iloc[0]:g} GCDs. Bars: the predicted ratio "
+    caption += "with one parameter at "
     caption += "an end of its interval, all others likely; line: all likely."
     return Drawing(figure, "modelled", caption)

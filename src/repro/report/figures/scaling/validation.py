@@ -39,7 +39,8 @@ def scaling_collectives(data: Data) -> Drawing:
         panel.set(xscale="log", yscale="log", xlabel="measured (s)", ylabel="predicted (s)", xlim=ends, ylim=ends)
         panel.set_title(f"{name}\n{errors(table[~table.fitted].log_error)}", fontsize=8.5)
         panel.legend(fontsize=8, loc="upper left")
-    caption = "Marks: measured times. Filled: used to fit. Hollow: predicted; the errors in the titles are of these. Line: as "
+    caption = "Marks: measured times. Filled: used to fit. Hollow: predicted; the errors in the titles are of "
+    caption += "these. Line: as "
     caption += "predicted; dotted: half and twice the measured time."
     return Drawing(figure, "modelled against published and own measurements", caption)
 
@@ -93,7 +94,8 @@ def scaling_held_out(data: Data) -> Drawing:
         handles |= dict(zip(*panel.get_legend_handles_labels()[::-1], strict=True))
     figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=4, fontsize=8, frameon=False)
     caption = (
-        "Filled: fitted. Hollow: held out, with the model's 90 % band as a vertical line; the bands use fitted times alone. "
+        "Filled: fitted. Hollow: held out, with the model's 90 % band as a vertical line; the bands use fitted "
+        "times alone. "
         "Titles: of the hollow ones. Grey: within a factor of 1.4. "
         "Held-out times had been seen before the splits were final."
     )
@@ -136,7 +138,8 @@ def scaling_plans(data: Data) -> Drawing:
     _errors_axes(right, table[~table.calibrated.astype(bool)].log_error)
     figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=8, frameon=False)
     run = found.iloc[0]
-    caption = f"{run.nodes * run.packages * run.gcds} processes in {run.nodes} nodes, on one machine; a GPT of 3.8 million parameters. Colour: rate between nodes per rank. Filled: used to calibrate. Hollow: "
+    caption = f"{run.nodes * run.packages * run.gcds} processes in {run.nodes} nodes, on one machine; a GPT of 3.8 "
+    caption += "million parameters. Colour: rate between nodes per rank. Filled: used to calibrate. Hollow: "
     caption += "predicted; the title is of these. Grey: within 15 %."
     kinds = " and ".join(sorted(found.evidence.unique()))
     return Drawing(figure, f"{kinds} steps, modelled predictions", caption)

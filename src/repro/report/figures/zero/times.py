@@ -82,7 +82,8 @@ def zero_step_time(
         caption += (
             " Right: pairs of runs of one occasion (dots), their mean (mark), and its 95 % interval where there are "
         )
-        caption += "two occasions or more; plans without such a pair are not compared. Crosses: the paper, 20 billion parameters on 384 GCDs."
+        caption += "two occasions or more; plans without such a pair are not compared. Crosses: the paper, 20 "
+        caption += "billion parameters on 384 GCDs."
     return Drawing(fig, f"{training.evidence}; ticks: modelled; crosses: paper", caption)
 
 
@@ -154,7 +155,8 @@ def zero_rates(data: Data, *, plan: PlanName = "hierarchical", rivals: Sequence[
         _over_rates(axes[0, 0], data, several, plan, rivals)
     if panels[1]:
         _without_levels(axes[0, -1], data, training.like(), flat, without)
-    caption = f"{training.size()}, {training.network}. Dotted lines and ticks: predicted. Marks and bars: the mean of pairs of "
+    caption = f"{training.size()}, {training.network}. Dotted lines and ticks: predicted. Marks and bars: the mean "
+    caption += "of pairs of "
     caption += "runs of one occasion; where there is no such pair, there is none."
     if several:
         caption += " Hollow: several micro-batches per step. Other rates: all levels together, at the same ratios."
@@ -265,7 +267,8 @@ def zero_levels(data: Data) -> Drawing:
         panel.set_title(f"{micro_batches(count)} per step", loc="left", fontsize=10, pad=14)
         panel.set(xlim=(0, 1.9 * mine[MEASURED].max()))
     caption = f"{training.size()}, {training.network}. {training.repeats} Tick: predicted. Dotted: the plan unchanged. "
-    caption += "÷ unchanged: step over the unchanged plan's, of pairs of runs of one occasion, where there are. Bytes held: of "
+    caption += "÷ unchanged: step over the unchanged plan's, of pairs of runs of one occasion, where there are. "
+    caption += "Bytes held: of "
     caption += "state, per parameter, on a rank."
     return Drawing(fig, f"{training.evidence}; ticks: modelled", caption)
 
@@ -286,12 +289,15 @@ def zero_scaling(data: Data, *, plans: Sequence[PlanName] = ("zero3", "zeropp", 
     fig, panels = plt.subplots(1, 1 + bool(several), **shape)
     _weak_scaling(panels[0, 0], medians, scaled)
     ranks = training.setting["packages"] * training.setting["gcds"]
-    caption = f"{ranks} processes a node, all on one machine, a GPT of {parameters(grown)}, {training.network}. Bars: medians. "
+    caption = f"{ranks} processes a node, all on one machine, a GPT of {parameters(grown)}, {training.network}. "
+    caption += "Bars: medians. "
     if several:
         samples = _efficiencies(panels[0, 1], data, grown[grown.nodes > 1], medians, several)
         told = [f"{PLANS[plan]} {words(sample)}" for plan, sample in samples.items()]
-        caption += "Right: step on the fewest nodes ÷ step on more; dots are pairs of runs of one occasion, marks their mean, bars "
-        caption += f"its 95 % interval. Measured on the most nodes: {', '.join(told) or 'no pair'}; of other plans no such pair was run."
+        caption += "Right: step on the fewest nodes ÷ step on more; dots are pairs of runs of one occasion, marks "
+        caption += "their mean, bars "
+        caption += f"its 95 % interval. Measured on the most nodes: {', '.join(told) or 'no pair'}; of other plans "
+        caption += "no such pair was run."
     return Drawing(fig, f"{training.evidence}; dotted: modelled; dashed: paper", caption)
 
 

@@ -37,7 +37,8 @@ def zero_bytes(data: Data, *, accumulation: int | None = None, plans: tuple[Plan
         axes[2].annotate(f"{name}: {value:.2f}", (value, 1), **place)
     marks.rows(axes[0], [PLANS[plan] for plan in shown])
     more = (runs.wire_cluster / runs.bytes_cluster).dropna()
-    text = f"{training.size()}; M: the bytes of its 16-bit weights, {unit / 1e6:.1f} MB. Bars: payload, counted by every rank. "
+    text = f"{training.size()}; M: the bytes of its 16-bit weights, {unit / 1e6:.1f} MB. Bars: payload, counted by "
+    text += "every rank. "
     text += "Hollow crosses: libraries, which do not count it; bytes by the kernel, headers included."
     if len(more):
         text += f" Between nodes the kernel counts {100 * (more.median() - 1):.1f} % more than the payload."
