@@ -66,11 +66,9 @@ def exflow_routing(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e"
     right.set(xlabel="layer (and the next one)", ylabel="mutual information (bits)", ylim=(0, None))
     right.legend(loc="lower left", bbox_to_anchor=(0, 1.0), fontsize=8, frameon=False)
     caption = f"{runs.routing.iloc[0]}, {runs.tokens_used.iloc[0]:,} tokens; on average the pair's information is "
-    caption += (
-        f"{pairs.share.median().mean():.0%} of the next layer's entropy. Dotted, at the bottom: tokens shuffled within "
-    )
-    caption += "each layer. Legend: information, without the bias of few sequences, ÷ that of shuffled tokens, with "
-    caption += "its 95 % interval."
+    caption += f"{pairs.share.median().mean():.0%} of the next layer's entropy. Dotted, at the bottom: tokens "
+    caption += "shuffled within each layer. Legend: information, without the bias of few sequences, ÷ that of "
+    caption += "shuffled tokens, with its 95 % interval."
     return Drawing(fig, "measured", caption)
 
 
@@ -121,8 +119,7 @@ def exflow_hops(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e") -
     _reductions(right, data, flat, runs[runs.trace == other])
     fig.legend(ncols=3, **ABOVE)
     caption = f"{flat.routing.iloc[0]}. {BY_SEQUENCES} Black bars: a bound that no placement is below, on the tokens "
-    caption += "placed by."
-    caption += " Paper: Fig. 8 as told by secondary notes."
+    caption += "placed by. Paper: Fig. 8 as told by secondary notes."
     nodes = {**ONE_NODE, "trace": trace, "method": "affinity", "gpus": 16, "gpus_per_node": 4}
     how = {
         "over": {"method": "contiguous"},
@@ -248,10 +245,9 @@ def exflow_copies(data: Data, *, trace: str = TRACE) -> Drawing:
     visits.grid(axis="x", visible=False)
     fig.legend(ncols=2, **ABOVE)
     caption = f"{one.routing.iloc[0]}; right: all four experts of a token, open bars: the GPUs that it visits, "
-    caption += "filled: those that "
-    caption += f"it was not on in the layer before. {one.gpus.iloc[0]} GPUs in nodes of {one.gpus_per_node.iloc[0]}, "
-    caption += "counted, not "
-    caption += f"run. Medians, with range and values of {one.seed.nunique()} seeds."
+    caption += f"filled: those that it was not on in the layer before. {one.gpus.iloc[0]} GPUs in nodes of "
+    caption += f"{one.gpus_per_node.iloc[0]}, counted, not run. Medians, with range and values of "
+    caption += f"{one.seed.nunique()} seeds."
     return Drawing(fig, "measured", caption)
 
 

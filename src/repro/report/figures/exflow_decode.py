@@ -63,13 +63,11 @@ def exflow_training(data: Data, *, text: str = "both") -> Drawing:
     sizes = ", ".join(f"{size / 1e6:.1f}" for size in runs.groupby("experts").parameters.first())
     seeds = runs.groupby("experts").seed.nunique().max()
     caption = f"{sizes} million parameters, {f'medians of up to {seeds} seeds' if seeds > 1 else 'one run each'}. "
-    caption += "Grey: iterations "
-    caption += "0-200 and 200-2,000 of the paper's Fig. 12."
+    caption += "Grey: iterations 0-200 and 200-2,000 of the paper's Fig. 12."
     early, late = (data.of_claim(claim) for claim in ("EX-F12.a", "EX-F12.b"))
     if early and late:
         caption += " The claims read a smaller model of 16 experts: the share after 200 iterations is "
-        caption += f"{marks.said(early)} times "
-        caption += f"that after 2,000, and that at the end {marks.said(late)} times."
+        caption += f"{marks.said(early)} times that after 2,000, and that at the end {marks.said(late)} times."
     return Drawing(fig, "measured", caption)
 
 
@@ -101,10 +99,9 @@ def exflow_decode(data: Data, *, experts: int = 16, requests: int = 128, cluster
     fig.legend(ncols=5, **ABOVE)
     ranks = (runs.nodes * runs.packages * runs.gcds).iloc[0]
     caption = f"{experts} experts, {ranks} processes on one machine, network {runs.fabric.iloc[0]}. Medians, with "
-    caption += "range and values "
-    caption += "of the runs. Left: of iterations in which all ranks meet before each exchange, so they are longer "
-    caption += "than those of "
-    caption += f"the throughput, of ranks that run freely. K/V: keys and values. {_less_routing(data, same)}"
+    caption += "range and values of the runs. Left: of iterations in which all ranks meet before each exchange, so "
+    caption += "they are longer than those of the throughput, of ranks that run freely. K/V: keys and values. "
+    caption += f"{_less_routing(data, same)}"
     return Drawing(fig, ", ".join(sorted(set(runs.evidence))), caption.strip())
 
 
@@ -174,16 +171,11 @@ def exflow_gain(data: Data, *, metric: str = "iteration_seconds") -> Drawing:
         marks.log_axis(axes.yaxis, marks.round_ticks(low, high))
         axes.set_ylabel("times as fast")
     what = "An iteration" if metric == "iteration_seconds" else "What an iteration spends in exchanges"
-    caption = (
-        f"{what}: time with DeepSpeed's layers over time with ours. Dots: pairs of runs of one occasion; marks: their "
-    )
-    caption += (
-        "mean on the logarithmic axis, with its 95 % interval where there are two occasions or more; × at a step: what "
-    )
-    caption += "this change alone gives, and the first three multiply to the whole. Dashed: new keys and values "
-    caption += "(K/V) sent to all "
-    caption += "ranks too, which the paper's accounting leaves out. Models without such pairs are left out. "
-    caption += f"Network {', '.join(sorted(set(runs.fabric)))}."
+    caption = f"{what}: time with DeepSpeed's layers over time with ours. Dots: pairs of runs of one occasion; "
+    caption += "marks: their mean on the logarithmic axis, with its 95 % interval where there are two occasions or "
+    caption += "more; × at a step: what this change alone gives, and the first three multiply to the whole. Dashed: "
+    caption += "new keys and values (K/V) sent to all ranks too, which the paper's accounting leaves out. Models "
+    caption += f"without such pairs are left out. Network {', '.join(sorted(set(runs.fabric)))}."
     return Drawing(fig, ", ".join(sorted(set(runs.evidence))), caption)
 
 

@@ -106,8 +106,9 @@ def _bars(
     after: Mapping[str, str] | None = None,
     **styles: Any,
 ) -> None:
-    """A horizontal bar for each name, the first on top. `styles`: name → style, else one colour for all; `after`: name →
-    words behind its number."""
+    """A horizontal bar for each name, the first on top.
+
+    `styles`: name → style, else one colour for all; `after`: name → words behind its number."""
     for y, (name, repeats) in enumerate(values.items()):
         style = {"color": PALETTE[0], **styles.get(name, {}), "after": (after or {}).get(name, "")}
         marks.bar(axes, y, repeats, number, across=True, height=0.6, **style)
@@ -135,17 +136,13 @@ def flover_latency(data: Data, *, workload: str = "fixed", model: str | None = N
             axes.ecdf(run.latency, label=None if i else label, color=color, linestyle=line, alpha=0.9)
     checked = main[main.tokens_checked == main.requests]  # these timed every request alone, others a sample
     alone = (checked if len(checked) else main).single_request_seconds.median()
-    axes.axvline(alone, color="black", linestyle=":", linewidth=1)
-    axes.axvline(np.nan, color="black", linestyle=":", linewidth=1, label=f"a request alone, mean: {alone:.2f} s")
+    axes.axvline(alone, color="black", linestyle=":", linewidth=1, label=f"a request alone, mean: {alone:.2f} s")
     axes.set(xlabel="time from arrival to the whole answer (s)", ylabel="share of requests", xlim=0, ylim=(0, 1.0))
     fig.legend(loc="outside upper center", fontsize=8, frameon=False)
     run = main.iloc[0]
     caption = f"{run.weights}; {run.threads} threads. {run.requests} requests, {run.scales}. A curve per run; in the "
-    caption += "legend the "
-    caption += (
-        "median and 99th percentile (p99) of all requests, and, as the claim reads it, the mean latency over the mean "
-    )
-    caption += f"latency alone in the same run. {_t1(main)}"
+    caption += "legend the median and 99th percentile (p99) of all requests, and, as the claim reads it, the mean "
+    caption += f"latency over the mean latency alone in the same run. {_t1(main)}"
     return Drawing(fig, "measured", caption.strip())
 
 
@@ -183,10 +180,9 @@ def flover_throughput(data: Data, *, workload: str = "fixed", model: str | None 
     right.set(xlabel="times as fast", xlim=(0, 21))
     run = main.iloc[0]
     caption = f"{run.weights}; {run.requests} requests, {run.scales}. {REPEATS} vs serial: pairs of runs of one "
-    caption += "occasion, where there "
-    caption += "are; vs n × alone: the requests one after the other, by the time of one alone in the same run. "
-    caption += "Paper: Fig. 4(a) "
-    caption += f"at 32 requests; hollow diamonds: against FasterTransformer's instances, read from bars. {_t1(main)}"
+    caption += "occasion, where there are; vs n × alone: the requests one after the other, by the time of one alone "
+    caption += "in the same run. Paper: Fig. 4(a) at 32 requests; hollow diamonds: against FasterTransformer's "
+    caption += f"instances, read from bars. {_t1(main)}"
     return Drawing(fig, "measured; black diamonds: paper", caption.strip())
 
 
@@ -287,10 +283,8 @@ def flover_requests(data: Data) -> Drawing:
         axes.set(xlabel="n requests", ylabel=label)
     fig.legend(loc="outside upper center", fontsize=8, ncols=3, frameon=False)
     caption = f"{equal.scales.iloc[0][:1].upper()}{equal.scales.iloc[0][1:]}. {T1} Ours: the median over the runs of "
-    caption += "the occasion. Lines: "
-    caption += (
-        "medians; bands: all runs; where a line has no band there is one run a point. Hollow: the paper's Fig. 4(a)."
-    )
+    caption += "the occasion. Lines: medians; bands: all runs; where a line has no band there is one run a point. "
+    caption += "Hollow: the paper's Fig. 4(a)."
     return Drawing(fig, "measured; hollow: paper", caption)
 
 
@@ -368,8 +362,7 @@ def flover_layouts(data: Data, *, longest: int | None = None, model: str | None 
         _bars(axes, found, label, number)
     run = runs.iloc[0]
     caption = f"{run.weights}; {run.requests} requests, {run.scales}. Dead rows: share of the rows of all iterations "
-    caption += "whose request "
-    caption += f"is done already. {REPEATS}"
+    caption += f"whose request is done already. {REPEATS}"
     return Drawing(fig, "measured", f"{caption} {_reordering(data, 'flover_serving', runs)}".strip())
 
 
@@ -406,8 +399,7 @@ def flover_ranks(data: Data, *, longest: int | None = None) -> Drawing:
     agree = "all ranks fused alike" if (parallel.ranks_agree == 1).all() else "ranks DISAGREED in a run"
     run = runs.iloc[0]
     caption = f"Random weights, {run.layers} layers of width {run.width}; {run.requests} requests; {agree}. Ranks "
-    caption += "share the cores "
-    caption += f"of one machine. {REPEATS}"
+    caption += f"share the cores of one machine. {REPEATS}"
     caption += "".join(f" {text}" for text in _ranks_claims(data, parallel) if text)
     return Drawing(fig, "emulated" if (runs.evidence == "emulated").all() else "measured", caption)
 

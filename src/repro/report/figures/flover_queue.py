@@ -55,12 +55,10 @@ def flover_model(data: Data) -> Drawing:
     found = (each.rsplit(" ", 1) for each in runs.costs.iloc[0].split(", "))
     costs = ", ".join(f"{paper.MODELS[model].name} {float(value):.4f}" for model, value in found)
     caption = "Lines with hollow marks: predicted with T1, the time of a request alone, of Fig. 4(a) (v1: Fig. 7), "
-    caption += "and the c of "
-    caption += f"Fig. 4(c) at 32 requests: {costs}. {C} Crosses: printed. Bands: a standard deviation of a draw of "
-    caption += "arrivals or "
-    caption += "lengths. Overlap: the share of all requests that an average iteration holds. Speedup: over "
-    caption += "instances at the pace of "
-    caption += "Fig. 7. Memory shuffle: answers of random lengths, with reordering and without."
+    caption += f"and the c of Fig. 4(c) at 32 requests: {costs}. {C} Crosses: printed. Bands: a standard deviation "
+    caption += "of a draw of arrivals or lengths. Overlap: the share of all requests that an average iteration "
+    caption += "holds. Speedup: over instances at the pace of Fig. 7. Memory shuffle: answers of random lengths, "
+    caption += "with reordering and without."
     return Drawing(fig, "modelled; crosses: paper", caption)
 
 
@@ -124,12 +122,10 @@ def flover_batch_cost(data: Data) -> Drawing:
         axes.axvspan(min(found), max(found), color="grey", alpha=0.15, linewidth=0)
         axes.set_xlabel("c: a further request's cost", fontsize=9)
     caption = f"{C} Upright band: c of the four models, as Fig. 4(c) gives it. Left: the last number of each curve "
-    caption += "of a figure (v2, "
-    caption += "but for v1, 7); where a line crosses 1, its c is the one that this number asks for. Right: χ², the "
-    caption += "sum of squared "
-    caption += "distances of 14 printed iteration counts in standard deviations, if a printed one is of one draw of "
-    caption += "arrivals or the mean "
-    caption += "of five; the level band is where 90 % of such sums lie if the model is right."
+    caption += "of a figure (v2, but for v1, 7); where a line crosses 1, its c is the one that this number asks "
+    caption += "for. Right: χ², the sum of squared distances of 14 printed iteration counts in standard deviations, "
+    caption += "if a printed one is of one draw of arrivals or the mean of five; the level band is where 90 % of "
+    caption += "such sums lie if the model is right."
     return Drawing(fig, "modelled, compared with the paper", caption)
 
 

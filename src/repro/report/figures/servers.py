@@ -82,8 +82,8 @@ def flover_servers(data: Data, *, workload: str = "fixed") -> Drawing:
         marks.log_axis(axis, narrow if high < 4 * low else marks.round_ticks(low, high))
     run = table.iloc[0]
     caption = f"{run.weights}; {run.requests} requests, {run.threads} threads. A mark per run, a bar at their "
-    caption += "geometric mean; "
-    caption += "ours: mean of a pass before and one after. Another server and machine than the paper's."
+    caption += "geometric mean; ours: mean of a pass before and one after. Another server and machine than the "
+    caption += "paper's."
     if table.arrivals.str.contains("T1").any():
         caption += " T1: the time of a request alone."
     return Drawing(fig, "measured; hollow diamonds: paper", caption)

@@ -52,10 +52,8 @@ def scaling_overlap(data: Data) -> Drawing:
     right.set(xlabel="share of the compute that hides messages", ylabel="root mean square error (%)", ylim=(0, None))
     right.legend(fontsize=8, loc="upper left")
     caption = "Left: bars of what is uncertain of the machine (5 to 95 %) and of the model itself; filled: fitted, "
-    caption += "hollow: not; "
-    caption += "crosses: fitted without this number. Line: as predicted; grey: within 10 %. Right: how far off the "
-    caption += "fitted numbers are, "
-    caption += "over the overlap that is assumed."
+    caption += "hollow: not; crosses: fitted without this number. Line: as predicted; grey: within 10 %. Right: how "
+    caption += "far off the fitted numbers are, over the overlap that is assumed."
     return Drawing(figure, "modelled against published measurements", caption)
 
 

@@ -72,9 +72,8 @@ def scaling_experts(data: Data) -> Drawing:
         panel.margins(y=0.08)
     load = f"{found.max_load_affinity.min():.1f} to {found.max_load_affinity.max():.1f}"
     caption = "Marks: medians; bars: 5 to 95 % of what is uncertain. Hollow squares: the paper's numbers, against "
-    caption += "DeepSpeed-MoE, where it "
-    caption += f"names experts and GPUs. The busiest GPU of a layer has {load} times its share of tokens, counted on "
-    caption += "our traces."
+    caption += f"DeepSpeed-MoE, where it names experts and GPUs. The busiest GPU of a layer has {load} times its "
+    caption += "share of tokens, counted on our traces."
     return Drawing(figure, "modelled, with hops measured on traces; hollow squares: paper", caption)
 
 
@@ -125,7 +124,6 @@ def scaling_requests(data: Data) -> Drawing:
     handles = axes[0][0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside upper center", ncols=4, fontsize=8, frameon=False)
     caption = "One request every 500 ms, 512 tokens each. Lines: medians; bands: 5 to 95 % of what is uncertain of "
-    caption += "the machine. Hollow: the "
-    caption += "paper's Fig. 4(a). Authors' file: with the shape in their configuration file, whose MLP is narrower "
-    caption += "than LLaMA-65B's."
+    caption += "the machine. Hollow: the paper's Fig. 4(a). Authors' file: with the shape in their configuration "
+    caption += "file, whose MLP is narrower than LLaMA-65B's."
     return Drawing(figure, "modelled; hollow: paper", caption)

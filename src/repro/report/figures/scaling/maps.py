@@ -39,8 +39,8 @@ def scaling_networks(data: Data) -> Drawing:
     _legend(figure, letters)
     run = found.iloc[0]
     caption = f"{run.billions:g} billion parameters, {run.nodes} nodes, everything uncertain at its likely value. "
-    caption += "Colour and letter of a "
-    caption += "cell: the plan that is fastest there. Across: links between nodes at a multiple of their rate."
+    caption += "Colour and letter of a cell: the plan that is fastest there. Across: links between nodes at a "
+    caption += "multiple of their rate."
     return Drawing(figure, "modelled", caption)
 
 
@@ -64,8 +64,7 @@ def scaling_models(data: Data) -> Drawing:
         panel.set_ylabel("billion parameters")
     _legend(figure, letters)
     caption = f"{batches(found.accumulation.iloc[0])}, 2048 tokens a rank, everything uncertain at its likely value. "
-    caption += "Colour and letter of a "
-    caption += "cell: the plan that is fastest there. White: no plan fits."
+    caption += "Colour and letter of a cell: the plan that is fastest there. White: no plan fits."
     return Drawing(figure, "modelled", caption)
 
 

@@ -56,8 +56,7 @@ def scaling_gcds(
     handles = dict(zip(*axes[1, 0].get_legend_handles_labels()[::-1], strict=True))
     figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=4, fontsize=8, frameon=False)
     caption = f"Of {_model(model)}, 2048 tokens a micro-batch. Lines: medians; bands: 5 to 95 % of what is uncertain "
-    caption += "of machine and "
-    caption += "engine. A plan that does not fit in 64 GB is left out."
+    caption += "of machine and engine. A plan that does not fit in 64 GB is left out."
     return Drawing(figure, "modelled; dotted: paper", caption)
 
 
@@ -85,8 +84,7 @@ def scaling_ratios(data: Data) -> Drawing:
     axes[0].set_yticks(range(len(rows)), rows, fontsize=8)
     axes[0].set_ylim(len(rows) - 0.4, -0.9)
     caption = f"{found.ranks.iloc[0]:g} GCDs on {found.nodes.iloc[0]} nodes; 10B, 20B: billion parameters. Marks: "
-    caption += "medians; bars: 5 to 95 % "
-    caption += "of what is uncertain of machine and engine."
+    caption += "medians; bars: 5 to 95 % of what is uncertain of machine and engine."
     return Drawing(figure, "modelled; black squares and dotted: paper", caption)
 
 
@@ -112,8 +110,7 @@ def scaling_changes(data: Data, *, model: str = "gpt-20b") -> Drawing:
         panel.grid(axis="y", visible=False)
     axes[0][0].invert_yaxis()
     caption = f"Of {_model(model)} on {found.ranks.iloc[0]:g} GCDs. Marks: medians, hollow where the plan does not "
-    caption += "fit in memory; bars: 5 "
-    caption += "to 95 % of what is uncertain. Dotted: the plan unchanged."
+    caption += "fit in memory; bars: 5 to 95 % of what is uncertain. Dotted: the plan unchanged."
     return Drawing(figure, "modelled", caption)
 
 
@@ -134,6 +131,5 @@ def scaling_tornado(data: Data, *, model: str = "gpt-20b", accumulation: int = 1
     handles = axes[0][0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside upper center", ncols=2, fontsize=8, frameon=False)
     caption = f"Of {_model(model)}, {batches(accumulation)}, {found.ranks.iloc[0]:g} GCDs. Bars: the predicted ratio "
-    caption += "with one parameter at "
-    caption += "an end of its interval, all others likely; line: all likely."
+    caption += "with one parameter at an end of its interval, all others likely; line: all likely."
     return Drawing(figure, "modelled", caption)

@@ -40,8 +40,7 @@ def scaling_collectives(data: Data) -> Drawing:
         panel.set_title(f"{name}\n{errors(table[~table.fitted].log_error)}", fontsize=8.5)
         panel.legend(fontsize=8, loc="upper left")
     caption = "Marks: measured times. Filled: used to fit. Hollow: predicted; the errors in the titles are of "
-    caption += "these. Line: as "
-    caption += "predicted; dotted: half and twice the measured time."
+    caption += "these. Line: as predicted; dotted: half and twice the measured time."
     return Drawing(figure, "modelled against published and own measurements", caption)
 
 

@@ -20,7 +20,7 @@ _DECODING = {
 
 
 def affinities(data: Data) -> Styler:
-    """Mutual information of neighbouring layers, of every model, kind of text and number of tokens; means over pairs."""
+    """Mutual information of neighbouring layers, by model, kind of text and number of tokens; means over pairs."""
     columns = {
         "mutual_information": "bits",
         "mutual_information_shuffled": "bits, shuffled",

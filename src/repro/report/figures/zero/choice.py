@@ -85,9 +85,9 @@ def zero_choice(data: Data, *, model: str | None = None) -> Drawing:
         frameon=False,
     )
     rates = " and ".join(f"{value:g}" for value in sorted(choice.sustained_tflops.unique()))
-    caption = f"{parameters(choice)}, {choice.seq_len.iloc[0]} tokens per rank and micro-batch"
-    caption += f", sustained compute {rates} TFLOP/s per rank (Frontier, A100). Every mark is a way to partition; "
-    caption += "grey area: does not fit."
+    caption = f"{parameters(choice)}, {choice.seq_len.iloc[0]} tokens per rank and micro-batch, sustained compute "
+    caption += f"{rates} TFLOP/s per rank (Frontier, A100). Every mark is a way to partition; grey area: does not "
+    caption += "fit."
     asked = {"machine": "frontier", "nodes": 48, "model": "gpt-20b", "memory_gb": 64, "accumulation": 1}
     if largest := data.sample("zero_plan", "largest_hierarchical", asked):
         caption += f" On 384 GCDs of 64 GB the hierarchical plan holds {largest.value:.1f} billion parameters."

@@ -46,10 +46,8 @@ def zero_loss(
         _reference(axes["block"], long[long.plan == reference].set_index("seed").loss_last, reference)
     seeds = long.seed.nunique()
     bands = f"Lines: the mean of {seeds} seeds; bands: all of them." if seeds > 1 else "One seed."
-    text = (
-        f"{training.size(setting)}, tinyshakespeare. Above: thin, every step; thick, the mean of {window}. Below: to "
-    )
-    text += f"{PLANS[reference]} with the same seed; grey: within 1 %. {bands}"
+    text = f"{training.size(setting)}, tinyshakespeare. Above: thin, every step; thick, the mean of {window}. Below: "
+    text += f"to {PLANS[reference]} with the same seed; grey: within 1 %. {bands}"
     text += " Right: one seed; the last scale is of a whole message." * (len(blocks) > 1)
     return Drawing(fig, " and ".join(sorted(set(long.evidence))), f"{text} {_final(data)}".strip())
 

@@ -79,11 +79,9 @@ def zero_step_time(
         f"{training.size()}, {training.network}. {training.repeats} Black tick: predicted. Times on a logarithmic axis."
     )
     if compared:
-        caption += (
-            " Right: pairs of runs of one occasion (dots), their mean (mark), and its 95 % interval where there are "
-        )
-        caption += "two occasions or more; plans without such a pair are not compared. Crosses: the paper, 20 "
-        caption += "billion parameters on 384 GCDs."
+        caption += " Right: pairs of runs of one occasion (dots), their mean (mark), and its 95 % interval where "
+        caption += "there are two occasions or more; plans without such a pair are not compared. Crosses: the "
+        caption += "paper, 20 billion parameters on 384 GCDs."
     return Drawing(fig, f"{training.evidence}; ticks: modelled; crosses: paper", caption)
 
 
@@ -156,8 +154,7 @@ def zero_rates(data: Data, *, plan: PlanName = "hierarchical", rivals: Sequence[
     if panels[1]:
         _without_levels(axes[0, -1], data, training.like(), flat, without)
     caption = f"{training.size()}, {training.network}. Dotted lines and ticks: predicted. Marks and bars: the mean "
-    caption += "of pairs of "
-    caption += "runs of one occasion; where there is no such pair, there is none."
+    caption += "of pairs of runs of one occasion; where there is no such pair, there is none."
     if several:
         caption += " Hollow: several micro-batches per step. Other rates: all levels together, at the same ratios."
     if panels[1]:
@@ -266,10 +263,9 @@ def zero_levels(data: Data) -> Drawing:
         panel.axvline(mine[mine.name == "hierarchical"][MEASURED].median(), color="grey", linestyle=":", linewidth=1)
         panel.set_title(f"{micro_batches(count)} per step", loc="left", fontsize=10, pad=14)
         panel.set(xlim=(0, 1.9 * mine[MEASURED].max()))
-    caption = f"{training.size()}, {training.network}. {training.repeats} Tick: predicted. Dotted: the plan unchanged. "
-    caption += "÷ unchanged: step over the unchanged plan's, of pairs of runs of one occasion, where there are. "
-    caption += "Bytes held: of "
-    caption += "state, per parameter, on a rank."
+    caption = f"{training.size()}, {training.network}. {training.repeats} Tick: predicted. Dotted: the plan "
+    caption += "unchanged. ÷ unchanged: step over the unchanged plan's, of pairs of runs of one occasion, where "
+    caption += "there are. Bytes held: of state, per parameter, on a rank."
     return Drawing(fig, f"{training.evidence}; ticks: modelled", caption)
 
 
@@ -295,9 +291,8 @@ def zero_scaling(data: Data, *, plans: Sequence[PlanName] = ("zero3", "zeropp", 
         samples = _efficiencies(panels[0, 1], data, grown[grown.nodes > 1], medians, several)
         told = [f"{PLANS[plan]} {words(sample)}" for plan, sample in samples.items()]
         caption += "Right: step on the fewest nodes ÷ step on more; dots are pairs of runs of one occasion, marks "
-        caption += "their mean, bars "
-        caption += f"its 95 % interval. Measured on the most nodes: {', '.join(told) or 'no pair'}; of other plans "
-        caption += "no such pair was run."
+        caption += f"their mean, bars its 95 % interval. Measured on the most nodes: {', '.join(told) or 'no pair'}; "
+        caption += "of other plans no such pair was run."
     return Drawing(fig, f"{training.evidence}; dotted: modelled; dashed: paper", caption)
 
 
@@ -322,7 +317,7 @@ def _efficiencies(
 
 
 def _efficiency(axes: Axes, data: Data, runs: pd.DataFrame, plan: str) -> Sample | None:
-    """Step of the fewest nodes over that of more, as the claims read it: pairs of one occasion; that of the most nodes."""
+    """Step of the fewest nodes over that of more, as the claims read it; returns the sample on the most nodes."""
     (fewest, first), *others = runs.groupby("nodes")
     samples = {nodes: paired(data, first, some) for nodes, some in others}
     found = {fewest: 1.0} | {n: point(axes, n, s, **look(plan)) for n, s in samples.items() if s}

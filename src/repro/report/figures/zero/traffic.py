@@ -38,8 +38,7 @@ def zero_bytes(data: Data, *, accumulation: int | None = None, plans: tuple[Plan
     marks.rows(axes[0], [PLANS[plan] for plan in shown])
     more = (runs.wire_cluster / runs.bytes_cluster).dropna()
     text = f"{training.size()}; M: the bytes of its 16-bit weights, {unit / 1e6:.1f} MB. Bars: payload, counted by "
-    text += "every rank. "
-    text += "Hollow crosses: libraries, which do not count it; bytes by the kernel, headers included."
+    text += "every rank. Hollow crosses: libraries, which do not count it; bytes by the kernel, headers included."
     if len(more):
         text += f" Between nodes the kernel counts {100 * (more.median() - 1):.1f} % more than the payload."
     text += f" Dotted: 3 M of ZeRO-3 and 0.75 M of ZeRO++, which hold for many nodes, counted for {nodes}."
@@ -72,6 +71,6 @@ def zero_memory(data: Data, *, accumulation: int | None = None, plans: tuple[Pla
     axes.margins(x=0.12)
     axes.barh(0, 0, color="#555555", label="held by the fullest rank")
     fig.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=8)
-    caption = f"{training.size()}; weights, gradients and optimizer states, without activations. Bars: tensors of the "
-    caption += "fullest rank. White diamonds: the formula of repro.zero.memory, which knows our own plans only."
+    caption = f"{training.size()}; weights, gradients and optimizer states, without activations. Bars: tensors of "
+    caption += "the fullest rank. White diamonds: the formula of repro.zero.memory, which knows our own plans only."
     return Drawing(fig, f"{training.evidence} (bars), modelled (diamonds)", caption)
