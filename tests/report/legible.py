@@ -1,6 +1,7 @@
 """What makes a picture hard to read: more inches than a page shows, small words, words on words."""
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -14,7 +15,9 @@ def faults(figure: Figure) -> list[str]:
     figure.draw(renderer)
     width = figure.get_tightbbox(renderer).width
     found = [f"{width:.1f} inches wide"] if width > WIDEST else []
-    shown = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip() and _drawn(text)]
+    shown = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+    outside = _outside(figure)
+    shown = [text for text in shown if text not in outside and (text.axes is None or text.axes.get_visible())]
     found += [
         f"{text.get_fontsize():g} points: {text.get_text()!r}" for text in shown if text.get_fontsize() < SMALLEST
     ]
@@ -26,16 +29,11 @@ def faults(figure: Figure) -> list[str]:
     return found + [f"{upright[one].get_text()!r} on {upright[other].get_text()!r}" for one, other in pairs]
 
 
-def _drawn(text: Text) -> bool:
-    """Labels of ticks that are outside their axis are objects, but in no picture."""
-    axes = text.axes
-    if axes is None:
-        return True
-    if not axes.get_visible():
-        return False
-    for axis in (axes.xaxis, axes.yaxis):
-        for tick in (*axis.majorTicks, *axis.minorTicks):
-            if text in (tick.label1, tick.label2):
-                low, high = sorted(axis.get_view_interval())
-                return axis.get_visible() and low <= tick.get_loc() <= high
-    return True
+def _outside(figure: Figure) -> set[Text]:
+    """Labels of ticks beyond the ends of their axis: objects, but in no picture."""
+    found: set[Text] = set()
+    for axis in (axis for axes in figure.findobj(Axes) for axis in (axes.xaxis, axes.yaxis)):
+        drawn = axis._update_ticks()  # those that the axis would draw; it has no public name
+        ticks = {*axis.majorTicks, *axis.minorTicks} - set(drawn if axis.get_visible() else ())
+        found |= {label for tick in ticks for label in (tick.label1, tick.label2)}
+    return found

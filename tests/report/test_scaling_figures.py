@@ -46,7 +46,7 @@ def test_totals_of_fused_and_instances_stand_beside_the_papers():
         instances, fused, flover, transformer = axes.lines
         assert (fused.get_ydata()[-1], instances.get_ydata()[-1]) == (run.seconds_fused, run.seconds_instances)
         assert len(flover.get_xdata()) == 6 and len(transformer.get_xdata()) >= 5
-        assert axes.get_title().startswith(inference._PAPERS_MODELS[run.model])
+        assert axes.get_title().startswith(inference.PAPERS_MODELS[run.model])
 
 
 def test_only_plans_that_fit_are_drawn():

@@ -33,13 +33,14 @@ _PAPERS = {
     "throughput ÷ DeepSpeed's": {(16, 8): "EX-E2E.h", (32, 16): "EX-E2E.i", (8, 8): "EX-E2E.d"},
     "share": {(16, 8): "EX-E2E.g", (8, 4): "EX-E2E.p"},
 }
-_PAPERS_MODELS = {
+PAPERS_MODELS = {
     "gpt-j-6b": "GPT-J 6B",
     "llama-13b": "LLaMA-13B",
     "llama-33b": "LLaMA-33B",
     "llama-65b": "LLaMA-65B",
     "llama-65b-released": "LLaMA-65B",
 }
+AUTHORS_FILE = ", authors' file"  # behind the name of a model with the shape that their configuration file has
 
 
 def scaling_experts(data: Data) -> Drawing:
@@ -110,12 +111,12 @@ def scaling_requests(data: Data) -> Drawing:
             name, label = f"seconds_{policy}", f"{policy}, predicted"
             band(panel, rows, "requests", name, PALETTE[number], marker=MARKERS[number], label=label)
         for policy, marker in (("Flover", "s"), ("FasterTransformer", "D")):
-            label = f"{_PAPERS_MODELS[run.model]}, {policy}"
+            label = f"{PAPERS_MODELS[run.model]}, {policy}"
             points = [number for number in published if number.label.startswith(label) and number.x is not None]
             look = {"color": "black", "mfc": "none", "markersize": 5, "label": f"{policy}, paper"}
             panel.plot([point.x for point in points], [point.value for point in points], marker, **look)
-        released = ", authors' file" if run.model.endswith("released") else ""
-        panel.set_title(f"{_PAPERS_MODELS[run.model]}{released}", fontsize=10)
+        released = run.model.endswith("released")
+        panel.set_title(f"{PAPERS_MODELS[run.model]}{AUTHORS_FILE * released}", fontsize=10)
         panel.set_xlabel("requests")
         log_axis(panel.xaxis, sorted({*rows.requests, *(number.x for number in published if number.x)}))
         log_axis(panel.yaxis, [5, 10, 20, 50, 100, 200, 500])

@@ -5,6 +5,7 @@ import pandas as pd
 from pandas.io.formats.style import Styler
 
 from repro.report.figures.base import Data, NothingToShow, series
+from repro.report.figures.scaling.inference import AUTHORS_FILE, PAPERS_MODELS
 from repro.report.figures.scaling.marks import FRONTIER, MACHINES, PLANS
 from repro.report.figures.tables import rounded
 
@@ -117,4 +118,5 @@ def serving(data: Data) -> pd.DataFrame:
         "speedup_over_serial": "fused ÷ one after the other",
     }
     runs = data.runs("scaling_serving").sort_values(["model", "requests"]).set_index("model")
+    runs = runs.rename(index=lambda name: f"{PAPERS_MODELS[name]}{AUTHORS_FILE * name.endswith('released')}")
     return runs[list(names)].rename(columns=names).round(1)

@@ -37,7 +37,14 @@ def predicted_fastest(data: Data) -> pd.DataFrame:
     training = Training(data.runs("zero_train"))
     ranked = times.medians(times.every_plan(training, training.setting["accumulation"])).sort_values(PREDICTED)
     names = {"plan": "plan", PREDICTED: "predicted step (s)", MEASURED: "measured step (s)"}
-    return ranked[list(names)].head().replace({"plan": PLANS}).rename(columns=names).round(3)
+    ranked = ranked.head().assign(plan=[_name(row) for _, row in ranked.head().iterrows()])
+    return ranked[list(names)].rename(columns=names).round(3).set_index("plan")
+
+
+def _name(run: pd.Series) -> str:
+    """A plan in words, with what differs from the hierarchical plan as it is."""
+    changed = times.changes(run).replace("\n", " ") if run.plan == "hierarchical" else ""
+    return PLANS[run.plan] if changed in ("", "hierarchical") else f"hierarchical, {changed}"
 
 
 def fastest_that_fit(data: Data) -> pd.DataFrame:
