@@ -187,16 +187,18 @@ class Data:
         `how`: further fields of `repro.claims.reading.Reading` (`over`, `sampled`, `runs`, `columns`, ...). None where
         the records do not say it."""
         plain = {name: value.item() if hasattr(value, "item") else value for name, value in where.items()}  # numpy's
-        return self._read(Reading(experiment=experiment, metric=metric, where=plain, **how))
+        asked = Reading(experiment=experiment, metric=metric, where=plain, **how)
+        defaults = {name: field.default for name, field in experiments.get(experiment).parameters.model_fields.items()}
+        found = read_sample(asked, self._records(experiment), lambda run: False, defaults=defaults)
+        return self._number(found)
 
     def of_claim(self, claim: str) -> Sample | None:
-        """The number of a claim of `config/claims.yaml`; KeyError for an id without a reading."""
-        return self._read({each.id: each.value for each in claims.load() if each.value}[claim])
+        """The number of a claim of `config/claims.yaml`, as its verdict has it; None where the records do not say it."""
+        [read] = [each for each in claims.load() if each.id == claim and each.value]
+        return self._number(claims.sample(read, self._records(read.value.experiment)))
 
-    def _read(self, asked: Reading) -> Sample | None:
-        fields = experiments.get(asked.experiment).parameters.model_fields
-        defaults = {name: field.default for name, field in fields.items()}
-        found = read_sample(asked, self._records(asked.experiment), lambda run: False, defaults=defaults)
+    def _number(self, found: object) -> Sample | None:
+        """A sample with a finite value, whose runs are noted."""
         if not isinstance(found, Sample) or not math.isfinite(found.value):
             return None
         if self.used is not None:

@@ -120,6 +120,8 @@ def _less_routing(data: Data, same: dict[str, Any]) -> str:
             told.append(f"{name}: {marks.said(sample)}{longer}")
     faster = data.sample("moe_decode", "tokens_per_s", {**same, **placed}, over=unpadded, sampled="occasions")
     words = f" Throughput, placed, ids only, ÷ two all-to-alls: {marks.said(faster)}." if faster else ""
+    if volume := marks.of_claims(data, {"EX-T1.a": "ids only", "EX-T1.b": "K/V sent"}):
+        words += f" Bytes of two all-to-alls of 16 experts ÷ one, placed: {volume}."
     return f"Share of the exchanges' time saved: {'; '.join(told)}.{words}" if told else words.strip()
 
 

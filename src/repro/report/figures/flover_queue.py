@@ -23,6 +23,12 @@ _PANELS = [  # figure of the paper, quantity, title, unit of the axis, its scale
 _AXES = {"fig8": "mean interval (ms)", "reordering": "longest answer (tokens)"}
 _SHORT = {"fig4a": "4(a)", "fig7": "v1, 7", "progress": "progress"}  # names of figures
 C = "c: what each further request adds to an iteration, as a share of an iteration over one."
+_WORST = {"FL-F4a.a": "Fig. 4(a)", "FL-PROG.a": "progress", "FL-F7": "v1 Fig. 7"}  # claims: of which figure
+_REST = {
+    "FL-F8.a": "χ² of v1 Fig. 8's iterations",
+    "FL-F8.b": "smallest step of its speedups",
+    "FL-MS.b": "largest gain of reordering",
+}
 _ERRORS = {  # figure, metric: name of the line
     ("fig4a", "rms_relative_error"): "v2 Fig. 4(a), seconds",
     ("fig4c", "rms_relative_error"): "v2 Fig. 4(c), at 8 and 16",
@@ -59,6 +65,10 @@ def flover_model(data: Data) -> Drawing:
     caption += "of a draw of arrivals or lengths. Overlap: the share of all requests that an average iteration "
     caption += "holds. Speedup: over instances at the pace of Fig. 7. Memory shuffle: answers of random lengths, "
     caption += "with reordering and without."
+    if told := marks.of_claims(data, _WORST):
+        caption += f" Worst errors in %: {told}."
+    if told := marks.of_claims(data, _REST):
+        caption += f" {told}."
     return Drawing(fig, "modelled; crosses: paper", caption)
 
 

@@ -1,7 +1,7 @@
 """Marks of repeated measurements: every value, their median and range, as a point, a line or a bar, and the number."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -10,7 +10,7 @@ from matplotlib.axis import Axis
 from matplotlib.ticker import NullLocator
 
 from repro.claims.sample import Sample
-from repro.report.figures.base import MARKERS, PALETTE
+from repro.report.figures.base import MARKERS, PALETTE, Data
 
 CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.8}  # behind a number: no gridline through it
 
@@ -34,6 +34,12 @@ def _read(values: Iterable[float] | Sample) -> tuple[list[float], float, list[li
     if not all(map(math.isfinite, values.interval)):  # one end alone would be a stray tick
         return values.values, values.value, [[math.nan], [math.nan]]
     return values.values, values.value, [[abs(end - values.value)] for end in values.interval]
+
+
+def of_claims(data: Data, named: Mapping[str, str], number: str = ".3g") -> str:
+    """`name 1.23, other name 4.5`: what claims read from the records, by id → name, as far as they hold it."""
+    samples = {name: data.of_claim(claim) for claim, name in named.items()}
+    return ", ".join(f"{name} {sample.value:{number}}" for name, sample in samples.items() if sample)
 
 
 def said(sample: Sample) -> str:

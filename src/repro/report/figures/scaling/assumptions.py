@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from repro.report.figures.base import PALETTE, Data, Drawing, series
-from repro.report.figures.marks import log_axis
+from repro.report.figures.marks import log_axis, of_claims
 from repro.report.figures.scaling.marks import PLANS, batches, in_words, style
 from repro.scaling.ladder import CHOICES, ENGINE_PRIORS, MACHINE_PRIORS, TARGETS
 
@@ -54,6 +54,9 @@ def scaling_overlap(data: Data) -> Drawing:
     caption = "Left: bars of what is uncertain of the machine (5 to 95 %) and of the model itself; filled: fitted, "
     caption += "hollow: not; crosses: fitted without this number. Line: as predicted; grey: within 10 %. Right: how "
     caption += "far off the fitted numbers are, over the overlap that is assumed."
+    named = {"ZP-2.a": "of the fitted numbers", "ZP-2.b": "of each left out"}
+    if told := of_claims(data, named):
+        caption += f" Root mean square of the logarithmic errors: {told}."
     return Drawing(figure, "modelled against published measurements", caption)
 
 

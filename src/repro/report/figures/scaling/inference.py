@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from repro.claims import registry
 from repro.report.figures.base import MARKERS, PALETTE, Data, Drawing, NothingToShow, paper, series
-from repro.report.figures.marks import log_axis
+from repro.report.figures.marks import log_axis, of_claims
 from repro.report.figures.scaling.marks import band, style, whiskers
 
 _ROWS = {  # axis: metric: name
@@ -39,6 +39,12 @@ PAPERS_MODELS = {
     "llama-33b": "LLaMA-33B",
     "llama-65b": "LLaMA-65B",
     "llama-65b-released": "LLaMA-65B",
+}
+_SPEEDUPS = {
+    "FL-F4a.l": "GPT-J 6B",
+    "FL-F4a.m": "LLaMA-13B",
+    "FL-F4a.n": "LLaMA-33B",
+    "FL-F4a.o": "LLaMA-65B of the authors' file",
 }
 AUTHORS_FILE = ", authors' file"  # behind the name of a model with the shape that their configuration file has
 
@@ -127,4 +133,6 @@ def scaling_requests(data: Data) -> Drawing:
     caption = "One request every 500 ms, 512 tokens each. Lines: medians; bands: 5 to 95 % of what is uncertain of "
     caption += "the machine. Hollow: the paper's Fig. 4(a). Authors' file: with the shape in their configuration "
     caption += "file, whose MLP is narrower than LLaMA-65B's."
+    if told := of_claims(data, _SPEEDUPS):
+        caption += f" At 32 requests, instances ÷ fused: {told}."
     return Drawing(figure, "modelled; hollow: paper", caption)

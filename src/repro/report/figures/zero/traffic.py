@@ -8,6 +8,13 @@ from repro.report.figures.base import Data, Drawing
 from repro.report.figures.zero.marks import color, fill, note
 from repro.report.figures.zero.runs import LEVELS, PLANS, STATE, PlanName, Training, present
 
+_CLAIMS = {
+    "ZP-1.a": "ZeRO-3 sends M ×",
+    "ZP-1.b": "ZeRO++ M ×",
+    "ZP-1.c": "less by a factor of",
+    "ZP-1.d": "one hop of qgZ ÷ two",
+}
+
 
 def zero_bytes(data: Data, *, accumulation: int | None = None, plans: tuple[PlanName, ...] = tuple(PLANS)) -> Drawing:
     """Bytes per step and node over each level, in units of the bytes of the 16-bit weights, for some plans.
@@ -41,6 +48,8 @@ def zero_bytes(data: Data, *, accumulation: int | None = None, plans: tuple[Plan
     text += "every rank. Hollow crosses: libraries, which do not count it; bytes by the kernel, headers included."
     if len(more):
         text += f" Between nodes the kernel counts {100 * (more.median() - 1):.1f} % more than the payload."
+    if told := marks.of_claims(data, _CLAIMS):
+        text += f" In the claims' units, of many nodes: {told}."
     text += f" Dotted: 3 M of ZeRO-3 and 0.75 M of ZeRO++, which hold for many nodes, counted for {nodes}."
     return Drawing(fig, training.evidence, text)
 
