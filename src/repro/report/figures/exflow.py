@@ -246,8 +246,9 @@ def exflow_copies(data: Data, *, trace: str = TRACE) -> Drawing:
     fig.legend(ncols=2, **ABOVE)
     caption = f"{one.routing.iloc[0]}; right: all four experts of a token, open bars: the GPUs that it visits, "
     caption += f"filled: those that it was not on in the layer before. {one.gpus.iloc[0]} GPUs in nodes of "
-    caption += f"{one.gpus_per_node.iloc[0]}, counted, not run. Medians, with range and values of "
-    caption += f"{one.seed.nunique()} seeds."
+    seeds = one.seed.nunique()
+    caption += f"{one.gpus_per_node.iloc[0]}, counted, not run. "
+    caption += f"Medians, with range and values of {seeds} seeds." if seeds > 1 else "One seed."
     return Drawing(fig, "measured", caption)
 
 

@@ -19,7 +19,7 @@ def sent(data: Data) -> pd.DataFrame:
     training = Training(data.runs("zero_train"))
     runs = training.with_batches(None)
     out = (runs.bytes_cluster / runs.model_bytes / training.setting["nodes"]).groupby(runs.plan).median()
-    return out.dropna().sort_values().rename(index=PLANS).round(2).to_frame("M out of each node").T
+    return out.dropna().sort_values().rename(index=PLANS).round(2).to_frame("M out of each node")
 
 
 def over_bound(data: Data, *, plans: Sequence[str] = ("hierarchical", *_RIVALS)) -> pd.DataFrame:
