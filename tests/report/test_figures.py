@@ -90,7 +90,7 @@ def test_every_figure_has_its_function_and_says_so_without_records(name, tmp_pat
 
 
 def test_what_is_hard_to_read_is_told():
-    figure, axes = base.plt.subplots(figsize=(12, 2))
+    figure, axes = base.plt.subplots(figsize=(16, 2))
     axes.text(0.5, 0.5, "one", fontsize=5)
     axes.text(0.5, 0.5, "two")
     assert legible.faults(figure)[1:] == ["5 points: 'one'", "'one' on 'two'"]
