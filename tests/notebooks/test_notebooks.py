@@ -1,6 +1,8 @@
 """Notebooks: clean in git, strict about parameters, showing exactly their figures, with records and without."""
 
 import builtins
+import importlib
+import inspect
 import json
 import re
 from pathlib import Path
@@ -49,7 +51,10 @@ def test_helpers_are_out_of_sight(name):
     cells = nbformat.read(paths.root() / f"notebooks/{name}.ipynb", as_version=4).cells
     assert cells[0].cell_type == "markdown" and cells[0].source.startswith("# ")
     assert not [cell for cell in code(name) if re.search(r"^\s*(def|class) ", cell.source, re.M)]
-    assert max(len(cell.source.splitlines()) for cell in code(name)) <= 25
+    lines = [len(cell.source.splitlines()) for cell in code(name)]
+    assert max(lines) <= 6
+    first = next(place for place, cell in enumerate(code(name)) if "figures.show(" in cell.source)
+    assert sum(lines[: first + 1]) <= 16  # up to the first figure
 
 
 @pytest.mark.exhaustive
@@ -86,6 +91,18 @@ def test_stored_without_outputs_and_with_one_parameters_cell(name):
 def test_shows_exactly_its_figures(name):
     text = "\n".join(cell.source for cell in code(name))
     assert re.findall(r'figures\.show\(\s*"(\w+)", records, output', text) == list(figures.NOTEBOOKS[name].figures)
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_every_table_is_a_function_with_its_line(name):
+    """A cell calls it; above it stands what it shows."""
+    called = re.findall(r"tables\.show\(of\.(\w+), records", "\n".join(cell.source for cell in code(name)))
+    if not called:
+        return  # a notebook of figures alone
+    module = importlib.import_module(f"repro.report.figures.tables.{name}")
+    own = {key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
+    assert set(called) == {key for key in own if not key.startswith("_")}
+    assert all(inspect.getdoc(getattr(module, key)).endswith(".") for key in called)
 
 
 def test_unknown_parameter_is_an_error(tmp_path):

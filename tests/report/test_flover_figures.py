@@ -61,6 +61,7 @@ def test_engines_are_compared_on_the_requests_that_most_of_them_served():
         )
     )
     assert set(flover.of_one_workload(table, "azure").path) == {"1", "2"}
+    assert set(flover.of_one_workload(table[:2], "azure").path) == {"1"}  # as many engines: the most requests
     assert set(flover.of_one_workload(table, "fixed").path) == {"3"}
     assert set(flover.of_one_workload(table, "sharegpt").path) == {"1", "2"}  # not run: those of all
     assert list(flover.looks(table)) == ["fused", "serial"]

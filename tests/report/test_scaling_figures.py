@@ -46,7 +46,7 @@ def test_totals_of_fused_and_instances_stand_beside_the_papers():
         instances, fused, flover, transformer = axes.lines
         assert (fused.get_ydata()[-1], instances.get_ydata()[-1]) == (run.seconds_fused, run.seconds_instances)
         assert len(flover.get_xdata()) == 6 and len(transformer.get_xdata()) >= 5
-        assert axes.get_title() == run.model
+        assert axes.get_title().startswith(inference.PAPERS_MODELS[run.model])
 
 
 def test_only_plans_that_fit_are_drawn():
@@ -76,6 +76,17 @@ def test_hollow_points_are_those_that_were_not_fitted(name):
     rows = base.series(runs[first])
     fitted = rows[flag].isin(["fitted", True])
     assert (count["full"], count["none"]) == (fitted.sum(), (~fitted).sum())
+
+
+def test_a_collective_looks_the_same_in_every_panel():
+    """One legend names the colours of all."""
+    for name in ("collectives", "held_out"):
+        looks = {}
+        for axes in base.function(f"scaling_{name}")(DATA).figure.axes:
+            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+                looks.setdefault(label, set()).add((handle.get_color(), handle.get_marker()))
+        assert len(looks) > 2 and all(len(each) == 1 for each in looks.values())
+        assert len(set.union(*looks.values())) == len(looks)
 
 
 def test_held_out_times_have_bands_and_every_split_a_panel():

@@ -90,8 +90,12 @@ def older_code(marks: Iterable[bool]) -> str:
     marks = list(marks)
     if not any(marks):
         return ""
-    of_them = f"all {len(marks)} runs" if all(marks) else f"{sum(marks)} of {len(marks)} runs"
-    return f"{of_them} are by older code than this; run again, they may give other numbers."
+    if len(marks) == 1:
+        of_them = "the one run is"
+    else:
+        which = f"all {len(marks)} runs" if all(marks) else f"{sum(marks)} of {len(marks)} runs"
+        of_them = f"{which} {'are' if sum(marks) > 1 else 'is'}"
+    return f"{of_them} by older code than this; run again, they may give other numbers."
 
 
 def _runs(records: str | Path, experiment: str) -> pd.DataFrame:
@@ -140,8 +144,8 @@ class NothingToShow(Exception):
 class Data:
     """The records of one folder, as tables. `folder`: absolute, or relative to the repository root.
 
-    `used`: of a figure, the runs that it has asked for: when each began, and whether it is by older code; its stamp says
-    so."""
+    `used`: of a figure, the runs that it draws: when each began, and whether it is by older code; its stamp says so.
+    These are all that it asked for, or those that it then names (`only`), and those that its samples rest on."""
 
     folder: str | Path
     used: dict[Path, tuple[datetime, bool]] | None = None
@@ -170,6 +174,14 @@ class Data:
             self.used.update(zip(table.path, zip(table.start, table.older_code, strict=True), strict=True))
         return table
 
+    def only(self, *tables: pd.DataFrame) -> None:
+        """Of the runs asked for so far, only those of `tables` are drawn; of experiments that no table is of, all."""
+        if self.used is not None:
+            drawn = {path for table in tables for path in table.path}
+            folders = {path.parent for path in drawn}
+            for path in [path for path in self.used if path.parent in folders and path not in drawn]:
+                del self.used[path]
+
     def sample(self, experiment: str, metric: str, where: Mapping[str, Any], **how: Any) -> Sample | None:
         """What runs say of a number, read as a claim reads it: its value, its interval, and each run or pair of runs.
 
@@ -179,7 +191,21 @@ class Data:
         asked = Reading(experiment=experiment, metric=metric, where=plain, **how)
         defaults = {name: field.default for name, field in experiments.get(experiment).parameters.model_fields.items()}
         found = read_sample(asked, self._records(experiment), lambda run: False, defaults=defaults)
-        return found if isinstance(found, Sample) and math.isfinite(found.value) else None
+        return self._number(found)
+
+    def of_claim(self, claim: str) -> Sample | None:
+        """The number of a claim of `config/claims.yaml`, as its verdict has it; None where the records do not say it."""
+        [read] = [each for each in claims.load() if each.id == claim and each.value]
+        return self._number(claims.sample(read, self._records(read.value.experiment)))
+
+    def _number(self, found: object) -> Sample | None:
+        """A sample with a finite value, whose runs are noted."""
+        if not isinstance(found, Sample) or not math.isfinite(found.value):
+            return None
+        if self.used is not None:
+            older = provenance.older(found.runs)
+            self.used.update({path: (run.provenance.start, path in older) for path, run in found.runs.items()})
+        return found
 
     def ratio(self, experiment: str, metric: str, slow: pd.Series, fast: pd.Series) -> Sample | None:
         """How many times `metric` of the point of run `slow` is that of `fast`'s: pairs of one occasion, as a claim's."""
@@ -378,6 +404,8 @@ def show(name: str, records: str | Path, output: str | Path | None = None, **opt
         display(table.style.set_uuid(name).hide(axis="index").set_table_styles([left]))
         if marked := claims.older_code(table.ours):
             print(marked)
+    if missing := [claim for claim in figures.entry(name).claims if claim not in set(table.claim)]:
+        print(f"Without a verdict, as their runs are missing: {', '.join(missing)}")
     if (shipped := draw_shipped(name, records, output, **options)) is not None:
         _display(shipped, output and Path(output) / "shipped", name)
 

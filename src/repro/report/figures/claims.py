@@ -89,9 +89,18 @@ def claims_overview(data: Data, *, ids: str = "", primary: bool = False) -> Draw
         )
     silent = sum(verdict.value is None for verdict in judged)
     evidence = ", ".join(kind for kind in _KINDS if kind in {verdict.evidence for verdict in rows})
-    caption = (
-        f"{len(rows)} claims; {len(judged) - len(rows) - silent} on an order and {silent} skipped or not run are in the "
-        "table. Small dots: runs, or pairs of runs; bars with ends: the 95 % interval, where there are enough runs for one."
+    absent = {
+        f"{len(judged) - len(rows) - silent} on an order": len(judged) - len(rows) - silent,
+        f"{silent} not run": silent,
+    }
+    left_out = " and ".join(words for words, count in absent.items() if count)
+    caption = f"{len(rows)} rows" + (f"; {left_out} are in the table only. " if left_out else ". ")
+    caption += (
+        "ZT: hierarchical ZeRO++, ZP: ZeRO++, EX: ExFlow, FL: Flover. Large marks: our value, filled where the "
+        "verdict is "
+        "reproduced. Small dots: single runs, or pairs of runs; bars with ends: the 95 % interval, where there are "
+        "enough runs "
+        "for one. Grey: values that agree with the claim."
     )
     marked = registry.older_code(registry.numbers(row.model_dump())[1] for row in rows)
     return Drawing(_overview(rows, claims), evidence, f"{caption} {marked}".strip())
@@ -102,7 +111,7 @@ def _overview(rows: Sequence[Verdict], claims: Mapping[str, Claim]) -> Figure:
     drawn = [x / row.paper_value for row in rows for x in (row.value, *(row.interval or ()))]
     positive = [x for x in drawn if x > 0]
     left, right = min([0.4, *(x / 1.4 for x in positive)]), max([2.5, *(x * 1.4 for x in positive)])
-    fig, axes = plt.subplots(figsize=(9, 1.5 + 0.29 * len(rows)))
+    fig, axes = plt.subplots(figsize=(9, 1.5 + (0.29 if len(rows) < 20 else 0.215) * len(rows)))
     axes.set_xlim(left, right)
     log_axis(axes.xaxis, round_ticks(left, right))
     marks.rows(axes, [f"{claims[row.id].title}   {row.id}" for row in rows], fontsize=8)
@@ -115,7 +124,7 @@ def _overview(rows: Sequence[Verdict], claims: Mapping[str, Claim]) -> Figure:
     for kind, marker, color in zip(_KINDS, MARKERS, PALETTE, strict=False):
         if kind in {row.evidence for row in rows}:
             axes.plot([], [], linestyle="none", marker=marker, color=color, markerfacecolor="white", label=kind)
-    axes.plot([], [], linestyle="none", marker="o", color="black", label="filled: reproduced")
+    axes.plot([], [], linestyle="none", marker="o", color="black", label="reproduced (filled)")
     fig.legend(loc="outside upper center", ncols=5, frameon=False, fontsize=8.5)
     return fig
 
@@ -130,7 +139,7 @@ def _row(axes: Axes, y: int, row: Verdict, band: tuple[float, float], left: floa
     style["markerfacecolor"] = PALETTE[kind] if row.agreement == "reproduced" else "white"
     x = row.value / row.paper_value
     if x <= 0:  # the other sign has no place on a logarithmic axis
-        marks.note(axes, "other sign", left, y, 6, va="center", fontsize=8)
+        marks.note(axes, "of the other sign", left, y, 6, va="center")
         style["marker"] = "<"
     marks_of_runs = [value / row.paper_value for value in row.values if value / row.paper_value > left]
     axes.plot(marks_of_runs, [y] * len(marks_of_runs), ".", color="#555555", markersize=3.5, zorder=5)

@@ -17,6 +17,12 @@ from repro.report.figures import base, marks
 from repro.report.figures.base import PALETTE, Data, Drawing, NothingToShow
 
 TRACE = "gptoss20b"
+MODELS = {  # trace: the model that was routed
+    "gptoss20b": "gpt-oss-20b",
+    **{f"gpt_moe_{experts}e": f"GPT-MoE, {experts} experts" for experts in (8, 16, 32, 64)},
+    "gpt_moe_16e_shakespeare": "GPT-MoE, 16 experts, trained on Shakespeare only",
+}
+TEXTS = {"mmlu": "MMLU", "gpqa": "GPQA", "mmlu_pro": "MMLU-Pro", "sorry_bench": "SORRY-Bench", "all": "all texts"}
 METHODS = {  # method of exflow.place: its name, its look
     "contiguous": ("rank order (DeepSpeed-MoE)", marks.look(5)),
     "random": ("random", marks.look(4)),
@@ -27,17 +33,19 @@ METHODS = {  # method of exflow.place: its name, its look
 # Placements by and for all texts, without a limit on load or extra time for the bound; in one node, by all tokens.
 PLAIN = {"train_domain": "all", "test_domain": "all", "max_load_limit": 0, "bound_s": 0}
 SEQUENCES = {"sampled": "sequences", "runs": 3, "columns": ("crossings", "transitions")}
-BY_SEQUENCES = "Dots: seeds; marks: all seeds together; bars: the 95 % interval, by leaving out sequences."
+BY_SEQUENCES = "Dots: seeds; marks: all seeds together; bars: the 95 % interval of other sequences of the kind."
 ONE_NODE = {**PLAIN, "gpus_per_node": 0, "train_tokens": 0}
-ABOVE = {"loc": "outside upper center", "fontsize": 8}
+ABOVE = {"loc": "outside upper center", "fontsize": 8, "frameon": False}
 
 
 def exflow_routing(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e", domain: str = "all") -> Drawing:
     """P(next expert | this expert) of one pair of layers, and the mutual information of every pair; of trace `other` too."""
     runs = data.runs("exflow_affinity", trace=trace, domain=domain).astype({"tokens_used": int})
     runs = runs[runs.tokens_used == runs.tokens_used.max()]
+    shown = {each: _most_tokens(data, each, domain) for each in dict.fromkeys((trace, other))}
+    data.only(*shown.values())
     table = base.series(runs)
-    fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.9), width_ratios=[1, 1.15])
+    fig, (left, right) = plt.subplots(1, 2, figsize=(9, 4.1), width_ratios=[1, 1.15])
 
     cells = table[(table.kind == "routing") & (table.path == runs.path.iloc[0])]
     matrix = cells.pivot(index="from_expert", columns="to_expert", values="probability").to_numpy()
@@ -45,39 +53,43 @@ def exflow_routing(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e"
     image = left.imshow(matrix[:, order], cmap="viridis", vmin=0, aspect="equal", interpolation="nearest")
     layer = int(cells.layer.iloc[0])
     left.set(xlabel=f"expert of layer {layer + 1} (sorted)", ylabel=f"expert of layer {layer}")
-    left.set_title(f"P(next | this), uniform would be {1 / len(matrix):.3f}", fontsize=9)
+    left.set_title(
+        f"{MODELS.get(trace, trace)}: P(next expert | this one);\nuniform would be {1 / len(matrix):.3f}", fontsize=9
+    )
     left.grid(visible=False)
     fig.colorbar(image, ax=left, shrink=0.8)
 
-    for index, each in enumerate(dict.fromkeys((trace, other))):
-        _information(right, data, each, domain, index)
+    for index, (each, some) in enumerate(shown.items()):
+        if len(some):
+            _information(right, data, some, each, domain, index)
     pairs = table[table.kind == "pair"].groupby("layer")
-    right.set(xlabel="layer j (pair j, j+1)", ylabel="mutual information (bits)", ylim=(0, None))
-    right.set_title(f"on average {pairs.share.median().mean():.0%} of the next layer's entropy", fontsize=9)
-    right.legend(loc="lower left", bbox_to_anchor=(0, 1.1), fontsize=7)
-    caption = (
-        f"{runs.routing.iloc[0]}, {runs.tokens_used.iloc[0]:,} tokens. Dotted: tokens shuffled within each layer. "
-    )
-    caption += (
-        "Legend: information, without the bias of few sequences, ÷ that of shuffled tokens, with its 95 % interval."
-    )
+    right.set(xlabel="layer (and the next one)", ylabel="mutual information (bits)", ylim=(0, None))
+    right.legend(loc="lower left", bbox_to_anchor=(0, 1.0), fontsize=8, frameon=False)
+    caption = f"{runs.routing.iloc[0]}, {runs.tokens_used.iloc[0]:,} tokens; on average the pair's information is "
+    caption += f"{pairs.share.median().mean():.0%} of the next layer's entropy. Dotted, at the bottom: tokens "
+    caption += "shuffled within each layer. Legend: information, without the bias of few sequences, ÷ that of "
+    caption += "shuffled tokens, with its 95 % interval."
     return Drawing(fig, "measured", caption)
 
 
-def _information(axes: Axes, data: Data, trace: str, domain: str, index: int) -> None:
-    """Mutual information over layers, and of shuffled tokens."""
+def _most_tokens(data: Data, trace: str, domain: str) -> pd.DataFrame:
+    """Runs of a trace on texts of a domain, with the most tokens; may be empty."""
     every = data.all_runs("exflow_affinity")
-    runs = every[(every.trace == trace) & (every.domain == domain)] if len(every) else every
-    if runs.empty:
-        return
+    runs = every[(every.trace == trace) & (every.domain == domain)]
     tokens = runs.tokens_used.astype(int)
-    pairs = base.series(runs[tokens == tokens.max()]).query("kind == 'pair'").groupby("layer")
+    return runs[tokens == tokens.max()]
+
+
+def _information(axes: Axes, data: Data, runs: pd.DataFrame, trace: str, domain: str, index: int) -> None:
+    """Mutual information over layers, and of shuffled tokens."""
+    pairs = base.series(runs).query("kind == 'pair'").groupby("layer")
     how = {"per": "mutual_information_shuffled", "sampled": "sequences"}
     how["columns"] = ("information", "shuffled_information")
     asked = {"trace": trace, "domain": domain, "tokens": 0}
     sample = data.sample("exflow_affinity", "unbiased_mutual_information", asked, **how)
     times = f", {marks.said(sample).split(' (')[0]} times shuffled" if sample else ""
-    axes.plot(pairs.bits.median(), label=f"{trace}{times}", markersize=4, **marks.look(index))
+    label = f"{MODELS.get(trace, trace)}{times}"
+    axes.plot(pairs.bits.median(), label=label, markersize=4, **marks.look(index))
     axes.plot(pairs.shuffled_bits.median(), ":", color=PALETTE[index])
 
 
@@ -101,12 +113,13 @@ def exflow_hops(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e") -
     flat = runs[runs.trace == trace]
     if not {"contiguous"} < set(flat.method):
         raise NothingToShow(f"No record of rank order and another placement of {trace}.")
+    data.only(flat, runs[(runs.trace == other) & runs.method.isin(["affinity", "contiguous"])])
     fig, (left, right) = plt.subplots(1, 2, figsize=(9, 4.3), width_ratios=[1.25, 1])
     _crossings(left, data, trace, flat)
     _reductions(right, data, flat, runs[runs.trace == other])
     fig.legend(ncols=3, **ABOVE)
-    caption = f"{flat.routing.iloc[0]}. {BY_SEQUENCES}"
-    caption += " Paper: Fig. 8 as told by secondary notes."
+    caption = f"{flat.routing.iloc[0]}. {BY_SEQUENCES} Black bars: a bound that no placement is below, on the tokens "
+    caption += "placed by. Paper: Fig. 8 as told by secondary notes."
     nodes = {**ONE_NODE, "trace": trace, "method": "affinity", "gpus": 16, "gpus_per_node": 4}
     how = {
         "over": {"method": "contiguous"},
@@ -118,7 +131,7 @@ def exflow_hops(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e") -
         caption += (
             f" On 16 GPUs in nodes of 4 a token stays on its node {marks.said(node)} times as often as by rank order."
         )
-    return Drawing(fig, "measured; black diamonds: paper (another model)", caption)
+    return Drawing(fig, "measured; white diamonds: paper (another model)", caption)
 
 
 def by_sequences(data: Data, trace: str, **where: Any) -> Sample | None:
@@ -154,7 +167,7 @@ def _crossings(axes: Axes, data: Data, trace: str, flat: pd.DataFrame) -> None:
 def _reductions(axes: Axes, data: Data, flat: pd.DataFrame, other: pd.DataFrame) -> None:
     drawn = [(runs, style, "") for _, runs, style in by_method(flat)[1:]]
     if len(ours := other[other.method == "affinity"]):
-        name = f"our search, {other.routing.iloc[0].split(' top-')[0]}"
+        name = f"our search, {MODELS.get(other.trace.iloc[0], other.trace.iloc[0])}"
         drawn.append((ours, {"color": PALETTE[2], "marker": "v"}, name))
     for runs, style, name in drawn:
         asked = {"method": runs.method.iloc[0], "over": {"method": "contiguous"}, "form": "reduction"}
@@ -164,42 +177,49 @@ def _reductions(axes: Axes, data: Data, flat: pd.DataFrame, other: pd.DataFrame)
         axes.plot(list(fewer), list(fewer.values()), linewidth=1, label=name or None, **style)
     published = base.paper("EX-F8")
     style = {"color": "black", "marker": "D", "mfc": "white", "linestyle": ":", "linewidth": 1}
-    name = f"paper, {published[0].label.split(',')[0]}"
+    name = f"paper, {published[0].label.split(',')[0]}, as told"
     axes.plot([p.x for p in published], [abs(p.value) / 100 for p in published], label=name, **style)
     marks.log_axis(axes.xaxis, [2, 4, 8, 16, 32])
     axes.set(xlabel="GPUs", ylabel="share fewer than by rank order", ylim=(-0.08, None))
     axes.axhline(0, color="grey", linewidth=0.8)
 
 
+_SIDES = {"contiguous": (-13, -9), "random": (-3, -15), "exflow-direct": (-4, 8)}  # of numbers at marks that lie close
+
+
 def exflow_load(data: Data, *, trace: str = TRACE) -> Drawing:
     """Hops against the load of a layer's busiest GPU, also of placements under a limit on load."""
+    limited = data.runs("exflow_placement", trace=trace).query("max_load_limit > 0").sort_values("max_load_limit")
     flat = data.runs("exflow_placement", trace=trace, **ONE_NODE)
+    data.only(flat, limited)
     fig, axes = plt.subplots(figsize=(7, 4.4))
     for name, runs, style in by_method(flat):
         axes.plot(runs.max_load, runs.hops_per_token, linestyle="", markersize=4, alpha=0.4, mec="none", **style)
         medians = runs.groupby("gpus")[["max_load", "hops_per_token"]].median()
         axes.plot(medians.max_load, medians.hops_per_token, linewidth=1, markersize=8, label=name, **style)
-        side = {"random": (8, -4), "exflow-direct": (-4, 8)}.get(runs.method.iloc[0], (5, -12))
+        side = _SIDES.get(runs.method.iloc[0], (5, -12))
         for gpus, load, hops in medians.itertuples():
-            marks.note(axes, f"{gpus}", load, hops, *side, fontsize=8, color=style["color"])
-    limited = data.runs("exflow_placement", trace=trace).query("max_load_limit > 0").sort_values("max_load_limit")
+            marks.note(axes, f"{gpus}", load, hops, *side, color=style["color"])
     for gpus, runs in limited.groupby("gpus"):
         name = f"our search with a limit on load, {gpus} GPUs"
         axes.plot(runs.max_load, runs.hops_per_token, "--", label=name, markersize=6, **marks.look(2))
         for run in runs.iloc[[0, -1]].itertuples():  # between them, numbers would lie on each other
-            marks.note(axes, f"≤ {run.max_load_limit:g}", run.max_load, run.hops_per_token, 4, 5, color=PALETTE[2])
+            marks.note(axes, f"≤ {run.max_load_limit:g}", run.max_load, run.hops_per_token, -6, 7, color=PALETTE[2])
     transitions = round((flat.hops_per_token / flat.crossing_fraction).median())
     axes.set(xlim=(1, None), ylim=(0, transitions), ylabel=f"hops per token ({transitions} transitions)")
     axes.set_xlabel("load of a layer's busiest GPU ÷ even share")
-    axes.set_title("numbers at the marks: GPUs", fontsize=9)
     fig.legend(ncols=2, **ABOVE)
-    return Drawing(fig, "measured", f"{flat.routing.iloc[0]}. Small marks: seeds; large: medians.")
+    caption = f"{flat.routing.iloc[0]}. Small marks: seeds; large: medians. Numbers at the marks: GPUs that share a "
+    caption += "layer's experts."
+    if len(limited):
+        caption += " ≤: the limit on the load of every GPU, on the tokens placed by."
+    return Drawing(fig, "measured", caption)
 
 
 def exflow_copies(data: Data, *, trace: str = TRACE) -> Drawing:
     """What copies of experts save in hops and load (top-1), and the GPUs that a whole token visits (top-4)."""
     one, several = (data.runs("exflow_serving", trace=trace, top_k=top_k) for top_k in (1, 4))
-    fig, (hops, load, visits) = plt.subplots(1, 3, figsize=(11, 4), width_ratios=[1, 1, 1.25])
+    fig, (hops, load, visits) = plt.subplots(1, 3, figsize=(10, 4), width_ratios=[1, 1, 1.35])
     kinds = [(method, aim) for method in ("contiguous", "affinity") for aim in ("hops", "load")]
     for index, (method, aim) in enumerate(kinds):
         runs = one[(one.method == method) & ((one.copies_for == aim) | (one.extra_slots == 0))].groupby("extra_slots")
@@ -207,9 +227,9 @@ def exflow_copies(data: Data, *, trace: str = TRACE) -> Drawing:
         marks.points(hops, runs.hops_per_token, label=name, markersize=5, **marks.look(index))
         marks.points(load, runs.max_load, markersize=5, **marks.look(index))
     hops.set(ylabel="hops per token", ylim=(0, None))
-    load.set(ylabel="busiest GPU's load ÷ even share", ylim=(1, None))
+    load.set(ylabel="busiest GPU ÷ even share", ylim=(1, None))
     for axes in (hops, load):
-        axes.set(xlabel="slots for copies, per GPU and layer", xticks=sorted(one.extra_slots.unique()))
+        axes.set(xlabel="slots for copies\nper GPU and layer", xticks=sorted(one.extra_slots.unique()))
     placed = [("contiguous", "hops"), ("affinity", "hops"), ("affinity", "new_gpus"), ("affinity", "gpus")]
     for x, (method, objective) in enumerate(placed):
         runs = several[(several.method == method) & (several.objective == objective)]
@@ -217,15 +237,18 @@ def exflow_copies(data: Data, *, trace: str = TRACE) -> Drawing:
             if len(runs):
                 marks.bar(visits, x + shift, runs[column], ".2f", width=0.38, color=fill, edgecolor=PALETTE[0])
     names = ["rank order", "our search,\npairs", "whole tokens,\nnew GPUs", "whole tokens,\nall GPUs"]
-    visits.set_xticks(range(len(placed)), names, fontsize=7)
-    visits.set(ylabel="GPUs per token and layer, top-4")
-    visits.set_title(
-        "open: GPUs that a token visits; filled: those\nthat it was not on in the layer before", fontsize=9
-    )
+    visits.set_xticks(range(len(placed)), names, fontsize=7.5)
+    visits.set(ylabel="GPUs per token and layer")
+    for fill, name in (("none", "GPUs that a token visits"), (PALETTE[0], "of which it was not on before")):
+        visits.bar(0, 0, color=fill, edgecolor=PALETTE[0], label=name)
+    visits.margins(y=0.12)
     visits.grid(axis="x", visible=False)
     fig.legend(ncols=2, **ABOVE)
-    caption = f"{one.routing.iloc[0]}, right top-4. {one.gpus.iloc[0]} GPUs in nodes of {one.gpus_per_node.iloc[0]},"
-    caption += " counted, not run. Medians, ranges and values of seeds."
+    caption = f"{one.routing.iloc[0]}; right: all four experts of a token, open bars: the GPUs that it visits, "
+    caption += f"filled: those that it was not on in the layer before. {one.gpus.iloc[0]} GPUs in nodes of "
+    seeds = one.seed.nunique()
+    caption += f"{one.gpus_per_node.iloc[0]}, counted, not run. "
+    caption += f"Medians, with range and values of {seeds} seeds." if seeds > 1 else "One seed."
     return Drawing(fig, "measured", caption)
 
 
@@ -249,7 +272,10 @@ def exflow_tokens(
     few = counted(placements[placements.method == "affinity"])
     if few.empty:
         raise NothingToShow("No run with fewer training tokens.")
-    fig, (left, right) = plt.subplots(1, 2, figsize=(9.5, 4))
+    rank_order = placements.query("method == 'contiguous' and train_tokens == 0 and gpus in @few.gpus")
+    every = data.all_runs("exflow_placement").query("method == 'affinity' and gpus == 4")
+    data.only(few, rank_order)
+    fig, (left, right) = plt.subplots(1, 2, figsize=(9.5, 4.2))
     for axes in (left, right):
         axes.axvspan(1000, 3000, color="#bbbbbb", alpha=0.4, label="enough, says the paper" if axes is left else None)
     for i, (gpus, runs) in enumerate(few.groupby("gpus")):
@@ -258,18 +284,19 @@ def exflow_tokens(
         samples = ((tokens, _by_tokens(data, trace, gpus, some)) for tokens, some in runs.groupby("tokens"))
         marks.points(left, [(tokens, sample) for tokens, sample in samples if sample], **held_out)
         marks.points(left, runs.groupby("tokens").train_crossing_fraction, "--", **own)
-        rank_order = placements.query("method == 'contiguous' and train_tokens == 0 and gpus == @gpus")
-        crossing = rank_order.crossing_fraction.median()
-        left.axhline(crossing, color=PALETTE[5], linestyle=":", label=f"rank order, {gpus} GPUs: {crossing:.2f}")
+        crossing = rank_order[rank_order.gpus == gpus].crossing_fraction.median()
+        if not np.isnan(crossing):
+            left.axhline(crossing, color=PALETTE[5], linestyle=":", label=f"rank order, {gpus} GPUs: {crossing:.2f}")
     for i, each in enumerate((trace, *others)):
-        _against_all(right, data, each, 4, i)
+        _against_all(right, data, each, every[every.trace == each], i)
     right.axhline(1, color="black", linewidth=0.8)
     for axes in (left, right):
         axes.set(xscale="log", xlabel="tokens that the placement was computed from")
     left.set(ylabel="transitions that cross GPUs", ylim=(0, None))
-    right.set(ylabel="crossings ÷ by all tokens")
+    right.set(ylabel="crossings ÷ those of a\nplacement by all tokens")
     fig.legend(ncols=3, **ABOVE)
-    return Drawing(fig, "measured; grey band: paper", f"Left: {few.routing.iloc[0]}. Our search. {BY_SEQUENCES}")
+    caption = f"Placed by our search. Left: {few.routing.iloc[0]}; dashed: on the tokens placed by. {BY_SEQUENCES}"
+    return Drawing(fig, "measured; grey band: paper", caption)
 
 
 def _by_tokens(data: Data, trace: str, gpus: int, runs: pd.DataFrame, **how: Any) -> Sample | None:
@@ -277,13 +304,14 @@ def _by_tokens(data: Data, trace: str, gpus: int, runs: pd.DataFrame, **how: Any
     return by_sequences(data, trace, method="affinity", gpus=gpus, train_tokens=tokens, **how)
 
 
-def _against_all(axes: Axes, data: Data, trace: str, gpus: int, index: int) -> None:
+def _against_all(axes: Axes, data: Data, trace: str, runs: pd.DataFrame, index: int) -> None:
     """Held-out crossings of placements by few tokens over those of a placement by all, as the claims read it."""
-    runs = data.all_runs("exflow_placement").query("method == 'affinity' and trace == @trace and gpus == @gpus")
     few = [(int(tokens), some) for tokens, some in runs.groupby("train_tokens") if tokens]
-    found = [(tokens, _by_tokens(data, trace, gpus, some, over={"train_tokens": 0})) for tokens, some in few]
-    label = f"{trace}, {gpus} GPUs (right)"
-    marks.points(axes, [(t, sample) for t, sample in found if sample], label=label, markersize=5, **marks.look(index))
+    found = [(tokens, _by_tokens(data, trace, 4, some, over={"train_tokens": 0})) for tokens, some in few]
+    drawn = [(tokens, sample) for tokens, sample in found if sample]
+    if drawn:
+        label = f"right: {MODELS.get(trace, trace)}, 4 GPUs"
+        marks.points(axes, drawn, label=label, markersize=5, **marks.look(index))
 
 
 HOMES = {TRACE: "mmlu", "gpt_moe_16e": "shakespeare", "gpt_moe_16e_shakespeare": "shakespeare"}
@@ -295,27 +323,32 @@ def exflow_domains(data: Data, *, homes: dict[str, str] = HOMES, gpus: int = 4) 
     `homes`: trace → the text to place by.
     """
     runs = data.runs("exflow_placement", method="affinity", gpus=gpus)
-    stay = 1 - runs.set_index(["trace", "train_domain", "test_domain", "seed"]).crossing_fraction
-    shown = {trace: stay[trace, home] for trace, home in homes.items() if (trace, home, home) in stay.index}
-    if not shown:
+    placed = runs[[homes.get(run.trace) == run.train_domain for run in runs.itertuples()]]
+    data.only(placed)
+    stay = 1 - placed.groupby(["trace", "test_domain"]).crossing_fraction.median()
+    names, samples = [], []
+    for trace, domain in stay.index:
+        asked = {"method": "affinity", "gpus": gpus, "train_domain": homes[trace], "test_domain": domain}
+        how = {"over": {"test_domain": homes[trace]}, "complement": True}
+        if domain != homes[trace] and (sample := by_sequences(data, trace, **asked, **how)):
+            model = MODELS.get(trace, trace).replace(", trained", ",\ntrained")
+            home, other = (TEXTS.get(each, each.capitalize()) for each in (homes[trace], domain))
+            names.append(f"{model}:\n{home} → {other}")
+            samples.append((sample, stay[trace, homes[trace]], stay[trace, domain]))
+    if not samples:
         raise NothingToShow("No run on single domains.")
-    widths = [table.index.get_level_values("test_domain").nunique() for table in shown.values()]
-    fig, panels = plt.subplots(1, len(shown), figsize=(11, 3.4), squeeze=False, width_ratios=widths)
-    for axes, (trace, table) in zip(panels[0], shown.items(), strict=True):
-        home = homes[trace]
-        order = [home, *sorted(set(table.index.get_level_values("test_domain")) - {home})]
-        axes.axhspan(0.989, 1.005, color="#bbbbbb", alpha=0.6, label="paper, C4, Dolma, Yelp")
-        axes.axhline(1, color="black", linewidth=0.8)
-        for x, domain in enumerate(order[1:], 1):
-            asked = {"method": "affinity", "gpus": gpus, "train_domain": home, "test_domain": domain}
-            if sample := by_sequences(data, trace, **asked, over={"test_domain": home}, complement=True):
-                value = marks.point(axes, x, sample, **marks.look(0))
-                marks.note(axes, f"{value:.3f}\n({table[domain].median():.2f} stay)", x, value, 6, 4)
-        marks.note(axes, f"{table[home].median():.2f} stay", 0, 1, 0, 4, ha="center")
-        axes.set_xticks(range(len(order)), order)
-        axes.set_xlim(-0.4, len(order) - 0.3)
-        axes.set_ylabel(f"share that stays ÷ that on {home}", fontsize=8)
-        axes.set_title(f"{trace},\nplaced by {home}, {gpus} GPUs", fontsize=8)
-        axes.margins(y=0.25)
-        axes.legend(fontsize=7, loc="lower left")
-    return Drawing(fig, "measured; grey band: paper", f"Held-out sequences. {BY_SEQUENCES}")
+    fig, axes = plt.subplots(figsize=(8, 0.55 * len(samples) + 1.5))
+    axes.axvspan(0.989, 1.005, color="#bbbbbb", alpha=0.6, label="paper: C4, Dolma, Yelp")
+    axes.axvline(1, color="black", linewidth=0.8)
+    for y, (sample, home, other) in enumerate(samples):
+        value = marks.point(axes, y, sample, across=True, **marks.look(0))
+        end = max(value, *sample.values, sample.interval[1])
+        marks.note(axes, f"{value:.3f} ({home:.2f} → {other:.2f})", end, y, 6, va="center", bbox=marks.CLEAR)
+    marks.rows(axes, names, fontsize=8)
+    axes.set_xlabel("share that stays on its GPU: on the other text ÷ on the text placed by")
+    axes.set_xlim(axes.get_xlim()[0], axes.get_xlim()[1] + 0.35 * (axes.get_xlim()[1] - axes.get_xlim()[0]))
+    fig.legend(**ABOVE)
+    caption = (
+        f"{gpus} GPUs, held-out sequences; text placed by → other text; in brackets the two shares. {BY_SEQUENCES}"
+    )
+    return Drawing(fig, "measured; grey band: paper", caption)

@@ -16,17 +16,17 @@ from repro.report.figures.exflow import ABOVE
 
 STEPS = {  # (system, keys_values, placement): name; each step changes one thing of the one before
     ("deepspeed", "gathered", "contiguous"): "DeepSpeed",
-    ("two_all_to_alls", "gathered", "contiguous"): "no padding",
+    ("two_all_to_alls", "gathered", "contiguous"): "no\npadding",
     ("coherent", "shared", "contiguous"): "one\nall-to-all",
     ("coherent", "shared", "affinity"): "placed",
-    ("coherent", "gathered", "affinity"): "K/V sent",
+    ("coherent", "gathered", "affinity"): "K/V\nsent",
 }
 SYSTEMS = {  # (system, keys_values, placement): name
-    ("deepspeed", "gathered", "contiguous"): "Deep-\nSpeed",
-    ("two_all_to_alls", "gathered", "contiguous"): "two",
-    ("coherent", "shared", "contiguous"): "one,\nids\nonly",
-    ("coherent", "shared", "affinity"): "one,\nids only,\nplaced",
-    ("coherent", "gathered", "affinity"): "one,\nK/V sent,\nplaced",
+    ("deepspeed", "gathered", "contiguous"): "DeepSpeed's layers",
+    ("two_all_to_alls", "gathered", "contiguous"): "two all-to-alls,\nnothing padded",
+    ("coherent", "shared", "contiguous"): "one all-to-all,\nids only",
+    ("coherent", "shared", "affinity"): "one all-to-all,\nids only, placed",
+    ("coherent", "gathered", "affinity"): "one all-to-all,\nK/V sent, placed",
 }
 PARTS = {  # of an iteration: the metrics of moe_decode that belong to it
     "attention": ["seconds_attention"],
@@ -43,6 +43,9 @@ def exflow_training(data: Data, *, text: str = "both") -> Drawing:
     """Affinity and the busiest expert's load over training, of the longest runs on `text`."""
     runs = data.runs("moe_train", text=text)
     runs = runs[runs.iterations == runs.iterations.max()]
+    if runs.iterations.max() < 200:
+        raise NothingToShow(f"The longest run has {runs.iterations.max()} iterations: too few for a curve.")
+    data.only(runs)
     table = series(runs).query("domain == @text and iteration > 0")
     fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.9), width_ratios=[1.4, 1])
     for index, (experts, mine) in enumerate(table.groupby("experts")):
@@ -58,8 +61,14 @@ def exflow_training(data: Data, *, text: str = "both") -> Drawing:
     left.plot([], [], ":", color="black", label="tokens shuffled")
     fig.legend(ncols=5, **ABOVE)
     sizes = ", ".join(f"{size / 1e6:.1f}" for size in runs.groupby("experts").parameters.first())
-    caption = f"{sizes} million parameters. Grey: iterations 0-200 and 200-2,000 of the paper's Fig. 12."
-    return Drawing(fig, "measured", f"{caption} Medians over seeds.")
+    seeds = runs.groupby("experts").seed.nunique().max()
+    caption = f"{sizes} million parameters, {f'medians of up to {seeds} seeds' if seeds > 1 else 'one run each'}. "
+    caption += "Grey: iterations 0-200 and 200-2,000 of the paper's Fig. 12."
+    early, late = (data.of_claim(claim) for claim in ("EX-F12.a", "EX-F12.b"))
+    if early and late:
+        caption += " The claims read a smaller model of 16 experts: the share after 200 iterations is "
+        caption += f"{marks.said(early)} times that after 2,000, and that at the end {marks.said(late)} times."
+    return Drawing(fig, "measured", caption)
 
 
 def exflow_decode(data: Data, *, experts: int = 16, requests: int = 128, cluster_mbit_s: float = 25) -> Drawing:
@@ -70,29 +79,29 @@ def exflow_decode(data: Data, *, experts: int = 16, requests: int = 128, cluster
     shown = [kind for kind in SYSTEMS if kind in systems]
     if not shown:
         raise NothingToShow(f"No record of one of the systems with {experts} experts.")
-    fig, (left, center, right) = plt.subplots(1, 3, figsize=(11, 4.2), width_ratios=[1.5, 1, 1])
+    data.only(*(systems[kind] for kind in shown))
+    fig, (left, center, right) = plt.subplots(1, 3, figsize=(10, 0.55 * len(shown) + 1.6), width_ratios=[1.5, 1, 1])
     bottom = np.zeros(len(shown))
     for index, (name, metrics) in enumerate(PARTS.items()):
         present = runs.columns.intersection(metrics)
         heights = [1e3 * systems[kind][present].median().sum() for kind in shown]
         style = {"color": PALETTE[index], "hatch": HATCHES[index], "edgecolor": "white"}
-        left.bar(range(len(shown)), heights, bottom=bottom, label=name, **style)
+        left.barh(range(len(shown)), heights, left=bottom, label=name, **style)
         bottom += heights
-    for x, kind in enumerate(shown):
-        marks.bar(center, x, systems[kind].tokens_per_s, ",.0f", color=PALETTE[0])
-        marks.bar(right, x, 1e-6 * systems[kind].bytes, ".1f", color=PALETTE[0])
-    for axes, name in ((left, "ms per iteration"), (center, "tokens/s"), (right, "MB sent per iteration, all ranks")):
-        axes.set_xticks(range(len(shown)), [SYSTEMS[kind] for kind in shown], fontsize=7)
-        axes.set_ylabel(name)
-        axes.grid(axis="x", visible=False)
+    for y, kind in enumerate(shown):
+        marks.bar(center, y, systems[kind].tokens_per_s, ",.0f", across=True, color=PALETTE[0])
+        marks.bar(right, y, 1e-6 * systems[kind].bytes, ".1f", across=True, color=PALETTE[0])
+    for axes, name in ((left, "ms per iteration"), (center, "tokens/s"), (right, "MB sent per iteration")):
+        marks.rows(axes, [SYSTEMS[kind] for kind in shown] if axes is left else [""] * len(shown), fontsize=8)
+        axes.set_xlabel(name)
+    for axes in (center, right):
+        axes.margins(x=0.28)
     fig.legend(ncols=5, **ABOVE)
     ranks = (runs.nodes * runs.packages * runs.gcds).iloc[0]
-    caption = f"{experts} experts, {ranks} ranks, network {runs.fabric.iloc[0]}."
-    caption += (
-        " Medians, ranges and values of repeats. Left: iterations in which all ranks meet before each exchange, so "
-    )
-    caption += "its bars are longer than what throughput, of ranks that run freely, tells. "
-    caption += _less_routing(data, same)
+    caption = f"{experts} experts, {ranks} processes on one machine, network {runs.fabric.iloc[0]}. Medians, with "
+    caption += "range and values of the runs. Left: of iterations in which all ranks meet before each exchange, so "
+    caption += "they are longer than those of the throughput, of ranks that run freely. K/V: keys and values. "
+    caption += f"{_less_routing(data, same)}"
     return Drawing(fig, ", ".join(sorted(set(runs.evidence))), caption.strip())
 
 
@@ -101,15 +110,18 @@ def _less_routing(data: Data, same: dict[str, Any]) -> str:
     first, unpadded, *_, placed, sent = [
         dict(zip(("system", "keys_values", "placement"), k, strict=True)) for k in SYSTEMS
     ]
-    asked = {"placed, ids only, against DeepSpeed": (placed, first), "against two": (placed, unpadded)}
-    asked["with K/V sent, against DeepSpeed"] = (sent, first)
+    asked = {"placed, ids only, against DeepSpeed's": (placed, first), "against two all-to-alls": (placed, unpadded)}
+    asked["placed, K/V sent, against DeepSpeed's"] = (sent, first)
     told = []
     for name, (ours, over) in asked.items():
         how = {"over": over, "form": "reduction", "sampled": "occasions"}
         if sample := data.sample("moe_decode", "routing_seconds", {**same, **ours}, **how):
-            told.append(f"{name}: {marks.said(sample)}")
+            longer = " (below 0: they take longer)" if sample.value < 0 else ""
+            told.append(f"{name}: {marks.said(sample)}{longer}")
     faster = data.sample("moe_decode", "tokens_per_s", {**same, **placed}, over=unpadded, sampled="occasions")
-    words = f" Throughput, placed, ids only, ÷ two: {marks.said(faster)}." if faster else ""
+    words = f" Throughput, placed, ids only, ÷ two all-to-alls: {marks.said(faster)}." if faster else ""
+    if volume := marks.of_claims(data, {"EX-T1.a": "ids only", "EX-T1.b": "K/V sent"}):
+        words += f" Bytes of two all-to-alls of 16 experts ÷ one, placed: {volume}."
     return f"Share of the exchanges' time saved: {'; '.join(told)}.{words}" if told else words.strip()
 
 
@@ -137,9 +149,12 @@ def exflow_gain(data: Data, *, metric: str = "iteration_seconds") -> Drawing:
     groups = [(setting, steps) for setting, steps in found if {1, 2, 3} <= steps.keys()]
     if not groups:
         raise NothingToShow("No occasion of moe_decode has DeepSpeed's layers and all three of ours.")
+    drawn = [runs[np.logical_and.reduce([runs[name] == value for name, value in each.items()])] for each, _ in groups]
+    data.only(*drawn)
     columns = min(3, len(groups))
     rows = -(-len(groups) // columns)
-    fig, panels = plt.subplots(rows, columns, figsize=(3.6 * columns + 0.6, 3 * rows), squeeze=False, sharey=True)
+    size = (max(7, 3.2 * columns + 0.6), 3.6 * rows)
+    fig, panels = plt.subplots(rows, columns, figsize=size, squeeze=False, sharey=True)
     for axes, (setting, steps) in zip(panels.flat, groups, strict=False):
         _steps(axes, steps)
         ranks = setting["nodes"] * setting["packages"] * setting["gcds"]
@@ -147,24 +162,22 @@ def exflow_gain(data: Data, *, metric: str = "iteration_seconds") -> Drawing:
         pairs = f"{fewest} to {most} pairs a step" if fewest < most else f"{most} pair{'s' * (most > 1)} a step"
         title = f"{setting['experts']} experts, {ranks} ranks, {setting['cluster_mbit_s']:g} Mbit/s\n{pairs}"
         axes.set_title(title, fontsize=9)
-        axes.set_xticks(range(len(STEPS)), list(STEPS.values()), fontsize=7)
+        there = [0, *steps]
+        axes.set_xticks(there, [list(STEPS.values())[at] for at in there], fontsize=7.5)
     for axes in panels.flat[len(groups) :]:
         axes.set_visible(False)
+    drawn_times = [time for _, steps in groups for sample in steps.values() for time in sample.values]
+    low, high = 0.6 * min(1, *drawn_times), 2 * max(1, *drawn_times)
     for axes in panels[:, 0]:
-        marks.log_axis(axes.yaxis, [0.1, 0.2, 0.5, 1, 2, 5, 10])
-        axes.set_ylabel("times as fast as DeepSpeed")
+        axes.set_ylim(low, high)
+        marks.log_axis(axes.yaxis, marks.round_ticks(low, high))
+        axes.set_ylabel("times as fast")
     what = "An iteration" if metric == "iteration_seconds" else "What an iteration spends in exchanges"
-    caption = (
-        f"{what}: time with DeepSpeed's layers over time with ours. Dots: pairs of runs of one occasion; marks: their "
-    )
-    caption += (
-        "mean on the logarithmic axis, with its 95 % interval where there are two occasions or more; × at a step is "
-    )
-    caption += (
-        "what this change alone gives, and the first three multiply to the whole. Dashed: new keys and values sent "
-    )
-    caption += "to all ranks too, which the paper's accounting leaves out. "
-    caption += f"Network {', '.join(sorted(set(runs.fabric)))}."
+    caption = f"{what}: time with DeepSpeed's layers over time with ours. Dots: pairs of runs of one occasion; "
+    caption += "marks: their mean on the logarithmic axis, with its 95 % interval where there are two occasions or "
+    caption += "more; × at a step: what this change alone gives, and the first three multiply to the whole. Dashed: "
+    caption += "new keys and values (K/V) sent to all ranks too, which the paper's accounting leaves out. Models "
+    caption += f"without such pairs are left out. Network {', '.join(sorted(set(runs.fabric)))}."
     return Drawing(fig, ", ".join(sorted(set(runs.evidence))), caption)
 
 
@@ -177,6 +190,10 @@ def _steps(axes: Axes, steps: Mapping[int, Sample]) -> None:
         axes.plot(there, [values[at] for at in there], line, linewidth=1.5, color=look["color"])
         for before, at in pairwise(there):
             marks.point(axes, at, steps[at], **look)
-            marks.note(axes, f"×{values[at] / values[before]:.2f}", at, values[at], 6, 6)
+            high = max(values[at], *steps[at].values, *(end for end in steps[at].interval if np.isfinite(end)))
+            last = at == 4  # its line comes from the left
+            place = {"dx": 7, "va": "center"} if last else {"dy": 5, "ha": "center", "va": "bottom"}
+            number = f"×{values[at] / values[before]:.2f}"
+            marks.note(axes, number, at, values[at] if last else high, bbox=marks.CLEAR, **place)
     axes.axhline(1, color="black", linewidth=0.8)
-    axes.margins(x=0.12, y=0.15)
+    axes.set_xlim(-0.5, max(steps) + (1 if 4 in steps else 0.5))

@@ -21,6 +21,14 @@ _PANELS = [  # figure of the paper, quantity, title, unit of the axis, its scale
     ("reordering", "gain", "memory shuffle, v2 and v1", "gain of reordering", "linear"),
 ]
 _AXES = {"fig8": "mean interval (ms)", "reordering": "longest answer (tokens)"}
+_SHORT = {"fig4a": "4(a)", "fig7": "v1, 7", "progress": "progress"}  # names of figures
+C = "c: what each further request adds to an iteration, as a share of an iteration over one."
+_WORST = {"FL-F4a.a": "Fig. 4(a)", "FL-PROG.a": "progress", "FL-F7": "v1 Fig. 7"}  # claims: of which figure
+_REST = {
+    "FL-F8.a": "χ² of v1 Fig. 8's iterations",
+    "FL-F8.b": "smallest step of its speedups",
+    "FL-MS.b": "largest gain of reordering",
+}
 _ERRORS = {  # figure, metric: name of the line
     ("fig4a", "rms_relative_error"): "v2 Fig. 4(a), seconds",
     ("fig4c", "rms_relative_error"): "v2 Fig. 4(c), at 8 and 16",
@@ -38,20 +46,37 @@ def flover_model(data: Data) -> Drawing:
     runs = runs[runs.figure.notna() & runs.batch_cost.isna()]
     if runs.empty:
         raise NothingToShow("No record of a figure of the paper at the c of Fig. 4(c).")
+    data.only(runs)
     table = base.series(runs)
-    fig, panels = plt.subplots(2, 4, figsize=(11, 7))
-    for axes, (figure, quantity, title, label, scale) in zip(panels.flat, _PANELS, strict=True):
-        _panel(axes, table[(table.figure == figure) & (table.quantity == quantity)])
-        axes.set(ylabel=label, yscale=scale)
+    shown = [each for each in _PANELS if len(_rows(table, *each[:2]))]
+    columns = min(3, len(shown))
+    lines = -(-len(shown) // columns)
+    fig, panels = plt.subplots(lines, columns, figsize=(3.2 * columns + 0.4, 3.1 * lines), squeeze=False)
+    for axes, (figure, quantity, title, label, scale) in zip(panels.flat, shown, strict=False):
+        _panel(axes, _rows(table, figure, quantity), scale)
+        axes.set(ylabel=label, xlabel=_AXES.get(figure, "requests"))
         _legend(axes, title)
-        axes.set_xlabel(_AXES.get(figure, "requests"))
-    caption = "Lines and hollow marks: predicted with T1 of Fig. 4(a) (v1: Fig. 7) and c of Fig. 4(c) at 32 requests, "
-    caption += f"{runs.costs.iloc[0]}. Band: a standard deviation of a draw of arrivals or lengths. "
-    caption += "Speedup: over instances at the pace of Fig. 7."
+    for axes in panels.flat[len(shown) :]:
+        axes.remove()
+    found = (each.rsplit(" ", 1) for each in runs.costs.iloc[0].split(", "))
+    costs = ", ".join(f"{paper.MODELS[model].name} {float(value):.4f}" for model, value in found)
+    caption = "Lines with hollow marks: predicted with T1, the time of a request alone, of Fig. 4(a) (v1: Fig. 7), "
+    caption += f"and the c of Fig. 4(c) at 32 requests: {costs}. {C} Crosses: printed. Bands: a standard deviation "
+    caption += "of a draw of arrivals or lengths. Overlap: the share of all requests that an average iteration "
+    caption += "holds. Speedup: over instances at the pace of Fig. 7. Memory shuffle: answers of random lengths, "
+    caption += "with reordering and without."
+    if told := marks.of_claims(data, _WORST):
+        caption += f" Worst errors in %: {told}."
+    if told := marks.of_claims(data, _REST):
+        caption += f" {told}."
     return Drawing(fig, "modelled; crosses: paper", caption)
 
 
-def _panel(axes: Axes, rows: pd.DataFrame) -> None:
+def _rows(table: pd.DataFrame, figure: str, quantity: str) -> pd.DataFrame:
+    return table[(table.figure == figure) & (table.quantity == quantity)]
+
+
+def _panel(axes: Axes, rows: pd.DataFrame, scale: str) -> None:
     for number, (curve, points) in enumerate(rows.groupby("curve", sort=False)):
         color = PALETTE[number % 6]
         look = {"color": color, "marker": MARKERS[number % 6], "mfc": "none", "markersize": 4}
@@ -59,11 +84,20 @@ def _panel(axes: Axes, rows: pd.DataFrame) -> None:
         band = points.predicted - points.sd, points.predicted + points.sd
         axes.fill_between(points.x, *band, color=color, alpha=0.2, linewidth=0)
         axes.plot(points.x, points.printed, "x", color=color if rows.curve.nunique() > 1 else "black", markersize=5)
-    if rows.empty:
-        axes.text(0.5, 0.5, "No record.", transform=axes.transAxes, ha="center")
-        return
+    if scale == "log":
+        ends = 0.8 * rows[["predicted", "printed"]].min().min(), 1.25 * rows[["predicted", "printed"]].max().max()
+        marks.log_axis(axes.yaxis, marks.round_ticks(*ends))
     places = sorted(rows.x.unique())
-    marks.log_axis(axes.xaxis, places if len(places) < 9 else [20, 100, 500, 2000], fontsize=7)
+    marks.log_axis(axes.xaxis, _apart(places) if len(places) < 9 else [20, 100, 500, 2000])
+
+
+def _apart(places: list[float]) -> list[float]:
+    """Those of ascending places that can be labelled side by side on a logarithmic axis."""
+    kept: list[float] = []
+    for place in places:
+        if not kept or place / kept[-1] > 1.4:
+            kept.append(place)
+    return kept
 
 
 def _legend(axes: Axes, title: str) -> None:
@@ -73,9 +107,8 @@ def _legend(axes: Axes, title: str) -> None:
         axes.set_title(title, fontsize=9)
     else:
         place = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 2}
-        axes.legend(
-            handles, names, title=title, title_fontsize=9, fontsize=6.5, frameon=False, columnspacing=1, **place
-        )
+        small = {"title_fontsize": 9, "fontsize": 7.5, "frameon": False, "columnspacing": 1, "handlelength": 1.8}
+        axes.legend(handles, names, title=title, **small, **place)
 
 
 def flover_batch_cost(data: Data) -> Drawing:
@@ -84,24 +117,25 @@ def flover_batch_cost(data: Data) -> Drawing:
     runs = runs[runs.figure.notna() & runs.batch_cost.notna()].sort_values("batch_cost")
     if runs.empty:
         raise NothingToShow("No record of a figure of the paper at a c of one's own.")
-    fig, (totals, errors, right) = plt.subplots(1, 3, figsize=(10, 4.6))
+    data.only(runs)
+    fig, (totals, errors, right) = plt.subplots(1, 3, figsize=(10, 5))
     _ratios(totals, base.series(runs))
     for number, ((figure, metric), name) in enumerate(_ERRORS.items()):
         rows = runs[runs.figure == figure]
         look = {"color": PALETTE[number % 6], "linestyle": LINE_STYLES[number % 6], "marker": MARKERS[number % 6]}
         errors.plot(rows.batch_cost, 100 * rows[metric], label=name, markersize=4, **look)
-    errors.set(ylabel="rms error (%)", ylim=0)
+    errors.set(ylabel="root mean square error (%)", ylim=0)
     _legend(errors, "error of each figure")
     _chi_square(right, runs[runs.figure == "fig8"])
     found = [cost.batch_cost(model) for model in paper.MODELS]
     for axes in (totals, errors, right):
         axes.axvspan(min(found), max(found), color="grey", alpha=0.15, linewidth=0)
         axes.set_xlabel("c: a further request's cost", fontsize=9)
-    caption = "Upright band: c of the four models, as Fig. 4(c) gives it. Left: the last number of each curve; where a "
-    caption += (
-        "line crosses 1, its c is the one that this number asks for. Right: the level band is where 90 % of such "
-    )
-    caption += "sums lie if the model is right."
+    caption = f"{C} Upright band: c of the four models, as Fig. 4(c) gives it. Left: the last number of each curve "
+    caption += "of a figure (v2, but for v1, 7); where a line crosses 1, its c is the one that this number asks "
+    caption += "for. Right: χ², the sum of squared distances of 14 printed iteration counts in standard deviations, "
+    caption += "if a printed one is of one draw of arrivals or the mean of five; the level band is where 90 % of "
+    caption += "such sums lie if the model is right."
     return Drawing(fig, "modelled, compared with the paper", caption)
 
 
@@ -112,7 +146,9 @@ def _ratios(axes: Axes, table: pd.DataFrame) -> None:
     for number, ((figure, curve), rows) in enumerate(last.groupby(["figure", "curve"], sort=False)):
         rows = rows.sort_values("batch_cost")
         line = {"color": PALETTE[number % 6], "linestyle": LINE_STYLES[number // 6], "marker": MARKERS[number % 6]}
-        axes.plot(rows.batch_cost, rows.predicted / rows.printed, label=f"{figure}: {curve}", markersize=4, **line)
+        axes.plot(
+            rows.batch_cost, rows.predicted / rows.printed, label=f"{_SHORT[figure]}: {curve}", markersize=4, **line
+        )
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set(ylabel="seconds, predicted ÷ printed")
     _legend(axes, "last number of each curve")
@@ -126,5 +162,5 @@ def _chi_square(axes: Axes, rows: pd.DataFrame) -> None:
         points = rows.points.iloc[0]
         axes.axhspan(*chi2.ppf([0.05, 0.95], points), color="grey", alpha=0.3, linewidth=0)
         axes.set_yscale("log")
-        _legend(axes, f"v1 Fig. 8, {points:g} iteration counts:\na printed point is ...")
+        _legend(axes, f"v1 Fig. 8, {points:g} iteration counts:\na printed one is of")
     axes.set_ylabel("χ²")

@@ -1,7 +1,7 @@
 """Marks of repeated measurements: every value, their median and range, as a point, a line or a bar, and the number."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -10,7 +10,9 @@ from matplotlib.axis import Axis
 from matplotlib.ticker import NullLocator
 
 from repro.claims.sample import Sample
-from repro.report.figures.base import MARKERS, PALETTE
+from repro.report.figures.base import MARKERS, PALETTE, Data
+
+CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.8}  # behind a number: no gridline through it
 
 
 def middle(values: Iterable[float]) -> tuple[float, list[list[float]]]:
@@ -29,8 +31,15 @@ def _read(values: Iterable[float] | Sample) -> tuple[list[float], float, list[li
     if not isinstance(values, Sample):
         found = list(values)
         return found, *middle(found)
-    ends = [abs(end - values.value) if math.isfinite(end) else math.nan for end in values.interval]
-    return values.values, values.value, [[end] for end in ends]
+    if not all(map(math.isfinite, values.interval)):  # one end alone would be a stray tick
+        return values.values, values.value, [[math.nan], [math.nan]]
+    return values.values, values.value, [[abs(end - values.value)] for end in values.interval]
+
+
+def of_claims(data: Data, named: Mapping[str, str], number: str = ".3g") -> str:
+    """`name 1.23, other name 4.5`: what claims read from the records, by id → name, as far as they hold it."""
+    samples = {name: data.of_claim(claim) for claim, name in named.items()}
+    return ", ".join(f"{name} {sample.value:{number}}" for name, sample in samples.items() if sample)
 
 
 def said(sample: Sample) -> str:
@@ -54,7 +63,7 @@ def look(index: int) -> dict[str, str]:
 
 def note(axes: Axes, text: str, x: float, y: float, dx: float = 0, dy: float = 0, **style: Any) -> None:
     """Small text, `dx` and `dy` points away from the data point (x, y)."""
-    axes.annotate(text, (x, y), xytext=(dx, dy), textcoords="offset points", **{"fontsize": 7, **style})
+    axes.annotate(text, (x, y), xytext=(dx, dy), textcoords="offset points", **{"fontsize": 8, **style})
 
 
 def point(axes: Axes, at: float, values: Iterable[float] | Sample, *, across: bool = False, **style: Any) -> float:
@@ -75,10 +84,17 @@ def points(axes: Axes, groups: Iterable[tuple[Any, Any]], line: str = "-", label
 
 
 def bar(
-    axes: Axes, at: float, values: Iterable[float] | Sample, number: str, *, across: bool = False, **style: Any
+    axes: Axes,
+    at: float,
+    values: Iterable[float] | Sample,
+    number: str,
+    *,
+    across: bool = False,
+    after: str = "",
+    **style: Any,
 ) -> None:
     """Median of repeats as a bar with their range, all values, and the median as text, in the format `number`; or a claim's
-    number with its interval.
+    number with its interval. `after`: words behind the number.
     `across`: horizontal, at y = `at`; else vertical, at x = `at`."""
     found, value, error = _read(values)
     if len(found) > 1:
@@ -86,10 +102,10 @@ def bar(
     end = max(value, value + error[1][0], *found)  # the second is nan where there is no bar
     if across:
         axes.barh(at, value, xerr=error, capsize=3, **style)
-        note(axes, f"{value:{number}}", end, at, 5, va="center", fontsize=8)
+        note(axes, f"{value:{number}}{after}", end, at, 5, va="center", fontsize=8, bbox=CLEAR)
     else:
         axes.bar(at, value, yerr=error, capsize=3, **style)
-        note(axes, f"{value:{number}}", at, end, ha="center", va="bottom")
+        note(axes, f"{value:{number}}{after}", at, end, dy=3, ha="center", va="bottom", fontsize=8, bbox=CLEAR)
 
 
 def rows(axes: Axes, names: Sequence[str], **text: Any) -> None:
@@ -107,6 +123,6 @@ def log_axis(axis: Axis, ticks: Sequence[float], **text: Any) -> None:
 
 
 def round_ticks(low: float, high: float) -> list[float]:
-    """0.01, 0.02, 0.05, 0.1, … 500, as far as they are from `low` to `high`."""
-    numbers = (digit * 10.0**exponent for exponent in range(-2, 3) for digit in (1, 2, 5))
+    """0.01, 0.02, 0.05, 0.1, … 50000, as far as they are from `low` to `high`."""
+    numbers = (digit * 10.0**exponent for exponent in range(-2, 5) for digit in (1, 2, 5))
     return [number for number in numbers if low <= number <= high]

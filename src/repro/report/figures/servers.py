@@ -57,6 +57,7 @@ def flover_servers(data: Data, *, workload: str = "fixed") -> Drawing:
     table = of_one_setting(data.runs("flover_peers", workload=workload))
     groups = table.sort_values("interval_t1").groupby(["engine", "arrivals"], sort=False)
     order = sorted(groups.groups, key=lambda key: list(NAMES).index(key[0]))
+    data.only(table)
     paper_times, paper_memory = published()
     names = [f"{NAMES[engine]}, {arrivals}" for engine, arrivals in order]
     theirs = [f"{PAPER}, {words}" for words in paper_times[workload]]
@@ -76,10 +77,15 @@ def flover_servers(data: Data, *, workload: str = "fixed") -> Drawing:
         axes.axvline(1, color="grey", linewidth=1)
         axes.set(xlabel=label, xscale="log")
     for axis in (left.xaxis, right.xaxis):
-        marks.log_axis(axis, marks.round_ticks(*axis.axes.get_xlim()))
+        low, high = axis.axes.get_xlim()
+        narrow = [tick for tick in (0.8, 0.9, 1, 1.2, 1.5, 2, 3) if low <= tick <= high]
+        marks.log_axis(axis, narrow if high < 4 * low else marks.round_ticks(low, high))
     run = table.iloc[0]
-    caption = f"{run.weights}; {run.requests} requests, {run.threads} threads. A mark per run, a bar at their geometric mean; "
-    caption += "ours: mean of a pass before and one after. Another server and machine than the paper's."
+    caption = f"{run.weights}; {run.requests} requests, {run.threads} threads. A mark per run, a bar at their "
+    caption += "geometric mean; ours: mean of a pass before and one after. Another server and machine than the "
+    caption += "paper's."
+    if table.arrivals.str.contains("T1").any():
+        caption += " T1: the time of a request alone."
     return Drawing(fig, "measured; hollow diamonds: paper", caption)
 
 

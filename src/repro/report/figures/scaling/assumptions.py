@@ -6,8 +6,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from repro.report.figures.base import PALETTE, Data, Drawing, series
-from repro.report.figures.marks import log_axis
-from repro.report.figures.scaling.marks import PLANS, batches, style
+from repro.report.figures.marks import log_axis, of_claims
+from repro.report.figures.scaling.marks import PLANS, batches, in_words, style
 from repro.scaling.ladder import CHOICES, ENGINE_PRIORS, MACHINE_PRIORS, TARGETS
 
 _TITLES = {
@@ -20,8 +20,9 @@ _TITLES = {
 
 def _most_draws(data: Data, experiment: str) -> pd.DataFrame:
     """The series of the run with the most draws."""
-    found = data.runs(experiment)
-    return series(found.nlargest(1, "draws"))
+    found = data.runs(experiment).nlargest(1, "draws")
+    data.only(found)
+    return series(found)
 
 
 def scaling_overlap(data: Data) -> Drawing:
@@ -42,15 +43,20 @@ def scaling_overlap(data: Data) -> Drawing:
     left.plot(ends, ends, color="black", linewidth=1)
     left.fill_between(ends, ends / 1.1, ends * 1.1, color="grey", alpha=0.2)
     left.set(xlabel="published, ZeRO++ ÷ ZeRO-3", ylabel="predicted", xlim=(1.2, 2.4), ylim=ends)
-    left.legend(fontsize=7)
+    left.legend(fontsize=8, loc="upper left")
     run = table.iloc[0]
     for name, label, look in (("rms", "all else likely", "-"), ("rms_profile", "all else at its best", "--")):
         right.plot(profile.overlap, 100 * profile[name], look, color=PALETTE[0], label=label)
     right.axvspan(run.overlap_low, run.overlap_high, color=PALETTE[0], alpha=0.15, label="95 % interval")
     right.axvline(0.7, color="black", linestyle=":", label="assumed before: 0.7")
-    right.set(xlabel="share of the compute that hides messages", ylabel="rms log error (%)", ylim=(0, None))
-    right.legend(fontsize=7)
-    caption = "Bands: machine (5 to 95 %) and the model's own error. Grey: 10 %. Crosses: leave-one-out."
+    right.set(xlabel="share of the compute that hides messages", ylabel="root mean square error (%)", ylim=(0, None))
+    right.legend(fontsize=8, loc="upper left")
+    caption = "Left: bars of what is uncertain of the machine (5 to 95 %) and of the model itself; filled: fitted, "
+    caption += "hollow: not; crosses: fitted without this number. Line: as predicted; grey: within 10 %. Right: how "
+    caption += "far off the fitted numbers are, over the overlap that is assumed."
+    named = {"ZP-2.a": "of the fitted numbers", "ZP-2.b": "of each left out"}
+    if told := of_claims(data, named):
+        caption += f" Root mean square of the logarithmic errors: {told}."
     return Drawing(figure, "modelled against published measurements", caption)
 
 
@@ -58,7 +64,7 @@ def scaling_assumptions(data: Data) -> Drawing:
     """The paper's four numbers over scenarios, and which assumptions the draws share that give all four."""
     table = _most_draws(data, "scaling_ladder")
     rungs = table[table.kind.isin(["cumulative", "single"])].sort_values("kind", kind="stable").reset_index(drop=True)
-    figure = plt.figure(figsize=(11, 9.5))
+    figure = plt.figure(figsize=(10, 10))
     upper, lower = figure.subfigures(2, 1, height_ratios=[1.25, 1])
     panels = upper.subplots(1, len(TARGETS), sharey=True)
     for panel, (name, target) in zip(panels, TARGETS.items(), strict=True):
@@ -72,17 +78,21 @@ def scaling_assumptions(data: Data) -> Drawing:
         "+ " + text if also and i else text for i, (text, also) in enumerate(zip(rungs.change, together, strict=True))
     ]
     panels[0].set_yticks(range(len(rungs)), names, fontsize=8)
+    panels[-1].set_xticks([0.9, 0.95, 1], ["0.9", "0.95", "1"], fontsize=8)
     panels[0].invert_yaxis()
     left, right = lower.subplots(1, 2, width_ratios=[1, 1.2])
     _choices(left, table[table.kind == "set"])
     _spans(right, table[table.kind == "draw"])
     run = table.iloc[0]
     caption = (
-        f"Above: changes one after the other, then each alone; filled: within the claim's tolerance (grey). Below: of "
+        "Above: changes one after the other (circles), then each alone (squares); filled: within the claim's "
+        "tolerance (grey), hollow: not. Below: of "
         f"{table.draws.iloc[0]:g} draws from wide priors {100 * run.share_all:.1f} % give all four numbers at once. "
-        f"{batches(1)}: {100 * run.share_all_1:.1f} %, 4: {100 * run.share_all_4:.1f} %, 16: {100 * run.share_all_16:.1f} %."
+        f"{batches(1)}: {100 * run.share_all_1:.1f} %, 4: {100 * run.share_all_4:.1f} %, 16: "
+        f"{100 * run.share_all_16:.1f} %. Right: "
+        "5, 50 and 95 % of these draws, and of all."
     )
-    return Drawing(figure, "modelled, paper (dotted)", caption)
+    return Drawing(figure, "modelled; dotted: paper", caption)
 
 
 def _numbers(panel: Axes, rungs: pd.DataFrame, name: str) -> None:
@@ -100,7 +110,9 @@ def _choices(panel: Axes, sets: pd.DataFrame) -> None:
     """Share of the draws with each choice that give all four numbers."""
     sets = sets.set_index("choice").loc[list(CHOICES)].reset_index()
     panel.barh(range(len(sets)), 100 * sets.share, color=PALETTE[0])
-    panel.set_yticks(range(len(sets)), sets.choice.str.replace("_", " ") + ": " + sets.value.astype(str), fontsize=8)
+    names = [in_words(row.choice, str(row.value)) for row in sets.itertuples()]
+    panel.set_yticks(range(len(sets)), names, fontsize=7.5)
+    panel.grid(axis="y", visible=False)
     panel.invert_yaxis()
     panel.set(xlabel="draws that give all four (%)")
 
@@ -119,8 +131,18 @@ def _spans(panel: Axes, draws: pd.DataFrame) -> None:
                 ends, middle, top = np.quantile((values - low) / (high - low), [0.05, 0.5, 0.95])
                 look = style(number) | {"label": label if not row else None, "capsize": 2}
                 panel.errorbar(middle, row + 0.3 * number - 0.15, xerr=[[middle - ends], [top - middle]], **look)
-    ticks = [f"{name.replace('_', ' ')}\n{(ENGINE_PRIORS | MACHINE_PRIORS)[name]}" for name in wide]
-    panel.set_yticks(range(len(wide)), ticks, fontsize=7)
+    ticks = [f"{in_words(name)}\n{_prior(name)}" for name in wide]
+    panel.set_yticks(range(len(wide)), ticks, fontsize=7.5)
+    panel.grid(axis="y", visible=False)
     panel.set(xlabel="place in the prior (0: low end, 1: high end)", xlim=(0, 1))
     panel.invert_yaxis()
-    panel.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
+    panel.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, frameon=False)
+
+
+def _prior(name: str) -> str:
+    """A prior in words; latencies in microseconds."""
+    prior = (ENGINE_PRIORS | MACHINE_PRIORS)[name]
+    if not name.endswith("latency_s"):
+        return str(prior)
+    low, high = (1e6 * end for end in prior.ends)
+    return f"{low:g} to {high:g} µs, {str(prior).rsplit(', ', 1)[1]}"

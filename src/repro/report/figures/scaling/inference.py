@@ -5,11 +5,10 @@ from collections.abc import Mapping
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import NullLocator
 
 from repro.claims import registry
-from repro.report.figures.base import MARKERS, PALETTE, Data, Drawing, paper, series
-from repro.report.figures.marks import log_axis
+from repro.report.figures.base import MARKERS, PALETTE, Data, Drawing, NothingToShow, paper, series
+from repro.report.figures.marks import log_axis, of_claims
 from repro.report.figures.scaling.marks import band, style, whiskers
 
 _ROWS = {  # axis: metric: name
@@ -34,13 +33,20 @@ _PAPERS = {
     "throughput ÷ DeepSpeed's": {(16, 8): "EX-E2E.h", (32, 16): "EX-E2E.i", (8, 8): "EX-E2E.d"},
     "share": {(16, 8): "EX-E2E.g", (8, 4): "EX-E2E.p"},
 }
-_PAPERS_MODELS = {
+PAPERS_MODELS = {
     "gpt-j-6b": "GPT-J 6B",
     "llama-13b": "LLaMA-13B",
     "llama-33b": "LLaMA-33B",
     "llama-65b": "LLaMA-65B",
     "llama-65b-released": "LLaMA-65B",
 }
+_SPEEDUPS = {
+    "FL-F4a.l": "GPT-J 6B",
+    "FL-F4a.m": "LLaMA-13B",
+    "FL-F4a.n": "LLaMA-33B",
+    "FL-F4a.o": "LLaMA-65B of the authors' file",
+}
+AUTHORS_FILE = ", authors' file"  # behind the name of a model with the shape that their configuration file has
 
 
 def scaling_experts(data: Data) -> Drawing:
@@ -50,23 +56,32 @@ def scaling_experts(data: Data) -> Drawing:
     sizes = ["tokens_per_gpu", "experts", "gpus"]
     found = found.sort_values("draws").drop_duplicates(sizes, keep="last").sort_values(sizes)
     batches, numbers = sorted(found.tokens_per_gpu.unique()), {claim.id: claim.paper_value for claim in registry.load()}
-    shape = {"figsize": (4.4 * len(batches) + 3, 7.5), "squeeze": False, "sharey": "row", "sharex": "col"}
+    if len(found.drop_duplicates(["experts", "gpus"])) < 2:
+        raise NothingToShow("One number of experts and GPUs only.")
+    data.only(found)
+    shape = {"figsize": (max(7, 4.8 * len(batches) + 0.4), 8.4), "squeeze": False, "sharey": "row", "sharex": "col"}
     figure, axes = plt.subplots(len(_ROWS), len(batches), **shape)
+    figure.get_layout_engine().set(h_pad=0.14)  # for the legends above the panels
     for column, tokens in enumerate(batches):
         rows = found[found.tokens_per_gpu == tokens].reset_index(drop=True)
         for panel, (axis, modes) in zip(axes[:, column], _ROWS.items(), strict=True):
             published = {size: numbers[claim] for size, claim in _PAPERS.get(axis, {}).items()}
             _modes(panel, rows, modes, published)
-        axes[0, column].set_title(f"{tokens} tokens per GPU")
+        axes[0, column].set_title(f"{tokens} tokens per GPU", pad=24, fontsize=10)
         axes[-1, column].set_xticks(rows.index, [f"{row.experts}\n{row.gpus}" for row in rows.itertuples()], fontsize=8)
-        axes[-1, column].set_xlabel("experts\nGPUs")
+        axes[-1, column].set_xlabel("experts, and below them GPUs")
     for panel, axis in zip(axes[:, 0], _ROWS, strict=True):
-        panel.set_ylabel(axis)
-    for panel in axes[:, -1]:
-        panel.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+        panel.set_ylabel(axis, fontsize=9)
+        above = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 4, "frameon": False, "columnspacing": 1}
+        panel.legend(fontsize=8, handletextpad=0.3, borderaxespad=0.1, **above).set_in_layout(
+            False
+        )  # over both columns
+        panel.margins(y=0.08)
     load = f"{found.max_load_affinity.min():.1f} to {found.max_load_affinity.max():.1f}"
-    caption = f"Bands of 5 to 95 %. The busiest GPU of a layer has {load} times its share of tokens."
-    return Drawing(figure, "modelled, with hops measured on traces; paper (squares), against DeepSpeed-MoE", caption)
+    caption = "Marks: medians; bars: 5 to 95 % of what is uncertain. Hollow squares: the paper's numbers, against "
+    caption += f"DeepSpeed-MoE, where it names experts and GPUs. The busiest GPU of a layer has {load} times its "
+    caption += "share of tokens, counted on our traces."
+    return Drawing(figure, "modelled, with hops measured on traces; hollow squares: paper", caption)
 
 
 def _modes(
@@ -89,21 +104,35 @@ def scaling_requests(data: Data) -> Drawing:
     """Time until the last request is done over the number of requests, fused and with instances, beside Fig. 4(a)."""
     found, published = data.runs("scaling_serving"), paper("FL-F4a")
     found = found.sort_values(["model", "requests"]).drop_duplicates("model", keep="last")  # the most requests
-    figure, axes = plt.subplots(1, len(found), figsize=(2.1 * len(found) + 0.6, 3.4), squeeze=False, sharey=True)
-    for panel, (place, run) in zip(axes[0], found.iterrows(), strict=True):
+    data.only(found)
+    columns = min(3, len(found))
+    lines = -(-len(found) // columns)
+    shape = {"figsize": (max(5, 3 * columns + 0.5), 3 * lines + 0.4), "squeeze": False, "sharey": True}
+    figure, axes = plt.subplots(lines, columns, **shape)
+    for panel in axes.flat[len(found) :]:
+        panel.remove()
+    for panel, (place, run) in zip(axes.flat, found.iterrows(), strict=False):
         rows = series(found.loc[[place]])
         for policy, number in (("instances", 1), ("fused", 0)):
             name, label = f"seconds_{policy}", f"{policy}, predicted"
             band(panel, rows, "requests", name, PALETTE[number], marker=MARKERS[number], label=label)
         for policy, marker in (("Flover", "s"), ("FasterTransformer", "D")):
-            label = f"{_PAPERS_MODELS[run.model]}, {policy}"
+            label = f"{PAPERS_MODELS[run.model]}, {policy}"
             points = [number for number in published if number.label.startswith(label) and number.x is not None]
             look = {"color": "black", "mfc": "none", "markersize": 5, "label": f"{policy}, paper"}
             panel.plot([point.x for point in points], [point.value for point in points], marker, **look)
-        panel.set(title=run.model, yscale="log", xlabel="requests")
-        log_axis(panel.xaxis, rows.requests)
-        panel.yaxis.set_minor_locator(NullLocator())
-    axes[0][0].set_ylabel("until the last is done (s)")
+        released = run.model.endswith("released")
+        panel.set_title(f"{PAPERS_MODELS[run.model]}{AUTHORS_FILE * released}", fontsize=10)
+        panel.set_xlabel("requests")
+        log_axis(panel.xaxis, sorted({*rows.requests, *(number.x for number in published if number.x)}))
+        log_axis(panel.yaxis, [5, 10, 20, 50, 100, 200, 500])
+    for panel in axes[:, 0]:
+        panel.set_ylabel("until the last is done (s)")
     handles = axes[0][0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside upper center", ncols=4, fontsize=8)
-    return Drawing(figure, "modelled (bands), paper (hollow)")
+    figure.legend(*handles, loc="outside upper center", ncols=4, fontsize=8, frameon=False)
+    caption = "One request every 500 ms, 512 tokens each. Lines: medians; bands: 5 to 95 % of what is uncertain of "
+    caption += "the machine. Hollow: the paper's Fig. 4(a). Authors' file: with the shape in their configuration "
+    caption += "file, whose MLP is narrower than LLaMA-65B's."
+    if told := of_claims(data, _SPEEDUPS):
+        caption += f" At 32 requests, instances ÷ fused: {told}."
+    return Drawing(figure, "modelled; hollow: paper", caption)

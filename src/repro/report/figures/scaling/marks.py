@@ -12,6 +12,46 @@ from repro.report.figures.zero import runs as zero
 
 PLANS = {plan: zero.PLANS[plan].removeprefix("ZeRO-3 with ") for plan in NAMED}  # name in the records: in a figure
 FRONTIER = {"frontier": "Frontier", "frontier-rccl": "Frontier, one slow ring"}  # the machine and its scenario
+MACHINES = FRONTIER | {
+    "dgx-h100": "DGX H100",
+    "gb200-nvl72": "GB200 NVL72",
+    "tpu-like-torus": "TPU-like torus",
+    "wilkes3": "A100 nodes",
+    "dgx-2": "DGX-2",
+}
+WORDS = {  # parameters of the step model, and choices about the paper's run
+    "gemm": "share of peak compute",
+    "hbm": "memory bandwidth",
+    "launch s": "start of a kernel",
+    "secondary": "when hpZ's copy is filled",
+    "messages": "messages a layer",
+    "all to all": "rate of all-to-alls",
+    "node achieved": "rate in the node",
+    "cluster achieved": "rate between nodes",
+    "cluster latency s": "latency between nodes",
+    "package achieved": "rate in the pair",
+    "overlap": "overlap with compute",
+    "end overlap": "overlap at the step's end",
+    "quantize slowdown": "slower quantising",
+    "hardware": "network library",
+    "tokens": "tokens a micro-batch",
+    "accumulation": "micro-batches a step",
+    "scales apart": "scales sent apart",
+}
+_VALUES = {  # of choices
+    "frontier": "four rings",
+    "frontier-rccl": "one slow ring",
+    "micro_batch": "every micro-batch",
+    "step": "every step",
+    "0.0": "no",
+    "1.0": "yes",
+}
+
+
+def in_words(parameter: str, value: str = "") -> str:
+    """`gemm` → `share of peak compute`; with a value of a choice, which follows a colon."""
+    name = parameter.replace("_", " ")
+    return f"{WORDS.get(name, name)}{f': {_VALUES.get(value, value)}' if value else ''}"
 
 
 def style(index: int) -> dict[str, Any]:
@@ -24,9 +64,11 @@ def batches(count: int) -> str:
 
 
 def errors(log_errors: pd.Series) -> str:
-    """`n = 40: median 12 %, 90 % within 35 %`, of log(predicted / measured)."""
+    """`40 predicted: half are off by ≤ 12 %, nine in ten by ≤ 35 %`, of log(predicted / measured)."""
+    if len(log_errors) < 2:
+        return f"{len(log_errors)} predicted" + "".join(f": off by {100 * np.expm1(abs(e)):.0f} %" for e in log_errors)
     middle, most = (100 * np.expm1(np.quantile(np.abs(log_errors), q)) for q in (0.5, 0.9))
-    return f"n = {len(log_errors)}: median {middle:.0f} %, 90 % within {most:.0f} %"
+    return f"{len(log_errors)} predicted: half are off by ≤ {middle:.0f} %,\nnine in ten by ≤ {most:.0f} %"
 
 
 def whiskers(rows: pd.DataFrame, name: str) -> np.ndarray:

@@ -9,7 +9,7 @@ from repro.experiments.common.names import NamedPlan
 from repro.experiments.scaling_train import RATIOS
 from repro.report.figures.base import PALETTE, Data, Drawing, paper, series
 from repro.report.figures.marks import log_axis
-from repro.report.figures.scaling.marks import FRONTIER, PLANS, band, batches, style, whiskers
+from repro.report.figures.scaling.marks import FRONTIER, PLANS, band, batches, in_words, style, whiskers
 
 
 def _runs(data: Data, **fields: object) -> pd.DataFrame:
@@ -17,23 +17,13 @@ def _runs(data: Data, **fields: object) -> pd.DataFrame:
     found = data.runs("scaling_train", hardware=list(FRONTIER), **fields)
     alike = ["hardware", "model", "accumulation"]  # of these the run of the most ranks, and with the most draws
     largest = found.sort_values(["ranks", "draws"]).drop_duplicates(alike, keep="last")
+    data.only(largest)
     return largest.sort_values(alike)
 
 
-_WORDS = {  # parameters of the step model, in words
-    "gemm": "share of peak compute",
-    "hbm": "memory bandwidth",
-    "secondary": "when hpZ's copy is filled",
-    "messages": "messages a layer",
-    "launch s": "start of a kernel",
-    "all to all": "rate of all-to-alls",
-    "node achieved": "rate in the node",
-    "cluster achieved": "rate between nodes",
-    "package achieved": "rate in the pair",
-    "overlap": "overlap with compute",
-    "end overlap": "overlap at the step's end",
-    "quantize slowdown": "slower quantising",
-}
+def _model(name: str) -> str:
+    """`gpt-20b` → `a GPT of 20 billion parameters`."""
+    return f"a GPT of {name.removeprefix('gpt-').removesuffix('b')} billion parameters"
 
 
 def _title(run: pd.Series) -> str:
@@ -45,7 +35,8 @@ def scaling_gcds(
 ) -> Drawing:
     """TFLOPS per GCD and efficiency against the fewest nodes that hold a plan, over the number of GCDs."""
     found = _runs(data, model=model)
-    figure, axes = plt.subplots(2, len(found), figsize=(2.9 * len(found) + 0.8, 5.6), squeeze=False, sharey="row")
+    shape = {"figsize": (max(5, 2.3 * len(found) + 0.8), 5.6), "squeeze": False, "sharey": "row"}
+    figure, axes = plt.subplots(2, len(found), **shape)
     target = paper("ZT-2")[0].value
     for (top, bottom), (number, run) in zip(axes.T, found.iterrows(), strict=True):
         rows = series(found.loc[[number]])
@@ -58,13 +49,15 @@ def scaling_gcds(
         bottom.set_xlabel("GCDs")
         bottom.axhline(target, color="black", linestyle=":", linewidth=1, label=f"paper: {target}")
         for panel in (top, bottom):
-            log_axis(panel.xaxis, sorted(rows.ranks.unique()), fontsize=7)
+            counts = sorted(rows.ranks.unique())
+            log_axis(panel.xaxis, counts[::2] + counts[-1:] * (len(counts) % 2 == 0), fontsize=8)
     axes[0, 0].set_ylabel("TFLOPS per GCD")
     axes[1, 0].set_ylabel("efficiency against\nthe fewest nodes")
     handles = dict(zip(*axes[1, 0].get_legend_handles_labels()[::-1], strict=True))
-    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=4, fontsize=8)
-    size = f"GPT of {model.removeprefix('gpt-').upper()} parameters, 2048 tokens a micro-batch"
-    return Drawing(figure, "modelled", f"{size}; bands of 5 to 95 % of what is uncertain of machine and engine.")
+    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=4, fontsize=8, frameon=False)
+    caption = f"Of {_model(model)}, 2048 tokens a micro-batch. Lines: medians; bands: 5 to 95 % of what is uncertain "
+    caption += "of machine and engine. A plan that does not fit in 64 GB is left out."
+    return Drawing(figure, "modelled; dotted: paper", caption)
 
 
 def scaling_ratios(data: Data) -> Drawing:
@@ -75,7 +68,7 @@ def scaling_ratios(data: Data) -> Drawing:
         for run in found.itertuples()
     ]
     published = {number.label: number.value for number in paper("ZT-1")}  # times as fast as ZeRO-3
-    figure, axes = plt.subplots(1, len(RATIOS), figsize=(10, 0.32 * len(found) + 1.6), sharey=True)
+    figure, axes = plt.subplots(1, len(RATIOS), figsize=(10, 0.32 * len(found) + 1.9), sharey=True)
     for panel, (name, plans) in zip(axes, RATIOS.items(), strict=True):
         fast, slow = (PLANS[plan] for plan in plans)
         for hardware, some in found.groupby("hardware"):
@@ -85,19 +78,26 @@ def scaling_ratios(data: Data) -> Drawing:
         panel.axvline(published[fast] / published[slow], color="black", linestyle=":", linewidth=1.2)
         panel.plot(published[fast] / published[slow], -0.6, "s", color="black", clip_on=False)
         panel.set(title=f"{fast} ÷ {slow}", xlabel="times as fast", xscale="log")
+        panel.grid(axis="y", visible=False)
         low, high = panel.get_xlim()
         log_axis(panel.xaxis, [tick for tick in (0.6, 0.8, 1, 1.5, 2, 3, 4) if low <= tick <= high])
     axes[0].set_yticks(range(len(rows)), rows, fontsize=8)
-    axes[0].invert_yaxis()
-    caption = f"{found.ranks.iloc[0]:g} GCDs on {found.nodes.iloc[0]} nodes."
-    return Drawing(figure, "modelled (bands), paper (squares)", caption)
+    axes[0].set_ylim(len(rows) - 0.4, -0.9)
+    caption = f"{found.ranks.iloc[0]:g} GCDs on {found.nodes.iloc[0]} nodes; 10B, 20B: billion parameters. Marks: "
+    caption += "medians; bars: 5 to 95 % of what is uncertain of machine and engine."
+    return Drawing(figure, "modelled; black squares and dotted: paper", caption)
 
 
 def scaling_changes(data: Data, *, model: str = "gpt-20b") -> Drawing:
     """TFLOPS of the hierarchical plan with one choice changed at a time; hollow where it does not fit."""
     found = _runs(data, model=model)
-    figure, axes = plt.subplots(1, len(found), figsize=(2.2 * len(found) + 2.4, 3.4), squeeze=False, sharey=True)
-    for panel, (number, run) in zip(axes[0], found.iterrows(), strict=True):
+    columns = min(2, len(found))
+    lines = -(-len(found) // columns)
+    shape = {"figsize": (3.1 * columns + 2.6, 3 * lines + 0.2), "squeeze": False, "sharey": True}
+    figure, axes = plt.subplots(lines, columns, **shape)
+    for panel in axes.flat[len(found) :]:
+        panel.remove()
+    for panel, (number, run) in zip(axes.flat, found.iterrows(), strict=False):
         rows = series(found.loc[[number]]).query("kind == 'levels'").reset_index(drop=True)
         color = style(list(FRONTIER).index(run.hardware))["color"]
         for fits, some in rows.groupby("fits"):
@@ -105,12 +105,13 @@ def scaling_changes(data: Data, *, model: str = "gpt-20b") -> Drawing:
             panel.errorbar(some.tflops, some.index, xerr=whiskers(some, "tflops"), **look)
         panel.axvline(rows.tflops[0], color="black", linestyle=":", linewidth=1)
         panel.set(xlabel="TFLOPS per GCD", xlim=(0, None))
-        panel.set_title(_title(run), fontsize=8)
-    axes[0][0].set_yticks(range(len(rows)), rows.plan, fontsize=8)
+        panel.set_title(_title(run).replace("\n", " "), fontsize=9)
+        panel.set_yticks(range(len(rows)), rows.plan, fontsize=8)
+        panel.grid(axis="y", visible=False)
     axes[0][0].invert_yaxis()
-    return Drawing(
-        figure, "modelled", f"{model}, {found.ranks.iloc[0]:g} GCDs; bands of 5 to 95 %. Hollow: does not fit."
-    )
+    caption = f"Of {_model(model)} on {found.ranks.iloc[0]:g} GCDs. Marks: medians, hollow where the plan does not "
+    caption += "fit in memory; bars: 5 to 95 % of what is uncertain. Dotted: the plan unchanged."
+    return Drawing(figure, "modelled", caption)
 
 
 def scaling_tornado(data: Data, *, model: str = "gpt-20b", accumulation: int = 1, parameters: int = 8) -> Drawing:
@@ -123,9 +124,12 @@ def scaling_tornado(data: Data, *, model: str = "gpt-20b", accumulation: int = 1
             reach, look = rows[f"at_{end}"] - rows.likely, {"color": color, "hatch": hatch, "edgecolor": "white"}
             panel.barh(range(len(rows)), reach, left=rows.likely, label=f"parameter at its {end} end", **look)
         panel.axvline(rows.likely.iloc[0], color="black", linewidth=1)
-        panel.set_yticks(range(len(rows)), rows.parameter.str.replace("_", " ").replace(_WORDS))
+        panel.set_yticks(range(len(rows)), [in_words(name) for name in rows.parameter], fontsize=8)
+        panel.grid(axis="y", visible=False)
         panel.invert_yaxis()
         panel.set(title=FRONTIER[run.hardware], xlabel="hierarchical ÷ ZeRO++")
     handles = axes[0][0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside upper center", ncols=2, fontsize=8)
-    return Drawing(figure, "modelled", f"{model}, {batches(accumulation)}, {found.ranks.iloc[0]:g} GCDs.")
+    figure.legend(*handles, loc="outside upper center", ncols=2, fontsize=8, frameon=False)
+    caption = f"Of {_model(model)}, {batches(accumulation)}, {found.ranks.iloc[0]:g} GCDs. Bars: the predicted ratio "
+    caption += "with one parameter at an end of its interval, all others likely; line: all likely."
+    return Drawing(figure, "modelled", caption)

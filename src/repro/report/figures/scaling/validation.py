@@ -14,16 +14,21 @@ _SOURCES = {
     "a100_node": "NCCL, DGX A100 (published)",
     "slingshot11": "Cray MPICH, Slingshot-11 (published)",
 }
+_COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "send_recv")  # each has one look
 _SPLITS = {"ranks": "more ranks", "sizes": "more than 1 MiB", "machine": "nothing fitted"}
 
 
 def scaling_collectives(data: Data) -> Drawing:
     """Predicted against measured times of collectives, one panel per source. Filled: fitted. Hollow: predicted."""
     tables = _measured_collectives(data)
-    figure, axes = plt.subplots(1, len(tables), figsize=(3.5 * len(tables), 3.9), squeeze=False)
-    for panel, (name, table) in zip(axes[0], tables.items(), strict=True):
-        for number, (collective, rows) in enumerate(table.groupby("collective")):
-            look = style(number) | {"markersize": 4}
+    columns = min(2, len(tables))
+    rows = -(-len(tables) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns + 0.4, 3.7 * rows + 0.2), squeeze=False)
+    for panel in axes.flat[len(tables) :]:
+        panel.remove()
+    for panel, (name, table) in zip(axes.flat, tables.items(), strict=False):
+        for collective, rows in table.groupby("collective"):
+            look = style(_COLLECTIVES.index(collective)) | {"markersize": 4}
             for fitted, some in rows.groupby("fitted"):
                 panel.plot(some.seconds, some.predicted, fillstyle="full" if fitted else "none", alpha=0.7, **look)
             panel.plot([], [], label=collective.replace("_", "-"), **look)
@@ -32,9 +37,10 @@ def scaling_collectives(data: Data) -> Drawing:
         for factor in (0.5, 2):
             panel.plot(ends, factor * ends, ":", color="black", linewidth=0.8)
         panel.set(xscale="log", yscale="log", xlabel="measured (s)", ylabel="predicted (s)", xlim=ends, ylim=ends)
-        panel.set_title(f"{name}\nnot fitted, {errors(table[~table.fitted].log_error)}", fontsize=8)
-        panel.legend(fontsize=7)
-    caption = "Filled: fitted. Hollow: predicted. Dotted: half and twice the measured time."
+        panel.set_title(f"{name}\n{errors(table[~table.fitted].log_error)}", fontsize=8.5)
+        panel.legend(fontsize=8, loc="upper left")
+    caption = "Marks: measured times. Filled: used to fit. Hollow: predicted; the errors in the titles are of "
+    caption += "these. Line: as predicted; dotted: half and twice the measured time."
     return Drawing(figure, "modelled against published and own measurements", caption)
 
 
@@ -59,7 +65,16 @@ def scaling_held_out(data: Data) -> Drawing:
     found = data.runs("scaling_network")
     found = found[found.protocols == found.protocols.max()].sort_values(["source", "split"])
     found = found.drop_duplicates(["source", "split"])
-    figure, axes = plt.subplots(2, -(-len(found) // 2), figsize=(12, 6), squeeze=False, sharex=True, sharey=True)
+    data.only(found)
+    columns = min(3, len(found))
+    lines = -(-len(found) // columns)
+    shape = {
+        "figsize": (max(6, 3.2 * columns + 0.4), 2.9 * lines + 0.9),
+        "squeeze": False,
+        "sharex": True,
+        "sharey": True,
+    }
+    figure, axes = plt.subplots(lines, columns, **shape)
     for panel in axes.flat[len(found) :]:
         panel.remove()
     for panel, (_, run) in zip(axes.flat, found.iterrows(), strict=False):
@@ -67,14 +82,20 @@ def scaling_held_out(data: Data) -> Drawing:
         _held_out_panel(panel, table)
         part = f"{_SOURCES[run.source]}\nheld out: {_SPLITS[run.split]}\n"
         inside = f"{100 * run.held_out_covered:.0f} % inside the band"
-        panel.set_title(f"{part}{errors(table[table.part == 'held_out'].log_error)}\n{inside}", fontsize=7)
-    for panel in axes[-1]:
+        panel.set_title(f"{part}{errors(table[table.part == 'held_out'].log_error)};\n{inside}", fontsize=8)
+    for panel in axes.flat[max(0, len(found) - columns) : len(found)]:
         panel.set_xlabel("bytes")
+        panel.tick_params(labelbottom=True)
     for panel in axes[:, 0]:
         panel.set_ylabel("predicted ÷ measured")
+    handles = {}
+    for panel in axes.flat[: len(found)]:
+        handles |= dict(zip(*panel.get_legend_handles_labels()[::-1], strict=True))
+    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=4, fontsize=8, frameon=False)
     caption = (
-        "Filled: fitted. Hollow: held out, with the model's 90 % band as a vertical line; the bands use fitted times alone. "
-        "n, the errors and the share inside the band are of the hollow ones. Grey: within a factor of 1.4. "
+        "Filled: fitted. Hollow: held out, with the model's 90 % band as a vertical line; the bands use fitted "
+        "times alone. "
+        "Titles: of the hollow ones. Grey: within a factor of 1.4. "
         "Held-out times had been seen before the splits were final."
     )
     return Drawing(figure, "modelled against published measurements", caption)
@@ -84,8 +105,8 @@ def _held_out_panel(axes: Axes, table: pd.DataFrame) -> None:
     """Colours by collective; bands seen from the measured time."""
     rows = table[table.part == "held_out"]
     axes.vlines(rows.nbytes, rows.low / rows.seconds, rows.high / rows.seconds, color="grey", alpha=0.15, linewidth=1)
-    for number, (collective, some) in enumerate(table.groupby("collective")):
-        look = style(number) | {"markersize": 3, "linestyle": "none"}
+    for collective, some in table.groupby("collective"):
+        look = style(_COLLECTIVES.index(collective)) | {"markersize": 3}
         for part, each in some.groupby("part"):
             fill = "full" if part == "fitted" else "none"
             axes.plot(each.nbytes, each.predicted / each.seconds, fillstyle=fill, alpha=0.7, **look)
@@ -93,17 +114,17 @@ def _held_out_panel(axes: Axes, table: pd.DataFrame) -> None:
     axes.axhline(1, color="black", linewidth=1)
     axes.axhspan(1 / 1.4, 1.4, color="grey", alpha=0.12)
     axes.set(xscale="log", yscale="log", ylim=(0.09, 11))
-    axes.legend(fontsize=6, loc="lower left")
 
 
 def scaling_plans(data: Data) -> Drawing:
     """Predicted against measured training steps of every plan and rate. Filled: calibrated with. Hollow: predicted."""
     found = data.runs("scaling_step")
     found = found[found.plans == ("all" if (found.plans == "all").any() else "paper")]
+    data.only(found)
     table = series(found)
     plans = [plan for plan in PLANS if plan in set(table.plan)]
     rates, counts = (sorted(table[name].unique()) for name in ("cluster_mbit_s", "accumulation"))
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 4.4), width_ratios=[1, 1.25])
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 4.9), width_ratios=[1, 1.25])
     for (rate, count), rows in table.groupby(["cluster_mbit_s", "accumulation"]):
         look = {**style(rates.index(rate)), "marker": MARKERS[counts.index(count)], "markersize": 5, "alpha": 0.8}
         for calibrated, some in rows.groupby("calibrated"):
@@ -114,10 +135,13 @@ def scaling_plans(data: Data) -> Drawing:
     _seconds_axes(left, table)
     right.set_yticks(range(len(plans)), [PLANS[plan] for plan in plans])
     _errors_axes(right, table[~table.calibrated.astype(bool)].log_error)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=8, frameon=False)
     run = found.iloc[0]
-    caption = f"{run.nodes} nodes x {run.packages} packages x {run.gcds} GCDs; GPT of 3.8 M parameters; "
+    caption = f"{run.nodes * run.packages * run.gcds} processes in {run.nodes} nodes, on one machine; a GPT of 3.8 "
+    caption += "million parameters. Colour: rate between nodes per rank. Filled: used to calibrate. Hollow: "
+    caption += "predicted; the title is of these. Grey: within 15 %."
     kinds = " and ".join(sorted(found.evidence.unique()))
-    return Drawing(figure, f"{kinds} steps, modelled predictions", f"{caption}rates between nodes per rank.")
+    return Drawing(figure, f"{kinds} steps, modelled predictions", caption)
 
 
 def _seconds_axes(axes: Axes, table: pd.DataFrame) -> None:
@@ -128,7 +152,6 @@ def _seconds_axes(axes: Axes, table: pd.DataFrame) -> None:
     axes.set(xlabel="measured step (s)", ylabel="predicted step (s)")
     for axis in (axes.xaxis, axes.yaxis):
         log_axis(axis, round_ticks(*ends))
-    axes.legend(fontsize=6, loc="lower right", framealpha=0.5)
 
 
 def _errors_axes(axes: Axes, log_errors: pd.Series) -> None:
@@ -138,4 +161,5 @@ def _errors_axes(axes: Axes, log_errors: pd.Series) -> None:
     axes.invert_yaxis()
     within = 100 * (np.abs(np.expm1(log_errors)) <= 0.15).mean()
     axes.set_xlabel("predicted against measured (%)")
-    axes.set_title(f"predicted steps, {errors(log_errors)};\n{within:.0f} % of them within 15 %", fontsize=9)
+    text = errors(log_errors).replace("\n", " ")
+    axes.set_title(f"{text};\n{within:.0f} % of them are off by less than 15 %", fontsize=8.5)

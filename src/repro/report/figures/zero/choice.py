@@ -62,26 +62,32 @@ def zero_choice(data: Data, *, model: str | None = None) -> Drawing:
     choice = choice[choice.model == model] if model else choice[choice.parameters == choice.parameters.max()]
     if choice.empty:
         raise NothingToShow(f"No zero_plan run of {model or 'a model'} on {' or '.join(_MACHINES)}.")
-    columns, counts = list(dict.fromkeys(choice["where"])), sorted(choice.accumulation.unique())
-    shape = {"figsize": (2.7 * len(columns) + 0.6, 2.9 * len(counts) + 0.9), "squeeze": False}
-    fig, axes = plt.subplots(len(counts), len(columns), **shape)
-    for row, count in enumerate(counts):
-        for panel, where in zip(axes[row], columns, strict=True):
-            run = choice[(choice["where"] == where) & (choice.accumulation == count)]
-            if run.empty:
-                panel.axis("off")
-                continue
-            _partitions(panel, run)
-            drawn = panel
-            panel.set_title(f"{where}\n{micro_batches(count)}", fontsize=9)
+    data.only(choice)
+    order = list(dict.fromkeys(choice["where"]))
+    runs = sorted(choice.groupby(["accumulation", "where"]), key=lambda each: (each[0][0], order.index(each[0][1])))
+    columns = min(3, len(runs))
+    rows = -(-len(runs) // columns)
+    fig, axes = plt.subplots(rows, columns, figsize=(max(6, 3.2 * columns + 0.4), 2.6 * rows + 0.9), squeeze=False)
+    for panel, ((count, where), run) in zip(axes.flat, runs, strict=False):
+        _partitions(panel, run)
+        panel.set_title(f"{where}, {micro_batches(count)}", fontsize=9)
+    for panel in axes.flat[len(runs) :]:
+        panel.remove()
     for panel in axes[:, 0]:
         panel.set_ylabel("predicted step (s)")
-    for panel in axes[-1]:
+    for panel in axes.flat[max(0, len(runs) - columns) : len(runs)]:
         panel.set_xlabel("memory of a rank (GB)")
-    fig.legend(*drawn.get_legend_handles_labels(), loc="outside upper center", ncols=6, fontsize=8)
+    fig.legend(
+        *axes[0, 0].get_legend_handles_labels(),
+        loc="outside upper center",
+        ncols=5 if columns > 1 else 3,
+        fontsize=8,
+        frameon=False,
+    )
     rates = " and ".join(f"{value:g}" for value in sorted(choice.sustained_tflops.unique()))
-    caption = f"{parameters(choice)}, {choice.seq_len.iloc[0]} tokens per rank and micro-batch"
-    caption += f", sustained compute {rates} TFLOP/s per rank (Frontier, A100)."
+    caption = f"{parameters(choice)}, {choice.seq_len.iloc[0]} tokens per rank and micro-batch, sustained compute "
+    caption += f"{rates} TFLOP/s per rank (Frontier, A100). Every mark is a way to partition; grey area: does not "
+    caption += "fit."
     asked = {"machine": "frontier", "nodes": 48, "model": "gpt-20b", "memory_gb": 64, "accumulation": 1}
     if largest := data.sample("zero_plan", "largest_hierarchical", asked):
         caption += f" On 384 GCDs of 64 GB the hierarchical plan holds {largest.value:.1f} billion parameters."

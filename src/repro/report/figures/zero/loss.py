@@ -6,6 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from repro.report.figures.base import LINE_STYLES, Data, Drawing, NothingToShow, series
+from repro.report.figures.marks import said
 from repro.report.figures.zero.marks import color, look
 from repro.report.figures.zero.runs import PLANS, PlanName, Training, commonest, present
 
@@ -28,6 +29,7 @@ def zero_loss(
     long = training.like(setting, block=256)
     sweep = training.like(setting, plan=swept, seed=0)
     blocks = sorted(sweep.block.unique(), key=lambda block: block or np.inf)
+    data.only(long, sweep)
     curves = series(long).pivot_table(index="step", columns=["plan", "seed"], values="loss")
     window = max(10, int(len(curves) * smooth))
 
@@ -43,9 +45,18 @@ def zero_loss(
         axes["block"].set_xticks(range(len(blocks)), names, rotation=45, ha="right")
         _reference(axes["block"], long[long.plan == reference].set_index("seed").loss_last, reference)
     seeds = long.seed.nunique()
-    bands = f"{seeds} seeds, bands from the smallest to the largest." if seeds > 1 else "One seed."
-    text = f"{training.size(setting)}, tinyshakespeare. Thick: mean of {window} steps. Grey: within 1 %. {bands}"
-    return Drawing(fig, " and ".join(sorted(set(long.evidence))), text)
+    bands = f"Lines: the mean of {seeds} seeds; bands: all of them." if seeds > 1 else "One seed."
+    text = f"{training.size(setting)}, tinyshakespeare. Above: thin, every step; thick, the mean of {window}. Below: "
+    text += f"to {PLANS[reference]} with the same seed; grey: within 1 %. {bands}"
+    text += " Right: one seed; the last scale is of a whole message." * (len(blocks) > 1)
+    return Drawing(fig, " and ".join(sorted(set(long.evidence))), f"{text} {_final(data)}".strip())
+
+
+def _final(data: Data) -> str:
+    """The claims' final losses over ZeRO-3's."""
+    samples = {plan: data.of_claim(claim) for plan, claim in {"hierarchical": "ZT-3.a", "ZeRO++": "ZT-3.b"}.items()}
+    told = [f"{plan} {said(sample)}" for plan, sample in samples.items() if sample]
+    return f"Final loss ÷ ZeRO-3's: {'; '.join(told)}." if told else ""
 
 
 def _curves(loss: Axes, gap: Axes, curves: pd.DataFrame, window: int, plans: list[str], reference: str) -> None:
@@ -61,7 +72,7 @@ def _curves(loss: Axes, gap: Axes, curves: pd.DataFrame, window: int, plans: lis
     loss.set(ylabel="loss (nats per byte)")
     loss.legend()
     gap.axhspan(-1, 1, color="grey", alpha=0.15)
-    gap.set(xlabel="step", ylabel=f"against\n{PLANS[reference]} (%)")
+    gap.set(xlabel="step", ylabel=f"loss above\n{PLANS[reference]}'s (%)")
     low, high = gap.get_ylim()
     gap.set_ylim(min(-1.5, low), max(1.5, high))
 

@@ -21,7 +21,7 @@ _FAMILIES = (
     ("deepspeed_zero3", "deepspeed_zeropp", "fsdp2", "fsdp2_reshard", "fsdp2_hsdp"),
 )
 _FAMILY = {plan: number for number, plans in enumerate(_FAMILIES) for plan in plans}
-TICK_MARK = {"color": "black", "markersize": 13, "markeredgewidth": 1.6}  # of a prediction
+TICK_MARK = {"color": "black", "markersize": 10, "markeredgewidth": 1.6}  # of a prediction
 
 
 def color(plan: str) -> str:
@@ -42,21 +42,17 @@ def fill(plan: str) -> dict[str, Any]:
 def note(axes: Axes, text: str, x: float, y: float, place: Literal["above", "right"] = "above") -> None:
     """A small number beside a mark."""
     style = {"dx": 7, "va": "center"} if place == "right" else {"dy": 4, "ha": "center"}
-    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.8}
-    marks.note(axes, text, x, y, fontsize=8, bbox=box, **style)
+    marks.note(axes, text, x, y, bbox=marks.CLEAR, **style)
 
 
 def times(axes: Axes, named: Sequence[tuple[str, str, pd.DataFrame]]) -> None:
-    """A row per (name, plan, runs): the median step with its interval over repeats, and the predicted one."""
+    """A row per (name, plan, runs): the median step with the range of its repeats, and the predicted one."""
     for y, (_, plan, runs) in enumerate(named):
-        if runs.empty:
-            axes.text(0.01, y, "not run", transform=axes.get_yaxis_transform(), fontsize=8, color="grey", va="center")
-            continue
         value, reach = marks.middle(runs[MEASURED])
         predicted = runs[PREDICTED].median()
         axes.hlines(y, predicted, value, color=color(plan), linewidth=1)
         axes.errorbar(value, y, xerr=reach, capsize=3, markersize=6, **look(plan))
-        axes.plot(predicted, y, "|", color="black", markersize=10, markeredgewidth=1.6)
+        axes.plot(predicted, y, "|", **TICK_MARK)
         note(axes, f"{value:.2f}", value + np.nan_to_num(reach[1][0]), y, "right")
     axes.set_xlabel("time of a step (s)")
     marks.rows(axes, [name for name, *_ in named])

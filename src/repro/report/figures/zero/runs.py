@@ -85,15 +85,20 @@ class Training:
 
     @property
     def repeats(self) -> str:
-        """How many repeats stand behind a median, for captions."""
-        count = self.like(accumulation=...).repeat.nunique()
-        return f"Median, range and values of {count} repeats of the plans that have several."
+        """How many runs stand behind a median, for captions."""
+        counts = self.like(accumulation=...).groupby(["plan", "accumulation"]).repeat.nunique()
+        return (
+            f"Marks: medians of {counts.min()} to {counts.max()} runs, with their range."
+            if counts.max() > 1
+            else "One run each."
+        )
 
     def size(self, setting: dict[str, Any] | None = None) -> str:
         """Ranks and parameters of a setting, for captions."""
         setting = setting or self.setting
         ranks = setting["nodes"] * setting["packages"] * setting["gcds"]
-        return f"{ranks} ranks on {setting['nodes']} nodes, {parameters(self.like(setting))}"
+        nodes = f"in {setting['nodes']} {'emulated ' if setting['fabric'] == 'shaped' else ''}nodes of one machine"
+        return f"{ranks} processes {nodes}, a GPT of {parameters(self.like(setting))}"
 
     @property
     def network(self) -> str:
@@ -125,7 +130,7 @@ def gains(runs: pd.DataFrame, slow: str, fast: str) -> list[float]:
 def parameters(table: pd.DataFrame) -> str:
     """Size of the trained model, for captions."""
     count = table.parameters.iloc[0]
-    return f"{count / 1e9:.1f} billion parameters" if count >= 1e9 else f"{count / 1e6:.1f} M parameters"
+    return f"{count / 1e9:.1f} billion parameters" if count >= 1e9 else f"{count / 1e6:.1f} million parameters"
 
 
 def micro_batches(count: int) -> str:

@@ -1,6 +1,6 @@
 """How long a step takes: by plan, network, levels and number of nodes; and how well that is predicted."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from repro.claims.sample import Sample
 from repro.experiments.zero_train import CHANGES
 from repro.report.figures.base import HATCHES, MARKERS, PALETTE, Data, Drawing, NothingToShow, paper
-from repro.report.figures.marks import log_axis, point, round_ticks
+from repro.report.figures.marks import log_axis, point, round_ticks, rows
+from repro.report.figures.marks import said as words
 from repro.report.figures.zero.marks import TICK_MARK, color, look, note, times
 from repro.report.figures.zero.runs import (
     FIELDS,
@@ -50,64 +51,83 @@ def zero_step_time(
     """Time of a step of some plans, measured and predicted, with one micro-batch and with several; and how many times
     faster `plan` is than `rivals`, beside the paper's ratios."""
     training = Training(data.runs("zero_train"))
-    shown = present(training.like(accumulation=...), plans)
-    compared = [(plan, rival) for rival in rivals]
-    compared += [pair for pair in _OTHER_PAIRS if {*pair} <= set(shown) and pair not in compared]
-    width = [1] * len(training.batches) + [0.45 * len(compared) + 0.2]
-    fig, axes = plt.subplots(1, len(width), figsize=(11.5, 0.27 * max(len(shown), 8) + 2), width_ratios=width)
-    for i, (panel, count) in enumerate(zip(axes, training.batches, strict=False)):
-        runs = training.like(accumulation=count)
-        times(panel, [(PLANS[name], name, runs[runs.plan == name]) for name in present(runs, plans)])
-        panel.tick_params(axis="y", labelsize=7)
-        panel.set_title(f"{micro_batches(count)} per step")
-        panel.set_xlim(0.8 * np.nanmin(runs[[MEASURED, PREDICTED]]), 1.7 * runs[MEASURED].max())
+    by_count = {count: training.like(accumulation=count) for count in training.batches}
+    by_count = {count: runs[runs.plan.isin(plans)] for count, runs in by_count.items() if runs.plan.nunique() > 1}
+    if not by_count:
+        raise NothingToShow("Runs of one plan only.")
+    data.only(*by_count.values())
+    pairs = list(dict.fromkeys([*((plan, rival) for rival in rivals), *_OTHER_PAIRS]))
+    found = {(pair, count): faster(data, runs, *pair[::-1]) for pair in pairs for count, runs in by_count.items()}
+    compared = [pair for pair in pairs if any(found[pair, count] for count in by_count)]
+    panels = len(by_count) + bool(compared)
+    size = (4.4 * panels - 3.4 * (panels > 2), 0.25 * max(len(present(pd.concat(by_count.values()))), 8) + 2.2)
+    fig, axes = plt.subplots(1, panels, figsize=size, squeeze=False)
+    for panel, (count, runs) in zip(axes[0], by_count.items(), strict=False):
+        times(panel, [(PLANS[name], name, runs[runs.plan == name]) for name in present(runs)])
+        panel.tick_params(axis="y", labelsize=8)
+        panel.set_title(f"{micro_batches(count)} per step", fontsize=10)
+        panel.set_xlim(0.8 * np.nanmin(runs[[MEASURED, PREDICTED]]), 2.2 * runs[MEASURED].max())
         log_axis(panel.xaxis, round_ticks(*panel.get_xlim()))
-        _gains(axes[-1], i, data, runs, compared)
-        label = f"{training.evidence}, {micro_batches(count)}"
-        axes[-1].plot([], [], MARKERS[i], color=PALETTE[i + 2], label=label)
-    _published(axes[-1], compared)
-    caption = f"{training.size()}, {training.network}. Plans that were run. {training.repeats}"
-    caption += (
-        " Black tick: predicted. Times on a logarithmic axis. Right: pairs of runs of one occasion (dots), their mean, "
+    for i, (count, runs) in enumerate(by_count.items() if compared else ()):
+        samples = {y: found[pair, count] for y, pair in enumerate(compared)}
+        _gains(axes[0, -1], i, runs, compared, samples)
+        style = {"color": PALETTE[i + 2], "marker": MARKERS[i], "linestyle": ""}
+        axes[0, -1].plot([], [], label=f"{training.evidence}, {micro_batches(count)}", **style)
+    if compared:
+        _published(axes[0, -1], compared)
+    caption = (
+        f"{training.size()}, {training.network}. {training.repeats} Black tick: predicted. Times on a logarithmic axis."
     )
-    caption += "and its 95 % interval where there are two occasions or more."
-    return Drawing(fig, f"{training.evidence}; ticks: modelled; x: paper", caption)
+    if compared:
+        caption += " Right: pairs of runs of one occasion (dots), their mean (mark), and its 95 % interval where "
+        caption += "there are two occasions or more; plans without such a pair are not compared. Crosses: the "
+        caption += "paper, 20 billion parameters on 384 GCDs."
+    return Drawing(fig, f"{training.evidence}; ticks: modelled; crosses: paper", caption)
 
 
 def faster(data: Data, runs: pd.DataFrame, slow: str, fast: str) -> Sample | None:
     """How many times faster plan `fast` is than `slow`, as the claims read it: pairs of runs of one occasion."""
-    sides = [runs[runs.plan == plan] for plan in (slow, fast)]
-    common = set(sides[0].steps) & set(sides[1].steps)
-    if not common:
+    return paired(data, runs[runs.plan == slow], runs[runs.plan == fast])
+
+
+def paired(data: Data, slow: pd.DataFrame, fast: pd.DataFrame) -> Sample | None:
+    """Step of runs of one point over that of another, with the number of steps that most pairs of runs have, the usual
+    one of several."""
+    counts = {steps: min(len(slow[slow.steps == steps]), sum(fast.steps == steps)) for steps in slow.steps.unique()}
+    steps = max(counts, key=lambda each: (counts[each], each == FIELDS["steps"]), default=None)
+    if not steps or not counts[steps]:
         return None
-    steps = sides[1][sides[1].steps.isin(common)].steps.mode()[0]
-    return data.ratio("zero_train", MEASURED, *(side[side.steps == steps].iloc[0] for side in sides))
+    return data.ratio("zero_train", MEASURED, *(side[side.steps == steps].iloc[0] for side in (slow, fast)))
 
 
-def _gains(axes: Axes, i: int, data: Data, runs: pd.DataFrame, compared: Sequence[tuple[str, str]]) -> None:
+def _gains(
+    axes: Axes, i: int, runs: pd.DataFrame, compared: Sequence[tuple[str, str]], samples: Mapping[int, Sample | None]
+) -> None:
     """A mark and a tick per pair of plans: how many times faster the first is, measured and predicted."""
-    for x, (plan, rival) in enumerate(compared):
-        at, pair = x + 0.33 * (i - 1), (runs[runs.plan == rival], runs[runs.plan == plan])
-        if measured := faster(data, runs, rival, plan):
-            value = point(axes, at, measured, markersize=7, color=PALETTE[i + 2], marker=MARKERS[i])
-            note(axes, f"{value:.2f}", at, value, "right")
-        axes.plot(at, ratio(*pair, PREDICTED).median(), "_", **TICK_MARK)
+    for y, (plan, rival) in enumerate(compared):
+        if sample := samples[y]:
+            at, style = y + 0.27 * (i - 1), {"color": PALETTE[i + 2], "marker": MARKERS[i]}
+            value = point(axes, at, sample, across=True, markersize=6, **style)
+            predicted = ratio(runs[runs.plan == rival], runs[runs.plan == plan], PREDICTED).median()
+            axes.plot(predicted, at, "|", **TICK_MARK)
+            ends = [value, predicted, *sample.values, *(end for end in sample.interval if np.isfinite(end))]
+            note(axes, f"{value:.2f}", np.nanmax(ends), at, "right")
 
 
 def _published(axes: Axes, compared: Sequence[tuple[str, str]]) -> None:
+    """The paper's ratios, a row below ours; names of the rows, and the legend."""
     published = {number.label: number.value for number in paper("ZT-1")}  # times faster than ZeRO-3
-    known = [(x, *pair) for x, pair in enumerate(compared) if {PLANS[plan] for plan in pair} <= published.keys()]
-    for x, plan, rival in known:
-        value = published[PLANS[plan]] / published[PLANS[rival]]
-        axes.plot(x + 0.33, value, "kx", markersize=8, label="paper, 384 GCDs, 20B" if x == known[0][0] else None)
-        note(axes, f"{value:.2f}", x + 0.33, value, "right")
-    axes.plot([], [], "_", label="predicted", **TICK_MARK)
-    axes.axhline(1, color="grey", linewidth=1)
-    axes.set(ylabel="times as fast", ylim=(0, None))
-    axes.set_xlim(-0.5, len(compared) - 0.35)
-    names = [f"{PLANS[plan]}\n÷ {PLANS[rival]}".replace(", ", ",\n") for plan, rival in compared]
-    axes.set_xticks(range(len(compared)), names, fontsize=7)
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, fontsize=7)
+    for y, pair in enumerate(compared):
+        fast, slow = (published.get(PLANS[plan]) for plan in pair)
+        if fast and slow:
+            axes.plot(fast / slow, y + 0.27, "kx", markersize=7)
+            note(axes, f"{fast / slow:.2f}", fast / slow, y + 0.27, "right")
+    axes.plot([], [], "kx", markersize=7, label="paper")
+    axes.plot([], [], "|", label="predicted", **TICK_MARK)
+    axes.axvline(1, color="grey", linewidth=1)
+    rows(axes, [f"{PLANS[plan]}\n÷ {PLANS[rival]}".replace(", ", ",\n") for plan, rival in compared], fontsize=8)
+    axes.set(xlabel="times as fast", xlim=(0, 1.15 * axes.get_xlim()[1]))
+    axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=2, fontsize=7.5, frameon=False, columnspacing=1)
 
 
 def zero_rates(data: Data, *, plan: PlanName = "hierarchical", rivals: Sequence[PlanName] = _RIVALS) -> Drawing:
@@ -118,65 +138,78 @@ def zero_rates(data: Data, *, plan: PlanName = "hierarchical", rivals: Sequence[
         raise NothingToShow("No run on a network of given rates.")
     swept = training.like(cluster_mbit_s=..., accumulation=...)
     flat = training.like(package_ratio=1, node_ratio=1, cluster_mbit_s=...)
-    text = ""
-    if len(flat):
-        rate = flat.groupby("cluster_mbit_s").plan.nunique()[::-1].idxmax()
-        flat, text = flat[flat.cluster_mbit_s == rate], f"Without levels: {rate:g} Mbit/s on all links. "
-    if not len(flat) and swept.cluster_mbit_s.nunique() == 1:
+    rate = flat.groupby("cluster_mbit_s").plan.nunique()[::-1].idxmax() if len(flat) else 0
+    flat = flat[flat.cluster_mbit_s == rate]
+    several = {count: runs for count, runs in swept.groupby("accumulation") if runs.cluster_mbit_s.nunique() > 1}
+    several = {count: runs for count, runs in several.items() if {plan} & set(runs.plan) and {*rivals} & set(runs.plan)}
+    without = {plan: faster(data, flat, "zero3", plan) for plan in ("zeropp", "hierarchical_fp", "hierarchical")}
+    panels = [bool(several), any(without.values())]
+    if not any(panels):
         raise NothingToShow("Runs with one rate and one ratio of levels only.")
-    several = swept.cluster_mbit_s.nunique() > 1  # else a panel of single points
-    shape = {"figsize": (9.5 if several else 5, 3.9), "width_ratios": [1.2, 1] if several else [1]}
-    fig, panels = plt.subplots(1, 1 + several, squeeze=False, **shape)
+    data.only(*several.values(), flat, training.like())
+    shape = {"figsize": (9.5 if all(panels) else 5.5, 4.2), "width_ratios": [1.2, 1] if all(panels) else [1]}
+    fig, axes = plt.subplots(1, sum(panels), squeeze=False, **shape)
     if several:
-        _over_rates(panels[0, 0], data, swept, plan, rivals)
-    _without_levels(panels[0, -1], data, training.like(), flat)
-    caption = f"{training.size()}, {training.network}. {'Left: other rates at the same ratios. ' if several else ''}"
-    caption += (
-        f"Rates with levels and without: {text or 'without, not run. '}Dotted and ticks: predicted. Marks and bars: "
-    )
-    caption += "mean of pairs of runs of one occasion."
+        _over_rates(axes[0, 0], data, several, plan, rivals)
+    if panels[1]:
+        _without_levels(axes[0, -1], data, training.like(), flat, without)
+    caption = f"{training.size()}, {training.network}. Dotted lines and ticks: predicted. Marks and bars: the mean "
+    caption += "of pairs of runs of one occasion; where there is no such pair, there is none."
+    if several:
+        caption += " Hollow: several micro-batches per step. Other rates: all levels together, at the same ratios."
+    if panels[1]:
+        caption += f" Without levels: all links at {rate:g} Mbit/s, {said(without)}."
     return Drawing(fig, f"{training.evidence}; dotted and ticks: modelled", caption)
 
 
-def _over_rates(axes: Axes, data: Data, swept: pd.DataFrame, plan: str, rivals: Sequence[PlanName]) -> None:
-    counts = [(count, runs) for count, runs in swept.groupby("accumulation") if runs.cluster_mbit_s.nunique() > 1]
-    for (count, runs), filled in zip(counts, ("full", "none", "left"), strict=False):
+def said(samples: Mapping[str, Sample | None]) -> str:
+    """How many times faster than ZeRO-3 some plans are, with the runs behind it."""
+    return ", ".join(f"{PLANS[plan]} {words(sample)}" for plan, sample in samples.items() if sample)
+
+
+def _over_rates(
+    axes: Axes, data: Data, by_count: Mapping[int, pd.DataFrame], plan: str, rivals: Sequence[PlanName]
+) -> None:
+    for (count, runs), filled in zip(by_count.items(), ("full", "none", "left"), strict=False):
         for rival in rivals:
-            found = [
-                (rate, sample.value if (sample := faster(data, at, rival, plan)) else np.nan, gains(at, rival, plan)[1])
-                for rate, at in runs.groupby("cluster_mbit_s")
-            ]
-            rates, values, predicted = np.array(found).T
-            label = f"than {PLANS[rival]}, {micro_batches(count)}"
-            axes.plot(rates, values, linewidth=1.5, fillstyle=filled, label=label, **look(rival))
-            axes.plot(rates, predicted, linestyle=":", color=color(rival), linewidth=1)
+            samples = {rate: faster(data, at, rival, plan) for rate, at in runs.groupby("cluster_mbit_s")}
+            found = {rate: sample.value for rate, sample in samples.items() if sample}
+            predicted = {rate: gains(runs[runs.cluster_mbit_s == rate], rival, plan)[1] for rate in found}
+            label = f"as {PLANS[rival]}, {micro_batches(count)}"
+            axes.plot(list(found), list(found.values()), linewidth=1.5, fillstyle=filled, label=label, **look(rival))
+            axes.plot(list(found), list(predicted.values()), linestyle=":", color=color(rival), linewidth=1)
     axes.plot([], [], ":", color="grey", label="predicted")
-    log_axis(axes.xaxis, sorted(swept.cluster_mbit_s.unique()))
+    rates = {rate for runs in by_count.values() for rate in runs.cluster_mbit_s}
+    log_axis(axes.xaxis, sorted(rates))
     axes.axhline(1, color="grey", linewidth=1)
-    axes.set(xlabel="rate between nodes per rank (Mbit/s)", ylabel=f"{PLANS[plan]}: times faster", ylim=(0, None))
-    axes.legend(fontsize=8, ncols=2, loc="lower left", bbox_to_anchor=(0, 1.01))
+    axes.set(xlabel="rate between nodes per rank (Mbit/s)", ylabel=f"{PLANS[plan]}: times as fast", ylim=(0, None))
+    axes.legend(fontsize=8, ncols=2, loc="lower left", bbox_to_anchor=(0, 1.01), frameon=False)
 
 
-def _without_levels(axes: Axes, data: Data, levels: pd.DataFrame, flat: pd.DataFrame) -> None:
-    others = [plan for plan in ("zeropp", "hierarchical_fp", "hierarchical") if {plan, "zero3"} <= set(flat.plan)]
-    for i, (runs, name) in enumerate(((levels, "16 : 4 : 1"), (flat, "without levels"))):
-        for x, plan in enumerate(others):
-            _, predicted = gains(runs, "zero3", plan)
-            value = sample.value if (sample := faster(data, runs, "zero3", plan)) else np.nan
-            if np.isnan(value):
-                continue
-            at, look_ = x + 0.24 * (i - 0.5), {"hatch": HATCHES[i], "edgecolor": "white"}
-            axes.bar(at, value, 0.22, label=name if x == 0 else None, color=PALETTE[i + 3], **look_)
-            axes.plot(at, predicted, "_", color="black", markersize=11, markeredgewidth=1.6)
-            note(axes, f"{value:.2f}", at, np.nanmax([value, predicted]))
+def _without_levels(
+    axes: Axes, data: Data, levels: pd.DataFrame, flat: pd.DataFrame, without: Mapping[str, Sample | None]
+) -> None:
+    """How many times faster than ZeRO-3 plans are, on a network with levels and on one without."""
+    with_levels = {plan: faster(data, levels, "zero3", plan) for plan in without}
+    shown = [plan for plan in without if with_levels[plan] or without[plan]]
+    for i, (samples, runs, name) in enumerate(
+        ((with_levels, levels, "16 : 4 : 1"), (without, flat, "all links alike"))
+    ):
+        style = {"color": PALETTE[i + 3], "hatch": HATCHES[i], "edgecolor": "white"}
+        axes.bar(0, 0, label=name, **style)
+        for x, plan in enumerate(shown):
+            if sample := samples[plan]:
+                at, predicted = x + 0.26 * (i - 0.5), gains(runs, "zero3", plan)[1]
+                axes.bar(at, sample.value, 0.24, **style)
+                axes.plot(at, predicted, "_", **TICK_MARK)
+                note(axes, f"{sample.value:.2f}", at, np.nanmax([sample.value, predicted]))
     axes.axhline(1, color="grey", linewidth=1)
-    axes.set_xticks(range(len(others)), [PLANS[plan].replace(", ", ",\n") for plan in others])
-    axes.set(ylabel="times faster than ZeRO-3", ylim=(0, 1.35 * axes.get_ylim()[1]))
-    axes.set_xlim(-0.6, max(1, len(others)) - 0.4)
-    if others:
-        axes.legend(fontsize=8, title="rates of the levels", title_fontsize=8)
-    else:
-        axes.text(0, 0.5, "without levels: not run", ha="center", fontsize=8, color="grey")
+    axes.set_xticks(range(len(shown)), [PLANS[plan].replace(", ", ",\n") for plan in shown])
+    axes.set(ylabel="times as fast as ZeRO-3", xlim=(-0.6, max(1, len(shown)) - 0.4))
+    axes.margins(y=0.12)
+    axes.grid(axis="x", visible=False)
+    legend = {"title": "rates of the three levels", "title_fontsize": 8, "frameon": False, "ncols": 2}
+    axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.01), **legend)
 
 
 def changes(run: pd.Series) -> str:
@@ -208,27 +241,31 @@ def zero_levels(data: Data) -> Drawing:
     if len(names) < 2:
         raise NothingToShow("No run of the hierarchical plan with other levels or bits.")
     batches = [count for count in training.batches if runs[runs.accumulation == count].name.nunique() > 1]
-    fig, axes = plt.subplots(1, len(batches), figsize=(5.5 * len(batches), 0.42 * len(names) + 1.6), squeeze=False)
+    if not batches:
+        raise NothingToShow("No two runs of the hierarchical plan that differ in one choice only.")
+    data.only(runs[runs.accumulation.isin(batches)])
+    fig, axes = plt.subplots(
+        1, len(batches), figsize=(max(6.5, 5 * len(batches)), 0.34 * len(names) + 1.8), squeeze=False
+    )
     for panel, count in zip(axes[0], batches, strict=True):
         mine = runs[runs.accumulation == count]
         there = [name for name in names if name in set(mine.name)]
         times(panel, [(name, "hierarchical", mine[mine.name == name]) for name in there])
-        panel.tick_params(axis="y", labelsize=7)
+        panel.tick_params(axis="y", labelsize=7.5)
         held = (mine[STATE] / mine.parameters).groupby(mine.name).median()
         edge = {"transform": panel.get_yaxis_transform(), "ha": "right", "fontsize": 8}
         for y, name in enumerate(there):
             panel.text(0.99, y, f"{held[name]:.1f}", va="center", **edge)
-            sides = mine[mine.name == name], mine[mine.name == "hierarchical"]
-            common = set.intersection(*(set(side.steps) for side in sides))
-            sides = [side[side.steps.isin(common)] for side in sides]
-            if y and common and (sample := data.ratio("zero_train", MEASURED, *(s.iloc[0] for s in sides))):
-                panel.text(0.84, y, f"× {sample.value:.2f}", va="center", **edge)
-        panel.text(0.99, -0.7, "bytes held", **edge)
+            if y and (sample := paired(data, mine[mine.name == name], mine[mine.name == "hierarchical"])):
+                panel.text(0.83, y, f"{sample.value:.2f}", va="center", **edge)
+        panel.text(0.99, -0.65, "bytes\nheld", va="bottom", **edge)
+        panel.text(0.83, -0.65, "÷ un-\nchanged", va="bottom", **edge)
         panel.axvline(mine[mine.name == "hierarchical"][MEASURED].median(), color="grey", linestyle=":", linewidth=1)
-        panel.set_title(f"{micro_batches(count)} per step", loc="left")
-        panel.set(xlim=(0, 1.75 * mine[MEASURED].max()))
-    caption = f"{training.size()}, {training.network}. {training.repeats} Tick: predicted. Dotted: the plan unchanged."
-    caption += " Right edge: ×, step over the unchanged plan's, of pairs of one occasion, where there are; bytes of state per parameter on a rank."
+        panel.set_title(f"{micro_batches(count)} per step", loc="left", fontsize=10, pad=14)
+        panel.set(xlim=(0, 1.9 * mine[MEASURED].max()))
+    caption = f"{training.size()}, {training.network}. {training.repeats} Tick: predicted. Dotted: the plan "
+    caption += "unchanged. ÷ unchanged: step over the unchanged plan's, of pairs of runs of one occasion, where "
+    caption += "there are. Bytes held: of state, per parameter, on a rank."
     return Drawing(fig, f"{training.evidence}; ticks: modelled", caption)
 
 
@@ -242,33 +279,52 @@ def zero_scaling(data: Data, *, plans: Sequence[PlanName] = ("zero3", "zeropp", 
     scaled = [plan for plan in present(grown, plans) if len(medians.loc[plan]) > 1]
     if not scaled:
         raise NothingToShow("Runs on one number of nodes only.")
-    fig, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.8), width_ratios=[1.5, 1])
-    _weak_scaling(left, medians, scaled)
-    for plan in scaled:
-        several = medians.loc[plan][medians.loc[plan].index > 1]
-        moving = several[PREDICTED] - several.compute_seconds
-        _efficiency(right, data, grown[(grown.plan == plan) & (grown.nodes > 1)], plan)
-        right.plot(moving.iloc[0] / moving, ":", fillstyle="none", **look(plan))
-    published = paper("ZT-2")[0].value
-    right.axhline(published, color="black", linestyle="--", linewidth=1, label="paper, up to 384 GCDs")
-    right.plot([], [], ":", color="grey", marker="o", fillstyle="none", label="bytes over rates alone")
-    right.set(xlabel="nodes", ylabel="efficiency", ylim=(0, 1.1))
-    log_axis(right.xaxis, sorted(nodes for nodes in grown.nodes.unique() if nodes > 1))
-    right.legend(fontsize=8, loc="lower left")
+    data.only(grown[grown.plan.isin(scaled)])
+    several = [plan for plan in scaled if (medians.loc[plan].index > 1).sum() > 1]  # one node needs no slow link
+    shape = {"figsize": (9.5 if several else 6, 4), "width_ratios": [1.5, 1] if several else [1], "squeeze": False}
+    fig, panels = plt.subplots(1, 1 + bool(several), **shape)
+    _weak_scaling(panels[0, 0], medians, scaled)
     ranks = training.setting["packages"] * training.setting["gcds"]
-    caption = f"{ranks} ranks per node, {parameters(grown)}, {training.network}. Left: medians. "
-    caption += "Right: dots are pairs of runs of one occasion, marks their mean, bars its 95 % interval."
+    caption = f"{ranks} processes a node, all on one machine, a GPT of {parameters(grown)}, {training.network}. "
+    caption += "Bars: medians. "
+    if several:
+        samples = _efficiencies(panels[0, 1], data, grown[grown.nodes > 1], medians, several)
+        told = [f"{PLANS[plan]} {words(sample)}" for plan, sample in samples.items()]
+        caption += "Right: step on the fewest nodes ÷ step on more; dots are pairs of runs of one occasion, marks "
+        caption += f"their mean, bars its 95 % interval. Measured on the most nodes: {', '.join(told) or 'no pair'}; "
+        caption += "of other plans no such pair was run."
     return Drawing(fig, f"{training.evidence}; dotted: modelled; dashed: paper", caption)
 
 
-def _efficiency(axes: Axes, data: Data, runs: pd.DataFrame, plan: str) -> None:
-    """Step of the fewest nodes over that of more, as the claims read it: pairs of one occasion."""
-    first, *others = (some.iloc[0] for _, some in runs.groupby("nodes"))
-    samples = {run.nodes: data.ratio("zero_train", MEASURED, first, run) for run in others}
-    found = {first.nodes: 1.0} | {n: point(axes, n, s, **look(plan)) for n, s in samples.items() if s}
-    axes.plot(list(found), list(found.values()), label=PLANS[plan], **look(plan))
+def _efficiencies(
+    axes: Axes, data: Data, runs: pd.DataFrame, medians: pd.DataFrame, plans: Sequence[str]
+) -> dict[str, Sample]:
+    """Efficiency over nodes, measured, of bytes over rates, and the paper's; the samples on the most nodes by plan."""
+    found = {}
+    for plan in plans:
+        if sample := _efficiency(axes, data, runs[runs.plan == plan], plan):
+            found[plan] = sample
+        bigger = medians.loc[plan][medians.loc[plan].index > 1]
+        moving = bigger[PREDICTED] - bigger.compute_seconds
+        axes.plot(moving.iloc[0] / moving, ":", fillstyle="none", **look(plan))
+    axes.axhline(paper("ZT-2")[0].value, color="black", linestyle="--", linewidth=1, label="paper, to 384 GCDs")
+    axes.plot([], [], ":", color="grey", marker="o", fillstyle="none", label="bytes ÷ rates alone")
+    axes.set(xlabel="nodes", ylabel="efficiency", ylim=(0, 1.1))
+    log_axis(axes.xaxis, sorted(runs.nodes.unique()))
+    axes.margins(x=0.15)
+    axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=2, frameon=False, columnspacing=1)
+    return found
+
+
+def _efficiency(axes: Axes, data: Data, runs: pd.DataFrame, plan: str) -> Sample | None:
+    """Step of the fewest nodes over that of more, as the claims read it; returns the sample on the most nodes."""
+    (fewest, first), *others = runs.groupby("nodes")
+    samples = {nodes: paired(data, first, some) for nodes, some in others}
+    found = {fewest: 1.0} | {n: point(axes, n, s, **look(plan)) for n, s in samples.items() if s}
+    axes.plot(list(found), list(found.values()), label=PLANS[plan] if len(found) > 1 else None, **look(plan))
     for nodes, value in list(found.items())[1:]:
         note(axes, f"{value:.2f}", nodes, value, "right")
+    return samples[max(samples)] if samples else None
 
 
 def _weak_scaling(axes: Axes, medians: pd.DataFrame, plans: list[str]) -> None:
@@ -284,10 +340,10 @@ def _weak_scaling(axes: Axes, medians: pd.DataFrame, plans: list[str]) -> None:
             ticks[x] = f"{nodes}\n{PLANS[plan]}" if nodes == mine.index[len(mine) // 2] else f"{nodes}"
         start += len(mine) + 1
     axes.bar(0, 0, label="compute, measured alone", **grey)
-    axes.bar(0, 0, color=color(plans[-1]), label="rest (coloured): communication and software")
+    axes.bar(0, 0, color=color(plans[-1]), label="rest (in colour): communication, software")
     axes.set_xticks(list(ticks), list(ticks.values()))
-    axes.set(ylabel="time of a step (s)", xlabel="nodes", ylim=(0, 1.35 * medians[MEASURED].max()))
-    axes.legend(fontsize=8, loc="upper left")
+    axes.set(ylabel="time of a step (s)", xlabel="nodes", ylim=(0, 1.1 * medians.loc[plans, MEASURED].max()))
+    axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
     axes.grid(axis="x", visible=False)
 
 
@@ -308,6 +364,7 @@ def zero_prediction(data: Data) -> Drawing:
     paired = training.runs.dropna(subset=[PREDICTED])
     if paired.empty:
         raise NothingToShow("No record of a zero_train run with a predicted step on a shaped network.")
+    data.only(paired)
     fig, axes = plt.subplots(figsize=(6.4, 4.9))
     notes, others = [], paired
     for i, count in enumerate(training.batches):
@@ -323,13 +380,13 @@ def zero_prediction(data: Data) -> Drawing:
         rank = table[_BOTH].corr(method="spearman").iloc[0, 1]
         longer = table.loc[table[PREDICTED].idxmin(), MEASURED] / table[MEASURED].min() - 1
         notes.append(
-            f"{micro_batches(count)}: {len(table)} plans, Spearman {rank:.2f}; the plan predicted fastest takes "
-            f"{100 * longer:.0f} % longer than the fastest."
+            f"{micro_batches(count)}: {len(table)} plans, rank correlation {rank:.2f}; the plan predicted fastest "
+            + ("is the fastest." if longer == 0 else f"takes {100 * longer:.0f} % longer than the fastest.")
         )
     for name, plan in _FAMILIES.items():
         if plan in set(paired.plan):
             axes.plot([], [], linestyle="none", label=name, **look(plan))
-    label = "other rates, ratios, nodes"
+    label = "other rates, ratios, nodes" if len(others) else None
     axes.plot(others[PREDICTED], others[MEASURED], ".", color="#999999", label=label, zorder=1)
     ends = [0.8 * paired[PREDICTED].min(), 1.25 * paired[MEASURED].max()]
     axes.plot(ends, ends, color="black", linewidth=1)
@@ -337,5 +394,8 @@ def zero_prediction(data: Data) -> Drawing:
     for axis in (axes.xaxis, axes.yaxis):
         log_axis(axis, round_ticks(*ends))
     axes.legend(fontsize=8)
-    caption = f"{training.size()}, {training.network}. " + " ".join(notes)
+    caption = (
+        f"{training.size()}, {training.network}. Marks: medians of a plan's runs; line: as predicted. "
+        + " ".join(notes)
+    )
     return Drawing(fig, f"{training.evidence} against modelled", caption)

@@ -8,6 +8,13 @@ from repro.report.figures.base import Data, Drawing
 from repro.report.figures.zero.marks import color, fill, note
 from repro.report.figures.zero.runs import LEVELS, PLANS, STATE, PlanName, Training, present
 
+_CLAIMS = {
+    "ZP-1.a": "ZeRO-3 sends M ×",
+    "ZP-1.b": "ZeRO++ M ×",
+    "ZP-1.c": "less by a factor of",
+    "ZP-1.d": "one hop of qgZ ÷ two",
+}
+
 
 def zero_bytes(data: Data, *, accumulation: int | None = None, plans: tuple[PlanName, ...] = tuple(PLANS)) -> Drawing:
     """Bytes per step and node over each level, in units of the bytes of the 16-bit weights, for some plans.
@@ -17,7 +24,8 @@ def zero_bytes(data: Data, *, accumulation: int | None = None, plans: tuple[Plan
     training = Training(data.runs("zero_train"))
     runs = training.with_batches(accumulation)
     shown, nodes, unit = present(runs, plans), training.setting["nodes"], runs.model_bytes.iloc[0]
-    fig, axes = plt.subplots(1, 3, figsize=(10, 0.25 * len(shown) + 1.6), sharey=True)
+    data.only(runs[runs.plan.isin(shown)])
+    fig, axes = plt.subplots(1, 3, figsize=(10, 0.25 * len(shown) + 1.7), sharey=True)
     for panel, level in zip(axes, LEVELS, strict=True):
         sent = runs.groupby("plan")[[f"bytes_{level}", f"wire_{level}"]].median() / unit / nodes
         for y, plan in enumerate(shown):
@@ -28,7 +36,7 @@ def zero_bytes(data: Data, *, accumulation: int | None = None, plans: tuple[Plan
                 panel.plot(wire, y, "P", mfc="white", color=color(plan), markersize=7)
             note(panel, "not counted" if np.isnan(value) else f"{value:.2f}", np.nan_to_num(value), y, "right")
         panel.set_title(LEVELS[level], pad=16)
-        panel.set(xlabel="bytes per step and node (M)", xlim=(0, 1.22 * np.nanmax(sent.loc[shown])))
+        panel.set(xlabel="bytes per step and node (M)", xlim=(0, 1.25 * np.nanmax(sent.loc[shown])))
         panel.grid(axis="y", visible=False)
     for name, value in rules(nodes, nodes * training.setting["packages"] * training.setting["gcds"]).items():
         axes[2].axvline(value, color="black", linestyle=":", linewidth=1.5)
@@ -36,10 +44,14 @@ def zero_bytes(data: Data, *, accumulation: int | None = None, plans: tuple[Plan
         axes[2].annotate(f"{name}: {value:.2f}", (value, 1), **place)
     marks.rows(axes[0], [PLANS[plan] for plan in shown])
     more = (runs.wire_cluster / runs.bytes_cluster).dropna()
-    text = f"{training.size()}. M = {unit / 1e6:.1f} MB. Bars: payload counted by every rank. Hollow: kernel counters."
+    text = f"{training.size()}; M: the bytes of its 16-bit weights, {unit / 1e6:.1f} MB. Bars: payload, counted by "
+    text += "every rank. Hollow crosses: libraries, which do not count it; bytes by the kernel, headers included."
     if len(more):
-        text += f" Between nodes, the kernel's count is {100 * (more.median() - 1):.1f} % above the payload."
-    return Drawing(fig, f"{training.evidence}; dotted: counting rules for {nodes} nodes", text)
+        text += f" Between nodes the kernel counts {100 * (more.median() - 1):.1f} % more than the payload."
+    if told := marks.of_claims(data, _CLAIMS):
+        text += f" In the claims' units, of many nodes: {told}."
+    text += f" Dotted: 3 M of ZeRO-3 and 0.75 M of ZeRO++, which hold for many nodes, counted for {nodes}."
+    return Drawing(fig, training.evidence, text)
 
 
 def rules(nodes: int, ranks: int) -> dict[str, float]:
@@ -55,7 +67,8 @@ def zero_memory(data: Data, *, accumulation: int | None = None, plans: tuple[Pla
     training = Training(data.runs("zero_train"))
     runs = training.with_batches(accumulation)
     shown = present(runs, plans)
-    fig, axes = plt.subplots(figsize=(7.5, 0.25 * len(shown) + 1.5))
+    data.only(runs[runs.plan.isin(shown)])
+    fig, axes = plt.subplots(figsize=(7.5, 0.25 * len(shown) + 1.6))
     for y, plan in enumerate(shown):
         mine = runs[runs.plan == plan]
         held, predicted = ((mine[name] / mine.parameters).median() for name in (STATE, f"predicted_{STATE}"))
@@ -65,6 +78,8 @@ def zero_memory(data: Data, *, accumulation: int | None = None, plans: tuple[Pla
     marks.rows(axes, [PLANS[plan] for plan in shown])
     axes.set(xlabel="bytes of state per parameter on a rank")
     axes.margins(x=0.12)
-    fig.legend(loc="outside upper right", fontsize=8)
-    caption = f"{training.size()}; activations not counted."
-    return Drawing(fig, f"{training.evidence} (bars), modelled (marks)", caption)
+    axes.barh(0, 0, color="#555555", label="held by the fullest rank")
+    fig.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=8)
+    caption = f"{training.size()}; weights, gradients and optimizer states, without activations. Bars: tensors of "
+    caption += "the fullest rank. White diamonds: the formula of repro.zero.memory, which knows our own plans only."
+    return Drawing(fig, f"{training.evidence} (bars), modelled (diamonds)", caption)

@@ -1,0 +1,25 @@
+"""Tables of the notebooks: a function of `Data` each, whose docstring is the line above it, and `show`, which a cell
+calls."""
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from IPython.display import Markdown, display
+from pandas.io.formats.style import Styler
+
+from repro.report.figures import base
+
+
+def show(table: Callable[..., pd.DataFrame | Styler], records: str | Path, **options: Any) -> None:
+    """In a notebook: a table of the records of a folder, or what they lack for it."""
+    with base.where_recorded(), pd.option_context("display.max_colwidth", None):
+        shown = table(base.Data(records), **options)
+        display(Markdown(f"**{inspect.getdoc(table)}**"), shown)
+
+
+def rounded(table: pd.DataFrame, precision: int = 3) -> Styler:
+    """For reading."""
+    return table.style.set_uuid("table").format(precision=precision, thousands=",", na_rep="–")

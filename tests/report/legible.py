@@ -1,0 +1,39 @@
+"""What makes a picture hard to read: more inches than a page shows, small words, words on words."""
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+WIDEST, SMALLEST = 10.2, 7.0  # inches, points: at a notebook's 1,000 pixels 7 points are 9 pixels high
+_ALLOWED = 2.0  # pixels that two words may share: boxes are a little larger than the letters
+
+
+def faults(figure: Figure) -> list[str]:
+    """Every fault in words; an empty list for a legible figure."""
+    renderer = figure.canvas.get_renderer()
+    figure.draw(renderer)
+    width = figure.get_tightbbox(renderer).width
+    found = [f"{width:.1f} inches wide"] if width > WIDEST else []
+    shown = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+    outside = _outside(figure)
+    shown = [text for text in shown if text not in outside and (text.axes is None or text.axes.get_visible())]
+    found += [
+        f"{text.get_fontsize():g} points: {text.get_text()!r}" for text in shown if text.get_fontsize() < SMALLEST
+    ]
+    upright = [text for text in shown if text.get_rotation() % 90 == 0]  # boxes of slanted words overlap
+    boxes = np.array([text.get_window_extent(renderer).extents for text in upright]).reshape(-1, 4)
+    low, high = boxes[:, None, :2], boxes[:, None, 2:]
+    shared = np.minimum(high, high.swapaxes(0, 1)) - np.maximum(low, low.swapaxes(0, 1))
+    pairs = np.argwhere(np.triu((shared > _ALLOWED).all(axis=-1), 1))
+    return found + [f"{upright[one].get_text()!r} on {upright[other].get_text()!r}" for one, other in pairs]
+
+
+def _outside(figure: Figure) -> set[Text]:
+    """Labels of ticks beyond the ends of their axis: objects, but in no picture."""
+    found: set[Text] = set()
+    for axis in (axis for axes in figure.findobj(Axes) for axis in (axes.xaxis, axes.yaxis)):
+        drawn = axis._update_ticks()  # those that the axis would draw; it has no public name
+        ticks = {*axis.majorTicks, *axis.minorTicks} - set(drawn if axis.get_visible() else ())
+        found |= {label for tick in ticks for label in (tick.label1, tick.label2)}
+    return found
