@@ -41,6 +41,7 @@ def test_a_bundle_comes_out_as_it_went_in(good, tmp_path):
             assert (folder / path).readlink() == Path(entry.contents.decode())
         else:
             assert (folder / path).read_bytes() == entry.contents
+            assert (folder / path).stat().st_mtime == 1_700_000_000
     assert os.access(folder / "run", os.X_OK) and not os.access(folder / "README.md", os.X_OK)
     assert (folder / "workflow/trace.npy").exists() and (folder / "data/again").read_bytes() == b"read me\n"
     assert [path.name for path in (tmp_path / "into").iterdir()] == [TOP]
@@ -99,6 +100,11 @@ def of_kind(said: str, kind: bytes) -> Hostile:
     return Hostile(said, [(member("odd", kind=kind), b"")])
 
 
+def at(when: int, entry: tuple[tarfile.TarInfo, bytes]) -> tuple[tarfile.TarInfo, bytes]:
+    entry[0].mtime = when
+    return entry
+
+
 HOSTILE = {
     "a step upwards": Hostile("'repro-1/../x': found a step to another folder", [a_file("../x")]),
     "a step upwards inside": Hostile("found a step to another folder", [a_file("a/../../x")]),
@@ -139,6 +145,8 @@ HOSTILE = {
     "a duplicate in Unicode": Hostile("found a second member", [a_file("\u00e9"), a_file("e\u0301")]),
     "two manifests": Hostile("'repro-1/SHA256SUMS': found a second member of this name", [a_file("SHA256SUMS")]),
     "setuid": Hostile("found mode 4755; allowed: 644 or 755", [a_file("f", mode=0o4755)]),
+    "a time before all": Hostile("found the time -5; allowed: 0 to", [at(-5, a_file("f"))]),
+    "a time after all": Hostile("found the time 1152921504606846976", [at(1 << 60, a_file("f"))]),
     "another checksum": Hostile(
         f"'f': found SHA-256 {hashlib.sha256(b'owned').hexdigest()}; allowed: {'0' * 64}",
         [a_file("f")],

@@ -23,6 +23,7 @@ from repro.bundle.archive import MANIFEST, MODES, BundleError, listed
 _BLOCK = tarfile.BLOCKSIZE
 _CHUNK = 1 << 20
 _MANIFEST_MOST = 64 << 20
+_END_OF_TIME = 1 << 33  # as ustar's eleven octal digits
 _NAMES = "a path below one folder, of printable characters, without steps (. ..), backslash and colon"
 _KINDS = "ordinary files and symbolic links"
 _ODD = {
@@ -84,6 +85,8 @@ def _examine(archive: Path, file: IO[bytes]) -> tuple[str, dict[str, _Member]]:
         modes = [MODES["link"]] if info.issym() else [MODES["file"], MODES["program"]]
         if info.mode not in modes:
             raise BundleError(archive, info.name, f"mode {info.mode:o}", " or ".join(f"{mode:o}" for mode in modes))
+        if not 0 <= info.mtime < _END_OF_TIME:
+            raise BundleError(archive, info.name, f"the time {info.mtime}", f"0 to {_END_OF_TIME} seconds")
         seen.add(same)
         members[path] = _Member(path, info, start)
     _check_places(archive, members)
@@ -211,6 +214,7 @@ def _write(file: IO[bytes], folder: Path, members: dict[str, _Member]) -> None:
             with path.open("xb") as out:
                 out.writelines(_chunks(file, member))
             path.chmod(member.info.mode)
+            os.utime(path, (member.info.mtime, member.info.mtime))
         (aside / folder.name).rename(folder)
     finally:
         with suppress(OSError):
