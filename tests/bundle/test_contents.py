@@ -105,7 +105,14 @@ def test_no_checkout_is_refused(elsewhere, tmp_path, monkeypatch):
 
 
 def test_an_unfinished_run_is_refused(here, tmp_path):
-    refused(tmp_path / "nothing", "found no claims.json; allowed: a finished run, or results/replot (`make replot`)")
+    refused(tmp_path / "nothing", "found no report.html; allowed: a finished run, or results/replot (`make replot`)")
+
+
+@pytest.mark.parametrize("part", ["report.html", "claims.json", "figures"])
+def test_a_run_that_lacks_a_part_is_refused(here, tmp_path, part):
+    run = tmp_path / "run"
+    shutil.copytree(here / REPLOT, run, ignore=shutil.ignore_patterns(part))
+    refused(run, f"found no {part}")
 
 
 def test_verdicts_on_other_records_are_refused(here, tmp_path):

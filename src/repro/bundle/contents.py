@@ -20,7 +20,8 @@ from repro.records.record import Collection
 SHOWN = (
     "rendered"  # a folder beside `results`: what stands there, Snakemake takes for drawn, and `replot` draws nothing
 )
-_SHOWN = ("report.html", "claims.json", "figures/*.png", "figures/*.svg", "notebooks/*.html")
+# No executed notebooks: their cells and tables get a random id each time. Figures are the same whenever they are drawn.
+_SHOWN = ("report.html", "claims.json", "figures/*.png", "figures/*.svg")
 _MADE = ("*/*.json", "*/*.parquet")
 
 
@@ -42,8 +43,9 @@ def make(run: Path, out: Path | None = None) -> Bundle:
     commit, when = _commit()
     entries = _tracked(commit)
     shown = _under(run, _SHOWN)
-    if missing := {"report.html", "claims.json"} - shown.keys():
-        raise ValueError(f"{run}: found no {min(missing)}; allowed: a finished run, or results/replot (`make replot`)")
+    for part in ("report.html", "claims.json", "figures/"):
+        if not any(path.startswith(part) for path in shown):
+            raise ValueError(f"{run}: found no {part}; allowed: a finished run, or results/replot (`make replot`)")
     own = (run / "records").is_dir()
     folder = f"results/{run.resolve().name}" if own else f"results/reference/{config.load()[0].reference}"
     records = run / "records" if own else paths.root() / folder / "records"
@@ -52,7 +54,7 @@ def make(run: Path, out: Path | None = None) -> Bundle:
     if own:
         entries |= {f"{folder}/records/{path}": Entry(text) for path, text in _under(records, _MADE).items()}
     entries |= {f"{SHOWN}/{path}": Entry(text) for path, text in shown.items()}
-    described = crate.describe(entries, f"{folder}/records/", f"{SHOWN}/", list(found.records.values()), when, commit)
+    described = crate.describe(f"{folder}/records/", f"{SHOWN}/", list(found.records.values()), when, commit)
     entries[crate.NAME] = Entry(described)
     top = f"repro-papers-{__version__}-{commit[:7]}"
     path = out or paths.root() / "results" / f"{top}{f'-{run.resolve().name}' if own else ''}.tar"

@@ -1,7 +1,7 @@
 """`ro-crate-metadata.json`: what a bundle holds, and by which run, as a Workflow Run RO-Crate (profile 0.5)."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -26,10 +26,8 @@ _CONSTRAINTS = {
 }
 
 
-def describe(
-    paths: Iterable[str], records: str, shown: str, runs: Sequence[Record], when: datetime, commit: str
-) -> bytes:
-    """The metadata of a bundle with these paths: `runs` lie in the folder `records`, what they show in `shown`.
+def describe(records: str, shown: str, runs: Sequence[Record], when: datetime, commit: str) -> bytes:
+    """The metadata of a bundle of a commit of `when`: `runs` lie in the folder `records`, what they show in `shown`.
 
     No agent: records do not say who ran them. Times are the first start and the last end of the runs.
     """
@@ -41,11 +39,12 @@ def describe(
         _data(crate, "config/", "Experiments, tiers, platforms, claims and their tolerances", "configuration"),
         _data(crate, "data/", "Traces and models, and the published numbers", "data"),
     ]
-    outputs = [_data(crate, records, f"{len(runs)} run records, one a point and repeat", "records")]
-    outputs.append(_data(crate, f"{shown}report.html", "Verdicts and figures in one file", "report"))
-    outputs.append(_data(crate, f"{shown}claims.json", "The verdict of every claim", "verdicts"))
-    for folder in sorted({path.split("/")[1] for path in paths if path.count("/") > 1 and path.startswith(shown)}):
-        outputs.append(_data(crate, f"{shown}{folder}/", f"The {folder} of the report", folder))
+    outputs = [
+        _data(crate, records, f"{len(runs)} run records, one a point and repeat", "records"),
+        _data(crate, f"{shown}report.html", "Verdicts and figures in one file", "report"),
+        _data(crate, f"{shown}claims.json", "The verdict of every claim", "verdicts"),
+        _data(crate, f"{shown}figures/", "Every figure, as PNG and SVG", "figures"),
+    ]
     workflow["input"] = [entity["exampleOfWork"] for entity in inputs]
     workflow["output"] = [entity["exampleOfWork"] for entity in outputs]
     action = crate.add_action(workflow, "#run", object=inputs, result=outputs, properties=_times(runs))

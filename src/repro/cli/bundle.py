@@ -21,13 +21,14 @@ def bundle(
     """
     import hashlib
 
-    from repro import files, paths
+    from repro import paths
     from repro.bundle.contents import make
 
     with user_errors(), progress("bundle"):
         try_output(out)
         made = make(run or paths.root() / "results/replot", out)
-        digest = hashlib.sha256(files.read(made.path, most=1 << 40)).hexdigest()
+        with made.path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
     stdout.print(f"{made.files} files, {made.nbytes / 1e6:.0f} MB, of commit {made.commit}", soft_wrap=True)
     stdout.print(f"{digest}  {escape(str(made.path))}", soft_wrap=True)
 
