@@ -23,6 +23,7 @@ GOOD = {
     "data/trace.npy": Entry(bytes(700)),
     "workflow": Entry(b"data", "link"),
     "data/again": Entry(b"../README.md", "link"),
+    f"records/{'long-' * 30}\u00e9.json": Entry(b"{}\n"),
 }
 
 
@@ -68,12 +69,13 @@ class Hostile:
     members: list[tuple[tarfile.TarInfo, bytes]]
     manifest: bytes | None = None
     links: dict[str, str] = field(default_factory=dict)  # in the manifest
+    dialect: int = tarfile.GNU_FORMAT
 
     def write(self, path: Path) -> None:
         files = {info.name.removeprefix(f"{TOP}/"): Entry(data) for info, data in self.members if info.isreg()}
         links = {path: Entry(target.encode(), "link") for path, target in self.links.items()}
         text = manifest(files | links) if self.manifest is None else self.manifest
-        with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as tar:
+        with tarfile.open(path, "w", format=self.dialect) as tar:
             for info, data in [(member("SHA256SUMS", size=len(text)), text), *self.members]:
                 tar.addfile(info, io.BytesIO(data))
 
@@ -100,11 +102,17 @@ def of_kind(said: str, kind: bytes) -> Hostile:
     return Hostile(said, [(member("odd", kind=kind), b"")])
 
 
+def extended(entry: tuple[tarfile.TarInfo, bytes], headers: dict[str, str]) -> tuple[tarfile.TarInfo, bytes]:
+    entry[0].pax_headers = headers
+    return entry
+
+
 def at(when: int, entry: tuple[tarfile.TarInfo, bytes]) -> tuple[tarfile.TarInfo, bytes]:
     entry[0].mtime = when
     return entry
 
 
+PAX = tarfile.PAX_FORMAT
 HOSTILE = {
     "a step upwards": Hostile("'repro-1/../x': found a step to another folder", [a_file("../x")]),
     "a step upwards inside": Hostile("found a step to another folder", [a_file("a/../../x")]),
@@ -139,7 +147,21 @@ HOSTILE = {
     "a named pipe": of_kind("found a named pipe", tarfile.FIFOTYPE),
     "a folder": of_kind("found an entry for a folder", tarfile.DIRTYPE),
     "a contiguous file": of_kind("found an entry of type b'7'", tarfile.CONTTYPE),
-    "a long name": Hostile("found an entry of type b'L'", [a_file("x" * 300)]),
+    "a long name of GNU's kind": Hostile("found an entry of type b'L'", [a_file("x" * 300)]),
+    "a long link of GNU's kind": linked("found an entry of type b'K'", "x", "f" * 300),
+    "a long way upwards": Hostile("found a step to another folder", [a_file("../" * 60 + "x")], dialect=PAX),
+    "a long absolute name": Hostile("found an absolute name", [a_file("/etc/" + "x" * 200, top="")], dialect=PAX),
+    "a long link in an extended header": Hostile(
+        "linkpath=ffff", [a_link("x", "f" * 297)], manifest=b"", dialect=PAX
+    ),
+    "more in an extended header": Hostile(
+        "'repro-1/SHA256SUMS': found after it an extended header b'22 GNU.sparse.major=1",
+        [extended(a_file("f"), {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"})],
+        dialect=PAX,
+    ),
+    "a size in an extended header": Hostile(
+        "found after it an extended header b'15 size=999999", [extended(a_file("f"), {"size": "999999"})], dialect=PAX
+    ),
     "a duplicate": Hostile("found a second member of this name", [a_file("f", data=b"1"), a_file("f")]),
     "a duplicate but for case": Hostile("found a second member of this name", [a_file("README"), a_file("readme")]),
     "a duplicate in Unicode": Hostile("found a second member", [a_file("\u00e9"), a_file("e\u0301")]),
@@ -186,11 +208,12 @@ def test_the_table_differs_from_a_good_archive_in_one_thing(tmp_path):
 
 
 DAMAGED: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "a long name without a member": ("found no member", lambda whole: whole[: whole.index(b"././@PaxHeader") + 1024] + bytes(1024)),
     "empty": ("found no member", lambda whole: b""),
     "zeros": ("found no member", lambda whole: bytes(len(whole))),
     "another kind": ("found no tar header at byte 0", lambda whole: b"PK\x03\x04" + whole),
-    "cut in a member": ("found a size of 285 bytes, 188 are left", lambda whole: whole[:700]),
-    "cut in a header": ("found no tar header", lambda whole: whole[:1100]),
+    "cut in a member": ("bytes, 188 are left", lambda whole: whole[:700]),
+    "cut in a header": ("found no tar header", lambda whole: whole[: whole.rindex(b"ustar")]),
     "cut before its end": ("found the end of the file after this member", lambda whole: whole[: whole.rindex(b"#!") + 512]),
     "longer": ("found more bytes after the end of the archive", lambda whole: whole + whole),
     "a negative size": ("found a size of -512 bytes", lambda whole: header(whole, -512)),

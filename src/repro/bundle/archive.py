@@ -61,9 +61,9 @@ def listed(text: str) -> dict[str, str]:
 
 def write(out: Path, top: str, entries: Mapping[str, Entry], when: int) -> None:
     """Write the members, sorted, and their manifest below the folder `top`; each of them is of the time `when`, the
-    owner 0, and one of three modes. ValueError for a path that is too long for ustar."""
+    owner 0, and one of three modes. What pax adds to a name of over 100 bytes is the name alone."""
     ordered = {MANIFEST: Entry(manifest(entries)), **dict(sorted(entries.items()))}
-    with files.replacing(out) as temporary, tarfile.open(temporary, "w", format=tarfile.USTAR_FORMAT) as tar:
+    with files.replacing(out) as temporary, tarfile.open(temporary, "w", format=tarfile.PAX_FORMAT) as tar:
         for path, entry in ordered.items():
             member = tarfile.TarInfo(f"{top}/{path}")
             member.mtime, member.mode = when, MODES[entry.kind]

@@ -7,6 +7,7 @@ for all of tar's dialects makes of an odd one. No member is written before all n
 import hashlib
 import os
 import posixpath
+import re
 import shutil
 import stat
 import tarfile
@@ -97,26 +98,41 @@ def _headers(archive: Path, file: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, 
     """Each header with the place of its contents. BundleError for an archive that is cut or damaged, or goes on after
     its end."""
     whole = "a whole, uncompressed tar archive, as repro bundle writes"
-    size, place, last = os.fstat(file.fileno()).st_size, 0, ""
+    size, place, last, long = os.fstat(file.fileno()).st_size, 0, "", ""
     while any(block := _read(file, place, _BLOCK)):
         try:
             info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         except (tarfile.TarError, ValueError) as error:
             raise BundleError(archive, last, f"no tar header at byte {place} ({error})", whole) from error
         place += _BLOCK
-        end = place + -(-info.size // _BLOCK) * _BLOCK if info.type == tarfile.REGTYPE else place
+        holds = info.type in (tarfile.REGTYPE, tarfile.XHDTYPE)
+        end = place + -(-info.size // _BLOCK) * _BLOCK if holds else place
         if not place <= end <= size:
             raise BundleError(archive, info.name, f"a size of {info.size} bytes, {size - place} are left", whole)
-        yield info, place
-        place, last = end, info.name
-    if not last:
-        raise BundleError(archive, "", "no member", whole)
+        if info.type == tarfile.XHDTYPE and not long:
+            long = _long_name(archive, last, _read(file, place, min(info.size, _BLOCK * 16)))
+        else:
+            info.name = long or info.name
+            yield info, place
+            last, long = info.name, ""
+        place = end
+    if long or not last:
+        raise BundleError(archive, long, "no member", whole)
     if size < place + 2 * _BLOCK:
         raise BundleError(archive, last, "the end of the file after this member", whole)
     file.seek(place)
     while rest := file.read(_CHUNK):
         if any(rest):
             raise BundleError(archive, last, "more bytes after the end of the archive", whole)
+
+
+def _long_name(archive: Path, last: str, header: bytes) -> str:
+    """The name in the extended header of a member whose name has over 100 bytes, the only thing that one may hold."""
+    found = re.fullmatch(rb"(\d{1,4}) path=([^\n]+)\n", header)
+    with suppress(UnicodeDecodeError):
+        if found and int(found[1]) == len(header):
+            return found[2].decode()
+    raise BundleError(archive, last, f"after it an extended header {header[:80]!r}", "one with a long name alone")
 
 
 def _read(file: IO[bytes], place: int, size: int) -> bytes:
