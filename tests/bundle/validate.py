@@ -28,6 +28,7 @@ class OneFile(BaseAdapter):
     def send(self, request, **options):
         answer = requests.Response()
         answer.status_code, answer.url, answer.request = 200, request.url, request
+        answer.headers["Content-Type"] = "application/ld+json"
         answer.raw = HTTPResponse(BytesIO(Path(self.path).read_bytes()), status=200, preload_content=False)
         return answer
 
