@@ -30,6 +30,9 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) -
 PIP := $(BIN)/python $(PIP_INSTALL)
 PEERS_PIP := $(PEERS)/bin/python $(PIP_INSTALL)
 
+# A run starts a hundred processes. Where byte code may not be kept, each would compile the sources anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: reproduce smoke announce test test-box test-all replot bundle appendix lint triton peers lock clean environment
 
 reproduce: announce $(READY)

@@ -69,6 +69,8 @@ def copied_project(folder: Path) -> Iterator[Path]:
     (folder / "results").mkdir()
     (folder / "tmp").mkdir()
     (folder / "results/reference").symlink_to(root / "results/reference")
+    (root / ".cache").mkdir(exist_ok=True)
+    (folder / ".cache").symlink_to(root / ".cache")  # hashes of the same sources, which take a second to find anew
     for name in ("constraints.txt", "environment.yml"):
         shutil.copy(root / name, folder / name)
     with pytest.MonkeyPatch.context() as patch:

@@ -1,6 +1,5 @@
 """The command line as a user meets it."""
 
-import functools
 import json
 import subprocess
 import sys
@@ -117,7 +116,10 @@ def test_claims_fit_a_small_terminal(monkeypatch):
 
 
 def test_claims_can_be_chosen(monkeypatch):
-    monkeypatch.setattr(stored, "collect", functools.cache(stored.collect))  # one reading for all calls
+    found = stored.collect(SHIPPED / "records")
+    judged = {row.id: row for row in registry.evaluate(registry.load(), found.records, found.problems)}
+    monkeypatch.setattr(stored, "collect", lambda folder: found)  # read and judged once for all calls
+    monkeypatch.setattr(registry, "evaluate", lambda known, *rest: [judged[claim.id] for claim in known])
 
     def ids(*words):
         return {row["id"] for row in json.loads(call("claims", *words, "--results", str(SHIPPED), "--json"))}

@@ -117,7 +117,7 @@ class Bin(_Strict):
 class Packing(_Strict):
     """Points are put together into allocations of about `pack_minutes`; each point takes `start_minutes` to begin."""
 
-    pack_minutes: Minutes = 2
+    pack_minutes: Minutes = 4
     start_minutes: float = Field(0.005, ge=0, le=10_000)
 
 
