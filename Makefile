@@ -4,6 +4,7 @@
 # make test-box    the tests on a Slurm cluster on this machine, as root
 # make test-all    every test
 # make replot      figures and verdicts from the shipped records, without computing
+# make bundle      one archive with everything: source, records, figures, report, environment, checksums, metadata
 # make appendix    the appendices of docs/appendix/ as PDF
 # make lint        formatting and static checks
 # make triton      Triton beside the environment (1 GB), to test the GPU kernels in its interpreter
@@ -32,7 +33,7 @@ PEERS_PIP := $(PEERS)/bin/python $(PIP_INSTALL)
 # A run starts a hundred processes. Where byte code may not be kept, each would compile the sources anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: reproduce smoke announce test test-box test-all replot appendix lint triton peers lock clean environment
+.PHONY: reproduce smoke announce test test-box test-all replot bundle appendix lint triton peers lock clean environment
 
 reproduce: announce $(READY)
 	@$(BIN)/repro reproduce
@@ -61,6 +62,9 @@ replot: $(READY)
 	@$(BIN)/snakemake replot
 	@$(BIN)/repro claims --results results/reference/$$($(BIN)/python -c 'from repro.plan import config; print(config.load()[0].reference)')
 	@echo "Report: $(CURDIR)/results/replot/report.html"
+
+bundle: replot
+	@$(BIN)/repro bundle
 
 # No environment is needed: the texts are written already (`repro docs`). Twice, as a long table takes its widths from the first time.
 appendix:

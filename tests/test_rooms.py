@@ -25,6 +25,7 @@ LAYERS = [
     ["plan"],
     ["claims", "jobs"],
     ["report"],
+    ["bundle"],
     ["box"],
     ["cli"],
 ]

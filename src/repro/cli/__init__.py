@@ -11,6 +11,7 @@ from rich.markup import escape
 from repro import files
 from repro.cli import console
 from repro.cli import figures as drawing
+from repro.cli.bundle import bundle, unbundle
 from repro.cli.cluster import app as box_commands
 from repro.cli.compare import compare
 from repro.cli.console import (
@@ -270,6 +271,8 @@ app.command()(compare)
 app.command()(place)
 app.command()(explain)
 app.command()(docs)
+app.command()(bundle)
+app.command()(unbundle)
 for command in (drawing.figure, drawing.notebook, drawing.report):
     app.command()(command)
 app.add_typer(box_commands, name="box")

@@ -1,4 +1,5 @@
-"""Every page that a command writes: `docs/findings.md`, `docs/claims.md`, the appendix, and the marked parts of README.
+"""Every page that a command writes: `docs/findings.md`, `docs/claims.md`, the appendix, the marked parts of README, and
+`codemeta.json` and `.zenodo.json`.
 
 `pages` reads `config/`, the catalogue of figures, the plan and the shipped records below `paths.root()`, so those of
 another checkout where REPRO_ROOT names it.
@@ -22,7 +23,7 @@ from repro.claims.verdict import AGREEMENT, SCOPE
 from repro.experiments import stored
 from repro.plan import config
 from repro.report import figures, findings
-from repro.report.docs import facts, latex, table
+from repro.report.docs import citation, facts, latex, table
 
 _TEMPLATES = Path(__file__).parent
 _PAGES = {
@@ -52,7 +53,7 @@ def pages(names: Mapping[str, Any] | None = None) -> dict[str, str]:
         text = _environment(README).get_template(f"readme-{part['name']}.md.j2").render(said)
         return f"{part[1]}{text}{part[3]}"
 
-    return found | {README: _PART.sub(filled, (paths.root() / README).read_text("utf-8"))}
+    return found | citation.pages() | {README: _PART.sub(filled, (paths.root() / README).read_text("utf-8"))}
 
 
 def write() -> list[str]:

@@ -1,0 +1,155 @@
+"""What a bundle holds, that the same commit and run give the same bytes, and that it works elsewhere."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from small_checkout import EXPERIMENT, git, show
+from typer.testing import CliRunner
+
+from repro import __version__, cli
+from repro.bundle import contents, unpack
+
+DESCRIBED = {"SHA256SUMS", "ro-crate-metadata.json"}
+REPLOT = Path("results/replot")
+
+
+def test_it_holds_the_commit_and_what_the_run_shows(checkout, elsewhere):
+    listed = subprocess.run(["git", "-C", checkout, "ls-files"], capture_output=True, text=True, check=True)
+    shown = {f"rendered/{path}" for path in ("report.html", "claims.json", "figures/zero_bytes.png")}
+    found = {path.relative_to(elsewhere).as_posix() for path in elsewhere.rglob("*") if not path.is_dir() or path.is_symlink()}  # fmt: skip
+    assert found == {*listed.stdout.splitlines(), *shown, *DESCRIBED}
+    for path in listed.stdout.splitlines():
+        if not (checkout / path).is_symlink():
+            assert (elsewhere / path).read_bytes() == (checkout / path).read_bytes(), path
+    assert (elsewhere / "workflow").readlink() == Path("workflows")
+
+
+def test_usual_tools_check_and_unpack_it(bundle, tmp_path):
+    subprocess.run(["tar", "xf", bundle], cwd=tmp_path, check=True)
+    (folder,) = tmp_path.iterdir()
+    assert folder.name.startswith(f"repro-papers-{__version__}-")
+    subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=folder, check=True)
+
+
+def test_every_member_is_of_one_time_and_owner(bundle):
+    with tarfile.open(bundle) as tar:
+        members = tar.getmembers()
+    assert {(m.mtime, m.uid, m.gid, m.uname, m.gname) for m in members} == {(1_700_000_000, 0, 0, "", "")}
+    assert [m.name for m in members[1:]] == sorted(m.name for m in members[1:])
+
+
+def test_another_clone_gives_the_same_bytes(checkout, bundle, tmp_path, monkeypatch):
+    """In another folder, time zone and umask, with other times of files."""
+    clone = tmp_path / "elsewhere" / "a clone"
+    before = os.umask(0o077)
+    try:
+        subprocess.run(["git", "clone", "--quiet", checkout, clone], check=True)
+        shutil.copytree(checkout / REPLOT, clone / REPLOT, copy_function=shutil.copyfile)
+        for path in clone.rglob("*"):
+            os.utime(path, (1_600_000_000, 1_600_000_000), follow_symlinks=False)
+        environment = os.environ | {"REPRO_ROOT": str(clone), "TZ": "Asia/Kathmandu", "PYTHONHASHSEED": "7", "LC_ALL": "C.UTF-8"}  # fmt: skip
+        command = [sys.executable, "-m", "repro", "bundle", "--out", str(tmp_path / "second.tar")]
+        said = subprocess.run(command, cwd=clone, env=environment, check=True, capture_output=True, text=True).stdout
+    finally:
+        os.umask(before)
+    digest = hashlib.sha256((tmp_path / "second.tar").read_bytes()).hexdigest()
+    assert digest in said
+    assert digest == hashlib.sha256(bundle.read_bytes()).hexdigest()
+
+
+def test_other_records_give_another_manifest(here, bundle, tmp_path, monkeypatch):
+    """A run of this machine goes in with its records, at their place."""
+    run = tmp_path / "laptop"
+    shutil.copytree(next(here.glob("results/reference/*/records")), run / "records")
+    shown = sorted((run / "records" / EXPERIMENT).glob("*.json"))
+    shown[0].unlink()
+    show(run, run / "records")
+    made = contents.make(run, tmp_path / "run.tar")
+    folder = unpack(made.path, tmp_path / "into").folder
+    assert {path.name for path in (folder / "results/laptop/records" / EXPERIMENT).iterdir()} == {
+        path.name for path in (run / "records" / EXPERIMENT).iterdir()
+    }
+    assert (folder / "SHA256SUMS").read_bytes() not in bundle.read_bytes()
+
+
+def refused(run: Path, said: str) -> None:
+    with pytest.raises(ValueError) as error:
+        contents.make(run, run.parent / "never.tar")
+    assert said in str(error.value)
+    assert not (run.parent / "never.tar").exists()
+
+
+def test_a_changed_checkout_is_refused(here, tmp_path):
+    (here / "new.txt").touch()
+    try:
+        refused(here / REPLOT, "found 1 files that differ from the commit (new.txt); allowed: none")
+    finally:
+        (here / "new.txt").unlink()
+
+
+def test_no_checkout_is_refused(elsewhere, tmp_path, monkeypatch):
+    monkeypatch.setenv("REPRO_ROOT", str(elsewhere))
+    refused(elsewhere / "rendered", "a bundle is made from a git commit; git rev-parse says: fatal: not a git repo")
+    git(elsewhere.parent, "init", "--quiet")
+    try:
+        refused(elsewhere / "rendered", f"found no git checkout here but in {elsewhere.parent.resolve()}")
+    finally:
+        shutil.rmtree(elsewhere.parent / ".git")
+
+
+def test_an_unfinished_run_is_refused(here, tmp_path):
+    refused(tmp_path / "nothing", "found no report.html; allowed: a finished run, or results/replot (`make replot`)")
+
+
+@pytest.mark.parametrize("part", ["report.html", "claims.json", "figures"])
+def test_a_run_that_lacks_a_part_is_refused(here, tmp_path, part):
+    run = tmp_path / "run"
+    shutil.copytree(here / REPLOT, run, ignore=shutil.ignore_patterns(part))
+    refused(run, f"found no {part}")
+
+
+def test_verdicts_on_other_records_are_refused(here, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(here / REPLOT, run)
+    rows = json.loads((run / "claims.json").read_text())
+    rows[0]["agreement"] = "reproduced" if rows[0]["agreement"] != "reproduced" else "deviates"
+    (run / "claims.json").write_text(json.dumps(rows))
+    refused(run, "claims.json: found verdicts on other records or by other claims")
+
+
+def test_a_file_that_is_no_record_is_refused(here, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(here / REPLOT, run)
+    (run / "records" / EXPERIMENT).mkdir(parents=True)
+    (run / "records" / EXPERIMENT / "half.json").write_text("{")
+    refused(run, "half.json: not a run record")
+
+
+def test_unpacked_elsewhere_it_draws_without_network_and_git(elsewhere, tmp_path):
+    unshare = ["unshare", "--net"]
+    if shutil.which("unshare") is None or subprocess.run([*unshare, "true"], capture_output=True).returncode:
+        pytest.skip("the network cannot be cut here: that needs root on Linux, and unshare")
+    command = [*unshare, sys.executable, "-m", "repro", "figure", "zero_bytes", "--out", str(tmp_path)]
+    left_out = {"REPRO_ROOT", "PYTHONPATH"}
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
+    environment |= {"PYTHONPATH": str(elsewhere / "src"), "GIT_CEILING_DIRECTORIES": str(elsewhere.parent)}
+    subprocess.run(command, cwd=elsewhere, env=environment, check=True, capture_output=True)
+    assert (tmp_path / "zero_bytes.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "zero_bytes.png").stat().st_size > 10_000
+
+
+def test_the_commands_say_what_they_did(here, tmp_path):
+    runner, archive = CliRunner(), str(tmp_path / "b.tar")
+    made = runner.invoke(cli.app, ["bundle", "--out", archive])
+    assert made.exit_code == 0, made.output
+    assert hashlib.sha256(Path(archive).read_bytes()).hexdigest() in made.output
+    checked = runner.invoke(cli.app, ["unbundle", "--check", archive])
+    assert checked.exit_code == 0 and "all as the manifest says" in checked.output
+    assert [path.name for path in tmp_path.iterdir()] == ["b.tar"]

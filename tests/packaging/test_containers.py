@@ -1,0 +1,90 @@
+"""Recipes of containers are read here, not built: what they copy exists, and their shell commands parse."""
+
+import json
+import re
+import subprocess
+
+import pytest
+
+from repro import paths
+
+ROOT = paths.root()
+CONTAINERFILE = (ROOT / "Containerfile").read_text()
+APPTAINER = (ROOT / "apptainer.def").read_text()
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Each instruction of the Containerfile with its words, comments left out and lines joined."""
+    lines = [line for line in CONTAINERFILE.splitlines() if not line.startswith("#")]
+    joined = "\n".join(lines).replace("\\\n", " ").splitlines()
+    return [(word, rest) for word, _, rest in (line.strip().partition(" ") for line in joined) if word]
+
+
+def sections() -> dict[str, str]:
+    """The sections of the Apptainer definition; that before the first is the header."""
+    parts = re.split(r"^%(\w+)$", APPTAINER, flags=re.MULTILINE)
+    return {"header": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
+
+
+def installed(text: str) -> set[str]:
+    """Debian's packages that a shell text installs."""
+    (found,) = re.findall(r"apt-get install([^&;>\n]*)", text.replace("\\\n", " "))
+    return {word for word in found.split() if not word.startswith("-")}
+
+
+def shells() -> dict[str, str]:
+    found = {f"Containerfile RUN {n}": rest for n, (word, rest) in enumerate(instructions()) if word == "RUN"}
+    found |= {f"apptainer.def %{name}": sections()[name] for name in ("post", "environment", "runscript")}
+    found["postBuild"] = (ROOT / ".binder/postBuild").read_text()
+    return found | {"devcontainer.json": devcontainer()["postCreateCommand"]}
+
+
+def devcontainer() -> dict:
+    return json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())
+
+
+@pytest.mark.parametrize("name", shells())
+def test_shell_commands_parse(name):
+    done = subprocess.run(["sh", "-n"], input=shells()[name], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_instructions_are_known_and_what_they_copy_exists():
+    words = [word for word, _ in instructions()]
+    assert set(words) == {"FROM", "RUN", "USER", "WORKDIR", "COPY", "ARG", "ENV", "CMD"} and words[0] == "FROM"
+    for word, rest in instructions():
+        if word == "COPY":
+            *sources, _ = [part for part in rest.split() if not part.startswith("--")]
+            assert sources and all((ROOT / source).exists() for source in sources)
+        if word == "CMD":
+            assert all(isinstance(part, str) for part in json.loads(rest))
+    assert all((ROOT / line.split()[0]).exists() for line in sections()["files"].split("\n") if line.strip())
+
+
+def test_both_begin_with_one_release_and_install_packages_of_ci():
+    base = dict(instructions())["FROM"]
+    assert re.fullmatch(r"debian:\d+\.\d+-slim", base)
+    assert f"From: {base}\n" in sections()["header"]
+    assert installed(CONTAINERFILE) == installed(APPTAINER)
+    assert installed(CONTAINERFILE) - {"ca-certificates"} < installed((ROOT / ".ci/run").read_text())
+
+
+def test_all_make_the_environment_of_make():
+    for name, text in {"Containerfile": CONTAINERFILE, "apptainer.def": APPTAINER, "postBuild": shells()["postBuild"]}.items():  # fmt: skip
+        assert len(re.findall(r"make environment TORCH_INDEX=", text)) == 1, name
+        assert "pip" not in re.sub(r"#.*", "", text), name
+
+
+def test_what_git_ignores_stays_out_of_the_container():
+    ignored = [line.rstrip("/") for line in (ROOT / ".gitignore").read_text().splitlines()]
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    assert [line.removeprefix("**/") for line in lines if not line.startswith("#")] == ignored
+
+
+def test_the_devcontainer_builds_the_containerfile():
+    build = devcontainer()["build"]
+    folder = ROOT / ".devcontainer"
+    assert (folder / build["dockerfile"]).resolve() == ROOT / "Containerfile"
+    assert (folder / build["context"]).resolve() == ROOT
+    assert devcontainer()["remoteUser"] == dict(instructions())["USER"]
+    assert re.search(r"ln -s (\S+)/\.venv", devcontainer()["postCreateCommand"])[1] == dict(instructions())["WORKDIR"]
