@@ -154,9 +154,7 @@ def test_nothing_is_submitted_without_an_account(profile, project, fake_slurm):
     assert f"config/platforms/{PROFILES[profile]}.yaml: slurm.account: not set" in said
 
 
-@pytest.mark.parametrize(
-    "profile", ["box", pytest.param("frontier", marks=pytest.mark.exhaustive), NVIDIA]
-)
+@pytest.mark.parametrize("profile", ["box", pytest.param("frontier", marks=pytest.mark.exhaustive), NVIDIA])
 def test_the_dry_run_agrees_with_the_plan(profile, project, fake_slurm):
     fill_in(project, profile)
     done = submit(profile, "-n")

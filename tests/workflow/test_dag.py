@@ -258,7 +258,7 @@ def test_killed_rank_is_a_failed_record(project):
 
 
 @exhaustive
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)  # on cores that other tests share
 def test_replot_from_the_shipped_records(project):
     """Every figure, verdict and the report from shipped records, on a machine that never ran a point."""
     snakemake("replot")
