@@ -1,5 +1,6 @@
 """A Slurm job of points, as the profiles submit it, and what can be seen of it from outside."""
 
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -62,10 +63,10 @@ class Job:
             time.sleep(0.2)
 
     def runs(self, record_number=0):
-        """Whether the ranks of a point are at work: they have taken half a second of processor time each."""
+        """The ranks of a point, once they are at work: several have met, a lone one has taken the time to import."""
         wanted = str(self.records[record_number])
         ranks = [rank for rank in self.processes() if wanted in _command(rank) and "srun" not in _command(rank)[:1]]
-        return bool(ranks) and all(_seconds(rank) > 6 for rank in ranks) and ranks
+        return bool(ranks) and all(_has_met(rank) if len(ranks) > 1 else _seconds(rank) > 6 for rank in ranks) and ranks
 
     def processes(self):
         mark = f"SLURM_JOB_ID={self.id}"
@@ -99,6 +100,15 @@ def _command(process):
         return process.cmdline()
     except psutil.Error:
         return []
+
+
+def _has_met(process):
+    """Whether a rank has joined its process group: only then gloo starts these threads."""
+    with contextlib.suppress(OSError):
+        return "pt_gloo_runloop" in {
+            task.read_text().strip() for task in Path(f"/proc/{process.pid}/task").glob("*/comm")
+        }
+    return False
 
 
 def _seconds(process):

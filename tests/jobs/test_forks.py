@@ -1,5 +1,6 @@
 """An allocation of local processes: what happens to one point costs that point alone, and nothing finished is lost."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -110,6 +111,25 @@ def test_two_drivers_run_each_point_once(project, monkeypatch):
     assert [driver.exitcode for driver in drivers] == [0, 0]
     assert Counter(Path("runs.txt").read_text().split()) == Counter("1234")
     assert all(plan.state(path, source)[0] == "done" for path in paths)
+
+
+@pytest.mark.parametrize(("number", "ends"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_an_interrupt_that_lands_in_a_fork_is_heeded_at_once(project, monkeypatch, number, ends):
+    """Python drops what a handler raises there, and the point that has just been forked hears of no signal."""
+    start = multiprocessing.context.ForkProcess.start
+
+    def interrupted(process):
+        start(process)
+        with contextlib.suppress(ends):
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(multiprocessing.context.ForkProcess, "start", interrupted)
+    monkeypatch.setattr(Experiment, "run", lambda self, point: time.sleep(60))
+    found, (path,) = planned(requests=[1], seeds=2)
+    begun = time.monotonic()
+    with pytest.raises(ends):
+        run(found)
+    assert time.monotonic() - begun < 30 and not path.exists()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from repro.records import provenance
 
 JOB_COMMANDS = ("sbatch", "srun", "squeue", "sacct", "scancel")
 _MIN_MEMORY_GIB = 6  # 8 ranks with torch loaded, or SmolLM2-135M in fp32 beside its KV cache
-_MIN_DISK_GIB = 3  # the virtual environment is 2.5 GB
+_MIN_DISK_GIB = 3  # the virtual environment is 2.6 GB
 _FINE = {"namespaces": "can be made and shaped", "model": "installed", "kernels": "can be built"}
 
 

@@ -71,6 +71,7 @@ class Forks:
         process.start()
         lifeline.close()
         try:
+            self._heed()  # what came in the fork itself reached this process alone
             process.join()
         finally:
             held.close()  # interrupts it, where it has not ended and Ctrl-C has not reached it
