@@ -3,6 +3,7 @@
 import contextlib
 import faulthandler
 import fcntl
+import gc
 import io
 import json
 import os
@@ -906,7 +907,9 @@ def worker(what):
     code = 1
     try:
         os.setsid()
+        gc.freeze()  # what earlier tests left, threads of theirs among it, is not this process's to destroy
         faulthandler.disable()  # crashes are wanted here
+        faulthandler.register(signal.SIGUSR1, file=open("stacks.txt", "a"))  # noqa: SIM115 (of its children as well)
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
         signal.signal(signal.SIGINT, signal.default_int_handler)
         code = len(allocation.run(*what))
@@ -914,6 +917,23 @@ def worker(what):
         code = ended.code
     finally:
         os._exit(code)
+
+
+def ended(pid, seconds=150):
+    """Exit code of a worker, negative for a signal. One that hangs fails the test, which tells where its processes are."""
+    deadline = time.monotonic() + seconds
+    while not (found := os.waitpid(pid, os.WNOHANG))[0]:
+        if time.monotonic() > deadline:
+            family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+            for tell in (signal.SIGUSR1, signal.SIGKILL):
+                for each in family:
+                    with contextlib.suppress(psutil.Error):
+                        each.send_signal(tell)
+                time.sleep(1)
+            os.waitpid(pid, 0)
+            pytest.fail(f"hangs: {family}\n{Path('stacks.txt').read_text()}")
+        time.sleep(0.01)
+    return os.waitstatus_to_exitcode(found[1])
 
 
 def below(pid, depth):
@@ -1003,7 +1023,7 @@ def killed_once(how, generation, after_s):
     before, family = finished(), [driver, *driver.children(recursive=True)]
     with contextlib.suppress(psutil.Error, ProcessLookupError):  # it has just ended, or all of it has
         how(victim) if victim else None
-    os.waitpid(pid, 0)
+    ended(pid)
     _gone, alive = psutil.wait_procs(family[1:], timeout=20)
     assert not alive, alive
     after = finished()
@@ -1015,8 +1035,7 @@ def killed_once(how, generation, after_s):
 def completed(before):
     """Another run makes what is missing and leaves what is there; nothing of the first is left then."""
     networks_left = [name for record in owners.RECORDS.glob("*") for name in record.read_text().split()]
-    pid = worker(planned([1, 2, 3]))
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert ended(worker(planned([1, 2, 3]))) == 0
     after = finished()
     assert len(after) == 3 and {path: after[path] for path in before} == before
     if netns.unavailable() is None:
@@ -1048,8 +1067,7 @@ def test_a_kill_loses_nothing_and_leaves_nothing(workplace, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_kills_at_random_moments_lose_nothing_and_leave_nothing(workplace, kind):
     start = time.monotonic()
-    os.waitpid(worker(planned([1, 2, 3])), 0)
-    assert len(finished()) == 3
+    assert ended(worker(planned([1, 2, 3]))) == 0 and len(finished()) == 3
     try_kind(kind, KILLS, time.monotonic() - start)
 
 
