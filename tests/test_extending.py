@@ -78,7 +78,7 @@ def project(tmp_path_factory):
     with copied_project(tmp_path_factory.mktemp("extended")) as folder, pytest.MonkeyPatch.context() as patch:
         for name in ("src", "docs"):
             shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns("*.egg-info", "*.nb[ci]"))
-        for name in ("README.md", "Makefile", "CITATION.cff"):
+        for name in ("README.md", "Makefile", "CITATION.cff", "pyproject.toml"):
             shutil.copy(root / name, folder / name)
         patch.setenv("PYTHONPATH", str(folder / "src"))
         patch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
