@@ -320,6 +320,15 @@ out = {"results": results, "refused": refused, "pid": os.getpid()}
 """
 
 
+def test_an_interrupt_before_the_first_rank_is_told_as_such(monkeypatch):
+    def interrupted(threads: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("repro.launch.watch._context", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        launch(summed, 2, 0.5)
+
+
 def test_under_torchrun(tmp_path):
     script = tmp_path / "job.py"
     script.write_text(JOINED)

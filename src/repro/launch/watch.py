@@ -29,12 +29,12 @@ class Ranks:
         self.results: dict[int, Any] = {}
         self.errors: dict[int, RankError] = {}
         self.answers: dict[int, tuple[str, bool]] = {}
+        # A signal may end `stop` halfway. A process that then exits would wait for ranks that wait for it.
+        self.at_exit = Finalize(None, self.stop, exitpriority=0)
 
     def start(self, fn: Callable[..., Any], args: tuple) -> None:
         """Fork or spawn a process per rank."""
         context = _context(self.setup.threads)
-        # A signal may end `stop` halfway. A process that then exits would wait for ranks that wait for it.
-        self.at_exit = Finalize(None, self.stop, exitpriority=0)
         self.told, self.telling = context.Pipe(duplex=False)  # kept open here too: its end of file means nothing
         for rank in range(self.setup.world_size):
             reader, control = context.Pipe(duplex=False)
