@@ -11,7 +11,8 @@ from matplotlib.axes import Axes
 
 from repro.claims.sample import Sample
 from repro.report.figures import marks
-from repro.report.figures.base import HATCHES, PALETTE, Data, Drawing, NothingToShow, series
+from repro.report.figures.base import HATCHES, PALETTE, Drawing
+from repro.report.figures.data import Data, NothingToShow, series
 from repro.report.figures.exflow import ABOVE
 
 STEPS = {  # (system, keys_values, placement): name; each step changes one thing of the one before

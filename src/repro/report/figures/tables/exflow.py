@@ -3,7 +3,7 @@
 import pandas as pd
 from pandas.io.formats.style import Styler
 
-from repro.report.figures.base import Data
+from repro.report.figures.data import Data
 from repro.report.figures.exflow import METHODS, MODELS, ONE_NODE, PLAIN, TEXTS, TRACE
 from repro.report.figures.exflow_decode import SYSTEMS
 from repro.report.figures.tables import rounded
