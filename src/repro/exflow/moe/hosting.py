@@ -107,7 +107,11 @@ class Hosting:
         the nearest rank that has them, layer by layer. Returns how many experts came to this rank over the network."""
         came = 0
         for layer, block in enumerate(self.blocks):
-            moves = _moves(*((own.expert[layer], own.rank[layer]) for own in (self.layout, layout)), away=self._away)
+            had, gets = (
+                set(zip(own.expert[layer].tolist(), own.rank[layer].tolist(), strict=True))
+                for own in (self.layout, layout)
+            )
+            moves = _moves(had, gets, self._away)
             came += sum(destination == self.rank for _, destination, _ in moves)
             self._move(block, layer, layout, moves)
         self.layout = layout
@@ -137,15 +141,12 @@ def _hold(block: MoEBlock, up: Tensor, down: Tensor) -> None:
     block.experts.up, block.experts.down = nn.Parameter(up.contiguous()), nn.Parameter(down.contiguous())
 
 
-def _moves(
-    old: tuple[np.ndarray, np.ndarray], new: tuple[np.ndarray, np.ndarray], away: np.ndarray
-) -> list[tuple[int, int, int]]:
-    """(source, destination, expert) of every expert of one layer that a rank gets and has not; `old` and `new`: expert
-    and rank of the slots. The source is the nearest rank that has it, of those the one that has sent the least."""
-    has, gets = (set(zip(*(each.tolist() for each in layout), strict=True)) for layout in (old, new))
+def _moves(had: set[tuple[int, int]], gets: set[tuple[int, int]], away: np.ndarray) -> list[tuple[int, int, int]]:
+    """(source, destination, expert) of every expert of one layer that a rank `gets` and has not `had`, both as (expert,
+    rank). The source is the nearest rank that has it, of those the one that has sent the least."""
     sent, moves = Counter[int](), []
-    for expert, there in sorted(gets - has):
-        holders = [rank for other, rank in has if other == expert]
+    for expert, there in sorted(gets - had):
+        holders = [rank for other, rank in had if other == expert]
         here = min(holders, key=lambda rank: (away[there, rank], sent[rank], rank))
         sent[here] += 1
         moves.append((here, there, expert))
