@@ -24,6 +24,8 @@ SIZES = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn": 32, "vocab"
 TOKENS = [chr(ord("a") + i) for i in range(15)] + ["ab", "abc", "<s>", "</s>"]
 MOE = GPTMoEConfig(layers=1, hidden=8, heads=2, seq_len=8, vocab=11, experts=3, top_k=2, expert_hidden=4, kv_heads=1)
 
+KEYS = {ours: f"llama.{theirs}" for ours, theirs in (checkpoint._SIZES | {"vocab": "vocab_size"}).items()}
+
 # Types of values and tensors by their numbers in GGUF.
 U8, U32, F32, BOOL, STRING, ARRAY, U64 = 0, 4, 6, 7, 8, 9, 10
 T_F32, T_F16, T_Q4_1, T_Q8_0 = 0, 1, 3, 8
@@ -31,7 +33,7 @@ T_F32, T_F16, T_Q4_1, T_Q8_0 = 0, 1, 3, 8
 
 def use(model: Decoder) -> torch.Tensor:
     """Logits after a prompt in two chunks and a token that is decoded beside another, in a pool of blocks."""
-    cache = model.new_paged_cache(2, min(model.config.context, 16), 4, 8)
+    cache = model.new_paged_cache(2, min(model.config.longest, 16), 4, 8)
     for slot in (0, 1):
         cache.reserve(slot, cache.capacity)
     tokens = torch.arange(7) % model.config.vocab
@@ -76,8 +78,8 @@ def stored(weight: torch.Tensor, kind: int) -> bytes:
 
 def fields(config: LlamaConfig) -> dict[str, tuple[int, Any]]:
     """Metadata of a LLaMA: type and value by key."""
-    sizes = {checkpoint._KEYS[name]: (U32, getattr(config, name)) for name in checkpoint._KEYS}
-    sizes |= {checkpoint._KEYS[name]: (F32, getattr(config, name)) for name in ("rope_base", "norm_eps")}
+    sizes = {KEYS[name]: (U32, getattr(config, name)) for name in KEYS}
+    sizes |= {KEYS[name]: (F32, getattr(config, name)) for name in ("rope_base", "norm_eps")}
     text = {
         "tokenizer.ggml.model": (STRING, "gpt2"),
         "tokenizer.ggml.pre": (STRING, "smollm"),
@@ -128,12 +130,23 @@ def valid_gguf(kinds: Mapping[str, int] | None = None, **sizes: int) -> bytes:
     return gguf_bytes(fields(config), weights(config), kinds)
 
 
+def qwen3_gguf() -> bytes:
+    """With heads wider than their share of the width, and scaled positions."""
+    config = LlamaConfig(**(SIZES | {"layers": 1}), head_dim=16, head_norms=True)
+    meta = {key.replace("llama.", "qwen3."): value for key, value in fields(config).items()}
+    meta |= {"general.architecture": (STRING, "qwen3"), "qwen3.attention.key_length": (U32, 16)}
+    meta |= {"qwen3.rope.scaling.type": (STRING, "yarn"), "qwen3.rope.scaling.factor": (F32, 4.0)}
+    return gguf_bytes(meta, weights(config))
+
+
 def gguf_seeds(folder: Path) -> Sequence[Path]:
-    """In fp32, in the types that published files mix, and with a head of its own."""
+    """In fp32, in the types that published files mix, with a head of its own, with LLaMA 3's scaling, and a Qwen3."""
     kinds = {"token_embd.weight": T_Q4_1, "blk.0.ffn_up.weight": T_Q8_0, "blk.0.attn_q.weight": T_F16}
     config = LlamaConfig(**(SIZES | {"layers": 1}))
     headed = weights(config) | {"output.weight": torch.ones(config.vocab, config.width)}
+    scaled = weights(config) | {"rope_freqs.weight": torch.tensor([1.0, 1.0, 3.0, 8.0])}
     files = {"plain": valid_gguf(layers=1), "mixed": valid_gguf(kinds), "headed": gguf_bytes(fields(config), headed)}
+    files |= {"scaled": gguf_bytes(fields(config), scaled), "qwen3": qwen3_gguf()}
     for name, data in files.items():
         (folder / f"{name}.gguf").write_bytes(data)
     return [folder / f"{name}.gguf" for name in files]
@@ -162,6 +175,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "hidden_act": "silu",
         "tie_word_embeddings": True,
     },
+    "mistral": {"model_type": "mistral", "sliding_window": 32, "num_key_value_heads": 2, "head_dim": None},
+    "qwen2": {"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 32, "layer_types": None},
+    "qwen3": {
+        "model_type": "qwen3",
+        "head_dim": 16,
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 12},
+    },
     "gptj": {
         "model_type": "gptj",
         "n_embd": 32,
@@ -188,19 +208,27 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "hidden_act": "gelu",
     },
 }
+CONFIGS |= {kind: CONFIGS["llama"] | CONFIGS[kind] for kind in ("mistral", "qwen2", "qwen3")}
 _LLAMA = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 _J = {"q_proj": (32, 32), "k_proj": (32, 32), "v_proj": (32, 32), "out_proj": (32, 32)}
 
 
 def shapes(kind: str) -> dict[str, tuple[int, ...]]:
     """Weights of the models above by the names of transformers."""
-    if kind == "llama":
-        block = dict(zip(_LLAMA, ((32, 32), (16, 32), (16, 32), (32, 32)), strict=True))
+    if kind in ("llama", "mistral", "qwen2", "qwen3"):
+        q, kv = (64, 32) if kind == "qwen3" else (32, 16)
+        block = dict(zip(_LLAMA, ((q, 32), (kv, 32), (kv, 32), (32, q)), strict=True))
         block |= {"mlp.gate_proj": (24, 32), "mlp.up_proj": (24, 32), "mlp.down_proj": (32, 24)}
         block |= {"input_layernorm": (32,), "post_attention_layernorm": (32,)}
         names = {f"model.layers.0.{name}": shape for name, shape in block.items()}
         names |= {"model.embed_tokens": (19, 32), "model.norm": (32,)}
-        return {f"{name}.weight": shape for name, shape in names.items()}
+        found = {f"{name}.weight": shape for name, shape in names.items()}
+        attention = "model.layers.0.self_attn"
+        if kind == "qwen2":
+            found |= {f"{attention}.{name}_proj.bias": (32 if name == "q" else 16,) for name in "qkv"}
+        if kind == "qwen3":
+            found |= {f"{attention}.{name}_norm.weight": (16,) for name in "qk"}
+        return found
     if kind == "gptj":
         found = {f"transformer.h.0.attn.{name}.weight": shape for name, shape in _J.items()}
         affine = {"transformer.h.0.ln_1": (32,), "transformer.ln_f": (32,), "lm_head": (19, 32)}

@@ -17,6 +17,7 @@ from repro.flover.request import QueueFull, Request, RequestError
 from repro.flover.sampling import Sampling
 from repro.flover.scheduler import Scheduler
 from repro.models.gpt_j_neox import GPTJ, GPTJConfig, GPTNeoX, GPTNeoXConfig
+from repro.models.llama import Llama, LlamaConfig
 
 CAPACITY = 100
 
@@ -63,14 +64,18 @@ def test_fused_tokens_equal_lone_tokens(layout, model, asked, slots, admit):
 
 @functools.cache
 def other_model(kind: str, kernels: str):
-    sizes = {"layers": 2, "width": 40, "heads": 4, "rotary_dim": 6, "ffn": 100, "vocab": 61, "context": 256}
+    sizes = {"layers": 2, "width": 40, "heads": 4, "ffn": 100, "vocab": 61, "context": 256}
+    if kind == "Qwen":
+        config = LlamaConfig(**sizes, kv_heads=2, head_dim=14, qkv_bias=True, head_norms=True)
+        return Llama.random(config, seed=7, kernels=kernels)
+    sizes["rotary_dim"] = 6
     if kind == "GPT-J":
         return GPTJ.random(GPTJConfig(**sizes), seed=7, kernels=kernels)
     return GPTNeoX.random(GPTNeoXConfig(**sizes, parallel_residual=kind == "GPT-NeoX"), seed=7, kernels=kernels)
 
 
 @pytest.mark.parametrize("kernels", ["cpp", "torch"])
-@pytest.mark.parametrize("kind", ["GPT-J", "GPT-NeoX", "sequential GPT-NeoX"])
+@pytest.mark.parametrize("kind", ["GPT-J", "GPT-NeoX", "sequential GPT-NeoX", "Qwen"])
 @settings(max_examples=5, deadline=None)
 @given(
     asked=st.lists(ASKED, min_size=1, max_size=8),

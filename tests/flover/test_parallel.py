@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -83,7 +84,12 @@ def gpt_weights(config) -> dict[str, torch.Tensor]:
 SIZES = dict(layers=2, width=32, heads=8, rotary_dim=4, ffn=48, vocab=61, context=128)
 
 
-@pytest.mark.parametrize(("kind", "config"), [(GPTJ, GPTJConfig(**SIZES)), (GPTNeoX, GPTNeoXConfig(**SIZES))])
+QWEN = replace(CONFIG, head_dim=6, qkv_bias=True, head_norms=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"), [(GPTJ, GPTJConfig(**SIZES)), (GPTNeoX, GPTNeoXConfig(**SIZES)), (Llama, QWEN)]
+)
 def test_other_architectures_are_shared_alike(kind, config):
     tokens = launch.launch(serve_gpt, 4, kind, config, timeout_s=60)[0]
     assert tokens == [g.tokens for g in lone(kind(config, gpt_weights(config)), requests(), CAPACITY)]

@@ -78,6 +78,7 @@ OPTIONS = [
     ("gpt_neox", {"use_parallel_residual": False, "hidden_act": "gelu_fast", "layer_norm_eps": 1e-3}),
     ("gpt_neox", {"tie_word_embeddings": True, "attention_bias": False, "shard": "20KB"}),
     ("gpt_neox", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}}),
+    ("gpt_neox", {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "partial_rotary_factor": 0.5}}),
 ]
 
 
@@ -132,7 +133,7 @@ def test_a_folder_of_an_older_version(tmp_path):
 
 
 REFUSED = [
-    ("gptj", {"model_type": "gpt2"}, "model_type is 'gpt2', allowed: 'llama', 'gptj', 'gpt_neox'"),
+    ("gptj", {"model_type": "gpt2"}, "model_type is 'gpt2', allowed: 'llama', .*'gptj', 'gpt_neox'"),
     ("gptj", {"activation_function": "relu"}, "activation_function is 'relu', allowed: 'gelu', .*'gelu_new'"),
     ("gptj", {"rotary_dim": None}, "no rotary_dim"),
     ("gptj", {"rotary_dim": 14}, r"rotary_dim is 14, allowed: even, 2 to 12 \(n_embd / n_head\)"),
@@ -142,8 +143,12 @@ REFUSED = [
     ("gptj", {"n_layer": 4}, r"no weights for blk\.3\.attn_k\.weight"),
     ("gptj", {"n_inner": 100}, r"mlp\.\S+ has shape .* by config\.json: "),
     ("gpt_neox", {"hidden_act": "quick_gelu"}, "hidden_act is 'quick_gelu', allowed: 'gelu', "),
-    ("gpt_neox", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn', allowed: 'default'"),
-    ("gpt_neox", {"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "rope_type is 'linear', allowed"),
+    ("gpt_neox", {"rope_parameters": {"rope_type": "longrope"}}, "rope_type is 'longrope', allowed: 'default', "),
+    (
+        "gpt_neox",
+        {"rope_parameters": None, "rope_scaling": {"type": "linear"}},
+        "rope_type is 'linear', but there is no",
+    ),
     ("gpt_neox", {"rope_parameters": None, "rotary_pct": 0.1}, "rotary_dim is 1, allowed: even, 2 to 12"),
     ("gpt_neox", {"use_parallel_residual": "no"}, "use_parallel_residual is 'no', allowed: True, False"),
     ("gpt_neox", {"attention_bias": False}, r"query_key_value\.bias has shape .*: no such weight|dense\.bias"),

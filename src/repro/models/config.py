@@ -15,20 +15,25 @@ LIMITS: dict[str, tuple[float, float]] = {
     "context": (1, 2**22),
     "rotary_dim": (0, 2**31 - 1),  # its own check says more
     "rope_base": (1.0, 1e30),
+    "rope_divisors": (1e-6, 1e6),
+    "rope_magnitude": (1e-6, 1e6),
     "norm_eps": (1e-30, 1.0),
     "balance": (0.0, 1e30),
 }
 """Least and largest value of a size by its name, others in `check_sizes`: names of layers and a table of positions are
 made before the weights of a file can say that it claims too much. Whole numbers only where the limits are whole."""
 
+_OPTIONAL = int | None
+_CHECKED = int, float, _OPTIONAL  # types of fields that are sizes
+
 FUSED = ("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up")
 """Layers that see the same input: one product, so all of them have a bias or none."""
 
 
-def check_sizes(sizes: Mapping[str, Any]) -> None:
+def check_sizes(sizes: Mapping[str, Any], limits: Mapping[str, tuple[float, float]] = LIMITS) -> None:
     """ValueError with the name of the first size that is none: of another type, or beyond its limits."""
     for name, value in sizes.items():
-        least, most = LIMITS.get(name, (1, 2**31 - 1))
+        least, most = limits.get(name, (1, 2**31 - 1))
         whole = isinstance(least, int)
         numeric = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
         if not numeric or not least <= value <= most:
@@ -45,7 +50,11 @@ def listed(names: Collection[str], most: int = 10) -> str:
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig(ABC):
     """`context`: the longest position it was trained for. Of `kv_heads` and `rotary_dim` (the first entries of a head,
-    which turn with the position) an architecture has one as a field, the other follows."""
+    which turn with the position) an architecture has one as a field, the other follows.
+
+    `rope_divisors`: by what the frequency of each rotary pair is divided, if they are scaled; `rope_magnitude`: what
+    cosines and sines are multiplied with (both from `rotary.scaling`). `window`: how many positions a token attends to,
+    its own among them; within it that is all of them, longer contexts are refused."""
 
     layers: int
     width: int
@@ -55,6 +64,9 @@ class DecoderConfig(ABC):
     context: int = 2048
     rope_base: float = 10_000.0
     norm_eps: float = 1e-5
+    rope_divisors: tuple[float, ...] = ()
+    rope_magnitude: float = 1.0
+    window: int | None = None
 
     if TYPE_CHECKING:
 
@@ -65,11 +77,19 @@ class DecoderConfig(ABC):
 
     def __post_init__(self) -> None:
         """ValueError for a size that is none."""
-        check_sizes({field.name: getattr(self, field.name) for field in fields(self) if field.type in (int, float)})
+        sizes = [(field, getattr(self, field.name)) for field in fields(self) if field.type in _CHECKED]
+        check_sizes({field.name: size for field, size in sizes if size is not None or field.type != _OPTIONAL})
+        for divisor in self.rope_divisors:
+            check_sizes({"rope_divisors": divisor})
 
     @property
     def head_dim(self) -> int:
         return self.width // self.heads
+
+    @property
+    def longest(self) -> int:
+        """Positions that a request may have: the context, or the window where that is shorter."""
+        return self.context if self.window is None else min(self.context, self.window)
 
     @property
     def parameters(self) -> int:

@@ -14,15 +14,17 @@ from repro.models.kernels import GELU, Attention, Choice, Linear, choose
 from repro.models.kv_cache import CacheSizes, KVCache, PagedCache
 from repro.models.parallel import Shard, Split
 from repro.models.reading import finite
+from repro.models.rotary import turns
 from repro.models.rows import Rows
 
 
 @dataclass(frozen=True)
 class Block:
-    """Norms and linear layers of one block. `up`: of the feed-forward layer, with the gate where there is one."""
+    """Norms and linear layers of one block. `head_norms`: of each query and each key head, or none. `up`: of the feed-forward layer, with the gate where there is one."""
 
     attention_norm: Any
     qkv: Linear
+    head_norms: list[Any]
     out: Linear
     ffn_norm: Any
     up: Linear
@@ -56,10 +58,8 @@ class Decoder(ABC):
         self.norm, self.head = self._norm("output_norm"), self._linear("output", split="vocabulary")
         self.blocks = [self._block(f"blk.{i}") for i in range(config.layers)]
         del self._weights
-        half = torch.arange(0, config.rotary_dim, 2, dtype=torch.float32) / config.rotary_dim
-        angles = torch.arange(config.context)[:, None] * config.rope_base**-half
         # fp32 [context, pairs]: by how much a position turns a pair. Never replaced: graphs of passes hold its address.
-        self._turns = angles.cos().to(self.device), angles.sin().to(self.device)
+        self._turns = [table.to(self.device) for table in turns(config)]
 
     @abstractmethod
     def _norm(self, name: str) -> Any:
@@ -82,6 +82,7 @@ class Decoder(ABC):
         return Block(
             attention_norm=norms[0],
             qkv=self._linear(*qkv, split="outputs", parts=3 // len(qkv)),
+            head_norms=[self._norm(norm) for norm in those("attn_q_norm", "attn_k_norm")],
             out=self._linear(f"{name}.attn_output", split="inputs"),
             ffn_norm=norms[-1],
             up=self._linear(*those("ffn_gate", "ffn_up"), split="outputs", gelu=self._gelu),
@@ -130,8 +131,11 @@ class Decoder(ABC):
         return PagedCache(self._cached(capacity), slots, capacity, blocks, block)
 
     def _cached(self, capacity: int) -> CacheSizes:
-        if not 1 <= capacity <= self.config.context:
-            raise ValueError(f"capacity is {capacity}, allowed: 1 to the model's context {self.config.context}")
+        if not 1 <= capacity <= (most := self.config.longest):
+            what = (
+                "context" if most == self.config.context else "sliding window, beyond which nothing is computed here:"
+            )
+            raise ValueError(f"capacity is {capacity}, allowed: 1 to the model's {what} {most}")
         ranks = self.shard.size if self.shard is not None else 1
         config = self.config
         return CacheSizes(config.layers, config.kv_heads // ranks, config.head_dim, self.dtype, self.device)

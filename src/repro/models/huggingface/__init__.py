@@ -32,7 +32,7 @@ def read_huggingface(folder: str | Path) -> tuple[DecoderConfig, dict[str, Tenso
     """Sizes, and weights by their GGUF names in the dtype of the file, as `Llama`, `GPTJ` and `GPTNeoX` take them.
 
     FileNotFoundError when `config.json` or a file of weights is missing. ValueError names the file, the key and what is
-    allowed: for whatever we do not compute, scaled rotary positions say; for sizes that are none; for an index that
+    allowed: for whatever we do not compute, another activation say; for sizes that are none; for an index that
     leaves the folder or names what is not there; for weights that are missing, unknown, of another shape or type, NaN
     or infinite. Shapes and types are compared before weights are read.
     """
@@ -53,7 +53,7 @@ def _read(folder: Path) -> tuple[Architecture, Any, dict[str, Tensor]]:
 
 def _weights(folder: Path, architecture: Architecture, config: Any, tied: bool) -> dict[str, Tensor]:
     """All weights, arranged, and no others. `tied`: the embedding is the output head."""
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.model.__name__.upper()], config.layers)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.names.upper()], config.layers)
     shapes = config.weight_shapes() | {"output.weight": (config.vocab, config.width)}
     places: dict[str, tuple[Path, str]] = {}
     for file in _weight_files(folder):

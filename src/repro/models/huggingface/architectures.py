@@ -1,5 +1,5 @@
 """What `config.json` of transformers says of each architecture, and how its weights lie there. The weights' names are
-known to `gguf`, under the name of our class."""
+known to `gguf`."""
 
 import reprlib
 from collections.abc import Callable, Mapping
@@ -14,6 +14,7 @@ from repro.models.decoder import Decoder
 from repro.models.gpt_j_neox import ACTIVATIONS, GPTJ, GPTJConfig, GPTNeoX, GPTNeoXConfig
 from repro.models.llama import Llama, LlamaConfig
 from repro.models.reading import wording
+from repro.models.rotary import interleaved, neighbours, scaling
 
 BUFFERS = (
     *(".attn.bias", ".attn.masked_bias", ".attn.embed_positions", ".attention.bias", ".attention.masked_bias"),
@@ -26,11 +27,13 @@ BUFFERS = (
 class Architecture:
     """An architecture of transformers, and which of our models computes it.
 
-    `required`: by our name of a size the key of `config.json` that must hold it, a number; `computed`: keys that may be
-    left out, and the values that our model computes. `others(the file's keys)`: our other sizes, or a ValueError.
-    `arrange(config, GGUF name, tensor)`: the tensor as our model takes it.
+    `names`: the architecture as which `gguf` knows its weights. `required`: by our name of a size the key of
+    `config.json` that must hold it, a number; `computed`: keys that may be left out, and the values that our model
+    computes. `others(the file's keys)`: our other sizes, or a ValueError. `arrange(config, GGUF name, tensor)`: the
+    tensor as our model takes it.
     """
 
+    names: str
     model: type[Decoder]
     config: Callable[..., DecoderConfig]
     required: Mapping[str, str]
@@ -48,7 +51,7 @@ class Architecture:
         sizes = {ours: found[theirs] for ours, theirs in self.required.items()}
         with wording(_OPTIONAL | self.required):
             check_sizes(sizes)  # `others` divides them
-            return self.config(**sizes, **self.others(found))
+            return self.config(**(sizes | self.others(found)))
 
 
 def _first(*found: Any) -> Any:
@@ -57,44 +60,44 @@ def _first(*found: Any) -> Any:
 
 
 def _rope(found: dict[str, Any]) -> dict[str, Any]:
-    """What `config.json` says of rotary positions; ValueError where they are scaled."""
-    rope = _first(found.get("rope_parameters"), found.get("rope_scaling"), {})
-    if not isinstance(rope, dict):
-        raise ValueError(f"rope_parameters or rope_scaling is {reprlib.repr(rope)}, allowed: an object")
-    if (kind := rope.get("rope_type", rope.get("type", "default"))) != "default":
-        raise ValueError(f"rope_type is {reprlib.repr(kind)}, allowed: 'default'")
+    """What `config.json` says of rotary positions. Newer versions of transformers, too, prefer the older key."""
+    rope = {}
+    for key in ("rope_parameters", "rope_scaling"):
+        if not isinstance(found.get(key), dict | None):
+            raise ValueError(f"{key} is {reprlib.repr(found[key])}, allowed: an object")
+        rope = found.get(key) or rope
+    if (outside := found.get("original_max_position_embeddings")) is not None:
+        rope = rope | {"original_max_position_embeddings": outside}
     return rope
 
 
-def _base(*found: Any) -> float:
-    """The base of rotary positions, which older versions call otherwise."""
-    base = _first(*found, 10_000.0)
+def _turning(rope: dict[str, Any], rotary_dim: int, context: int, *bases: Any) -> dict[str, Any]:
+    """Our sizes of rotary positions. `bases`: under the names that versions give it."""
+    base = _first(*bases, 10_000.0)
     check_sizes({"rope_base": base})
-    return float(base)
-
-
-def _neighbours(heads: Tensor, rotary_dim: int) -> Tensor:
-    """Rows of query or key heads [heads, dim, ...] with interleaved rotary pairs: what transformers has at i and i +
-    rotary_dim/2 is at 2i and 2i + 1 here. Products of queries and keys stay the same."""
-    turned, rest = heads[:, :rotary_dim], heads[:, rotary_dim:]
-    return torch.cat((turned.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2), rest), 1)
+    return {"rope_base": float(base)} | scaling(rope, float(base), rotary_dim, context)
 
 
 def _llama_sizes(found: dict[str, Any]) -> dict[str, Any]:
-    rope = _rope(found)
-    heads, width = found["num_attention_heads"], found["hidden_size"]
-    if (dim := found.get("head_dim")) is not None and dim != width / heads:
-        raise ValueError(
-            f"head_dim is {reprlib.repr(dim)}, allowed: hidden_size / num_attention_heads, {width / heads:g}"
-        )
-    kv_heads = _first(found.get("num_key_value_heads"), heads)
-    return {"kv_heads": kv_heads, "rope_base": _base(rope.get("rope_theta"), found.get("rope_theta"))}
+    rope, heads, dim = _rope(found), found["num_attention_heads"], found.get("head_dim")
+    share = _first(rope.get("partial_rotary_factor"), found.get("partial_rotary_factor"), 1)
+    if share != 1:
+        raise ValueError(f"partial_rotary_factor is {reprlib.repr(share)}, allowed: 1")
+    if dim is not None:
+        check_sizes({"head_dim": dim})
+    kv_heads, rotary_dim = _first(found.get("num_key_value_heads"), heads), _first(dim, found["hidden_size"] // heads)
+    bases = rope.get("rope_theta"), found.get("rope_theta")
+    turning = _turning(rope, rotary_dim, found["max_position_embeddings"], *bases)
+    return {"kv_heads": kv_heads, "head_dim": dim} | turning
 
 
-def _llama_weight(config: LlamaConfig, name: str, tensor: Tensor) -> Tensor:
-    if name.endswith(("attn_q.weight", "attn_k.weight")):
-        return _neighbours(tensor.unflatten(0, (-1, config.head_dim)), config.head_dim).flatten(0, 1)
-    return tensor
+def _qwen_sizes(found: dict[str, Any]) -> dict[str, Any]:
+    """With a window only where the file says so: others name its size as well."""
+    windowed, kinds = found.get("use_sliding_window", False), _first(found.get("layer_types"), [])
+    allowed = ("full_attention", "sliding_attention") if windowed else ("full_attention",)
+    if not isinstance(kinds, list) or any(kind not in allowed for kind in kinds):
+        raise ValueError(f"layer_types is {reprlib.repr(kinds)}, allowed: a list of {', '.join(map(repr, allowed))}")
+    return _llama_sizes(found) | {"window": found.get("sliding_window", 4096) if windowed else None}
 
 
 def _gpt_j_sizes(found: dict[str, Any]) -> dict[str, Any]:
@@ -108,9 +111,10 @@ def _gpt_neox_sizes(found: dict[str, Any]) -> dict[str, Any]:
     share = _first(rope.get("partial_rotary_factor"), found.get("rotary_pct"), 0.25)
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
         raise ValueError(f"partial_rotary_factor or rotary_pct is {reprlib.repr(share)}, allowed: above 0, at most 1")
-    return {
-        "rotary_dim": int(found["hidden_size"] // found["num_attention_heads"] * share),
-        "rope_base": _base(rope.get("rope_theta"), found.get("rotary_emb_base")),
+    rotary_dim = int(found["hidden_size"] // found["num_attention_heads"] * share)
+    bases = rope.get("rope_theta"), found.get("rotary_emb_base")
+    return _turning(rope, rotary_dim, found["max_position_embeddings"], *bases) | {
+        "rotary_dim": rotary_dim,
         "activation": found.get("hidden_act", "gelu"),
         "parallel_residual": found.get("use_parallel_residual", True),
         "attention_bias": found.get("attention_bias", True),
@@ -122,7 +126,7 @@ def _gpt_neox_weight(config: GPTNeoXConfig, name: str, tensor: Tensor) -> Tensor
     if "attn_qkv" not in name:
         return tensor
     queries, keys, values = tensor.unflatten(0, (config.heads, 3, config.head_dim)).unbind(1)
-    queries, keys = (_neighbours(part, config.rotary_dim) for part in (queries, keys))
+    queries, keys = (neighbours(part, config.rotary_dim) for part in (queries, keys))
     return torch.cat((queries, keys, values)).flatten(0, 1)
 
 
@@ -143,21 +147,54 @@ _GPT_J_SIZES = {
     "context": "n_positions",
     "norm_eps": "layer_norm_epsilon",
 }
-_OPTIONAL = {"kv_heads": "num_key_value_heads", "rope_base": "rope_theta", "ffn": "n_inner"}
+_OPTIONAL = {
+    "kv_heads": "num_key_value_heads",
+    "rope_base": "rope_theta",
+    "ffn": "n_inner",
+    "window": "sliding_window",
+}
 _GELUS, _EITHER, _NEVER = tuple(ACTIVATIONS), (True, False), (False,)
 _TIED = {"tie_word_embeddings": (False, True, None)}
 
-ARCHITECTURES = {
-    "llama": Architecture(
+
+def _llama(
+    names: str,
+    others: Callable[[dict[str, Any]], dict[str, Any]],
+    required: Mapping[str, str] | None = None,
+    computed: Mapping[str, tuple[Any, ...]] | None = None,
+    **options: bool,
+) -> Architecture:
+    """LLaMA, or one of those that differ by `options` of its config."""
+    return Architecture(
+        names,
         Llama,
         LlamaConfig,
-        _SIZES | {"norm_eps": "rms_norm_eps"},
-        {"hidden_act": ("silu",), "attention_bias": _NEVER, "mlp_bias": _NEVER} | _TIED,
-        _llama_sizes,
-        _llama_weight,
+        _SIZES | {"norm_eps": "rms_norm_eps"} | (required or {}),
+        {"hidden_act": ("silu",)} | (computed or {}) | _TIED,
+        lambda found: others(found) | options,
+        interleaved,
+    )
+
+
+_KV_HEADS = {"kv_heads": "num_key_value_heads"}  # what transformers takes where it is missing differs
+_WINDOWED = {"use_sliding_window": _EITHER}
+
+ARCHITECTURES = {
+    "llama": _llama("llama", _llama_sizes, computed={"attention_bias": _NEVER, "mlp_bias": _NEVER}),
+    "mistral": _llama(
+        "llama", lambda found: _llama_sizes(found) | {"window": found.get("sliding_window", 4096)}, _KV_HEADS
     ),
-    "gptj": Architecture(GPTJ, GPTJConfig, _GPT_J_SIZES, {"activation_function": _GELUS} | _TIED, _gpt_j_sizes),
+    "qwen2": _llama("qwen2", _qwen_sizes, _KV_HEADS, _WINDOWED, qkv_bias=True),
+    "qwen3": _llama(
+        "qwen3",
+        _qwen_sizes,
+        _KV_HEADS | {"head_dim": "head_dim"},
+        _WINDOWED | {"attention_bias": _NEVER},
+        head_norms=True,
+    ),
+    "gptj": Architecture("gptj", GPTJ, GPTJConfig, _GPT_J_SIZES, {"activation_function": _GELUS} | _TIED, _gpt_j_sizes),
     "gpt_neox": Architecture(
+        "gptneox",
         GPTNeoX,
         GPTNeoXConfig,
         _SIZES | {"norm_eps": "layer_norm_eps"},
