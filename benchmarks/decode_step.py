@@ -47,7 +47,7 @@ def weight_bytes(weights: dict[str, torch.Tensor], dtype: torch.dtype) -> int:
 
 def steps(model: Llama, batch: int) -> list[tuple[float, int]]:
     """Seconds, and live KV positions, of each step in steady state: `batch` equal requests, none comes or goes."""
-    engine = Engine(model, Scheduler(slots=batch), capacity=PROMPT + WARM + STEPS + 16)
+    engine = Engine(model, Scheduler(slots=batch, token_gap_s=0), capacity=PROMPT + WARM + STEPS + 16)
     for i in range(batch):
         engine.submit(Request(i, tuple(range(10, 10 + PROMPT)), max_new_tokens=WARM + STEPS + 16))
     running = engine.scheduler.running
