@@ -6,6 +6,7 @@ import pytest
 
 from repro import paths
 from repro.report.figures import base, exflow, exflow_decode
+from repro.report.figures import data as tables
 
 SHIPPED = base.Data(paths.root() / "results/reference/laptop-2core/records")
 
@@ -50,7 +51,7 @@ def test_options_choose_what_is_drawn():
 
 def test_a_placement_alone_has_nothing_to_be_compared_with(monkeypatch):
     monkeypatch.setattr(
-        base,
+        tables,
         "_runs",
         lambda folder, name: placements(
             trace=["gptoss20b"],
