@@ -22,6 +22,7 @@ from repro.models.llama import Llama, LlamaConfig
 BATCHES = (1, 32)
 PROMPT, WARM, STEPS = 64, 16, 64  # tokens of a prompt; steps before the clock starts, and timed ones
 SMOLLM2 = "smollm2-135m"
+DRAWN = RANDOM | {"random-110m": {"layers": 12, "width": 768, "heads": 12, "kv_heads": 12, "ffn": 2048}}
 
 
 def bandwidth(repeats: int = 12) -> float:
@@ -46,7 +47,7 @@ def weight_bytes(weights: dict[str, torch.Tensor], dtype: torch.dtype) -> int:
 
 def steps(model: Llama, batch: int) -> list[tuple[float, int]]:
     """Seconds, and live KV positions, of each step in steady state: `batch` equal requests, none comes or goes."""
-    engine = Engine(model, Scheduler(slots=batch), capacity=PROMPT + WARM + STEPS + 16)
+    engine = Engine(model, Scheduler(slots=batch, token_gap_s=0), capacity=PROMPT + WARM + STEPS + 16)
     for i in range(batch):
         engine.submit(Request(i, tuple(range(10, 10 + PROMPT)), max_new_tokens=WARM + STEPS + 16))
     running = engine.scheduler.running
@@ -74,13 +75,13 @@ def read(name: str) -> tuple[LlamaConfig, dict[str, torch.Tensor]]:
     """Sizes and fp32 weights of a model."""
     if name == SMOLLM2:
         return checkpoint.read_gguf(checkpoint.smollm2_path())
-    config = LlamaConfig(**RANDOM[name], vocab=VOCAB)
+    config = LlamaConfig(**DRAWN[name], vocab=VOCAB)
     return config, {part: torch.randn(shape) / 32 for part, shape in config.weight_shapes().items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
-    parser.add_argument("--models", nargs="+", choices=(SMOLLM2, *RANDOM), default=(SMOLLM2, "random-40m"))
+    parser.add_argument("--models", nargs="+", choices=(SMOLLM2, *DRAWN), default=(SMOLLM2, "random-40m"))
     parser.add_argument("--dtypes", nargs="+", choices=("bfloat16", "float32"), default=("bfloat16", "float32"))
     options = parser.parse_args()
     rate = bandwidth()

@@ -987,6 +987,7 @@ ROTATE = {
     "table": None,
 }
 ATTEND = {"q": torch.zeros(2, 4, 8), "keys": KV, "values": KV, "slots": PLACE, "positions": PLACE, "table": None}
+ATTEND["prompt"] = torch.tensor([True, False])
 TABLE = torch.tensor([[0, 2], [1, 0]])
 NORMED = {"x": torch.zeros(2, 16), "y": torch.zeros(2, 16), "weight": torch.zeros(16), "eps": 1e-5}
 PRODUCT = {"x": torch.zeros(2, 8), "panels": torch.zeros(2, 8, 32, 1), "out": 40, "bias": torch.zeros(40), "gelu": ""}
@@ -997,6 +998,7 @@ CALLS = {
     "product": PRODUCT,
     "silu_multiply": {"gate_up": torch.zeros(2, 8)},
     "argmax": {"x": torch.zeros(2, 8)},
+    "take": {"table": torch.zeros(3, 8), "index": torch.tensor([2, 0])},
     "multiplies": {"weight": torch.zeros(2, 8)},
 }
 
@@ -1112,6 +1114,26 @@ ENTRIES = {
         {"q": torch.zeros(2, 4, 264), "keys": torch.zeros(3, 2, 4, 264), "values": torch.zeros(3, 2, 4, 264)},
         "head_dim is 264",
     ),
+    "attend: marks of fewer rows": ("attend", {"prompt": torch.tensor([True])}, "2 rows, but for 1 it is known"),
+    "attend: marks that are numbers": ("attend", {"prompt": ints(1, 0)}, "expected scalar type Bool"),
+    "attend: marks that are not contiguous": ("attend", {"prompt": torch.ones(4).bool()[::2]}, "contiguous"),
+    "attend: a prompt beyond the block": ("attend", {"positions": ints(4, 0)}, "position 4"),
+    "attend: a prompt in a block beyond the pool": (
+        "attend",
+        {"table": ints(0, 7, 0, 1).view(2, 2), "positions": ints(5, 0)},
+        "block 7 of slot 0",
+    ),
+    "attend: a prompt in another dtype than the cache": (
+        "attend",
+        {"q": torch.zeros(2, 4, 8).bfloat16(), "prompt": torch.ones(2).bool()},
+        "expected scalar type BFloat16",
+    ),
+    "a row beyond the table": ("take", {"index": ints(3, 0)}, "row 3 of a table, allowed: 0 to 2"),
+    "a negative row": ("take", {"index": ints(0, -1)}, "row -1"),
+    "rows in int32": ("take", {"index": ints(0, 1).int()}, "expected scalar type Long"),
+    "rows of three dimensions": ("take", {"table": torch.zeros(3, 2, 4)}, "a table [3, 2, 4]"),
+    "a table that is not contiguous": ("take", {"table": torch.zeros(8, 3).T}, "contiguous"),
+    "a table of whole numbers": ("take", {"table": torch.zeros(3, 8).int()}, "Int"),
     "a norm of one number": ("add_norm", {"weight": torch.zeros(1)}, "the weight [width], found [1]"),
     "a norm of a number more": ("add_norm", {"weight": torch.zeros(17)}, "found [17]"),
     "a norm of another dtype": ("add_norm", {"weight": torch.zeros(16).bfloat16()}, "expected scalar type"),

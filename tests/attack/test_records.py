@@ -26,6 +26,7 @@ from repro.records import record
 from repro.records.record import RecordError
 from repro.report import html
 from repro.report.figures import base
+from repro.report.figures import data as tables
 
 ROOT = os.geteuid() == 0
 EXPERIMENT = "flover_queue"  # with a series for every record
@@ -56,7 +57,7 @@ def not_used(folder: Path, path: Path, *words: str) -> None:
     good = {file: run for file, run in found.records.items() if run.experiment == EXPERIMENT}
     remarked = "1 unreadable files among the records" if path.parent.name == EXPERIMENT else ""
     assert all(remarked in row.reason for row in judged(good, found.problems))
-    assert len(base.runs(folder, EXPERIMENT)) == len(good) and base.not_run(folder, EXPERIMENT) is None
+    assert len(tables.runs(folder, EXPERIMENT)) == len(good) and base.not_run(folder, EXPERIMENT) is None
 
 
 # --- files that are no record ----------------------------------------------------------------------------------------
@@ -260,7 +261,7 @@ def test_two_records_of_one_point_and_repeat_are_named_and_not_used(folder, doub
     named = {text.partition(": ")[0]: text for text in found.problems}
     assert named.keys() == {str(path), str(other)}
     assert "of the same point and repeat" in named[str(path)] and str(other) in named[str(path)]
-    assert len(base.runs(folder, EXPERIMENT)) == 2
+    assert len(tables.runs(folder, EXPERIMENT)) == 2
     third = again(path, "third")
     assert third not in stored.collect(folder).records, "a majority decides nothing"
     other.unlink()
@@ -344,9 +345,9 @@ def test_a_file_that_is_no_record_or_whose_series_cannot_be_read(folder, harm, w
 
 
 def test_a_series_that_goes_while_it_is_shown_is_left_out(folder, capsys):
-    table = base.runs(folder, EXPERIMENT)
+    table = tables.runs(folder, EXPERIMENT)
     first(folder).with_suffix(".parquet").unlink()
-    assert set(base.series(table).path) == set(table.path[1:])
+    assert set(tables.series(table).path) == set(table.path[1:])
     assert f"not used: {first(folder)}" in capsys.readouterr().out
 
 

@@ -276,6 +276,7 @@ LIMITS = [
     *rows("admit_per_iteration", (*NUMBERS, -1), "must be at least 0, a whole number"),
     *rows("kv_tokens", (*NUMBERS, -1), "must be at least 0, a whole number"),
     *rows("prefill_tokens", (*NUMBERS, -1), "must be at least 0, a whole number"),
+    *rows("token_gap_s", (NAN, INF, True, None, "5", b"5", [5], 1j, Hostile(), -1, -0.1), "must be at least 0 seconds"),
     *rows("capacity", NUMBERS, WHOLE),
     *rows("capacity", (0, -1, 129, 10**12), "1 to the model's context 128"),
 ]
@@ -320,6 +321,8 @@ def test_no_arrivals_of_no_requests():
 
 POLICIES = {
     "fused": lambda: Scheduler(3),
+    "in one pass": lambda: Scheduler(3, token_gap_s=0),
+    "in short passes": lambda: Scheduler(3, token_gap_s=1e-9),
     "chunked": lambda: Scheduler(3, prefill_tokens=4),
     "one at a boundary": lambda: Scheduler(3, admit_per_iteration=1),
     "serial": lambda: Scheduler(1),

@@ -120,11 +120,10 @@ def test_requests_of_one_moment_are_served_in_their_order(model):
     assert [g.request.id for g in report.generations] == [0, 1, 2] and set(report.rejected) == {3}
 
 
-def test_a_static_batch_is_whole():
-    with pytest.raises(
-        ValueError, match="prefill_tokens is 8 and admit_per_iteration 0: a static batch is processed whole"
-    ):
-        StaticScheduler(4, prefill_tokens=8)
+@pytest.mark.parametrize("limit", ["prefill_tokens", "admit_per_iteration", "token_gap_s"])
+def test_a_static_batch_is_whole(limit):
+    with pytest.raises(ValueError, match=rf"{limit} is 8[.0]*: a static batch is processed whole, 0 allowed"):
+        StaticScheduler(4, **{limit: 8})
 
 
 def test_lone_is_greedy_decoding_by_whole_prefills(model):

@@ -8,18 +8,25 @@ import pytest
 
 @pytest.fixture(scope="session")
 def fewest_hops():
-    """Optimum by brute force over all balanced placements of counts [layers-1, E, E]; first labels are free."""
+    """Optimum by brute force over all balanced placements of counts [layers-1, E, E]; first labels are free. `limits`:
+    (tokens [layers, E] of every expert, most [layers] that a GPU may get)."""
 
-    def search(counts, gpus):
+    def search(counts, gpus, limits=None):
         experts = counts.shape[1]
         rows = sorted(set(itertools.permutations(np.repeat(np.arange(gpus), experts // gpus).tolist())))
         rows = np.array(rows)
         apart = rows[:, None, :, None] != rows[None, :, None, :]  # [S, S, E, E]
         edges = [(apart * pairs).sum(axis=(2, 3)) for pairs in counts]
         first = [s for s, row in enumerate(rows) if list(dict.fromkeys(row.tolist())) == list(range(gpus))]
+        states = [first, *[range(len(rows))] * len(counts)]
+        if limits is not None:
+            states = [
+                [s for s in layer if np.bincount(rows[s], own, gpus).max() <= most]
+                for layer, own, most in zip(states, *limits, strict=True)
+            ]
         return min(
             sum(edge[a, b] for edge, a, b in zip(edges, path, path[1:], strict=False))
-            for path in itertools.product(first, *[range(len(rows))] * len(counts))
+            for path in itertools.product(*states)
         )
 
     return search

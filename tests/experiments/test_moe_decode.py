@@ -22,6 +22,8 @@ def run(**values):
         {"system": "two_all_to_alls", "top_k": 2},
         {"keys_values": "shared", "placement": "affinity"},
         {"keys_values": "gathered", "placement": "exflow", "kv_heads": 1},
+        {"system": "two_all_to_alls", "placement": "eplb", "extra_slots": 1},
+        {"keys_values": "shared", "placement": "joint", "extra_slots": 2},
     ],
 )
 def test_a_run_reports_tokens_times_and_bytes(values):
@@ -35,6 +37,7 @@ def test_a_run_reports_tokens_times_and_bytes(values):
     )
     assert metrics["bytes_all_to_all"] > 0
     assert (metrics["bytes_all_gather_kv"] > 0) == (values.get("keys_values") == "gathered")
+    assert 1 <= metrics["max_load"] <= RANKS
     assert 0 <= metrics["leaving_node_fraction"] <= metrics["leaving_fraction"] <= 1
     assert metrics["routing_seconds"] == pytest.approx(
         sum(metrics[f"seconds_{part}"] for part in ("all_to_all", "all_to_all_parts", "all_gather", "all_gather_kv"))
@@ -59,6 +62,8 @@ def test_deepspeed_decodes_the_same_tokens():
         ({"experts": 6}, "experts is 6: 8 ranks cannot share them evenly"),
         ({"hidden": 32}, "hidden: sizes of a model with random weights, found weights trained"),
         ({"system": "deepspeed", "placement": "affinity"}, "placement is affinity: deepspeed places in rank order"),
+        ({"extra_slots": 1, "placement": "affinity"}, "extra_slots is 1: only placements eplb and joint copy experts"),
+        ({"extra_slots": 15, "placement": "joint"}, "extra_slots is 15, allowed: 0 to 14"),
         ({"system": "two_all_to_alls", "keys_values": "shared"}, "keys_values is shared: only system coherent"),
         ({"weights": "random", "experts": 8, "top_k": 9}, "top_k is 9, allowed: 1 to 8"),
     ],

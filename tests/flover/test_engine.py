@@ -2,17 +2,21 @@
 
 import functools
 import itertools
+import random
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from timed_model import Clock as ModelClock
+from timed_model import TimedModel
 
 from repro.baselines.batching import StaticScheduler, lone, serial
 from repro.flover.buffers import LAYOUTS
 from repro.flover.buffers.baseline_layouts import FixedBuffers
 from repro.flover.buffers.paged import PagedBuffers
 from repro.flover.engine import Engine
+from repro.flover.queueing import LinearTimes
 from repro.flover.request import QueueFull, Request, RequestError
 from repro.flover.sampling import Sampling
 from repro.flover.scheduler import Scheduler
@@ -113,6 +117,92 @@ def test_chunked_prefill_gives_the_same_tokens_and_stalls_nobody(model, asked, c
     assert stalled == 0
     for reference in lone(model, requests, CAPACITY):
         assert answers[reference.request.id].tokens == reference.tokens
+
+
+class Unsteady:
+    """A clock on which passes take anything, so that budgets become anything."""
+
+    def __init__(self, seed: int) -> None:
+        self.now, self.draw = 0.0, random.Random(seed)
+
+    def __call__(self) -> float:
+        self.now += self.draw.expovariate(20)
+        return self.now
+
+
+EVENT = st.tuples(st.integers(0, 25), st.integers(0, 9))  # at that step, cancel that request
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=str)
+@settings(max_examples=15, deadline=None)
+@given(
+    asked=st.lists(ASKED, min_size=1, max_size=10),
+    slots=st.integers(1, 6),
+    gap=st.sampled_from([0.0, 1e-9, 0.05, 0.2]),
+    seed=st.integers(0, 99),
+    cancelled=st.lists(EVENT, max_size=4),
+)
+def test_any_budget_gives_the_tokens_of_lone_runs(layout, model, asked, slots, gap, seed, cancelled):
+    """Without a gap: the policy without chunks. Who is cancelled has the beginning of those tokens."""
+    requests = [request(n, prompt, new, sampling=sampling) for n, (_, prompt, new, sampling) in enumerate(asked)]
+    engine = Engine(model, Scheduler(slots, token_gap_s=gap), CAPACITY, Unsteady(seed), layout=layout)
+    answers = {}
+    for step in itertools.count():
+        for item, (arrival, *_) in zip(requests, asked, strict=True):
+            if arrival == step:
+                engine.submit(item)
+        for at, number in cancelled:
+            if at == step:
+                engine.cancel(number)
+        if step > 15 and not engine.ready:
+            break
+        decoding = {g.request.id: len(g.tokens) for g in engine.scheduler.running.values() if g.decoding}
+        answers |= {g.request.id: g for g in engine.step()}
+        running = {g.request.id: g for g in engine.scheduler.running.values()} | answers
+        assert all(len(running[n].tokens) == before + 1 for n, before in decoding.items()), "decoding was held up"
+    for reference in lone(model, requests, CAPACITY):
+        found = answers[reference.request.id]
+        whole = reference.tokens if found.finish_reason == "length" else reference.tokens[: len(found.tokens)]
+        assert found.tokens == whole
+        assert found.finish_reason == "length" or (found.finish_reason == "cancelled" and cancelled)
+
+
+def timed(requests, scheduler, times):
+    """Served on a clock that only the model moves."""
+    clock = ModelClock()
+    timed_model = TimedModel(times, clock)
+    engine = Engine(timed_model, scheduler, 2000, clock, clock.sleep)
+    timed_model.running = scheduler.running
+    return engine.serve(requests)
+
+
+MANY = st.lists(st.tuples(st.integers(0, 1500), st.integers(1, 900), st.integers(1, 60)), min_size=1, max_size=12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(asked=MANY, slots=st.integers(1, 8))
+def test_nobody_waits_longer_for_a_next_token_than_was_said(asked, slots):
+    """A prompt token takes 1 ms, a row 0.5 and a pass 20; so 64 tokens are in time before anything is measured."""
+    requests = [Request(n, (1,) * prompt, new, at / 1000) for n, (at, prompt, new) in enumerate(asked)]
+    requests.sort(key=lambda request: request.arrival_s)
+    times = LinearTimes(0.0205, 0.5 / 20.5, 0.001)
+    found = timed(requests, Scheduler(slots, token_gap_s=0.2), times).generations
+    assert max(g.longest_gap_s for g in found) <= 0.2
+    by_arrival = sorted(found, key=lambda g: (g.request.arrival_s, g.request.id))
+    first = [g.first_token_s for g in by_arrival]
+    assert first == sorted(first)  # first come, first served
+
+
+def test_a_first_token_comes_with_its_own_prompt():
+    """Eight prompts of 300 tokens at once: without a bound the first token of all is there after the last prompt."""
+    requests = [Request(n, (1,) * 300, 50, 0.0) for n in range(8)]
+    times = LinearTimes(0.0205, 0.5 / 20.5, 0.001)
+    policies = (Scheduler(8, token_gap_s=0.2), Scheduler(8, token_gap_s=0))
+    chunked, whole = (timed(requests, scheduler, times) for scheduler in policies)
+    assert [g.ttft_s for g in whole.generations] == pytest.approx([2.4] * 8)
+    ttft = [g.ttft_s for g in chunked.generations]
+    assert ttft[0] == pytest.approx(0.3) and ttft == sorted(ttft)
+    assert sum(ttft) < 0.7 * sum(g.ttft_s for g in whole.generations)
 
 
 def test_a_paged_pool_serves_what_fits_and_refuses_what_never_can(model):

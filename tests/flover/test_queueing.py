@@ -73,8 +73,21 @@ def assert_same(found: QueueRun, report: ServingReport) -> None:
 @settings(max_examples=150, deadline=None)
 @given(SHAPES, st.integers(1, 9), st.integers(0, 3), st.integers(0, 14))
 def test_fused_is_what_the_engine_does(shapes, slots, admit, chunk):
-    report = served(shapes, Scheduler(slots, admit_per_iteration=admit, prefill_tokens=chunk))
+    report = served(shapes, Scheduler(slots, admit_per_iteration=admit, prefill_tokens=chunk, token_gap_s=0))
     assert_same(Fused(slots, admit, chunk).run(shapes, DyadicTimes()), report)
+
+
+LONG = st.lists(st.tuples(st.integers(0, 2000), st.integers(1, 300), st.integers(1, 20)), min_size=1, max_size=9)
+
+
+@settings(max_examples=80, deadline=None)
+@given(LONG, st.integers(1, 9), st.sampled_from([0, 40]), st.integers(1, 2000))
+def test_fused_with_a_bound_on_gaps_is_what_the_engine_does(drawn, slots, chunk, gap):
+    arrivals = np.cumsum([gap for gap, *_ in drawn]) * TICK
+    shapes = [RequestShape(float(at), *sizes) for at, (_, *sizes) in zip(arrivals, drawn, strict=True)]
+    gap_s = gap * TICK
+    report = served(shapes, Scheduler(slots, prefill_tokens=chunk, token_gap_s=gap_s), capacity=320)
+    assert_same(Fused(slots, 0, chunk, token_gap_s=gap_s).run(shapes, DyadicTimes()), report)
 
 
 @settings(max_examples=60, deadline=None)
@@ -109,7 +122,7 @@ def test_times_that_no_number_holds_exactly_end_alike_too(shapes, slots, admit):
     """But for an arrival that rounding puts before or behind a boundary, which π avoids here."""
     shapes = [RequestShape(s.arrival_s * np.pi, s.prompt_tokens, s.output_tokens) for s in shapes]
     times = LinearTimes(0.1, 0.3, 0.007)
-    report = served(shapes, Scheduler(slots, admit_per_iteration=admit), times)
+    report = served(shapes, Scheduler(slots, admit_per_iteration=admit, token_gap_s=0), times)
     found = Fused(slots, admit).run(shapes, times)
     np.testing.assert_allclose(found.finish_s, [g.finish_s for g in report.generations], rtol=1e-12)
     assert found.iterations == report.iterations
@@ -283,6 +296,7 @@ def test_printed_numbers_are_found_by_their_label():
         (lambda: LinearTimes(1.0, -1.0), "batch_cost is -1.0, must be at least 0"),
         (lambda: Fused(slots=-1), "slots is -1, must be at least 0"),
         (lambda: Fused(prefill_tokens=8, prefill_apart=True), "prefill_tokens is 8: with prefill_apart only 0"),
+        (lambda: Fused(token_gap_s=0.5, prefill_apart=True), "token_gap_s is 0.5: with prefill_apart only 0"),
         (lambda: Batches(window_s=-1.0), "window_s is -1.0, must be at least 0"),
         (lambda: ConcurrentBatches(1.0, slots=-2), "slots is -2"),
         (lambda: Instances(-1), "count is -1"),

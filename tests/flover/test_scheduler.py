@@ -51,6 +51,38 @@ def test_retires_only_what_is_done():
     assert scheduler.retire() == [0, 2]
 
 
+def test_the_budget_is_shared_in_order_of_arrival():
+    """64 tokens before any pass was timed. Prompts that the next pass does not get to need no slot."""
+    scheduler = Scheduler(slots=9)
+    for number, length in enumerate((40, 20, 30, 5)):
+        scheduler.submit(Request(number, (1,) * length, 2))
+    assert scheduler.prompt_tokens == 64
+    first = scheduler.admit()
+    assert [request.id for request in first] == [0, 1, 2]  # of the third, 4 tokens
+    run(scheduler, first)
+    for generation, prefilled in zip(scheduler.running.values(), (40, 20, 4), strict=True):
+        generation.prefilled = prefilled
+    assert scheduler.prompt_tokens == 64 and [request.id for request in scheduler.admit()] == [3]
+
+
+def test_a_first_prompt_is_whole_only_while_nobody_decodes():
+    scheduler = Scheduler(slots=9)
+    for number in range(2):
+        scheduler.submit(Request(number, (1,) * 500, 9))
+    assert scheduler.prompt_tokens == 500
+    run(scheduler, scheduler.admit())
+    assert scheduler.prompt_tokens == 500 and list(scheduler.running) == [0]
+    scheduler.running[0].prefilled = 500
+    scheduler.running[0].append(1)
+    assert scheduler.prompt_tokens == 64
+    run(scheduler, scheduler.admit())
+    scheduler.running[1].prefilled = 64
+    scheduler.running[0].finish_reason = "cancelled"
+    assert scheduler.prompt_tokens == 436  # what is left of the second
+    scheduler.prefill_tokens = 100
+    assert scheduler.prompt_tokens == 100  # a fixed limit holds always
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

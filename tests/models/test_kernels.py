@@ -2,10 +2,11 @@
 
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kernel_inputs import full_cache, rows
 
@@ -13,6 +14,7 @@ from repro.models.kernels import choose
 from repro.models.kernels.cpp import BuildError, CppKernels
 from repro.models.kernels.torch_kernels import Kernels
 from repro.models.kv_cache import CacheSizes, KVCache
+from repro.models.rows import Rows
 
 try:
     CppKernels()
@@ -68,6 +70,78 @@ def test_a_row_is_bit_for_bit_what_it_is_alone(positions, dim, dtype):
         assert torch.equal(mine[0], out[i])
 
 
+def attended(kernels, cache, asked, qkv, angles, wanted=slice(None)):
+    """Of the last layer."""
+    return kernels.attention(asked, angles.cos(), angles.sin(), cache, wanted)(1, qkv)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    cuts=st.sets(st.integers(1, 199), max_size=4),
+    length=st.integers(1, 200),
+    heads=st.sampled_from([(1, 1), (6, 2), (3, 1)]),
+    dim=st.sampled_from([2, 10, 64, 80]),
+    paged=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+@example({64, 127, 128, 199}, 200, (6, 2), 64, True, torch.bfloat16)  # ends in a chunk of a single token
+def test_a_prompt_in_chunks_is_bit_for_bit_the_prompt(cuts, length, heads, dim, paged, dtype):
+    """Beside rows that decode and another prompt, and when a row is the only one wanted. Nothing of what an earlier
+    request left in the slot is read: it is NaN."""
+    kernels, (heads, kv_heads) = CppKernels(), heads
+    sizes, generator = CacheSizes(2, kv_heads, dim, dtype), torch.Generator().manual_seed(length)
+    qkv = torch.randn(length + 21, (heads + 2 * kv_heads) * dim, generator=generator).to(dtype)
+    angles = torch.rand(length + 21, max(1, dim // 4), generator=generator)
+    whole, cut = (full_cache(sizes, 200, paged) for _ in range(2))
+    for cache in (whole, cut):
+        for part in (cache.keys, cache.values):
+            part[:, cache.table[0] if paged else 0] = float("nan")
+    edges = sorted({0, length} | {edge for edge in cuts if edge < length})
+    out = attended(kernels, whole, rows([], [(0, length)]), qkv[:length], angles[:length])
+    for start, end in pairwise(edges):
+        chunk = [*range(start, end), *range(length, length + 21)]
+        beside = Rows.joined([rows([], [(start, end - start)]), rows([30], [(5, 20)], first=1)])
+        found = attended(kernels, cut, beside, qkv[chunk], angles[chunk])
+        assert torch.equal(found[: end - start], out[start:end])
+        last = torch.tensor([end - start - 1])
+        assert torch.equal(attended(kernels, cut, beside, qkv[chunk], angles[chunk], last)[0], out[end - 1])
+    assert out.isfinite().all()
+
+
+def test_a_prompt_of_many_parts_is_shared_by_threads():
+    cache, angles = full_cache(CacheSizes(2, 2, 64), 700, False), torch.rand(700, 32)
+    qkv, before, results = torch.randn(700, 8 * 64), torch.get_num_threads(), []
+    try:
+        for threads in (1, 4):
+            torch.set_num_threads(threads)
+            results.append(attended(CppKernels(), cache, rows([], [(0, 700)]), qkv, angles))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*results)
+    torch.testing.assert_close(results[0], attended(Kernels(), cache, rows([], [(0, 700)]), qkv, angles))
+
+
+FORKED = """
+import os, threading, torch
+from repro.models.kernels.cpp import CppKernels
+torch.set_num_threads(3)
+add, x = CppKernels().silu_multiply, torch.randn(3000, 200)
+right = add(x)
+def same(): assert all(torch.equal(add(x), right) for _ in range(200))
+callers = [threading.Thread(target=same) for _ in range(3)]
+for caller in callers: caller.start()
+for caller in callers: caller.join()
+if (child := os.fork()) == 0:
+    same()
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_several_threads_and_forked_processes_may_call():
+    assert subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=100).stdout == "7\n"
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_small_steps(dtype):
     generator = torch.Generator().manual_seed(3)
@@ -77,6 +151,8 @@ def test_the_small_steps(dtype):
         a, b = x.clone(), x.clone()
         torch.testing.assert_close(ours.add_norm(a, branch, weight, 1e-5), theirs.add_norm(b, branch, weight, 1e-5))
         assert torch.equal(a, b)
+    index = torch.tensor([4, 0, 0, 3])
+    assert torch.equal(ours.take(x, index), x[index])
     torch.testing.assert_close(
         ours.silu_multiply(x), theirs.silu_multiply(x), atol=1e-2 if dtype is torch.bfloat16 else 1e-6, rtol=1e-2
     )

@@ -20,6 +20,7 @@ from repro.records import provenance
 from repro.records.source import _inside_package
 from repro.report import figures
 from repro.report.figures import base
+from repro.report.figures import data as tables
 
 SHIPPED = str(paths.root() / "results/reference/laptop-2core/records")
 FIGURES = list(figures.FIGURES)
@@ -144,7 +145,7 @@ def test_unknown_names_and_options_list_the_known_ones(tmp_path):
 def test_what_is_missing_is_said_with_its_values(capsys):
     data = base.Data(SHIPPED, {})
     assert set(data.runs("moe_train", text="both").text) == {"both"}
-    with base.where_recorded():
+    with tables.where_recorded():
         data.runs("moe_train", text="both", experts=7)
     assert (
         capsys.readouterr().out == "Nothing to show. No record of a finished moe_train run with text both, experts 7.\n"
@@ -186,7 +187,7 @@ def test_runs_of_older_code_are_marked(made_by, now, words, monkeypatch, capsys)
     assert stamp.startswith("Evidence: modelled. What it shows. From 3 runs on ") and ("older" in stamp) == bool(words)
     assert words in stamp
     assert not capsys.readouterr().out
-    assert sum(~base.runs(folder, "flover_queue").older_code) == len(now)
+    assert sum(~tables.runs(folder, "flover_queue").older_code) == len(now)
     base.Data(folder).runs("flover_queue")
     told = capsys.readouterr().out.splitlines()
     assert len(told) == (2 if words else 0)

@@ -6,6 +6,7 @@ import pytest
 from repro.claims import registry
 from repro.report import figures
 from repro.report.figures import base
+from repro.report.figures import data as tables
 from repro.report.figures.scaling import inference, maps, training
 
 DATA = base.Data("results/reference/laptop-2core/records")
@@ -73,7 +74,7 @@ def test_hollow_points_are_those_that_were_not_fitted(name):
     experiment, flag = {"collectives": ("scaling_network", "part"), "plans": ("scaling_step", "calibrated")}[name]
     runs = DATA.runs(experiment)
     first = (runs.source == "a100_dgx") & (runs.split == "ranks") if name == "collectives" else runs.plans == "all"
-    rows = base.series(runs[first])
+    rows = tables.series(runs[first])
     fitted = rows[flag].isin(["fitted", True])
     assert (count["full"], count["none"]) == (fitted.sum(), (~fitted).sum())
 
@@ -103,7 +104,7 @@ def test_held_out_times_have_bands_and_every_split_a_panel():
 
 def test_a_cell_without_a_plan_that_fits_stays_white():
     drawing, runs = maps.scaling_models(DATA), DATA.runs("scaling_map")
-    cells = base.series(runs[runs.over == "size_ranks"])
+    cells = tables.series(runs[runs.over == "size_ranks"])
     assert (cells.plan == "none fits").any()
     assert sum(len(axes.patches) for axes in drawing.figure.axes) == (cells.plan != "none fits").sum()
 
@@ -117,7 +118,7 @@ def test_the_widest_swings_come_first():
 
 def test_every_scenario_and_the_papers_numbers_are_in_the_figure_of_assumptions():
     drawing, runs = base.function("scaling_assumptions")(DATA), most_draws(DATA.runs("scaling_ladder"))
-    rungs = base.series(runs).query("kind in ('cumulative', 'single')")
+    rungs = tables.series(runs).query("kind in ('cumulative', 'single')")
     panels = {axes.get_title().split("\n")[0]: axes for axes in drawing.figure.axes[:4]}
     assert list(panels) == ["hierarchical ÷ ZeRO++", "ZeRO++ ÷ ZeRO-3", "hierarchical ÷ ZeRO-3", "efficiency"]
     markers = [line for line in panels["ZeRO++ ÷ ZeRO-3"].lines if line.get_linestyle() == "None"]
@@ -129,6 +130,6 @@ def test_every_scenario_and_the_papers_numbers_are_in_the_figure_of_assumptions(
 
 def test_published_ratios_stand_against_predicted_ones_with_bands():
     left = base.function("scaling_overlap")(DATA).figure.axes[0]
-    table = base.series(most_draws(DATA.runs("scaling_validation"))).query("kind == 'point'")
+    table = tables.series(most_draws(DATA.runs("scaling_validation"))).query("kind == 'point'")
     assert len(left.containers) == 2
     assert sum(len(container.lines[0].get_xdata()) for container in left.containers) == len(table) == 16

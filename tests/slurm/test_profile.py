@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 import yaml
 from slurm_box import SNAKEMAKE, boxed, own, slurm
+from typer.testing import CliRunner
 
 from repro.box import network
+from repro.cli import app
 from repro.jobs import driver, queue, runner
 from repro.plan import config
 from repro.plan import jobs as plan
@@ -76,23 +78,26 @@ def records():
 
 def test_from_points_to_the_report(points, project):
     points(POINTS)
-    snakemake()
+    wanted = ("--", "points", "zero", "results/box-smoke/claims.json")  # one notebook: all others are jobs as it is
+    snakemake(*wanted)
     found = records()
     assert [run.status for run in found] == ["ok"] * 5, [run.detail for run in found]
     assert all(run.provenance.slurm["SLURM_CLUSTER_NAME"] == "reprobox" for run in found)
     wide = [run for run in found if run.experiment == "zero_train"]
     assert all(run.provenance.hosts == ["node1", "node2"] and run.conditions["fabric"] == "shaped" for run in wide)
     assert all(run.evidence == "emulated" for run in wide)
+    report = CliRunner().invoke(app, ["report", "--results", "results/box-smoke"])
+    assert report.exit_code == 0, report.output
     assert "zero_train" in (project / "results/box-smoke/report.html").read_text()
     assert json.loads((project / "results/box-smoke/claims.json").read_text())
     for run in wide:  # a job of two nodes moves the same bytes and learns the same as ranks of one machine
         here = runner.run("zero_train", config.point("zero_train", run.point, "test"))
         same = [name for name in run.metrics if name.startswith(("bytes_", "loss_"))]
         assert len(same) == 5 and {n: run.metrics[n] for n in same} == {n: here.metrics[n] for n in same}
-    assert "Nothing to be done" in snakemake()
+    assert "Nothing to be done" in snakemake(*wanted)
     stale = Path(plan.make("smoke", "box").jobs[0].record)
     stale.write_text(stale.read_text().replace(found[0].provenance.source_hash, "of other code"))
-    assert re.search(r"^allocation +1$", snakemake("-n"), re.MULTILINE)  # though its job had said that it was done
+    assert re.search(r"^allocation +1$", snakemake("-n", *wanted), re.MULTILINE)  # though its job had said that it was done
 
 
 def wait_for(what, seconds, why):

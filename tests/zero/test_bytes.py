@@ -32,6 +32,7 @@ def _sent(rank: int, world: int) -> dict:
                 model(*batch(0, rank, micro_batch)).backward()
             optimizer.step()
             found[name, micro_batches] = optimizer.ledger.take()
+        optimizer.synchronize()  # what was under way counts where it was started
     return found
 
 
@@ -130,6 +131,7 @@ def _sent_by(rank: int, world: int, chosen: list[plans.Plan], native: bool) -> l
         for micro_batch in range(2):
             model(*batch(0, rank, micro_batch)).backward()
         optimizer.step()
+        optimizer.synchronize()
         found.append(optimizer.ledger.take())
     return found
 
@@ -157,6 +159,7 @@ def _sent_on(rank: int, world: int, topology: Topology) -> list[dict]:
         optimizer = ZeroOptimizer(model, plans.named(name, topology), lr=1e-3, broadcast=False)
         model(*batch(0, rank)).backward()
         optimizer.step()
+        optimizer.synchronize()
         found.append(optimizer.ledger.take())
     return found
 

@@ -4,7 +4,7 @@ import re
 
 from repro.topology import frontier
 from repro.zero import plan as plans
-from repro.zero.engine import own_chunk, splits
+from repro.zero.chunks import own_chunk, splits
 
 TOPOLOGY = frontier(2, 2, 2)
 PLAN = plans.hierarchical(TOPOLOGY)

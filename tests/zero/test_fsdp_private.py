@@ -75,7 +75,8 @@ def _layout(rank: int, world: int) -> dict:
         seen["gathers"] += 1
         seen["shard is part of it"] = shard.data_ptr() == full.chunk(world)[rank].data_ptr()
         parts = [torch.empty_like(shard) for _ in range(world)]
-        yield [dist.all_gather(parts, shard, async_op=True)]
+        yield from ()
+        dist.all_gather(parts, shard)
         full.copy_(torch.cat(parts))
 
     def hook(gradient: torch.Tensor) -> None:
@@ -96,7 +97,8 @@ def _layout(rank: int, world: int) -> dict:
     seen["kept grads"] = [parameter.grad for parameter in model.parameters()]
     bucket.write(torch.zeros(bucket.numel))
     seen["after write"] = model(x).detach()
-    model.unshard()  # not waited for: what it gathers must not survive the next write
+    model.unshard()  # not waited for: what it gathers must not survive
+    bucket.discard()
     bucket.write(torch.ones(bucket.numel))
     seen["after a second write"] = model(x).detach()
     return seen | {"first": first.detach()}

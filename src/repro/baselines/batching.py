@@ -24,19 +24,18 @@ class StaticScheduler(Scheduler):
     """Wait until `slots` requests have come (or no more will), run them as one batch until the longest is done, repeat.
 
     Rows whose request is done stay, and all answers of a batch are handed back at its end, as by `generate` on a padded
-    batch. Whoever drives the engine by `step` sets `closed` when no more will come. ValueError for `prefill_tokens` and
-    `admit_per_iteration`, which would tear batches apart.
+    batch. Whoever drives the engine by `step` sets `closed` when no more will come. ValueError for the limits that
+    would tear batches apart.
     """
 
     streams: ClassVar[bool] = False
+    token_gap_s: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.prefill_tokens or self.admit_per_iteration:
-            raise ValueError(
-                f"prefill_tokens is {self.prefill_tokens} and admit_per_iteration {self.admit_per_iteration}: "
-                "a static batch is processed whole, 0 allowed"
-            )
+        for name in ("prefill_tokens", "admit_per_iteration", "token_gap_s"):
+            if limit := getattr(self, name):
+                raise ValueError(f"{name} is {limit}: a static batch is processed whole, 0 allowed")
 
     @property
     def ready(self) -> bool:

@@ -198,13 +198,13 @@ def _compile(on_tokens: bool) -> None:
     import numpy as np
 
     from repro import exflow
-    from repro.exflow.bound import b_matching
+    from repro.exflow import bound
     from repro.exflow.search import portfolio
 
     trace = exflow.Trace(np.array([[[0, 1], [2, 3]]]), 4)
     counts = exflow.transitions(trace)
     portfolio.compile_kernels()
-    b_matching(counts[0], 2)
+    bound.compile_kernels()
     if on_tokens:
         exflow.place_for_fanout(trace, exflow.place(counts, 2, method="contiguous"), sweeps=1)
 

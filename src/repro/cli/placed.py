@@ -1,5 +1,6 @@
 """What `repro place` says of a placement."""
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ def numbers(
 
     cost = exflow.evaluate(placement, counts)
     fan_out = asdict(exflow.fan_out(placement, routing)) if routing.k > 1 else {}
-    bound, share = lower_bound_within(counts, placement.gpus, clock=clock)
+    bound, share = lower_bound_within(counts, placement.gpus, math.inf, clock, placement.max_load)
     names = ["hops_per_token", "crossing_fraction", "intra_hops", "inter_hops", "max_load"]
     names += ["max_load_worst_layer"] * (placement.max_load is not None)
     result = {name: getattr(cost, name) for name in names}

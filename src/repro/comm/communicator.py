@@ -5,9 +5,11 @@ the fast links multiply it. `reduce_scatter` walks from the innermost to the out
 Chunk j of a full tensor always belongs to the j-th rank of the unit, whichever route is taken.
 """
 
+import itertools
 import math
-from collections.abc import Generator, Iterable
-from itertools import chain, pairwise
+import threading
+from collections import Counter
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch.distributed as dist
@@ -15,68 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from repro.comm.exchange import Hop, Ledger, Steps, Works
+from repro.comm.exchange import Hop, Ledger, Round, Running, Steps
+from repro.comm.pending import Pending, Stream
 from repro.comm.route import Route, ring_orders
 from repro.topology import Topology
 
-# A message's tag is a label of what is sent and a counter; both wrap around, gloo takes 31 bits.
-_LABELS, _COUNTS = 1 << 11, 1 << 20
-
-
-class ExchangeError(RuntimeError):
-    """Messages of other ranks did not come in the time of their process group, or the connection is gone. What was
-    being exchanged is incomplete, and the group is of no further use."""
-
-
-class Pending(dist.Work):
-    """A collective that was started: its first messages are under way. `wait` finishes it and returns the result; when
-    it fails, with an ExchangeError if another rank is the reason, it does so at every call.
-
-    All ranks must start and wait in the same order: later hops are sent by `wait`.
-    """
-
-    def __init__(self, steps: Generator[Works, None, Any]) -> None:
-        super().__init__()
-        self._steps, self._result, self._error = steps, None, ""
-        self._works = self._advance()
-
-    def _advance(self) -> Works | None:
-        """Start the next messages; None when there are no more."""
-        try:
-            return next(self._steps)
-        except StopIteration as end:
-            self._result = end.value
-            return None
-
-    def wait(self, timeout: object = None) -> Any:
-        """The result, when all messages have arrived."""
-        if self._error:
-            raise ExchangeError(self._error)
-        try:
-            while self._works is not None:
-                for work in self._works:
-                    _arrive(work)
-                self._works = self._advance()
-        except BaseException as error:  # else a second call would give a result without what has not come
-            self._error = str(error) or type(error).__name__
-            raise
-        return self._result
-
-
-def _arrive(work: dist.Work) -> None:
-    try:
-        work.wait()
-    except RuntimeError as error:
-        raise ExchangeError(
-            "messages of other ranks did not come: a rank has ended, or does something else since an exception that "
-            f"it survived ({error})"
-        ) from error
-
-
-def pipelined(collectives: Iterable[Generator[Works, None, Any]]) -> list[Any]:
-    """Results of several collectives; each is started before the one before it is waited for."""
-    started = chain(map(Pending, collectives), [None])
-    return [pending.wait() for pending, _ in pairwise(started) if pending is not None]
+# A message's tag says what is sent (label), in which collective of that label, and in which of its rounds. Collectives
+# and rounds wrap around; gloo takes 31 bits.
+_LABELS, _COLLECTIVES, _ROUNDS = 1 << 11, 1 << 6, 1 << 14
+_UNLABELLED = _LABELS - 1
 
 
 class Communicator:
@@ -93,7 +42,9 @@ class Communicator:
         self.ledger = Ledger(topology, dist.get_rank())
         self._meshes: dict[tuple[str, ...], DeviceMesh] = {}
         self._hops: dict[Route, list[Hop]] = {}
-        self._rounds = self._label = 0
+        self._started: Counter[int] = Counter()  # collectives by label
+        self._unlabelled_tags = self._tags(_UNLABELLED, 0)
+        self._of_thread = threading.local()  # `running`: the collective that it is at
 
     def mesh(self, levels: tuple[str, ...]) -> DeviceMesh:
         """1-D mesh of the ranks that differ from this one in `levels` only; levels are consecutive, innermost first."""
@@ -120,30 +71,53 @@ class Communicator:
                     group = self.mesh(levels).get_group()
                     starts = [(order, order.index(group.rank())) for order in ring_orders(sizes)]
                     rings = [order[start:] + order[:start] for order, start in starts]
-                    hops.append(Hop(group, rings, bits, route.block, self.ledger, self._next_tag, self.device))
+                    hops.append(Hop(group, levels, rings, bits, route.block, self.ledger, self._running, self.device))
             self._hops[route] = hops
         return self._hops[route]
 
+    def stream(self, *routes: Route | None) -> Stream:
+        """For collectives along `routes`: at most one on each of their hops, and one that has arrived and is worked on."""
+        hops = [hop for route in routes for hop in self.hops(route)]
+        inline = not hops or any(hop.native for hop in hops)
+        return Stream(len(hops) + 1, inline)
+
     @property
     def position(self) -> int:
-        """Rounds of messages that this rank has started: equal on ranks that are at the same place of one program."""
-        return self._rounds
+        """Collectives that this rank has labelled: equal on ranks that are at the same place of one program."""
+        return self._started.total()
 
-    def labelled(self, label: int, steps: Generator[Works, None, Any]) -> Generator[Works, None, Any]:
+    def labelled(self, label: int, steps: Generator[Round, None, Any]) -> Generator[Round, None, Any]:
         """`steps`, whose messages meet only those that other ranks send with the same label: ranks that are not at the
         same place wait for each other, and never take one tensor for another. (On gloo; NCCL goes by order alone.)"""
+        label %= _UNLABELLED
+        number = self._started[label]
+        self._started[label] += 1
+        return self._run(Running(label, self._tags(label, number), self.ledger.sent), steps)
+
+    def _run(self, running: Running, steps: Generator[Round, None, Any]) -> Generator[Round, None, Any]:
         while True:
-            self._label = label
+            before = getattr(self._of_thread, "running", None)
+            self._of_thread.running = running
             try:
-                works = next(steps)
+                round_ = next(steps)
             except StopIteration as end:
                 return end.value
-            yield works
+            finally:
+                self._of_thread.running = before
+            yield round_
 
-    def _next_tag(self) -> int:
-        self._rounds += 1
-        rings = max(level.size for level in self.topology.levels)  # at most: a tag for each
-        return self._label % _LABELS * _COUNTS + self._rounds * rings % (_COUNTS - rings)
+    def _running(self) -> Running:
+        """What the calling thread is at. Exchanges without a label go by their order."""
+        if (running := getattr(self._of_thread, "running", None)) is not None:
+            return running
+        return Running(_UNLABELLED, self._unlabelled_tags, self.ledger.sent)
+
+    def _tags(self, label: int, number: int) -> Callable[[], int]:
+        """Tags for one round after the other: as many apart as there may be rings."""
+        rings = max(level.size for level in self.topology.levels)
+        first = (label * _COLLECTIVES + number % _COLLECTIVES) * _ROUNDS
+        rounds = itertools.count()
+        return lambda: first + next(rounds) * rings % (_ROUNDS - rings)
 
     def all_gather(self, shard: Tensor, route: Route | None, out: Tensor | None = None) -> Tensor:
         """Flat shard [n] of every rank to [ranks * n] in rank order, same dtype; with `out` into that tensor, of which

@@ -7,6 +7,8 @@ On gloo they are point-to-point: its reduce-scatter moves twice the bytes, and i
 every receive is posted before the first send. Other backends (NCCL, RCCL) use their own collectives, on their streams.
 """
 
+import threading
+import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
@@ -18,8 +20,22 @@ from torch import Tensor
 from repro import quantize
 from repro.topology import Topology
 
-Works = list[dist.Work]
-Steps = Generator[Works, None, Tensor]  # yields what to wait for, returns the result
+
+class ExchangeError(RuntimeError):
+    """Messages of other ranks did not come in the time of their process group, or the connection is gone. What was
+    being exchanged is incomplete, and the group is of no further use."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """A round of messages of this rank, for a timeline. `label`: that of its collective; `levels`: those of the hop;
+    `nbytes`: sent; seconds of `time.perf_counter`, which all processes of a machine share."""
+
+    label: int
+    levels: tuple[str, ...]
+    nbytes: int
+    start: float
+    end: float
 
 
 class Ledger:
@@ -27,21 +43,67 @@ class Ledger:
 
     Counts tensors only: not TCP/IP headers, and not scalars such as the gradient norm. On backends with collectives of
     their own, a ring is assumed. Sum over ranks for the traffic of a step.
+
+    events   None; set to a list, it collects an `Event` per round of messages (not of backends' own collectives)
     """
 
     def __init__(self, topology: Topology, rank: int) -> None:
         self.topology, self.rank = topology, rank
         self.sent = dict.fromkeys(topology.names, 0)
+        self.events: list[Event] | None = None
 
-    def count(self, peer: int, nbytes: int) -> None:
-        """Book `nbytes` sent to global rank `peer`."""
+    def count(self, peer: int, nbytes: int, sent: dict[str, int] | None = None) -> None:
+        """Book `nbytes` sent to global rank `peer`, in the period that `sent` is of (default: the present one)."""
         if level := self.topology.level_between(self.rank, peer):
-            self.sent[level] += nbytes
+            (self.sent if sent is None else sent)[level] += nbytes
 
     def take(self) -> dict[str, int]:
-        """Bytes per level since the last call, and start again from zero: call it once per step."""
+        """Bytes per level since the last call, and start again from zero: call it once per step.
+
+        A collective counts where it was started: what is still under way goes on adding to the dictionary returned.
+        """
         sent, self.sent = self.sent, dict.fromkeys(self.topology.names, 0)
         return sent
+
+
+@dataclass(frozen=True)
+class Running:
+    """The collective that a thread is at: its label, the tags of its messages, and where the ledger counts them."""
+
+    label: int
+    tags: Callable[[], int]
+    sent: dict[str, int]
+
+
+@dataclass
+class Round:
+    """Messages that were started together."""
+
+    works: list[dist.Work]
+    levels: tuple[str, ...]
+    nbytes: int
+    label: int
+    ledger: Ledger
+    start: float
+
+    def arrive(self) -> None:
+        """Wait for them. ExchangeError when they do not come."""
+        try:
+            for work in self.works:
+                work.wait()
+        except RuntimeError as error:
+            raise ExchangeError(
+                "messages of other ranks did not come: a rank has ended, or does something else since an exception "
+                f"that it survived ({error})"
+            ) from error
+        if self.ledger.events is not None:
+            end = time.perf_counter()
+            self.ledger.events.append(Event(self.label, self.levels, self.nbytes, self.start, end))
+
+
+Steps = Generator[Round, None, Tensor]  # yields what to wait for, returns the result
+# Threads send one round after the other: torch does not promise that a process group may be used by several at once.
+_sending = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -52,11 +114,12 @@ class Hop:
     """
 
     group: dist.ProcessGroup
+    levels: tuple[str, ...]
     rings: list[tuple[int, ...]]
     bits: int
     block: int
     ledger: Ledger
-    next_tag: Callable[[], int]  # tells messages apart that are under way at the same time; counts alike on all ranks
+    running: Callable[[], Running]  # the collective that asks
     device: str = "cpu"
 
     @property
@@ -100,7 +163,6 @@ class Hop:
         if full is None:
             full = payload.new_empty(self.size, payload.numel())
         if self.native:
-            self.next_tag()  # counted, though not sent with it
             self._count_ring(payload.numel() * payload.element_size())
             dist.all_gather_single(full.view(-1), payload, group=self.group)
             return full
@@ -153,7 +215,6 @@ class Hop:
         """By the backend's collectives: reduce-scatter, or all-to-all of quantised payloads and a local sum."""
         encoded, me = self.encode(chunks), self.group.rank()
         nbytes_per_peer = encoded[0].numel() * encoded.element_size()
-        self.next_tag()
         if self.bits >= 16:
             self._count_ring(nbytes_per_peer)
             total = torch.empty_like(encoded[0])
@@ -164,29 +225,36 @@ class Hop:
         total = chunks[me].to(torch.float32, copy=True)
         for peer, payload in enumerate(received):
             if peer != me:
-                self.ledger.count(dist.get_global_rank(self.group, peer), nbytes_per_peer)
+                self._count(dist.get_global_rank(self.group, peer), nbytes_per_peer)
                 self.add(payload, total)
         return total
 
-    def exchange(self, sends: dict[int, Tensor], receives: dict[int, Tensor]) -> Works:
+    def exchange(self, sends: dict[int, Tensor], receives: dict[int, Tensor]) -> Round:
         """Start messages to and from peers, by their group rank."""
         return self._transfer([(t, p, 0) for p, t in sends.items()], [(t, p, 0) for p, t in receives.items()])
 
-    def _transfer(self, sends: list[tuple[Tensor, int, int]], receives: list[tuple[Tensor, int, int]]) -> Works:
+    def _transfer(self, sends: list[tuple[Tensor, int, int]], receives: list[tuple[Tensor, int, int]]) -> Round:
         """Start messages (tensor, group rank of the peer, ring), all at once; both sides leave out empty ones."""
-        to_global, tag = partial(dist.get_global_rank, self.group), self.next_tag()
-        # Receives first: gloo announces "ready to receive" behind bulk data already queued to that peer, which would
-        # serialise the two directions of a link.
-        started = [
-            dist.irecv(t, to_global(p), group=self.group, tag=tag + ring) for t, p, ring in receives if t.numel()
-        ]
-        for tensor, peer, ring in sends:
-            if tensor.numel():
-                started.append(dist.isend(tensor, to_global(peer), group=self.group, tag=tag + ring))
-                self.ledger.count(to_global(peer), tensor.numel() * tensor.element_size())
-        return [work for work in started if work is not None]  # None: of a rank outside the group
+        running, to_global = self.running(), partial(dist.get_global_rank, self.group)
+        tag, start, nbytes = running.tags(), time.perf_counter(), 0
+        with _sending:
+            # Receives first: gloo announces "ready to receive" behind bulk data already queued to that peer, which
+            # would serialise the two directions of a link.
+            started = [
+                dist.irecv(t, to_global(p), group=self.group, tag=tag + ring) for t, p, ring in receives if t.numel()
+            ]
+            for tensor, peer, ring in sends:
+                if tensor.numel():
+                    started.append(dist.isend(tensor, to_global(peer), group=self.group, tag=tag + ring))
+                    nbytes += tensor.nbytes
+                    self.ledger.count(to_global(peer), tensor.nbytes, running.sent)
+        works = [work for work in started if work is not None]  # None: of a rank outside the group
+        return Round(works, self.levels, nbytes, running.label, self.ledger, start)
 
     def _count_ring(self, nbytes_per_peer: int) -> None:
         """Book a collective that the backend runs by itself as a ring, like NCCL: everything goes to the next rank."""
         following = dist.get_global_rank(self.group, (self.group.rank() + 1) % self.size)
-        self.ledger.count(following, (self.size - 1) * nbytes_per_peer)
+        self._count(following, (self.size - 1) * nbytes_per_peer)
+
+    def _count(self, peer: int, nbytes: int) -> None:
+        self.ledger.count(peer, nbytes, self.running().sent)

@@ -84,8 +84,7 @@ class RowExchange:
     def _exchange(self, parts: Sequence[Tensor], places: Sequence[Tensor]) -> None:
         assert self._hop is not None, "a rank alone has nobody to send to"
         others = self._hop.others
-        for work in self._hop.exchange({p: parts[p] for p in others}, {p: places[p] for p in others}):
-            work.wait()
+        self._hop.exchange({p: parts[p] for p in others}, {p: places[p] for p in others}).arrive()
 
     def all_gather(self, rows: Tensor) -> Tensor:
         """The rows of all ranks, in rank order. Slowest level first, so a row crosses each slow link once."""
@@ -113,7 +112,6 @@ class RowExchange:
         sources = {p: [source + away for source in held] for p, away in distance.items()}
         mine = torch.cat(list(held.values()))
         coming = {p: mine.new_empty(sum(counts[s] for s in sources[p]), *mine.shape[1:]) for p in hop.others}
-        for work in hop.exchange(dict.fromkeys(hop.others, mine), coming):
-            work.wait()
+        hop.exchange(dict.fromkeys(hop.others, mine), coming).arrive()
         parts = {p: place.split([counts[s] for s in sources[p]]) for p, place in coming.items()}
         return {s: part for p in hop.others for s, part in zip(sources[p], parts[p], strict=True)}

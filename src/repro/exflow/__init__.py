@@ -21,7 +21,8 @@ except ImportError as error:
     ) from error
 
 from repro.exflow.affinity import measure_affinity
-from repro.exflow.bound import gap, lower_bound
+from repro.exflow.bound import gap, hop_cost_bound, lower_bound
+from repro.exflow.bound.replicas import replicated_bound
 from repro.exflow.pareto import pareto_front
 from repro.exflow.placement import METHODS, Placement, evaluate, place
 from repro.exflow.serving.export import FORMATS, read_csv
@@ -41,6 +42,7 @@ __all__ = [
     "evaluate_replicas",
     "fan_out",
     "gap",
+    "hop_cost_bound",
     "load_trace",
     "lower_bound",
     "measure_affinity",
@@ -49,5 +51,6 @@ __all__ = [
     "place_for_fanout",
     "place_replicas",
     "read_csv",
+    "replicated_bound",
     "transitions",
 ]

@@ -5,11 +5,13 @@
     recording.save("routing.npz")          # `exflow.load_trace` reads it
     placement = exflow.place(recording.counts(), gpus=8)
 
+A server that re-places while it runs keeps no trace: its hook fills `RoutingCounts`.
+
 Routers are those of Hugging Face transformers (Mixtral, Qwen-MoE, OLMoE, DeepSeek, gpt-oss and others give (logits,
 weights, experts)), the gate of `deepspeed.moe.MoE`, and our own GPT-MoE's.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from repro.exflow.trace import Trace, transitions
@@ -140,6 +143,70 @@ def record_routing(model: nn.Module) -> Iterator[Recording]:
         for layer, router in enumerate(recording._routers):
             hooks.enter_context(router.register_forward_hook(partial(recording._keep, layer)))
         yield recording
+
+
+class RoutingCounts:
+    """Loads and transitions of the tokens that one rank of a server routes, counted on `device` as they come.
+
+    `add`, or what `hook(layer)` gives, is called with the choices of each layer in turn, 0 to layers - 1, as rows of the
+    same tokens: in vLLM `module.router.set_capture_fn(counts.hook(layer))` for the MoE layers of the model. Batches that
+    are interleaved layer by layer (two micro-batches that overlap) cannot be told apart and are refused, or counted
+    wrong where they are equally long. Rows with a negative id are padding. `group`: ranks whose counts `total` adds up,
+    of a backend for CPU tensors (None: the default one, if there is any).
+    """
+
+    def __init__(
+        self, layers: int, experts: int, device: torch.device | str = "cpu", group: dist.ProcessGroup | None = None
+    ) -> None:
+        self.group, self._k = group, 0
+        self._loads = torch.zeros(layers, experts, dtype=torch.int64, device=device)
+        self._pairs = torch.zeros(layers - 1, experts, experts, dtype=torch.int64, device=device)
+        self._before: tuple[int, Tensor] | None = None  # a layer, and the choices in it of the tokens that come next
+
+    def hook(self, layer: int) -> Callable[[Tensor], None]:
+        """A function of the experts, integer [tokens, k], that tokens choose in `layer`."""
+        return partial(self.add, layer)
+
+    def add(self, layer: int, experts: Tensor) -> None:
+        """Count `experts`, integer [tokens, k]. ValueError when the layer before was another, had other tokens, or k
+        changed."""
+        tokens, k = experts.shape
+        if self._k not in (0, k):
+            raise ValueError(f"layer {layer} has top-{k} routing, before it was top-{self._k}")
+        if layer and (self._before is None or (self._before[0], len(self._before[1])) != (layer - 1, tokens)):
+            found = "nothing" if self._before is None else f"layer {self._before[0]} of {len(self._before[1])} tokens"
+            raise ValueError(f"layer {layer} of {tokens} tokens came after {found}: layers must come in turn")
+        self._k, experts = k, experts.long()
+        real = (experts >= 0).all(dim=1)
+        chosen = experts.clamp(min=0)
+        once = real[:, None].expand(tokens, k).long()
+        self._loads[layer].index_add_(0, chosen.flatten(), once.flatten())
+        if layer:
+            _, before = cast(tuple[int, Tensor], self._before)
+            pairs = before[:, :, None] * self._loads.shape[1] + chosen[:, None, :]
+            weight = real[:, None].expand(tokens, k * k).long()
+            self._pairs[layer - 1].view(-1).index_add_(0, pairs.flatten(), weight.flatten())
+        self._before = layer, chosen
+
+    def moved(self, experts: Tensor) -> None:
+        """The next layer is called with other tokens, which chose `experts` in the one that was counted last."""
+        assert self._before is not None, "no layer was counted"
+        self._before = self._before[0], experts
+
+    def total(self) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens of each expert, float64 [layers, E], and transition counts, float64 [layers-1, E, E], with the weight
+        of `exflow.transitions`: of all ranks since `clear`, the same on each; all must call it together."""
+        parts = [self._loads.flatten(), self._pairs.flatten()]
+        flat = torch.cat(parts).cpu()
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(flat, group=self.group)
+        loads, pairs = (each.double().numpy() for each in flat.split([len(part) for part in parts]))
+        return loads.reshape(self._loads.shape), pairs.reshape(self._pairs.shape) / float(max(self._k, 1) ** 2)
+
+    def clear(self) -> None:
+        """Begin to count anew."""
+        self._loads.zero_()
+        self._pairs.zero_()
 
 
 def _num_experts(router: nn.Module) -> int:

@@ -1,7 +1,6 @@
 """The fused iteration: a token for every running request, and the newcomers' prompts, in one pass through the model."""
 
 import math
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -208,10 +207,10 @@ class Engine:
         if self._state == "torn":
             raise EngineTorn("an earlier step broke off while it changed what runs: serve the rest on a new engine")
         self._state = "torn"  # until it is done, but for the pass itself
-        self._end_late()
+        began = self._end_late()
         self._gone += self._leave()  # cancelled or late since the last step
         self._admit()
-        self._iterate()
+        self._iterate(began)
         self._gone += self._leave()
         self._state = "whole"
 
@@ -222,14 +221,15 @@ class Engine:
             self._ids.difference_update(generation.request.id for generation in finished)
         return finished
 
-    def _end_late(self) -> None:
-        """End what is beyond its deadline, waiting or running."""
+    def _end_late(self) -> float:
+        """End what is beyond its deadline, waiting or running. The time by which that was told."""
         now = self._now()
         for request in self.scheduler.expired(now):
             self._leave_queue(request, "deadline")
         for generation in self.scheduler.running.values():
             if now >= generation.request.expiry_s and not generation.done:
                 generation.finish_reason = "deadline"
+        return now
 
     def _leave_queue(self, request: Request, reason: FinishReason, cause: str = "") -> None:
         now = self._now()
@@ -245,8 +245,9 @@ class Engine:
             generation = Generation(request, slot, self._now(), streamed=self.scheduler.streams)
             self.scheduler.running[slot] = generation
 
-    def _iterate(self) -> None:
-        """One fused pass; a token for each request that decodes, and for each whose prompt is complete with it."""
+    def _iterate(self, began: float) -> None:
+        """One fused pass; a token for each request that decodes, and for each whose prompt is complete with it. The
+        scheduler is told what it took since `began`."""
         chunks = self._chunks()
         batch = _Batch(self._windows(chunks), chunks)
         if not batch.windows and not batch.chunks:
@@ -263,7 +264,9 @@ class Engine:
         self._state = "torn"
         self.buffers.advance(batch.windows, tokens)
         answers = tokens.tolist()  # the one time that the host waits for the device
-        self._hand_out(batch, dict(zip(batch.sampled, answers, strict=True)))
+        now = self._now()
+        self.scheduler.budget.timed(sum(len(chunk.tokens) for chunk in batch.chunks), now - began)
+        self._hand_out(batch, dict(zip(batch.sampled, answers, strict=True)), now)
         if min(answers, default=0) < 0:  # whose request has ended by it; what it leaves may be NaN
             for slot, token in zip(batch.sampled, answers, strict=True):
                 if token < 0:
@@ -295,7 +298,7 @@ class Engine:
 
     def _chunks(self) -> list[_Chunk]:
         """Chunked prefill: as many prompt tokens as the scheduler allows, in order of admission."""
-        left, chunks = self.scheduler.prefill_tokens or sys.maxsize, []
+        left, chunks = self.scheduler.prompt_tokens, []
         for slot, generation in self.scheduler.running.items():
             if generation.prompt_left and not generation.done:
                 tokens = generation.request.prompt[generation.prefilled :][:left]
@@ -314,23 +317,22 @@ class Engine:
             return self.model.forward(rows, buffers.cache, self._tensor(batch.sampled_rows))
         return self._graphs(rows) if self._graphs is not None else self.model.forward(rows, buffers.cache)
 
-    def _hand_out(self, batch: _Batch, tokens: dict[int, int]) -> None:
+    def _hand_out(self, batch: _Batch, tokens: dict[int, int], now: float) -> None:
         """Give each request its token (by slot), and note what of the prompts is done."""
-        running, now = self.scheduler.running, self._now()
+        running = self.scheduler.running
         self.iterations += bool(batch.windows)
         self.rows += len(batch.decoding)
         for slot in batch.decoding:
             generation = running.get(slot)
             if generation is not None and generation.decoding:
-                generation.append(tokens[slot])
+                generation.append(tokens[slot], now)
             else:
                 self.dead_rows += 1
         for chunk in batch.chunks:
             generation = running[chunk.slot]
             generation.prefilled += len(chunk.tokens)
             if chunk.final:
-                generation.append(tokens[chunk.slot])
-                generation.first_token_s = now
+                generation.append(tokens[chunk.slot], now)
             # A request of one new token has no position left to write: if its row stays, it stands on its last one.
             length = min(generation.prefilled, generation.request.kv_tokens - 1)
             self.buffers.store(chunk.slot, tokens.get(chunk.slot, 0), length)

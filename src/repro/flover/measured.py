@@ -35,7 +35,7 @@ def measure(
     """
     wanted = max(max(contexts) + repeats + 2, max(prompts) + max(starts))
     most = max(min(wanted, model.config.longest), max(contexts) + 1, max(prompts))
-    engine = Engine(model, Scheduler(max(batches), queue_limit=max(batches)), most, clock)
+    engine = Engine(model, Scheduler(max(batches), queue_limit=max(batches), token_gap_s=0), most, clock)
     engine.prepare()
     _prefill(engine, clock, max(prompts), 0, 1)  # warm-up, thrown away
     decode_s = [[_decode(engine, clock, batch, context, repeats) for context in contexts] for batch in batches]

@@ -83,7 +83,7 @@ class Generation:
     """The answer as it grows. Times in seconds from the start of serving.
 
     `slot`: where it was admitted at `admitted_s`, before its prefill; -1 if it never was. `prefilled`: tokens of the
-    prompt that have been processed. `finish_reason`: None while it goes on; "error" when its next token could not be
+    prompt that have been processed. `longest_gap_s`: between two of its tokens (0 before the second). `finish_reason`: None while it goes on; "error" when its next token could not be
     told, for the reason `cause`.
     """
 
@@ -97,13 +97,20 @@ class Generation:
     prefilled: int = 0
     finish_reason: FinishReason | None = None
     cause: str = ""
+    last_token_s: float = 0.0
+    longest_gap_s: float = 0.0
 
-    def append(self, token: int) -> None:
+    def append(self, token: int, now: float = 0.0) -> None:
         """Take the next token, and note when it is the last. Below 0: there is none to be had from its logits."""
         if token < 0:
             self.finish_reason = "error"
             self.cause = f"the logits of token {len(self.tokens)} hold NaN, or their largest is infinite"
             return
+        if self.tokens:
+            self.longest_gap_s = max(self.longest_gap_s, now - self.last_token_s)
+        else:
+            self.first_token_s = now
+        self.last_token_s = now
         self.tokens.append(token)
         if token in self.request.stop_tokens:
             self.finish_reason = "stop"

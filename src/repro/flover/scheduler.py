@@ -2,6 +2,10 @@
 
 First come, first served. A request waits in the queue until a token boundary with a free slot, then runs until its own
 last token; nobody is preempted, nobody waits for a batch to form or to end (paper: section on temporal fusion).
+
+Every request that decodes is in every pass, and prompts fill the pass up, in order of arrival, to a budget of tokens
+(chunked prefill and decode-maximal batches, SARATHI, arXiv 2308.16369). So a prompt delays nobody's next token by more
+than a pass, and has its own first token with its own last chunk.
 """
 
 import functools
@@ -13,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import ClassVar
 
+from repro.flover.budget import Budget
 from repro.flover.fields import number
 from repro.flover.request import Generation, QueueFull, Request
 
@@ -23,10 +28,11 @@ Fits = Callable[[Sequence[int]], int]
 class Scheduler:
     """`slots` requests run at once, `queue_limit` wait. 0 is no limit in what follows.
 
-    `admit_per_iteration`: requests admitted at one token boundary; the authors' code admits one. `kv_tokens`: limit on
-    the summed maximum KV length of running requests. `prefill_tokens` (chunked prefill): limit on the prompt tokens of
-    one iteration, so that a long prompt does not stall the requests that decode. ValueError for a limit that is below 0,
-    or no whole number.
+    `admit_per_iteration`: requests admitted at one token boundary; Flover's authors admit one. `kv_tokens`: limit on
+    the summed maximum KV length of running requests. `token_gap_s`: how long a pass may take in which somebody decodes,
+    and so how long anybody waits for the next token; `budget` tells how many prompt tokens fit, from the times of the
+    passes before. `prefill_tokens`: a fixed limit on the prompt tokens of any pass. ValueError for a limit that is
+    below 0, infinite, or no whole number where tokens or requests are counted.
     """
 
     streams: ClassVar[bool] = True  # a token can be handed out as soon as it is there
@@ -35,9 +41,11 @@ class Scheduler:
     admit_per_iteration: int = 0
     kv_tokens: int = 0
     prefill_tokens: int = 0
+    token_gap_s: float = 0.2  # five tokens a second: faster than people read
     waiting: deque[Request] = field(default_factory=deque)
     running: dict[int, Generation] = field(default_factory=dict)  # by the slot where it lies now
     closed: bool = False  # no further request will come
+    budget: Budget = field(init=False)
 
     def __post_init__(self) -> None:
         least = {"slots": 1, "queue_limit": 1, "admit_per_iteration": 0, "kv_tokens": 0, "prefill_tokens": 0}
@@ -45,6 +53,7 @@ class Scheduler:
             allowed = f"at least {lowest}, a whole number"
             holds = functools.partial(operator.le, lowest)
             setattr(self, name, number(int, name, getattr(self, name), allowed, holds, ValueError))
+        self.budget = Budget(self.token_gap_s)
 
     def submit(self, request: Request) -> None:
         """Put a request at the end of the queue; QueueFull when it has reached its limit."""
@@ -64,18 +73,27 @@ class Scheduler:
         `fits`: how many of the next requests, given the KV positions that each may need, the buffers have room for.
         """
         room = min(self.slots - len(self.running), self.admit_per_iteration or self.slots, len(self.waiting))
-        room = min(room, self._prompts_to_begin()) if self.prefill_tokens else room
-        needed = [self.waiting[i].kv_tokens for i in range(room)]
+        needed = [self.waiting[i].kv_tokens for i in range(self._begun(room))]
         if self.kv_tokens:
             held = sum(generation.request.kv_tokens for generation in self.running.values())
             needed = [n for n, total in zip(needed, accumulate(needed), strict=True) if held + total <= self.kv_tokens]
         return [self.waiting.popleft() for _ in range(fits(needed))]
 
-    def _prompts_to_begin(self) -> int:
-        """Waiting requests whose prompts this iteration gets to. The others need no slot yet."""
-        started = sum(g.prompt_left for g in self.running.values() if not g.done)
-        before = accumulate((len(request.prompt) for request in self.waiting), initial=started)
-        return sum(tokens < self.prefill_tokens for tokens in list(before)[:-1])
+    @property
+    def prompt_tokens(self) -> int:
+        """How many prompt tokens the next pass may process."""
+        most = self.budget.tokens
+        if not any(generation.decoding for generation in self.running.values()):
+            # Nobody's next token waits for this pass: the first prompt is in it to its end.
+            begun = (g.prompt_left for g in self.running.values() if g.prompt_left and not g.done)
+            most = max(most, next(begun, len(self.waiting[0].prompt) if self.waiting else 0))
+        return min(most, self.prefill_tokens or most)
+
+    def _begun(self, room: int) -> int:
+        """How many of the next `room` prompts the next pass gets to. The others need no slot yet."""
+        before, most = sum(g.prompt_left for g in self.running.values() if not g.done), self.prompt_tokens
+        lengths = [len(self.waiting[i].prompt) for i in range(room)]
+        return sum(tokens < most for tokens in accumulate(lengths[:-1], initial=before)) if room else 0
 
     @property
     def next_deadline(self) -> float:

@@ -35,7 +35,8 @@ def where(outermost: CodeType) -> tuple[str, bool]:
     for frame in frames:  # the library's frames, up to the first of its caller
         module, code = frame.f_globals.get("__name__", ""), frame.f_code.co_name
         in_collective |= module.startswith("torch.distributed") or (module, code) == (__name__, "wait_for_work")
-        if not module.startswith("torch."):
+        in_collective |= module == "repro.comm.pending"  # a thread of which waits for messages
+        if module not in ("threading", "repro.comm.pending") and not module.startswith("torch."):
             break
     depth = next((i for i, frame in enumerate(frames) if frame.f_code is outermost), len(frames))
     return "".join(traceback.format_stack(innermost)[-depth:]), in_collective and _silent_s() >= SILENT_S

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from repro.models.config import DecoderConfig
-from repro.models.kernels import GELU, Attention, Choice, Linear, choose
+from repro.models.kernels import GELU, Attention, Choice, Linear, Wanted, choose
 from repro.models.kv_cache import CacheSizes, KVCache, PagedCache
 from repro.models.parallel import Shard, Split
 from repro.models.reading import finite
@@ -62,13 +62,18 @@ class Decoder(ABC):
         # fp32 [context, pairs]: by how much a position turns a pair. Never replaced: graphs of passes hold its address.
         self._turns = [table.to(self.device) for table in turns(config)]
 
+    def _from_here(self, layer: int, x: Tensor, wanted: Wanted) -> Tensor:
+        """The rows of x that go on when a layer has attended."""
+        return x[wanted] if layer == self.config.layers - 1 else x
+
     @abstractmethod
     def _norm(self, name: str) -> Any:
         """The norm whose weights begin with `name`."""
 
     @abstractmethod
-    def _hidden(self, x: Tensor, attend: Attention) -> Tensor:
-        """Embedded rows [n, width] to final, normed hidden states [n, width]. May write over x."""
+    def _hidden(self, x: Tensor, attend: Attention, wanted: Wanted) -> Tensor:
+        """Embedded rows [n, width] to final, normed hidden states of the wanted ones [m, width]: the last layer needs no
+        others once their keys and values are stored. May write over x."""
 
     def _block(self, name: str) -> Block:
         """The block whose weights begin with `name`. Not every architecture has a gate, a second norm, or Q, K and V
@@ -142,13 +147,13 @@ class Decoder(ABC):
         return CacheSizes(config.layers, config.kv_heads // ranks, config.head_dim, self.dtype, self.device)
 
     @torch.inference_mode()
-    def forward(self, rows: Rows, cache: KVCache, wanted: Tensor | slice = slice(None)) -> Tensor:
+    def forward(self, rows: Rows, cache: KVCache, wanted: Wanted = slice(None)) -> Tensor:
         """One pass; no Python per request. Logits [m, vocab] of the rows that `wanted` (a slice, or int64 [m]) picks;
         of tensor-parallel ranks only rank 0 gets any."""
         with torch.cuda.device_of(rows.tokens):  # Triton launches on the current device
-            cosine, sine = (table[rows.positions] for table in self._turns)
-            attend = self.kernels.attention(rows, cosine, sine, cache)
-            hidden = self._hidden(self.embedding[rows.tokens], attend)[wanted]
+            cosine, sine = (self.kernels.take(table, rows.positions) for table in self._turns)
+            attend = self.kernels.attention(rows, cosine, sine, cache, wanted)
+            hidden = self._hidden(self.kernels.take(self.embedding, rows.tokens), attend, wanted)
             return self.head(hidden) if len(hidden) else hidden.new_empty(0, self.config.vocab)
 
     def prefill(self, tokens: Tensor, cache: KVCache, slot: int = 0, start: int = 0) -> Tensor:

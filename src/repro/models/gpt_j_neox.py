@@ -10,7 +10,7 @@ from torch import Tensor
 
 from repro.models.config import DecoderConfig, Shapes, affine, blocks
 from repro.models.decoder import Decoder
-from repro.models.kernels import GELU, Attention
+from repro.models.kernels import GELU, Attention, Wanted
 
 # Names that transformers gives. Those by a hyperbolic tangent differ in the order of their roundings only.
 _BY_TANH = "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python_tanh", "gelu_pytorch_tanh"
@@ -78,10 +78,12 @@ class GPTJ(GPTDecoder):
 
     config: GPTJConfig
 
-    def _hidden(self, x: Tensor, attend: Attention) -> Tensor:
+    def _hidden(self, x: Tensor, attend: Attention, wanted: Wanted) -> Tensor:
         for layer, block in enumerate(self.blocks):
             normed = block.attention_norm(x)
-            x += block.out(attend(layer, block.qkv(normed))) + block.down(block.up(normed))
+            attention = block.out(attend(layer, block.qkv(normed)))
+            x, normed = (self._from_here(layer, part, wanted) for part in (x, normed))
+            x += attention + block.down(block.up(normed))
         return self.norm(x)
 
 
@@ -109,9 +111,10 @@ class GPTNeoX(GPTDecoder):
 
     config: GPTNeoXConfig
 
-    def _hidden(self, x: Tensor, attend: Attention) -> Tensor:
+    def _hidden(self, x: Tensor, attend: Attention, wanted: Wanted) -> Tensor:
         for layer, block in enumerate(self.blocks):
             attention = block.out(attend(layer, block.qkv(block.attention_norm(x))))
+            x = self._from_here(layer, x, wanted)
             if self.config.parallel_residual:
                 x += attention + block.down(block.up(block.ffn_norm(x)))
             else:

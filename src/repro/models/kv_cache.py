@@ -28,7 +28,7 @@ class KVCache:
     table: Tensor | None = None
 
     def __init__(self, sizes: CacheSizes, blocks: int, block: int) -> None:
-        self.capacity, self.kv_heads, self.head_dim = block, sizes.kv_heads, sizes.head_dim
+        self.layers, self.kv_heads, self.head_dim, self.capacity = sizes.layers, sizes.kv_heads, sizes.head_dim, block
         shape = (sizes.layers, blocks, sizes.kv_heads, block, sizes.head_dim)
         self.keys = torch.zeros(shape, dtype=sizes.dtype, device=sizes.device)
         self.values = torch.zeros_like(self.keys)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from repro.models.config import DecoderConfig, Shapes, affine, blocks
 from repro.models.decoder import Block, Decoder
-from repro.models.kernels import Attention
+from repro.models.kernels import Attention, Wanted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +62,14 @@ class Llama(Decoder):
     def _norm(self, name: str) -> Tensor:
         return self._get(f"{name}.weight")
 
-    def _hidden(self, x: Tensor, attend: Attention) -> Tensor:
+    def _hidden(self, x: Tensor, attend: Attention, wanted: Wanted) -> Tensor:
         """The residual stream x is added to in place; each sum comes with the norm that follows it."""
         kernels, eps = self.kernels, self.config.norm_eps
         branch = None
         for layer, block in enumerate(self.blocks):
             normed = kernels.add_norm(x, branch, block.attention_norm, eps)
             branch = block.out(attend(layer, self._headwise(block, block.qkv(normed))))
+            x = self._from_here(layer, x, wanted)
             normed = kernels.add_norm(x, branch, block.ffn_norm, eps)
             branch = block.down(kernels.silu_multiply(block.up(normed)))
         return kernels.add_norm(x, branch, self.norm, eps)

@@ -58,7 +58,8 @@ class Shard:
     def _summed(self, part: Linear, x: Tensor) -> Tensor:
         """Each rank has some of the inputs; outputs are summed over ranks: [n, in / size] to [n, out]."""
         out = part(x).contiguous()
-        dist.all_reduce(out)
+        if len(out):  # of the last layer perhaps no row is wanted
+            dist.all_reduce(out)
         return out
 
     def _gathered(self, part: Linear, outputs: int, x: Tensor) -> Tensor:

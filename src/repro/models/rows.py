@@ -11,11 +11,14 @@ from torch import Tensor
 @dataclass(frozen=True)
 class Span:
     """Neighbouring rows that attention may take as one rectangle: `tokens` successive ones of each of the neighbouring
-    `slots`. `longest`: at least the largest position among them; known to the caller, so the device is not asked."""
+    `slots`. `longest`: at least the largest position among them; known to the caller, so the device is not asked.
+    `prompt`: they are tokens of prompts, not decoded ones. Kernels may sum the two in different orders, so a prompt's
+    last token, alone in its chunk, is still one of a prompt."""
 
     slots: slice
     tokens: int
     longest: int
+    prompt: bool = False
 
     @property
     def rows(self) -> int:
@@ -45,7 +48,7 @@ class Rows:
     def prompt(cls, tokens: Tensor, slot: int, start: int = 0) -> "Rows":
         """A prompt [n] int64, or the chunk of one that begins at position `start`."""
         positions = torch.arange(start, start + len(tokens), device=tokens.device)
-        span = Span(slice(slot, slot + 1), len(tokens), start + len(tokens) - 1)
+        span = Span(slice(slot, slot + 1), len(tokens), start + len(tokens) - 1, prompt=True)
         return cls(tokens, torch.full_like(positions, slot), positions, (span,))
 
     @classmethod

@@ -61,6 +61,8 @@ def _arguments(
     communicator: object,
     device: object,
     broadcast: object,
+    accumulation: object,
+    late_weights: object,
 ) -> Iterator[tuple[str, object, bool, str]]:
     """Name, value, whether it may be so, and what may be. One after the other: a row may use what those before say."""
     dtypes = ", ".join(map(str, DTYPES))
@@ -87,6 +89,9 @@ def _arguments(
     yield "device", device, device in (None, "cpu", "cuda"), "'cpu', 'cuda', or None for that of the model"
     yield "device", device, device != "cuda" or torch.cuda.is_available(), "'cpu': torch finds no GPU here"
     yield "broadcast", broadcast, isinstance(broadcast, bool), "True, False"
+    whole = type(accumulation) is int and accumulation > 0
+    yield "accumulation", accumulation, accumulation is None or whole, "an integer of at least 1, or None"
+    yield "late_weights", late_weights, isinstance(late_weights, bool), "True, False"
 
 
 def _positive(value: object) -> bool:

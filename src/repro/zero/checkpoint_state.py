@@ -231,6 +231,7 @@ class Replacement:
     def take_place(self, optimizer: ZeroOptimizer) -> None:
         """Every rank calls it."""
         optimizer.zero_grad()
+        optimizer.synchronize()  # masters that are still being sent do not change
         with torch.no_grad():
             for old, new in self.values:
                 old.copy_(new)

@@ -11,6 +11,15 @@ Three kinds of state, three partitions, and four moments at which data moves bet
 So everything inside the layer loop stays on fast links, and slow links are used once per step, whatever the number of
 micro-batches. ZeRO-3 is the plan that puts all three partitions over the cluster: every moment crosses the slow link.
 
+Each moment has a stream (`comm.Stream`) on which bucket follows bucket from level to level, and the streams run beside
+each other and beside the computation:
+
+    gathers         of the next layer, while this one computes
+    reductions      of this layer, while the one before it computes
+    averages        of this layer between nodes, while those of earlier layers are reduced inside: the slow level works
+                    during the last backward, if the engine knows that it is the last (`accumulation`, `no_sync`)
+    publications    of later layers' new weights, while the first layers of the next forward run on theirs
+
 FSDP2 owns the first moment and half of the second (its collectives are replaced, `fsdp_private.py`); the rest is here.
 """
 
@@ -25,28 +34,32 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from repro.comm import Communicator, ExchangeError, Pending, pipelined
-from repro.comm.exchange import Steps, Works
+from repro.comm import Communicator, ExchangeError, Pending
+from repro.comm.exchange import Round, Steps
 from repro.zero import arguments, fsdp_private
 from repro.zero.buckets import broadcast_from_first, default_buckets, default_device, materialise
+from repro.zero.chunks import own_chunk, splits
+from repro.zero.guard import BrokenEngineError, Guard
 from repro.zero.loss_scale import LossScale
 from repro.zero.masters import Masters, Piece, global_norm, parameter_groups, require_elementwise, within
 from repro.zero.plan import Plan
 
-# What a message is about, together with its bucket.
-_GATHER, _REDUCE, _AVERAGE, _PUBLISH = range(4)
+__all__ = ["KINDS", "BrokenEngineError", "Bucket", "ZeroOptimizer"]
 
-
-class BrokenEngineError(RuntimeError):
-    """The engine is of no further use: what an exception left is not the same on all ranks, or half an update. Make a
-    process group, a model and an optimizer anew (in new processes, best), and go on from a checkpoint."""
+# What a message is about, together with its bucket: its label is 4 * bucket + kind.
+KINDS = ("gather", "reduce", "average", "publish")
 
 
 class Bucket:
     """Parameters that travel together (a transformer block): FSDP's shard, and what this rank keeps beside it."""
 
     sharded: fsdp_private.ShardedBucket
-    gradient: Tensor | None = None  # sum since the last step, this rank's part of the gradient partition
+    gradient: Tensor | None = None  # sum of backward passes, this rank's part of the gradient partition
+    total: Tensor | None = None  # what of the sum has arrived in the optimizer partition, fp32
+    backwards: int = 0  # passes since the last step
+    reduction: Pending | None = None  # of the last pass, until it leaves the gradient partition
+    publication: Pending | None = None  # of the weights that the last step has made
+    stale: bool = False  # FSDP may have copied the shard before these arrived
     secondary: Tensor | None = None  # this rank's secondary shard, from the first gather after a step to the next
     spent: bool = False  # the secondary shard is of a pass before zero_grad: good for a backward, not for a forward
 
@@ -84,6 +97,9 @@ class ZeroOptimizer(torch.optim.Optimizer):
     communicator     process groups and the ledger of bytes, to share them between optimizers; default: new ones
     device           "cpu" or "cuda"; default: where the model is, and CUDA or CPU for one on the meta device
     broadcast        send rank 0's parameters and buffers to all first, as DDP does; not needed if they are equal
+    accumulation     backward passes in a step, if all have as many: then a sum leaves for the optimizer partition as
+                     soon as its last gradient is in, and not in `step`; `no_sync` says so pass by pass
+    late_weights     `step` returns when the masters are new; weights arrive during the next forward. False: it waits
 
     Raises ValueError that names the argument, before the model is changed, for what cannot be trained this way; errors
     of `optimizer_cls` about its options are its own.
@@ -92,6 +108,15 @@ class ZeroOptimizer(torch.optim.Optimizer):
     `load_state_dict` of the model and of its modules raises RuntimeError, and so does the next forward or step after a
     parameter was written to in place. (What is written through `parameter.data` or `torch._foreach_*`, and a parameter
     that is put in a module, is not noticed; `step` replaces it.)
+
+    After `step` a forward waits for the weights it needs, layer by layer. So does `state_dict` of the model, for all.
+    Who reads parameters directly (`parameter.to_local()`) calls `synchronize` first, or trains without `late_weights`.
+
+    With `accumulation=N` it is the N-th backward since the last step in which a bucket's sum leaves; with
+    `with optimizer.no_sync():` around the others, as of DDP, any backward outside of it in that step. Either way the
+    result does not depend on it. `step` sends what has not left: all sums with neither of the two, those of passes that
+    came unexpectedly (which costs messages, once more), of buckets without a gradient in the last pass, and of a step
+    that comes early. `zero_grad` drops what has left like the rest.
 
     An exception in a forward or backward may be survived: call `zero_grad`, and the engine is as after the last step.
     One rank alone cannot: `zero_grad` then raises BrokenEngineError there, and the others get an ExchangeError or the
@@ -115,6 +140,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
         communicator: Communicator | None = None,
         device: str | None = None,
         broadcast: bool = True,
+        accumulation: int | None = None,
+        late_weights: bool = True,
         **options: Any,
     ) -> None:
         buckets = list(buckets) if isinstance(buckets, Iterable) else buckets
@@ -130,6 +157,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
             communicator=communicator,
             device=device,
             broadcast=broadcast,
+            accumulation=accumulation,
+            late_weights=late_weights,
         )
         groups, group_of = parameter_groups(model, params)
         require_elementwise(optimizer_cls, groups, options)
@@ -137,17 +166,22 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self.weight_dtype, self.gradient_dtype, self.max_grad_norm = weight_dtype, gradient_dtype, max_grad_norm
         self.communicator = communicator or Communicator(plan.topology, device=device or default_device(model))
         self.ledger = self.communicator.ledger
+        self.accumulation, self.late_weights = accumulation, late_weights
         # All groups now: making them is a collective of its own, and a backward is no place for it.
-        for route in vars(plan.moves).values():
-            self.communicator.hops(route)
+        moves, stream = plan.moves, self.communicator.stream
+        across = (moves.reduce_to_optimizer, moves.all_reduce_replicas)
+        at_once = plan.reduce_across == "micro_batch"
+        self.gathers = stream(moves.gather_weights, moves.gather_secondary)
+        self.reductions = stream(moves.reduce_to_weights, moves.reduce_to_gradients, *(across if at_once else ()))
+        self.averages = stream(*(() if at_once else across))
+        self.publications = stream(moves.gather_updated)
         of_optimizer = plan.levels(None, plan.optimizer)
         self.norm_group = self.communicator.mesh(of_optimizer).get_group() if of_optimizer else None
         sharing = self.communicator.mesh(plan.levels(None, plan.weights))
-        self._broken = ""  # why this engine is of no further use
         self._complete = False
         self._order: list[Bucket] = []  # in which the first forward gathered them
         self._fetches_ahead = False
-        self._under_way: Pending | None = None  # the reduction that was started last
+        self._more_passes = self._told = False  # inside of `no_sync`; it was used since the last step
         self.all_buckets: list[Bucket] = []  # frozen ones too
         self.buckets: list[Bucket] = []  # those that are trained
         masters = []
@@ -166,9 +200,14 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self.masters = Masters(masters, pieces, optimizer_cls, groups, group_of, options)
         super().__init__(self.masters.inner.param_groups, {})  # the same dictionaries: a schedule changes both
         self._complete = True
-        self._guard()
+        self._guard = Guard(model, weight_dtype)
+        # Before FSDP's hook.
+        model.register_forward_pre_hook(lambda *_: self._require(self._guard.require_sound), prepend=True)
+        for module in model.modules():
+            module.register_state_dict_pre_hook(lambda *_: self.synchronize())
         for bucket in self.buckets:
             bucket.sharded.on_gradient(partial(self._reduce, bucket))
+            bucket.sharded.before_read(partial(_arrived, bucket))
         self.loss_scale = loss_scale or (LossScale() if weight_dtype == torch.float16 else None)
         if self.loss_scale:
             self.loss_scale.attach(model)
@@ -178,17 +217,23 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def _gather(self, bucket: Bucket, shard: Tensor, full: Tensor) -> Pending:
         if bucket not in self._order:
             self._order.append(bucket)
-        return Pending(self._labelled(_GATHER, bucket, self._gathering(bucket, shard, full)))
+        usable = fsdp_private.is_bw() or not bucket.spent
+        secondary, stale = bucket.secondary if usable else None, bucket.stale
+        bucket.stale = False
+        return self.gathers.start(self._labelled(0, bucket, self._gathering(bucket, shard, full, secondary, stale)))
 
-    def _labelled(self, kind: int, bucket: Bucket, steps: Generator[Works, None, Any]) -> Generator[Works, None, Any]:
+    def _labelled(self, kind: int, bucket: Bucket, steps: Generator[Round, None, Any]) -> Generator[Round, None, Any]:
         """So that a rank which is elsewhere since an exception makes others wait, and does not send them wrong values."""
         return self.communicator.labelled(4 * bucket.number + kind, steps)
 
-    def _gathering(self, bucket: Bucket, shard: Tensor, full: Tensor) -> Steps:
+    def _gathering(self, bucket: Bucket, shard: Tensor, full: Tensor, secondary: Tensor | None, stale: bool) -> Steps:
         """The whole bucket from its shards, or from the secondary shards, which are closer (hpZ of ZeRO++)."""
         plan = self.plan
-        if bucket.secondary is not None and (fsdp_private.is_bw() or not bucket.spent):
-            return (yield from self.communicator.gathering(bucket.secondary, plan.moves.gather_secondary, full))
+        if secondary is not None:
+            return (yield from self.communicator.gathering(secondary, plan.moves.gather_secondary, full))
+        if stale:
+            _arrived(bucket)
+            bucket.sharded.copy_to(shard)
         yield from self.communicator.gathering(shard, plan.moves.gather_weights, full)
         if plan.has_secondary:
             ranks = plan.degree(plan.secondary)
@@ -198,20 +243,17 @@ class ZeroOptimizer(torch.optim.Optimizer):
     # --- gradients: after the backward of a bucket, from everywhere to the gradient partition ---
 
     def _reduce(self, bucket: Bucket, gradient: Tensor) -> None:
-        """Start reducing a bucket's gradient. It travels during the next bucket's backward."""
+        """Start reducing a bucket's gradient. It travels during the next buckets' backward."""
         if not self._fetches_ahead:
             fsdp_private.fetch_ahead([bucket.sharded for bucket in self._order])
             self._fetches_ahead = True
-        self._settle()
-        self._under_way = Pending(self._labelled(_REDUCE, bucket, self._reducing(bucket, gradient)))
+        bucket.backwards += 1
+        self.reductions.make_room()
+        bucket.reduction = self.reductions.start(self._labelled(1, bucket, self._reducing(bucket, gradient)))
+        if not self._more_passes and (self._told or bucket.backwards == self.accumulation):
+            self._leave(bucket)
 
-    def _settle(self) -> None:
-        """Finish the reduction that is under way."""
-        if self._under_way is not None:
-            self._under_way.wait()
-            self._under_way = None
-
-    def _reducing(self, bucket: Bucket, gradient: Tensor) -> Generator[Works, None, None]:
+    def _reducing(self, bucket: Bucket, gradient: Tensor) -> Generator[Round, None, None]:
         moves = self.plan.moves
         shard = yield from self.communicator.reducing(gradient, moves.reduce_to_weights)
         total = yield from self.communicator.reducing(self._padded(shard), moves.reduce_to_gradients)
@@ -222,6 +264,31 @@ class ZeroOptimizer(torch.optim.Optimizer):
         else:
             bucket.gradient += total
 
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Around the backward passes of a step that are not its last: their gradients stay in the gradient partition."""
+        before, self._more_passes, self._told = self._more_passes, True, True
+        try:
+            yield
+        finally:
+            self._more_passes = before
+
+    # --- the sum: once per step, to the optimizer partition ---
+
+    def _leave(self, bucket: Bucket) -> None:
+        """Start sending a bucket's sum on, as soon as the reduction that is under way has made it."""
+        assert bucket.reduction is not None, "what has been reduced"
+        reduction, bucket.reduction = bucket.reduction, None
+        self.averages.start(self._labelled(2, bucket, self._leaving(bucket, reduction)))
+
+    def _leaving(self, bucket: Bucket, reduction: Pending) -> Generator[Round, None, None]:
+        reduction.wait()
+        assert bucket.gradient is not None, "what a reduction leaves"
+        gradient, bucket.gradient = bucket.gradient.float(), None
+        if self.plan.reduce_across == "step":
+            gradient = yield from self._reducing_across(gradient)
+        bucket.total = gradient if bucket.total is None else bucket.total.add_(gradient)
+
     def _reducing_across(self, gradient: Tensor) -> Steps:
         """From the gradient partition to the optimizer's, then the sum over all ranks if that is not the whole machine.
 
@@ -230,7 +297,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         shard = yield from self.communicator.reducing(gradient, self.plan.moves.reduce_to_optimizer)
         return (yield from self.communicator.all_reducing(shard, self.plan.moves.all_reduce_replicas))
 
-    # --- step: to the optimizer partition, update there, and the new weights back ---
+    # --- step: update in the optimizer partition, and the new weights back ---
 
     @torch.no_grad()
     def step(self, closure: None = None) -> float:  # type: ignore[override]  # torch's returns None without a closure
@@ -243,25 +310,38 @@ class ZeroOptimizer(torch.optim.Optimizer):
         """
         if closure is not None:
             raise ValueError("step takes no closure")
-        self._require_sound()
+        self._require(self._guard.require_sound)
         if not self.has_gradients:
             raise RuntimeError("step without a backward since the last one: there are no gradients")
-        with self._to_the_end("step"):
-            self._settle()
-            means = pipelined(self._labelled(_AVERAGE, bucket, self._averaging(bucket)) for bucket in self.buckets)
-            self.zero_grad()
+        with self._guard.to_the_end("step"):
+            means = self._means()
             present = [mean for mean in means if mean is not None]
             norm = global_norm(present, self.norm_group)
         if self.loss_scale:
             self.loss_scale.update(finite := bool(norm.isfinite()))
             if not finite:
                 return norm.item()
-        with self._to_the_end("step"):
+        with self._guard.to_the_end("step"):
             if self.max_grad_norm is not None:
                 torch._foreach_mul_(present, (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
             self.masters.update(means)
-            self.publish()
+            self._publish()
+            if not self.late_weights:
+                self.synchronize()
         return norm.item()
+
+    def _means(self) -> list[Tensor | None]:
+        """Mean over ranks of each bucket's gradient, fp32, this rank's part of the optimizer partition; None when no
+        backward reached it. Nothing is left of the gradients."""
+        for bucket in self.buckets:
+            if bucket.reduction is not None:
+                self._leave(bucket)
+        self._settle()
+        self.synchronize()  # masters that are still being sent do not change
+        ranks = self.plan.topology.world_size * (self.loss_scale.value if self.loss_scale else 1)
+        means = [None if bucket.total is None else bucket.total.div_(ranks) for bucket in self.buckets]
+        self._forget()
+        return means
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the accumulated gradients (`step` has done so already).
@@ -269,95 +349,79 @@ class ZeroOptimizer(torch.optim.Optimizer):
         After an exception in a forward or backward this is what makes the engine as it was after the last step; all
         ranks must call it. BrokenEngineError when they did not leave the pass at the same place.
         """
-        self._require_usable()
+        self._require(self._guard.require_usable)
         if fsdp_private.unfinished(self.model):
-            with self._to_the_end("zero_grad after an exception in a forward or backward"):
+            with self._guard.to_the_end("zero_grad after an exception in a forward or backward"):
                 self._recover()
         self._settle()
+        self._forget()
+
+    def _settle(self) -> None:
+        """Finish the reductions and averages that are under way."""
+        self.reductions.finish()
+        self.averages.finish()
+
+    def _forget(self) -> None:
+        """The gradients."""
+        self._told = False
         for bucket in self.buckets:
-            bucket.gradient, bucket.spent = None, True
+            bucket.gradient = bucket.total = bucket.reduction = None
+            bucket.backwards, bucket.spent = 0, True
 
     @property
     def has_gradients(self) -> bool:
         """Whether there was a backward since the last step. BrokenEngineError where that does not matter any more."""
-        self._require_usable()
-        return self._under_way is not None or any(bucket.gradient is not None for bucket in self.buckets)
+        self._require(self._guard.require_usable)
+        return any(bucket.backwards for bucket in self.buckets)
 
     def publish(self) -> None:
         """Make the masters the weights of the model, on all ranks (`step` does)."""
-        pipelined(
-            self._labelled(_PUBLISH, bucket, self._publishing(bucket, master))
-            for bucket, master in zip(self.buckets, self.masters.flat, strict=True)
-        )
+        self.synchronize()
+        self._publish()
+        self.synchronize()
 
-    def _averaging(self, bucket: Bucket) -> Generator[Works, None, Tensor | None]:
-        """Mean over ranks of a bucket's accumulated gradient, fp32, this rank's part of the optimizer partition; None
-        when no backward reached it."""
-        if bucket.gradient is None:
-            return None
-        gradient = bucket.gradient.float()
-        if self.plan.reduce_across == "step":
-            gradient = yield from self._reducing_across(gradient)
-        return gradient.div_(self.plan.topology.world_size * (self.loss_scale.value if self.loss_scale else 1))
+    def _publish(self) -> None:
+        """Start sending the new weights, in the order in which the next forward needs them."""
+        masters = dict(zip(self.buckets, self.masters.flat, strict=True))
+        for bucket in masters:
+            bucket.sharded.discard()
+            bucket.secondary = None  # it holds the old weights
+        for bucket in dict.fromkeys(bucket for bucket in (*self._order, *masters) if bucket in masters):
+            bucket.stale = True
+            steps = self._publishing(bucket, masters[bucket])
+            bucket.publication = self.publications.start(self._labelled(3, bucket, steps))
 
-    def _publishing(self, bucket: Bucket, master: Tensor) -> Generator[Works, None, None]:
+    def _publishing(self, bucket: Bucket, master: Tensor) -> Generator[Round, None, None]:
         """All new weights of the rank's weight partition, from the optimizer partition."""
         updated = yield from self.communicator.gathering(master.to(self.weight_dtype), self.plan.moves.gather_updated)
         gradient_parts, optimizer_parts = splits(self.plan)
         in_rank_order = updated.view(optimizer_parts, gradient_parts, -1)
         bucket.sharded.write(in_rank_order.transpose(0, 1).reshape(-1))
-        bucket.secondary = None  # it holds the old weights
+
+    def synchronize(self) -> None:
+        """Wait until this rank has all weights of the last step. Others need not call it."""
+        with self._guard.to_the_end("step"):
+            self.publications.finish()
 
     # --- exceptions ---
 
     def _recover(self) -> None:
         """Forget a forward or backward that an exception ended. What is under way arrives only if all ranks left it at
         the same place; that is asked first, and costs nothing where there was no exception."""
-        rounds = [0] * dist.get_world_size()
-        dist.all_gather_object(rounds, self.communicator.position)
-        if len(set(rounds)) > 1:
-            raise ExchangeError(f"the ranks left it at different places, after {rounds} rounds of messages")
+        places = [0] * dist.get_world_size()
+        dist.all_gather_object(places, self.communicator.position)
+        if len(set(places)) > 1:
+            raise ExchangeError(f"the ranks left it at different places, after {places} collectives")
+        self.gathers.finish()
         self._settle()
         fsdp_private.reset(self.model, [bucket.sharded for bucket in self.all_buckets])
 
-    @contextmanager
-    def _to_the_end(self, what: str) -> Iterator[None]:
-        """An exception in this block ends the use of the engine."""
-        try:
-            yield
-        except BaseException as error:
-            self._broken = f"{what} was ended by {type(error).__name__}: {error}"
-            if isinstance(error, Exception):
-                self._require_usable(error)
-            raise
-
-    def _require_usable(self, cause: Exception | None = None) -> None:
-        if self._broken:
-            raise BrokenEngineError(
-                f"{self._broken}. The engine cannot go on: make a new process group, model and optimizer, and load a "
-                "checkpoint"
-            ) from cause
-
-    def _require_sound(self, *forward: object) -> None:
-        """Before a forward and before a step."""
-        self._require_usable()
-        if fsdp_private.unfinished(self.model):
-            raise RuntimeError(
-                "an exception ended a forward or backward; before going on, call zero_grad() on all ranks"
-            )
-        for name, parameter, version in self._versions:
-            if parameter._version != version or parameter.dtype != self.weight_dtype:
-                raise RuntimeError(
-                    f"{name} was written to, but a model's weights are the masters of its ZeroOptimizer, which would "
-                    "replace them at the next step: set weights before the model is wrapped, or by checkpoint.load"
-                )
-
-    def _guard(self) -> None:
-        """Refuse what would be lost, and passes after one that failed."""
-        self._versions = [(name, parameter, parameter._version) for name, parameter in self.model.named_parameters()]
-        self.model.register_forward_pre_hook(self._require_sound, prepend=True)  # before FSDP's
-        for module in self.model.modules():
-            module.register_load_state_dict_pre_hook(_refuse_to_load)
+    def _require(self, what: Callable[[], None]) -> None:
+        """That the guard's `what` holds, and that no weights of the last step got lost on their way."""
+        for bucket in self.buckets:
+            if bucket.publication is not None and bucket.publication.failed is not None:
+                self.synchronize()
+        what()
 
     # --- which values of a bucket are this rank's ---
 
@@ -380,10 +444,11 @@ class ZeroOptimizer(torch.optim.Optimizer):
         """Bytes of state on this rank right now, by kind. Gradients exist from backward to step, secondary shards from
         forward to step: look then."""
         self._settle()
+        sums = [tensor for bucket in self.buckets for tensor in (bucket.gradient, bucket.total) if tensor is not None]
         return {
             "weights": sum(bucket.sharded.weight_bytes() for bucket in self.all_buckets),
             "secondary": sum(bucket.secondary.nbytes for bucket in self.all_buckets if bucket.secondary is not None),
-            "gradients": sum(bucket.gradient.nbytes for bucket in self.buckets if bucket.gradient is not None),
+            "gradients": sum(tensor.nbytes for tensor in sums),
             "optimizer": self.masters.held_bytes(),
         }
 
@@ -402,44 +467,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         raise NotImplementedError("use repro.zero.checkpoint.load")
 
 
-# --- the arithmetic of chunks ---
-
-
-def splits(plan: Plan) -> tuple[int, int]:
-    """Gradient parts of a weight shard, and optimizer parts of a gradient part; their product is its chunks."""
-    weights, gradients, optimizer = (plan.degree(level) for level in (plan.weights, plan.gradients, plan.optimizer))
-    return gradients // weights, optimizer // gradients
-
-
-def own_chunk(plan: Plan, rank: int) -> int:
-    """Number of the chunk of its weight shard that `rank` updates, counted from the shard's first.
-
-    Worked example: the hierarchical plan on 2 nodes of 2 packages of 2 GCDs. `splits` is (2, 2), so a weight shard has
-    4 chunks, and a bucket, which is the shards of a package's 2 GCDs, has chunks 0 to 7. A rank's at the four moments:
-
-        rank   node, package, GCD   weights   after package   after node   after cluster   arrive as
-        0      0, 0, 0              0 1 2 3   0 1 2 3         0 1          0               0 2 1 3
-        1      0, 0, 1              4 5 6 7   4 5 6 7         4 5          4               4 6 5 7
-        2      0, 1, 0              0 1 2 3   0 1 2 3         2 3          2               0 2 1 3
-        3      0, 1, 1              4 5 6 7   4 5 6 7         6 7          6               4 6 5 7
-        4      1, 0, 0              0 1 2 3   0 1 2 3         0 1          1               0 2 1 3
-        5      1, 0, 1              4 5 6 7   4 5 6 7         4 5          5               4 6 5 7
-        6      1, 1, 0              0 1 2 3   0 1 2 3         2 3          3               0 2 1 3
-        7      1, 1, 1              4 5 6 7   4 5 6 7         6 7          7               4 6 5 7
-
-    weights          before a forward or backward, the shard that it gives to its package
-    after package    of a gradient, after the reduce-scatter in the package, `moves.reduce_to_weights`
-    after node       and after that between the packages of the node, `moves.reduce_to_gradients`; accumulated here
-    after cluster    in `step`, after the reduce-scatter between nodes, `moves.reduce_to_optimizer`; updated here
-    arrive as        the new weights, gathered from nodes and packages in rank order; `_publishing` sorts the chunks
-    """
-    gradient_parts, optimizer_parts = splits(plan)
-    gradient_part = rank // plan.degree(plan.weights) % gradient_parts
-    return gradient_part * optimizer_parts + rank // plan.degree(plan.gradients) % optimizer_parts
-
-
-def _refuse_to_load(*_: object) -> None:
-    raise RuntimeError(
-        "load_state_dict of a model that a ZeroOptimizer has wrapped: its masters would replace these weights at the "
-        "next step; load them before the model is wrapped, or use checkpoint.load"
-    )
+def _arrived(bucket: Bucket) -> None:
+    """Wait for the weights of the last step."""
+    if bucket.publication is not None:
+        bucket.publication.wait()

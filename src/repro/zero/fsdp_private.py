@@ -4,7 +4,8 @@ Private parts of torch in use, as of 2.13:
 - `fsdp._fully_shard._fsdp_api.AllGather` and `ReduceScatter`: base classes of custom collectives; `DefaultAllocMixin`
   has their memory. The all-gather gets its input as a view into its output, and may return a `Work` that FSDP waits for
   before it copies the weights out.
-- `_set_unshard_async_op`: gathers return such a work. `FSDPParamGroup.wait_for_unshard`: wait for it.
+- `_set_unshard_async_op`: gathers return such a work. `FSDPParamGroup.wait_for_unshard`: wait for it; on a mesh of one
+  rank (`_all_gather_process_group`), where nothing is gathered, this is where the shards are read.
 - `_get_fsdp_state()._fsdp_param_groups[0].fsdp_params`: the parameters of one `fully_shard` call, in the order in which
   the flat reduce-scatter output holds their padded shards (those that require a gradient).
 - `FSDPParam._sharded_param_data`: flat padded shard that every all-gather reads; `padded_sharded_param_size`: its
@@ -123,13 +124,30 @@ class ShardedBucket:
 
     @torch.no_grad()
     def write(self, flat: Tensor) -> None:
-        """Replace this rank's shard of the trainable weights by flat [numel or more], cast to their dtype."""
-        for group in self.module._get_fsdp_state()._fsdp_param_groups:
-            group.wait_for_unshard()
-        self.module.reshard()  # else what was gathered by hand, or ahead for a forward that did not come, would survive
+        """Replace this rank's shard of the trainable weights by flat [numel or more], cast to their dtype. `discard`
+        first: what is gathered stays as it is."""
         parts = flat[: self.numel].split([param.padded_sharded_param_size.numel() for param in self._trainable])
         for param, part in zip(self._trainable, parts, strict=True):
             param._sharded_param_data.copy_(part)
+
+    def discard(self) -> None:
+        """Free what was gathered by hand, or ahead for a forward that did not come."""
+        for group in self.module._get_fsdp_state()._fsdp_param_groups:
+            group.wait_for_unshard()
+        self.module.reshard()
+
+    @torch.no_grad()
+    def copy_to(self, flat: Tensor) -> None:
+        """Write this rank's shard into the input of a gather: frozen parameters too, in their order."""
+        shards = [param._sharded_param_data for param in self._params]
+        torch.cat(shards, out=flat)
+
+    def before_read(self, hook: Callable[[], None]) -> None:
+        """Call `hook` before FSDP computes with the shard itself, which it does where one rank has all weights. (On
+        more ranks they are gathered.)"""
+        for group in self.module._get_fsdp_state()._fsdp_param_groups:
+            if group._all_gather_process_group.size() == 1:
+                group.wait_for_unshard = _after(hook, group.wait_for_unshard)
 
     def weight_bytes(self) -> int:
         """Bytes of this rank's shard, frozen parameters included."""
@@ -149,6 +167,14 @@ class ShardedBucket:
         self.module.set_all_reduce_hook(lambda output: hook(self._reduction.take(output)))
         for param in self._trainable:
             param.sharded_param.register_post_accumulate_grad_hook(_drop_grad)
+
+
+def _after(first: Callable[[], None], then: Callable[[], None]) -> Callable[[], None]:
+    def both() -> None:
+        first()
+        then()
+
+    return both
 
 
 def _drop_grad(param: Tensor) -> None:

@@ -170,3 +170,15 @@ def step_seconds(
         for collective in collectives(plan, model, micro_batches)
         for hop in hops(collective, plan.topology)
     )
+
+
+def bound_seconds(plan: Plan, model: Layout, micro_batches: int = 1, *, compute_s: float = 0.0) -> float:
+    """No step is shorter, however it overlaps: the longest of `compute_s` and, of each level, its bytes over its rate.
+
+    Bytes are those of the average rank. What crosses an outer level leaves through the rank's own link too, so the
+    innermost level carries all of them.
+    """
+    sent = step_bytes(plan, model, micro_batches)
+    of_level = {plan.topology.names[0]: sum(sent.values())} | dict(list(sent.items())[1:])
+    ranks = plan.topology.world_size
+    return max(compute_s, *(of_level[level.name] / ranks / level.bytes_per_s for level in plan.topology.levels))

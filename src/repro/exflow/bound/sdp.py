@@ -4,98 +4,100 @@ Let X_l [E, G] be the one-hot placement of layer l, each GPU holding k = E/G exp
 the Gram matrix of their 2E experts, 1 where two experts share a GPU and 0 elsewhere:
 
     Z_l = [X_l; X_l+1] [X_l; X_l+1]ᵀ = [[A_l, B_l], [B_lᵀ, A_l+1]]
-    tokens kept = Σ_l <counts_l, B_l> = Σ_l <W_l, Z_l>
+    tokens kept = Σ_l <counts_l, B_l>
 
-with half of counts_l in either corner of W_l. What is true of every placement, and is all that the relaxation asks for:
+What is true of every placement, and is all that the relaxation asks for:
   (1) each row of A and B sums to k, and every GPU holds k experts of either layer. So Z_l = J/G + V R_l Vᵀ with J all
       ones, V [2E, 2E-2] an orthonormal basis of the vectors that sum to zero over either layer, and R_l = 2k times a
       projector of rank G-1 (its GPUs' indicator vectors, less their mean, span G-1 dimensions in which Z_l has
       eigenvalue 2k)
-  (2) A and B are between 0 and 1, A's diagonal is 1, and the A_l of Z_l-1 and of Z_l are the same matrix
-  (3) an expert that shares its GPU with two others brings these together: Z_ij + Z_ik - Z_jk <= 1 (triangle
-      inequalities)
+  (2) A and B are between 0 and 1, A's diagonal is 1, and the A_l of Z_l-1 and of Z_l are the same matrix: the entries
+      are the unknowns y of `pairs.py`
+  (3) the linear inequalities of `cuts.py` on y: triangles, and a limit on the load of the GPUs where there is one
 Neighbours only share an A, so the layers' chain needs no larger matrix than 2E (a chordal relaxation).
 
-ADMM alternates between (1) and (2) and moves multipliers Λ_l [2E, 2E] of "both agree"; now and then multipliers τ >= 0
-of (3) go up where it is violated and down where it is not. The bound does not trust that any of this converged. Every
-placement has Σ τ·(1 - Z_ij - Z_ik + Z_jk) >= 0; added to what is kept it gives Σ τ + Σ_l <C_l, Z_l>, C_l being W_l less
-what τ takes. Hence for any τ >= 0 and any symmetric Λ (weak duality)
+ADMM alternates between (1) and (2) with (3), and moves multipliers Λ_l [2E, 2E] of "both agree". The nearest point of
+(2) and (3) is not computed to the end: one sweep over the inequalities' multipliers τ >= 0 goes on where the last one
+stopped. The bound does not trust that any of this converged. Every placement has τ·(limits - rows·y) >= 0; added to
+what is kept it gives τ·limits + <c, y>, c being the tokens less what τ takes from them. Hence for any τ >= 0 and any
+symmetric Λ (weak duality)
 
-    tokens kept  <=  Σ τ  +  Σ_l max over (1) of <Λ_l, Z>  +  max over (2) of Σ_l <C_l - Λ_l, Z_l>
+    tokens kept  <=  τ·limits  +  Σ_l max over (1) of <Λ_l, Z>  +  max over (2) of <c, y> - Σ_l <Λ_l, Z_l>
 
 Both maxima have closed forms: <Λ_l, J>/G + 2k times the sum of the G-1 largest eigenvalues of VᵀΛ_lV (Ky Fan), and a
-sum of positive parts, as the entries of (2) are independent. Early multipliers give a weak bound, never a wrong one (up
-to rounding, about 1e-12 of the tokens).
+sum of positive parts, as the entries of (2) are independent. Early multipliers give a weak bound, never a wrong one,
+and `dual_bound` adds what rounding may have taken.
 """
 
+import itertools
 import math
-import time
+from collections.abc import Callable
 
 import numpy as np
 from scipy.linalg import block_diag, helmert
 
+from repro.exflow.bound.cuts import Rows, find_triangles, load_rows, no_rows
+from repro.exflow.bound.pairs import Pairs
+
 CHECK_EVERY = 25  # iterations between two bounds
-STALLED = 1e-5  # of all tokens: what 20 of these checks must gain, or the iteration stops
+FIND_EVERY = 10  # iterations between two searches for triangles
+CONVERGED = 1e-3  # of all tokens: between the bound and what the relaxation's own solution keeps
+STALLED = 1e-5  # of all tokens: what 20 of these checks must gain, or a converged iteration stops
 OVER_RELAXATION = 1.6  # 1.5 to 1.8 is usual for ADMM
-PENALTY = 0.3  # at first, for counts scaled to a maximum of 1; it follows the residuals
-TRIANGLES_FROM, TRIANGLES_EVERY = 50, 10  # iterations at which multipliers of the triangle inequalities are moved
-TRIANGLE_STEP, TRIANGLE_DECAY = 0.2, 10  # how far, in penalties: STEP / (1 + moves / DECAY)
-MOST_TRIANGLES = 10**8  # numbers; without them the bound is weaker and larger models fit
+PENALTY = 0.05  # at first, for counts scaled to a maximum of 1; it follows the residuals
+IMBALANCE = 10.0  # of the two residuals, beyond which the penalty changes
+MOST_TRIANGLES = 10**9  # looking for more takes seconds; without them the bound is weaker
+START_S = 4e-8  # seconds to the first bound, over (2E)³ and pair of layers: not begun when fewer are left
+EPSILON = float(np.finfo(float).eps)
+
+Clock = Callable[[], float]  # seconds that are left
 
 
-def kept_bound(counts: np.ndarray, gpus: int, time_limit_s: float) -> float:
+def kept_bound(
+    counts: np.ndarray, gpus: int, clock: Clock, loads: tuple[np.ndarray, np.ndarray] | None = None
+) -> float:
     """Upper bound on the tokens of `counts` [layers-1, E, E] that stay on their GPU of E/gpus experts; 1 < gpus < E.
-    The best one met before `time_limit_s` is over or bounds stall. Takes 4 bytes for each of the (layers-1)·(2E)³
-    triangle inequalities, and leaves these out where they are more than MOST_TRIANGLES."""
-    deadline = time.perf_counter() + time_limit_s
-    experts = counts.shape[1]
-    scale = counts.max()
-    gains = _symmetric(counts / scale)
-    basis = sums_to_zero(experts)
-    triangles = len(counts) * (2 * experts) ** 3 <= MOST_TRIANGLES
-    prices = np.zeros((len(counts), *[2 * experts] * 3) if triangles else 0, np.float32)  # τ of the file's header
-    left, paid = gains, 0.0  # C and Σ τ of the file's header
-    boxed = np.full(gains.shape, 1.0 / gpus)
-    boxed[:, np.arange(2 * experts), np.arange(2 * experts)] = 1.0
-    dual = np.zeros(gains.shape)  # scaled: Λ = -penalty · dual
-    penalty, iteration, found = PENALTY, 0, [math.inf]
-    while True:
+
+    The best one met before `clock` says 0 or the iteration converged; infinity when there is no time for any. `loads`:
+    (tokens float64 [layers, E] of every expert, most float64 [layers] that a GPU may get), None: no limit.
+    """
+    pairs, scale, best = Pairs(len(counts), counts.shape[1]), float(counts.max()), [math.inf]
+    if clock() < START_S * pairs.edges * (2 * pairs.experts) ** 3:
+        return math.inf
+    gains, inverse, basis = pairs.gains(counts / scale), 1 / pairs.entries, sums_to_zero(pairs.experts)
+    limits = no_rows() if loads is None else load_rows(pairs, *loads)
+    triangles, wanted = no_rows(), 4 * pairs.edges * pairs.experts**3 <= MOST_TRIANGLES
+    boxed, matrices = np.full(pairs.unknowns, 1.0 / gpus), pairs.matrices(np.full(pairs.unknowns, 1.0 / gpus))
+    shift, penalty = np.zeros(pairs.unknowns), PENALTY  # what the inequalities took off the unknowns
+    dual = np.zeros(matrices.shape)  # scaled: Λ = -penalty · dual, and prices are τ / penalty
+    for iteration in itertools.count(1):
         before = boxed
-        gram = _nearest_gram(boxed - dual, basis, gpus)
-        mixed = OVER_RELAXATION * gram + (1 - OVER_RELAXATION) * boxed
-        boxed = _nearest_boxed(mixed + dual + left / penalty)
-        dual += mixed - boxed
-        iteration += 1
-        if triangles and iteration >= TRIANGLES_FROM and iteration % TRIANGLES_EVERY == 0:
-            moves = (iteration - TRIANGLES_FROM) // TRIANGLES_EVERY
-            taken, paid = move_prices(prices, boxed, penalty * TRIANGLE_STEP / (1 + moves / TRIANGLE_DECAY))
-            left = gains - taken
-        late = time.perf_counter() > deadline
-        if iteration % CHECK_EVERY and not late:
+        gram = _nearest_gram(matrices - dual, basis, gpus, clock)
+        if gram is None:
+            return best[-1] * scale
+        dual += OVER_RELAXATION * gram + (1 - OVER_RELAXATION) * matrices
+        wish = (pairs.vector(dual) + gains / penalty) * inverse
+        if wanted and iteration % FIND_EVERY == 0:
+            triangles = find_triangles(pairs, np.clip(wish - shift, 0, 1), triangles, gpus == 2)
+        free = wish - shift
+        limits.ascend(free, inverse)
+        triangles.ascend(free, inverse)
+        shift, boxed = wish - free, np.clip(free, 0, 1)
+        matrices = pairs.matrices(boxed)
+        dual -= matrices
+        if iteration % CHECK_EVERY:
             continue
-        found.append(min(found[-1], paid + dual_bound(-penalty * dual, left, basis, gpus)))
-        if late or (len(found) > 21 and found[-21] - found[-1] < STALLED * counts.sum() / scale):
-            return found[-1] * scale
-        primal, moved = np.linalg.norm(gram - boxed), penalty * np.linalg.norm(boxed - before)
-        factor = 1.5 if primal > 5 * moved else 1 / 1.5 if moved > 5 * primal else 1.0
-        penalty, dual = penalty * factor, dual / factor
-
-
-def move_prices(prices: np.ndarray, matrices: np.ndarray, step: float) -> tuple[np.ndarray, float]:
-    """Move τ of all triangle inequalities along what `matrices` [edges, 2E, 2E] violate, in place. `prices`: float32
-    [edges, 2E, 2E, 2E]; (i, j, k) and (i, k, j) are one. Returns what they take from W, float64 [edges, 2E, 2E], and Σ
-    τ; both are exact for this τ."""
-    all_taken, paid = np.zeros(matrices.shape), 0.0
-    for edge, (z, own) in enumerate(zip(matrices.astype(np.float32), prices, strict=True)):
-        violated = z[:, :, None] + z[:, None, :]
-        violated -= z[None] + np.float32(1)
-        violated *= np.float32(step)
-        own += violated
-        np.maximum(own, 0, out=own)
-        taken = 2 * own.sum(axis=2, dtype=float) - own.sum(axis=0, dtype=float)
-        all_taken[edge] = (taken + taken.T) / 2
-        paid += own.sum(dtype=float)
-    return all_taken, float(paid)
+        best.append(min(best[-1], dual_bound(-penalty * dual, (limits, triangles), penalty, gains, pairs, gpus, basis)))
+        total = counts.sum() / scale
+        if best[-1] - gains @ boxed < CONVERGED * total and best[-21:][0] - best[-1] < STALLED * total:
+            return best[-1] * scale
+        primal = np.linalg.norm(gram - matrices)
+        moved = penalty * math.sqrt(pairs.entries @ (boxed - before) ** 2)
+        factor = 1.5 if primal > IMBALANCE * moved else 1 / 1.5 if moved > IMBALANCE * primal else 1.0
+        penalty *= factor
+        for scaled in (dual, shift, limits.price, triangles.price):
+            scaled /= factor
+    raise AssertionError
 
 
 def sums_to_zero(experts: int) -> np.ndarray:
@@ -103,50 +105,46 @@ def sums_to_zero(experts: int) -> np.ndarray:
     return block_diag(helmert(experts).T, helmert(experts).T)
 
 
-def _symmetric(corner: np.ndarray) -> np.ndarray:
-    """[[0, corner], [cornerᵀ, 0]] / 2 for every edge."""
-    zero = np.zeros_like(corner)
-    return np.block([[zero, corner], [corner.transpose(0, 2, 1), zero]]) / 2
+def _nearest_gram(point: np.ndarray, basis: np.ndarray, gpus: int, clock: Clock) -> np.ndarray | None:
+    """Projection onto a convex set around (1): eigenvalues between 0 and 2k. Their sum follows from (2). None when
+    `clock` said 0 before all were projected."""
+    size, gram = point.shape[1] // 2 // gpus, np.empty(point.shape)
+    for edge, own in enumerate(point):
+        if clock() <= 0:
+            return None
+        inner = basis.T @ (own - 1.0 / gpus) @ basis
+        values, vectors = np.linalg.eigh((inner + inner.T) / 2)
+        vectors = basis @ vectors
+        gram[edge] = 1.0 / gpus + (vectors * np.clip(values, 0, 2 * size)) @ vectors.T
+    return gram
 
 
-def _nearest_gram(point: np.ndarray, basis: np.ndarray, gpus: int) -> np.ndarray:
-    """Projection onto a convex set around (1): eigenvalues between 0 and 2k. Their sum follows from (2)."""
-    size = point.shape[1] // 2 // gpus
-    inner = basis.T @ (point - 1.0 / gpus) @ basis
-    values, vectors = np.linalg.eigh((inner + inner.transpose(0, 2, 1)) / 2)
-    vectors = basis @ vectors
-    return 1.0 / gpus + (vectors * np.clip(values, 0, 2 * size)[:, None]) @ vectors.transpose(0, 2, 1)
+def dual_bound(
+    multiplier: np.ndarray,
+    rows: tuple[Rows, ...],
+    penalty: float,
+    gains: np.ndarray,
+    pairs: Pairs,
+    gpus: int,
+    basis: np.ndarray,
+) -> float:
+    """Upper bound on gains · y from any symmetric `multiplier` Λ [edges, 2E, 2E] and τ = `penalty` · price of `rows`:
+    see the top of the file. `gains`: float64 [unknowns]; `basis`: V.
 
-
-def _nearest_boxed(point: np.ndarray) -> np.ndarray:
-    """Projection of matrices [edges, 2E, 2E] onto (2)."""
-    edges, experts = len(point), point.shape[1] // 2
-    within, between = _split(point)
-    between = np.clip(between / 2, 0, 1)
-    copies = np.full(edges + 1, 2.0)  # of A_l, in the matrices of the edges before and after layer l
-    copies[[0, -1]] = 1.0
-    within = np.clip(within / copies[:, None, None], 0, 1)
-    within[:, np.arange(experts), np.arange(experts)] = 1.0
-    return np.block([[within[:-1], between], [between.transpose(0, 2, 1), within[1:]]])
-
-
-def _split(matrices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(sum of the copies of every A [layers, E, E], B plus its transpose [edges, E, E]) of matrices [edges, 2E, 2E]."""
-    edges, experts = len(matrices), matrices.shape[1] // 2
-    within = np.zeros((edges + 1, experts, experts))
-    within[:-1] += matrices[:, :experts, :experts]
-    within[1:] += matrices[:, experts:, experts:]
-    within = (within + within.transpose(0, 2, 1)) / 2
-    return within, matrices[:, :experts, experts:] + matrices[:, experts:, :experts].transpose(0, 2, 1)
-
-
-def dual_bound(multiplier: np.ndarray, gains: np.ndarray, basis: np.ndarray, gpus: int) -> float:
-    """Upper bound on Σ <gains, Z> from any symmetric `multiplier` Λ, both [edges, 2E, 2E]: see the top of the file."""
-    experts = gains.shape[1] // 2
+    Rounded up: sums of n terms are off by at most n ε Σ |terms|, eigenvalues of n x n matrices, projected by V, by
+    16 n ε times the Frobenius norm (Higham 2002, section 3; LAPACK Users' Guide, section 4.7).
+    """
+    both = 2 * pairs.experts
     inner = basis.T @ multiplier @ basis
-    values = np.linalg.eigvalsh((inner + inner.transpose(0, 2, 1)) / 2)
-    gram = multiplier.sum() / gpus + 2 * (experts // gpus) * values[:, 1 - gpus :].sum()
-    within, between = _split(gains - multiplier)
-    diagonal = np.trace(within, axis1=1, axis2=2).sum()
-    within[:, np.arange(experts), np.arange(experts)] = 0.0
-    return float(gram + np.maximum(between, 0).sum() + np.maximum(within, 0).sum() + diagonal)
+    values = np.linalg.eigvalsh((inner + inner.transpose(0, 2, 1)) / 2)[:, 1 - gpus :]
+    paid = penalty * sum(each.paid for each in rows)
+    taken = penalty * sum(each.taken(pairs.unknowns) for each in rows)
+    agreed = pairs.vector(multiplier)
+    positive = np.maximum(gains - taken - agreed, 0).sum()
+    diagonal = -np.trace(multiplier, axis1=1, axis2=2).sum()
+    bound = paid + multiplier.sum() / gpus + both / gpus * values.sum() + positive + diagonal
+    terms = multiplier.size + pairs.unknowns + sum(len(each.value) for each in rows)
+    size = np.abs(multiplier).sum() + np.abs(values).sum() * both + np.abs(gains).sum()
+    size += penalty * sum(each.size for each in rows)
+    spectral = both * 16 * both * np.linalg.norm(multiplier, axis=(1, 2)).sum()
+    return float(bound + EPSILON * (terms * size + spectral))

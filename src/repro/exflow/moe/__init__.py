@@ -13,21 +13,27 @@ The next token of a request needs its keys and values on whatever rank it goes t
 
 With top-k > 1 a token stays where its heaviest expert is. Copies visit the ranks of the others, and their part of the
 sum comes back: a second, smaller all-to-all.
+
+Experts may have copies, and may move between ranks while a decoder serves (`hosting.py`, `rebalance.py`).
 """
 
+from collections.abc import Callable
 from typing import Literal, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from repro.comm.communicator import Communicator
 from repro.comm.row_exchange import RowExchange, pack, unpack
 from repro.exflow.moe.cache import KeysValues
+from repro.exflow.moe.hosting import Dispatch, Hosting, Layout
 from repro.exflow.moe.meter import Meter
+from repro.exflow.recording import RoutingCounts
+from repro.exflow.serving.slots import Replicas
 from repro.models.gpt_moe import GPTMoE, MoEBlock
 
 Mode = Literal["two_all_to_alls", "coherent"]
@@ -39,28 +45,27 @@ class Decoder:
     """One rank's part of a GPT-MoE that decodes greedily together with all other ranks.
 
     model    the whole model, equal on all ranks; afterwards it holds this rank's experts only
-    gpu      int [layers, experts]: the rank of every expert, as `Placement.gpu`; any number of experts per rank
+    placed   int [layers, experts]: the rank of every expert, as `Placement.gpu`, any number of them per rank; or
+             `Replicas`, in which experts have copies. `dispatch` says which copy takes a row (`hosting.py`)
     memory   for keys_values="shared": of all requests, with `share_memory` before the ranks were started
 
-    `meter` tells where time goes, and the bytes that the ledger of `communicator` counts. ValueError when the placement
-    does not fit model and ranks, or shared memory is missing.
+    `meter` tells where time goes, and the bytes that the ledger of `communicator` counts. `routing`, when it is set,
+    counts what the routers of this rank choose. ValueError when the placement does not fit model and ranks, or shared
+    memory is missing.
     """
 
     def __init__(
         self,
         model: GPTMoE,
-        gpu: np.ndarray,
+        placed: np.ndarray | Replicas,
         communicator: Communicator,
         mode: Mode = "coherent",
         keys_values: KeysValuesMode = "gathered",
         memory: KeysValues | None = None,
+        dispatch: Dispatch = "nearest",
     ) -> None:
-        config, self.ranks = model.config, dist.get_world_size()
-        if gpu.shape != (config.layers, config.experts) or gpu.min() < 0 or gpu.max() >= self.ranks:
-            raise ValueError(
-                f"a placement {gpu.shape} on ranks {gpu.min()} to {gpu.max()}: the model has {config.layers} layers of "
-                f"{config.experts} experts, and there are {self.ranks} ranks"
-            )
+        self.ranks = dist.get_world_size()
+        layout = Layout.of(placed, model.config, self.ranks)
         if (mode == "coherent" and keys_values == "shared") != (memory is not None):
             given = "given" if memory else "missing"
             raise ValueError(
@@ -70,19 +75,18 @@ class Decoder:
         self.blocks = cast(list[MoEBlock], list(model.blocks))
         self.exchange, self.rank = RowExchange(communicator), dist.get_rank()
         self.device = model.head.weight.device
-        self.gpu = torch.as_tensor(gpu, device=self.device)
-        own = self.gpu == self.rank
-        self.slot = own.cumsum(dim=1) - 1  # of this rank's experts among themselves
-        for block, kept in zip(self.blocks, own, strict=True):
-            block.experts.up = nn.Parameter(block.experts.up.data[kept])
-            block.experts.down = nn.Parameter(block.experts.down.data[kept])
+        self.hosting = Hosting(self.blocks, layout, self.exchange, dispatch)
         self.meter = Meter(communicator.ledger, self.device)
+        self.routing: RoutingCounts | None = None
 
     @torch.no_grad()
-    def generate(self, prompts: list[Tensor], new_tokens: int) -> Tensor:
+    def generate(
+        self, prompts: list[Tensor], new_tokens: int, after: Callable[[int], None] = lambda iteration: None
+    ) -> Tensor:
         """Continuations, int64 [requests, new_tokens], of prompts int64 [any length]; both are the same on every rank.
-        The home of request r is rank r · ranks // requests. ValueError for an empty prompt or more tokens than the
-        model has positions."""
+        The home of request r is rank r · ranks // requests. `after` is called after each iteration with its number, on
+        all ranks, and may `replace` experts. ValueError for an empty prompt or more tokens than the model has positions.
+        """
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         longest = int(lengths.max()) + new_tokens
         if lengths.min() < 1 or new_tokens < 1 or longest > self.model.config.seq_len:
@@ -100,7 +104,17 @@ class Decoder:
         for step in range(new_tokens - 1):
             with self.meter.iteration():
                 out.append(self._iterate(out[-1], lengths + step, mine))
+            after(step)
         return self._everywhere(mine, torch.stack(out, dim=1)[mine])
+
+    @torch.no_grad()
+    def replace(self, placed: np.ndarray | Replicas, shares: np.ndarray | None = None) -> tuple[int, dict[str, int]]:
+        """Move experts to where `placed` has them; all ranks call it together, between iterations. `shares`, float
+        [layers, slots], say how copies share rows (default: evenly). Returns how many experts came to this rank, and the
+        bytes that it sent, by level. ValueError as of the class."""
+        self.meter.ledger.take()
+        came = self.hosting.move(Layout.of(placed, self.model.config, self.ranks), shares)
+        return came, self.meter.ledger.take()
 
     def _iterate(self, tokens: Tensor, position: Tensor, mine: Tensor) -> Tensor:
         """One decoding iteration: from the newest tokens of all requests, int64 [requests], at `position`, to the next.
@@ -136,16 +150,19 @@ class Decoder:
         with self.meter.part("gate"):
             h = block.norm2(x)
             _, weights, experts = block.router(h)
+            self._count_routing(layer, experts)
             k = experts.shape[1]
-            target = self.gpu[layer, experts.flatten()]
+            slots = self.hosting.slots(layer, experts).flatten()
+            target = self.hosting.host[layer, slots]
             order = target.argsort(stable=True)
             there = self._counts(target)
-            rows = pack(h[order // k], experts.flatten()[order, None])
+            rows = pack(h[order // k], slots[order, None])
         with self.meter.part("all_to_all"):
             rows, back = self.exchange.deliver(rows, there, most * k)
         with self.meter.part("expert"):
-            h, expert = unpack(rows, x.dtype, 1)
-            answer = block.experts(h, self.slot[layer, expert[:, 0]])
+            h, slots = unpack(rows, x.dtype, 1)
+            self.meter.computes(layer, len(h))
+            answer = block.experts(h, self.hosting.local[layer, slots[:, 0]])
         with self.meter.part("all_to_all"):
             answer = self.exchange.all_to_all(answer, back, there.tolist())
         with self.meter.part("gate"):
@@ -158,19 +175,24 @@ class Decoder:
         block, k = self.blocks[layer], self.model.config.top_k
         with self.meter.part("gate"):
             _, weights, experts = block.router(block.norm2(x))
-            target, row = self._visits(self.gpu[layer, experts]).T.nonzero(as_tuple=True)  # sorted by rank
+            self._count_routing(layer, experts)
+            slots = self.hosting.slots(layer, experts)
+            target, row = self._visits(self.hosting.host[layer, slots]).T.nonzero(as_tuple=True)  # sorted by rank
             there = self._counts(target)
-            rows = pack(torch.cat([x, weights], dim=1)[row], torch.cat([request[:, None], experts], dim=1)[row])
+            rows = pack(torch.cat([x, weights], dim=1)[row], torch.cat([request[:, None], slots], dim=1)[row])
         with self.meter.part("all_to_all"):
             rows, _ = self.exchange.deliver(rows, there, self.requests)
         with self.meter.part("expert"):
             values, labels = unpack(rows, x.dtype, 1 + k)
-            x, weights, request, experts = values[:, :-k], values[:, -k:], labels[:, 0], labels[:, 1:]
-            ranks = self.gpu[layer, experts]
+            x, weights, request, slots = values[:, :-k], values[:, -k:], labels[:, 0], labels[:, 1:]
+            ranks = self.hosting.host[layer, slots]
             row, choice = (ranks == self.rank).nonzero(as_tuple=True)
-            answer = block.experts(block.norm2(x)[row], self.slot[layer, experts[row, choice]])
+            self.meter.computes(layer, len(row))
+            answer = block.experts(block.norm2(x)[row], self.hosting.local[layer, slots[row, choice]])
             part = torch.zeros_like(x).index_add_(0, row, weights[row, choice, None] * answer)
         stays = ranks[:, 0] == self.rank
+        if self.routing is not None:
+            self.routing.moved(self.hosting.expert[layer, slots[stays]])
         if k > 1:
             part = self._follow(part, request, ranks, stays)
         return (x + part)[stays], request[stays]
@@ -231,6 +253,10 @@ class Decoder:
     def _visits(self, ranks: Tensor) -> Tensor:
         """Bool [n, ranks]: which ranks hold one of the experts of a row, whose ranks are int64 [n, k]."""
         return F.one_hot(ranks, self.ranks).any(dim=1)
+
+    def _count_routing(self, layer: int, experts: Tensor) -> None:
+        if self.routing is not None:
+            self.routing.add(layer, experts)
 
     def _counts(self, target: Tensor) -> Tensor:
         """int64 [ranks]: rows on their way to an expert of each rank."""

@@ -18,12 +18,13 @@ class Iteration:
     """One decoding iteration of one rank.
 
     `parts`: seconds by part, which add up to the iteration's. `sent`: bytes by part and level. `rows`: rows that were
-    sent to an expert, by the level that they crossed ("own": none).
+    sent to an expert, by the level that they crossed ("own": none). `computed`: rows that its experts took, by layer.
     """
 
     parts: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     sent: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     rows: Counter[str] = field(default_factory=Counter)
+    computed: Counter[int] = field(default_factory=Counter)
 
     @property
     def seconds(self) -> float:
@@ -79,6 +80,10 @@ class Meter:
         for peer, count in enumerate(counts.tolist()):
             level = self.ledger.topology.level_between(self.ledger.rank, peer)
             self._now.rows[level or "own"] += count
+
+    def computes(self, layer: int, rows: int) -> None:
+        """Note `rows` that came to this rank's experts of `layer`."""
+        self._now.computed[layer] += rows
 
     def _clock(self) -> float:
         if self.device.type == "cuda":

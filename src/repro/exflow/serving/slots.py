@@ -21,6 +21,20 @@ def physical_to_logical(gpu: np.ndarray) -> np.ndarray:
     return np.argsort(gpu, axis=1, kind="stable")
 
 
+def logical_to_physical(experts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The slots of each expert in order, int64 [layers, E, most copies], -1 where it has fewer, and how many it has,
+    int64 [layers, E], for the expert in each slot, `experts` int [layers, slots]."""
+    layer = np.arange(len(experts))[:, None]
+    counts = np.zeros((len(experts), experts.max() + 1), np.int64)
+    np.add.at(counts, (layer, experts), 1)
+    order = np.argsort(experts, axis=1, kind="stable")
+    expert = np.take_along_axis(experts, order, axis=1)
+    copy = np.arange(experts.shape[1]) - (counts.cumsum(axis=1) - counts)[layer, expert]
+    slots = np.full((*counts.shape, counts.max()), -1)
+    slots[layer, expert, copy] = order
+    return slots, counts
+
+
 @dataclass(frozen=True)
 class Replicas:
     """`physical_to_logical`: int64 [layers, slots of all GPUs], the expert in each slot, as vLLM and SGLang number

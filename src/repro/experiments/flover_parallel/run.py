@@ -40,7 +40,7 @@ def _serve(rank: int, world_size: int, point: ParallelPoint) -> tuple[ServingRep
         return None, follow(model)
     with Leader(model) as leader:
         for requests in (_requests(point)[:2], _requests(point)):
-            scheduler = Scheduler(point.max_slots, point.requests)
+            scheduler = Scheduler(point.max_slots, point.requests, token_gap_s=0)
             report = Engine(leader, scheduler, _capacity(point), layout=LAYOUTS[point.layout]).serve(requests)
     return report, leader.digest.hexdigest()
 

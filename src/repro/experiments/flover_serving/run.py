@@ -111,7 +111,8 @@ def _scheduler(point: ServingPoint, window_s: float) -> Scheduler:
         return StaticScheduler(point.batch_size, point.requests)
     if point.engine == "dynamic":
         return DynamicScheduler(point.batch_size, point.requests, window_s=window_s)
-    return Scheduler(point.max_slots, point.requests, point.admit_per_iteration, prefill_tokens=point.prefill_tokens)
+    limits = {"admit_per_iteration": point.admit_per_iteration, "prefill_tokens": point.prefill_tokens}
+    return Scheduler(point.max_slots, point.requests, token_gap_s=0, **limits)  # the paper's policy
 
 
 def _sample(requests: Sequence[Request]) -> Sequence[Request]:

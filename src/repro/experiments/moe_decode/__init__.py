@@ -11,6 +11,7 @@ from repro.experiments.common.ranks import LEVELS, OnRanks
 
 ALL_TO_ALL = ("all_to_all", "all_to_all_parts")
 ROUTING = (*ALL_TO_ALL, "all_gather", "all_gather_kv")
+COPYING = ("eplb", "joint")  # placements that copy experts into spare slots
 PARTS = ("attention", "gate", "expert", "head", "other", *ROUTING)
 SIZES = ("layers", "hidden", "heads", "kv_heads", "expert_hidden", "top_k")
 
@@ -20,7 +21,9 @@ class MoEDecodePoint(OnRanks):
 
     system: Literal["two_all_to_alls", "coherent", "deepspeed"] = "coherent"
     keys_values: Literal["gathered", "shared"] = "gathered"
-    placement: Literal["contiguous", "random", "exflow", "affinity"] = "contiguous"
+    # eplb and joint are beyond the paper: what servers do, and fewer hops at no more load, both with copies of experts.
+    placement: Literal["contiguous", "random", "exflow", "affinity", "eplb", "joint"] = "contiguous"
+    extra_slots: int = Field(0, ge=0, description="of each rank and layer, for copies of experts; only eplb and joint")
     profile_tokens: int = Field(8192, ge=2, description="tokens of training text that the experts are placed by")
     weights: Literal["trained", "random"] = "trained"
     experts: int = Field(16, ge=2)
@@ -46,6 +49,10 @@ class MoEDecodePoint(OnRanks):
             yield f"placement is {self.placement}: deepspeed places in rank order, contiguous"
         if self.system != "coherent" and self.keys_values != "gathered":
             yield f"keys_values is {self.keys_values}: only system coherent has the choice, found {self.system}"
+        if self.extra_slots and self.placement not in COPYING:
+            yield f"extra_slots is {self.extra_slots}: only placements {' and '.join(COPYING)} copy experts"
+        if self.extra_slots > (most := self.experts - self.experts // self.ranks):
+            yield f"extra_slots is {self.extra_slots}, allowed: 0 to {most}, where every rank has all experts"
         if self.experts % self.ranks:
             yield f"experts is {self.experts}: {self.ranks} ranks cannot share them evenly"
         if self.top_k > self.experts:
@@ -60,7 +67,8 @@ class MoEDecodePoint(OnRanks):
         keys_values = f"-{self.keys_values}" if self.system == "coherent" else ""
         random = f"-top{self.top_k}-h{self.hidden}kv{self.kv_heads or self.heads}"
         sizes = "" if self.weights == "trained" else random
-        model = f"{self.placement}-{self.experts}e{sizes}"
+        copies = f"+{self.extra_slots}" if self.extra_slots else ""
+        model = f"{self.placement}{copies}-{self.experts}e{sizes}"
         return f"{self.system}{keys_values}-{model}-{self.shape_label}-{self.requests}req{self.fabric_label}"
 
 
@@ -72,7 +80,8 @@ class MoEDecodeMetrics(
     rank in further iterations in which all ranks meet before each exchange. Bytes and rows are of all ranks.
 
     `all_to_all_share`: of the all-to-alls in the seconds of all ranks, 0 to 1, without waiting for ranks that come late
-    to an exchange; `all_to_all_share_waiting`: with it, as a profiler of the running decoder sees it.
+    to an exchange; `all_to_all_share_waiting`: with it, as a profiler of the running decoder sees it. `max_load`: rows
+    of the rank whose experts get the most over the even share, mean over layers and iterations.
     """
 
     iteration_seconds: Seconds
@@ -85,6 +94,7 @@ class MoEDecodeMetrics(
     leaving_node_fraction: Number | None = None
     all_to_all_share: Number | None = None  # None: of a record from before it was taken
     all_to_all_share_waiting: Number | None = None
+    max_load: Number | None = None  # None: also of DeepSpeed's layers
 
 
 EXPERIMENT = Experiment(MoEDecodePoint, MoEDecodeMetrics, conditions=("fabric", "requests_checked"), timeout_s=1800)

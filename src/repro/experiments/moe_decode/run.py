@@ -1,7 +1,7 @@
 """Place the experts, decode on ranks, and compare with one process."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
@@ -11,12 +11,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from repro import exflow, paths
-from repro.baselines import deepspeed, deepspeed_moe
+from repro.baselines import deepspeed, deepspeed_moe, eplb
 from repro.comm.communicator import Communicator
+from repro.exflow.evaluate import loads
+from repro.exflow.levels import make_levels
 from repro.exflow.moe import Decoder
 from repro.exflow.moe.cache import KeysValues
 from repro.exflow.moe.meter import Iteration
 from repro.exflow.recording import record_routing
+from repro.exflow.serving.online import place_slots
+from repro.exflow.serving.slots import physical_to_logical
 from repro.experiments.base import MissingHardware, Outcome
 from repro.experiments.common.launched import gpu_of_job, ranks_of
 from repro.experiments.common.ranks import LEVELS
@@ -57,14 +61,14 @@ def run(point: MoEDecodePoint) -> Outcome:
     if point.system == "deepspeed":
         deepspeed.prepare()
     model = _build(point)
-    gpu = _placed(point, model)
+    placed = _placed(point, model)
     held_out = [read(name).held_out for name in FILES]
     prompts = list(_drawn(held_out, point.ranks * point.requests, point.prompt, [point.seed, 1]))
     stored = point.prompt + point.new_tokens
     every = torch.ones(len(prompts), dtype=torch.bool)
     memory = KeysValues(model.config, every, stored).share_memory() if point.one_machine else None
     with ranks_of(point, EXPERIMENT.timeout_s) as started:
-        reports = started.run(_decode, point, model, gpu, prompts, memory)
+        reports = started.run(_decode, point, model, placed, prompts, memory)
     equal = _same_as_one_process(point, model, prompts, reports[0].tokens)
     metrics = _metrics(point, reports, sum(equal) / len(equal))
     return started.outcome(metrics, _series(reports), requests_checked=str(len(equal)))
@@ -95,15 +99,24 @@ def _drawn(texts: list[Tensor], count: int, length: int, seed: list[int]) -> Ten
     return torch.cat([slices(text, [int(draw.integers(len(text) - length))], length) for text in whole])
 
 
-def _placed(point: MoEDecodePoint, model: GPTMoE) -> np.ndarray:
-    """Rank of every expert, int64 [layers, experts], placed by the routing of `profile_tokens` of training text."""
+def _placed(point: MoEDecodePoint, model: GPTMoE) -> exflow.Replicas:
+    """Slots of all ranks, filled by the routing of `profile_tokens` of training text."""
     length = min(128, model.config.seq_len)
     train = [read(name).train for name in FILES]
     rows = _drawn(train, max(1, point.profile_tokens // length), length, [point.seed, 2])
     with torch.no_grad(), record_routing(model) as recording:
         model(rows.to(model.head.weight.device))
-    counts = exflow.transitions(recording.trace().top(1))
-    return exflow.place(counts, point.topology, method=point.placement, seed=point.seed, rounds=ROUNDS, costs=COSTS).gpu
+    counts, machine = exflow.transitions(recording.trace().top(1)), point.topology
+    slots = point.experts + point.extra_slots * point.ranks
+    if point.placement == "eplb":
+        filled, _, _ = eplb.rebalance_experts(loads(counts), slots, 1, point.nodes, point.ranks)
+    elif point.placement == "joint":
+        levels = make_levels(machine, costs=COSTS)
+        filled = place_slots(loads(counts), counts, slots, levels, rounds=ROUNDS, seed=point.seed)
+    else:
+        placed = exflow.place(counts, machine, method=point.placement, seed=point.seed, rounds=ROUNDS, costs=COSTS)
+        filled = physical_to_logical(placed.gpu)
+    return exflow.Replicas(filled, point.ranks, point.ranks // point.nodes)
 
 
 def _decode(
@@ -111,19 +124,20 @@ def _decode(
     world_size: int,
     point: MoEDecodePoint,
     model: GPTMoE,
-    gpu: np.ndarray,
+    placed: exflow.Replicas,
     prompts: list[Tensor],
     memory: KeysValues | None,
 ) -> Report:
     """One rank: decode everything twice, as fast as it goes, and with all ranks meeting before each exchange."""
     model = copy.deepcopy(model)  # the decoder keeps its own experts only; the whole model is compared with afterwards
-    agreed = torch.from_numpy(gpu).to(gpu_of_job())
+    agreed = torch.from_numpy(placed.physical_to_logical).to(gpu_of_job())
     dist.broadcast(agreed, 0)  # in a job every rank has searched, and a search that its time limit cut may differ
+    placed = replace(placed, physical_to_logical=agreed.cpu().numpy())
     communicator = Communicator(point.topology, device=gpu_of_job())
     if point.system == "deepspeed":
         decoder = deepspeed_moe.DeepSpeedDecoder(model, communicator)
     else:
-        decoder = Decoder(model, agreed.cpu().numpy(), communicator, point.system, point.keys_values, memory)
+        decoder = Decoder(model, placed, communicator, point.system, point.keys_values, memory)
     tokens = decoder.generate(prompts, point.new_tokens)
     free, decoder.meter.iterations = decoder.meter.iterations[WARM_UP:], []
     decoder.meter.aligned = True
@@ -155,11 +169,13 @@ def _metrics(point: MoEDecodePoint, reports: list[Report], equal: float) -> MoED
     every = [one for ranks in iterations for one in ranks]
     sent = {part: sum(sum(one.sent[part].values()) for one in every) / len(iterations) for part in ROUTING}
     sent |= {level: sum(s[level] for one in every for s in one.sent.values()) / len(iterations) for level in LEVELS}
-    rows, left = sum(sum(one.rows.values()) for one in every), {}
+    rows, left = sum(sum(one.rows.values()) for one in every), dict[str, float]()
     if rows:
         leaving = sum(count for one in every for level, count in one.rows.items() if level != "own")
         left["leaving_fraction"] = leaving / rows
         left["leaving_node_fraction"] = sum(one.rows["cluster"] for one in every) / rows
+        taken = np.array([[[n for _, n in sorted(one.computed.items())] for one in ranks] for ranks in iterations])
+        left["max_load"] = float((taken.max(axis=1) / taken.mean(axis=1)).mean())
     return MoEDecodeMetrics(
         iteration_seconds=seconds,
         tokens_per_s=point.ranks * point.requests / seconds,

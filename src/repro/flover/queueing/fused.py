@@ -1,15 +1,15 @@
 """In-flight batching (the paper's temporal fusion) as a discrete-event model, request by request what `Engine` does."""
 
-import sys
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
 
 from repro.flover.arrivals import RequestShape
+from repro.flover.budget import Budget
 from repro.flover.queueing.result import QueueRun, arrivals_of
 from repro.flover.queueing.times import Times, check_least, pass_s
 
@@ -19,20 +19,23 @@ class Fused:
     """Newcomers join at the next token boundary, who is done leaves at once. 0 is no limit.
 
     `slots`: most that run at once, 1 for serial; `admit_per_iteration`: newcomers at one boundary, 1 in the authors'
-    code; `prefill_tokens`: limit on the prompt tokens of one iteration (chunked prefill). `prefill_apart`: prompts are
-    processed beside the iterations, as on the authors' second stream, one after another and without slowing them down;
-    a request joins when its prompt is done, and takes a slot only then.
+    code; `prefill_tokens`: limit on the prompt tokens of one iteration; `token_gap_s`: on the seconds of one in which
+    somebody decodes, which decides on its prompt tokens as `flover.budget` does (both are chunked prefill).
+    `prefill_apart`: prompts are processed beside the iterations, as on the authors' second stream, one after another
+    and without slowing them down; a request joins when its prompt is done, and takes a slot only then.
     """
 
     slots: int = 0
     admit_per_iteration: int = 0
     prefill_tokens: int = 0
     prefill_apart: bool = False
+    token_gap_s: float = 0.0
 
     def __post_init__(self) -> None:
-        check_least(self, slots=0, admit_per_iteration=0, prefill_tokens=0)
-        if self.prefill_apart and self.prefill_tokens:
-            raise ValueError(f"prefill_tokens is {self.prefill_tokens}: with prefill_apart only 0 is allowed")
+        check_least(self, slots=0, admit_per_iteration=0, prefill_tokens=0, token_gap_s=0)
+        for name in ("prefill_tokens", "token_gap_s"):
+            if self.prefill_apart and (limit := getattr(self, name)):
+                raise ValueError(f"{name} is {limit}: with prefill_apart only 0 is allowed")
 
     def run(self, shapes: Sequence[RequestShape], times: Times) -> QueueRun:
         return _Fused(self, shapes, times).run()
@@ -46,7 +49,7 @@ class _Fused:
         self.shapes, self.times = shapes, times
         self.slots = policy.slots or len(shapes)
         self.most = policy.admit_per_iteration or len(shapes)
-        self.chunk = policy.prefill_tokens
+        self.chunk, self.budget = policy.prefill_tokens, Budget(policy.token_gap_s)
         self.apart = prompts_apart(shapes, times) if policy.prefill_apart else None
         self.joins = self.apart or self.arrival  # when each can be admitted
         self.now, self.iteration, self.rows, self.following = 0.0, 0, 0, 0
@@ -74,7 +77,7 @@ class _Fused:
             self.now = max(self.now, self.joins[self.following])
         waiting = bisect_right(self.joins, self.now) - self.following
         room = min(waiting, self.slots - len(self.ends) - len(self.prompts), self.most)
-        room = min(room, self._prompts_to_begin(room)) if self.chunk else room
+        room = self._begun(room) if self.apart is None else room
         for request in range(self.following, self.following + room):
             self.admitted[request] = self.now
             if self.apart is None:
@@ -83,16 +86,29 @@ class _Fused:
                 self._begin(request)
         self.following += room
 
-    def _prompts_to_begin(self, room: int) -> int:
-        """How many of the next `room` prompts this iteration gets to."""
-        ahead = sum(self.shapes[request].prompt_tokens - self.prefilled[request] for request in self.prompts)
-        newcomers = self.shapes[self.following : self.following + room]
-        *before, _ = accumulate((shape.prompt_tokens for shape in newcomers), initial=ahead)
-        return sum(tokens < self.chunk for tokens in before)
+    def _prompt_tokens(self) -> int:
+        """How many prompt tokens the next pass may process."""
+        most = self.budget.tokens
+        if not self.ends:  # nobody decodes
+            first = self.prompts[0] if self.prompts else self.following
+            most = max(most, self._left([first]))
+        return min(most, self.chunk or most)
+
+    def _begun(self, room: int) -> int:
+        """How many of the next `room` prompts the next pass gets to."""
+        if not room:
+            return 0
+        ahead, most = self._left(self.prompts), self._prompt_tokens()
+        newcomers = self.shapes[self.following : self.following + room - 1]
+        return sum(tokens < most for tokens in accumulate((s.prompt_tokens for s in newcomers), initial=ahead))
+
+    def _left(self, requests: Iterable[int]) -> int:
+        """Tokens of their prompts that are not processed yet."""
+        return sum(self.shapes[request].prompt_tokens - self.prefilled[request] for request in requests)
 
     def _pass(self) -> None:
         """Prompts, or what of them may be, and an iteration of those who decode."""
-        left = self.chunk or sys.maxsize
+        left = self._prompt_tokens()
         chunks, complete = [], []
         for request in self.prompts:
             shape, start = self.shapes[request], self.prefilled[request]
@@ -104,7 +120,9 @@ class _Fused:
             if self.prefilled[request] == shape.prompt_tokens:
                 complete.append(request)
         batch, longest = len(self.ends), self.iteration + max(self.lead.values(), default=0)
-        self.now += pass_s(self.times, batch, longest, chunks)
+        seconds = pass_s(self.times, batch, longest, chunks)
+        self.now += seconds
+        self.budget.timed(sum(tokens for tokens, _ in chunks), seconds)
         self.rows += batch
         self.iteration += bool(batch)
         for request in complete:

@@ -1,5 +1,5 @@
-"""The steps of a decoder, three times: in torch (with oneDNN's matrix products on a CPU), in C++ for a CPU (attention
-in `steps.cpp`, products of few rows in `products.cpp`), and in Triton for a GPU."""
+"""The steps of a decoder, three times: in torch (with oneDNN's matrix products on a CPU), in C++ for a CPU (`attention.cpp`,
+`products.cpp`, and the small ones in `steps.cpp`), and in Triton for a GPU."""
 
 import warnings
 from typing import Literal
@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 
 from repro.models.kernels.cpp import BuildError, CppKernels
-from repro.models.kernels.torch_kernels import GELU, Attention, Kernels, Linear
+from repro.models.kernels.torch_kernels import GELU, Attention, Kernels, Linear, Wanted
 
-__all__ = ["GELU", "Attention", "Choice", "Kernels", "Linear", "choose"]
+__all__ = ["GELU", "Attention", "Choice", "Kernels", "Linear", "Wanted", "choose"]
 
 Choice = Literal["auto", "cpp", "triton", "torch"]
 

@@ -1,4 +1,4 @@
-"""Builds `steps.cpp` and `products.cpp` on first use, for this machine and this torch, and calls them."""
+"""Builds `steps.cpp`, `attention.cpp` and `products.cpp` on first use, for this machine and this torch, and calls them."""
 
 import functools
 import hashlib
@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from repro.models.kernels.torch_kernels import GELU, Attention, Kernels, Linear
+from repro.models.kernels.torch_kernels import GELU, Attention, Kernels, Linear, Wanted
 from repro.models.kv_cache import KVCache
 from repro.models.rows import Rows
 
-_SOURCES = [Path(__file__).with_name(name) for name in ("steps.cpp", "products.cpp")]
-_HEADERS = [Path(__file__).with_name("numbers.h")]
+_SOURCES = [Path(__file__).with_name(name) for name in ("steps.cpp", "attention.cpp", "products.cpp")]
+_HEADERS = [Path(__file__).with_name(f"{name}.h") for name in ("cache", "numbers", "threads", "tiles")]
 _PANEL = 32  # outputs, as in products.cpp
 _FLAGS = ("-std=c++20", "-O3", "-ffast-math", "-march=native", "-fopenmp", "-fPIC")
 
@@ -36,25 +36,39 @@ class CppKernels(Kernels):
     def __init__(self) -> None:
         _load()
         self._ops = torch.ops.repro_models
-        self.add_norm, self.silu_multiply = self._ops.add_norm, self._ops.silu_multiply
+        self.add_norm, self.silu_multiply, self.take = self._ops.add_norm, self._ops.silu_multiply, self._ops.take
 
     def linear(self, weight: Tensor, bias: Tensor | None = None, gelu: GELU | None = None) -> Linear:
         """In panels where this processor has the instructions."""
         layer = PanelLinear if self._ops.multiplies(weight) else super().linear
         return layer(weight, bias, gelu)
 
-    def attention(self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache) -> Attention:
-        place = (rows.slots, rows.positions)
+    def attention(
+        self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache, wanted: Wanted = slice(None)
+    ) -> Attention:
+        place, prompt = (rows.slots, rows.positions), _of_prompts(rows)
+        places = [(*place, prompt)] * (cache.layers - 1)
+        places += [tuple(part if part is None else part[wanted] for part in (*place, prompt))]
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
             keys, values, table = cache.parts(layer)
             queries = self._ops.rotate_store(qkv, cosine, sine, *place, keys, values, table)
-            return self._ops.attend(queries, keys, values, *place, table)
+            slots, positions, prompt = places[layer]
+            queries = queries if layer < cache.layers - 1 else queries[wanted]
+            return self._ops.attend(queries, keys, values, slots, positions, table, prompt)
 
         return attend
 
     def argmax(self, logits: Tensor) -> Tensor:
         return self._ops.argmax(logits.contiguous())
+
+
+def _of_prompts(rows: Rows) -> Tensor | None:
+    """Bool [n]: which rows are of prompts; None where all decode."""
+    if not any(span.prompt for span in rows.spans):
+        return None
+    kinds, counts = ([getattr(span, name) for span in rows.spans] for name in ("prompt", "rows"))
+    return torch.tensor(kinds).repeat_interleave(torch.tensor(counts))
 
 
 class PanelLinear:

@@ -1,4 +1,4 @@
-// What the kernels have in common: numbers of either dtype, and how much work is worth a thread.
+// What the kernels have in common: numbers of either dtype, and what is checked of tensors.
 
 #pragma once
 
@@ -11,8 +11,6 @@
 #include <type_traits>
 
 namespace repro {
-
-constexpr int64_t kWorthAThread = 16384;  // multiplications: some microseconds, what waking another thread takes
 
 // torch's own conversions of bfloat16 keep the compiler from making vector instructions.
 template <typename T>

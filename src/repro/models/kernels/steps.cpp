@@ -1,14 +1,9 @@
-// What torch leaves slow in a pass of a decoder on a CPU: attention over rows of different lengths, and the small steps between matrix
-// products.
+// The small steps of a decoder between its matrix products, which torch leaves slow on a CPU.
 //
 // Every row is computed alone and by one thread, in an order of sums that depends on that row only: its result is the same, bit for bit,
 // whatever stands beside it. Sums are in fp32 whatever the dtype. Loops are plain: -O3 -ffast-math -march=native makes vector
 // instructions of them.
-//
-// A cache is [blocks, kv_heads, block, dim]. Position t of slot s lies in block table[s][t / block] at t % block; without a table a slot
-// is a block. A row is one token: its slot, and its position there.
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -16,64 +11,20 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <optional>
-#include <vector>
 
+#include "cache.h"
 #include "numbers.h"
+#include "threads.h"
 
 using at::Tensor;
+using repro::Cache;
 using repro::check_tensors;
-using repro::kWorthAThread;
+using repro::each;
 using repro::narrow;
 using repro::widen;
 
 namespace {
-
-struct Cache {
-  const int64_t* table;  // nullptr: none
-  int64_t width, blocks, kv_heads, block, dim, slots;
-
-  Cache(const Tensor& keys, const Tensor& values, const std::optional<Tensor>& table)
-      : table(table ? table->const_data_ptr<int64_t>() : nullptr), width(table ? table->size(1) : 1), blocks(keys.size(0)),
-        kv_heads(keys.size(1)), block(keys.size(2)), dim(keys.size(3)), slots(table ? table->size(0) : blocks) {
-    TORCH_CHECK(keys.dim() == 4 && keys.numel() > 0 && values.sizes() == keys.sizes(), "keys ", keys.sizes(), " and values ",
-                values.sizes(), " must be [blocks, kv_heads, block, dim], not empty");
-    TORCH_CHECK(!table || (table->dim() == 2 && table->numel() > 0), "the table must be [slots, blocks], not empty");
-  }
-
-  // The places of all rows, and the blocks that the table names for them: those up to its position where a row reads, else its own.
-  void check(const Tensor& slot, const Tensor& position, int64_t rows, bool reads) const {
-    TORCH_CHECK(slot.numel() == rows && position.numel() == rows, rows, " rows, but ", slot.numel(), " slots and ",
-                position.numel(), " positions");
-    const int64_t *s = slot.const_data_ptr<int64_t>(), *p = position.const_data_ptr<int64_t>(), capacity = width * block;
-    for (int64_t row = 0; row < rows; row++) {
-      TORCH_CHECK(s[row] >= 0 && s[row] < slots, "slot ", s[row], ", allowed: 0 to ", slots - 1);
-      TORCH_CHECK(p[row] >= 0 && p[row] < capacity, "position ", p[row], ", allowed: 0 to ", capacity - 1);
-      if (table == nullptr) continue;
-      const int64_t last = p[row] / block, *named = table + s[row] * width;
-      for (int64_t i = reads ? 0 : last; i <= last; i++)
-        TORCH_CHECK(named[i] >= 0 && named[i] < blocks, "block ", named[i], " of slot ", s[row], ", allowed: 0 to ", blocks - 1);
-    }
-  }
-
-  // Where position `position` of a slot's head begins, in elements.
-  int64_t at(int64_t slot, int64_t head, int64_t position) const {
-    const int64_t index = table == nullptr ? slot : table[slot * width + position / block];
-    return ((index * kv_heads + head) * block + position % block) * dim;
-  }
-};
-
-// Calls body(item) for all items, which together take `work` multiplications. Thread i takes items i, i + threads, ...: rows differ in
-// length, the heads of a row do not.
-template <typename F>
-void each(int64_t items, int64_t work, F body) {
-  const int64_t threads = std::min<int64_t>({items, at::get_num_threads(), 1 + work / kWorthAThread});
-  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t thread = begin; thread < end; thread++)
-      for (int64_t item = thread; item < items; item += threads) body(item);
-  });
-}
 
 template <typename T>
 void rotate_store_rows(const Tensor& qkv, const Tensor& cosine, const Tensor& sine, const Tensor& slots, const Tensor& positions,
@@ -100,63 +51,12 @@ void rotate_store_rows(const Tensor& qkv, const Tensor& cosine, const Tensor& si
   });
 }
 
-// Calls body(start, stop, offset) for the stretches of a slot's first `length` positions that lie in one piece.
-template <typename F>
-void stretches(const Cache& cache, int64_t slot, int64_t head, int64_t length, F body) {
-  for (int64_t start = 0; start < length; start += cache.block)
-    body(start, std::min(start + cache.block, length), cache.at(slot, head, start));
-}
-
-constexpr int kMostDim = 256;
-
-// DIM: entries of a head where the compiler may know them, and keep them in registers; else 0. While keys of a head are read, its values
-// are fetched: between two passes the weights have driven both out of the caches, and one head is too short for the processor to guess.
-template <typename T, int DIM>
-void attend_rows(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& slots, const Tensor& positions,
-                 const Cache& cache, Tensor& out) {
-  const int64_t rows = q.size(0), heads = q.size(1), kv_heads = cache.kv_heads, group = heads / kv_heads;
-  const int dim = DIM ? DIM : cache.dim;
-  const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
-  const T *q0 = q.const_data_ptr<T>(), *k0 = keys.const_data_ptr<T>(), *v0 = values.const_data_ptr<T>();
-  const int64_t *slot = slots.const_data_ptr<int64_t>(), *position = positions.const_data_ptr<int64_t>();
-  T* o0 = out.mutable_data_ptr<T>();
-  const int64_t seen = std::accumulate(position, position + rows, rows);
-  each(rows * kv_heads, 2 * seen * heads * dim, [&](int64_t item) {
-    const int64_t row = item / kv_heads, head = item % kv_heads, length = position[row] + 1;
-    const int64_t at = (row * heads + head * group) * dim;
-    thread_local std::vector<float> scores;
-    scores.resize(group * length);
-    for (int64_t g = 0; g < group; g++) {
-      float* s = scores.data() + g * length;
-      float a[DIM ? DIM : kMostDim];
-      for (int d = 0; d < dim; d++) a[d] = scale * widen(q0[at + g * dim + d]);
-      stretches(cache, slot[row], head, length, [&](int64_t start, int64_t stop, int64_t offset) {
-        const T* k = k0 + offset;
-        for (int64_t t = start; t < stop; t++, k += dim) {
-          float dot = 0;
-          for (int d = 0; d < dim; d++) dot += a[d] * widen(k[d]);
-          s[t] = dot;
-          if (g == 0)
-            for (int d = 0; d < dim; d += 64 / sizeof(T)) __builtin_prefetch(v0 + offset + (t - start) * dim + d);
-        }
-      });
-      float most = s[0], total = 0;
-      for (int64_t t = 1; t < length; t++) most = std::max(most, s[t]);
-      for (int64_t t = 0; t < length; t++) s[t] = std::exp(s[t] - most);
-      for (int64_t t = 0; t < length; t++) total += s[t];
-      for (int64_t t = 0; t < length; t++) s[t] /= total;
-    }
-    for (int64_t g = 0; g < group; g++) {
-      const float* s = scores.data() + g * length;
-      float o[DIM ? DIM : kMostDim] = {};
-      stretches(cache, slot[row], head, length, [&](int64_t start, int64_t stop, int64_t offset) {
-        const T* v = v0 + offset;
-        for (int64_t t = start; t < stop; t++, v += dim)
-          for (int d = 0; d < dim; d++) o[d] += s[t] * widen(v[d]);
-      });
-      for (int d = 0; d < dim; d++) o0[at + g * dim + d] = narrow<T>(o[d]);
-    }
-  });
+template <typename T>
+void take_rows(const Tensor& table, const Tensor& index, Tensor& out) {
+  const int64_t width = table.size(1), *i = index.const_data_ptr<int64_t>();
+  const T* from = table.const_data_ptr<T>();
+  T* to = out.mutable_data_ptr<T>();
+  each(index.numel(), out.numel(), [&](int64_t row) { std::copy_n(from + i[row] * width, width, to + row * width); });
 }
 
 template <typename T>
@@ -230,21 +130,14 @@ Tensor rotate_store(const Tensor& qkv, const Tensor& cosine, const Tensor& sine,
   return q;
 }
 
-Tensor attend(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& slots, const Tensor& positions,
-              const std::optional<Tensor>& table) {
-  check_tensors({q, keys, values, slots, positions, table.value_or(slots)});
-  const Cache cache(keys, values, table);
-  TORCH_CHECK(q.dim() == 3 && q.size(2) == cache.dim && q.size(1) % cache.kv_heads == 0, "q ", q.sizes(), " must be [n, a multiple of ",
-              cache.kv_heads, ", ", cache.dim, "]");
-  cache.check(slots, positions, q.size(0), true);
-  TORCH_CHECK(cache.dim <= kMostDim, "head_dim is ", cache.dim, ", at most ", kMostDim, " allowed");
-  auto out = at::empty({q.size(0), q.size(1) * q.size(2)}, q.options());
-  FOR_DTYPE(q, "attend", {
-    const auto rows = cache.dim == 64    ? attend_rows<scalar_t, 64>
-                      : cache.dim == 128 ? attend_rows<scalar_t, 128>
-                                         : attend_rows<scalar_t, 0>;
-    rows(q, keys, values, slots, positions, cache, out);
-  });
+Tensor take(const Tensor& table, const Tensor& index) {
+  check_tensors({table, index});
+  TORCH_CHECK(table.dim() == 2 && index.dim() == 1, "found a table ", table.sizes(), " and an index ", index.sizes());
+  const int64_t* i = index.const_data_ptr<int64_t>();
+  for (int64_t row = 0; row < index.numel(); row++)
+    TORCH_CHECK_INDEX(i[row] >= 0 && i[row] < table.size(0), "row ", i[row], " of a table, allowed: 0 to ", table.size(0) - 1);
+  auto out = at::empty({index.numel(), table.size(1)}, table.options());
+  FOR_DTYPE(table, "take", take_rows<scalar_t>(table, index, out));
   return out;
 }
 
@@ -280,8 +173,8 @@ TORCH_LIBRARY(repro_models, library) {
   // qkv [n, (heads + 2 kv_heads) dim]: turns queries and keys, stores keys and values, returns the queries [n, heads, dim].
   library.def("rotate_store(Tensor qkv, Tensor cosine, Tensor sine, Tensor slots, Tensor positions, Tensor(a!) keys, "
               "Tensor(b!) values, Tensor? table) -> Tensor", &rotate_store);
-  // q [n, heads, dim]: row i attends to positions 0 ... positions[i] of its slot. Returns [n, heads dim].
-  library.def("attend(Tensor q, Tensor keys, Tensor values, Tensor slots, Tensor positions, Tensor? table) -> Tensor", &attend);
+  // table [m, width], index int64 [n]: table[index], [n, width].
+  library.def("take(Tensor table, Tensor index) -> Tensor", &take);
   // x [n, width] += y in place (unless y is None); returns the RMS norm of x, times weight [width].
   library.def("add_norm(Tensor(a!) x, Tensor? y, Tensor weight, float eps) -> Tensor", &add_norm);
   // [n, 2 ffn], gate before up: silu(gate) * up, [n, ffn].

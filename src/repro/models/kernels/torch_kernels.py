@@ -24,7 +24,10 @@ Linear = Callable[[Tensor], Tensor]
 
 Attention = Callable[[int, Tensor], Tensor]
 """attend(layer, qkv): rotates queries and keys, stores keys and values, attends: causal, with grouped queries. qkv [n,
-(heads + 2 kv_heads) · head_dim] to [n, heads · head_dim]."""
+(heads + 2 kv_heads) · head_dim] to [n, heads · head_dim]; in the last layer of the rows that are wanted, [m, …]."""
+
+Wanted = Tensor | slice
+"""Which rows of a pass: a slice, or int64 [m]."""
 
 Attend = Callable[[int, Tensor], Tensor]
 """The last part of it, of one span: attend(layer, queries [n, heads, head_dim]), over what the cache holds by then."""
@@ -67,9 +70,12 @@ class OneDNNLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, gelu: GELU | None = None) -> None:
         self.weight, self.bias = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS), bias
+        self._outputs = len(weight)
         self._after: tuple[str, list[float], str] = ("none", [], "") if gelu is None else ("gelu", [], gelu)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if not len(x):
+            return x.new_empty(0, self._outputs)
         rows = x if x.shape[0] > 1 else x.expand(2, -1)
         return torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, *self._after)[: x.shape[0]]
 
@@ -87,19 +93,26 @@ class Kernels:
         packed = possible and weight.dtype in (torch.float32, torch.bfloat16)
         return (OneDNNLinear if packed else PlainLinear)(weight, bias, gelu)
 
-    def attention(self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache) -> Attention:
+    def take(self, table: Tensor, index: Tensor) -> Tensor:
+        """table[index], [n, width], of table [m, width] and index [n] int64."""
+        return table[index]
+
+    def attention(
+        self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache, wanted: Wanted = slice(None)
+    ) -> Attention:
         """For one pass. cosine, sine: fp32 [n, pairs], of each head's first interleaved pairs; the rest stays."""
         ends = accumulate(span.rows for span in rows.spans)
         owns = [slice(end - span.rows, end) for end, span in zip(ends, rows.spans, strict=True)]
         spans = [
-            (self._one_token_each if span.tokens == 1 else _prompts)(span, rows.slots[own], rows.positions[own], cache)
+            (self._prompts if span.prompt else self._one_token_each)(span, rows.slots[own], rows.positions[own], cache)
             for span, own in zip(rows.spans, owns, strict=True)
         ]
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
             queries = self._rotated(layer, qkv, cosine, sine, rows, cache)
             parts = [attend_span(layer, queries[own]) for attend_span, own in zip(spans, owns, strict=True)]
-            return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
+            out = (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
+            return out[wanted] if layer == cache.layers - 1 else out
 
         return attend
 
@@ -125,6 +138,19 @@ class Kernels:
 
         return attend
 
+    def _prompts(self, span: Span, slots: Tensor, positions: Tensor, cache: KVCache) -> Attend:
+        """Where each slot has many tokens: each attends to all before it."""
+        count, length = span.rows // span.tokens, span.longest + 1
+        seen = positions.view(count, 1, span.tokens, 1) >= torch.arange(length, device=positions.device)
+
+        def attend(layer: int, queries: Tensor) -> Tensor:
+            keys, values = cache.read(layer, span.slots, length)
+            queries = queries.unflatten(0, (count, span.tokens)).transpose(1, 2)
+            out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=seen, enable_gqa=True)
+            return out.transpose(1, 2).flatten(0, 1)
+
+        return attend
+
     def add_norm(self, x: Tensor, y: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         """x [n, width] += y in place (None: nothing); returns RMSNorm(x) · weight."""
         if y is not None:
@@ -141,17 +167,3 @@ class Kernels:
         is infinite."""
         largest, places = logits.max(-1)  # NaN, where there is one
         return places.masked_fill_(largest * 0 != 0, -1)  # 0 times a number is 0
-
-
-def _prompts(span: Span, slots: Tensor, positions: Tensor, cache: KVCache) -> Attend:
-    """Where each slot has many tokens: each attends to all before it."""
-    count, length = span.rows // span.tokens, span.longest + 1
-    seen = positions.view(count, 1, span.tokens, 1) >= torch.arange(length, device=positions.device)
-
-    def attend(layer: int, queries: Tensor) -> Tensor:
-        keys, values = cache.read(layer, span.slots, length)
-        queries = queries.unflatten(0, (count, span.tokens)).transpose(1, 2)
-        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=seen, enable_gqa=True)
-        return out.transpose(1, 2).flatten(0, 1)
-
-    return attend

@@ -15,8 +15,9 @@ from repro.claims import registry
 from repro.claims.claim import KIND
 from repro.claims.registry import WORDS, Claim, Verdict
 from repro.claims.verdict import AGREEMENT, SCOPE
-from repro.report.figures import NOTEBOOKS, base, marks
-from repro.report.figures.base import MARKERS, PALETTE, Data, Drawing, NothingToShow
+from repro.report.figures import NOTEBOOKS, marks
+from repro.report.figures.base import MARKERS, PALETTE, Drawing
+from repro.report.figures.data import Data, NothingToShow, collect
 from repro.report.figures.marks import log_axis, round_ticks
 
 _KINDS = ("measured", "emulated", "modelled")
@@ -35,7 +36,7 @@ def meanings() -> Styler:
 
 def _judge(records: str | Path) -> tuple[dict[str, Claim], list[Verdict]]:
     """Claims by id, and the verdict of each on a folder of records, in the same order."""
-    found, claims = base.collect(records), registry.load()
+    found, claims = collect(records), registry.load()
     return {claim.id: claim for claim in claims}, registry.evaluate(claims, found.records, found.problems)
 
 

@@ -13,8 +13,9 @@ from scipy.optimize import linear_sum_assignment
 
 from repro.claims.sample import Sample
 from repro.records.record import RecordError
-from repro.report.figures import base, marks
-from repro.report.figures.base import PALETTE, Data, Drawing, NothingToShow
+from repro.report.figures import marks
+from repro.report.figures.base import PALETTE, Drawing
+from repro.report.figures.data import Data, NothingToShow, paper, series
 
 TRACE = "gptoss20b"
 MODELS = {  # trace: the model that was routed
@@ -44,7 +45,7 @@ def exflow_routing(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e"
     runs = runs[runs.tokens_used == runs.tokens_used.max()]
     shown = {each: _most_tokens(data, each, domain) for each in dict.fromkeys((trace, other))}
     data.only(*shown.values())
-    table = base.series(runs)
+    table = series(runs)
     fig, (left, right) = plt.subplots(1, 2, figsize=(9, 4.1), width_ratios=[1, 1.15])
 
     cells = table[(table.kind == "routing") & (table.path == runs.path.iloc[0])]
@@ -82,7 +83,7 @@ def _most_tokens(data: Data, trace: str, domain: str) -> pd.DataFrame:
 
 def _information(axes: Axes, data: Data, runs: pd.DataFrame, trace: str, domain: str, index: int) -> None:
     """Mutual information over layers, and of shuffled tokens."""
-    pairs = base.series(runs).query("kind == 'pair'").groupby("layer")
+    pairs = series(runs).query("kind == 'pair'").groupby("layer")
     how = {"per": "mutual_information_shuffled", "sampled": "sequences"}
     how["columns"] = ("information", "shuffled_information")
     asked = {"trace": trace, "domain": domain, "tokens": 0}
@@ -175,7 +176,7 @@ def _reductions(axes: Axes, data: Data, flat: pd.DataFrame, other: pd.DataFrame)
         samples = {gpus: by_sequences(data, runs.trace.iloc[0], gpus=gpus, **asked) for gpus in sizes}
         fewer = {gpus: marks.point(axes, gpus, s, **style) for gpus, s in samples.items() if s}
         axes.plot(list(fewer), list(fewer.values()), linewidth=1, label=name or None, **style)
-    published = base.paper("EX-F8")
+    published = paper("EX-F8")
     style = {"color": "black", "marker": "D", "mfc": "white", "linestyle": ":", "linewidth": 1}
     name = f"paper, {published[0].label.split(',')[0]}, as told"
     axes.plot([p.x for p in published], [abs(p.value) / 100 for p in published], label=name, **style)

@@ -11,7 +11,8 @@ from matplotlib.axes import Axes
 
 from repro.claims.sample import Sample
 from repro.report.figures import marks
-from repro.report.figures.base import HATCHES, PALETTE, Data, Drawing, NothingToShow, series
+from repro.report.figures.base import HATCHES, PALETTE, Drawing
+from repro.report.figures.data import Data, NothingToShow, series
 from repro.report.figures.exflow import ABOVE
 
 STEPS = {  # (system, keys_values, placement): name; each step changes one thing of the one before
@@ -28,6 +29,12 @@ SYSTEMS = {  # (system, keys_values, placement): name
     ("coherent", "shared", "affinity"): "one all-to-all,\nids only, placed",
     ("coherent", "gathered", "affinity"): "one all-to-all,\nK/V sent, placed",
 }
+BEYOND = {  # not of the paper: what servers do, and ours
+    ("two_all_to_alls", "gathered", "eplb"): "two all-to-alls, EPLB's copies (beyond the paper)",
+    ("two_all_to_alls", "gathered", "joint"): "two all-to-alls, our copies (beyond the paper)",
+    ("coherent", "shared", "eplb"): "one all-to-all, ids only, EPLB's copies (beyond the paper)",
+    ("coherent", "shared", "joint"): "one all-to-all, ids only, our copies (beyond the paper)",
+}
 PARTS = {  # of an iteration: the metrics of moe_decode that belong to it
     "attention": ["seconds_attention"],
     "gate, experts, head": ["seconds_gate", "seconds_expert", "seconds_head", "seconds_other"],
@@ -36,7 +43,7 @@ PARTS = {  # of an iteration: the metrics of moe_decode that belong to it
     "all-gather of K/V": ["seconds_all_gather_kv"],
 }
 SETTING = ["experts", "nodes", "packages", "gcds", "cluster_mbit_s"]  # of a panel
-SAME = {"weights": "trained", "requests": 128}
+SAME = {"weights": "trained", "requests": 128, "extra_slots": 0}
 
 
 def exflow_training(data: Data, *, text: str = "both") -> Drawing:

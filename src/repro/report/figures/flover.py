@@ -14,8 +14,9 @@ from matplotlib.axes import Axes
 
 from repro.claims.sample import Sample
 from repro.records import statistics
-from repro.report.figures import base, marks
-from repro.report.figures.base import HATCHES, LINE_STYLES, MARKERS, PALETTE, Data, Drawing, NothingToShow
+from repro.report.figures import marks
+from repro.report.figures.base import HATCHES, LINE_STYLES, MARKERS, PALETTE, Drawing
+from repro.report.figures.data import Data, NothingToShow, paper, series
 
 ENGINES = ["fused", "serial", "static", "dynamic", "instances"]
 LAYOUTS = {
@@ -92,7 +93,7 @@ def looks(runs: pd.DataFrame) -> dict[str, tuple[str, Any, str]]:
 def published_seconds() -> dict[str, dict[float, float]]:
     """The paper's fused decoding, one request every 500 ms: model → number of requests → total seconds."""
     found: dict[str, dict[float, float]] = {}
-    for p in base.paper("FL-F4a"):
+    for p in paper("FL-F4a"):
         if p.label.endswith(", Flover"):
             found.setdefault(p.label.removesuffix(", Flover"), {})[p.x] = p.value
     return found
@@ -124,7 +125,7 @@ def flover_latency(data: Data, *, workload: str = "fixed", model: str | None = N
     """Share of requests answered within a time, a curve for each run of each engine."""
     main = of_one_workload(of_one_model(data.runs("flover_serving"), model), workload)
     data.only(main)
-    requests = base.series(main).assign(latency=lambda table: table.finish_s - table.arrival_s)
+    requests = series(main).assign(latency=lambda table: table.finish_s - table.arrival_s)
     fig, axes = plt.subplots(figsize=(7.5, 4))
     for name, (color, line, _) in looks(main).items():
         mine = requests[requests.name == name]
@@ -206,7 +207,7 @@ def _measured_speedups(data: Data, main: pd.DataFrame, serving: pd.DataFrame) ->
 
 def _published_speedups() -> Iterable[Row]:
     """The paper's at 32 requests: over concurrent instances, and over 32 times its single request."""
-    speedups = {p.label.removesuffix(", speedup"): p.value for p in base.paper("FL-F4a") if p.x == 32}
+    speedups = {p.label.removesuffix(", speedup"): p.value for p in paper("FL-F4a") if p.x == 32}
     for model, seconds in published_seconds().items():
         if model in speedups:
             style = {"color": "black", "marker": "D"}
@@ -229,7 +230,7 @@ def flover_timeline(
     data.only(*median.values())
     fig, panels = plt.subplots(len(shown), 1, figsize=(8, 2.1 * len(shown) + 0.6), sharex=True, squeeze=False)
     for axes, (name, (color, _, _)) in zip(panels[:, 0], shown.items(), strict=True):
-        rows = base.series(median[name])
+        rows = series(median[name])
         thick = {"color": color, "linewidth": 3.2}
         axes.hlines(rows.request, rows.arrival_s, rows.admitted_s, color="#999999", linewidth=1, label="waits")
         axes.hlines(rows.request, rows.admitted_s, rows.first_token_s, alpha=0.35, label="prefill", **thick)

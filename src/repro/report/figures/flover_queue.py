@@ -7,8 +7,9 @@ from scipy.stats import chi2
 
 from repro.flover import paper
 from repro.flover.queueing import cost
-from repro.report.figures import base, marks
-from repro.report.figures.base import LINE_STYLES, MARKERS, PALETTE, Data, Drawing, NothingToShow
+from repro.report.figures import marks
+from repro.report.figures.base import LINE_STYLES, MARKERS, PALETTE, Drawing
+from repro.report.figures.data import Data, NothingToShow, series
 
 _PANELS = [  # figure of the paper, quantity, title, unit of the axis, its scale
     ("fig4a", "seconds", "v2 Fig. 4(a)", "until all are done (s)", "linear"),
@@ -47,7 +48,7 @@ def flover_model(data: Data) -> Drawing:
     if runs.empty:
         raise NothingToShow("No record of a figure of the paper at the c of Fig. 4(c).")
     data.only(runs)
-    table = base.series(runs)
+    table = series(runs)
     shown = [each for each in _PANELS if len(_rows(table, *each[:2]))]
     columns = min(3, len(shown))
     lines = -(-len(shown) // columns)
@@ -119,7 +120,7 @@ def flover_batch_cost(data: Data) -> Drawing:
         raise NothingToShow("No record of a figure of the paper at a c of one's own.")
     data.only(runs)
     fig, (totals, errors, right) = plt.subplots(1, 3, figsize=(10, 5))
-    _ratios(totals, base.series(runs))
+    _ratios(totals, series(runs))
     for number, ((figure, metric), name) in enumerate(_ERRORS.items()):
         rows = runs[runs.figure == figure]
         look = {"color": PALETTE[number % 6], "linestyle": LINE_STYLES[number % 6], "marker": MARKERS[number % 6]}

@@ -10,7 +10,8 @@ from matplotlib.axis import Axis
 from matplotlib.ticker import NullLocator
 
 from repro.claims.sample import Sample
-from repro.report.figures.base import MARKERS, PALETTE, Data
+from repro.report.figures.base import MARKERS, PALETTE
+from repro.report.figures.data import Data
 
 CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.8}  # behind a number: no gridline through it
 

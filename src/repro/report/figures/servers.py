@@ -9,7 +9,8 @@ from scipy.stats import gmean
 
 from repro.flover import paper
 from repro.report.figures import marks
-from repro.report.figures.base import MARKERS, PALETTE, Data, Drawing
+from repro.report.figures.base import MARKERS, PALETTE, Drawing
+from repro.report.figures.data import Data
 
 SETTING = ["model", "dtype", "workload", "longest", "length_scale", "requests"]
 NAMES = {

@@ -5,7 +5,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from repro.report.figures.base import PALETTE, Data, Drawing, series
+from repro.report.figures.base import PALETTE, Drawing
+from repro.report.figures.data import Data, series
 from repro.report.figures.marks import log_axis, of_claims
 from repro.report.figures.scaling.marks import PLANS, batches, in_words, style
 from repro.scaling.ladder import CHOICES, ENGINE_PRIORS, MACHINE_PRIORS, TARGETS

@@ -7,7 +7,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from repro.claims import registry
-from repro.report.figures.base import MARKERS, PALETTE, Data, Drawing, NothingToShow, paper, series
+from repro.report.figures.base import MARKERS, PALETTE, Drawing
+from repro.report.figures.data import Data, NothingToShow, paper, series
 from repro.report.figures.marks import log_axis, of_claims
 from repro.report.figures.scaling.marks import band, style, whiskers
 

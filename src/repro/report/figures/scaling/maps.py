@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from repro.report.figures.base import Data, Drawing, series
+from repro.report.figures.base import Drawing
+from repro.report.figures.data import Data, series
 from repro.report.figures.scaling.marks import MACHINES, PLANS, batches
 
 _COLORS = dict(zip(PLANS, colormaps["tab20"](np.linspace(0, 1, len(PLANS))), strict=True))

@@ -7,7 +7,8 @@ import pandas as pd
 
 from repro.experiments.common.names import NamedPlan
 from repro.experiments.scaling_train import RATIOS
-from repro.report.figures.base import PALETTE, Data, Drawing, paper, series
+from repro.report.figures.base import PALETTE, Drawing
+from repro.report.figures.data import Data, paper, series
 from repro.report.figures.marks import log_axis
 from repro.report.figures.scaling.marks import FRONTIER, PLANS, band, batches, in_words, style, whiskers
 

@@ -5,7 +5,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from repro.report.figures.base import MARKERS, Data, Drawing, NothingToShow, series
+from repro.report.figures.base import MARKERS, Drawing
+from repro.report.figures.data import Data, NothingToShow, series
 from repro.report.figures.marks import log_axis, round_ticks
 from repro.report.figures.scaling.marks import PLANS, batches, errors, style
 

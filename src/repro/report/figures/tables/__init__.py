@@ -10,13 +10,13 @@ import pandas as pd
 from IPython.display import Markdown, display
 from pandas.io.formats.style import Styler
 
-from repro.report.figures import base
+from repro.report.figures.data import Data, where_recorded
 
 
 def show(table: Callable[..., pd.DataFrame | Styler], records: str | Path, **options: Any) -> None:
     """In a notebook: a table of the records of a folder, or what they lack for it."""
-    with base.where_recorded(), pd.option_context("display.max_colwidth", None):
-        shown = table(base.Data(records), **options)
+    with where_recorded(), pd.option_context("display.max_colwidth", None):
+        shown = table(Data(records), **options)
         display(Markdown(f"**{inspect.getdoc(table)}**"), shown)
 
 

@@ -4,7 +4,7 @@ import pandas as pd
 from pandas.io.formats.style import Styler
 
 from repro.report.figures import claims
-from repro.report.figures.base import Data
+from repro.report.figures.data import Data
 
 _COLUMNS = {  # of `claims.verdicts`: heading
     "id": "claim",

@@ -3,9 +3,9 @@
 import pandas as pd
 from pandas.io.formats.style import Styler
 
-from repro.report.figures.base import Data
+from repro.report.figures.data import Data
 from repro.report.figures.exflow import METHODS, MODELS, ONE_NODE, PLAIN, TEXTS, TRACE
-from repro.report.figures.exflow_decode import SYSTEMS
+from repro.report.figures.exflow_decode import BEYOND, SYSTEMS
 from repro.report.figures.tables import rounded
 
 _KIND = ["system", "keys_values", "placement"]
@@ -69,7 +69,8 @@ def other_decoding(data: Data, *, cluster_mbit_s: float = 25) -> Styler:
 def _systems(runs: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """Medians by `keys` and system, whose names are in words."""
     named = [
-        SYSTEMS.get(kind, " ".join(kind)).replace("\n", " ") for kind in zip(*(runs[k] for k in _KIND), strict=True)
+        (SYSTEMS | BEYOND).get(kind, " ".join(kind)).replace("\n", " ")
+        for kind in zip(*(runs[k] for k in _KIND), strict=True)
     ]
     table = runs.assign(decoded=named).groupby([*keys, "decoded"])[list(_DECODING)].median()
     return table.rename(columns=_DECODING).rename_axis([*keys[:-1], keys[-1].replace("_", " "), "system"])

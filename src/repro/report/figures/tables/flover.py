@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from repro.report.figures.base import Data
+from repro.report.figures.data import Data
 from repro.report.figures.flover import of_one_model
 from repro.report.figures.servers import NAMES
 

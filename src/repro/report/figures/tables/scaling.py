@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 from pandas.io.formats.style import Styler
 
-from repro.report.figures.base import Data, NothingToShow, series
+from repro.report.figures.data import Data, NothingToShow, series
 from repro.report.figures.scaling.inference import AUTHORS_FILE, PAPERS_MODELS
 from repro.report.figures.scaling.marks import FRONTIER, MACHINES, PLANS
 from repro.report.figures.tables import rounded

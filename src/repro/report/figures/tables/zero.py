@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from pandas.io.formats.style import Styler
 
-from repro.report.figures.base import Data, paper
+from repro.report.figures.data import Data, paper
 from repro.report.figures.tables import rounded
 from repro.report.figures.zero import choice, times
 from repro.report.figures.zero.runs import MEASURED, PLANS, PREDICTED, Training

@@ -4,7 +4,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 
-from repro.report.figures.base import PALETTE, Data, Drawing, NothingToShow, series
+from repro.report.figures.base import PALETTE, Drawing
+from repro.report.figures.data import Data, NothingToShow, series
 from repro.report.figures.marks import log_axis
 from repro.report.figures.zero.marks import color
 from repro.report.figures.zero.runs import LEVELS, PLANS, micro_batches, parameters

@@ -5,7 +5,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from repro.report.figures.base import LINE_STYLES, Data, Drawing, NothingToShow, series
+from repro.report.figures.base import LINE_STYLES, Drawing
+from repro.report.figures.data import Data, NothingToShow, series
 from repro.report.figures.marks import said
 from repro.report.figures.zero.marks import color, look
 from repro.report.figures.zero.runs import PLANS, PlanName, Training, commonest, present

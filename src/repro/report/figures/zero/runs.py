@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from repro.experiments.zero_train import EXPERIMENT
-from repro.report.figures.base import NothingToShow
+from repro.report.figures.data import NothingToShow
 
 PLANS = {  # name in the records: name in figures
     "ddp": "DDP",

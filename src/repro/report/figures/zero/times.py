@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 
 from repro.claims.sample import Sample
 from repro.experiments.zero_train import CHANGES
-from repro.report.figures.base import HATCHES, MARKERS, PALETTE, Data, Drawing, NothingToShow, paper
+from repro.report.figures.base import HATCHES, MARKERS, PALETTE, Drawing
+from repro.report.figures.data import Data, NothingToShow, paper
 from repro.report.figures.marks import log_axis, point, round_ticks, rows
 from repro.report.figures.marks import said as words
 from repro.report.figures.zero.marks import TICK_MARK, color, look, note, times

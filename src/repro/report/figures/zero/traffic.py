@@ -4,7 +4,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from repro.report.figures import marks
-from repro.report.figures.base import Data, Drawing
+from repro.report.figures.base import Drawing
+from repro.report.figures.data import Data
 from repro.report.figures.zero.marks import color, fill, note
 from repro.report.figures.zero.runs import LEVELS, PLANS, STATE, PlanName, Training, present
 

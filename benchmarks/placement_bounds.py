@@ -1,0 +1,169 @@
+"""How near the lower bounds are to the best placement found: `python benchmarks/placement_bounds.py`.
+
+Instances are the shipped routings, top-1, all tokens. Everything runs on one thread. Columns:
+
+    found    share of transitions that change GPU, of the best placement that `--search-seconds` find; with `load` at
+             most that many times the even share of tokens on the busiest GPU; with `slots` so many redundant ones per
+             GPU and layer, filled for hops
+    quick    the bound without the semidefinite program (b-matching and spectrum), and its gap
+    bound    with it, at most `--bound-seconds`, or of the replicated problem, and its gap
+    s        seconds that it took; less than the limit where it converged
+    s to 15% until found / bound - 1 was at most 15 %
+    gap      found / bound - 1: no placement can be better by more
+"""
+
+import argparse
+import csv
+import math
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from repro import exflow, paths
+from repro.exflow.bound import sdp
+
+ROUTINGS = (
+    ("gptoss20b_routing", (2, 4, 8, 16)),
+    ("gpt_moe_routing_8e", (2, 4)),
+    ("gpt_moe_routing_16e", (2, 4, 8)),
+    ("gpt_moe_routing_16e_shakespeare", (2, 4, 8)),
+    ("gpt_moe_routing_32e", (2, 4, 8, 16)),
+    ("gpt_moe_routing_64e", (2, 4, 8, 16)),
+)
+LOADS, SLOTS = (1.2,), (1, 2, 4)  # limits on load and redundant slots, where they are asked for
+CLOSE = 0.15
+
+
+@dataclass(frozen=True)
+class Row:
+    """One instance; `close_s` None: not reached."""
+
+    routing: str
+    gpus: int
+    load: float | None
+    slots: int
+    found: float
+    quick: float
+    bound: float
+    seconds: float
+    close_s: float | None
+
+    @property
+    def gap(self) -> float:
+        return gap(self.found, self.bound)
+
+
+def gap(found: float, bound: float) -> float:
+    return found / bound - 1 if bound > 0 else math.inf if found > 0 else 0.0
+
+
+def timed_bound(
+    trace: exflow.Trace, gpus: int, load: float | None, limit_s: float, found: float
+) -> tuple[float, float, float | None]:
+    """(bound, seconds, seconds until it was near what was found): the bound is asked for once, and what was proved on
+    the way is read off its own checks."""
+    counts, start, close = exflow.transitions(trace), perf_counter(), []
+    check = sdp.dual_bound
+
+    def watched(*args):
+        kept = check(*args)
+        if not close and gap(found, 1 - kept * counts.max() / counts.sum()) <= CLOSE:
+            close.append(perf_counter() - start)
+        return kept
+
+    sdp.dual_bound = watched
+    try:
+        bound = exflow.lower_bound(counts, gpus, limit_s, max_load=load)
+    finally:
+        sdp.dual_bound = check
+    seconds = perf_counter() - start
+    return bound, seconds, close[0] if close else seconds if gap(found, bound) <= CLOSE else None
+
+
+def rows(
+    name: str, gpus: int, search_s: float, bound_s: float, loads: tuple[float, ...], slots: tuple[int, ...]
+) -> Iterator[Row]:
+    """The plain problem, then with each limit on load, then with redundant slots."""
+    trace = exflow.load_trace(paths.data(f"{name}.npz")).top(1)
+    counts = exflow.transitions(trace)
+    for load in (None, *loads):
+        try:
+            placement = exflow.place(counts, gpus, time_limit_s=search_s, max_load=load)
+        except ValueError:  # no placement keeps the limit
+            continue
+        found = exflow.evaluate(placement, counts).crossing_fraction
+        quick = exflow.lower_bound(counts, gpus, max_load=load)
+        yield Row(name, gpus, load, 0, found, quick, *timed_bound(trace, gpus, load, bound_s, found))
+        if load is None:
+            plain = placement
+    for extra in slots:
+        if (held := trace.num_experts // gpus + extra) < trace.num_experts:
+            placed = exflow.place_replicas(plain, trace, extra, "hops")
+            found = exflow.evaluate_replicas(placed, trace).hops_per_token / len(counts)
+            start = perf_counter()
+            bound = exflow.replicated_bound(counts, gpus, held, bound_s)
+            seconds = perf_counter() - start
+            yield Row(
+                name, gpus, None, extra, found, 0.0, bound, seconds, seconds if gap(found, bound) <= CLOSE else None
+            )
+
+
+def table(found: list[Row]) -> Table:
+    columns = ("routing", "GPUs", "load", "slots", "found", "quick", "gap", "bound", "gap", "s", "s to 15%")
+    shown = Table(*columns)
+    for row in found:
+        shown.add_row(
+            row.routing,
+            str(row.gpus),
+            "" if row.load is None else f"{row.load:g}",
+            str(row.slots or ""),
+            f"{row.found:.4f}",
+            *(("", "") if row.slots else (f"{row.quick:.4f}", f"{gap(row.found, row.quick):.1%}")),
+            f"{row.bound:.4f}",
+            f"{row.gap:.1%}",
+            f"{row.seconds:.1f}",
+            "" if row.close_s is None else f"{row.close_s:.1f}",
+        )
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
+    parser.add_argument("--search-seconds", type=float, default=10.0)
+    parser.add_argument("--bound-seconds", type=float, default=50.0)
+    parser.add_argument("--routings", nargs="+", default=[""], help="parts of names of routings")
+    parser.add_argument("--gpus", type=int, nargs="+", help="default: 2 to 16, as far as the experts divide")
+    parser.add_argument("--variants", action="store_true", help="also limits on load and redundant slots")
+    parser.add_argument("--csv", type=Path, help="write the rows to this file")
+    options = parser.parse_args()
+    chosen = [
+        (name, gpus)
+        for name, sizes in ROUTINGS
+        for gpus in sizes
+        if any(part in name for part in options.routings) and (options.gpus is None or gpus in options.gpus)
+    ]
+    if not chosen:
+        raise SystemExit(f"no routing matches; known: {', '.join(name for name, _ in ROUTINGS)}")
+    found = []
+    variants = (LOADS, SLOTS) if options.variants else ((), ())
+    for name, gpus in track(chosen, transient=True):
+        found += rows(name, gpus, options.search_seconds, options.bound_seconds, *variants)
+    Console(width=130).print(table(found))
+    if options.csv:
+        with options.csv.open("w", newline="") as file:
+            writer = csv.DictWriter(file, [*Row.__dataclass_fields__, "gap"], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(asdict(row) | {"gap": row.gap} for row in found)
+
+
+if __name__ == "__main__":
+    if os.environ.get("OPENBLAS_NUM_THREADS") != "1":  # read when NumPy is loaded
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "OPENBLAS_NUM_THREADS": "1"})
+    main()

@@ -1,0 +1,168 @@
+"""How near a training step is to what its machine allows: `python benchmarks/zero.py [--plans P ...] [--rates R ...]`.
+
+8 ranks, 2 nodes x 2 packages x 2 GCDs, train the GPT of the experiment zero_train over the emulated network (Linux,
+root). Every round trains each plan with each number of micro-batches, one after the other on the same ranks, so that
+what slows the machine slows all of them: trust ratios, not seconds.
+
+    x          micro-batches
+    step s     median over rounds of the seconds of a step, several steps in a row
+    compute s  of its passes without communication, all ranks at the same time
+    bound s    no step is shorter: the longest of compute and, of each level, its bytes over its rate
+               (`zero.traffic.bound_seconds`)
+    x bound    step over bound
+    over       median over rounds of ZeRO++'s seconds over this plan's, with as many micro-batches
+    MB         bytes of a step that all ranks together send over each level, by the ledger
+
+`apart` behind a plan: nothing of the step's end overlaps, neither with the last backward nor with the next forward.
+"""
+
+import argparse
+import contextlib
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+import torch._dynamo  # AdamW imports it on first use: once here, not in every rank
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+
+from repro import quantize
+from repro.comm import Communicator
+from repro.experiments.zero_train import ZeroTrain
+from repro.launch import launch, network
+from repro.models.gpt import GPT
+from repro.scaling.step import layout_of
+from repro.zero import Plan, ZeroOptimizer, plan, traffic
+
+Case = tuple[str, int]  # plan, micro-batches
+APART = " apart"  # behind a plan's name
+WARM_UP = 2  # steps of each case that are not timed
+
+
+@dataclass
+class Seen:
+    """What a rank saw: seconds of compute by micro-batches, and of each case seconds a step by round, and bytes a step
+    by level."""
+
+    compute: dict[int, float]
+    seconds: dict[Case, list[float]]
+    sent: dict[Case, dict[str, float]]
+
+
+def train(rank: int, world: int, point: ZeroTrain, cases: list[Case], rounds: int, steps: int) -> Seen:
+    """All rounds on one rank."""
+    tokens = torch.randint(point.vocab, (1, point.seq_len + 1), generator=torch.Generator().manual_seed(rank))
+    communicator = Communicator(point.topology)  # shared: groups take longer than steps
+    engines = {name: _engine(point, name, communicator) for name in dict.fromkeys(name for name, _ in cases)}
+    seen = Seen({count: _compute(point, tokens, count) for _, count in cases}, {case: [] for case in cases}, {})
+    for number in range(rounds + 1):
+        for name, count in cases:
+            model, optimizer = engines[name]
+            times = steps if number else WARM_UP
+            communicator.ledger.take()
+            start = _together()
+            for _ in range(times):
+                with contextlib.nullcontext() if name.endswith(APART) else optimizer.no_sync():
+                    _passes(model, tokens, count - 1, count)
+                _passes(model, tokens, 1, count)
+                optimizer.step()
+            optimizer.synchronize()
+            seconds = (_together() - start) / times
+            if number:
+                seen.seconds[name, count].append(seconds)
+                sent = communicator.ledger.take()
+                seen.sent[name, count] = {level: nbytes / times for level, nbytes in sent.items()}
+    return seen
+
+
+def _engine(point: ZeroTrain, name: str, communicator: Communicator) -> tuple[GPT, ZeroOptimizer]:
+    torch.manual_seed(0)
+    model = GPT(point.gpt)
+    options = {"gradient_dtype": torch.bfloat16, "max_grad_norm": 1.0, "broadcast": False, "fused": True}
+    ends = {"late_weights": False} if name.endswith(APART) else {"accumulation": 1}
+    return model, ZeroOptimizer(
+        model, _plan(point, name), torch.optim.AdamW, communicator=communicator, lr=1e-4, **options, **ends
+    )
+
+
+def _plan(point: ZeroTrain, name: str) -> Plan:
+    return plan.named(name.removesuffix(APART), point.topology)
+
+
+def _passes(model: torch.nn.Module, tokens: torch.Tensor, times: int, micro_batches: int) -> None:
+    for _ in range(times):
+        (model(tokens[:, :-1], tokens[:, 1:]) / micro_batches).backward()
+
+
+def _together() -> float:
+    """The time when all ranks have come here."""
+    dist.barrier()
+    return time.perf_counter()
+
+
+def _compute(point: ZeroTrain, tokens: torch.Tensor, micro_batches: int) -> float:
+    model, seconds = GPT(point.gpt).bfloat16(), []
+    for _ in range(5):
+        start = _together()
+        _passes(model, tokens, micro_batches, micro_batches)
+        seconds.append(_together() - start)
+        model.zero_grad(set_to_none=True)
+    return statistics.median(seconds[2:])
+
+
+def measure(rate: float, cases: list[Case], rounds: int, steps: int) -> Table:
+    """Train at `rate` Mbit/s between nodes; a row per case. RuntimeError where no network can be shaped."""
+    point = ZeroTrain(cluster_mbit_s=rate)
+    with network.between(point.topology) as links:
+        if links.fabric is None:
+            raise RuntimeError(f"a step needs links of known rates, this network is {links.state}")
+        arguments = (point, cases, rounds, steps)
+        seen = launch(train, point.ranks, *arguments, fabric=links.fabric, topology=point.topology, timeout_s=3600)
+    return table(point, cases, seen)
+
+
+def table(point: ZeroTrain, cases: list[Case], seen: list[Seen]) -> Table:
+    """Of what the ranks saw at one rate."""
+    levels = point.topology.names
+    heads = ("plan", "x", "step s", "compute s", "bound s", "x bound", "over", *(f"MB {level}" for level in levels))
+    shown = Table(*heads, title=f"{point.cluster_mbit_s:g} Mbit/s between nodes")
+    for name, count in cases:
+        seconds = statistics.median(seen[0].seconds[name, count])
+        compute = max(each.compute[count] for each in seen)
+        bound = traffic.bound_seconds(_plan(point, name), layout_of(point.gpt), count, compute_s=compute)
+        sent = [sum(each.sent[name, count][level] for each in seen) / 1e6 for level in levels]
+        numbers = (seconds, compute, bound, seconds / bound, over_zeropp(seen[0], (name, count)))
+        shown.add_row(name, str(count), *(f"{number:.3f}" for number in numbers), *(f"{mb:.2f}" for mb in sent))
+    return shown
+
+
+def over_zeropp(seen: Seen, case: Case) -> float:
+    """ZeRO++'s seconds over a case's in the same round, the median; NaN where ZeRO++ was left out."""
+    baseline = seen.seconds.get(("zeropp", case[1]))
+    if baseline is None:
+        return float("nan")
+    return statistics.median(a / b for a, b in zip(baseline, seen.seconds[case], strict=True))
+
+
+def _names() -> list[str]:
+    return [name + end for name in plan.NAMED for end in ("", APART)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
+    parser.add_argument("--plans", nargs="+", default=["hierarchical", "zeropp", "zero3"], choices=_names())
+    parser.add_argument("--micro-batches", type=int, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--rates", type=float, nargs="+", default=[25.0, 12.5, 6.25], help="Mbit/s between nodes")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=3, help="of a case in a round")
+    options = parser.parse_args()
+    quantize.warm_up()
+    cases = [(name, count) for count in options.micro_batches for name in options.plans]
+    for rate in options.rates:
+        Console(width=120).print(measure(rate, cases, options.rounds, options.steps))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""EPLB, DeepSeek's expert-parallelism load balancer, written anew from its published description: a yardstick.
+
+It looks at the tokens of each expert, layer by layer, and knows nothing of hops. Two ideas:
+
+  replicate  a spare slot goes to the expert with the most tokens per replica, one slot after another
+  pack       the heaviest replica first, each onto the least loaded pack that still has a free slot
+
+Hierarchical, where the groups of experts share evenly among nodes (tokens of group-limited routing then stay on few
+nodes): groups are packed onto nodes, then experts replicated and packed onto GPUs inside each node. Else global: all
+GPUs are one node. Replicas are meant to get equal shares of an expert's tokens.
+"""
+
+import numpy as np
+
+Rebalanced = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def rebalance_experts(
+    weight: np.ndarray, num_replicas: int, num_groups: int, num_nodes: int, num_gpus: int
+) -> Rebalanced:
+    """Fill `num_replicas` slots per layer, equally many on each GPU, for `weight` [layers, E], tokens of each expert.
+
+    Returns three int64 arrays: `physical_to_logical` [layers, num_replicas], the expert in each slot (slot s is on GPU
+    s // (num_replicas / num_gpus)); `logical_to_physical` [layers, E, most replicas], the slots of each expert, -1
+    where it has fewer; `counts` [layers, E], replicas of each. The policy is hierarchical where `num_nodes` divides
+    `num_groups`, else global. ValueError where numbers do not divide as they must, or slots do not hold all experts.
+    """
+    weight = np.asarray(weight, np.float64)
+    if weight.ndim != 2 or not weight.size or not np.isfinite(weight).all() or (weight < 0).any():
+        raise ValueError(f"weight is {weight.dtype} {weight.shape}, must be [layers, experts], finite and not negative")
+    layers, experts = weight.shape
+    if num_groups < 1 or num_nodes < 1 or num_groups % num_nodes:
+        num_groups, num_nodes = 1, 1
+    for what, number, parts in (
+        ("experts", experts, num_groups),
+        ("GPUs", num_gpus, num_nodes),
+        ("slots", num_replicas, num_gpus),
+    ):
+        if parts < 1 or number % parts:
+            raise ValueError(f"{number} {what} cannot be shared evenly by {parts}")
+    if num_replicas < experts:
+        raise ValueError(f"{num_replicas} slots cannot hold {experts} experts")
+    slots = np.stack([_layer(own, num_replicas, num_groups, num_nodes, num_gpus) for own in weight])
+    counts = np.stack([np.bincount(row, minlength=experts) for row in slots])
+    return slots, logical_to_physical(slots, counts), counts
+
+
+def logical_to_physical(slots: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """int64 [layers, E, most replicas]: the slots of each expert in order, padded with -1, for the expert in each slot,
+    `slots` [layers, slots], and how many replicas each has, `counts` [layers, E]."""
+    found = np.full((*counts.shape, counts.max()), -1)
+    for layer, row in enumerate(slots):
+        order = np.argsort(row, kind="stable")
+        replica = np.arange(len(row)) - np.repeat(np.cumsum(counts[layer]) - counts[layer], counts[layer])
+        found[layer, row[order], replica] = order
+    return found
+
+
+def _layer(weight: np.ndarray, slots: int, groups: int, nodes: int, gpus: int) -> np.ndarray:
+    """int64 [slots]: the expert in each slot of one layer, for the tokens `weight` [E] of its experts."""
+    members = np.arange(len(weight)).reshape(groups, -1)
+    filled = []
+    for own_groups in pack(weight[members].sum(axis=1), nodes):
+        experts = members[own_groups].ravel()
+        copies = replicate(weight[experts], slots // nodes)
+        share = weight[experts] / np.bincount(copies)
+        filled += [experts[copies[items]] for items in pack(share[copies], gpus // nodes)]
+    return np.concatenate(filled)
+
+
+def pack(weight: np.ndarray, packs: int) -> list[np.ndarray]:
+    """The items of each pack, equally many, with loads as even as the rule gets them; `weight` [items]."""
+    size = len(weight) // packs
+    if size == 1:
+        return list(np.arange(packs)[:, None])
+    items: list[list[int]] = [[] for _ in range(packs)]
+    load = np.zeros(packs)
+    for item in np.argsort(-weight, kind="stable"):
+        open_ = [len(own) < size for own in items]
+        lightest = int(np.where(open_, load, np.inf).argmin())
+        items[lightest].append(int(item))
+        load[lightest] += weight[item]
+    return [np.array(own) for own in items]
+
+
+def replicate(weight: np.ndarray, slots: int) -> np.ndarray:
+    """int64 [slots]: every item once, then each further slot for the one with the most `weight` [items] per replica."""
+    counts = np.ones(len(weight), np.int64)
+    extra = []
+    for _ in range(slots - len(weight)):
+        heaviest = int((weight / counts).argmax())
+        counts[heaviest] += 1
+        extra.append(heaviest)
+    return np.array([*range(len(weight)), *extra], np.int64)

@@ -1,0 +1,70 @@
+"""Re-place experts while a decoder serves, as servers with an expert load balancer do: count, ask a policy, move."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from repro.exflow.moe import Decoder
+from repro.exflow.recording import RoutingCounts
+from repro.exflow.serving.slots import Replicas
+
+
+class Policy(Protocol):
+    """vLLM's expert-parallel load balancing policy (`vllm.distributed.eplb.policy.AbstractEplbPolicy`): the expert in
+    each slot, int64 [layers, num_replicas], for the tokens of each expert, `weight` [layers, experts]."""
+
+    @classmethod
+    def rebalance_experts(
+        cls,
+        weight: Tensor,
+        num_replicas: int,
+        num_groups: int,
+        num_nodes: int,
+        num_ranks: int,
+        old_global_expert_indices: Tensor | None = None,
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Rebalanced:
+    """One re-placement as this rank saw it: experts that came to it, and bytes that it sent for others, by level."""
+
+    iteration: int
+    experts: int
+    sent: dict[str, int]
+
+
+class Rebalancer:
+    """`Decoder.generate(..., after=Rebalancer(...))`: every `every` iterations `policy` places the experts anew, with
+    `extra_slots` of every rank and layer for copies.
+
+    The tokens since the last time are what it is asked with: `routing` counts them on all ranks, and a policy that wants
+    the transitions reads them there itself (`serving/policy.py`). Rank 0's answer holds for all. `history`: what was done.
+    """
+
+    def __init__(
+        self, decoder: Decoder, policy: type[Policy], routing: RoutingCounts, every: int, extra_slots: int = 0
+    ) -> None:
+        if every < 1:
+            raise ValueError(f"every is {every}, must be at least 1 iteration")
+        decoder.routing = routing
+        self.decoder, self.policy, self.routing = decoder, policy, routing
+        self.every, self.slots = every, decoder.model.config.experts + extra_slots * decoder.ranks
+        self.history: list[Rebalanced] = []
+
+    def __call__(self, iteration: int) -> None:
+        if (iteration + 1) % self.every:
+            return
+        topology, ranks = self.decoder.exchange.communicator.topology, self.decoder.ranks
+        nodes = topology.levels[-1].size if len(topology.levels) > 1 else 1
+        load, _ = self.routing.total()
+        old = self.decoder.hosting.layout.expert
+        now = torch.from_numpy(old) if old.shape[1] == self.slots else None
+        new = self.policy.rebalance_experts(torch.from_numpy(load), self.slots, 1, nodes, ranks, now)
+        self.routing.clear()
+        dist.broadcast(new, 0)
+        experts, sent = self.decoder.replace(Replicas(new.numpy(), ranks, ranks // nodes))
+        self.history.append(Rebalanced(iteration, experts, sent))

@@ -1,0 +1,103 @@
+"""Placement as servers ask for it while they run: a policy for vLLM's expert-parallel load balancer (EPLB).
+
+    from vllm.distributed.eplb.policy import EPLB_POLICIES
+    counts = RoutingCounts(layers, experts, device, group)       # `repro.exflow.recording`
+    for layer, module in enumerate(moe_layers):
+        module.router.set_capture_fn(counts.hook(layer))         # sees logical experts
+    EPLB_POLICIES["default"] = policy_for(counts)                # before the engine starts
+
+vLLM looks a policy up in that table by its name, and 0.32 knows the one name. It asks on all ranks with the tokens of
+each expert, takes the expert in each slot, and derives the other two maps of DeepSeek's interface itself;
+`rebalance_experts` gives all three to servers that want them.
+"""
+
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repro.baselines import eplb
+from repro.exflow.levels import make_levels
+from repro.exflow.recording import RoutingCounts
+from repro.exflow.serving.online import place_slots
+from repro.exflow.serving.slots import logical_to_physical
+
+
+class AffinityPolicy:
+    """What `vllm.distributed.eplb.policy.AbstractEplbPolicy` asks for. With `routing`, slots are filled for few hops at
+    no more load than EPLB (`online.py`), at `costs` of a hop inside a node and between nodes, in so many `rounds` of
+    search; without, or before it has counted anything, by the loads alone, as EPLB does. The result depends on the
+    arguments and the counts alone, so all ranks find the same."""
+
+    routing: ClassVar[RoutingCounts | None] = None
+    costs: ClassVar[tuple[float, float]] = (1.0, 2.0)
+    rounds: ClassVar[int] = 20
+
+    @classmethod
+    def rebalance_experts(
+        cls,
+        weight: Tensor,
+        num_replicas: int,
+        num_groups: int,
+        num_nodes: int,
+        num_ranks: int,
+        old_global_expert_indices: Tensor | None = None,
+    ) -> Tensor:
+        """The expert in each slot, int64 [layers, num_replicas] on the CPU, for the tokens of each expert, `weight`
+        [layers, experts]. Slots are shared evenly by `num_ranks` ranks in `num_nodes` nodes, in their order.
+
+        `num_groups`: of experts, in group-limited routing; EPLB packs them onto nodes where they share evenly.
+        `old_global_expert_indices`: the slots before; an expert that stays on a rank keeps its slot there. The counts
+        of `routing` are read, on all ranks together, and cleared. ValueError for numbers that do not divide, and counts
+        of another model.
+        """
+        load = weight.double().cpu().numpy()
+        counts = np.zeros(0) if cls.routing is None else cls.routing.total()[1]
+        if counts.any():
+            assert cls.routing is not None
+            cls.routing.clear()
+            levels = make_levels(num_ranks, num_ranks // num_nodes, cls.costs)
+            slots = place_slots(load, counts, num_replicas, levels, num_groups, cls.rounds)
+        else:
+            slots, _, _ = eplb.rebalance_experts(load, num_replicas, num_groups, num_nodes, num_ranks)
+        if old_global_expert_indices is not None:
+            slots = keep_slots(slots, old_global_expert_indices.cpu().numpy(), num_ranks)
+        return torch.from_numpy(slots)
+
+
+def policy_for(routing: RoutingCounts | None) -> type[AffinityPolicy]:
+    """A policy of its own that reads `routing`."""
+    return type("AffinityPolicy", (AffinityPolicy,), {"routing": routing})
+
+
+def rebalance_experts(
+    weight: Tensor,
+    num_replicas: int,
+    num_groups: int,
+    num_nodes: int,
+    num_ranks: int,
+    policy: type[AffinityPolicy] = AffinityPolicy,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`policy.rebalance_experts` with the three maps of DeepSeek's EPLB: the expert in each slot, int64 [layers,
+    num_replicas], the slots of each expert, [layers, experts, most copies], -1 where it has fewer, and how many it has,
+    [layers, experts]."""
+    physical = policy.rebalance_experts(weight, num_replicas, num_groups, num_nodes, num_ranks)
+    slots, copies = logical_to_physical(physical.numpy())
+    return physical, torch.from_numpy(slots), torch.from_numpy(copies)
+
+
+def keep_slots(new: np.ndarray, old: np.ndarray, ranks: int) -> np.ndarray:
+    """`new` [layers, slots], the experts of each rank in another order: as many as possible in the slot that they have
+    in `old`, so that a server moves nothing inside a rank. `new` itself where the numbers of slots differ."""
+    if new.shape != old.shape:
+        return new
+    kept = new.reshape(-1, new.shape[1] // ranks).copy()
+    for row, before in zip(kept, old.reshape(kept.shape).tolist(), strict=True):
+        left, place = row.tolist(), [-1] * len(row)
+        for slot, expert in enumerate(before):
+            if expert in left:
+                left.remove(expert)
+                place[slot] = expert
+        row[:] = [left.pop(0) if expert < 0 else expert for expert in place]
+    return kept.reshape(new.shape)

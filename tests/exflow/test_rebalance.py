@@ -1,0 +1,270 @@
+"""Copies of experts share the rows, and experts move between ranks in mid-stream: the tokens stay those of one process."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from repro.baselines import eplb
+from repro.comm import Communicator
+from repro.exflow.moe import Decoder
+from repro.exflow.moe.cache import KeysValues
+from repro.exflow.moe.hosting import Hosting, Layout
+from repro.exflow.moe.rebalance import Rebalancer
+from repro.exflow.recording import RoutingCounts, record_routing
+from repro.exflow.serving.slots import Replicas, logical_to_physical
+from repro.exflow.trace import transitions
+from repro.launch import launch
+from repro.models.gpt_moe import GPTMoE, GPTMoEConfig, generate
+from repro.topology import Level, Topology
+
+NEW, REQUESTS = 7, 6
+MODES = {
+    "two_all_to_alls": ("two_all_to_alls", "gathered"),
+    "coherent": ("coherent", "gathered"),
+    "coherent_shared": ("coherent", "shared"),
+}
+SIZES = {"layers": 3, "hidden": 16, "heads": 4, "seq_len": 24, "vocab": 40, "expert_hidden": 8, "experts": 8}
+
+
+def machine(ranks):
+    return Topology((Level("package", 2), Level("node", ranks // 4), Level("cluster", 2)))
+
+
+def build(top_k=1):
+    torch.manual_seed(0)
+    model = GPTMoE(GPTMoEConfig(top_k=top_k, **SIZES)).double()
+    for block in model.blocks:
+        torch.nn.init.normal_(block.router.weight)
+        torch.nn.init.normal_(block.experts.up)
+        torch.nn.init.normal_(block.experts.down)
+    return model
+
+
+def prompts():
+    draw = torch.Generator().manual_seed(1)
+    return [torch.randint(40, (1 + number,), generator=draw) for number in range(REQUESTS)]
+
+
+def alone(top_k=1):
+    return torch.stack([generate(build(top_k), prompt, NEW) for prompt in prompts()])
+
+
+def drawn_slots(seed, ranks, per_rank):
+    """Every expert once, and copies in the other slots, all in random places."""
+    rng = np.random.default_rng(seed)
+    rows = [np.concatenate([np.arange(8), rng.integers(8, size=ranks * per_rank - 8)]) for _ in range(SIZES["layers"])]
+    return Replicas(np.stack([rng.permutation(row) for row in rows]), ranks, ranks // 2)
+
+
+def drawn_gpus(seed, ranks):
+    """Experts on any rank, any number of them."""
+    return np.random.default_rng(seed).integers(ranks, size=(SIZES["layers"], SIZES["experts"]))
+
+
+def shared_memory():
+    return KeysValues(GPTMoEConfig(**SIZES), torch.ones(REQUESTS, dtype=torch.bool), 24, torch.float64).share_memory()
+
+
+def decode(rank, ranks, mode, top_k, placements, dispatch, memory):
+    """Decode, and take the next placement after each of the first iterations; tells what this rank holds at the end."""
+    kind, keys_values = MODES[mode]
+    decoder = Decoder(build(top_k), placements[0], Communicator(machine(ranks)), kind, keys_values, memory, dispatch)
+    moved = []
+
+    def after(iteration):
+        if iteration + 1 < len(placements):
+            moved.append(decoder.replace(placements[iteration + 1]))
+
+    tokens = decoder.generate(prompts(), NEW, after)
+    layout = decoder.hosting.layout
+    own = [torch.from_numpy(expert[host == rank]) for expert, host in zip(layout.expert, layout.rank, strict=True)]
+    for block, whole, experts in zip(decoder.blocks, build(top_k).blocks, own, strict=True):
+        assert torch.equal(block.experts.up, whole.experts.up[experts])
+        assert torch.equal(block.experts.down, whole.experts.down[experts])
+    return tokens, moved, own
+
+
+def run(ranks, mode, top_k, placements, dispatch="nearest"):
+    memory = shared_memory() if mode == "coherent_shared" else None
+    return launch(decode, ranks, mode, top_k, placements, dispatch, memory, timeout_s=120)
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+@pytest.mark.parametrize(("mode", "top_k", "dispatch"), [
+    ("two_all_to_alls", 2, "round_robin"),
+    ("coherent", 2, "round_robin"),
+    ("coherent_shared", 1, "nearest"),
+])  # fmt: skip
+def test_tokens_stay_the_same_while_experts_and_copies_move(ranks, mode, top_k, dispatch):
+    placements = [
+        drawn_slots(0, ranks, 3),
+        drawn_gpus(1, ranks),
+        drawn_slots(2, ranks, 8 // ranks),
+        drawn_slots(3, ranks, 4),
+    ]
+    results = run(ranks, mode, top_k, placements, dispatch)
+    expected = alone(top_k)
+    for tokens, *_ in results:
+        assert torch.equal(tokens, expected)
+    row = 2 * 16 * 8 * 8  # bytes of an expert: `up` and `down` in fp64
+    moved = [[moves[step] for _, moves, _ in results] for step in range(3)]
+    assert all(sum(experts for experts, _ in step) > 0 for step in moved)
+    for step in moved:
+        assert sum(sum(sent.values()) for _, sent in step) == row * sum(experts for experts, _ in step)
+
+
+def test_what_stays_does_not_move():
+    placed = drawn_slots(0, 4, 3)
+    results = run(4, "two_all_to_alls", 1, [placed, placed])
+    assert [moves for _, moves, _ in results] == [[(0, {"package": 0, "node": 0, "cluster": 0})]] * 4
+
+
+def rebalanced(rank, ranks, policy, every, extra):
+    decoder = Decoder(build(), drawn_gpus(5, ranks) // 2, Communicator(machine(ranks)), "two_all_to_alls")
+    rebalancer = Rebalancer(decoder, policy, RoutingCounts(SIZES["layers"], SIZES["experts"]), every, extra)
+    tokens = decoder.generate(prompts(), NEW, rebalancer)
+    return tokens, rebalancer.history, [iteration.computed for iteration in decoder.meter.iterations]
+
+
+class Eplb:
+    """The policy that vLLM has."""
+
+    @classmethod
+    def rebalance_experts(cls, weight, num_replicas, num_groups, num_nodes, num_ranks, old_global_expert_indices=None):
+        assert old_global_expert_indices is None or old_global_expert_indices.shape == (3, num_replicas)
+        args = weight.numpy(), num_replicas, num_groups, num_nodes, num_ranks
+        return torch.from_numpy(eplb.rebalance_experts(*args)[0])
+
+
+def test_a_policy_evens_the_load_while_the_decoder_serves():
+    """At first two of four ranks have all experts."""
+    results = launch(rebalanced, 4, Eplb, 2, 1, timeout_s=60)
+    for tokens, history, _ in results:
+        assert torch.equal(tokens, alone())
+        assert [one.iteration for one in history] == [1, 3, 5]
+    computed = np.array(
+        [[[layer[i] for i in range(3)] for layer in each] for *_, each in results]
+    )  # [rank, iteration, layer]
+    assert (computed.sum(axis=0) == REQUESTS).all()
+    busiest = computed.max(axis=0).mean(axis=1)
+    assert busiest[2:].mean() < busiest[:2].mean()
+    assert not computed[2:, :2].any() and computed[2:, 2:].any()
+
+
+def count(rank, ranks, mode, top_k):
+    kind, keys_values = MODES[mode]
+    decoder = Decoder(build(top_k), drawn_slots(0, ranks, 3), Communicator(machine(ranks)), kind, keys_values)
+    decoder.routing = RoutingCounts(SIZES["layers"], SIZES["experts"])
+    decoder.generate(prompts(), NEW)
+    found = decoder.routing.total()
+    decoder.routing.clear()
+    return *found, any(each.any() for each in decoder.routing.total())
+
+
+@pytest.mark.parametrize("mode", ["two_all_to_alls", "coherent"])
+def test_a_decoder_counts_the_transitions_of_its_tokens(mode):
+    """Also where tokens move from rank to rank."""
+    model = build(2)
+    with record_routing(model) as recording, torch.no_grad():
+        for prompt, new in zip(prompts(), alone(2), strict=True):
+            model(torch.cat([prompt, new])[None, :-1])
+    trace = recording.trace()
+    chosen = trace.experts.reshape(trace.tokens, 3, 2)
+    expected = [np.bincount(chosen[:, layer].ravel(), minlength=8) for layer in range(3)]
+    for load, pairs, left in launch(count, 4, mode, 2, timeout_s=60):
+        np.testing.assert_array_equal(load, expected)
+        np.testing.assert_array_equal(pairs, transitions(trace))
+        assert not left
+
+
+def test_a_hook_leaves_padding_out_and_refuses_layers_out_of_turn():
+    counts = RoutingCounts(3, 4)
+    hooks = [counts.hook(layer) for layer in range(3)]
+    hooks[0](torch.tensor([[0], [1], [-1]], dtype=torch.int32))
+    hooks[1](torch.tensor([[2], [2], [-1]], dtype=torch.int32))
+    load, pairs = counts.total()
+    assert load.tolist() == [[1, 1, 0, 0], [0, 0, 2, 0], [0] * 4]
+    assert pairs[0, :, 2].tolist() == [1, 1, 0, 0] and pairs.sum() == 2
+    for layer, tokens, k, says in (
+        (1, 3, 1, "layer 1 of 3 tokens came after layer 1 of 3 tokens: layers must come in turn"),
+        (2, 2, 1, "layer 2 of 2 tokens came after layer 1 of 3"),
+        (2, 3, 2, "layer 2 has top-2 routing, before it was top-1"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            hooks[layer](torch.zeros(tokens, k, dtype=torch.int32))
+
+
+class Table(Hosting):
+    """The part of a rank's hosting that chooses copies, without ranks."""
+
+    def __init__(self, placed, rank, dispatch, shares=None):
+        ranks, topology = placed.gpus, machine(placed.gpus)
+        exchange = SimpleNamespace(rank=rank, ranks=ranks, communicator=SimpleNamespace(topology=topology))
+        config = GPTMoEConfig(**SIZES)
+        super().__init__(build().blocks, Layout.of(placed, config, ranks), exchange, dispatch)
+        if shares is not None:
+            self._look_up(shares)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 999), st.integers(0, 3), st.integers(0, 40), st.booleans())
+def test_copies_share_the_rows_to_the_next_whole_row(seed, rank, rows, even):
+    placed, rng = drawn_slots(seed, 4, 4), np.random.default_rng(seed)
+    shares = None if even else rng.uniform(0.1, 5.0, (3, 16))
+    table, experts = Table(placed, rank, "round_robin", shares), torch.from_numpy(rng.integers(8, size=(rows, 2)))
+    weight = np.ones((3, 16)) if shares is None else shares
+    for layer, slots in enumerate(placed.physical_to_logical):
+        chosen = table.slots(layer, experts)
+        assert (slots[chosen.numpy()] == experts.numpy()).all()
+        took = np.bincount(chosen.flatten().numpy(), minlength=16)
+        for expert in range(8):
+            own = slots == expert
+            due = took[own].sum() * weight[layer, own] / weight[layer, own].sum()
+            assert (abs(took[own] - due) < 1).all()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 999), st.integers(0, 7))
+def test_the_nearest_copy_is_taken(seed, rank):
+    placed = drawn_slots(seed, 8, 3)
+    table, experts = Table(placed, rank, "nearest"), torch.arange(8).repeat(9)
+    unit = np.array([1, 2, 4, 8])  # ranks that share a rank, a package, a node, everything
+    for layer, slots in enumerate(placed.physical_to_logical):
+        host = np.arange(24) // 3
+        away = (host[:, None] // unit != rank // unit).sum(axis=1)
+        for expert, slot in zip(experts.tolist(), table.slots(layer, experts).tolist(), strict=True):
+            assert slots[slot] == expert and away[slot] == away[slots == expert].min()
+
+
+def test_ranks_together_share_out_evenly_what_is_too_few_rows_for_one():
+    """Four ranks with a row each for an expert of four copies: every copy gets one."""
+    placed = Replicas(np.tile(np.r_[:8, 0, 0, 0, 1:6], (3, 1)), 4, 2)
+    took = [int(Table(placed, rank, "round_robin").slots(0, torch.tensor([[0]]))) for rank in range(4)]
+    assert sorted(took) == [0, 8, 9, 10]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 999), st.sampled_from([4, 8]), st.integers(2, 5))
+def test_the_slots_of_an_expert_are_found_again(seed, ranks, per_rank):
+    experts = drawn_slots(seed, ranks, per_rank).physical_to_logical
+    slots, copies = logical_to_physical(experts)
+    assert slots.shape == (3, 8, copies.max()) and (copies == (slots >= 0).sum(axis=2)).all()
+    for layer, expert, copy in np.argwhere(slots >= 0):
+        assert experts[layer, slots[layer, expert, copy]] == expert
+    assert sorted(slots[0][slots[0] >= 0]) == list(range(ranks * per_rank))
+
+
+@pytest.mark.parametrize(
+    ("placed", "says"),
+    [
+        (drawn_slots(0, 8, 2), "slots for 3 layers of 8 experts on 8 ranks, must be for 3 layers of 8 experts on 4"),
+        (drawn_gpus(0, 8) + 4, r"ranks 4 to 11: the model has 3 layers of 8 experts, and there are 4 ranks"),
+    ],
+)
+def test_a_placement_of_another_machine_is_refused(placed, says):
+    with pytest.raises(ValueError, match=says):
+        Layout.of(placed, GPTMoEConfig(**SIZES), 4)
