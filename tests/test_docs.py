@@ -147,7 +147,7 @@ def test_predicting_a_real_model(capsys):
 
 
 def test_serving_a_real_model(capsys):
-    exec(program("docs/flover.md", "import Engine"), {})
+    exec(program("docs/flover.md", "smollm2_path"), {})
     said = capsys.readouterr().out
     ids = {line.split()[0] for line in said.splitlines() if line.split()[1:2] in (["stop"], ["length"])}
     assert "Paris" in said and ids >= {"0", "1"}
@@ -177,6 +177,25 @@ def test_serving_a_folder_of_transformers(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     exec(program("README.md", "load_huggingface"), {"torch": torch, "prompt": (5, 6, 7)})
     assert capsys.readouterr().out.startswith("0 [")
+
+
+def test_chatting_with_a_folder_of_transformers(tmp_path, monkeypatch, capsys):
+    transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = transformers.Qwen2Tokenizer({text: i for i, text in enumerate([*letters, "<|im_end|>"])}, [])
+    tokenizer.eos_token = "<|im_end|>"
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+    tokenizer.save_pretrained(tmp_path / "Qwen3-0.6B")
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    config = transformers.Qwen3Config(**sizes, num_hidden_layers=1, intermediate_size=48, vocab_size=260)
+    transformers.Qwen3ForCausalLM(config).save_pretrained(tmp_path / "Qwen3-0.6B")
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(program("docs/flover.md", "AutoTokenizer"), names)
+    assert tokenizer.decode(names["prompt"]) == "user: What is the capital of France?<|im_end|>"
+    assert (
+        names["answer"].tokens and capsys.readouterr().out.strip() == tokenizer.decode(names["answer"].tokens).strip()
+    )
 
 
 def test_predicting_a_machine(capsys):

@@ -11,8 +11,15 @@ from repro.flover.cuda_graph import GraphedForward
 from repro.flover.engine import Engine
 from repro.flover.request import Request
 from repro.flover.scheduler import Scheduler
+from repro.models.llama import Llama, LlamaConfig
 
 REQUESTS = [Request(n, tuple(range(1 + n, 5 + 3 * n)), 5 + 7 * (n % 4)) for n in range(12)]
+
+
+@pytest.fixture(params=[{}, {"head_dim": 6, "qkv_bias": True, "head_norms": True}], ids=["LLaMA", "Qwen"])
+def model(request):
+    sizes = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn": 48, "vocab": 61, "context": 256}
+    return Llama.random(LlamaConfig(**sizes, **request.param), seed=7)
 
 
 @pytest.fixture
@@ -77,9 +84,8 @@ def test_nothing_is_recorded_on_a_cpu(model):
 def test_graphs_on_a_gpu_give_the_logits_of_a_pass(layout, monkeypatch):
     """Of the same rows, launch by launch and in torch: equal up to rounding, since rows that fill up change the shape
     of products."""
-    from repro.models.llama import Llama, LlamaConfig
-
-    config = LlamaConfig(layers=3, width=256, heads=8, kv_heads=2, ffn=512, vocab=300)
+    sizes = {"layers": 3, "width": 256, "heads": 8, "kv_heads": 2, "ffn": 512, "vocab": 300}
+    config = LlamaConfig(**sizes, head_dim=64, qkv_bias=True, head_norms=True)
     model = Llama.random(config, dtype=torch.float16, device="cuda", kernels="triton")
     plain = Llama.random(config, dtype=torch.float16, device="cuda", kernels="torch")
     engine = Engine(model, Scheduler(7), 600, layout=layout)

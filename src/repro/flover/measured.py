@@ -34,7 +34,7 @@ def measure(
     stands behind take no more positions than the model has (ValueError). Times are of whole steps.
     """
     wanted = max(max(contexts) + repeats + 2, max(prompts) + max(starts))
-    most = max(min(wanted, model.config.context), max(contexts) + 1, max(prompts))
+    most = max(min(wanted, model.config.longest), max(contexts) + 1, max(prompts))
     engine = Engine(model, Scheduler(max(batches), queue_limit=max(batches), token_gap_s=0), most, clock)
     engine.prepare()
     _prefill(engine, clock, max(prompts), 0, 1)  # warm-up, thrown away

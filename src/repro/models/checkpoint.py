@@ -98,7 +98,7 @@ def smollm2_path() -> Path:
 def read_gguf(path: Path) -> tuple[LlamaConfig, dict[str, Tensor]]:
     """Sizes and dequantised fp32 weights by GGUF name. FileNotFoundError, or ValueError with the name of the file: what
     `GGUFFile` refuses, an architecture that is not in `ARCHITECTURES`, keys that are missing or hold no size, rotary
-    positions that are scaled in a way not computed here, weights that do not fit the sizes, and NaN or infinite ones."""
+    positions that are scaled in other ways than here, weights that do not fit the sizes, and NaN or infinite ones."""
     file = GGUFFile(path)
     with naming(path):
         architecture = file.fields.get("general.architecture")
@@ -208,7 +208,7 @@ def _token(file: GGUFFile, key: str) -> str:
     if (number := file.fields.get(key)) is None:
         return ""
     tokens = _entries(file, "tokens")
-    if not isinstance(number, int) or not 0 <= number < len(tokens):
+    if type(number) is not int or not 0 <= number < len(tokens):
         raise ValueError(f"{file.path}: {key} is {reprlib.repr(number)}, allowed: 0 to {len(tokens) - 1}")
     return tokens[number]
 

@@ -20,7 +20,8 @@ from repro.models.rows import Rows
 
 @dataclass(frozen=True)
 class Block:
-    """Norms and linear layers of one block. `head_norms`: of each query and each key head, or none. `up`: of the feed-forward layer, with the gate where there is one."""
+    """Norms and linear layers of one block. `head_norms`: of each query and each key head, or none. `up`: of the
+    feed-forward layer, with the gate where there is one."""
 
     attention_norm: Any
     qkv: Linear

@@ -1,6 +1,6 @@
-"""LLaMA architecture: rotary positions, grouped-query attention, RMS norms, SwiGLU. Mistral, Qwen2 and Qwen3 are the
-same with an option each. From a GGUF file, a transformers folder, or with random weights. Weights that see the same input
-are fused (Q, K and V; gate and up)."""
+"""LLaMA architecture: rotary positions, grouped-query attention, RMS norms, SwiGLU. Mistral is the same, Qwen2 and Qwen3
+with an option each. From a GGUF file, a transformers folder, or with random weights. Weights that see the same input are
+fused (Q, K and V; gate and up)."""
 
 from dataclasses import dataclass
 

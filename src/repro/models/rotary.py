@@ -1,4 +1,4 @@
-"""Rotary positions as model files describe them: which entries of a head turn together, and how fast each pair turns."""
+"""Rotary positions as model files describe them: which entries of a head turn together, and how fast."""
 
 import math
 import reprlib
