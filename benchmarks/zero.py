@@ -13,14 +13,22 @@ what slows the machine slows all of them: trust ratios, not seconds.
     over       median over rounds of ZeRO++'s seconds over this plan's, with as many micro-batches
     MB         bytes of a step that all ranks together send over each level, by the ledger
 
+`--trace FILE` writes one step of the first plan, at the first rate with the fewest micro-batches, for Perfetto
+(https://ui.perfetto.dev) or chrome://tracing: a process per rank, with a row for each kind of message on each level.
+
 `apart` behind a plan: nothing of the step's end overlaps, neither with the last backward nor with the next forward.
 """
 
 import argparse
 import contextlib
+import itertools
+import json
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 import torch._dynamo  # AdamW imports it on first use: once here, not in every rank
@@ -31,10 +39,14 @@ from rich.table import Table
 from repro import quantize
 from repro.comm import Communicator
 from repro.experiments.zero_train import ZeroTrain
+from repro.experiments.zero_train.run import keep_freed_memory
 from repro.launch import launch, network
 from repro.models.gpt import GPT
 from repro.scaling.step import layout_of
 from repro.zero import Plan, ZeroOptimizer, plan, traffic
+from repro.zero.engine import KINDS
+
+T = TypeVar("T")
 
 Case = tuple[str, int]  # plan, micro-batches
 APART = " apart"  # behind a plan's name
@@ -53,7 +65,8 @@ class Seen:
 
 def train(rank: int, world: int, point: ZeroTrain, cases: list[Case], rounds: int, steps: int) -> Seen:
     """All rounds on one rank."""
-    tokens = torch.randint(point.vocab, (1, point.seq_len + 1), generator=torch.Generator().manual_seed(rank))
+    keep_freed_memory()
+    tokens = _tokens(point, rank)
     communicator = Communicator(point.topology)  # shared: groups take longer than steps
     engines = {name: _engine(point, name, communicator) for name in dict.fromkeys(name for name, _ in cases)}
     seen = Seen({count: _compute(point, tokens, count) for _, count in cases}, {case: [] for case in cases}, {})
@@ -64,10 +77,7 @@ def train(rank: int, world: int, point: ZeroTrain, cases: list[Case], rounds: in
             communicator.ledger.take()
             start = _together()
             for _ in range(times):
-                with contextlib.nullcontext() if name.endswith(APART) else optimizer.no_sync():
-                    _passes(model, tokens, count - 1, count)
-                _passes(model, tokens, 1, count)
-                optimizer.step()
+                _step(name, model, optimizer, tokens, count)
             optimizer.synchronize()
             seconds = (_together() - start) / times
             if number:
@@ -75,6 +85,37 @@ def train(rank: int, world: int, point: ZeroTrain, cases: list[Case], rounds: in
                 sent = communicator.ledger.take()
                 seen.sent[name, count] = {level: nbytes / times for level, nbytes in sent.items()}
     return seen
+
+
+def traced(rank: int, world: int, point: ZeroTrain, case: Case) -> list[dict[str, object]]:
+    """One step of a rank, between others, as complete events of Chrome's trace format."""
+    keep_freed_memory()
+    (name, count), tokens = case, _tokens(point, rank)
+    model, optimizer = _engine(point, name, Communicator(point.topology))
+    for _ in range(WARM_UP):
+        _step(name, model, optimizer, tokens, count)
+    optimizer.ledger.events = events = []
+    start = time.perf_counter()
+    _step(name, model, optimizer, tokens, count)
+    end = time.perf_counter()
+    _step(name, model, optimizer, tokens, count)
+    optimizer.synchronize()
+    found = [_event(rank, "program", "step", start, end)]
+    for event in list(events):
+        if start <= event.start < end:
+            bucket, kind = divmod(event.label, len(KINDS))
+            row = f"{'+'.join(event.levels)}: {KINDS[kind]}"
+            found.append(_event(rank, row, f"{KINDS[kind]} {bucket}", event.start, event.end, bytes=event.nbytes))
+    return found
+
+
+def _event(rank: int, row: str, name: str, start: float, end: float, **args: int) -> dict[str, object]:
+    times = {"ts": start * 1e6, "dur": (end - start) * 1e6}
+    return {"ph": "X", "pid": rank, "tid": row, "name": name, "args": args} | times
+
+
+def _tokens(point: ZeroTrain, rank: int) -> torch.Tensor:
+    return torch.randint(point.vocab, (1, point.seq_len + 1), generator=torch.Generator().manual_seed(rank))
 
 
 def _engine(point: ZeroTrain, name: str, communicator: Communicator) -> tuple[GPT, ZeroOptimizer]:
@@ -89,6 +130,13 @@ def _engine(point: ZeroTrain, name: str, communicator: Communicator) -> tuple[GP
 
 def _plan(point: ZeroTrain, name: str) -> Plan:
     return plan.named(name.removesuffix(APART), point.topology)
+
+
+def _step(name: str, model: GPT, optimizer: ZeroOptimizer, tokens: torch.Tensor, micro_batches: int) -> None:
+    with contextlib.nullcontext() if name.endswith(APART) else optimizer.no_sync():
+        _passes(model, tokens, micro_batches - 1, micro_batches)
+    _passes(model, tokens, 1, micro_batches)
+    optimizer.step()
 
 
 def _passes(model: torch.nn.Module, tokens: torch.Tensor, times: int, micro_batches: int) -> None:
@@ -112,15 +160,14 @@ def _compute(point: ZeroTrain, tokens: torch.Tensor, micro_batches: int) -> floa
     return statistics.median(seconds[2:])
 
 
-def measure(rate: float, cases: list[Case], rounds: int, steps: int) -> Table:
-    """Train at `rate` Mbit/s between nodes; a row per case. RuntimeError where no network can be shaped."""
+def on_ranks(rate: float, work: Callable[..., T], *args: Any) -> list[T]:
+    """What `work(rank, world, point, *args)` returns on each, at `rate` Mbit/s between nodes. RuntimeError where no
+    network can be shaped."""
     point = ZeroTrain(cluster_mbit_s=rate)
     with network.between(point.topology) as links:
         if links.fabric is None:
             raise RuntimeError(f"a step needs links of known rates, this network is {links.state}")
-        arguments = (point, cases, rounds, steps)
-        seen = launch(train, point.ranks, *arguments, fabric=links.fabric, topology=point.topology, timeout_s=3600)
-    return table(point, cases, seen)
+        return launch(work, point.ranks, point, *args, fabric=links.fabric, topology=point.topology, timeout_s=3600)
 
 
 def table(point: ZeroTrain, cases: list[Case], seen: list[Seen]) -> Table:
@@ -157,11 +204,16 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=[25.0, 12.5, 6.25], help="Mbit/s between nodes")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=3, help="of a case in a round")
+    parser.add_argument("--trace", type=Path, help="file to write, JSON")
     options = parser.parse_args()
     quantize.warm_up()
     cases = [(name, count) for count in options.micro_batches for name in options.plans]
     for rate in options.rates:
-        Console(width=120).print(measure(rate, cases, options.rounds, options.steps))
+        seen = on_ranks(rate, train, cases, options.rounds, options.steps)
+        Console(width=120).print(table(ZeroTrain(cluster_mbit_s=rate), cases, seen))
+    if options.trace:
+        events = itertools.chain(*on_ranks(options.rates[0], traced, cases[0]))
+        options.trace.write_text(json.dumps({"traceEvents": list(events)}))
 
 
 if __name__ == "__main__":

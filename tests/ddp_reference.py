@@ -1,6 +1,7 @@
 """Training with DistributedDataParallel, and the same with a ZeRO plan: what the tests of the engine compare."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,12 +57,15 @@ class Setting:
         return backward(model, self.batches(rank, step))
 
 
-def backward(model: nn.Module, batches: Sequence[Batch]) -> float:
-    """Forward and backward of micro-batches; their mean loss."""
+def backward(
+    model: nn.Module, batches: Sequence[Batch], but_last: Callable[[], AbstractContextManager] = nullcontext
+) -> float:
+    """Forward and backward of micro-batches, all but the last inside of `but_last`; their mean loss."""
     total = 0.0
-    for tokens, targets in batches:
-        loss = model(tokens, targets) / len(batches)
-        loss.backward()
+    for number, (tokens, targets) in enumerate(batches, 1):
+        with but_last() if number < len(batches) else nullcontext():
+            loss = model(tokens, targets) / len(batches)
+            loss.backward()
         total += loss.item()
     return total
 
@@ -91,13 +95,13 @@ def train_ddp(rank: int, world: int, setting: Setting) -> Curve:
 
 
 def train_plan(rank: int, setting: Setting, plan: Plan, **options: Any) -> Curve:
-    """The same with a plan; fp32 unless `options` say otherwise."""
+    """The same with a plan, and all that can overlap overlapping; fp32. `options` may say otherwise."""
     model = setting.model()
-    options = {"weight_dtype": torch.float32, "lr": setting.lr} | options
+    options = {"weight_dtype": torch.float32, "lr": setting.lr, "accumulation": 1} | options
     optimizer = ZeroOptimizer(model, plan, setting.optimizer, max_grad_norm=setting.max_norm, **options)
     found = []
     for step in range(setting.steps):
-        loss = setting.step(model, rank, step)
+        loss = backward(model, setting.batches(rank, step), optimizer.no_sync)
         found.append((loss, optimizer.step()))
         optimizer.zero_grad()
     return found

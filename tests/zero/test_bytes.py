@@ -9,7 +9,7 @@ from repro.launch import launch
 from repro.models.gpt import GPT, GPTConfig
 from repro.quantize import payload_bytes
 from repro.topology import Level, Topology, frontier
-from repro.zero import ZeroOptimizer, traffic
+from repro.zero import ZeroOptimizer, memory, traffic
 from repro.zero import plan as plans
 from repro.zero.layout import BucketLayout, Layout, layout
 
@@ -164,13 +164,20 @@ def _sent_on(rank: int, world: int, topology: Topology) -> list[dict]:
     return found
 
 
+FOUR_LEVELS = ("package", "node", "rack", "cluster")
+
+
 @pytest.mark.parametrize(
     "sizes",
-    [(3, 1, 2), *(pytest.param(sizes, marks=pytest.mark.exhaustive) for sizes in ((1, 2, 2), (2, 3, 1), (1, 1, 3)))],
+    [
+        (3, 1, 1, 2),
+        *(pytest.param(sizes, marks=pytest.mark.exhaustive) for sizes in ((1, 2, 2, 1), (2, 3, 1, 1), (1, 1, 1, 3))),
+        *(pytest.param(sizes, marks=pytest.mark.exhaustive) for sizes in ((2, 1, 2, 3), (1, 2, 2, 2), (2, 2, 2, 2))),
+    ],
     ids=str,
 )
 def test_predicted_traffic_on_machines_with_levels_of_one_and_three(sizes):
-    topology = Topology(tuple(map(Level, ("package", "node", "cluster"), sizes)))
+    topology = Topology(tuple(map(Level, FOUR_LEVELS, sizes)))
     ranks, model = launch(_sent_on, topology.world_size, topology, timeout_s=100), layout(_odd_model())
     for index, name in enumerate(plans.NAMED):
         counted = {level: sum(rank[index][level] for rank in ranks) for level in topology.names}
@@ -186,9 +193,27 @@ def test_twenty_billion_parameters_on_48_nodes():
     assert out["zeropp"] == pytest.approx(0.75 * m, rel=0.035)  # scales: 1.6 % of INT8, 3.1 % of INT4
     assert out["hierarchical"] == pytest.approx(0.75 * m, rel=0.035)
     assert out["ddp"] == out["zero1"] == out["hpz"] == pytest.approx(2 * m, rel=0.01)
+    assert out["hfsdp"] == out["hsdp"] == out["mics"] == pytest.approx(2 * m * 47 / 48, rel=1e-6)  # once a step
     assert out["qgz"] == pytest.approx(2.25 * m, rel=0.03)
     one_hop = traffic.step_bytes(plans.qgz(topology, hops=1), model)["cluster"] / 48
     assert one_hop - 2 * m == pytest.approx(8 * (out["qgz"] - 2 * m), rel=0.03)  # P = 8 times as much
+
+
+@pytest.mark.parametrize("name", plans.NAMED)
+def test_a_level_of_one_unit_costs_nothing(name):
+    model, three = layout(_odd_model()), plans.named(name, TOPOLOGY)
+    for sizes in ((2, 2, 1, 2), (2, 1, 2, 2), (1, 2, 2, 2)):
+        kept = [level for level, size in zip(FOUR_LEVELS, sizes, strict=True) if size > 1]
+        four = plans.named(name, Topology(tuple(map(Level, FOUR_LEVELS, sizes))))
+        if name.startswith("hier"):  # whose defaults are levels: the same partition
+            weights, gradients = kept[:2]
+            four = plans.hierarchical(four.topology, weights, gradients)
+            four = plans.unquantised(four, 16) if name.endswith("fp") else four
+        found = traffic.step_bytes(four, model, micro_batches=3)
+        expected = traffic.step_bytes(three, model, micro_batches=3)
+        assert [found.pop(level) for level in kept] == list(expected.values())
+        assert set(found.values()) == {0}
+        assert memory.predict(four, model) == memory.predict(three, model)
 
 
 def _float_route(rank: int, world: int) -> dict:

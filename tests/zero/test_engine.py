@@ -361,6 +361,9 @@ def _misuse(rank: int, world: int) -> list[str]:
         bare = _Bare()
     for action in (
         lambda: ZeroOptimizer(model(), plan, weight_dtype=torch.float64),
+        lambda: ZeroOptimizer(model(), plan, accumulation=0),
+        lambda: ZeroOptimizer(model(), plan, accumulation=True),
+        lambda: ZeroOptimizer(model(), plan, late_weights=1),
         lambda: ZeroOptimizer(model().bfloat16(), plan),
         lambda: ZeroOptimizer(model().requires_grad_(False), plan),
         lambda: ZeroOptimizer(model(), plans.ddp(frontier(2, 2, 2))),
@@ -380,6 +383,9 @@ def _misuse(rank: int, world: int) -> list[str]:
 def test_what_it_refuses():
     expected = [
         "weight_dtype is torch.float64, allowed: torch.float32, torch.bfloat16, torch.float16",
+        "accumulation is 0, allowed: an integer of at least 1, or None",
+        "accumulation is True, allowed",
+        "late_weights is 1, allowed: True, False",
         "is torch.bfloat16: the masters need fp32 values",
         "no parameter that requires a gradient",
         "topology has 8 ranks, the process group 2",

@@ -6,7 +6,7 @@ import pytest
 import torch
 from ddp_reference import SHAPE, Setting, compare
 
-from repro.comm import flat
+from repro.comm import flat, hierarchical
 from repro.topology import Level, Topology, frontier
 from repro.zero import Plan
 from repro.zero import plan as plans
@@ -64,6 +64,27 @@ def test_machines_with_levels_of_one_and_three():
     reference, found = compare(replace(LONG, steps=4), _unquantised(topology, names))
     for name, run in zip(names, found, strict=True):
         _same(run, reference, name)
+
+
+def _inwards(topology: Topology) -> Plan:
+    """All over the cluster, with a hop per level: gathers walk inwards while reductions walk outwards."""
+    route = hierarchical(topology, 32)
+    top = topology.names[-1]
+    return Plan("inwards", topology, top, top, top, route, route, route)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [(1, 2, 1, 2), *(pytest.param(sizes, marks=pytest.mark.exhaustive) for sizes in ((2, 2, 2, 2), (1, 3, 2, 2)))],
+    ids=str,
+)
+def test_machines_of_four_levels(sizes):
+    topology = Topology(tuple(map(Level, ("package", "node", "rack", "cluster"), sizes)))
+    chosen = [*_unquantised(topology, ("zeropp", "hfsdp", "hierarchical")), _inwards(topology)]
+    chosen.append(plans.unquantised(plans.hierarchical(topology, "package", "node", "rack")))  # replicas between racks
+    reference, found = compare(replace(LONG, steps=3, shape=SHORT.shape, micro_batches=(2,)), chosen)
+    for plan, run in zip(chosen, found, strict=True):
+        _same(run, reference, plan.name)
 
 
 def _custom(name: str, weights, gradients, optimizer, **more) -> Plan:

@@ -1,5 +1,10 @@
 """Predicted bytes per rank: the papers' formulas, and what the engine really holds."""
 
+import math
+import threading
+from collections.abc import Callable, Generator
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,12 +12,14 @@ from ddp_reference import batch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from repro.comm import Communicator
+from repro.comm import Communicator, Stream
+from repro.comm.exchange import Round
 from repro.launch import launch
 from repro.models.gpt import GPT, GPTConfig
 from repro.topology import frontier
 from repro.zero import ZeroOptimizer, memory
 from repro.zero import plan as plans
+from repro.zero.chunks import splits
 from repro.zero.layout import layout
 
 SHAPE = GPTConfig(layers=2, hidden=36, heads=3, seq_len=8, vocab=33)  # 8 divides nearly no tensor
@@ -39,6 +46,8 @@ def test_formulas_of_the_papers_for_20_billion_parameters(nodes):
     assert total["zero3"] == pytest.approx(16 * psi / ranks)
     assert total["zeropp"] == pytest.approx(16 * psi / ranks + (2 * psi / 8 if nodes > 1 else 0))
     assert total["hierarchical"] == pytest.approx(1.25 * psi + 12 * psi / ranks)
+    assert total["hfsdp"] == pytest.approx(4 * psi / 8 + 12 * psi / ranks)  # as Megatron-FSDP's strategy "optim"
+    assert total["hsdp"] == pytest.approx(16 * psi / 8)
 
 
 # GPT-NeoX-20B's sizes
@@ -116,3 +125,83 @@ def test_the_engine_holds_what_was_predicted():
             expected = memory.predict(plan, layout(_model()))
             expected["optimizer"] += 3 * 4
             assert found == expected, plan.name
+
+
+class _Meter:
+    """The most bytes that were in use at once."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        self.lock = threading.Lock()
+
+    def add(self, nbytes: int) -> None:
+        with self.lock:
+            self.now += nbytes
+            self.most = max(self.most, self.now)
+
+
+def _metered(meter: _Meter, steps: Callable[..., Generator], nbytes: Callable[..., int], at_once: bool) -> Callable:
+    """`steps` counts `nbytes` from its call on, or from its start in a thread, to its end."""
+
+    def metered(*args: Any) -> Generator:
+        def counted() -> Generator:
+            if not at_once:
+                meter.add(nbytes(*args))
+            result = yield from steps(*args)
+            meter.add(-nbytes(*args))
+            return result
+
+        if at_once:
+            meter.add(nbytes(*args))
+        return counted()
+
+    return metered
+
+
+DEEP = GPTConfig(layers=4, hidden=12, heads=2, seq_len=8, vocab=33)
+
+
+def _most_under_way(rank: int, world: int, chosen: list[plans.Plan]) -> list[dict[str, int]]:
+    """No gradient arrives before the backward has to wait for room: then as much as may be is under way."""
+    arrive, full = Round.arrive, threading.Event()
+    Round.arrive = lambda messages: (messages.label % 4 != 1 or full.wait(), arrive(messages))
+    found, groups = [], Communicator(chosen[0].topology)
+    for plan in chosen:
+        full.clear()
+        model, gradients, weights = GPT(DEEP), _Meter(), _Meter()
+        optimizer = ZeroOptimizer(model, plan, communicator=groups, accumulation=1, broadcast=False, lr=1e-3)
+        optimizer._reducing = _metered(gradients, optimizer._reducing, lambda _, gradient, *__: gradient.nbytes, True)
+        size = optimizer.weight_dtype.itemsize * math.prod(splits(plan))
+        optimizer._publishing = _metered(
+            weights, optimizer._publishing, lambda _, master, size=size: size * master.numel(), False
+        )
+        optimizer.reductions.make_room = _noting(optimizer.reductions, full)
+        for step in range(2):
+            model(*batch(step, rank)).backward()
+            optimizer.held_bytes()  # waits for what is under way
+            sums = sum(bucket.total.nbytes for bucket in optimizer.buckets if bucket.total is not None)
+            optimizer.step()
+        optimizer.synchronize()
+        found.append({"gradients": gradients.most, "sums": sums, "weights": weights.most})
+    return found
+
+
+def _noting(stream: Stream, full: threading.Event) -> Callable[[], None]:
+    make_room = stream.make_room
+
+    def noted() -> None:
+        if len(stream._under_way) == stream.most:
+            full.set()
+        make_room()
+
+    return noted
+
+
+def test_no_more_is_under_way_than_was_predicted():
+    """To the byte, for the plans whose sums travel. Publications may be faster than the next is started."""
+    chosen = [plans.hierarchical(frontier(2, 1, 2), gradients="package"), plans.hfsdp(frontier(2, 1, 2))]
+    for found in launch(_most_under_way, 4, chosen, timeout_s=100):
+        for plan, most in zip(chosen, found, strict=True):
+            predicted = memory.under_way(plan, layout(GPT(DEEP)))
+            assert 0 < most.pop("weights") <= predicted.pop("weights"), plan.name
+            assert most == predicted, plan.name

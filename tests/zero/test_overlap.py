@@ -102,22 +102,23 @@ def _bytes_before_step(rank: int, world: int) -> dict[str, list[int]]:
             else:
                 model(*batch(0, rank, number)).backward()
             held = optimizer.held_bytes()["gradients"]  # (waits for what is under way)
+            left = sum(bucket.gradient is None for bucket in optimizer.buckets)
             seen[way].append(optimizer.ledger.take()["cluster"])
         optimizer.step()
         sent = optimizer.ledger.take()
         optimizer.synchronize()
-        seen[way] += [sent["cluster"], held]
+        seen[way] += [sent["cluster"], held, left]
     return seen
 
 
 def test_gradients_leave_their_node_in_the_last_backward_and_only_then():
     for seen in launch(_bytes_before_step, 4, timeout_s=100):
-        first, last, in_step, held = seen["step"]
-        assert first == last == 0 < in_step
+        first, last, in_step, held, left = seen["step"]
+        assert first == last == left == 0 < in_step
         for way in ("accumulation", "no_sync"):
-            first, last, rest, held_then = seen[way]
+            first, last, rest, *then = seen[way]
             assert first == 0 < last and last + rest == in_step, way
-            assert held_then == held // 2, way  # of two nodes, each has half of the sum
+            assert then == [held, 4], way  # buckets: what has left counts as held until step
 
 
 # --- who reads weights has the new ones ---

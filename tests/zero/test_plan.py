@@ -31,6 +31,7 @@ def _plan(topology, weights, gradients, optimizer, **more) -> Plan:
         ("zeropp", (384, 384, 384, 8)),
         ("mics", (8, 8, 8, 1)),
         ("hsdp", (8, 8, 8, 1)),
+        ("hfsdp", (8, 8, 384, 1)),
         ("hierarchical", (2, 8, 384, 1)),
         ("hierarchical_fp", (2, 8, 384, 1)),
     ],
@@ -104,3 +105,20 @@ def test_levels_between_two_partitions(topology):
     assert plan.levels(None, "package") == ("package",)
     assert plan.levels("package", "cluster") == ("node", "cluster")
     assert plan.levels("cluster", "cluster") == plan.levels(None, None) == ()
+
+
+def test_hfsdp_is_hsdp_with_optimizer_states_over_all(topology):
+    hsdp, hfsdp = plans.hsdp(topology), plans.hfsdp(topology)
+    assert (hfsdp.weights, hfsdp.gradients, hfsdp.optimizer) == (hsdp.weights, hsdp.gradients, "cluster")
+    assert hfsdp.gradient_route == hsdp.gradient_route and set(hfsdp.gradient_route.bits) == {16}
+    assert hfsdp.moves.all_reduce_replicas is None and hfsdp.moves.reduce_to_optimizer == hfsdp.moves.gather_updated
+    assert hsdp.moves.all_reduce_replicas == hfsdp.moves.reduce_to_optimizer  # two halves of the same all-reduce
+    assert hfsdp.sums_travel and not hsdp.sums_travel  # Megatron-FSDP sends them in the last backward as well
+    assert plans.hfsdp(topology, "package").degree("package") == 2
+
+
+def test_sums_travel_where_the_gradients_partition_is_not_the_whole_machine(topology):
+    travel = {name for name in plans.NAMED if plans.named(name, topology).sums_travel}
+    assert travel == {"ddp", "zero1", "mics", "hfsdp", "hierarchical", "hierarchical_fp"}
+    assert not plans.hierarchical(topology, reduce_across="micro_batch").sums_travel
+    assert not plans.hierarchical(frontier(1)).sums_travel

@@ -13,7 +13,7 @@ has collectives under way while the program computes.
 from repro.comm.communicator import Communicator
 from repro.comm.exchange import Event, ExchangeError, Hop, Ledger
 from repro.comm.pending import Pending, Stream
-from repro.comm.route import BLOCK, Route, flat, hierarchical
+from repro.comm.route import BLOCK, Route, flat, hierarchical, most_under_way
 
 __all__ = [
     "BLOCK",
@@ -27,4 +27,5 @@ __all__ = [
     "Stream",
     "flat",
     "hierarchical",
+    "most_under_way",
 ]

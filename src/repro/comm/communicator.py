@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from repro.comm.exchange import Hop, Ledger, Round, Running, Steps
 from repro.comm.pending import Pending, Stream
-from repro.comm.route import Route, ring_orders
+from repro.comm.route import Route, most_under_way, ring_orders
 from repro.topology import Topology
 
 # A message's tag says what is sent (label), in which collective of that label, and in which of its rounds. Collectives
@@ -76,10 +76,10 @@ class Communicator:
         return self._hops[route]
 
     def stream(self, *routes: Route | None) -> Stream:
-        """For collectives along `routes`: at most one on each of their hops, and one that has arrived and is worked on."""
+        """For collectives along `routes`, at most one on each hop."""
         hops = [hop for route in routes for hop in self.hops(route)]
         inline = not hops or any(hop.native for hop in hops)
-        return Stream(len(hops) + 1, inline)
+        return Stream(most_under_way(self.topology, *routes), inline)
 
     @property
     def position(self) -> int:

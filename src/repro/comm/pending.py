@@ -9,9 +9,9 @@ collectives that were started before it, in the order of the program, which is t
 """
 
 import atexit
-import contextlib
 import queue
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Generator
@@ -110,10 +110,11 @@ class Stream:
 
     def start(self, steps: Generator[Round, None, Any]) -> Pending:
         """Start a collective. All ranks start the same ones in the same order."""
-        pending = Pending(steps, self._last if self._last is not None and not self._last._ended else None).take_on()
         if self.inline:
-            pending.run()
+            pending = Pending(steps)
+            pending.wait()
             return pending
+        pending = Pending(steps, behind=None if self._last is None or self._last.ended(0) else self._last).take_on()
         self._forget_ended()
         self._under_way.append(pending)
         self._last = pending
@@ -127,22 +128,23 @@ class Stream:
     def make_room(self) -> None:
         """Wait until fewer than `most` are under way; raises what ended those that were waited for."""
         while len(self._under_way) >= self.most:
-            self._under_way.popleft().wait()
+            self._under_way[0].wait()
+            self._under_way.popleft()
 
     def finish(self) -> None:
         """Wait until none is under way; raises what ended one."""
         while self._under_way:
-            self._under_way.popleft().wait()
-
-    def _forget_ended(self) -> None:
-        while self._under_way and self._under_way[0]._ended and self._under_way[0]._error is None:
+            self._under_way[0].wait()  # one that failed stays, and raises again
             self._under_way.popleft()
 
-    def drain(self) -> None:
-        """At the end of a process: others may wait for what this rank still has to send."""
+    def _forget_ended(self) -> None:
+        while self._under_way and self._under_way[0].ended(0) and self._under_way[0].failed is None:
+            self._under_way.popleft()
+
+    def drain(self, until: float) -> None:
+        """Wait for what is under way, however it ends, at most until then (`time.monotonic`)."""
         for pending in self._under_way:
-            with contextlib.suppress(Exception):
-                pending.ended(_DRAIN_S)
+            pending.ended(max(0.0, until - time.monotonic()))
 
 
 _streams: weakref.WeakSet[Stream] = weakref.WeakSet()
@@ -150,8 +152,10 @@ _streams: weakref.WeakSet[Stream] = weakref.WeakSet()
 
 @atexit.register
 def _drain() -> None:
+    """Others may wait for what this rank still has to send."""
+    until = time.monotonic() + _DRAIN_S
     for stream in list(_streams):
-        stream.drain()
+        stream.drain(until)
 
 
 def _work(pendings: "queue.SimpleQueue[Pending | None]") -> None:

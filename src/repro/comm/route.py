@@ -66,3 +66,11 @@ def ring_orders(sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         tuple(o * inside + (i + ring * unit) % inside for o in range(sizes[-1]) for i in range(inside))
         for ring in range(sizes[-2])
     )
+
+
+def most_under_way(topology: Topology, *routes: Route | None) -> int:
+    """Collectives that a stream along `routes` has under way: one on each hop of several ranks, and one that has arrived
+    and is worked on."""
+    sizes = {level.name: level.size for level in topology.levels}
+    hops = [hop for route in routes if route is not None for hop in route.hops]
+    return 1 + sum(any(sizes[name] > 1 for name in hop) for hop in hops)

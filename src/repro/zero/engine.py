@@ -55,9 +55,12 @@ class Bucket:
 
     sharded: fsdp_private.ShardedBucket
     gradient: Tensor | None = None  # sum of backward passes, this rank's part of the gradient partition
+    summed_bytes: int = 0  # of that, also after it has left
     total: Tensor | None = None  # what of the sum has arrived in the optimizer partition, fp32
     backwards: int = 0  # passes since the last step
-    reduction: Pending | None = None  # of the last pass, until it leaves the gradient partition
+    reduction: Pending | None = None  # of the last pass; its result is the sum
+    average: Pending | None = None  # of what has left last
+    kept: bool = False  # there is something in the sum that has not left
     publication: Pending | None = None  # of the weights that the last step has made
     stale: bool = False  # FSDP may have copied the shard before these arrived
     secondary: Tensor | None = None  # this rank's secondary shard, from the first gather after a step to the next
@@ -109,8 +112,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
     parameter was written to in place. (What is written through `parameter.data` or `torch._foreach_*`, and a parameter
     that is put in a module, is not noticed; `step` replaces it.)
 
-    After `step` a forward waits for the weights it needs, layer by layer. So does `state_dict` of the model, for all.
-    Who reads parameters directly (`parameter.to_local()`) calls `synchronize` first, or trains without `late_weights`.
+    After `step` a forward waits for the weights it needs, layer by layer; `state_dict` of the model waits for all. Who
+    reads a parameter directly (`parameter.to_local()`) calls `synchronize` first, or trains without `late_weights`.
 
     With `accumulation=N` it is the N-th backward since the last step in which a bucket's sum leaves; with
     `with optimizer.no_sync():` around the others, as of DDP, any backward outside of it in that step. Either way the
@@ -248,21 +251,27 @@ class ZeroOptimizer(torch.optim.Optimizer):
             fsdp_private.fetch_ahead([bucket.sharded for bucket in self._order])
             self._fetches_ahead = True
         bucket.backwards += 1
+        last = not self._more_passes and (self._told or bucket.backwards == self.accumulation)
+        leaves = last and self.plan.sums_travel
         self.reductions.make_room()
-        bucket.reduction = self.reductions.start(self._labelled(1, bucket, self._reducing(bucket, gradient)))
-        if not self._more_passes and (self._told or bucket.backwards == self.accumulation):
+        steps = self._reducing(bucket, gradient, bucket.reduction, leaves)
+        bucket.reduction, bucket.kept = self.reductions.start(self._labelled(1, bucket, steps)), True
+        if leaves:
             self._leave(bucket)
 
-    def _reducing(self, bucket: Bucket, gradient: Tensor) -> Generator[Round, None, None]:
+    def _reducing(self, bucket: Bucket, gradient: Tensor, earlier: Pending | None, leaves: bool) -> Steps:
+        """The bucket's sum, this rank's part of the gradient partition. If it leaves, the next pass begins another."""
         moves = self.plan.moves
         shard = yield from self.communicator.reducing(gradient, moves.reduce_to_weights)
+        del gradient
         total = yield from self.communicator.reducing(self._padded(shard), moves.reduce_to_gradients)
         if self.plan.reduce_across == "micro_batch":
             total = yield from self._reducing_across(total)
-        if bucket.gradient is None:
-            bucket.gradient = total.to(self.gradient_dtype)
-        else:
-            bucket.gradient += total
+        if earlier is not None:
+            earlier.wait()
+        summed = total.to(self.gradient_dtype) if bucket.gradient is None else bucket.gradient.add_(total)
+        bucket.gradient, bucket.summed_bytes = None if leaves else summed, summed.nbytes
+        return summed
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -278,15 +287,15 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def _leave(self, bucket: Bucket) -> None:
         """Start sending a bucket's sum on, as soon as the reduction that is under way has made it."""
         assert bucket.reduction is not None, "what has been reduced"
-        reduction, bucket.reduction = bucket.reduction, None
-        self.averages.start(self._labelled(2, bucket, self._leaving(bucket, reduction)))
+        steps = self._leaving(bucket, bucket.reduction, bucket.average)
+        bucket.average, bucket.kept = self.averages.start(self._labelled(2, bucket, steps)), False
 
-    def _leaving(self, bucket: Bucket, reduction: Pending) -> Generator[Round, None, None]:
-        reduction.wait()
-        assert bucket.gradient is not None, "what a reduction leaves"
-        gradient, bucket.gradient = bucket.gradient.float(), None
+    def _leaving(self, bucket: Bucket, reduction: Pending, earlier: Pending | None) -> Generator[Round, None, None]:
+        gradient = reduction.wait().float()
         if self.plan.reduce_across == "step":
             gradient = yield from self._reducing_across(gradient)
+        if earlier is not None:
+            earlier.wait()
         bucket.total = gradient if bucket.total is None else bucket.total.add_(gradient)
 
     def _reducing_across(self, gradient: Tensor) -> Steps:
@@ -334,7 +343,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         """Mean over ranks of each bucket's gradient, fp32, this rank's part of the optimizer partition; None when no
         backward reached it. Nothing is left of the gradients."""
         for bucket in self.buckets:
-            if bucket.reduction is not None:
+            if bucket.kept:
                 self._leave(bucket)
         self._settle()
         self.synchronize()  # masters that are still being sent do not change
@@ -357,16 +366,16 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._forget()
 
     def _settle(self) -> None:
-        """Finish the reductions and averages that are under way."""
-        self.reductions.finish()
-        self.averages.finish()
+        """Finish all that is under way but new weights."""
+        for stream in (self.gathers, self.reductions, self.averages):
+            stream.finish()
 
     def _forget(self) -> None:
         """The gradients."""
         self._told = False
         for bucket in self.buckets:
-            bucket.gradient = bucket.total = bucket.reduction = None
-            bucket.backwards, bucket.spent = 0, True
+            bucket.gradient = bucket.total = bucket.reduction = bucket.average = None
+            bucket.backwards, bucket.summed_bytes, bucket.kept, bucket.spent = 0, 0, False, True
 
     @property
     def has_gradients(self) -> bool:
@@ -387,9 +396,9 @@ class ZeroOptimizer(torch.optim.Optimizer):
             bucket.sharded.discard()
             bucket.secondary = None  # it holds the old weights
         for bucket in dict.fromkeys(bucket for bucket in (*self._order, *masters) if bucket in masters):
-            bucket.stale = True
             steps = self._publishing(bucket, masters[bucket])
             bucket.publication = self.publications.start(self._labelled(3, bucket, steps))
+            bucket.stale = not bucket.publication.ended(0)
 
     def _publishing(self, bucket: Bucket, master: Tensor) -> Generator[Round, None, None]:
         """All new weights of the rank's weight partition, from the optimizer partition."""
@@ -412,7 +421,6 @@ class ZeroOptimizer(torch.optim.Optimizer):
         dist.all_gather_object(places, self.communicator.position)
         if len(set(places)) > 1:
             raise ExchangeError(f"the ranks left it at different places, after {places} collectives")
-        self.gathers.finish()
         self._settle()
         fsdp_private.reset(self.model, [bucket.sharded for bucket in self.all_buckets])
 
@@ -442,13 +450,13 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def held_bytes(self) -> dict[str, int]:
         """Bytes of state on this rank right now, by kind. Gradients exist from backward to step, secondary shards from
-        forward to step: look then."""
+        forward to step: look then. Sums that have left their partition count until step; what is on its way there, or
+        has arrived, is `memory.under_way`."""
         self._settle()
-        sums = [tensor for bucket in self.buckets for tensor in (bucket.gradient, bucket.total) if tensor is not None]
         return {
             "weights": sum(bucket.sharded.weight_bytes() for bucket in self.all_buckets),
             "secondary": sum(bucket.secondary.nbytes for bucket in self.all_buckets if bucket.secondary is not None),
-            "gradients": sum(tensor.nbytes for tensor in sums),
+            "gradients": sum(bucket.summed_bytes for bucket in self.buckets),
             "optimizer": self.masters.held_bytes(),
         }
 

@@ -1,5 +1,6 @@
 """Bytes per rank that a plan needs: arithmetic, for plans and models too large to try."""
 
+from repro.comm import most_under_way
 from repro.zero.layout import BucketLayout, Layout, shard_numel, up_to_multiple
 from repro.zero.plan import Plan
 
@@ -45,6 +46,28 @@ def working(plan: Plan, model: Layout) -> int:
     *blocks, root = [_gathered(plan, bucket) for bucket in model.buckets]
     largest = max(blocks, default=root)
     return WEIGHT_BYTES * (root + 2 * largest) + (2 + SUM_BYTES) * max(largest, root)
+
+
+def under_way(plan: Plan, model: Layout, itemsize: int = 2) -> dict[str, int]:
+    """The most that an engine's streams hold of their own at a time, where threads take collectives on (gloo; other
+    backends have one at a time): as many buckets as their routes have hops of several ranks, and one.
+
+    gradients   whole, of the width of the weights, `itemsize` bytes: from a bucket's backward to its reduction
+    sums        fp32, that have arrived in the optimizer partition before `step`; all buckets at its end
+    weights     new ones of a weight shard, from a publication to their place
+    """
+    moves, weights = plan.moves, plan.degree(plan.weights)
+    trained = [shard_numel(bucket.trainable, weights) for bucket in model.buckets]
+    parts = plan.degree(plan.optimizer) // weights
+    padded = [up_to_multiple(shard, parts) for shard in trained]
+    across = (moves.reduce_to_optimizer, moves.all_reduce_replicas) if plan.reduce_across == "micro_batch" else ()
+    reductions = most_under_way(plan.topology, moves.reduce_to_weights, moves.reduce_to_gradients, *across)
+    publications = most_under_way(plan.topology, moves.gather_updated)
+    return {
+        "gradients": itemsize * weights * sum(sorted(trained)[-reductions:]),
+        "sums": SUM_BYTES * sum(padded) // parts,
+        "weights": itemsize * sum(sorted(padded)[-publications:]),
+    }
 
 
 def activations(layers: int, hidden: int, seq_len: int, micro_batch: int, vocab: int, *, checkpointing: bool) -> int:

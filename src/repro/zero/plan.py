@@ -10,6 +10,7 @@
     qgz               cluster   -         cluster     cluster     2.25 M   INT4 two-hop reduction
     zeropp            cluster   node      cluster     cluster     0.75 M   hpz, qwz and qgz together
     mics, hsdp        node      -         node        node        2 M      ZeRO-3 in a node, all-reduce across nodes
+    hfsdp             node      -         node        cluster     2 M      the same, as a reduction and a gather
     hierarchical      package   -         node        cluster     0.75 M   once per step, whatever the micro-batches
 
 The last row is arXiv 2501.04266 as we read it. Only "three levels" is published: the degrees, and every argument of
@@ -106,6 +107,15 @@ def hsdp(topology: Topology, level: str | None = None) -> Plan:
     return Plan("hsdp", topology, level, level, level, route, route, route, reduce_across="micro_batch")
 
 
+def hfsdp(topology: Topology, level: str | None = None) -> Plan:
+    """HFSDP of Megatron-FSDP (`outer_dp_sharding_strategy="optim"`): HSDP with the optimizer states over all ranks.
+
+    The all-reduce between the units becomes, once per step, a reduce-scatter of gradients and an all-gather of weights.
+    Per rank 2 psi / S of weights and of gradients as HSDP over S ranks, but 12 psi / N of optimizer states.
+    """
+    return replace(hsdp(topology, level), name="hfsdp", optimizer=topology.names[-1], reduce_across="step")
+
+
 def hierarchical(
     topology: Topology,
     weights: str | None = None,
@@ -150,7 +160,7 @@ def hierarchical_fp(topology: Topology) -> Plan:
 
 NAMED: dict[str, Callable[[Topology], Plan]] = {
     function.__name__: function
-    for function in (ddp, zero1, zero2, zero3, hpz, qwz, qgz, zeropp, mics, hsdp, hierarchical, hierarchical_fp)
+    for function in (ddp, zero1, zero2, zero3, hpz, qwz, qgz, zeropp, mics, hsdp, hfsdp, hierarchical, hierarchical_fp)
 }
 
 

@@ -94,6 +94,11 @@ class Plan:
         """
         return 1 < self.degree(self.secondary) < self.degree(self.weights)
 
+    @property
+    def sums_travel(self) -> bool:
+        """Whether a step's accumulated gradients have somewhere to go: the moment that can hide in the last backward."""
+        return self.reduce_across == "step" and self.degree(self.gradients) < self.topology.world_size
+
     @cached_property
     def moves(self) -> Moves:
         """What has to travel over which levels, and how."""

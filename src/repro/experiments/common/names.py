@@ -5,7 +5,7 @@ from typing import Literal, get_args
 # Of `repro.zero.plan.named`.
 NamedPlan = Literal[
     *("ddp", "zero1", "zero2", "zero3", "hpz", "qwz", "qgz", "zeropp", "mics", "hsdp"),
-    *("hierarchical", "hierarchical_fp"),
+    *("hfsdp", "hierarchical", "hierarchical_fp"),
 ]
 NAMED: tuple[str, ...] = get_args(NamedPlan)
 # Of `repro.scaling.CATALOGUE`.

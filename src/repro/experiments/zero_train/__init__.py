@@ -84,8 +84,9 @@ class ZeroTrainMetrics(
     metrics(Bytes, "model_bytes", "state_bytes_per_rank"),
     metrics(Bytes | None, *(f"{what}_{level}" for what in ("bytes", "wire") for level in LEVELS)),
 ):
-    """Per step. Bytes are those that all ranks send over a level by our ledger; a library has none. `wire_*`: as the
-    kernel counts them on a shaped network. `predicted_*`: the arithmetic of `repro.zero`, for our plans."""
+    """Per step. Seconds are from the end of the step before, so what it left under way counts. Bytes are those that all
+    ranks send over a level by our ledger; a library has none. `wire_*`: as the kernel counts them on a shaped network.
+    `predicted_*`: the arithmetic of `repro.zero`, for our plans."""
 
     step_seconds: Seconds
     tflops_per_rank: Tflops

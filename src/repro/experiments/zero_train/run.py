@@ -2,8 +2,8 @@
 
 import ctypes
 import math
+import time
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -94,7 +94,7 @@ def _metrics(
 
 def train(rank: int, world_size: int, point: ZeroTrain, plan: Plan | None, network: Fabric | None = None) -> Report:
     """One rank: 16-bit weights and gradients, fp32 masters and moments, as in the paper (M = 2 psi)."""
-    _keep_freed_memory()
+    keep_freed_memory()
     text = texts.whole("shakespeare")
     small = point.gpt.parameters <= LARGE_PARAMETERS
     compute = _compute_seconds(point, _batches(text, point, 0, rank)) if small else None
@@ -103,18 +103,31 @@ def train(rank: int, world_size: int, point: ZeroTrain, plan: Plan | None, netwo
         trainer.optimizer, 1 / point.lr_warmup, 1.0, max(1, point.lr_warmup - 1)
     )
     ledger = getattr(trainer.optimizer, "ledger", None)
-    steps, held, before = [], dict[str, int](), {}
+    arrive = getattr(trainer.optimizer, "synchronize", lambda: None)  # what our engine's last step still sends
+    batches = [_batches(text, point, step, rank) for step in range(point.steps)]
+    steps, sent, held, before = [], [], dict[str, int](), {}
     for step in range(point.steps):
         if step == WARM_UP:
+            arrive()
             before = _wire(rank, network)
-        loss, seconds = timed(partial(trainer.step, _batches(text, point, step, rank)))
-        sent = ledger.take() if ledger else {}
-        steps.append({"loss": loss, "seconds": seconds} | {f"bytes_{level}": count for level, count in sent.items()})
+        if step in (0, WARM_UP):
+            dist.barrier()
+            end = time.perf_counter()
+        loss = trainer.step(batches[step])
+        if step == point.steps - 1:
+            arrive()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        # From the end of the step before: what is still under way then costs this one.
+        start, end = end, time.perf_counter()
+        steps.append({"loss": loss, "seconds": end - start})
+        sent.append(ledger.take() if ledger else {})
         held = {kind: max(nbytes, held.get(kind, 0)) for kind, nbytes in trainer.held_bytes().items()}
         warm_up.step()
     after = _wire(rank, network)
     wire = {level: (after[level] - before[level]) / (point.steps - WARM_UP) for level in after}
-    return Report(pd.DataFrame(steps), sum(held.values()), compute, wire)
+    table = pd.DataFrame(steps).join(pd.DataFrame(sent).add_prefix("bytes_"))
+    return Report(table, sum(held.values()), compute, wire)
 
 
 def _trainer(point: ZeroTrain, plan: Plan | None) -> Trainer:
@@ -138,6 +151,7 @@ def _trainer(point: ZeroTrain, plan: Plan | None) -> Trainer:
         init=training.init,
         device=_device(),
         broadcast=False,
+        accumulation=point.accumulation,
         **training.adamw,
     )
     return Trainer(model, optimizer, _device())
@@ -162,7 +176,7 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Tell glibc to reuse freed buffers: given back to the kernel they cost page faults, a fifth of a step's time."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
