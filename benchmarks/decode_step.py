@@ -1,16 +1,25 @@
 """How near a decode step of the fused engine is to the memory's speed:
-`python benchmarks/decode_step.py [--models M ...] [--dtypes D ...]`.
+`python benchmarks/decode_step.py [--models M ...] [--dtypes D ...] [--load N]`.
 
 A step reads every matrix once for all requests, and the keys and values of each. Bytes over the measured bandwidth of a
 large read with the same threads is the least time of a step whose weights do not fit into the cache; the fraction is
 that time over the measured one. Small models live in the last-level cache in part, so a fraction can be above 1; a
 large batch in fp32 is bound by arithmetic. Random weights: what a step takes does not depend on what they say.
+
+`--load N` asks another question: what is left when other programs are busy? It times steps with and without
+`stress-ng --cpu N` at equal priority, in turns. The fair share is what the threads would get if all cores were divided
+evenly among them and the N.
 """
 
 import argparse
+import contextlib
 import itertools
+import os
+import shutil
 import statistics
+import subprocess
 import time
+from collections.abc import Iterator
 
 import torch
 
@@ -20,6 +29,7 @@ from repro.models import checkpoint
 from repro.models.llama import Llama, LlamaConfig
 
 BATCHES = (1, 32)
+ROUNDS = 3  # with and without load
 PROMPT, WARM, STEPS = 64, 16, 64  # tokens of a prompt; steps before the clock starts, and timed ones
 SMOLLM2 = "smollm2-135m"
 DRAWN = RANDOM | {"random-110m": {"layers": 12, "width": 768, "heads": 12, "kv_heads": 12, "ffn": 2048}}
@@ -79,17 +89,53 @@ def read(name: str) -> tuple[LlamaConfig, dict[str, torch.Tensor]]:
     return config, {part: torch.randn(shape) / 32 for part, shape in config.weight_shapes().items()}
 
 
+@contextlib.contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """So many processes that compute all the time."""
+    stress = subprocess.Popen(["stress-ng", "--quiet", "--cpu", str(processes)])
+    try:
+        time.sleep(1)
+        yield
+    finally:
+        stress.terminate()
+        stress.wait()
+
+
+def under_load(model: Llama, batch: int, processes: int) -> tuple[float, float]:
+    """Tokens/s of all steps without and with load."""
+    quiet, loaded = 0.0, 0.0
+    for _ in range(ROUNDS):
+        quiet += sum(took for took, _ in steps(model, batch))
+        with busy(processes):
+            loaded += sum(took for took, _ in steps(model, batch))
+    tokens = ROUNDS * STEPS * batch
+    return tokens / quiet, tokens / loaded
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
     parser.add_argument("--models", nargs="+", choices=(SMOLLM2, *DRAWN), default=(SMOLLM2, "random-40m"))
     parser.add_argument("--dtypes", nargs="+", choices=("bfloat16", "float32"), default=("bfloat16", "float32"))
+    parser.add_argument("--load", type=int, default=0, help="busy processes; 0: none, and the memory's speed instead")
     options = parser.parse_args()
+    if options.load and shutil.which("stress-ng") is None:
+        parser.error("--load needs stress-ng (Debian: apt-get install stress-ng)")
+    cores, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
+    fair = min(1.0, cores / (threads + options.load))
     rate = bandwidth()
     print(f"memory: {rate / 1e9:.1f} GB/s with {torch.get_num_threads()} threads")
     for name, kind in itertools.product(options.models, options.dtypes):
         (config, weights), dtype = read(name), getattr(torch, kind)
         model, fixed, each = Llama(config, weights, dtype=dtype), weight_bytes(weights, dtype), kv_bytes(config, dtype)
         for batch in BATCHES:
+            if options.load:
+                quiet, loaded = under_load(model, batch, options.load)
+                print(
+                    f"{name} {kind}, {batch:2} requests: {quiet:.0f} tokens/s, {loaded:.0f} beside {options.load} busy "
+                    f"processes, {loaded / quiet:.0%}; fair share: {fair:.0%} ({threads} threads on {cores} cores)",
+                    flush=True,
+                )
+                continue
             timed = steps(model, batch)
             seconds = statistics.median(took for took, _ in timed)
             share = statistics.median((fixed + positions * each) / rate / took for took, positions in timed)

@@ -8,7 +8,6 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <optional>
 #include <vector>
@@ -27,6 +26,7 @@ using repro::kDeep;
 using repro::kMostRows;
 using repro::kPanel;
 using repro::narrow;
+using repro::power_of_two;
 using repro::widen;
 
 namespace {
@@ -105,15 +105,6 @@ T* zeros(std::vector<T>& space, int64_t count) {
   return space.data();
 }
 
-// 2 to the power x, x <= 0; within 2e-7 of it.
-inline float power_of_two(float x) {
-  x = std::max(x, -126.0f);
-  const int whole = static_cast<int>(x - 0.5f);
-  const float z = (x - whole) * 0.69314718f;  // at most half of ln 2
-  const float e = 1 + z * (1 + z * (0.5f + z * (0.16666667f + z * (0.041666667f + z * (0.0083333333f + z * 0.0013888889f)))));
-  return std::bit_cast<float>(std::bit_cast<int>(e) + (whole << 23));
-}
-
 // One block of keys and values of one head as panels: keys for products with queries (outputs are positions), values for products with
 // weights (outputs are the entries of a head).
 template <typename T>
@@ -133,15 +124,30 @@ struct Block {
 
   // `count` positions from `start` on; the rest of the block becomes zero.
   void fill(const T* k0, const T* v0, const Cache& cache, int64_t slot, int64_t head, int64_t start, int64_t count) {
+    static constexpr T nothing[kMostDim] = {};
+    const T* from[kKeys][2];
     for (int64_t t = 0; t < kKeys; t++) {
       const int64_t at = t < count ? cache.at(slot, head, start + t) : 0;
-      F* k = keys + t / kPanel * kPanel * inputs + t % kPanel * deep;
-      for (int64_t d = 0; d < dim; d++) k[d / deep * kPanel * deep + d % deep] = t < count ? factor(k0[at + d]) : F(0);
-      F* v = values + t / deep * kPanel * deep + t % deep;
-      for (int64_t p = 0; p < panels; p++, v += kKeys * kPanel)
-        for (int64_t d = 0; d < std::min<int64_t>(kPanel, dim - p * kPanel); d++)
-          v[d * deep] = t < count ? factor(v0[at + p * kPanel + d]) : F(0);
+      from[t][0] = t < count ? k0 + at : nothing;
+      from[t][1] = t < count ? v0 + at : nothing;
     }
+    for (int64_t t = 0; t < kKeys; t++) {
+      F* to = keys + t / kPanel * kPanel * inputs + t % kPanel * deep;
+      const T* k = from[t][0];
+      for (int64_t d = 0; d < dim / deep; d++, to += kPanel * deep)
+        for (int i = 0; i < deep; i++) to[i] = factor(k[d * deep + i]);
+      if (dim % deep) to[0] = factor(k[dim - 1]);
+    }
+    for (int64_t t = 0; t < kKeys; t += deep)
+      for (int64_t p = 0; p < panels; p++) {
+        F* to = values + (p * kKeys + t) * kPanel;
+        const int64_t wide = std::min<int64_t>(kPanel, dim - p * kPanel);
+        const T *first = from[t][1] + p * kPanel, *last = from[t + deep - 1][1] + p * kPanel;
+        for (int64_t d = 0; d < wide; d++) {
+          to[d * deep] = factor(first[d]);
+          to[d * deep + deep - 1] = factor(last[d]);
+        }
+      }
   }
 
   static F factor(T value) {
@@ -161,13 +167,14 @@ struct Mark {
 // how much what was summed before fades.
 template <typename F>
 float weigh(const float* scores, float scale, int64_t seen, Mark& mark, F* weights) {
+  const int count = std::clamp<int64_t>(seen, 0, kKeys);
   float s[kKeys], most = kLowest, sum = 0;
-  for (int t = 0; t < kKeys; t++) s[t] = t < seen ? scores[t] * scale : kLowest;
+  for (int t = 0; t < kKeys; t++) s[t] = t < count ? scores[t] * scale : kLowest;
   for (int t = 0; t < kKeys; t++) most = std::max(most, s[t]);
   const float highest = std::max(most, mark.highest), fade = power_of_two(mark.highest - highest);
-  for (int t = 0; t < kKeys; t++) s[t] = t < seen ? power_of_two(s[t] - highest) : 0;
+  for (int t = 0; t < kKeys; t++) s[t] = t < count ? power_of_two(s[t] - highest) : 0;
   for (int t = 0; t < kKeys; t++) sum += s[t];
-  for (int t = 0; t < kKeys; t++) weights[t] = narrow<F>(s[t]);
+  repro::narrow_all(s, kKeys, weights);
   mark = {highest, mark.total * fade + sum};
   return fade;
 }

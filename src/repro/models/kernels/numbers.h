@@ -5,6 +5,7 @@
 #include <ATen/Dispatch.h>
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <initializer_list>
@@ -29,6 +30,15 @@ inline T narrow(float value) {
   } else {
     return value;
   }
+}
+
+// 2 to the power x, x <= 0, to fp32: the polynomial of Cephes' exp2f, for at most half a power either way.
+inline float power_of_two(float x) {
+  x = std::max(x, -126.0f);
+  const int whole = static_cast<int>(x - 0.5f);
+  const float z = x - whole;
+  const float y = 2.402264791e-1f + z * (5.550332471e-2f + z * (9.618437358e-3f + z * (1.339887440e-3f + z * 1.535336188e-4f)));
+  return std::bit_cast<float>(std::bit_cast<int>(1 + z * (6.931472029e-1f + z * y)) + (whole << 23));
 }
 
 // Kernels read through pointers. What they take for granted is checked at every entry, once for all rows; that a tensor has the dtype of a

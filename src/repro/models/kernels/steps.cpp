@@ -87,7 +87,8 @@ void silu_multiply_rows(const Tensor& gate_up, Tensor& out) {
     T* o = o0 + row * width;
     for (int64_t i = 0; i < width; i++) {
       const float g = widen(gate[i]);
-      o[i] = narrow<T>(g / (1.0f + std::exp(-g)) * widen(up[i]));
+      const float e = repro::power_of_two(-1.44269504f * std::abs(g));  // at most 1
+      o[i] = narrow<T>(g * (g < 0 ? e : 1.0f) / (1.0f + e) * widen(up[i]));
     }
   });
 }

@@ -12,6 +12,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "numbers.h"
+
 #ifdef __AVX512F__
 #include <immintrin.h>
 #endif
@@ -75,6 +77,21 @@ inline Vector load(const void* from) {
   Vector found;
   std::memcpy(&found, from, sizeof found);
   return found;
+}
+
+// A multiple of kLanes numbers as factors.
+template <typename F>
+inline void narrow_all(const float* from, int64_t count, F* to) {
+#ifdef __AVX512BF16__
+  if constexpr (std::is_same_v<F, at::BFloat16>) {
+    for (int64_t i = 0; i < count; i += kLanes) {
+      const __m256bh some = _mm512_cvtneps_pbh(_mm512_loadu_ps(from + i));
+      std::memcpy(to + i, &some, sizeof some);
+    }
+    return;
+  }
+#endif
+  for (int64_t i = 0; i < count; i++) to[i] = narrow<F>(from[i]);
 }
 
 // out[r * apart + i] = sum of x[r * stride + k] w[k / deep, i, k % deep] over k < in, for r < ROWS and i < kPanel.

@@ -2,7 +2,8 @@
 
 Rows that decode read keys and values where they lie, in slots or blocks, and nothing of a launch depends on where that
 is or how long a request has become: slots, positions and the table of blocks are read on the device. So a pass can be
-recorded as a CUDA graph once and be replayed for any rows (`flover/cuda_graph.py`). Prompts attend in torch.
+recorded as a CUDA graph once and be replayed for any rows (`flover/cuda_graph.py`). Prompts attend in tiles of queries,
+and read keys and values where they lie as well.
 """
 
 import torch
@@ -16,6 +17,7 @@ from repro.models.rows import Rows, Span
 
 _SPLIT = 256  # positions that one program attends to: a single request of many positions still keeps a whole GPU busy
 _BLOCK = 32  # positions at once
+_TILE = 64  # queries of prompts at once
 
 
 @triton.jit
@@ -143,6 +145,58 @@ def _attend_join(sums, marks, out, dim, splits, DIM: tl.constexpr, SPLITS: tl.co
 
 
 @triton.jit
+def _attend_tile(
+    queries,
+    slots,
+    positions,
+    keys,
+    values,
+    table,
+    out,
+    scale,
+    heads,
+    kv_heads,
+    block,
+    width,
+    dim,
+    tokens,
+    DIM: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_TABLE: tl.constexpr,
+):
+    """Some queries of one KV head of a prompt, or of a chunk of one: `tokens` rows, and in each row the heads that share
+    the KV head. The softmax is corrected block by block, as in FlashAttention (Dao et al. 2022)."""
+    part, kv_head, first = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64) * tokens
+    group = heads // kv_heads
+    i, d = part * TILE + tl.arange(0, TILE), tl.arange(0, DIM)
+    asked = i < tokens * group
+    row = first + tl.minimum(i // group, tokens - 1)
+    place = ((row * heads + kv_head * group + i % group) * dim)[:, None] + d[None, :]
+    there = asked[:, None] & (d < dim)[None, :]
+    query = tl.load(queries + place, mask=there, other=0)
+    slot, position = tl.load(slots + first), tl.load(positions + row)
+    length = tl.max(tl.where(asked, position, 0), axis=0) + 1
+    highest, total = tl.full([TILE], -float("inf"), tl.float32), tl.zeros([TILE], tl.float32)
+    sums = tl.zeros([TILE, DIM], tl.float32)
+    for start in range(0, length, BLOCK):
+        t = start + tl.arange(0, BLOCK).to(tl.int64)
+        stored = t < length
+        index, inside = _place(table, slot, tl.where(stored, t, 0), block, width, HAS_TABLE)
+        offset = (((index * kv_heads + kv_head) * block + inside) * dim)[:, None] + d[None, :]
+        k = tl.load(keys + offset, mask=stored[:, None] & (d < dim)[None, :], other=0)
+        score = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
+        score = tl.where(t[None, :] <= position[:, None], score, -float("inf"))
+        higher = tl.maximum(highest, tl.max(score, axis=1))
+        weight, fade = tl.exp(score - higher[:, None]), tl.exp(highest - higher)
+        v = tl.load(values + offset, mask=stored[:, None] & (d < dim)[None, :], other=0)
+        sums = sums * fade[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+        total = total * fade + tl.sum(weight, axis=1)
+        highest = higher
+    tl.store(out + place, (sums / total[:, None]).to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit
 def _add_norm(x, y, weight, out, width, eps, HAS_Y: tl.constexpr, WIDTH: tl.constexpr):
     """One row: x += y, and x over the root of its mean square, times the weight."""
     row, i = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
@@ -201,6 +255,31 @@ class TritonKernels(Kernels):
             )
             _attend_join[(rows * heads,)](
                 sums, marks, out, dim, splits, DIM=wide, SPLITS=triton.next_power_of_2(splits)
+            )
+            return out
+
+        return attend
+
+    def _prompts(self, span: Span, slots: Tensor, positions: Tensor, cache: KVCache) -> Attend:
+        dim, fixed = cache.head_dim, {"TILE": _TILE, "BLOCK": _BLOCK}
+
+        def attend(layer: int, queries: Tensor) -> Tensor:
+            place, sizes = _lying(cache, layer, slots, positions)
+            heads, out = queries.shape[1], torch.empty_like(queries)
+            parts = triton.cdiv(span.tokens * heads // cache.kv_heads, _TILE)
+            wide = max(16, triton.next_power_of_2(dim))  # the least that matrix units take
+            _attend_tile[(parts, cache.kv_heads, span.rows // span.tokens)](
+                queries,
+                *place,
+                out,
+                dim**-0.5,
+                heads,
+                *sizes,
+                dim,
+                span.tokens,
+                DIM=wide,
+                HAS_TABLE=sizes[-1] > 0,
+                **fixed,
             )
             return out
 

@@ -1,0 +1,39 @@
+"""The kernels in C++ as they are built for other processors than this one."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from repro import paths
+
+COMPILER = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+CHOICE = "torch or bit or steps or threads"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(platform.machine() != "x86_64" or COMPILER is None, reason="needs a compiler for x86-64")
+@pytest.mark.parametrize("processor", ["x86-64", "haswell", "skylake-avx512"])
+def test_kernels_for_an_older_processor(processor, tmp_path):
+    """Vectors of 4 and of 8, and of 16 without products of bfloat16: the compiler's last -march counts."""
+    if processor == "skylake-avx512" and "avx512vl" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("this processor has no AVX-512")
+    compiler = tmp_path / "c++"
+    compiler.write_text(f'#!/bin/sh\nexec {COMPILER} "$@" -march={processor}\n')
+    compiler.chmod(0o755)
+    file = Path(__file__).with_name("test_kernels.py")
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "-k", CHOICE, str(file)],
+        cwd=paths.root(),
+        env=os.environ | {"CXX": str(compiler), "TORCH_EXTENSIONS_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0 and " passed" in ended.stdout, ended.stdout[-6000:] + ended.stderr[-6000:]
+    assert list(tmp_path.glob("repro_models_*.so"))
