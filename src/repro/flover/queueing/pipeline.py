@@ -75,7 +75,8 @@ class _MicroBatch:
 
     def advance(self, waiting: deque[RequestShape], times: Times) -> float:
         """Seconds of its next pass on one stage that had all layers, and what it changes; 0 when there is none."""
-        chunk, chunks, begun = self.policy.chunk, [], []
+        chunk, chunks = self.policy.chunk, []
+        begun: list[list[int]] = []
         left = max(1, chunk - len(self.answers)) if chunk else float("inf")
         while left > 0:
             if not self.prompts:
