@@ -26,7 +26,7 @@ from repro.records.record import Record
 
 ROWS = {
     "ZT-1", "ZT-2", "ZT-3", "ZT-4", "ZT-5", "ZP-1", "ZP-2", "EX-F2", "EX-ILP", "EX-F8", "EX-T1", "EX-E2E", "EX-F12",
-    "FL-F4a", "FL-F4c", "FL-PROG", "FL-F7", "FL-F8", "FL-MS", "FL-TP", "FL-TRT",
+    "FL-F4a", "FL-F4c", "FL-PROG", "FL-F7", "FL-F8", "FL-MS", "FL-TP", "FL-TRT", "SA-1", "SA-2", "SA-3",
 }  # fmt: skip
 REGISTRY = claims.load()
 JOBS, GPU_JOBS = plan.make("full").jobs, plan.make("gpu").jobs
@@ -439,6 +439,7 @@ def test_removing_records_moves_a_verdict_only_towards_inconclusive_or_not_run(s
 
 # Timed points of tier full, or of other servers (`make peers`), that wait for the next shipped records.
 AWAITED = {"EX-E2E.c", "EX-E2E.d", "EX-E2E.l", "EX-E2E.m", "FL-F4a.i", "FL-MS.d", "FL-TRT.a", "FL-TRT.b", "FL-TRT.c"}
+AWAITED |= {"SA-1", "SA-2", "SA-3.a", "SA-3.b"}
 
 
 def test_the_shipped_records_answer_every_claim_that_an_experiment_reads(shipped):

@@ -17,7 +17,8 @@ from repro import experiments
 from repro.experiments.base import MissingHardware
 from repro.experiments.flover_peers import EXPERIMENT, PeersPoint, catalogue, models, processes, run
 from repro.experiments.flover_peers.catalogue import ENGINES, Engine
-from repro.experiments.flover_peers.engines.protocol import Answer, Job, Request, Result
+from repro.experiments.flover_peers.engines import protocol
+from repro.experiments.flover_peers.engines.protocol import Answer, Event, Job, Request, Result
 from repro.jobs import runner
 
 # Serves at once what has arrived, and keeps what it was asked. A token is the request's number.
@@ -238,3 +239,25 @@ def test_ours_fused_and_one_after_the_other_give_the_same_tokens(monkeypatch, tm
     ]
     assert run.equal_share(*passes) == [1, 1, 1]
     assert run.served(asked, passes[0]).peak_bytes > 5e7
+
+
+def test_the_longest_wait_for_a_next_token_is_told(monkeypatch):
+    """Of a server that streams: between tokens, not before the first."""
+
+    class Server:
+        now, steps = 0.0, iter([(5.0, [1]), (1.0, [2]), (3.0, []), (0.5, [3])])
+        busy = True
+
+        def submit(self, request):
+            pass
+
+        def step(self, seconds):
+            passed, tokens = next(self.steps)
+            self.now += passed
+            self.busy = tokens != [3]
+            return [Event(0, tokens, tokens == [3])]
+
+    server = Server()
+    monkeypatch.setattr(protocol.time, "perf_counter", lambda: server.now)
+    (answer,) = protocol.serve(server, [Request(0, 0.0, [1], 3)])
+    assert (answer.first_token_s, answer.finish_s, answer.longest_gap_s) == (5.0, 9.5, 3.5)

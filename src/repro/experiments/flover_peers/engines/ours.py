@@ -1,4 +1,5 @@
-"""This package. Variants: `fused` (Flover) and `serial` (one request after another on the same engine and model)."""
+"""This package. Variants: `fused`, `whole` (the same with all prompts that have come in one pass) and `serial` (one request
+after another on the same engine and model)."""
 
 from collections.abc import Callable, Sequence
 
@@ -18,14 +19,18 @@ def start(job: Job) -> Callable[[Sequence[Request]], list[Answer]]:
 
     def serve(requests: Sequence[Request]) -> list[Answer]:
         # An engine serves one list: the warm-up has one of its own.
-        scheduler = serial() if job.variant == "serial" else Scheduler(slots=job.sequences)
+        gap = {"token_gap_s": 0.0} if job.variant == "whole" else {}
+        scheduler = serial() if job.variant == "serial" else Scheduler(slots=job.sequences, **gap)
         engine = Engine(model, scheduler, capacity=job.positions)
         asked = [flover.Request(r.id, tuple(r.prompt), r.output_tokens, arrival_s=r.arrival_s) for r in requests]
         report = engine.serve(asked)
         if report.rejected:
             raise ValueError(f"rejected: {report.rejected}")
         # Handed over when it arrived: the queue is the engine's own.
-        return [Answer(g.request.id, g.request.arrival_s, g.first_token_s, g.finish_s, g.tokens) for g in report.generations]  # fmt: skip
+        return [
+            Answer(g.request.id, g.request.arrival_s, g.first_token_s, g.finish_s, g.tokens, g.longest_gap_s)
+            for g in report.generations
+        ]
 
     return serve
 

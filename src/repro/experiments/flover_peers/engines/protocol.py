@@ -64,13 +64,15 @@ class Job:
 
 @dataclass
 class Answer:
-    """Seconds from the start of serving. `first_token_s`: None where the engine does not tell."""
+    """Seconds from the start of serving. `first_token_s`, `longest_gap_s` (between two of its tokens): None where the
+    engine does not tell."""
 
     id: int
     start_s: float
     first_token_s: float | None = None
     finish_s: float = 0.0
     tokens: list[int] = field(default_factory=list)
+    longest_gap_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ def serve(server: Server, requests: Sequence[Request]) -> list[Answer]:
     """Hand each request over when its time has come; step until all are done."""
     pending = deque(sorted(requests, key=lambda request: request.arrival_s))
     answers: dict[int, Answer] = {}
+    last: dict[int, float] = {}  # when the request's latest token came
     start = time.perf_counter()
     while pending or server.busy:
         while pending and pending[0].arrival_s <= time.perf_counter() - start:
@@ -121,8 +124,11 @@ def serve(server: Server, requests: Sequence[Request]) -> list[Answer]:
         for event in events:
             answer = answers[event.id]
             answer.tokens += event.tokens
-            if event.streamed and event.tokens and answer.first_token_s is None:
-                answer.first_token_s = now
+            if event.streamed and event.tokens:
+                if answer.first_token_s is None:
+                    answer.first_token_s = last[event.id] = now
+                answer.longest_gap_s = max(answer.longest_gap_s or 0.0, now - last[event.id])
+                last[event.id] = now
             if event.done:
                 answer.finish_s = now
     return list(answers.values())

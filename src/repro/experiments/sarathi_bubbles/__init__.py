@@ -1,0 +1,46 @@
+"""SARATHI's pipeline (arXiv 2308.16369): how long stages wait for each other with whole prompts and with chunks, modelled.
+
+GPT-3's sizes, tensor-parallel in a node and pipeline-parallel between nodes of A100. [INF] The abstract names neither
+the lengths of requests nor the micro-batch, nor the chunk: the defaults are ours, and the series varies two of them.
+"""
+
+from collections.abc import Iterator
+
+from pydantic import Field
+
+from repro.experiments.base import Experiment, Number, Point, Ratio, Seconds, bands
+
+
+class BubblesPoint(Point):
+    """Requests that are all there at the start, of `shortest` to `longest` tokens drawn uniformly, of which prompts are
+    `prompt_per_output` times as long as answers. Each of as many micro-batches as `stages` holds up to `slots`."""
+
+    stages: int = Field(8, ge=1, le=96)
+    gpus: int = Field(8, ge=1, description="of a stage: one node")
+    slots: int = Field(16, ge=1)
+    chunk: int = Field(256, ge=2, description="tokens of a pass, those that are decoded included")
+    requests: int = Field(512, ge=1)
+    shortest: int = Field(1024, ge=2)
+    longest: int = Field(4096, ge=2)
+    prompt_per_output: float = Field(10.0, gt=0)
+    draws: int = Field(8, ge=2, description="of lengths, and of the machine's uncertain parameters")
+
+    def contradictions(self) -> Iterator[str]:
+        if self.shortest > self.longest:
+            yield f"shortest is {self.shortest}, longest {self.longest}: must not be above it"
+
+    @property
+    def label(self) -> str:
+        return f"gpt3-{self.stages}x{self.gpus}-s{self.slots}-c{self.chunk}-pd{self.prompt_per_output:g}"
+
+
+class BubblesMetrics(
+    bands(Seconds, "whole_total_seconds", "chunked_total_seconds"),
+    bands(Number, "whole_bubble_fraction", "chunked_bubble_fraction"),
+    bands(Ratio, "bubble_reduction", "speedup"),
+):
+    """`whole`: newcomers' prompts in one pass; `chunked`: by chunks. `bubble_fraction`: share of the stages' time in
+    which they wait. `bubble_reduction`: seconds that stages wait, whole ÷ chunked; `speedup`: total times likewise."""
+
+
+EXPERIMENT = Experiment(BubblesPoint, BubblesMetrics, conditions=("setting",), timed=False)

@@ -1,0 +1,103 @@
+"""SARATHI's experiments, with workloads of a second."""
+
+import math
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from repro import experiments
+from repro.experiments.sarathi_bubbles import BubblesPoint
+from repro.experiments.sarathi_prefill import POLICIES, PrefillPoint, piggyback, throughput
+from repro.flover.arrivals import RequestShape
+from repro.flover.queueing import Fused, LinearTimes
+from repro.flover.queueing.pipeline import Pipeline
+
+
+def test_passes_are_those_that_they_are_said_to_be(model):
+    """Rows that decode go on in every pass but a lone chunk's; a chunk is a whole prompt, and leaves with it."""
+    point = PrefillPoint(chunk=20, prompt_tokens=12, decodes=3)
+    beside, alone = piggyback.Passes(point, model, 3), piggyback.Passes(point, model, 0)
+    answers = lambda: [len(g.tokens) for g in beside.engine.scheduler.running.values()]  # noqa: E731
+    assert answers() == [1, 1, 1]
+    assert beside.decode() > 0 and answers() == [2, 2, 2]
+    assert beside.chunk() > 0 and answers() == [3, 3, 3]
+    assert (beside.engine.iterations, beside.engine.rows) == (2, 6)
+    assert alone.chunk() > 0 and alone.engine.iterations == 0 and not alone.engine.ready
+
+
+def test_costs_of_a_token_are_read_off_three_passes(model, monkeypatch):
+    monkeypatch.setattr(piggyback, "TURNS", 3)
+    monkeypatch.setattr(piggyback.Passes, "decode", lambda self: 0.008)
+    monkeypatch.setattr(piggyback.Passes, "chunk", lambda self: 0.054 if self.engine.scheduler.slots > 1 else 0.05)
+    found, table = piggyback.measured(PrefillPoint(chunk=20, prompt_tokens=12, decodes=4), model)
+    assert found.token_alone_s == pytest.approx(0.002) and found.token_beside_s == pytest.approx(0.001)
+    assert len(table) == 3 and list(table) == ["decode", "chunk", "mixed"]
+
+
+def test_every_policy_serves_the_same_requests(model):
+    fields = {"chunk": 8, "prompt_tokens": 20, "output_tokens": 5, "requests": 6, "slots": 3}
+    point = PrefillPoint(measures="throughput", rounds=2, **fields)
+    found, table = throughput.measured(point, model)
+    assert list(table.policy) == [*POLICIES] * 2 and (table.seconds > 0).all()
+    values = found.model_dump()
+    assert all(math.isfinite(values[f"{policy}_error_seconds"]) for policy in POLICIES)
+    assert values["request_level_gap_longest"] is None and values["chunked_gap_longest"] > 0
+    assert point.label == "throughput-random-40m-p20-d5-c8-bfloat16"
+
+
+def test_a_field_of_the_other_measurement_is_refused():
+    with pytest.raises(ValidationError, match="decodes is 3: only where piggyback is measured"):
+        PrefillPoint(measures="throughput", decodes=3)
+    with pytest.raises(ValidationError, match="shortest is 9, longest 8"):
+        BubblesPoint(shortest=9, longest=8)
+
+
+def test_a_pipeline_of_one_stage_has_no_bubbles_and_serves_as_one_machine_does():
+    shapes = [RequestShape(0.0, 7, 5), RequestShape(0.0, 30, 9), RequestShape(0.0, 3, 1), RequestShape(0.0, 12, 20)]
+    times = LinearTimes(1.0, 0.25, 0.5)
+    found, one = Pipeline(1, 4).run(shapes, times), Fused(4).run(shapes, times)
+    assert found.total_seconds == one.total_seconds and found.idle_s.tolist() == [0.0]
+    assert found.passes == one.iterations + 1  # the first is of prompts alone
+
+
+def test_equal_passes_keep_every_stage_busy_and_a_long_one_does_not():
+    """Four micro-batches of one request each, prompts of 4 s and three tokens of 4 s: stage by stage without a gap."""
+    times = LinearTimes(4.0, 0.0, 1.0)
+    even = Pipeline(4, 1).run([RequestShape(0.0, 4, 4)] * 4, times)
+    assert even.idle_s.tolist() == [0.0] * 4 and even.passes == 16
+    assert even.total_seconds == pytest.approx(3 + 16)  # to fill the other three stages, then a second a pass
+    mixed = [RequestShape(0.0, 16 if n % 3 else 1, 4 + n % 5) for n in range(24)]
+    whole, chunks = (Pipeline(4, 2, chunk).run(mixed, times) for chunk in (0, 5))
+    assert 0 < chunks.bubble_fraction < whole.bubble_fraction < 1
+    assert chunks.idle_s.sum() < 0.7 * whole.idle_s.sum()
+
+
+def test_all_prompts_and_answers_are_worked_off_whatever_the_chunk():
+    """With free decoding only prompt tokens take time, and none is processed twice or left out."""
+
+    class Prompts:
+        floor_s = 0.0
+        tokens = 0
+
+        def decode(self, batch, context):
+            return np.full(len(context), 1e-9)
+
+        def prefill(self, tokens, start=0):
+            self.tokens += tokens
+            return float(tokens)
+
+    shapes = [RequestShape(0.0, 5 + 3 * n, 1 + n) for n in range(9)]
+    for chunk in (0, 1, 4, 100):
+        times = Prompts()
+        Pipeline(3, 2, chunk).run(shapes, times)
+        assert times.tokens == sum(shape.prompt_tokens for shape in shapes)
+
+
+def test_bubbles_at_a_small_size():
+    small = {"draws": 2, "requests": 12, "stages": 2, "slots": 2, "shortest": 64, "longest": 256}
+    outcome = experiments.get("sarathi_bubbles").run(BubblesPoint(**small))
+    found = outcome.metrics
+    assert outcome.evidence == "modelled" and len(outcome.series) == 6
+    assert found.speedup_low <= found.speedup <= found.speedup_high
+    assert found.bubble_reduction > 0 and 0 < found.chunked_bubble_fraction < 1
