@@ -77,11 +77,11 @@ def load_rows(pairs: Pairs, weight: np.ndarray, cap: np.ndarray) -> Rows:
             index.append(first[expert, others] + layer * pairs.stride)
             value.append(tokens[others] / most)
             limit.append(1.0 - tokens[expert] / most)
-    rows = len(limit)
-    start = np.arange(rows + 1) * (experts - 1)
-    empty = no_rows()
-    found = (np.concatenate(part) if rows else none for part, none in ((index, empty.index), (value, empty.value)))
-    return Rows(np.arange(rows), start, *found, np.array(limit), np.zeros(rows))
+    if not limit:
+        return no_rows()
+    rows = np.arange(len(limit) + 1)
+    start = rows * (experts - 1)
+    return Rows(rows[:-1], start, np.concatenate(index), np.concatenate(value), np.array(limit), np.zeros(len(limit)))
 
 
 def find_triangles(pairs: Pairs, unknown: np.ndarray, known: Rows, two_gpus: bool) -> Rows:
