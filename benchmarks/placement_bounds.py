@@ -78,7 +78,7 @@ def timed_bound(
             close.append(perf_counter() - start)
         return kept
 
-    sdp.dual_bound = watched
+    sdp.dual_bound = watched  # which gets counts over their maximum
     try:
         bound = exflow.lower_bound(counts, gpus, limit_s, max_load=load)
     finally:

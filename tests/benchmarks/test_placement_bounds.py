@@ -1,6 +1,7 @@
 """The benchmark of bounds: rows of every variant, whose bounds are below what was found."""
 
 import csv
+import math
 import sys
 
 import placement_bounds
@@ -13,13 +14,12 @@ def test_bounds_are_below_what_was_found(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["placement_bounds.py", *options.split()])
     placement_bounds.main()
     rows = list(csv.DictReader(out.open()))
-    assert [(row["gpus"], row["load"], row["slots"]) for row in rows[-4:]] == [("4", "", "0"), ("4", "1.2", "0")] + [
-        ("4", "", slots) for slots in ("1", "2")
-    ] or [row["slots"] for row in rows] == ["0", "1", "2", "4"]  # where no placement keeps the limit on load
+    assert [row["slots"] for row in rows] == ["0", "1", "2", "4"]  # no placement keeps the limit on load
     for row in rows:
-        assert 0 < float(row["bound"]) <= float(row["found"]) + 1e-9
-        assert float(row["quick"]) <= float(row["bound"])
-        assert float(row["gap"]) == pytest.approx(float(row["found"]) / float(row["bound"]) - 1)
+        found, quick, bound, gap = (float(row[name]) for name in ("found", "quick", "bound", "gap"))
+        assert 0 <= quick <= bound <= found
+        assert gap == (pytest.approx(found / bound - 1) if bound > 0 else math.inf)
+    assert float(rows[0]["gap"]) == 0 and float(rows[1]["bound"]) > 0
     assert "gpt_moe_routing_8e" in capsys.readouterr().out
 
 

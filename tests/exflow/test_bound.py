@@ -1,6 +1,7 @@
 """Bounds: never above the optimum, and tight where they must be."""
 
 import itertools
+import math
 from fractions import Fraction
 
 import networkx
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 from repro import exflow, paths
 from repro.exflow import bound
-from repro.exflow.bound import cuts, sdp
+from repro.exflow.bound import cuts, lower_bound_within, sdp
 from repro.exflow.bound.pairs import Pairs
+from repro.exflow.bound.spectra import Even
 from repro.exflow.evaluate import loads, total_cost
 from repro.exflow.levels import make_levels
 from repro.exflow.search import balance, chain
@@ -96,7 +98,8 @@ def test_any_multipliers_bound_what_is_kept(fewest_hops, make_counts, shape, see
     layers, experts, gpus = shape
     counts = make_counts(seed, layers, experts)
     rng = np.random.default_rng(seed)
-    pairs, limits = Pairs(layers - 1, experts), within(counts, gpus, 1.2)
+    problem, limits = sdp.even(counts, gpus), within(counts, gpus, 1.2)
+    pairs = problem.pairs
     multiplier = rng.normal(0, 10, (layers - 1, 2 * experts, 2 * experts))
     multiplier += multiplier.transpose(0, 2, 1)
     triangles = cuts.find_triangles(pairs, rng.random(pairs.unknowns), cuts.no_rows(), gpus == 2)
@@ -104,8 +107,18 @@ def test_any_multipliers_bound_what_is_kept(fewest_hops, make_counts, shape, see
     for own in rows:
         own.price[:] = rng.gamma(0.5, 5.0, len(own.price))
     assert len(triangles.price) > 0
-    bound = sdp.dual_bound(multiplier, rows, 2.0, pairs.gains(counts), pairs, gpus, sdp.sums_to_zero(experts))
-    assert bound >= counts.sum() - fewest_hops(counts, gpus, limits)
+    assert sdp.dual_bound(problem, multiplier, rows, 2.0) >= counts.sum() - fewest_hops(counts, gpus, limits)
+
+
+def unknowns(pairs, on):
+    """y of a placement, on [layers, G, E]: whether a GPU holds an expert."""
+    both = np.concatenate([on[:-1], on[1:]], axis=2).astype(float)
+    if pairs.bordered:
+        both = np.pad(both, ((0, 0), (0, 0), (0, 1)), constant_values=1.0)
+    together = both.transpose(0, 2, 1) @ both
+    found = pairs.vector(together) / pairs.entries
+    assert (pairs.matrices(found) == together).all()
+    return found, together
 
 
 @given(st.sampled_from([(2, 4, 2), (3, 6, 3), (3, 8, 4), (2, 8, 2), (4, 6, 1)]), SEED)
@@ -116,46 +129,76 @@ def test_placements_keep_every_row(shape, seed):
     rng = np.random.default_rng(seed)
     pairs, tokens = Pairs(layers - 1, experts), rng.gamma(0.5, 10.0, (layers, experts))
     gpu = rng.permuted(np.tile(np.arange(experts) % gpus, (layers, 1)), axis=1)
-    both = np.concatenate([gpu[:-1], gpu[1:]], axis=1)
-    together = np.array([row[:, None] == row for row in both])
-    unknown = pairs.vector(together.astype(float)) / pairs.entries
-    assert (pairs.matrices(unknown) == together).all()
-    kept = rng.random((layers - 1, experts, experts))
-    stays = gpu[:-1, :, None] == gpu[1:, None, :]
-    assert pairs.gains(kept) @ unknown == pytest.approx((kept * stays).sum())
+    y, together = unknowns(pairs, gpu[:, None, :] == np.arange(gpus)[:, None])
+    assert (y[pairs.between] == (gpu[:-1, :, None] == gpu[1:, None, :])).all() and (y[pairs.own] == 1).all()
+    for matrix in together:
+        assert Even(experts, gpus).nearest(matrix) == pytest.approx(matrix)
     most = np.array([np.bincount(row, own, gpus).max() for row, own in zip(gpu, tokens, strict=True)])
     for rows in (
         cuts.find_triangles(pairs, rng.random(pairs.unknowns), cuts.no_rows(), gpus == 2),
         cuts.load_rows(pairs, tokens, most),
     ):
-        reached = np.add.reduceat(rows.value * unknown[rows.index], rows.start[:-1])
+        reached = np.add.reduceat(rows.value * y[rows.index], rows.start[:-1])
         assert len(reached) > 0 and (reached <= rows.limit + 1e-9).all()
-    assert len(cuts.find_triangles(pairs, unknown, cuts.no_rows(), gpus == 2).price) == 0
+    assert len(cuts.find_triangles(pairs, y, cuts.no_rows(), gpus == 2).price) == 0
 
 
-def test_triangles_keep_their_prices_when_looked_for_again(make_counts):
+@given(st.sampled_from([(2, 4, 2, 3), (3, 6, 3, 4), (2, 4, 3, 2)]), SEED)
+@settings(max_examples=40, deadline=None)
+def test_placements_with_copies_keep_every_row(shape, seed):
+    layers, experts, gpus, held = shape
+    rng = np.random.default_rng(seed)
+    counts = rng.random((layers - 1, experts, experts))
+    problem = sdp.copied(counts, gpus, held)
+    pairs = problem.pairs
+    on = rng.permuted(np.broadcast_to(np.arange(experts) < held, (layers, gpus, experts)), axis=2)
+    y, together = unknowns(pairs, on)
+    stays = (on[:-1, :, :, None] & on[1:, :, None, :]).any(axis=1)
+    assert (np.minimum(y[pairs.between], 1) == stays).all() and (y[pairs.own] == on.sum(axis=1)).all()
+    for matrix in together:
+        assert problem.spectrum.nearest(matrix) == pytest.approx(matrix)
+    rows = cuts.find_triangles(pairs, rng.random(pairs.unknowns) * gpus, cuts.no_rows(), False)
+    reached = np.add.reduceat(rows.value * y[rows.index], rows.start[:-1])
+    assert len(reached) > 0 and (reached <= rows.limit).all()
+    rows.price[:] = rng.gamma(0.5, 5.0, len(rows.price))
+    multiplier = rng.normal(0, 10, together.shape)
+    multiplier += multiplier.transpose(0, 2, 1)
+    if (on.sum(axis=1) > 0).all():
+        assert sdp.dual_bound(problem, multiplier, (rows,), 2.0) >= (counts * stays).sum()
+
+
+def test_triangles_keep_their_prices_when_looked_for_again():
     rng, pairs = np.random.default_rng(0), Pairs(2, 6)
     first = cuts.find_triangles(pairs, rng.random(pairs.unknowns), cuts.no_rows(), True)
     first.price[:] = np.where(rng.random(len(first.price)) < 0.5, 0.0, rng.random(len(first.price)))
-    again = cuts.find_triangles(pairs, np.full(pairs.unknowns, 0.5), first, True)  # none is violated there
+    calm = np.full(pairs.unknowns, 0.5)
+    calm[pairs.own] = 1.0
+    again = cuts.find_triangles(pairs, calm, first, True)  # none is violated there
     held = first.price > 0
-    assert held.any() and not held.all()
+    assert held.any() and not held.all() and len(set(first.name)) == len(first.name)
     assert (again.name == first.name[held]).all() and (again.price == first.price[held]).all()
     assert (again.taken(pairs.unknowns) == first.taken(pairs.unknowns)).all() and again.paid == first.paid
 
 
-def test_one_sweep_brings_a_point_nearer_to_the_rows():
-    """Repeated, to the nearest point that keeps them: distances to it fall, and what is left is not violated."""
+def test_sweeps_end_at_the_nearest_point_of_the_rows():
     rng, pairs = np.random.default_rng(1), Pairs(1, 4)
     start, inverse = rng.random(pairs.unknowns), 1 / pairs.entries
+    box = np.zeros(pairs.unknowns), np.zeros(pairs.unknowns), np.ones(pairs.unknowns)
     rows, free = cuts.find_triangles(pairs, start, cuts.no_rows(), False), start.copy()
-    for _ in range(300):
-        rows.ascend(free, inverse)
+    for _ in range(1000):
+        rows.ascend(free, inverse, box)
     assert free == pytest.approx(start - inverse * rows.taken(pairs.unknowns))
-    point = np.clip(free, 0, 1)
-    reached = np.add.reduceat(rows.value * point[rows.index], rows.start[:-1])
+    reached = np.add.reduceat(rows.value * cuts.boxed(free, box)[rows.index], rows.start[:-1])
     assert (reached <= rows.limit + 1e-6).all()
     assert rows.price @ (rows.limit - reached) == pytest.approx(0, abs=1e-6)  # a price only where the row binds
+
+
+@given(st.floats(-3, 3), st.floats(0, 3), st.sampled_from([(0.0, 1.0), (0.0, 4.0), (1.0, 4.0), (1.0, 1.0)]))
+def test_boxed_is_the_best_value(free, bonus, ends):
+    every = np.linspace(*ends, 4001)
+    best = every[np.argmax(bonus * np.minimum(every, 1) - (every - free) ** 2 / 2)]
+    found = cuts.boxed(np.array([free]), tuple(np.array([each]) for each in (bonus, *ends)))
+    assert found[0] == pytest.approx(best, abs=1.1e-3)
 
 
 def test_semidefinite_bound_falls_with_time_and_nearly_proves_the_placement():
@@ -177,6 +220,14 @@ def test_rounding_is_added():
     kept = sdp.kept_bound(counts, 4, looks(3000))
     exact = sum(Fraction(float(tokens)) for tokens in counts.ravel())
     assert exact <= Fraction(kept) <= exact * (1 + Fraction(1, 10**6))
+
+
+def test_the_optimum_is_proved_to_the_token():
+    """A GPT-MoE's routing at 2 GPUs, whose optimum has a gap of nothing left; a bound in fractions of a token is raised."""
+    counts = exflow.transitions(exflow.load_trace(paths.data("gpt_moe_routing_16e.npz")))
+    found = exflow.evaluate(exflow.place(counts, 2, rounds=30), counts).crossing_fraction
+    bound, share = lower_bound_within(counts, 2, math.inf, looks(10_000))
+    assert bound == pytest.approx(found, abs=1e-15) and share == 1
 
 
 @given(st.sampled_from([(3, 4, 2), (2, 6, 3), (2, 6, 2)]), SEED, st.sampled_from([1.0, 1.2, 3.0]))

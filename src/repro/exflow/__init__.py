@@ -21,8 +21,7 @@ except ImportError as error:
     ) from error
 
 from repro.exflow.affinity import measure_affinity
-from repro.exflow.bound import gap, hop_cost_bound, lower_bound
-from repro.exflow.bound.replicas import replicated_bound
+from repro.exflow.bound import gap, hop_cost_bound, lower_bound, replicated_bound
 from repro.exflow.pareto import pareto_front
 from repro.exflow.placement import METHODS, Placement, evaluate, place
 from repro.exflow.serving.export import FORMATS, read_csv

@@ -68,14 +68,3 @@ def minimise(
     assert status in (*cut, highspy.HighsModelStatus.kOptimal), solver.modelStatusToString(status)
     bound = max(solver.getInfo().mip_dual_bound, 0.0)
     return np.array(solver.getSolution().col_value), bound, status in cut
-
-
-def row_prices(model: Program, time_limit_s: float) -> np.ndarray | None:
-    """Multiplier of each row of a program without integers: the objective's change where its limit grows by one,
-    negative for an upper limit that binds. None when the time is over before there are any."""
-    assert not model.integers, model.integers
-    solver = load(model, time_limit_s)
-    assert solver.setOptionValue("solver", "ipm") == highspy.HighsStatus.kOk
-    solver.run()
-    solution = solver.getSolution()
-    return np.array(solution.row_dual) if solution.dual_valid else None

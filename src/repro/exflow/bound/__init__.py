@@ -9,8 +9,10 @@ balanced partitions. Each fact bounds the tokens that can be kept:
                 and the limit on load where there is one (`sdp.py`); takes seconds
 
 Where Viterbi over all partitions is affordable (`../search/chain.py`), the optimum itself is the bound. A bound holds
-for the counts it was computed from (the training tokens): on other tokens the best placement may cross less. Bounds
-with copies of experts: `replicas.py`.
+for the counts it was computed from (the training tokens): on other tokens the best placement may cross less.
+
+With copies of experts only the semidefinite bound is left, with weaker facts: it lets a token use one copy of an expert
+on its way in and another on its way out.
 """
 
 import math
@@ -21,6 +23,7 @@ from threadpoolctl import threadpool_limits
 
 from repro.exflow.bound import sdp
 from repro.exflow.bound.matching import b_matching, b_matching_within, dual_value
+from repro.exflow.bound.spectra import EPSILON
 from repro.exflow.evaluate import check_counts, distances, loads, total_cost
 from repro.exflow.levels import Levels
 from repro.exflow.search import balance, chain
@@ -70,8 +73,7 @@ def lower_bound_within(
     experts = counts.shape[1]
     if gpus < 1 or experts % gpus:
         raise ValueError(f"{experts} experts per layer cannot be shared evenly by {gpus} GPUs")
-    if not time_limit_s >= 0:
-        raise ValueError(f"time_limit_s is {time_limit_s}, must be 0 or more")
+    _check_time(time_limit_s)
     tokens, cap = loads(counts), None
     if max_load is not None:
         balance.check_limit(tokens, gpus, max_load)
@@ -86,10 +88,9 @@ def lower_bound_within(
         kept, share = _kept(counts, gpus, clock)
         if time_limit_s > 0 and gpus < experts and share == 1:  # with one expert per GPU the b-matching is the optimum
             compile_kernels()
-            end = time.perf_counter() + time_limit_s
             limits = None if cap is None else (tokens, cap)
-            kept = min(kept, sdp.kept_bound(counts, gpus, lambda: min(end - time.perf_counter(), clock()), limits))
-    return max(0.0, 1.0 - kept / counts.sum()), share
+            kept = min(kept, sdp.kept_bound(counts, gpus, _within(time_limit_s, clock), limits))
+    return _crossing(counts, kept), share
 
 
 def compile_kernels() -> None:
@@ -109,6 +110,48 @@ def hop_cost_bound(
     dearer = np.diff(levels.costs, prepend=0.0)
     paid = [(more, number) for more, number in zip(dearer, units, strict=True) if more > 0 and number > 1]
     return sum(float(more) * lower_bound(counts, number, time_limit_s / len(paid), max_load) for more, number in paid)
+
+
+def replicated_bound(
+    counts: np.ndarray, gpus: int, held: int, time_limit_s: float = 30.0, clock: Clock = forever
+) -> float:
+    """Crossing fraction on `counts` [layers-1, E, E] that no placement on `gpus` GPUs can beat, whatever copies of
+    experts it has and however it shares tokens among them, when a GPU holds at most `held` different experts of a layer
+    (E/gpus + extra slots). For hops between nodes, give their number and what one holds. The limits are those of
+    `lower_bound_within`. ValueError when the GPUs cannot hold all experts, the counts are not such counts, or the time
+    limit is negative."""
+    check_counts(counts)
+    experts = counts.shape[1]
+    if gpus < 1 or not experts <= gpus * held:
+        raise ValueError(f"{gpus} GPUs with {held} experts of a layer each cannot hold all {experts}")
+    if gpus * held == experts:
+        return lower_bound_within(counts, gpus, time_limit_s, clock)[0]
+    _check_time(time_limit_s)
+    if held >= experts or time_limit_s == 0:
+        return 0.0
+    compile_kernels()
+    with threadpool_limits(1, user_api="blas"):
+        kept = sdp.kept_bound_of_copies(counts, gpus, held, _within(time_limit_s, clock))
+    return _crossing(counts, kept)
+
+
+def _crossing(counts: np.ndarray, kept: float) -> float:
+    """The crossing fraction that is left when at most `kept` tokens are kept. Where all counts are whole, so are the
+    tokens that cross: a bound less than a token below a placement proves that it is optimal."""
+    total = float(counts.sum())
+    least = max(0.0, total - kept)
+    return (math.ceil(least) if (counts == np.round(counts)).all() else least) / total
+
+
+def _within(seconds: float, clock: Clock) -> Clock:
+    """The seconds that are left of these `seconds` from now on, and of `clock`."""
+    end = time.perf_counter() + seconds
+    return lambda: min(end - time.perf_counter(), clock())
+
+
+def _check_time(time_limit_s: float) -> None:
+    if not time_limit_s >= 0:
+        raise ValueError(f"time_limit_s is {time_limit_s}, must be 0 or more")
 
 
 def _allowed(tokens: np.ndarray, gpus: int, cap: np.ndarray) -> np.ndarray:
@@ -135,8 +178,10 @@ def gap(crossing_fraction: float, bound: float) -> float:
 
 
 def spectrum(pairs: np.ndarray, gpus: int) -> float:
-    """Upper bound on tokens kept between two balanced partitions of the experts of `pairs` [E, E] into `gpus`."""
+    """Upper bound on tokens kept between two balanced partitions of the experts of `pairs` [E, E] into `gpus`; rounded
+    up as in `sdp.dual_bound`."""
     centred = pairs - pairs.mean(axis=0, keepdims=True)
     centred -= centred.mean(axis=1, keepdims=True)
     singular = np.linalg.svd(centred, compute_uv=False)
-    return float(pairs.sum() / gpus + len(pairs) // gpus * singular[: gpus - 1].sum())
+    kept = pairs.sum() / gpus + len(pairs) // gpus * singular[: gpus - 1].sum()
+    return float(kept + EPSILON * 16 * pairs.size * pairs.sum())

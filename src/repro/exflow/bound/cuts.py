@@ -1,10 +1,11 @@
 """Linear inequalities that every placement keeps, with a multiplier each (numba, cached on disk).
 
-The unknowns are those of `pairs.py`: y_ij is 1 where experts i and j share a GPU and 0 where they do not. A row says
-Σ value · y[index] <= limit:
+The unknowns are those of `pairs.py`: y_ij is on how many GPUs experts i and j are together, y_ii on how many i is. A row
+says Σ value · y[index] <= limit:
 
-  triangles  an expert that shares its GPU with two others brings these together: y_ij + y_ik - y_jk <= 1; on two GPUs
-             also, of three experts two share one: y_ij + y_ik + y_jk >= 1
+  pairs      where i and j are together, i is: y_ij <= y_ii
+  triangles  where i is together with j and with k, these are together, but for GPUs that hold i: y_ij + y_ik - y_jk <=
+             y_ii; with one copy of each expert on two GPUs also, of three experts two are: y_ij + y_ik + y_jk >= 1
   loads      the tokens of the GPU on which expert i is, are at most the limit: Σ_j tokens_j · y_ij <= limit - tokens_i
 
 There are (layers-1)·(2E)³/2 triangles. Only those are held that have a multiplier or that were violated when last looked
@@ -21,6 +22,8 @@ from repro.exflow.bound.pairs import Pairs
 VIOLATED = 1e-3  # by how much, to be held
 MOST_HELD = 10**6  # triangles: 50 MB; those beyond it are left out, in equal shares of the pairs of layers
 
+Box = tuple[np.ndarray, np.ndarray, np.ndarray]  # bonus, lower, upper: float64 [unknowns]
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -34,12 +37,11 @@ class Rows:
     limit: np.ndarray
     price: np.ndarray
 
-    def ascend(self, free: np.ndarray, inverse: np.ndarray) -> None:
-        """Raise every price whose row is violated, and lower the others to no less than 0, one by one, each as far as
-        keeps the row: dual coordinate ascent (Hildreth) towards the point of the rows nearest to `free`. That moves
-        along: `free` -= `inverse` · (change of price) · value, where both are float64 [unknowns]; unknowns count as
-        clipped to 0 and 1."""
-        _ascend(self.start, self.index, self.value, self.limit, self.price, free, inverse)
+    def ascend(self, free: np.ndarray, inverse: np.ndarray, box: Box) -> None:
+        """Raise every price whose row is violated at `boxed(free, box)`, and lower the others to no less than 0, one by
+        one, each as far as keeps the row or less: dual coordinate ascent (Hildreth). `free` moves along, by `inverse` ·
+        (change of price) · value; both are float64 [unknowns]."""
+        _ascend(self.start, self.index, self.value, self.limit, self.price, free, inverse, box)
 
     def taken(self, unknowns: int) -> np.ndarray:
         """float64 [unknowns]: Σ price · value."""
@@ -67,19 +69,19 @@ def no_rows() -> Rows:
 
 def load_rows(pairs: Pairs, weight: np.ndarray, cap: np.ndarray) -> Rows:
     """The rows of a limit `cap` float64 [layers] on the tokens of every GPU, for tokens `weight` [layers, E]."""
-    experts = pairs.experts
+    experts, first = pairs.experts, pairs.within(0)
     index, value, limit = [], [], []
     for layer, (tokens, most) in enumerate(zip(weight, cap, strict=True)):
         for expert in range(experts if most > 0 else 0):
             others = np.flatnonzero(np.arange(experts) != expert)
-            index.append(pairs.within(layer)[expert, others])
+            index.append(first[expert, others] + layer * pairs.stride)
             value.append(tokens[others] / most)
             limit.append(1.0 - tokens[expert] / most)
-    rows = len(limit)
-    start = np.arange(rows + 1) * (experts - 1)
-    empty = no_rows()
-    found = (np.concatenate(part) if rows else none for part, none in ((index, empty.index), (value, empty.value)))
-    return Rows(np.arange(rows), start, *found, np.array(limit), np.zeros(rows))
+    if not limit:
+        return no_rows()
+    rows = np.arange(len(limit) + 1)
+    start = rows * (experts - 1)
+    return Rows(rows[:-1], start, np.concatenate(index), np.concatenate(value), np.array(limit), np.zeros(len(limit)))
 
 
 def find_triangles(pairs: Pairs, unknown: np.ndarray, known: Rows, two_gpus: bool) -> Rows:
@@ -93,7 +95,7 @@ def find_triangles(pairs: Pairs, unknown: np.ndarray, known: Rows, two_gpus: boo
             _find(unknown, pairs.number, edge * pairs.stride, edge, last, two_gpus, known.name, known.price, room)
         )
     name, index, value, limit, price = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return Rows(name, 3 * np.arange(len(name) + 1), index.ravel(), value.ravel(), limit, price)
+    return Rows(name, 4 * np.arange(len(name) + 1), index.ravel(), value.ravel(), limit, price)
 
 
 def _with(rows: Rows, chosen: np.ndarray) -> Rows:
@@ -102,48 +104,98 @@ def _with(rows: Rows, chosen: np.ndarray) -> Rows:
 
 
 @njit(cache=True)
-def _find(unknown, number, offset, edge, last, two_gpus, known, known_price, room):  # type: ignore[no-untyped-def]
-    """Names, indices [n, 3], values [n, 3], limits and prices of the triangles of one pair of layers; those inside the
-    second layer belong to the next pair."""
+def _find(
+    unknown: np.ndarray,
+    number: np.ndarray,
+    offset: int,
+    edge: int,
+    last: bool,
+    two_gpus: bool,
+    known: np.ndarray,
+    known_price: np.ndarray,
+    room: int,
+) -> tuple[np.ndarray, ...]:
+    """Names, indices [n, 4], values [n, 4], limits and prices of the rows of one pair of layers; those inside the
+    second layer belong to the next pair. An index may stand there with value 0."""
     both = len(number)
     experts, kinds = both // 2, 4 if two_gpus else 3
     name, price, limit = np.empty(room, np.int64), np.empty(room), np.empty(room)
-    index, value = np.empty((room, 3), np.int64), np.empty((room, 3))
-    n, triangle = 0, edge * kinds * (both * (both - 1) * (both - 2) // 6)
-    seen = np.searchsorted(known, triangle)
-    sides = np.empty(3, np.int64)
+    index, value = np.empty((room, 4), np.int64), np.empty((room, 4))
+    n, row = 0, edge * both**3
+    seen = np.searchsorted(known, row)
     for i in range(both):
         if i >= experts and not last:
             break
         for j in range(i + 1, both):
-            sides[0] = offset + number[i, j]
-            for k in range(j + 1, both):
-                sides[1], sides[2] = offset + number[i, k], offset + number[j, k]
+            pair = offset + number[i, j]
+            for k in range(j, both):
+                # The sides ij, ik, jk of a triangle with the third corner opposite to each; k = j stands for the pair.
+                sides = (pair, offset + number[i, k], offset + number[j, k])
+                corners = (offset + number[k, k], offset + number[j, j], offset + number[i, i])
                 total = unknown[sides[0]] + unknown[sides[1]] + unknown[sides[2]]
-                for kind in range(kinds):
-                    violated = total - 2 * unknown[sides[kind]] - 1 if kind < 3 else 1 - total
-                    own = 0.0
-                    if seen < len(known) and known[seen] == triangle:
-                        own = known_price[seen]
+                for kind in range(kinds if k > j else 2):
+                    if k == j:
+                        violated = unknown[pair] - unknown[corners[1 + kind]]
+                    elif kind < 3:
+                        violated = total - 2 * unknown[sides[kind]] - unknown[corners[kind]]
+                    else:
+                        violated = 1 - total
+                    price_known = 0.0
+                    if seen < len(known) and known[seen] == row:
+                        price_known = known_price[seen]
                         seen += 1
-                    if (own > 0 or violated > VIOLATED) and n < room:
-                        name[n], price[n], limit[n] = triangle, own, 1.0 if kind < 3 else -1.0
+                    if (price_known > 0 or violated > VIOLATED) and n < room:
+                        name[n], price[n], limit[n] = row, price_known, 0.0 if kind < 3 else -1.0
                         for side in range(3):
                             index[n, side] = sides[side]
                             value[n, side] = 1.0 if kind < 3 and side != kind else -1.0
+                        index[n, 3], value[n, 3] = corners[min(kind, 2)], -1.0 if kind < 3 else 0.0
+                        if k == j:
+                            value[n] = 0.0
+                            index[n, 0], value[n, 0] = pair, 1.0
+                            index[n, 3], value[n, 3] = corners[1 + kind], -1.0
                         n += 1
-                    triangle += 1
+                    row += 1
     return name[:n].copy(), index[:n].copy(), value[:n].copy(), limit[:n].copy(), price[:n].copy()
 
 
 @njit(cache=True)
-def _ascend(start, index, value, limit, price, free, inverse):  # type: ignore[no-untyped-def]
+def _boxed(free: float, bonus: float, lower: float, upper: float) -> float:
+    raised = free + bonus
+    if raised > 1.0:
+        raised = max(free, 1.0)
+    return min(max(raised, lower), upper)
+
+
+@njit(cache=True)
+def boxed(free: np.ndarray, box: Box) -> np.ndarray:
+    """Of every unknown the y between its `lower` and `upper` that maximises bonus · min(y, 1) - (y - free)² / 2."""
+    bonus, lower, upper = box
+    found = np.empty(len(free))
+    for each in range(len(free)):
+        found[each] = _boxed(free[each], bonus[each], lower[each], upper[each])
+    return found
+
+
+@njit(cache=True)
+def _ascend(
+    start: np.ndarray,
+    index: np.ndarray,
+    value: np.ndarray,
+    limit: np.ndarray,
+    price: np.ndarray,
+    free: np.ndarray,
+    inverse: np.ndarray,
+    box: Box,
+) -> None:
+    bonus, lower, upper = box
     for row in range(len(limit)):
         violated, length = -limit[row], 0.0
         for t in range(start[row], start[row + 1]):
             at = index[t]
-            violated += value[t] * min(max(free[at], 0.0), 1.0)
-            length += value[t] * value[t] * inverse[at]
+            if value[t] != 0.0:
+                violated += value[t] * _boxed(free[at], bonus[at], lower[at], upper[at])
+                length += value[t] * value[t] * inverse[at]
         change = max(violated / length, -price[row]) if length > 0 else 0.0
         if change != 0.0:
             price[row] += change
@@ -152,7 +204,7 @@ def _ascend(start, index, value, limit, price, free, inverse):  # type: ignore[n
 
 
 @njit(cache=True)
-def _take(start, index, value, price, out):  # type: ignore[no-untyped-def]
+def _take(start: np.ndarray, index: np.ndarray, value: np.ndarray, price: np.ndarray, out: np.ndarray) -> None:
     for row in range(len(price)):
         for t in range(start[row], start[row + 1]):
             out[index[t]] += price[row] * value[t]
