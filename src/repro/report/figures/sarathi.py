@@ -4,7 +4,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from repro.report.figures import base, marks
-from repro.report.figures.base import HATCHES, PALETTE, Data, Drawing
+from repro.report.figures.base import HATCHES, PALETTE, Drawing
+from repro.report.figures.data import Data, series
 
 POLICIES = {
     "request_level": "batches of requests",
@@ -87,7 +88,7 @@ def sarathi_pipeline(data: Data) -> Drawing:
     runs = data.runs("sarathi_bubbles")
     run = runs.sort_values(["stages", "draws"]).iloc[-1:]
     data.only(run)
-    table = base.series(run)
+    table = series(run)
     words = {"prompt_per_output": "prompt ÷ answer", "chunk": "chunk"}
     names = [f"{words[row.varied]} {row.value:g}" for row in table.itertuples()]
     fig, (left, right) = plt.subplots(1, 2, figsize=(8.5, 0.42 * len(names) + 1.4), sharey=True)
