@@ -147,7 +147,7 @@ class ShardedBucket:
         more ranks they are gathered.)"""
         for group in self.module._get_fsdp_state()._fsdp_param_groups:
             if group._all_gather_process_group.size() == 1:
-                group.wait_for_unshard = _after(hook, group.wait_for_unshard)
+                group.wait_for_unshard = _after(hook, group.wait_for_unshard)  # type: ignore[method-assign]
 
     def weight_bytes(self) -> int:
         """Bytes of this rank's shard, frozen parameters included."""
