@@ -42,7 +42,7 @@ PARTS = {  # of an iteration: the metrics of moe_decode that belong to it
     "all-gather of K/V": ["seconds_all_gather_kv"],
 }
 SETTING = ["experts", "nodes", "packages", "gcds", "cluster_mbit_s"]  # of a panel
-SAME = {"weights": "trained", "requests": 128, "extra_slots": 0}
+SAME = {"weights": "trained", "requests": 128}
 
 
 def exflow_training(data: Data, *, text: str = "both") -> Drawing:
@@ -149,7 +149,7 @@ def exflow_gain(data: Data, *, metric: str = "iteration_seconds") -> Drawing:
 
     `metric`: iteration_seconds, or routing_seconds for the exchanges alone.
     """
-    runs = data.runs("moe_decode", **SAME)
+    runs = data.runs("moe_decode", **SAME, placement=sorted({placement for *_, placement in STEPS}))
     settings = [dict(zip(SETTING, values, strict=True)) for values, _ in runs.groupby(SETTING)]
     found = [(setting, against_deepspeed(data, setting, metric)) for setting in settings]
     groups = [(setting, steps) for setting, steps in found if {1, 2, 3} <= steps.keys()]
