@@ -16,7 +16,7 @@ from repro import paths
 from repro.baselines import eplb
 from repro.exflow.levels import make_levels
 from repro.exflow.recording import RoutingCounts
-from repro.exflow.serving.online import place_slots
+from repro.exflow.serving.online import place_for_hops, place_near
 from repro.exflow.serving.policy import AffinityPolicy, keep_slots, policy_for, rebalance_experts
 from repro.exflow.serving.slots import logical_to_physical
 
@@ -96,10 +96,36 @@ def test_hops_are_fewer_than_under_eplb_and_no_rank_is_busier(machine, seed):
     sizes = experts + extra * ranks, groups, nodes, ranks
     levels = make_levels(ranks, ranks // nodes)
     even, _, _ = eplb.rebalance_experts(load, *sizes)
-    found = place_slots(load, counts, sizes[0], levels, groups, rounds=1)
+    found = place_for_hops(load, counts, sizes[0], levels, groups, rounds=1)
     assert (busiest(found, load, ranks) <= busiest(even, load, ranks) * (1 + 1e-8)).all()
     assert hops(found, counts, levels) <= hops(even, counts, levels) * (1 + 1e-9)
-    np.testing.assert_array_equal(found, place_slots(load, counts, sizes[0], levels, groups, rounds=1))
+    np.testing.assert_array_equal(found, place_for_hops(load, counts, sizes[0], levels, groups, rounds=1))
+
+
+def way(slots, load, levels):
+    """Cost of all tokens' ways from homes that have equally many of them to the nearest copy of their expert."""
+    host = np.arange(slots.shape[1]) * levels.gpus // slots.shape[1]
+    near = [[levels.distances()[:, host[row == e]].min(axis=1).mean() for e in range(load.shape[1])] for row in slots]
+    return (load * near).sum()
+
+
+@settings(max_examples=40, deadline=None)
+@given(machines(), st.integers(0, 99))
+def test_copies_lie_apart_for_two_all_to_alls(machine, seed):
+    layers, experts, groups, extra, nodes, ranks = machine
+    load, _ = routed(layers, experts, seed=seed).total()
+    levels = make_levels(ranks, ranks // nodes, (1.0, 4.0))
+    even, _, copies = eplb.rebalance_experts(load, experts + extra * ranks, groups, nodes, ranks)
+    found = place_near(load, experts + extra * ranks, levels, groups)
+    assert way(found, load, levels) <= way(even, load, levels) * (1 + 1e-9)
+    assert (busiest(found, load, ranks) <= busiest(even, load, ranks) * (1 + 1e-8)).all()
+    np.testing.assert_array_equal(logical_to_physical(found)[1], copies)
+
+
+def test_two_copies_go_to_two_nodes():
+    load, levels = np.tile(np.r_[8.0, 8.0, 4.0, 4.0, 4.0, 4.0], (2, 1)), make_levels(4, 2, (1.0, 4.0))
+    for row in place_near(load, 8, levels):
+        assert all(len({slot // 4 for slot in np.flatnonzero(row == expert)}) == 2 for expert in (0, 1))
 
 
 def test_affinity_is_found():
@@ -107,7 +133,7 @@ def test_affinity_is_found():
     load, counts = routed(4, 16, tokens=2000).total()
     levels = make_levels(4)
     even, _, _ = eplb.rebalance_experts(load, 20, 1, 1, 4)
-    assert hops(place_slots(load, counts, 20, levels), counts, levels) < 0.75 * hops(even, counts, levels)
+    assert hops(place_for_hops(load, counts, 20, levels), counts, levels) < 0.75 * hops(even, counts, levels)
 
 
 def test_loads_alone_are_placed_as_eplb_places_them():
@@ -147,7 +173,7 @@ import inspect, json, sys, types
 import vllm.distributed.eplb.policy as policies
 from vllm.distributed.eplb.async_worker import run_rebalance_experts
 from vllm.distributed.eplb.eplb_state import compute_logical_maps
-from vllm.model_executor.layers.fused_moe.router.fused_topk_router import FusedTopKRouter
+from vllm.model_executor.layers.fused_moe.router.custom_routing_router import CustomRoutingRouter
 import torch
 sys.path += json.loads(sys.argv[1])
 from repro.exflow.recording import RoutingCounts
@@ -159,7 +185,10 @@ assert list(own.parameters) == list(theirs.parameters), (own, theirs)
 assert [p.default for p in own.parameters.values()] == [p.default for p in theirs.parameters.values()]
 
 counts = RoutingCounts(2, 12)
-routers = [FusedTopKRouter(top_k=2, global_num_experts=12) for _ in range(2)]
+def top(hidden_states, gating_output, topk, renormalize):  # vLLM's own needs a kernel that its CPU build has not
+    return gating_output.softmax(dim=-1).topk(topk, dim=-1)
+
+routers = [CustomRoutingRouter(2, 12, top) for _ in range(2)]
 for layer, router in enumerate(routers):
     router.set_capture_fn(counts.hook(layer))
 torch.manual_seed(0)
@@ -170,7 +199,10 @@ load, pairs = counts.total()
 assert load.sum() == 2 * 1000 and pairs.sum() == 500
 
 policies.EPLB_POLICIES["default"] = policy_for(counts)
-weight = torch.tensor([[90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86], [20, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27]])
+weight = torch.tensor([
+    [90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86],
+    [20, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27],
+])
 stats = types.SimpleNamespace(global_expert_load_window=weight, num_replicas=16, num_groups=4, num_nodes=2, num_gpus=8)
 state, model = types.SimpleNamespace(policy=policies.EPLB_POLICIES["default"]), types.SimpleNamespace(eplb_stats=stats)
 old = default.rebalance_experts(weight, 16, 4, 2, 8)

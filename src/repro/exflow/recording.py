@@ -148,11 +148,11 @@ def record_routing(model: nn.Module) -> Iterator[Recording]:
 class RoutingCounts:
     """Loads and transitions of the tokens that one rank of a server routes, counted on `device` as they come.
 
-    `add`, or what `hook(layer)` gives, is called with the choices of each layer in turn, 0 to layers - 1, as rows of the
-    same tokens: in vLLM `module.router.set_capture_fn(counts.hook(layer))` for the MoE layers of the model. Batches that
-    are interleaved layer by layer (two micro-batches that overlap) cannot be told apart and are refused, or counted
-    wrong where they are equally long. Rows with a negative id are padding. `group`: ranks whose counts `total` adds up,
-    of a backend for CPU tensors (None: the default one, if there is any).
+    `add`, or what `hook(layer)` gives, is called with the choices of each layer in turn, 0 to layers - 1, as rows of
+    the same tokens: in vLLM `module.router.set_capture_fn(counts.hook(layer))` for the MoE layers of the model. Batches
+    that are interleaved layer by layer (two micro-batches that overlap) cannot be told apart and are refused, or
+    counted wrong where they are equally long. Rows with a negative id are padding. `group`: ranks whose counts `total` adds up,
+    of a backend for CPU tensors, and used by nobody else at the same time (None: the default one, if there is any).
     """
 
     def __init__(
@@ -202,6 +202,13 @@ class RoutingCounts:
             dist.all_reduce(flat, group=self.group)
         loads, pairs = (each.double().numpy() for each in flat.split([len(part) for part in parts]))
         return loads.reshape(self._loads.shape), pairs.reshape(self._pairs.shape) / float(max(self._k, 1) ** 2)
+
+    def agreed(self, found: np.ndarray) -> np.ndarray:
+        """What the first rank of the group `found`, on all of them."""
+        answer = torch.from_numpy(found)
+        if dist.is_available() and dist.is_initialized():
+            dist.broadcast(answer, group=self.group, group_src=0)
+        return answer.numpy()
 
     def clear(self) -> None:
         """Begin to count anew."""

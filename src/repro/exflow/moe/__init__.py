@@ -85,7 +85,8 @@ class Decoder:
     ) -> Tensor:
         """Continuations, int64 [requests, new_tokens], of prompts int64 [any length]; both are the same on every rank.
         The home of request r is rank r · ranks // requests. `after` is called after each iteration with its number, on
-        all ranks, and may `replace` experts. ValueError for an empty prompt or more tokens than the model has positions.
+        all ranks, and may `replace` experts. ValueError for an empty prompt or more tokens than the model has
+        positions.
         """
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         longest = int(lengths.max()) + new_tokens
@@ -110,8 +111,8 @@ class Decoder:
     @torch.no_grad()
     def replace(self, placed: np.ndarray | Replicas, shares: np.ndarray | None = None) -> tuple[int, dict[str, int]]:
         """Move experts to where `placed` has them; all ranks call it together, between iterations. `shares`, float
-        [layers, slots], say how copies share rows (default: evenly). Returns how many experts came to this rank, and the
-        bytes that it sent, by level. ValueError as of the class."""
+        [layers, slots], say how copies share this rank's rows (default: evenly). Returns how many experts came to this
+        rank, and the bytes that it sent, by level. ValueError as of the class, and for shares of another shape."""
         self.meter.ledger.take()
         came = self.hosting.move(Layout.of(placed, self.model.config, self.ranks), shares)
         return came, self.meter.ledger.take()

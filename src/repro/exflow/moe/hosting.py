@@ -18,8 +18,8 @@ Dispatch = Literal["nearest", "round_robin"]
 
 @dataclass(frozen=True)
 class Layout:
-    """The expert and the rank of every slot, int64 [layers, slots]; ranks ascend along a row. A rank may have any number
-    of slots, an expert one or more (copies)."""
+    """The expert and the rank of every slot, int64 [layers, slots]; ranks ascend along a row. A rank may have any
+    number of slots, an expert one or more (copies)."""
 
     expert: np.ndarray
     rank: np.ndarray
@@ -53,8 +53,8 @@ class Hosting:
     """What rank `exchange.rank` knows of all experts, and the weights of its own, in `blocks`.
 
     `dispatch`, for experts with copies: `nearest` takes one on this rank, else the nearest by the levels of the
-    machine, `round_robin` any. A rank splits its rows for an expert among the copies that are left, evenly, or in
-    proportion to `shares`, float [layers, slots]; within one call a copy gets its part to the next whole row.
+    machine, `round_robin` any. This rank splits its rows for an expert among the copies that are left, evenly, or in
+    proportion to its `shares`, float [layers, slots]; within one call a copy gets its part to the next whole row.
     """
 
     def __init__(self, blocks: Sequence[MoEBlock], layout: Layout, exchange: RowExchange, dispatch: Dispatch) -> None:
@@ -72,13 +72,18 @@ class Hosting:
         expert, rank = self.layout.expert, self.layout.rank
         layer, own = np.arange(len(expert))[:, None], self._away[self.rank]
         away = own[rank] if self.dispatch == "nearest" else np.zeros_like(rank)
-        least = np.full((len(expert), expert.max() + 1), self._away.max())
+        least = np.full((len(expert), expert.max() + 1), away.max())
         np.minimum.at(least, (layer, expert), away)
-        weight = np.where(away == least[layer, expert], np.ones(expert.shape) if shares is None else shares, 0.0)
+        shares = np.ones(expert.shape) if shares is None else shares
+        if shares.shape != expert.shape or not (np.isfinite(shares).all() and (shares >= 0).all()):
+            raise ValueError(
+                f"shares are {shares.dtype} {shares.shape}, must be {expert.shape}, finite and not negative"
+            )
+        weight = np.where(away == least[layer, expert], shares, 0.0)
         physical, copies = logical_to_physical(expert)
         until = np.where(physical >= 0, weight[layer[..., None], physical], 0.0).cumsum(axis=2)
-        if not (np.isfinite(until).all() and (until[..., -1] > 0).all()):
-            raise ValueError("shares must be finite, and of the nearest copies of an expert one positive")
+        if len(without := np.argwhere(until[..., -1] <= 0)):
+            raise ValueError(f"layer {without[0, 0]}: no copy of expert {without[0, 1]} that may be taken has a share")
         until /= until[..., -1:]
         until[until > 1 - 1e-9] = np.inf  # a row is never beyond the last copy that has a share
         begins = np.stack([np.searchsorted(row, row) for row in rank])  # the first slot of a slot's rank
@@ -119,7 +124,7 @@ class Hosting:
         return came
 
     def _move(self, block: MoEBlock, layer: int, layout: Layout, moves: list[tuple[int, int, int]]) -> None:
-        """Send and receive the experts of one layer by `moves`, (source, destination, expert), and hold the new ones."""
+        """Send and receive experts of one layer by `moves`, (source, destination, expert), and hold the new ones."""
         up, down = block.experts.up.data, block.experts.down.data
         rows = torch.cat([up.flatten(1), down.flatten(1)], dim=1)
         held = self.layout.expert[layer][self.layout.rank[layer] == self.rank].tolist()

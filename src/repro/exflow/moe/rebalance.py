@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from repro.exflow.moe import Decoder
@@ -41,8 +41,9 @@ class Rebalancer:
     """`Decoder.generate(..., after=Rebalancer(...))`: every `every` iterations `policy` places the experts anew, with
     `extra_slots` of every rank and layer for copies.
 
-    The tokens since the last time are what it is asked with: `routing` counts them on all ranks, and a policy that wants
-    the transitions reads them there itself (`serving/policy.py`). Rank 0's answer holds for all. `history`: what was done.
+    The tokens since the last time are what it is asked with: `routing` counts them on all ranks, and a policy that
+    wants the transitions reads them there itself (`serving/policy.py`). All ranks must get the same answer. `history`: what
+    was done.
     """
 
     def __init__(
@@ -61,10 +62,14 @@ class Rebalancer:
         topology, ranks = self.decoder.exchange.communicator.topology, self.decoder.ranks
         nodes = topology.levels[-1].size if len(topology.levels) > 1 else 1
         load, _ = self.routing.total()
-        old = self.decoder.hosting.layout.expert
-        now = torch.from_numpy(old) if old.shape[1] == self.slots else None
+        layout = self.decoder.hosting.layout
+        even = (
+            layout.expert.shape[1] == self.slots and (layout.rank == np.arange(self.slots) * ranks // self.slots).all()
+        )
+        now = (
+            torch.from_numpy(layout.expert) if even else None
+        )  # else a slot is not on the rank that a policy takes it for
         new = self.policy.rebalance_experts(torch.from_numpy(load), self.slots, 1, nodes, ranks, now)
         self.routing.clear()
-        dist.broadcast(new, 0)
         experts, sent = self.decoder.replace(Replicas(new.numpy(), ranks, ranks // nodes))
         self.history.append(Rebalanced(iteration, experts, sent))

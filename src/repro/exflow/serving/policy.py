@@ -20,19 +20,20 @@ from torch import Tensor
 from repro.baselines import eplb
 from repro.exflow.levels import make_levels
 from repro.exflow.recording import RoutingCounts
-from repro.exflow.serving.online import place_slots
+from repro.exflow.serving.online import place_for_hops
 from repro.exflow.serving.slots import logical_to_physical
 
 
 class AffinityPolicy:
     """What `vllm.distributed.eplb.policy.AbstractEplbPolicy` asks for. With `routing`, slots are filled for few hops at
-    no more load than EPLB (`online.py`), at `costs` of a hop inside a node and between nodes, in so many `rounds` of
-    search; without, or before it has counted anything, by the loads alone, as EPLB does. The result depends on the
-    arguments and the counts alone, so all ranks find the same."""
+    no more load than EPLB (`online.py`), at `costs` of a hop inside a node and between nodes, in `rounds` of search and
+    at most `time_limit_s`; the answer of the first of its ranks holds for all. Without, or before it has counted
+    anything, by the loads alone, as EPLB does."""
 
     routing: ClassVar[RoutingCounts | None] = None
     costs: ClassVar[tuple[float, float]] = (1.0, 2.0)
     rounds: ClassVar[int] = 20
+    time_limit_s: ClassVar[float] = 30.0
 
     @classmethod
     def rebalance_experts(
@@ -52,13 +53,13 @@ class AffinityPolicy:
         of `routing` are read, on all ranks together, and cleared. ValueError for numbers that do not divide, and counts
         of another model.
         """
-        load = weight.double().cpu().numpy()
-        counts = np.zeros(0) if cls.routing is None else cls.routing.total()[1]
-        if counts.any():
-            assert cls.routing is not None
-            cls.routing.clear()
+        load, routing = weight.double().cpu().numpy(), cls.routing
+        counts = np.zeros(0) if routing is None else routing.total()[1]
+        if routing is not None and counts.any():
             levels = make_levels(num_ranks, num_ranks // num_nodes, cls.costs)
-            slots = place_slots(load, counts, num_replicas, levels, num_groups, cls.rounds)
+            slots = place_for_hops(load, counts, num_replicas, levels, num_groups, cls.rounds, cls.time_limit_s)
+            slots = routing.agreed(slots)
+            routing.clear()
         else:
             slots, _, _ = eplb.rebalance_experts(load, num_replicas, num_groups, num_nodes, num_ranks)
         if old_global_expert_indices is not None:

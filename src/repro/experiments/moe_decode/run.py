@@ -19,7 +19,7 @@ from repro.exflow.moe import Decoder
 from repro.exflow.moe.cache import KeysValues
 from repro.exflow.moe.meter import Iteration
 from repro.exflow.recording import record_routing
-from repro.exflow.serving.online import place_slots
+from repro.exflow.serving.online import place_for_hops, place_near
 from repro.exflow.serving.slots import physical_to_logical
 from repro.experiments.base import MissingHardware, Outcome
 from repro.experiments.common.launched import gpu_of_job, ranks_of
@@ -111,8 +111,11 @@ def _placed(point: MoEDecodePoint, model: GPTMoE) -> exflow.Replicas:
     if point.placement == "eplb":
         filled, _, _ = eplb.rebalance_experts(loads(counts), slots, 1, point.nodes, point.ranks)
     elif point.placement == "joint":
-        levels = make_levels(machine, costs=COSTS)
-        filled = place_slots(loads(counts), counts, slots, levels, rounds=ROUNDS, seed=point.seed)
+        load, levels = loads(counts), make_levels(machine, costs=COSTS)
+        if point.system == "coherent":
+            filled = place_for_hops(load, counts, slots, levels, rounds=ROUNDS, seed=point.seed)
+        else:
+            filled = place_near(load, slots, levels)
     else:
         placed = exflow.place(counts, machine, method=point.placement, seed=point.seed, rounds=ROUNDS, costs=COSTS)
         filled = physical_to_logical(placed.gpu)

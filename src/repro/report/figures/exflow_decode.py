@@ -150,7 +150,7 @@ def exflow_gain(data: Data, *, metric: str = "iteration_seconds") -> Drawing:
 
     `metric`: iteration_seconds, or routing_seconds for the exchanges alone.
     """
-    runs = data.runs("moe_decode", **SAME, extra_slots=0)
+    runs = data.runs("moe_decode", **SAME, placement=sorted({placement for *_, placement in STEPS}))
     settings = [dict(zip(SETTING, values, strict=True)) for values, _ in runs.groupby(SETTING)]
     found = [(setting, against_deepspeed(data, setting, metric)) for setting in settings]
     groups = [(setting, steps) for setting, steps in found if {1, 2, 3} <= steps.keys()]

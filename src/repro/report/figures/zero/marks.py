@@ -17,7 +17,7 @@ _FAMILIES = (
     ("hpz", "qwz", "qgz", "qgz_one_hop", "zeropp"),
     ("hierarchical_fp", "hierarchical"),
     ("best",),
-    ("mics", "hsdp"),
+    ("mics", "hsdp", "hfsdp"),
     ("deepspeed_zero3", "deepspeed_zeropp", "fsdp2", "fsdp2_reshard", "fsdp2_hsdp"),
 )
 _FAMILY = {plan: number for number, plans in enumerate(_FAMILIES) for plan in plans}

@@ -21,6 +21,7 @@ PLANS = {  # name in the records: name in figures
     "zeropp": "ZeRO++",
     "mics": "MiCS",
     "hsdp": "HSDP",
+    "hfsdp": "HFSDP",
     "hierarchical_fp": "hierarchical, 16 bits",
     "hierarchical": "hierarchical",
     "best": "the search's best",
