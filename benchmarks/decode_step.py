@@ -7,8 +7,8 @@ that time over the measured one. Small models live in the last-level cache in pa
 large batch in fp32 is bound by arithmetic. Random weights: what a step takes does not depend on what they say.
 
 `--load N` asks another question: what is left when other programs are busy? It times steps with and without
-`stress-ng --cpu N` at equal priority, in turns. The fair share is what the threads would get if all cores were divided
-evenly among them and the N.
+`stress-ng --cpu N` at equal priority, in turns. The fair share is what the threads would get if the cores were divided
+evenly among them and the N, over what they get alone.
 """
 
 import argparse
@@ -121,7 +121,7 @@ def main() -> None:
     if options.load and shutil.which("stress-ng") is None:
         parser.error("--load needs stress-ng (Debian: apt-get install stress-ng)")
     cores, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
-    fair = min(1.0, cores / (threads + options.load))
+    fair = min(1.0, cores / (threads + options.load)) / min(1.0, cores / threads)
     rate = bandwidth()
     print(f"memory: {rate / 1e9:.1f} GB/s with {torch.get_num_threads()} threads")
     for name, kind in itertools.product(options.models, options.dtypes):
