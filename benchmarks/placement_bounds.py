@@ -28,6 +28,8 @@ from rich.table import Table
 
 from repro import exflow, paths
 from repro.exflow.bound import sdp
+from repro.exflow.evaluate import loads
+from repro.exflow.search import balance
 
 ROUTINGS = (
     ("gptoss20b_routing", (2, 4, 8, 16)),
@@ -37,7 +39,8 @@ ROUTINGS = (
     ("gpt_moe_routing_32e", (2, 4, 8, 16)),
     ("gpt_moe_routing_64e", (2, 4, 8, 16)),
 )
-LOADS, SLOTS = (1.2,), (1, 2, 4)  # limits on load and redundant slots, where they are asked for
+SLOTS = (1, 2, 4)  # redundant ones, where they are asked for
+LOAD = 1.05  # times the lowest limit on load that can be kept in every layer, where it is asked for
 CLOSE = 0.15
 
 
@@ -87,23 +90,19 @@ def timed_bound(
     return bound, seconds, close[0] if close else seconds if gap(found, bound) <= CLOSE else None
 
 
-def rows(
-    name: str, gpus: int, search_s: float, bound_s: float, loads: tuple[float, ...], slots: tuple[int, ...]
-) -> Iterator[Row]:
-    """The plain problem, then with each limit on load, then with redundant slots."""
+def rows(name: str, gpus: int, search_s: float, bound_s: float, variants: bool) -> Iterator[Row]:
+    """The plain problem; of `variants` also with a limit on load, then with redundant slots."""
     trace = exflow.load_trace(paths.data(f"{name}.npz")).top(1)
     counts = exflow.transitions(trace)
-    for load in (None, *loads):
-        try:
-            placement = exflow.place(counts, gpus, time_limit_s=search_s, max_load=load)
-        except ValueError:  # no placement keeps the limit
-            continue
+    least = float(LOAD * balance.least_max_load(loads(counts), gpus).max())
+    for load in (None, least) if variants else (None,):
+        placement = exflow.place(counts, gpus, time_limit_s=search_s, max_load=load)
         found = exflow.evaluate(placement, counts).crossing_fraction
         quick = exflow.lower_bound(counts, gpus, max_load=load)
         yield Row(name, gpus, load, 0, found, quick, *timed_bound(trace, gpus, load, bound_s, found))
         if load is None:
             plain = placement
-    for extra in slots:
+    for extra in SLOTS if variants else ():
         if (held := trace.num_experts // gpus + extra) < trace.num_experts:
             placed = exflow.place_replicas(plain, trace, extra, "hops")
             found = exflow.evaluate_replicas(placed, trace).hops_per_token / len(counts)
@@ -122,7 +121,7 @@ def table(found: list[Row]) -> Table:
         shown.add_row(
             row.routing,
             str(row.gpus),
-            "" if row.load is None else f"{row.load:g}",
+            "" if row.load is None else f"{row.load:.3g}",
             str(row.slots or ""),
             f"{row.found:.4f}",
             *(("", "") if row.slots else (f"{row.quick:.4f}", f"{gap(row.found, row.quick):.1%}")),
@@ -140,7 +139,7 @@ def main() -> None:
     parser.add_argument("--bound-seconds", type=float, default=50.0)
     parser.add_argument("--routings", nargs="+", default=[""], help="parts of names of routings")
     parser.add_argument("--gpus", type=int, nargs="+", help="default: 2 to 16, as far as the experts divide")
-    parser.add_argument("--variants", action="store_true", help="also limits on load and redundant slots")
+    parser.add_argument("--variants", action="store_true", help="also a limit on load, and redundant slots")
     parser.add_argument("--csv", type=Path, help="write the rows to this file")
     options = parser.parse_args()
     chosen = [
@@ -152,9 +151,8 @@ def main() -> None:
     if not chosen:
         raise SystemExit(f"no routing matches; known: {', '.join(name for name, _ in ROUTINGS)}")
     found = []
-    variants = (LOADS, SLOTS) if options.variants else ((), ())
     for name, gpus in track(chosen, transient=True):
-        found += rows(name, gpus, options.search_seconds, options.bound_seconds, *variants)
+        found += rows(name, gpus, options.search_seconds, options.bound_seconds, options.variants)
     Console(width=130).print(table(found))
     if options.csv:
         with options.csv.open("w", newline="") as file:
