@@ -485,7 +485,9 @@ def test_a_chat_template_that_fails(tmp_path, kind, value):
     refuses(lambda: checkpoint.chat_prompt(path, "hello"), ValueError, path, "tokenizer.chat_template")
 
 
-@pytest.mark.parametrize(("kind", "value"), [(U32, 19), (U64, 2**63), (5, -1), (BOOL, True), (STRING, "<s>"), (F32, 0.0)])
+@pytest.mark.parametrize(
+    ("kind", "value"), [(U32, 19), (U64, 2**63), (5, -1), (BOOL, True), (STRING, "<s>"), (F32, 0.0)]
+)
 def test_a_token_at_an_end_that_is_none(tmp_path, kind, value):
     path = gguf(tmp_path, with_key("tokenizer.ggml.bos_token_id", kind, value))
     refuses(lambda: checkpoint.chat_prompt(path, "a"), ValueError, path, f"bos_token_id is {value!r}, allowed: 0 to 18")

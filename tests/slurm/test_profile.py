@@ -97,7 +97,8 @@ def test_from_points_to_the_report(points, project):
     assert "Nothing to be done" in snakemake(*wanted)
     stale = Path(plan.make("smoke", "box").jobs[0].record)
     stale.write_text(stale.read_text().replace(found[0].provenance.source_hash, "of other code"))
-    assert re.search(r"^allocation +1$", snakemake("-n", *wanted), re.MULTILINE)  # though its job had said that it was done
+    said = snakemake("-n", *wanted)
+    assert re.search(r"^allocation +1$", said, re.MULTILINE)  # though its job had said that it was done
 
 
 def wait_for(what, seconds, why):

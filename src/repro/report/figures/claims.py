@@ -1,4 +1,4 @@
-"""Every claim of the three papers beside our numbers; the story is `notebooks/claims.ipynb`."""
+"""Every claim of the papers beside our numbers; the story is `notebooks/claims.ipynb`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
