@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import repro
 from repro import paths
-from repro.baselines import eplb
 from repro.exflow.levels import make_levels
 from repro.exflow.recording import RoutingCounts
+from repro.exflow.serving import eplb
 from repro.exflow.serving.online import place_for_hops, place_near
 from repro.exflow.serving.policy import AffinityPolicy, keep_slots, policy_for, rebalance_experts
 from repro.exflow.serving.slots import logical_to_physical

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repro import paths
-from repro.baselines import eplb
 from repro.comm import Communicator
 from repro.exflow.moe import Decoder
 from repro.exflow.moe.cache import KeysValues
@@ -17,6 +16,7 @@ from repro.exflow.moe.hosting import Hosting, Layout
 from repro.exflow.moe.rebalance import Rebalancer
 from repro.exflow.recording import RoutingCounts, record_routing
 from repro.exflow.search.portfolio import compile_kernels
+from repro.exflow.serving import eplb
 from repro.exflow.serving.policy import policy_for
 from repro.exflow.serving.slots import Replicas, logical_to_physical
 from repro.exflow.trace import transitions

@@ -101,12 +101,13 @@ def test_a_picture_has_its_question_answer_and_verdicts_in_words(page):
 def test_three_sentences_tell_every_primary_claim(page):
     told = page.split('id="outcome"')[1].split('id="primary"')[0]
     cards = re.findall(r"<section.*?</section>", told, re.DOTALL)
-    assert len(cards) == 3
+    claims = registry.load()
+    assert len(cards) == len({claim.id.split("-")[0] for claim in claims if claim.kind == "claim"})
     for card in cards:
         paragraph = re.sub(r"<[^>]+>|\d\.\d", "", card.split("<p>")[2].split("</p>")[0])
         assert len(re.findall(r"\.(?:\s|$)", paragraph)) == 3, paragraph
     primary = re.findall(r'<tbody id="([^"]+)"[^>]*data-kind="claim primary"', page)
-    assert len(primary) == 12 and all(f'href="#{name}"' in told for name in primary)
+    assert len(primary) == sum(claim.primary for claim in claims) and all(f'href="#{name}"' in told for name in primary)
 
 
 def test_each_claim_opens_to_what_it_rests_on(page):

@@ -19,7 +19,6 @@ import time
 import numpy as np
 from numba import njit
 
-from repro.baselines import eplb
 from repro.exflow.evaluate import check_counts
 from repro.exflow.levels import Levels
 from repro.exflow.search import portfolio

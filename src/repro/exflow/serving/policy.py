@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repro.baselines import eplb
 from repro.exflow.levels import make_levels
 from repro.exflow.recording import RoutingCounts
+from repro.exflow.serving import eplb
 from repro.exflow.serving.online import place_for_hops
 from repro.exflow.serving.slots import logical_to_physical
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from repro import exflow, paths
-from repro.baselines import deepspeed, deepspeed_moe, eplb
+from repro.baselines import deepspeed, deepspeed_moe
 from repro.comm.communicator import Communicator
 from repro.exflow.evaluate import loads
 from repro.exflow.levels import make_levels
@@ -19,6 +19,7 @@ from repro.exflow.moe import Decoder
 from repro.exflow.moe.cache import KeysValues
 from repro.exflow.moe.meter import Iteration
 from repro.exflow.recording import record_routing
+from repro.exflow.serving import eplb
 from repro.exflow.serving.online import place_for_hops, place_near
 from repro.exflow.serving.slots import physical_to_logical
 from repro.experiments.base import MissingHardware, Outcome
