@@ -23,6 +23,7 @@ from repro.exflow.evaluate import check_counts
 from repro.exflow.levels import Levels
 from repro.exflow.search import portfolio
 from repro.exflow.search.problem import ROUNDING, Problem
+from repro.exflow.serving import eplb
 
 
 def place_for_hops(
