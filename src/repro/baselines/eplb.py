@@ -28,7 +28,7 @@ def rebalance_experts(
     weight = np.asarray(weight, np.float64)
     if weight.ndim != 2 or not weight.size or not np.isfinite(weight).all() or (weight < 0).any():
         raise ValueError(f"weight is {weight.dtype} {weight.shape}, must be [layers, experts], finite and not negative")
-    layers, experts = weight.shape
+    experts = weight.shape[1]
     if num_groups < 1 or num_nodes < 1 or num_groups % num_nodes:
         num_groups, num_nodes = 1, 1
     for what, number, parts in (
