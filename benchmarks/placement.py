@@ -27,6 +27,7 @@ from pathlib import Path
 from time import perf_counter
 
 import numpy as np
+import placement_serving
 from placement_instances import Instance, drawn, instances
 from placement_solvers import cp_sat, synthetic
 from placement_solvers.partitioners import PARTITIONERS, staged
@@ -229,9 +230,13 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS, metavar="METHOD")
     parser.add_argument("--instances", nargs="+", default=[""], help="parts of names of instances; `list` names them")
     parser.add_argument("--quick", action="store_true", help="four instances, 1 s each: about a minute")
+    parser.add_argument("--serving", action="store_true", help="placements with copies instead: `placement_serving.py`")
+    parser.add_argument("--figure", type=Path, help="with --serving: draw hops against load into this file (PNG)")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--csv", type=Path, help="write the rows to this file")
     options = parser.parse_args()
+    if options.serving:
+        return placement_serving.main(options.instances, options.csv, options.figure)
     console = Console(width=130)
     known = instances()
     if options.instances == ["list"]:

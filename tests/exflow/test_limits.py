@@ -83,11 +83,7 @@ SEARCHES = {
     "on whole tokens": ("--gpus 8 --objective gpus --method random", "repro.exflow.serving.fanout:_tables"),
     "while copies are placed": (
         "--gpus 8 --extra-slots 4 --format vllm --method random",
-        "repro.exflow.serving.replicas:_routes",
-    ),
-    "while copies are shared": (
-        "--gpus 8 --extra-slots 4 --format vllm --method random --copies-for load",
-        "repro.exflow.serving.replicas:_shares",
+        "repro.exflow.search.joint:sweep",
     ),
     "in the bound": ("--gpus 8 --method random", "repro.exflow.bound:spectrum"),
 }
@@ -111,7 +107,7 @@ def interrupting(monkeypatch, function, after=None):
         command = importlib.import_module("repro.cli.place")
         compiled = command._compile
         monkeypatch.setattr(
-            command, "_compile", lambda on_tokens: (compiled(on_tokens), monkeypatch.setattr(module, attribute, call))
+            command, "_compile", lambda *what: (compiled(*what), monkeypatch.setattr(module, attribute, call))
         )
     return pressed
 

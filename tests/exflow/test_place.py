@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from repro import cli, exflow, experiments
-from repro.exflow.serving import export, fanout, replicas, slots
+from repro.exflow.serving import export, fanout, slots
 
 KEYS = {
     "hops_per_token",
@@ -148,7 +148,7 @@ def test_choices_are_those_of_the_library():
     hints = get_type_hints(importlib.import_module("repro.cli.place").place)
     assert get_args(hints["method"]) == tuple(exflow.METHODS) and get_args(hints["format_"]) == tuple(exflow.FORMATS)
     assert get_args(hints["objective"]) == ("hops", *fanout.OBJECTIVES)
-    assert get_args(hints["copies_for"]) == replicas.OBJECTIVES
+    assert set(get_args(hints["dealing"])) == set(slots.DEALINGS)
 
 
 def test_the_format_that_is_asked_for_is_written(tmp_path, trace_file):
@@ -261,20 +261,16 @@ def test_a_topology_within_a_load_limit(trace_file):
             "'pairs' is not one of 'hops', 'new_gpus', 'gpus'",
         ),
         ("--gpus 4 --objective gpus --max-load 2", "--max-load is 2.0: kept with objective hops only, found gpus"),
-        (
-            "--levels node=2,rack=2,row=2 --extra-slots 1",
-            "--extra-slots is 1: knows GPUs and nodes, found 3 levels",
-        ),
-        (
-            "--gpus 4 --max-load 1.5 --extra-slots 1",
-            "--max-load 1.5: copies for hops may exceed it; use --copies-for load",
-        ),
+        ("--gpus 4 --pareto --update x.csv", "--pareto and --update: give one of them"),
+        ("--gpus 4 --pareto --objective gpus", "--pareto and --objective gpus: give one of them"),
+        ("--gpus 4 --moves 2", "--moves is 2: counts from an old placement, give --update"),
+        ("--gpus 4 --update none.json", "none.json: no such placement"),
+        ("--gpus 4 --pareto --out x.csv", "--out x.csv: --pareto writes no placement"),
+        ("--gpus 4 --dealing shares --out x.csv", "--dealing is shares: no format of --out holds the shares"),
+        ("--gpus 4 --tokens-needed", "no sequence boundaries"),
         ("--gpus 4 --format sglang --out x.csv", "--out x.csv: SGLang reads a file as JSON"),
         ("--gpus 4 --extra-slots 7", "--extra-slots is 7, allowed: 0 to 6"),
-        (
-            "--gpus 4 --extra-slots 1 --copies-for x",
-            "'x' is not one of 'hops', 'load'",
-        ),
+        ("--gpus 4 --extra-slots 1 --dealing x", "'x' is not one of 'near', 'even', 'shares'"),
         ("--gpus 4 --extra-slots 1 --out x.csv", "--format is csv: it has no copies of experts, allowed: sglang, vllm"),
     ],
 )
@@ -283,16 +279,35 @@ def test_wrong_options_are_named(trace_file, options, message):
 
 
 def test_copies_come_into_the_file_and_save_what_they_are_for(tmp_path, trace_file):
-    def placed(copies_for):
-        options = f"--gpus 4 --gpus-per-node 2 --extra-slots 1 --copies-for {copies_for} --rounds 1 --format vllm"
-        return place(trace_file, options + " --out {out}", out=tmp_path / f"{copies_for}.json")
+    def placed(name, limit):
+        options = f"--gpus 4 --gpus-per-node 2 --slots 1 {limit} --rounds 1 --format vllm --dealing even"
+        return place(trace_file, options + " --out {out}", out=tmp_path / f"{name}.json")
 
-    hops, load = placed("hops"), placed("load")
-    assert hops["copies_hops_per_token"] < hops["hops_per_token"]
+    hops, load = placed("hops", ""), placed("load", "--max-load 1")
+    assert hops["copies_hops_per_token"] < load["copies_hops_per_token"]
     assert load["copies_max_load_worst_layer"] < hops["copies_max_load_worst_layer"]
     places = np.array(json.loads((tmp_path / "hops.json").read_text()))
-    found = exflow.evaluate_replicas(exflow.Replicas(places, 4, 2), exflow.load_trace(trace_file))
+    found = exflow.evaluate_replicas(exflow.Replicas(places, 4, 2), exflow.load_trace(trace_file), "even")
     assert places.shape == (4, 4 * 3) and found.hops_per_token == hops["copies_hops_per_token"]
+
+
+def test_an_update_moves_few_experts_of_any_file(tmp_path, trace_file):
+    place(trace_file, "--gpus 4 --method contiguous --out {out}", out=tmp_path / "old.csv")
+    options = "--gpus 4 --rounds 1 --format sglang --out {out} --update "
+    first = place(trace_file, f"{options}{tmp_path / 'old.csv'} --moves 6", out=tmp_path / "new.json")
+    assert 0 < first["moved"] <= 6 and first["copies_hops_per_token"] < first["old_hops_per_token"]
+    again = place(trace_file, f"{options}{tmp_path / 'new.json'} --moves 0", out=tmp_path / "same.json")
+    assert again["moved"] == 0 and again["old_hops_per_token"] == first["copies_hops_per_token"]
+    assert "no map of experts by slot for 3 GPUs" in refused(trace_file, f"--gpus 3 --update {tmp_path / 'new.json'}")
+
+
+def test_a_front_and_how_many_tokens(tmp_path, trace_file):
+    rows = place(trace_file, "--gpus 4 --pareto --slots 1 --rounds 1")
+    loads, hops = ([row[name] for row in rows] for name in ("max_load", "hops_per_token"))
+    assert len(rows) > 1 and loads == sorted(loads) and hops == sorted(hops, reverse=True)
+    np.savez(tmp_path / "t.npz", experts=np.load(trace_file), seq_len=np.full(10, len(np.load(trace_file)) // 10))
+    found = place(tmp_path / "t.npz", "--gpus 4 --tokens-needed --rounds 1")
+    assert found["recorded"] == len(np.load(trace_file)) and found["hops_at_best"] > 0 and found["loss"] >= 0
 
 
 @pytest.mark.parametrize("objective", ["new_gpus", "gpus"])

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
+from repro.cli import served
 from repro.cli.clock import Clock
-from repro.cli.console import Json, progress, stderr, try_output, user_errors
+from repro.cli.console import Json, emit, progress, stderr, try_output, user_errors
 from repro.cli.placed import numbers, show
 
 if TYPE_CHECKING:  # loading these takes a second, and `repro --help` waits for none
@@ -58,11 +59,36 @@ def place(
     ] = "hops",
     extra_slots: Annotated[
         int,
-        typer.Option(min=0, help="Slots of a GPU and layer for copies of experts (top-1; formats sglang and vllm)."),
+        typer.Option(
+            "--extra-slots",
+            "--slots",
+            min=0,
+            help="Slots of a GPU and layer for copies of experts (top-1; formats sglang and vllm). They save hops, or with "
+            "--max-load, to which they then come as near as they can, both.",
+        ),
     ] = 0,
-    copies_for: Annotated[
-        Literal["hops", "load"], typer.Option(help="What copies save: hops, or load of the busiest GPU.")
-    ] = "hops",
+    dealing: Annotated[
+        Literal["near", "even", "shares"],
+        typer.Option(
+            help="Which copy the server gives a token to: the nearest (SGLang, static), all in turn (vLLM; SGLang, "
+            "dynamic), or shares by the GPU of the token, which no file of a server holds."
+        ),
+    ] = "near",
+    pareto: Annotated[
+        bool, typer.Option("--pareto", help="Print hops against load of several placements instead (top-1).")
+    ] = False,
+    update: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Change this placement (CSV, or a map of sglang or vllm) instead (top-1)."),
+    ] = None,
+    moves: Annotated[
+        int | None,
+        typer.Option(min=0, help="With --update: most experts that come to another GPU. Default: any number."),
+    ] = None,
+    tokens_needed: Annotated[
+        bool,
+        typer.Option("--tokens-needed", help="Say how many tokens to record for a placement of this machine."),
+    ] = False,
     num_experts: Annotated[
         int | None, typer.Option(min=1, help="Experts per layer; default: the file's, else the highest id + 1.")
     ] = None,
@@ -104,40 +130,58 @@ def place(
     the seconds spent placing. With --levels also the hops of each level; for top-k the GPUs and nodes of whole tokens;
     with --extra-slots the same numbers of the placement with copies.
 
+    With --pareto the hops and loads of placements from the most even to the one with the fewest hops; with --update
+    those before and after the best change found with at most --moves experts; with --tokens-needed how many tokens
+    are enough, by what placements by parts of the sequences lose on the others.
+
     With --evaluate the same numbers of a placement that somebody else made.
 
     Ctrl-C ends the search: the best placement so far is written, and the exit code is 130. A second one ends at once.
     """
-    with user_errors(), _option_names(), progress(f"placing with {method}") as update:
+    with user_errors(), _option_names(), progress(f"placing with {method}") as update_bar:
         from repro import exflow
 
         on_tokens = objective != "hops"
         if on_tokens and max_load is not None:
             raise ValueError(f"max_load is {max_load}: kept with objective hops only, found {objective}")
-        if max_load is not None and extra_slots and copies_for == "hops":
-            raise ValueError(f"--max-load {max_load:g}: copies for hops may exceed it; use --copies-for load")
         if time_limit is not None and not 0.0 < time_limit < math.inf:
             raise ValueError(f"time_limit is {time_limit}, must be positive and finite")
         if evaluate is not None and (on_tokens or max_load is not None):
             raise ValueError(
                 f"--evaluate {evaluate}: nothing is searched, so neither --objective nor --max-load applies"
             )
+        modes = {"--pareto": pareto, "--update": update, "--tokens-needed": tokens_needed, "--evaluate": evaluate}
+        _check_modes(modes | {f"--objective {objective}": on_tokens}, dealing, out, moves)
         _check_output(out, format_, dense_layers, extra_slots)
         machine, prices, known = _machine(gpus, gpus_per_node, levels, costs)
         if on_tokens and len(known.sizes) > 2:
             raise ValueError(f"objective is {objective}: knows GPUs and nodes, found {len(known.sizes)} levels")
-        _compile(on_tokens)
+        _compile(on_tokens, bool(extra_slots or pareto or update))
         clock = Clock(math.inf if time_limit is None else time_limit)
         routing = exflow.load_trace(trace, num_experts, top_k)
         _check_extra_slots(extra_slots, routing, known)
         counts, ends = exflow.transitions(routing), (known.costs[0], known.costs[-1])
+        old = None if update is None else served.read_old(update, routing, known)
 
         with clock.stopped_by_interrupts():
-            search: dict[str, Any] = {"seed": seed, "progress": update, "clock": clock}
+            search: dict[str, Any] = {"seed": seed, "progress": update_bar, "clock": clock}
+            copying = {"dealing": dealing, "costs": prices, "rounds": rounds, **search}
+            if tokens_needed:
+                few = {"rounds": rounds, "costs": prices, **search}
+                return emit(asdict(exflow.tokens_needed(routing, machine, gpus_per_node, **few)))
+            if pareto:
+                within = None if time_limit is None else clock.share(SEARCH_SHARE)
+                front = exflow.serving_front(
+                    routing, machine, gpus_per_node, extra_slots, time_limit_s=within, **copying
+                )
+                return served.show_front(front, routing, dealing, json_)
             limit = None if time_limit is None else clock.share(COPIES_SHARE if extra_slots else SEARCH_SHARE)
             on_pairs = None if limit is None else limit * (1 - TOKENS_SHARE * on_tokens)
             limits: dict[str, Any] = {"time_limit_s": on_pairs, "rounds": rounds, "costs": prices, "max_load": max_load}
-            if evaluate is None:
+            if old is not None:
+                placement = exflow.place(counts, machine, gpus_per_node, "contiguous")
+            elif evaluate is None:
+                limits["where_possible"] = extra_slots > 0
                 placement = exflow.place(counts, machine, gpus_per_node, method, **limits, **search)
             else:
                 placement = _given(evaluate, routing, known)
@@ -147,15 +191,21 @@ def place(
                 placement = exflow.place_for_fanout(routing, placement, objective, ends, **limits, **search)
                 seconds += placement.seconds
             placed: Any = placement.gpu  # or a `Replicas`
-            if extra_slots:
-                copying = clock.within(clock.share(SEARCH_SHARE))
-                placed = exflow.place_replicas(placement, routing, extra_slots, copies_for, ends, update, copying)
+            if extra_slots or old is not None:
+                copying |= {"time_limit_s": None if time_limit is None else clock.share(SEARCH_SHARE)}
+                copying |= {"start": old or placement, "moves": moves, "max_load": max_load}
+                placed = exflow.place_copies(routing, machine, gpus_per_node, extra_slots, **copying)
             if out is not None:
                 exflow.FORMATS[format_](placed, out, **({"dense_layers": dense_layers} if dense_layers else {}))
-            proving = clock.within(BOUND_S) if time_limit is None else clock
-            result = numbers(placement, routing, counts, levels is not None, proving) | {"seconds": seconds}
-            if extra_slots:
-                found = asdict(exflow.evaluate_replicas(placed, routing))
+            if old is None:
+                proving = clock.within(BOUND_S) if time_limit is None else clock
+                result = numbers(placement, routing, counts, levels is not None, proving) | {"seconds": seconds}
+            else:
+                before = asdict(exflow.evaluate_replicas(old, routing, dealing))
+                result = {f"old_{name}": value for name, value in before.items()}
+                result |= {"moved": served.moved(placed, old)}
+            if extra_slots or old is not None:
+                found = asdict(exflow.evaluate_replicas(placed, routing, dealing))
                 result |= {f"copies_{name}": value for name, value in found.items()}
     show(result, json_)
     if clock.interrupted:
@@ -193,7 +243,7 @@ def _given(path: Path, routing: "Trace", machine: "Levels") -> "Placement":
     return exflow.Placement(gpu, machine.gpus, per_node, "evaluated", f"read from {path}", levels=machine)
 
 
-def _compile(on_tokens: bool) -> None:
+def _compile(on_tokens: bool, copies: bool) -> None:
     """Compile what numba compiles, or load it from its cache, before the clock starts: seconds the first time."""
     import numpy as np
 
@@ -205,6 +255,8 @@ def _compile(on_tokens: bool) -> None:
     counts = exflow.transitions(trace)
     portfolio.compile_kernels()
     bound.compile_kernels()
+    if copies:
+        exflow.place_copies(counts, 2, rounds=0)
     if on_tokens:
         exflow.place_for_fanout(trace, exflow.place(counts, 2, method="contiguous"), sweeps=1)
 
@@ -230,6 +282,19 @@ def _naming(option: str) -> Iterator[None]:
         raise ValueError(f"{option}: {error}") from error
 
 
+def _check_modes(given: dict[str, Any], dealing: str, out: Path | None, moves: int | None) -> None:
+    """ValueError where options of the modes beyond placing once exclude each other; `given`: mode to what was asked."""
+    modes = [name for name, asked in given.items() if asked]
+    if len(modes) > 1:
+        raise ValueError(f"{' and '.join(modes)}: give one of them")
+    if moves is not None and modes != ["--update"]:
+        raise ValueError(f"moves is {moves}: counts from an old placement, give --update")
+    if out is not None and modes and modes[0] in ("--pareto", "--tokens-needed"):
+        raise ValueError(f"--out {out}: {modes[0]} writes no placement")
+    if out is not None and dealing == "shares":
+        raise ValueError(f"dealing is {dealing}: no format of --out holds the shares, allowed: near, even")
+
+
 def _check_output(out: Path | None, format_: str, dense_layers: int, extra_slots: int) -> None:
     if dense_layers and format_ != "sglang":
         raise ValueError(f"dense_layers is {dense_layers}: only SGLang's format counts them, found format {format_!r}")
@@ -250,5 +315,3 @@ def _check_extra_slots(extra_slots: int, routing: "Trace", machine: "Levels") ->
         raise ValueError(
             f"extra_slots is {extra_slots}: copies are for top-1 routing, found top-{routing.k}; use --top-k 1"
         )
-    if extra_slots and len(machine.sizes) > 2:
-        raise ValueError(f"extra_slots is {extra_slots}: knows GPUs and nodes, found {len(machine.sizes)} levels")

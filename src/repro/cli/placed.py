@@ -35,7 +35,7 @@ def numbers(
 
 
 def show(result: dict[str, float], json_: bool) -> None:
-    if result["bound_share"] < 1:
+    if result.get("bound_share", 1.0) < 1:
         done = f"{result['bound_share']:.0%}"
         stderr.print(f"bound: complete for {done} of the pairs of layers when the time was over, weaker for the others")
     if json_:

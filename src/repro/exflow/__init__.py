@@ -22,12 +22,14 @@ except ImportError as error:
 
 from repro.exflow.affinity import measure_affinity
 from repro.exflow.bound import gap, hop_cost_bound, lower_bound, replicated_bound
-from repro.exflow.pareto import pareto_front
+from repro.exflow.pareto import pareto_front, serving_front
 from repro.exflow.placement import METHODS, Placement, evaluate, place
+from repro.exflow.serving.copies import place_copies
 from repro.exflow.serving.export import FORMATS, read_csv
 from repro.exflow.serving.fanout import fan_out, place_for_fanout
 from repro.exflow.serving.replicas import evaluate_replicas, place_replicas
 from repro.exflow.serving.slots import Replicas
+from repro.exflow.spread import tokens_needed
 from repro.exflow.trace import Trace, transitions
 from repro.exflow.trace_files import load_trace
 
@@ -47,9 +49,12 @@ __all__ = [
     "measure_affinity",
     "pareto_front",
     "place",
+    "place_copies",
     "place_for_fanout",
     "place_replicas",
     "read_csv",
     "replicated_bound",
+    "serving_front",
+    "tokens_needed",
     "transitions",
 ]

@@ -73,6 +73,7 @@ class Task:
     seed: int
     budget: Budget
     max_load: float | None
+    where_possible: bool = False
 
     @property
     def stages(self) -> list[int]:
@@ -95,6 +96,7 @@ def place(
     *,
     costs: Sequence[float] | None = None,
     max_load: float | None = None,
+    where_possible: bool = False,
     clock: Clock | None = None,
 ) -> Placement:
     """Place the experts of `counts` (transition counts, [layers-1, E, E]) on P GPUs, E/P per GPU and layer.
@@ -115,7 +117,8 @@ def place(
     left of a longer job, and is asked every few milliseconds: where it says 0, the best placement so far is returned.
 
     `max_load` (affinity only): the busiest GPU of each layer gets at most so many times the even share of the tokens of
-    `counts` (up to rounding, 1e-9). ValueError names the layer and its hottest expert where no such placement is found.
+    `counts` (up to rounding, 1e-9). ValueError names the layer and its hottest expert where no such placement is found;
+    with `where_possible`, such a layer is limited to the lowest load that is found instead.
 
     Raises ValueError when E is no multiple of P, the levels or costs are none (`levels.make_levels`), the counts are
     not such counts, or an integer program is too large (`paper.LARGEST_PROGRAM`).
@@ -128,7 +131,7 @@ def place(
         portfolio.compile_kernels()
     start = time.perf_counter()
     budget = Budget(rounds, start + (TIME_LIMIT_S if time_limit_s is None else time_limit_s), progress, clock=clock)
-    task = Task(np.ascontiguousarray(counts, np.float64), levels, seed, budget, max_load)
+    task = Task(np.ascontiguousarray(counts, np.float64), levels, seed, budget, max_load, where_possible)
     with threadpool_limits(1, user_api="blas"):  # matrices are small: more threads wait more than they compute
         gpu, found = METHODS[method](task)
     assert all((np.bincount(row, minlength=levels.gpus) == gpu.shape[1] // levels.gpus).all() for row in gpu)
@@ -190,8 +193,12 @@ def _affinity(task: Task) -> Found:
     counts, levels, budget, stages = task.counts, task.levels, task.budget, task.stages
     weight, cap = loads(counts), None
     if task.max_load is not None:
-        balance.check_limit(weight, levels.gpus, task.max_load)
-        cap = task.max_load * weight.sum(axis=1) / levels.gpus
+        limit: float | np.ndarray = task.max_load
+        if task.where_possible:
+            limit = np.maximum(limit, balance.least_max_load(weight, levels.gpus))
+        else:
+            balance.check_limit(weight, levels.gpus, task.max_load)
+        cap = limit * weight.sum(axis=1) / levels.gpus
     proofs: list[bool] = []
     deadline, solves = budget.deadline, sum(math.prod(stages[:depth]) for depth in range(len(stages)))
     jobs = solves + (len(stages) > 1)  # the polish

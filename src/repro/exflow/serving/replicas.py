@@ -14,10 +14,11 @@ import numpy as np
 from repro.exflow.evaluate import check_shapes
 from repro.exflow.placement import Placement
 from repro.exflow.search.portfolio import Clock, Progress, forever
-from repro.exflow.serving.slots import Replicas, check_aim, physical_to_logical
+from repro.exflow.serving.slots import DEALINGS, Replicas, check_aim, physical_to_logical
 from repro.exflow.trace import Trace, by_layer
 
 OBJECTIVES = ("hops", "load")
+STEPS = (0.6180339887498949, 0.7548776662466927)
 TRIES = 4  # experts that are tried for a slot before it gets none
 
 
@@ -32,10 +33,43 @@ class ReplicaCost:
     max_load_worst_layer: float
 
 
-def evaluate_replicas(replicas: Replicas, trace: Trace) -> ReplicaCost:
-    """Walk the tokens of a top-1 `trace` through the layers by that rule; ValueError for k > 1 or other shapes."""
-    hosted, gpus, per_node = replicas.hosted, replicas.gpus, replicas.gpus_per_node
-    at = _walk(_by_layer(trace, hosted), _routes(hosted, per_node))
+def walk(replicas: Replicas, trace: Trace, dealing: str | None = None) -> np.ndarray:
+    """int64 [layers+1, T]: where each token of a top-1 `trace` starts, and its GPU in each layer. `dealing`: one of
+    `slots.DEALINGS`; None: `shares` where the placement has them, else `near`. ValueError for k > 1, other shapes, or
+    shares that the placement has not."""
+    hosted = replicas.hosted
+    tokens, dealing = _by_layer(trace, hosted), dealing or ("near" if replicas.share is None else "shares")
+    if dealing not in DEALINGS or (dealing == "shares" and replicas.share is None):
+        raise ValueError(f"dealing is {dealing!r}, allowed: {', '.join(DEALINGS)}, shares where the placement has them")
+    if dealing == "near":
+        return _walk(tokens, _routes(hosted, replicas.gpus_per_node))
+    at = [np.arange(trace.tokens) % replicas.gpus]
+    for layer, expert in enumerate(tokens):
+        if dealing == "even":
+            among, source = hosted[layer] / hosted[layer].sum(axis=1, keepdims=True), (expert,)
+        else:
+            among, source = replicas.share[layer], (expert, at[-1])
+        at.append(dealt(among, source, layer))
+    return np.array(at)
+
+
+def dealt(among: np.ndarray, source: tuple[np.ndarray, ...], layer: int) -> np.ndarray:
+    """int64 [T]: the GPU of each token, dealt by the shares `among[source]` [T, gpus] as a hash of its number and the
+    layer would; two irrational steps spread tokens evenly over every subset."""
+    tokens, gpus = len(source[0]), among.shape[-1]
+    luck = (np.arange(tokens) * STEPS[0] + layer * STEPS[1]) % 1.0
+    upper = np.cumsum(among, axis=-1)
+    upper[upper > 1.0 - 1e-9] = 2.0  # the last copy takes what rounding leaves
+    there = np.zeros(tokens, np.int64)
+    for gpu in range(gpus - 1):
+        there += luck >= upper[(*source, gpu)]
+    return there
+
+
+def evaluate_replicas(replicas: Replicas, trace: Trace, dealing: str | None = None) -> ReplicaCost:
+    """Walk the tokens of a top-1 `trace` through the layers; errors and `dealing` as in `walk`."""
+    gpus, per_node = replicas.gpus, replicas.gpus_per_node
+    at = walk(replicas, trace, dealing)
     here, there = at[1:-1], at[2:]
     hops = (here != there).sum() / trace.tokens
     inter = (here // per_node != there // per_node).sum() / trace.tokens

@@ -1,10 +1,19 @@
-"""Experts as expert-parallel servers number their places: S slots per GPU and layer, slot s on GPU s // S."""
+"""Experts as expert-parallel servers number their places: S slots per GPU and layer, slot s on GPU s // S.
+
+Which copy of an expert takes a token, one of DEALINGS:
+  near    one on the token's own GPU, else one on its node, else any; of several equally near the (g mod their number)-th
+          in GPU order, for a token on GPU g, as in SGLang's static dispatch (which draws where we count)
+  even    all in turn, wherever the token is: vLLM, SGLang's dynamic dispatch, and what EPLB assumes
+  shares  so many to each as the placement says, by the GPU of the token: for servers that take such a table
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+DEALINGS = ("shares", "near", "even")  # in the order of `search/joint.py`
 
 
 def check_aim(objective: str, objectives: Sequence[str], costs: Sequence[float]) -> None:
@@ -39,11 +48,15 @@ def logical_to_physical(experts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 class Replicas:
     """`physical_to_logical`: int64 [layers, slots of all GPUs], the expert in each slot, as vLLM and SGLang number
     them: GPU g has slots g·S to (g+1)·S-1 of S = slots / gpus. GPUs of one node are consecutive. ValueError when the
-    slots do not share evenly, or an expert (0 to the highest named) is in no slot of a layer."""
+    slots do not share evenly, or an expert (0 to the highest named) is in no slot of a layer.
+
+    `share`: float64 [layers, E, gpus, gpus], of the tokens on a GPU that are routed to an expert, how many go to its
+    copy on each GPU; None: they go to the nearest one."""
 
     physical_to_logical: np.ndarray
     gpus: int
     gpus_per_node: int
+    share: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         experts = self.physical_to_logical

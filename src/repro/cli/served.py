@@ -1,0 +1,59 @@
+"""What `repro place` does beyond placing once: a front, an update of an old placement, how many tokens to record."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from repro.cli.console import emit, stdout
+
+if TYPE_CHECKING:  # loading these takes a second, and `repro --help` waits for none
+    from repro.exflow import Replicas, Trace
+    from repro.exflow.levels import Levels
+
+
+def show_front(front: "list[Replicas]", routing: "Trace", dealing: str, json_: bool) -> None:
+    """Hops and load of each placement, the most even first."""
+    from repro import exflow
+
+    rows = [asdict(exflow.evaluate_replicas(placed, routing, dealing)) for placed in front]
+    if json_:
+        return emit(rows)
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*(f"{value:.4f}" for value in row.values()))
+    stdout.print(table)
+
+
+def read_old(path: Path, routing: "Trace", machine: "Levels") -> "Replicas":
+    """The placement of a file: a CSV as `--out` writes it, or a map of experts by slot, of SGLang or vLLM. ValueError
+    names the file and what is wrong; FileNotFoundError when there is none."""
+    import numpy as np
+
+    from repro import exflow
+    from repro.exflow.serving.slots import physical_to_logical
+
+    per_node = machine.spans[machine.node_level]
+    if path.suffix != ".json":
+        gpu = exflow.read_csv(path, routing.layers, routing.num_experts, machine.gpus)
+        return exflow.Replicas(physical_to_logical(gpu), machine.gpus, per_node)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such placement")
+    try:
+        found: Any = json.loads(path.read_text())
+        rows = np.array(found["physical_to_logical_map"] if isinstance(found, dict) else found)
+        old = exflow.Replicas(rows, machine.gpus, per_node)
+    except (KeyError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: no map of experts by slot for {machine.gpus} GPUs: {error}") from error
+    if (shape := (len(rows), old.num_experts)) != (expected := (routing.layers, routing.num_experts)):
+        raise ValueError(
+            f"{path}: {shape[0]} layers of {shape[1]} experts, the trace has {expected[0]} of {expected[1]}"
+        )
+    return old
+
+
+def moved(placed: "Replicas", old: "Replicas") -> int:
+    """Experts that a GPU holds and did not hold before, all layers together."""
+    return int((placed.hosted & ~old.hosted).sum())

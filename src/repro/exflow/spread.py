@@ -1,0 +1,68 @@
+"""How many tokens to record: what a placement loses on tokens that it has not seen, by how many it was placed by."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from repro.exflow.placement import evaluate, place
+from repro.exflow.trace import Trace, transitions
+from repro.topology import Topology
+
+DRAWS = 2  # halves of the sequences that are placed by, the other half being judged
+PARTS = (1.0, 0.5, 0.25, 0.125)  # of such a half
+ROUNDS = 3  # of each search
+LOSS = 0.01  # of the hops that is worth no more recording
+
+
+@dataclass(frozen=True)
+class Needed:
+    """`tokens`: enough for hops within LOSS of those that any number would give, by a fit of hops = `hops_at_best` + c /
+    tokens to placements by parts of the trace. `loss`: what the trace as it is loses by this fit, as a share.
+    `spread`: standard deviation of the hops between draws of sequences, as a share: a fit cannot tell less."""
+
+    tokens: float
+    recorded: float
+    hops_at_best: float
+    loss: float
+    spread: float
+
+
+def tokens_needed(
+    trace: Trace, gpus: int | Topology, gpus_per_node: int | None = None, *, seed: int = 0, **options: Any
+) -> Needed:
+    """Place by one half of the sequences, and by parts of it, and count on the other; `options`: as of `place`.
+
+    Raises ValueError as `place` and `Trace.split` do, for instance without sequence boundaries or with one sequence.
+    """
+    if options.get("rounds") is None:
+        options["rounds"] = ROUNDS
+    sizes, hops = [], []
+    for draw in range(DRAWS):
+        for train, other in _halves(trace, seed + draw):
+            judged = transitions(other)
+            for part in PARTS:
+                some = train if part == 1.0 else train.split(part, seed + draw)[0]
+                placed = place(transitions(some), gpus, gpus_per_node, seed=seed, **options)
+                sizes.append(some.tokens)
+                hops.append(evaluate(placed, judged).hops_per_token)
+    each = np.array(hops).reshape(-1, len(PARTS))
+    fewer, per_token = _fit(np.array(sizes), np.array(hops))
+    return Needed(
+        tokens=per_token / (LOSS * fewer) if fewer > 0 else 0.0,
+        recorded=float(trace.tokens),
+        hops_at_best=fewer,
+        loss=per_token / trace.tokens / fewer if fewer > 0 else 0.0,
+        spread=float(each[:, 0].std() / each[:, 0].mean()) if each[:, 0].any() else 0.0,
+    )
+
+
+def _halves(trace: Trace, seed: int) -> list[tuple[Trace, Trace]]:
+    one, other = trace.split(0.5, seed)
+    return [(one, other), (other, one)]
+
+
+def _fit(tokens: np.ndarray, hops: np.ndarray) -> tuple[float, float]:
+    """(a, b) of hops = a + b / tokens by least squares, b at least 0."""
+    (a, b), *_ = np.linalg.lstsq(np.stack([np.ones(len(tokens)), 1.0 / tokens], axis=1), hops, rcond=None)
+    return (float(a), float(b)) if b > 0 else (float(hops.mean()), 0.0)
