@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -67,8 +68,11 @@ def _of_prompts(rows: Rows) -> Tensor | None:
     """Bool [n]: which rows are of prompts; None where all decode."""
     if not any(span.prompt for span in rows.spans):
         return None
-    kinds, counts = ([getattr(span, name) for span in rows.spans] for name in ("prompt", "rows"))
-    return torch.tensor(kinds).repeat_interleave(torch.tensor(counts))
+    marks = torch.zeros(len(rows.tokens), dtype=torch.bool)
+    for span, end in zip(rows.spans, accumulate(span.rows for span in rows.spans), strict=True):
+        if span.prompt:
+            marks[end - span.rows : end] = True
+    return marks
 
 
 class PanelLinear:
