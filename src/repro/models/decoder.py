@@ -137,7 +137,8 @@ class Decoder(ABC):
         return PagedCache(self._cached(capacity), slots, capacity, blocks, block)
 
     def _cached(self, capacity: int) -> CacheSizes:
-        if not 1 <= capacity <= (most := self.config.longest):
+        most = self.config.longest
+        if not 1 <= capacity <= most:
             what = (
                 "context" if most == self.config.context else "sliding window, beyond which nothing is computed here:"
             )
