@@ -197,8 +197,9 @@ def top_1(setting: Setting) -> Iterator[Row]:
         for dealing in ("shares", "near", "even") if extra else ("shares",):
             for limit in LIMITS if dealing == "shares" else LIMITS[1::3]:
                 start = time.perf_counter()
-                options = {"max_load": limit, "dealing": dealing}
-                placed = exflow.place_copies(setting.train, setting.machine, extra_slots=extra, rounds=2, **options)
+                placed = exflow.place_copies(
+                    setting.train, setting.machine, extra_slots=extra, max_load=limit, dealing=dealing, rounds=2
+                )
                 seconds = time.perf_counter() - start
                 name = f"ours, {dealing}, {'no limit' if limit is None else f'limit {limit:g}'}"
                 yield judged(setting, extra, name, placed, dealing, seconds)

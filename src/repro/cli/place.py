@@ -165,9 +165,9 @@ def place(
 
         with clock.stopped_by_interrupts():
             search: dict[str, Any] = {"seed": seed, "progress": update_bar, "clock": clock}
-            copying = {"dealing": dealing, "costs": prices, "rounds": rounds, **search}
+            copying: dict[str, Any] = {"dealing": dealing, "costs": prices, "rounds": rounds, **search}
             if tokens_needed:
-                few = {"rounds": rounds, "costs": prices, **search}
+                few: dict[str, Any] = {"rounds": rounds, "costs": prices, **search}
                 return emit(asdict(exflow.tokens_needed(routing, machine, gpus_per_node, **few)))
             if pareto:
                 within = None if time_limit is None else clock.share(SEARCH_SHARE)

@@ -70,7 +70,7 @@ def serving_front(
             if progress is not None:
                 progress((len(found) + fraction) / POINTS, text)
 
-        limits = {"max_load": max_load, "time_limit_s": share, "dealing": dealing, "progress": tell}
+        limits: dict[str, Any] = {"max_load": max_load, "time_limit_s": share, "dealing": dealing, "progress": tell}
         found.append(place_copies(trace, gpus, gpus_per_node, extra_slots, **limits, **options))
         cost = evaluate_replicas(found[-1], trace, dealing)
         return cost.max_load, cost.hops_per_token

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -99,7 +100,13 @@ def place_copies(
     if rounds is None and time_limit_s is None:
         rounds = ROUNDS
     if start is None:
-        options = {"max_load": max_load, "where_possible": True, "costs": costs, "seed": seed, "progress": progress}
+        options: dict[str, Any] = {
+            "max_load": max_load,
+            "where_possible": True,
+            "costs": costs,
+            "seed": seed,
+            "progress": progress,
+        }
         share = None if time_limit_s is None else time_limit_s * START_SHARE
         many = None if rounds is None else rounds * START_ROUNDS
         start = place(counts, gpus, gpus_per_node, time_limit_s=share, rounds=many, clock=clock, **options)

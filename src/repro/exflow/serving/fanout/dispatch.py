@@ -64,7 +64,8 @@ def dispatch(placed: Replicas, trace: Trace) -> Dispatch:
             visited[np.arange(trace.tokens)[:, None], there // span] = True
             visited[np.arange(trace.tokens), home // span] = False
             sent[level, layer] = visited.sum() / trace.tokens
-    return Dispatch(*sent.mean(axis=1).tolist(), float(most.mean()), float(most.max()))
+    to_gpus, to_nodes = sent.mean(axis=1).tolist()
+    return Dispatch(to_gpus, to_nodes, float(most.mean()), float(most.max()))
 
 
 def place_for_dispatch(
