@@ -48,7 +48,7 @@ def walk(replicas: Replicas, trace: Trace, dealing: str | None = None) -> np.nda
         if dealing == "even":
             among, source = hosted[layer] / hosted[layer].sum(axis=1, keepdims=True), (expert,)
         else:
-            among, source = replicas.share[layer], (expert, at[-1])
+            among, source = replicas.share[layer], (expert, at[-1])  # type: ignore[index, assignment] # there are shares
         at.append(dealt(among, source, layer))
     return np.array(at)
 
