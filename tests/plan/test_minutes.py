@@ -34,10 +34,7 @@ def taken(tier: str) -> float:
     minute lies between two calls."""
     found = plan.make(tier)
     folder = paths.root() / found.reference / "records"
-    files = [folder / job.experiment / Path(job.record).name for job in found.jobs]
-    if missing := {file.parent.name for file in files if not file.exists()}:
-        pytest.skip(f"points of tier {tier} wait for the next shipped records: {', '.join(sorted(missing))}")
-    runs = [record.read(file).provenance for file in files]
+    runs = [record.read(folder / job.experiment / Path(job.record).name).provenance for job in found.jobs]
     calls: list[list] = []
     for run in sorted(runs, key=lambda run: run.start):
         if not calls or run.start - max(one.end for one in calls[-1]) > MINUTE:
