@@ -25,14 +25,25 @@ def read(path: Path) -> Record:
 
 def collect(folder: Path) -> Collection:
     """Every record below `folder`, and in words the files that are none. Of two records of one point and repeat neither
-    is used: nothing tells which of them is meant."""
+    is used: nothing tells which of them is meant. A parameter that a record lacks has its default."""
     found = record.collect(folder, read)
     for alike in _of_one_point(found.records):
         for path in alike:
             del found.records[path]
             others = ", ".join(str(other) for other in alike if other != path)
             found.problems.append(f"{path}: not used: of the same point and repeat as {others}; allowed: one of them")
+    for path, run in found.records.items():
+        found.records[path] = _whole(run)
     return found
+
+
+def _whole(run: Record) -> Record:
+    """With every parameter in its point, so that runs from before and after a parameter was added are of one setting."""
+    parameters = experiments.get(run.experiment).parameters
+    if not (parameters.model_fields.keys() - run.point.keys()):
+        return run
+    point = parameters.model_validate(run.point).model_dump(mode="json")
+    return run.model_copy(update={"point": point | run.point})
 
 
 def place(run: Record) -> tuple[str, int, tuple[tuple[str, Any], ...]]:
