@@ -45,9 +45,11 @@ def walk(replicas: Replicas, trace: Trace, dealing: str | None = None) -> np.nda
         return _walk(tokens, _routes(hosted, replicas.gpus_per_node))
     at = [np.arange(trace.tokens) % replicas.gpus]
     for layer, expert in enumerate(tokens):
+        source: tuple[np.ndarray, ...] = (expert,)
         if dealing == "even":
-            among, source = hosted[layer] / hosted[layer].sum(axis=1, keepdims=True), (expert,)
+            among = hosted[layer] / hosted[layer].sum(axis=1, keepdims=True)
         else:
+            assert replicas.share is not None
             among, source = replicas.share[layer], (expert, at[-1])
         at.append(dealt(among, source, layer))
     return np.array(at)
