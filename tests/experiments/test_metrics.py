@@ -1,11 +1,14 @@
 """Metrics carry their units: in the class, in the record, and in the records that are shipped."""
 
+import json
+import shutil
 from typing import get_args
 
 import pytest
 from pydantic import ValidationError
 
 from repro import experiments, paths
+from repro.experiments import stored
 from repro.experiments.base import Metrics, Number, Seconds, bands, metrics, prefixed
 from repro.experiments.common import names
 from repro.records import record
@@ -45,6 +48,23 @@ def test_shipped_records_hold_what_the_class_says(name):
         if run.status == "ok":
             again = experiment.metrics(**{key: metric.value for key, metric in run.metrics.items()})
             assert again.with_units() == run.metrics
+
+
+def test_a_parameter_that_a_record_lacks_has_its_default(tmp_path):
+    """So runs from before and after it was added are of one setting."""
+    (tmp_path / "flover_queue").mkdir()
+    path = next(
+        path for path, run in SHIPPED.items() if run.experiment == "flover_queue" and run.point["window_s"] == 0
+    )
+    document = json.loads(path.read_text())
+    del document["point"]["window_s"]
+    end = record.name_end("flover_queue", document["point"], document["repeat"])
+    (tmp_path / f"flover_queue/older-{end}.json").write_text(json.dumps(document))
+    for series in path.parent.glob(f"{path.stem}.parquet"):
+        shutil.copy(series, tmp_path / f"flover_queue/older-{end}.parquet")
+    found = stored.collect(tmp_path)
+    (run,) = found.records.values()
+    assert run.point == SHIPPED[path].point | {"window_s": 0.0}
 
 
 def test_an_experiment_reports_its_metrics_and_conditions():
