@@ -61,8 +61,9 @@ def test_a_parameter_that_a_record_lacks_has_its_default(tmp_path):
     end = record.name_end("flover_queue", document["point"], document["repeat"])
     (tmp_path / f"flover_queue/older-{end}.json").write_text(json.dumps(document))
     for series in path.parent.glob(f"{path.stem}.parquet"):
-        shutil.copy(series, tmp_path / f"flover_queue/older-{end}.parquet")
+        shutil.copy(series, tmp_path / "flover_queue")
     found = stored.collect(tmp_path)
+    assert not found.problems
     (run,) = found.records.values()
     assert run.point == SHIPPED[path].point | {"window_s": 0.0}
 
