@@ -3,9 +3,9 @@
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from repro.report.figures import base, marks
+from repro.report.figures import marks
 from repro.report.figures.base import HATCHES, PALETTE, Drawing
-from repro.report.figures.data import Data, series
+from repro.report.figures.data import Data, paper, series
 
 POLICIES = {
     "request_level": "batches of requests",
@@ -36,7 +36,7 @@ def sarathi_piggyback(data: Data) -> Drawing:
         marks.points(left, groups, label=label, **marks.look(number))
     ratios = runs.assign(ratio=runs.token_alone_s / runs.token_beside_s).groupby("decodes").ratio
     marks.points(right, [(places[decodes], mine) for decodes, mine in ratios], label="ours", **marks.look(2))
-    right.axhline(base.paper("SA-1")[0].value, color="black", linestyle=":", label="paper, up to")
+    right.axhline(paper("SA-1")[0].value, color="black", linestyle=":", label="paper, up to")
     right.axhline(1, color="grey", linewidth=1)
     for axes, label in ((left, "a token (ms)"), (right, "alone ÷ beside a chunk")):
         axes.set_xticks(list(places.values()), [str(decodes) for decodes in places])
@@ -79,7 +79,7 @@ def sarathi_throughput(data: Data) -> Drawing:
     caption += f"Medians, with range and values of the runs. Queue model, predicted total time against measured, in %: {errors}."
     if claim := data.of_claim("SA-2"):
         caption += f" Batches of requests ÷ chunks as the claim reads it: {marks.said(claim)}; paper, up to "
-        caption += f"{base.paper('SA-2')[0].value:g}."
+        caption += f"{paper('SA-2')[0].value:g}."
     return Drawing(fig, "measured", caption)
 
 
@@ -100,7 +100,7 @@ def sarathi_pipeline(data: Data) -> Drawing:
         label = "bubbles" if metric == "bubble_reduction" else "time until all are done"
         right.plot(table[metric], range(len(names)), linestyle="", label=label, **marks.look(number))
     for number, claim in enumerate(("SA-3.a", "SA-3.b")):
-        right.axvline(base.paper(claim)[0].value, color=PALETTE[number], linestyle=":")
+        right.axvline(paper(claim)[0].value, color=PALETTE[number], linestyle=":")
     marks.rows(left, names)
     left.set(xlabel="bubbles, % of the stages' time", ylim=(len(names) - 0.5, -0.5))
     right.set(xlabel="whole prompts ÷ chunks", xlim=(0, None))
