@@ -64,7 +64,9 @@ class Decoder(ABC):
 
     def _from_here(self, layer: int, x: Tensor, wanted: Wanted) -> Tensor:
         """The rows of x that go on when a layer has attended."""
-        return x[wanted] if layer == self.config.layers - 1 else x
+        if layer < self.config.layers - 1:
+            return x
+        return x[wanted] if isinstance(wanted, slice) else self.kernels.take(x, wanted)
 
     @abstractmethod
     def _norm(self, name: str) -> Any:

@@ -55,10 +55,15 @@ class CppKernels(Kernels):
             keys, values, table = cache.parts(layer)
             queries = self._ops.rotate_store(qkv, cosine, sine, *place, keys, values, table)
             slots, positions, prompt = places[layer]
-            queries = queries if layer < cache.layers - 1 else queries[wanted]
+            if layer == cache.layers - 1:
+                queries = queries[wanted] if isinstance(wanted, slice) else self._queries(queries, wanted)
             return self._ops.attend(queries, keys, values, slots, positions, table, prompt)
 
         return attend
+
+    def _queries(self, queries: Tensor, wanted: Tensor) -> Tensor:
+        """Some of them, without torch's parallel loop."""
+        return self.take(queries.flatten(1), wanted).view(-1, *queries.shape[1:])
 
     def argmax(self, logits: Tensor) -> Tensor:
         return self._ops.argmax(logits.contiguous())
