@@ -44,15 +44,23 @@ def _fits(claim: Claim, word: str) -> bool:
 
 
 def show(rows: Sequence[Verdict], titles: Mapping[str, str], grouped: bool, reasons: bool) -> None:
-    """A table for each paper. `grouped`: the first claim of each id, and the verdicts of the others in words."""
+    """A table for each paper. `grouped`: one table of the first claim of each id, and of the others the verdicts in
+    words. `reasons`: lines of text instead."""
     papers = registry.papers()
-    for prefix, mine in groupby(rows, key=lambda row: row.id.split("-")[0]):
-        found = list(mine)
+    by_paper = {prefix: list(mine) for prefix, mine in groupby(rows, key=lambda row: row.id.split("-")[0])}
+    if grouped and not reasons:
+        table = _table(grouped)
+        for prefix, mine in by_paper.items():
+            table.add_row(f"[bold]{prefix}[/]", f"[bold]{escape(papers[prefix].title)}[/]", "", "", papers[prefix].id)
+            _fill(table, mine, titles, grouped)
+        stdout.print(table)
+    for prefix, mine in by_paper.items() if reasons or not grouped else []:
         title = f"\n[bold]{escape(papers[prefix].title)}[/]"
         stdout.print(title, soft_wrap=True, overflow="ellipsis", no_wrap=True)
         if not reasons:
-            stdout.print(_table(found, titles, grouped))
-        for row in found if reasons else []:
+            _fill(table := _table(grouped), mine, titles, grouped)
+            stdout.print(table)
+        for row in mine if reasons else []:
             paper, here = map(escape, registry.numbers(row.model_dump()))
             verdict = _styled(row) + (f", {row.scope}" if row.scope else "") + _note(row)
             stdout.print(f"{row.id} {escape(titles[row.id])}: paper {paper}, here {here}: {verdict}", soft_wrap=True)
@@ -95,10 +103,13 @@ def _note(row: Verdict) -> str:
     return "" if said == "claim" else f" [dim]({said})[/]"
 
 
-def _table(rows: list[Verdict], titles: Mapping[str, str], grouped: bool) -> Table:
+def _table(grouped: bool) -> Table:
     what = Column("what", ratio=1, no_wrap=grouped, overflow="ellipsis" if grouped else "fold")
     first, *last = (Column(name, no_wrap=True) for name in ("claim", "paper", "here", "agreement"))
-    table = plain(first, what, *last)
+    return plain(first, what, *last)
+
+
+def _fill(table: Table, rows: list[Verdict], titles: Mapping[str, str], grouped: bool) -> None:
     for base, group in groupby(rows, key=lambda row: row.id.partition(".")[0] if grouped else row.id):
         row, *others = sorted(group, key=lambda row: not row.primary)
         short = row.model_copy(update={"interval": None}) if grouped else row
@@ -107,4 +118,3 @@ def _table(rows: list[Verdict], titles: Mapping[str, str], grouped: bool) -> Tab
         table.add_row(base, escape(titles[row.id]) + _note(row), paper, here, _styled(row))
         if others:
             table.add_row("", f"[dim]{len(others)} more: {registry.words(others)}[/]")
-    return table
