@@ -192,23 +192,23 @@ def top_1(setting: Setting) -> Iterator[Row]:
             start = time.perf_counter()
             placed = method(setting, weight, extra)
             seconds = time.perf_counter() - start
-            for dealing in ("near", "even") if copies and extra else ("near",):
-                yield judged(setting, extra, f"{name}, {dealing}" if extra else name, placed, dealing, seconds)
-        for dealing in ("shares", "near", "even") if extra else ("shares",):
-            for limit in LIMITS if dealing == "shares" else LIMITS[1::3]:
+            for rule in ("nearest", "round_robin") if copies and extra else ("nearest",):
+                yield judged(setting, extra, f"{name}, {rule}" if extra else name, placed, rule, seconds)
+        for rule in ("shares", "nearest", "round_robin") if extra else ("shares",):
+            for limit in LIMITS if rule == "shares" else LIMITS[1::3]:
                 start = time.perf_counter()
                 placed = exflow.place_copies(
-                    setting.train, setting.machine, extra_slots=extra, max_load=limit, dealing=dealing, rounds=2
+                    setting.train, setting.machine, extra_slots=extra, max_load=limit, dispatch=rule, rounds=2
                 )
                 seconds = time.perf_counter() - start
-                name = f"ours, {dealing}, {'no limit' if limit is None else f'limit {limit:g}'}"
-                yield judged(setting, extra, name, placed, dealing, seconds)
+                name = f"ours, {rule}, {'no limit' if limit is None else f'limit {limit:g}'}"
+                yield judged(setting, extra, name, placed, rule, seconds)
 
 
-def judged(setting: Setting, extra: int, name: str, placed: Replicas, dealing: str, seconds: float) -> Row:
-    cost = evaluate_replicas(placed, setting.test, dealing)
+def judged(setting: Setting, extra: int, name: str, placed: Replicas, rule: str, seconds: float) -> Row:
+    cost = evaluate_replicas(placed, setting.test, rule)
     levels, width = make_levels(setting.machine), width_of(setting)
-    at = walk(placed, setting.test, dealing)
+    at = walk(placed, setting.test, rule)
     travelled = levels.hop_levels()[at[1:-1], at[2:]]
     by_level = [float((travelled == level).sum() / setting.test.tokens) for level in range(len(levels.sizes))]
     return Row(

@@ -12,7 +12,7 @@ from repro.exflow.evaluate import loads
 from repro.exflow.placement import Placement
 from repro.exflow.serving.copies import place_copies
 from repro.exflow.serving.replicas import evaluate_replicas, walk
-from repro.exflow.serving.slots import DEALINGS, Replicas, physical_to_logical
+from repro.exflow.serving.slots import DISPATCHES, Replicas, physical_to_logical
 
 MACHINES = st.sampled_from([(4, 4), (4, 2), (2, 2), (2, 1), (8, 4), (1, 1)])
 SEED = st.integers(0, 9999)
@@ -30,26 +30,26 @@ def most_moves(new, old):
     return int((new.hosted & ~old.hosted).sum())
 
 
-@given(MACHINES, SEED, st.sampled_from(DEALINGS), st.integers(0, 2))
+@given(MACHINES, SEED, st.sampled_from(DISPATCHES), st.integers(0, 2))
 @settings(max_examples=30, deadline=None)
-def test_slots_and_shares_are_whole(draw, machine, seed, dealing, extra):
+def test_slots_and_shares_are_whole(draw, machine, seed, dispatch, extra):
     """Every expert has a copy, every GPU its slots; shares go to copies alone and sum to one."""
     gpus, per_node = machine
     trace, extra = draw(seed), min(extra, 8 - 8 // gpus)
-    placed = place_copies(trace, gpus, per_node, extra, max_load=1.2, dealing=dealing, rounds=1, seed=seed)
+    placed = place_copies(trace, gpus, per_node, extra, max_load=1.2, dispatch=dispatch, rounds=1, seed=seed)
     hosted = placed.hosted
     assert placed.slots_per_gpu == 8 // gpus + extra and hosted.any(axis=2).all()
-    if dealing == "shares":
+    if dispatch == "shares":
         np.testing.assert_allclose(placed.share.sum(axis=3), 1.0)
         assert (placed.share[~np.repeat(hosted[:, :, None], gpus, axis=2)] == 0).all()
-    at = walk(placed, trace, dealing)
+    at = walk(placed, trace, dispatch)
     for layer, expert in enumerate(trace.experts.T):
         assert hosted[layer, expert, at[layer + 1]].all()
 
 
-@given(SEED, st.sampled_from(DEALINGS))
+@given(SEED, st.sampled_from(DISPATCHES))
 @settings(max_examples=20, deadline=None)
-def test_the_search_counts_what_tokens_do(seed, dealing):
+def test_the_search_counts_what_tokens_do(seed, dispatch):
     """On tokens of which the next expert depends on the last alone, as the search assumes, and of those many."""
     rng = np.random.default_rng(seed)
     follow = rng.dirichlet(np.full(8, 0.3), size=(3, 8))
@@ -59,21 +59,21 @@ def test_the_search_counts_what_tokens_do(seed, dealing):
         token = (rng.random(len(token))[:, None] > np.cumsum(step, axis=1)[token]).sum(axis=1).clip(0, 7)
         rows.append(token)
     trace = exflow.Trace(np.stack(rows, axis=1), 8)
-    placed = place_copies(trace, 4, 2, 1, max_load=1.1, dealing=dealing, rounds=1, seed=seed)
-    hops, load = predicted(placed, trace, dealing)
-    found = evaluate_replicas(placed, trace, dealing)
+    placed = place_copies(trace, 4, 2, 1, max_load=1.1, dispatch=dispatch, rounds=1, seed=seed)
+    hops, load = predicted(placed, trace, dispatch)
+    found = evaluate_replicas(placed, trace, dispatch)
     assert found.hops_per_token == pytest.approx(hops, rel=0.02, abs=0.02)
     assert found.max_load_worst_layer == pytest.approx(load, rel=0.04)
 
 
-def predicted(placed, trace, dealing):
+def predicted(placed, trace, dispatch):
     """(hops per token, worst busiest GPU over the even share) by the flow of tokens from layer to layer, in NumPy."""
     counts, gpus = exflow.transitions(trace), placed.gpus
     visits = loads(counts)
     arriving = np.repeat(visits[0][:, None], gpus, axis=1) / gpus
     hops = worst = 0.0
     for layer in range(trace.layers):
-        flow = arriving[:, :, None] * shares(placed, layer, dealing)
+        flow = arriving[:, :, None] * shares(placed, layer, dispatch)
         if layer > 0:
             hops += flow.sum() - np.trace(flow.sum(axis=0))
         worst = max(worst, flow.sum(axis=(0, 1)).max() * gpus / trace.tokens)
@@ -82,24 +82,24 @@ def predicted(placed, trace, dealing):
     return hops / trace.tokens, worst
 
 
-def shares(placed, layer, dealing):
+def shares(placed, layer, dispatch):
     """float64 [E, gpus, gpus], told in Python."""
-    if dealing == "shares":
+    if dispatch == "shares":
         return placed.share[layer]
     found = np.zeros((8, placed.gpus, placed.gpus))
     for expert, gpu in np.ndindex(8, placed.gpus):
         hosts = np.flatnonzero(placed.hosted[layer, expert])
         near = hosts[hosts // placed.gpus_per_node == gpu // placed.gpus_per_node]
-        among = hosts if dealing == "even" else [gpu] if gpu in hosts else near if len(near) else hosts
-        if dealing == "near":
+        among = hosts if dispatch == "round_robin" else [gpu] if gpu in hosts else near if len(near) else hosts
+        if dispatch == "nearest":
             among = [among[gpu % len(among)]]
         found[expert, gpu, among] = 1.0 / len(among)
     return found
 
 
-@given(MACHINES, SEED, st.sampled_from(DEALINGS), st.integers(0, 12), st.integers(0, 1))
+@given(MACHINES, SEED, st.sampled_from(DISPATCHES), st.integers(0, 12), st.integers(0, 1))
 @settings(max_examples=40, deadline=None)
-def test_never_more_moves_than_allowed(draw, machine, seed, dealing, moves, extra):
+def test_never_more_moves_than_allowed(draw, machine, seed, dispatch, moves, extra):
     """And no move makes it worse on the tokens that it was changed for, as far as the search can tell."""
     gpus, per_node = machine
     rng = np.random.default_rng(seed)
@@ -108,7 +108,7 @@ def test_never_more_moves_than_allowed(draw, machine, seed, dealing, moves, extr
     more = rng.integers(8, size=(4, gpus, extra if gpus > 1 else 0))
     old = Replicas(np.concatenate([slots, more], axis=2).reshape(4, -1), gpus, per_node)
     new = place_copies(
-        draw(seed), gpus, per_node, start=old, moves=moves, max_load=1.5, dealing=dealing, rounds=1, seed=seed
+        draw(seed), gpus, per_node, start=old, moves=moves, max_load=1.5, dispatch=dispatch, rounds=1, seed=seed
     )
     assert most_moves(new, old) <= moves and new.slots_per_gpu == old.slots_per_gpu
 
@@ -127,9 +127,9 @@ def test_more_moves_save_more(draw):
 def test_a_hot_expert_is_shared_and_the_limit_kept():
     rng = np.random.default_rng(0)
     trace = exflow.Trace(np.where(rng.random((4000, 3)) < 0.5, 0, rng.integers(1, 8, (4000, 3))), 8)
-    for dealing in ("shares", "even"):
-        placed = place_copies(trace, 4, extra_slots=2, max_load=1.05, dealing=dealing)
-        assert evaluate_replicas(placed, trace, dealing).max_load_worst_layer < 1.1
+    for dispatch in ("shares", "round_robin"):
+        placed = place_copies(trace, 4, extra_slots=2, max_load=1.05, dispatch=dispatch)
+        assert evaluate_replicas(placed, trace, dispatch).max_load_worst_layer < 1.1
     alone = place_copies(trace, 4, extra_slots=0, max_load=1.05)
     assert evaluate_replicas(alone, trace).max_load_worst_layer > 2.0
 
@@ -163,7 +163,7 @@ def test_wrong_arguments_are_refused(draw):
     start = Placement(np.tile(np.repeat(np.arange(4), 2), (4, 1)), 4, 4, "contiguous")
     for message, wrong in {
         "extra_slots is 7, allowed: 0 to 6": {"extra_slots": 7},
-        "dealing is 'random', allowed: shares, near, even": {"dealing": "random"},
+        "dispatch is 'random', allowed: shares, nearest, round_robin": {"dispatch": "random"},
         "max_load is 0.5": {"max_load": 0.5},
         "moves is 3": {"moves": 3},
         "moves is -1": {"moves": -1, "start": start},
@@ -174,5 +174,5 @@ def test_wrong_arguments_are_refused(draw):
         place_copies(trace, 2, start=start)
     with pytest.raises(ValueError, match="top-2 routing, copies are for top-1"):
         place_copies(exflow.Trace(np.zeros((5, 4, 2), int), 8), 4)
-    with pytest.raises(ValueError, match="dealing is 'shares'"):
+    with pytest.raises(ValueError, match="dispatch is 'shares'"):
         walk(Replicas(physical_to_logical(start.gpu), 4, 4), trace, "shares")

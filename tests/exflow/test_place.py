@@ -148,7 +148,7 @@ def test_choices_are_those_of_the_library():
     hints = get_type_hints(importlib.import_module("repro.cli.place").place)
     assert get_args(hints["method"]) == tuple(exflow.METHODS) and get_args(hints["format_"]) == tuple(exflow.FORMATS)
     assert get_args(hints["objective"]) == ("hops", *fanout.OBJECTIVES)
-    assert set(get_args(hints["dealing"])) == set(slots.DEALINGS)
+    assert set(get_args(hints["dispatch"])) == set(slots.DISPATCHES)
 
 
 def test_the_format_that_is_asked_for_is_written(tmp_path, trace_file):
@@ -266,11 +266,11 @@ def test_a_topology_within_a_load_limit(trace_file):
         ("--gpus 4 --moves 2", "--moves is 2: counts from an old placement, give --update"),
         ("--gpus 4 --update none.json", "none.json: no such placement"),
         ("--gpus 4 --pareto --out x.csv", "--out x.csv: --pareto writes no placement"),
-        ("--gpus 4 --dealing shares --out x.csv", "--dealing is shares: no format of --out holds the shares"),
+        ("--gpus 4 --dispatch shares --out x.csv", "--dispatch is shares: no format of --out holds the shares"),
         ("--gpus 4 --tokens-needed", "no sequence boundaries"),
         ("--gpus 4 --format sglang --out x.csv", "--out x.csv: SGLang reads a file as JSON"),
         ("--gpus 4 --extra-slots 7", "--extra-slots is 7, allowed: 0 to 6"),
-        ("--gpus 4 --extra-slots 1 --dealing x", "'x' is not one of 'near', 'even', 'shares'"),
+        ("--gpus 4 --extra-slots 1 --dispatch x", "'x' is not one of 'nearest', 'round_robin', 'shares'"),
         ("--gpus 4 --extra-slots 1 --out x.csv", "--format is csv: it has no copies of experts, allowed: sglang, vllm"),
     ],
 )
@@ -280,14 +280,14 @@ def test_wrong_options_are_named(trace_file, options, message):
 
 def test_copies_come_into_the_file_and_save_what_they_are_for(tmp_path, trace_file):
     def placed(name, limit):
-        options = f"--gpus 4 --gpus-per-node 2 --slots 1 {limit} --rounds 1 --format vllm --dealing even"
+        options = f"--gpus 4 --gpus-per-node 2 --extra-slots 1 {limit} --rounds 1 --format vllm --dispatch round_robin"
         return place(trace_file, options + " --out {out}", out=tmp_path / f"{name}.json")
 
     hops, load = placed("hops", ""), placed("load", "--max-load 1")
     assert hops["copies_hops_per_token"] < load["copies_hops_per_token"]
     assert load["copies_max_load_worst_layer"] < hops["copies_max_load_worst_layer"]
     places = np.array(json.loads((tmp_path / "hops.json").read_text()))
-    found = exflow.evaluate_replicas(exflow.Replicas(places, 4, 2), exflow.load_trace(trace_file), "even")
+    found = exflow.evaluate_replicas(exflow.Replicas(places, 4, 2), exflow.load_trace(trace_file), "round_robin")
     assert places.shape == (4, 4 * 3) and found.hops_per_token == hops["copies_hops_per_token"]
 
 
@@ -302,7 +302,7 @@ def test_an_update_moves_few_experts_of_any_file(tmp_path, trace_file):
 
 
 def test_a_front_and_how_many_tokens(tmp_path, trace_file):
-    rows = place(trace_file, "--gpus 4 --pareto --slots 1 --rounds 1")
+    rows = place(trace_file, "--gpus 4 --pareto --extra-slots 1 --rounds 1")
     loads, hops = ([row[name] for row in rows] for name in ("max_load", "hops_per_token"))
     assert len(rows) > 1 and loads == sorted(loads) and hops == sorted(hops, reverse=True)
     np.savez(tmp_path / "t.npz", experts=np.load(trace_file), seq_len=np.full(10, len(np.load(trace_file)) // 10))

@@ -60,20 +60,18 @@ def place(
     extra_slots: Annotated[
         int,
         typer.Option(
-            "--extra-slots",
-            "--slots",
             min=0,
             help="Slots of a GPU and layer for copies of experts (top-1; formats sglang and vllm). They save hops, or with "
             "--max-load, to which they then come as near as they can, both.",
         ),
     ] = 0,
-    dealing: Annotated[
-        Literal["near", "even", "shares"],
+    dispatch: Annotated[
+        Literal["nearest", "round_robin", "shares"],
         typer.Option(
             help="Which copy the server gives a token to: the nearest (SGLang, static), all in turn (vLLM; SGLang, "
             "dynamic), or shares by the GPU of the token, which no file of a server holds."
         ),
-    ] = "near",
+    ] = "nearest",
     pareto: Annotated[
         bool, typer.Option("--pareto", help="Print hops against load of several placements instead (top-1).")
     ] = False,
@@ -151,7 +149,7 @@ def place(
                 f"--evaluate {evaluate}: nothing is searched, so neither --objective nor --max-load applies"
             )
         modes = {"--pareto": pareto, "--update": update, "--tokens-needed": tokens_needed, "--evaluate": evaluate}
-        _check_modes(modes | {f"--objective {objective}": on_tokens}, dealing, out, moves)
+        _check_modes(modes | {f"--objective {objective}": on_tokens}, dispatch, out, moves)
         _check_output(out, format_, dense_layers, extra_slots)
         machine, prices, known = _machine(gpus, gpus_per_node, levels, costs)
         if on_tokens and len(known.sizes) > 2:
@@ -165,7 +163,7 @@ def place(
 
         with clock.stopped_by_interrupts():
             search: dict[str, Any] = {"seed": seed, "progress": update_bar, "clock": clock}
-            copying: dict[str, Any] = {"dealing": dealing, "costs": prices, "rounds": rounds, **search}
+            copying: dict[str, Any] = {"dispatch": dispatch, "costs": prices, "rounds": rounds, **search}
             if tokens_needed:
                 few: dict[str, Any] = {"rounds": rounds, "costs": prices, **search}
                 return emit(asdict(exflow.tokens_needed(routing, machine, gpus_per_node, **few)))
@@ -174,7 +172,7 @@ def place(
                 front = exflow.serving_front(
                     routing, machine, gpus_per_node, extra_slots, time_limit_s=within, **copying
                 )
-                return served.show_front(front, routing, dealing, json_)
+                return served.show_front(front, routing, dispatch, json_)
             limit = None if time_limit is None else clock.share(COPIES_SHARE if extra_slots else SEARCH_SHARE)
             on_pairs = None if limit is None else limit * (1 - TOKENS_SHARE * on_tokens)
             limits: dict[str, Any] = {"time_limit_s": on_pairs, "rounds": rounds, "costs": prices, "max_load": max_load}
@@ -201,11 +199,11 @@ def place(
                 proving = clock.within(BOUND_S) if time_limit is None else clock
                 result = numbers(placement, routing, counts, levels is not None, proving) | {"seconds": seconds}
             else:
-                before = asdict(exflow.evaluate_replicas(old, routing, dealing))
+                before = asdict(exflow.evaluate_replicas(old, routing, dispatch))
                 result = {f"old_{name}": value for name, value in before.items()}
                 result |= {"moved": served.moved(placed, old)}
             if extra_slots or old is not None:
-                found = asdict(exflow.evaluate_replicas(placed, routing, dealing))
+                found = asdict(exflow.evaluate_replicas(placed, routing, dispatch))
                 result |= {f"copies_{name}": value for name, value in found.items()}
     show(result, json_)
     if clock.interrupted:
@@ -282,7 +280,7 @@ def _naming(option: str) -> Iterator[None]:
         raise ValueError(f"{option}: {error}") from error
 
 
-def _check_modes(given: dict[str, Any], dealing: str, out: Path | None, moves: int | None) -> None:
+def _check_modes(given: dict[str, Any], dispatch: str, out: Path | None, moves: int | None) -> None:
     """ValueError where options of the modes beyond placing once exclude each other; `given`: mode to what was asked."""
     modes = [name for name, asked in given.items() if asked]
     if len(modes) > 1:
@@ -291,8 +289,8 @@ def _check_modes(given: dict[str, Any], dealing: str, out: Path | None, moves: i
         raise ValueError(f"moves is {moves}: counts from an old placement, give --update")
     if out is not None and modes and modes[0] in ("--pareto", "--tokens-needed"):
         raise ValueError(f"--out {out}: {modes[0]} writes no placement")
-    if out is not None and dealing == "shares":
-        raise ValueError(f"dealing is {dealing}: no format of --out holds the shares, allowed: near, even")
+    if out is not None and dispatch == "shares":
+        raise ValueError(f"dispatch is {dispatch}: no format of --out holds the shares, allowed: nearest, round_robin")
 
 
 def _check_output(out: Path | None, format_: str, dense_layers: int, extra_slots: int) -> None:

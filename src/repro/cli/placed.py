@@ -16,15 +16,13 @@ if TYPE_CHECKING:  # loading these takes a second, and `repro --help` waits for 
 def numbers(
     placement: "Placement", routing: "Trace", counts: "np.ndarray", by_level: bool, clock: Callable[[], float]
 ) -> dict[str, float]:
-    """Cost, bound and gap of a placement on the trace and its counts. The bound gets what is left on the clock;
-    it is of placements within the limit on load, unless this one only starts a search with copies and exceeds it."""
+    """Cost, bound and gap of a placement on the trace and its counts. The bound gets what is left on the clock."""
     from repro import exflow
     from repro.exflow.bound import lower_bound_within
 
     cost = exflow.evaluate(placement, counts)
     fan_out = asdict(exflow.fan_out(placement, routing)) if routing.k > 1 else {}
-    kept = placement.max_load if cost.max_load_worst_layer <= (placement.max_load or 0) else None
-    bound, share = lower_bound_within(counts, placement.gpus, math.inf, clock, kept)
+    bound, share = lower_bound_within(counts, placement.gpus, math.inf, clock, placement.max_load)
     names = ["hops_per_token", "crossing_fraction", "intra_hops", "inter_hops", "max_load"]
     names += ["max_load_worst_layer"] * (placement.max_load is not None)
     result = {name: getattr(cost, name) for name in names}

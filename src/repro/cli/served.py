@@ -14,11 +14,11 @@ if TYPE_CHECKING:  # loading these takes a second, and `repro --help` waits for 
     from repro.exflow.levels import Levels
 
 
-def show_front(front: "list[Replicas]", routing: "Trace", dealing: str, json_: bool) -> None:
+def show_front(front: "list[Replicas]", routing: "Trace", dispatch: str, json_: bool) -> None:
     """Hops and load of each placement, the most even first."""
     from repro import exflow
 
-    rows = [asdict(exflow.evaluate_replicas(placed, routing, dealing)) for placed in front]
+    rows = [asdict(exflow.evaluate_replicas(placed, routing, dispatch)) for placed in front]
     if json_:
         return emit(rows)
     table = Table(*rows[0])

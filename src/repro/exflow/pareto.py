@@ -54,7 +54,7 @@ def serving_front(
     *,
     time_limit_s: float | None = None,
     progress: Progress | None = None,
-    dealing: str = "shares",
+    dispatch: str = "shares",
     **options: Any,
 ) -> list[Replicas]:
     """The same with `extra_slots` per GPU and layer for copies (`serving.copies.place_copies`, which has the `options`):
@@ -70,9 +70,9 @@ def serving_front(
             if progress is not None:
                 progress((len(found) + fraction) / POINTS, text)
 
-        limits: dict[str, Any] = {"max_load": max_load, "time_limit_s": share, "dealing": dealing, "progress": tell}
+        limits: dict[str, Any] = {"max_load": max_load, "time_limit_s": share, "dispatch": dispatch, "progress": tell}
         found.append(place_copies(trace, gpus, gpus_per_node, extra_slots, **limits, **options))
-        cost = evaluate_replicas(found[-1], trace, dealing)
+        cost = evaluate_replicas(found[-1], trace, dispatch)
         return cost.max_load, cost.hops_per_token
 
     points = [search(None)]

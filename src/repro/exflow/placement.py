@@ -137,7 +137,8 @@ def place(
     assert all((np.bincount(row, minlength=levels.gpus) == gpu.shape[1] // levels.gpus).all() for row in gpu)
     budget.span, budget.text = (1.0, 1.0), "placed"
     budget.report(1.0)
-    found |= {"seconds": time.perf_counter() - start, "levels": levels, "max_load": max_load}
+    promised = None if where_possible else max_load
+    found |= {"seconds": time.perf_counter() - start, "levels": levels, "max_load": promised}
     return Placement(gpu, levels.gpus, levels.spans[levels.node_level], method, **found)
 
 

@@ -1,31 +1,14 @@
 """Re-place experts while a decoder serves, as servers with an expert load balancer do: count, ask a policy, move."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from repro.exflow.moe import Decoder
 from repro.exflow.recording import RoutingCounts
+from repro.exflow.serving.policy import AffinityPolicy
 from repro.exflow.serving.slots import Replicas
-
-
-class Policy(Protocol):
-    """vLLM's expert-parallel load balancing policy (`vllm.distributed.eplb.policy.AbstractEplbPolicy`): the expert in
-    each slot, int64 [layers, num_replicas], for the tokens of each expert, `weight` [layers, experts]."""
-
-    @classmethod
-    def rebalance_experts(
-        cls,
-        weight: Tensor,
-        num_replicas: int,
-        num_groups: int,
-        num_nodes: int,
-        num_ranks: int,
-        old_global_expert_indices: Tensor | None = None,
-    ) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -47,7 +30,7 @@ class Rebalancer:
     """
 
     def __init__(
-        self, decoder: Decoder, policy: type[Policy], routing: RoutingCounts, every: int, extra_slots: int = 0
+        self, decoder: Decoder, policy: type[AffinityPolicy], routing: RoutingCounts, every: int, extra_slots: int = 0
     ) -> None:
         if every < 1:
             raise ValueError(f"every is {every}, must be at least 1 iteration")
@@ -62,13 +45,10 @@ class Rebalancer:
         topology, ranks = self.decoder.exchange.communicator.topology, self.decoder.ranks
         nodes = topology.levels[-1].size if len(topology.levels) > 1 else 1
         load, _ = self.routing.total()
-        layout = self.decoder.hosting.layout
-        even = (
-            layout.expert.shape[1] == self.slots and (layout.rank == np.arange(self.slots) * ranks // self.slots).all()
-        )
-        now = (
-            torch.from_numpy(layout.expert) if even else None
-        )  # else a slot is not on the rank that a policy takes it for
+        layout, even = self.decoder.hosting.layout, np.arange(self.slots) * ranks // self.slots
+        # Unless slots are where a policy takes them to be, it is told of none.
+        told = layout.rank.shape[1] == self.slots and (layout.rank == even).all()
+        now = torch.from_numpy(layout.expert) if told else None
         new = self.policy.rebalance_experts(torch.from_numpy(load), self.slots, 1, nodes, ranks, now)
         self.routing.clear()
         experts, sent = self.decoder.replace(Replicas(new.numpy(), ranks, ranks // nodes))

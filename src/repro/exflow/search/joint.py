@@ -22,14 +22,14 @@ from numba import njit
 from repro.exflow.search.anneal import random_below
 
 NOISE = 1 << 30
-SHARES, NEAR, EVEN = 0, 1, 2  # how tokens are dealt to copies: `serving/slots.py`
+SHARES, NEAREST, ROUND_ROBIN = 0, 1, 2  # how tokens are dealt to copies: `serving/slots.py`
 
 
 class Rules(NamedTuple):
     """What holds in every layer: how tokens are dealt, GPUs of a node, slots of a GPU, price of a token too many, and
     the most moves of all layers together."""
 
-    dealing: int
+    dispatch: int
     per_node: int
     slots: int
     price: float
@@ -62,7 +62,7 @@ def deal(
     gpus = len(hosts)
     share[:] = 0.0
     total = 0.0
-    if rules.dealing == SHARES:
+    if rules.dispatch == SHARES:
         for at_hand in (True, False):  # tokens that have a copy on their own GPU come first
             for g in range(gpus):
                 if hosts[g] == at_hand:
@@ -72,8 +72,8 @@ def deal(
     for g in range(gpus):
         one = nearest(hosts, g, rules.per_node)
         for h in range(gpus):
-            if hosts[h] and (rules.dealing == EVEN or h == one):
-                share[g, h] = 1.0 / copies if rules.dealing == EVEN else 1.0
+            if hosts[h] and (rules.dispatch == ROUND_ROBIN or h == one):
+                share[g, h] = 1.0 / copies if rules.dispatch == ROUND_ROBIN else 1.0
                 total += arriving[g] * share[g, h] * cost[g, h]
                 load[h] += arriving[g] * share[g, h]
     return total

@@ -23,7 +23,7 @@ from repro.exflow.placement import Placement, place
 from repro.exflow.search import joint
 from repro.exflow.search.portfolio import Budget, Clock, Progress
 from repro.exflow.serving.replicas import dealt
-from repro.exflow.serving.slots import DEALINGS, Replicas
+from repro.exflow.serving.slots import DISPATCHES, Replicas, filled
 from repro.exflow.trace import Trace, by_layer, transitions
 from repro.topology import Topology
 
@@ -69,7 +69,7 @@ def place_copies(
     extra_slots: int = 0,
     *,
     max_load: float | None = None,
-    dealing: str = "shares",
+    dispatch: str = "shares",
     seed: int = 0,
     time_limit_s: float | None = None,
     rounds: int | None = None,
@@ -83,8 +83,8 @@ def place_copies(
     slots per GPU and layer beside its E/P for copies of any expert.
 
     `max_load`: tokens of a layer's busiest GPU over the even share that are aimed at; each token above it costs PRICE
-    hops, so a layer in which it cannot be kept gets as near as was found. `dealing`: which copy takes a token on the
-    server, one of `slots.DEALINGS`; with `shares` the result says so in `share`. `start`: a placement to begin with,
+    hops, so a layer in which it cannot be kept gets as near as was found. `dispatch`: which copy takes a token on the
+    server, one of `slots.DISPATCHES`; with `shares` the result says so in `share`. `start`: a placement to begin with,
     instead of searching one; of one with copies the slots of a GPU stay as many, and `extra_slots` come on top. `moves`:
     most experts that may come to a GPU which does not hold them in `start`, all layers together. Machine, costs, seed,
     rounds, time limit, progress and clock as in `placement.place`; `seed` and `rounds` fix the result unless time cuts
@@ -94,7 +94,7 @@ def place_copies(
     """
     levels = make_levels(gpus, gpus_per_node, costs)
     counts = _counts(routing)
-    _check(len(counts) + 1, extra_slots, counts.shape[1], levels.gpus, max_load, dealing, moves, start)
+    _check(len(counts) + 1, extra_slots, counts.shape[1], levels.gpus, max_load, dispatch, moves, start)
     compile_kernels()
     begun = time.perf_counter()
     if rounds is None and time_limit_s is None:
@@ -114,7 +114,7 @@ def place_copies(
     check_shapes(hosted.shape[:2], (len(counts) + 1, counts.shape[1]))
     slots = extra_slots + (start.slots_per_gpu if isinstance(start, Replicas) else counts.shape[1] // levels.gpus)
     rules = joint.Rules(
-        DEALINGS.index(dealing),
+        DISPATCHES.index(dispatch),
         levels.spans[levels.node_level],
         slots,
         PRICE * levels.distances().max(),
@@ -124,9 +124,9 @@ def place_copies(
     state = job.state(hosted, np.repeat((hosted / hosted.sum(axis=2, keepdims=True))[:, :, None], levels.gpus, axis=2))
     deadline = math.inf if time_limit_s is None else begun + time_limit_s
     state = _anneal(job, state, Budget(rounds, deadline, progress, "placing copies", clock=clock), seed)
-    if isinstance(routing, Trace) and dealing == "shares":
+    if isinstance(routing, Trace) and dispatch == "shares":
         _settle(job, state, routing)
-    return _replicas(state, levels, slots, dealing)
+    return _replicas(state, levels, slots, dispatch)
 
 
 def _check(
@@ -135,7 +135,7 @@ def _check(
     experts: int,
     gpus: int,
     max_load: float | None,
-    dealing: str,
+    dispatch: str,
     moves: int | None,
     start: Placement | Replicas | None,
 ) -> None:
@@ -148,8 +148,8 @@ def _check(
         raise ValueError(
             f"{layers} layers of {experts} experts on {gpus} GPUs have {numbers:,} shares, allowed: {MOST_SHARES:,}"
         )
-    if dealing not in DEALINGS:
-        raise ValueError(f"dealing is {dealing!r}, allowed: {', '.join(DEALINGS)}")
+    if dispatch not in DISPATCHES:
+        raise ValueError(f"dispatch is {dispatch!r}, allowed: {', '.join(DISPATCHES)}")
     if max_load is not None and not 1.0 <= max_load < math.inf:
         raise ValueError(f"max_load is {max_load}, must be at least 1: the busiest GPU gets the even share or more")
     if moves is not None and (moves < 0 or start is None):
@@ -212,14 +212,9 @@ def _settle(job: _Job, state: joint.State, trace: Trace) -> None:
         at = dealt(state.share[layer], (expert, at), layer)
 
 
-def _replicas(state: joint.State, levels: Levels, slots: int, dealing: str) -> Replicas:
-    layers, _, gpus = state.hosted.shape
-    filled = np.empty((layers, gpus, slots), np.int64)
-    for layer, gpu in np.ndindex(layers, gpus):
-        own = np.flatnonzero(state.hosted[layer, :, gpu])
-        filled[layer, gpu] = np.concatenate([own, np.repeat(own[:1], slots - len(own))])
-    share = state.share if dealing == "shares" else None
-    return Replicas(filled.reshape(layers, -1), gpus, levels.spans[levels.node_level], share)
+def _replicas(state: joint.State, levels: Levels, slots: int, dispatch: str) -> Replicas:
+    share = state.share if dispatch == "shares" else None
+    return Replicas(filled(state.hosted, slots), levels.gpus, levels.spans[levels.node_level], share)
 
 
 def compile_kernels() -> None:

@@ -12,6 +12,8 @@ GPUs are one node. Replicas are meant to get equal shares of an expert's tokens.
 
 import numpy as np
 
+from repro.exflow.serving.slots import logical_to_physical
+
 Rebalanced = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -41,19 +43,7 @@ def rebalance_experts(
     if num_replicas < experts:
         raise ValueError(f"{num_replicas} slots cannot hold {experts} experts")
     slots = np.stack([_layer(own, num_replicas, num_groups, num_nodes, num_gpus) for own in weight])
-    counts = np.stack([np.bincount(row, minlength=experts) for row in slots])
-    return slots, logical_to_physical(slots, counts), counts
-
-
-def logical_to_physical(slots: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """int64 [layers, E, most replicas]: the slots of each expert in order, padded with -1, for the expert in each slot,
-    `slots` [layers, slots], and how many replicas each has, `counts` [layers, E]."""
-    found = np.full((*counts.shape, counts.max()), -1)
-    for layer, row in enumerate(slots):
-        order = np.argsort(row, kind="stable")
-        replica = np.arange(len(row)) - np.repeat(np.cumsum(counts[layer]) - counts[layer], counts[layer])
-        found[layer, row[order], replica] = order
-    return found
+    return slots, *logical_to_physical(slots)
 
 
 def _layer(weight: np.ndarray, slots: int, groups: int, nodes: int, gpus: int) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 from repro.exflow.evaluate import check_shapes
 from repro.exflow.placement import Placement
 from repro.exflow.search.portfolio import Clock, Progress, forever
-from repro.exflow.serving.slots import DEALINGS, Replicas, check_aim, physical_to_logical
+from repro.exflow.serving.slots import DISPATCHES, Replicas, check_aim, physical_to_logical
 from repro.exflow.trace import Trace, by_layer
 
 OBJECTIVES = ("hops", "load")
@@ -33,19 +33,21 @@ class ReplicaCost:
     max_load_worst_layer: float
 
 
-def walk(replicas: Replicas, trace: Trace, dealing: str | None = None) -> np.ndarray:
-    """int64 [layers+1, T]: where each token of a top-1 `trace` starts, and its GPU in each layer. `dealing`: one of
-    `slots.DEALINGS`; None: `shares` where the placement has them, else `near`. ValueError for k > 1, other shapes, or
+def walk(replicas: Replicas, trace: Trace, dispatch: str | None = None) -> np.ndarray:
+    """int64 [layers+1, T]: where each token of a top-1 `trace` starts, and its GPU in each layer. `dispatch`: one of
+    `slots.DISPATCHES`; None: `shares` where the placement has them, else `near`. ValueError for k > 1, other shapes, or
     shares that the placement has not."""
     hosted = replicas.hosted
-    tokens, dealing = _by_layer(trace, hosted), dealing or ("near" if replicas.share is None else "shares")
-    if dealing not in DEALINGS or (dealing == "shares" and replicas.share is None):
-        raise ValueError(f"dealing is {dealing!r}, allowed: {', '.join(DEALINGS)}, shares where the placement has them")
-    if dealing == "near":
+    tokens, dispatch = _by_layer(trace, hosted), dispatch or ("nearest" if replicas.share is None else "shares")
+    if dispatch not in DISPATCHES or (dispatch == "shares" and replicas.share is None):
+        raise ValueError(
+            f"dispatch is {dispatch!r}, allowed: {', '.join(DISPATCHES)}, shares where the placement has them"
+        )
+    if dispatch == "nearest":
         return _walk(tokens, _routes(hosted, replicas.gpus_per_node))
     at = [np.arange(trace.tokens) % replicas.gpus]
     for layer, expert in enumerate(tokens):
-        if dealing == "even":
+        if dispatch == "round_robin":
             among, source = hosted[layer] / hosted[layer].sum(axis=1, keepdims=True), (expert,)
         else:
             among, source = replicas.share[layer], (expert, at[-1])  # type: ignore[index, assignment] # there are shares
@@ -66,10 +68,10 @@ def dealt(among: np.ndarray, source: tuple[np.ndarray, ...], layer: int) -> np.n
     return there
 
 
-def evaluate_replicas(replicas: Replicas, trace: Trace, dealing: str | None = None) -> ReplicaCost:
-    """Walk the tokens of a top-1 `trace` through the layers; errors and `dealing` as in `walk`."""
+def evaluate_replicas(replicas: Replicas, trace: Trace, dispatch: str | None = None) -> ReplicaCost:
+    """Walk the tokens of a top-1 `trace` through the layers; errors and `dispatch` as in `walk`."""
     gpus, per_node = replicas.gpus, replicas.gpus_per_node
-    at = walk(replicas, trace, dealing)
+    at = walk(replicas, trace, dispatch)
     here, there = at[1:-1], at[2:]
     hops = (here != there).sum() / trace.tokens
     inter = (here // per_node != there // per_node).sum() / trace.tokens

@@ -1,10 +1,10 @@
 """Experts as expert-parallel servers number their places: S slots per GPU and layer, slot s on GPU s // S.
 
-Which copy of an expert takes a token, one of DEALINGS:
-  near    one on the token's own GPU, else one on its node, else any; of several equally near the (g mod their number)-th
-          in GPU order, for a token on GPU g, as in SGLang's static dispatch (which draws where we count)
-  even    all in turn, wherever the token is: vLLM, SGLang's dynamic dispatch, and what EPLB assumes
-  shares  so many to each as the placement says, by the GPU of the token: for servers that take such a table
+Which copy of an expert takes a token, one of DISPATCHES:
+  nearest      one on the token's own GPU, else one on its node, else any; of several equally near the (g mod their number)-th
+               in GPU order, for a token on GPU g, as in SGLang's static dispatch (which draws where we count)
+  round_robin  all in turn, wherever the token is: vLLM, SGLang's dynamic dispatch, and what EPLB assumes
+  shares       so many to each as the placement says, by the GPU of the token: for servers that take such a table
 """
 
 import math
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-DEALINGS = ("shares", "near", "even")  # in the order of `search/joint.py`
+DISPATCHES = ("shares", "nearest", "round_robin")  # in the order of `search/joint.py`
 
 
 def check_aim(objective: str, objectives: Sequence[str], costs: Sequence[float]) -> None:
@@ -42,6 +42,17 @@ def logical_to_physical(experts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     slots = np.full((*counts.shape, counts.max()), -1)
     slots[layer, expert, copy] = order
     return slots, counts
+
+
+def filled(hosted: np.ndarray, slots: int) -> np.ndarray:
+    """int64 [layers, gpus * slots]: the expert in each slot, for the GPUs that hold each expert, `hosted` bool [layers,
+    E, gpus]. Slots without a use repeat an expert of their GPU."""
+    layers, _, gpus = hosted.shape
+    found = np.empty((layers, gpus, slots), np.int64)
+    for layer, gpu in np.ndindex(layers, gpus):
+        own = np.flatnonzero(hosted[layer, :, gpu])
+        found[layer, gpu] = np.concatenate([own, np.repeat(own[:1], slots - len(own))])
+    return found.reshape(layers, -1)
 
 
 @dataclass(frozen=True)

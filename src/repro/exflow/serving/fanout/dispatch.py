@@ -19,16 +19,13 @@ from repro.exflow.placement import Placement
 from repro.exflow.search.anneal import random_below
 from repro.exflow.search.joint import NOISE, nearest, propose, slots_used
 from repro.exflow.search.portfolio import Clock, Progress, forever
-from repro.exflow.serving.slots import Replicas, check_aim, physical_to_logical
+from repro.exflow.serving.slots import Replicas, check_aim, filled, physical_to_logical
 from repro.exflow.trace import Trace, by_layer
 
 TOKENS = 8_000  # that are searched on, of a trace that has more: a sample
 SWEEPS, PROPOSALS = 24, 4  # of a layer; changes of copies offered per slot in each
-HOT, COLD, DESCENT = (
-    0.01,
-    0.05,
-    0.25,
-)  # first temperature, in GPUs of the tokens of one expert; last one as a share; share without
+HOT, COLD = 0.01, 0.05  # first temperature, in GPUs of the tokens of one expert; the last, as a share of that
+DESCENT = 0.25  # share of the sweeps without heat
 PRICE = 2.0  # of a visit above the limit on load, in hops at the highest cost
 
 
@@ -128,11 +125,7 @@ def place_for_dispatch(
         hosted[layer] = best
         if progress is not None:
             progress((layer + 1) / layers, "placing for dispatch")
-    filled = np.empty((layers, gpus, slots), np.int64)
-    for layer, gpu in np.ndindex(layers, gpus):
-        own = np.flatnonzero(hosted[layer, :, gpu])
-        filled[layer, gpu] = np.concatenate([own, np.repeat(own[:1], slots - len(own))])
-    return Replicas(filled.reshape(layers, -1), gpus, per_node)
+    return Replicas(filled(hosted, slots), gpus, per_node)
 
 
 def _alone(start: Placement) -> Replicas:
