@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 from kernel_inputs import decode
+from saved_models import save
 
 from repro.models.gpt_j_neox import GPTJ, GPTNeoX
 from repro.models.huggingface import load_huggingface, read_huggingface
@@ -30,20 +31,8 @@ CLASSES = {
 
 
 def saved(folder, kind, shard="1GB", **options):
-    """A random model, saved by transformers: norms are not 1 and biases not 0, so that one left out is seen, and
-    weights are large enough that attention is far from even."""
-    torch.manual_seed(0)
     config, model, _ = CLASSES[kind]
-    model = model(config(**(SIZES[kind] | options))).eval()
-    for name, parameter in model.named_parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=1.5 / parameter.shape[1] ** 0.5)
-        elif name.endswith("bias"):
-            torch.nn.init.normal_(parameter, std=0.3)
-        else:
-            torch.nn.init.uniform_(parameter, 0.5, 1.5)
-    model.save_pretrained(folder, max_shard_size=shard)
-    return model
+    return save(model(config(**(SIZES[kind] | options))).eval(), folder, shard)
 
 
 def change(folder, **changes):

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from kernel_inputs import decode
+from saved_models import save
 
 from repro.flover.buffers import LAYOUTS
 from repro.flover.engine import Engine
@@ -60,23 +61,11 @@ MODELS = {
 
 
 def saved(folder, kind: str, shard: str = "1GB", **options):
-    """A random model, saved by transformers: norms are not 1 and biases not 0, so that one left out is seen, and
-    weights are large enough that attention is far from even."""
-    torch.manual_seed(0)
     name, sizes = CLASSES[kind], SIZES | options
     if kind == "qwen2":  # which has no such key
         del sizes["head_dim"]
     config = getattr(transformers, f"{name}Config")(**sizes)
-    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
-    for name, parameter in model.named_parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=1.5 / parameter.shape[1] ** 0.5)
-        elif name.endswith("bias"):
-            torch.nn.init.normal_(parameter, std=0.5)
-        else:
-            torch.nn.init.uniform_(parameter, 0.5, 1.5)
-    model.save_pretrained(folder, max_shard_size=shard)
-    return model
+    return save(getattr(transformers, f"{name}ForCausalLM")(config).eval(), folder, shard)
 
 
 TOKENS = torch.randint(0, 61, (60,), generator=torch.Generator().manual_seed(1))

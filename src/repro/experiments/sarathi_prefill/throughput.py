@@ -13,7 +13,7 @@ from repro.flover.request import Request
 from repro.flover.scheduler import Scheduler
 from repro.models.decoder import Decoder
 
-GAP_S = 0.2  # of the policy `bounded`, the scheduler's default
+GAP_S = Scheduler.token_gap_s  # of the policy `bounded`: the default
 
 
 def measured(point: PrefillPoint, model: Decoder) -> tuple[PrefillMetrics, pd.DataFrame]:

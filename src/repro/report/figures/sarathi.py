@@ -11,7 +11,7 @@ POLICIES = {
     "request_level": "batches of requests",
     "iteration_level": "whole prompts",
     "chunked": "chunks",
-    "bounded": "chunks, wait ≤ 0.2 s",
+    "bounded": "chunks, bounded wait",
 }
 SETTING = ["model", "dtype", "chunk", "prompt_tokens", "output_tokens", "requests", "slots"]
 CLAIMED = "random-40m"  # the model that the claims read
