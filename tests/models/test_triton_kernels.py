@@ -22,6 +22,19 @@ CAPACITY = 700  # more than two splits
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
+if INTERPRETED:
+    # Triton's interpreter keeps bf16 as 16-bit integers, and its matrix product would multiply those.
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    _product = interpreter.interpreter_builder.create_dot
+
+    def _in_fp32(x):
+        return interpreter.interpreter_builder.create_fp_ext(x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x
+
+    interpreter.interpreter_builder.create_dot = lambda a, b, *rest: _product(_in_fp32(a), _in_fp32(b), *rest)
+
+
 def triton_kernels():
     from repro.models.kernels.triton_kernels import TritonKernels
 
