@@ -135,6 +135,7 @@ def test_all_of_it(project, said):
     found = run_all(commands(LAST, "repro"))
     report = (project / "results/laptop-smoke/report.html").read_text()
     assert "Shared birthdays" in report and "BD-1" in report
+    assert "Among 23 people two share a birthday with a chance of <a" in re.sub(r"\s+", " ", report)
     assert "BD-1" in (project / "results/laptop-smoke/notebooks/birthday.html").read_text()
     assert re.search(r"BD-1.*reproduced", found["repro claims BD --results results/laptop-smoke"])
     (compared,) = (text for line, text in found.items() if line.startswith("repro compare"))

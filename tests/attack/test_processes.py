@@ -867,7 +867,7 @@ def test_files_of_a_box_whatever_the_umask(boxes, monkeypatch, tmp_path, umask):
 # --- kills ---------------------------------------------------------------------------------------------------------
 
 # Of each kind in `make test-all`, and a fifth as many of a real Snakemake, which take ten times as long. `make test` tries some kinds once.
-KILLS = int(os.environ.get("REPRO_KILLS", 3))
+KILLS = int(os.environ.get("REPRO_KILLS", 2))
 RESULTS = "results/kills"
 SHAPE = frontier(1, packages=1, gcds=2)
 

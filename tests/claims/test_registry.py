@@ -116,6 +116,15 @@ def test_an_id_of_no_claim_is_refused_with_the_allowed_form_in_words(tmp_path, c
     )
 
 
+def test_a_paper_in_short_names_claims_that_exist(tmp_path):
+    path = written(tmp_path, {"ZT-1.a": OWN})
+    whole = yaml.safe_load(path.read_text())
+    whole["papers"]["ZT"]["in_short"] = "It is {ZT-1.a} times as fast, and {ZT-1.b} times."
+    path.write_text(yaml.safe_dump(whole))
+    with pytest.raises(config.ConfigError, match=r"papers\.ZT\.in_short: found ZT-1\.b; allowed: ids of claims"):
+        claims.load(path)
+
+
 def test_doubled_ids_are_refused_within_a_group_and_between_groups(tmp_path):
     path = written(tmp_path, {"ZT-1.a": OWN})
     whole = yaml.safe_load(path.read_text())

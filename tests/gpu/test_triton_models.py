@@ -13,7 +13,9 @@ DTYPED = {"qkv", "keys", "values", "queries", "x", "y", "weight", "out", "gate_u
 
 
 @with_folder
-@pytest.mark.parametrize("choice", ["float32 or decodes", pytest.param("test", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "choice", ["float32 or decodes", pytest.param("not (float32 or decodes)", marks=pytest.mark.exhaustive)]
+)
 def test_results_in_the_interpreter(tmp_path, choice):
     file = Path(__file__).parents[1] / "models" / "test_triton_kernels.py"
     pytest_with_triton(file, choice, tmp_path, TRITON_INTERPRET="1")

@@ -24,12 +24,22 @@ _ID_IN_WORDS = (
 
 
 class Paper(Strict):
-    """A paper. `published`: a CSV file with the numbers of its figures, relative to the root."""
+    """A paper.
+
+    published   a CSV file with the numbers of its figures, relative to the root
+    in_short    what came out, in three sentences; ids of its claims in braces stand for our numbers of them
+    """
 
     title: str
     id: str
     version: str
     published: str = ""
+    in_short: str = ""
+
+    @property
+    def pieces(self) -> list[str]:
+        """`in_short` as texts and ids of claims in turn, first a text."""
+        return re.split(r"\{(.*?)\}", self.in_short)
 
 
 class Group(BaseModel, extra="allow"):
@@ -75,6 +85,8 @@ def read(path: Path) -> list[Claim]:
             where = document.papers[prefix].published
             raise config.ConfigError(f"{where}: claim: found {', '.join(others)}; allowed: ids of {path}")
     for prefix, paper in document.papers.items():
+        if unknown := ", ".join(name for name in paper.pieces[1::2] if name not in claims):
+            raise config.ConfigError(f"{path}: papers.{prefix}.in_short: found {unknown}; allowed: ids of claims")
         first = [claim.id for claim in claims.values() if claim.primary and claim.paper == paper.id]
         if len(first) > PRIMARY:
             found = ", ".join(first)

@@ -82,13 +82,15 @@ def facts(row: table.Row) -> dict[str, str | None]:
 
 
 def _papers(rows: Sequence[table.Row]) -> list[dict[str, Any]]:
-    """Every paper with claims: its prefix, a short name, its title and number, and its rows."""
+    """Every paper with claims: its prefix, a short name, its title and number, what came out as pieces of text and ids of
+    claims, and its rows."""
     short = {notebook.paper: notebook.title for notebook in figures.NOTEBOOKS.values() if notebook.paper}
     found = []
     for prefix, paper in claims.papers().items():
         own = [row for row in rows if row.claim.id.startswith(f"{prefix}-")]
         name = short.get(paper.id, paper.title.split(":")[0])
-        found.append({"prefix": prefix, "name": name, "title": paper.title, "id": paper.id, "rows": own})
+        said = {"name": name, "title": paper.title, "id": paper.id, "in_short": paper.pieces}
+        found.append({"prefix": prefix, "rows": own, **said})
     return [paper for paper in found if paper["rows"]]
 
 
