@@ -50,11 +50,12 @@ def test_named_plans_give_the_losses_of_ddp(exact, name):
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    ("topology", "steps"), [pytest.param(EIGHT, 50, id="8 ranks"), pytest.param(SIXTEEN, 12, id="16 ranks")]
+    ("topology", "setting"),
+    [pytest.param(EIGHT, LONG, id="8 ranks"), pytest.param(SIXTEEN, replace(SHORT, steps=12), id="16 ranks")],
 )
-def test_named_plans_give_the_losses_of_ddp_for_long(topology, steps):
-    reference, found = compare(replace(LONG, steps=steps), _unquantised(topology), timeout_s=1100)
-    _learns(reference, LONG.max_norm)
+def test_named_plans_give_the_losses_of_ddp_for_long(topology, setting):
+    reference, found = compare(setting, _unquantised(topology), timeout_s=1100)
+    _learns(reference, setting.max_norm)
     for name, run in zip(plans.NAMED, found, strict=True):
         _same(run, reference, name, rtol=1e-4)
 
