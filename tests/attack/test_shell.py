@@ -400,7 +400,7 @@ def test_a_job_through_snakemake(where, tmp_path):
 
 
 @exhaustive
-@pytest.mark.parametrize("line", ["echo $UNSET_NAME; module load nothing", "nothing_of_this_name"])
+@pytest.mark.parametrize("line", ["false", "echo $UNSET_NAME; module load nothing", "nothing_of_this_name"])
 def test_a_job_ends_where_its_environment_fails(line, tmp_path):
     with checkout(tmp_path / "plain") as folder:
         (folder / "site.sh").write_text(f"{SITE}\n{line}\n")

@@ -50,14 +50,14 @@ def test_named_plans_give_the_losses_of_ddp(exact, name):
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    ("topology", "setting"),
-    [pytest.param(EIGHT, LONG, id="8 ranks"), pytest.param(SIXTEEN, replace(SHORT, steps=12), id="16 ranks")],
+    ("topology", "setting", "rtol"),
+    [pytest.param(EIGHT, LONG, 1e-4, id="8 ranks, 50 steps"), pytest.param(SIXTEEN, SHORT, 2e-5, id="16 ranks")],
 )
-def test_named_plans_give_the_losses_of_ddp_for_long(topology, setting):
+def test_named_plans_give_the_losses_of_ddp_for_long_and_on_more_ranks(topology, setting, rtol):
     reference, found = compare(setting, _unquantised(topology), timeout_s=1100)
     _learns(reference, setting.max_norm)
     for name, run in zip(plans.NAMED, found, strict=True):
-        _same(run, reference, name, rtol=1e-4)
+        _same(run, reference, name, rtol)
 
 
 def test_machines_with_levels_of_one_and_three():

@@ -89,8 +89,8 @@ def _papers(rows: Sequence[table.Row]) -> list[dict[str, Any]]:
     for prefix, paper in claims.papers().items():
         own = [row for row in rows if row.claim.id.startswith(f"{prefix}-")]
         name = short.get(paper.id, paper.title.split(":")[0])
-        said = {"name": name, "title": paper.title, "id": paper.id, "in_short": paper.pieces}
-        found.append({"prefix": prefix, "rows": own, **said})
+        about = {"prefix": prefix, "name": name, "title": paper.title, "id": paper.id}
+        found.append({**about, "in_short": paper.pieces, "rows": own})
     return [paper for paper in found if paper["rows"]]
 
 
