@@ -1,15 +1,20 @@
 """`repro reproduce`: one call from points to the summary, and what a person sees of it."""
 
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 import yaml
 
+from repro import paths
 from repro.claims import registry
 from repro.cli import reproduction
 from repro.plan import jobs as plan
@@ -45,6 +50,31 @@ def test_what_goes_wrong_is_shown(project):
     found = call("no_such_figure", "--tier", "smoke")
     assert found.returncode and "no_such_figure" in found.stderr and "snakemake.log" in found.stderr
     assert "docs/slurm.md" in call("--platform", "box", "--tier", "smoke").stderr
+
+
+@pytest.mark.parametrize("minutes, found", [(59, "too soon"), (61, "")])
+def test_another_occasion_begins_an_hour_later(project, minutes, found):
+    """Its runs would count for the occasion before, and nobody would hear of it until the verdicts."""
+    first, again = (
+        [job for job in plan.make("laptop", occasion=n).jobs if job.experiment == "zero_train"] for n in (1, 2)
+    )
+    job = next(job for job in first if job.repeat == 1)
+    assert len(again) > len(first)
+    shipped = paths.root() / plan.make("laptop").reference / "records/zero_train" / Path(job.record).name
+    document = json.loads(shipped.read_text())
+    began = datetime.now(UTC) - timedelta(minutes=minutes)
+    document["provenance"]["start"] = began.isoformat()
+    (project / job.record).parent.mkdir(parents=True)
+    shutil.copy(shipped.with_suffix(".parquet"), (project / job.record).parent)
+    (project / job.record).write_text(json.dumps(document))
+    said = ""
+    try:
+        reproduction._check_apart(plan.make("laptop", occasion=2), 2)
+    except ValueError as error:
+        said = str(error)
+    assert (found in said) and bool(said) == bool(found)
+    if said:
+        assert (began + timedelta(hours=1)).astimezone().strftime("%H:%M") in said
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from repro.experiments import stored
 from repro.jobs import journal, runner
 from repro.plan import jobs as plan
 from repro.plan.models import Plan
-from repro.records import record
+from repro.records import record, statistics
 
 _LOOK_S = 0.5
 _LINE_S = 60.0  # between lines where the display is no terminal
@@ -33,12 +34,14 @@ _PATIENCE_S = 60.0  # for Snakemake to end its jobs after Ctrl-C
 
 def run(found: Plan, target: str | None, verbose: bool, occasion: int = 1) -> int:
     """Announce the run, show it until Snakemake ends, and summarise it. Exit code of Snakemake; 130 after Ctrl-C.
-    ValueError for a platform whose points are Slurm jobs."""
+    ValueError for a platform whose points are Slurm jobs, and for an occasion that begins too soon after another."""
     if found.slurm is not None:
         raise ValueError(
             f"--platform {found.platform}: its points are Slurm jobs; submit them with"
             " `snakemake --profile workflows/profiles/NAME` (docs/slurm.md)"
         )
+    if occasion > 1:
+        _check_apart(found, occasion)
     _announce(found)
     log = paths.root() / found.results / "snakemake.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -79,6 +82,31 @@ def _announce(found: Plan) -> None:
             f"Links between ranks cannot be shaped here ({escape(reason)}): {emulated} claims will be *not run*."
             " As root on Linux with iproute2 they are judged.",
             soft_wrap=True,
+        )
+
+
+def _check_apart(found: Plan, occasion: int) -> None:
+    """ValueError where a point that this occasion repeats was run for another less than an hour ago: verdicts would
+    take both for one."""
+    first = {job.record for job in plan.make(found.tier, found.platform).jobs}
+    mine = [job for job in found.jobs if job.record not in first]
+    again = {(job.experiment, tuple(job.point.model_dump().items())) for job in mine if plan.unfinished(job)}
+    done, own = (
+        stored.collect(paths.root() / found.results / "records").records,
+        {Path(job.record).name for job in mine},
+    )
+    others = []
+    for path, run in done.items():
+        experiment, _, point = stored.place(run)
+        if (experiment, point) in again and path.name not in own:
+            others.append(run.provenance.start)
+    if others and datetime.now(UTC) - max(others) < statistics.APART:
+        began, wait = (
+            moment.astimezone().strftime("%H:%M") for moment in (max(others), max(others) + statistics.APART)
+        )
+        raise ValueError(
+            f"--occasion {occasion}: too soon: runs of another occasion began until {began}, and verdicts count as one"
+            f" what begins less than an hour apart; allowed from {wait} on"
         )
 
 
