@@ -45,6 +45,15 @@ def test_the_end_of_a_step_is_exposed_or_hides():
     assert hidden.exposed_s == pytest.approx(0)
 
 
+@pytest.mark.parametrize("room", [0.5, 2, 3.9, 4.1])
+def test_the_end_hides_behind_one_micro_batch_of_four(room):
+    """DDP sends all that it sends at the end: in the last backward, while the three micro-batches before it send nothing."""
+    ddp = plan.ddp(TOPOLOGY)
+    took = scaling.predict_step(ddp, CONFIG, machine(rate=1e6), 1, 4, 0.0).exposed_s
+    exposed = scaling.predict_step(ddp, CONFIG, machine(rate=1e6, overlap=1.0), 1, 4, room * took).exposed_s
+    assert exposed == pytest.approx(max(0.0, took - room * took / 4))
+
+
 @pytest.mark.parametrize(("secondary", "wide"), [("step", 1), ("micro_batch", 3), ("never", 6)])
 def test_hpzs_copy_is_refilled_as_often_as_assumed(secondary, wide):
     """Of the 6 gathers of 3 micro-batches so many are of all 8 ranks, in 7 rounds; the others of 4, in 3."""

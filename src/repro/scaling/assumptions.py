@@ -27,8 +27,8 @@ class Assumptions:
     so that a prediction for it needs no argument.
 
     end_overlap        share of the messages at the end of a step (sums across nodes, new weights) that may hide behind
-                       compute, as those of the layers do: 0 or 1. Likely 0: Adam needs the sums, and the next forward
-                       the weights. An engine could send both layer by layer
+                       the last backward and the next forward: 0 or 1. This engine's do, layer by layer; DeepSpeed's
+                       wait, Adam for the sums and the next forward for the weights
     secondary          when the secondary copy of hpZ is refilled from all ranks: once a "step", in every "micro_batch",
                        or "never" (no hpZ). Likely "step": DeepSpeed drops the copy when it updates [CODE stage3.py].
                        Memory is counted with the copy
@@ -42,7 +42,7 @@ class Assumptions:
                        DeepSpeed's CUDA kernels stream. Of the paper's port to AMD nothing is known
     """
 
-    end_overlap: Value = 0.0
+    end_overlap: Value = 1.0
     secondary: Secondary = "step"
     scales_apart: Value = 0.0
     messages: Value = 1.0
@@ -76,7 +76,7 @@ class Assumptions:
         return cls(**drawn(PRIORS, draws, seed))
 
 
-DEEPSPEED = Assumptions(scales_apart=1.0)
+DEEPSPEED = Assumptions(end_overlap=0.0, scales_apart=1.0)
 
 
 @dataclass(frozen=True)

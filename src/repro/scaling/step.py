@@ -4,8 +4,8 @@ compute    matrix products at the rate that large ones reach, the rest of a laye
 memory     what only reads and writes: copies beside the messages, sums of gradients, the update
 messages   those of the plan (`repro.zero.traffic`), hop by hop: bytes, latencies, quantising what is sent and restoring
            what arrives
-overlap    a gather or reduction of one block runs while another block computes; what comes once per step at the end
-           hides behind nothing, unless `Assumptions` say otherwise
+overlap    a gather or reduction of one block runs while another block computes; what comes once per step, at its end,
+           can hide behind the last backward and the next forward, where `Assumptions` say that the engine does so
 """
 
 from collections.abc import Iterator
@@ -116,7 +116,9 @@ def predict_step(
                 late += seconds
             else:
                 early += seconds
-    hidden = np.minimum(early + assumed.end_overlap * late, machine.overlap * passes)
+    window = machine.overlap * passes
+    # The last backward sends gradients, the next step's first forward awaits weights: of one micro-batch, three thirds.
+    hidden = np.minimum(early + np.minimum(assumed.end_overlap * late, window / accumulation), window)
     compute = passes + streamed
     exposed = early + late - hidden
     states = sum(memory.predict(plan, shapes).values())
