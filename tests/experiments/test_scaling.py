@@ -1,6 +1,7 @@
 """The experiments of the scaling model at small points: real ranks are probed and trained, predictions come with bands."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from repro import experiments, scaling
@@ -9,7 +10,7 @@ from repro.experiments.common.modelled import paper_gpt
 from repro.experiments.scaling_map import PLANS
 from repro.experiments.scaling_map.run import FACTORS, MEMORIES_GB
 from repro.experiments.scaling_step import PAPER
-from repro.experiments.scaling_step.run import CALIBRATED
+from repro.experiments.scaling_step.run import CALIBRATED, _first_over_fastest
 from repro.experiments.scaling_train import RATIOS
 from repro.experiments.scaling_train.run import SETUP_S, train_seconds
 from repro.experiments.zero_train import ZeroTrain
@@ -143,6 +144,14 @@ def test_steps_are_predicted_from_the_probe_and_then_trained():
     assert set(table[table.calibrated].cluster_mbit_s) == {50.0}
     # Not a test of the model's accuracy, which a busy machine decides; that a prediction is of the measured thing.
     assert (np.abs(table.log_error) < np.log(4)).all()
+    assert outcome.metrics.first_plan_over_fastest >= 1
+
+
+def test_what_trusting_the_prediction_costs_is_that_of_the_worst_rate():
+    rates, measured, predicted = [25, 25, 50, 50], [2.0, 3.0, 1.0, 1.1], [1.0, 9.0, 8.0, 2.0]
+    table = pd.DataFrame({"cluster_mbit_s": rates, "measured": measured, "predicted": predicted})
+    assert _first_over_fastest(table) == pytest.approx(1.1)
+    assert _first_over_fastest(table[:2]) == 1
 
 
 def test_the_plan_of_a_platform_asks_for_its_hardware():

@@ -43,9 +43,12 @@ class ScalingStepMetrics(
     metrics(Number, *(f"step_error_{what}{which}" for what in ERRORS for which in ("", "_probed_only"))),
     metrics(Ratio, *(f"factor_{name}" for name in ("message", "bytes", "memory", "exposed"))),
 ):
-    """Errors of the steps that were not calibrated with; `*_probed_only`: without the calibration."""
+    """Errors of the steps that were not calibrated with; `*_probed_only`: without the calibration. `first_plan_over_fastest`:
+    measured step of the plan that is predicted to be fastest, over the fastest measured one, at the worst of the rates;
+    None in records from before it was counted."""
 
     steps_within_15_percent: Number
+    first_plan_over_fastest: Ratio | None = None
 
 
 EXPERIMENT = Experiment(ScalingStep, ScalingStepMetrics, conditions=("fabric",), timeout_s=3600)
