@@ -217,11 +217,18 @@ def papers() -> dict[str, document.Paper]:
 
 
 def tally(rows: Sequence[Verdict]) -> str:
-    """`24 claims: 7 reproduced, 12 inconclusive, ...; beside them 3 self-checks`. Only claims are counted by word."""
+    """`24 claims (none in the paper's setting, 20 scaled down, 4 modelled): 7 reproduced, 12 inconclusive, ...; 3 self-checks`.
+    Only claims are counted by word; those that were not run have no setting."""
     claims = [row for row in rows if row.kind == "claim"]
-    said = [f"{len(claims)} {_plural('claim', len(claims))}: {words(claims)}"] if claims else []
-    others = Counter(row.kind for row in rows if row.kind != "claim")
-    return "; ".join([*said, *([_listed(others)] if others else [])])
+    settings = Counter(row.scope for row in claims if row.scope)
+    own, *others = get_args(Scope)
+    where = [
+        f"{settings[own] or 'none'} in the {own}",
+        *(f"{settings[word]} {word}" for word in others if settings[word]),
+    ]
+    said = [f"{len(claims)} {_plural('claim', len(claims))} ({', '.join(where)}): {words(claims)}"] if claims else []
+    kinds = Counter(row.kind for row in rows if row.kind != "claim")
+    return "; ".join([*said, *([_listed(kinds)] if kinds else [])])
 
 
 def _listed(kinds: Mapping[str, int]) -> str:

@@ -18,10 +18,12 @@ Scope = Literal["paper's setting", "scaled down", "modelled"]
 AGREEMENT: dict[Agreement, str] = {
     "reproduced": "our whole interval is within the tolerance of the paper's value; of an order: it holds",
     "further": "our whole interval is beyond the paper's value and its tolerance, in the direction of the claim",
-    "consistent": "our interval reaches into the tolerance and out of it, and leaves out *no effect*",
+    "consistent": "our interval reaches into the tolerance and out of it; where *no effect* has a value, it leaves that out",
     "same direction": "our whole interval is on the paper's side of *no effect*, but another size",
-    "inconclusive": "fewer runs than the claim asks for, or an interval with *no effect* and the paper's value in it",
-    "deviates": "our interval leaves out the paper's value with its tolerance, and is not on its side of *no effect*",
+    "inconclusive": "fewer runs than the claim asks for; or an interval that holds *no effect* and reaches into the tolerance; "
+    "of an order: it is left open",
+    "deviates": "our interval leaves out the tolerance, and is not on the paper's side of *no effect* or there is no such "
+    "value; of an order: it does not hold",
 }
 SCOPE: dict[Scope, str] = {
     "paper's setting": "measured or counted at the size and on the kind of machine that the claim is about",
