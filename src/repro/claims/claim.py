@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from repro.claims.filters import Filters, matches
+from repro.claims.filters import Filters, accepts, matches
 from repro.claims.reading import Reading
 from repro.claims.verdict import Rule
 from repro.records.record import Evidence, Record, Strict
@@ -102,6 +102,12 @@ class Claim(Rule):
         if self.primary and self.kind != "claim":
             raise ValueError(f"primary: found a {self.kind}; allowed: claims")
         return self
+
+    @property
+    def needs_shaped_links(self) -> bool:
+        """Whether it is *not run* where links between ranks cannot be shaped."""
+        where = self.value.where if self.value else {}
+        return "fabric" in where and not accepts(where["fabric"], "unshaped")
 
     @property
     def base(self) -> str:

@@ -59,7 +59,8 @@ app.callback()(console.check_encoding)
 _MOST = 2**63 - 1  # that a record can hold
 TierOption = Annotated[str | None, typer.Option(help="smoke, laptop, full, gpu or cluster; default: the platform's.")]
 OccasionOption = Annotated[
-    int, typer.Option(help="2, 3, ...: once more, hours later, the timed points that are repeated.", min=1, max=1000)
+    int,
+    typer.Option(help="2, 3, ...: once more, over an hour later, the timed points that are repeated.", min=1, max=1000),
 ]
 PlatformOption = Annotated[str | None, typer.Option(help="A file of config/platforms; default: config.yaml's.")]
 

@@ -77,9 +77,9 @@ def _announce(found: Plan) -> None:
         soft_wrap=True,
     )
     if to_run and (reason := netns.unavailable()):
-        emulated = sum(row.evidence == "emulated" for row in _judged(found.reference))
+        without = sum(claim.needs_shaped_links for claim in registry.load())
         stdout.print(
-            f"Links between ranks cannot be shaped here ({escape(reason)}): {emulated} claims will be *not run*."
+            f"Links between ranks cannot be shaped here ({escape(reason)}): {without} claims will be *not run*."
             " As root on Linux with iproute2 they are judged.",
             soft_wrap=True,
         )
@@ -199,8 +199,3 @@ def _summarise(found: Plan) -> None:
     stdout.print(f"Beside the shipped records ({found.reference}):", soft_wrap=True)
     summarise(beside)
     stdout.print(f"Report: {paths.root() / found.results / 'report.html'}", soft_wrap=True)
-
-
-def _judged(results: str) -> list[registry.Verdict]:
-    found = stored.collect(paths.root() / results / "records")
-    return registry.evaluate(registry.load(), found.records, found.problems)

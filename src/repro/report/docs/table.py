@@ -28,7 +28,7 @@ class Row:
 
     figure      that shows the claim; empty where none does
     command     makes the records that the claim reads, and the figure; empty where no tier has the points
-    occasions   how often, hours apart
+    occasions   how often, over an hour apart
     seconds     that each of these records took, by path relative to the root
     needs       of a machine, in words
     stated      the paper's value and the tolerance of the verdict
