@@ -97,7 +97,7 @@ def claims_overview(data: Data, *, ids: str = "", primary: bool = False) -> Draw
     left_out = " and ".join(words for words, count in absent.items() if count)
     caption = f"{len(rows)} rows" + (f"; {left_out} are in the table only. " if left_out else ". ")
     caption += (
-        "ZT: hierarchical ZeRO++, ZP: ZeRO++, EX: ExFlow, FL: Flover. Large marks: our value, filled where the "
+        "ZT: hierarchical ZeRO++, ZP: ZeRO++, EX: ExFlow, FL: Flover, SA: SARATHI. Large marks: our value, filled where the "
         "verdict is "
         "reproduced. Small dots: single runs, or pairs of runs; bars with ends: the 95 % interval, where there are "
         "enough runs "
