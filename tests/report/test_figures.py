@@ -184,7 +184,7 @@ def test_runs_of_older_code_are_marked(made_by, now, words, monkeypatch, capsys)
     asks, stamp = base.draw("flover_model", folder).get_supxlabel().split("\n", 1)
     stamp = stamp.replace("\n", " ")
     assert asks == figures.entry("flover_model").asks
-    assert stamp.startswith("Evidence: modelled. What it shows. From 3 runs on ") and ("older" in stamp) == bool(words)
+    assert stamp.startswith("Evidence: modelled. What it shows. From 3 runs of ") and ("older" in stamp) == bool(words)
     assert words in stamp
     assert not capsys.readouterr().out
     assert sum(~tables.runs(folder, "flover_queue").older_code) == len(now)

@@ -28,7 +28,6 @@ from repro.claims import registry as claims
 from repro.experiments import stored
 from repro.files import replacing
 from repro.plan import config
-from repro.records import statistics
 from repro.report import figures
 from repro.report.figures.data import Data, NothingToShow, not_run, older_code
 
@@ -141,11 +140,12 @@ def _drawn(make: Callable[[Data], Drawing], records: str | Path) -> Drawing:
 
 
 def _count(used: Mapping[Path, tuple[datetime, bool]]) -> str:
-    """How many runs a figure has read, and on how many occasions they were made."""
+    """How many runs a figure has read, and on which days they were made."""
     if not used:
         return ""
-    occasions = len(set(statistics.occasions([start for start, _ in used.values()])))
-    return f"From {len(used)} run{'s' * (len(used) > 1)} on {occasions} occasion{'s' * (occasions > 1)}."
+    days = sorted(start.date() for start, _ in used.values())
+    when = f"of {days[0]}" if days[0] == days[-1] else f"made from {days[0]} to {days[-1]}"
+    return f"From {len(used)} run{'s' * (len(used) > 1)} {when}."
 
 
 @contextmanager
