@@ -259,7 +259,7 @@ def test_json_is_strict(here, words):
 
 
 ACCEPTED = [
-    pytest.param("claims ZT-1.a --results HERE/results", "1 claim: ", id="claims: one"),
+    pytest.param("claims ZT-1.a --results HERE/results", "1 claim (", id="claims: one"),
     pytest.param("claims --results HERE/results/records", "claims", id="claims: the folder of records itself"),
     pytest.param("claims --results HERE/results --out HERE/new/claims.json", "claims", id="claims: --out in a new folder"),
     pytest.param("schema claims", "properties", id="schema"),

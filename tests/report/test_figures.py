@@ -47,7 +47,6 @@ def skipped(monkeypatch):
 
 
 OTHER_FORM = {  # claims whose number their figure shows in another form
-    "ZT-1.c": "the smaller of two ratios that zero_step_time shows, where it is of other pairs",
     "EX-ILP.a": "against the expectation of a random placement; drawn is what crosses",
     "EX-ILP.b": "the same",
     "FL-PROG.c": "in percent there, times here",
