@@ -453,6 +453,20 @@ def test_the_shipped_records_answer_every_claim_that_an_experiment_reads(shipped
     assert judged == readable
 
 
+def test_without_root_no_clock_of_emulated_runs_is_believed(shipped):
+    """The same runs over links that were not shaped: their bytes are judged, their times are not."""
+    unshaped = {"fabric": "unshaped: no root"}
+    runs = {
+        path: run.model_copy(update={"conditions": run.conditions | unshaped, "evidence": "measured"})
+        for path, run in shipped.records.items()
+        if run.evidence == "emulated"
+    }
+    judged = {row.id for row in claims.evaluate(REGISTRY, runs) if row.agreement != "not run"}
+    of_clocks = {claim.id for claim in REGISTRY if claim.value and claim.value.sampled == "occasions"}
+    assert not judged & (of_clocks | {claim.id for claim in REGISTRY if claim.needs_shaped_links})
+    assert {"ZP-1.a", "ZP-1.c", "EX-T1.a"} <= judged, "bytes are counted on any links"
+
+
 READING_MISTAKES = {
     "experiment": ({"experiment": "zero_trian"}, {}, "value.experiment: found 'zero_trian'; allowed: .*zero_train"),
     "metric": ({"metric": "step_secnds"}, {}, "value.metric: found step_secnds; allowed: .*step_seconds"),

@@ -8,7 +8,6 @@ import pytest
 
 from repro import paths
 from repro.claims import registry
-from repro.plan import config
 from repro.plan import jobs as plan
 from repro.records import record
 
@@ -49,18 +48,3 @@ def taken(tier: str) -> float:
 def test_the_claims_that_need_root_are_counted():
     known = registry.load()
     assert f"{sum(claim.needs_shaped_links for claim in known)} of {len(known)} claims *not run*" in MAKEFILE
-
-
-def test_without_root_no_clock_of_emulated_runs_is_believed():
-    """The same runs over links that were not shaped: their bytes are judged, their times are not."""
-    known, unshaped = registry.load(), {}
-    folder = paths.root() / "results/reference" / config.load()[0].reference / "records"
-    for path, run in record.collect(folder).records.items():
-        if run.evidence == "emulated":
-            changed = {"conditions": run.conditions | {"fabric": "unshaped: no root"}, "evidence": "measured"}
-            unshaped[path] = run.model_copy(update=changed)
-    rows = {row.id: row for row in registry.evaluate(known, unshaped)}
-    for claim in known:
-        if claim.needs_shaped_links or (claim.value and claim.value.sampled == "occasions"):
-            assert rows[claim.id].agreement == "not run", claim.id
-    assert sum(row.agreement != "not run" for row in rows.values()) > 3, "bytes are counted on any links"

@@ -90,20 +90,15 @@ def _check_apart(found: Plan, occasion: int) -> None:
     take both for one."""
     first = {job.record for job in plan.make(found.tier, found.platform).jobs}
     mine = [job for job in found.jobs if job.record not in first]
+    own = {Path(job.record).name for job in mine}
     again = {(job.experiment, tuple(job.point.model_dump().items())) for job in mine if plan.unfinished(job)}
-    done, own = (
-        stored.collect(paths.root() / found.results / "records").records,
-        {Path(job.record).name for job in mine},
-    )
-    others = []
-    for path, run in done.items():
+    last = None
+    for path, run in stored.collect(paths.root() / found.results / "records").records.items():
         experiment, _, point = stored.place(run)
         if (experiment, point) in again and path.name not in own:
-            others.append(run.provenance.start)
-    if others and datetime.now(UTC) - max(others) < statistics.APART:
-        began, wait = (
-            moment.astimezone().strftime("%H:%M") for moment in (max(others), max(others) + statistics.APART)
-        )
+            last = max(last or run.provenance.start, run.provenance.start)
+    if last and datetime.now(UTC) - last < statistics.APART:
+        began, wait = (f"{moment.astimezone():%H:%M}" for moment in (last, last + statistics.APART))
         raise ValueError(
             f"--occasion {occasion}: too soon: runs of another occasion began until {began}, and verdicts count as one"
             f" what begins less than an hour apart; allowed from {wait} on"

@@ -139,7 +139,7 @@ def vocabulary() -> dict[str, Any]:
         "words": registry.words,
         "verdicts": verdicts,
         "evidence": Counter(row.verdict.evidence or row.verdict.agreement for row in rows),
-        "older": registry.older_code(row.here for row in rows),
+        "older_code": registry.older_code,
         "agreement_words": AGREEMENT,
         "scope_words": SCOPE,
         "kind_words": KIND,
