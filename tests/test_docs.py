@@ -118,6 +118,7 @@ def test_decoding_on_four_ranks():
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
         }  # of what torchrun sets, `launch` sets the rest
+        dist.barrier()  # nobody leaves before all are connected
         dist.destroy_process_group()
         with contextlib.redirect_stdout(io.StringIO()) as said:
             exec(text, {})

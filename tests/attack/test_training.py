@@ -231,6 +231,7 @@ PAIR = {"ddp": plans.ddp(TWO), "zero2": plans.zero2(TWO), "zero3": plans.zero3(T
 
 def _world_of_two(rank: int, folder: Path) -> int:
     """Leave the group of all and join one of two ranks; this one's number in it."""
+    dist.barrier()  # nobody leaves before all are connected
     dist.destroy_process_group()
     store = dist.FileStore(str(folder / str(rank // 2)), 2)
     dist.init_process_group("gloo", store=store, rank=rank % 2, world_size=2)

@@ -100,6 +100,7 @@ def test_a_rank_may_launch_ranks_of_its_own(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")  # with the RANK that a rank sees, this would look like torchrun
 
     def nested(rank: int, world_size: int) -> list[float]:
+        dist.barrier()  # nobody leaves before all are connected
         dist.destroy_process_group()
         return [value for _, value, *_ in launch(summed, 2, float(rank))]
 
