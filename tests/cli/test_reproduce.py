@@ -68,11 +68,20 @@ def test_another_occasion_begins_an_hour_later(project, minutes):
     (project / job.record).parent.mkdir(parents=True)
     shutil.copy(shipped.with_suffix(".parquet"), (project / job.record).parent)
     (project / job.record).write_text(json.dumps(document))
-    found = plan.make("laptop", occasion=2)
+    records = {job.record for job in first}
+    jobs = [job.model_copy(update={"state": "done"}) if job.record in records else job for job in again]
+    found = plan.make("laptop", occasion=2).model_copy(update={"jobs": jobs})
     allowed = f"{(began + timedelta(hours=1)).astimezone():%H:%M}"
     refused = pytest.raises(ValueError, match=f"--occasion 2: too soon: .* allowed from {allowed} on")
     with refused if minutes < 60 else contextlib.nullcontext():
         reproduction._check_apart(found, 2)
+
+
+def test_another_occasion_needs_the_first(project):
+    """In a fresh clone both would run together, and count as one."""
+    refused = call("--occasion", "3")
+    assert refused.returncode and "points of the first occasion are still to run" in refused.stderr
+    assert "without --occasion" in refused.stderr
 
 
 @pytest.mark.slow

@@ -35,9 +35,15 @@ SECONDS = {"iterations": 500, "layers": 2, "hidden": 32}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def box():
-    with boxed(nodes=3):
-        yield
+def disk(tmp_path_factory):
+    """A small one; a job sees only what was mounted before its box began."""
+    folder = tmp_path_factory.mktemp("disk")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40k", "tmpfs", folder], check=True)
+    try:
+        with boxed(nodes=3):
+            yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
 
 
 @pytest.fixture
@@ -166,3 +172,23 @@ def test_a_failed_point_is_a_record_and_no_failed_job(points):
     points({"exflow_placement": [{"grid": {"method": "contiguous", "gpus": 4, "train_tokens": [1000, 10**9]}}]})
     snakemake("--", "points")
     assert [(run.status, run.cause) for run in records()] == [("ok", None), ("failed", "bad_input")]
+
+
+def test_a_full_disk_and_a_truncated_record(points, disk):
+    """What is finished stays; the next call runs what is missing, and what is no record any more."""
+    seeds = {"method": "contiguous", "gpus": 4, "train_tokens": 1000, "seed": list(range(6))}
+    points({"exflow_placement": [{"grid": seeds}]})
+    Path("results").mkdir(exist_ok=True)
+    Path("results/box-smoke").symlink_to(disk)
+    snakemake("--retries", "0", "--", "points", code=1)
+    wanted = [Path(job.record) for job in plan.make("smoke", "box").jobs]
+    kept = {path: path.read_bytes() for path in wanted if path.exists()}
+    assert 1 < len(kept) < 6 and {record.read(path).status for path in kept} == {"ok"}
+    (log,) = (disk / "logs").iterdir()
+    assert "No space left on device" in log.read_text()
+    subprocess.run(["mount", "-o", "remount,size=10m", disk], check=True)
+    cut = next(iter(kept))
+    cut.write_bytes(kept.pop(cut)[:100])
+    snakemake("--", "points")
+    assert [run.status for run in records()] == ["ok"] * 6
+    assert all(path.read_bytes() == old for path, old in kept.items())

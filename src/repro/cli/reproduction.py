@@ -24,7 +24,7 @@ from repro.emulate import netns
 from repro.experiments import stored
 from repro.jobs import journal, runner
 from repro.plan import jobs as plan
-from repro.plan.models import Plan
+from repro.plan.models import Job, Plan
 from repro.records import record, statistics
 
 _LOOK_S = 0.5
@@ -34,7 +34,8 @@ _PATIENCE_S = 60.0  # for Snakemake to end its jobs after Ctrl-C
 
 def run(found: Plan, target: str | None, verbose: bool, occasion: int = 1) -> int:
     """Announce the run, show it until Snakemake ends, and summarise it. Exit code of Snakemake; 130 after Ctrl-C.
-    ValueError for a platform whose points are Slurm jobs, and for an occasion that begins too soon after another."""
+    ValueError for a platform whose points are Slurm jobs, and for an occasion that begins together with another or too
+    soon after it."""
     if found.slurm is not None:
         raise ValueError(
             f"--platform {found.platform}: its points are Slurm jobs; submit them with"
@@ -86,12 +87,18 @@ def _announce(found: Plan) -> None:
 
 
 def _check_apart(found: Plan, occasion: int) -> None:
-    """ValueError where a point that this occasion repeats was run for another less than an hour ago: verdicts would
-    take both for one."""
+    """ValueError where a point that this occasion repeats was run for another less than an hour ago, or still has to be
+    run for the first, which this call would do beside it: verdicts would take both for one."""
     first = {job.record for job in plan.make(found.tier, found.platform).jobs}
     mine = [job for job in found.jobs if job.record not in first]
     own = {Path(job.record).name for job in mine}
-    again = {(job.experiment, tuple(job.point.model_dump().items())) for job in mine if plan.unfinished(job)}
+    again = {_setting(job) for job in mine if plan.unfinished(job)}
+    missing = sum(job.record in first and plan.unfinished(job) and _setting(job) in again for job in found.jobs)
+    if missing:
+        raise ValueError(
+            f"--occasion {occasion}: {missing} points of the first occasion are still to run, and verdicts count as one"
+            " what begins less than an hour apart; first the same command without --occasion"
+        )
     last = None
     for path, run in stored.collect(paths.root() / found.results / "records").records.items():
         experiment, _, point = stored.place(run)
@@ -103,6 +110,11 @@ def _check_apart(found: Plan, occasion: int) -> None:
             f"--occasion {occasion}: too soon: runs of another occasion began until {began}, and verdicts count as one"
             f" what begins less than an hour apart; allowed from {wait} on"
         )
+
+
+def _setting(job: Job) -> tuple[str, tuple]:
+    """All repeats of a point have the same."""
+    return job.experiment, tuple(job.point.model_dump().items())
 
 
 class _Watch:
