@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repro import paths
-from repro.claims import compare, registry
+from repro.claims import compare, registry, sides
 from repro.claims.sides import Side
 from repro.records import record
 
@@ -39,6 +39,24 @@ def test_more_occasions_are_expected_nearer_to_the_mean():
     known = registry.evaluate([one], named(*OURS))[0]
     (low, high), (lower, higher) = (compare.expected(one.value, known, many) for many in (3, 1))
     assert lower < low < 2.0 < high < higher
+
+
+def test_an_occasion_that_the_others_do_not_expect_is_found():
+    one = claim(value=TIMED)
+
+    def inside(*ratios):
+        return [held for _, held in compare.held_out([one], registry.evaluate([one], named(*occasions(ratios))))]
+
+    assert inside([2.0], [1.8], [2.2]) == [True] * 3
+    assert inside([2.0], [2.01], [1.99], [4.0]) == [True] * 3 + [False]
+    assert inside([2.0], [1.8]) == []  # two tell nothing of a third
+
+
+def test_shipped_intervals_hold_as_often_as_they_say():
+    """19 of 20, less what chance does: 80 occasions that are independent fall below 0.85 once in 6,000 times."""
+    here = sides.shipped(claims := registry.load())
+    held = [inside for _, inside in compare.held_out(claims, here.verdicts)]
+    assert len(held) > 60 and 0.85 <= sum(held) / len(held)
 
 
 def test_what_cannot_be_compared_says_why():

@@ -17,7 +17,7 @@ from typing import Any
 import jinja2
 
 from repro import files, paths
-from repro.claims import registry
+from repro.claims import compare, registry
 from repro.claims.claim import KIND
 from repro.claims.verdict import AGREEMENT, SCOPE
 from repro.experiments import stored
@@ -131,6 +131,7 @@ def vocabulary() -> dict[str, Any]:
     primary = [row for row in rows if row.claim.primary]
     runs, verdicts = list(found.records.values()), [row.verdict for row in rows]
     papers = registry.papers()
+    held_out = [inside for _, inside in compare.held_out(claims, verdicts)]
     return findings.vocabulary(verdicts, "a page of repro docs") | {
         "rows": rows,
         "primary": primary,
@@ -139,6 +140,7 @@ def vocabulary() -> dict[str, Any]:
         "words": registry.words,
         "verdicts": verdicts,
         "evidence": Counter(row.verdict.evidence or row.verdict.agreement for row in rows),
+        "held_out": f"{sum(held_out)} of {len(held_out)}",
         "older_code": registry.older_code,
         "agreement_words": AGREEMENT,
         "scope_words": SCOPE,
