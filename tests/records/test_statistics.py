@@ -20,29 +20,48 @@ def occasions_of(generator, occasions, pairs, between, within):
 @pytest.mark.parametrize(("between", "within"), [(0.0, 0.1), (0.1, 0.1), (0.2, 0.02)])
 @pytest.mark.parametrize("occasions", [3, 6])
 def test_intervals_cover_what_they_claim(occasions, between, within):
-    """19 times in 20 the t-interval of the means of occasions holds the true value, and the prediction interval what a
-    further occasion shows; four standard deviations of so many draws are allowed."""
+    """19 times in 20 or more the interval holds the true value, and the prediction interval what a further occasion
+    shows; 19 times where occasions differ more than their pairs. Four standard deviations of so many draws are allowed."""
     generator = np.random.default_rng(0)
-    means = occasions_of(generator, occasions, 2, between, within).mean(axis=2).tolist()
+    known = occasions_of(generator, occasions, 2, between, within).tolist()
     further = occasions_of(generator, 1, 2, between, within).mean(axis=(1, 2)).tolist()
-    found = [statistics.mean_interval(each) for each in means]
-    covered = np.mean([low <= 0.3 <= high for _, low, high in found])
-    predicted = [statistics.prediction_interval(each) for each in means]
-    foreseen = np.mean([low <= value <= high for (low, high), value in zip(predicted, further, strict=True)])
+    covered, foreseen = map(np.mean, (_covered(known), _foreseen(known, further)))
     allowed = 4 * (0.95 * 0.05 / DRAWS) ** 0.5
-    assert covered == pytest.approx(0.95, abs=allowed) and foreseen == pytest.approx(0.95, abs=allowed)
+    assert min(covered, foreseen) > 0.95 - allowed
+    if between > within:
+        assert max(covered, foreseen) < 0.95 + allowed
+
+
+def test_occasions_that_agree_by_chance_are_not_believed():
+    """Where the means of occasions lie closer together than the pairs inside them let expect, an interval of the means
+    alone is too narrow, and one can see it. Ours holds there too."""
+    known = occasions_of(np.random.default_rng(0), 3, 2, 0.0, 0.1)
+    inside, means = np.ptp(known, axis=2).mean(axis=1), known.mean(axis=2)
+    chosen = means.std(axis=1) < inside / 6
+    assert chosen.sum() > 400
+    assert np.mean(_covered(known[chosen].tolist())) > 0.95
+    assert np.mean(_covered([[[mean] for mean in each] for each in means[chosen].tolist()])) < 0.8
+
+
+def _covered(known):
+    return [low <= 0.3 <= high for _, low, high in map(statistics.mean_interval, known)]
+
+
+def _foreseen(known, further):
+    return [
+        low <= value <= high
+        for (low, high), value in zip(map(statistics.prediction_interval, known), further, strict=True)
+    ]
 
 
 def test_pairs_of_one_occasion_taken_for_independent_would_cover_too_little():
     """Why occasions are averaged first: the state of the machine is the larger part of the noise."""
-    generator = np.random.default_rng(0)
-    pairs = occasions_of(generator, 3, 2, 0.1, 0.02).reshape(DRAWS, 6).tolist()
-    found = [statistics.mean_interval(each) for each in pairs]
-    assert np.mean([low <= 0.3 <= high for _, low, high in found]) < 0.85
+    pairs = occasions_of(np.random.default_rng(0), 3, 2, 0.1, 0.02).reshape(DRAWS, 6, 1).tolist()
+    assert np.mean(_covered(pairs)) < 0.85
 
 
 def test_one_value_has_no_interval():
-    assert statistics.mean_interval([2.0]) == (2.0, -np.inf, np.inf)
+    assert statistics.mean_interval([[2.0]]) == (2.0, -np.inf, np.inf)
 
 
 def test_an_occasion_ends_with_an_hour_without_a_run():

@@ -130,7 +130,7 @@ def _of_values(reading: Reading, ours: Verdict, theirs: Verdict, b: Side) -> Tol
     assert ours.value is not None and theirs.value is not None
     if reading.sampled not in _VARYING:
         return same(ours.value, theirs.value)
-    if (ends := expected(reading, theirs, len(_means(reading, ours)))) is None:
+    if (ends := expected(reading, theirs, len(_groups(reading, ours)))) is None:
         return untold("too few runs", f"{b.name} has {theirs.repeats}")
     return between(ours.value, ends, "such runs lie 19 times in 20")
 
@@ -163,17 +163,17 @@ def _point(run: Record) -> dict[str, Any]:
     return (experiments.get(run.experiment).parameters().model_dump() if known else {}) | run.point
 
 
-def _means(reading: Reading, row: Verdict) -> list[float]:
-    return scale_of(reading, row.values).means(row.values, row.occasions)
+def _groups(reading: Reading, row: Verdict) -> list[list[float]]:
+    return scale_of(reading, row.values).groups(row.values, row.occasions)
 
 
 def expected(reading: Reading, theirs: Verdict, occasions: int = 1) -> tuple[float, float] | None:
     """Where the value of so many further occasions (or seeds) lies, 19 times in 20, by B's. None for fewer than two."""
-    means = _means(reading, theirs)
-    if len(means) < 2:
+    groups = _groups(reading, theirs)
+    if len(groups) < 2:
         return None
     scale = scale_of(reading, theirs.values)
-    low, high = sorted(map(scale.back, statistics.prediction_interval(means, occasions)))
+    low, high = sorted(map(scale.back, statistics.prediction_interval(groups, occasions)))
     return low, high
 
 
@@ -186,10 +186,10 @@ def held_out(claims: Sequence[Claim], verdicts: Sequence[Verdict]) -> list[tuple
         row = judged.get(claim.id)
         if row is None or claim.value is None or claim.value.sampled != "occasions" or len(set(row.occasions)) < 3:
             continue
-        means = _means(claim.value, row)
-        for number, mean in enumerate(means):
-            low, high = statistics.prediction_interval(means[:number] + means[number + 1 :])
-            found.append((claim.id, low <= mean <= high))
+        groups = _groups(claim.value, row)
+        for number, group in enumerate(groups):
+            low, high = statistics.prediction_interval(groups[:number] + groups[number + 1 :])
+            found.append((claim.id, low <= sum(group) / len(group) <= high))
     return found
 
 

@@ -29,7 +29,7 @@ def of(
         value, low, high = sequences.ratio(sides, *reading.columns, reading.complement)
         return (1 - value, (1 - high, 1 - low)) if reading.form == "reduction" else (value, (low, high))
     scale = scale_of(reading, values)
-    value, low, high = statistics.mean_interval(scale.means(values, occasions))
+    value, low, high = statistics.mean_interval(scale.groups(values, occasions))
     low, high = sorted((scale.back(low), scale.back(high)))
     return scale.back(value), (low, high)
 
@@ -42,13 +42,12 @@ class Scale:
     back: Callable[[float], float]
     by_occasion: bool
 
-    def means(self, values: Sequence[float], occasions: Sequence[int]) -> list[float]:
-        """Independent values: of each occasion the mean; or each value."""
+    def groups(self, values: Sequence[float], occasions: Sequence[int]) -> list[list[float]]:
+        """What is independent of each other: the values of each occasion; or each value."""
         there = [self.to(value) for value in values]
         if not self.by_occasion:
-            return there
-        each = [[v for v, o in zip(there, occasions, strict=True) if o == number] for number in sorted(set(occasions))]
-        return [sum(group) / len(group) for group in each]
+            return [[value] for value in there]
+        return [[v for v, o in zip(there, occasions, strict=True) if o == number] for number in sorted(set(occasions))]
 
 
 def scale_of(reading: Reading, values: Sequence[float]) -> Scale:

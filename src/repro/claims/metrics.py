@@ -123,7 +123,7 @@ def _timed(clocked: Mapping[tuple[Any, str], list[Pair]], b: Side) -> list[Row]:
 
 
 class _Spread:
-    """A clock's metric of one point: its means on occasions of A and of B, of logarithms where it is positive."""
+    """A clock's metric of one point: its values on occasions of A and of B, as logarithms where it is positive."""
 
     def __init__(self, metric: str, pairs: list[Pair], alike: list[Record]) -> None:
         first = pairs[0].b
@@ -133,20 +133,19 @@ class _Spread:
         self.theirs = [run for run in alike if metric in run.metrics and (run.evidence, run.conditions) == kind]
         self.logarithms = all(run.metrics[metric].value > 0 for run in [*self.ours, *self.theirs])
 
-    def means(self, runs: list[Record]) -> list[float]:
-        """Of each occasion."""
+    def groups(self, runs: list[Record]) -> list[list[float]]:
+        """The values of each occasion."""
         found = defaultdict(list)
         for run, occasion in zip(runs, statistics.occasions([run.provenance.start for run in runs]), strict=True):
             value = run.metrics[self.metric].value
             found[occasion].append(math.log(value) if self.logarithms else value)
-        return [sum(values) / len(values) for values in found.values()]
+        return list(found.values())
 
     def back(self, value: float) -> float:
         return (math.exp(value) if value < 700 else math.inf) if self.logarithms else value
 
     def middle(self, runs: list[Record]) -> float:
-        means = self.means(runs)
-        return self.back(sum(means) / len(means))
+        return self.back(statistics.mean_interval(self.groups(runs))[0])
 
     def why_not(self, name: str) -> Told | None:
         """What is known without an interval; None where it takes one."""
@@ -156,10 +155,10 @@ class _Spread:
             return untold("not timed", "it depends on seconds, and other points ran beside it")
         if _machines(self.ours) != _machines(self.theirs):
             return untold("other machine", "times are compared on machines of one kind")
-        means = self.means(self.theirs)
-        if len(means) < 2:
+        groups = self.groups(self.theirs)
+        if len(groups) < 2:
             return untold("too few runs", f"{name} has one occasion of this point")
-        if max(means) == min(means) and self.middle(self.ours) != self.middle(self.theirs):
+        if len(set(sum(groups, []))) == 1 and self.middle(self.ours) != self.middle(self.theirs):
             return untold("too few runs", f"all of {name} are alike here, and those of other points are not")
         return None
 
@@ -169,8 +168,8 @@ class _Spread:
         return [(pair.a.metrics[self.metric].value, pair.b.metrics[self.metric].value) for pair in self.pairs]
 
     def told(self, level: float) -> Told:
-        further = len(self.means(self.ours))
-        low, high = map(self.back, statistics.prediction_interval(self.means(self.theirs), further, level))
+        further = len(self.groups(self.ours))
+        low, high = map(self.back, statistics.prediction_interval(self.groups(self.theirs), further, level))
         ends = (low - SAME * abs(low), high + SAME * abs(high))
         found = between(self.middle(self.ours), ends, "all times lie together 19 times in 20")
         return other_code(found, self.ours, self.theirs)

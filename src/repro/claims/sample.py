@@ -28,8 +28,8 @@ class Sample:
 
     values      one per run, or pair of runs, that counts
     occasions   number of the occasion of each
-    interval    of the claim's value, in the middle of it; its ends are infinite where there is none
-    complete    whether there are as many runs as a verdict takes
+    interval    of the claim's value; its ends are infinite where there are fewer runs than a verdict takes
+    complete    whether there are as many
     said        how many these are, in words
     """
 
@@ -124,12 +124,13 @@ def _sample(
     value, ends = interval.of(reading, values, occasions, pairs)
     many = len(set(occasions))
     complete = len(values) >= reading.needed and (reading.sampled != "occasions" or many >= OCCASIONS)
+    complete = complete and all(map(math.isfinite, ends))
     return Sample(
         values,
         occasions,
         value,
-        ends,
-        complete and all(map(math.isfinite, ends)),
+        ends if complete else (-math.inf, math.inf),
+        complete,
         _said(reading, len(values), many),
         evidence,
         dict(configuration),
