@@ -147,3 +147,8 @@ def test_timed_points_run_once_or_as_two_pairs_an_occasion():
     for name, experiment in config.load()[0].experiments.items():
         for grids in experiment.tiers.values():
             assert not experiments.get(name).timed or {grid.repeats for grid in grids} <= {1, 2}, name
+
+
+def test_no_verdict_reads_a_fourth_occasion():
+    with pytest.raises(config.ConfigError, match="--occasion: found 4; allowed: 1 to 3, as many as a verdict reads"):
+        plan.make("laptop", occasion=4)

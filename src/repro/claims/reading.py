@@ -10,7 +10,6 @@ from repro.claims.filters import Filters
 from repro.records.record import Record, Strict
 
 Sampled = Literal["once", "occasions", "seeds", "sequences"]
-OCCASIONS = 3  # that a timed number needs at least
 _RUNS: dict[Sampled, int] = {"once": 1, "occasions": 6, "seeds": 3, "sequences": 1}
 
 
@@ -30,7 +29,7 @@ class Reading(Strict):
 
     `sampled` says what another run would change, and so what the interval is of:
     - once: nothing (bytes, counts, models). One run, and no interval but a band;
-    - occasions: the state of the machine. `runs` pairs, repeats 0, 1, ..., on `OCCASIONS` occasions or more; the
+    - occasions: the state of the machine. `runs` pairs, repeats 0, 1, ..., on `statistics.OCCASIONS` occasions; the
       t-interval of the means of occasions, of logarithms where it is a ratio, no narrower than the pairs inside
       occasions let expect;
     - seeds: what is drawn at random. Seeds 0 to `runs` - 1, and the t-interval of their mean;

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from repro.claims import interval
 from repro.claims.filters import accepts, matches, words
-from repro.claims.reading import OCCASIONS, Reading
+from repro.claims.reading import Reading
 from repro.records import statistics
 from repro.records.record import Evidence, Record
 
@@ -123,7 +123,7 @@ def _sample(
     runs = {path: run for _, found in pairs for path, run in found}
     value, ends = interval.of(reading, values, occasions, pairs)
     many = len(set(occasions))
-    complete = len(values) >= reading.needed and (reading.sampled != "occasions" or many >= OCCASIONS)
+    complete = len(values) >= reading.needed and (reading.sampled != "occasions" or many >= statistics.OCCASIONS)
     complete = complete and all(map(math.isfinite, ends))
     return Sample(
         values,
@@ -159,8 +159,8 @@ def _said(reading: Reading, found: int, occasions: int) -> str:
     if reading.sampled == "seeds":
         return f"{found} of {reading.needed} seeds"
     what = "runs" if reading.over is None and reading.sequence is None else "interleaved pairs"
-    many = "1 occasion" if occasions == 1 else f"{occasions} occasions"
-    return f"{found} of {reading.needed} {what}, on {many}" + (f" of {OCCASIONS}" if occasions < OCCASIONS else "")
+    many, asked = "1 occasion" if occasions == 1 else f"{occasions} occasions", statistics.OCCASIONS
+    return f"{found} of {reading.needed} {what}, on {many}" + (f" of {asked}" if occasions < asked else "")
 
 
 def _remarks(alike: list[Runs], alone: int) -> list[str]:

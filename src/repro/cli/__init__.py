@@ -30,6 +30,7 @@ from repro.cli.console import (
 from repro.cli.docs import docs
 from repro.cli.explain import explain
 from repro.cli.place import place
+from repro.records import statistics
 
 if TYPE_CHECKING:
     from repro.plan.models import Plan
@@ -60,7 +61,11 @@ _MOST = 2**63 - 1  # that a record can hold
 TierOption = Annotated[str | None, typer.Option(help="smoke, laptop, full, gpu or cluster; default: the platform's.")]
 OccasionOption = Annotated[
     int,
-    typer.Option(help="2, 3, ...: once more, over an hour later, the timed points that are repeated.", min=1, max=1000),
+    typer.Option(
+        help="2, then 3: once more, over an hour later, the timed points that are repeated.",
+        min=1,
+        max=statistics.OCCASIONS,
+    ),
 ]
 PlatformOption = Annotated[str | None, typer.Option(help="A file of config/platforms; default: config.yaml's.")]
 

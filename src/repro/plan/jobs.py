@@ -15,7 +15,7 @@ from repro.experiments.base import Point
 from repro.plan import config, expected, packing
 from repro.plan.models import FigurePlan, Job, Plan, QueueCost, SlurmPlan, State
 from repro.plan.packing import Allocation
-from repro.records import provenance, record
+from repro.records import provenance, record, statistics
 
 _READ_MINUTES = 0.8  # for notebooks, verdicts and the report, on 2 cores
 _IMPORT_MINUTES = 0.07  # until the process of an allocation has imported torch and the experiment
@@ -103,10 +103,13 @@ def make(
     occasion: int = 1,
 ) -> Plan:
     """The plan of a tier on a platform. `figures`: name → its notebook and the experiments whose records it shows, for
-    totals per figure. `occasion`: 2 or more adds that many-th occasion of the timed points that are repeated.
-    ConfigError for anything wrong in `config/`, for a tier without points, and for an occasion below 1."""
-    if not 1 <= occasion <= 1000:
-        raise config.ConfigError(f"--occasion: found {occasion}; allowed: 1 to 1000")
+    totals per figure. `occasion`: 2 or 3 adds that occasion of the timed points that are repeated.
+    ConfigError for anything wrong in `config/`, for a tier without points, and for an occasion that no
+    verdict reads."""
+    if not 1 <= occasion <= statistics.OCCASIONS:
+        raise config.ConfigError(
+            f"--occasion: found {occasion}; allowed: 1 to {statistics.OCCASIONS}, as many as a verdict reads"
+        )
     settings, where = config.load(tier, platform)
     full = [name for name in get_args(config.Tier) if any(e.tiers.get(name) for e in settings.experiments.values())]
     if settings.tier not in full:

@@ -9,10 +9,11 @@ from repro import experiments
 from repro.claims import compare, registry
 from repro.claims.claim import Claim
 from repro.claims.filters import accepts
-from repro.claims.reading import OCCASIONS, Reading
+from repro.claims.reading import Reading
 from repro.claims.registry import Verdict
 from repro.experiments.base import Point
 from repro.plan import config
+from repro.records import statistics
 from repro.records.record import Record
 from repro.report import explanations, figures
 
@@ -141,7 +142,7 @@ def _command(
     if tier is None:
         return "", 1, needs
     command = f"repro reproduce {_figure(claim)}" + ("" if tier == config.load()[0].tier else f" --tier {tier}")
-    return command, OCCASIONS if clocked else 1, needs
+    return command, statistics.OCCASIONS if clocked else 1, needs
 
 
 def _answers(reading: Reading, runs: Mapping[str, Record], points: Mapping[Point, int], repeats: int) -> bool:

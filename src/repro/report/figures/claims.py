@@ -88,21 +88,22 @@ def claims_overview(data: Data, *, ids: str = "", primary: bool = False) -> Draw
             "No record answers a claim that has a published number. "
             "Run `make reproduce`, or point `records` at a folder of records."
         )
-    silent = sum(verdict.value is None for verdict in judged)
+    told = [verdict for verdict in judged if verdict.value is not None]
     evidence = ", ".join(kind for kind in _KINDS if kind in {verdict.evidence for verdict in rows})
     absent = {
-        f"{len(judged) - len(rows) - silent} on an order": len(judged) - len(rows) - silent,
-        f"{silent} not run": silent,
+        "on an order": sum(verdict.paper_value is None for verdict in told),
+        "on errors, where the paper's value is 0": sum(verdict.paper_value == 0 for verdict in told),
+        "not run": len(judged) - len(told),
     }
-    left_out = " and ".join(words for words, count in absent.items() if count)
-    caption = f"{len(rows)} rows" + (f"; {left_out} are in the table only. " if left_out else ". ")
+    left_out = ", ".join(f"{count} {words}" for words, count in absent.items() if count)
+    caption = f"{len(rows)} rows" + (f"; {left_out}: these are in the table only. " if left_out else ". ")
     caption += (
-        "ZT: hierarchical ZeRO++, ZP: ZeRO++, EX: ExFlow, FL: Flover, SA: SARATHI. Large marks: our value, filled where the "
-        "verdict is "
-        "reproduced. Small dots: single runs, or pairs of runs; bars with ends: the 95 % interval, where there are "
-        "enough runs "
-        "for one. Grey: values that agree with the claim."
+        "ZT: hierarchical ZeRO++, ZP: ZeRO++, EX: ExFlow, FL: Flover, SA: SARATHI. Large marks: our value, filled where a "
+        "claim is reproduced. Small dots: single runs, or pairs of runs; bars with ends: the 95 % interval of their "
+        "mean, where there are enough runs for one. Grey area: values that agree with the claim. "
     )
+    if any(row.kind != "claim" for row in rows):
+        caption += "Grey words: not claims; these check our own code or models, or say what a paper leaves out."
     marked = registry.older_code(registry.numbers(row.model_dump())[1] for row in rows)
     return Drawing(_overview(rows, claims), evidence, f"{caption} {marked}".strip())
 
@@ -125,7 +126,7 @@ def _overview(rows: Sequence[Verdict], claims: Mapping[str, Claim]) -> Figure:
     for kind, marker, color in zip(_KINDS, MARKERS, PALETTE, strict=False):
         if kind in {row.evidence for row in rows}:
             axes.plot([], [], linestyle="none", marker=marker, color=color, markerfacecolor="white", label=kind)
-    axes.plot([], [], linestyle="none", marker="o", color="black", label="reproduced (filled)")
+    axes.plot([], [], linestyle="none", marker="o", color="black", label="claim reproduced (filled)")
     fig.legend(loc="outside upper center", ncols=5, frameon=False, fontsize=8.5)
     return fig
 
@@ -137,7 +138,7 @@ def _row(axes: Axes, y: int, row: Verdict, band: tuple[float, float], left: floa
     axes.barh(y, high - low, left=low, height=0.66, label="agrees with the claim" if y == 0 else None, **grey)
     kind = _KINDS.index(row.evidence)
     style: dict[str, Any] = {"marker": MARKERS[kind], "color": PALETTE[kind], "markersize": 6.5, "zorder": 4}
-    style["markerfacecolor"] = PALETTE[kind] if row.agreement == "reproduced" else "white"
+    style["markerfacecolor"] = PALETTE[kind] if row.agreement == "reproduced" and row.kind == "claim" else "white"
     x = row.value / row.paper_value
     if x <= 0:  # the other sign has no place on a logarithmic axis
         marks.note(axes, "of the other sign", left, y, 6, va="center")
@@ -150,4 +151,6 @@ def _row(axes: Axes, y: int, row: Verdict, band: tuple[float, float], left: floa
     axes.plot(max(x, left), y, linestyle="none", **style)
     look = {"reproduced": {"fontweight": "bold"}, "deviates": {"fontstyle": "italic"}}.get(row.agreement, {})
     words = row.agreement + (registry.OLDER if row.older_code else "")
+    if row.kind != "claim":
+        look, words = {"color": "#777777"}, f"{words} ({row.kind})"
     axes.text(1.01, y, words, transform=axes.get_yaxis_transform(), va="center", fontsize=8.5, **look)

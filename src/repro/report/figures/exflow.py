@@ -128,6 +128,12 @@ def exflow_hops(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e") -
         **SEQUENCES,
         "columns": ("node_crossings", "transitions"),
     }
+    saved = {"over": {"method": "contiguous"}, "form": "reduction"}
+    if theirs := by_sequences(data, trace, method="exflow", gpus=4, **saved):
+        caption += (
+            f" The claims read our search; on 4 GPUs the paper's integer program saves {marks.said(theirs)} in the "
+        )
+        caption += "time that it got."
     if node := data.sample("exflow_placement", "node_crossing_fraction", nodes, **how):
         caption += (
             f" On 16 GPUs in nodes of 4 a token stays on its node {marks.said(node)} times as often as by rank order."
@@ -169,7 +175,7 @@ def _reductions(axes: Axes, data: Data, flat: pd.DataFrame, other: pd.DataFrame)
     drawn = [(runs, style, "") for _, runs, style in by_method(flat)[1:]]
     if len(ours := other[other.method == "affinity"]):
         name = f"our search, {MODELS.get(other.trace.iloc[0], other.trace.iloc[0])}"
-        drawn.append((ours, {"color": PALETTE[2], "marker": "v"}, name))
+        drawn.append((ours, {"color": PALETTE[2], "marker": "X"}, name))
     for runs, style, name in drawn:
         asked = {"method": runs.method.iloc[0], "over": {"method": "contiguous"}, "form": "reduction"}
         sizes = sorted(set(runs.gpus))

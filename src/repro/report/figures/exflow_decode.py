@@ -7,12 +7,13 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 
 from repro.claims.sample import Sample
 from repro.report.figures import marks
 from repro.report.figures.base import HATCHES, PALETTE, Drawing
-from repro.report.figures.data import Data, NothingToShow, series
+from repro.report.figures.data import Data, NothingToShow, paper, series
 from repro.report.figures.exflow import ABOVE
 
 _PLACED = 3  # which of the steps is all that ExFlow does
@@ -45,38 +46,55 @@ PARTS = {  # of an iteration: the metrics of moe_decode that belong to it
 }
 SETTING = ["experts", "nodes", "packages", "gcds", "cluster_mbit_s"]  # of a panel
 SAME = {"weights": "trained", "requests": 128}
+_PAPER = {16: "EX-E2E.b", 32: "EX-E2E.c", 8: "EX-E2E.d"}  # throughput over DeepSpeed-MoE's, by experts
 
 
 def exflow_training(data: Data, *, text: str = "both") -> Drawing:
-    """Affinity and the busiest expert's load over training, of the longest runs on `text`."""
-    runs = data.runs("moe_train", text=text)
-    runs = runs[runs.iterations == runs.iterations.max()]
+    """Affinity and the busiest expert's load over training: of the seeds that the claims read, and of the longest runs on
+    `text`."""
+    known = data.runs("moe_train", text=text)
+    runs = known[known.iterations == known.iterations.max()]
     if runs.iterations.max() < 200:
         raise NothingToShow(f"The longest run has {runs.iterations.max()} iterations: too few for a curve.")
-    data.only(runs)
-    table = series(runs).query("domain == @text and iteration > 0")
+    early, late = (data.of_claim(claim) for claim in ("EX-F12.a", "EX-F12.b"))
+    claimed = known[known.path.isin([path for sample in (early, late) if sample for path in sample.runs])]
+    data.only(runs, claimed)
     fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.9), width_ratios=[1.4, 1])
-    for index, (experts, mine) in enumerate(table.groupby("experts")):
+    for index, (experts, mine) in enumerate(_curves(runs, text).groupby("experts")):
         medians = mine.groupby("iteration")[["stay", "stay_shuffled", "busiest"]].median()
-        left.plot(medians.stay, label=f"{experts} experts", markersize=4, **marks.look(index))
-        left.plot(medians.stay_shuffled, ":", color=PALETTE[index])
-        right.plot(medians.busiest, markersize=4, **marks.look(index))
+        left.plot(medians.stay, label=f"{experts} experts", markersize=3, alpha=0.6, **marks.look(index))
+        left.plot(medians.stay_shuffled, ":", color=PALETTE[index], alpha=0.6)
+        right.plot(medians.busiest, markersize=3, alpha=0.6, **marks.look(index))
+    for _, mine in _curves(claimed, text).groupby("seed") if len(claimed) else ():
+        left.plot(mine.iteration, mine.stay, color="black", linewidth=1.8)
+        right.plot(mine.iteration, mine.busiest, color="black", linewidth=1.8)
+    if len(claimed):
+        left.plot([], [], color="black", linewidth=1.8, label="the claims' runs")
     for axes, name in ((left, "share that stays (one expert a GPU)"), (right, "busiest expert ÷ even share")):
         axes.axvspan(1, 200, color="#bbbbbb", alpha=0.25)
         axes.axvspan(200, 2000, color="#dddddd", alpha=0.25)
-        axes.set(xlabel="iteration", ylabel=name, xscale="log", xlim=(8, None))
+        axes.set(xlabel="iteration (log scale)", ylabel=name, xscale="log", xlim=(8, None))
     left.set_ylim(0, None)
     left.plot([], [], ":", color="black", label="tokens shuffled")
-    fig.legend(ncols=5, **ABOVE)
+    fig.legend(ncols=6, **ABOVE)
     sizes = ", ".join(f"{size / 1e6:.1f}" for size in runs.groupby("experts").parameters.first())
     seeds = runs.groupby("experts").seed.nunique().max()
-    caption = f"{sizes} million parameters, {f'medians of up to {seeds} seeds' if seeds > 1 else 'one run each'}. "
+    caption = f"In colours: {sizes} million parameters, {f'medians of up to {seeds} seeds' if seeds > 1 else 'one run each'}. "
     caption += "Grey: iterations 0-200 and 200-2,000 of the paper's Fig. 12."
-    early, late = (data.of_claim(claim) for claim in ("EX-F12.a", "EX-F12.b"))
     if early and late:
-        caption += " The claims read a smaller model of 16 experts: the share after 200 iterations is "
-        caption += f"{marks.said(early)} times that after 2,000, and that at the end {marks.said(late)} times."
+        caption += (
+            f" Black: the seeds that the claims read, {claimed.parameters.iloc[0] / 1e6:.1f} million parameters, "
+        )
+        caption += (
+            f"16 experts: the share after 200 iterations is {marks.said(early)} times that after 2,000, and that "
+        )
+        caption += f"at the end {marks.said(late)} times."
     return Drawing(fig, "measured", caption)
+
+
+def _curves(runs: pd.DataFrame, text: str) -> pd.DataFrame:
+    """Points of the runs' curves, on the text that they were trained on."""
+    return series(runs).query("domain == @text and iteration > 0")
 
 
 def exflow_decode(data: Data, *, experts: int = 16, requests: int = 128, cluster_mbit_s: float = 25) -> Drawing:
@@ -165,6 +183,10 @@ def exflow_gain(data: Data, *, metric: str = "iteration_seconds") -> Drawing:
     fig, panels = plt.subplots(rows, columns, figsize=size, squeeze=False, sharey=True)
     for axes, (setting, steps) in zip(panels.flat, groups, strict=False):
         _steps(axes, steps)
+        if metric == "iteration_seconds" and setting["experts"] in _PAPER:
+            (value,) = (number.value for number in paper(_PAPER[setting["experts"]]))
+            axes.axhline(value, color="black", linestyle=":", linewidth=1)
+            marks.note(axes, f"paper {value:g}", -0.45, value, dy=2, fontsize=7.5)
         ranks = setting["nodes"] * setting["packages"] * setting["gcds"]
         fewest, most = (end(len(sample.values) for sample in steps.values()) for end in (min, max))
         pairs = f"{fewest} to {most} pairs a step" if fewest < most else f"{most} pair{'s' * (most > 1)} a step"
@@ -182,9 +204,9 @@ def exflow_gain(data: Data, *, metric: str = "iteration_seconds") -> Drawing:
         axes.set_ylabel("times as fast")
     what = "An iteration" if metric == "iteration_seconds" else "What an iteration spends in exchanges"
     caption = f"{what}: time with DeepSpeed's layers over time with ours. Dots: pairs of runs of one occasion; "
-    caption += "marks: their mean on the logarithmic axis, with its 95 % interval where there are two occasions or "
+    caption += "marks: their mean on the logarithmic axis, with its 95 % interval where there are three occasions or "
     caption += "more; × at a step: how many times as fast it is as the one drawn before it. Dashed: "
-    caption += "new keys and values (K/V) sent to all ranks too, which the paper's accounting leaves out. Settings "
+    caption += "new keys and values (K/V) sent to all ranks too, which the paper's accounting leaves out. Dotted: the paper's throughput over DeepSpeed-MoE's. Settings "
     caption += f"without such pairs are left out. Network {', '.join(sorted(set(runs.fabric)))}."
     return Drawing(fig, ", ".join(sorted(set(runs.evidence))), caption)
 

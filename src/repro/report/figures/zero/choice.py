@@ -70,8 +70,8 @@ def zero_choice(data: Data, *, model: str | None = None) -> Drawing:
     rows = -(-len(runs) // columns)
     fig, axes = plt.subplots(rows, columns, figsize=(max(6, 3.2 * columns + 0.4), 2.6 * rows + 0.9), squeeze=False)
     for panel, ((count, where), run) in zip(axes.flat, runs, strict=False):
-        _partitions(panel, run)
-        panel.set_title(f"{where}, {micro_batches(count)}", fontsize=9)
+        best = _partitions(panel, run)
+        panel.set_title(f"{where}, {micro_batches(count)}\n{best}", fontsize=7.5)
     for panel in axes.flat[len(runs) :]:
         panel.remove()
     for panel in axes[:, 0]:
@@ -88,14 +88,18 @@ def zero_choice(data: Data, *, model: str | None = None) -> Drawing:
     rates = " and ".join(f"{value:g}" for value in sorted(choice.sustained_tflops.unique()))
     caption = f"{parameters(choice)}, {choice.seq_len.iloc[0]} tokens per rank and micro-batch, sustained compute "
     caption += f"{rates} TFLOP/s per rank (Frontier, A100). Every mark is a way to partition; grey area: does not "
-    caption += "fit."
+    caption += "fit. Above each panel: over which level the fastest that fits divides weights, gradients and optimizer "
+    caption += (
+        "(whole: over none). Memory on a logarithmic axis; times do not begin at 0, so small differences look large."
+    )
     asked = {"machine": "frontier", "nodes": 48, "model": "gpt-20b", "memory_gb": 64, "accumulation": 1}
     if largest := data.sample("zero_plan", "largest_hierarchical", asked):
         caption += f" On 384 GCDs of 64 GB the hierarchical plan holds {largest.value:.1f} billion parameters."
     return Drawing(fig, "modelled", caption)
 
 
-def _partitions(panel: Axes, run: pd.DataFrame) -> None:
+def _partitions(panel: Axes, run: pd.DataFrame) -> str:
+    """Draws the partitions of a run; the fastest that fits, in words."""
     table, limit = candidates(run), run.memory_gb.iloc[0]
     others, named = table[~table.named], table[table.named].set_index("plan")
     panel.axvspan(limit, 1e4, color="grey", alpha=0.12)
@@ -111,3 +115,7 @@ def _partitions(panel: Axes, run: pd.DataFrame) -> None:
     panel.plot(best.gigabytes, best.step_seconds, "*", markersize=15, markeredgewidth=1.5, **star)
     panel.set_xlim(0.8 * table.gigabytes.min(), 4 * limit)
     log_axis(panel.xaxis, [10, 20, 50, 100, 200])
+    if best.empty:
+        return "none fits"
+    found = " / ".join(best[["weights", "gradients", "optimizer"]].iloc[0])
+    return "fastest: " + found.replace("-", "whole")

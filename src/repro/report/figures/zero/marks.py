@@ -50,9 +50,9 @@ def times(axes: Axes, named: Sequence[tuple[str, str, pd.DataFrame]]) -> None:
     for y, (_, plan, runs) in enumerate(named):
         value, reach = marks.middle(runs[MEASURED])
         predicted = runs[PREDICTED].median()
-        axes.hlines(y, predicted, value, color=color(plan), linewidth=1)
+        axes.hlines(y, predicted, value, color=color(plan), linewidth=1, linestyle=":")
         axes.errorbar(value, y, xerr=reach, capsize=3, markersize=6, **look(plan))
         axes.plot(predicted, y, "|", **TICK_MARK)
-        note(axes, f"{value:.2f}", value + np.nan_to_num(reach[1][0]), y, "right")
+        note(axes, f"{value:.2f}", np.nanmax([value, value + reach[1][0], predicted]), y, "right")
     axes.set_xlabel("time of a step (s)")
     marks.rows(axes, [name for name, *_ in named])

@@ -77,11 +77,12 @@ def zero_step_time(
     if compared:
         _published(axes[0, -1], compared)
     caption = (
-        f"{training.size()}, {training.network}. {training.repeats} Black tick: predicted. Times on a logarithmic axis."
+        f"{training.size()}, {training.network}. {training.repeats} Black tick: predicted, joined by dots. Times on a"
+        f" logarithmic axis.{training.best(pd.concat(by_count.values()))}"
     )
     if compared:
         caption += " Right: pairs of runs of one occasion (dots), their mean (mark), and its 95 % interval where "
-        caption += "there are two occasions or more; plans without such a pair are not compared. Crosses: the "
+        caption += "there are three occasions; plans without such a pair are not compared. Crosses: the "
         caption += "paper, 20 billion parameters on 384 GCDs."
     return Drawing(fig, f"{training.evidence}; ticks: modelled; crosses: paper", caption)
 
@@ -257,14 +258,17 @@ def zero_levels(data: Data) -> Drawing:
         edge = {"transform": panel.get_yaxis_transform(), "ha": "right", "fontsize": 8}
         for y, name in enumerate(there):
             panel.text(0.99, y, f"{held[name]:.1f}", va="center", **edge)
-            if y and (sample := paired(data, mine[mine.name == name], mine[mine.name == "hierarchical"])):
-                panel.text(0.83, y, f"{sample.value:.2f}", va="center", **edge)
         panel.text(0.99, -0.65, "bytes\nheld", va="bottom", **edge)
-        panel.text(0.83, -0.65, "÷ un-\nchanged", va="bottom", **edge)
+        over = {name: paired(data, mine[mine.name == name], mine[mine.name == "hierarchical"]) for name in there[1:]}
+        for y, sample in enumerate(over.values(), 1):
+            if sample:
+                panel.text(0.83, y, f"{sample.value:.2f}", va="center", **edge)
+        if any(over.values()):
+            panel.text(0.83, -0.65, "÷ un-\nchanged", va="bottom", **edge)
         panel.axvline(mine[mine.name == "hierarchical"][MEASURED].median(), color="grey", linestyle=":", linewidth=1)
         panel.set_title(f"{micro_batches(count)} per step", loc="left", fontsize=10, pad=14)
         panel.set(xlim=(0, 1.9 * mine[MEASURED].max()))
-    caption = f"{training.size()}, {training.network}. {training.repeats} Tick: predicted. Dotted: the plan "
+    caption = f"{training.size()}, {training.network}. {training.repeats} Tick: predicted. Dotted, upright: the plan "
     caption += "unchanged. ÷ unchanged: step over the unchanged plan's, of pairs of runs of one occasion, where "
     caption += "there are. Bytes held: of state, per parameter, on a rank."
     return Drawing(fig, f"{training.evidence}; ticks: modelled", caption)

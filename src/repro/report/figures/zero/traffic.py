@@ -51,6 +51,7 @@ def zero_bytes(data: Data, *, accumulation: int | None = None, plans: tuple[Plan
         text += f" Between nodes the kernel counts {100 * (more.median() - 1):.1f} % more than the payload."
     if told := marks.of_claims(data, _CLAIMS):
         text += f" In the claims' units, of many nodes: {told}."
+    text += training.best(runs[runs.plan.isin(shown)])
     text += f" Dotted: 3 M of ZeRO-3 and 0.75 M of ZeRO++, which hold for many nodes, counted for {nodes}."
     return Drawing(fig, training.evidence, text)
 
@@ -82,5 +83,5 @@ def zero_memory(data: Data, *, accumulation: int | None = None, plans: tuple[Pla
     axes.barh(0, 0, color="#555555", label="held by the fullest rank")
     fig.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=8)
     caption = f"{training.size()}; weights, gradients and optimizer states, without activations. Bars: tensors of "
-    caption += "the fullest rank. White diamonds: the formula of repro.zero.memory, which knows our own plans only."
+    caption += "the fullest rank. White diamonds: our memory formula, which knows our own plans only."
     return Drawing(fig, f"{training.evidence} (bars), modelled (diamonds)", caption)
