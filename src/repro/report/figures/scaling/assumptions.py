@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from repro.report.figures.base import PALETTE, Drawing
 from repro.report.figures.data import Data, series
 from repro.report.figures.marks import log_axis, of_claims
-from repro.report.figures.scaling.marks import PLANS, batches, in_words, style
+from repro.report.figures.scaling.marks import HPZ, PLANS, SLOW_RING, batches, in_words, style
 from repro.scaling.ladder import CHOICES, ENGINE_PRIORS, MACHINE_PRIORS, TARGETS
 
 _TITLES = {
@@ -35,9 +35,9 @@ def scaling_overlap(data: Data) -> Drawing:
         whiskers = np.array([some.predicted - some.predicted_low, some.predicted_high - some.predicted])
         fill = "full" if fitted else "none"
         label = "fitted: 18B, 138B" if fitted else "not fitted: 49B, 91B"
-        left.errorbar(
-            some.ratio, some.predicted, yerr=whiskers, fillstyle=fill, label=label, capsize=2, **style(number)
-        )
+        # Where both are of one number, the filled mark lies inside the hollow one.
+        look = {"markersize": 4 if fitted else 9, "capsize": 2 if fitted else 5, "zorder": 3 if fitted else 2}
+        left.errorbar(some.ratio, some.predicted, yerr=whiskers, fillstyle=fill, label=label, **look, **style(number))
     fitted = points[points.fitted.astype(bool)]
     left.plot(fitted.ratio, fitted.left_out, "x", color="black", markersize=5, label="left out, others fitted")
     ends = np.array([0.9, 2.9])
@@ -91,7 +91,9 @@ def scaling_assumptions(data: Data) -> Drawing:
         f"{table.draws.iloc[0]:g} draws from wide priors {100 * run.share_all:.1f} % give all four numbers at once. "
         f"{batches(1)}: {100 * run.share_all_1:.1f} %, 4: {100 * run.share_all_4:.1f} %, 16: "
         f"{100 * run.share_all_16:.1f} %. Right: "
-        "5, 50 and 95 % of these draws, and of all."
+        "5, 50 and 95 % of these draws, and of all. Axes of ratios are logarithmic. Above, everything else is at its "
+        "likely value: these are not the medians of draws that scaling_ratios and the claims have."
+        f"{SLOW_RING}{HPZ} Scales apart: the factors of quantised values in messages of their own."
     )
     return Drawing(figure, "modelled; dotted: paper", caption)
 

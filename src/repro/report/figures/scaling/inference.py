@@ -7,6 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from repro.claims import registry
+from repro.flover.paper import REQUESTS
 from repro.report.figures.base import MARKERS, PALETTE, Drawing
 from repro.report.figures.data import Data, NothingToShow, paper, series
 from repro.report.figures.marks import log_axis, of_claims
@@ -29,10 +30,15 @@ _ROWS = {  # axis: metric: name
         "all_to_all_share_deepspeed": "all-to-alls' share of DeepSpeed's time",
     },
 }
-# Axis: (experts, GPUs) that the paper names: the claim with its number, which is against DeepSpeed.
+# Axis: (experts, GPUs) that the paper names: the claim with its number, which is against DeepSpeed, and the number's
+# colour: of the one series that it is about, or black.
 _PAPERS = {
-    "throughput ÷ DeepSpeed's": {(16, 8): "EX-E2E.h", (32, 16): "EX-E2E.i", (8, 8): "EX-E2E.d"},
-    "share": {(16, 8): "EX-E2E.g", (8, 4): "EX-E2E.p"},
+    "throughput ÷ DeepSpeed's": {
+        (16, 8): ("EX-E2E.h", "black"),
+        (32, 16): ("EX-E2E.i", "black"),
+        (8, 8): ("EX-E2E.d", "black"),
+    },
+    "share": {(16, 8): ("EX-E2E.g", PALETTE[0]), (8, 4): ("EX-E2E.p", PALETTE[1])},
 }
 PAPERS_MODELS = {
     "gpt-j-6b": "GPT-J 6B",
@@ -66,8 +72,9 @@ def scaling_experts(data: Data) -> Drawing:
     for column, tokens in enumerate(batches):
         rows = found[found.tokens_per_gpu == tokens].reset_index(drop=True)
         for panel, (axis, modes) in zip(axes[:, column], _ROWS.items(), strict=True):
-            published = {size: numbers[claim] for size, claim in _PAPERS.get(axis, {}).items()}
+            published = {size: (numbers[claim], color) for size, (claim, color) in _PAPERS.get(axis, {}).items()}
             _modes(panel, rows, modes, published)
+            _rings(panel, rows, modes)
         axes[0, column].set_title(f"{tokens} tokens per GPU", pad=24, fontsize=10)
         axes[-1, column].set_xticks(rows.index, [f"{row.experts}\n{row.gpus}" for row in rows.itertuples()], fontsize=8)
         axes[-1, column].set_xlabel("experts, and below them GPUs")
@@ -80,25 +87,42 @@ def scaling_experts(data: Data) -> Drawing:
         panel.margins(y=0.08)
     load = f"{found.max_load_affinity.min():.1f} to {found.max_load_affinity.max():.1f}"
     caption = "Marks: medians; bars: 5 to 95 % of what is uncertain. Hollow squares: the paper's numbers, against "
-    caption += f"DeepSpeed-MoE, where it names experts and GPUs. The busiest GPU of a layer has {load} times its "
-    caption += "share of tokens, counted on our traces."
+    caption += "DeepSpeed-MoE, where it names experts and GPUs; in colour: of the series of this colour. Ringed: what "
+    caption += "claims read; the paper names no batch, and theirs is our choice. The busiest GPU of a layer has "
+    caption += f"{load} times its share of tokens, counted on our traces."
     return Drawing(figure, "modelled, with hops measured on traces; hollow squares: paper", caption)
 
 
 def _modes(
-    panel: Axes, rows: pd.DataFrame, modes: Mapping[str, str], published: Mapping[tuple[int, int], float]
+    panel: Axes, rows: pd.DataFrame, modes: Mapping[str, str], published: Mapping[tuple[int, int], tuple[float, str]]
 ) -> None:
-    """A mark with its band per size and metric, and the paper's numbers."""
+    """A mark with its band per size and metric, and the paper's numbers, each in its colour."""
     for number, (metric, name) in enumerate(modes.items()):
-        at = rows.index + 0.17 * (number - 1.5)
         look = style(number) | {"capsize": 2, "markersize": 4, "label": name}
-        panel.errorbar(at, rows[metric], yerr=whiskers(rows, metric), **look)
-    sizes = list(zip(rows.experts, rows.gpus, strict=True))
-    known = {at: published[size] for at, size in enumerate(sizes) if size in published}
+        panel.errorbar(_at(rows, number), rows[metric], yerr=whiskers(rows, metric), **look)
+    for at, size in enumerate(zip(rows.experts, rows.gpus, strict=True)):
+        if size in published:
+            value, color = published[size]
+            panel.plot(at, value, "s", color=color, mfc="none")
     if published:
-        panel.plot(list(known), list(known.values()), "s", color="black", mfc="none", label="paper")
+        panel.plot([], [], "s", color="black", mfc="none", label="paper")
     if any(name.startswith("speedup") for name in modes):
         panel.axhline(1, color="black", linewidth=0.8)
+
+
+def _at(rows: pd.DataFrame, number: int) -> pd.Index:
+    """Where the marks of series `number` stand: beside each other."""
+    return rows.index + 0.17 * (number - 1.5)
+
+
+def _rings(panel: Axes, rows: pd.DataFrame, modes: Mapping[str, str]) -> None:
+    """A ring around each number that a claim reads."""
+    metrics = list(modes)
+    for value in (claim.value for claim in registry.load() if claim.value):
+        if value.experiment == "scaling_decode" and value.metric in metrics:
+            read = rows[(rows[list(value.where)] == pd.Series(value.where)).all(axis=1)]
+            at = _at(read, metrics.index(value.metric))
+            panel.plot(at, read[value.metric], "o", color="black", mfc="none", markersize=10)
 
 
 def scaling_requests(data: Data) -> Drawing:
@@ -112,28 +136,44 @@ def scaling_requests(data: Data) -> Drawing:
     figure, axes = plt.subplots(lines, columns, **shape)
     for panel in axes.flat[len(found) :]:
         panel.remove()
+    off = []
     for panel, (place, run) in zip(axes.flat, found.iterrows(), strict=False):
-        rows = series(found.loc[[place]])
-        for policy, number in (("instances", 1), ("fused", 0)):
-            name, label = f"seconds_{policy}", f"{policy}, predicted"
-            band(panel, rows, "requests", name, PALETTE[number], marker=MARKERS[number], label=label)
-        for policy, marker in (("Flover", "s"), ("FasterTransformer", "D")):
-            label = f"{PAPERS_MODELS[run.model]}, {policy}"
-            points = [number for number in published if number.label.startswith(label) and number.x is not None]
-            look = {"color": "black", "mfc": "none", "markersize": 5, "label": f"{policy}, paper"}
-            panel.plot([point.x for point in points], [point.value for point in points], marker, **look)
-        released = run.model.endswith("released")
-        panel.set_title(f"{PAPERS_MODELS[run.model]}{AUTHORS_FILE * released}", fontsize=10)
-        panel.set_xlabel("requests")
-        log_axis(panel.xaxis, sorted({*rows.requests, *(number.x for number in published if number.x)}))
-        log_axis(panel.yaxis, [5, 10, 20, 50, 100, 200, 500])
+        off.append(_requests_panel(panel, run.model, series(found.loc[[place]])))
     for panel in axes[:, 0]:
         panel.set_ylabel("until the last is done (s)")
     handles = axes[0][0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside upper center", ncols=4, fontsize=8, frameon=False)
     caption = "One request every 500 ms, 512 tokens each. Lines: medians; bands: 5 to 95 % of what is uncertain of "
     caption += "the machine. Hollow: the paper's Fig. 4(a). Authors' file: with the shape in their configuration "
-    caption += "file, whose MLP is narrower than LLaMA-65B's."
+    caption += "file, whose MLP is narrower than LLaMA-65B's. Both axes are logarithmic."
     if told := of_claims(data, _SPEEDUPS):
-        caption += f" At 32 requests, instances ÷ fused: {told}."
+        values = {claim.id: claim.paper_value for claim in registry.load()}
+        caption += f" At {REQUESTS} requests, instances ÷ fused: {told} "
+        caption += f"(paper: {', '.join(f'{values[claim]:g}' for claim in _SPEEDUPS)})."
+    caption += f" Instances, predicted ÷ paper, at the most requests, half and a quarter of them: {'; '.join(off)}."
+    shown = tuple(PAPERS_MODELS[model] for model in found.model)
+    if readings := [number for number in published if number.x is None and number.label.startswith(shown)]:
+        caption += f" Of {readings[0].label.rsplit(', ', 1)[0]}, both readings of the bar are drawn: "
+        caption += f"{' and '.join(f'{number.value:g}' for number in readings)} s."
     return Drawing(figure, "modelled; hollow: paper", caption)
+
+
+def _requests_panel(panel: Axes, model: str, rows: pd.DataFrame) -> str:
+    """One model's lines and the paper's numbers. Returns how far the instances are from these, in words."""
+    name, published = PAPERS_MODELS[model], paper("FL-F4a")
+    for policy, number in (("instances", 1), ("fused", 0)):
+        label = f"{policy}, predicted"
+        band(panel, rows, "requests", f"seconds_{policy}", PALETTE[number], marker=MARKERS[number], label=label)
+    for policy, marker in (("Flover", "s"), ("FasterTransformer", "D")):
+        shown = [number for number in published if number.label.startswith(f"{name}, {policy}")]
+        # Two readings of one bar have no place on the axis in the file: they are of the most requests.
+        points = pd.DataFrame({"requests": number.x or REQUESTS, "seconds": number.value} for number in shown)
+        look = {"color": "black", "mfc": "none", "markersize": 5, "label": f"{policy}, paper"}
+        panel.plot(points.requests, points.seconds, marker, **look)
+    title = f"{name}{AUTHORS_FILE * model.endswith('released')}"
+    panel.set_title(title, fontsize=10)
+    panel.set_xlabel("requests")
+    log_axis(panel.xaxis, sorted({*rows.requests, *points.requests}))
+    log_axis(panel.yaxis, [5, 10, 20, 50, 100, 200, 500])
+    ratios = rows.set_index("requests").seconds_instances / points.groupby("requests").seconds.mean()
+    return f"{title} {', '.join(f'{ratio:.2f}' for ratio in ratios.dropna()[:-4:-1])}"

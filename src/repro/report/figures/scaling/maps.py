@@ -1,7 +1,5 @@
 """Which plan is the fastest that fits? A cell per network and memory, or per number of ranks and model size."""
 
-from collections.abc import Mapping
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -12,8 +10,10 @@ from matplotlib.patches import Rectangle
 
 from repro.report.figures.base import Drawing
 from repro.report.figures.data import Data, series
-from repro.report.figures.scaling.marks import MACHINES, PLANS, batches
+from repro.report.figures.scaling.marks import MACHINES, PLANS, batches, scenario
+from repro.scaling.whatif import TIE
 
+_LETTERS = {plan: chr(ord("A") + number) for number, plan in enumerate(PLANS)}  # the same in every map
 _COLORS = dict(zip(PLANS, colormaps["tab20"](np.linspace(0, 1, len(PLANS))), strict=True))
 
 
@@ -23,25 +23,22 @@ def scaling_networks(data: Data) -> Drawing:
     found = found.drop_duplicates(["hardware", "accumulation"], keep="last")  # of most nodes: one map in a panel
     data.only(found)
     machines, counts = list(found.hardware.unique()), sorted(found.accumulation.unique())
-    size = (max(5, 3.1 * len(machines) + 0.4), 2.8 * len(counts) + 0.3)
+    size = (max(5, 3.1 * len(machines) + 0.4), 3.1 * len(counts) + 0.3)
     figure, axes = plt.subplots(len(counts), len(machines), figsize=size, squeeze=False)
-    letters = _letters(series(found))
     for number, run in found.iterrows():
         panel = axes[counts.index(run.accumulation), machines.index(run.hardware)]
-        factors, memories = _tiles(panel, series(found.loc[[number]]), "factor", "memory_gb", letters)
+        factors, memories = _tiles(panel, series(found.loc[[number]]), "factor", "memory_gb")
         names = [f"{factor:g}" if factor >= 1 else f"1/{1 / factor:g}" for factor in factors]
         panel.set_xticks(range(len(factors)), names, fontsize=7.5, rotation=45)
         panel.set_yticks(range(len(memories)), memories, fontsize=7.5)
         panel.set_title(f"{MACHINES.get(run.hardware, run.hardware)},\n{batches(run.accumulation)}", fontsize=9)
-    for panel in axes[-1]:
-        panel.set_xlabel("links between nodes, × their rate")
+        panel.set_xlabel("links between nodes, × their rate", fontsize=9)
     for panel in axes[:, 0]:
         panel.set_ylabel("memory per rank (GB)")
-    _legend(figure, letters)
+    _legend(figure, series(found))
     run = found.iloc[0]
     caption = f"{run.billions:g} billion parameters, {run.nodes} nodes, everything uncertain at its likely value. "
-    caption += "Colour and letter of a cell: the plan that is fastest there. Across: links between nodes at a "
-    caption += "multiple of their rate."
+    caption += f"{_fastest()} Across: links between nodes at a multiple of their rate.{scenario(found)}"
     return Drawing(figure, "modelled", caption)
 
 
@@ -52,46 +49,46 @@ def scaling_models(data: Data) -> Drawing:
     columns = min(2, len(found))
     lines = -(-len(found) // columns)
     figure, axes = plt.subplots(lines, columns, figsize=(4.1 * columns + 0.5, 3 * lines + 0.3), squeeze=False)
-    letters = _letters(series(found))
     for panel in axes.flat[len(found) :]:
         panel.remove()
     for panel, (number, run) in zip(axes.flat, found.iterrows(), strict=False):
-        ranks, parameters = _tiles(panel, series(found.loc[[number]]), "ranks", "parameters", letters)
+        ranks, parameters = _tiles(panel, series(found.loc[[number]]), "ranks", "parameters")
         panel.set_xticks(range(len(ranks)), [f"{count:g}" for count in ranks], fontsize=8, rotation=45)
         panel.set_yticks(range(len(parameters)), [f"{count / 1e9:.0f}" for count in parameters], fontsize=8)
         panel.set_title(MACHINES.get(run.hardware, run.hardware), fontsize=10)
         panel.set_xlabel("ranks")
     for panel in axes[:, 0]:
         panel.set_ylabel("billion parameters")
-    _legend(figure, letters)
+    _legend(figure, series(found))
     caption = f"{batches(found.accumulation.iloc[0])}, 2048 tokens a rank, everything uncertain at its likely value. "
-    caption += "Colour and letter of a cell: the plan that is fastest there. White: no plan fits."
+    caption += f"{_fastest()} White: no plan fits. More ranks can make a model not fit: a rank holds whole rows of "
+    caption += "each matrix, so where rows no longer divide well over the ranks, padding enlarges the gathered layers."
     return Drawing(figure, "modelled", caption)
 
 
-def _letters(cells: pd.DataFrame) -> dict[str, str]:
-    """A letter for every plan that is best somewhere: A, B, …, in the order of `PLANS`."""
-    return {
-        plan: chr(ord("A") + number) for number, plan in enumerate(each for each in PLANS if each in set(cells.plan))
-    }
+def _fastest() -> str:
+    """What a cell says, and what it does not."""
+    return (
+        f"Colour and letter of a cell: the fastest plan, or of those within {100 * (TIE - 1):.0f} % of it the one that "
+        "needs least memory. The records do not hold the next one's time: it may be slower by a few per cent only."
+    )
 
 
-def _tiles(
-    panel: Axes, cells: pd.DataFrame, x: str, y: str, letters: Mapping[str, str]
-) -> tuple[list[float], list[float]]:
+def _tiles(panel: Axes, cells: pd.DataFrame, x: str, y: str) -> tuple[list[float], list[float]]:
     """A colour and a letter per cell, nothing where no plan fits. Returns the values of both axes."""
     xs, ys = sorted(cells[x].unique()), sorted(cells[y].unique())
     for cell in cells[cells.plan.isin(list(PLANS))].to_dict("records"):
         across, up = xs.index(cell[x]), ys.index(cell[y])
         panel.add_patch(Rectangle((across - 0.5, up - 0.5), 1, 1, color=_COLORS[cell["plan"]]))
-        panel.text(across, up, letters[cell["plan"]], ha="center", va="center", fontsize=7.5)
+        panel.text(across, up, _LETTERS[cell["plan"]], ha="center", va="center", fontsize=7.5)
     panel.set(xlim=(-0.5, len(xs) - 0.5), ylim=(-0.5, len(ys) - 0.5))
     panel.grid(visible=False)
     return xs, ys
 
 
-def _legend(figure: Figure, letters: Mapping[str, str]) -> None:
+def _legend(figure: Figure, cells: pd.DataFrame) -> None:
     """Names of the plans that are best somewhere."""
-    handles = [Rectangle((0, 0), 1, 1, color=_COLORS[plan]) for plan in letters]
-    names = [f"{letter}: {PLANS[plan]}" for plan, letter in letters.items()]
+    best = [plan for plan in PLANS if plan in set(cells.plan)]
+    handles = [Rectangle((0, 0), 1, 1, color=_COLORS[plan]) for plan in best]
+    names = [f"{_LETTERS[plan]}: {PLANS[plan]}" for plan in best]
     figure.legend(handles, names, loc="outside upper center", ncols=5, fontsize=8, frameon=False)

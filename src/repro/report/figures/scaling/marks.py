@@ -12,6 +12,10 @@ from repro.report.figures.zero import runs as zero
 
 PLANS = {plan: zero.PLANS[plan].removeprefix("ZeRO-3 with ") for plan in NAMED}  # name in the records: in a figure
 FRONTIER = {"frontier": "Frontier", "frontier-rccl": "Frontier, one slow ring"}  # the machine and its scenario
+SLOW_RING = (
+    " One slow ring: a scenario in which RCCL sends over one NIC of a node at a time and starts messages slowly."
+)
+HPZ = " hpZ: ZeRO++'s second copy of the weights, one in every node."
 MACHINES = FRONTIER | {
     "dgx-h100": "DGX H100",
     "gb200-nvl72": "GB200 NVL72",
@@ -29,7 +33,9 @@ WORDS = {  # parameters of the step model, and choices about the paper's run
     "node achieved": "rate in the node",
     "cluster achieved": "rate between nodes",
     "cluster latency s": "latency between nodes",
+    "node latency s": "latency in the node",
     "package achieved": "rate in the pair",
+    "package latency s": "latency in the pair",
     "overlap": "overlap with compute",
     "end overlap": "overlap at the step's end",
     "quantize slowdown": "slower quantising",
@@ -52,6 +58,11 @@ def in_words(parameter: str, value: str = "") -> str:
     """`gemm` → `share of peak compute`; with a value of a choice, which follows a colon."""
     name = parameter.replace("_", " ")
     return f"{WORDS.get(name, name)}{f': {_VALUES.get(value, value)}' if value else ''}"
+
+
+def scenario(runs: pd.DataFrame) -> str:
+    """What `one slow ring` means, where some of the runs are of it; for captions."""
+    return SLOW_RING if "frontier-rccl" in set(runs.hardware) else ""
 
 
 def style(index: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from repro.experiments.scaling_train import RATIOS
 from repro.report.figures.base import PALETTE, Drawing
 from repro.report.figures.data import Data, paper, series
 from repro.report.figures.marks import log_axis
-from repro.report.figures.scaling.marks import FRONTIER, PLANS, band, batches, in_words, style, whiskers
+from repro.report.figures.scaling.marks import FRONTIER, HPZ, PLANS, band, batches, in_words, scenario, style, whiskers
 
 
 def _runs(data: Data, **fields: object) -> pd.DataFrame:
@@ -38,10 +38,10 @@ def scaling_gcds(
     found = _runs(data, model=model)
     shape = {"figsize": (max(5, 2.3 * len(found) + 0.8), 5.6), "squeeze": False, "sharey": "row"}
     figure, axes = plt.subplots(2, len(found), **shape)
-    target = paper("ZT-2")[0].value
-    for (top, bottom), (number, run) in zip(axes.T, found.iterrows(), strict=True):
-        rows = series(found.loc[[number]])
-        rows = rows[(rows.kind == "ranks") & rows.fits.astype(bool)]
+    target, table = paper("ZT-2")[0].value, series(found)
+    table = table[(table.kind == "ranks") & table.fits.astype(bool) & table.plan.isin(list(plans))]
+    for (top, bottom), (_, run) in zip(axes.T, found.iterrows(), strict=True):
+        rows = table[table.path == run.path]
         for index, plan in enumerate(plans):
             look = style(index) | {"linestyle": "-", "label": PLANS[plan]}
             band(top, rows[rows.plan == plan], "ranks", "tflops", **look)
@@ -57,7 +57,14 @@ def scaling_gcds(
     handles = dict(zip(*axes[1, 0].get_legend_handles_labels()[::-1], strict=True))
     figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=4, fontsize=8, frameon=False)
     caption = f"Of {_model(model)}, 2048 tokens a micro-batch. Lines: medians; bands: 5 to 95 % of what is uncertain "
-    caption += "of machine and engine. A plan that does not fit in 64 GB is left out."
+    caption += "of machine and engine. A plan that does not fit in 64 GB is left out. Vertical axes do not begin at 0, "
+    caption += "horizontal ones are logarithmic."
+    fewest = {PLANS[plan]: rows.ranks.min() for plan, rows in table.groupby("plan")}
+    if len(set(fewest.values())) > 1:
+        counted = ", ".join(f"{plan} {count:g}" for plan, count in fewest.items())
+        caption += f" Efficiency is counted from the fewest GCDs that hold a plan ({counted}): of a plan that fits on "
+        caption += "fewer it includes the loss of the step from one node to two, of the others not."
+    caption += scenario(found)
     return Drawing(figure, "modelled; dotted: paper", caption)
 
 
@@ -85,21 +92,23 @@ def scaling_ratios(data: Data) -> Drawing:
     axes[0].set_yticks(range(len(rows)), rows, fontsize=8)
     axes[0].set_ylim(len(rows) - 0.4, -0.9)
     caption = f"{found.ranks.iloc[0]:g} GCDs on {found.nodes.iloc[0]} nodes; 10B, 20B: billion parameters. Marks: "
-    caption += "medians; bars: 5 to 95 % of what is uncertain of machine and engine."
+    caption += "medians; bars: 5 to 95 % of what is uncertain of machine and engine. Horizontal axes are logarithmic."
+    caption += scenario(found)
     return Drawing(figure, "modelled; black squares and dotted: paper", caption)
 
 
 def scaling_changes(data: Data, *, model: str = "gpt-20b") -> Drawing:
     """TFLOPS of the hierarchical plan with one choice changed at a time; hollow where it does not fit."""
     found = _runs(data, model=model)
+    table = series(found).query("kind == 'levels'")
     columns = min(2, len(found))
     lines = -(-len(found) // columns)
     shape = {"figsize": (3.1 * columns + 2.6, 3 * lines + 0.2), "squeeze": False, "sharey": True}
     figure, axes = plt.subplots(lines, columns, **shape)
     for panel in axes.flat[len(found) :]:
         panel.remove()
-    for panel, (number, run) in zip(axes.flat, found.iterrows(), strict=False):
-        rows = series(found.loc[[number]]).query("kind == 'levels'").reset_index(drop=True)
+    for panel, (_, run) in zip(axes.flat, found.iterrows(), strict=False):
+        rows = table[table.path == run.path].reset_index(drop=True)
         color = style(list(FRONTIER).index(run.hardware))["color"]
         for fits, some in rows.groupby("fits"):
             look = {"color": color, "mfc": color if fits else "white", "fmt": "o", "markersize": 5, "capsize": 2}
@@ -110,8 +119,11 @@ def scaling_changes(data: Data, *, model: str = "gpt-20b") -> Drawing:
         panel.set_yticks(range(len(rows)), rows.plan, fontsize=8)
         panel.grid(axis="y", visible=False)
     axes[0][0].invert_yaxis()
-    caption = f"Of {_model(model)} on {found.ranks.iloc[0]:g} GCDs. Marks: medians, hollow where the plan does not "
-    caption += "fit in memory; bars: 5 to 95 % of what is uncertain. Dotted: the plan unchanged."
+    hollow = ", hollow where the plan does not fit in memory" * (not table.fits.all())
+    caption = f"Of {_model(model)} on {found.ranks.iloc[0]:g} GCDs. Marks: medians{hollow}; bars: 5 to 95 % of what "
+    caption += "is uncertain. Dotted: the plan unchanged. All rows of a panel share their draws, so they differ more "
+    caption += "surely than overlapping bars suggest; the records hold quantiles of each row, not of ratios of rows."
+    caption += scenario(found)
     return Drawing(figure, "modelled", caption)
 
 
@@ -119,12 +131,16 @@ def scaling_tornado(data: Data, *, model: str = "gpt-20b", accumulation: int = 1
     """hierarchical ÷ ZeRO++ with one parameter or assumption at a time at the ends of its interval, the widest first."""
     found = _runs(data, model=model, accumulation=accumulation)
     figure, axes = plt.subplots(1, len(found), figsize=(4 * len(found) + 0.5, 3.6), squeeze=False)
+    likely: list[float] = []
+    shown: set[str] = set()
     for panel, (number, run) in zip(axes[0], found.iterrows(), strict=True):
         rows = series(found.loc[[number]]).query("kind == 'tornado'").nlargest(parameters, "swing")
+        likely.append(rows.likely.iloc[0])
+        shown |= set(rows.parameter)
         for end, color, hatch in (("low", PALETTE[0], ""), ("high", PALETTE[1], "///")):
             reach, look = rows[f"at_{end}"] - rows.likely, {"color": color, "hatch": hatch, "edgecolor": "white"}
             panel.barh(range(len(rows)), reach, left=rows.likely, label=f"parameter at its {end} end", **look)
-        panel.axvline(rows.likely.iloc[0], color="black", linewidth=1)
+        panel.axvline(likely[-1], color="black", linewidth=1)
         panel.set_yticks(range(len(rows)), [in_words(name) for name in rows.parameter], fontsize=8)
         panel.grid(axis="y", visible=False)
         panel.invert_yaxis()
@@ -132,5 +148,9 @@ def scaling_tornado(data: Data, *, model: str = "gpt-20b", accumulation: int = 1
     handles = axes[0][0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside upper center", ncols=2, fontsize=8, frameon=False)
     caption = f"Of {_model(model)}, {batches(accumulation)}, {found.ranks.iloc[0]:g} GCDs. Bars: the predicted ratio "
-    caption += "with one parameter at an end of its interval, all others likely; line: all likely."
+    caption += "with one parameter at an end of its interval, all others likely; line: all likely "
+    medians = " and ".join(f"{value:.3g}" for value in found.hierarchical_over_zeropp)
+    caption += f"({' and '.join(f'{value:.3g}' for value in likely)}), which is not the median of draws of all, as "
+    caption += f"scaling_ratios and the claims have it ({medians})."
+    caption += HPZ * ("secondary" in shown) + scenario(found)
     return Drawing(figure, "modelled", caption)

@@ -16,6 +16,7 @@ _SOURCES = {
     "slingshot11": "Cray MPICH, Slingshot-11 (published)",
 }
 _COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "send_recv")  # each has one look
+_CUT = (0.09, 11)  # ends of the axis of predicted over measured
 _SPLITS = {"ranks": "more ranks", "sizes": "more than 1 MiB", "machine": "nothing fitted"}
 
 
@@ -84,7 +85,7 @@ def scaling_held_out(data: Data) -> Drawing:
         part = f"{_SOURCES[run.source]}\nheld out: {_SPLITS[run.split]}\n"
         inside = f"{100 * run.held_out_covered:.0f} % inside the band"
         panel.set_title(f"{part}{errors(table[table.part == 'held_out'].log_error)};\n{inside}", fontsize=8)
-    for panel in axes.flat[max(0, len(found) - columns) : len(found)]:
+    for panel in axes.flat[: len(found)]:
         panel.set_xlabel("bytes")
         panel.tick_params(labelbottom=True)
     for panel in axes[:, 0]:
@@ -97,7 +98,8 @@ def scaling_held_out(data: Data) -> Drawing:
         "Filled: fitted. Hollow: held out, with the model's 90 % band as a vertical line; the bands use fitted "
         "times alone. "
         "Titles: of the hollow ones. Grey: within a factor of 1.4. "
-        "Held-out times had been seen before the splits were final."
+        "Held-out times had been seen before the splits were final. "
+        f"Both axes are logarithmic; bands that reach further are cut at {_CUT[0]:g} and {_CUT[1]:g}."
     )
     return Drawing(figure, "modelled against published measurements", caption)
 
@@ -114,7 +116,7 @@ def _held_out_panel(axes: Axes, table: pd.DataFrame) -> None:
         axes.plot([], [], label=collective.replace("_", "-"), **look)
     axes.axhline(1, color="black", linewidth=1)
     axes.axhspan(1 / 1.4, 1.4, color="grey", alpha=0.12)
-    axes.set(xscale="log", yscale="log", ylim=(0.09, 11))
+    axes.set(xscale="log", yscale="log", ylim=_CUT)
 
 
 def scaling_plans(data: Data) -> Drawing:
