@@ -36,8 +36,8 @@ def scaling_overlap(data: Data) -> Drawing:
         fill = "full" if fitted else "none"
         label = "fitted: 18B, 138B" if fitted else "not fitted: 49B, 91B"
         # Where both are of one number, the filled mark lies inside the hollow one.
-        look = {"markersize": 4 if fitted else 9, "capsize": 2 if fitted else 5, "zorder": 3 if fitted else 2}
-        left.errorbar(some.ratio, some.predicted, yerr=whiskers, fillstyle=fill, label=label, **look, **style(number))
+        marks = {"markersize": 4 if fitted else 9, "capsize": 2 if fitted else 5, "zorder": 3 if fitted else 2}
+        left.errorbar(some.ratio, some.predicted, yerr=whiskers, fillstyle=fill, label=label, **marks, **style(number))
     fitted = points[points.fitted.astype(bool)]
     left.plot(fitted.ratio, fitted.left_out, "x", color="black", markersize=5, label="left out, others fitted")
     ends = np.array([0.9, 2.9])

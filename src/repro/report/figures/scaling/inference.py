@@ -1,6 +1,7 @@
 """Inference at the papers' sizes, predicted: ExFlow's expert-parallel decoding and Flover's fused serving."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -168,8 +169,8 @@ def _requests_panel(panel: Axes, model: str, rows: pd.DataFrame) -> str:
         shown = [number for number in published if number.label.startswith(f"{name}, {policy}")]
         # Two readings of one bar have no place on the axis in the file: they are of the most requests.
         points = pd.DataFrame({"requests": number.x or REQUESTS, "seconds": number.value} for number in shown)
-        look = {"color": "black", "mfc": "none", "markersize": 5, "label": f"{policy}, paper"}
-        panel.plot(points.requests, points.seconds, marker, **look)
+        hollow: dict[str, Any] = {"color": "black", "mfc": "none", "markersize": 5, "label": f"{policy}, paper"}
+        panel.plot(points.requests, points.seconds, marker, **hollow)
     title = f"{name}{AUTHORS_FILE * model.endswith('released')}"
     panel.set_title(title, fontsize=10)
     panel.set_xlabel("requests")
