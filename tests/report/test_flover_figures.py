@@ -1,12 +1,16 @@
-"""Figures of Flover: names of engines, and which runs are compared with each other."""
+"""Figures of Flover and SARATHI: names of engines, and which runs are compared with each other."""
+
+import json
 
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
+from report import legible
 
 from repro import paths
 from repro.experiments.flover_serving import ServingPoint
-from repro.report.figures import base, flover
+from repro.records import record
+from repro.report.figures import base, flover, flover_queue
 
 SHIPPED = base.Data(paths.root() / "results/reference/laptop-2core/records")
 
@@ -78,3 +82,44 @@ def test_options_choose_what_is_drawn():
     assert "fixed arrivals" in flover.flover_latency(SHIPPED, workload="fixed").caption
     with pytest.raises(base.NothingToShow, match="longest 7"):
         flover.flover_layouts(SHIPPED, longest=7)
+
+
+@pytest.mark.parametrize(
+    ("scales", "words"),
+    [
+        ("every 0.055 times a lone request, answers of 512 x 0.125 tokens", "answers of 64 tokens"),
+        ("answers of 128 to 1024, drawn uniformly, x 0.5 tokens", "answers of 64 to 512 tokens, drawn uniformly"),
+        ("ShareGPT lengths from row 0 x 0.1, prompts cut to 400", "ShareGPT lengths from row 0 x 0.1"),
+    ],
+)
+def test_lengths_are_in_tokens(scales, words):
+    said = flover.setting(pd.Series({"scales": scales}))
+    assert words in said and ("lone request" not in said or "a lone request's time," in said)
+
+
+def test_a_dtype_of_all_runs_is_not_in_their_names():
+    table = serving({"dtype": "bfloat16"}, {"engine": "serial", "dtype": "bfloat16"})
+    assert list(flover.of_one_model(table).name) == ["fused", "serial"]
+
+
+def test_no_two_lines_of_a_panel_look_alike():
+    for axes in flover_queue.flover_batch_cost(SHIPPED).figure.axes:
+        looks = [(line.get_color(), line.get_linestyle(), line.get_marker()) for line in axes.lines]
+        assert len(looks) == len(set(looks))
+
+
+def test_every_setting_of_sarathi_has_a_row(tmp_path):
+    """As tier full has them: more rows that decode, larger chunks, other models; each drawn and legible."""
+    folder = paths.root() / "results/reference/laptop-2core/records/sarathi_prefill"
+    (own := tmp_path / "sarathi_prefill").mkdir()
+    settings = [{}, {"decodes": 16}, {"chunk": 256}, {"model": "smollm2-135m"}, {"model": "random-1b"}]
+    for path in sorted(folder.glob("*.json")):
+        for changed in settings:
+            run = json.loads(path.read_text()) | {"series": None}
+            if "decodes" not in changed or run["point"]["measures"] == "piggyback":
+                run["point"] |= changed
+                name = record.name_end("sarathi_prefill", run["point"], run["repeat"])
+                (own / f"any-{name}.json").write_text(json.dumps(run))
+    for name, rows in (("sarathi_piggyback", 6), ("sarathi_throughput", 5)):
+        figure = base.draw(name, tmp_path)
+        assert len(figure.axes[-1].get_yticks()) == rows and legible.faults(figure) == []

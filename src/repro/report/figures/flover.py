@@ -4,6 +4,7 @@ Bars and points are medians, with range and values of repeats; comparisons are r
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from repro.claims.sample import Sample
+from repro.flover.paper import SHORTEST
 from repro.records import statistics
 from repro.report.figures import marks
 from repro.report.figures.base import HATCHES, LINE_STYLES, MARKERS, PALETTE, Drawing
@@ -29,7 +31,7 @@ LAYOUTS = {
 WORKLOAD = ["workload", "requests", "time_scale", "length_scale", "max_prompt_tokens", "max_output_tokens"]
 WORKLOAD += ["interval_s", "interval_t1", "trace_start"]
 WIDTHS = [1, 2, 4, 8, 16, 32]
-REPEATS = "Medians, with range and values of the runs."
+REPEATS = "Medians, with range and values of the runs; without a range: one run."
 T1 = "T1: the time of a request alone."
 MODEL = "random-40m"  # that the claims read
 
@@ -56,9 +58,8 @@ def engine_name(run: pd.Series) -> str:
 
 
 def of_one_model(serving: pd.DataFrame, model: str | None = None) -> pd.DataFrame:
-    """Runs of one model on one device (the CPU, where it served), with `name`, what the engine is called.
-
-    None: the claims' model, else that of most runs. NothingToShow for a model without runs.
+    """Runs of one model on one device (the CPU, where it served), with `name`, what the engine is called: a dtype that all
+    have is not in it. None: the claims' model, else that of most runs. NothingToShow for a model without runs.
     """
     if model:
         serving = serving[serving.model == model]
@@ -68,7 +69,10 @@ def of_one_model(serving: pd.DataFrame, model: str | None = None) -> pd.DataFram
         serving = serving[serving.device == "cpu"]
     shown = MODEL if MODEL in set(serving.model) and not model else serving.model.mode()[0]
     serving = serving[serving.model == shown]
-    return serving.assign(name=serving.apply(engine_name, axis=1))
+    names = serving.apply(engine_name, axis=1)
+    if serving["dtype"].nunique() == 1:
+        names = names.str.removesuffix(f", {serving['dtype'].iloc[0]}")
+    return serving.assign(name=names)
 
 
 def of_one_workload(serving: pd.DataFrame, workload: str) -> pd.DataFrame:
@@ -88,6 +92,19 @@ def looks(runs: pd.DataFrame) -> dict[str, tuple[str, Any, str]]:
     """Colour, line style and hatch of every engine, by name in the order of the figures."""
     names = sorted(runs.name.unique(), key=_by_engine)
     return {n: (PALETTE[i % 6], LINE_STYLES[i % 6], HATCHES[i % 6]) for i, n in enumerate(names)}
+
+
+_SCALED = re.compile(r"of (\d+)(?: to (\d+), drawn uniformly,)? x (\S+) tokens")
+
+
+def setting(run: pd.Series) -> str:
+    """Arrivals and lengths of a run's requests: the `scales` of its record, with lengths in tokens instead of factors."""
+
+    def tokens(found: re.Match[str]) -> str:
+        ends = [str(max(1, round(int(end) * float(found[3])))) for end in found.groups()[:2] if end]
+        return f"of {' to '.join(ends)} tokens" + (", drawn uniformly" if len(ends) > 1 else "")
+
+    return _SCALED.sub(tokens, str(run.scales).replace("a lone request", "a lone request's time"))
 
 
 def published_seconds() -> dict[str, dict[float, float]]:
@@ -126,10 +143,10 @@ def flover_latency(data: Data, *, workload: str = "fixed", model: str | None = N
     main = of_one_workload(of_one_model(data.runs("flover_serving"), model), workload)
     data.only(main)
     requests = series(main).assign(latency=lambda table: table.finish_s - table.arrival_s)
-    fig, axes = plt.subplots(figsize=(7.5, 4))
+    fig, axes = plt.subplots(figsize=(7.5, 5))
     for name, (color, line, _) in looks(main).items():
         mine = requests[requests.name == name]
-        label = f"{name}: median {mine.latency.median():.1f} s, p99 {mine.latency.quantile(0.99):.1f} s"
+        label = f"{name}: median {mine.latency.median():.2f} s, p99 {mine.latency.quantile(0.99):.2f} s"
         how = {"per": "single_request_seconds"}
         if sample := data.of_point("flover_serving", "latency_mean", main[main.name == name].iloc[0], **how):
             label += f", mean ÷ alone {sample.value:.2f}"
@@ -138,13 +155,19 @@ def flover_latency(data: Data, *, workload: str = "fixed", model: str | None = N
     checked = main[main.tokens_checked == main.requests]  # these timed every request alone, others a sample
     alone = (checked if len(checked) else main).single_request_seconds.median()
     axes.axvline(alone, color="black", linestyle=":", linewidth=1, label=f"a request alone, mean: {alone:.2f} s")
-    axes.set(xlabel="time from arrival to the whole answer (s)", ylabel="share of requests", xlim=0, ylim=(0, 1.0))
+    if paper_line := bool((main.workload == "fixed").all()):
+        most = max(p.value for p in paper("FL-F4c"))
+        words = f"paper, mean latency at 32 requests: at most {most:g} × alone"
+        axes.axvline(most * alone, color="black", linestyle="--", linewidth=1, label=words)
+    axes.set(xlabel="time from arrival to the whole answer (s), logarithmic", ylabel="share of requests", xscale="log")
+    axes.set_ylim(0, 1)
+    marks.log_axis(axes.xaxis, marks.round_ticks(*axes.get_xlim()))
     fig.legend(loc="outside upper center", fontsize=8, frameon=False)
     run = main.iloc[0]
-    caption = f"{run.weights}; {run.threads} threads. {run.requests} requests, {run.scales}. A curve per run; in the "
+    caption = f"{run.weights}; {run.threads} threads. {run.requests} requests, {setting(run)}. A curve per run; in the "
     caption += "legend the median and 99th percentile (p99) of all requests, and, as the claim reads it, the mean "
     caption += f"latency over the mean latency alone in the same run. {_t1(main)}"
-    return Drawing(fig, "measured", caption.strip())
+    return Drawing(fig, f"measured{'; dashed: paper' if paper_line else ''}", caption.strip())
 
 
 def _t1(runs: pd.DataFrame) -> str:
@@ -168,33 +191,22 @@ def flover_throughput(data: Data, *, workload: str = "fixed", model: str | None 
         axes.set_ylim(max(3, len(styles)) - 0.4, -0.6)
     left.set_yticks(range(len(styles)), [n.replace(", ", ",\n") for n in styles], fontsize=8)
     center.set_yticks([])
-    rows = [*_measured_speedups(data, main, serving), *_published_speedups()]
-    for y, (_, ratios, style) in enumerate(rows):
-        value = marks.point(right, y, ratios, across=True, **style)
-        far = [*ratios.values, ratios.interval[1]] if isinstance(ratios, Sample) else ratios
-        end = max(value, *(each for each in far if math.isfinite(each)))
-        marks.note(right, f"{value:.1f}", end, y, 6, va="center", bbox=marks.CLEAR)
-    right.set_yticks(range(len(rows)), [label for label, _, _ in rows], fontsize=8)
-    right.invert_yaxis()
+    marks.dot_rows(right, [*_measured_speedups(data, main, serving), *_published_speedups()], ".1f")
     right.axvline(1, color="grey", linewidth=1)
-    right.grid(axis="y", visible=False)
     right.set(xlabel="times as fast", xlim=(0, 21))
     run = main.iloc[0]
-    caption = f"{run.weights}; {run.requests} requests, {run.scales}. {REPEATS} vs serial: pairs of runs of one "
-    caption += "occasion, where there are; vs n × alone: the requests one after the other, by the time of one alone "
-    caption += "in the same run. Paper: Fig. 4(a) at 32 requests; hollow diamonds: against FasterTransformer's "
-    caption += f"instances, read from bars. {_t1(main)}"
-    return Drawing(fig, "measured; black diamonds: paper", caption.strip())
+    caption = f"{run.weights}; {run.requests} requests, {setting(run)}. {REPEATS} Circles, vs serial: mean over pairs "
+    caption += "of runs of one occasion, where there are, and its 95 % interval, where they are enough; squares, vs n "
+    caption += "× alone: the requests one after the other, by the time of one alone in the same run. Paper: Fig. 4(a) "
+    caption += f"at 32 requests; hollow: against FasterTransformer's instances, read from bars. {_t1(main)}"
+    return Drawing(fig, "measured; diamonds: paper", caption.strip())
 
 
-Row = tuple[str, Iterable[float] | Sample, dict[str, Any]]  # label, ratios, style of its marker
-
-
-def _measured_speedups(data: Data, main: pd.DataFrame, serving: pd.DataFrame) -> Iterable[Row]:
+def _measured_speedups(data: Data, main: pd.DataFrame, serving: pd.DataFrame) -> Iterable[marks.Row]:
     """Over serial on the same requests, as the claims read it; where all requests are equal, serial takes n times a lone
     one."""
-    serial = main[main.engine == "serial"]
-    for name, (color, _, _) in looks(main).items() if len(serial) else ():
+    serial, colors = main[main.engine == "serial"], {name: color for name, (color, _, _) in looks(main).items()}
+    for name, color in colors.items() if len(serial) else ():
         if not name.startswith("serial"):
             ours = main[main.name == name].iloc[0]
             if sample := data.ratio("flover_serving", "total_seconds", serial.iloc[0], ours):
@@ -202,17 +214,17 @@ def _measured_speedups(data: Data, main: pd.DataFrame, serving: pd.DataFrame) ->
     equal = serving[serving.workload.isin(["fixed", "poisson"]) & (serving.requests == main.requests.iloc[0])]
     for name, runs in equal[equal.engine != "serial"].groupby("name"):
         ratio = runs.requests * runs.single_request_seconds / runs.total_seconds
-        yield f"{name}: vs {main.requests.iloc[0]} × alone", ratio, {"color": PALETTE[4], "marker": "s"}
+        style = {"color": colors.get(name, "black"), "marker": "s"}
+        yield f"{name}: vs {main.requests.iloc[0]} × alone", ratio, style
 
 
-def _published_speedups() -> Iterable[Row]:
+def _published_speedups() -> Iterable[marks.Row]:
     """The paper's at 32 requests: over concurrent instances, and over 32 times its single request."""
     speedups = {p.label.removesuffix(", speedup"): p.value for p in paper("FL-F4a") if p.x == 32}
     for model, seconds in published_seconds().items():
         if model in speedups:
-            style = {"color": "black", "marker": "D"}
-            yield f"paper, {model}: vs instances", [speedups[model]], style | {"mfc": "white"}
-            yield f"paper, {model}: vs 32 × alone", [32 * seconds[1] / seconds[32]], style
+            yield f"paper, {model}: vs instances", [speedups[model]], marks.PAPER
+            yield f"paper, {model}: vs 32 × alone", [32 * seconds[1] / seconds[32]], marks.PAPER | {"mfc": "black"}
 
 
 def flover_timeline(
@@ -221,33 +233,37 @@ def flover_timeline(
     """A row per request: when it waits, is prefilled and decodes, in the median run of each of the first `engines`."""
     main = of_one_workload(of_one_model(data.runs("flover_serving"), model), workload)
     dtype = dtype or main["dtype"].mode()[0]
-    shown = {n: look for n, look in looks(main).items() if (main[main.name == n]["dtype"] == dtype).any()}
-    shown = dict(list(shown.items())[:engines])
+    shown = [name for name in looks(main) if (main[main.name == name]["dtype"] == dtype).any()][:engines]
     if not shown:
         raise NothingToShow(f"No {dtype} run of a flover_serving point.")
     order = {name: main[main.name == name].sort_values("total_seconds") for name in shown}
     median = {name: runs.iloc[[len(runs) // 2]] for name, runs in order.items()}
     data.only(*median.values())
     fig, panels = plt.subplots(len(shown), 1, figsize=(8, 2.1 * len(shown) + 0.6), sharex=True, squeeze=False)
-    for axes, (name, (color, _, _)) in zip(panels[:, 0], shown.items(), strict=True):
-        rows = series(median[name])
-        thick = {"color": color, "linewidth": 3.2}
+    tables = {name: series(run) for name, run in median.items()}
+    end = 1.02 * max(rows.finish_s.max() for rows in tables.values())
+    prefill = max((rows.first_token_s - rows.admitted_s).max() for rows in tables.values())
+    for axes, (name, rows) in zip(panels[:, 0], tables.items(), strict=True):
         axes.hlines(rows.request, rows.arrival_s, rows.admitted_s, color="#999999", linewidth=1, label="waits")
-        axes.hlines(rows.request, rows.admitted_s, rows.first_token_s, alpha=0.35, label="prefill", **thick)
-        axes.hlines(rows.request, rows.first_token_s, rows.finish_s, label="decodes", **thick)
+        for color, label, *ends in (
+            (1, "prefill", "admitted_s", "first_token_s"),
+            (0, "decodes", "first_token_s", "finish_s"),
+        ):
+            spans = rows[ends[0]], rows[ends[1]]
+            axes.hlines(rows.request, *spans, color=PALETTE[color], linewidth=3.2, label=label)
         axes.plot(rows.arrival_s, rows.request, "|", color="black", markersize=5, label="arrival")
         axes.plot(rows.first_token_s, rows.request, "o", mfc="white", color="black", markersize=3, label="first token")
         axes.plot(rows.finish_s, rows.request, "D", color="black", markersize=2.5, label="answer complete")
-        axes.set(ylabel="request", title=f"{name}: all done after {rows.finish_s.max():.1f} s")
+        axes.set(ylabel="request", title=f"{name}: all done after {rows.finish_s.max():.2f} s")
         axes.margins(y=0.08)
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
-    panels[-1, 0].set(xlabel="time (s)", xlim=(0, 1.02 * main[main.name.isin(shown)].total_seconds.max()))
+    panels[-1, 0].set(xlabel="time (s)", xlim=(0, end))
     handles = panels[0, 0].get_legend_handles_labels()
     fig.legend(*handles, loc="outside upper center", ncols=6, fontsize=8, frameon=False)
     run = main.iloc[0]
-    caption = f"{run.weights}; {run.requests} requests, {run.scales}. Of each engine the run with the median total "
-    caption += f"time. {_t1(main)}"
+    caption = f"{run.weights}; {run.requests} requests, {setting(run)}. Of each engine the run with the median total "
+    caption += f"time. Prefill, from admission to the first token, takes at most {prefill:.2g} s. {_t1(main)}"
     return Drawing(fig, "measured", caption.strip())
 
 
@@ -265,12 +281,8 @@ def flover_requests(data: Data) -> Drawing:
         label = f"{engine}, {weights}{', on a GPU' if device == 'cuda' else ''}"
         times = runs.total_seconds / alone(runs)
         for axes, values in ((left, times), (right, runs.requests / times)):
-            groups = values.groupby(runs.requests)
-            found = {n: (each.median(), each.min(), each.max()) for n, each in groups}
-            medians, lows, highs = zip(*found.values(), strict=True)
-            line = {"color": PALETTE[i % 6], "linestyle": LINE_STYLES[i % 6], "marker": "."}
-            axes.plot(list(found), medians, label=label if axes is left else None, **line)
-            axes.fill_between(list(found), lows, highs, color=PALETTE[i % 6], alpha=0.2)
+            line = ("-", "--", "-.", ":")[i % 4]
+            marks.points(axes, values.groupby(runs.requests), line, label if axes is left else "", **marks.look(i))
     counts = np.array(sorted(equal.requests.unique()))
     free = 1 + equal.interval_t1.median() * (counts - 1)
     left.plot(counts, free, ":", color="grey", label="left: if a further request cost nothing")
@@ -278,13 +290,13 @@ def flover_requests(data: Data) -> Drawing:
         style = {"color": "black", "marker": MARKERS[i], "mfc": "none", "linestyle": "none", "markersize": 5}
         ratios = [n * seconds[1] / value for n, value in seconds.items()]
         right.plot(list(seconds), ratios, label=f"right: paper, {model}", **style)
-    for axes, label in ((left, "total time ÷ T1"), (right, "n × T1 ÷ total time")):
+    for axes, label in ((left, "total time ÷ T1, logarithmic"), (right, "n × T1 ÷ total time, logarithmic")):
         marks.log_axis(axes.xaxis, WIDTHS)
         marks.log_axis(axes.yaxis, [width for width in WIDTHS if width <= axes.get_ylim()[1]])
-        axes.set(xlabel="n requests", ylabel=label)
+        axes.set(xlabel="n requests, logarithmic", ylabel=label)
     fig.legend(loc="outside upper center", fontsize=8, ncols=3, frameon=False)
-    caption = f"{equal.scales.iloc[0][:1].upper()}{equal.scales.iloc[0][1:]}. {T1} Ours: the median over the runs of "
-    caption += "the occasion. Lines: medians; bands: all runs; where a line has no band there is one run a point. "
+    words = setting(equal.iloc[0])
+    caption = f"{words[:1].upper()}{words[1:]}. {T1} Ours: the median over the runs of the occasion. {REPEATS} "
     caption += "Hollow: the paper's Fig. 4(a)."
     return Drawing(fig, "measured; hollow: paper", caption)
 
@@ -296,9 +308,10 @@ def alone(runs: pd.DataFrame) -> pd.Series:
 
 
 WINDOWS = (
-    "Left: medians and values; × fused: pairs of runs of one occasion, where there are. Right: each run's latency "
-    "over that of "
-    "a request alone in the same run; bars: mean over occasions, whiskers: its 95 % interval, cut at 0."
+    "Left: medians, whiskers: range of the runs; × fused: pairs of runs of one occasion, where there are. Right: each "
+    "run's latency over that of a request alone in the same run; bars: mean over occasions, whiskers: its 95 % "
+    "interval where there are enough, cut at 0. Dots: the runs; without them: one run. Hollow: paper, LLaMA-13B; on "
+    "the left its ratio to fused decoding, times the median of ours."
 )
 
 
@@ -311,11 +324,20 @@ def flover_windows(data: Data, *, model: str | None = None) -> Drawing:
     data.only(*groups)
     heights = [runs.name.nunique() for runs in groups]
     size = (9.5, 0.42 * sum(heights) + 1.2 * len(groups))
-    fig, panels = plt.subplots(len(groups), 2, figsize=size, squeeze=False, height_ratios=heights)
+    fig, panels = plt.subplots(len(groups), 2, figsize=size, squeeze=False, height_ratios=heights, width_ratios=[5, 4])
     for row, runs in zip(panels, groups, strict=True):
         _windows(*row, data, runs)
-    caption = f"{serving.weights.iloc[0]}; {serving.scales.iloc[0]}. {T1} {WINDOWS}"
-    return Drawing(fig, "measured", caption)
+    caption = f"{serving.weights.iloc[0]}; {setting(serving.iloc[0])}. {T1} {WINDOWS}"
+    return Drawing(fig, "measured; hollow diamonds: paper", caption)
+
+
+def _windows_paper(run: pd.Series) -> tuple[float, float]:
+    """The paper's total time over that of fused decoding, and latency of the first request over alone; nan: none."""
+    if (run.engine, run.requests, run.window_t1) == ("dynamic", 32, 1.76):
+        return paper("FL-PROG.d")[0].value, paper("FL-PROG.c")[0].value / 100
+    if (run.engine, run.requests, run.instance_threads) == ("instances", 4, 0):
+        return paper("FL-F4a.j")[0].value, math.nan
+    return math.nan, math.nan
 
 
 def _windows(left: Axes, right: Axes, data: Data, runs: pd.DataFrame) -> None:
@@ -328,14 +350,21 @@ def _windows(left: Axes, right: Axes, data: Data, runs: pd.DataFrame) -> None:
         if fused is None
         else {n: data.ratio("flover_serving", "total_seconds", run, fused) for n, run in firsts.items()}
     )
+    theirs = {name: _windows_paper(run) for name, run in firsts.items()}
     after = {name: f", {sample.value:.2f} × fused" for name, sample in ratios.items() if sample}
-    _bars(left, {n: runs[runs.name == n].total_seconds for n in styles}, "total time (s)", ".2f", after, **styles)
+    after |= {n: f"{after[n]} (paper: {times:.4g})" for n, (times, _) in theirs.items() if times > 0 and n in after}
+    seconds = {n: runs[runs.name == n].total_seconds for n in styles}
+    _bars(left, seconds, "total time (s)", ".2f", after, **styles)
     how = {"per": "single_request_seconds"}
     latency = {n: data.of_point("flover_serving", "latency_first", run, **how) for n, run in firsts.items()}
     found = {n: sample or [math.nan] for n, sample in latency.items()}
-    _bars(right, found, "latency of the first request ÷ alone", ".2f", **styles)
-    left.margins(x=0.45)
-    right.set_xlim(0, 1.15 * right.get_xlim()[1])
+    after = {n: f" (paper: {times:g})" for n, (_, times) in theirs.items() if times > 0}
+    _bars(right, found, "latency of the first request ÷ alone", ".2f", after, **styles)
+    ours = math.nan if fused is None else seconds[fused["name"]].median()
+    left.plot([ours * times for times, _ in theirs.values()], range(len(theirs)), **marks.PAPER)
+    right.plot([times for _, times in theirs.values()], range(len(theirs)), **marks.PAPER)
+    left.margins(x=1.1)
+    right.set_xlim(0, 1.3 * right.get_xlim()[1])
     left.tick_params(axis="y", labelsize=8)
     right.set_yticks([])
     left.set_title(f"{runs.requests.iloc[0]} requests", fontsize=9)
@@ -359,21 +388,22 @@ def flover_layouts(data: Data, *, longest: int | None = None, model: str | None 
     metrics = [("moved_bytes", 1e-6, "KV moved (MB)", ".1f"), ("waste_fraction", 100, "dead rows (%)", ".1f")]
     metrics += [("tokens_per_s", 1, "output tokens/s", ",.0f")]
     for axes, (metric, factor, label, number) in zip(panels, metrics, strict=True):
-        found = {name: factor * runs[runs.layout == layout][metric] for layout, name in there.items()}
-        _bars(axes, found, label, number)
+        found = {layout: factor * runs[runs.layout == layout][metric] for layout in there}
+        _bars(axes, {f"{there[each]}, n = {len(values)}": values for each, values in found.items()}, label, number)
     run = runs.iloc[0]
-    caption = f"{run.weights}; {run.requests} requests, {run.scales}. Dead rows: share of the rows of all iterations "
-    caption += f"whose request is done already. {REPEATS}"
-    return Drawing(fig, "measured", f"{caption} {_reordering(data, 'flover_serving', runs)}".strip())
+    caption = f"{run.weights}; {run.requests} requests, {setting(run)}. Dead rows: share of the rows of all iterations "
+    caption += "whose request is done already. Medians of n runs, with range and values."
+    if sample := _reordering(data, "flover_serving", runs):
+        caption += f" Reordering makes it {marks.said(sample)} times as fast."
+    return Drawing(fig, "measured", caption)
 
 
-def _reordering(data: Data, experiment: str, runs: pd.DataFrame) -> str:
+def _reordering(data: Data, experiment: str, runs: pd.DataFrame) -> Sample | None:
     """What reordering gains over dead rows, as the claims read it."""
     sides = [runs[runs.layout == layout] for layout in ("fixed", "window")]
     if any(side.empty for side in sides):
-        return ""
-    sample = data.ratio(experiment, "total_seconds", *(side.iloc[0] for side in sides))
-    return f"Reordering makes it {marks.said(sample)} times as fast." if sample else ""
+        return None
+    return data.ratio(experiment, "total_seconds", *(side.iloc[0] for side in sides))
 
 
 def ranks_name(run: pd.Series) -> str:
@@ -384,7 +414,8 @@ def ranks_name(run: pd.Series) -> str:
 
 
 def flover_ranks(data: Data, *, longest: int | None = None) -> Drawing:
-    """Throughput and latency of tensor-parallel decoding, in one node and several. None: `longest` of most runs."""
+    """Throughput and latency of tensor-parallel decoding, in one node and several (None: `longest` of most runs), and
+    what reordering and links between nodes change, beside the paper's."""
     parallel = data.runs("flover_parallel")
     runs = data.runs("flover_parallel", longest=longest or int(parallel.longest.mode()[0]))
     runs = runs.assign(ranks=runs.nodes * runs.packages * runs.gcds)
@@ -393,27 +424,49 @@ def flover_ranks(data: Data, *, longest: int | None = None) -> Drawing:
     if names.nunique() < 2:
         raise NothingToShow("Ranks in one arrangement only.")
     data.only(runs)
-    fig, panels = plt.subplots(1, 2, figsize=(9, 0.4 * names.nunique() + 1.2), sharey=True)
+    names += names.groupby(names).transform(lambda same: f", n = {len(same)}")
+    ratios = list(_ranks_ratios(data, parallel))
+    heights = [0.4 * names.nunique() + 0.3, 0.32 * len(ratios) + 0.3]
+    fig = plt.figure(figsize=(9, sum(heights) + 1.3))
+    panels = fig.subplot_mosaic([["tokens_per_s", "latency_p99"], ["ratios", "ratios"]], height_ratios=heights)
     metrics = {"tokens_per_s": "output tokens/s", "latency_p99": "99th percentile of latency (s)"}
-    for axes, (metric, label) in zip(panels, metrics.items(), strict=True):
-        _bars(axes, dict(list(runs[metric].groupby(names, sort=False))), label)
+    for metric, label in metrics.items():
+        _bars(panels[metric], dict(list(runs[metric].groupby(names, sort=False))), label, ".3g")
+    panels["latency_p99"].set_yticks([])
+    marks.dot_rows(panels["ratios"], ratios, ".3g")
+    panels["ratios"].axvline(1, color="grey", linewidth=1)
+    panels["ratios"].set(xlabel="total time: without reordering ÷ with it; in two nodes ÷ in one")
+    panels["ratios"].set_xlim(0.8, 1.05 * panels["ratios"].get_xlim()[1])
     agree = "all ranks fused alike" if (parallel.ranks_agree == 1).all() else "ranks DISAGREED in a run"
     run = runs.iloc[0]
     caption = f"Random weights, {run.layers} layers of width {run.width}; {run.requests} requests; {agree}. Ranks "
-    caption += f"share the cores of one machine. {REPEATS}"
-    caption += "".join(f" {text}" for text in _ranks_claims(data, parallel) if text)
-    return Drawing(fig, "emulated" if (runs.evidence == "emulated").all() else "measured", caption)
+    caption += f"share the cores of one machine. Above: {_answers(run)}; medians, with range and values of n runs. "
+    caption += "Below: pairs of runs of one occasion, and their mean with its 95 % interval where there are enough."
+    kind = "emulated" if (runs.evidence == "emulated").all() else "measured"
+    return Drawing(fig, f"{kind}; hollow diamonds: paper", caption)
 
 
-def _ranks_claims(data: Data, runs: pd.DataFrame) -> Iterable[str]:
-    """What reordering gains on four ranks, and what two ranks lose in two nodes, as the claims read it."""
+def _answers(run: pd.Series) -> str:
+    """Lengths of the answers of a run of flover_parallel."""
+    low, high = (max(1, round(tokens * run.length_scale)) for tokens in (SHORTEST, run.longest))
+    return f"answers of {low} to {high} tokens"
+
+
+def _ranks_ratios(data: Data, runs: pd.DataFrame) -> Iterable[marks.Row]:
+    """What reordering gains on four ranks, and what two ranks lose in two nodes, as the claims read it; and the paper's."""
     four = runs[(runs.nodes == 1) & (runs.packages * runs.gcds == 4)]
-    for longest, some in four.groupby("longest"):
-        if told := _reordering(data, "flover_parallel", some):
-            yield f"4 ranks, answers up to {longest} tokens: {told[0].lower()}{told[1:]}"
+    for _, some in four.groupby("longest"):
+        if sample := _reordering(data, "flover_parallel", some):
+            name = f"reordering, 4 ranks, {_answers(some.iloc[0])}, n = {len(sample.values)}"
+            yield name, sample, marks.look(0)
+    yield "paper: reordering, 4 ranks, answers up to 7,200 tokens", [paper("FL-MS.d")[0].value], marks.PAPER
     two = runs[(runs.nodes * runs.packages * runs.gcds == 2) & (runs.layout == "window")]
-    for longest, some in two.groupby("longest"):
+    for _, some in two.groupby("longest"):
         apart, together = some[some.nodes == 2], some[some.nodes == 1]
         for _, slow in apart.drop_duplicates("cluster_mbit_s").iterrows() if len(together) else ():
             if sample := data.ratio("flover_parallel", "total_seconds", slow, together.iloc[0]):
-                yield f"2 ranks in two nodes take {marks.said(sample)} times as long, answers up to {longest} tokens."
+                name = f"2 nodes at {slow.cluster_mbit_s:g} Mbit/s, 2 ranks, {_answers(slow)}, n = {len(sample.values)}"
+                yield name, sample, marks.look(1)
+    seconds = {p.label: p.value for p in paper("FL-TP.b")}
+    inside, between = (seconds[f"TP2 {where}, with reordering"] for where in ("in a node", "between nodes"))
+    yield "paper: 2 nodes, 2 ranks", [between / inside], marks.PAPER

@@ -15,14 +15,16 @@ _PANELS = [  # figure of the paper, quantity, title, unit of the axis, its scale
     ("fig4a", "seconds", "v2 Fig. 4(a)", "until all are done (s)", "linear"),
     ("fig4c", "latency ÷ alone", "v2 Fig. 4(c)", "mean latency ÷ alone", "linear"),
     ("fig7", "seconds", "v1 Fig. 7", "until all are done (s)", "linear"),
-    ("fig8", "iterations", "v1 Fig. 8", "iterations", "log"),
-    ("fig8", "overlap", "v1 Fig. 8", "overlap (%)", "log"),
-    ("fig8", "speedup", "v1 Fig. 8", "speedup over instances", "log"),
-    ("reordering", "seconds", "memory shuffle, v2 and v1", "until all are done (s)", "log"),
-    ("reordering", "gain", "memory shuffle, v2 and v1", "gain of reordering", "linear"),
+    ("fig8", "iterations", "v1 Fig. 8, iterations", "iterations", "log"),
+    ("fig8", "overlap", "v1 Fig. 8, overlap", "overlap (%)", "log"),
+    ("fig8", "speedup", "v1 Fig. 8, speedup", "speedup over instances", "log"),
+    ("reordering", "seconds", "memory shuffle, seconds", "until all are done (s)", "log"),
+    ("reordering", "gain", "memory shuffle, gain", "gain of reordering", "linear"),
+    ("progress", "seconds", "v2 progress, LLaMA-13B", "until all are done (s)", "linear"),
 ]
-_AXES = {"fig8": "mean interval (ms)", "reordering": "longest answer (tokens)"}
-_SHORT = {"fig4a": "4(a)", "fig7": "v1, 7", "progress": "progress"}  # names of figures
+_AXES = {"fig8": "mean interval (ms)", "reordering": "longest answer (tokens)", "progress": ""}
+_COLOURS = {model.name: number for number, model in enumerate(paper.MODELS.values())} | {"GPT-J in v1": 0}
+_SHORT = {"fig4a": "Fig. 4(a)", "fig7": "v1 Fig. 7", "progress": "progress"}  # names of figures
 C = "c: what each further request adds to an iteration, as a share of an iteration over one."
 _WORST = {"FL-F4a.a": "Fig. 4(a)", "FL-PROG.a": "progress", "FL-F7": "v1 Fig. 7"}  # claims: of which figure
 _REST = {
@@ -54,7 +56,7 @@ def flover_model(data: Data) -> Drawing:
     lines = -(-len(shown) // columns)
     fig, panels = plt.subplots(lines, columns, figsize=(3.2 * columns + 0.4, 3.1 * lines), squeeze=False)
     for axes, (figure, quantity, title, label, scale) in zip(panels.flat, shown, strict=False):
-        _panel(axes, _rows(table, figure, quantity), scale)
+        (_progress if figure == "progress" else _panel)(axes, _rows(table, figure, quantity), scale)
         axes.set(ylabel=label, xlabel=_AXES.get(figure, "requests"))
         _legend(axes, title)
     for axes in panels.flat[len(shown) :]:
@@ -62,10 +64,11 @@ def flover_model(data: Data) -> Drawing:
     found = (each.rsplit(" ", 1) for each in runs.costs.iloc[0].split(", "))
     costs = ", ".join(f"{paper.MODELS[model].name} {float(value):.4f}" for model, value in found)
     caption = "Lines with hollow marks: predicted with T1, the time of a request alone, of Fig. 4(a) (v1: Fig. 7), "
-    caption += f"and the c of Fig. 4(c) at 32 requests: {costs}. {C} Crosses: printed. Bands: a standard deviation "
-    caption += "of a draw of arrivals or lengths. Overlap: the share of all requests that an average iteration "
-    caption += "holds. Speedup: over instances at the pace of Fig. 7. Memory shuffle: answers of random lengths, "
-    caption += "with reordering and without."
+    caption += f"and the c of Fig. 4(c) at 32 requests: {costs}. {C} Crosses: printed (upright: with reordering). "
+    caption += "Logarithmic: all level axes, and the upright ones of Fig. 8 and of the shuffle's seconds. Bands: a "
+    caption += "standard deviation of a draw of arrivals or lengths. Overlap: the share of all requests that an "
+    caption += "average iteration holds. Speedup: over instances at the pace of Fig. 7. Memory shuffle: answers of "
+    caption += "random lengths, with reordering and without."
     if told := marks.of_claims(data, _WORST):
         caption += f" Worst errors in %: {told}."
     if told := marks.of_claims(data, _REST):
@@ -79,17 +82,31 @@ def _rows(table: pd.DataFrame, figure: str, quantity: str) -> pd.DataFrame:
 
 def _panel(axes: Axes, rows: pd.DataFrame, scale: str) -> None:
     for number, (curve, points) in enumerate(rows.groupby("curve", sort=False)):
-        color = PALETTE[number % 6]
-        look = {"color": color, "marker": MARKERS[number % 6], "mfc": "none", "markersize": 4}
-        axes.plot(points.x, points.predicted, linestyle=LINE_STYLES[number % 6], label=curve, **look)
+        model, _, side = str(curve).partition(", ")
+        color = PALETTE[_COLOURS.get(model, number % 6)]
+        line = 4 if side == "with" else _COLOURS.get(model, number % 6)  # the same model has the same colour everywhere
+        look = {"color": color, "marker": MARKERS[line], "mfc": "none", "markersize": 4}
+        axes.plot(points.x, points.predicted, linestyle=LINE_STYLES[line], label=curve, **look)
         band = points.predicted - points.sd, points.predicted + points.sd
         axes.fill_between(points.x, *band, color=color, alpha=0.2, linewidth=0)
-        axes.plot(points.x, points.printed, "x", color=color if rows.curve.nunique() > 1 else "black", markersize=5)
+        cross = {"marker": "+" if side == "with" else "x", "markersize": 5, "linestyle": ""}
+        axes.plot(points.x, points.printed, color=color if rows.curve.nunique() > 1 else "black", **cross)
     if scale == "log":
         ends = 0.8 * rows[["predicted", "printed"]].min().min(), 1.25 * rows[["predicted", "printed"]].max().max()
         marks.log_axis(axes.yaxis, marks.round_ticks(*ends))
     places = sorted(rows.x.unique())
     marks.log_axis(axes.xaxis, _apart(places) if len(places) < 9 else [20, 100, 500, 2000])
+
+
+def _progress(axes: Axes, rows: pd.DataFrame, scale: str) -> None:
+    """Two numbers, with the error of each."""
+    for at, row in enumerate(rows.itertuples()):
+        axes.plot(at, row.predicted, MARKERS[0], color=PALETTE[_COLOURS["LLaMA-13B"]], mfc="none")
+        axes.plot(at, row.printed, "x", color="black")
+        marks.note(axes, f"{100 * (row.predicted / row.printed - 1):+.0f} %", at, row.predicted, 8, va="center")
+    axes.set_xticks(range(len(rows)), rows.curve)
+    axes.set(xlim=(-0.5, len(rows) - 0.3), yscale=scale)
+    axes.margins(y=0.2)
 
 
 def _apart(places: list[float]) -> list[float]:
@@ -121,10 +138,11 @@ def flover_batch_cost(data: Data) -> Drawing:
     data.only(runs)
     fig, (totals, errors, right) = plt.subplots(1, 3, figsize=(10, 5))
     _ratios(totals, series(runs))
-    for number, ((figure, metric), name) in enumerate(_ERRORS.items()):
+    looks = zip([*PALETTE, "black"], [*LINE_STYLES, "-"], [*MARKERS, "X"], strict=True)
+    for ((figure, metric), name), (color, line, marker) in zip(_ERRORS.items(), looks, strict=True):
         rows = runs[runs.figure == figure]
-        look = {"color": PALETTE[number % 6], "linestyle": LINE_STYLES[number % 6], "marker": MARKERS[number % 6]}
-        errors.plot(rows.batch_cost, 100 * rows[metric], label=name, markersize=4, **look)
+        look = {"color": color, "linestyle": line, "marker": marker, "markersize": 4}
+        errors.plot(rows.batch_cost, 100 * rows[metric], label=name, **look)
     errors.set(ylabel="root mean square error (%)", ylim=0)
     _legend(errors, "error of each figure")
     _chi_square(right, runs[runs.figure == "fig8"])
@@ -133,10 +151,11 @@ def flover_batch_cost(data: Data) -> Drawing:
         axes.axvspan(min(found), max(found), color="grey", alpha=0.15, linewidth=0)
         axes.set_xlabel("c: a further request's cost", fontsize=9)
     caption = f"{C} Upright band: c of the four models, as Fig. 4(c) gives it. Left: the last number of each curve "
-    caption += "of a figure (v2, but for v1, 7); where a line crosses 1, its c is the one that this number asks "
-    caption += "for. Right: χ², the sum of squared distances of 14 printed iteration counts in standard deviations, "
-    caption += "if a printed one is of one draw of arrivals or the mean of five; the level band is where 90 % of "
-    caption += "such sums lie if the model is right."
+    caption += "(v1 Fig. 7: requests every 500, 2,500 or 5,000 ms); where a line crosses 1, its c is the one that "
+    caption += "this number asks for. Middle: over the printed numbers of a figure that went into no prediction. "
+    caption += "Right: χ², the sum of squared distances of 14 printed iteration counts in standard deviations, if a "
+    caption += "printed one is of one draw of arrivals or the mean of five; the level band is where 90 % of such sums "
+    caption += "lie if the model is right."
     return Drawing(fig, "modelled, compared with the paper", caption)
 
 
@@ -164,4 +183,4 @@ def _chi_square(axes: Axes, rows: pd.DataFrame) -> None:
         axes.axhspan(*chi2.ppf([0.05, 0.95], points), color="grey", alpha=0.3, linewidth=0)
         axes.set_yscale("log")
         _legend(axes, f"v1 Fig. 8, {points:g} iteration counts:\na printed one is of")
-    axes.set_ylabel("χ²")
+    axes.set_ylabel("χ², logarithmic")

@@ -13,6 +13,8 @@ from repro.claims.sample import Sample
 from repro.report.figures.base import MARKERS, PALETTE
 from repro.report.figures.data import Data
 
+Row = tuple[str, Iterable[float] | Sample, dict[str, Any]]  # name, values, style of its mark
+PAPER = {"color": "black", "marker": "D", "mfc": "white", "linestyle": ""}  # a paper's number
 CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.8}  # behind a number: no gridline through it
 
 
@@ -82,6 +84,20 @@ def points(axes: Axes, groups: Iterable[tuple[Any, Any]], line: str = "-", label
     """Medians over x with ranges and values, joined by a line. `groups`: (x, repeats), as a grouped column gives them."""
     medians = {x: point(axes, x, values, **style) for x, values in groups}
     axes.plot(list(medians), list(medians.values()), line, label=label or None, **style)
+
+
+def dot_rows(axes: Axes, found: Iterable[Row], number: str) -> None:
+    """A `point` for each row, the first on top, with its number in this format; [nan]: a row without one."""
+    names = []
+    for y, (name, values, style) in enumerate(found):
+        values = values if isinstance(values, Sample) else list(values)
+        value = point(axes, y, values, across=True, **style)
+        each, _, error = _read(values)
+        if math.isfinite(value):
+            end = max(value, value + error[1][0], *each)  # the second is nan where there is no interval
+            note(axes, f"{value:{number}}", end, y, 6, va="center", bbox=CLEAR)
+        names.append(name)
+    rows(axes, names, fontsize=8)
 
 
 def bar(

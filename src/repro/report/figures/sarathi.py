@@ -1,8 +1,12 @@
 """Figures of SARATHI; their story is `notebooks/sarathi.ipynb`."""
 
+import math
+
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.axes import Axes
 
+from repro.flover.scheduler import Scheduler
 from repro.report.figures import marks
 from repro.report.figures.base import HATCHES, PALETTE, Drawing
 from repro.report.figures.data import Data, paper, series
@@ -11,9 +15,15 @@ POLICIES = {
     "request_level": "batches of requests",
     "iteration_level": "whole prompts",
     "chunked": "chunks",
-    "bounded": "chunks, bounded wait",
+    "bounded": f"budgeted passes, wait up to {Scheduler.token_gap_s:g} s",
+}
+TIMES = {
+    "seconds": "all are done after (s)",
+    "ttft_mean": "mean time to first token (s)",
+    "gap_longest": "longest wait for a token (s)",
 }
 SETTING = ["model", "dtype", "chunk", "prompt_tokens", "output_tokens", "requests", "slots"]
+LENGTHS = "{prompt_tokens} + {output_tokens} tokens, chunk of {chunk}"
 CLAIMED = "random-40m"  # the model that the claims read
 
 
@@ -22,65 +32,96 @@ def _of_one_model(runs: pd.DataFrame) -> pd.DataFrame:
     return runs[runs.model == (CLAIMED if CLAIMED in set(runs.model) else runs.model.mode()[0])]
 
 
+def _settings(runs: pd.DataFrame, fields: list[str], words: str) -> list[tuple[str, pd.DataFrame]]:
+    """Name and runs of every setting, the claims' model first. `words`: a name's format, of the fields."""
+    groups = runs.assign(other=runs.model != CLAIMED).groupby(["other", *fields])
+    found = [(mine, mine.iloc[0]) for _, mine in groups]
+    return [(f"{_model(run)}: {words.format(**run[fields])}, n = {len(mine)}", mine) for mine, run in found]
+
+
+def _model(run: pd.Series) -> str:
+    """The model of a run, without what its weights are."""
+    return str(run.weights).rsplit(", ", 1)[0].removesuffix("-Instruct")
+
+
+def _ratios(
+    axes: Axes, data: Data, settings: list[tuple[str, pd.DataFrame]], metrics: tuple[str, str], claim: str
+) -> None:
+    """One metric over the other in every setting, as the claim reads it, and the paper's."""
+    rows: list[marks.Row] = []
+    for name, mine in settings:
+        found = data.of_point("sarathi_prefill", metrics[0], mine.iloc[0], per=metrics[1])
+        rows.append((name, found or [math.nan], marks.look(2)))
+    rows.append(("paper, LLaMA-13B on an A6000: up to", [paper(claim)[0].value], marks.PAPER))
+    marks.dot_rows(axes, rows, ".3g")
+    axes.axvline(1, color="grey", linewidth=1)
+    axes.set_xlim(0, 1.1 * axes.get_xlim()[1])
+
+
 def sarathi_piggyback(data: Data) -> Drawing:
-    """A token decoded alone and beside a chunk, over the number of rows that decode; beside it the ratio, and the
-    paper's."""
-    runs = _of_one_model(data.runs("sarathi_prefill", measures="piggyback"))
-    runs = runs[runs.chunk == runs.chunk.mode()[0]].sort_values("decodes")
+    """A token decoded alone and beside a chunk, a row per setting; beside it the ratio, and the paper's."""
+    runs = data.runs("sarathi_prefill", measures="piggyback")
+    runs = runs[runs.prompt_tokens == runs.prompt_tokens.mode()[0]]
     data.only(runs)
-    places = {decodes: at for at, decodes in enumerate(sorted(runs.decodes.unique()))}
-    fig, (left, right) = plt.subplots(1, 2, figsize=(8, 3.1))
+    settings = _settings(runs, ["model", "dtype", "chunk", "decodes"], "{decodes} decode, chunk of {chunk}")
+    fig, (left, right) = plt.subplots(1, 2, figsize=(9, 0.3 * len(settings) + 2), sharey=True)
     named = {"token_alone_s": "in a pass that only decodes", "token_beside_s": "beside a chunk"}
     for number, (metric, label) in enumerate(named.items()):
-        groups = [(places[decodes], 1000 * mine[metric]) for decodes, mine in runs.groupby("decodes")]
-        marks.points(left, groups, label=label, **marks.look(number))
-    ratios = runs.assign(ratio=runs.token_alone_s / runs.token_beside_s).groupby("decodes").ratio
-    marks.points(right, [(places[decodes], mine) for decodes, mine in ratios], label="ours", **marks.look(2))
-    right.axhline(paper("SA-1")[0].value, color="black", linestyle=":", label="paper, up to")
-    right.axhline(1, color="grey", linewidth=1)
-    for axes, label in ((left, "a token (ms)"), (right, "alone ÷ beside a chunk")):
-        axes.set_xticks(list(places.values()), [str(decodes) for decodes in places])
-        axes.set(xlabel="requests that decode", ylabel=label, ylim=(0, None))
-        axes.margins(x=0.1)
-        axes.legend(frameon=False, fontsize=8)
+        for at, (_, mine) in enumerate(settings):
+            look = marks.look(number) | ({} if at else {"label": label})
+            marks.point(left, at, 1000 * mine[metric], across=True, **look)
+    _ratios(right, data, settings, ("token_alone_s", "token_beside_s"), "SA-1")
+    right.set_xlabel("a token alone ÷ beside a chunk")
+    left.grid(axis="y", visible=False)
+    left.tick_params(axis="y", labelsize=8)
+    times = 1000 * runs[list(named)]
+    low, high = times.min().min(), times.max().max()
+    if high > 20 * low > 0:
+        left.set_xlabel("a token (ms), logarithmic")
+        marks.log_axis(left.xaxis, marks.round_ticks(low, high))
+    else:
+        left.set(xlabel="a token (ms)", xlim=(0, None))
+    fig.legend(loc="outside upper center", ncols=2, fontsize=8, frameon=False)
     run = runs.iloc[0]
-    caption = f"{run.weights}, {run.threads} threads; {run.prompt_tokens} stored tokens, chunks of {run.chunk}. Medians, with "
-    caption += "range and values of the runs."
-    if claim := data.of_claim("SA-1"):
-        caption += f" As the claim reads it: {marks.said(claim)}."
-    return Drawing(fig, "measured; dotted: paper", caption)
+    caption = f"{'; '.join(runs.weights.unique())}. {run.threads} threads, {run.prompt_tokens} stored tokens. n runs: "
+    caption += "on the left medians, with range and values; on the right each run, their mean and, where there are "
+    caption += "enough, its 95 % interval."
+    return Drawing(fig, "measured; hollow diamond: paper", caption)
 
 
 def sarathi_throughput(data: Data) -> Drawing:
-    """Until all are done, mean time to first token and longest wait for a next one, by policy."""
-    runs = _of_one_model(data.runs("sarathi_prefill", measures="throughput"))
-    runs = max((mine for _, mine in runs.groupby(SETTING)), key=len)
-    data.only(runs)
-    panels = {"seconds": "all are done after (s)", "ttft_mean": "mean time to first token (s)"}
-    panels["gap_longest"] = "longest wait for a next token (s)"
-    fig, axes = plt.subplots(1, 3, figsize=(9.5, 2.4), sharey=True)
-    for panel, (metric, label) in zip(axes, panels.items(), strict=True):
-        for at, policy in enumerate(POLICIES):
-            values = runs[f"{policy}_{metric}"].dropna()
-            if len(values):
-                look = {"color": PALETTE[at], "hatch": HATCHES[at]}
-                marks.bar(panel, at, values, ".3g", across=True, height=0.6, **look)
-        panel.set(xlabel=label, ylim=(len(POLICIES) - 0.5, -0.5))
-        panel.margins(x=0.3)
-    marks.rows(axes[0], list(POLICIES.values()))
-    run = runs.iloc[0]
-    caption = (
-        f"{run.weights}, {run.threads} threads; {run.requests} requests of {run.prompt_tokens} and {run.output_tokens} "
-    )
-    caption += f"tokens at once, {run.slots} run; chunks of {run.chunk}. Answers of batches of requests are handed back whole. "
-    errors = ", ".join(
-        f"{name} {100 * runs[f'{policy}_error_seconds'].median():+.0f}" for policy, name in POLICIES.items()
-    )
-    caption += f"Medians, with range and values of the runs. Queue model, predicted total time against measured, in %: {errors}."
-    if claim := data.of_claim("SA-2"):
-        caption += f" Batches of requests ÷ chunks as the claim reads it: {marks.said(claim)}; paper, up to "
-        caption += f"{paper('SA-2')[0].value:g}."
-    return Drawing(fig, "measured", caption)
+    """Until all are done, mean time to first token and longest wait for a next one, by policy; below, for every setting,
+    how many times as fast chunks are, and the paper's."""
+    runs = data.runs("sarathi_prefill", measures="throughput")
+    main = max((mine for _, mine in _of_one_model(runs).groupby(SETTING)), key=len)
+    settings = _settings(runs, SETTING, LENGTHS)
+    heights = [2, 0.3 * len(settings) + 0.5]
+    fig = plt.figure(figsize=(10, sum(heights) + 1.6))
+    panels = fig.subplot_mosaic([list(TIMES), ["ratios"] * 3], height_ratios=heights)
+    for metric, label in TIMES.items():
+        _by_policy(panels[metric], main, metric, label)
+    marks.rows(panels["seconds"], list(POLICIES.values()), fontsize=8)
+    marks.note(panels["gap_longest"], "none: handed back whole", 0, [*POLICIES].index("request_level"), 3, va="center")
+    _ratios(panels["ratios"], data, settings, ("request_level_seconds", "chunked_seconds"), "SA-2")
+    panels["ratios"].set_xlabel("time until all are done: batches of requests ÷ chunks")
+    run = main.iloc[0]
+    caption = f"{'; '.join(runs.weights.unique())}. {run.threads} threads, {run.requests} requests at once, "
+    caption += f"{run.slots} run. Tokens: of a prompt + an answer. Above: {LENGTHS.format(**run[SETTING])}; medians, "
+    caption += "with range and values of the runs. Budgeted passes take as much of the prompts as keeps a wait below "
+    caption += "that bound. Below: each of n runs, their mean and, where there are enough, its 95 % interval. Queue "
+    caption += "model, predicted total time against measured, in %: "
+    errors = {name: 100 * main[f"{policy}_error_seconds"].median() for policy, name in POLICIES.items()}
+    caption += "; ".join(f"{name}: {round(error, 1) + 0.0:+.1f}" for name, error in errors.items())  # + 0.0: no -0.0
+    return Drawing(fig, "measured; hollow diamond: paper", f"{caption}.")
+
+
+def _by_policy(axes: Axes, runs: pd.DataFrame, metric: str, label: str) -> None:
+    for at, policy in enumerate(POLICIES):
+        if len(values := runs[f"{policy}_{metric}"].dropna()):
+            look = {"color": PALETTE[at], "hatch": HATCHES[at]}
+            marks.bar(axes, at, values, ".3g", across=True, height=0.6, **look)
+    axes.set(xlabel=label, ylim=(len(POLICIES) - 0.4, -0.6), yticks=[])
+    axes.margins(x=0.3)
 
 
 def sarathi_pipeline(data: Data) -> Drawing:
@@ -90,7 +131,9 @@ def sarathi_pipeline(data: Data) -> Drawing:
     data.only(run)
     table = series(run)
     words = {"prompt_per_output": "prompt ÷ answer", "chunk": "chunk"}
+    baseline = [row.value == run.iloc[0][row.varied] for row in table.itertuples()]
     names = [f"{words[row.varied]} {row.value:g}" for row in table.itertuples()]
+    shown = [f"{name} (baseline)" if same else name for name, same in zip(names, baseline, strict=True)]
     fig, (left, right) = plt.subplots(1, 2, figsize=(8.5, 0.42 * len(names) + 1.4), sharey=True)
     for number, (policy, label) in enumerate((("whole", "whole prompts"), ("chunked", "chunks"))):
         places = [at + 0.38 * number - 0.19 for at in range(len(names))]
@@ -99,14 +142,27 @@ def sarathi_pipeline(data: Data) -> Drawing:
     for number, metric in enumerate(("bubble_reduction", "speedup")):
         label = "bubbles" if metric == "bubble_reduction" else "time until all are done"
         right.plot(table[metric], range(len(names)), linestyle="", label=label, **marks.look(number))
-    for number, claim in enumerate(("SA-3.a", "SA-3.b")):
-        right.axvline(paper(claim)[0].value, color=PALETTE[number], linestyle=":")
-    marks.rows(left, names)
+    theirs = [paper(claim)[0].value for claim in ("SA-3.a", "SA-3.b")]
+    for number, value in enumerate(theirs):
+        right.axvline(value, color=PALETTE[number], linestyle=":")
+    marks.rows(left, shown)
     left.set(xlabel="bubbles, % of the stages' time", ylim=(len(names) - 0.5, -0.5))
     right.set(xlabel="whole prompts ÷ chunks", xlim=(0, None))
-    left.legend(frameon=False, fontsize=8)
-    right.legend(frameon=False, fontsize=8, loc="lower right")
-    bands = marks.of_claims(data, {"SA-3.a": "bubbles", "SA-3.b": "time"})
-    caption = f"{run.iloc[0].setting}. One parameter varied at a time. Dotted: paper."
-    caption += f" With all draws of the machine, whole ÷ chunks: {bands}." if bands else ""
+    for axes in (left, right):
+        axes.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
+    caption = f"{run.iloc[0].setting}. One parameter varied at a time; rows of the baseline are the same setting. "
+    caption += "Dotted: paper."
+    if told := _bands(data):
+        caption += f" Baseline over all draws, whole ÷ chunks: {told}. A band holds draws of lengths and what is not "
+        caption += "known of the machine; not the choice of prompt ÷ answer and chunk, which is ours."
+    found = table[["bubble_reduction", "speedup"]].to_numpy()
+    if less := [name for name, ours in zip(names, found, strict=True) if (ours < theirs).any()]:
+        caption += f" Less than the paper's with {', '.join(less)}."
     return Drawing(fig, "modelled; dotted: paper", caption)
+
+
+def _bands(data: Data) -> str:
+    """What the claims read of the pipeline, each with its band."""
+    samples = {name: data.of_claim(claim) for claim, name in (("SA-3.a", "bubbles"), ("SA-3.b", "time"))}
+    told = {name: (sample.value, *sample.interval) for name, sample in samples.items() if sample}
+    return ", ".join(f"{name} {value:.3g} [{low:.3g}, {high:.3g}]" for name, (value, low, high) in told.items())

@@ -1,15 +1,14 @@
-"""Fused decoding beside the servers of others: their time and memory over ours, every run a mark."""
+"""Fused decoding beside the servers of others: their time and memory over ours, as the claims read them."""
 
-from collections.abc import Mapping, Sequence
+import math
 
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
-from scipy.stats import gmean
 
 from repro.flover import paper
 from repro.report.figures import marks
-from repro.report.figures.base import MARKERS, PALETTE, Drawing
+from repro.report.figures.base import Drawing
 from repro.report.figures.data import Data
 
 SETTING = ["model", "dtype", "workload", "longest", "length_scale", "requests"]
@@ -42,15 +41,9 @@ def published() -> tuple[dict[str, dict[str, float]], float]:
 
 
 def of_one_setting(runs: pd.DataFrame) -> pd.DataFrame:
-    """Runs of the model, dtype, lengths and number of requests that most engines served; with `time` and `memory`,
-    theirs ÷ ours, and `arrivals` in words."""
+    """Runs of the model, dtype, lengths and number of requests that most engines served; with `arrivals` in words."""
     table = max((group for _, group in runs.groupby(SETTING)), key=lambda group: (group.engine.nunique(), len(group)))
-    words = table.interval_t1.map(lambda t1: f"every {t1:g} T1" if t1 else "all at once")
-    ratios = {
-        "time": table.total_seconds / table.fused_total_seconds,
-        "memory": table.peak_bytes / table.fused_peak_bytes,
-    }
-    return table.assign(arrivals=words, **ratios)
+    return table.assign(arrivals=table.interval_t1.map(lambda t1: f"every {t1:g} T1" if t1 else "all at once"))
 
 
 def flover_servers(data: Data, *, workload: str = "fixed") -> Drawing:
@@ -60,41 +53,36 @@ def flover_servers(data: Data, *, workload: str = "fixed") -> Drawing:
     order = sorted(groups.groups, key=lambda key: list(NAMES).index(key[0]))
     data.only(table)
     paper_times, paper_memory = published()
-    names = [f"{NAMES[engine]}, {arrivals}" for engine, arrivals in order]
-    theirs = [f"{PAPER}, {words}" for words in paper_times[workload]]
-    fig, (left, right) = plt.subplots(1, 2, figsize=(9, 0.3 * len(names + theirs) + 1.3), sharey=True)
-    runs = {name: groups.get_group(key) for name, key in zip(names, order, strict=True)}
-    looks = {
-        words: {"marker": MARKERS[i % 6], "color": PALETTE[i % 6]} for i, words in enumerate(table.arrivals.unique())
-    }
-    for axes, metric in ((left, "time"), (right, "memory")):
-        _each_run(axes, {name: mine[metric].dropna() for name, mine in runs.items()}, [looks[key[1]] for key in order])
-    diamond = {"marker": "D", "color": "black", "mfc": "none", "linestyle": ""}
-    left.plot(list(paper_times[workload].values()), range(len(names), len(names) + len(theirs)), **diamond)
-    right.plot(paper_memory, len(names), **diamond)
-    marks.note(right, "arrivals not said", paper_memory, len(names), 7, va="center")
-    for axes, label in ((left, "their total time ÷ ours"), (right, "their memory ÷ ours")):
-        marks.rows(axes, names + theirs, fontsize=8)
-        axes.axvline(1, color="grey", linewidth=1)
-        axes.set(xlabel=label, xscale="log")
-    for axis in (left.xaxis, right.xaxis):
-        low, high = axis.axes.get_xlim()
-        narrow = [tick for tick in (0.8, 0.9, 1, 1.2, 1.5, 2, 3) if low <= tick <= high]
-        marks.log_axis(axis, narrow if high < 4 * low else marks.round_ticks(low, high))
+    ours = {f"{NAMES[key[0]]}, {key[1]}, n = {len(mine)}": mine for key in order for mine in [groups.get_group(key)]}
+    fig, (left, right) = plt.subplots(1, 2, figsize=(9, 0.3 * (len(ours) + 3) + 1.5), sharey=True)
+    looks = {words: marks.look(i) for i, words in enumerate(table.arrivals.unique())}
+    for axes, metric, theirs in (
+        (left, "total_seconds", paper_times[workload]),
+        (right, "peak_bytes", dict.fromkeys(paper_times[workload], math.nan) | {"arrivals not said": paper_memory}),
+    ):
+        rows: list[marks.Row] = []
+        for name, runs in ours.items():
+            run = runs.iloc[0]
+            found = data.of_point("flover_peers", metric, run, per=f"fused_{metric}")
+            rows.append((name, found or [math.nan], looks[run.arrivals]))
+        rows += [(f"{PAPER}, {words}", [ratio], marks.PAPER) for words, ratio in theirs.items()]
+        marks.dot_rows(axes, rows, ".3g")
+        _ratio_axis(axes, "their total time ÷ ours" if axes is left else "their memory ÷ ours")
     run = table.iloc[0]
-    caption = f"{run.weights}; {run.requests} requests, {run.threads} threads. A mark per run, a bar at their "
-    caption += "geometric mean; ours: mean of a pass before and one after. Another server and machine than the "
-    caption += "paper's."
+    caption = f"{run.weights}; {run.requests} requests, {run.threads} threads. Ours: each of n runs, their mean over "
+    caption += "occasions and its 95 % interval, where there are enough; fused decoding: mean of a pass before and one "
+    caption += "after. Axes logarithmic; black: as much as ours. Another server and machine than the paper's."
     if table.arrivals.str.contains("T1").any():
         caption += " T1: the time of a request alone."
     return Drawing(fig, "measured; hollow diamonds: paper", caption)
 
 
-def _each_run(axes: Axes, values: Mapping[str, pd.Series], looks: Sequence[dict[str, str]]) -> None:
-    """A row per name: every value, their geometric mean as a bar and a number."""
-    for y, (ratios, look) in enumerate(zip(values.values(), looks, strict=True)):
-        if len(ratios):
-            axes.plot(ratios, [y] * len(ratios), linestyle="", alpha=0.6, markersize=4, **look)
-            mean = float(gmean(ratios))
-            axes.plot([mean], [y], "|", color="black", markersize=12)
-            marks.note(axes, f"{mean:.2f}", max(ratios), y, 7, va="center", fontsize=8)
+def _ratio_axis(axes: Axes, label: str) -> None:
+    """A logarithmic axis around 1."""
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set(xlabel=label, xscale="log")
+    low, high = axes.get_xlim()
+    low, high = min(low, 0.95), 1.1 * high  # room for numbers
+    narrow = [tick for tick in (0.8, 0.9, 1, 1.2, 1.5, 2, 3) if low <= tick <= high]
+    marks.log_axis(axes.xaxis, narrow if high < 4 * low else marks.round_ticks(low, high))
+    axes.set_xlim(low, high)
