@@ -167,7 +167,7 @@ def flover_latency(data: Data, *, workload: str = "fixed", model: str | None = N
     caption = f"{run.weights}; {run.threads} threads. {run.requests} requests, {setting(run)}. A curve per run; in the "
     caption += "legend the median and 99th percentile (p99) of all requests, and, as the claim reads it, the mean "
     caption += f"latency over the mean latency alone in the same run. {_t1(main)}"
-    return Drawing(fig, f"measured{'; dashed: paper' if paper_line else ''}", caption.strip())
+    return Drawing(fig, f"measured{'; dashed, black: paper' if paper_line else ''}", caption.strip())
 
 
 def _t1(runs: pd.DataFrame) -> str:
