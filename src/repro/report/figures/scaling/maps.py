@@ -38,7 +38,7 @@ def scaling_networks(data: Data) -> Drawing:
     _legend(figure, series(found))
     run = found.iloc[0]
     caption = f"{run.billions:g} billion parameters, {run.nodes} nodes, everything uncertain at its likely value. "
-    caption += f"{_fastest()} Across: links between nodes at a multiple of their rate.{scenario(found)}"
+    caption += f"{_fastest(series(found))} Across: links between nodes at a multiple of their rate.{scenario(found)}"
     return Drawing(figure, "modelled", caption)
 
 
@@ -61,15 +61,17 @@ def scaling_models(data: Data) -> Drawing:
         panel.set_ylabel("billion parameters")
     _legend(figure, series(found))
     caption = f"{batches(found.accumulation.iloc[0])}, 2048 tokens a rank, everything uncertain at its likely value. "
-    caption += f"{_fastest()} White: no plan fits. More ranks can make a model not fit: a rank holds whole rows of "
+    caption += f"{_fastest(series(found))} White: no plan fits. More ranks can make a model not fit: a rank holds whole rows of "
     caption += "each matrix, so where rows no longer divide well over the ranks, padding enlarges the gathered layers."
     return Drawing(figure, "modelled", caption)
 
 
-def _fastest() -> str:
-    """What a cell says, and what it does not."""
+def _fastest(cells: pd.DataFrame) -> str:
+    """In how many cells each plan is the fastest; what a cell says, and what it does not."""
+    best = cells.plan[cells.plan.isin(list(PLANS))].value_counts()
+    won = ", ".join(f"{PLANS[str(plan)]} in {count}" for plan, count in best.items())
     return (
-        f"Colour and letter of a cell: the fastest plan, or of those within {100 * (TIE - 1):.0f} % of it the one that "
+        f"Of {best.sum()} cells in which a plan fits, the fastest is {won}. Colour and letter of a cell: the fastest plan, or of those within {100 * (TIE - 1):.0f} % of it the one that "
         "needs least memory. The records do not hold the next one's time: it may be slower by a few per cent only."
     )
 

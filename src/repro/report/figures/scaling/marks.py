@@ -74,12 +74,12 @@ def batches(count: int) -> str:
     return f"{zero.micro_batches(count)} per step"
 
 
-def errors(log_errors: pd.Series) -> str:
+def errors(log_errors: pd.Series, between: str = "\n") -> str:
     """`40 predicted: half are off by ≤ 12 %, nine in ten by ≤ 35 %`, of log(predicted / measured)."""
     if len(log_errors) < 2:
         return f"{len(log_errors)} predicted" + "".join(f": off by {100 * np.expm1(abs(e)):.0f} %" for e in log_errors)
     middle, most = (100 * np.expm1(np.quantile(np.abs(log_errors), q)) for q in (0.5, 0.9))
-    return f"{len(log_errors)} predicted: half are off by ≤ {middle:.0f} %,\nnine in ten by ≤ {most:.0f} %"
+    return f"{len(log_errors)} predicted: half are off by ≤ {middle:.0f} %,{between}nine in ten by ≤ {most:.0f} %"
 
 
 def whiskers(rows: pd.DataFrame, name: str) -> np.ndarray:

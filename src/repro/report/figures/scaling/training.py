@@ -105,6 +105,7 @@ def scaling_changes(data: Data, *, model: str = "gpt-20b") -> Drawing:
     lines = -(-len(found) // columns)
     shape = {"figsize": (3.1 * columns + 2.6, 3 * lines + 0.2), "squeeze": False, "sharey": True}
     figure, axes = plt.subplots(lines, columns, **shape)
+    gains = []
     for panel in axes.flat[len(found) :]:
         panel.remove()
     for panel, (_, run) in zip(axes.flat, found.iterrows(), strict=False):
@@ -114,6 +115,8 @@ def scaling_changes(data: Data, *, model: str = "gpt-20b") -> Drawing:
             look = {"color": color, "mfc": color if fits else "white", "fmt": "o", "markersize": 5, "capsize": 2}
             panel.errorbar(some.tflops, some.index, xerr=whiskers(some, "tflops"), **look)
         panel.axvline(rows.tflops[0], color="black", linestyle=":", linewidth=1)
+        best = rows.loc[rows.tflops.where(rows.fits).idxmax()]
+        gains.append(f"{best.plan}, {best.tflops / rows.tflops[0]:.2f} times ({_title(run)})".replace("\n", " "))
         panel.set(xlabel="TFLOPS per GCD", xlim=(0, None))
         panel.set_title(_title(run).replace("\n", " "), fontsize=9)
         panel.set_yticks(range(len(rows)), rows.plan, fontsize=8)
@@ -123,7 +126,7 @@ def scaling_changes(data: Data, *, model: str = "gpt-20b") -> Drawing:
     caption = f"Of {_model(model)} on {found.ranks.iloc[0]:g} GCDs. Marks: medians{hollow}; bars: 5 to 95 % of what "
     caption += "is uncertain. Dotted: the plan unchanged. All rows of a panel share their draws, so they differ more "
     caption += "surely than overlapping bars suggest; the records hold quantiles of each row, not of ratios of rows."
-    caption += scenario(found)
+    caption += f" Fastest of those that fit, by medians: {'; '.join(gains)}.{scenario(found)}"
     return Drawing(figure, "modelled", caption)
 
 
@@ -131,12 +134,15 @@ def scaling_tornado(data: Data, *, model: str = "gpt-20b", accumulation: int = 1
     """hierarchical ÷ ZeRO++ with one parameter or assumption at a time at the ends of its interval, the widest first."""
     found = _runs(data, model=model, accumulation=accumulation)
     figure, axes = plt.subplots(1, len(found), figsize=(4 * len(found) + 0.5, 3.6), squeeze=False)
-    likely: list[float] = []
-    shown: set[str] = set()
+    likely, widest, shown = list[float](), list[str](), set[str]()
     for panel, (number, run) in zip(axes[0], found.iterrows(), strict=True):
         rows = series(found.loc[[number]]).query("kind == 'tornado'").nlargest(parameters, "swing")
         likely.append(rows.likely.iloc[0])
         shown |= set(rows.parameter)
+        first = rows.iloc[0]
+        widest.append(
+            f"{in_words(first.parameter)}, {first.at_low:.2f} to {first.at_high:.2f} ({FRONTIER[run.hardware]})"
+        )
         for end, color, hatch in (("low", PALETTE[0], ""), ("high", PALETTE[1], "///")):
             reach, look = rows[f"at_{end}"] - rows.likely, {"color": color, "hatch": hatch, "edgecolor": "white"}
             panel.barh(range(len(rows)), reach, left=rows.likely, label=f"parameter at its {end} end", **look)
@@ -152,5 +158,5 @@ def scaling_tornado(data: Data, *, model: str = "gpt-20b", accumulation: int = 1
     medians = " and ".join(f"{value:.3g}" for value in found.hierarchical_over_zeropp)
     caption += f"({' and '.join(f'{value:.3g}' for value in likely)}), which is not the median of draws of all, as "
     caption += f"scaling_ratios and the claims have it ({medians})."
-    caption += HPZ * ("secondary" in shown) + scenario(found)
+    caption += f" Widest: {'; '.join(widest)}.{HPZ * ('secondary' in shown)}{scenario(found)}"
     return Drawing(figure, "modelled", caption)

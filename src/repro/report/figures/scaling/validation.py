@@ -41,8 +41,11 @@ def scaling_collectives(data: Data) -> Drawing:
         panel.set(xscale="log", yscale="log", xlabel="measured (s)", ylabel="predicted (s)", xlim=ends, ylim=ends)
         panel.set_title(f"{name}\n{errors(table[~table.fitted].log_error)}", fontsize=8.5)
         panel.legend(fontsize=8, loc="upper left")
+    held = pd.concat([table[~table.fitted] for table in tables.values()])
     caption = "Marks: measured times. Filled: used to fit. Hollow: predicted; the errors in the titles are of "
-    caption += "these. Line: as predicted; dotted: half and twice the measured time."
+    caption += (
+        f"these, in all {errors(held.log_error, ' ')}. Line: as predicted; dotted: half and twice the measured time."
+    )
     return Drawing(figure, "modelled against published and own measurements", caption)
 
 
@@ -77,14 +80,16 @@ def scaling_held_out(data: Data) -> Drawing:
         "sharey": True,
     }
     figure, axes = plt.subplots(lines, columns, **shape)
+    held: list[pd.DataFrame] = []
     for panel in axes.flat[len(found) :]:
         panel.remove()
     for panel, (_, run) in zip(axes.flat, found.iterrows(), strict=False):
         table = series(found.loc[[run.name]])
+        held.append(table[table.part == "held_out"])
         _held_out_panel(panel, table)
         part = f"{_SOURCES[run.source]}\nheld out: {_SPLITS[run.split]}\n"
         inside = f"{100 * run.held_out_covered:.0f} % inside the band"
-        panel.set_title(f"{part}{errors(table[table.part == 'held_out'].log_error)};\n{inside}", fontsize=8)
+        panel.set_title(f"{part}{errors(held[-1].log_error)};\n{inside}", fontsize=8)
     for panel in axes.flat[: len(found)]:
         panel.set_xlabel("bytes")
         panel.tick_params(labelbottom=True)
@@ -97,7 +102,7 @@ def scaling_held_out(data: Data) -> Drawing:
     caption = (
         "Filled: fitted. Hollow: held out, with the model's 90 % band as a vertical line; the bands use fitted "
         "times alone. "
-        "Titles: of the hollow ones. Grey: within a factor of 1.4. "
+        f"Titles: of the hollow ones; in all {errors(pd.concat(held).log_error, ' ')}. Grey: within a factor of 1.4. "
         "Held-out times had been seen before the splits were final. "
         f"Both axes are logarithmic; bands that reach further are cut at {_CUT[0]:g} and {_CUT[1]:g}."
     )
