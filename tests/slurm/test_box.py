@@ -92,6 +92,7 @@ def test_a_cluster_that_runs_jobs():
         assert repro("env") == f"export SLURM_CONF={found.folder}/etc/slurm.conf\n"
 
 
+@pytest.mark.box
 @in_box
 def test_links_between_gcds_are_shaped():
     with up(cluster_mbit_s=20.0):

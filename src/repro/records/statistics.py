@@ -6,7 +6,7 @@ where these are about normal, which logarithms of ratios of times are; tests/rec
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
 
@@ -39,11 +39,15 @@ def _mean_and_spread(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
     middle = sum(means) / len(means)
     if len(means) == 1:
         return middle, math.inf
-    between = sum((mean - middle) ** 2 for mean in means) / (len(means) - 1)
-    inside = sum((value - mean) ** 2 for group, mean in zip(groups, means, strict=True) for value in group)
+    between = _squares(mean - middle for mean in means) / (len(means) - 1)
+    inside = _squares(value - mean for group, mean in zip(groups, means, strict=True) for value in group)
     freedom = sum(len(group) - 1 for group in groups)
     within = inside / freedom * sum(1 / len(group) for group in groups) / len(groups) if freedom else 0.0
     return middle, math.sqrt(max(between, within))
+
+
+def _squares(distances: Iterable[float]) -> float:
+    return sum(each * each for each in distances)  # no power of them, which raises an error where this is infinite
 
 
 def _t(freedom: int, level: float = LEVEL) -> float:
