@@ -47,12 +47,12 @@ def test_slots_and_shares_are_whole(draw, machine, seed, dispatch, extra):
         assert hosted[layer, expert, at[layer + 1]].all()
 
 
-@given(SEED, st.sampled_from(DISPATCHES))
+@given(SEED, st.sampled_from(DISPATCHES), st.sampled_from([0.0, 0.2]))
 @settings(max_examples=20, deadline=None)
-def test_the_search_counts_what_tokens_do(seed, dispatch):
+def test_the_search_counts_what_tokens_do(seed, dispatch, even):
     """On tokens of which the next expert depends on the last alone, as the search assumes, and of those many."""
     rng = np.random.default_rng(seed)
-    follow = rng.dirichlet(np.full(8, 0.3), size=(3, 8))
+    follow = (1 - even) * rng.dirichlet(np.full(8, 0.3), size=(3, 8)) + even / 8
     token = rng.integers(8, size=40_000)
     rows = [token]
     for step in follow:
@@ -62,9 +62,9 @@ def test_the_search_counts_what_tokens_do(seed, dispatch):
     placed = place_copies(trace, 4, 2, 1, max_load=1.1, dispatch=dispatch, rounds=1, seed=seed)
     hops, load = predicted(placed, trace, dispatch)
     found = evaluate_replicas(placed, trace, dispatch)
-    # Where an expert nearly always follows another, turns of their copies are no longer independent: 4 % of the hops in
-    # the worst of 400 draws.
-    near = 0.06 if dispatch == "round_robin" else 0.02
+    # Where an expert nearly always follows another (even 0), turns of their copies are no longer independent: 4 % of the
+    # hops in the worst of 400 draws.
+    near = 0.06 if dispatch == "round_robin" and not even else 0.02
     assert found.hops_per_token == pytest.approx(hops, rel=near, abs=0.02)
     assert found.max_load_worst_layer == pytest.approx(load, rel=0.04)
 

@@ -178,13 +178,18 @@ def expected(reading: Reading, theirs: Verdict, occasions: int = 1) -> tuple[flo
 
 
 def held_out(claims: Sequence[Claim], verdicts: Sequence[Verdict]) -> list[tuple[str, bool]]:
-    """Do the intervals hold? Of claims with three or more occasions, each is left out in turn: the claim's id, and
+    """Do the intervals hold? Of claims with `OCCASIONS` occasions, each is left out in turn: the claim's id, and
     whether that occasion's mean lies where the others expect it, as 19 of 20 should. Claims that read the same runs are
     not independent."""
     judged, found = {row.id: row for row in verdicts}, []
     for claim in claims:
         row = judged.get(claim.id)
-        if row is None or claim.value is None or claim.value.sampled != "occasions" or len(set(row.occasions)) < 3:
+        if (
+            row is None
+            or claim.value is None
+            or claim.value.sampled != "occasions"
+            or len(set(row.occasions)) < statistics.OCCASIONS
+        ):
             continue
         groups = _groups(claim.value, row)
         for number, group in enumerate(groups):

@@ -158,9 +158,8 @@ class _Spread:
         groups = self.groups(self.theirs)
         if len(groups) < 2:
             return untold("too few runs", f"{name} has one occasion of this point")
-        if len({value for group in groups for value in group}) == 1 and self.middle(self.ours) != self.middle(
-            self.theirs
-        ):
+        alike = len({value for group in groups for value in group}) == 1
+        if alike and self.middle(self.ours) != self.middle(self.theirs):
             return untold("too few runs", f"all of {name} are alike here, and those of other points are not")
         return None
 

@@ -1,11 +1,11 @@
-"""Figures of Flover as served here: policies on one workload, each request's way, widths, layouts and ranks.
+"""Figures of Flover as served here: policies on one workload, each request's way, widths and layouts.
 
 Bars and points are medians, with range and values of repeats; comparisons are read as the claims read them.
 """
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -14,7 +14,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from repro.claims.sample import Sample
-from repro.flover.paper import SHORTEST
 from repro.records import statistics
 from repro.report.figures import marks
 from repro.report.figures.base import HATCHES, LINE_STYLES, MARKERS, PALETTE, Drawing
@@ -116,25 +115,6 @@ def published_seconds() -> dict[str, dict[float, float]]:
     return found
 
 
-def _bars(
-    axes: Axes,
-    values: Mapping[str, Iterable[float] | Sample],
-    label: str,
-    number: str = ",.4g",
-    after: Mapping[str, str] | None = None,
-    **styles: Any,
-) -> None:
-    """A horizontal bar for each name, the first on top.
-
-    `styles`: name → style, else one colour for all; `after`: name → words behind its number."""
-    for y, (name, repeats) in enumerate(values.items()):
-        style = {"color": PALETTE[0], **styles.get(name, {}), "after": (after or {}).get(name, "")}
-        marks.bar(axes, y, repeats, number, across=True, height=0.6, **style)
-    marks.rows(axes, list(values))
-    axes.set(xlabel=label, ylim=(len(values) - 0.5, -0.5))
-    axes.margins(x=0.3)
-
-
 # --- policies on one workload --------------------------------------------------------------------------------------
 
 
@@ -186,7 +166,7 @@ def flover_throughput(data: Data, *, workload: str = "fixed", model: str | None 
     styles = {n: {"color": c, "hatch": hatch, "edgecolor": "white"} for n, (c, _, hatch) in looks(main).items()}
     panels = (left, "tokens_per_s", "output tokens/s", ",.0f"), (center, "total_seconds", "total time (s)", ".2f")
     for axes, metric, label, number in panels:
-        _bars(axes, {n: main[main.name == n][metric] for n in styles}, label, number, **styles)
+        marks.bars(axes, {n: main[main.name == n][metric] for n in styles}, label, number, **styles)
         axes.margins(x=0.4)
         axes.set_ylim(max(3, len(styles)) - 0.4, -0.6)
     left.set_yticks(range(len(styles)), [n.replace(", ", ",\n") for n in styles], fontsize=8)
@@ -358,12 +338,12 @@ def _windows(left: Axes, right: Axes, data: Data, runs: pd.DataFrame) -> None:
     after = {name: f", {sample.value:.2f} × fused" for name, sample in ratios.items() if sample}
     after |= {n: f"{after[n]} (paper: {times:.4g})" for n, (times, _) in theirs.items() if times > 0 and n in after}
     seconds = {n: runs[runs.name == n].total_seconds for n in styles}
-    _bars(left, seconds, "total time (s)", ".2f", after, **styles)
+    marks.bars(left, seconds, "total time (s)", ".2f", after, **styles)
     how = {"per": "single_request_seconds"}
     latency = {n: data.of_point("flover_serving", "latency_first", run, **how) for n, run in firsts.items()}
     found = {n: sample or [math.nan] for n, sample in latency.items()}
     after = {n: f" (paper: {times:g})" for n, (_, times) in theirs.items() if times > 0}
-    _bars(right, found, "latency of the first request ÷ alone", ".2f", after, **styles)
+    marks.bars(right, found, "latency of the first request ÷ alone", ".2f", after, **styles)
     ours = math.nan if fused is None else seconds[fused["name"]].median()
     left.plot([ours * times for times, _ in theirs.values()], range(len(theirs)), **marks.PAPER)
     right.plot([times for _, times in theirs.values()], range(len(theirs)), **marks.PAPER)
@@ -393,84 +373,18 @@ def flover_layouts(data: Data, *, longest: int | None = None, model: str | None 
     metrics += [("tokens_per_s", 1, "output tokens/s", ",.0f")]
     for axes, (metric, factor, label, number) in zip(panels, metrics, strict=True):
         found = {layout: factor * runs[runs.layout == layout][metric] for layout in there}
-        _bars(axes, {f"{there[each]}, n = {len(values)}": values for each, values in found.items()}, label, number)
+        marks.bars(axes, {f"{there[each]}, n = {len(values)}": values for each, values in found.items()}, label, number)
     run = runs.iloc[0]
     caption = f"{run.weights}; {run.requests} requests, {setting(run)}. Dead rows: share of the rows of all iterations "
     caption += "whose request is done already. Medians of n runs, with range and values."
-    if sample := _reordering(data, "flover_serving", runs):
+    if sample := reordering(data, "flover_serving", runs):
         caption += f" Reordering makes it {marks.said(sample)} times as fast."
     return Drawing(fig, "measured", caption)
 
 
-def _reordering(data: Data, experiment: str, runs: pd.DataFrame) -> Sample | None:
+def reordering(data: Data, experiment: str, runs: pd.DataFrame) -> Sample | None:
     """What reordering gains over dead rows, as the claims read it."""
     sides = [runs[runs.layout == layout] for layout in ("fixed", "window")]
     if any(side.empty for side in sides):
         return None
     return data.ratio(experiment, "total_seconds", *(side.iloc[0] for side in sides))
-
-
-def ranks_name(run: pd.Series) -> str:
-    """Tensor-parallel ranks of a run of flover_parallel: how many, in how many nodes, with which KV layout."""
-    nodes = "one node" if run.nodes == 1 else f"{run.nodes} nodes at {run.cluster_mbit_s:g} Mbit/s"
-    layout = {"window": "", "fixed": ", no reordering"}.get(run.layout, f", {run.layout}")
-    return f"{run.ranks} ranks, {nodes}{layout}"
-
-
-def flover_ranks(data: Data, *, longest: int | None = None) -> Drawing:
-    """Throughput and latency of tensor-parallel decoding, in one node and several (None: `longest` of most runs), and
-    what reordering and links between nodes change, beside the paper's."""
-    parallel = data.runs("flover_parallel")
-    runs = data.runs("flover_parallel", longest=longest or int(parallel.longest.mode()[0]))
-    runs = runs.assign(ranks=runs.nodes * runs.packages * runs.gcds)
-    runs = runs.sort_values(["ranks", "nodes", "cluster_mbit_s", "layout"], ascending=[True, True, False, False])
-    names = runs.apply(ranks_name, axis=1)
-    if names.nunique() < 2:
-        raise NothingToShow("Ranks in one arrangement only.")
-    data.only(runs)
-    names += names.groupby(names).transform(lambda same: f", n = {len(same)}")
-    ratios = list(_ranks_ratios(data, parallel))
-    heights = [0.4 * names.nunique() + 0.3, 0.32 * len(ratios) + 0.3]
-    fig = plt.figure(figsize=(9, sum(heights) + 1.3))
-    panels = fig.subplot_mosaic([["tokens_per_s", "latency_p99"], ["ratios", "ratios"]], height_ratios=heights)
-    metrics = {"tokens_per_s": "output tokens/s", "latency_p99": "99th percentile of latency (s)"}
-    for metric, label in metrics.items():
-        _bars(panels[metric], dict(list(runs[metric].groupby(names, sort=False))), label, ".3g")
-    panels["latency_p99"].set_yticks([])
-    marks.dot_rows(panels["ratios"], ratios, ".3g")
-    panels["ratios"].axvline(1, color="grey", linewidth=1)
-    panels["ratios"].set(xlabel="total time: without reordering ÷ with it; in two nodes ÷ in one")
-    panels["ratios"].set_xlim(0.8, 1.05 * panels["ratios"].get_xlim()[1])
-    agree = "all ranks fused alike" if (parallel.ranks_agree == 1).all() else "ranks DISAGREED in a run"
-    run = runs.iloc[0]
-    caption = f"Random weights, {run.layers} layers of width {run.width}; {run.requests} requests; {agree}. Ranks "
-    caption += f"share the cores of one machine. Above: {_answers(run)}; medians, with range and values of n runs. "
-    caption += "Below: pairs of runs of one occasion, and their mean with its 95 % interval where there are enough."
-    kind = "emulated" if (runs.evidence == "emulated").all() else "measured"
-    return Drawing(fig, f"{kind}; hollow diamonds: paper", caption)
-
-
-def _answers(run: pd.Series) -> str:
-    """Lengths of the answers of a run of flover_parallel."""
-    low, high = (max(1, round(tokens * run.length_scale)) for tokens in (SHORTEST, run.longest))
-    return f"answers of {low} to {high} tokens"
-
-
-def _ranks_ratios(data: Data, runs: pd.DataFrame) -> Iterable[marks.Row]:
-    """What reordering gains on four ranks, and what two ranks lose in two nodes, as the claims read it; and the paper's."""
-    four = runs[(runs.nodes == 1) & (runs.packages * runs.gcds == 4)]
-    for _, some in four.groupby("longest"):
-        if sample := _reordering(data, "flover_parallel", some):
-            name = f"reordering, 4 ranks, {_answers(some.iloc[0])}, n = {len(sample.values)}"
-            yield name, sample, marks.look(0)
-    yield "paper: reordering, 4 ranks, answers up to 7,200 tokens", [paper("FL-MS.d")[0].value], marks.PAPER
-    two = runs[(runs.nodes * runs.packages * runs.gcds == 2) & (runs.layout == "window")]
-    for _, some in two.groupby("longest"):
-        apart, together = some[some.nodes == 2], some[some.nodes == 1]
-        for _, slow in apart.drop_duplicates("cluster_mbit_s").iterrows() if len(together) else ():
-            if sample := data.ratio("flover_parallel", "total_seconds", slow, together.iloc[0]):
-                name = f"2 nodes at {slow.cluster_mbit_s:g} Mbit/s, 2 ranks, {_answers(slow)}, n = {len(sample.values)}"
-                yield name, sample, marks.look(1)
-    seconds = {p.label: p.value for p in paper("FL-TP.b")}
-    inside, between = (seconds[f"TP2 {where}, with reordering"] for where in ("in a node", "between nodes"))
-    yield "paper: 2 nodes, 2 ranks", [between / inside], marks.PAPER

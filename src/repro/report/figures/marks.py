@@ -125,6 +125,25 @@ def bar(
         note(axes, f"{value:{number}}{after}", at, end, dy=3, ha="center", va="bottom", fontsize=8, bbox=CLEAR)
 
 
+def bars(
+    axes: Axes,
+    values: Mapping[str, Iterable[float] | Sample],
+    label: str,
+    number: str = ",.4g",
+    after: Mapping[str, str] | None = None,
+    **styles: Any,
+) -> None:
+    """A horizontal bar for each name, the first on top.
+
+    `styles`: name → style, else one colour for all; `after`: name → words behind its number."""
+    for y, (name, repeats) in enumerate(values.items()):
+        style = {"color": PALETTE[0], **styles.get(name, {}), "after": (after or {}).get(name, "")}
+        bar(axes, y, repeats, number, across=True, height=0.6, **style)
+    rows(axes, list(values))
+    axes.set(xlabel=label, ylim=(len(values) - 0.5, -0.5))
+    axes.margins(x=0.3)
+
+
 def rows(axes: Axes, names: Sequence[str], **text: Any) -> None:
     """A row for each name, the first at the top."""
     axes.set_yticks(range(len(names)), names, **text)
