@@ -24,7 +24,7 @@ def beside(ours, theirs, **changes):
     return row
 
 
-OURS = occasions([[2.0, 2.0], [1.8, 1.9], [2.2, 2.1]])
+OURS = occasions([[2.0, 2.0], [1.8, 1.9], [2.2, 2.1], [2.0, 2.0]])
 
 
 @pytest.mark.parametrize(("ratios", "inside"), [([2.1, 1.8], True), ([2.4, 2.3], True), ([3.5, 3.6], False)])
@@ -47,9 +47,9 @@ def test_an_occasion_that_the_others_do_not_expect_is_found():
     def inside(*ratios):
         return [held for _, held in compare.held_out([one], registry.evaluate([one], named(*occasions(ratios))))]
 
-    assert inside([2.0], [1.8], [2.2]) == [True] * 3
+    assert inside([2.0], [1.8], [2.2], [2.1]) == [True] * 4
     assert inside([2.0], [2.01], [1.99], [4.0]) == [True] * 3 + [False]
-    assert inside([2.0], [1.8]) == []  # two tell nothing of a third
+    assert inside([2.0], [1.8], [2.2]) == []  # a verdict takes more
 
 
 def test_shipped_intervals_hold_as_often_as_they_say():
@@ -67,7 +67,7 @@ def test_what_cannot_be_compared_says_why():
 
     assert untold([], OURS) == "no value: A not run"
     assert untold(OURS, []) == "no value: B not run"
-    few = "too few runs: B has 2 of 6 interleaved pairs, on 1 occasion of 3"
+    few = "too few runs: B has 2 of 8 interleaved pairs, on 1 occasion of 4"
     assert untold(OURS, occasions([[2.0, 2.0]])) == few
     assert untold(occasions([[2.0]], evidence="emulated"), OURS) == "other evidence: A emulated, B measured"
     assert untold(occasions([[2.0]], ranks=8), OURS) == "other settings: ranks 8 (B 4)"

@@ -143,12 +143,12 @@ def test_unknown_hardware_names_the_file_and_what_is_allowed(project):
 
 
 def test_timed_points_run_once_or_as_two_pairs_an_occasion():
-    """Else the third occasion would not bring the sixth pair, which verdicts take."""
+    """Else the last occasion would not bring the last pair that verdicts take."""
     for name, experiment in config.load()[0].experiments.items():
         for grids in experiment.tiers.values():
             assert not experiments.get(name).timed or {grid.repeats for grid in grids} <= {1, 2}, name
 
 
-def test_no_verdict_reads_a_fourth_occasion():
-    with pytest.raises(config.ConfigError, match="--occasion: found 4; allowed: 1 to 3, as many as a verdict reads"):
-        plan.make("laptop", occasion=4)
+def test_no_verdict_reads_a_fifth_occasion():
+    with pytest.raises(config.ConfigError, match="--occasion: found 5; allowed: 1 to 4, as many as a verdict reads"):
+        plan.make("laptop", occasion=5)

@@ -7,10 +7,11 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from repro.claims.filters import Filters
+from repro.records import statistics
 from repro.records.record import Record, Strict
 
 Sampled = Literal["once", "occasions", "seeds", "sequences"]
-_RUNS: dict[Sampled, int] = {"once": 1, "occasions": 6, "seeds": 3, "sequences": 1}
+_RUNS: dict[Sampled, int] = {"once": 1, "occasions": 2 * statistics.OCCASIONS, "seeds": 3, "sequences": 1}
 
 
 class Reading(Strict):

@@ -62,7 +62,7 @@ TierOption = Annotated[str | None, typer.Option(help="smoke, laptop, full, gpu o
 OccasionOption = Annotated[
     int,
     typer.Option(
-        help="2, then 3: once more, over an hour later, the timed points that are repeated.",
+        help="2 and so on: once more, over an hour later, the timed points that are repeated.",
         min=1,
         max=statistics.OCCASIONS,
     ),

@@ -103,7 +103,7 @@ def make(
     occasion: int = 1,
 ) -> Plan:
     """The plan of a tier on a platform. `figures`: name → its notebook and the experiments whose records it shows, for
-    totals per figure. `occasion`: 2 or 3 adds that occasion of the timed points that are repeated.
+    totals per figure. `occasion`: 2 or more adds that occasion of the timed points that are repeated.
     ConfigError for anything wrong in `config/`, for a tier without points, and for an occasion that no
     verdict reads."""
     if not 1 <= occasion <= statistics.OCCASIONS:

@@ -22,6 +22,7 @@ from repro.claims.claim import KIND
 from repro.claims.verdict import AGREEMENT, SCOPE
 from repro.experiments import stored
 from repro.plan import config
+from repro.records import statistics
 from repro.report import figures, findings
 from repro.report.docs import citation, facts, latex, table
 
@@ -141,6 +142,7 @@ def vocabulary() -> dict[str, Any]:
         "verdicts": verdicts,
         "evidence": Counter(row.verdict.evidence or row.verdict.agreement for row in rows),
         "held_out": f"{sum(held_out)} of {len(held_out)}",
+        "occasions": statistics.OCCASIONS,
         "older_code": registry.older_code,
         "agreement_words": AGREEMENT,
         "scope_words": SCOPE,

@@ -204,8 +204,8 @@ def exflow_gain(data: Data, *, metric: str = "iteration_seconds") -> Drawing:
         axes.set_ylabel("times as fast")
     what = "An iteration" if metric == "iteration_seconds" else "What an iteration spends in exchanges"
     caption = f"{what}: time with DeepSpeed's layers over time with ours. Dots: pairs of runs of one occasion; "
-    caption += "marks: their mean on the logarithmic axis, with its 95 % interval where there are three occasions or "
-    caption += "more; × at a step: how many times as fast it is as the one drawn before it. Dashed: "
+    caption += "marks: their mean on the logarithmic axis, with its 95 % interval where there are as many occasions as "
+    caption += "a verdict takes; × at a step: how many times as fast it is as the one drawn before it. Dashed: "
     caption += "new keys and values (K/V) sent to all ranks too, which the paper's accounting leaves out. Dotted: the paper's throughput over DeepSpeed-MoE's. Settings "
     caption += f"without such pairs are left out. Network {', '.join(sorted(set(runs.fabric)))}."
     return Drawing(fig, ", ".join(sorted(set(runs.evidence))), caption)

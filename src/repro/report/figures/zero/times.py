@@ -81,9 +81,9 @@ def zero_step_time(
         f" logarithmic axis.{training.best(pd.concat(by_count.values()))}"
     )
     if compared:
-        caption += " Right: pairs of runs of one occasion (dots), their mean (mark), and its 95 % interval where "
-        caption += "there are three occasions; plans without such a pair are not compared. Crosses: the "
-        caption += "paper, 20 billion parameters on 384 GCDs."
+        caption += " Right: pairs of runs of one occasion (dots), their mean (mark), and its 95 % interval where there"
+        caption += " are as many occasions as a verdict takes; plans without such a pair are not compared. Crosses: the"
+        caption += " paper, 20 billion parameters on 384 GCDs."
     return Drawing(fig, f"{training.evidence}; ticks: modelled; crosses: paper", caption)
 
 
