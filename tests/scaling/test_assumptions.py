@@ -1,5 +1,7 @@
 """Each switch of the step model: its direction and its size, on a network whose times can be added up by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -24,25 +26,51 @@ def machine(latency=0.0, rate=np.inf, **options):
 
 
 def seconds(name, on, accumulation=1, **assumed):
-    """Of the messages."""
+    """Of the messages, level after level."""
     chosen = plan.named(name, TOPOLOGY)
-    found = scaling.predict_step(chosen, CONFIG, on, 1, accumulation, COMPUTE_S, Assumptions(**assumed))
+    assumptions = Assumptions(**{"side_by_side": 0.0} | assumed)
+    found = scaling.predict_step(chosen, CONFIG, on, 1, accumulation, COMPUTE_S, assumptions)
     return found.seconds - COMPUTE_S
 
 
 def test_the_end_of_a_step_is_exposed_or_hides():
     on = machine(rate=1e6, overlap=1.0)
     chosen = plan.hierarchical(TOPOLOGY)
-    exposed, hidden = (scaling.predict_step(chosen, CONFIG, on, 1, 1, COMPUTE_S, Assumptions(e)) for e in (0.0, 1.0))
+    exposed, hidden = (
+        scaling.predict_step(chosen, CONFIG, on, 1, 1, COMPUTE_S, Assumptions(e, 0.0)) for e in (0.0, 1.0)
+    )
     last = (chosen.moves.reduce_to_optimizer, chosen.moves.gather_updated)
     took = sum(
-        collective.times * step.hop_seconds(hop, 0, on)[0]
+        collective.times * sum(step.hop_seconds(hop, 0, on)[:2])
         for collective in traffic.collectives(chosen, step.layout_of(CONFIG))
         if any(collective.route is route for route in last)
         for hop in traffic.hops(collective, TOPOLOGY)
     )
     assert exposed.exposed_s == pytest.approx(took) and took > 1
     assert hidden.exposed_s == pytest.approx(0)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_levels_run_side_by_side_as_far_as_assumed(share):
+    """Of a plan with messages on three levels: all of them one after the other, or no longer than the slowest takes."""
+    found = scaling.predict_step(plan.hierarchical(TOPOLOGY), CONFIG, machine(rate=1e6), assumed=Assumptions(0, share))
+    each = found.level_s.values()
+    assert len(each) == 3 and found.exposed_s == pytest.approx(sum(each) - share * (sum(each) - max(each)))
+
+
+@pytest.mark.parametrize("hidden", [0.0, 0.7, 1.0])
+def test_on_an_emulated_network_links_and_processors_hide_behind_each_other(hidden):
+    """All ranks share the processors: their work, with messages and without, against the time of the links."""
+    on = machine(rate=1e6)
+    network = replace(on.network, host_bytes_per_s=1e7, hidden=hidden)
+    found = scaling.predict_step(plan.hierarchical(TOPOLOGY), CONFIG, replace(on, network=network), compute_s=COMPUTE_S)
+    links = step.beside(found.level_s, Assumptions())
+    assert max(found.compute_s, links) <= found.seconds
+    in_turn = scaling.predict_step(
+        plan.hierarchical(TOPOLOGY), CONFIG, replace(on, network=replace(network, hidden=0.0)), compute_s=COMPUTE_S
+    )
+    work = in_turn.seconds - links
+    assert work > found.compute_s and found.seconds == pytest.approx(work + links - hidden * min(work, links))
 
 
 @pytest.mark.parametrize("room", [0.5, 2, 3.9, 4.1])
@@ -91,7 +119,9 @@ def test_slow_quantisers_take_the_factor_longer():
     for options in ({"quantize_values_per_s": 1e6}, {"quantize_values_per_s": None, "hbm_bytes_per_s": 1e6}):
         on = machine(**options)
         one, three = (
-            scaling.predict_step(plan.zeropp(TOPOLOGY), CONFIG, on, compute_s=0.0, assumed=Assumptions(**assumed))
+            scaling.predict_step(
+                plan.zeropp(TOPOLOGY), CONFIG, on, compute_s=0.0, assumed=Assumptions(side_by_side=0.0, **assumed)
+            )
             for assumed in ({}, {"quantize_slowdown": 3.0})
         )
         assert three.quantize_s == pytest.approx(3 * one.quantize_s) and one.quantize_s > 0

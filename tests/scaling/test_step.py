@@ -11,11 +11,12 @@ from repro import scaling
 from repro.experiments.zero_train import ZeroTrain
 from repro.models.gpt import GPTConfig
 from repro.scaling import step
-from repro.scaling.assumptions import DEEPSPEED
+from repro.scaling.assumptions import DEEPSPEED, Assumptions
 from repro.scaling.machines import Machine
 from repro.zero import plan, traffic
 
 CONFIG = GPTConfig(4, 512, 8, 128, 1024, checkpointing=True)
+IN_TURN = Assumptions(side_by_side=0.0)  # level after level, as the arithmetic of `traffic` has it
 
 
 def bare(topology, **options):
@@ -29,7 +30,7 @@ def bare(topology, **options):
 def test_bytes_over_rates_are_those_of_the_checked_arithmetic(name, accumulation):
     point = ZeroTrain(plan=name, nodes=4)
     chosen, shapes = plan.named(name, point.topology), step.layout_of(point.gpt)
-    found = scaling.predict_step(chosen, point.gpt, bare(point.topology), 1, accumulation, compute_s=0.0)
+    found = scaling.predict_step(chosen, point.gpt, bare(point.topology), 1, accumulation, 0.0, IN_TURN)
     assert found.seconds == pytest.approx(traffic.step_seconds(chosen, shapes, accumulation), rel=1e-3)
 
 

@@ -19,6 +19,7 @@ from repro.scaling.network import Value
 
 Secondary = str | NDArray[np.str_]  # one of SECONDARY, or [draws] of them
 SECONDARY = ("step", "micro_batch", "never")
+SIDE_BY_SIDE = 0.3
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +30,9 @@ class Assumptions:
     end_overlap        share of the messages at the end of a step (sums across nodes, new weights) that may hide behind
                        the last backward and the next forward: 0 or 1. This engine's do, layer by layer; DeepSpeed's
                        wait, Adam for the sums and the next forward for the weights
+    side_by_side       of the messages of all levels but the one that takes longest, the share that runs beside that one:
+                       0, level after level, to 1. This engine has a stream for each kind of message; 0.3 fits its
+                       emulated steps [measured, docs/log.md]
     secondary          when the secondary copy of hpZ is refilled from all ranks: once a "step", in every "micro_batch",
                        or "never" (no hpZ). Likely "step": DeepSpeed drops the copy when it updates [CODE stage3.py].
                        Memory is counted with the copy
@@ -43,6 +47,7 @@ class Assumptions:
     """
 
     end_overlap: Value = 1.0
+    side_by_side: Value = SIDE_BY_SIDE
     secondary: Secondary = "step"
     scales_apart: Value = 0.0
     messages: Value = 1.0
@@ -54,6 +59,7 @@ class Assumptions:
             raise ValueError(f"secondary: found {min(unknown)!r}, allowed: {', '.join(SECONDARY)}")
         for name, low, high in (
             ("end_overlap", 0, 1),
+            ("side_by_side", 0, 1),
             ("scales_apart", 0, 1),
             ("messages", 1, np.inf),
             ("all_to_all", 1e-6, 1),
@@ -76,7 +82,7 @@ class Assumptions:
         return cls(**drawn(PRIORS, draws, seed))
 
 
-DEEPSPEED = Assumptions(end_overlap=0.0, scales_apart=1.0)
+DEEPSPEED = Assumptions(end_overlap=0.0, side_by_side=0.0, scales_apart=1.0)
 
 
 @dataclass(frozen=True)
@@ -123,6 +129,7 @@ EVEN = (0.5, 0.5)
 # For bands: the default is the likeliest, the other end what cannot be excluded. docs/scaling.md prints this table.
 PRIORS: dict[str, Prior] = {
     "end_overlap": Choice((0.0, 1.0), EVEN),
+    "side_by_side": Choice((0.0, 0.3, 1.0), (0.5, 0.25, 0.25)),
     "secondary": Choice(SECONDARY, (0.5, 0.25, 0.25)),
     "scales_apart": Choice((0.0, 1.0), EVEN),
     "messages": Interval(1, 1, 6),

@@ -12,13 +12,15 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from repro.models.gpt import GPTConfig
+from repro.scaling.assumptions import SIDE_BY_SIDE
 from repro.scaling.machines import Machine
 from repro.scaling.network import Value
-from repro.scaling.step import predict_step
+from repro.scaling.step import OURS, predict_step
 from repro.zero import Plan
 
-START = {"message": 1.0, "bytes": 1.0, "memory": 1.0, "exposed": 0.2}
-PRIOR_LOG_SD = 1.0  # a factor of e more or less is nothing unusual
+START = {"message": 1.0, "bytes": 1.0, "memory": 1.0, "exposed": 0.3, "beside": SIDE_BY_SIDE}
+# A factor of e more or less is nothing unusual for work, shares are better known (docs/log.md).
+PRIOR_LOG_SD = {"message": 1.0, "bytes": 1.0, "memory": 1.0, "exposed": 0.3, "beside": 0.3}
 NOISE = 0.05  # of a measured step
 
 
@@ -36,10 +38,12 @@ class Observation:
     compute_s: float | None = None
 
     def predicted(self, factors: Mapping[str, float]) -> Value:
-        """Seconds of the step on the `slowed` machine."""
+        """Seconds of the step on the `slowed` machine; `beside` of the factors, where it is one, is the engine's
+        `Assumptions.side_by_side`."""
         machine = slowed(self.machine, factors)
+        assumed = replace(OURS, side_by_side=factors.get("beside", SIDE_BY_SIDE))
         size = (self.micro_batch, self.accumulation)
-        return predict_step(self.plan, self.config, machine, *size, self.compute_s).seconds
+        return predict_step(self.plan, self.config, machine, *size, self.compute_s, assumed).seconds
 
 
 def calibrate(observations: Sequence[Observation]) -> dict[str, float]:
@@ -47,14 +51,14 @@ def calibrate(observations: Sequence[Observation]) -> dict[str, float]:
     squares of logarithms, with a weak prior around `START`. ValueError for no observations."""
     if not observations:
         raise ValueError("no observations to calibrate with, needed is at least one measured step")
-    start = np.log(list(START.values()))
+    start, sd = np.log(list(START.values())), np.array(list(PRIOR_LOG_SD.values()))
 
     def residuals(log_factors: NDArray[np.float64]) -> NDArray[np.float64]:
         factors = dict(zip(START, np.exp(log_factors), strict=True))
         errors = [np.log(one.predicted(factors) / one.seconds) for one in observations]
-        return np.append(np.array(errors) / NOISE, (log_factors - start) / PRIOR_LOG_SD)
+        return np.append(np.array(errors) / NOISE, (log_factors - start) / sd)
 
-    limits = ([-4.0] * len(START), [4.0, 4.0, 4.0, 0.0])  # not more than all of the work is exposed
+    limits = ([-4.0] * len(START), [4.0, 4.0, 4.0, 0.0, 0.0])  # shares are at most 1
     found = least_squares(residuals, start, diff_step=1e-3, bounds=limits).x
     return {name: float(value) for name, value in zip(START, np.exp(found), strict=True)}
 

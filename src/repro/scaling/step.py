@@ -5,12 +5,14 @@ memory     what only reads and writes: copies beside the messages, sums of gradi
 messages   those of the plan (`repro.zero.traffic`), hop by hop: bytes, latencies, quantising what is sent and restoring
            what arrives
 overlap    a gather or reduction of one block runs while another block computes; what comes once per step, at its end,
-           can hide behind the last backward and the next forward, where `Assumptions` say that the engine does so
+           can hide behind the last backward and the next forward, and messages of one level beside those of another,
+           as far as `Assumptions` say that the engine does so
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +22,7 @@ from repro.scaling import collectives
 from repro.scaling.algorithms import Algorithm, Kind
 from repro.scaling.assumptions import Assumptions
 from repro.scaling.machines import Machine
-from repro.scaling.network import Value
+from repro.scaling.network import Network, Value
 from repro.topology import Topology
 from repro.zero import Plan, memory, traffic
 from repro.zero.layout import Layout, layout
@@ -42,12 +44,16 @@ COPY_BYTES, SUM_BYTES = 18, 12
 class Step:
     """A predicted step; seconds are numbers or [draws].
 
+    seconds      `compute_s` + `exposed_s`
+    compute_s    forwards, backwards, and what the memory streams: copies, sums of gradients, Adam's update
     exposed_s    what messages add to the compute
     hidden_s     time of messages that compute covers
-    level_s      time of the messages by the outermost level that they cross, before overlap
+    level_s      time of the messages by the outermost level that they cross, before overlap; on an emulated network,
+                 whose processors all ranks share, that of the links alone
     quantize_s   the part of them that is quantising and restoring
     flops        of a rank, recomputation not counted
-    rank_bytes   memory that a rank needs: states, working memory, activations (`repro.zero.memory`)
+    rank_bytes   memory that a rank needs: states, working memory, activations (`repro.zero.memory`), accumulated
+                 gradients at 2 bytes a value (the default of `ZeroOptimizer` is 4)
     fits         whether it has that much
     """
 
@@ -98,29 +104,36 @@ def predict_step(
     shapes = layout_of(config)
     streamed = streaming_seconds(plan, shapes.parameters, machine, accumulation)
     passes = compute_seconds(config, machine, micro_batch, accumulation) if compute_s is None else compute_s
-    early: Value = 0.0  # messages of the layers
-    late: Value = 0.0  # those at the end of the step
+    early: dict[str, Value] = dict.fromkeys(plan.topology.names, 0.0)  # messages of the layers, by level
+    levels: dict[str, Value] = dict.fromkeys(plan.topology.names, 0.0)  # these, and those at the end of the step
+    busy: Value = 0.0  # of processors that all ranks share, with messages
     quantize: Value = 0.0
-    levels: dict[str, Value] = dict.fromkeys(plan.topology.names, 0.0)
+    emulated = bool(np.all(np.isfinite(machine.network.host_bytes_per_s)))
     moves = plan.moves
     sums = (moves.reduce_to_optimizer, moves.all_reduce_replicas) if plan.reduce_across == "step" else ()
     last = (*sums, moves.gather_updated)  # routes that are walked after the last backward
     for collective in traffic.collectives(plan, shapes, accumulation):
         times = _times(plan, collective, accumulation, assumed)
         for hop, restored in restoring(collective, plan.topology):
-            wire, work = hop_seconds(hop, restored, machine, assumed)
-            seconds = times * (wire + work)
+            cost = hop_seconds(hop, restored, machine, assumed)
+            working = times * (cost.processors + cost.quantize)
+            seconds = times * cost.links + (0.0 if emulated else working)
+            busy += working if emulated else 0.0
+            quantize += times * cost.quantize
             levels[hop.levels[-1]] += seconds
-            quantize += times * work
-            if any(collective.route is route for route in last):
-                late += seconds
-            else:
-                early += seconds
-    window = machine.overlap * passes
-    # The last backward sends gradients, the next step's first forward awaits weights: of one micro-batch, three thirds.
-    hidden = np.minimum(early + np.minimum(assumed.end_overlap * late, window / accumulation), window)
+            if not any(collective.route is route for route in last):
+                early[hop.levels[-1]] += seconds
     compute = passes + streamed
-    exposed = early + late - hidden
+    messages = beside(levels, assumed)
+    if emulated:
+        hidden = machine.network.hidden * np.minimum(compute + busy, messages)
+    else:
+        window, first = machine.overlap * passes, beside(early, assumed)
+        # The end of a step hides behind its last backward (gradients leave) and the next forward (weights arrive),
+        # together as long as the passes of one micro-batch.
+        end = np.minimum(assumed.end_overlap * (messages - first), window / accumulation)
+        hidden = np.minimum(first + end, window)
+    exposed = busy + messages - hidden
     states = sum(memory.predict(plan, shapes).values())
     rank_bytes = states + memory.working(plan, shapes) + activations(config, micro_batch)
     return Step(
@@ -134,6 +147,15 @@ def predict_step(
         rank_bytes=rank_bytes,
         fits=rank_bytes <= machine.memory_bytes,
     )
+
+
+def beside(levels: Mapping[str, Value], assumed: Assumptions) -> Value:
+    """Seconds of messages of several levels, whose links do not share anything: at most all, at least the longest."""
+    seconds = list(levels.values())
+    total, longest = sum(seconds), seconds[0]
+    for each in seconds[1:]:
+        longest = np.maximum(longest, each)
+    return total - assumed.side_by_side * (total - longest)
 
 
 def model_flops(config: GPTConfig, sequences: int) -> float:
@@ -185,26 +207,51 @@ def restoring(collective: Collective, topology: Topology) -> Iterator[tuple[traf
         yield hop, hop.quantised if hop.kind == "reduce" else gathered if hop.bits < 16 and not travels_on else 0
 
 
-def hop_seconds(hop: traffic.Hop, restored: int, machine: Machine, assumed: Assumptions = OURS) -> tuple[Value, Value]:
-    """Seconds on the wire, and seconds of quantising and restoring. NCCL and RCCL use rings; `repro.comm` does over
-    several levels, and within one level it exchanges directly. A quantised reduction is a direct all-to-all, and a sum
-    at the receiver."""
+class Cost(NamedTuple):
+    """Seconds of a hop: latencies and what processors do with messages, the links, quantising and restoring."""
+
+    processors: Value
+    links: Value
+    quantize: Value
+
+
+def hop_seconds(hop: traffic.Hop, restored: int, machine: Machine, assumed: Assumptions = OURS) -> Cost:
+    """What a hop takes. NCCL and RCCL use rings; `repro.comm` does over several levels, and within one level it
+    exchanges directly. A quantised reduction is a direct all-to-all, and a sum at the receiver."""
     rings = machine.native or sum(size > 1 for size in hop.sizes) > 1
     kind: Kind = "all_gather" if hop.kind == "gather" else "all_to_all" if hop.bits < 16 else "reduce_scatter"
     algorithm: Algorithm = "ring" if rings and kind != "all_to_all" else "direct"
-    empty, full = (
-        collectives.seconds(kind, nbytes, machine.network, algorithm, levels=hop.levels, channels=machine.channels)
-        for nbytes in (0, hop.ranks * hop.payload)
+    alone, nbytes = _alone(machine.network), hop.ranks * hop.payload
+    empty, full, links = (
+        collectives.seconds(kind, size, network, algorithm, levels=hop.levels, channels=machine.channels)
+        for size, network in ((0, alone.processors), (nbytes, alone.processors), (nbytes, alone.links))
     )
     share = assumed.all_to_all if kind == "all_to_all" else 1.0
     apart = assumed.scales_apart if hop.bits < 16 else 0.0
     # The same bytes in more messages: each costs what an empty one does.
-    wire = assumed.messages * (1 + apart) * empty + (full - empty) / share
+    processors, links = assumed.messages * (1 + apart) * empty + (full - empty) / share, links / share
     values, kernels = hop.quantised + restored, (hop.quantised > 0) + (restored > 0)
     if machine.quantize_values_per_s is None:
         streamed = values * QUANTIZE_BYTES / machine.hbm_bytes_per_s
-        return wire, assumed.quantize_slowdown * streamed + assumed.messages * kernels * machine.launch_s
-    return wire, assumed.quantize_slowdown * values / machine.quantize_values_per_s
+        work = assumed.quantize_slowdown * streamed + assumed.messages * kernels * machine.launch_s
+        return Cost(processors, links, work)
+    return Cost(processors, links, assumed.quantize_slowdown * values / machine.quantize_values_per_s)
+
+
+class _Alone(NamedTuple):
+    """A network whose links take no time, and one in which nothing but the links does."""
+
+    processors: Network
+    links: Network
+
+
+@lru_cache(maxsize=16)
+def _alone(network: Network) -> _Alone:
+    endless, instant = (
+        tuple(replace(links, protocols=tuple(map(change, links.protocols))) for links in network.links)
+        for change in (lambda p: replace(p, bytes_per_s=np.inf), lambda p: replace(p, latency_s=0.0))
+    )
+    return _Alone(replace(network, links=endless), Network(network.topology, instant))
 
 
 def _times(plan: Plan, collective: Collective, accumulation: int, assumed: Assumptions) -> Value:

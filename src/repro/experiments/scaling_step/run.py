@@ -15,7 +15,7 @@ from repro.experiments.zero_train.run import Report, train
 from repro.scaling.fit import error_quantiles
 from repro.zero import Plan, plan
 
-AS_PROBED = {"message": 1.0, "bytes": 1.0, "memory": 1.0, "exposed": 0.0}
+AS_PROBED = {"message": 1.0, "bytes": 1.0, "memory": 1.0, "exposed": 0.0}  # levels as side by side as by default
 CALIBRATED = ("ddp", "zero3", "hierarchical")  # at the first rate
 SIZES = [4096 * 4**k for k in range(5)]  # bytes of the probe's tensors
 
