@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from repro import exflow
 from repro.exflow.evaluate import loads
 from repro.exflow.placement import Placement
+from repro.exflow.search import joint
+from repro.exflow.serving import replicas
 from repro.exflow.serving.copies import place_copies
 from repro.exflow.serving.replicas import evaluate_replicas, walk
 from repro.exflow.serving.slots import DISPATCHES, Replicas, physical_to_logical
@@ -98,6 +100,16 @@ def shares(placed, layer, dispatch):
             among = [among[gpu % len(among)]]
         found[expert, gpu, among] = 1.0 / len(among)
     return found
+
+
+@given(SEED, st.sampled_from([1, 2, 4, 8]))
+@settings(max_examples=40, deadline=None)
+def test_the_search_and_the_count_take_the_same_copy(seed, per_node):
+    """Also where copies on a node are three, which divide no node's first GPU."""
+    hosted = np.random.default_rng(seed).random((8, 8)) < 0.5
+    hosted[:, seed % 8] |= ~hosted.any(axis=1)
+    routes = replicas._routes(hosted, per_node)
+    assert all(joint.nearest(hosted[e], g, per_node) == routes[e, g] for e, g in np.ndindex(hosted.shape))
 
 
 @given(MACHINES, SEED, st.sampled_from(DISPATCHES), st.integers(0, 12), st.integers(0, 1))

@@ -117,7 +117,7 @@ def nearest(hosts: np.ndarray, gpu: int, per_node: int) -> int:
     for low, high in ((first, first + per_node), (0, len(hosts))):
         number = hosts[low:high].sum()
         if number > 0:
-            turn = (gpu - low) % number
+            turn = gpu % number
             for h in range(low, high):
                 if hosts[h]:
                     if turn == 0:
