@@ -9,7 +9,8 @@ from ddp_reference import DDPTrainer, batch
 from repro.baselines.trainer import Training
 from repro.models.gpt import GPT, GPTConfig
 from repro.topology import frontier
-from repro.zero.buckets import blocks, materialise
+from repro.zero.buckets import blocks
+from repro.zero.materialise import materialise
 
 TOPOLOGY = frontier(2, 1, 2)
 WORLD, RANKS_PER_NODE = 4, 2

@@ -11,7 +11,8 @@ from numbers import Integral
 
 @dataclass(frozen=True)
 class Level:
-    """One level of a machine: `size` members of the level below, on links of `bytes_per_s` per rank and direction."""
+    """One level of a machine: `size` members of the level below, on links of `bytes_per_s` per rank and direction, where
+    a round of messages takes `latency_s` more. ValueError for a size below 1, a rate of 0 or less, a latency below 0."""
 
     name: str
     size: int

@@ -11,7 +11,7 @@ from timed_model import Clock, TimedModel
 from repro.baselines.batching import DynamicScheduler, StaticScheduler, serial
 from repro.flover import paper
 from repro.flover.arrivals import RequestShape, poisson_arrivals
-from repro.flover.engine import Engine, ServingReport
+from repro.flover.engine import Engine
 from repro.flover.queueing import (
     Batches,
     ConcurrentBatches,
@@ -24,6 +24,7 @@ from repro.flover.queueing import (
     cost,
 )
 from repro.flover.queueing.shared import evenly, share
+from repro.flover.report import ServingReport
 from repro.flover.request import Request
 from repro.flover.scheduler import Scheduler
 

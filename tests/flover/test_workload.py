@@ -8,7 +8,7 @@ import pytest
 from repro import paths
 from repro.flover import workload
 from repro.flover.arrivals import RequestShape, fixed_arrivals, poisson_arrivals
-from repro.flover.engine import ServingReport
+from repro.flover.report import ServingReport
 from repro.flover.request import Generation, Request
 
 

@@ -18,7 +18,7 @@ def occasions_of(generator, occasions, pairs, between, within):
 
 
 @pytest.mark.parametrize(("between", "within"), [(0.0, 0.1), (0.1, 0.1), (0.2, 0.02)])
-@pytest.mark.parametrize("occasions", [3, 6])
+@pytest.mark.parametrize("occasions", [3, statistics.OCCASIONS, 6])
 def test_intervals_cover_what_they_claim(occasions, between, within):
     """19 times in 20 or more the interval holds the true value, and the prediction interval what a further occasion
     shows; 19 times where occasions differ more than their pairs. Four standard deviations of so many draws are allowed."""

@@ -122,10 +122,12 @@ def test_without_scripts_it_is_a_plain_table(opened):
     assert not page.locator("#filter").is_visible() and page.locator("[id='ZT-1.a']").is_visible()
 
 
-def test_on_paper_everything_is_open(opened):
+def test_on_paper_everything_is_open_but_lists_of_files(opened):
     page = opened()
     page.emulate_media(media="print")
-    assert page.locator("[id='ZT-1.a'] .facts").first.is_visible()
+    claim = page.locator("[id='ZT-1.a']")
+    assert claim.locator(".facts").is_visible() and claim.locator(".runs summary").is_visible()
+    assert not claim.locator(".runs ul").is_visible()
     assert not page.locator("nav").is_visible() and not page.locator("#filter").is_visible()
 
 

@@ -37,7 +37,8 @@ from torch import nn
 
 from repro.baselines import deepspeed_quantizer, trainer
 from repro.topology import Topology
-from repro.zero.buckets import blocks, default_device, materialise
+from repro.zero.buckets import blocks
+from repro.zero.materialise import default_device, materialise
 
 # Up to 1e9 elements DeepSpeed by default keeps gathered, and it spreads only tensors above 1e5: a smaller model is never
 # partitioned during a step, and hpZ has nothing to do. With these at 0, such a model is treated like most of a large

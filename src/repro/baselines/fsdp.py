@@ -22,7 +22,8 @@ from torch.distributed.tensor import DTensor
 
 from repro.baselines import trainer
 from repro.topology import Topology
-from repro.zero.buckets import blocks, default_device, materialise
+from repro.zero.buckets import blocks
+from repro.zero.materialise import default_device, materialise
 
 
 class FSDPTrainer(trainer.Trainer):

@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 
 from repro.baselines.batching import answer, serial
-from repro.flover.engine import Engine, ServingReport
+from repro.flover.engine import Engine
+from repro.flover.report import ServingReport
 from repro.flover.request import Request
 from repro.launch import launch
 from repro.models.decoder import Decoder

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from repro.topology import Topology
-from repro.zero.buckets import require_fp32
+from repro.zero.materialise import require_fp32
 
 
 @dataclass(frozen=True)

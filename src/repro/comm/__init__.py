@@ -3,7 +3,7 @@
 A `Route` says how one kind of message travels (`route.py`): hops, innermost first, each over one or several consecutive
 levels and with its own number of bits. Two routes matter for ZeRO:
 
-    flat            (package + node + cluster)       one ring over all ranks, as NCCL and RCCL do
+    flat            (package + node + cluster)       one hop over all ranks, in several rings as NCCL and RCCL do
     hierarchical    package | node | cluster         a collective per level: the slow link carries each byte once
 
 `communicator.py` walks a route with this rank's process groups, `exchange.py` is one hop and the ledger, `pending.py`

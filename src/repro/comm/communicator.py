@@ -47,7 +47,8 @@ class Communicator:
         self._of_thread = threading.local()  # `running`: the collective that it is at
 
     def mesh(self, levels: tuple[str, ...]) -> DeviceMesh:
-        """1-D mesh of the ranks that differ from this one in `levels` only; levels are consecutive, innermost first."""
+        """1-D mesh of the ranks that differ from this one in `levels` only; ValueError unless levels are consecutive,
+        innermost first."""
         if levels not in self._meshes:
             sizes = [level.size for level in self.topology.levels]
             first = self.topology.index(levels[0]) if levels else 0
@@ -76,7 +77,7 @@ class Communicator:
         return self._hops[route]
 
     def stream(self, *routes: Route | None) -> Stream:
-        """For collectives along `routes`, at most one on each hop."""
+        """For collectives along `routes`, each at least a round of messages behind the one before it."""
         hops = [hop for route in routes for hop in self.hops(route)]
         inline = not hops or any(hop.native for hop in hops)
         return Stream(most_under_way(self.topology, *routes), inline)
@@ -129,10 +130,11 @@ class Communicator:
         return Pending(self.gathering(shard, route, out)).wait()
 
     def reduce_scatter(self, full: Tensor, route: Route | None) -> Tensor:
-        """Flat [ranks * n] of every rank, of any float dtype, to the fp32 sum over ranks of the own chunk, [n].
+        """Flat [ranks * n] of every rank, of any float dtype, to the sum over ranks of the own chunk, fp32 [n].
 
         A quantised hop rounds what comes from others; a rank's own contribution never crosses a link and is not
-        rounded. Raises ValueError when the ranks of the route do not divide the tensor.
+        rounded. A ring at 16 bits rounds partial sums at every step. Raises ValueError when the ranks of the route do
+        not divide the tensor.
         """
         return Pending(self.reducing(full, route)).wait()
 
@@ -172,7 +174,8 @@ class Communicator:
         return current.view(-1).float()
 
     def all_reducing(self, full: Tensor, route: Route | None) -> Steps:
-        """Sum over the ranks of the route, [n] to fp32 [n], the same bits on all: reduce-scatter, then all-gather."""
+        """Sum over the ranks of the route, [n] to fp32 [n], the same bits on all: reduce-scatter, then all-gather. Both
+        use the route's wire format, so at fewer than 32 bits the sum itself is rounded once more."""
         ranks = math.prod(hop.size for hop in self.hops(route))
         padded = F.pad(full, (0, -full.numel() % ranks))
         total = yield from self.reducing(padded, route)

@@ -1,7 +1,7 @@
 """One hop of a route: its peers, what goes over the wire, the all-gather and the reduction over it, and a ledger.
 
 The exchanges are generators: each yields when its messages are on their way, and goes on when they have arrived. Who
-drives one may compute meanwhile (`repro.comm.communicator.Pending`).
+drives one may compute meanwhile (`repro.comm.pending.Pending`).
 
 On gloo they are point-to-point: its reduce-scatter moves twice the bytes, and its all-to-all runs half-duplex unless
 every receive is posted before the first send. Other backends (NCCL, RCCL) use their own collectives, on their streams.
@@ -159,7 +159,7 @@ class Hop:
             total += payload
 
     def gather(self, payload: Tensor, full: Tensor | None = None) -> Steps:
-        """Payload [m] of each peer to [peers, m] in group rank order; into `full` where that is given."""
+        """Payload [m] of each rank to [size, m] in group rank order; into `full` where that is given."""
         if full is None:
             full = payload.new_empty(self.size, payload.numel())
         if self.native:
@@ -174,7 +174,7 @@ class Hop:
         return full
 
     def reduce(self, chunks: Tensor) -> Steps:
-        """Chunks [peers, m] of each peer to the fp32 sum [m] of the own chunk; each crosses the wire once."""
+        """Chunks [size, m] on each rank to the sum of the own chunk, fp32 [m]; each crosses the wire once."""
         if self.native:
             return self._native_reduce(chunks)
         if self.rings and self.bits >= 16:

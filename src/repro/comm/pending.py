@@ -29,7 +29,7 @@ class Pending(dist.Work):
     """A collective; `wait` returns its result, or raises what ended it, at every call (an ExchangeError if another rank
     is the reason). A stream takes it on; without one, `wait` does.
 
-    behind   a collective of the same kind that goes first, hop by hop
+    behind   a collective of the same kind that goes first, round by round
     """
 
     def __init__(self, steps: Generator[Round, None, Any], behind: "Pending | None" = None) -> None:
@@ -93,8 +93,9 @@ class Pending(dist.Work):
 
 
 class Stream:
-    """Collectives of one kind, in the order in which they were started: at each hop only one, and at most `most` at all.
-    So bucket k is on the slow level while bucket k + 1 is on the fast one, and what is under way has a bound.
+    """Collectives of one kind, in the order in which they were started: each starts a round of messages when the one
+    before it has ended that round, and at most `most` run. Where a hop is one round (a direct exchange), bucket k is on
+    the slow level while bucket k + 1 is on the fast one; on a ring they follow each other around it.
 
     inline   the backend has streams of its own: a collective is queued when it is started, by its caller
     """

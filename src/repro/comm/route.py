@@ -19,6 +19,7 @@ class Route:
     32 and 16 send the value as it is, at most as wide as its own dtype (16 turns fp32 into bf16); 8 and 4 send blocks
     of `block` values as integers with a scale. A hop over one level is a direct exchange; a hop over several levels is
     a ring, except that a quantised reduce-scatter is a one-shot all-to-all (a ring would quantise sums at each step).
+    ValueError unless every hop has levels and bits, the bits are in BITS, and `block` is an integer of at least 1.
     """
 
     hops: tuple[tuple[str, ...], ...]
@@ -69,8 +70,8 @@ def ring_orders(sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
 
 
 def most_under_way(topology: Topology, *routes: Route | None) -> int:
-    """Collectives that a stream along `routes` has under way: one on each hop of several ranks, and one that has arrived
-    and is worked on."""
+    """Most collectives that a stream along `routes` has under way: as many as there are hops of several ranks, and one
+    that has arrived and is worked on."""
     sizes = {level.name: level.size for level in topology.levels}
     hops = [hop for route in routes if route is not None for hop in route.hops]
     return 1 + sum(any(sizes[name] > 1 for name in hop) for hop in hops)

@@ -31,8 +31,10 @@ class Placement:
     """`gpu`: int64 [layers, E], the GPU of every expert; GPUs of one node (of one unit of any level) are consecutive.
 
     `levels`: the machine; None: nodes of `gpus_per_node` GPUs, hops cost 1 inside and 2 between them. `note` says in
-    words how it was found. `optimal`: proven to have the fewest hops on the counts it was given. `mip_gap`: worst
-    relative gap that the solver reports for a stage of `exflow`, None for other methods. ValueError for other GPUs.
+    words how it was found. `optimal`: proven to have the fewest hops on the counts it was given, within `max_load`.
+    `time_limited`: a time limit or clock cut the search. `mip_gap`: worst relative gap that the solver reports for a
+    stage of `exflow`, None for other methods. `seconds`: of the search. `max_load`: limit that it keeps, busiest GPU
+    over the even share; None: none is promised. ValueError unless `gpu` is integer [layers, E], 0 to gpus - 1.
     """
 
     gpu: np.ndarray
@@ -120,8 +122,8 @@ def place(
     `counts` (up to rounding, 1e-9). ValueError names the layer and its hottest expert where no such placement is found;
     with `where_possible`, such a layer is limited to the lowest load that is found instead.
 
-    Raises ValueError when E is no multiple of P, the levels or costs are none (`levels.make_levels`), the counts are
-    not such counts, or an integer program is too large (`paper.LARGEST_PROGRAM`).
+    Raises ValueError when E is no multiple of P, `levels.make_levels` refuses the machine or the costs, `counts` are no
+    transition counts, another argument is out of range, or an integer program is too large (`paper.LARGEST_PROGRAM`).
     """
     levels = make_levels(gpus, gpus_per_node, costs)
     _check(counts, levels.gpus, method, time_limit_s, rounds, max_load)

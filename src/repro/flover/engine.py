@@ -4,7 +4,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Literal
@@ -15,33 +15,12 @@ from torch import Tensor
 from repro.flover.buffers import Buffers, WindowBuffers
 from repro.flover.cuda_graph import GraphedForward
 from repro.flover.fields import number, shown
+from repro.flover.report import ServingReport
 from repro.flover.request import FinishReason, Generation, QueueFull, Request, RequestError
 from repro.flover.sampling import GREEDY, next_tokens
 from repro.flover.scheduler import Scheduler
 from repro.models.decoder import Decoder
 from repro.models.rows import Rows
-
-
-@dataclass
-class ServingReport:
-    """`rejected`: reason by request id. `total_seconds`: from the start to the last finish. `iterations` counts passes
-    in which somebody decoded, `rows` the slots that they decoded, `dead_rows` those among them whose request was done.
-    `cache_bytes`: keys and values of all slots."""
-
-    generations: list[Generation] = field(default_factory=list)
-    rejected: dict[int, str] = field(default_factory=dict)
-    total_seconds: float = 0.0
-    iterations: int = 0
-    rows: int = 0
-    dead_rows: int = 0
-    slot_moves: int = 0
-    moved_bytes: int = 0
-    cache_bytes: int = 0
-
-    @property
-    def failed(self) -> dict[int, str]:
-        """Cause by request id, of those whose answer broke off."""
-        return {g.request.id: g.cause for g in self.generations if g.finish_reason == "error"}
 
 
 @dataclass(frozen=True)
@@ -85,8 +64,9 @@ class EngineTorn(RuntimeError):
 
 class Engine:
     """Serves requests on one model. The scheduler is the policy; the baselines are other schedulers. `capacity`: KV
-    positions per slot; `layout`: where they lie (`buffers.LAYOUTS`). Drive it with `submit`, `cancel` and `step`, from
-    one thread, or let `serve` follow the requests' arrival times. ValueError for a capacity beyond the model's context.
+    positions per slot; `layout`: where they lie (`buffers.LAYOUTS`). `clock` gives the time and `sleep` waits, both in
+    seconds. Drive it with `submit`, `cancel` and `step`, from one thread, or let `serve` follow the requests' arrival
+    times. ValueError for a capacity beyond the model's context.
     """
 
     def __init__(
@@ -222,7 +202,7 @@ class Engine:
         return finished
 
     def _end_late(self) -> float:
-        """End what is beyond its deadline, waiting or running. The time by which that was told."""
+        """End what is beyond its deadline, waiting or running; returns the time compared with, in seconds."""
         now = self._now()
         for request in self.scheduler.expired(now):
             self._leave_queue(request, "deadline")

@@ -83,8 +83,8 @@ class Generation:
     """The answer as it grows. Times in seconds from the start of serving.
 
     `slot`: where it was admitted at `admitted_s`, before its prefill; -1 if it never was. `prefilled`: tokens of the
-    prompt that have been processed. `longest_gap_s`: between two of its tokens (0 before the second). `finish_reason`:
-    None while it goes on; "error" when its next token could not be told, for the reason `cause`.
+    prompt that have been processed. `longest_gap_s`: longest time between tokens (TBT; 0 before the second).
+    `finish_reason`: None while it goes on; "error" when its next token could not be told, for the reason `cause`.
     """
 
     request: Request

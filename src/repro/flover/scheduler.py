@@ -29,9 +29,9 @@ class Scheduler:
     """`slots` requests run at once, `queue_limit` wait. 0 is no limit in what follows.
 
     `admit_per_iteration`: requests admitted at one token boundary; Flover's authors admit one. `kv_tokens`: limit on
-    the summed maximum KV length of running requests. `token_gap_s`: how long a pass may take in which somebody decodes,
-    and so how long anybody waits for the next token; `budget` tells how many prompt tokens fit, from the times of the
-    passes before. `prefill_tokens`: a fixed limit on the prompt tokens of any pass. ValueError for a limit that is
+    the summed maximum KV length of running requests. `token_gap_s`: target for the time between tokens (TBT), seconds
+    that a pass with decoding requests should take at most; `budget` tells how many prompt tokens fit, from the times of
+    the passes before. `prefill_tokens`: a fixed limit on the prompt tokens of any pass. ValueError for a limit that is
     below 0, infinite, or no whole number where tokens or requests are counted.
     """
 
@@ -84,7 +84,7 @@ class Scheduler:
         """How many prompt tokens the next pass may process."""
         most = self.budget.tokens
         if not any(generation.decoding for generation in self.running.values()):
-            # Nobody's next token waits for this pass: the first prompt is in it to its end.
+            # No request decodes, so no token is delayed: the pass may take the whole of the first prompt.
             begun = (g.prompt_left for g in self.running.values() if g.prompt_left and not g.done)
             most = max(most, next(begun, len(self.waiting[0].prompt) if self.waiting else 0))
         return min(most, self.prefill_tokens or most)

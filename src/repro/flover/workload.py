@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from repro.flover.arrivals import RequestShape, fixed_arrivals
-from repro.flover.engine import ServingReport
+from repro.flover.report import ServingReport
 from repro.flover.request import Request
 
 

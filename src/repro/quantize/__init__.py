@@ -5,12 +5,13 @@ A tensor of n values becomes one flat uint8 payload: the codes, then one fp32 sc
     scale = max |x| of the block / (2^(bits-1) - 1)        code = round(x / scale)        x' = code * scale
 
 so |x - x'| <= scale / 2 for every value. DeepSpeed's kernel divides by 2^(bits-1) instead and clamps
-the largest positive value down by a whole step; the symmetric range here keeps the bound, and the mean of x' unbiased.
+the largest positive value down by a whole step; the symmetric range here keeps the bound, and treats both signs alike
+(-x decodes to -x').
 
 INT8 codes are one byte each. INT4 packs code i of the first half of the tensor and code i of the second half into byte
 i (low and high nibble): both halves stay contiguous, which vectorises better than interleaving neighbours.
 
-    payload of n values, INT4, h = ceil(n / 2)
+    payload of n values, INT4, h = ceil(n / 2), n even (n odd: the last high nibble is 0, and c[n-1] one byte earlier)
     | c[h] c[0] | c[h+1] c[1] | .. | c[n-1] c[h-1] | scale[0], 4 bytes | .. | scale[ceil(n / block) - 1] |
 
 Three implementations give the same bytes for every input, so ranks with and without a GPU could talk to each other:

@@ -11,8 +11,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from repro.comm import Communicator
-from repro.zero.buckets import require_fp32, require_init, uses
+from repro.zero.buckets import uses
 from repro.zero.loss_scale import LossScale
+from repro.zero.materialise import require_fp32, require_init
 from repro.zero.plan import Plan
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -1,13 +1,8 @@
-"""Which modules are gathered together, and models too large to exist on one rank: they arrive on the meta device and
-become real bucket by bucket, so that a rank holds one whole bucket at a time."""
+"""Which modules are gathered together: the buckets of the engine."""
 
 from collections import Counter
-from collections.abc import Callable
 
-import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 
 def default_buckets(model: nn.Module) -> list[nn.Module]:
@@ -28,65 +23,3 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 def uses(module: nn.Module) -> Counter[int]:
     """In how many places a parameter is, by id."""
     return Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
-
-
-def materialise(module: nn.Module, device: torch.device | str, init: Callable[[nn.Module], None] | None) -> None:
-    """Give the parameters and buffers of `module` that are on the meta device memory on `device`, and fill them.
-
-    `init(submodule)` must fill the parameters and buffers that `submodule` holds itself; left out, its
-    `reset_parameters()` is called, as torch's own layers have it. Ties stay tied. ValueError if it has neither.
-    """
-    require_init(module, init)
-    real: dict[int, nn.Parameter] = {}
-    fresh = []
-    for submodule in module.modules():
-        unreal = _unreal(submodule)
-        for key, tensor in unreal.items():
-            empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-            if isinstance(tensor, nn.Parameter):
-                empty = real.setdefault(id(tensor), nn.Parameter(empty, requires_grad=tensor.requires_grad))
-            setattr(submodule, key, empty)
-        if unreal:
-            fresh.append(submodule)
-    for submodule in fresh:
-        with torch.no_grad():
-            if init:
-                init(submodule)
-            else:
-                submodule.reset_parameters()  # type: ignore[operator]
-
-
-def require_init(module: nn.Module, init: Callable[[nn.Module], None] | None) -> None:
-    """ValueError for a submodule that `materialise` cannot fill."""
-    for name, submodule in module.named_modules():
-        if init is None and _unreal(submodule) and not hasattr(submodule, "reset_parameters"):
-            raise ValueError(
-                f"{name or type(module).__name__} ({type(submodule).__name__}) is on the meta device and has no "
-                "reset_parameters(): give `init`, a function that fills a module's own parameters"
-            )
-
-
-def _unreal(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers that `module` itself holds on the meta device."""
-    mine = {**module._parameters, **module._buffers}
-    return {key: tensor for key, tensor in mine.items() if tensor is not None and tensor.is_meta}
-
-
-def default_device(model: nn.Module) -> str:
-    """Type of the device of the model; for one on the meta device CUDA (ROCm) where there is one, else the CPU."""
-    where = next(model.parameters()).device.type
-    return where if where != "meta" else "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def require_fp32(model: nn.Module) -> None:
-    """ValueError for a parameter of another dtype."""
-    for name, parameter in model.named_parameters():
-        if parameter.dtype != torch.float32:
-            raise ValueError(f"parameter {name} is {parameter.dtype}: the masters need fp32 values to start from")
-
-
-def broadcast_from_first(module: nn.Module) -> None:
-    """Give all ranks rank 0's values of the parameters that are not sharded yet, and of the buffers."""
-    for tensor in (*module.parameters(), *module.buffers()):
-        if not isinstance(tensor, DTensor):
-            dist.broadcast(tensor.data, src=0)

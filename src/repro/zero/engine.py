@@ -37,16 +37,18 @@ from torch import Tensor, nn
 from repro.comm import Communicator, ExchangeError, Pending
 from repro.comm.exchange import Round, Steps
 from repro.zero import arguments, fsdp_private
-from repro.zero.buckets import broadcast_from_first, default_buckets, default_device, materialise
+from repro.zero.buckets import default_buckets
 from repro.zero.chunks import own_chunk, splits
 from repro.zero.guard import BrokenEngineError, Guard
 from repro.zero.loss_scale import LossScale
 from repro.zero.masters import Masters, Piece, global_norm, parameter_groups, require_elementwise, within
+from repro.zero.materialise import broadcast_from_first, default_device, materialise
 from repro.zero.plan import Plan
 
 __all__ = ["KINDS", "BrokenEngineError", "Bucket", "ZeroOptimizer"]
 
-# What a message is about, together with its bucket: its label is 4 * bucket + kind.
+# Kinds of messages: all-gather of weights; reduction to the gradient partition; reduction from there to the optimizer
+# partition; all-gather of updated weights. The label of a message is 4 * bucket + kind.
 KINDS = ("gather", "reduce", "average", "publish")
 
 
@@ -346,7 +348,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
             if bucket.kept:
                 self._leave(bucket)
         self._settle()
-        self.synchronize()  # masters that are still being sent do not change
+        self.synchronize()  # a master must not change while it is still being sent
         ranks = self.plan.topology.world_size * (self.loss_scale.value if self.loss_scale else 1)
         means = [None if bucket.total is None else bucket.total.div_(ranks) for bucket in self.buckets]
         self._forget()
@@ -379,7 +381,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     @property
     def has_gradients(self) -> bool:
-        """Whether there was a backward since the last step. BrokenEngineError where that does not matter any more."""
+        """Whether there was a backward since the last step. BrokenEngineError once the engine is of no further use."""
         self._require(self._guard.require_usable)
         return any(bucket.backwards for bucket in self.buckets)
 

@@ -32,7 +32,7 @@ class Layout:
 
 
 def layout(model: nn.Module, buckets: Sequence[nn.Module] | None = None) -> Layout:
-    """Of a model on any device, the meta device included; `buckets` as for the engine."""
+    """The buckets of `model`, which may be on the meta device; `buckets` as for `ZeroOptimizer`."""
     taken: set[int] = set()
     found = []
     for module in (*(default_buckets(model) if buckets is None else buckets), model):
@@ -50,5 +50,5 @@ def shard_numel(shapes: Sequence[Shape], ranks: int) -> int:
 
 
 def up_to_multiple(numel: int, of: int) -> int:
-    """The next multiple."""
+    """`numel` rounded up to a multiple of `of`."""
     return -(-numel // of) * of

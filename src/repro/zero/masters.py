@@ -53,9 +53,11 @@ class Masters:
     on the whole model; `require_elementwise` refuses the others. `inner` is the torch optimizer; `segments[i]` are
     views of `flat[i]`.
 
+    flat       this rank's master of each bucket, fp32 [n], padding included
     pieces     what each of `flat` holds
     groups     options of each parameter group
     group_of   number of a parameter's group, by name
+    options    further arguments of `optimizer_cls`
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class Masters:
 def require_elementwise(
     optimizer_cls: Callable[..., torch.optim.Optimizer], groups: Sequence[dict[str, Any]], options: dict[str, Any]
 ) -> None:
-    """Make such an optimizer of nothing, so that torch refuses bad options before a model is changed.
+    """Build the optimizer on one dummy value per group, so that torch refuses bad options before a model is changed.
 
     Raises ValueError for one that is no torch optimizer, or not elementwise; torch's errors are as they are (ValueError
     for a value, TypeError for an option that the optimizer does not have).

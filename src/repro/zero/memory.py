@@ -26,7 +26,8 @@ def formula(plan: Plan, parameters: int) -> dict[str, float]:
 
 def predict(plan: Plan, model: Layout, gradient_bytes: int = 2) -> dict[str, int]:
     """The same for the buckets of a real model, padding and frozen parameters included: what the engine holds, to the
-    byte (apart from the optimizer's counters). `gradient_bytes`: of a value of the sums between backward and step."""
+    byte (apart from the optimizer's counters), with 16-bit weights and Adam. `gradient_bytes`: of a value of the sums
+    between backward and step; 4 for the default `gradient_dtype` of `ZeroOptimizer`, fp32."""
     weights, secondary, gradients, optimizer = 0, 0, 0, 0
     for bucket in model.buckets:
         shard = shard_numel(bucket.trainable, plan.degree(plan.weights))
@@ -53,7 +54,7 @@ def under_way(plan: Plan, model: Layout, itemsize: int = 2) -> dict[str, int]:
     backends have one at a time): as many buckets as their routes have hops of several ranks, and one.
 
     gradients   whole, of the width of the weights, `itemsize` bytes: from a bucket's backward to its reduction
-    sums        fp32, that have arrived in the optimizer partition before `step`; all buckets at its end
+    sums        fp32, in the optimizer partition before `step`; of all buckets once all have arrived
     weights     new ones of a weight shard, from a publication to their place
     """
     moves, weights = plan.moves, plan.degree(plan.weights)

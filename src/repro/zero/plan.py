@@ -14,8 +14,9 @@
     hierarchical      package   -         node        cluster     0.75 M   once per step, whatever the micro-batches
 
 The last row is arXiv 2501.04266 as we read it. Only "three levels" is published: the degrees, and every argument of
-`hierarchical` marked [INF], are inferences; each is a switch. Everything but `hierarchical` and `mics` uses flat
-collectives, as the libraries do that these plans come from.
+`hierarchical` marked [INF], are inferences; each is a switch. Collectives are flat, as in the libraries that these plans
+come from, but for `hierarchical` and `mics` (one hop per level) and the gradients of `qgz` and `zeropp` (two hops: in the
+node, and across nodes).
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ from repro.zero.plan_space import Plan
 
 
 def ddp(topology: Topology) -> Plan:
-    """Everything replicated, gradients all-reduced over one ring: the baseline that needs the most memory."""
+    """Everything replicated, gradients all-reduced in one hop over all ranks: the baseline that needs most memory."""
     return _flat("ddp", topology, None, None, None)
 
 
@@ -44,7 +45,7 @@ def zero2(topology: Topology) -> Plan:
 
 
 def zero3(topology: Topology) -> Plan:
-    """ZeRO-3: everything over all ranks, flat collectives as DeepSpeed runs them. 3 M per step."""
+    """ZeRO-3: everything over all ranks, flat collectives as DeepSpeed runs them. 3 M per micro-batch."""
     top = topology.names[-1]
     return _flat("zero3", topology, top, top, top)
 
@@ -165,7 +166,8 @@ NAMED: dict[str, Callable[[Topology], Plan]] = {
 
 
 def named(name: str, topology: Topology) -> Plan:
-    """A named plan with its default bits; ValueError lists the names."""
+    """A named plan with its default bits. ValueError for an unknown name (it lists the known ones), and on a topology of
+    one level for the plans that need a node: hpz, qgz, zeropp, mics, hsdp and hfsdp."""
     if name not in NAMED:
         raise ValueError(f"unknown plan {name!r}, known: {', '.join(NAMED)}")
     return NAMED[name](topology)

@@ -59,7 +59,7 @@ def search(
     plans            look at these, as they are, instead of every partition with its best routes
 
     Every partition of the three states and the secondary shard is looked at. Each of its routes is the cheapest of: one
-    flat ring; two hops, node and network; one hop per level, with any of the bits on each. Routes are chosen one kind
+    flat hop; two hops, node and network; one hop per level, with any of the bits on each. Routes are chosen one kind
     of message after the other, which finds the best combination where a step's exchanges add up, as in the default
     cost. Raises ValueError when nothing fits, and says what the smallest plan needs.
     """
@@ -117,7 +117,7 @@ def _with_best_routes(plan: Plan, bits: dict[str, Sequence[int]], seconds: Calla
 
 
 def routes(topology: Topology, bits: Sequence[int]) -> Iterator[Route]:
-    """One hop per level with any of `bits` on each; one ring over all levels; and a hop in the node and one across."""
+    """One hop per level with any of `bits` on each; one hop over all levels; and a hop in the node and one across."""
     names = topology.names
     ordered = sorted(bits, reverse=True)
     for each in itertools.product(ordered, repeat=len(names)):

@@ -32,7 +32,8 @@ class Plan:
     """A point of the space. Level names belong to `topology`; None: replicated on every rank.
 
     weight_route     all-gather of the weights before a forward (and before a backward, without secondary shards)
-    secondary_route  all-gather of the secondary shards before a backward. [INF]: has the hierarchical plan any?
+    secondary_route  all-gather of the secondary shards before a backward. [INF] (inferred): the paper does not say
+                     whether the hierarchical plan has any
     gradient_route   reduce-scatter of the gradients; the all-reduce too where the optimizer level is not the outermost
     update_route     all-gather of the updated weights, from the optimizer's partition to that of the weights, per step
     reduce_across    [INF] when gradients leave their partition for the optimizer's: once per step, or per micro-batch

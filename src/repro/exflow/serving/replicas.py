@@ -35,8 +35,8 @@ class ReplicaCost:
 
 def walk(replicas: Replicas, trace: Trace, dispatch: str | None = None) -> np.ndarray:
     """int64 [layers+1, T]: where each token of a top-1 `trace` starts, and its GPU in each layer. `dispatch`: one of
-    `slots.DISPATCHES`; None: `shares` where the placement has them, else `near`. ValueError for k > 1, other shapes, or
-    shares that the placement has not."""
+    `slots.DISPATCHES`; None: `shares` where the placement has them, else `nearest`. ValueError for k > 1, other shapes,
+    or shares that the placement has not."""
     hosted = replicas.hosted
     tokens, dispatch = _by_layer(trace, hosted), dispatch or ("nearest" if replicas.share is None else "shares")
     if dispatch not in DISPATCHES or (dispatch == "shares" and replicas.share is None):

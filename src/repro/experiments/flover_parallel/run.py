@@ -9,8 +9,9 @@ from repro.experiments.flover_parallel import EXPERIMENT, ParallelMetrics, Paral
 from repro.experiments.flover_serving.inputs import uniform
 from repro.flover import paper, workload
 from repro.flover.buffers import LAYOUTS
-from repro.flover.engine import Engine, ServingReport
+from repro.flover.engine import Engine
 from repro.flover.parallel import Leader, follow
+from repro.flover.report import ServingReport
 from repro.flover.request import Request
 from repro.flover.scheduler import Scheduler
 from repro.models.llama import Llama, LlamaConfig

@@ -14,9 +14,10 @@ from repro.baselines.instances import Served
 from repro.experiments.base import Outcome
 from repro.experiments.flover_serving import ServingMetrics, ServingPoint, inputs, prediction
 from repro.flover.buffers import LAYOUTS
-from repro.flover.engine import Engine, ServingReport
+from repro.flover.engine import Engine
 from repro.flover.measured import spread
 from repro.flover.queueing.shared import evenly
+from repro.flover.report import ServingReport
 from repro.flover.request import Request
 from repro.flover.scheduler import Scheduler
 from repro.flover.workload import summary

@@ -46,7 +46,7 @@ def of_claims(data: Data, named: Mapping[str, str], number: str = ".3g") -> str:
 
 
 def said(sample: Sample) -> str:
-    """`1.17 [1.05, 1.3] (6 of 6 interleaved pairs, on 3 occasions)`: a number as a claim reads it, for captions."""
+    """`1.17 [1.05, 1.3] (8 of 8 interleaved pairs, on 4 occasions)`: a number as a claim reads it, for captions."""
     low, high = sample.interval
     ends = f" [{low:.3g}, {high:.3g}]" if math.isfinite(high - low) and low < high else ""
     return f"{sample.value:.3g}{ends} ({sample.said})"

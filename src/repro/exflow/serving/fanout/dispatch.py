@@ -2,8 +2,8 @@
 
 In each layer a token goes from its home GPU, where its attention is, once to every other GPU that has one of its k
 experts, and its answers come back the same way; to another node it goes once, and is handed on inside. Of several
-copies it takes the one nearest to its home (`slots.py`, near). Homes are dealt in turn: token t is at home on GPU t mod
-P. Layers do not depend on each other, so each is annealed by itself on whole tokens.
+copies it takes the one nearest to its home (`slots.py`, `nearest`). Homes are dealt in turn: token t is at home on GPU
+t mod P. Layers do not depend on each other, so each is annealed by itself on whole tokens.
 """
 
 import math
