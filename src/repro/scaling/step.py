@@ -104,36 +104,17 @@ def predict_step(
     shapes = layout_of(config)
     streamed = streaming_seconds(plan, shapes.parameters, machine, accumulation)
     passes = compute_seconds(config, machine, micro_batch, accumulation) if compute_s is None else compute_s
-    early: dict[str, Value] = dict.fromkeys(plan.topology.names, 0.0)  # messages of the layers, by level
-    levels: dict[str, Value] = dict.fromkeys(plan.topology.names, 0.0)  # these, and those at the end of the step
-    busy: Value = 0.0  # of processors that all ranks share, with messages
-    quantize: Value = 0.0
-    emulated = bool(np.all(np.isfinite(machine.network.host_bytes_per_s)))
-    moves = plan.moves
-    sums = (moves.reduce_to_optimizer, moves.all_reduce_replicas) if plan.reduce_across == "step" else ()
-    last = (*sums, moves.gather_updated)  # routes that are walked after the last backward
-    for collective in traffic.collectives(plan, shapes, accumulation):
-        times = _times(plan, collective, accumulation, assumed)
-        for hop, restored in restoring(collective, plan.topology):
-            cost = hop_seconds(hop, restored, machine, assumed)
-            working = times * (cost.processors + cost.quantize)
-            seconds = times * cost.links + (0.0 if emulated else working)
-            busy += working if emulated else 0.0
-            quantize += times * cost.quantize
-            levels[hop.levels[-1]] += seconds
-            if not any(collective.route is route for route in last):
-                early[hop.levels[-1]] += seconds
-    compute = passes + streamed
-    messages = beside(levels, assumed)
-    if emulated:
-        hidden = machine.network.hidden * np.minimum(compute + busy, messages)
+    compute, sent = passes + streamed, _messages(plan, shapes, machine, accumulation, assumed)
+    messages = beside(sent.levels, assumed)
+    if _emulated(machine):
+        hidden = machine.network.hidden * np.minimum(compute + sent.busy, messages)
     else:
-        window, first = machine.overlap * passes, beside(early, assumed)
+        window, first = machine.overlap * passes, beside(sent.early, assumed)
         # The end of a step hides behind its last backward (gradients leave) and the next forward (weights arrive),
         # together as long as the passes of one micro-batch.
         end = np.minimum(assumed.end_overlap * (messages - first), window / accumulation)
         hidden = np.minimum(first + end, window)
-    exposed = busy + messages - hidden
+    exposed = sent.busy + messages - hidden
     states = sum(memory.predict(plan, shapes).values())
     rank_bytes = states + memory.working(plan, shapes) + activations(config, micro_batch)
     return Step(
@@ -141,12 +122,54 @@ def predict_step(
         compute_s=compute,
         exposed_s=exposed,
         hidden_s=hidden,
-        level_s={name: value for name, value in levels.items() if np.any(value)},
-        quantize_s=quantize,
+        level_s={name: value for name, value in sent.levels.items() if np.any(value)},
+        quantize_s=sent.quantize,
         flops=model_flops(config, micro_batch * accumulation),
         rank_bytes=rank_bytes,
         fits=rank_bytes <= machine.memory_bytes,
     )
+
+
+class _Sent(NamedTuple):
+    """Seconds of the messages of a step.
+
+    levels     by the outermost level that they cross
+    early      of `levels`, those of the layers: what is not sent at the end of the step
+    busy       of processors that all ranks share, on an emulated network; elsewhere that is in `levels`
+    quantize   of quantising and restoring, in `levels` or `busy`
+    """
+
+    levels: dict[str, Value]
+    early: dict[str, Value]
+    busy: Value
+    quantize: Value
+
+
+def _messages(plan: Plan, shapes: Layout, machine: Machine, accumulation: int, assumed: Assumptions) -> _Sent:
+    levels: dict[str, Value] = dict.fromkeys(plan.topology.names, 0.0)
+    early = levels.copy()
+    busy: Value = 0.0
+    quantize: Value = 0.0
+    moves, shared = plan.moves, _emulated(machine)
+    sums = (moves.reduce_to_optimizer, moves.all_reduce_replicas) if plan.reduce_across == "step" else ()
+    last = (*sums, moves.gather_updated)  # routes that are walked after the last backward
+    for collective in traffic.collectives(plan, shapes, accumulation):
+        times = _times(plan, collective, accumulation, assumed)
+        for hop, restored in restoring(collective, plan.topology):
+            cost = hop_seconds(hop, restored, machine, assumed)
+            working = times * (cost.processors + cost.quantize)
+            seconds = times * cost.links + (0.0 if shared else working)
+            busy += working if shared else 0.0
+            quantize += times * cost.quantize
+            levels[hop.levels[-1]] += seconds
+            if not any(collective.route is route for route in last):
+                early[hop.levels[-1]] += seconds
+    return _Sent(levels, early, busy, quantize)
+
+
+def _emulated(machine: Machine) -> bool:
+    """Whether all ranks share the processors of one machine."""
+    return bool(np.all(np.isfinite(machine.network.host_bytes_per_s)))
 
 
 def beside(levels: Mapping[str, Value], assumed: Assumptions) -> Value:
