@@ -22,7 +22,7 @@ from repro.experiments import stored
 from repro.plan import config
 from repro.plan import jobs as plan
 from repro.records import provenance
-from repro.records.record import Record
+from repro.records.record import Metric, Record
 
 ROWS = {
     "ZT-1", "ZT-2", "ZT-3", "ZT-4", "ZT-5", "ZP-1", "ZP-2", "EX-F2", "EX-ILP", "EX-F8", "EX-T1", "EX-E2E", "EX-F12",
@@ -393,7 +393,9 @@ def test_no_claim_is_reproduced_without_a_good_run(data):
         status = data.draw(st.sampled_from(["failed", "skipped"]))
         run = bad(status, data.draw(st.sampled_from(["oom", "timeout", "missing_hardware"])), repeat=number,
                   **data.draw(st.sampled_from(scalars)))  # fmt: skip
-        runs[Path(f"{number}.json")] = run.model_copy(update={"experiment": one.value.experiment})
+        numbers = {name: Metric(value=1.0, unit="1") for name in one.value.metrics}  # that were told before it failed
+        about = {"experiment": one.value.experiment, "evidence": "measured", "metrics": numbers}
+        runs[Path(f"{number}.json")] = run.model_copy(update=about)
     row = claims.evaluate([one], runs)[0]
     assert row.agreement in {"not run", "skipped"} and row.value is None and row.interval is None
     if row.agreement == "skipped":

@@ -89,6 +89,8 @@ def test_quantised_collectives_stay_within_the_rounding_of_their_hops(quantised,
             assert (reduced - chunk).abs().max() > 0 or numel == 1  # it did quantise
             assert torch.equal(gathered, quantised[bits][0][name, numel][0])
             assert torch.equal(everywhere, quantised[bits][0][name, numel][4])
+            total, step = shards.sum(0), 6.01 * shards.abs().max() / largest  # then the sum itself is rounded
+            assert (everywhere - total).abs().max() <= step + 0.501 * (total.abs().max() + step) / largest
 
 
 def _total(results: list[dict], key: tuple, which: int) -> dict[str, int]:

@@ -115,7 +115,6 @@ def test_the_search_and_the_count_take_the_same_copy(seed, per_node):
 @given(MACHINES, SEED, st.sampled_from(DISPATCHES), st.integers(0, 12), st.integers(0, 1))
 @settings(max_examples=40, deadline=None)
 def test_never_more_moves_than_allowed(draw, machine, seed, dispatch, moves, extra):
-    """And no move makes it worse on the tokens that it was changed for, as far as the search can tell."""
     gpus, per_node = machine
     rng = np.random.default_rng(seed)
     rows = rng.permuted(np.tile(np.repeat(np.arange(gpus), 8 // gpus), (4, 1)), axis=1)

@@ -57,7 +57,7 @@ def test_counted_as_tokens_go_and_never_more_than_before(seed, extra, groups):
     assert (found.max_load, found.max_load_worst_layer) == pytest.approx((most.mean(), most.max()))
     assert placed.slots_per_gpu == 4 + extra and placed.hosted.any(axis=2).all()
     start = Replicas(np.tile(np.arange(16), (2, 1)), 4, 2)
-    assert found.cost() <= dispatch(start, trace).cost() * 1.02  # two sweeps with heat
+    assert found.cost() <= dispatch(start, trace).cost() + 1e-9
 
 
 @given(st.integers(0, 9999))

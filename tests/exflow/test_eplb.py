@@ -39,6 +39,12 @@ def test_slots_copies_and_nodes(seed, machine):
         assert (counts[layer] == (row >= 0).sum(axis=1)).all()
         for expert, own in enumerate(row):
             assert (slots[layer][own[own >= 0]] == expert).all()
+        assert sorted(row[row >= 0]) == list(range(replicas))
+        node = row[:, 0] * nodes // replicas if groups % nodes == 0 else np.zeros(len(row), int)
+        heat, less = weight[layer] / counts[layer], weight[layer] / np.maximum(counts[layer] - 1, 1)
+        for each in set(node.tolist()):  # no copy would have served another expert better
+            more = (node == each) & (counts[layer] > 1)
+            assert heat[node == each].max() <= less[more].min(initial=np.inf)
     assert counts.sum() == 3 * replicas and counts.min() >= 1
     if groups % nodes == 0:
         node = np.repeat(np.arange(nodes), replicas // nodes)

@@ -46,6 +46,20 @@ def test_experts_are_those_that_the_routers_chose(model):
     assert len(np.unique(trace.experts)) > TOP, "the test must see several experts"
 
 
+def test_training_is_recorded(model):
+    tokens = _tokens(2, 7)
+    expected = _chosen(model, tokens)
+    model.train()
+    try:
+        with record_routing(model) as recording:
+            model(tokens, labels=tokens).loss.backward()
+    finally:
+        model.eval()
+        model.zero_grad()
+    for layer, chosen in enumerate(expected):
+        np.testing.assert_array_equal(np.sort(recording.trace().experts[:, layer]), chosen)
+
+
 def test_outputs_do_not_change_and_hooks_are_gone_afterwards(model):
     tokens = _tokens(1, 5)
     with torch.no_grad():
@@ -55,7 +69,7 @@ def test_outputs_do_not_change_and_hooks_are_gone_afterwards(model):
         model(tokens)
     assert torch.equal(before, inside)
     assert recording.trace().tokens == 5
-    assert not any(module._forward_hooks for module in model.modules() if "Router" in type(module).__name__)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
 def test_padding_is_left_out_and_decoded_tokens_join_their_sequences(model):
@@ -66,6 +80,11 @@ def test_padding_is_left_out_and_decoded_tokens_join_their_sequences(model):
     with record_routing(model) as recording:
         model.generate(tokens, attention_mask=mask, max_new_tokens=4, min_new_tokens=4, do_sample=False)
         model.generate(tokens[:1, :3], max_new_tokens=2, min_new_tokens=2, do_sample=False)
+    with torch.no_grad(), record_routing(model) as padded:
+        model(tokens, attention_mask=mask)
+    for layer, chosen in enumerate(_chosen(model, tokens, attention_mask=mask)):
+        found = np.sort(padded.trace().experts[:, layer])
+        np.testing.assert_array_equal(found, chosen[mask.flatten().bool().numpy()])
     lengths = np.bincount(recording.trace().sequences)
     # The last generated token is never an input.
     assert lengths.tolist() == [6 + 3, 4 + 3, 3 + 1]

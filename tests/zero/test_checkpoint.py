@@ -138,6 +138,22 @@ def test_consolidated_is_the_models_state_dict(saved):
         assert torch.equal(parameter, reference[name]), name
 
 
+def _reads_all(rank: int, world: int, folder: Path, topology: Topology) -> None:
+    expected = checkpoint.consolidated(folder)
+    for name in plans.NAMED:
+        _, optimizer = _build(_plan(name, topology))
+        checkpoint.load(folder, optimizer)
+        optimizer.synchronize()
+        for each, tensor in optimizer.model.named_parameters():
+            assert torch.equal(tensor.full_tensor(), expected[each]), (name, each)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("topology", [frontier(3, 1, 1), frontier(3, 1, 2)], ids=["3 ranks", "6 ranks"])
+def test_every_plan_reads_it_on_odd_world_sizes(saved, topology):
+    launch(_reads_all, topology.world_size, saved[0], topology, timeout_s=200)
+
+
 class _Half(nn.Module):
     """Its second block is never called."""
 

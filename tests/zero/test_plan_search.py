@@ -65,23 +65,23 @@ def test_routes_are_every_choice_of_bits():
     assert len(found) == len(set(found)) == 2**3 + 2 + 2**2
 
 
-def test_levels_pay_only_where_rates_differ():
-    """On a flat network the best plan is no better than ZeRO-3's partition needs to be; with levels, the slow one is
-    avoided."""
+def test_levels_pay_more_where_rates_differ():
+    """ZeRO-3's step over that of three levels, on a flat network and on Frontier's."""
     flat = Topology(tuple(Level(v.name, v.size, 1e8) for v in frontier(2, 2, 2).levels))
     gains = []
     for topology in (flat, frontier(2, 2, 2)):
         three = traffic.step_seconds(plans.zero3(topology), SMALL, 4)
         gains.append(three / traffic.step_seconds(plans.hierarchical_fp(topology), SMALL, 4))
-    assert gains[0] < 2 < gains[1]
+    assert 1.2 * gains[0] < 2 < gains[1]
 
 
-def test_more_micro_batches_move_work_off_the_slow_level():
-    def share(micro_batches: int) -> float:
-        best = search(SMALL, frontier(4, 2, 2), micro_batches=micro_batches)[0].plan
-        return traffic.step_bytes(best, SMALL, micro_batches)["cluster"] / micro_batches
-
-    assert share(16) < share(1)
+def test_more_micro_batches_prefer_gradients_that_leave_once_a_step():
+    given = [plans.zero1(frontier(4, 2, 2)), plans.zero2(frontier(4, 2, 2))]  # ZeRO-2's leave after every micro-batch
+    one, many = (
+        {found.plan.name: found.step_s for found in search(SMALL, frontier(4, 2, 2), micro_batches=n, plans=given)}
+        for n in (1, 16)
+    )
+    assert one["zero1"] == pytest.approx(one["zero2"]) and many["zero1"] < many["zero2"] / 4
 
 
 def test_quantising_is_chosen_only_where_it_saves_time():

@@ -1,4 +1,4 @@
-"""Probe and train on the same ranks, calibrate, and compare predicted steps with measured ones."""
+"""Probe and train on the same network, calibrate, and compare predicted steps with measured ones."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ import pandas as pd
 from repro import quantize, scaling
 from repro.experiments.base import Outcome
 from repro.experiments.common.launched import ranks_of
-from repro.experiments.fabric_probe.run import Probe, Probed, fitted, probe
+from repro.experiments.fabric_probe.run import Probed, fitted, probe
 from repro.experiments.scaling_step import ERRORS, EXPERIMENT, ScalingStep, ScalingStepMetrics
 from repro.experiments.zero_train import WARM_UP, ZeroTrain
 from repro.experiments.zero_train.run import Report, train
@@ -18,8 +18,6 @@ from repro.zero import Plan, plan
 AS_PROBED = {"message": 1.0, "bytes": 1.0, "memory": 1.0, "exposed": 0.0}  # levels as side by side as by default
 CALIBRATED = ("ddp", "zero3", "hierarchical")  # at the first rate
 SIZES = [4096 * 4**k for k in range(5)]  # bytes of the probe's tensors
-
-Trainings = list[tuple[ZeroTrain, Plan]]
 
 
 def run(point: ScalingStep) -> Outcome:
@@ -31,10 +29,13 @@ def run(point: ScalingStep) -> Outcome:
     for rate in rates:
         trainings = [(training, plan.named(training.plan, training.topology)) for training in point.trainings(rate)]
         with ranks_of(trainings[0][0], EXPERIMENT.timeout_s) as ranks:
-            found = ranks.run(_probe_and_train, trainings, point.repeats, last=rate == rates[-1])
-        probes.append(fitted(ranks, [probed for probed, _ in found]))
-        by_plan = zip(trainings, zip(*(reports for _, reports in found), strict=True), strict=True)
-        measured += [(rate, _observation(*training, probes[-1], reports)) for training, reports in by_plan]
+            topology = trainings[0][0].topology
+            probes.append(fitted(ranks, ranks.run(probe, topology, SIZES, point.repeats, last=False)))
+            for number, (training, chosen) in enumerate(trainings, 1):
+                # Every plan in processes of its own: after others in the same ones its steps take longer.
+                last = rate == rates[-1] and number == len(trainings)
+                reports = ranks.run(train, training, chosen, last=last)
+                measured.append((rate, _observation(training, chosen, probes[-1], reports)))
     known = [rate == rates[0] and one.plan.name in CALIBRATED for rate, one in measured]
     factors = scaling.calibrate([one for (_, one), calibrated in zip(measured, known, strict=True) if calibrated])
     table = _compared(measured, factors).assign(calibrated=known)
@@ -46,12 +47,6 @@ def run(point: ScalingStep) -> Outcome:
     )
     state = ranks.links.state
     return Outcome(metrics, ranks.links.evidence, {"fabric": state}, table, point.describe(state))
-
-
-def _probe_and_train(rank: int, world_size: int, trainings: Trainings, repeats: int) -> tuple[Probe, list[Report]]:
-    """What every rank does, in one process group: the probe, then a training run of every plan."""
-    probed = probe(rank, world_size, trainings[0][0].topology, SIZES, repeats)
-    return probed, [train(rank, world_size, *training) for training in trainings]
 
 
 def _observation(training: ZeroTrain, plan: Plan, probed: Probed, ranks: Sequence[Report]) -> scaling.Observation:

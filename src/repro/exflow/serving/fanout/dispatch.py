@@ -106,17 +106,17 @@ def place_for_dispatch(
     unit = HOT * costs[1] * sample.tokens * sample.k / count
     begun = time.perf_counter()
     for layer, experts in enumerate(by_layer(sample.experts)):
-        best, least = hosted[layer].copy(), math.inf
         random = rng.integers(1, 2**63, 1, dtype=np.uint64)
         order = np.argsort(experts, axis=None, kind="stable")
         first = np.searchsorted(experts.ravel()[order], np.arange(count + 1))
         late = begun + time_limit_s * (layer + 1) / layers
+        where = (hosted[layer], allowed[layer], order, first, home)
+        best, least = hosted[layer].copy(), _sweep(experts, where, per_node, slots, weight, room, 0.0, 0, random)
         for sweep in range(sweeps):
             over = clock() <= 0 or time.perf_counter() > late
             cooling = sweep / sweeps / (1 - DESCENT)
             heat = unit * COLD**cooling if cooling < 1 and not over else 0.0
             proposals = PROPOSALS * slots * gpus
-            where = (hosted[layer], allowed[layer], order, first, home)
             now = _sweep(experts, where, per_node, slots, weight, room, heat, proposals, random)
             if now < least:
                 best, least = hosted[layer].copy(), now
