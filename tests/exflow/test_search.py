@@ -1,7 +1,9 @@
 """Parts of the search against their definitions."""
 
+import importlib
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -117,8 +119,10 @@ def test_annealing_slowly_beats_annealing_fast_beats_none(make_counts):
     assert means[0] > 1.01 * means[1] > 1.01 * means[2]
 
 
-def test_annealing_by_the_clock_cools_too(make_counts):
-    """As cold at the end as an annealing that counts sweeps: no random move is left to undo."""
+def test_annealing_by_the_clock_cools_too(make_counts, monkeypatch):
+    """As cold at the end as an annealing that counts sweeps: no random move is left to undo. A look takes 1 ms."""
+    ticks, module = itertools.count(), importlib.import_module("repro.exflow.search.anneal")
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(ticks) / 1000))
     rng = np.random.default_rng(0)
     problem = Problem(make_counts(1, 6, 32), distances(4, 4))
     start = random_placement(rng, 6, 32, 4)

@@ -47,4 +47,7 @@ def taken(tier: str) -> float:
 
 def test_the_claims_that_need_root_are_counted():
     known = registry.load()
-    assert f"{sum(claim.needs_shaped_links for claim in known)} of {len(known)} claims *not run*" in MAKEFILE
+    assert (
+        f"{sum(claim.needs_shaped_links for claim in known)} of {len(known)} rows of the table of claims are *not run*"
+        in MAKEFILE
+    )

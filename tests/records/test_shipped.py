@@ -71,18 +71,26 @@ def violations(root: Path) -> list[str]:
 
 
 def series_alone(root: Path) -> list[str]:
-    """Series that no commit added together with their record as they are: some claims read them."""
+    """Series that changed though their record did not: no commit added the two together as they are. Some claims read
+    series."""
     names = sorted(path.relative_to(root).as_posix() for path in root.glob(f"{SHIPPED}/*/records/**/*.parquet"))
     if not names:
         return []
-    listed = "\n".join(str(root / name) for name in names)
-    now = git(root, "hash-object", "--no-filters", "--stdin-paths", text=listed).decode().split()
+    records = [name.removesuffix("parquet") + "json" for name in names]
+    listed = "\n".join(str(root / name) for name in (*names, *records))
+    blobs = git(root, "hash-object", "--no-filters", "--stdin-paths", text=listed).decode().split()
     options = ("--raw", "--no-renames", "--abbrev=40", "--full-history", "-m", "--format=%x00")
-    together = set[tuple[str, str]]()
+    together, committed = set[tuple[str, str]](), set[tuple[str, str]]()
     for commit in git(root, "log", *options, "--", SHIPPED).decode().split("\0"):
         changed = {line.split("\t")[1]: line.split()[3] for line in commit.split("\n") if "\t" in line}
+        committed |= changed.items()
         together |= {pair for pair in changed.items() if pair[0].removesuffix("parquet") + "json" in changed}
-    return [name for name, blob in zip(names, now, strict=True) if (name, blob) not in together]
+    now, of_record = blobs[: len(names)], zip(records, blobs[len(names) :], strict=True)
+    return [
+        name
+        for name, blob, record in zip(names, now, of_record, strict=True)
+        if record in committed and (name, blob) not in together
+    ]
 
 
 def test_shipped_records_are_of_committed_code_and_unchanged():
@@ -144,6 +152,20 @@ def test_an_edited_record_is_refused_whether_or_not_the_edit_is_committed(checko
     git(checkout, "checkout", "-q", f"{edited}~", "--", SHIPPED)
     path.write_text(path.read_text().rstrip("\n"))
     assert reasons(checkout) == [], "both edits are taken back"
+
+
+def test_a_series_that_changes_without_its_record_is_refused(checkout):
+    series = checkout / SHIPPED / "machine/records/timing/a.parquet"
+    series.parent.mkdir(parents=True)
+    series.write_bytes(b"first")
+    ship(checkout)
+    series.write_bytes(b"second")
+    ship(checkout, start="2026-01-02", value=2.0)
+    assert reasons(checkout) == []
+    series.write_bytes(b"edited")
+    assert reasons(checkout) == ["a.parquet: changed without its record"]
+    commit(checkout)
+    assert reasons(checkout) == ["a.parquet: changed without its record"]
 
 
 def test_an_edit_behind_a_deletion_or_on_a_merged_branch_is_refused(checkout):

@@ -275,5 +275,5 @@ def test_a_figure_shows_the_number_of_its_claim(name, claims):
         if verdict.value is not None:
             drawn = np.isclose(numbers, verdict.value, rtol=1e-6).any()
             said = re.sub(r"From \d+\s+runs?[^.]*\.", "", words)  # a count and dates
-            number = rf"(?<![\w.,-]){re.escape(f'{verdict.value:.3g}')}(?![\w,-]|\.\d)"
+            number = rf"(?<![\w.,-]){re.escape(f'{verdict.value:.3g}')}(?!\w|[.,-]\d)"
             assert drawn or re.search(number, said), (claim.id, verdict.value)

@@ -38,6 +38,7 @@ WORDS = {  # parameters of the step model, and choices about the paper's run
     "package latency s": "latency in the pair",
     "overlap": "overlap with compute",
     "end overlap": "overlap at the step's end",
+    "side by side": "levels side by side",
     "quantize slowdown": "slower quantising",
     "hardware": "network library",
     "tokens": "tokens a micro-batch",

@@ -15,6 +15,7 @@ _CLAIMS = {
     "ZP-1.c": "less by a factor of",
     "ZP-1.d": "one hop of qgZ ÷ two",
 }
+_MEMORY = {"ZT-4.a": "ZeRO-3", "ZT-4.b": "ZeRO++", "ZT-4.c": "three levels"}
 
 
 def zero_bytes(data: Data, *, accumulation: int | None = None, plans: tuple[PlanName, ...] = tuple(PLANS)) -> Drawing:
@@ -84,4 +85,6 @@ def zero_memory(data: Data, *, accumulation: int | None = None, plans: tuple[Pla
     fig.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=8)
     caption = f"{training.size()}; weights, gradients and optimizer states, without activations. Bars: tensors of "
     caption += "the fullest rank. White diamonds: our memory formula, which knows our own plans only."
+    if told := marks.of_claims(data, _MEMORY, ".4g"):
+        caption += f" Held over formula: {told}."
     return Drawing(fig, f"{training.evidence} (bars), modelled (diamonds)", caption)
