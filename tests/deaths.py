@@ -10,7 +10,7 @@ from pathlib import Path
 
 def die(folder: Path, others: int) -> None:
     """Kill this process: its connections break at once. Its parent, who ends all ranks then, learns of it when so many
-    others have told something in `folder`, or after 20 s: until then a child keeps open by what the parent sees it."""
+    others have told something in `folder`, or after 20 s: a child holds the pipe open by which it sees that this lives."""
     if os.fork() == 0:
         for descriptor in map(int, os.listdir("/proc/self/fd")):
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as own:

@@ -280,6 +280,7 @@ def test_semidefinite_bound_beats_the_others(make_trace):
     slow = 1 - sdp.kept_bound(counts, 4, looks(1000 * len(counts) + 1)) / counts.sum()
     assert exflow.lower_bound(counts, 4) + 0.02 < slow <= found
     assert exflow.gap(found, slow) < 0.1
+    assert exflow.lower_bound(counts, 4) <= exflow.lower_bound(counts, 4, time_limit_s=0.01) <= found
 
 
 def test_time_after_the_quick_bounds_proves_more(make_trace):

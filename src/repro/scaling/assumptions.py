@@ -32,7 +32,7 @@ class Assumptions:
                        wait, Adam for the sums and the next forward for the weights
     side_by_side       of the messages of all levels but the one that takes longest, the share that runs beside that one:
                        0, level after level, to 1. This engine has a stream for each kind of message; 0.3 fits its
-                       emulated steps [measured, docs/log.md]
+                       steps on an emulated network [emulated, docs/log.md]
     secondary          when the secondary copy of hpZ is refilled from all ranks: once a "step", in every "micro_batch",
                        or "never" (no hpZ). Likely "step": DeepSpeed drops the copy when it updates [CODE stage3.py].
                        Memory is counted with the copy
