@@ -85,7 +85,9 @@ def test_another_occasion_needs_the_first(project):
 
 
 @pytest.mark.slow
-def test_an_interrupt_keeps_what_is_done_and_leaves_nothing_running(project):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_end_keeps_what_is_done_and_leaves_nothing_running(project, number):
+    """Ctrl-C reaches every process of the terminal; `kill` the driver alone."""
     smoke_of(project, "exflow_placement", {"method": "exflow", "gpus": 8, "time_limit_s": [0.1, 60]})
     first, second = (project / job.record for job in plan.make("smoke").jobs)
     driver = subprocess.Popen([*COMMAND, "points", "--tier", "smoke"], start_new_session=True, stderr=subprocess.PIPE)
@@ -93,9 +95,11 @@ def test_an_interrupt_keeps_what_is_done_and_leaves_nothing_running(project):
     while not first.exists():
         assert time.monotonic() < deadline and driver.poll() is None
         time.sleep(0.1)
-    os.killpg(driver.pid, signal.SIGINT)
+    beside = call("points", "--tier", "smoke")
+    assert beside.returncode and "laptop-smoke: another `repro reproduce` runs here" in beside.stderr
+    (os.killpg if number == signal.SIGINT else os.kill)(driver.pid, number)
     said = driver.communicate(timeout=60)[1].decode()
-    assert driver.returncode == 130 and "what is finished stays" in said
+    assert driver.returncode == 128 + number and "what is finished stays" in said
     assert first.exists() and not second.exists()
     with pytest.raises(ProcessLookupError):
         os.killpg(driver.pid, 0)

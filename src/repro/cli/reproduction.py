@@ -1,14 +1,18 @@
 """`repro reproduce`: run what is missing through Snakemake, with one display of the whole run, and say what came out."""
 
 import contextlib
+import fcntl
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import psutil
 from rich.console import Group
 from rich.live import Live
 from rich.markup import escape
@@ -33,9 +37,9 @@ _PATIENCE_S = 60.0  # for Snakemake to end its jobs after Ctrl-C
 
 
 def run(found: Plan, target: str | None, verbose: bool, occasion: int = 1) -> int:
-    """Announce the run, show it until Snakemake ends, and summarise it. Exit code of Snakemake; 130 after Ctrl-C.
-    ValueError for a platform whose points are Slurm jobs, and for an occasion that begins together with another or too
-    soon after it."""
+    """Announce the run, show it until Snakemake ends, and summarise it. Exit code of Snakemake; 130 after Ctrl-C, 143
+    after SIGTERM. ValueError for a platform whose points are Slurm jobs, for an occasion that begins together with
+    another or too soon after it, and where another such run goes on in the same folder."""
     if found.slurm is not None:
         raise ValueError(
             f"--platform {found.platform}: its points are Slurm jobs; submit them with"
@@ -43,31 +47,71 @@ def run(found: Plan, target: str | None, verbose: bool, occasion: int = 1) -> in
         )
     if occasion > 1:
         _check_apart(found, occasion)
-    _announce(found)
     log = paths.root() / found.results / "snakemake.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    words = [sys.executable, "-m", "snakemake", "--config", f"tier={found.tier}", f"platform={found.platform}"]
-    words += [f"occasion={occasion}", "--", *([target] if target else [])]
-    with log.open("w") as output:
+    with _alone(log) as output:
+        _announce(found)
+        words = [sys.executable, "-m", "snakemake", "--config", f"tier={found.tier}", f"platform={found.platform}"]
+        words += [f"occasion={occasion}", "--", *([target] if target else [])]
         streams: dict[str, Any] = {} if verbose else {"stdout": output, "stderr": subprocess.STDOUT}
-        snakemake = subprocess.Popen(words, cwd=paths.root(), **streams)
-        try:
+        with _ended_as_a_whole(words, cwd=paths.root(), pass_fds=(output.fileno(),), **streams) as snakemake:
             if not verbose:
                 _show(_Watch(found), snakemake)
             code = snakemake.wait()
-        except KeyboardInterrupt:  # it reached Snakemake as well, which ends its jobs
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                snakemake.wait(_PATIENCE_S)
-            snakemake.kill()
-            snakemake.wait()
-            stderr.print("interrupted; what is finished stays, and the same command goes on from here")
-            return 130
     if code and not verbose:
         stderr.print(f"[bold red]Snakemake ended with code {code}[/]; the end of {escape(str(log))}:", soft_wrap=True)
         stderr.print(escape("\n".join(log.read_text(errors="replace").splitlines()[-15:])), soft_wrap=True)
     elif target is None:
         _summarise(found)
     return code
+
+
+@contextlib.contextmanager
+def _alone(log: Path) -> Iterator[IO[str]]:
+    """Snakemake's log, emptied and locked: of two Snakemakes in one folder each would delete the figures that the other
+    draws. Snakemake inherits the lock, so it lasts while that runs, even after this process was killed."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as output:
+        try:
+            fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{log.parent}: another `repro reproduce` runs here; wait for it, or end it") from None
+        except OSError:  # no locks on this file system
+            pass
+        output.truncate(0)
+        yield output
+
+
+@contextlib.contextmanager
+def _ended_as_a_whole(words: list[str], **options: Any) -> "Iterator[subprocess.Popen[Any]]":
+    """Start a program that nothing is left of after Ctrl-C or SIGTERM, which become the exit codes 130 and 143."""
+
+    def end(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    process = subprocess.Popen(words, **options)
+    try:
+        yield process
+    except (KeyboardInterrupt, SystemExit) as ended:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            _end(process, asked=isinstance(ended, KeyboardInterrupt))  # Ctrl-C reaches all of them by itself
+        stderr.print("interrupted; what is finished stays, and the same command goes on from here")
+        sys.exit(130 if isinstance(ended, KeyboardInterrupt) else ended.code)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(process: "subprocess.Popen[Any]", asked: bool) -> None:
+    """Wait until a program and all that it started have ended; ask them first where nobody has `asked` them."""
+    everything = [top := psutil.Process(process.pid), *top.children(recursive=True)]
+    if not asked:
+        for one in everything:  # from above, so that nobody sees a part of his own fail
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.terminate()
+    for one in psutil.wait_procs(everything, _PATIENCE_S)[1]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+    process.wait()
 
 
 def _announce(found: Plan) -> None:
