@@ -1,14 +1,12 @@
 """Each switch of the step model: its direction and its size, on a network whose times can be added up by hand."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from repro import paths, scaling
 from repro.experiments.zero_train import ZeroTrain
 from repro.models.gpt import GPTConfig
-from repro.scaling import network, step
+from repro.scaling import hops, network, step
 from repro.scaling.assumptions import PRIORS, SECONDARY, Assumptions, drawn
 from repro.scaling.machines import Machine
 from repro.zero import plan, traffic
@@ -41,7 +39,7 @@ def test_the_end_of_a_step_is_exposed_or_hides():
     )
     last = (chosen.moves.reduce_to_optimizer, chosen.moves.gather_updated)
     took = sum(
-        collective.times * sum(step.hop_seconds(hop, 0, on)[:2])
+        collective.times * sum(hops.hop_seconds(hop, 0, on, Assumptions())[:3])
         for collective in traffic.collectives(chosen, step.layout_of(CONFIG))
         if any(collective.route is route for route in last)
         for hop in traffic.hops(collective, TOPOLOGY)
@@ -56,21 +54,6 @@ def test_levels_run_side_by_side_as_far_as_assumed(share):
     found = scaling.predict_step(plan.hierarchical(TOPOLOGY), CONFIG, machine(rate=1e6), assumed=Assumptions(0, share))
     each = found.level_s.values()
     assert len(each) == 3 and found.exposed_s == pytest.approx(sum(each) - share * (sum(each) - max(each)))
-
-
-@pytest.mark.parametrize("hidden", [0.0, 0.7, 1.0])
-def test_on_an_emulated_network_links_and_processors_hide_behind_each_other(hidden):
-    """All ranks share the processors: their work, with messages and without, against the time of the links."""
-    on = machine(rate=1e6)
-    network = replace(on.network, host_bytes_per_s=1e7, hidden=hidden)
-    found = scaling.predict_step(plan.hierarchical(TOPOLOGY), CONFIG, replace(on, network=network), compute_s=COMPUTE_S)
-    links = step.beside(found.level_s, Assumptions())
-    assert max(found.compute_s, links) <= found.seconds
-    in_turn = scaling.predict_step(
-        plan.hierarchical(TOPOLOGY), CONFIG, replace(on, network=replace(network, hidden=0.0)), compute_s=COMPUTE_S
-    )
-    work = in_turn.seconds - links
-    assert work > found.compute_s and found.seconds == pytest.approx(work + links - hidden * min(work, links))
 
 
 @pytest.mark.parametrize("room", [0.5, 2, 3.9, 4.1])

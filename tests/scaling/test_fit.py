@@ -1,5 +1,6 @@
 """A fit finds the parameters that made the times, says how sure it is, and predicts what it did not see."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -98,6 +99,32 @@ def test_a_group_of_ranks_is_a_row_of_its_own():
     values = dict(zip(model.names, np.exp(found.log_values), strict=True))
     for level in model.levels:
         assert values[f"{level}.bytes_per_s.0"] == pytest.approx(truth[f"{level}.bytes_per_s.0"], rel=0.05)
+
+
+def test_slow_processors_are_told_from_slow_links_by_other_rates_of_the_links():
+    """On an emulated network both move the same bytes: one rate leaves open which of them takes the time."""
+    model = Model(("package", "node"), algorithms={"direct": ("direct",)}, reduces=True, host=True)
+    truth = {"overhead_s": 1e-4, "reduce_bytes_per_s": 2e8, "host_bytes_per_s": 5e8}
+    truth |= {"package.latency_s.0": 1e-3, "package.bytes_per_s.0": 5e7}
+    truth |= {"node.latency_s.0": 1e-3, "node.bytes_per_s.0": 1.25e7}
+
+    def fitted(*scales):
+        rows = []
+        for scale in scales:
+            slower = model.network(fit._scaled(truth, scale), (2, 4))
+            cases = itertools.product(("all_gather", "reduce_scatter"), model.levels, (4096, 65536, 1 << 20, 1 << 22))
+            for kind, level, nbytes in cases:
+                seconds = collectives.seconds(kind, nbytes, slower, "direct", levels=[level])
+                rows.append(("made", kind, "direct", (2, 4), (level,), nbytes, scale, seconds))
+        columns = ["source", "collective", "algorithm", "sizes", "hop", "nbytes", "scale", "seconds"]
+        return fit.fit(pd.DataFrame(rows, columns=columns), model)
+
+    found = fitted(0.25, 1, 2)
+    for name in ("host_bytes_per_s", "package.bytes_per_s.0", "node.bytes_per_s.0"):
+        assert found.values()[name] == pytest.approx(truth[name], rel=0.1)
+    (protocol,) = found.network(2, 4, scale=0.25).links[0].protocols
+    assert protocol.bytes_per_s == pytest.approx(0.25 * 5e7, rel=0.1)
+    assert fitted(1).values()["package.bytes_per_s.0"] > 1.5 * 5e7
 
 
 def test_tables_that_the_model_cannot_read_are_refused():

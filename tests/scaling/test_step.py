@@ -10,7 +10,7 @@ from networks import network_of
 from repro import scaling
 from repro.experiments.zero_train import ZeroTrain
 from repro.models.gpt import GPTConfig
-from repro.scaling import step
+from repro.scaling import hops, step
 from repro.scaling.assumptions import DEEPSPEED, Assumptions
 from repro.scaling.machines import Machine
 from repro.zero import plan, traffic
@@ -42,7 +42,7 @@ def test_values_that_are_quantised_are_those_of_the_checked_arithmetic():
     counted = sum(
         c.times * (hop.quantised + restored)
         for c in traffic.collectives(chosen, shapes)
-        for hop, restored in step.restoring(c, point.topology)
+        for hop, restored in hops.restoring(c, point.topology)
     )
     assert found.quantize_s == pytest.approx(counted / rate, rel=1e-3)
 
@@ -53,7 +53,7 @@ def test_what_arrives_is_restored_as_well_as_what_is_sent_is_quantised():
     topology = ZeroTrain().topology  # 2 x 2 x 2
 
     def counted(collective):
-        return [(hop.quantised, restored) for hop, restored in step.restoring(collective, topology)]
+        return [(hop.quantised, restored) for hop, restored in hops.restoring(collective, topology)]
 
     gather = traffic.Collective("gather", plan.hierarchical(topology).update_route, 100, 2, 1)
     assert counted(gather) == [(100, 0), (0, 0), (0, 800)]

@@ -12,15 +12,13 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from repro.models.gpt import GPTConfig
-from repro.scaling.assumptions import SIDE_BY_SIDE
 from repro.scaling.machines import Machine
 from repro.scaling.network import Value
-from repro.scaling.step import OURS, predict_step
+from repro.scaling.step import predict_step
 from repro.zero import Plan
 
-START = {"message": 1.0, "bytes": 1.0, "memory": 1.0, "exposed": 0.3, "beside": SIDE_BY_SIDE}
-# A factor of e more or less is nothing unusual for work, shares are better known (docs/log.md).
-PRIOR_LOG_SD = {"message": 1.0, "bytes": 1.0, "memory": 1.0, "exposed": 0.3, "beside": 0.3}
+FACTORS = ("message", "bytes", "memory")
+PRIOR_LOG_SD = 1.0  # a factor of e more or less is nothing unusual
 NOISE = 0.05  # of a measured step
 
 
@@ -38,36 +36,31 @@ class Observation:
     compute_s: float | None = None
 
     def predicted(self, factors: Mapping[str, float]) -> Value:
-        """Seconds of the step on the `slowed` machine; `beside` of the factors, where it is one, is the engine's
-        `Assumptions.side_by_side`."""
-        machine = slowed(self.machine, factors)
-        assumed = replace(OURS, side_by_side=factors.get("beside", SIDE_BY_SIDE))
+        """Seconds of the step on the `slowed` machine."""
         size = (self.micro_batch, self.accumulation)
-        return predict_step(self.plan, self.config, machine, *size, self.compute_s, assumed).seconds
+        return predict_step(self.plan, self.config, slowed(self.machine, factors), *size, self.compute_s).seconds
 
 
 def calibrate(observations: Sequence[Observation]) -> dict[str, float]:
-    """The factors with which the observations are predicted best: keys of `START`, as `slowed` takes them. Least
-    squares of logarithms, with a weak prior around `START`. ValueError for no observations."""
+    """The `FACTORS` with which the observations are predicted best, as `slowed` takes them. Least squares of logarithms,
+    with a weak prior around 1. ValueError for no observations."""
     if not observations:
         raise ValueError("no observations to calibrate with, needed is at least one measured step")
-    start, sd = np.log(list(START.values())), np.array(list(PRIOR_LOG_SD.values()))
 
     def residuals(log_factors: NDArray[np.float64]) -> NDArray[np.float64]:
-        factors = dict(zip(START, np.exp(log_factors), strict=True))
+        factors = dict(zip(FACTORS, np.exp(log_factors), strict=True))
         errors = [np.log(one.predicted(factors) / one.seconds) for one in observations]
-        return np.append(np.array(errors) / NOISE, (log_factors - start) / sd)
+        return np.append(np.array(errors) / NOISE, log_factors / PRIOR_LOG_SD)
 
-    limits = ([-4.0] * len(START), [4.0, 4.0, 4.0, 0.0, 0.0])  # shares are at most 1
-    found = least_squares(residuals, start, diff_step=1e-3, bounds=limits).x
-    return {name: float(value) for name, value in zip(START, np.exp(found), strict=True)}
+    found = least_squares(residuals, np.zeros(len(FACTORS)), bounds=(-4, 4)).x
+    return {name: float(value) for name, value in zip(FACTORS, np.exp(found), strict=True)}
 
 
 def slowed(machine: Machine, factors: Mapping[str, float]) -> Machine:
     """The machine whose processors take longer.
 
     factors   message: on latencies and launches of messages; bytes: on moving, adding up and quantising bytes; memory:
-              on reading and writing memory; exposed: share of what links hid that they hide no more
+              on reading and writing memory
     """
     message, nbytes, network = factors["message"], factors["bytes"], machine.network
     links = tuple(
@@ -80,7 +73,6 @@ def slowed(machine: Machine, factors: Mapping[str, float]) -> Machine:
         overhead_s=network.overhead_s * message,
         reduce_bytes_per_s=network.reduce_bytes_per_s / nbytes,
         host_bytes_per_s=network.host_bytes_per_s / nbytes,
-        hidden=network.hidden * (1 - factors["exposed"]),
     )
     rate, hbm = machine.quantize_values_per_s, machine.hbm_bytes_per_s / factors["memory"]
     quantize = None if rate is None else rate / nbytes

@@ -22,6 +22,7 @@ from repro.topology import Level, Topology
 PRIOR_LOG_SD = 3.0  # of a weak prior around the start, for parameters that the data do not determine
 ROBUST_LOG = 0.2  # log errors beyond it count less than their square
 SHAPE = ["source", "collective", "sizes"]  # columns that name one machine shape of a table
+OF_RANKS = ("reduce_bytes_per_s", "host_bytes_per_s")  # rates of processors, not of links
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ class Model:
         """Names of the fitted parameters: overhead_s, `LEVEL.latency_s.N` and `LEVEL.bytes_per_s.N`, and rates."""
         numbers, kinds = range(len(self.switches) + 1), ("bytes_per_s",) if self.nccl else ("latency_s", "bytes_per_s")
         each = [f"{v}.{what}.{i}" for v in self.levels for i in numbers for what in kinds]
-        rates = {"reduce_bytes_per_s": self.reduces, "host_bytes_per_s": self.host}
-        return ["overhead_s", *each, *(name for name, wanted in rates.items() if wanted)]
+        of_ranks = [name for name, fitted in zip(OF_RANKS, (self.reduces, self.host), strict=True) if fitted]
+        return ["overhead_s", *each, *of_ranks]
 
     def choices(self, values: Mapping[str, Value], sizes: Sequence[int]) -> list[tuple[Network, tuple[Algorithm, ...]]]:
         """What the library can choose from, without names of algorithms in the table: networks with levels of these
@@ -77,7 +78,7 @@ class Model:
             )
             links.append(Links(count, protocols))
         topology = Topology(tuple(map(Level, self.levels, sizes)))
-        rest = {name: values[name] for name in ("reduce_bytes_per_s", "host_bytes_per_s") if name in values}
+        rest = {name: values[name] for name in OF_RANKS if name in values}
         return Network(topology, tuple(links), overhead_s=values["overhead_s"], hidden=float(self.host), **rest)
 
     def _counts(self, sizes: Sequence[int]) -> list[float]:
@@ -98,9 +99,10 @@ class Fit:
     log_values: NDArray[np.float64]
     covariance: NDArray[np.float64]
 
-    def network(self, *sizes: int, draws: int = 0, seed: int = 0) -> Network:
-        """The network with levels of these sizes, innermost first, at the best values or in `draws` of them."""
-        return self.model.network(self.values(draws, seed), sizes)
+    def network(self, *sizes: int, draws: int = 0, seed: int = 0, scale: float = 1.0) -> Network:
+        """The network with levels of these sizes, innermost first, at the best values or in `draws` of them; the links at
+        `scale` times the fitted rates."""
+        return self.model.network(_scaled(self.values(draws, seed), scale), sizes)
 
     def values(self, draws: int = 0, seed: int = 0) -> dict[str, Value]:
         """The parameters by name, at the best values or in `draws` of them."""
@@ -121,7 +123,8 @@ def fit(measured: pd.DataFrame, model: Model = Model()) -> Fit:
     """Fit `model` to a table with the columns of `repro.scaling.measured`.
 
     In place of nodes and ranks_per_node it may have `sizes` (a tuple, of the model's levels), and `hop` (names of the
-    levels that a group spans; None: all). ValueError when an algorithm of the table has no counterpart in the model.
+    levels that a group spans; None: all). `scale`: the rates of all links there over those that are fitted, for a
+    network that was set to several rates. ValueError when an algorithm of the table has no counterpart in the model.
     """
     if unknown := sorted(set(measured.algorithm) - ({""} if model.nccl else set(model.algorithms))):
         known = "none of NCCL's" if model.nccl else ", ".join(map(repr, model.algorithms))
@@ -191,29 +194,37 @@ def _start(table: pd.DataFrame, model: Model, name: str) -> float:
     if "bytes_per_s" not in name:
         return float(rows.seconds.min()) / 4
     ranks = float(table.sizes.map(np.prod).max()) if name == "host_bytes_per_s" else 1.0
-    return float((rows.nbytes / rows.seconds).max()) * ranks
+    scale = 1.0 if name in OF_RANKS else rows.scale
+    return float((rows.nbytes / rows.seconds / scale).max()) * ranks
 
 
 def shaped(measured: pd.DataFrame, model: Model) -> pd.DataFrame:
-    """The table with columns `sizes`, of the model's levels, and `hop`."""
+    """The table with columns `sizes`, of the model's levels, `hop` and `scale`."""
     table = measured.reset_index(drop=True)
     if "sizes" not in table:
         columns = [table.ranks_per_node, table.nodes][-len(model.levels) :]
         if len(columns) == 1 and (table.ranks_per_node > 1).any():
             raise ValueError(f"the table has several ranks a node, the model only the level {model.levels[0]}")
         table["sizes"] = list(zip(*columns, strict=True))
-    return table if "hop" in table else table.assign(hop=None)
+    return table.assign(**{name: value for name, value in (("hop", None), ("scale", 1.0)) if name not in table})
+
+
+def _scaled(values: Mapping[str, Value], scale: float) -> dict[str, Value]:
+    """The parameters with the links' rates times `scale`."""
+    links = [name for name in values if ".bytes_per_s." in name]
+    return dict(values) | {name: values[name] * scale for name in links}
 
 
 def _log_errors(table: pd.DataFrame, model: Model, log_values: NDArray[np.float64]) -> NDArray[np.float64]:
     """log(predicted / measured), by the fastest algorithm that a row may have. ValueError where its collective has none."""
     values = dict(zip(model.names, np.exp(log_values), strict=True))
-    choices = {sizes: model.choices(values, sizes) for sizes in table.sizes.unique()}
+    places = list(zip(table.sizes, table.scale, strict=True))
+    choices = {(sizes, scale): model.choices(_scaled(values, scale), sizes) for sizes, scale in set(places)}
     found = []
-    for kind, name, sizes, hop, nbytes in zip(
-        table.collective, table.algorithm, table.sizes, table.hop, table.nbytes, strict=True
+    for kind, name, place, hop, nbytes in zip(
+        table.collective, table.algorithm, places, table.hop, table.nbytes, strict=True
     ):
-        options = [(network, model.algorithms[name] if name else usual) for network, usual in choices[sizes]]
+        options = [(network, model.algorithms[name] if name else usual) for network, usual in choices[place]]
         found.append(collectives.fastest(kind, nbytes, options, levels=hop))
     return np.log(np.array(found) / table.seconds.to_numpy())
 

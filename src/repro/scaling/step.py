@@ -6,11 +6,12 @@ messages   those of the plan (`repro.zero.traffic`), hop by hop: bytes, latencie
            what arrives
 overlap    a gather or reduction of one block runs while another block computes; what comes once per step, at its end,
            can hide behind the last backward and the next forward, and messages of one level beside those of another,
-           as far as `Assumptions` say that the engine does so
+           as far as `Assumptions` say that the engine does so. On an emulated network, whose processors all ranks
+           share, this package's engine is simulated instead (`schedule`)
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -18,19 +19,16 @@ import numpy as np
 import torch
 
 from repro.models.gpt import GPT, GPTConfig
-from repro.scaling import collectives
-from repro.scaling.algorithms import Algorithm, Kind
+from repro.scaling import schedule
 from repro.scaling.assumptions import Assumptions
+from repro.scaling.hops import hop_seconds, restoring
 from repro.scaling.machines import Machine
-from repro.scaling.network import Network, Value
-from repro.topology import Topology
+from repro.scaling.network import Value
 from repro.zero import Plan, memory, traffic
 from repro.zero.layout import Layout, layout
 from repro.zero.traffic import Collective
 
 KERNELS_PER_LAYER = 14  # of a forward with fused attention: norms, products, bias and activation, residuals
-# Per value that is quantised: read in 16 bits, written in 8; and per value that is restored, the other way round.
-QUANTIZE_BYTES = 3
 OURS = Assumptions()
 # Of Adam per value: gradient 4, master and two moments read and written 24, weight 2 written, unscale 4.
 UPDATE_BYTES = 34
@@ -47,7 +45,7 @@ class Step:
     seconds      `compute_s` + `exposed_s`
     compute_s    forwards, backwards, and what the memory streams: copies, sums of gradients, Adam's update
     exposed_s    what messages add to the compute
-    hidden_s     time of messages that compute covers
+    hidden_s     time of messages that compute covers; on an emulated network, or other messages
     level_s      time of the messages by the outermost level that they cross, before overlap; on an emulated network,
                  whose processors all ranks share, that of the links alone
     quantize_s   the part of them that is quantising and restoring
@@ -105,16 +103,19 @@ def predict_step(
     streamed = streaming_seconds(plan, shapes.parameters, machine, accumulation)
     passes = compute_seconds(config, machine, micro_batch, accumulation) if compute_s is None else compute_s
     compute, sent = passes + streamed, _messages(plan, shapes, machine, accumulation, assumed)
-    messages = beside(sent.levels, assumed)
     if _emulated(machine):
-        hidden = machine.network.hidden * np.minimum(compute + sent.busy, messages)
+        update = update_seconds(plan, shapes.parameters, machine)
+        work = (accumulation, compute - update, update)
+        exposed = schedule.step_seconds(plan, shapes, machine, *work, assumed) - compute
+        hidden = sent.busy + sum(sent.levels.values()) - exposed
     else:
-        window, first = machine.overlap * passes, beside(sent.early, assumed)
+        messages, first = beside(sent.levels, assumed), beside(sent.early, assumed)
+        window = machine.overlap * passes
         # The end of a step hides behind its last backward (gradients leave) and the next forward (weights arrive),
         # together as long as the passes of one micro-batch.
         end = np.minimum(assumed.end_overlap * (messages - first), window / accumulation)
         hidden = np.minimum(first + end, window)
-    exposed = sent.busy + messages - hidden
+        exposed = messages - hidden
     states = sum(memory.predict(plan, shapes).values())
     rank_bytes = states + memory.working(plan, shapes) + activations(config, micro_batch)
     return Step(
@@ -135,7 +136,7 @@ class _Sent(NamedTuple):
 
     levels     by the outermost level that they cross
     early      of `levels`, those of the layers: what is not sent at the end of the step
-    busy       of processors that all ranks share, on an emulated network; elsewhere that is in `levels`
+    busy       latencies, and work of processors that all ranks share, on an emulated network; elsewhere in `levels`
     quantize   of quantising and restoring, in `levels` or `busy`
     """
 
@@ -157,7 +158,7 @@ def _messages(plan: Plan, shapes: Layout, machine: Machine, accumulation: int, a
         times = _times(plan, collective, accumulation, assumed)
         for hop, restored in restoring(collective, plan.topology):
             cost = hop_seconds(hop, restored, machine, assumed)
-            working = times * (cost.processors + cost.quantize)
+            working = times * (cost.latency + cost.moving + cost.quantize)
             seconds = times * cost.links + (0.0 if shared else working)
             busy += working if shared else 0.0
             quantize += times * cost.quantize
@@ -201,9 +202,13 @@ def compute_seconds(config: GPTConfig, machine: Machine, micro_batch: int, accum
 
 def streaming_seconds(plan: Plan, parameters: int, machine: Machine, accumulation: int) -> Value:
     """Copies beside the messages, sums over backward passes, and Adam's update: bound by memory."""
-    every_pass = COPY_BYTES + SUM_BYTES / plan.degree(plan.gradients)
-    nbytes = accumulation * every_pass + UPDATE_BYTES / plan.degree(plan.optimizer)
-    return nbytes * parameters / machine.hbm_bytes_per_s
+    every_pass = (COPY_BYTES + SUM_BYTES / plan.degree(plan.gradients)) * parameters / machine.hbm_bytes_per_s
+    return accumulation * every_pass + update_seconds(plan, parameters, machine)
+
+
+def update_seconds(plan: Plan, parameters: int, machine: Machine) -> Value:
+    """Of the optimizer: Adam's update."""
+    return UPDATE_BYTES / plan.degree(plan.optimizer) * parameters / machine.hbm_bytes_per_s
 
 
 def activations(config: GPTConfig, micro_batch: int = 1) -> int:
@@ -218,63 +223,6 @@ def layout_of(config: GPTConfig) -> Layout:
     """Layout of a GPT that is never allocated (meta device)."""
     with torch.device("meta"):
         return layout(GPT(config))
-
-
-def restoring(collective: Collective, topology: Topology) -> Iterator[tuple[traffic.Hop, int]]:
-    """The hops of a collective, each with the values that a rank turns back into floats after it: all that it gathered,
-    once they go no further as they are, or each piece that it adds up."""
-    hops, gathered = list(traffic.hops(collective, topology)), collective.numel
-    for hop, after in zip(hops, [*hops[1:], None], strict=False):
-        gathered *= hop.ranks
-        travels_on = after is not None and after.bits == hop.bits
-        yield hop, hop.quantised if hop.kind == "reduce" else gathered if hop.bits < 16 and not travels_on else 0
-
-
-class Cost(NamedTuple):
-    """Seconds of a hop: latencies and what processors do with messages, the links, quantising and restoring."""
-
-    processors: Value
-    links: Value
-    quantize: Value
-
-
-def hop_seconds(hop: traffic.Hop, restored: int, machine: Machine, assumed: Assumptions = OURS) -> Cost:
-    """What a hop takes. NCCL and RCCL use rings; `repro.comm` does over several levels, and within one level it
-    exchanges directly. A quantised reduction is a direct all-to-all, and a sum at the receiver."""
-    rings = machine.native or sum(size > 1 for size in hop.sizes) > 1
-    kind: Kind = "all_gather" if hop.kind == "gather" else "all_to_all" if hop.bits < 16 else "reduce_scatter"
-    algorithm: Algorithm = "ring" if rings and kind != "all_to_all" else "direct"
-    alone, nbytes = _alone(machine.network), hop.ranks * hop.payload
-    empty, full, links = (
-        collectives.seconds(kind, size, network, algorithm, levels=hop.levels, channels=machine.channels)
-        for size, network in ((0, alone.processors), (nbytes, alone.processors), (nbytes, alone.links))
-    )
-    share = assumed.all_to_all if kind == "all_to_all" else 1.0
-    apart = assumed.scales_apart if hop.bits < 16 else 0.0
-    # The same bytes in more messages: each costs what an empty one does.
-    processors, links = assumed.messages * (1 + apart) * empty + (full - empty) / share, links / share
-    values, kernels = hop.quantised + restored, (hop.quantised > 0) + (restored > 0)
-    if machine.quantize_values_per_s is None:
-        streamed = values * QUANTIZE_BYTES / machine.hbm_bytes_per_s
-        work = assumed.quantize_slowdown * streamed + assumed.messages * kernels * machine.launch_s
-        return Cost(processors, links, work)
-    return Cost(processors, links, assumed.quantize_slowdown * values / machine.quantize_values_per_s)
-
-
-class _Alone(NamedTuple):
-    """A network whose links take no time, and one in which nothing but the links does."""
-
-    processors: Network
-    links: Network
-
-
-@lru_cache(maxsize=16)
-def _alone(network: Network) -> _Alone:
-    endless, instant = (
-        tuple(replace(links, protocols=tuple(map(change, links.protocols))) for links in network.links)
-        for change in (lambda p: replace(p, bytes_per_s=np.inf), lambda p: replace(p, latency_s=0.0))
-    )
-    return _Alone(replace(network, links=endless), Network(network.topology, instant))
 
 
 def _times(plan: Plan, collective: Collective, accumulation: int, assumed: Assumptions) -> Value:

@@ -32,8 +32,8 @@ def run(point: FabricProbe) -> Outcome:
     sizes = [point.largest_kib * 1024 // 4**k for k in reversed(range(5))]
     with ranks_of(point, EXPERIMENT.timeout_s) as ranks:
         probes = ranks.run(probe, point.topology, sizes, point.repeats)
-    found = fitted(ranks, probes)
-    series = found.table.assign(hop=["+".join(hop) for hop in found.table.hop]).drop(columns="sizes")
+    found = fitted(ranks, {1.0: probes})
+    series = found.table.assign(hop=["+".join(hop) for hop in found.table.hop]).drop(columns=["sizes", "scale"])
     return ranks.outcome(found.metrics, series)
 
 
@@ -107,36 +107,30 @@ def _seconds(work: Callable[[], object], repeats: int) -> list[float]:
 
 @dataclass(frozen=True, eq=False)
 class Probed:
-    """The fit to every second size, a table with predictions for all, and the machine, for measured compute."""
+    """The fit to every second size, a table with predictions for all, and the machine, for measured compute; with links at
+    `scale` times the fitted rates."""
 
     metrics: ProbeMetrics
     table: pd.DataFrame
-    machine: Machine
+    machine: Callable[[float], Machine]
 
 
-def fitted(ranks: Ranks, probes: Sequence[Probe]) -> Probed:
-    """From what all ranks measured. Where there are GPUs the collectives are the backend's, rings; else those of
-    `repro.comm`. Except on a network of the machine's own, all ranks share the processors of one machine."""
+def fitted(ranks: Ranks, probes: Mapping[float, Sequence[Probe]]) -> Probed:
+    """From what all ranks measured, on a network whose links were set to these multiples of their rates. Where there are
+    GPUs the collectives are the backend's, rings; else those of `repro.comm`. Except on a network of the machine's own,
+    all ranks share the processors of one machine."""
     native, host = torch.cuda.is_available(), ranks.links.state != "the machine's own"
     topology = ranks.point.topology
     sizes = tuple(level.size for level in topology.levels)
-    slowest = np.max([list(each.values()) for each in probes], axis=0)  # [cases, repeats]: a case lasts so long
-    seconds = dict(zip(probes[0], np.median(slowest, axis=1).tolist(), strict=True))
-    quantized, updated = (VALUES / seconds.pop(work) for work in (QUANTIZE, UPDATE))
-    table = _measured(sizes, seconds, native)
-    every_second = table.groupby(["collective", "hop"], sort=False).cumcount() % 2 == 0
+    seconds = {scale: _seconds_of(each) for scale, each in probes.items()}
+    quantized, updated = (
+        VALUES / float(np.median([each.pop(work) for each in seconds.values()])) for work in (QUANTIZE, UPDATE)
+    )
+    table = pd.concat([_measured(sizes, each, native).assign(scale=scale) for scale, each in seconds.items()])
+    every_second = table.groupby(["scale", "collective", "hop"], sort=False).cumcount() % 2 == 0
     algorithms = {"ring": ("ring",), "direct": ("direct",)}
     found = fit.fit(table[every_second], fit.Model(topology.names, algorithms=algorithms, reduces=True, host=host))
     table = fit.predict(found, table).assign(fitted=every_second.to_numpy())
-    machine = Machine(
-        network=found.network(*sizes),
-        flops_per_s=np.inf,
-        hbm_bytes_per_s=UPDATE_BYTES * updated,
-        launch_s=0.0,
-        overlap=0.0,  # compute and messages share the processors
-        quantize_values_per_s=quantized,
-        native=native,
-    )
     median, p90 = fit.error_quantiles(table[~table.fitted].log_error)
     metrics = ProbeMetrics(
         error_median=median,
@@ -145,7 +139,25 @@ def fitted(ranks: Ranks, probes: Sequence[Probe]) -> Probed:
         update_values_per_s=updated,
         **{row.parameter.removesuffix(".0").replace(".", "_"): row.value for row in found.table().itertuples()},
     )
+
+    def machine(scale: float) -> Machine:
+        return Machine(
+            network=found.network(*sizes, scale=scale),
+            flops_per_s=np.inf,
+            hbm_bytes_per_s=UPDATE_BYTES * updated,
+            launch_s=0.0,
+            overlap=0.0,  # compute and messages share the processors
+            quantize_values_per_s=quantized,
+            native=native,
+        )
+
     return Probed(metrics, table, machine)
+
+
+def _seconds_of(ranks: Sequence[Probe]) -> dict[Case, float]:
+    """Seconds of each case: until the slowest rank has done it, the median of its repeats."""
+    slowest = np.max([list(each.values()) for each in ranks], axis=0)  # [cases, repeats]
+    return dict(zip(ranks[0], np.median(slowest, axis=1).tolist(), strict=True))
 
 
 def _measured(sizes: tuple[int, ...], seconds: Mapping[Case, float], native: bool) -> pd.DataFrame:

@@ -1,5 +1,5 @@
-"""Does the step model hold? Probe the network, calibrate the processors' work on three plans at one rate, predict every
-plan at every rate, and compare with steps that the same ranks train."""
+"""Does the step model hold? Probe the network at every rate, calibrate the processors' work on three plans at one rate,
+predict every plan at every rate, and compare with measured steps."""
 
 from typing import Literal
 
@@ -41,7 +41,7 @@ class ScalingStep(Ranked):
 class ScalingStepMetrics(
     prefixed("probe_", ProbeMetrics),
     metrics(Number, *(f"step_error_{what}{which}" for what in ERRORS for which in ("", "_probed_only"))),
-    metrics(Ratio, *(f"factor_{name}" for name in ("message", "bytes", "memory", "exposed", "beside"))),
+    metrics(Ratio, *(f"factor_{name}" for name in ("message", "bytes", "memory"))),
 ):
     """Errors of the steps that were not calibrated with; `*_probed_only`: without the calibration. `first_plan_over_fastest`:
     measured step of the plan that is predicted to be fastest, over the fastest measured one, at the worst of the rates;

@@ -8,14 +8,16 @@ import pandas as pd
 from repro import quantize, scaling
 from repro.experiments.base import Outcome
 from repro.experiments.common.launched import ranks_of
-from repro.experiments.fabric_probe.run import Probed, fitted, probe
+from repro.experiments.fabric_probe.run import Probe, fitted, probe
 from repro.experiments.scaling_step import ERRORS, EXPERIMENT, ScalingStep, ScalingStepMetrics
 from repro.experiments.zero_train import WARM_UP, ZeroTrain
 from repro.experiments.zero_train.run import Report, train
+from repro.scaling.calibrate import FACTORS
 from repro.scaling.fit import error_quantiles
+from repro.scaling.machines import Machine
 from repro.zero import Plan, plan
 
-AS_PROBED = {"message": 1.0, "bytes": 1.0, "memory": 1.0, "exposed": 0.0}  # levels as side by side as by default
+AS_PROBED = dict.fromkeys(FACTORS, 1.0)
 CALIBRATED = ("ddp", "zero3", "hierarchical")  # at the first rate
 SIZES = [4096 * 4**k for k in range(5)]  # bytes of the probe's tensors
 
@@ -24,18 +26,22 @@ def run(point: ScalingStep) -> Outcome:
     """Probe and train at each rate, calibrate, predict. The series has a row per plan and rate."""
     quantize.warm_up()
     rates = [float(rate) for rate in point.rates.split(",")]
-    measured: list[tuple[float, scaling.Observation]] = []
-    probes: list[Probed] = []
+    probes: dict[float, list[Probe]] = {}  # by the rate of the links over the first one
+    trained: list[tuple[ZeroTrain, Plan, list[Report]]] = []
     for rate in rates:
-        trainings = [(training, plan.named(training.plan, training.topology)) for training in point.trainings(rate)]
-        with ranks_of(trainings[0][0], EXPERIMENT.timeout_s) as ranks:
-            topology = trainings[0][0].topology
-            probes.append(fitted(ranks, ranks.run(probe, topology, SIZES, point.repeats, last=False)))
-            for number, (training, chosen) in enumerate(trainings, 1):
+        trainings = point.trainings(rate)
+        topology = trainings[0].topology
+        with ranks_of(trainings[0], EXPERIMENT.timeout_s) as ranks:
+            probes[rate / rates[0]] = ranks.run(probe, topology, SIZES, point.repeats, last=False)
+            for number, training in enumerate(trainings, 1):
                 # Every plan in processes of its own: after others in the same ones its steps take longer.
                 last = rate == rates[-1] and number == len(trainings)
-                reports = ranks.run(train, training, chosen, last=last)
-                measured.append((rate, _observation(training, chosen, probes[-1], reports)))
+                chosen = plan.named(training.plan, topology)
+                trained.append((training, chosen, ranks.run(train, training, chosen, last=last)))
+    # One probe at one rate cannot tell slow links from slow processors.
+    probed = fitted(ranks, probes)
+    machines = {rate: probed.machine(rate / rates[0]) for rate in rates}
+    measured = [(each.cluster_mbit_s, _observation(each, machines[each.cluster_mbit_s], *of)) for each, *of in trained]
     known = [rate == rates[0] and one.plan.name in CALIBRATED for rate, one in measured]
     factors = scaling.calibrate([one for (_, one), calibrated in zip(measured, known, strict=True) if calibrated])
     table = _compared(measured, factors).assign(calibrated=known)
@@ -43,18 +49,18 @@ def run(point: ScalingStep) -> Outcome:
         first_plan_over_fastest=_first_over_fastest(table),
         **_errors(table[~table.calibrated]),
         **{f"factor_{name}": value for name, value in factors.items()},
-        **{f"probe_{name}": value for name, value in probes[0].metrics},
+        **{f"probe_{name}": value for name, value in probed.metrics},
     )
     state = ranks.links.state
     return Outcome(metrics, ranks.links.evidence, {"fabric": state}, table, point.describe(state))
 
 
-def _observation(training: ZeroTrain, plan: Plan, probed: Probed, ranks: Sequence[Report]) -> scaling.Observation:
-    """The measured step of a plan, on the machine as it was probed at this rate."""
+def _observation(training: ZeroTrain, probed: Machine, plan: Plan, ranks: Sequence[Report]) -> scaling.Observation:
+    """The measured step of a plan, on the machine as it was probed."""
     timed = np.max([rank.steps.seconds[WARM_UP:] for rank in ranks], axis=0)
     alone = max(rank.compute_seconds or 0.0 for rank in ranks)
     size = (training.micro_batch, training.accumulation)
-    return scaling.Observation(plan, training.gpt, probed.machine, float(np.median(timed)), *size, alone)
+    return scaling.Observation(plan, training.gpt, probed, float(np.median(timed)), *size, alone)
 
 
 def _compared(measured: list[tuple[float, scaling.Observation]], factors: dict[str, float]) -> pd.DataFrame:

@@ -1,0 +1,109 @@
+"""What a hop of a collective of a plan takes: processors, links, quantising and restoring."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from repro.scaling import collectives
+from repro.scaling.algorithms import Algorithm, Kind
+from repro.scaling.assumptions import Assumptions
+from repro.scaling.machines import Machine
+from repro.scaling.network import Links, Network, Value
+from repro.topology import Topology
+from repro.zero import traffic
+from repro.zero.traffic import Collective
+
+# Per value that is quantised: read in 16 bits, written in 8; and per value that is restored, the other way round.
+QUANTIZE_BYTES = 3
+
+
+def restoring(collective: Collective, topology: Topology) -> Iterator[tuple[traffic.Hop, int]]:
+    """The hops of a collective, each with the values that a rank turns back into floats after it: all that it gathered,
+    once they go no further as they are, or each piece that it adds up."""
+    hops, gathered = list(traffic.hops(collective, topology)), collective.numel
+    for hop, after in zip(hops, [*hops[1:], None], strict=False):
+        gathered *= hop.ranks
+        travels_on = after is not None and after.bits == hop.bits
+        yield hop, hop.quantised if hop.kind == "reduce" else gathered if hop.bits < 16 and not travels_on else 0
+
+
+class Cost(NamedTuple):
+    """Seconds of a hop.
+
+    latency    what it takes without a byte: a launch, and a latency for each message of the longest chain
+    moving     of processors that move and add up what is sent, where they do so
+    links      of the busiest links
+    quantize   of quantising and restoring
+    """
+
+    latency: Value
+    moving: Value
+    links: Value
+    quantize: Value
+
+
+def hop_seconds(hop: traffic.Hop, restored: int, machine: Machine, assumed: Assumptions) -> Cost:
+    """What a hop takes. NCCL and RCCL use rings; `repro.comm` does over several levels, and within one level it
+    exchanges directly. A quantised reduction is a direct all-to-all, and a sum at the receiver."""
+    kind, algorithm = _collective(hop, machine)
+    alone, nbytes = _alone(machine.network), hop.ranks * hop.payload
+    empty, full, links = (
+        collectives.seconds(kind, size, network, algorithm, levels=hop.levels, channels=machine.channels)
+        for size, network in ((0, alone.processors), (nbytes, alone.processors), (nbytes, alone.links))
+    )
+    share = assumed.all_to_all if kind == "all_to_all" else 1.0
+    apart = assumed.scales_apart if hop.bits < 16 else 0.0
+    # The same bytes in more messages: each costs what an empty one does.
+    sent = (assumed.messages * (1 + apart) * empty, (full - empty) / share, links / share)
+    values, kernels = hop.quantised + restored, (hop.quantised > 0) + (restored > 0)
+    if machine.quantize_values_per_s is None:
+        streamed = values * QUANTIZE_BYTES / machine.hbm_bytes_per_s
+        work = assumed.quantize_slowdown * streamed + assumed.messages * kernels * machine.launch_s
+        return Cost(*sent, work)
+    return Cost(*sent, assumed.quantize_slowdown * values / machine.quantize_values_per_s)
+
+
+def level_seconds(hop: traffic.Hop, machine: Machine, assumed: Assumptions) -> dict[str, Value]:
+    """How long the links of each level carry messages of a hop."""
+    kind, algorithm = _collective(hop, machine)
+    share = assumed.all_to_all if kind == "all_to_all" else 1.0
+    alone, nbytes = _alone(machine.network), hop.ranks * hop.payload
+    return {
+        name: collectives.seconds(kind, nbytes, network, algorithm, levels=hop.levels, channels=machine.channels)
+        / share
+        for name, network in zip(machine.topology.names, alone.levels, strict=True)
+        if name in hop.levels
+    }
+
+
+def _collective(hop: traffic.Hop, machine: Machine) -> tuple[Kind, Algorithm]:
+    rings = machine.native or sum(size > 1 for size in hop.sizes) > 1
+    kind: Kind = "all_gather" if hop.kind == "gather" else "all_to_all" if hop.bits < 16 else "reduce_scatter"
+    return kind, "ring" if rings and kind != "all_to_all" else "direct"
+
+
+class _Alone(NamedTuple):
+    """A network whose links take no time, one in which nothing but the links does, and for each level one in which
+    nothing but its links does."""
+
+    processors: Network
+    links: Network
+    levels: tuple[Network, ...]
+
+
+@lru_cache(maxsize=16)
+def _alone(network: Network) -> _Alone:
+    def every(**change: float) -> tuple[Links, ...]:
+        return tuple(
+            replace(links, protocols=tuple(replace(each, **change) for each in links.protocols))
+            for links in network.links
+        )
+
+    endless, instant = every(bytes_per_s=np.inf), every(latency_s=0.0)
+    nothing = every(bytes_per_s=np.inf, latency_s=0.0)
+    levels = ((*nothing[:i], one, *nothing[i + 1 :]) for i, one in enumerate(instant))
+    alone = (Network(network.topology, links) for links in levels)
+    return _Alone(replace(network, links=endless), Network(network.topology, instant), tuple(alone))
