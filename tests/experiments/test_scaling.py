@@ -9,6 +9,7 @@ from repro.emulate import netns
 from repro.experiments.common.modelled import paper_gpt
 from repro.experiments.scaling_map import PLANS
 from repro.experiments.scaling_map.run import FACTORS, MEMORIES_GB
+from repro.experiments.fabric_probe.run import FASTER
 from repro.experiments.scaling_step import PAPER
 from repro.experiments.scaling_step.run import CALIBRATED, _first_over_fastest
 from repro.experiments.scaling_train import RATIOS
@@ -130,7 +131,8 @@ def test_a_probe_finds_the_rates_that_the_links_are_shaped_to():
     outcome = run("fabric_probe", gcds=1, largest_kib=512, repeats=2)
     assert outcome.evidence == "emulated"
     assert outcome.metrics.cluster_bytes_per_s == pytest.approx(25e6 / 8, rel=0.33)
-    assert outcome.metrics.node_bytes_per_s > 2 * outcome.metrics.cluster_bytes_per_s
+    assert outcome.metrics.node_bytes_per_s == pytest.approx(4 * 25e6 / 8, rel=0.33)
+    assert set(outcome.series.scale) == {1, FASTER}
 
 
 @SHAPED

@@ -38,7 +38,6 @@ def run(point: ScalingStep) -> Outcome:
                 last = rate == rates[-1] and number == len(trainings)
                 chosen = plan.named(training.plan, topology)
                 trained.append((training, chosen, ranks.run(train, training, chosen, last=last)))
-    # One probe at one rate cannot tell slow links from slow processors.
     probed = fitted(ranks, probes)
     machines = {rate: probed.machine(rate / rates[0]) for rate in rates}
     measured = [(each.cluster_mbit_s, _observation(each, machines[each.cluster_mbit_s], *of)) for each, *of in trained]
