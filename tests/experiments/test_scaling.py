@@ -7,9 +7,9 @@ import pytest
 from repro import experiments, scaling
 from repro.emulate import netns
 from repro.experiments.common.modelled import paper_gpt
+from repro.experiments.fabric_probe.run import FASTER
 from repro.experiments.scaling_map import PLANS
 from repro.experiments.scaling_map.run import FACTORS, MEMORIES_GB
-from repro.experiments.fabric_probe.run import FASTER
 from repro.experiments.scaling_step import PAPER
 from repro.experiments.scaling_step.run import CALIBRATED, _first_over_fastest
 from repro.experiments.scaling_train import RATIOS

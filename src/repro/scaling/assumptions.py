@@ -31,8 +31,8 @@ class Assumptions:
                        the last backward and the next forward: 0 or 1. This engine's do, layer by layer; DeepSpeed's
                        wait, Adam for the sums and the next forward for the weights
     side_by_side       of the messages of all levels but the one that takes longest, the share that runs beside that one:
-                       0, level after level, to 1. This engine has a stream for each kind of message; 0.3 fits its
-                       steps on an emulated network [emulated, docs/log.md]
+                       0, level after level, to 1. This engine has a stream for each kind of message; 0.3 fitted its
+                       steps on an emulated network [emulated, docs/log.md], where they are simulated now
     secondary          when the secondary copy of hpZ is refilled from all ranks: once a "step", in every "micro_batch",
                        or "never" (no hpZ). Likely "step": DeepSpeed drops the copy when it updates [CODE stage3.py].
                        Memory is counted with the copy
