@@ -95,7 +95,7 @@ $(READY): constraints.txt requirements.lock pyproject.toml
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) --no-deps --require-hashes --requirement requirements.lock
 	@$(PIP) --constraint constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
-	@$(PIP) --constraint constraints.txt --editable '.[workflow,test,deepspeed,benchmark]'
+	@$(PIP) --constraint constraints.txt --editable '.[workflow,test,deepspeed,megatron,benchmark]'
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true
 	@touch $(READY)
 
