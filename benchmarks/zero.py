@@ -10,6 +10,8 @@ what slows the machine slows all of them: trust ratios, not seconds.
     bound s    no step is shorter: the longest of compute and, of each level, its bytes over its rate
                (`zero.traffic.bound_seconds`)
     x bound    step over bound
+    x links    what the order of messages alone costs: the engine's step, simulated on these links with processors and
+               latencies that take no time (`scaling.schedule`), over the links' bound
     over       median over rounds of ZeRO++'s seconds over this plan's, with as many micro-batches
     MB         bytes of a step that all ranks together send over each level, by the ledger
 
@@ -23,6 +25,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -42,6 +45,10 @@ from repro.experiments.zero_train import ZeroTrain
 from repro.experiments.zero_train.run import keep_freed_memory
 from repro.launch import launch, network
 from repro.models.gpt import GPT
+from repro.scaling.assumptions import Assumptions
+from repro.scaling.machines import Machine
+from repro.scaling.network import Links, Network, Protocol
+from repro.scaling.schedule import step_seconds
 from repro.scaling.step import layout_of
 from repro.zero import Plan, ZeroOptimizer, plan, traffic
 from repro.zero.engine import KINDS
@@ -173,16 +180,43 @@ def on_ranks(rate: float, work: Callable[..., T], *args: Any) -> list[T]:
 def table(point: ZeroTrain, cases: list[Case], seen: list[Seen]) -> Table:
     """Of what the ranks saw at one rate."""
     levels = point.topology.names
-    heads = ("plan", "x", "step s", "compute s", "bound s", "x bound", "over", *(f"MB {level}" for level in levels))
+    heads = (
+        "plan",
+        "x",
+        "step s",
+        "compute s",
+        "bound s",
+        "x bound",
+        "x links",
+        "over",
+        *(f"MB {level}" for level in levels),
+    )
     shown = Table(*heads, title=f"{point.cluster_mbit_s:g} Mbit/s between nodes")
     for name, count in cases:
         seconds = statistics.median(seen[0].seconds[name, count])
         compute = max(each.compute[count] for each in seen)
         bound = traffic.bound_seconds(_plan(point, name), layout_of(point.gpt), count, compute_s=compute)
         sent = [sum(each.sent[name, count][level] for each in seen) / 1e6 for level in levels]
-        numbers = (seconds, compute, bound, seconds / bound, over_zeropp(seen[0], (name, count)))
+        ratios = (seconds / bound, over_links(point, name, count), over_zeropp(seen[0], (name, count)))
+        numbers = (seconds, compute, bound, *ratios)
         shown.add_row(name, str(count), *(f"{number:.3f}" for number in numbers), *(f"{mb:.2f}" for mb in sent))
     return shown
+
+
+def over_links(point: ZeroTrain, name: str, micro_batches: int) -> float:
+    """The simulated step on links alone over their bound; NaN for plans apart, whose order is not simulated."""
+    if name.endswith(APART):
+        return float("nan")
+    topology, below = point.topology, 1
+    links = []
+    for level in topology.levels:
+        links.append(Links(below, (Protocol(0.0, level.bytes_per_s),)))
+        below *= level.size
+    endless = {"flops_per_s": math.inf, "hbm_bytes_per_s": math.inf, "quantize_values_per_s": math.inf}
+    machine = Machine(Network(topology, tuple(links)), launch_s=0.0, overlap=0.0, native=False, **endless)
+    chosen, model = _plan(point, name), layout_of(point.gpt)
+    seconds = step_seconds(chosen, model, machine, micro_batches, 0.0, 0.0, Assumptions())
+    return seconds / traffic.bound_seconds(chosen, model, micro_batches)
 
 
 def over_zeropp(seen: Seen, case: Case) -> float:

@@ -24,6 +24,9 @@ def test_a_row_compares_medians_of_rounds_with_the_bound_and_with_zeropp_round_b
     assert columns["bound s"] == ["5.000", "5.000"]  # the slowest rank's compute
     assert columns["x bound"] == ["0.400", "0.600"]
     assert columns["over"] == ["2.000", "1.000"]
+    assert 1.3 < float(columns["x links"][0]) < 1.6, (
+        "two blocks: the second half of the sums has nothing to hide behind"
+    )
     assert columns["MB package"] == ["6.00", "6.00"] and columns["MB cluster"] == ["2.00", "2.00"]
 
 
