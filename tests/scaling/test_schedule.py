@@ -69,7 +69,8 @@ def test_processors_that_everything_waits_for_do_all_of_it_once(name, accumulati
 )
 def test_a_step_is_no_shorter_than_what_it_uses_and_no_longer_than_all_of_it(name, accumulation, rates, host, latency):
     on = machine(rates, host, 1e8, latency)
-    each = used(name, on, accumulation) | {"passes": 0.1}
+    each = used(name, on, accumulation)
+    each["processors"] += 0.1
     found = seconds(name, on, accumulation, passes_s=0.1)
     longest = max(lasts for what, lasts in each.items() if what != "latency")
     assert longest * (1 - 1e-9) <= found <= sum(each.values()) * (1 + 1e-9)
@@ -104,16 +105,18 @@ FOUR = frontier(2, 1, 2)
 
 
 def _started(rank, world, name):
-    """Kinds of a step's messages, and whether they are the root's, in the order in which the engine starts them."""
-    model = SETTING.model()
+    """What a step of the engine starts, in this order: messages by kind and bucket, and forwards of blocks."""
+    model, seen = SETTING.model(), []
     optimizer = ZeroOptimizer(model, plan.named(name, FOUR), accumulation=2, lr=1e-2)
-    root, labelled, seen = optimizer.all_buckets[-1], optimizer._labelled, []
+    labelled = optimizer._labelled
 
     def noted(kind, bucket, steps):
-        seen.append((KINDS[kind], bucket is root))
+        seen.append((KINDS[kind], bucket.number))
         return labelled(kind, bucket, steps)
 
     optimizer._labelled = noted
+    for number, block in enumerate(model.blocks):  # after FSDP's hook: the block's weights are there
+        block.register_forward_pre_hook(lambda *_, number=number: seen.append(("forward", number)))
     for step in range(2):  # the first finds out in which order weights are needed
         seen.clear()
         for number in range(2):
@@ -122,30 +125,58 @@ def _started(rank, world, name):
     return seen
 
 
-@pytest.mark.parametrize("name", ["hierarchical", "hpz", "hsdp", "mics"])
-def test_messages_start_in_the_order_of_the_engine(name, monkeypatch):
-    chosen, shapes, seen = plan.named(name, FOUR), layout_of(SHAPE), []
-    start = schedule._Stream.start
+def _simulated(chosen):
+    """The same of the simulation."""
+    shapes, seen = layout_of(SHAPE), []
     on = Machine(network_of(FOUR), np.inf, np.inf, 0.0, 0.0, quantize_values_per_s=np.inf, native=False)
-    sent = {bucket: schedule._sent(chosen, bucket, on, 2, Assumptions()) for bucket in set(shapes.buckets)}
-    program = schedule._Program(chosen, shapes, sent, 0.0, 0.0)
-    streams = (program.gathers, program.reductions, program.averages, program.publications)
-    of_root = sent[shapes.buckets[-1]]
+    sent = {bucket: schedule._messages(chosen, bucket, on, 2, Assumptions()) for bucket in set(shapes.buckets)}
+    program = schedule._Program(chosen, shapes, sent, 0.0)
+    buckets = {"average": [], "publish": [program.root, *program.blocks]}
 
-    def noted(stream, after, hops):
-        root = any(hops is each for each in vars(of_root).values())
-        root |= bool(hops) and hops in (of_root.reduce, of_root.reduce + of_root.average)
-        seen.append((KINDS[streams.index(stream)], root))
-        return start(stream, after, hops)
+    def noting(owner, name, kind):
+        does = getattr(owner, name)
 
-    monkeypatch.setattr(schedule._Stream, "start", noted)
+        def noted(first, *rest):
+            if kind in ("gather", "reduce"):
+                seen.append((kind, first))
+                buckets["average"] = [first]
+            elif kind == "forward" and rest == (1,) and first != program.root:
+                seen.append((kind, first))
+            elif kind in buckets:
+                seen.append((kind, buckets[kind].pop(0)))
+            return does(first, *rest)
+
+        setattr(owner, name, noted)
+
+    noting(program, "_gather", "gather")
+    noting(program, "_reduce", "reduce")
+    noting(program, "_compute", "forward")
+    noting(program.averages, "start", "average")
+    noting(program.publications, "start", "publish")
     for _ in range(2):
         seen.clear()
-        program.step(2)
-    expected = launch(_started, 4, name, timeout_s=100)[0]
+        buckets["publish"] = [program.root, *program.blocks]
+        program.step(2, 0.0, 0.0)
+    return seen
+
+
+@pytest.mark.parametrize("name", ["hierarchical", "hpz", "hsdp", "mics"])
+def test_it_starts_what_the_engine_starts_in_the_same_order(name):
+    chosen = plan.named(name, FOUR)
+    seen, expected = _simulated(chosen), launch(_started, 4, name, timeout_s=100)[0]
     if not chosen.sums_travel:  # nothing to send: the engine has it pass through in `step`
         seen, expected = ([each for each in those if each[0] != "average"] for those in (seen, expected))
-    assert seen == expected
+    assert seen == expected and len(seen) > 30
+
+
+def test_what_a_level_carries_are_the_bytes_of_the_checked_arithmetic():
+    """Its links between nodes, and the rank's own link, which all leave through."""
+    rates = (2e6, 5e5, 1.25e5)
+    for name in plan.NAMED:
+        sent = traffic.step_bytes(plan.named(name, TOPOLOGY), SHAPES, 2)
+        busy = used(name, machine(rates), 2)
+        assert busy["cluster"] == pytest.approx(sent["cluster"] / 8 / rates[2], rel=0.01)
+        assert busy["package"] == pytest.approx(sum(sent.values()) / 8 / rates[0], rel=0.01)
 
 
 def test_draws_are_refused():

@@ -20,6 +20,7 @@ from repro.zero import Plan
 FACTORS = ("message", "bytes", "memory")
 PRIOR_LOG_SD = 1.0  # a factor of e more or less is nothing unusual
 NOISE = 0.05  # of a measured step
+DIFFERENCE = 0.01  # of a log factor
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +53,13 @@ def calibrate(observations: Sequence[Observation]) -> dict[str, float]:
         errors = [np.log(one.predicted(factors) / one.seconds) for one in observations]
         return np.append(np.array(errors) / NOISE, log_factors / PRIOR_LOG_SD)
 
-    found = least_squares(residuals, np.zeros(len(FACTORS)), bounds=(-4, 4)).x
+    def slopes(log_factors: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Over finite steps, as a simulated step is no smooth function."""
+        steps = DIFFERENCE * np.eye(len(FACTORS))
+        each = [(residuals(log_factors + step) - residuals(log_factors - step)) / (2 * DIFFERENCE) for step in steps]
+        return np.stack(each, axis=1)
+
+    found = least_squares(residuals, np.zeros(len(FACTORS)), slopes, bounds=(-4, 4)).x
     return {name: float(value) for name, value in zip(FACTORS, np.exp(found), strict=True)}
 
 

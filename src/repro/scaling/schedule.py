@@ -1,17 +1,18 @@
-"""A step of this package's engine on an emulated network, message by message.
+"""A step of this package's engine on an emulated network, message by message: a discrete-event simulation.
 
-What is simulated is the engine's program (`repro.zero.engine`): forwards and backwards, bucket by bucket; gathers one
-bucket ahead; and for each of the four moments at which data moves a stream, on which collective follows collective from
-hop to hop. All ranks do the same at the same time, so one stands for all.
+What is simulated is the engine's program (`repro.zero.engine`): forwards and backwards, bucket by bucket; within each,
+gathers one bucket ahead; and for each of the four moments at which data moves a stream, on which collective follows
+collective from hop to hop. All ranks do the same at the same time, so one stands for all.
 
-What they share serves who comes first: the processors of the machine, and the links of each level. A hop takes both at
-once, as emulated links queue messages while the processors go on; then its latency passes, in which others may use them.
-Nothing else decides what runs beside what.
+Shared resources serve in order of arrival: the processors of the machine, and the links of each level. A hop takes both
+at once, as emulated links queue messages while the processors go on; then its latency passes, in which others may use
+them. Nothing else decides what runs beside what. Simpler than the engine: the rounds of a ring are one, and quantising runs
+beside the messages of its own hop (docs/log.md has both tried).
 """
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ import numpy as np
 
 from repro.comm import Route
 from repro.comm.route import most_under_way
+from repro.scaling import collectives
 from repro.scaling.assumptions import Assumptions
 from repro.scaling.hops import hop_seconds, level_seconds, restoring
 from repro.scaling.machines import Machine
@@ -28,11 +30,11 @@ from repro.zero.layout import BucketLayout, Layout, shard_numel
 from repro.zero.traffic import Collective
 
 PROCESSORS = "processors"
-Uses = Mapping[str, float]  # seconds, by what is used: the processors, and levels of links
+Uses = Mapping[str, float]  # seconds, by resource: the processors, and levels of links
 
 
-class Hop(NamedTuple):
-    """What a hop of a collective uses, and what passes then until it has ended."""
+class HopCost(NamedTuple):
+    """What a hop of a collective takes. `latency_s`: from its last use of a resource to its end."""
 
     uses: Uses
     latency_s: float
@@ -47,7 +49,7 @@ def step_seconds(
     update_s: Value,
     assumed: Assumptions,
 ) -> float:
-    """Seconds of a step among others.
+    """Seconds from one update to the next, in a row of steps.
 
     accumulation   backward passes per step
     passes_s       of the processors: all of its forwards and backwards, with the copies beside them
@@ -56,51 +58,55 @@ def step_seconds(
 
     ValueError for a machine, or assumptions, in draws.
     """
-    sent = {bucket: _sent(plan, bucket, machine, accumulation, assumed) for bucket in set(model.buckets)}
-    program = _Program(plan, model, sent, _number(passes_s) / accumulation, _number(update_s))
-    updates = [program.step(accumulation) for _ in range(2)]
+    sent = {bucket: _messages(plan, bucket, machine, accumulation, assumed) for bucket in set(model.buckets)}
+    program = _Program(plan, model, sent, _number(passes_s) / accumulation)
+    levels = plan.levels(None, plan.optimizer)
+    norm = _number(collectives.seconds("all_reduce", 4, machine.network, levels=levels)) if levels else 0.0
+    updates = [program.step(accumulation, norm, _number(update_s)) for _ in range(2)]
     ends = program.tasks.ends()
     return ends[updates[1]] - ends[updates[0]]
 
 
 @dataclass(frozen=True)
-class _Sent:
-    """The hops of a bucket's collectives, by moment; `refill` is a gather from the secondary shards."""
+class _Messages:
+    """The hops of a bucket's collectives, by moment; of two kinds of gathers, from the shards or the secondary ones."""
 
-    gather: Sequence[Hop]
-    refill: Sequence[Hop]
-    reduce: Sequence[Hop]
-    average: Sequence[Hop]
-    publish: Sequence[Hop]
+    gather: Sequence[HopCost]
+    gather_secondary: Sequence[HopCost]
+    reduce: Sequence[HopCost]
+    average: Sequence[HopCost]
+    publish: Sequence[HopCost]
 
 
-def _sent(plan: Plan, bucket: BucketLayout, machine: Machine, accumulation: int, assumed: Assumptions) -> _Sent:
-    moves, collectives = plan.moves, list(traffic.collectives(plan, Layout((bucket,)), accumulation))
+def _messages(plan: Plan, bucket: BucketLayout, machine: Machine, accumulation: int, assumed: Assumptions) -> _Messages:
+    moves, sent = plan.moves, list(traffic.collectives(plan, Layout((bucket,)), accumulation))
 
-    def along(kind: traffic.Kind, *routes: Route | None) -> list[Hop]:
-        found = [each for each in collectives if each.kind == kind and each.route in routes]
+    def along(kind: traffic.Kind, *routes: Route | None) -> list[HopCost]:
+        found = [each for each in sent if each.kind == kind and each.route in routes]
         return [hop for each in found for hop in _hops(each, machine, assumed)]
 
     across = (moves.reduce_to_optimizer, moves.all_reduce_replicas)
-    return _Sent(
+    return _Messages(
         gather=along("gather", moves.gather_weights),
-        refill=along("gather", moves.gather_secondary),
+        gather_secondary=along("gather", moves.gather_secondary),
         reduce=along("reduce", moves.reduce_to_weights, moves.reduce_to_gradients),
         average=along("reduce", *across) + along("gather", moves.all_reduce_replicas),
         publish=along("gather", moves.gather_updated),
     )
 
 
-def _hops(collective: Collective, machine: Machine, assumed: Assumptions) -> list[Hop]:
+def _hops(collective: Collective, machine: Machine, assumed: Assumptions) -> list[HopCost]:
     """Of a collective. All that a rank sends leaves through its own link, the innermost."""
     found = []
-    own, links = machine.topology.levels[0], machine.network.links[0]
+    own, link = machine.topology.levels[0], machine.network.links[0]
     for hop, restored in restoring(collective, machine.topology):
         cost = hop_seconds(hop, restored, machine, assumed)
         uses = level_seconds(hop, machine, assumed) | {PROCESSORS: cost.moving + cost.quantize}
         if own.size > 1:
-            uses[own.name] = (hop.ranks - 1) * hop.payload / links.protocol(hop.payload).bytes_per_s
-        found.append(Hop({what: _number(seconds) for what, seconds in uses.items()}, _number(cost.latency)))
+            all_to_all = hop.kind == "reduce" and hop.bits < 16
+            share = assumed.all_to_all if all_to_all else 1.0
+            uses[own.name] = (hop.ranks - 1) * hop.payload / link.protocol(hop.payload).bytes_per_s / share
+        found.append(HopCost({what: _number(lasts) for what, lasts in uses.items()}, _number(cost.latency)))
     return found
 
 
@@ -115,15 +121,13 @@ def _number(value: Value) -> float:
 class _Program:
     """What a rank does, as tasks: the last one of the program itself is `now`."""
 
-    def __init__(
-        self, plan: Plan, model: Layout, sent: Mapping[BucketLayout, _Sent], pass_s: float, update_s: float
-    ) -> None:
+    def __init__(self, plan: Plan, model: Layout, sent: Mapping[BucketLayout, _Messages], pass_s: float) -> None:
         self.tasks = _Tasks()
         self.now = self.tasks.add([])
         self.sent = [sent[bucket] for bucket in model.buckets]
         numel = [shard_numel(bucket.trainable + bucket.frozen, 1) for bucket in model.buckets]
         self.forward_s = [pass_s / 3 * each / sum(numel) for each in numel]  # a backward takes twice as long
-        self.update_s, self.secondary = update_s, plan.has_secondary
+        self.secondary = plan.has_secondary
         moves, self.at_once = plan.moves, plan.reduce_across == "micro_batch"
         across = (moves.reduce_to_optimizer, moves.all_reduce_replicas)
 
@@ -138,43 +142,58 @@ class _Program:
         self.published: dict[int, int] = {}  # by bucket, when its new weights are there
         *self.blocks, self.root = range(len(self.sent))
 
-    def step(self, accumulation: int) -> int:
-        """Number of the task that is its update."""
+    def step(self, accumulation: int, norm_s: float, update_s: float) -> int:
+        """Number of the task that is its update. `norm_s`: of the all-reduce of the gradients' norm before it."""
         for number in range(1, accumulation + 1):
-            self._passes(number == 1, number == accumulation)
+            self._forward(number == 1)
+            self._backward(number == accumulation)
         streams = (self.gathers, self.reductions, self.averages, self.publications)
         under_way = [stream.ends[-1][-1] for stream in streams if stream.ends]
-        self.now = self.tasks.add([self.now, *under_way], {PROCESSORS: self.update_s})
+        norm = self.tasks.add([self.now, *under_way], {}, norm_s)
+        self.now = self.tasks.add([norm], {PROCESSORS: update_s})
         for bucket in (self.root, *self.blocks):
             self.published[bucket] = self.publications.start([self.now], self.sent[bucket].publish)
         return self.now
 
-    def _passes(self, first: bool, last: bool) -> None:
-        """A forward and a backward, the `first` or `last` of a step or not. The root's come first in both, the end of its
-        backward last."""
-        visits = [(bucket, False) for bucket in (self.root, *self.blocks)]
-        visits += [(bucket, True) for bucket in (self.root, *reversed(self.blocks))]
-        gathered = self._gather(*visits[0], first)
-        for (bucket, backward), following in zip(visits, [*visits[1:], None], strict=True):
-            self.now = self.tasks.add([self.now, gathered])
-            if following:  # FSDP asks for the next bucket's weights once it has this one's
-                gathered = self._gather(*following, first)
-            seconds = self.forward_s[bucket] * (2 if backward else 1)
-            self.now = self.tasks.add([self.now], {PROCESSORS: seconds})
-            if backward and bucket != self.root:
-                self._reduce(self.sent[bucket], last)
-        self._reduce(self.sent[self.root], last)
+    def _forward(self, first: bool) -> None:
+        """Of the root what is asked for first, its weights, is needed last: the embeddings take next to no time.
+        `first` of a step: then hpZ makes its secondary shards."""
+        from_shards = first or not self.secondary
+        for bucket in self._gathered([self.root, *self.blocks], from_shards):
+            if bucket != self.root:
+                self._compute(bucket, 1)
+        self._compute(self.root, 1)
 
-    def _gather(self, bucket: int, backward: bool, first: bool) -> int:
-        anew = not self.secondary or (first and not backward)  # the secondary shards are made in the first forward
+    def _backward(self, last: bool) -> None:
+        """`last` of a step: then sums leave. The root's begins first and ends last."""
+        for bucket in self._gathered([self.root, *reversed(self.blocks)], not self.secondary):
+            self._compute(bucket, 2)
+            if bucket != self.root:
+                self._reduce(bucket, last)
+        self._reduce(self.root, last)
+
+    def _gathered(self, buckets: Sequence[int], from_shards: bool) -> Iterator[int]:
+        """Each bucket, once its weights are there; FSDP asks for those of the next then, and not before."""
+        arriving = self._gather(buckets[0], from_shards)
+        for bucket, following in zip(buckets, [*buckets[1:], None], strict=True):
+            self.now = self.tasks.add([self.now, arriving])
+            if following is not None:
+                arriving = self._gather(following, from_shards)
+            yield bucket
+
+    def _gather(self, bucket: int, from_shards: bool) -> int:
         sent, new_weights = self.sent[bucket], self.published.get(bucket)
         after = [self.now, *([] if new_weights is None else [new_weights])]
-        return self.gathers.start(after, sent.gather if anew else sent.refill)
+        return self.gathers.start(after, sent.gather if from_shards else sent.gather_secondary)
 
-    def _reduce(self, sent: _Sent, last: bool) -> None:
+    def _compute(self, bucket: int, times: int) -> None:
+        """So many times a forward's work."""
+        self.now = self.tasks.add([self.now], {PROCESSORS: times * self.forward_s[bucket]})
+
+    def _reduce(self, bucket: int, last: bool) -> None:
+        sent = self.sent[bucket]
         self.now = self.tasks.add([self.now, *self.reductions.room()])
-        hops = [*sent.reduce, *(sent.average if self.at_once else ())]
-        reduced = self.reductions.start([self.now], hops)
+        reduced = self.reductions.start([self.now], [*sent.reduce, *(sent.average if self.at_once else ())])
         if last and not self.at_once:
             self.averages.start([self.now, reduced], sent.average)
 
@@ -191,14 +210,16 @@ class _Stream:
         """What must have ended before another can start."""
         return [self.ends[-self.most][-1]] if len(self.ends) >= self.most else []
 
-    def start(self, after: Iterable[int], hops: Sequence[Hop]) -> int:
+    def start(self, after: Iterable[int], hops: Sequence[HopCost]) -> int:
         """The task with which the collective ends."""
+        if not hops:  # nothing to send: it takes no part
+            return self.tasks.add([*after])
         ahead = self.ends[-1] if self.ends else []
         before = [*after, *self.room()]
         mine: list[int] = []
-        for number, hop in enumerate(hops or [Hop({}, 0.0)]):
+        for number, each in enumerate(hops):
             behind = ahead[min(number, len(ahead) - 1) :][:1]
-            mine.append(self.tasks.add([*before, *behind], *hop))
+            mine.append(self.tasks.add([*before, *behind], *each))
             before = mine[-1:]
         self.ends.append(mine)
         return mine[-1]
@@ -206,7 +227,7 @@ class _Stream:
 
 @dataclass
 class _Tasks:
-    """What is to be done: after which others, what it uses for how long, and what passes then until it has ended."""
+    """What is to be done: after which others, and as in `HopCost`."""
 
     after: list[list[int]] = field(default_factory=list)
     uses: list[Uses] = field(default_factory=list)

@@ -92,9 +92,10 @@ def predict_step(
     micro_batch    sequences per rank and backward pass
     accumulation   backward passes per step
     compute_s      of all forwards and backwards, where it was measured
-    assumed        of the engine; default: this package's
+    assumed        of the engine; default: this package's. On an emulated network this package's engine is simulated, and
+                   of `assumed` only what it says of messages counts
 
-    ValueError when the levels of plan and machine differ.
+    ValueError when the levels of plan and machine differ, and for an emulated network in draws.
     """
     planned, there = plan.topology.mesh_shape, machine.topology.mesh_shape
     if planned != there:

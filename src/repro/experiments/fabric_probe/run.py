@@ -2,6 +2,7 @@
 step costs a processor beside them, quantising and the optimizer's update. Then the fit: a table of the ranks' seconds,
 parameters, errors on sizes not fitted."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -32,14 +33,14 @@ def run(point: FabricProbe) -> Outcome:
     given to `repro.scaling.fit`."""
     quantize.warm_up()
     sizes = [point.largest_kib * 1024 // 4**k for k in reversed(range(5))]
-    probes: dict[float, list[Probe]] = {}
+    started = time.monotonic()
     with ranks_of(point, EXPERIMENT.timeout_s) as ranks:
         shaped = ranks.links.state == "shaped"
-        probes[1.0] = ranks.run(probe, point.topology, sizes, point.repeats, last=not shaped)
+        probes = [(1.0, ranks.run(probe, point.topology, sizes, point.repeats, last=not shaped))]
     if shaped:
         faster = point.model_copy(update={"cluster_mbit_s": FASTER * point.cluster_mbit_s})
-        with ranks_of(faster, EXPERIMENT.timeout_s) as others:
-            probes[FASTER] = others.run(probe, point.topology, sizes, point.repeats)
+        with ranks_of(faster, EXPERIMENT.timeout_s - (time.monotonic() - started)) as others:
+            probes.append((FASTER, others.run(probe, point.topology, sizes, point.repeats)))
     found = fitted(ranks, probes)
     series = found.table.assign(hop=["+".join(hop) for hop in found.table.hop]).drop(columns="sizes")
     return ranks.outcome(found.metrics, series)
@@ -123,19 +124,21 @@ class Probed:
     machine: Callable[[float], Machine]
 
 
-def fitted(ranks: Ranks, probes: Mapping[float, Sequence[Probe]]) -> Probed:
-    """From what all ranks measured, on a network whose links were set to these multiples of their rates. Where there are
-    GPUs the collectives are the backend's, rings; else those of `repro.comm`. Except on a network of the machine's own,
+def fitted(ranks: Ranks, probes: Sequence[tuple[float, Sequence[Probe]]]) -> Probed:
+    """From what all ranks measured, each time with the links set to a multiple of the rates that are fitted. Where there
+    are GPUs the collectives are the backend's, rings; else those of `repro.comm`. Except on a network of the machine's own,
     all ranks share the processors of one machine."""
     native, host = torch.cuda.is_available(), ranks.links.state != "the machine's own"
     topology = ranks.point.topology
     sizes = tuple(level.size for level in topology.levels)
-    seconds = {scale: _seconds_of(each) for scale, each in probes.items()}
+    seconds = [(scale, _seconds_of(each)) for scale, each in probes]
     quantized, updated = (
-        VALUES / float(np.median([each.pop(work) for each in seconds.values()])) for work in (QUANTIZE, UPDATE)
+        VALUES / float(np.median([each.pop(work) for _, each in seconds])) for work in (QUANTIZE, UPDATE)
     )
-    table = pd.concat([_measured(sizes, each, native).assign(scale=scale) for scale, each in seconds.items()])
-    every_second = table.groupby(["scale", "collective", "hop"], sort=False).cumcount() % 2 == 0
+    tables = [_measured(sizes, each, native).assign(scale=scale) for scale, each in seconds]
+    table = pd.concat(tables, keys=range(len(tables)), names=["probe", None]).reset_index("probe")
+    every_second = table.groupby(["probe", "collective", "hop"], sort=False).cumcount() % 2 == 0
+    table = table.drop(columns="probe")
     algorithms = {"ring": ("ring",), "direct": ("direct",)}
     found = fit.fit(table[every_second], fit.Model(topology.names, algorithms=algorithms, reduces=True, host=host))
     table = fit.predict(found, table).assign(fitted=every_second.to_numpy())

@@ -26,20 +26,22 @@ def run(point: ScalingStep) -> Outcome:
     """Probe and train at each rate, calibrate, predict. The series has a row per plan and rate."""
     quantize.warm_up()
     rates = [float(rate) for rate in point.rates.split(",")]
-    probes: dict[float, list[Probe]] = {}  # by the rate of the links over the first one
+    probes: list[tuple[float, list[Probe]]] = []  # with the rate of the links over the first one
+    scales: dict[float, float] = {}
     trained: list[tuple[ZeroTrain, Plan, list[Report]]] = []
     for rate in rates:
         trainings = point.trainings(rate)
         topology = trainings[0].topology
         with ranks_of(trainings[0], EXPERIMENT.timeout_s) as ranks:
-            probes[rate / rates[0]] = ranks.run(probe, topology, SIZES, point.repeats, last=False)
+            scales[rate] = rate / rates[0] if ranks.links.state == "shaped" else 1.0
+            probes.append((scales[rate], ranks.run(probe, topology, SIZES, point.repeats, last=False)))
             for number, training in enumerate(trainings, 1):
                 # Every plan in processes of its own: after others in the same ones its steps take longer.
                 last = rate == rates[-1] and number == len(trainings)
                 chosen = plan.named(training.plan, topology)
                 trained.append((training, chosen, ranks.run(train, training, chosen, last=last)))
     probed = fitted(ranks, probes)
-    machines = {rate: probed.machine(rate / rates[0]) for rate in rates}
+    machines = {rate: probed.machine(scale) for rate, scale in scales.items()}
     measured = [(each.cluster_mbit_s, _observation(each, machines[each.cluster_mbit_s], *of)) for each, *of in trained]
     known = [rate == rates[0] and one.plan.name in CALIBRATED for rate, one in measured]
     factors = scaling.calibrate([one for (_, one), calibrated in zip(measured, known, strict=True) if calibrated])
