@@ -10,7 +10,7 @@ import torch.distributed as dist
 from ddp_reference import Setting, batch
 
 from repro.baselines import megatron, trainer
-from repro.launch import launch
+from repro.launch import RankError, launch
 from repro.models.gpt import GPT, GPTConfig
 from repro.scaling.step import layout_of
 from repro.topology import frontier
@@ -110,10 +110,11 @@ def test_bytes_are_those_of_our_plan_but_for_weights_between_nodes(micro_batches
 
 
 def _norms(rank, world, factor):
-    """Of the gradients before they are clipped, as the library has them with this factor."""
+    """Squares of the gradients that the rank holds before they are clipped, with this factor or as `hfsdp` has set it."""
     trained, norms = _sharded(torch.float32), []
     for group in trained.model.param_and_grad_buffer.parameter_groups:
-        group.hfsdp_helper_gbuf.gradient_scaling_factor = factor
+        if factor != "set":
+            group.hfsdp_helper_gbuf.gradient_scaling_factor = factor
     trained._clip = lambda to: norms.append(sum(part.square().sum().item() for part in trained._gradients()))
     trained.step([batch(0, rank)])
     return norms
@@ -121,11 +122,16 @@ def _norms(rank, world, factor):
 
 def test_the_library_sums_gradients_over_the_ranks_where_it_says_that_it_averages_them():
     """It leaves the factor out of the buffers that only HFSDP has. Adam does not see it; clipping does."""
-    left_out, averaged = (launch(_norms, 4, factor, timeout_s=100) for factor in (None, 0.25))
+    left_out, averaged, ours = (launch(_norms, 4, factor, timeout_s=100) for factor in (None, 0.25, "set"))
+    assert ours == averaged
     for summed, mean in zip(left_out, averaged, strict=True):
         assert summed == pytest.approx([16 * each for each in mean])
 
 
+def _without_cuda(rank, world):
+    megatron.hfsdp(GPT(SHAPE), FOUR, trainer.Training({"lr": 1e-2}))
+
+
 def test_without_cuda_it_says_what_is_missing():
-    with pytest.raises(ValueError, match="Megatron-FSDP needs CUDA, found device cpu"):
-        megatron._require_cuda("cpu")
+    with pytest.raises(RankError, match="Megatron-FSDP needs CUDA, found device cpu"):
+        launch(_without_cuda, 4, timeout_s=100)

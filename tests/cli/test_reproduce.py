@@ -18,6 +18,7 @@ import yaml
 from repro import paths
 from repro.claims import registry
 from repro.cli import reproduction
+from repro.emulate import netns
 from repro.plan import jobs as plan
 from repro.records import record
 
@@ -103,6 +104,39 @@ def test_an_end_keeps_what_is_done_and_leaves_nothing_running(project, number):
     assert first.exists() and not second.exists()
     with pytest.raises(ProcessLookupError):
         os.killpg(driver.pid, 0)
+
+
+NAMESPACES = Path("/run/netns")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(netns.unavailable()), reason="links cannot be shaped here")
+def test_a_kill_of_the_driver_takes_the_emulated_network_down(project):
+    smoke_of(project, "zero_train", {"steps": 2000})
+    before = set(NAMESPACES.glob("repro-*"))
+    driver = subprocess.Popen([*COMMAND, "points", "--tier", "smoke"], start_new_session=True)
+    deadline = time.monotonic() + 120
+    while len(set(NAMESPACES.glob("repro-*")) - before) < 8:
+        assert time.monotonic() < deadline and driver.poll() is None
+        time.sleep(0.1)
+    driver.terminate()
+    assert driver.wait(60) == 128 + signal.SIGTERM
+    assert set(NAMESPACES.glob("repro-*")) <= before
+
+
+@pytest.mark.slow
+def test_a_second_run_waits_for_what_a_killed_driver_has_left(project):
+    smoke_of(project, "exflow_placement", {"method": "exflow", "gpus": 8, "time_limit_s": 60})
+    driver = subprocess.Popen([*COMMAND, "points", "--tier", "smoke"], start_new_session=True)
+    log = project / "results/laptop-smoke/snakemake.log"
+    deadline = time.monotonic() + 120
+    while not log.exists() or "rule allocation" not in log.read_text():
+        assert time.monotonic() < deadline and driver.poll() is None
+        time.sleep(0.1)
+    driver.kill()
+    driver.wait()
+    assert "another `repro reproduce` runs here" in call("points", "--tier", "smoke").stderr
+    os.killpg(driver.pid, signal.SIGKILL)  # the others, which it has started
 
 
 def test_the_summary_names_every_paper_and_compares_with_the_shipped(capsys):

@@ -28,10 +28,12 @@ def test_our_plans_run_as_in_zero_train():
         assert getattr(ours.metrics, name) == getattr(there.metrics, name)
 
 
-def test_memory_is_asked_for_as_our_plan_takes_it():
+def test_memory_is_that_of_our_plan_and_sums_in_32_bits():
     large = {"nodes": 4, "layers": 44, "hidden": 4352, "heads": 32, "vocab": 50432}
     of_plan = experiments.get("zero_train").memory(ZeroTrain(plan="hfsdp", **large))
-    assert EXPERIMENT.memory(ZeroPeers(**large)) == of_plan > 1e9
+    assert EXPERIMENT.memory(ZeroPeers(plan="hfsdp", **large)) == of_plan > 1e9
+    parameters = ZeroTrain(**large).gpt.parameters
+    assert EXPERIMENT.memory(ZeroPeers(**large)) == pytest.approx(of_plan + 2 * parameters / 4)
 
 
 @pytest.mark.parametrize("changed", [{"nodes": 1}, {"packages": 1, "gcds": 1}, {"dtype": "float16"}, {"block": 64}])

@@ -32,10 +32,11 @@ class MegatronTrainer(trainer.Trainer):
     def _backward(self, loss: torch.Tensor, last: bool) -> None:
         self.model.is_last_microbatch = last  # only then gradients are reduced between nodes
         loss.backward()
+        if last:
+            self.model.finish_grad_sync()
 
     def _count(self) -> dict[str, int]:
         """Of buffers that stay; `weights` are those that are computed with, `optimizer` masters and moments."""
-        self.model.finish_grad_sync()
         groups = self.model.param_and_grad_buffer.parameter_groups
         moments = [value for state in self.optimizer.state.values() for value in state.values()]
         masters = sum(group.main_weight_buffer.data.nbytes for group in groups)
@@ -49,7 +50,7 @@ class MegatronTrainer(trainer.Trainer):
         if self.max_grad_norm is not None:
             self._clip(self.max_grad_norm)
         step: Any = self.optimizer.step  # the library's, which takes more arguments than torch's
-        step(sync_grad_before_optimizer_step=False)  # `_count` has waited for them
+        step(sync_grad_before_optimizer_step=False)  # done in the last backward: clipping needs the gradients
         self.optimizer.zero_grad()
 
     def _clip(self, to: float) -> None:
@@ -105,10 +106,11 @@ def hfsdp(model: nn.Module, topology: Topology, training: trainer.Training) -> M
         # 0.6.1 leaves it out: gradients would be summed over the ranks, not averaged (tests/baselines/test_megatron.py).
         group.hfsdp_helper_gbuf.gradient_scaling_factor = 1 / topology.world_size
     # The library makes Adam's states by a step without gradients: at a rate of 0, and not counted, it changes nothing.
-    optimizer = torch.optim.AdamW(sharded.parameters(), **training.adamw | {"lr": 0.0})
+    optimizer = torch.optim.AdamW(sharded.parameters(), **training.adamw)
+    rate = optimizer.defaults["lr"]
+    optimizer.param_groups[0]["lr"] = 0.0
     fully_shard_optimizer(optimizer)
-    for group in optimizer.param_groups:
-        group["lr"] = training.adamw["lr"]
+    optimizer.param_groups[0]["lr"] = rate
     for state in optimizer.state.values():
         state["step"].zero_()
     return MegatronTrainer(sharded, optimizer, training.max_grad_norm, device)

@@ -33,12 +33,13 @@ from repro.records import record, statistics
 
 _LOOK_S = 0.5
 _LINE_S = 60.0  # between lines where the display is no terminal
-_PATIENCE_S = 60.0  # for Snakemake to end its jobs after Ctrl-C
+_HEARING_S = 15.0  # after which those who have not ended are asked (again)
+_PATIENCE_S = 60.0  # for Snakemake to end its jobs then
 
 
 def run(found: Plan, target: str | None, verbose: bool, occasion: int = 1) -> int:
-    """Announce the run, show it until Snakemake ends, and summarise it. Exit code of Snakemake; 130 after Ctrl-C, 143
-    after SIGTERM. ValueError for a platform whose points are Slurm jobs, for an occasion that begins together with
+    """Announce the run, show it until Snakemake ends, and summarise it. Exit code of Snakemake; SystemExit with 130 after
+    Ctrl-C, 143 after SIGTERM. ValueError for a platform whose points are Slurm jobs, for an occasion that begins together with
     another or too soon after it, and where another such run goes on in the same folder."""
     if found.slurm is not None:
         raise ValueError(
@@ -83,35 +84,49 @@ def _alone(log: Path) -> Iterator[IO[str]]:
 
 @contextlib.contextmanager
 def _ended_as_a_whole(words: list[str], **options: Any) -> "Iterator[subprocess.Popen[Any]]":
-    """Start a program that nothing is left of after Ctrl-C or SIGTERM, which become the exit codes 130 and 143."""
+    """Start a program that nothing is left of after an exception. Ctrl-C and SIGTERM become the exit codes 130 and 143."""
 
     def end(number: int, frame: object) -> None:
         sys.exit(128 + number)
 
     before = signal.signal(signal.SIGTERM, end)
-    process = subprocess.Popen(words, **options)
     try:
-        yield process
-    except (KeyboardInterrupt, SystemExit) as ended:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            _end(process, asked=isinstance(ended, KeyboardInterrupt))  # Ctrl-C reaches all of them by itself
-        stderr.print("interrupted; what is finished stays, and the same command goes on from here")
-        sys.exit(130 if isinstance(ended, KeyboardInterrupt) else ended.code)
+        process = subprocess.Popen(words, **options)
+        try:
+            yield process
+        except BaseException as ended:
+            _end(process, asked=isinstance(ended, KeyboardInterrupt))  # Ctrl-C reaches all of a terminal by itself
+            if not isinstance(ended, KeyboardInterrupt | SystemExit):
+                raise
+            stderr.print("interrupted; what is finished stays, and the same command goes on from here")
+            sys.exit(130 if isinstance(ended, KeyboardInterrupt) else ended.code)
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
 def _end(process: "subprocess.Popen[Any]", asked: bool) -> None:
-    """Wait until a program and all that it started have ended; ask them first where nobody has `asked` them."""
-    everything = [top := psutil.Process(process.pid), *top.children(recursive=True)]
-    if not asked:
-        for one in everything:  # from above, so that nobody sees a part of his own fail
+    """Wait until Snakemake and all that it started have ended. Those whom nobody has `asked` to, or who do not hear, are
+    asked as by Ctrl-C, upon which points clean up; who stays is killed."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        top = psutil.Process(process.pid)
+        left = {top}
+        for ask, patience in ((not asked, _HEARING_S), (True, _PATIENCE_S)):
             with contextlib.suppress(psutil.NoSuchProcess):
-                one.terminate()
-    for one in psutil.wait_procs(everything, _PATIENCE_S)[1]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            one.kill()
-    process.wait()
+                left |= set(top.children(recursive=True))
+            for one in left if ask else ():
+                with contextlib.suppress(psutil.Error):  # SIGTERM: it starts no more jobs, also where SIGINT is ignored
+                    one.send_signal(signal.SIGTERM if one == top else signal.SIGINT)
+            left = set(psutil.wait_procs(left, patience)[1])
+        for one in left:
+            with contextlib.suppress(psutil.Error):
+                one.kill()
+        process.wait()
+    except psutil.NoSuchProcess:
+        pass
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _announce(found: Plan) -> None:

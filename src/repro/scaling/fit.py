@@ -123,7 +123,7 @@ def fit(measured: pd.DataFrame, model: Model = Model()) -> Fit:
     """Fit `model` to a table with the columns of `repro.scaling.measured`.
 
     In place of nodes and ranks_per_node it may have `sizes` (a tuple, of the model's levels), and `hop` (names of the
-    levels that a group spans; None: all). `scale`: the rates of all links there over those that are fitted, for a
+    levels that a group spans; None: all). `scale`: rate of the links in a row over the fitted rate (default 1), for a
     network that was set to several rates. ValueError when an algorithm of the table has no counterpart in the model.
     """
     if unknown := sorted(set(measured.algorithm) - ({""} if model.nccl else set(model.algorithms))):

@@ -8,7 +8,7 @@ from repro.experiments.common.ranks import LEVELS, OnRanks
 
 
 class FabricProbe(OnRanks):
-    """The rates are those of the emulated network, for machines that have one; it is probed at four times them, too."""
+    """The rates are those of the emulated network, for machines that have one: it is probed at these and at four times them."""
 
     largest_kib: int = Field(1024, ge=64, description="largest tensor; four smaller ones, a quarter each time")
     repeats: int = Field(5, ge=1)

@@ -31,7 +31,10 @@ class ZeroPeers(ZeroTrain):
 def _memory(point: ZeroPeers) -> float | None:
     from repro.experiments.zero_train.plans import memory
 
-    return memory(point.ours)
+    needed = memory(point.ours)
+    if needed is None or point.plan != MEGATRON:
+        return needed
+    return needed + 2 * point.gpt.parameters / (point.packages * point.gcds)  # its sums of gradients are in 32 bits
 
 
 EXPERIMENT = Experiment(ZeroPeers, ZeroTrainMetrics, conditions=("fabric",), memory=_memory, timeout_s=3600)

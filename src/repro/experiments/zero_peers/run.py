@@ -25,5 +25,6 @@ def run(point: ZeroPeers) -> Outcome:
 
 
 def _train(rank: int, world_size: int, point: ZeroPeers) -> training.Report:
+    """With a system more: in `systems` itself it would make all records of `zero_train` those of older code."""
     systems.SYSTEMS[point.plan] = megatron.hfsdp
     return training.train(rank, world_size, point, None)
