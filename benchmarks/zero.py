@@ -219,6 +219,18 @@ def over_links(point: ZeroTrain, name: str, micro_batches: int) -> float:
     return seconds / traffic.bound_seconds(chosen, model, micro_batches)
 
 
+def links_table(point: ZeroTrain, names: list[str], counts: list[int]) -> Table:
+    """`over_links` of models with the same parameters in more and more blocks. Nothing is trained."""
+    shown = Table(
+        "plan", "blocks", *(f"x = {count}" for count in counts), title="step over the links' bound, links alone"
+    )
+    for name, blocks in itertools.product(names, (2, 4, 8, 16, 44)):
+        hidden = int((point.gpt.parameters / 12 / blocks) ** 0.5) // point.heads * point.heads
+        model = point.model_copy(update={"layers": blocks, "hidden": hidden})
+        shown.add_row(name, str(blocks), *(f"{over_links(model, name, count):.2f}" for count in counts))
+    return shown
+
+
 def over_zeropp(seen: Seen, case: Case) -> float:
     """ZeRO++'s seconds over a case's in the same round, the median; NaN where ZeRO++ was left out."""
     baseline = seen.seconds.get(("zeropp", case[1]))
@@ -239,7 +251,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=3, help="of a case in a round")
     parser.add_argument("--trace", type=Path, help="file to write, JSON")
+    parser.add_argument("--links", action="store_true", help="only `x links`, by number of blocks, without training")
     options = parser.parse_args()
+    if options.links:
+        Console(width=120).print(links_table(ZeroTrain(), options.plans, options.micro_batches))
+        return
     quantize.warm_up()
     cases = [(name, count) for count in options.micro_batches for name in options.plans]
     for rate in options.rates:

@@ -30,6 +30,12 @@ def test_a_row_compares_medians_of_rounds_with_the_bound_and_with_zeropp_round_b
     assert columns["MB package"] == ["6.00", "6.00"] and columns["MB cluster"] == ["2.00", "2.00"]
 
 
+def test_on_links_alone_more_blocks_are_nearer_to_the_bound():
+    columns = benchmark.links_table(ZeroTrain(), ["hierarchical"], [1]).columns
+    ratios = [float(cell) for cell in columns[2].cells]
+    assert ratios == sorted(ratios, reverse=True) and ratios[0] > 1.4 and 1 <= ratios[-1] < 1.1
+
+
 def test_the_bound_is_the_longest_of_compute_and_each_level():
     point = ZeroTrain()
     chosen, model = plan.named("hierarchical", point.topology), layout_of(point.gpt)
