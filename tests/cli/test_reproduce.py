@@ -12,6 +12,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -106,22 +107,24 @@ def test_an_end_keeps_what_is_done_and_leaves_nothing_running(project, number):
         os.killpg(driver.pid, 0)
 
 
-NAMESPACES = Path("/run/netns")
+def networks_of(driver):
+    """Namespaces of the ranks of its points: their names have the pid of the point."""
+    pids = {each.pid for each in psutil.Process(driver.pid).children(recursive=True)}
+    return {path for path in Path("/run/netns").glob("repro-*") if int(path.name.split("-")[1]) in pids}
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(netns.unavailable()), reason="links cannot be shaped here")
 def test_a_kill_of_the_driver_takes_the_emulated_network_down(project):
     smoke_of(project, "zero_train", {"steps": 2000})
-    before = set(NAMESPACES.glob("repro-*"))
     driver = subprocess.Popen([*COMMAND, "points", "--tier", "smoke"], start_new_session=True)
     deadline = time.monotonic() + 120
-    while len(set(NAMESPACES.glob("repro-*")) - before) < 8:
+    while len(networks := networks_of(driver)) < 8:
         assert time.monotonic() < deadline and driver.poll() is None
         time.sleep(0.1)
     driver.terminate()
     assert driver.wait(60) == 128 + signal.SIGTERM
-    assert set(NAMESPACES.glob("repro-*")) <= before
+    assert not any(path.exists() for path in networks)
 
 
 @pytest.mark.slow
