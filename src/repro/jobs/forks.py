@@ -99,6 +99,7 @@ def _prepare(job: Job) -> None:
 def _point(job: Job, attempt: int, log: str, lifeline: Connection, held: Connection) -> None:
     """Main function of a point's process."""
     held.close()
+    signal.signal(signal.SIGINT, _interrupted_once)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(_START_S)  # a thread without memory never says that it began, and who started it would wait for ever
@@ -109,6 +110,12 @@ def _point(job: Job, attempt: int, log: str, lifeline: Connection, held: Connect
             stream.flush()
             os.dup2(output.fileno(), number)
     runner.run(job.experiment, job.point, job.repeat, attempt, paths.root() / job.record)
+
+
+def _interrupted_once(number: int, frame: object) -> None:
+    """Ctrl-C comes from the terminal and from the process that started this one: the second must not end the cleaning up."""
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _watch(lifeline: Connection) -> None:
