@@ -47,7 +47,7 @@ from repro.launch import launch, network
 from repro.models.gpt import GPT
 from repro.scaling.assumptions import Assumptions
 from repro.scaling.machines import Machine
-from repro.scaling.network import Links, Network, Protocol
+from repro.scaling.network import network_of
 from repro.scaling.schedule import step_seconds
 from repro.scaling.step import layout_of
 from repro.zero import Plan, ZeroOptimizer, plan, traffic
@@ -207,13 +207,8 @@ def over_links(point: ZeroTrain, name: str, micro_batches: int) -> float:
     """The simulated step on links alone over their bound; NaN for plans apart, whose order is not simulated."""
     if name.endswith(APART):
         return float("nan")
-    topology, below = point.topology, 1
-    links = []
-    for level in topology.levels:
-        links.append(Links(below, (Protocol(0.0, level.bytes_per_s),)))
-        below *= level.size
     endless = {"flops_per_s": math.inf, "hbm_bytes_per_s": math.inf, "quantize_values_per_s": math.inf}
-    machine = Machine(Network(topology, tuple(links)), launch_s=0.0, overlap=0.0, native=False, **endless)
+    machine = Machine(network_of(point.topology), launch_s=0.0, overlap=0.0, native=False, **endless)
     chosen, model = _plan(point, name), layout_of(point.gpt)
     seconds = step_seconds(chosen, model, machine, micro_batches, 0.0, 0.0, Assumptions())
     return seconds / traffic.bound_seconds(chosen, model, micro_batches)

@@ -45,11 +45,11 @@ def prepare() -> None:
     importlib.import_module("megatron_fsdp")
     for name, module in list(sys.modules.items()):
         if name.startswith("megatron_fsdp") and getattr(module, "torch", None) is torch:
-            module.torch = _Torch()  # type: ignore[attr-defined]
+            module.torch = _Torch()
     buffers = sys.modules["megatron_fsdp.param_and_grad_buffer"]
-    buffers.gradient_reduce_preprocessing = _scaled_sum  # type: ignore[attr-defined]
-    Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign, assignment]
-    Tensor.record_stream = lambda self, _: None  # type: ignore[method-assign, assignment]
+    buffers.gradient_reduce_preprocessing = _scaled_sum
+    Tensor.cuda = lambda self, *_, **__: self
+    Tensor.record_stream = lambda self, _: None
     megatron._require_cuda = lambda device: None
 
 

@@ -209,9 +209,8 @@ def test_predicting_a_machine(capsys):
 
 def test_fitting_the_output_of_nccl_tests(tmp_path, monkeypatch, capsys):
     """Times of a made network of 8 and 16 GPUs a node, in the format of nccl-tests."""
-    from networks import network_of
-
     from repro import scaling
+    from repro.scaling.network import network_of
     from repro.topology import Level, Topology
 
     monkeypatch.chdir(tmp_path)

@@ -1,12 +1,12 @@
 """Calibration finds how much slower the processors are than they were probed, and leaves links alone."""
 
 import pytest
-from networks import network_of
 
 from repro import scaling
 from repro.experiments.zero_train import ZeroTrain
 from repro.scaling import network
 from repro.scaling.machines import Machine
+from repro.scaling.network import network_of
 from repro.zero import plan
 
 TRUE = {"message": 2.0, "bytes": 1.5, "memory": 4.0}

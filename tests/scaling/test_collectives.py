@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from networks import network_of
 
 from repro import scaling
 from repro.scaling import algorithms, network
+from repro.scaling.network import network_of
 from repro.topology import Level, Topology, frontier
 
 MACHINE = Topology((Level("package", 2), Level("node", 4), Level("cluster", 4)))

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from networks import network_of
 
 from repro.models.gpt_moe import GPTMoEConfig, MoEBlock
 from repro.scaling import collectives, decode
 from repro.scaling.machines import Machine, hardware
+from repro.scaling.network import network_of
 from repro.topology import Level, Topology
 
 WILKES3 = hardware("wilkes3")

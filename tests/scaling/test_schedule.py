@@ -7,7 +7,6 @@ import pytest
 from ddp_reference import Setting, batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from networks import network_of
 
 from repro import scaling
 from repro.experiments.zero_train import ZeroTrain
@@ -16,7 +15,7 @@ from repro.models.gpt import GPTConfig
 from repro.scaling import schedule
 from repro.scaling.assumptions import Assumptions
 from repro.scaling.machines import Machine
-from repro.scaling.network import Links, Network, Protocol
+from repro.scaling.network import Links, Network, Protocol, network_of
 from repro.scaling.step import layout_of
 from repro.topology import frontier
 from repro.zero import ZeroOptimizer, plan, traffic

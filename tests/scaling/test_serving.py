@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from networks import network_of
 
 from repro.flover.queueing import Fused, Instances, LinearTimes, MeasuredTimes
 from repro.flover.queueing.times import pass_s
@@ -15,6 +14,7 @@ from repro.models.gpt_j_neox import GPTJConfig
 from repro.models.llama import LlamaConfig
 from repro.scaling import serving
 from repro.scaling.machines import Machine, hardware
+from repro.scaling.network import network_of
 from repro.topology import Level, Topology
 
 WILKES3 = hardware("wilkes3")

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from networks import network_of
 
 from repro import scaling
 from repro.experiments.zero_train import ZeroTrain
@@ -13,6 +12,7 @@ from repro.models.gpt import GPTConfig
 from repro.scaling import hops, step
 from repro.scaling.assumptions import DEEPSPEED, Assumptions
 from repro.scaling.machines import Machine
+from repro.scaling.network import network_of
 from repro.zero import plan, traffic
 
 CONFIG = GPTConfig(4, 512, 8, 128, 1024, checkpointing=True)

@@ -131,4 +131,4 @@ def _made_by(model: nn.Module, training: trainer.Training) -> None:
 
     for module in model.modules():
         if training.init is not None and next(module.parameters(recurse=False), None) is not None:
-            module.reset_parameters = partial(fill, module)  # type: ignore[assignment]
+            module.reset_parameters = partial(fill, module)

@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import signal
 import subprocess
 import sys
 import threading
@@ -12,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-import psutil
 from rich.console import Group
 from rich.live import Live
 from rich.markup import escape
@@ -21,7 +19,7 @@ from rich.text import Text
 
 from repro import paths
 from repro.claims import compare, registry, sides
-from repro.cli import verdicts
+from repro.cli import verdicts, whole
 from repro.cli.compare import summarise
 from repro.cli.console import stderr, stdout
 from repro.emulate import netns
@@ -33,8 +31,6 @@ from repro.records import record, statistics
 
 _LOOK_S = 0.5
 _LINE_S = 60.0  # between lines where the display is no terminal
-_HEARING_S = 15.0  # after which those who have not ended are asked (again)
-_PATIENCE_S = 60.0  # for Snakemake to end its jobs then
 
 
 def run(found: Plan, target: str | None, verbose: bool, occasion: int = 1) -> int:
@@ -54,7 +50,7 @@ def run(found: Plan, target: str | None, verbose: bool, occasion: int = 1) -> in
         words = [sys.executable, "-m", "snakemake", "--config", f"tier={found.tier}", f"platform={found.platform}"]
         words += [f"occasion={occasion}", "--", *([target] if target else [])]
         streams: dict[str, Any] = {} if verbose else {"stdout": output, "stderr": subprocess.STDOUT}
-        with _ended_as_a_whole(words, cwd=paths.root(), pass_fds=(output.fileno(),), **streams) as snakemake:
+        with whole.started(words, cwd=paths.root(), pass_fds=(output.fileno(),), **streams) as snakemake:
             if not verbose:
                 _show(_Watch(found), snakemake)
             code = snakemake.wait()
@@ -80,53 +76,6 @@ def _alone(log: Path) -> Iterator[IO[str]]:
             pass
         output.truncate(0)
         yield output
-
-
-@contextlib.contextmanager
-def _ended_as_a_whole(words: list[str], **options: Any) -> "Iterator[subprocess.Popen[Any]]":
-    """Start a program that nothing is left of after an exception. Ctrl-C and SIGTERM become the exit codes 130 and 143."""
-
-    def end(number: int, frame: object) -> None:
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        process = subprocess.Popen(words, **options)
-        try:
-            yield process
-        except BaseException as ended:
-            _end(process, asked=isinstance(ended, KeyboardInterrupt))  # Ctrl-C reaches all of a terminal by itself
-            if not isinstance(ended, KeyboardInterrupt | SystemExit):
-                raise
-            stderr.print("interrupted; what is finished stays, and the same command goes on from here")
-            sys.exit(130 if isinstance(ended, KeyboardInterrupt) else ended.code)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _end(process: "subprocess.Popen[Any]", asked: bool) -> None:
-    """Wait until Snakemake and all that it started have ended. Those whom nobody has `asked` to, or who do not hear, are
-    asked as by Ctrl-C, upon which points clean up; who stays is killed."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        top = psutil.Process(process.pid)
-        left = {top}
-        for ask, patience in ((not asked, _HEARING_S), (True, _PATIENCE_S)):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                left |= set(top.children(recursive=True))
-            for one in left if ask else ():
-                with contextlib.suppress(psutil.Error):  # SIGTERM: it starts no more jobs, also where SIGINT is ignored
-                    one.send_signal(signal.SIGTERM if one == top else signal.SIGINT)
-            left = set(psutil.wait_procs(left, patience)[1])
-        for one in left:
-            with contextlib.suppress(psutil.Error):
-                one.kill()
-        process.wait()
-    except psutil.NoSuchProcess:
-        pass
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _announce(found: Plan) -> None:

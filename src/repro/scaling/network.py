@@ -7,6 +7,7 @@ Every parameter is a number, or an array with a value per draw; all arithmetic i
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,3 +72,17 @@ class Network:
     def __post_init__(self) -> None:
         if len(self.links) != len(self.topology.levels):
             raise ValueError(f"{len(self.links)} links for the {len(self.topology.levels)} levels of the topology")
+
+
+def network_of(topology: Topology, counts: Mapping[str, int] | None = None) -> Network:
+    """The network that a topology's own latencies and rates describe.
+
+    counts   links that the ranks of a unit share at a level, e.g. {"cluster": 4} for the four NICs of a Frontier node.
+             Together they are as fast as all ranks' shares (`Level.bytes_per_s`). Default: a link of its own per rank
+    """
+    links, below = [], 1
+    for level in topology.levels:
+        count = (counts or {}).get(level.name, below)
+        links.append(Links(count, (Protocol(level.latency_s, level.bytes_per_s * below / count),)))
+        below *= level.size
+    return Network(topology, tuple(links))

@@ -13,7 +13,7 @@ MEGATRON = "megatron_hfsdp"
 class ZeroPeers(ZeroTrain):
     """One training run."""
 
-    plan: Literal["megatron_hfsdp", "hfsdp", "hierarchical"] = "megatron_hfsdp"  # type: ignore[assignment]
+    plan: Literal["megatron_hfsdp", "hfsdp", "hierarchical"] = "megatron_hfsdp"
 
     def contradictions(self) -> Iterator[str]:
         yield from super().contradictions()

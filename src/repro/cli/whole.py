@@ -1,0 +1,62 @@
+"""A program that ends as a whole: with all that it has started, however its caller is ended."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+
+from repro.cli.console import stderr
+
+_HEARING_S = 15.0  # after which those who have not ended are asked (again)
+_PATIENCE_S = 60.0  # for Snakemake to end its jobs then
+
+
+@contextlib.contextmanager
+def started(words: list[str], **options: Any) -> "Iterator[subprocess.Popen[Any]]":
+    """Start a program that nothing is left of after an exception. Ctrl-C and SIGTERM become the exit codes 130 and 143."""
+
+    def end(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        process = subprocess.Popen(words, **options)
+        try:
+            yield process
+        except BaseException as ended:
+            _end(process, asked=isinstance(ended, KeyboardInterrupt))  # Ctrl-C reaches all of a terminal by itself
+            if not isinstance(ended, KeyboardInterrupt | SystemExit):
+                raise
+            stderr.print("interrupted; what is finished stays, and the same command goes on from here")
+            sys.exit(130 if isinstance(ended, KeyboardInterrupt) else ended.code)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(process: "subprocess.Popen[Any]", asked: bool) -> None:
+    """Wait until Snakemake and all that it started have ended. Those whom nobody has `asked` to, or who do not hear, are
+    asked as by Ctrl-C, upon which points clean up; who stays is killed."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        top = psutil.Process(process.pid)
+        left = {top}
+        for ask, patience in ((not asked, _HEARING_S), (True, _PATIENCE_S)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                left |= set(top.children(recursive=True))
+            for one in left if ask else ():
+                with contextlib.suppress(psutil.Error):  # SIGTERM: it starts no more jobs, also where SIGINT is ignored
+                    one.send_signal(signal.SIGTERM if one == top else signal.SIGINT)
+            left = set(psutil.wait_procs(left, patience)[1])
+        for one in left:
+            with contextlib.suppress(psutil.Error):
+                one.kill()
+        process.wait()
+    except psutil.NoSuchProcess:
+        pass
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
