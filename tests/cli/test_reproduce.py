@@ -110,7 +110,7 @@ def test_an_end_keeps_what_is_done_and_leaves_nothing_running(project, number):
 def networks_of(driver):
     """Namespaces of the ranks of its points: their names have the pid of the point."""
     pids = {each.pid for each in psutil.Process(driver.pid).children(recursive=True)}
-    return {path for path in Path("/run/netns").glob("repro-*") if int(path.name.split("-")[1]) in pids}
+    return {path for pid in pids for path in Path("/run/netns").glob(f"repro-{pid}-*")}
 
 
 @pytest.mark.slow

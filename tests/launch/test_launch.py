@@ -351,6 +351,7 @@ def test_under_srun_whose_variables_are_set_by_hand():
         port = str(probe.getsockname()[1])
 
     def task(rank: int, world_size: int) -> list:
+        dist.barrier()  # nobody leaves before all are connected
         dist.destroy_process_group()
         rank_module._in_rank = False
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
