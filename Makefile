@@ -1,5 +1,5 @@
 # make reproduce   everything from nothing: environment, laptop tier, verdicts, report.html
-# make smoke       the same with the smallest point of every experiment
+# make smoke       the same with the smallest point of every experiment that needs no GPU
 # make test        the same environment, then the test suite without what takes minutes or a Slurm cluster
 # make test-box    the tests on a Slurm cluster on this machine, as root
 # make test-all    every test
@@ -45,7 +45,7 @@ smoke: announce $(READY)
 announce:
 	@[ -f $(READY) ] || echo "1. environment in $(VENV): 2 minutes, 2.6 GB with a CPU build of torch, 6.7 GB with CUDA (README: TORCH_INDEX)"
 	@[ -f $(READY) ] || echo "2. points: 11 minutes on 2 cores, 3 for make smoke   3. figures, verdicts, report.html: 1 minute"
-	@[ "$$(id -u)" = 0 ] && command -v ip >/dev/null || echo "Not root, or no iproute2: links between ranks stay unshaped, and 19 of 91 rows of the table of claims are *not run*."
+	@[ "$$(id -u)" = 0 ] && command -v ip >/dev/null || echo "Not root, or no iproute2: links between ranks stay unshaped, and 19 of 93 rows of the table of claims are *not run*."
 
 test: $(READY)
 	$(PYTEST)

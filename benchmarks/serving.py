@@ -1,4 +1,5 @@
-"""This engine, with the policy of before and of now, beside other servers: `python benchmarks/serving.py --workload mixed`.
+"""This engine, with three limits to the wait for a next token, beside other servers:
+`python benchmarks/serving.py [--workload W ...] [--model M ...] [--dtype D ...]`.
 
 The servers are those of the experiment `flover_peers` (`make peers` installs them): every pass is a process of its own,
 with loading and warm-up before its clock starts, and all passes have the same prompts, lengths and arrival times. Each
@@ -6,6 +7,7 @@ round has a pass of every server, in turns, so that ratios within a round are of
 
     tokens/s   answers' tokens until the last is done
     × ours     the same over `ours`, geometric mean over the rounds, and the smallest and largest
+    × bound    seconds until the last is done over the least that they can be (`bound_seconds`); only if all come at once
     TTFT       time to first token from arrival, mean and 99th percentile; missing where a server hands out whole answers
     latency    from arrival until done, 99th percentile
     gap        longest wait of anybody for the next token
@@ -18,11 +20,15 @@ of 84; `azure-code`, log-normal around the medians of Azure's coding service, pr
 
 import argparse
 import csv
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
+from decode_step import bandwidth, kv_bytes, read, weight_bytes
+from prompt_pass import flops, peak
 from rich.console import Console
 from rich.table import Table
 
@@ -32,12 +38,16 @@ from repro.experiments.flover_peers.catalogue import ENGINES, Engine
 from repro.experiments.flover_peers.engines.protocol import Job, Request, Result
 from repro.flover import workload
 from repro.flover.arrivals import fixed_arrivals
+from repro.models.llama import LlamaConfig
 
+GAP = str(Path(__file__).with_name("serving_gap.py").resolve())
 OURS = {
-    "ours": ENGINES["fused"],
-    "ours, whole prompts": Engine("ours, whole prompts", "ours.py", "whole"),  # the policy of before
+    "ours": ENGINES["fused"],  # `token_gap_s` as it is when nobody says it, 0.2
+    "ours, gap 0.8": Engine("ours, gap 0.8", GAP, "0.8"),  # about as long as vLLM lets people wait on two cores
+    "ours, whole prompts": Engine("ours, whole prompts", "ours.py", "whole"),  # Flover's policy
 }
 PEERS = [name for name in ENGINES if name not in ("fused", "serial")]
+SETTING = ("workload", "model", "dtype")
 VOCAB, POSITIONS, SCALE = 32_000, 1024, 0.5  # the models have so many positions; of lengths in traces
 Lengths = tuple[np.ndarray, np.ndarray]
 
@@ -89,7 +99,27 @@ def served(engine: Engine, model: str, dtype: str, requests: list[Request]) -> R
     return processes.serve(engine, Job(str(folder), gguf, dtype, len(cores), engine.variant, requests), cores, cache)
 
 
-def numbers(requests: list[Request], result: Result) -> dict[str, float]:
+def work(config: LlamaConfig, requests: list[Request], fixed: int, each: int) -> tuple[int, int]:
+    """What nobody can do without, who keeps keys and values: flops, and bytes read. `fixed`, `each`: bytes of the
+    weights and of a position's keys and values. Weights are read once for each token of the longest answer at least,
+    for all requests together; keys and values once for each token that is decoded, and once for the prompt."""
+    done, contexts = 0, 0
+    for request in requests:
+        prompt, end = len(request.prompt), len(request.prompt) + request.output_tokens - 1
+        done += flops(config, list(range(end)), list(range(prompt - 1, end)))
+        contexts += prompt + sum(range(prompt + 1, end + 1))
+    return done, fixed * max(request.output_tokens for request in requests) + each * contexts
+
+
+def bound_seconds(model: str, dtype: str, requests: list[Request], peaks: dict[str, float], rate: float) -> float:
+    """Of requests that come at once: flops at the measured peak of products and bytes at the measured bandwidth, one
+    after the other, as in the other benchmarks."""
+    (config, weights), kind = read(model), getattr(torch, dtype)
+    done, moved = work(config, requests, weight_bytes(weights, kind), kv_bytes(config, kind))
+    return done / peaks[dtype] + moved / rate
+
+
+def numbers(requests: list[Request], result: Result, bound_s: float) -> dict[str, float]:
     """Of one pass; not a number where a server does not tell."""
     arrival = {request.id: request.arrival_s for request in requests}
     told = [a for a in result.requests if a.first_token_s is not None]
@@ -97,6 +127,7 @@ def numbers(requests: list[Request], result: Result) -> dict[str, float]:
     total = max(answer.finish_s for answer in result.requests)
     return {
         "tokens/s": sum(len(answer.tokens) for answer in result.requests) / total,
+        "× bound": total / bound_s,
         "TTFT mean": float(np.mean(ttft)),
         "TTFT p99": float(np.percentile(ttft, 99)),
         "latency p99": float(np.percentile([a.finish_s - arrival[a.id] for a in result.requests], 99)),
@@ -107,7 +138,7 @@ def numbers(requests: list[Request], result: Result) -> dict[str, float]:
 def shown(rows: list[dict], title: str) -> Table:
     """Medians over the rounds, and ratios within them."""
     names = list(dict.fromkeys(row["server"] for row in rows))
-    measures = [key for key in rows[0] if key not in ("server", "round")]
+    measures = [key for key in rows[0] if key not in (*SETTING, "server", "round")]
     ours = {row["round"]: row["tokens/s"] for row in rows if row["server"] == "ours"}
     table = Table("server", *measures[:1], "× ours", *measures[1:], title=title)
     for name in names:
@@ -120,40 +151,54 @@ def shown(rows: list[dict], title: str) -> Table:
     return table
 
 
+def described(name: str, requests: list[Request], every_s: float, model: str, dtype: str) -> str:
+    prompts, answers = ([f(r) for r in requests] for f in (lambda r: len(r.prompt), lambda r: r.output_tokens))
+    lengths = f"prompts {min(prompts)} to {max(prompts)}, mean {np.mean(prompts):.0f}; answers {min(answers)} to "
+    lengths += f"{max(answers)}, mean {np.mean(answers):.0f}"
+    arrivals = f"every {every_s:g} s" if every_s else "at once"
+    return f"{name}, {len(requests)} {arrivals}: {lengths}; {model}, {dtype}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", choices=WORKLOADS, default="mixed")
+    parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=["mixed"])
     parser.add_argument("--requests", type=int, default=40)
     parser.add_argument("--every", type=float, default=0.0, help="seconds between arrivals; 0: all at once")
-    parser.add_argument("--model", choices=("random-40m", "random-1b", "smollm2-135m"), default="random-40m")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    models = ("random-40m", "random-1b", "smollm2-135m")
+    parser.add_argument("--model", nargs="+", choices=models, default=["random-40m"])
+    parser.add_argument("--dtype", nargs="+", choices=("bfloat16", "float32"), default=["bfloat16"])
     parser.add_argument("--servers", nargs="*", choices=[*OURS, *PEERS], default=[*OURS, *PEERS])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="CSV of every pass")
-    given, console = parser.parse_args(), Console(width=120)
+    parser.add_argument("--out", type=Path, help="CSV to which every pass is added when it is done")
+    given, console = parser.parse_args(), Console(width=140)
     engines = {name: (OURS | ENGINES)[name] for name in given.servers}
     for name, reason in {name: engine.missing() for name, engine in engines.items()}.items():
         if reason:
             console.print(f"left out: {name}: {reason}")
             del engines[name]
-    requests = asked(given.workload, given.requests, given.every)
-    rows = []
-    for turn in range(given.rounds):
-        for name, engine in engines.items():
-            result = served(engine, given.model, given.dtype, requests)
-            rows.append({"server": name, "round": turn, **numbers(requests, result)})
+    peaks, rate = {dtype: peak(getattr(torch, dtype)) for dtype in given.dtype}, bandwidth()
+    told = ", ".join(f"{dtype} {found / 1e9:.0f} Gflop/s" for dtype, found in peaks.items())
+    console.print(f"peak of products: {told}; memory: {rate / 1e9:.1f} GB/s")
+    for setting in itertools.product(given.workload, given.model, given.dtype):
+        name_of, model, dtype = setting
+        requests, rows = asked(name_of, given.requests, given.every), []
+        bound_s = np.nan if given.every else bound_seconds(model, dtype, requests, peaks, rate)
+        for turn, (name, engine) in itertools.product(range(given.rounds), engines.items()):
+            found = numbers(requests, served(engine, model, dtype, requests), bound_s)
+            rows.append({**dict(zip(SETTING, setting, strict=True)), "server": name, "round": turn, **found})
             console.print(rows[-1])
-    prompts, answers = ([f(r) for r in requests] for f in (lambda r: len(r.prompt), lambda r: r.output_tokens))
-    lengths = f"prompts {min(prompts)} to {max(prompts)}, mean {np.mean(prompts):.0f}; answers {min(answers)} to "
-    lengths += f"{max(answers)}, mean {np.mean(answers):.0f}"
-    arrivals = f"every {given.every:g} s" if given.every else "at once"
-    title = f"{given.workload}, {given.requests} {arrivals}: {lengths}; {given.model}, {given.dtype}"
-    console.print(shown(rows, title))
-    if given.out:
-        with given.out.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
+            if given.out:
+                keep(given.out, rows[-1])
+        console.print(shown(rows, f"{described(name_of, requests, given.every, model, dtype)}; bound {bound_s:.2f} s"))
+
+
+def keep(path: Path, row: dict) -> None:
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, row)
+        if new:
             writer.writeheader()
-            writer.writerows(rows)
+        writer.writerow(row)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import pytest
 import serving
 
 from repro.experiments.flover_peers.engines.protocol import Answer, Request, Result
+from repro.models.llama import LlamaConfig
 
 
 @pytest.mark.parametrize("name", serving.WORKLOADS)
@@ -32,11 +33,30 @@ def test_drawn_lengths_have_their_means():
 def test_numbers_of_a_pass_by_hand():
     requests = [Request(0, 0.0, [1], 3), Request(1, 1.0, [1], 2)]
     answers = [Answer(0, 0.0, 0.5, 2.0, [1, 2, 3], 0.9), Answer(1, 1.0, 1.25, 4.0, [1, 2], 2.75)]
-    found = serving.numbers(requests, Result("", 0.0, None, answers))
-    assert found["tokens/s"] == 5 / 4 and found["TTFT mean"] == pytest.approx((0.5 + 0.25) / 2)
+    found = serving.numbers(requests, Result("", 0.0, None, answers), 2.0)
+    assert (
+        found["tokens/s"] == 5 / 4 and found["× bound"] == 2 and found["TTFT mean"] == pytest.approx((0.5 + 0.25) / 2)
+    )
     assert found["latency p99"] == pytest.approx(3.0, abs=0.02) and found["gap"] == 2.75
     whole = [Answer(0, 0.0, None, 2.0, [1, 2, 3]), Answer(1, 1.0, None, 4.0, [1, 2])]
-    found = serving.numbers(requests, Result("", 0.0, None, whole))
+    found = serving.numbers(requests, Result("", 0.0, None, whole), math.nan)
     assert math.isnan(found["TTFT mean"]) and math.isnan(found["gap"]) and found["tokens/s"] == 5 / 4
-    rows = [{"server": name, "round": 0, **found} for name in ("ours", "other")]
+    rows = [{**dict.fromkeys(serving.SETTING, ""), "server": name, "round": 0, **found} for name in ("ours", "other")]
     assert len(serving.shown(rows, "").rows) == 2
+
+
+def test_what_nobody_can_do_without_by_hand():
+    """One layer of width 4, two heads of 2, ffn 8, 10 words: a prompt of 3 tokens and an answer of 2."""
+    config = LlamaConfig(layers=1, width=4, heads=2, kv_heads=2, ffn=8, vocab=10)
+    done, moved = serving.work(config, [Request(0, 0.0, [1, 2, 3], 2)], fixed=1000, each=10)
+    # Keys and values of 4 rows; the rest, and the head, of the 2 rows whose logits are wanted, which see 3 and 4 rows.
+    weights = 4 * 4 * 2 * 4 + 2 * (4 * 4 + 4 * 4 + 3 * 8 * 4) + 2 * 10 * 4
+    assert done == 2 * weights + 4 * 4 * (3 + 4)
+    assert moved == 2 * 1000 + 10 * (3 + 4)
+    assert serving.work(config, [Request(n, 0.0, [1, 2, 3], 2) for n in range(5)], 1000, 0) == (5 * done, 2000)
+
+
+def test_every_pass_is_kept_when_it_is_done(tmp_path):
+    for turn in range(2):
+        serving.keep(tmp_path / "passes.csv", {"server": "ours", "round": turn})
+    assert (tmp_path / "passes.csv").read_text().split() == ["server,round", "ours,0", "ours,1"]

@@ -44,12 +44,12 @@ def test_more_occasions_are_expected_nearer_to_the_mean():
 def test_an_occasion_that_the_others_do_not_expect_is_found():
     one = claim(value=TIMED)
 
-    def inside(*ratios):
-        return [held for _, held in compare.held_out([one], registry.evaluate([one], named(*occasions(ratios))))]
+    def inside(*pairs):
+        return [held for _, held in compare.held_out([one], registry.evaluate([one], named(*occasions(pairs))))]
 
-    assert inside([2.0], [1.8], [2.2], [2.1]) == [True] * 4
-    assert inside([2.0], [2.01], [1.99], [4.0]) == [True] * 3 + [False]
-    assert inside([2.0], [1.8], [2.2]) == []  # a verdict takes more
+    assert inside([2.0, 2.0], [1.8, 1.8], [2.2, 2.2], [2.1, 2.1]) == [True] * 4
+    assert inside([2.0, 2.0], [2.01, 2.01], [1.99, 1.99], [4.0, 4.0]) == [True] * 3 + [False]
+    assert inside([2.0, 2.0], [1.8, 1.8], [2.2, 2.2]) == []  # a verdict takes more
 
 
 def test_shipped_intervals_hold_as_often_as_they_say():

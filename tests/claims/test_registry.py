@@ -29,7 +29,8 @@ ROWS = {
     "FL-F4a", "FL-F4c", "FL-PROG", "FL-F7", "FL-F8", "FL-MS", "FL-TP", "FL-TRT", "SA-1", "SA-2", "SA-3",
 }  # fmt: skip
 REGISTRY = claims.load()
-JOBS, GPU_JOBS = plan.make("full").jobs, plan.make("gpu").jobs
+JOBS = plan.make("full").jobs
+ELSEWHERE = {"FL-F4a.k": ("gpu", "laptop"), "FL-TP.c": ("cluster", "a100"), "ZT-2.c": ("cluster", "frontier")}
 OWN = claim().model_dump(mode="json", exclude={"id", "paper", "version", "published"})
 OWN["value"] |= {"where": {"plan": "old", "n": 1}}
 
@@ -223,6 +224,25 @@ def test_runs_without_a_partner_of_their_repeat_and_occasion_are_left_out_and_to
     assert row.agreement == "not run"
 
 
+def test_repeats_that_one_call_makes_are_of_one_occasion_however_long_it_takes():
+    """Else a slow machine would have more occasions, and a narrower interval, from the same runs."""
+    slow = [run for repeat in range(8) for run in pair(1.0, 2.0, repeat=repeat, hour=2 * repeat)]
+    assert verdict(named(*slow), value=TIMED).occasions == [0, 0, 1, 1, 2, 2, 3, 3]
+    # A pair of the second call within an hour of one of the first: all four are of one.
+    hours = [0, 3, 2.5, 6, 20, 20, 30, 30]
+    mixed = [run for repeat, hour in enumerate(hours) for run in pair(1.0, 2.0, repeat=repeat, hour=hour)]
+    row = verdict(named(*mixed), value=TIMED)
+    assert row.occasions == [0, 0, 0, 0, 1, 1, 2, 2] and row.agreement == "inconclusive"
+
+
+def test_a_record_whose_series_does_not_serve_costs_the_claims_that_read_it_alone():
+    run = ok(plan="old", ranks=4, metrics={"seconds": 2.0})
+    value = {"experiment": "timing", "metric": "seconds", "sampled": "sequences", "columns": ["a", "b"]}
+    row = verdict(named(run), value=value)
+    assert row.agreement == "not run" and "000.json" in row.reason
+    assert claims.evaluate([claim(value=value), claim()], named(*pair(1.0)))[1].value == 2.0
+
+
 def test_seeds_are_averaged():
     runs = [run for seed in range(3) for run in pair(1.0, 2.0 + seed / 100, seed=seed, hour=seed)]
     value = TIMED | {"sampled": "seeds"}
@@ -402,18 +422,14 @@ def test_no_claim_is_reproduced_without_a_good_run(data):
         assert {run.status for run in runs.values()} == {"skipped"} or len(groups) > 1
 
 
-def reads_a_gpu(reading):
-    return all(group.get("device") == "cuda" for group in reading.groups)
-
-
 @pytest.mark.parametrize("claim_id", [claim.id for claim in REGISTRY if claim.value is not None])
 def test_a_tier_runs_every_group_that_a_claim_compares(claim_id):
-    """The grids of config.yaml and the filters of claims.yaml meet, on the full tier or for a GPU on that of GPUs.
+    """The grids of config.yaml and the filters of claims.yaml meet, on the full tier or where there are GPUs.
 
     Else a claim reads *not run* for ever.
     """
     reading = next(claim.value for claim in REGISTRY if claim.id == claim_id)
-    jobs = GPU_JOBS if reads_a_gpu(reading) else JOBS
+    jobs = plan.make(*ELSEWHERE[claim_id]).jobs if claim_id in ELSEWHERE else JOBS
     points = [job.point.model_dump() for job in jobs if job.experiment == reading.experiment]
     cells = []
     for filters in reading.groups:
@@ -449,7 +465,7 @@ def test_removing_records_moves_a_verdict_only_towards_inconclusive_or_not_run(s
 
 def test_the_shipped_records_answer_every_claim_that_an_experiment_reads(shipped):
     verdicts = claims.evaluate(REGISTRY, shipped.records, shipped.problems)
-    readable = {claim.id for claim in REGISTRY if claim.value is not None and not reads_a_gpu(claim.value)}
+    readable = {claim.id for claim in REGISTRY if claim.value is not None} - ELSEWHERE.keys()
     judged = {verdict.id for verdict in verdicts if verdict.agreement != "not run"}
     assert judged == readable
 

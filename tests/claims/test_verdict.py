@@ -20,6 +20,8 @@ CASES = [
     ((2.1, 3.1), 2.0, "higher", "relative", 0.1, 1, "consistent"),  # two-sided
     ((2.9, 3.1), 2.0, "equal", "relative", 0.1, 1, "same direction"),
     ((1.0, 1.0), 1.05, "higher", "relative", 0.1, 1, "inconclusive"),  # inside the tolerance, and no effect
+    ((0.96, 0.97), 1.05, "higher", "relative", 0.1, 1, "deviates"),  # inside the tolerance, and the opposite effect
+    ((0.96, 1.02), 1.05, "higher", "relative", 0.1, 1, "inconclusive"),
     ((0.2, 0.3), 0.6, "lower", "relative", 0.1, None, "further"),
     ((0.7, 0.8), 0.6, "lower", "relative", 0.1, None, "deviates"),
     ((0.7, 0.8), 0.6, "lower", "relative", 0.1, 1, "same direction"),

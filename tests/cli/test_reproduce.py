@@ -18,10 +18,11 @@ import yaml
 
 from repro import paths
 from repro.claims import registry
-from repro.cli import reproduction
+from repro.cli import reproduction, whole
 from repro.emulate import netns
 from repro.plan import jobs as plan
 from repro.records import record
+from repro.report import figures
 
 COMMAND = [sys.executable, "-m", "repro", "reproduce"]
 
@@ -77,6 +78,39 @@ def test_another_occasion_begins_an_hour_later(project, minutes):
     refused = pytest.raises(ValueError, match=f"--occasion 2: too soon: .* allowed from {allowed} on")
     with refused if minutes < 60 else contextlib.nullcontext():
         reproduction._check_apart(found, 2)
+
+
+def test_another_occasion_of_a_figure_asks_for_the_points_of_its_notebook_alone(project):
+    """A fresh clone in which only these were run; one of them failed, and may do so each time."""
+    shown = {name: (each.notebook, each.reads) for name, each in figures.FIGURES.items()}
+    first = {job.record for job in plan.make("laptop").jobs}
+    again = plan.make("laptop", None, shown, 2)
+    found = reproduction._needed(again, "zero_step_time")
+    assert found == reproduction._needed(again, "zero") and 0 < len(found.jobs) < len(again.jobs)
+    assert {job.experiment for job in found.jobs} >= {"zero_train", "zero_plan"} and 0 < found.minutes < again.minutes
+    states = {job.record: "done" for job in found.jobs if job.record in first}
+    states[min(states)] = "failed"
+    jobs = [job.model_copy(update={"state": states.get(job.record, job.state)}) for job in found.jobs]
+    reproduction._check_apart(found.model_copy(update={"jobs": jobs}), 2)
+    with pytest.raises(ValueError, match="points of the first occasion are still to run"):
+        reproduction._check_apart(found, 2)
+    assert reproduction._needed(again, None) == reproduction._needed(again, "points") == again
+
+
+def test_a_signal_while_a_program_is_started_ends_it(monkeypatch):
+    """It comes before anybody could know the program."""
+    begun = []
+
+    class Interrupted(subprocess.Popen):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            begun.append(self)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(whole.subprocess, "Popen", Interrupted)
+    with pytest.raises(SystemExit) as ended, whole.started([sys.executable, "-c", "import time; time.sleep(60)"]):
+        pytest.fail("went on")
+    assert ended.value.code == 128 + signal.SIGTERM and begun[0].poll() is not None
 
 
 def test_another_occasion_needs_the_first(project):

@@ -67,6 +67,26 @@ def test_a_fault_costs_its_point_alone(project, monkeypatch, cause):
     assert not journal.entries(RESULTS)
 
 
+def test_what_a_killed_allocation_was_running_is_told_until_the_next_begins(project, monkeypatch):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for pid in (gone.pid, os.getppid()):
+        journal.write(RESULTS, journal.Entry(job_id=f"process-{pid}", allocation="a"))
+    found, _ = planned(requests=[1], seeds=2)
+    assert run(found) == []
+    assert [entry.job_id for entry in journal.entries(RESULTS)] == [f"process-{os.getppid()}"]
+
+
+def test_an_entry_that_cannot_be_read_now_stays(project, monkeypatch):
+    journal.write(RESULTS, journal.Entry(job_id="5", allocation="a"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", lambda path: (_ for _ in ()).throw(OSError("stale file handle")))
+        assert journal.entries(RESULTS) == []
+    assert [entry.job_id for entry in journal.entries(RESULTS)] == ["5"]
+    (journal.folder(RESULTS) / "5.json").write_text("{")
+    assert journal.entries(RESULTS) == [] and not (journal.folder(RESULTS) / "5.json").exists()
+
+
 def test_a_point_without_memory_for_a_thread_ends(project, monkeypatch):
     """The thread ends before it says that it began: Python then waits for that word without a limit."""
     monkeypatch.setattr(forks.threading.Thread, "_bootstrap", lambda thread: None)

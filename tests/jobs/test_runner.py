@@ -88,7 +88,7 @@ def test_an_interrupt_that_an_extension_module_made_an_import_error_of_leaves_no
 
     experiment(importing)
     with pytest.raises(KeyboardInterrupt):
-        runner.run("made_up", Point(), out=tmp_path / "x.json")
+        runner.run("flover_queue", Point(), out=tmp_path / "x.json")
     assert not (tmp_path / "x.json").exists()
 
 
@@ -107,6 +107,15 @@ def test_success_carries_provenance(tmp_path, experiment):
         and facts.config_hash
     )
     assert facts.end >= facts.start
+
+
+def test_a_record_has_the_hash_of_the_code_that_ran(tmp_path, experiment, monkeypatch):
+    """Not of what was made of it while it ran: a hash is kept once it is asked for."""
+    asked = []
+    monkeypatch.setattr(runner.provenance, "source_hash", lambda module: asked.append("hash") or "h")
+    experiment(lambda point: asked.append("run") or Outcome(OneNumber(m=2), conditions={"fabric": "shaped"}))
+    runner.run("flover_queue", Point())
+    assert asked.index("hash") < asked.index("run")
 
 
 def test_timed_runs_are_alone_and_others_share(tmp_path, monkeypatch):

@@ -115,7 +115,7 @@ def test_minutes_on_a_platform_are_predicted_for_its_hardware(project):
     minutes = {
         (job.point.plan, job.nodes): job.minutes
         for job in found.jobs
-        if job.experiment == "zero_train" and job.point.hidden == 6144 and job.point.accumulation == 8
+        if job.experiment == "zero_train" and job.point.hidden == 6144 and job.point.accumulation == 4
     }
     assert minutes["zero3", 48] != minutes["zero3", 8]
     assert plan.make("cluster", "laptop").predicted == []
@@ -140,6 +140,23 @@ def test_unknown_hardware_names_the_file_and_what_is_allowed(project):
     file.write_text(file.read_text().replace("hardware: frontier", "hardware: cray"))
     with pytest.raises(config.ConfigError, match=r"frontier\.yaml: hardware: found 'cray', allowed: frontier"):
         plan.make("cluster", "frontier")
+
+
+@pytest.mark.parametrize(("reason", "state"), [(None, "stale"), ("needs root", "done")])
+def test_what_ran_without_shaped_links_runs_again_where_they_can_be_shaped(project, monkeypatch, reason, state):
+    job = next(job for job in plan.make("smoke").jobs if job.experiment == "zero_train")
+    record.write(_finish(job, conditions={"fabric": "unshaped: needs root"}), project / job.record)
+    monkeypatch.setattr(plan.netns, "unavailable", lambda: reason)
+    found = {each.record: each.state for each in plan.make("smoke").jobs}
+    assert found[job.record] == state
+
+
+def test_points_that_are_not_repeated_come_after_those_that_are(project):
+    """Repeats are compared, so nothing is to lie between them."""
+    mine = [job for job in plan.make("full").jobs if job.experiment == "zero_train"]
+    again = {str(job.point) for job in mine if job.repeat}
+    assert [str(job.point) in again for job in mine] == sorted((str(job.point) in again for job in mine), reverse=True)
+    assert 0 < len(again) < len(mine)
 
 
 def test_timed_points_run_once_or_as_two_pairs_an_occasion():

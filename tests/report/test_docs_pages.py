@@ -72,6 +72,7 @@ def test_the_command_of_a_claim_makes_its_points(rows):
     assert commands["EX-E2E.c"] == "repro reproduce exflow_gain --tier full"  # 32 experts
     assert commands["EX-E2E.b"] == "repro reproduce exflow_gain"
     assert commands["FL-F4a.k"].endswith("--tier gpu --platform laptop")
+    assert commands["ZT-2.c"] == "snakemake --profile workflows/profiles/frontier zero_step_time"
 
 
 def test_what_needs_root_is_what_was_emulated(rows):

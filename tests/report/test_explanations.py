@@ -1,13 +1,17 @@
 """Explanations: checked when they are loaded, with numbers of records alone, for whatever is open in the shipped records."""
 
+import re
+from datetime import UTC, datetime, timedelta
+
 import pytest
 import yaml
 from typer.testing import CliRunner
 
-from repro import cli, paths
-from repro.claims import registry
+from repro import cli, experiments, paths
+from repro.claims import registry, verdict
 from repro.experiments import stored
-from repro.plan import config
+from repro.plan import config, jobs
+from repro.records import record, statistics
 from repro.report import explanations
 
 SHIPPED = paths.root() / "results/reference/laptop-2core"
@@ -43,6 +47,46 @@ def test_every_command_has_points_in_the_plan():
     assert costs and all(points > 0 and minutes > 0 for points, minutes in costs.values()), costs
 
 
+DECIDING = {one.decides.judges[0]: one.decides for one in DECLARED.values() if one.decides.judges}
+
+
+@pytest.mark.parametrize("decides", DECIDING.values(), ids=DECIDING.keys())
+def test_the_points_that_would_decide_claims_judge_them(decides, make_record, tmp_path):
+    """As an allocation would have run them, on every occasion that a verdict takes."""
+    kind, found = experiments.get(decides.experiment), {}
+    planned = [job for job in jobs.make(decides.tier, decides.platform).jobs if job.experiment == decides.experiment]
+    for number, job in enumerate(planned):
+        sizes = {"parameters": job.point.gpt.parameters} if decides.experiment == "zero_train" else {}
+        metrics = {
+            name: record.Metric(value=sizes.get(name, 1.5), unit=unit) for name, unit in kind.metrics.units().items()
+        }
+        for occasion in range(statistics.OCCASIONS):
+            start = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(hours=10 * occasion, seconds=number)
+            found[tmp_path / f"{number}-{occasion}.json"] = make_record(
+                experiment=decides.experiment,
+                point=job.point.model_dump(),
+                repeat=2 * occasion + job.repeat,
+                evidence="measured",
+                metrics=metrics,
+                conditions={"fabric": "the machine's own"},
+                provenance=record.Provenance(start=start, end=start),
+            )
+    for row in registry.evaluate([claim for claim in CLAIMS if claim.id in decides.judges], found):
+        assert row.agreement in set(verdict.AGREEMENT) - {"inconclusive"} and len(row.occasions) >= 8, row
+        assert row.scope == ("scaled down" if row.id == "FL-F4a.k" else "paper's setting"), row
+
+
+@pytest.mark.parametrize("command", sorted({explanations.command(one.decides) for one in DECLARED.values()} - {""}))
+def test_the_commands_are_those_of_their_platforms(command):
+    """Snakemake's with a profile where points are Slurm jobs, which `repro reproduce` refuses."""
+    if profile := re.fullmatch(r"snakemake --profile (\S+) (\w+)", command):
+        run = yaml.safe_load((paths.root() / profile[1] / "run.yaml").read_text())
+        assert config.load(platform=run["platform"])[1].slurm is not None
+    else:
+        named = re.fullmatch(r"repro reproduce \w+ --tier \w+ --platform (\w+)( --occasion \d)?", command)
+        assert named and config.load(platform=named[1])[1].slurm is None
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -53,6 +97,7 @@ def test_every_command_has_points_in_the_plan():
         ({"ladder": [{"says": "x", "value": {"wher": {}}}]}, "wher.*known keys"),
         ({"tables": [{"says": "x", "experiment": "zero", "columns": ["a"]}]}, "found 'zero'; allowed: exflow_affinity"),
         ({"decides": {**GOOD["decides"], "figure": "zero"}}, "decides.figure: found 'zero'; allowed: claims_overview"),
+        ({"decides": {**GOOD["decides"], "judges": ["ZT-9"]}}, "decides.judges: found 'ZT-9'; allowed: ZT-1.a"),
         ({"surprise": 1}, "surprise"),
     ],
 )
@@ -72,5 +117,6 @@ def test_from_the_command_line():
 
     assert "one of them: repro explain ID" in call()
     one = call("ZT-1.a")
-    assert "What would decide it" in one and "repro reproduce zero_step_time --tier cluster --platform frontier" in one
+    assert "What would decide it" in one and "snakemake --profile workflows/profiles/frontier zero_step_time" in one
+    assert "they judge this claim" in one and "this row stays as it is" in call("EX-E2E.a")
     assert "allowed: ZT-1.a" in call("ZT-9", code=2)

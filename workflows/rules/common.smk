@@ -149,6 +149,11 @@ def of_job():
     }
 
 
+def in_turn(wildcards):
+    """In the order of the plan, so that runs which are compared are near each other; Snakemake alone takes any."""
+    return len(ALLOCATIONS) - list(ALLOCATIONS).index(wildcards.allocation)
+
+
 def made(experiments):
     """What there is when all points of some experiments have a record."""
     wanted = (path for path, job in JOBS.items() if job["experiment"] in experiments)

@@ -10,6 +10,7 @@ rule allocation:
         "results/{run}/logs/{allocation}.log",
     conda:
         "../../environment.yml"
+    priority: in_turn
     threads: cores
     resources:
         **submission(),

@@ -43,14 +43,14 @@ def compare(a: Side, b: Side) -> tuple[list[Row], list[str], list[str]]:
     """Rows of the points that both hold, then the records of points that only A has, and only B."""
     ours, theirs = ({stored.place(run): path for path, run in side.records.items()} for side in (a, b))
     rows, clocked, changing = [], defaultdict(list), _changing(b.records.values())
-    for place in ours.keys() & theirs.keys():
+    for place in sorted(ours.keys() & theirs.keys(), key=repr):
         pair = Pair(_name(ours[place]), a.records[ours[place]], b.records[theirs[place]])
         if told := _apart(pair, a, b):
             rows.append(Row(**vars(told), name=pair.name, title="all metrics", unit="", a=None, b=None))
             continue
         for metric in pair.a.metrics.keys() | pair.b.metrics.keys():
             if None not in pair.values(metric) and _by_a_clock(pair, metric, changing):
-                clocked[_point(pair.a), metric].append(pair)
+                clocked[_point(pair.a), _kind(pair.b), metric].append(pair)
             else:
                 rows.append(_counted(pair, metric, a, b))
     rows += _timed(clocked, b)
@@ -62,6 +62,11 @@ def _point(run: Record) -> Any:
     """The same for all repeats of a point."""
     experiment, _, values = stored.place(run)
     return experiment, values
+
+
+def _kind(run: Record) -> Any:
+    """The same for runs whose times can be put together."""
+    return run.evidence, tuple(sorted(run.conditions.items()))
 
 
 def _name(path: Path) -> str:
@@ -111,12 +116,12 @@ def _counted(pair: Pair, metric: str, a: Side, b: Side) -> Row:
     return Row(**vars(told), name=pair.name, title=metric, unit=pair.unit(metric), a=ours, b=theirs)
 
 
-def _timed(clocked: Mapping[tuple[Any, str], list[Pair]], b: Side) -> list[Row]:
+def _timed(clocked: Mapping[tuple[Any, Any, str], list[Pair]], b: Side) -> list[Row]:
     """A row for each point and metric, named after the record that is farthest from its partner."""
     alike = defaultdict(list)
     for run in b.records.values():
         alike[_point(run)].append(run)
-    spreads = [_Spread(metric, pairs, alike[point]) for (point, metric), pairs in clocked.items()]
+    spreads = [_Spread(metric, pairs, alike[point]) for (point, _, metric), pairs in clocked.items()]
     reasons = [spread.why_not(b.name) for spread in spreads]
     level = statistics.LEVEL ** (1 / max(1, reasons.count(None)))
     return [spread.row(told or spread.told(level)) for spread, told in zip(spreads, reasons, strict=True)]
@@ -126,11 +131,10 @@ class _Spread:
     """A clock's metric of one point: its values on occasions of A and of B, as logarithms where it is positive."""
 
     def __init__(self, metric: str, pairs: list[Pair], alike: list[Record]) -> None:
-        first = pairs[0].b
-        kind = (first.evidence, first.conditions)
+        kind = _kind(pairs[0].b)
         self.metric, self.pairs = metric, pairs
         self.ours = [pair.a for pair in pairs]
-        self.theirs = [run for run in alike if metric in run.metrics and (run.evidence, run.conditions) == kind]
+        self.theirs = [run for run in alike if metric in run.metrics and _kind(run) == kind]
         self.logarithms = all(run.metrics[metric].value > 0 for run in [*self.ours, *self.theirs])
 
     def groups(self, runs: list[Record]) -> list[list[float]]:

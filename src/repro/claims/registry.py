@@ -148,7 +148,10 @@ def evaluate(claims: Sequence[Claim], records: Mapping[Path, Record], problems: 
 def _evaluate(claim: Claim, records: Mapping[Path, Record], problems: Sequence[str]) -> Verdict:
     if claim.value is None or claim.scope is None:
         return _row(claim, "not run", f"no experiment in this version reads this claim; it needs {claim.needs}")
-    found = sample(claim, records)
+    try:
+        found = sample(claim, records)
+    except ValueError as error:  # of a record whose series is not what the claim reads
+        found = Nothing("not run", str(error))
     damaged = [text for text in problems if f"/{claim.value.experiment}/" in text]
     remarks = [f"{len(damaged)} unreadable files among the records, not read"] if damaged else []
     if isinstance(found, Nothing):

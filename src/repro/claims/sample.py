@@ -119,7 +119,7 @@ def _sample(
     if not pairs:
         return None
     values = [value for value, _ in pairs]
-    occasions = statistics.occasions([found[0][1].provenance.start for _, found in pairs])
+    occasions = _occasions(reading, [found[0][1] for _, found in pairs])
     runs = {path: run for _, found in pairs for path, run in found}
     value, ends = interval.of(reading, values, occasions, pairs)
     many = len(set(occasions))
@@ -137,6 +137,20 @@ def _sample(
         runs,
         _remarks(alike, sum(len(group) for group in usable) - len(runs)),
     )
+
+
+def _occasions(reading: Reading, runs: Sequence[Record]) -> list[int]:
+    """The number of each run's occasion, from 0 on. Repeats that one call of `repro reproduce` makes are of one, however
+    long it takes."""
+    numbers = statistics.occasions([run.provenance.start for run in runs])
+    if reading.sampled == "occasions":
+        together = max(1, reading.needed // statistics.OCCASIONS)
+        calls = [run.repeat // together for run in runs]
+        for call in set(calls):
+            mine = {number for number, other in zip(numbers, calls, strict=True) if other == call}
+            numbers = [min(mine) if number in mine else number for number in numbers]
+    order = sorted(set(numbers))
+    return [order.index(number) for number in numbers]
 
 
 def _usable(reading: Reading, run: Record, evidence: Evidence) -> bool:
@@ -171,7 +185,7 @@ def _remarks(alike: list[Runs], alone: int) -> list[str]:
             kinds = ", ".join(sorted({str(run.cause) for run in bad}))
             found.append(f"{status}: {kinds} ({len(bad)} of {len(mine)} runs)")
     if alone:
-        found.append(f"{alone} runs have no partner of the same repeat and occasion")
+        found.append(f"{alone} runs have no partner of the same repeat and occasion; delete their records to run both")
     return found
 
 

@@ -16,14 +16,14 @@ Scope = Literal["paper's setting", "scaled down", "modelled"]
 
 # What the words mean, for whoever shows them.
 AGREEMENT: dict[Agreement, str] = {
-    "reproduced": "our whole interval is within the tolerance of the paper's value; of an order: it holds",
+    "reproduced": "our whole interval is within the tolerance of the paper's value; of an ordering: it holds",
     "further": "our whole interval is beyond the paper's value and its tolerance, in the direction of the claim",
     "consistent": "our interval reaches into the tolerance and out of it; where *no effect* has a value, it leaves that out",
     "same direction": "our whole interval is on the paper's side of *no effect*, but another size",
     "inconclusive": "fewer runs than the claim asks for; or an interval that holds *no effect* and reaches into the tolerance; "
-    "of an order: it is left open",
+    "of an ordering: it is left open",
     "deviates": "our interval leaves out the tolerance, and is not on the paper's side of *no effect* or there is no such "
-    "value; of an order: it does not hold",
+    "value; of an ordering: it does not hold",
 }
 SCOPE: dict[Scope, str] = {
     "paper's setting": "measured or counted at the size and on the kind of machine that the claim is about",
@@ -66,6 +66,12 @@ class Rule(Strict):
             return True
         return least > self.no_effect if self.paper_value > self.no_effect else most < self.no_effect
 
+    def has_opposite_effect(self, least: float, most: float) -> bool:
+        """Whether all of an interval is on the other side of *no effect* than the paper's value."""
+        if self.no_effect is None or self.paper_value is None:
+            return False
+        return most < self.no_effect if self.paper_value > self.no_effect else least > self.no_effect
+
 
 def judge(rule: Rule, least: float, most: float) -> tuple[Agreement, str]:
     """How the interval from `least` to `most` of our value agrees with the claim, and why, in a few words."""
@@ -77,9 +83,9 @@ def judge(rule: Rule, least: float, most: float) -> tuple[Agreement, str]:
         why = "the expected order does not hold beyond the tolerance"
         return ("deviates", why) if apart else ("inconclusive", "the interval leaves the order open")
     if not rule.has_effect(least, most):
-        if apart:
+        if apart or rule.has_opposite_effect(least, most):
             return "deviates", "no effect in the paper's direction"
-        return "inconclusive", "the interval holds both no effect and the paper's value"
+        return "inconclusive", "the interval holds no effect and reaches into the tolerance"
     if inside:
         return "reproduced", "within the tolerance"
     if not apart:

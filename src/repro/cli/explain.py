@@ -73,4 +73,9 @@ def _show(told: "Told", title: str) -> None:
         stdout.print(escape(told.command or "no tier of config/config.yaml has these points yet"), soft_wrap=True)
         if told.command:
             points, minutes = explanations.cost(told.decides)
-            stdout.print(f"of its points {points} decide: about {minutes:.0f} minutes of runs", soft_wrap=True)
+            judged = (
+                "they judge this claim" if row.id in told.decides.judges else "this row stays as it is, they tell more"
+            )
+            stdout.print(
+                f"of its points {points} decide, about {minutes:.0f} minutes of runs: {judged}", soft_wrap=True
+            )

@@ -42,6 +42,7 @@ def run(found: Plan, target: str | None, verbose: bool, occasion: int = 1) -> in
             f"--platform {found.platform}: its points are Slurm jobs; submit them with"
             " `snakemake --profile workflows/profiles/NAME` (docs/slurm.md)"
         )
+    found = _needed(found, target)
     if occasion > 1:
         _check_apart(found, occasion)
     log = paths.root() / found.results / "snakemake.log"
@@ -60,6 +61,17 @@ def run(found: Plan, target: str | None, verbose: bool, occasion: int = 1) -> in
     elif target is None:
         _summarise(found)
     return code
+
+
+def _needed(found: Plan, target: str | None) -> Plan:
+    """The plan of the points that Snakemake runs for a notebook, or for a figure, which comes with its whole notebook."""
+    notebook = found.figures[target].notebook if target in found.figures else target
+    reads = {name for figure in found.figures.values() if figure.notebook == notebook for name in figure.experiments}
+    if not reads:
+        return found
+    jobs = [job for job in found.jobs if job.experiment in reads]
+    minutes = plan.minutes_of(list(filter(plan.unfinished, jobs)))
+    return found.model_copy(update={"jobs": jobs, "minutes": minutes})
 
 
 @contextlib.contextmanager
@@ -96,12 +108,14 @@ def _announce(found: Plan) -> None:
 
 def _check_apart(found: Plan, occasion: int) -> None:
     """ValueError where a point that this occasion repeats was run for another less than an hour ago, or still has to be
-    run for the first, which this call would do beside it: verdicts would take both for one."""
+    run for the first, which this call would do beside it: verdicts would take both for one. One that failed does not
+    count: it may fail each time."""
     first = {job.record for job in plan.make(found.tier, found.platform).jobs}
     mine = [job for job in found.jobs if job.record not in first]
     own = {Path(job.record).name for job in mine}
     again = {_setting(job) for job in mine if plan.unfinished(job)}
-    missing = sum(job.record in first and plan.unfinished(job) and _setting(job) in again for job in found.jobs)
+    open_first = [job for job in found.jobs if job.record in first and job.state in ("to run", "stale")]
+    missing = sum(_setting(job) in again for job in open_first)
     if missing:
         raise ValueError(
             f"--occasion {occasion}: {missing} points of the first occasion are still to run, and verdicts count as one"

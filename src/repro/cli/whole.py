@@ -19,13 +19,21 @@ _PATIENCE_S = 60.0  # for Snakemake to end its jobs then
 def started(words: list[str], **options: Any) -> "Iterator[subprocess.Popen[Any]]":
     """Start a program that nothing is left of after an exception. Ctrl-C and SIGTERM become the exit codes 130 and 143."""
 
+    process: subprocess.Popen[Any] | None = None
+    asked_to_end = 0
+
     def end(number: int, frame: object) -> None:
-        sys.exit(128 + number)
+        nonlocal asked_to_end
+        asked_to_end = number
+        if process is not None:  # else it would go on, and nobody would know it
+            sys.exit(128 + number)
 
     before = signal.signal(signal.SIGTERM, end)
     try:
         process = subprocess.Popen(words, **options)
         try:
+            if asked_to_end:
+                sys.exit(128 + asked_to_end)
             yield process
         except BaseException as ended:
             _end(process, asked=isinstance(ended, KeyboardInterrupt))  # Ctrl-C reaches all of a terminal by itself

@@ -104,7 +104,8 @@ def _take(handle: IO[str], file: Path) -> None:
 
 def _beat(file: Path, ended: threading.Event) -> None:
     while not ended.wait(_BEAT_S):
-        file.touch()
+        with contextlib.suppress(OSError):  # a file system that is away for a moment
+            file.touch()
 
 
 def _wait_for(job_ids: list[str]) -> None:

@@ -10,6 +10,8 @@ import threading
 from multiprocessing.connection import Connection
 from typing import IO
 
+import psutil
+
 from repro import experiments, paths
 from repro.jobs import causes, journal, runner
 from repro.jobs.journal import Entry, Running
@@ -38,6 +40,10 @@ class Forks:
         self.ended: BaseException | None = None
 
     def __enter__(self) -> "Forks":
+        for entry in journal.entries(self.results):  # what a killed one has left
+            kind, _, pid = entry.job_id.partition("process-")
+            if not kind and pid.isdecimal() and not psutil.pid_exists(int(pid)):
+                journal.remove(self.results, entry.job_id)
         self.before = {number: signal.signal(number, self._end) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 

@@ -55,7 +55,9 @@ def entries(results: str) -> list[Entry]:
     for file in sorted(folder(results).glob("*.json")):
         try:
             found.append(Entry.model_validate_json(file.read_text()))
-        except (OSError, ValidationError):
+        except OSError:  # gone, or put in place anew in this instant: some file systems cannot read it then
+            continue
+        except ValidationError:
             file.unlink(missing_ok=True)
     return found
 

@@ -148,6 +148,10 @@ def run(experiment: str, point: Point, repeat: int = 0, attempt: int = 1, out: P
     refuse_other_place(point.shape.ranks)
     place = place_in_job()
     first = place is None or place[0] == 0
+    if first:
+        provenance.source_hash(
+            module
+        )  # kept from here on: of the code that runs, not of what it is edited to meanwhile
     with machine(definition.timed) if first else contextlib.nullcontext():
         start = provenance.now()
         try:

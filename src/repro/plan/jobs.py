@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from repro import experiments, paths
+from repro.emulate import netns
 from repro.experiments import stored
 from repro.experiments.base import Point
 from repro.plan import config, expected, packing
@@ -27,17 +28,23 @@ def job_id(experiment: str, point: Point, repeat: int) -> str:
     return f"{label}-{record.name_end(experiment, point.model_dump(), repeat)}"
 
 
-def state(path: Path, source: str) -> tuple[State, int]:
-    """State of a record file and the attempt that comes next. A file that is no record of its point counts as not there."""
+def state(path: Path, source: str, here: bool = False) -> tuple[State, int]:
+    """State of a record file and the attempt that comes next. A file that is no record of its point counts as not there.
+    `here`: points run on this machine, and what ran without shaped links is stale if it can shape them now."""
     try:
         found = stored.read(path)
     except record.RecordError:
         return "to run", 1
     if found.status == "failed":
         return "failed", found.attempt + 1
-    if found.provenance.source_hash != source:
+    if found.provenance.source_hash != source or (here and _lacked_links(found)):
         return "stale", found.attempt
     return ("done" if found.status == "ok" else "skipped"), found.attempt
+
+
+def _lacked_links(found: record.Record) -> bool:
+    wanted = found.status == "ok" and found.point.get("fabric") == "auto"
+    return wanted and found.conditions.get("fabric", "").startswith("unshaped") and netns.unavailable() is None
 
 
 def _jobs(
@@ -49,6 +56,7 @@ def _jobs(
     where: str,
     predict: expected.Predictor | None = None,
     occasion: int = 1,
+    here: bool = False,
 ) -> list[Job]:
     jobs = []
     for point in config.points(experiment, grid, where):
@@ -60,7 +68,7 @@ def _jobs(
             likely = grid.minutes if seconds is None else seconds / 60
         for repeat in _repeats(experiment, grid, occasion):
             path = f"{results}/records/{experiment}/{job_id(experiment, point, repeat)}.json"
-            found, attempt = state(paths.root() / path, source)
+            found, attempt = state(paths.root() / path, source, here)
             jobs.append(
                 Job(
                     experiment=experiment,
@@ -89,11 +97,15 @@ def _repeats(experiment: str, grid: config.Grid, occasion: int) -> list[int]:
 
 def _interleaved(jobs: Sequence[Job]) -> list[Job]:
     """Timed points, repeat by repeat and every other time from the last to the first: what is compared runs near each
-    other, and a machine that grows slower does so for both sides."""
+    other, and a machine that grows slower does so for both sides. Those that are not repeated come last."""
+    again = {tuple(job.point.model_dump().items()) for job in jobs if job.repeat}
     rounds: dict[int, list[Job]] = {}
+    single = []
     for job in jobs:
-        rounds.setdefault(job.repeat, []).append(job)
-    return [job for number in sorted(rounds) for job in (rounds[number][::-1] if number % 2 else rounds[number])]
+        repeated = tuple(job.point.model_dump().items()) in again
+        (rounds.setdefault(job.repeat, []) if repeated else single).append(job)
+    mixed = [job for number in sorted(rounds) for job in (rounds[number][::-1] if number % 2 else rounds[number])]
+    return [*mixed, *single]
 
 
 def make(
@@ -126,7 +138,9 @@ def make(
         place = f"config/config.yaml: experiments.{name}"
         mine: list[Job] = []
         for grid in experiment.grids(settings.tier):
-            mine += _jobs(name, grid, results, minutes, source, place, predictors.get(name), occasion)
+            mine += _jobs(
+                name, grid, results, minutes, source, place, predictors.get(name), occasion, where.slurm is None
+            )
         mine = list({job.record: job for job in mine}.values())  # overlapping grids name the same point once
         jobs += _interleaved(mine) if experiments.get(name).timed else mine
     for job in jobs if where.memory_gb is not None else []:

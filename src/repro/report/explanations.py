@@ -44,7 +44,8 @@ class Table(Strict):
 
 class Decides(Strict):
     """The measurement that would decide the claim. With a `figure` there is a command that makes and draws the points of
-    `experiment` that pass `where`; minutes are those of the plan."""
+    `experiment` that pass `where`; minutes are those of the plan. `judges`: claims that they judge in the paper's
+    setting; of others they tell more, and the row stays as it is."""
 
     says: str
     hardware: str
@@ -54,6 +55,7 @@ class Decides(Strict):
     platform: str = "laptop"
     occasion: int = 1
     where: Filters = Field(default_factory=dict)
+    judges: list[str] = Field(default_factory=list)
 
 
 class Explanation(Strict):
@@ -106,6 +108,8 @@ def load(claims: Sequence[Claim], path: Path | None = None) -> dict[str, Explana
             fields = experiments.get(one.decides.experiment).parameters.model_fields
             for name in one.decides.where:
                 _check(f"{where}.decides.where", name, fields)
+        for name in one.decides.judges:
+            _check(f"{where}.decides.judges", name, known)
     return found
 
 
@@ -170,11 +174,32 @@ def _text(value: Any) -> str:
 
 
 def command(decides: Decides) -> str:
-    """The command that makes and draws the deciding measurement; empty where no tier has its points."""
+    """The command that makes and draws the deciding measurement; empty where no tier has its points. Slurm jobs are
+    submitted by Snakemake with a profile."""
     if not decides.figure:
         return ""
-    words = f"repro reproduce {decides.figure} --tier {decides.tier} --platform {decides.platform}"
-    return words + (f" --occasion {decides.occasion}" if decides.occasion > 1 else "")
+    if (settings := config.load(platform=decides.platform)[1]).slurm is None:
+        words = f"repro reproduce {decides.figure} --tier {decides.tier} --platform {decides.platform}"
+        return words + (f" --occasion {decides.occasion}" if decides.occasion > 1 else "")
+    changed = {"tier": decides.tier} if decides.tier != settings.tier else {}
+    changed |= {"occasion": decides.occasion} if decides.occasion > 1 else {}
+    words = f"snakemake --profile workflows/profiles/{_profile(decides.platform)}"
+    if changed:
+        words += " --config " + " ".join(f"{name}={value}" for name, value in changed.items()) + " --"
+    return f"{words} {decides.figure}"
+
+
+class _Profile(Strict):
+    platform: str
+
+
+@cache
+def _profile(platform: str) -> str:
+    """The profile of Snakemake that submits to a platform."""
+    files = sorted((paths.root() / "workflows/profiles").glob("*/run.yaml"))
+    found = {config.load_yaml(file, _Profile).platform: file.parent.name for file in files}
+    _check("config/explanations.yaml: decides.platform", platform, found)
+    return found[platform]
 
 
 def cost(decides: Decides) -> tuple[int, float]:

@@ -31,7 +31,8 @@ def vocabulary(rows: Sequence[Verdict], where: str) -> dict[str, Any]:
         paper, here = numbers(claim_id)
         found = judged[claim_id]
         theirs = "" if paper == "–" else f"paper {paper}; "
-        return f"{here} ({theirs}{claim_id}: *{found.agreement}*{f', {found.scope}' if found.scope else ''})"
+        kind = "" if found.kind == "claim" else f", a {found.kind}"
+        return f"{here} ({theirs}{claim_id}{kind}: *{found.agreement}*{f', {found.scope}' if found.scope else ''})"
 
     prefixes = dict.fromkeys(name.split("-")[0] for name in judged)
     tallies = {p: registry.tally([row for row in rows if row.id.startswith(f"{p}-")]) for p in prefixes}

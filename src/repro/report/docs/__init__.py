@@ -18,7 +18,7 @@ import jinja2
 
 from repro import files, paths
 from repro.claims import compare, registry
-from repro.claims.claim import KIND
+from repro.claims.claim import KIND, TAG
 from repro.claims.verdict import AGREEMENT, SCOPE
 from repro.experiments import stored
 from repro.plan import config
@@ -147,6 +147,7 @@ def vocabulary() -> dict[str, Any]:
         "agreement_words": AGREEMENT,
         "scope_words": SCOPE,
         "kind_words": KIND,
+        "tag_words": TAG,
         "notebooks": figures.NOTEBOOKS,
         "picture": _picture(reference),
         "promises": facts.promises(),

@@ -180,7 +180,7 @@ def _needs(runs: Mapping[str, Record]) -> str:
 def stated(claim: Claim) -> str:
     """`1.71 × ± 15 %`; of an order, what our ratio must exceed."""
     if claim.paper_value is None:
-        return f"order: > {1 + claim.tolerance:.3g}"
+        return f"ordering: ratio > {1 + claim.tolerance:.3g}"
     value = f"{claim.paper_value:.4g}" + ("" if claim.unit == "1" else f" {claim.unit}")
     return f"{value} ± " + (
         f"{claim.tolerance:.3g}" if claim.comparison == "absolute" else f"{100 * claim.tolerance:.3g} %"
