@@ -94,6 +94,7 @@ def test_another_occasion_of_a_figure_asks_for_the_points_of_its_notebook_alone(
     reproduction._check_apart(found.model_copy(update={"jobs": jobs}), 2)
     with pytest.raises(ValueError, match="points of the first occasion are still to run"):
         reproduction._check_apart(found, 2)
+    assert {job.experiment for job in reproduction._needed(again, "zero_plan").jobs} == {"zero_plan"}
     assert reproduction._needed(again, None) == reproduction._needed(again, "points") == again
 
 

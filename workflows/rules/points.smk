@@ -29,6 +29,16 @@ rule points:
     localrule: True
 
 
+for experiment in PLAN["experiments"]:
+
+    rule:
+        name:
+            experiment
+        input:
+            made([experiment]),
+        localrule: True
+
+
 if SLURM:
     check_jobs()
 

@@ -64,9 +64,11 @@ def run(found: Plan, target: str | None, verbose: bool, occasion: int = 1) -> in
 
 
 def _needed(found: Plan, target: str | None) -> Plan:
-    """The plan of the points that Snakemake runs for a notebook, or for a figure, which comes with its whole notebook."""
+    """The plan of the points that Snakemake runs for an experiment, a notebook, or a figure, which comes with its whole
+    notebook."""
     notebook = found.figures[target].notebook if target in found.figures else target
     reads = {name for figure in found.figures.values() if figure.notebook == notebook for name in figure.experiments}
+    reads |= {target} & found.experiments.keys()
     if not reads:
         return found
     jobs = [job for job in found.jobs if job.experiment in reads]
