@@ -8,9 +8,9 @@ rule allocation:
         "results/{run}/done/{allocation}.json",
     log:
         "results/{run}/logs/{allocation}.log",
+    priority: in_turn
     conda:
         "../../environment.yml"
-    priority: in_turn
     threads: cores
     resources:
         **submission(),
