@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from repro import experiments
 from repro.claims import metrics, registry
 from repro.claims.claim import Claim
 from repro.claims.interval import scale_of
@@ -144,23 +143,13 @@ def _of_seeds(ours: Verdict, theirs: Verdict) -> Told:
 
 def _settings(reading: Reading, ours: Record, theirs: Record, name: str) -> str:
     """What is not the same in the points of two runs; empty where they are of one configuration."""
-    mine, other = (_configuration(reading, run) for run in (ours, theirs))
+    mine, other = (dict(reading.configuration(run)) for run in (ours, theirs))
     apart = sorted(key for key in mine.keys() | other if mine.get(key) != other.get(key))
     return ", ".join(f"{key} {mine.get(key)} ({name} {other.get(key)})" for key in apart)
 
 
-def _configuration(reading: Reading, run: Record) -> dict[str, Any]:
-    return dict(reading.configuration(run.model_copy(update={"point": _point(run)})))
-
-
 def _points(runs: Iterable[Record]) -> set[tuple[Any, ...]]:
-    return {(run.experiment, run.repeat, run.seed, *sorted(_point(run).items())) for run in runs}
-
-
-def _point(run: Record) -> dict[str, Any]:
-    """Of a parameter that the record does not know yet, its default."""
-    known = run.experiment in experiments.names()
-    return (experiments.get(run.experiment).parameters().model_dump() if known else {}) | run.point
+    return {(run.experiment, run.repeat, run.seed, *sorted(run.point.items())) for run in runs}
 
 
 def _groups(reading: Reading, row: Verdict) -> list[list[float]]:
