@@ -26,7 +26,7 @@ PIP_INSTALL := -m pip install --disable-pip-version-check --root-user-action=ign
 # A process more than cores, up to four, as tests often wait for what they started; each with one thread: threads of OpenMP
 # that share a core wait for each other busily.
 PROCESSES = $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() + 1))')
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadgroup --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadgroup --no-loadscope-reorder
 PIP := $(BIN)/python $(PIP_INSTALL)
 PEERS_PIP := $(PEERS)/bin/python $(PIP_INSTALL)
 

@@ -1,6 +1,7 @@
 """Fixtures that more than one room uses."""
 
 import contextlib
+import os
 import shutil
 import signal
 from collections.abc import Iterator
@@ -9,6 +10,9 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# Before torch is loaded: OpenMP's threads do not survive a fork, after which the next product waits for them for ever.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from repro import experiments, paths
 from repro.models.llama import Llama, LlamaConfig
