@@ -47,7 +47,7 @@ def run(found: Plan, target: str | None, verbose: bool, occasion: int = 1) -> in
         _check_apart(found, occasion)
     log = paths.root() / found.results / "snakemake.log"
     with _alone(log) as output:
-        _announce(found)
+        _announce(found, target)
         words = [sys.executable, "-m", "snakemake", "--config", f"tier={found.tier}", f"platform={found.platform}"]
         words += [f"occasion={occasion}", "--", *([target] if target else [])]
         streams: dict[str, Any] = {} if verbose else {"stdout": output, "stderr": subprocess.STDOUT}
@@ -92,13 +92,11 @@ def _alone(log: Path) -> Iterator[IO[str]]:
         yield output
 
 
-def _announce(found: Plan) -> None:
+def _announce(found: Plan, target: str | None) -> None:
     to_run = list(filter(plan.unfinished, found.jobs))
-    stdout.print(
-        f"{len(to_run)} of {len(found.jobs)} points of tier {found.tier} to run, about {found.minutes:.0f} minutes,"
-        f" with figures, verdicts and {found.results}/report.html",
-        soft_wrap=True,
-    )
+    told = f"{len(to_run)} of {len(found.jobs)} points of tier {found.tier} to run, about {found.minutes:.0f} minutes"
+    told += f" for {target}" if target else f", with figures, verdicts and {found.results}/report.html"
+    stdout.print(escape(told), soft_wrap=True)
     if to_run and (reason := netns.unavailable()):
         without = sum(claim.needs_shaped_links for claim in registry.load())
         stdout.print(
