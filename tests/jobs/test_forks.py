@@ -87,6 +87,33 @@ def test_an_entry_that_cannot_be_read_now_stays(project, monkeypatch):
     assert journal.entries(RESULTS) == [] and not (journal.folder(RESULTS) / "5.json").exists()
 
 
+IN_A_FORK = """
+import os, signal, time
+from repro.jobs import forks
+
+os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGINT))
+if {told}:
+    forks._tell_forks()
+signal.signal(signal.SIGINT, forks._interrupted_once)
+try:
+    if os.fork() == 0:
+        os._exit(0)
+    time.sleep(2)
+    print("went on")
+except KeyboardInterrupt:
+    print("heard")
+"""
+
+
+@pytest.mark.parametrize(("told", "found"), [(True, "heard"), (False, "went on")])
+def test_an_interrupt_that_lands_in_a_fork_of_the_point_itself_is_heard(told, found):
+    """Else its networks stay, as it is ended without cleaning up a while later."""
+    said = subprocess.run(
+        [sys.executable, "-c", IN_A_FORK.format(told=told)], capture_output=True, text=True, timeout=60
+    )
+    assert said.stdout.strip() == found, said.stderr
+
+
 def test_a_point_without_memory_for_a_thread_ends(project, monkeypatch):
     """The thread ends before it says that it began: Python then waits for that word without a limit."""
     monkeypatch.setattr(forks.threading.Thread, "_bootstrap", lambda thread: None)

@@ -2,6 +2,7 @@
 milliseconds, and what it leaks, breaks or allocates ends with it."""
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import signal
@@ -23,6 +24,8 @@ from repro.records import provenance
 from repro.records.record import Cause
 
 _START_S = 10  # for a thread to begin
+_AGAIN_S = 0.1
+_forking = False
 _END_S = 10.0  # for a point that was interrupted to end its ranks and remove its network
 
 
@@ -105,6 +108,7 @@ def _prepare(job: Job) -> None:
 def _point(job: Job, attempt: int, log: str, lifeline: Connection, held: Connection) -> None:
     """Main function of a point's process."""
     held.close()
+    _tell_forks()
     signal.signal(signal.SIGINT, _interrupted_once)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -119,9 +123,26 @@ def _point(job: Job, attempt: int, log: str, lifeline: Connection, held: Connect
 
 
 def _interrupted_once(number: int, frame: object) -> None:
-    """Ctrl-C comes from the terminal and from the process that started this one: the second must not end the cleaning up."""
+    """Ctrl-C comes from the terminal and from the process that started this one: the second must not end the cleaning up.
+    Python drops what is raised while it forks, as a point does that starts ranks; then it comes once more."""
+    if _forking:
+        again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
+        again.daemon = True
+        again.start()
+        return
     signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
+
+
+def _tell_forks() -> None:
+    """From here on `_forking` says whether this process forks."""
+
+    def set_to(now: bool) -> None:
+        global _forking
+        _forking = now
+
+    ended = functools.partial(set_to, False)
+    os.register_at_fork(before=functools.partial(set_to, True), after_in_parent=ended, after_in_child=ended)
 
 
 def _watch(lifeline: Connection) -> None:
