@@ -23,8 +23,8 @@ PEERS := .peers
 SERVERS := src/repro/experiments/flover_peers/engines
 TYPED := $(addprefix src/repro/,topology.py comm quantize zero exflow flover scaling)
 PIP_INSTALL := -m pip install --disable-pip-version-check --root-user-action=ignore --no-warn-script-location -qq --no-compile
-# A process more than cores, up to four, as tests often wait for what they started; each with one thread: threads of OpenMP
-# that share a core wait for each other busily.
+# A process more than cores, up to four, as tests often wait for what they started; each with one thread (tests/conftest.py).
+# Threads of OpenMP that share a core wait for each other busily.
 PROCESSES = $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() + 1))')
 PYTEST = $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadgroup --no-loadscope-reorder
 PIP := $(BIN)/python $(PIP_INSTALL)

@@ -189,7 +189,8 @@ def main() -> None:
             console.print(rows[-1])
             if given.out:
                 keep(given.out, rows[-1])
-        console.print(shown(rows, f"{described(name_of, requests, given.every, model, dtype)}; bound {bound_s:.2f} s"))
+        least = "" if given.every else f"; bound {bound_s:.2f} s"
+        console.print(shown(rows, described(name_of, requests, given.every, model, dtype) + least))
 
 
 def keep(path: Path, row: dict) -> None:

@@ -29,7 +29,7 @@ rule points:
     localrule: True
 
 
-for experiment in PLAN["experiments"].keys() - PLAN["notebooks"].keys():  # a name of both is the notebook's
+for experiment in sorted(PLAN["experiments"].keys() - PLAN["notebooks"].keys()):  # a name of both is the notebook's
 
     rule:
         name:

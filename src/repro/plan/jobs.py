@@ -43,6 +43,7 @@ def state(path: Path, source: str, here: bool = False) -> tuple[State, int]:
 
 
 def _lacked_links(found: record.Record) -> bool:
+    """Whether it ran over links that were not shaped, which this machine can shape now."""
     wanted = found.status == "ok" and found.point.get("fabric") == "auto"
     return wanted and found.conditions.get("fabric", "").startswith("unshaped") and netns.unavailable() is None
 

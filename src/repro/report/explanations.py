@@ -44,8 +44,8 @@ class Table(Strict):
 
 class Decides(Strict):
     """The measurement that would decide the claim. With a `figure` there is a command that makes and draws the points of
-    `experiment` that pass `where`; minutes are those of the plan. `judges`: claims that they judge in the paper's
-    setting; of others they tell more, and the row stays as it is."""
+    `experiment` that pass `where`; minutes are those of the plan. `judges`: claims that they judge, once run on
+    as many occasions as a verdict takes; of others they tell more, and the row stays as it is."""
 
     says: str
     hardware: str
