@@ -17,7 +17,7 @@ def machine(rate):
     links = network_of(topology).links
     protocols = [tuple(network.Protocol(2e-3, p.bytes_per_s) for p in level.protocols) for level in links]
     links = tuple(network.Links(level.count, p) for level, p in zip(links, protocols, strict=True))
-    work = network.Network(topology, links, overhead_s=1e-3, reduce_bytes_per_s=5e8, host_bytes_per_s=4e8, hidden=1.0)
+    work = network.Network(topology, links, overhead_s=1e-3, reduce_bytes_per_s=5e8, host_bytes_per_s=4e8)
     return Machine(work, 1e12, 3e9, 0.0, 0.0, quantize_values_per_s=1e8, native=False)
 
 

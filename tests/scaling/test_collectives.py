@@ -165,11 +165,18 @@ def test_draws_are_elementwise():
 def test_links_that_queue_drain_while_the_processors_work():
     """4 ranks with links of 1 GB/s, and processors that move 2 GB/s for all: 3 s of links, 6 s of work, 3 s of sums."""
     topology = Topology((Level("cluster", 4, 1e9),))
-    links, rates = network_of(topology).links, {"host_bytes_per_s": 2e9, "reduce_bytes_per_s": 1e9}
-    queued, in_turn = (network.Network(topology, links, hidden=hidden, **rates) for hidden in (1.0, 0.0))
-    assert scaling.seconds("all_gather", 4e9, queued, "ring") == pytest.approx(6)
-    assert scaling.seconds("all_gather", 4e9, in_turn, "ring") == pytest.approx(3 + 6)
-    assert scaling.seconds("reduce_scatter", 4e9, queued, "ring") == pytest.approx(6 + 3)
+    links, sums = network_of(topology).links, {"reduce_bytes_per_s": 1e9}
+    emulated = network.Network(topology, links, host_bytes_per_s=2e9, **sums)
+    real = network.Network(topology, links, **sums)
+    assert scaling.seconds("all_gather", 4e9, emulated, "ring") == pytest.approx(6)
+    assert scaling.seconds("reduce_scatter", 4e9, emulated, "ring") == pytest.approx(6 + 3)
+    assert scaling.seconds("all_gather", 4e9, real, "ring") == pytest.approx(3)
+    assert scaling.seconds("reduce_scatter", 4e9, real, "ring") == pytest.approx(3 + 3)
+
+
+def test_an_unknown_collective_is_refused():
+    with pytest.raises(ValueError, match="'allreduce' is not known, allowed: all_gather"):
+        scaling.seconds("allreduce", 4e9, network_of(Topology((Level("cluster", 4, 1e9),))))
 
 
 def _switched(sizes, sharp=False):

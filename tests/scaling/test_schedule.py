@@ -29,7 +29,7 @@ LEVELS = TOPOLOGY.names
 
 def machine(rates=(np.inf, np.inf, np.inf), host=np.inf, quantize=np.inf, latency=0.0):
     links = tuple(Links(count, (Protocol(latency, rate),)) for count, rate in zip((1, 2, 4), rates, strict=True))
-    network = Network(TOPOLOGY, links, host_bytes_per_s=host, hidden=1.0)
+    network = Network(TOPOLOGY, links, host_bytes_per_s=host)
     return Machine(network, np.inf, np.inf, 0.0, 0.0, quantize_values_per_s=quantize, native=False)
 
 

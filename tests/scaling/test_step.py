@@ -148,6 +148,12 @@ def test_a_plan_for_another_machine_is_refused():
         scaling.predict_step(plan.named("zero3", frontier.topology(4)), CONFIG, frontier.machine(2))
 
 
+@pytest.mark.parametrize("name", ["micro_batch", "accumulation"])
+def test_a_step_without_work_is_refused(name):
+    with pytest.raises(ValueError, match=f"{name} is 0, allowed: 1 and more"):
+        scaling.predict("zero3", CONFIG, scaling.hardware("frontier"), 2, **{name: 0})
+
+
 def test_one_ring_out_of_a_node_is_slower():
     config = scaling.gpt(10e9)
     frontier = scaling.hardware("frontier")

@@ -19,7 +19,6 @@ from repro.scaling.network import Value
 
 Secondary = str | NDArray[np.str_]  # one of SECONDARY, or [draws] of them
 SECONDARY = ("step", "micro_batch", "never")
-SIDE_BY_SIDE = 0.3
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +46,7 @@ class Assumptions:
     """
 
     end_overlap: Value = 1.0
-    side_by_side: Value = SIDE_BY_SIDE
+    side_by_side: Value = 0.3
     secondary: Secondary = "step"
     scales_apart: Value = 0.0
     messages: Value = 1.0
@@ -129,7 +128,7 @@ EVEN = (0.5, 0.5)
 # For bands: the default is the likeliest, the other end what cannot be excluded. docs/scaling.md prints this table.
 PRIORS: dict[str, Prior] = {
     "end_overlap": Choice((0.0, 1.0), EVEN),
-    "side_by_side": Choice((0.0, 0.3, 1.0), (0.5, 0.25, 0.25)),
+    "side_by_side": Choice((0.0, Assumptions().side_by_side, 1.0), (0.5, 0.25, 0.25)),
     "secondary": Choice(SECONDARY, (0.5, 0.25, 0.25)),
     "scales_apart": Choice((0.0, 1.0), EVEN),
     "messages": Interval(1, 1, 6),

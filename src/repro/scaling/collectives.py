@@ -21,14 +21,17 @@ def seconds(
 ) -> Value:
     """Seconds of one collective: a float, or [draws] where the network's parameters are.
 
+    kind        all_gather, reduce_scatter, all_reduce, all_to_all or send_recv
     nbytes      bytes of one rank's whole tensor
     algorithm   see `algorithms`; default: the fastest that works for the number of ranks
     levels      consecutive ones: every group of ranks that differ in these levels only runs the collective, all groups
                 at the same time; default: one group of all ranks
     channels    rings that run side by side; default: as many as the level with the most links has
 
-    ValueError for an algorithm that the collective lacks, and for levels that are not consecutive.
+    ValueError for an unknown kind, an algorithm that the collective lacks, and levels that are not consecutive.
     """
+    if kind not in ALGORITHMS:
+        raise ValueError(f"collective {kind!r} is not known, allowed: {', '.join(ALGORITHMS)}")
     first, last = _range(network, levels)
     sizes = [level.size for level in network.topology.levels]
     counts = tuple(links.count for links in network.links[first : last + 1])
@@ -100,7 +103,7 @@ def _evaluate(found: Sequence[Stage], nbytes: float, network: Network, first: in
         draining = draining + stage.rounds * busy
         moved = stage.sent * network.topology.world_size / network.host_bytes_per_s
         working = working + stage.rounds * nbytes * (moved + stage.reduced / network.reduce_bytes_per_s)
-    total = working + draining - network.hidden * np.minimum(working, draining)
+    total = np.maximum(working, draining) if network.emulated else working + draining
     return total if isinstance(total, np.ndarray) else float(total)
 
 

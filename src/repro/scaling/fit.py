@@ -1,7 +1,8 @@
 """Parameters of a network from measured times of collectives, with their uncertainty, and predictions by them.
 
 The fit is robust least squares of log(predicted / measured): libraries switch algorithm at sizes of their own, where no
-smooth model follows. The uncertainty is clustered, as errors of one machine shape are correlated.
+smooth model follows. The uncertainty is clustered, as errors of one machine shape are correlated. With one shape only,
+each size counts as independent of the others, and intervals are too narrow where neighbours err together.
 """
 
 import itertools
@@ -79,7 +80,7 @@ class Model:
             links.append(Links(count, protocols))
         topology = Topology(tuple(map(Level, self.levels, sizes)))
         rest = {name: values[name] for name in OF_RANKS if name in values}
-        return Network(topology, tuple(links), overhead_s=values["overhead_s"], hidden=float(self.host), **rest)
+        return Network(topology, tuple(links), overhead_s=values["overhead_s"], **rest)
 
     def _counts(self, sizes: Sequence[int]) -> list[float]:
         """By level, links out of a unit."""
@@ -232,11 +233,14 @@ def _log_errors(table: pd.DataFrame, model: Model, log_values: NDArray[np.float6
 def _clustered(
     jacobian: NDArray[np.float64], residuals: NDArray[np.float64], table: pd.DataFrame
 ) -> NDArray[np.float64]:
-    """Sandwich covariance with one cluster per machine shape. The prior's rows count in the bread only."""
+    """Sandwich covariance with one cluster per machine shape, or per row where there is one shape only: the scores of
+    all rows together are zero at the optimum. A parameter that the data do not determine has the prior's variance."""
     weights = 1 / np.sqrt(1 + (residuals / ROBUST_LOG) ** 2)  # of soft_l1
     weighted = jacobian * weights[:, None]
     bread = np.linalg.inv(jacobian.T @ weighted)
-    clusters = table.groupby(SHAPE).indices.values()  # row numbers
+    shapes = list(table.groupby(SHAPE).indices.values())  # row numbers
+    clusters = shapes if len(shapes) > 1 else [[row] for row in range(len(table))]
     scores = [weighted[rows].T @ residuals[rows] for rows in clusters]
     meat = sum(np.outer(score, score) for score in scores) * (len(scores) / max(len(scores) - 1, 1))
+    meat += np.eye(len(bread)) / PRIOR_LOG_SD**2
     return bread @ meat @ bread

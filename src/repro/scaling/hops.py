@@ -48,13 +48,9 @@ class Cost(NamedTuple):
 def hop_seconds(hop: traffic.Hop, restored: int, machine: Machine, assumed: Assumptions) -> Cost:
     """What a hop takes. NCCL and RCCL use rings; `repro.comm` does over several levels, and within one level it
     exchanges directly. A quantised reduction is a direct all-to-all, and a sum at the receiver."""
-    kind, algorithm = _collective(hop, machine)
     alone, nbytes = _alone(machine.network), hop.ranks * hop.payload
-    empty, full, links = (
-        collectives.seconds(kind, size, network, algorithm, levels=hop.levels, channels=machine.channels)
-        for size, network in ((0, alone.processors), (nbytes, alone.processors), (nbytes, alone.links))
-    )
-    share = assumed.all_to_all if kind == "all_to_all" else 1.0
+    empty, full = (_seconds(hop, size, alone.processors, machine) for size in (0, nbytes))
+    share, links = _share(hop, assumed), _seconds(hop, nbytes, alone.links, machine)
     apart = assumed.scales_apart if hop.bits < 16 else 0.0
     # The same bytes in more messages: each costs what an empty one does.
     sent = (assumed.messages * (1 + apart) * empty, (full - empty) / share, links / share)
@@ -68,21 +64,21 @@ def hop_seconds(hop: traffic.Hop, restored: int, machine: Machine, assumed: Assu
 
 def level_seconds(hop: traffic.Hop, machine: Machine, assumed: Assumptions) -> dict[str, Value]:
     """How long the links of each level carry messages of a hop."""
-    kind, algorithm = _collective(hop, machine)
-    share = assumed.all_to_all if kind == "all_to_all" else 1.0
-    alone, nbytes = _alone(machine.network), hop.ranks * hop.payload
-    return {
-        name: collectives.seconds(kind, nbytes, network, algorithm, levels=hop.levels, channels=machine.channels)
-        / share
-        for name, network in zip(machine.topology.names, alone.levels, strict=True)
-        if name in hop.levels
-    }
+    levels = zip(machine.topology.names, _alone(machine.network).levels, strict=True)
+    nbytes, share = hop.ranks * hop.payload, _share(hop, assumed)
+    return {name: _seconds(hop, nbytes, alone, machine) / share for name, alone in levels if name in hop.levels}
 
 
-def _collective(hop: traffic.Hop, machine: Machine) -> tuple[Kind, Algorithm]:
-    rings = machine.native or sum(size > 1 for size in hop.sizes) > 1
+def _seconds(hop: traffic.Hop, nbytes: int, network: Network, machine: Machine) -> Value:
+    """Of the hop's collective with tensors of `nbytes`, on a `network` of the machine's levels."""
     kind: Kind = "all_gather" if hop.kind == "gather" else "all_to_all" if hop.bits < 16 else "reduce_scatter"
-    return kind, "ring" if rings and kind != "all_to_all" else "direct"
+    algorithm: Algorithm = "ring" if hop.in_rings(machine.native) else "direct"
+    return collectives.seconds(kind, nbytes, network, algorithm, levels=hop.levels, channels=machine.channels)
+
+
+def _share(hop: traffic.Hop, assumed: Assumptions) -> Value:
+    """Of the bandwidth, what the hop's messages reach."""
+    return assumed.all_to_all if hop.kind == "reduce" and hop.bits < 16 else 1.0
 
 
 class _Alone(NamedTuple):

@@ -57,9 +57,7 @@ class Network:
     overhead_s           to launch a collective, before its first message
     reduce_bytes_per_s   bytes that a rank adds up per second in a reduction
     host_bytes_per_s     bytes that the processors of one machine move per second for all ranks together, where the
-                         network is emulated; infinite on a real one
-    hidden               how far the processors' work and the links' overlap. 0: one after the other. 1: the shorter of
-                         them costs nothing, because emulated links queue messages while the processors go on
+                         network is `emulated`; infinite on a real one
     """
 
     topology: Topology
@@ -67,11 +65,16 @@ class Network:
     overhead_s: Value = 0.0
     reduce_bytes_per_s: Value = math.inf
     host_bytes_per_s: Value = math.inf
-    hidden: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.links) != len(self.topology.levels):
             raise ValueError(f"{len(self.links)} links for the {len(self.topology.levels)} levels of the topology")
+
+    @property
+    def emulated(self) -> bool:
+        """Whether all ranks share the processors of one machine. Its links queue messages while the processors go on, so
+        the shorter of their works costs nothing; on a real network one follows the other."""
+        return bool(np.isfinite(self.host_bytes_per_s).all())
 
 
 def network_of(topology: Topology, counts: Mapping[str, int] | None = None) -> Network:

@@ -95,8 +95,12 @@ def predict_step(
     assumed        of the engine; default: this package's. On an emulated network this package's engine is simulated, and
                    of `assumed` only what it says of messages counts
 
-    ValueError when the levels of plan and machine differ, and for an emulated network in draws.
+    ValueError for fewer than one sequence or backward pass, when the levels of plan and machine differ, and for an
+    emulated network in draws.
     """
+    for name, found in (("micro_batch", micro_batch), ("accumulation", accumulation)):
+        if found < 1:
+            raise ValueError(f"{name} is {found}, allowed: 1 and more")
     planned, there = plan.topology.mesh_shape, machine.topology.mesh_shape
     if planned != there:
         raise ValueError(f"the plan is for levels of {planned}, the machine has {there}")
@@ -104,7 +108,7 @@ def predict_step(
     streamed = streaming_seconds(plan, shapes.parameters, machine, accumulation)
     passes = compute_seconds(config, machine, micro_batch, accumulation) if compute_s is None else compute_s
     compute, sent = passes + streamed, _messages(plan, shapes, machine, accumulation, assumed)
-    if _emulated(machine):
+    if machine.network.emulated:
         update = update_seconds(plan, shapes.parameters, machine)
         work = (accumulation, compute - update, update)
         exposed = schedule.step_seconds(plan, shapes, machine, *work, assumed) - compute
@@ -152,7 +156,7 @@ def _messages(plan: Plan, shapes: Layout, machine: Machine, accumulation: int, a
     early = levels.copy()
     busy: Value = 0.0
     quantize: Value = 0.0
-    moves, shared = plan.moves, _emulated(machine)
+    moves, shared = plan.moves, machine.network.emulated
     sums = (moves.reduce_to_optimizer, moves.all_reduce_replicas) if plan.reduce_across == "step" else ()
     last = (*sums, moves.gather_updated)  # routes that are walked after the last backward
     for collective in traffic.collectives(plan, shapes, accumulation):
@@ -167,11 +171,6 @@ def _messages(plan: Plan, shapes: Layout, machine: Machine, accumulation: int, a
             if not any(collective.route is route for route in last):
                 early[hop.levels[-1]] += seconds
     return _Sent(levels, early, busy, quantize)
-
-
-def _emulated(machine: Machine) -> bool:
-    """Whether all ranks share the processors of one machine."""
-    return bool(np.all(np.isfinite(machine.network.host_bytes_per_s)))
 
 
 def beside(levels: Mapping[str, Value], assumed: Assumptions) -> Value:

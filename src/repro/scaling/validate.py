@@ -32,13 +32,12 @@ class Band:
 
     near: pd.Series
     growth: dict[str, float]
-    coverage: float = COVERAGE
 
     def half_widths(self, rows: pd.DataFrame, away: pd.DataFrame) -> NDArray[np.float64]:
         """[rows] at these `distances`. ValueError where rows are away in a way that no fold was."""
         if unknown := [kind for kind in KINDS if (away[kind] > 0).any() and kind not in self.growth]:
             raise ValueError(f"no band beyond the fitted {unknown[0]}: the fitted rows have too few to leave one out")
-        near = np.array([_quantile(_nearest(self.near, nbytes), self.coverage) for nbytes in rows.nbytes])
+        near = np.array([_quantile(_nearest(self.near, nbytes), COVERAGE) for nbytes in rows.nbytes])
         grown = sum((away[kind].to_numpy() * each for kind, each in self.growth.items()), np.zeros(len(rows)))
         return np.sqrt(near**2 + grown)
 
@@ -80,8 +79,8 @@ def folds(table: pd.DataFrame) -> Iterator[tuple[str, pd.Series]]:
         yield from (("collectives", table.collective == kind) for kind in table.collective.unique())
 
 
-def band(fitted: pd.DataFrame, model: Model, coverage: float = COVERAGE) -> Band:
-    """The band of predictions by a fit of `model` to `fitted`, so that `coverage` of each fold's rows is inside.
+def band(fitted: pd.DataFrame, model: Model) -> Band:
+    """The band of predictions by a fit of `model` to `fitted`, so that `COVERAGE` of each fold's rows is inside.
 
     Rows of a fold err together. So the growth is a quantile within each fold, and of the folds of a kind (fewer than
     ten, of which no 90 % quantile can be told) the largest counts. ValueError for a table of fewer than three sizes.
@@ -92,14 +91,14 @@ def band(fitted: pd.DataFrame, model: Model, coverage: float = COVERAGE) -> Band
     if not inside:
         raise ValueError(f"a band needs three sizes to leave some out, found {table.nbytes.nunique()}")
     errors = pd.concat(inside)
-    near = Band(errors.set_axis(table.nbytes[errors.index]), {}, coverage)
+    near = Band(errors.set_axis(table.nbytes[errors.index]), {})
     growth: dict[str, float] = {}
     for kind, errors, away in found:
         if kind:
             base = near.half_widths(table.loc[errors.index], away * 0)
             more = np.maximum(errors**2 - base**2, 0) / away[kind]
-            growth[kind] = max(growth.get(kind, 0.0), _quantile(more, coverage))
-    return Band(near.near, growth, coverage)
+            growth[kind] = max(growth.get(kind, 0.0), _quantile(more, COVERAGE))
+    return Band(near.near, growth)
 
 
 def _left_out(table: pd.DataFrame, mask: pd.Series, model: Model) -> tuple[pd.Series, pd.DataFrame]:
