@@ -60,19 +60,6 @@ def test_gptoss_routing():
         assert trace["first_pos"].shape == trace["source_row"].shape == (470,)
 
 
-def test_olmoe_mixtral_counts_agree_with_their_marginals():
-    with np.load(FOLDER / "olmoe_mixtral_crosslayer_counts.npz", allow_pickle=False) as counts:
-        assert len(counts.files) == 2 * 3 * 5
-        for model, experts in (("mixtral8x7b", 8), ("olmoe", 64)):
-            for text in ("arxiv", "book", "c4", "github", "wikipedia"):
-                pairs = counts[f"{model}__expert_counts_crosslayer_top1__{text}"]
-                single = counts[f"{model}__expert_counts_top1__{text}"]
-                assert pairs.shape == (2, experts, experts) and single.shape == (3, experts)
-                np.testing.assert_array_equal(pairs.sum(axis=2), single[:2])
-                np.testing.assert_array_equal(pairs.sum(axis=1), single[1:])
-                assert (pairs.sum(axis=(1, 2)) == 208_896).all()
-
-
 def test_azure_trace():
     trace = pd.read_csv(FOLDER / "azure23_conv.csv", encoding="utf-8-sig", parse_dates=["TIMESTAMP"])
     assert list(trace.columns) == ["TIMESTAMP", "ContextTokens", "GeneratedTokens"] and len(trace) == 19366

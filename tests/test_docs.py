@@ -5,7 +5,9 @@ import io
 import os
 import pkgutil
 import re
+import shutil
 import socket
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -14,12 +16,15 @@ import torch.distributed as dist
 from moe_models import build
 from typer.main import get_command
 
-from repro import cli, experiments, launch, paths
+from repro import cli, experiments, launch, paths, scaling, zero
 from repro.claims import registry
-from repro.flover import Engine, Request, Scheduler
+from repro.models.gpt import GPT, GPTConfig
 from repro.models.llama import Llama, LlamaConfig
 from repro.plan import config
 from repro.report import figures
+from repro.scaling.network import network_of
+from repro.topology import Level, Topology
+from repro.zero import checkpoint
 
 # docs/log.md tells what was; its files may be gone.
 DOCUMENTS = sorted(
@@ -81,7 +86,8 @@ def test_targets_and_claims_of_commands_exist(document):
     targets = set(re.findall(r"^([a-z][a-z-]*):", MAKEFILE, re.MULTILINE))
     assert {word for word in re.findall(r"\bmake ([a-z][a-z-]*)", text)} - targets == set()
     known = {*figures.FIGURES, *figures.NOTEBOOKS, *experiments.names(), "replot", "FIGURE", "NOTEBOOK", "NAME"}
-    asked = re.findall(r"^(?:snakemake|repro (?:reproduce|figure)) (\w+)", text, re.MULTILINE)
+    options = r"(?: --\S*(?: \S*[/=]\S*)?)*"  # of snakemake, with paths and settings
+    asked = re.findall(rf"^(?:snakemake{options}|repro (?:reproduce|figure)) (\w+)", text, re.MULTILINE)
     assert {*asked} - known == set()
     tiers = re.findall(r"--tier[ =](\w+)", text)
     assert {*tiers} - {*get_args(config.Tier), "TIER"} == set()
@@ -101,33 +107,50 @@ def test_paths_of_an_appendix_exist(document):
 
 def program(document: str, holding: str) -> str:
     """The one Python block of a document that holds these words."""
-    blocks = re.findall(r"```python\n(.*?)```", (paths.root() / document).read_text(), re.DOTALL)
-    (found,) = [block for block in blocks if holding in block]
+    (found,) = [block for block in blocks(document) if holding in block]
     return found
 
 
-def test_decoding_on_four_ranks():
-    """With fewer rounds and tokens, and ranks that share an import of torch: torchrun is tests/launch's."""
-    text = (
-        program("docs/exflow.md", "Decoder").replace("rounds=30", "rounds=1").replace("new_tokens=32", "new_tokens=8")
-    )
+def blocks(document: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (paths.root() / document).read_text(), re.DOTALL)
 
-    def run(rank: int, world: int) -> str:
-        os.chdir(paths.root())
-        os.environ |= {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }  # of what torchrun sets, `launch` sets the rest
+
+def run_on_ranks(text: str, world: int, names: dict | None = None) -> list[dict]:
+    """Run a program that makes its own process group, as torchrun would: what it printed and left, by rank. The ranks
+    share an import of torch; torchrun itself is tests/launch's."""
+
+    def run(rank: int, _: int) -> dict:
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # `launch` sets the rest
         dist.barrier()  # nobody leaves before all are connected
         dist.destroy_process_group()
+        left = dict(names or {})
         with contextlib.redirect_stdout(io.StringIO()) as said:
-            exec(text, {})
-        return said.getvalue()
+            exec(text, left)
+        return {"said": said.getvalue(), "report": left.get("report")}
 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    lines = launch.launch(run, 4, timeout_s=200)
-    said = [line.split(" ", 1)[1].split(" {")[0] for line in lines]
+    return launch.launch(run, world, timeout_s=200)
+
+
+def test_training_on_two_ranks(tmp_path, monkeypatch):
+    """Also by the plan of the line that is a comment."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)  # ranks are copies of this process: the same model
+    tokens = torch.randint(0, 31, (2, 8))
+    text = program("README.md", "ZeroOptimizer").replace("dist.get_world_size() // 8", "1, packages=1")
+    for chosen in (text, text.replace("# plan =", "plan =")):
+        model = GPT(GPTConfig(layers=1, hidden=16, heads=2, seq_len=8, vocab=31))
+        run_on_ranks(chosen, 2, {"model": model, "batches": [(tokens, tokens)] * 3})
+        assert checkpoint.steps("checkpoints") == [2]
+        shutil.rmtree("checkpoints")
+
+
+def test_decoding_on_four_ranks(monkeypatch):
+    """With fewer rounds and tokens."""
+    monkeypatch.chdir(paths.root())
+    text = program("docs/exflow.md", "Decoder").replace("rounds=30", "rounds=1").replace("tokens=32", "tokens=8")
+    said = [rank["said"].split(" ", 1)[1].split(" {")[0] for rank in run_on_ranks(text, 4)]
     assert len(set(said)) == 1 and len(eval(said[0])) == 8  # every rank says the same 8 bytes
 
 
@@ -154,28 +177,25 @@ def test_serving_a_real_model(capsys):
     assert "Paris" in said and ids >= {"0", "1"}
 
 
-def _served_by_rank(rank: int, world_size: int) -> list[list[int]]:
-    """The program of several ranks, on one of them."""
-    config = LlamaConfig(layers=1, width=32, heads=4, kv_heads=2, ffn=48, vocab=61)
-    weights = {name: torch.randn(shape) / 8 for name, shape in config.weight_shapes().items()}
-    requests = [Request(number, (number, 5), 7) for number in range(3)]
-    names = {"config": config, "weights": weights, "requests": requests}
-    names |= {"Llama": Llama, "Engine": Engine, "Scheduler": Scheduler}
-    exec(program("docs/flover.md", "Leader"), names)
-    return [answer.tokens for answer in names["report"].generations] if rank == 0 else []
-
-
-def test_serving_by_several_ranks():
-    torch.manual_seed(0)  # the ranks are copies of this process, so they draw the same weights
-    assert [len(tokens) for tokens in launch.launch(_served_by_rank, 2, timeout_s=60)[0]] == [7, 7, 7]
-
-
-def test_serving_a_folder_of_transformers(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def llama_folder(tmp_path, monkeypatch):
+    """A small model in the folder that the documents name."""
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1, "intermediate_size": 48}
     config = transformers.LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=61, max_position_embeddings=1024)
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "path" / "to" / "model")
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("llama_folder")
+def test_serving_by_several_ranks():
+    leader, follower = run_on_ranks(program("docs/flover.md", "Leader"), 2)
+    assert [len(answer.tokens) for answer in leader["report"].generations] == [7, 7, 7]
+    assert follower["report"] is None
+
+
+@pytest.mark.usefixtures("llama_folder")
+def test_serving_a_folder_of_transformers(capsys):
     exec(program("README.md", "load_huggingface"), {"torch": torch, "prompt": (5, 6, 7)})
     assert capsys.readouterr().out.startswith("0 [")
 
@@ -209,10 +229,6 @@ def test_predicting_a_machine(capsys):
 
 def test_fitting_the_output_of_nccl_tests(tmp_path, monkeypatch, capsys):
     """Times of a made network of 8 and 16 GPUs a node, in the format of nccl-tests."""
-    from repro import scaling
-    from repro.scaling.network import network_of
-    from repro.topology import Level, Topology
-
     monkeypatch.chdir(tmp_path)
     network = network_of(Topology((Level("cluster", 16, 2e10, 1e-5),)))
     lines = [f"#  Rank {rank:2} Group  0 Pid  {rank} on  node{rank // 8} device  {rank % 8} GPU" for rank in range(16)]
@@ -226,10 +242,32 @@ def test_fitting_the_output_of_nccl_tests(tmp_path, monkeypatch, capsys):
             f"{nbytes:12} {nbytes // 4:12}     float    none      -1 {us:9.2f}    1.00    1.00      0 {us:9.2f}    1.00    1.00      0"
         )
     (tmp_path / "all_gather_perf.txt").write_text("\n".join(lines) + "\n")
-    names = {"scaling": scaling}
+    names: dict = {}
     exec(program("docs/scaling.md", "measured_files"), names)
     assert "cluster.bytes_per_s.0" in capsys.readouterr().out
     assert names["network"].topology.mesh_shape == (48, 8)
+    assert (names["step"].seconds > 0).all()
+
+
+def test_predicting_steps_from_a_few_measured_ones():
+    config, machine, larger = scaling.gpt(1e9), *(scaling.hardware("dgx-h100").machine(nodes) for nodes in (2, 8))
+    plans = [zero.plan.named(name, machine.topology) for name in ("ddp", "zero3", "zeropp")]
+    measured = [(plan, float(scaling.predict_step(plan, config, machine, accumulation=8).seconds)) for plan in plans]
+    names = {"scaling": scaling, "config": config, "machine": machine, "measured": measured, "larger": larger}
+    exec(program("docs/scaling.md", "calibrate"), names | {"other": zero.plan.named("mics", larger.topology)})
+
+
+@pytest.mark.exhaustive
+def test_what_would_have_to_be_true():
+    exec(program("docs/scaling.md", "ladder.explain()"), {})
+
+
+def test_every_program_is_run():
+    """By a test above or in `tests/test_wheel.py`; vLLM's, by `tests/exflow/test_policy.py` on its interface."""
+    found = {block for name in {*DOCUMENTS} - {"docs/extending.md"} for block in blocks(name)}  # that has its own test
+    here = set(re.findall(r'program\("([^"]+)", "([^"]+)"\)', Path(__file__).read_text()))
+    ran = {program(*where) for where in here}
+    assert [block for block in found - ran if "vllm" not in block] == []
 
 
 def test_readme_names_the_primary_claims():

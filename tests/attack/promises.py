@@ -1,7 +1,9 @@
 """What every surface promises of a bad input, as functions that the probes of all surfaces call."""
 
+import contextlib
 import os
 import resource
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -52,3 +54,9 @@ def command_refuses(
     missing = [str(word) for word in words if str(word) not in said]
     assert not missing, f"{missing} not in: {said}"
     return said
+
+
+def make_socket(path: Path) -> None:
+    """A file that is a socket. Its path may have 108 bytes, so it is bound from its folder."""
+    with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as made:
+        made.bind(path.name)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from attack.promises import command_refuses
 from attack.record_files import SHIPPED, copies, shipped
 from typer.testing import CliRunner
@@ -66,6 +67,11 @@ COMMANDS = [
     "schema",
 ]
 COMMANDS += ["allocation", "driver", "box", "box up", "box down", "box status", "box env"]
+COMMANDS += ["explain", "docs", "bundle", "unbundle"]
+
+
+def test_no_command_is_left_out():
+    assert {*typer.main.get_command(app).commands} == {name.split()[0] for name in COMMANDS}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -221,7 +227,6 @@ def test_an_output_that_cannot_be_is_refused_before_the_work(here, tmp_path, mon
         "report.html.write",
         "report.figures.base.draw",
         "exflow.load_trace",
-        "exflow.load_trace",
     ):
         monkeypatch.setattr(f"repro.{place}", work)
     monkeypatch.setattr("papermill.execute_notebook", work)
@@ -307,4 +312,4 @@ def test_a_full_disk_behind_stdout(tmp_path, words):
 def test_a_reader_that_goes(tmp_path):
     shell = f"{sys.executable} -m repro claims --json --results {SHIPPED} | head -c 10"
     ended = subprocess.run(["bash", "-c", shell], capture_output=True, text=True)
-    assert "Traceback" not in ended.stderr and "Exception" not in ended.stderr, ended.stderr
+    assert len(ended.stdout) == 10 and "Traceback" not in ended.stderr and "Exception" not in ended.stderr, ended.stderr

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import yaml
-from attack.promises import command, command_refuses, refuses
+from attack.promises import command, command_refuses, make_socket, refuses
 from typer.testing import CliRunner
 
 from repro.box import claims, cluster, daemons, network, packages
@@ -385,7 +385,11 @@ def test_output_where_not_every_character_can_be_shown(monkeypatch, encoding, ar
     with pytest.raises(SystemExit) as ended:
         app(arguments)
     assert ended.value.code in ((2,) if arguments == ["×"] else (0, 3))
-    sys.stdout.flush()
+    said = b""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        said += stream.buffer.getvalue()
+    assert said and (encoding != "ascii" or arguments != ["×"] or b"\\xd7" in said)
 
 
 # --- the lock of the machine ---------------------------------------------------------------------------------------
@@ -393,11 +397,6 @@ def test_output_where_not_every_character_can_be_shown(monkeypatch, encoding, ar
 
 def _fifo(path):
     os.mkfifo(path)
-
-
-def _socket(path):
-    with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as made:
-        made.bind(path.name)
 
 
 @pytest.fixture
@@ -416,7 +415,7 @@ def lock(tmp_path, monkeypatch):
         ("a link to itself", lambda path: path.symlink_to(path.name)),
         ("a link to a device", lambda path: path.symlink_to("/dev/zero")),
         ("a FIFO", _fifo),
-        ("a socket", _socket),
+        ("a socket", make_socket),
         ("a folder", lambda path: path.mkdir()),
     ),
 )
@@ -1013,7 +1012,7 @@ def finished():
 
 def killed_once(how, generation, after_s):
     """Do `how` to a process of that generation at the first moment after `after_s` when there is one. What was finished
-    before; what failed, by cause."""
+    before; what failed, by cause; whether there was one."""
     pid = worker(planned([1, 2, 3]))
     driver, victim = psutil.Process(pid), None
     time.sleep(after_s)
@@ -1029,7 +1028,8 @@ def killed_once(how, generation, after_s):
     after = finished()
     assert {path: after[path] for path in before} == before
     records = [json.loads(path.read_text()) for path in Path(RESULTS).rglob("records/*/*.json")]
-    return before, {found["cause"]: found["detail"] for found in records if found["status"] == "failed"}
+    failed = {found["cause"]: found["detail"] for found in records if found["status"] == "failed"}
+    return before, failed, victim is not None
 
 
 def completed(before):
@@ -1047,12 +1047,15 @@ def completed(before):
 def try_kind(kind, kills, length):
     """`kills` runs, each hit at a random moment of its first `length` seconds."""
     how, generation, causes = KINDS[kind]
+    hits = 0
     for _ in range(kills):
         for path in finished():
             path.unlink()
-        before, failed = killed_once(how, generation, random.uniform(0, length))
+        before, failed, hit = killed_once(how, generation, random.uniform(0, length))
         assert failed.keys() <= causes, failed
         completed(before)
+        hits += hit
+    assert hits  # now and then a run has ended before its moment comes
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
@@ -1081,8 +1084,8 @@ def of_snakemake(project):
 @pytest.mark.exhaustive
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("how", ["Ctrl-C", "kill -9 of Snakemake", "kill -9 of all"])
-def test_snakemake_is_killed_at_random_moments(project, how):
-    environment(patch := pytest.MonkeyPatch())
+def test_snakemake_is_killed_at_random_moments(project, monkeypatch, how):
+    environment(monkeypatch)
     path = Path("config/config.yaml")
     document = yaml.safe_load(path.read_text())
     for name, experiment in document["experiments"].items():
@@ -1114,4 +1117,3 @@ def test_snakemake_is_killed_at_random_moments(project, how):
         while (left := [pid for pid in family if psutil.pid_exists(pid)]) and time.monotonic() < limit:
             time.sleep(0.1)
         assert not left
-    patch.undo()

@@ -44,6 +44,11 @@ def test_doctor_json():
     assert report["lacks"]["gpu"] or report["gpus"]
 
 
+def test_doctor_for_people_names_every_tier():
+    said = call("doctor")
+    assert {"replot", "smoke", "laptop", "full", "gpu", "cluster"} <= {line.split()[0] for line in said.splitlines() if line}
+
+
 def test_plan_json():
     document = json.loads(call("plan", "--tier", "smoke", "--json"))
     assert document["tier"] == "smoke" and document["jobs"]
@@ -66,11 +71,6 @@ def test_points_of_a_plan_have_labels_that_tell_them_apart(tier):
         assert len(shown) == len(mine)
 
 
-@pytest.mark.parametrize("tier", ["tiny", "huge"])
-def test_unknown_tier(tier):
-    assert "smoke, laptop, gpu" in call("plan", "--tier", tier, code=2)
-
-
 def test_run_writes_a_record(tmp_path):
     out = tmp_path / "queue.json"
     call("run", "flover_queue", "--set", "requests=4", "--set", "seeds=2", "--out", str(out))
@@ -87,14 +87,6 @@ def test_run_keeps_a_record_where_readers_find_it(tmp_path):
 
 def test_run_prints_the_record_without_out():
     assert json.loads(call("run", "flover_queue", "--set", "requests=2", "--set", "seeds=2"))["status"] == "ok"
-
-
-def test_unknown_experiment_key_and_value_list_the_known_ones():
-    assert "zero_train" in call("run", "zero_trian", code=2)
-    text = " ".join(call("run", "exflow_placement", "--set", "gpu=4", code=2).split())
-    assert "gpu" in text and "known keys" in text and "gpus_per_node" in text
-    assert "allowed" in call("run", "exflow_placement", "--set", "method=best", code=2)
-    assert "key=value" in call("run", "flover_queue", "--set", "requests", code=2)
 
 
 def test_failed_point_exits_1_or_0_when_asked(tmp_path):
@@ -136,15 +128,6 @@ def test_claims_can_be_chosen(monkeypatch):
         assert set().union(*parts) == everything and sum(map(len, parts)) == len(everything)
     assert ids("--primary") == {claim.id for claim in registry.load() if claim.primary}
     assert ids("--experiment", "moe_train") == {"EX-F12.a", "EX-F12.b"}
-    assert "allowed: the beginning of an id (ZT-1" in call("claims", "ZX", code=2)
-    assert "'reproduced', 'further'" in call("claims", "--agreement", "green", code=2)
-    assert "allowed: exflow_affinity" in call("claims", "--experiment", "moe", code=2)
-
-
-def test_a_broken_record_shows_in_the_exit_code(tmp_path):
-    (tmp_path / "zero_train").mkdir()
-    (tmp_path / "zero_train/a.json").write_text("{")
-    assert "not used" in call("claims", "--results", str(tmp_path), code=3)
 
 
 def test_claims_json_has_exactly_the_promised_keys(tmp_path):
@@ -152,10 +135,6 @@ def test_claims_json_has_exactly_the_promised_keys(tmp_path):
     keys = set(registry.Verdict.model_fields)
     assert rows and all(set(row) == keys for row in rows)
     assert {row["agreement"] for row in rows} == {"not run"}  # nothing was run, so nothing is green
-
-
-def test_claims_names_a_missing_folder():
-    assert "no such folder" in call("claims", "--results", "/nowhere", code=2)
 
 
 @pytest.fixture(scope="module")
@@ -169,26 +148,8 @@ def trace(tmp_path_factory):
     return path
 
 
-def test_place_json_and_csv(trace, tmp_path):
-    out = tmp_path / "placement.csv"
-    text = call("place", str(trace), "--gpus", "4", "--gpus-per-node", "2", "--out", str(out), "--json")
-    result = json.loads(text)
-    assert result["bound"] <= result["crossing_fraction"] < 0.3
-    assert out.read_text().strip()
-
-
-def test_place_refuses_what_does_not_divide(trace):
-    assert "8" in call("place", str(trace), "--gpus", "3", code=2)
-    assert "contiguous" in call("place", str(trace), "--gpus", "4", "--method", "best", code=2)
-
-
 def test_json_stdout_is_clean_in_a_real_process(trace):
     """Warnings and progress of any library must not reach stdout."""
     command = [sys.executable, "-m", "repro", "place", str(trace), "--gpus", "2", "--json"]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     json.loads(found.stdout)
-
-
-def test_schema():
-    assert json.loads(call("schema", "record"))["title"] == "Record"
-    assert "'claims'" in call("schema", "records", code=2)

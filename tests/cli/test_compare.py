@@ -55,6 +55,8 @@ def test_a_changed_metric_is_named_with_its_record(copy):
     change(path, metric, 1.25)
     said = call(copy / "A", copy / "B", code=1)
     assert f"differs exflow_affinity/{path.name} {metric}: " in said and "ratio 1.25" in said
+    every = call(copy / "A", copy / "B", "--all", code=1)
+    assert every.count("\n") > said.count("\n") and "more that differ" not in every
     rows = json.loads(call(copy / "A", copy / "B", "--json", code=1))
     (row,) = [row for row in rows["metrics"] if row["inside"] is False]
     assert row["name"].endswith(path.name) and row["title"] == metric and row["ratio"] == pytest.approx(1.25)

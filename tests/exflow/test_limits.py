@@ -66,7 +66,7 @@ def test_the_limit_is_for_the_whole_command(tmp_path, trace_file, experts, optio
 def test_what_the_search_leaves_is_spent_on_the_bound(trace_file):
     """At 64 experts the quick bounds are complete within a limit that the search would use up."""
     path = trace_file(64)
-    found = CliRunner().invoke(cli.app, ["place", str(path), "--gpus", "8", "--json", "--time-limit", "1"])
+    found = CliRunner().invoke(cli.app, ["place", str(path), "--gpus", "8", "--json", "--time-limit", "6"])
     result = json.loads(found.stdout)
     counts = exflow.transitions(exflow.load_trace(path))
     assert result["bound_share"] == 1 and exflow.lower_bound(counts, 8) <= result["bound"]

@@ -3,38 +3,18 @@
 import numpy as np
 import pytest
 import torch
+from moe_decoding import MODES, build, config, shared_memory
 
 from repro import exflow
 from repro.comm import Communicator
 from repro.exflow.moe import Decoder
-from repro.exflow.moe.cache import KeysValues
 from repro.exflow.recording import record_routing
 from repro.launch import launch
-from repro.models.gpt_moe import GPTMoE, GPTMoEConfig, generate
+from repro.models.gpt_moe import generate
 from repro.topology import Level, Topology
 
 TOPOLOGY = Topology((Level("package", 2), Level("node", 1), Level("cluster", 2)))
 RANKS, NEW = 4, 6
-MODES = {
-    "two_all_to_alls": ("two_all_to_alls", "gathered"),
-    "coherent": ("coherent", "gathered"),
-    "coherent_shared": ("coherent", "shared"),
-}
-
-
-def config(top_k=1, experts=8, kv_heads=None):
-    sizes = {"layers": 3, "hidden": 16, "heads": 4, "seq_len": 24, "vocab": 40, "expert_hidden": 8}
-    return GPTMoEConfig(experts=experts, top_k=top_k, kv_heads=kv_heads, **sizes)
-
-
-def build(sizes):
-    torch.manual_seed(0)
-    model = GPTMoE(sizes).double()
-    for block in model.blocks:
-        torch.nn.init.normal_(block.router.weight)
-        torch.nn.init.normal_(block.experts.up)
-        torch.nn.init.normal_(block.experts.down)
-    return model
 
 
 def prompts(count):
@@ -57,12 +37,8 @@ def decode(rank, world_size, sizes, gpu, mode, requests, memory, topology=TOPOLO
     return tokens, decoder.meter.iterations, experts, decoder.cache.nbytes
 
 
-def shared_memory(sizes, requests, dtype):
-    return KeysValues(sizes, torch.ones(requests, dtype=torch.bool), 24, dtype).share_memory()
-
-
 def run(sizes, mode="coherent", requests=6, gpu=None, aligned=False):
-    memory = shared_memory(sizes, requests, torch.float64) if mode == "coherent_shared" else None
+    memory = shared_memory(sizes, requests) if mode == "coherent_shared" else None
     gpu = spread(sizes) if gpu is None else gpu
     return launch(decode, RANKS, sizes, gpu, mode, requests, memory, TOPOLOGY, aligned, timeout_s=60)
 

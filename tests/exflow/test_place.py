@@ -69,7 +69,7 @@ def test_keys_numbers_and_csv(tmp_path, trace_file, monkeypatch):
 
 def test_csv_is_the_published_format(tmp_path):
     """Header and numbering of the placements in the authors' repository: expert e of layer l is l * E + e."""
-    export.write_csv(np.array([[0, 1], [1, 0]]), tmp_path / "p.csv")
+    export.write_csv(exflow.Placement(np.array([[0, 1], [1, 0]]), 2, 2, "affinity"), tmp_path / "p.csv")
     assert (tmp_path / "p.csv").read_text() == "Expert,Node\n0,0\n1,1\n2,1\n3,0\n"
 
 
@@ -78,7 +78,7 @@ GPU = np.array([[0, 1, 1, 0], [1, 0, 1, 0]])  # places of layer 0: experts 0 3 |
 
 def test_servers_read_which_expert_lies_in_each_place(tmp_path):
     assert slots.physical_to_logical(GPU).tolist() == [[0, 3, 1, 2], [1, 3, 0, 2]]
-    exflow.FORMATS["vllm"](GPU, tmp_path / "vllm.json")
+    exflow.FORMATS["vllm"](exflow.Placement(GPU, 2, 2, "affinity"), tmp_path / "vllm.json")
     assert json.loads((tmp_path / "vllm.json").read_text()) == [[0, 3, 1, 2], [1, 3, 0, 2]]
     exflow.FORMATS["sglang"](GPU, tmp_path / "sglang.json", dense_layers=1)
     found = json.loads((tmp_path / "sglang.json").read_text())
@@ -224,8 +224,13 @@ def test_serving_experiment_counts_copies_and_whole_tokens_on_held_out_sequences
 
     gpus = exflow.load_trace(paths.data("gptoss20b_routing.npz")).split(0.7, 0)[1].experts // 16
     assert several.gpus_visited == pytest.approx((1 + (gpus.min(2) != gpus.max(2))).mean())
-    for wrong in ({"top_k": 5}, {"top_k": 4, "extra_slots": 1}, {"extra_slots": 29}, {"gpus_per_node": 3}):
-        with pytest.raises(ValueError, match=f"{next(iter(wrong))} is|extra_slots is|gpus is"):
+    for wrong, says in (
+        ({"top_k": 5}, "top_k is 5"),
+        ({"top_k": 4, "extra_slots": 1}, "copies are for top_k 1"),
+        ({"extra_slots": 29}, "extra_slots is 29, allowed"),
+        ({"gpus_per_node": 3}, "gpus is "),
+    ):
+        with pytest.raises(ValueError, match=says):
             run("exflow_serving", **wrong)
 
 
@@ -253,6 +258,7 @@ def test_a_topology_within_a_load_limit(trace_file):
             "'tsv' is not one of 'csv', 'sglang', 'vllm', 'vllm-ascend'",
         ),
         ("--gpus 4 --dense-layers 3", "--dense-layers is 3: only SGLang's format counts them, found format 'csv'"),
+        ("--gpus 4 --method best", "'best' is not one of 'contiguous'"),
         ("--gpus 4 --max-load 0.5", "--max-load is 0.5, must be at least 1"),
         ("--gpus 4 --max-load 1.2 --method random", "--max-load is 1.2: only method affinity"),
         ("--gpus 4 --max-load 1.0001", "--max-load is 1.0001: no placement"),

@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from moe_decoding import MODES, build, config, shared_memory
 
 from repro import paths
 from repro.comm import Communicator
 from repro.exflow.moe import Decoder
-from repro.exflow.moe.cache import KeysValues
 from repro.exflow.moe.hosting import Hosting, Layout
 from repro.exflow.moe.rebalance import Rebalancer
 from repro.exflow.recording import RoutingCounts, record_routing
@@ -23,30 +23,15 @@ from repro.exflow.trace import transitions
 from repro.experiments.common.texts import FILES, read
 from repro.launch import launch
 from repro.models import gpt_moe_checkpoint
-from repro.models.gpt_moe import GPTMoE, GPTMoEConfig, generate
+from repro.models.gpt_moe import generate
 from repro.topology import Level, Topology
 
 NEW, REQUESTS = 8, 12
-MODES = {
-    "two_all_to_alls": ("two_all_to_alls", "gathered"),
-    "coherent": ("coherent", "gathered"),
-    "coherent_shared": ("coherent", "shared"),
-}
-SIZES = {"layers": 3, "hidden": 16, "heads": 4, "seq_len": 24, "vocab": 40, "expert_hidden": 8, "experts": 8}
+CONFIG = config()
 
 
 def machine(ranks):
     return Topology((Level("package", 2), Level("node", ranks // 4), Level("cluster", 2)))
-
-
-def build(top_k=1):
-    torch.manual_seed(0)
-    model = GPTMoE(GPTMoEConfig(top_k=top_k, **SIZES)).double()
-    for block in model.blocks:
-        torch.nn.init.normal_(block.router.weight)
-        torch.nn.init.normal_(block.experts.up)
-        torch.nn.init.normal_(block.experts.down)
-    return model
 
 
 def prompts():
@@ -55,29 +40,25 @@ def prompts():
 
 
 def alone(top_k=1):
-    return torch.stack([generate(build(top_k), prompt, NEW) for prompt in prompts()])
+    return torch.stack([generate(build(config(top_k)), prompt, NEW) for prompt in prompts()])
 
 
 def drawn_slots(seed, ranks, per_rank):
     """Every expert once, and copies in the other slots, all in random places."""
     rng = np.random.default_rng(seed)
-    rows = [np.concatenate([np.arange(8), rng.integers(8, size=ranks * per_rank - 8)]) for _ in range(SIZES["layers"])]
+    rows = [np.concatenate([np.arange(8), rng.integers(8, size=ranks * per_rank - 8)]) for _ in range(CONFIG.layers)]
     return Replicas(np.stack([rng.permutation(row) for row in rows]), ranks, ranks // 2)
 
 
 def drawn_gpus(seed, ranks):
     """Experts on any rank, any number of them."""
-    return np.random.default_rng(seed).integers(ranks, size=(SIZES["layers"], SIZES["experts"]))
-
-
-def shared_memory():
-    return KeysValues(GPTMoEConfig(**SIZES), torch.ones(REQUESTS, dtype=torch.bool), 24, torch.float64).share_memory()
+    return np.random.default_rng(seed).integers(ranks, size=(CONFIG.layers, CONFIG.experts))
 
 
 def decode(rank, ranks, mode, top_k, placements, dispatch, memory):
     """Decode, and take the next placement after each of the first iterations; tells what this rank holds at the end."""
     kind, keys_values = MODES[mode]
-    decoder = Decoder(build(top_k), placements[0], Communicator(machine(ranks)), kind, keys_values, memory, dispatch)
+    decoder = Decoder(build(config(top_k)), placements[0], Communicator(machine(ranks)), kind, keys_values, memory, dispatch)
     moved = []
 
     def after(iteration):
@@ -87,14 +68,14 @@ def decode(rank, ranks, mode, top_k, placements, dispatch, memory):
     tokens = decoder.generate(prompts(), NEW, after)
     layout = decoder.hosting.layout
     own = [torch.from_numpy(expert[host == rank]) for expert, host in zip(layout.expert, layout.rank, strict=True)]
-    for block, whole, experts in zip(decoder.blocks, build(top_k).blocks, own, strict=True):
+    for block, whole, experts in zip(decoder.blocks, build(config(top_k)).blocks, own, strict=True):
         assert torch.equal(block.experts.up, whole.experts.up[experts])
         assert torch.equal(block.experts.down, whole.experts.down[experts])
     return tokens, moved, own
 
 
 def run(ranks, mode, top_k, placements, dispatch="nearest"):
-    memory = shared_memory() if mode == "coherent_shared" else None
+    memory = shared_memory(CONFIG, REQUESTS) if mode == "coherent_shared" else None
     return launch(decode, ranks, mode, top_k, placements, dispatch, memory, timeout_s=120)
 
 
@@ -170,7 +151,7 @@ def served(ranks, model, requests, *args):
 @pytest.mark.parametrize(("mode", "ours"), [("two_all_to_alls", False), ("coherent", True)])
 def test_a_policy_evens_the_load_while_the_decoder_serves(mode, ours):
     """At first two of four ranks have all experts."""
-    tokens, history, _, busiest = served(4, build(), prompts(), drawn_gpus(5, 4) // 2, mode, ours, 2, 1)
+    tokens, history, _, busiest = served(4, build(CONFIG), prompts(), drawn_gpus(5, 4) // 2, mode, ours, 2, 1)
     assert torch.equal(tokens, alone())
     assert [one.iteration for one in history] == [1, 3, 5]
     assert busiest[2:].mean() < busiest[:2].mean()
@@ -195,8 +176,8 @@ def test_of_a_trained_model_ours_sends_fewer_rows_than_eplb_and_the_tokens_stay(
 
 def count(rank, ranks, mode, top_k):
     kind, keys_values = MODES[mode]
-    decoder = Decoder(build(top_k), drawn_slots(0, ranks, 3), Communicator(machine(ranks)), kind, keys_values)
-    decoder.routing = RoutingCounts(SIZES["layers"], SIZES["experts"])
+    decoder = Decoder(build(config(top_k)), drawn_slots(0, ranks, 3), Communicator(machine(ranks)), kind, keys_values)
+    decoder.routing = RoutingCounts(CONFIG.layers, CONFIG.experts)
     decoder.generate(prompts(), NEW)
     found = decoder.routing.total()
     decoder.routing.clear()
@@ -206,7 +187,7 @@ def count(rank, ranks, mode, top_k):
 @pytest.mark.parametrize("mode", ["two_all_to_alls", "coherent"])
 def test_a_decoder_counts_the_transitions_of_its_tokens(mode):
     """Also where tokens move from rank to rank."""
-    model = build(2)
+    model = build(config(2))
     with record_routing(model) as recording, torch.no_grad():
         for prompt, new in zip(prompts(), alone(2), strict=True):
             model(torch.cat([prompt, new])[None, :-1])
@@ -242,8 +223,7 @@ class Table(Hosting):
     def __init__(self, placed, rank, dispatch, shares=None):
         ranks, topology = placed.gpus, machine(placed.gpus)
         exchange = SimpleNamespace(rank=rank, ranks=ranks, communicator=SimpleNamespace(topology=topology))
-        config = GPTMoEConfig(**SIZES)
-        super().__init__(build().blocks, Layout.of(placed, config, ranks), exchange, dispatch)
+        super().__init__(build(CONFIG).blocks, Layout.of(placed, CONFIG, ranks), exchange, dispatch)
         if shares is not None:
             self._look_up(shares)
 
@@ -315,4 +295,4 @@ def test_shares_that_leave_an_expert_without_a_copy_are_refused():
 )
 def test_a_placement_of_another_machine_is_refused(placed, says):
     with pytest.raises(ValueError, match=says):
-        Layout.of(placed, GPTMoEConfig(**SIZES), 4)
+        Layout.of(placed, CONFIG, 4)

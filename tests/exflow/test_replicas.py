@@ -1,6 +1,7 @@
 """Replicas of experts: the walk against plain Python, and what each way of choosing promises."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -188,3 +189,13 @@ def test_maps_with_replicas_are_written_for_servers(setting, tmp_path, name):
     np.testing.assert_array_equal(rows, placed.physical_to_logical)
     back = Replicas(np.array(rows), 4, 2)
     np.testing.assert_array_equal(back.hosted, placed.hosted)
+    with pytest.raises(ValueError, match="shares of their own, which no file holds"):
+        dealt = np.zeros((*placed.hosted.shape[:2], 4, 4))
+        exflow.FORMATS[name](replace(placed, share=dealt), tmp_path / "map.json")
+
+
+@pytest.mark.parametrize("name", ["csv", "vllm-ascend"])
+def test_copies_are_not_lost_on_the_way_to_a_file(setting, tmp_path, name):
+    placement, trace = setting(0, 4, 2)
+    with pytest.raises(ValueError, match="has copies, which this format does not hold; allowed: sglang, vllm"):
+        exflow.FORMATS[name](place_replicas(placement, trace, extra=1), tmp_path / "map")

@@ -113,7 +113,7 @@ def test_a_point_that_contradicts_itself_is_refused(fields, words):
         ServingPoint(**fields)
 
 
-def test_labels_of_the_planned_points_tell_them_apart():
+def test_a_label_names_the_window():
     jobs = [job for tier in ("laptop", "full") for job in plan.make(tier).jobs if job.experiment == "flover_serving"]
     labels = {job.point.label for job in jobs if job.point.workload == "fixed"}
     assert {f"dynamic32-{window}T1-random-40m-fixed-n32-bfloat16" for window in (0.22, 0.44, 0.88, 1.76)} <= labels

@@ -154,7 +154,7 @@ def test_a_job_of_torchrun_trains_over_its_own_network_and_one_rank_writes(tmp_p
     record_file = tmp_path / "record.json"
     small = {key: value for key, value in TINY.items()} | {"nodes": 1, "gcds": 2}
     settings = [text for key, value in small.items() for text in ("--set", f"{key}={value}")]
-    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29617"]
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["-m", "repro", "run", "zero_train", *settings, "--out", str(record_file)]
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]

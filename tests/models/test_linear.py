@@ -71,8 +71,9 @@ def test_many_rows_shared_by_threads():
 
 @with_onednn
 def test_inputs_that_fill_no_instruction_are_left_to_oneDNN():
-    if KERNELS is not None:
-        assert isinstance(KERNELS.linear(torch.zeros(8, 7, dtype=torch.bfloat16)), OneDNNLinear)
+    if KERNELS is None:
+        pytest.skip("the kernels in C++ cannot be built here")
+    assert isinstance(KERNELS.linear(torch.zeros(8, 7, dtype=torch.bfloat16)), OneDNNLinear)
 
 
 def test_what_does_not_fit_is_refused():

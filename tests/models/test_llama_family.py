@@ -207,7 +207,7 @@ def test_a_row_of_normed_heads_does_not_depend_on_the_rows_beside_it(dtype):
 
 
 def test_scaling_of_a_published_llama_3():
-    """Of 3.2-1B (heads of 64, base 500000): the ends stay as they are or are divided by 32, six pairs are between."""
+    """Of 3.2-1B (heads of 64, base 500000): the ends stay as they are or are divided by 32, three pairs are between."""
     rope = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     found = scaling(rope | {"original_max_position_embeddings": 8192}, 500_000.0, 64, 131_072)
     divisors = found["rope_divisors"]

@@ -1,7 +1,7 @@
 """Notebooks: clean in git, strict about parameters, showing exactly their figures, with records and without."""
 
 import builtins
-import importlib
+import importlib.util
 import inspect
 import json
 import re
@@ -106,8 +106,9 @@ def test_shows_exactly_its_figures(name):
 def test_every_table_is_a_function_with_its_line(name):
     """A cell calls it; above it stands what it shows."""
     called = re.findall(r"tables\.show\(of\.(\w+), records", "\n".join(cell.source for cell in code(name)))
-    if not called:
-        return  # a notebook of figures alone
+    if not called:  # a notebook of figures alone
+        assert importlib.util.find_spec(f"repro.report.figures.tables.{name}") is None
+        return
     module = importlib.import_module(f"repro.report.figures.tables.{name}")
     own = {key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
     assert set(called) == {key for key in own if not key.startswith("_")}

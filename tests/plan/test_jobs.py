@@ -30,6 +30,17 @@ def _finish(job, **changes):
     return record.Record(**(fields | changes))
 
 
+def test_grid_is_a_product():
+    grid = config.Grid(grid={"method": ["contiguous", "random"], "gpus": [2, 4], "seed": 3})
+    points = config.points("exflow_placement", grid, "here")
+    assert {(p.method, p.gpus, p.seed) for p in points} == {(m, g, 3) for m in ("contiguous", "random") for g in (2, 4)}
+
+
+def test_every_experiment_is_configured():
+    settings, _ = config.load()
+    assert set(settings.experiments) == set(experiments.names())
+
+
 def test_states(project):
     jobs = plan.make("smoke").jobs
     assert {job.state for job in jobs} == {"to run"} and len(jobs) >= 5

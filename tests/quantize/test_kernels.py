@@ -217,7 +217,10 @@ def test_forked_processes_compile_nothing():
     reading, writing = os.pipe()
     x = torch.arange(1000.0)
     if (child := os.fork()) == 0:
-        os.write(writing, cpu.quantize(x[None], 8, 64).numpy().tobytes())
-        os._exit(0)
+        try:
+            os.write(writing, cpu.quantize(x[None], 8, 64).numpy().tobytes())
+        finally:
+            os._exit(0)
+    os.close(writing)
     os.waitpid(child, 0)
     assert os.read(reading, 4096) == reference.quantize(x, 8, 64).numpy().tobytes()

@@ -2,7 +2,6 @@
 
 from datetime import timedelta
 
-import matplotlib.pyplot as plt
 import pytest
 from attack.record_files import shipped
 
@@ -11,12 +10,6 @@ from repro.experiments import stored
 from repro.report.figures import base, exflow_decode
 
 SETTING = {"experts": 16, "nodes": 2, "packages": 2, "gcds": 2, "cluster_mbit_s": 25}
-
-
-@pytest.fixture(autouse=True)
-def closed():
-    yield
-    plt.close("all")
 
 
 @pytest.fixture

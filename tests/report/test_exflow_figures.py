@@ -1,6 +1,5 @@
 """Figures of ExFlow: the tables behind them, and what their options change."""
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
@@ -9,12 +8,6 @@ from repro.report.figures import base, exflow, exflow_decode
 from repro.report.figures import data as tables
 
 SHIPPED = base.Data(paths.root() / "results/reference/laptop-2core/records")
-
-
-@pytest.fixture(autouse=True)
-def closed():
-    yield
-    plt.close("all")
 
 
 def placements(**columns):

@@ -27,12 +27,6 @@ SHIPPED = str(paths.root() / "results/reference/laptop-2core/records")
 FIGURES = list(figures.FIGURES)
 
 
-@pytest.fixture(autouse=True)
-def closed():
-    yield
-    base.plt.close("all")
-
-
 @pytest.fixture(scope="module")
 def claims():
     return {claim.id: claim for claim in registry.load()}

@@ -2,7 +2,6 @@
 
 import json
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 from report import legible
@@ -13,12 +12,6 @@ from repro.records import record
 from repro.report.figures import base, flover, flover_queue
 
 SHIPPED = base.Data(paths.root() / "results/reference/laptop-2core/records")
-
-
-@pytest.fixture(autouse=True)
-def closed():
-    yield
-    plt.close("all")
 
 
 def serving(*changes):

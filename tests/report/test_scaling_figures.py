@@ -3,19 +3,14 @@
 import numpy as np
 import pytest
 
+from repro import paths
 from repro.claims import registry
 from repro.report import figures
 from repro.report.figures import base
 from repro.report.figures import data as tables
 from repro.report.figures.scaling import inference, maps, marks, training
 
-DATA = base.Data("results/reference/laptop-2core/records")
-
-
-@pytest.fixture(autouse=True)
-def closed():
-    yield
-    base.plt.close("all")
+DATA = base.Data(paths.root() / "results/reference/laptop-2core/records")
 
 
 def most_draws(runs):

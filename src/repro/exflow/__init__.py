@@ -6,7 +6,7 @@
     placement = exflow.place(exflow.transitions(train), gpus=8, gpus_per_node=4)
     print(exflow.evaluate(placement, held_out).hops_per_token)
 
-`recording.record_routing` makes a trace of a live model, `export` writes placements for servers,
+`recording.record_routing` makes a trace of a live model, `FORMATS` writes placements for servers,
 `permute.permute_experts` reorders a checkpoint and `moe.Decoder` decodes on several ranks. Read `paper.py` first.
 """
 

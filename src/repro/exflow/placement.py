@@ -113,10 +113,11 @@ def place(
       affinity       our search; exact (`optimal`) on one level with one expert per GPU or few partitions (E = 8)
 
     `affinity`, where it is not exact, uses all of `time_limit_s` if that is given alone. `rounds`: so many in each
-    stage; `seed` and `rounds` then fix the result, unless a time limit cuts it short (`time_limited`). With neither, 60
-    rounds in at most 30 s. `exflow` takes the time limit (30 s) and depends on it wherever it hits it. Compilation is
-    not counted in `seconds`. `progress` is called with the fraction done and a text. `clock` gives the seconds that are
-    left of a longer job, and is asked every few milliseconds: where it says 0, the best placement so far is returned.
+    stage; `seed` and `rounds` then fix the result, unless the time limit, 30 s where none is given, cuts it short
+    (`time_limited`). With neither, 60 rounds in at most 30 s. `exflow` takes the time limit (30 s) and depends on it
+    wherever it hits it. Compilation is not counted in `seconds`. `progress` is called with the fraction done and a
+    text. `clock` gives the seconds that are left of a longer job, and is asked every few milliseconds: where it says
+    0, the best placement so far is returned.
 
     `max_load` (affinity only): the busiest GPU of each layer gets at most so many times the even share of the tokens of
     `counts` (up to rounding, 1e-9). ValueError names the layer and its hottest expert where no such placement is found;

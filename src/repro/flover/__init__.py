@@ -13,13 +13,35 @@ for _package in ("pandas", "psutil", "scipy"):  # looked up, not imported: the q
         raise ImportError(f"repro.flover needs {_package}: pip install 'repro-papers[flover]'", name=_package)
 
 if TYPE_CHECKING:
-    from repro.flover.engine import Engine
-    from repro.flover.request import Generation, Request
+    from repro.flover.engine import Engine, EngineTorn
+    from repro.flover.fields import RequestError
+    from repro.flover.parallel import RankLost
+    from repro.flover.report import ServingReport
+    from repro.flover.request import Generation, QueueFull, Request
     from repro.flover.sampling import Sampling
     from repro.flover.scheduler import Scheduler
 
-__all__ = ["Engine", "Generation", "Request", "Sampling", "Scheduler"]
-_HOME = {"Engine": "engine", "Sampling": "sampling", "Scheduler": "scheduler"}
+__all__ = [
+    "Engine",
+    "EngineTorn",
+    "Generation",
+    "QueueFull",
+    "RankLost",
+    "Request",
+    "RequestError",
+    "Sampling",
+    "Scheduler",
+    "ServingReport",
+]
+_HOME = {
+    "Engine": "engine",
+    "EngineTorn": "engine",
+    "RankLost": "parallel",
+    "RequestError": "fields",
+    "Sampling": "sampling",
+    "Scheduler": "scheduler",
+    "ServingReport": "report",
+}
 
 
 def __getattr__(name: str) -> Any:

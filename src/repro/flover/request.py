@@ -84,6 +84,7 @@ class Generation:
 
     `slot`: where it was admitted at `admitted_s`, before its prefill; -1 if it never was. `prefilled`: tokens of the
     prompt that have been processed. `longest_gap_s`: longest time between tokens (TBT; 0 before the second).
+    `tokens`: of the answer, the stop token included.
     `finish_reason`: None while it goes on; "error" when its next token could not be told, for the reason `cause`.
     """
 

@@ -463,17 +463,17 @@ class ZeroOptimizer(torch.optim.Optimizer):
         }
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: the masters are cut where the group changes."""
+        """NotImplementedError after construction: the masters are cut where the group changes."""
         if self._complete:
             raise NotImplementedError("add_param_group: give all parameter groups to the constructor, as `params`")
         super().add_param_group(param_group)  # torch's constructor calls this
 
     def state_dict(self) -> dict[str, Any]:
-        """Refused: a rank has only its part. `repro.zero.checkpoint` saves and restores the whole."""
+        """NotImplementedError: a rank has only its part. `repro.zero.checkpoint` saves and restores the whole."""
         raise NotImplementedError("state_dict() would hold this rank's part only: use repro.zero.checkpoint.save")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Refused, as `state_dict`."""
+        """NotImplementedError, as `state_dict`."""
         raise NotImplementedError("use repro.zero.checkpoint.load")
 
 

@@ -105,7 +105,8 @@ def hop_cost_bound(
 ) -> float:
     """Cost of hops per token and transition that no placement on the machine `levels` can beat: Σ over levels of what a
     hop costs there beyond a hop one level further in, times the `lower_bound` on hops between the units of that inner
-    level. Each level gets its share of the time."""
+    level. Each level gets its share of the time. `counts`: transition counts, [layers-1, E, E]; `levels`:
+    `Placement.machine`, or of `levels.make_levels`. ValueError as `lower_bound`."""
     units = [levels.gpus // inner for inner in (1, *levels.spans[:-1])]
     dearer = np.diff(levels.costs, prepend=0.0)
     paid = [(more, number) for more, number in zip(dearer, units, strict=True) if more > 0 and number > 1]

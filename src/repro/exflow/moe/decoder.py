@@ -29,7 +29,8 @@ class Decoder:
 
     model    the whole model, equal on all ranks; afterwards it holds this rank's experts only
     placed   int [layers, experts]: the rank of every expert, as `Placement.gpu`, any number of them per rank; or
-             `Replicas`, in which experts have copies. `dispatch` says which copy takes a row (`hosting.py`)
+             `Replicas`, in which experts have copies. `dispatch` says which copy takes a row (`hosting.py`); unlike
+             in `evaluate_replicas`, rows of a rank go to equally near copies in turn
     memory   for keys_values="shared": of all requests, with `share_memory` before the ranks were started
 
     `meter` tells where time goes, and the bytes that the ledger of `communicator` counts. `routing`, when it is set,

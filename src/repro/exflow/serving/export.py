@@ -12,15 +12,18 @@ from pathlib import Path
 
 import numpy as np
 
+from repro.exflow.placement import Placement
 from repro.exflow.serving.slots import Replicas, physical_to_logical
 from repro.files import replacing
 
+Placed = np.ndarray | Placement | Replicas  # an array: the GPU of every expert, int [layers, E]
 
-def write_csv(gpu: np.ndarray, path: str | Path) -> None:
-    """Write `gpu` (int [layers, E]) as the published solver does: `Expert,Node`, a row per expert. Expert e of layer l
-    is number l·E + e; `Node` is its GPU, counted over all nodes. The file appears whole or not at all, as those
-    below."""
-    _write(path, "Expert,Node\n" + "".join(f"{expert},{node}\n" for expert, node in enumerate(gpu.ravel())))
+
+def write_csv(placed: Placed, path: str | Path) -> None:
+    """Write a placement as the published solver does: `Expert,Node`, a row per expert. Expert e of layer l is number
+    l·E + e; `Node` is its GPU, counted over all nodes. The file appears whole or not at all, as those below.
+    ValueError for a placement with copies."""
+    _write(path, "Expert,Node\n" + "".join(f"{expert},{node}\n" for expert, node in enumerate(_gpu(placed).ravel())))
 
 
 def read_csv(path: str | Path, layers: int, experts: int, gpus: int) -> np.ndarray:
@@ -81,15 +84,26 @@ def _check_even(gpu: np.ndarray, gpus: int) -> None:
             raise ValueError(f"layer {layer} has {held[worst]} experts on GPU {worst}, allowed: {share} on each")
 
 
-def _slots(placed: np.ndarray | Replicas) -> np.ndarray:
-    """int64 [layers, slots]: the expert in each place, of a placement as `gpu` or of one with replicas."""
-    return physical_to_logical(placed) if isinstance(placed, np.ndarray) else placed.physical_to_logical
+def _gpu(placed: Placed) -> np.ndarray:
+    """int [layers, E]: the GPU of every expert."""
+    if isinstance(placed, Replicas):
+        raise ValueError("the placement has copies, which this format does not hold; allowed: sglang, vllm")
+    return placed.gpu if isinstance(placed, Placement) else placed
 
 
-def write_sglang(placed: np.ndarray | Replicas, path: str | Path, dense_layers: int = 0) -> None:
+def _slots(placed: Placed) -> np.ndarray:
+    """int64 [layers, slots]: the expert in each place."""
+    if not isinstance(placed, Replicas):
+        return physical_to_logical(_gpu(placed))
+    if placed.share is not None:
+        raise ValueError("the copies have shares of their own, which no file holds; allowed: dispatch nearest, round_robin")
+    return placed.physical_to_logical
+
+
+def write_sglang(placed: Placed, path: str | Path, dense_layers: int = 0) -> None:
     """For SGLang's `--init-expert-location FILE.json`, with replicas also its `--ep-num-redundant-experts`. It counts
     all layers of a model: `dense_layers` are those before the first MoE layer (3 for DeepSeek-V3), which get the
-    identity. ValueError for a path that does not end in .json."""
+    identity. ValueError for a path that does not end in .json, and for copies with shares."""
     if Path(path).suffix != ".json":
         raise ValueError(f"{path}: SGLang reads a file as JSON when its name ends in .json")
     order = _slots(placed)
@@ -97,14 +111,17 @@ def write_sglang(placed: np.ndarray | Replicas, path: str | Path, dense_layers: 
     _write(path, json.dumps({"physical_to_logical_map": np.concatenate((identity, order)).tolist()}))
 
 
-def write_vllm(placed: np.ndarray | Replicas, path: str | Path) -> None:
+def write_vllm(placed: Placed, path: str | Path) -> None:
     """For vLLM's initial expert map (pull request 49572, open in November 2026): a JSON list of the experts by place
-    for every MoE layer, replicas included. Released versions serve a reordered checkpoint (`permute.py`)."""
+    for every MoE layer, replicas included. Released versions serve a reordered checkpoint (`permute.py`). ValueError for
+    copies with shares."""
     _write(path, json.dumps(_slots(placed).tolist()))
 
 
-def write_vllm_ascend(gpu: np.ndarray, path: str | Path) -> None:
-    """For vllm-ascend's `expert_map_path`: the experts of every device of every MoE layer."""
+def write_vllm_ascend(placed: Placed, path: str | Path) -> None:
+    """For vllm-ascend's `expert_map_path`: the experts of every device of every MoE layer. ValueError for a placement
+    with copies."""
+    gpu = _gpu(placed)
     devices = int(gpu.max()) + 1
     layers = [
         {
