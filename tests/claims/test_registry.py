@@ -64,7 +64,7 @@ def test_every_row_is_in_the_registry_and_in_the_table():
 
 def test_a_row_of_the_table_has_exactly_the_promised_keys():
     row = json.loads(verdict(named(*pair(1.0))).model_dump_json())
-    keys = "id kind primary paper claim paper_value value interval values occasions repeats unit evidence tolerance"
+    keys = "id title kind primary paper claim paper_value value interval values occasions repeats unit evidence tolerance"
     keys += " agreement scope reason records older_code"
     assert sorted(row) == sorted(keys.split())
 
@@ -374,13 +374,11 @@ def test_records_are_named_relative_to_the_root():
 
 
 def test_numbers_as_text():
-    row = verdict(named(*pair(1.0))).model_dump(mode="json")
-    row |= {"interval": [2, 2.4], "value": 2.2, "older_code": False}
-    assert claims.numbers(row) == ("2 ×", "2.2 × [2, 2.4]")
-    assert claims.numbers(row | {"paper_value": 10694.0, "value": None, "interval": None, "unit": "1"}) == (
-        "10,694",
-        "–",
-    )
+    changes = {"interval": (2, 2.4), "value": 2.2, "older_code": False}
+    row = verdict(named(*pair(1.0))).model_copy(update=changes)
+    assert claims.numbers(row) == ("2 ×", "2.2 × [2, 2.4]") and claims.numbers(row, interval=False) == ("2 ×", "2.2 ×")
+    changes = {"paper_value": 10694.0, "value": None, "interval": None, "unit": "1"}
+    assert claims.numbers(row.model_copy(update=changes)) == ("10,694", "–")
 
 
 def test_what_rests_on_a_run_by_older_code_is_marked(monkeypatch):
@@ -395,11 +393,11 @@ def test_what_rests_on_a_run_by_older_code_is_marked(monkeypatch):
         return verdict(named(*runs))
 
     assert [by(*hashes).older_code for hashes in (("now", "now"), ("now", "then"), ("", ""))] == [False, True, True]
-    ours = claims.numbers(by("then", "now").model_dump())[1]
+    ours = claims.numbers(by("then", "now"))[1]
     assert ours.endswith("×†") and claims.older_code(["1 ×", ours]).startswith("† rests on runs by older code")
     assert claims.older_code(["1 ×"]) == ""
     nothing = verdict({})
-    assert not nothing.older_code and claims.numbers(nothing.model_dump())[1] == "–"
+    assert not nothing.older_code and claims.numbers(nothing)[1] == "–"
 
 
 @given(data=st.data())

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from repro import paths
-from repro.claims import registry
 from repro.plan import jobs as plan
 from repro.records import record
 
@@ -43,11 +42,3 @@ def taken(tier: str) -> float:
     if len(most) < 0.9 * len(runs):
         pytest.skip(f"the shipped records of tier {tier} are of several calls, which do not tell what one takes")
     return (max(run.end for run in most) - most[0].start) / MINUTE
-
-
-def test_the_claims_that_need_root_are_counted():
-    known = registry.load()
-    assert (
-        f"{sum(claim.needs_shaped_links for claim in known)} of {len(known)} rows of the table of claims are *not run*"
-        in MAKEFILE
-    )

@@ -47,7 +47,7 @@ def make(run: Path, out: Path | None = None) -> Bundle:
         if not any(path.startswith(part) for path in shown):
             raise ValueError(f"{run}: found no {part}; allowed: a finished run, or results/replot (`make replot`)")
     own = (run / "records").is_dir()
-    folder = f"results/{run.resolve().name}" if own else f"results/reference/{config.load()[0].reference}"
+    folder = f"results/{run.resolve().name}" if own else config.load()[0].shipped
     records = run / "records" if own else paths.root() / folder / "records"
     found = stored.collect(records)
     _check(run, found, shown["claims.json"])

@@ -50,7 +50,8 @@ class Published(Strict):
 
 
 class Scope(Strict):
-    """The paper's setting: kinds of evidence, and filters that every run must pass. `outside`: how other runs differ."""
+    """The paper's setting: kinds of evidence, and filters that every run must pass. `outside`: how other runs differ.
+    Without `evidence` no run is in the paper's setting."""
 
     evidence: list[Evidence] = Field(default_factory=list)
     where: Filters = Field(default_factory=dict)
@@ -65,7 +66,7 @@ class Claim(Rule):
     """One claim of a paper. A row of the source list that states several numbers is split into `ID.a`, `ID.b`, …
 
     `primary` claims were named before the runs that judge them: at most `PRIMARY` of a paper. All others are
-    exploratory.
+    exploratory. `kind` and `tag`: words of `KIND` and `TAG`. `needs`: of a claim without `value`, what would read it.
     """
 
     id: str

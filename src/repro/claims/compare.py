@@ -60,6 +60,10 @@ class Comparison:
         return [(self.only_a, self.a), (self.only_b, self.b)]
 
 
+# What is said of runs of two kinds: no verdict flips.
+_APART = ("no experiment", "no value", "other evidence", "other settings", "other runs")
+
+
 def compare(claims: Sequence[Claim], a: Side, b: Side) -> Comparison:
     """Everything that A and B both hold; both sides are judged on `claims`."""
     return Comparison(a, b, of_claims(claims, a, b), *metrics.compare(a, b))
@@ -72,9 +76,8 @@ def of_claims(claims: Iterable[Claim], a: Side, b: Side) -> list[Row]:
 
 
 def _row(claim: Claim, ours: Verdict, theirs: Verdict, a: Side, b: Side) -> Row:
-    told, comparable = _told(claim, ours, theirs, a, b), True
-    if told.said.startswith(_APART):
-        comparable = False
+    told = _told(claim, ours, theirs, a, b)
+    comparable = not told.said.startswith(_APART)
     judged = ours.agreement not in _UNJUDGED and theirs.agreement not in _UNJUDGED
     return Row(
         **vars(told),
@@ -91,15 +94,6 @@ def _row(claim: Claim, ours: Verdict, theirs: Verdict, a: Side, b: Side) -> Row:
 
 def _word(row: Verdict) -> str:
     return row.agreement + (OLDER if row.older_code else "")
-
-
-_APART = (
-    "no experiment",
-    "no value",
-    "other evidence",
-    "other settings",
-    "other runs",
-)  # runs of two kinds: no verdict flips
 
 
 def _told(claim: Claim, ours: Verdict, theirs: Verdict, a: Side, b: Side) -> Told:

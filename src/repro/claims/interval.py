@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from repro.claims.reading import Reading
@@ -50,16 +50,20 @@ class Scale:
         return [[v for v, o in zip(there, occasions, strict=True) if o == number] for number in sorted(set(occasions))]
 
 
+def _exp(there: float) -> float:
+    return math.exp(there) if there < 700 else math.inf
+
+
+PLAIN = Scale(lambda value: value, lambda value: value, by_occasion=True)
+LOGARITHMS = Scale(math.log, _exp, by_occasion=True)
+
+
 def scale_of(reading: Reading, values: Sequence[float]) -> Scale:
     """Logarithms for a ratio, and of 1 - value for a reduction; else values as they are."""
     ratio, by_occasion = reading.over is not None or reading.sequence is not None, reading.sampled == "occasions"
     reduction = reading.form == "reduction"
     if not ratio or min(1 - value if reduction else value for value in values) <= 0:
-        return Scale(lambda value: value, lambda value: value, by_occasion)
+        return replace(PLAIN, by_occasion=by_occasion)
     if reduction:
         return Scale(lambda value: math.log(1 - value), lambda there: 1 - _exp(there), by_occasion)
-    return Scale(math.log, _exp, by_occasion)
-
-
-def _exp(there: float) -> float:
-    return math.exp(there) if there < 700 else math.inf
+    return replace(LOGARITHMS, by_occasion=by_occasion)

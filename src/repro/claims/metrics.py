@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from repro import experiments
+from repro.claims.interval import LOGARITHMS, PLAIN
 from repro.claims.sides import SAME, Row, Side, Told, between, other_code, same, time_limited, untold
 from repro.experiments import stored
 from repro.records import statistics
@@ -135,21 +136,16 @@ class _Spread:
         self.metric, self.pairs = metric, pairs
         self.ours = [pair.a for pair in pairs]
         self.theirs = [run for run in alike if metric in run.metrics and _kind(run) == kind]
-        self.logarithms = all(run.metrics[metric].value > 0 for run in [*self.ours, *self.theirs])
+        positive = all(run.metrics[metric].value > 0 for run in [*self.ours, *self.theirs])
+        self.scale = LOGARITHMS if positive else PLAIN
 
     def groups(self, runs: list[Record]) -> list[list[float]]:
-        """The values of each occasion."""
-        found = defaultdict(list)
-        for run, occasion in zip(runs, statistics.occasions([run.provenance.start for run in runs]), strict=True):
-            value = run.metrics[self.metric].value
-            found[occasion].append(math.log(value) if self.logarithms else value)
-        return list(found.values())
-
-    def back(self, value: float) -> float:
-        return (math.exp(value) if value < 700 else math.inf) if self.logarithms else value
+        """The values of each occasion, on the scale."""
+        values = [run.metrics[self.metric].value for run in runs]
+        return self.scale.groups(values, statistics.occasions([run.provenance.start for run in runs]))
 
     def middle(self, runs: list[Record]) -> float:
-        return self.back(statistics.mean_interval(self.groups(runs))[0])
+        return self.scale.back(statistics.mean_interval(self.groups(runs))[0])
 
     def why_not(self, name: str) -> Told | None:
         """What is known without an interval; None where it takes one."""
@@ -174,7 +170,7 @@ class _Spread:
 
     def told(self, level: float) -> Told:
         further = len(self.groups(self.ours))
-        low, high = map(self.back, statistics.prediction_interval(self.groups(self.theirs), further, level))
+        low, high = map(self.scale.back, statistics.prediction_interval(self.groups(self.theirs), further, level))
         ends = (low - SAME * abs(low), high + SAME * abs(high))
         found = between(self.middle(self.ours), ends, "all times lie together 19 times in 20")
         return other_code(found, self.ours, self.theirs)

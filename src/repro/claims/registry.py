@@ -38,6 +38,7 @@ class Verdict(BaseModel, allow_inf_nan=False):
     """
 
     id: str
+    title: str
     kind: Kind
     primary: bool
     paper: str
@@ -182,8 +183,7 @@ def sample(claim: Claim, records: Mapping[Path, Record]) -> Sample | Nothing:
     assert claim.value is not None and claim.scope is not None
     defaults: dict[str, Any] = {}
     if claim.value.experiment in experiments.names():
-        fields = experiments.get(claim.value.experiment).parameters.model_fields
-        defaults = {name: field.default for name, field in fields.items()}
+        defaults = experiments.get(claim.value.experiment).defaults
     ordering = claim.comparison == "ordering"
     return selection.read(claim.value, records, claim.scope.covers, ordering=ordering, defaults=defaults)
 
@@ -198,7 +198,7 @@ def scope_of(claim: Claim, found: Sample) -> Scope:
 
 def _row(claim: Claim, agreement: str, reason: str, runs: Mapping[Path, Record] | None = None, **ours: Any) -> Verdict:
     """`ours`: our value with its interval and evidence, where there is one."""
-    fields = claim.model_dump(include={"id", "kind", "primary", "paper_value", "unit", "tolerance"})
+    fields = claim.model_dump(include={"id", "title", "kind", "primary", "paper_value", "unit", "tolerance"})
     fields["paper"] = claim.paper + (claim.version if claim.version.removeprefix("v").isdigit() else "")
     fields["claim"] = f"{claim.claim} [{claim.where}; {claim.tag}]"
     fields |= {
@@ -253,14 +253,14 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
-def numbers(row: Mapping[str, Any]) -> tuple[str, str]:
-    """The paper's value and ours for a table, from a dumped `Verdict`: `1.71 ×`, `1.40 × [1.31, 1.52]`, and `OLDER`
-    where that rests on runs by older code."""
-    unit = "" if row["unit"] == "1" else f" {row['unit']}"
-    paper, ours = ("–" if row[key] is None else number(row[key]) + unit for key in ("paper_value", "value"))
-    if row["interval"] is not None:
-        ours += " [{}, {}]".format(*map(number, row["interval"]))
-    return paper, ours + (OLDER if row["older_code"] and row["value"] is not None else "")
+def numbers(row: Verdict, interval: bool = True) -> tuple[str, str]:
+    """The paper's value and ours for a table: `1.71 ×`, `1.40 × [1.31, 1.52]`, and `OLDER` where that rests on runs by
+    older code. `interval`: with it, where there is one."""
+    unit = "" if row.unit == "1" else f" {row.unit}"
+    paper, ours = ("–" if value is None else number(value) + unit for value in (row.paper_value, row.value))
+    if interval and row.interval is not None:
+        ours += " [{}, {}]".format(*map(number, row.interval))
+    return paper, ours + (OLDER if row.older_code and row.value is not None else "")
 
 
 def older_code(shown: Iterable[str]) -> str:

@@ -42,7 +42,7 @@ def read(name: str, folder: Path, claims: Sequence[Claim]) -> Side:
 
 def shipped_folder() -> Path:
     """The shipped records that `config.yaml` names."""
-    return paths.root() / "results/reference" / config.load()[0].reference
+    return paths.root() / config.load()[0].shipped
 
 
 def shipped(claims: Sequence[Claim]) -> Side:

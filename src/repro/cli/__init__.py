@@ -19,6 +19,7 @@ from repro.cli.console import (
     Results,
     as_json,
     emit,
+    print_problems,
     progress,
     records_folder,
     results_folder,
@@ -30,7 +31,6 @@ from repro.cli.console import (
 from repro.cli.docs import docs
 from repro.cli.explain import explain
 from repro.cli.place import place
-from repro.records import statistics
 
 if TYPE_CHECKING:
     from repro.plan.models import Plan
@@ -60,12 +60,7 @@ app.callback()(console.check_encoding)
 _MOST = 2**63 - 1  # that a record can hold
 TierOption = Annotated[str | None, typer.Option(help="smoke, laptop, full, gpu or cluster; default: the platform's.")]
 OccasionOption = Annotated[
-    int,
-    typer.Option(
-        help="2 and so on: once more, over an hour later, the timed points that are repeated.",
-        min=1,
-        max=statistics.OCCASIONS,
-    ),
+    int, typer.Option(help="2 and so on: once more, over an hour later, the timed points that are repeated.")
 ]
 PlatformOption = Annotated[str | None, typer.Option(help="A file of config/platforms; default: config.yaml's.")]
 
@@ -258,16 +253,14 @@ def claims(
     if out is not None:
         with user_errors(), files.replacing(out) as temporary:
             temporary.write_text(as_json(rows), "utf-8")
-    for problem in found.problems:
-        stderr.print(f"[yellow]not used:[/] {escape(problem)}", soft_wrap=True)
+    print_problems(found.problems)
     if not found.records:
         stderr.print(f"[yellow]no records[/] in {escape(str(folder))}", soft_wrap=True)
     if json_:
         emit(rows)
     else:
-        titles = {claim.id: claim.title for claim in known}
         filtered = which or agreement or kind or primary or experiment
-        verdicts.show(judged, titles, grouped=not (filtered or details), reasons=details)
+        verdicts.show(judged, grouped=not (filtered or details), reasons=details)
         stdout.print(f"Records: {escape(str(folder))}", soft_wrap=True)
         if (folder / "report.html").exists():
             stdout.print(escape(f"Report: {(folder / 'report.html').resolve()}"), soft_wrap=True)

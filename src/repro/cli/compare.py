@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Column
 
-from repro.cli.console import Json, emit, stderr, stdout, user_errors
+from repro.cli.console import Json, emit, print_problems, stderr, stdout, user_errors
 
 if TYPE_CHECKING:
     from repro.claims.compare import Comparison
@@ -54,8 +54,7 @@ def compare(
 
 def _name_problems(problems: list[str], everything: bool) -> None:
     shown = problems if everything else problems[:_FEW]
-    for problem in shown:
-        stderr.print(f"[yellow]not used:[/] {escape(problem)}", soft_wrap=True)
+    print_problems(shown)
     if len(problems) > len(shown):
         stderr.print(f"[yellow]not used:[/] {len(problems) - len(shown)} more files (--all names them)", soft_wrap=True)
 

@@ -7,7 +7,7 @@ import locale
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,6 +65,20 @@ def progress(text: str) -> Iterator[Any]:
         yield update
 
 
+def print_problems(problems: Iterable[str]) -> None:
+    """Files that should have been records."""
+    for problem in problems:
+        stderr.print(f"[yellow]not used:[/] {escape(problem)}", soft_wrap=True)
+
+
+def print_older_code(shown: Iterable[str]) -> None:
+    """What the mark of numbers by older code means, where one of these texts has it."""
+    from repro.claims import registry
+
+    if marked := registry.older_code(shown):
+        stdout.print(f"[dim]{marked}[/]", soft_wrap=True)
+
+
 def emit(document: Any) -> None:
     sys.stdout.write(as_json(document))
 
@@ -113,7 +127,7 @@ def results_folder(results: Path | None, shipped: bool = True) -> Path:
         raise FileNotFoundError(
             f"{own}: no records yet; run `snakemake`, `snakemake replot`, or give --results and --out"
         )
-    return paths.root() / "results/reference" / configured.reference
+    return paths.root() / configured.shipped
 
 
 def records_folder(folder: Path) -> Path:

@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from repro.cli.console import Results, records_folder, results_folder, stderr, stdout, user_errors
+from repro.cli.console import (
+    Results,
+    print_older_code,
+    print_problems,
+    records_folder,
+    results_folder,
+    stdout,
+    user_errors,
+)
 
 if TYPE_CHECKING:
     from repro.report.explanations import Told
@@ -28,24 +36,22 @@ def explain(
             raise ValueError(f"no claim {claim!r}{closest(claim, known)}; allowed: {', '.join(known)}")
         declared = explanations.load(list(known.values()))
         found = stored.collect(records_folder(results_folder(results)))
-        for problem in found.problems:
-            stderr.print(f"[yellow]not used:[/] {escape(problem)}", soft_wrap=True)
+        print_problems(found.problems)
         if claim is not None:
             told = explanations.tell(known[claim], declared.get(claim), found.records, found.problems)
-            return _show(told, known[claim].title)
+            return _show(told)
         rows = registry.evaluate(list(known.values()), found.records, found.problems)
     said = []
     for row in rows:
         if row.kind == "claim" and row.agreement in explanations.OPEN:
-            paper, ours = registry.numbers(row.model_dump())
-            said.append(f"{row.id} {known[row.id].title}: paper {paper}, here {ours}: {row.agreement}")
+            paper, ours = registry.numbers(row)
+            said.append(f"{row.id} {row.title}: paper {paper}, here {ours}: {row.agreement}")
             stdout.print(escape(said[-1]), soft_wrap=True)
-    if marked := registry.older_code(said):
-        stdout.print(f"[dim]{marked}[/]", soft_wrap=True)
+    print_older_code(said)
     stdout.print("one of them: repro explain ID")
 
 
-def _show(told: "Told", title: str) -> None:
+def _show(told: "Told") -> None:
     from rich import box
     from rich.table import Table
 
@@ -53,9 +59,9 @@ def _show(told: "Told", title: str) -> None:
     from repro.report import explanations
 
     row = told.verdict
-    paper, ours = registry.numbers(row.model_dump())
+    paper, ours = registry.numbers(row)
     scope = f", {row.scope}" if row.scope else ""
-    stdout.print(f"[bold]{row.id}[/] {escape(title)}: paper {paper}, here {escape(ours)}: {row.agreement}{scope}")
+    stdout.print(f"[bold]{row.id}[/] {escape(row.title)}: paper {paper}, here {escape(ours)}: {row.agreement}{scope}")
     stdout.print(escape(told.why), soft_wrap=True)
     texts = [ours, *(number for _, number, _ in told.rungs), *(says for says, _, _ in told.tables)]
     tables = [("From our setting to the paper's", ["with", "the number is", "against the claim"], told.rungs)]
@@ -65,8 +71,7 @@ def _show(told: "Told", title: str) -> None:
         for each in rows:
             table.add_row(*map(escape, each))
         stdout.print(table)
-    if marked := registry.older_code(texts):
-        stdout.print(f"[dim]{marked}[/]", soft_wrap=True)
+    print_older_code(texts)
     if told.decides is not None:
         stdout.print(f"\n[bold]What would decide it[/] ({escape(told.decides.hardware)})")
         stdout.print(escape(told.decides.says), soft_wrap=True)

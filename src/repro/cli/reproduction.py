@@ -166,11 +166,10 @@ class _Watch:
         with runner.machine(timed=False, silent=True):  # not while a timed point runs
             runs = stored.collect(paths.root() / self.plan.results / "records" / experiment).records
             mine = [claim for claim in registry.load() if claim.value and claim.value.experiment == experiment]
-            titles = {claim.id: claim.title for claim in mine}
             for verdict in registry.evaluate(mine, runs):
                 if verdict.agreement not in ("not run", "skipped"):
-                    paper, ours = registry.numbers(verdict.model_dump())
-                    self.verdict = f"{verdict.id} {titles[verdict.id]}: {ours} (paper {paper}): {verdict.agreement}"
+                    paper, ours = registry.numbers(verdict)
+                    self.verdict = f"{verdict.id} {verdict.title}: {ours} (paper {paper}): {verdict.agreement}"
 
     def running(self) -> list[str]:
         entries = journal.entries(self.plan.results)
@@ -217,11 +216,9 @@ def _summarise(found: Plan) -> None:
     claims = registry.load()
     here = sides.read("here", paths.root() / found.results, claims)
     beside = compare.compare(claims, here, sides.read("shipped", paths.root() / found.reference, claims))
-    titles = {claim.id: claim.title for claim in claims}
     stdout.print()
-    verdicts.show_primary(
-        [row for row in here.verdicts if row.primary], titles, {row.name: row for row in beside.claims}
-    )
+    primary = [row for row in here.verdicts if row.primary]
+    verdicts.show_primary(primary, {row.name: row for row in beside.claims})
     for key, paper in registry.papers().items():
         rows = [row for row in here.verdicts if row.id.startswith(f"{key}-")]
         stdout.print(f"arXiv {paper.id} ({key}): {registry.tally(rows)}", soft_wrap=True)

@@ -14,7 +14,7 @@ from repro.claims.claim import Claim
 from repro.claims.compare import cells
 from repro.claims.registry import Verdict
 from repro.claims.sides import Row
-from repro.cli.console import stdout
+from repro.cli.console import print_older_code, stdout
 from repro.experiments import closest
 
 _LOOKS = ("bold green", "green", "yellow", "yellow", "dim", "bold red", "dim", "dim")
@@ -43,34 +43,33 @@ def _fits(claim: Claim, word: str) -> bool:
     return claim.paper == word or (word != "" and claim.id.startswith(word))
 
 
-def show(rows: Sequence[Verdict], titles: Mapping[str, str], grouped: bool, reasons: bool) -> None:
+def show(rows: Sequence[Verdict], grouped: bool, reasons: bool) -> None:
     """A table for each paper. `grouped`: one table of the first claim of each id, and of the others the verdicts in
-    words. `reasons`: lines of text instead."""
+    words. `reasons`: lines of text instead, which are not grouped."""
     papers = registry.papers()
     by_paper = {prefix: list(mine) for prefix, mine in groupby(rows, key=lambda row: row.id.split("-")[0])}
-    if grouped and not reasons:
+    if grouped:
         table = _table(grouped)
         for prefix, mine in by_paper.items():
             table.add_row(f"[bold]{prefix}[/]", f"[bold]{escape(papers[prefix].title)}[/]", "", "", papers[prefix].id)
-            _fill(table, mine, titles, grouped)
+            _fill(table, mine, grouped)
         stdout.print(table)
-    for prefix, mine in by_paper.items() if reasons or not grouped else []:
+    for prefix, mine in by_paper.items() if not grouped else []:
         title = f"\n[bold]{escape(papers[prefix].title)}[/]"
         stdout.print(title, soft_wrap=True, overflow="ellipsis", no_wrap=True)
         if not reasons:
-            _fill(table := _table(grouped), mine, titles, grouped)
+            _fill(table := _table(grouped), mine, grouped)
             stdout.print(table)
         for row in mine if reasons else []:
-            paper, here = map(escape, registry.numbers(row.model_dump()))
+            paper, here = map(escape, registry.numbers(row))
             verdict = _styled(row) + (f", {row.scope}" if row.scope else "") + _note(row)
-            stdout.print(f"{row.id} {escape(titles[row.id])}: paper {paper}, here {here}: {verdict}", soft_wrap=True)
+            stdout.print(f"{row.id} {escape(row.title)}: paper {paper}, here {here}: {verdict}", soft_wrap=True)
             stdout.print(Padding(Text(row.reason, "dim"), (0, 0, 0, 4)))
-    if marked := registry.older_code(registry.numbers(row.model_dump())[1] for row in rows):
-        stdout.print(f"[dim]{marked}[/]", soft_wrap=True)
+    print_older_code(registry.numbers(row)[1] for row in rows)
     stdout.print(registry.tally(rows) + (" (one paper: repro claims ZT)" if grouped else ""))
 
 
-def show_primary(rows: Sequence[Verdict], titles: Mapping[str, str], beside: Mapping[str, Row]) -> None:
+def show_primary(rows: Sequence[Verdict], beside: Mapping[str, Row]) -> None:
     """The primary claims: this run's value, whether it is where the shipped ones expect it, and the shipped verdict."""
     what = Column("primary claim", ratio=1, no_wrap=True, overflow="ellipsis")
     names = ("paper", "here", "as shipped", "shipped verdict")
@@ -78,13 +77,12 @@ def show_primary(rows: Sequence[Verdict], titles: Mapping[str, str], beside: Map
     shown = []
     for row in rows:
         known = cells(beside[row.id])
-        paper, here = registry.numbers(row.model_copy(update={"interval": None}).model_dump())
+        paper, here = registry.numbers(row, interval=False)
         word = known["verdict_b"]
-        table.add_row(row.id, escape(titles[row.id]), paper, here, ANSWERS[known["answer"]], word)
+        table.add_row(row.id, escape(row.title), paper, here, ANSWERS[known["answer"]], word)
         shown += [here, word]
     stdout.print(table)
-    if marked := registry.older_code(shown):
-        stdout.print(f"[dim]{marked}[/]", soft_wrap=True)
+    print_older_code(shown)
 
 
 def plain(*columns: str | Column) -> Table:
@@ -109,12 +107,11 @@ def _table(grouped: bool) -> Table:
     return plain(first, what, *last)
 
 
-def _fill(table: Table, rows: list[Verdict], titles: Mapping[str, str], grouped: bool) -> None:
+def _fill(table: Table, rows: list[Verdict], grouped: bool) -> None:
     for base, group in groupby(rows, key=lambda row: row.id.partition(".")[0] if grouped else row.id):
         row, *others = sorted(group, key=lambda row: not row.primary)
-        short = row.model_copy(update={"interval": None}) if grouped else row
-        paper, here = registry.numbers(short.model_dump())
+        paper, here = registry.numbers(row, interval=not grouped)
         here += f" {row.evidence}" if grouped and row.evidence else ""
-        table.add_row(base, escape(titles[row.id]) + _note(row), paper, here, _styled(row))
+        table.add_row(base, escape(row.title) + _note(row), paper, here, _styled(row))
         if others:
             table.add_row("", f"[dim]{len(others)} more: {registry.words(others)}[/]")

@@ -156,6 +156,11 @@ class Experiment:
     timed: bool = True
     predicts: Mapping[str, Callable[[Any, str], float | None]] = field(default_factory=dict)
 
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Every parameter as it is when nobody says it."""
+        return {name: each.default for name, each in self.parameters.model_fields.items()}
+
     def run(self, point: Any) -> Outcome:
         """What `run` in the module `run` of the experiment's package yields. The module is imported now."""
         return importlib.import_module(f"{self.parameters.__module__}.run").run(point)

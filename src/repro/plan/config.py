@@ -94,6 +94,11 @@ class Config(_Strict):
     reference: Name
     experiments: dict[str, ExperimentConfig]
 
+    @property
+    def shipped(self) -> str:
+        """Folder of the shipped results, relative to the root."""
+        return f"results/reference/{self.reference}"
+
 
 class Node(_Strict):
     """What a node has: `packages`, and `gcds` ranks in each. `emulated`: all nodes are in truth one machine."""

@@ -130,7 +130,7 @@ def make(
             f"tier {settings.tier!r} has no points in config/config.yaml; those that have: {', '.join(full)}"
         )
     results = config.results_folder(settings, where)
-    minutes, shipped = expected.shipped(paths.root() / "results/reference" / settings.reference / "records")
+    minutes, shipped = expected.shipped(paths.root() / settings.shipped / "records")
     file = f"config/platforms/{settings.platform}.yaml"
     predictors = expected.predictors(where.hardware, file)
     jobs = []
@@ -158,7 +158,7 @@ def make(
         platform=settings.platform,
         tier=settings.tier or "",
         results=results,
-        reference=f"results/reference/{settings.reference}",
+        reference=settings.shipped,
         shipped=len(shipped),
         outdated=provenance.outdated(shipped, settings.experiments),
         memory_gb=where.memory_gb,

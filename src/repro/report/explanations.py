@@ -147,7 +147,7 @@ def _rung(claim: Claim, rung: Rung, records: Mapping[Path, Record]) -> tuple[str
     row = registry.evaluate([_changed(claim, rung, "")], records)[0]
     word = "" if rung.unit and row.value is not None else row.agreement
     evidence = f" {row.evidence}" if row.evidence else ""
-    return rung.says, registry.numbers(row.model_dump())[1] + evidence, word
+    return rung.says, registry.numbers(row)[1] + evidence, word
 
 
 def _table(table: Table, records: Mapping[Path, Record]) -> tuple[str, list[str], list[list[str]]]:

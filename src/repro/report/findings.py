@@ -22,7 +22,7 @@ def vocabulary(rows: Sequence[Verdict], where: str) -> dict[str, Any]:
     def numbers(claim_id: str) -> tuple[str, str]:
         if claim_id not in judged:
             raise ValueError(f"{where}: found {claim_id}; allowed: {', '.join(judged)}")
-        return registry.numbers(judged[claim_id].model_dump())
+        return registry.numbers(judged[claim_id])
 
     def ours(claim_id: str) -> str:
         return numbers(claim_id)[1]

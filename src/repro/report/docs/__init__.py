@@ -77,14 +77,9 @@ def draw() -> None:
     from repro.report.figures import base
 
     with tempfile.TemporaryDirectory() as folder:
-        base.draw("claims_overview", f"{_reference()}/records", folder, primary=True)
+        base.draw("claims_overview", f"{config.load()[0].shipped}/records", folder, primary=True)
         with files.replacing(paths.root() / PICTURE) as temporary:
             shutil.copy(Path(folder) / "claims_overview.png", temporary)
-
-
-def _reference() -> str:
-    """Folder of the shipped results, relative to the root."""
-    return f"results/reference/{config.load()[0].reference}"
 
 
 def there(path: str) -> str | None:
@@ -126,7 +121,7 @@ def _cell(text: object) -> str:
 def vocabulary() -> dict[str, Any]:
     """Names that the templates may use."""
     claims = registry.load()
-    reference = _reference()
+    reference = config.load()[0].shipped
     found = stored.collect(paths.root() / reference / "records")
     rows = table.rows(claims, found.records, found.problems)
     primary = [row for row in rows if row.claim.primary]

@@ -89,7 +89,7 @@ def rows(claims: Sequence[Claim], records: Mapping[Path, Record], problems: Sequ
         mine = {name: runs[name] for name in verdict.records}
         command, occasions, needs = _command(claim, mine, explained.get(claim.id), tiers)
         seconds = {n: (run.provenance.end - run.provenance.start).total_seconds() for n, run in mine.items()}
-        _, here = registry.numbers(verdict.model_dump())
+        _, here = registry.numbers(verdict)
         found.append(
             Row(
                 claim=claim,

@@ -113,7 +113,7 @@ def draw(name: str, records: str | Path, output: str | Path | None = None, **opt
 def draw_shipped(name: str, records: str | Path, output: str | Path | None = None, **options: Any) -> Figure | None:
     """The same figure from the shipped records, marked as such and saved in `output/shipped`, where they hold more of
     what it shows than `records` do. None where they do not, and where they cannot answer its question."""
-    folder = paths.root() / "results/reference" / config.load()[0].reference / "records"
+    folder = paths.root() / config.load()[0].shipped / "records"
     reads = figures.entry(name).reads
     own, shipped = (
         {path.relative_to(each) for experiment in reads for path in (each / experiment).glob("*.json")}
@@ -207,7 +207,7 @@ def verdicts(name: str, records: str | Path) -> pd.DataFrame:
     shown = [claim for claim in claims.load() if claim.id in entry.claims]
     judged = claims.evaluate(shown, {path: run for runs in found for path, run in runs.items()})
     rows = [
-        (claim.id, claim.title, *claims.numbers(verdict.model_dump()), verdict.agreement, verdict.scope or "–")
+        (claim.id, claim.title, *claims.numbers(verdict), verdict.agreement, verdict.scope or "–")
         for claim, verdict in zip(shown, judged, strict=True)
     ]
     return pd.DataFrame(rows, columns=["claim", "about", "paper", "ours", "agreement", "scope"]).query(

@@ -47,10 +47,9 @@ def verdicts(records: str | Path) -> pd.DataFrame:
     titles |= {notebook.paper: notebook.title for notebook in NOTEBOOKS.values()}  # shorter, where there is one
     rows = []
     for verdict in judged:
-        row = verdict.model_dump()
-        paper, ours = registry.numbers(row)
+        paper, ours = registry.numbers(verdict)
         texts = {"paper_text": paper, "our_text": ours, "tolerance_text": _tolerance(claims[verdict.id])}
-        rows.append(row | texts | {"about": titles[claims[verdict.id].paper]})
+        rows.append(verdict.model_dump() | texts | {"about": titles[claims[verdict.id].paper]})
     return pd.DataFrame(rows)
 
 
@@ -104,7 +103,7 @@ def claims_overview(data: Data, *, ids: str = "", primary: bool = False) -> Draw
     )
     if any(row.kind != "claim" for row in rows):
         caption += "Grey words: not claims; these check our own code or models, or say what a paper leaves out."
-    marked = registry.older_code(registry.numbers(row.model_dump())[1] for row in rows)
+    marked = registry.older_code(registry.numbers(row)[1] for row in rows)
     return Drawing(_overview(rows, claims), evidence, f"{caption} {marked}".strip())
 
 

@@ -66,8 +66,7 @@ def _runs(records: str | Path, experiment: str) -> pd.DataFrame:
     table["older_code"] = table.path.isin(provenance.older(found.records))
     table["start"] = [run.provenance.start for run in found.records.values()]
     known = experiments.get(experiment)
-    absent = {name: field.default for name, field in known.parameters.model_fields.items()}
-    absent |= dict.fromkeys([*known.metrics.units(), *known.conditions], math.nan)
+    absent = known.defaults | dict.fromkeys([*known.metrics.units(), *known.conditions], math.nan)
     table = table[table.status == "ok"].reset_index(drop=True)
     return table.assign(**{name: value for name, value in absent.items() if name not in table})
 
@@ -145,7 +144,7 @@ class Data:
         the records do not say it."""
         plain = {name: value.item() if hasattr(value, "item") else value for name, value in where.items()}  # numpy's
         asked = Reading(experiment=experiment, metric=metric, where=plain, **how)
-        defaults = {name: field.default for name, field in experiments.get(experiment).parameters.model_fields.items()}
+        defaults = experiments.get(experiment).defaults
         found = read_sample(asked, self._records(experiment), lambda run: False, defaults=defaults)
         return self._number(found)
 
@@ -196,8 +195,8 @@ def _point(experiment: str, run: pd.Series) -> dict[str, Any]:
 
 def _unusual(experiment: str, point: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a point that do not have their default; older records lack fields that have it."""
-    fields = experiments.get(experiment).parameters.model_fields
-    return {name: value for name, value in point.items() if value is not None and value != fields[name].default}
+    usual = experiments.get(experiment).defaults
+    return {name: value for name, value in point.items() if value is not None and value != usual[name]}
 
 
 @contextmanager

@@ -33,7 +33,7 @@ PLANS = {  # name in the records: name in figures
 }
 PlanName = Literal[*PLANS]
 LEVELS = {"package": "in the package\n(GCD pair)", "node": "between packages\nof a node", "cluster": "between nodes"}
-FIELDS = {name: field.default for name, field in EXPERIMENT.parameters.model_fields.items() if name != "plan"}
+FIELDS = {name: usual for name, usual in EXPERIMENT.defaults.items() if name != "plan"}
 MEASURED, PREDICTED, STATE = "step_seconds", "predicted_step_seconds", "state_bytes_per_rank"
 
 
