@@ -667,5 +667,3 @@ def test_what_is_no_temporary_file_stays_under_such_a_name(tmp_path, make):
         pass
     assert (tmp_path / "target").read_text() == "kept"
     assert os.path.lexists(tmp_path / ".run.json.12345678.tmp")
-
-

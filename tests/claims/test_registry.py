@@ -64,8 +64,8 @@ def test_every_row_is_in_the_registry_and_in_the_table():
 
 def test_a_row_of_the_table_has_exactly_the_promised_keys():
     row = json.loads(verdict(named(*pair(1.0))).model_dump_json())
-    keys = "id title kind primary paper claim paper_value value interval values occasions repeats unit evidence tolerance"
-    keys += " agreement scope reason records older_code"
+    keys = "id title kind primary paper claim paper_value value interval values occasions repeats unit evidence"
+    keys += " tolerance agreement scope reason records older_code"
     assert sorted(row) == sorted(keys.split())
 
 

@@ -304,6 +304,9 @@ def test_an_update_moves_few_experts_of_any_file(tmp_path, trace_file):
     assert 0 < first["moved"] <= 6 and first["copies_hops_per_token"] < first["old_hops_per_token"]
     again = place(trace_file, f"{options}{tmp_path / 'new.json'} --moves 0", out=tmp_path / "same.json")
     assert again["moved"] == 0 and again["old_hops_per_token"] == first["copies_hops_per_token"]
+    place(trace_file, f"--gpus 4 --out {{out}} --moves 0 --update {tmp_path / 'new.json'}", out=tmp_path / "same.csv")
+    kept = place(trace_file, f"--gpus 4 --evaluate {tmp_path / 'same.csv'}")
+    assert kept["hops_per_token"] == pytest.approx(first["copies_hops_per_token"])
     assert "no map of experts by slot for 3 GPUs" in refused(trace_file, f"--gpus 3 --update {tmp_path / 'new.json'}")
 
 

@@ -58,7 +58,8 @@ def drawn_gpus(seed, ranks):
 def decode(rank, ranks, mode, top_k, placements, dispatch, memory):
     """Decode, and take the next placement after each of the first iterations; tells what this rank holds at the end."""
     kind, keys_values = MODES[mode]
-    decoder = Decoder(build(config(top_k)), placements[0], Communicator(machine(ranks)), kind, keys_values, memory, dispatch)
+    model, communicator = build(config(top_k)), Communicator(machine(ranks))
+    decoder = Decoder(model, placements[0], communicator, kind, keys_values, memory, dispatch)
     moved = []
 
     def after(iteration):

@@ -9,7 +9,7 @@ from report import legible
 from repro import paths
 from repro.experiments.flover_serving import ServingPoint
 from repro.records import record
-from repro.report.figures import base, flover, flover_queue
+from repro.report.figures import base, flover, flover_layouts, flover_queue
 
 SHIPPED = base.Data(paths.root() / "results/reference/laptop-2core/records")
 
@@ -74,7 +74,7 @@ def test_options_choose_what_is_drawn():
     assert len(flover.flover_timeline(SHIPPED, engines=2).figure.axes) == 2
     assert "fixed arrivals" in flover.flover_latency(SHIPPED, workload="fixed").caption
     with pytest.raises(base.NothingToShow, match="longest 7"):
-        flover.flover_layouts(SHIPPED, longest=7)
+        flover_layouts.flover_layouts(SHIPPED, longest=7)
 
 
 @pytest.mark.parametrize(

@@ -86,9 +86,11 @@ def _check_even(gpu: np.ndarray, gpus: int) -> None:
 
 def _gpu(placed: Placed) -> np.ndarray:
     """int [layers, E]: the GPU of every expert."""
-    if isinstance(placed, Replicas):
+    if not isinstance(placed, Replicas):
+        return placed.gpu if isinstance(placed, Placement) else placed
+    if placed.physical_to_logical.shape[1] > placed.num_experts:
         raise ValueError("the placement has copies, which this format does not hold; allowed: sglang, vllm")
-    return placed.gpu if isinstance(placed, Placement) else placed
+    return placed.hosted.argmax(axis=2)
 
 
 def _slots(placed: Placed) -> np.ndarray:
@@ -96,7 +98,9 @@ def _slots(placed: Placed) -> np.ndarray:
     if not isinstance(placed, Replicas):
         return physical_to_logical(_gpu(placed))
     if placed.share is not None:
-        raise ValueError("the copies have shares of their own, which no file holds; allowed: dispatch nearest, round_robin")
+        raise ValueError(
+            "the copies have shares of their own, which no file holds; allowed: dispatch nearest, round_robin"
+        )
     return placed.physical_to_logical
 
 

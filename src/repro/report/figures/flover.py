@@ -1,9 +1,8 @@
-"""Figures of Flover as served here: policies on one workload, each request's way, widths and layouts.
+"""Figures of Flover as served here: policies on one workload, each request's way, and widths.
 
 Bars and points are medians, with range and values of repeats; comparisons are read as the claims read them.
 """
 
-import math
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -11,22 +10,13 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 
-from repro.claims.sample import Sample
 from repro.records import statistics
 from repro.report.figures import marks
 from repro.report.figures.base import HATCHES, LINE_STYLES, MARKERS, PALETTE, Drawing
 from repro.report.figures.data import Data, NothingToShow, paper, series
 
 ENGINES = ["fused", "serial", "static", "dynamic", "instances"]
-LAYOUTS = {
-    "window": "window (the paper's)",
-    "fixed": "fixed (no reordering)",
-    "last": "last into hole",
-    "shift": "shift down",
-    "paged": "paged",
-}
 WORKLOAD = ["workload", "requests", "time_scale", "length_scale", "max_prompt_tokens", "max_output_tokens"]
 WORKLOAD += ["interval_s", "interval_t1", "trace_start"]
 WIDTHS = [1, 2, 4, 8, 16, 32]
@@ -83,13 +73,13 @@ def of_one_workload(serving: pd.DataFrame, workload: str) -> pd.DataFrame:
     )
 
 
-def _by_engine(name: str) -> tuple[int, str]:
+def by_engine(name: str) -> tuple[int, str]:
     return ENGINES.index(name.split(",")[0]), name
 
 
 def looks(runs: pd.DataFrame) -> dict[str, tuple[str, Any, str]]:
     """Colour, line style and hatch of every engine, by name in the order of the figures."""
-    names = sorted(runs.name.unique(), key=_by_engine)
+    names = sorted(runs.name.unique(), key=by_engine)
     return {n: (PALETTE[i % 6], LINE_STYLES[i % 6], HATCHES[i % 6]) for i, n in enumerate(names)}
 
 
@@ -289,102 +279,3 @@ def alone(runs: pd.DataFrame) -> pd.Series:
     """T1 of each run: the median over all runs of its occasion, since one run times few requests alone."""
     occasion = pd.Series(statistics.occasions(list(runs.start)), index=runs.index)
     return runs.single_request_seconds.groupby(occasion).transform("median")
-
-
-WINDOWS = (
-    "Left: medians, whiskers: range of the runs; × fused: pairs of runs of one occasion, where there are. Right: each "
-    "run's latency over that of a request alone in the same run; bars: mean over occasions, whiskers: its 95 % "
-    "interval where there are enough, cut at 0. Dots: the runs; without them: one run. Hollow: paper, LLaMA-13B; on "
-    "the left its ratio to fused decoding, times the median of ours."
-)
-
-
-def flover_windows(data: Data, *, model: str | None = None) -> Drawing:
-    """Equal requests served by dynamic batching or by instances, beside fused decoding; a row of panels per number."""
-    serving = of_one_model(data.runs("flover_serving"), model).query("interval_t1 > 0 and not predict")
-    groups = [runs for _, runs in serving.groupby("requests") if runs.name.nunique() > 1][::-1]
-    if not groups:
-        raise NothingToShow("No run of dynamic batching or instances.")
-    data.only(*groups)
-    heights = [runs.name.nunique() for runs in groups]
-    size = (9.5, 0.42 * sum(heights) + 1.2 * len(groups))
-    fig, panels = plt.subplots(len(groups), 2, figsize=size, squeeze=False, height_ratios=heights, width_ratios=[5, 4])
-    for row, runs in zip(panels, groups, strict=True):
-        _windows(*row, data, runs)
-    caption = f"{serving.weights.iloc[0]}; {setting(serving.iloc[0])}. {T1} {WINDOWS}"
-    return Drawing(fig, "measured; hollow diamonds: paper", caption)
-
-
-def _windows_paper(run: pd.Series) -> tuple[float, float]:
-    """The paper's total time over that of fused decoding, and latency of the first request over alone; nan: none."""
-    if (run.engine, run.requests, run.window_t1) == ("dynamic", 32, 1.76):
-        return paper("FL-PROG.d")[0].value, paper("FL-PROG.c")[0].value / 100
-    if (run.engine, run.requests, run.instance_threads) == ("instances", 4, 0):
-        return paper("FL-F4a.j")[0].value, math.nan
-    return math.nan, math.nan
-
-
-def _windows(left: Axes, right: Axes, data: Data, runs: pd.DataFrame) -> None:
-    """Total time and latency of the first request, a bar per engine that served the same number of requests."""
-    styles = {n: {"color": PALETTE[_by_engine(n)[0]]} for n in looks(runs)}
-    firsts = {n: runs[runs.name == n].iloc[0] for n in styles}
-    fused = next((run for run in firsts.values() if run.engine == "fused"), None)
-    ratios = (
-        {}
-        if fused is None
-        else {n: data.ratio("flover_serving", "total_seconds", run, fused) for n, run in firsts.items()}
-    )
-    theirs = {name: _windows_paper(run) for name, run in firsts.items()}
-    after = {name: f", {sample.value:.2f} × fused" for name, sample in ratios.items() if sample}
-    after |= {n: f"{after[n]} (paper: {times:.4g})" for n, (times, _) in theirs.items() if times > 0 and n in after}
-    seconds = {n: runs[runs.name == n].total_seconds for n in styles}
-    marks.bars(left, seconds, "total time (s)", ".2f", after, **styles)
-    how = {"per": "single_request_seconds"}
-    latency = {n: data.of_point("flover_serving", "latency_first", run, **how) for n, run in firsts.items()}
-    found = {n: sample or [math.nan] for n, sample in latency.items()}
-    after = {n: f" (paper: {times:g})" for n, (_, times) in theirs.items() if times > 0}
-    marks.bars(right, found, "latency of the first request ÷ alone", ".2f", after, **styles)
-    ours = math.nan if fused is None else seconds[fused["name"]].median()
-    left.plot([ours * times for times, _ in theirs.values()], range(len(theirs)), **marks.PAPER)
-    right.plot([times for _, times in theirs.values()], range(len(theirs)), **marks.PAPER)
-    left.margins(x=1.1)
-    right.set_xlim(0, 1.3 * right.get_xlim()[1])
-    left.tick_params(axis="y", labelsize=8)
-    right.set_yticks([])
-    left.set_title(f"{runs.requests.iloc[0]} requests", fontsize=9)
-
-
-# --- layouts and ranks ---------------------------------------------------------------------------------------------
-
-
-def flover_layouts(data: Data, *, longest: int | None = None, model: str | None = None) -> Drawing:
-    """What closing a slot costs and saves under each layout of the KV cache, with random lengths up to `longest` (None:
-    that of most runs)."""
-    uniform = of_one_model(data.runs("flover_serving", workload="uniform"), model)
-    longest = longest or int(uniform.longest.mode()[0])
-    runs = of_one_model(data.runs("flover_serving", workload="uniform", longest=longest), model)
-    there = {layout: name for layout, name in LAYOUTS.items() if layout in set(runs.layout)}
-    if len(there) < 2:
-        raise NothingToShow("Only one layout was run.")
-    runs = runs[runs.layout.isin(list(there))]
-    data.only(runs)
-    fig, panels = plt.subplots(1, 3, figsize=(9, 0.45 * len(there) + 1.3), sharey=True)
-    metrics = [("moved_bytes", 1e-6, "KV moved (MB)", ".1f"), ("waste_fraction", 100, "dead rows (%)", ".1f")]
-    metrics += [("tokens_per_s", 1, "output tokens/s", ",.0f")]
-    for axes, (metric, factor, label, number) in zip(panels, metrics, strict=True):
-        found = {layout: factor * runs[runs.layout == layout][metric] for layout in there}
-        marks.bars(axes, {f"{there[each]}, n = {len(values)}": values for each, values in found.items()}, label, number)
-    run = runs.iloc[0]
-    caption = f"{run.weights}; {run.requests} requests, {setting(run)}. Dead rows: share of the rows of all iterations "
-    caption += "whose request is done already. Medians of n runs, with range and values."
-    if sample := reordering(data, "flover_serving", runs):
-        caption += f" Reordering makes it {marks.said(sample)} times as fast."
-    return Drawing(fig, "measured", caption)
-
-
-def reordering(data: Data, experiment: str, runs: pd.DataFrame) -> Sample | None:
-    """What reordering gains over dead rows, as the claims read it."""
-    sides = [runs[runs.layout == layout] for layout in ("fixed", "window")]
-    if any(side.empty for side in sides):
-        return None
-    return data.ratio(experiment, "total_seconds", *(side.iloc[0] for side in sides))

@@ -9,7 +9,7 @@ from repro.flover.paper import SHORTEST
 from repro.report.figures import marks
 from repro.report.figures.base import Drawing
 from repro.report.figures.data import Data, NothingToShow, paper
-from repro.report.figures.flover import reordering
+from repro.report.figures.flover_layouts import reordering
 
 
 def ranks_name(run: pd.Series) -> str:

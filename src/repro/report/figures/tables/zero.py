@@ -8,7 +8,7 @@ from pandas.io.formats.style import Styler
 
 from repro.report.figures.data import Data, paper
 from repro.report.figures.tables import rounded
-from repro.report.figures.zero import choice, times
+from repro.report.figures.zero import choice, prediction, times
 from repro.report.figures.zero.runs import MEASURED, PLANS, PREDICTED, Training
 
 _RIVALS = ("zero3", "zeropp")
@@ -35,7 +35,8 @@ def over_bound(data: Data, *, plans: Sequence[str] = ("hierarchical", *_RIVALS))
 def predicted_fastest(data: Data) -> pd.DataFrame:
     """The plans that are predicted to be the fastest, and what they took."""
     training = Training(data.runs("zero_train"))
-    ranked = times.medians(times.every_plan(training, training.setting["accumulation"])).sort_values(PREDICTED)
+    runs = prediction.every_plan(training, training.setting["accumulation"])
+    ranked = prediction.medians(runs).sort_values(PREDICTED)
     names = {"plan": "plan", PREDICTED: "predicted step (s)", MEASURED: "measured step (s)"}
     ranked = ranked.head().assign(plan=[_name(row) for _, row in ranked.head().iterrows()])
     return ranked[list(names)].rename(columns=names).round(3).set_index("plan")

@@ -1,4 +1,4 @@
-"""How long a step takes: by plan, network, levels and number of nodes; and how well that is predicted."""
+"""How long a step takes: by plan, network and levels."""
 
 from collections.abc import Mapping, Sequence
 
@@ -24,7 +24,6 @@ from repro.report.figures.zero.runs import (
     Training,
     gains,
     micro_batches,
-    parameters,
     present,
     ratio,
 )
@@ -32,14 +31,6 @@ from repro.report.figures.zero.runs import (
 _RIVALS = ("zero3", "zeropp")
 _OTHER_PAIRS = [("zeropp", "zero3"), ("hierarchical_fp", "zero3")]  # of claims
 _PLACES = {"package": "the pair", "node": "the node", "cluster": "all ranks"}
-_BOTH = [PREDICTED, MEASURED]
-_FAMILIES = {
-    "DDP, ZeRO": "zero3",
-    "ZeRO++ and its parts": "zeropp",
-    "MiCS, HSDP": "mics",
-    "hierarchical": "hierarchical",
-    "search's best": "best",
-}
 
 
 def zero_step_time(
@@ -272,135 +263,3 @@ def zero_levels(data: Data) -> Drawing:
     caption += "unchanged. ÷ unchanged: step over the unchanged plan's, of pairs of runs of one occasion, where "
     caption += "there are. Bytes held: of state, per parameter, on a rank."
     return Drawing(fig, f"{training.evidence}; ticks: modelled", caption)
-
-
-def zero_scaling(data: Data, *, plans: Sequence[PlanName] = ("zero3", "zeropp", "hierarchical")) -> Drawing:
-    """Weak scaling of some plans: compute and the rest of a step over the number of nodes, and the efficiency against
-    the smallest run with several nodes, measured and of bytes over rates alone."""
-    training = Training(data.runs("zero_train"))
-    grown = training.like(nodes=...)
-    grown = grown[grown.plan.isin(plans)]
-    medians = grown.groupby(["plan", "nodes"])[[MEASURED, "compute_seconds", PREDICTED]].median()
-    scaled = [plan for plan in present(grown, plans) if len(medians.loc[plan]) > 1]
-    if not scaled:
-        raise NothingToShow("Runs on one number of nodes only.")
-    data.only(grown[grown.plan.isin(scaled)])
-    several = [plan for plan in scaled if (medians.loc[plan].index > 1).sum() > 1]  # one node needs no slow link
-    shape = {"figsize": (9.5 if several else 6, 4), "width_ratios": [1.5, 1] if several else [1], "squeeze": False}
-    fig, panels = plt.subplots(1, 1 + bool(several), **shape)
-    _weak_scaling(panels[0, 0], medians, scaled)
-    ranks = training.setting["packages"] * training.setting["gcds"]
-    caption = f"{ranks} processes a node, all on one machine, a GPT of {parameters(grown)}, {training.network}. "
-    caption += "Bars: medians. "
-    if several:
-        samples = _efficiencies(panels[0, 1], data, grown[grown.nodes > 1], medians, several)
-        told = [f"{PLANS[plan]} {words(sample)}" for plan, sample in samples.items()]
-        caption += "Right: step on the fewest nodes ÷ step on more; dots are pairs of runs of one occasion, marks "
-        caption += f"their mean, bars its 95 % interval. Measured on the most nodes: {', '.join(told) or 'no pair'}; "
-        caption += "of other plans no such pair was run."
-    return Drawing(fig, f"{training.evidence}; dotted: modelled; dashed: paper", caption)
-
-
-def _efficiencies(
-    axes: Axes, data: Data, runs: pd.DataFrame, medians: pd.DataFrame, plans: Sequence[str]
-) -> dict[str, Sample]:
-    """Efficiency over nodes, measured, of bytes over rates, and the paper's; the samples on the most nodes by plan."""
-    found = {}
-    for plan in plans:
-        if sample := _efficiency(axes, data, runs[runs.plan == plan], plan):
-            found[plan] = sample
-        bigger = medians.loc[plan][medians.loc[plan].index > 1]
-        moving = bigger[PREDICTED] - bigger.compute_seconds
-        axes.plot(moving.iloc[0] / moving, ":", fillstyle="none", **look(plan))
-    axes.axhline(paper("ZT-2")[0].value, color="black", linestyle="--", linewidth=1, label="paper, to 384 GCDs")
-    axes.plot([], [], ":", color="grey", marker="o", fillstyle="none", label="bytes ÷ rates alone")
-    axes.set(xlabel="nodes", ylabel="efficiency", ylim=(0, 1.1))
-    log_axis(axes.xaxis, sorted(runs.nodes.unique()))
-    axes.margins(x=0.15)
-    axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=2, frameon=False, columnspacing=1)
-    return found
-
-
-def _efficiency(axes: Axes, data: Data, runs: pd.DataFrame, plan: str) -> Sample | None:
-    """Step of the fewest nodes over that of more, as the claims read it; returns the sample on the most nodes."""
-    (fewest, first), *others = runs.groupby("nodes")
-    samples = {nodes: paired(data, first, some) for nodes, some in others}
-    found = {fewest: 1.0} | {n: point(axes, n, s, **look(plan)) for n, s in samples.items() if s}
-    axes.plot(list(found), list(found.values()), label=PLANS[plan] if len(found) > 1 else None, **look(plan))
-    for nodes, value in list(found.items())[1:]:
-        note(axes, f"{value:.2f}", nodes, value, "right")
-    return samples[max(samples)] if samples else None
-
-
-def _weak_scaling(axes: Axes, medians: pd.DataFrame, plans: list[str]) -> None:
-    ticks, start, grey = {}, 0, {"color": "#999999", "hatch": "///", "edgecolor": "white"}
-    for plan in plans:
-        mine = medians.loc[plan]
-        compute = mine.compute_seconds.fillna(0)
-        for x, nodes in enumerate(mine.index, start):
-            total = mine[MEASURED][nodes]
-            axes.bar(x, compute[nodes], 0.8, **grey)
-            axes.bar(x, total - compute[nodes], 0.8, bottom=compute[nodes], color=color(plan))
-            note(axes, f"{total:.{2 if total < 10 else 1}f}", x, total)
-            ticks[x] = f"{nodes}\n{PLANS[plan]}" if nodes == mine.index[len(mine) // 2] else f"{nodes}"
-        start += len(mine) + 1
-    axes.bar(0, 0, label="compute, measured alone", **grey)
-    axes.bar(0, 0, color=color(plans[-1]), label="rest (in colour): communication, software")
-    axes.set_xticks(list(ticks), list(ticks.values()))
-    axes.set(ylabel="time of a step (s)", xlabel="nodes", ylim=(0, 1.1 * medians.loc[plans, MEASURED].max()))
-    axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
-    axes.grid(axis="x", visible=False)
-
-
-def every_plan(training: Training, accumulation: int) -> pd.DataFrame:
-    """Runs of all plans in the setting, changed hierarchical ones included, that have a predicted step."""
-    free = dict.fromkeys((*CHANGES, "block"), ...)
-    return training.like(accumulation=accumulation, **free).dropna(subset=_BOTH)
-
-
-def medians(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row per plan of `every_plan`: predicted and measured step (s)."""
-    return runs.groupby(["plan", "block", *CHANGES], as_index=False)[_BOTH].median()
-
-
-def zero_prediction(data: Data) -> Drawing:
-    """Measured against predicted step of every run with a shaped network."""
-    training = Training(data.runs("zero_train"))
-    paired = training.runs.dropna(subset=[PREDICTED])
-    if paired.empty:
-        raise NothingToShow("No record of a zero_train run with a predicted step on a shaped network.")
-    data.only(paired)
-    fig, axes = plt.subplots(figsize=(6.4, 4.9))
-    notes, others = [], paired
-    for i, count in enumerate(training.batches):
-        filled = "none" if i else "full"
-        runs = every_plan(training, count)
-        others, table = others.drop(runs.index), medians(runs)
-        if table.empty:
-            continue
-        for plan, mine in table.groupby("plan"):
-            style = look(plan) | {"markersize": 7, "linestyle": "none", "fillstyle": filled}
-            axes.plot(mine[PREDICTED], mine[MEASURED], **style)
-        axes.plot([], [], "o", color="black", fillstyle=filled, label=micro_batches(count))
-        rank = table[_BOTH].corr(method="spearman").iloc[0, 1]
-        longer = table.loc[table[PREDICTED].idxmin(), MEASURED] / table[MEASURED].min() - 1
-        notes.append(
-            f"{micro_batches(count)}: {len(table)} plans, rank correlation {rank:.2f}; the plan predicted fastest "
-            + ("is the fastest." if longer == 0 else f"takes {100 * longer:.0f} % longer than the fastest.")
-        )
-    for name, plan in _FAMILIES.items():
-        if plan in set(paired.plan):
-            axes.plot([], [], linestyle="none", label=name, **look(plan))
-    label = "other rates, ratios, nodes" if len(others) else None
-    axes.plot(others[PREDICTED], others[MEASURED], ".", color="#999999", label=label, zorder=1)
-    ends = [0.8 * paired[PREDICTED].min(), 1.25 * paired[MEASURED].max()]
-    axes.plot(ends, ends, color="black", linewidth=1)
-    axes.set(xlabel="predicted step: compute, and bytes over rates (s)", ylabel="measured step (s)")
-    for axis in (axes.xaxis, axes.yaxis):
-        log_axis(axis, round_ticks(*ends))
-    axes.legend(fontsize=8)
-    caption = (
-        f"{training.size()}, {training.network}. Marks: medians of a plan's runs; line: as predicted. "
-        + " ".join(notes)
-    )
-    return Drawing(fig, f"{training.evidence} against modelled", caption)

@@ -1,0 +1,94 @@
+"""How long a step takes by number of nodes."""
+
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+
+from repro.claims.sample import Sample
+from repro.report.figures.base import Drawing
+from repro.report.figures.data import Data, NothingToShow, paper
+from repro.report.figures.marks import log_axis, point
+from repro.report.figures.marks import said as words
+from repro.report.figures.zero.marks import color, look, note
+from repro.report.figures.zero.runs import MEASURED, PLANS, PREDICTED, PlanName, Training, parameters, present
+from repro.report.figures.zero.times import paired
+
+
+def zero_scaling(data: Data, *, plans: Sequence[PlanName] = ("zero3", "zeropp", "hierarchical")) -> Drawing:
+    """Weak scaling of some plans: compute and the rest of a step over the number of nodes, and the efficiency against
+    the smallest run with several nodes, measured and of bytes over rates alone."""
+    training = Training(data.runs("zero_train"))
+    grown = training.like(nodes=...)
+    grown = grown[grown.plan.isin(plans)]
+    medians = grown.groupby(["plan", "nodes"])[[MEASURED, "compute_seconds", PREDICTED]].median()
+    scaled = [plan for plan in present(grown, plans) if len(medians.loc[plan]) > 1]
+    if not scaled:
+        raise NothingToShow("Runs on one number of nodes only.")
+    data.only(grown[grown.plan.isin(scaled)])
+    several = [plan for plan in scaled if (medians.loc[plan].index > 1).sum() > 1]  # one node needs no slow link
+    shape = {"figsize": (9.5 if several else 6, 4), "width_ratios": [1.5, 1] if several else [1], "squeeze": False}
+    fig, panels = plt.subplots(1, 1 + bool(several), **shape)
+    _weak_scaling(panels[0, 0], medians, scaled)
+    ranks = training.setting["packages"] * training.setting["gcds"]
+    caption = f"{ranks} processes a node, all on one machine, a GPT of {parameters(grown)}, {training.network}. "
+    caption += "Bars: medians. "
+    if several:
+        samples = _efficiencies(panels[0, 1], data, grown[grown.nodes > 1], medians, several)
+        told = [f"{PLANS[plan]} {words(sample)}" for plan, sample in samples.items()]
+        caption += "Right: step on the fewest nodes ÷ step on more; dots are pairs of runs of one occasion, marks "
+        caption += f"their mean, bars its 95 % interval. Measured on the most nodes: {', '.join(told) or 'no pair'}; "
+        caption += "of other plans no such pair was run."
+    return Drawing(fig, f"{training.evidence}; dotted: modelled; dashed: paper", caption)
+
+
+def _efficiencies(
+    axes: Axes, data: Data, runs: pd.DataFrame, medians: pd.DataFrame, plans: Sequence[str]
+) -> dict[str, Sample]:
+    """Efficiency over nodes, measured, of bytes over rates, and the paper's; the samples on the most nodes by plan."""
+    found = {}
+    for plan in plans:
+        if sample := _efficiency(axes, data, runs[runs.plan == plan], plan):
+            found[plan] = sample
+        bigger = medians.loc[plan][medians.loc[plan].index > 1]
+        moving = bigger[PREDICTED] - bigger.compute_seconds
+        axes.plot(moving.iloc[0] / moving, ":", fillstyle="none", **look(plan))
+    axes.axhline(paper("ZT-2")[0].value, color="black", linestyle="--", linewidth=1, label="paper, to 384 GCDs")
+    axes.plot([], [], ":", color="grey", marker="o", fillstyle="none", label="bytes ÷ rates alone")
+    axes.set(xlabel="nodes", ylabel="efficiency", ylim=(0, 1.1))
+    log_axis(axes.xaxis, sorted(runs.nodes.unique()))
+    axes.margins(x=0.15)
+    axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=2, frameon=False, columnspacing=1)
+    return found
+
+
+def _efficiency(axes: Axes, data: Data, runs: pd.DataFrame, plan: str) -> Sample | None:
+    """Step of the fewest nodes over that of more, as the claims read it; returns the sample on the most nodes."""
+    (fewest, first), *others = runs.groupby("nodes")
+    samples = {nodes: paired(data, first, some) for nodes, some in others}
+    found = {fewest: 1.0} | {n: point(axes, n, s, **look(plan)) for n, s in samples.items() if s}
+    axes.plot(list(found), list(found.values()), label=PLANS[plan] if len(found) > 1 else None, **look(plan))
+    for nodes, value in list(found.items())[1:]:
+        note(axes, f"{value:.2f}", nodes, value, "right")
+    return samples[max(samples)] if samples else None
+
+
+def _weak_scaling(axes: Axes, medians: pd.DataFrame, plans: list[str]) -> None:
+    ticks, start, grey = {}, 0, {"color": "#999999", "hatch": "///", "edgecolor": "white"}
+    for plan in plans:
+        mine = medians.loc[plan]
+        compute = mine.compute_seconds.fillna(0)
+        for x, nodes in enumerate(mine.index, start):
+            total = mine[MEASURED][nodes]
+            axes.bar(x, compute[nodes], 0.8, **grey)
+            axes.bar(x, total - compute[nodes], 0.8, bottom=compute[nodes], color=color(plan))
+            note(axes, f"{total:.{2 if total < 10 else 1}f}", x, total)
+            ticks[x] = f"{nodes}\n{PLANS[plan]}" if nodes == mine.index[len(mine) // 2] else f"{nodes}"
+        start += len(mine) + 1
+    axes.bar(0, 0, label="compute, measured alone", **grey)
+    axes.bar(0, 0, color=color(plans[-1]), label="rest (in colour): communication, software")
+    axes.set_xticks(list(ticks), list(ticks.values()))
+    axes.set(ylabel="time of a step (s)", xlabel="nodes", ylim=(0, 1.1 * medians.loc[plans, MEASURED].max()))
+    axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
+    axes.grid(axis="x", visible=False)
