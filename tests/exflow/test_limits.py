@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from repro import cli, exflow
+from repro.cli.place_options import compile_kernels
 
 BUSY = 15.0  # seconds of computing at limits of two: bounds alone took 22 to 34 for each pair of layers
 
@@ -49,7 +50,7 @@ def trace_file(tmp_path_factory):
 )
 def test_the_limit_is_for_the_whole_command(tmp_path, trace_file, experts, options):
     out, path = tmp_path / "p", trace_file(experts)
-    importlib.import_module("repro.cli.place")._compile(False, "--extra-slots" in options)  # not counted, as is said
+    compile_kernels(False, "--extra-slots" in options)  # not counted, as is said
     computing = time.process_time()
     found = CliRunner().invoke(
         cli.app, ["place", str(path), *options.split(), *f"--json --time-limit 2 --out {out}".split()]
@@ -105,9 +106,9 @@ def interrupting(monkeypatch, function, after=None):
         monkeypatch.setattr(module, attribute, call)
     else:  # what compiles the kernels calls the function, too
         command = importlib.import_module("repro.cli.place")
-        compiled = command._compile
+        compiled = command.compile_kernels
         monkeypatch.setattr(
-            command, "_compile", lambda *what: (compiled(*what), monkeypatch.setattr(module, attribute, call))
+            command, "compile_kernels", lambda *what: (compiled(*what), monkeypatch.setattr(module, attribute, call))
         )
     return pressed
 
@@ -115,7 +116,7 @@ def interrupting(monkeypatch, function, after=None):
 @pytest.mark.parametrize(("options", "function"), SEARCHES.values(), ids=SEARCHES)
 def test_ctrl_c_leaves_the_best_placement(tmp_path, trace_file, monkeypatch, options, function):
     out, path = tmp_path / "p.csv", trace_file(32, k=2 if "objective" in options else 1)
-    pressed = interrupting(monkeypatch, function, after="_compile")
+    pressed = interrupting(monkeypatch, function, after="compile_kernels")
     arguments = ["place", str(path), *options.split(), *f"--json --time-limit 600 --out {out}".split()]
     found = CliRunner().invoke(cli.app, arguments)
     assert pressed and found.exit_code == 130, found.output

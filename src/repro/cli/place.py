@@ -1,32 +1,32 @@
 """`repro place`: a routing trace in, a placement file and its numbers out."""
 
-import contextlib
 import math
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
 
 from repro.cli import served
 from repro.cli.clock import Clock
-from repro.cli.console import Json, emit, progress, stderr, try_output, user_errors
+from repro.cli.console import Json, emit, progress, stderr, user_errors
+from repro.cli.place_options import (
+    check_extra_slots,
+    check_modes,
+    check_output,
+    compile_kernels,
+    machine_of,
+    option_names,
+    placement_of_file,
+)
 from repro.cli.placed import numbers, show
 
-if TYPE_CHECKING:  # loading these takes a second, and `repro --help` waits for none
-    from repro.exflow import Placement, Trace
-    from repro.exflow.levels import Levels
-    from repro.topology import Topology
-
-REPLICATED = ("sglang", "vllm")  # formats that can say that an expert lies in several slots
 SEARCH_SHARE = 0.9  # of the seconds that are left after reading; the others are for the numbers, above all the bound
 COPIES_SHARE = 0.5  # instead, where copies follow
 TOKENS_SHARE = 0.7  # of a search's, when one on whole tokens follows the one on pairs
 BOUND_S = 30.0  # most seconds for the bound where there is no time limit
 INTERRUPTED = 130  # exit code, as of a shell: 128 + SIGINT
-TAKEN = ("intra", "inter", "weighted", "copies_intra", "copies_inter")  # NAME_hops of the result that are of no level
 
 
 def place(
@@ -136,7 +136,7 @@ def place(
 
     Ctrl-C ends the search: the best placement so far is written, and the exit code is 130. A second one ends at once.
     """
-    with user_errors(), _option_names(), progress(f"placing with {method}") as update_bar:
+    with user_errors(), option_names(place.__annotations__), progress(f"placing with {method}") as update_bar:
         from repro import exflow
 
         on_tokens = objective != "hops"
@@ -149,15 +149,15 @@ def place(
                 f"--evaluate {evaluate}: nothing is searched, so neither --objective nor --max-load applies"
             )
         modes = {"--pareto": pareto, "--update": update, "--tokens-needed": tokens_needed, "--evaluate": evaluate}
-        _check_modes(modes | {f"--objective {objective}": on_tokens}, dispatch, out, moves)
-        _check_output(out, format_, dense_layers, extra_slots)
-        machine, prices, known = _machine(gpus, gpus_per_node, levels, costs)
+        check_modes(modes | {f"--objective {objective}": on_tokens}, dispatch, out, moves)
+        check_output(out, format_, dense_layers, extra_slots)
+        machine, prices, known = machine_of(gpus, gpus_per_node, levels, costs)
         if on_tokens and len(known.sizes) > 2:
             raise ValueError(f"objective is {objective}: knows GPUs and nodes, found {len(known.sizes)} levels")
-        _compile(on_tokens, bool(extra_slots or pareto or update))
+        compile_kernels(on_tokens, bool(extra_slots or pareto or update))
         clock = Clock(math.inf if time_limit is None else time_limit)
         routing = exflow.load_trace(trace, num_experts, top_k)
-        _check_extra_slots(extra_slots, routing, known)
+        check_extra_slots(extra_slots, routing, known)
         counts, ends = exflow.transitions(routing), (known.costs[0], known.costs[-1])
         old = None if update is None else served.read_old(update, routing, known)
 
@@ -182,7 +182,7 @@ def place(
                 limits["where_possible"] = extra_slots > 0
                 placement = exflow.place(counts, machine, gpus_per_node, method, **limits, **search)
             else:
-                placement = _given(evaluate, routing, known)
+                placement = placement_of_file(evaluate, routing, known)
             seconds = placement.seconds
             if on_tokens:
                 limits = {} if limit is None else {"time_limit_s": limit * TOKENS_SHARE}
@@ -212,104 +212,3 @@ def place(
             escape(f"interrupted: this is the best placement that was found until then{where}"), soft_wrap=True
         )
         raise typer.Exit(INTERRUPTED)
-
-
-def _machine(
-    gpus: int | None, gpus_per_node: int | None, levels: str | None, costs: str | None
-) -> tuple["int | Topology", list[float] | None, "Levels"]:
-    """(what `exflow.place` gets as GPUs, costs of hops or None, the levels that these make)."""
-    from repro.exflow.levels import make_levels, parse_levels
-
-    if (gpus is None) == (levels is None):
-        raise ValueError("--gpus and --levels: give one of them")
-    with _naming(f"--levels {levels}"):
-        machine = gpus if gpus is not None else parse_levels(levels or "")
-    with _naming(f"--costs {costs}"):
-        prices = None if costs is None else [float(cost) for cost in costs.split(",")]
-    known = make_levels(machine, gpus_per_node, prices)
-    for name in set(known.names) & set(TAKEN):
-        raise ValueError(f"--levels {levels}: {name}_hops is of something else in the result, allowed: any other name")
-    return machine, prices, known
-
-
-def _given(path: Path, routing: "Trace", machine: "Levels") -> "Placement":
-    """The placement of a file, for the layers and experts of the trace."""
-    from repro import exflow
-
-    gpu = exflow.read_csv(path, routing.layers, routing.num_experts, machine.gpus)
-    per_node = machine.spans[machine.node_level]
-    return exflow.Placement(gpu, machine.gpus, per_node, "evaluated", f"read from {path}", levels=machine)
-
-
-def _compile(on_tokens: bool, copies: bool) -> None:
-    """Compile what numba compiles, or load it from its cache, before the clock starts: seconds the first time."""
-    import numpy as np
-
-    from repro import exflow
-    from repro.exflow import bound
-    from repro.exflow.search import portfolio
-
-    trace = exflow.Trace(np.array([[[0, 1], [2, 3]]]), 4)
-    counts = exflow.transitions(trace)
-    portfolio.compile_kernels()
-    bound.compile_kernels()
-    if copies:
-        exflow.place_copies(counts, 2, rounds=0)
-    if on_tokens:
-        exflow.place_for_fanout(trace, exflow.place(counts, 2, method="contiguous"), sweeps=1)
-
-
-@contextlib.contextmanager
-def _option_names() -> Iterator[None]:
-    """A ValueError about a parameter, `max_load is 0.5: ...`, names the option that the user knows, --max-load."""
-    try:
-        yield
-    except ValueError as error:
-        parameter, is_, rest = str(error).partition(" ")
-        if parameter not in {name.rstrip("_") for name in place.__annotations__}:
-            raise
-        raise ValueError(f"--{parameter.replace('_', '-')}{is_}{rest}") from error
-
-
-@contextlib.contextmanager
-def _naming(option: str) -> Iterator[None]:
-    """A ValueError from inside begins with `option`."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{option}: {error}") from error
-
-
-def _check_modes(given: dict[str, Any], dispatch: str, out: Path | None, moves: int | None) -> None:
-    """ValueError where options of the modes beyond placing once exclude each other; `given`: mode to what was asked."""
-    modes = [name for name, asked in given.items() if asked]
-    if len(modes) > 1:
-        raise ValueError(f"{' and '.join(modes)}: give one of them")
-    if moves is not None and modes != ["--update"]:
-        raise ValueError(f"moves is {moves}: counts from an old placement, give --update")
-    if out is not None and modes and modes[0] in ("--pareto", "--tokens-needed"):
-        raise ValueError(f"--out {out}: {modes[0]} writes no placement")
-    if out is not None and dispatch == "shares":
-        raise ValueError(f"dispatch is {dispatch}: no format of --out holds the shares, allowed: nearest, round_robin")
-
-
-def _check_output(out: Path | None, format_: str, dense_layers: int, extra_slots: int) -> None:
-    if dense_layers and format_ != "sglang":
-        raise ValueError(f"dense_layers is {dense_layers}: only SGLang's format counts them, found format {format_!r}")
-    if out is None:
-        return
-    if format_ == "sglang" and out.suffix != ".json":
-        raise ValueError(f"--out {out}: SGLang reads a file as JSON when its name ends in .json")
-    if extra_slots and format_ not in REPLICATED:
-        raise ValueError(f"format is {format_}: it has no copies of experts, allowed: {', '.join(REPLICATED)}")
-    try_output(out)
-
-
-def _check_extra_slots(extra_slots: int, routing: "Trace", machine: "Levels") -> None:
-    most = routing.num_experts - routing.num_experts // machine.gpus
-    if extra_slots > most:
-        raise ValueError(f"extra_slots is {extra_slots}, allowed: 0 to {most}, where every GPU holds all experts")
-    if extra_slots and routing.k > 1:
-        raise ValueError(
-            f"extra_slots is {extra_slots}: copies are for top-1 routing, found top-{routing.k}; use --top-k 1"
-        )
