@@ -133,7 +133,7 @@ REFUSED = [
     pytest.param("run flover_queue --out HERE/file/r.json", 2, "Not a directory", id="run: --out below a file"),
     pytest.param(["run", "flover_queue", "--out", f"HERE/{'x' * 300}.json"], 2, "File name too long", id="run: --out with a long name"),
     # claims
-    pytest.param("claims ZX", 2, "no claim 'ZX'", id="claims: unknown"),
+    pytest.param("claims ZX", 2, "no claim 'ZX'; allowed: the beginning of an id (ZT-1", id="claims: unknown"),
     pytest.param("claims ZT-11", 2, "closest: ZT-1", id="claims: misspelt"),
     *(pytest.param(["claims", word], 2, "no claim", id=f"claims: {word[:9]!r}") for word in ("", "zt-1", "ZT-1 ", "ZT-1\n", "ZT\0", "../ZT-1", "*", LONG, "2501.0426")),
     pytest.param("claims --agreement green", 2, "'reproduced', 'further'", id="claims: agreement"),
@@ -268,6 +268,7 @@ ACCEPTED = [
     pytest.param("claims --results HERE/results/records", "claims", id="claims: the folder of records itself"),
     pytest.param("claims --results HERE/results --out HERE/new/claims.json", "claims", id="claims: --out in a new folder"),
     pytest.param("schema claims", "properties", id="schema"),
+    pytest.param("schema record", '"title": "Record"', id="schema: a record"),
 ]  # fmt: skip
 
 

@@ -458,6 +458,7 @@ def test_documents_hold_null_and_say_so(capsys, document, value):
 def test_a_verdict_and_a_record_refuse_what_json_cannot_hold(value, make_record):
     known = {
         "id": "x",
+        "title": "x",
         "kind": "claim",
         "primary": False,
         "paper": "x",

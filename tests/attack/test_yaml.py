@@ -267,7 +267,7 @@ CONFIGS = [
     cell("an empty list", f"{GRID}.grid.gpus", [], f"{GRID}.grid: gpus: found an empty list", "at least one"),
     cell("a word", f"{GRID}.grid.gpus", "four", f"{GRID}.grid: gpus: ", "found 'four'", "int"),
     cell("-1", f"{GRID}.grid.gpus", [4, -1], f"{GRID}.grid: ", "gpus", "-1"),
-    cell("not whole shares", f"{GRID}.grid.gpus", [5], f"{GRID}.grid: ", "gpus is 5"),
+    cell("not whole shares", f"{GRID}.grid.gpus", [5], f"{GRID}.grid: ", "gpus is 5", "16, 32"),
     cell("0", f"{GRID}.grid.gpus", 0, f"{GRID}.grid: ", "gpus", "0"),
     cell("a list in a list", f"{GRID}.grid.gpus", [[4]], f"{GRID}.grid: gpus: ", "found [4]"),
     cell("a mapping", f"{GRID}.grid.gpus", {"a": 4}, f"{GRID}.grid: gpus: ", "found a mapping"),

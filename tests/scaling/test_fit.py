@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -24,15 +25,16 @@ MODEL = Model(links={"cluster": 2}, algorithms={"ring": ("ring",), "bruck": ("br
 SHAPES = ((1, 2), (1, 4), (2, 1), (2, 4), (4, 4))
 
 
-def measurements(values=TRUE, model=MODEL, noise=0.0, shapes=SHAPES, seed=0):
+def measurements(values=TRUE, model=MODEL, noise=0.0, shapes=SHAPES, seed=0, kinds=("all_gather",)):
     """Times that the model itself gives, with log-normal noise."""
     rng, rows = np.random.default_rng(seed), []
     for nodes, per_node in shapes:
         network = model.network(values, (per_node, nodes)[-len(model.levels) :])
-        for nbytes in np.geomspace(1e3, 1e8, 12):
-            for algorithm in ("ring", "bruck"):
-                seconds = collectives.seconds("all_gather", nbytes, network, algorithm) * rng.lognormal(0, noise)
-                rows.append(("made", "all_gather", algorithm, nodes, per_node, int(nbytes), seconds))
+        for kind in kinds:
+            for nbytes in np.geomspace(1e3, 1e8, 12):
+                for algorithm in ("ring", "bruck") if kind == "all_gather" else ("ring",):
+                    seconds = collectives.seconds(kind, nbytes, network, algorithm) * rng.lognormal(0, noise)
+                    rows.append(("made", kind, algorithm, nodes, per_node, int(nbytes), seconds))
     columns = ["source", "collective", "algorithm", "nodes", "ranks_per_node", "nbytes", "seconds"]
     return pd.DataFrame(rows, columns=columns)
 
@@ -52,10 +54,12 @@ ONE_LEVEL = Model(levels=("cluster",), algorithms=MODEL.algorithms)
 
 @pytest.mark.parametrize("noise", [0.02, 0.1])
 @pytest.mark.parametrize(("model", "shapes"), [(MODEL, SHAPES), (ONE_LEVEL, ((8, 1),))])
-def test_the_intervals_hold_the_truth(model, shapes, noise):
+@pytest.mark.parametrize("kinds", [("all_gather",), ("all_gather", "reduce_scatter")])
+def test_the_intervals_hold_the_truth(model, shapes, noise, kinds):
     """Also of one shape only, whose latency and overhead are one number: then their intervals say so."""
     values = {name: TRUE[name] for name in model.names}
-    tables = [fit.fit(measurements(values, model, noise, shapes, seed), model).table() for seed in range(40)]
+    made = partial(measurements, values, model, noise, shapes, kinds=kinds)
+    tables = [fit.fit(made(seed=seed), model).table() for seed in range(40)]
     truth = np.array(list(values.values()))
     assert np.mean([(table.low <= truth) & (truth <= table.high) for table in tables]) >= 0.9
 

@@ -233,13 +233,13 @@ def _log_errors(table: pd.DataFrame, model: Model, log_values: NDArray[np.float6
 def _clustered(
     jacobian: NDArray[np.float64], residuals: NDArray[np.float64], table: pd.DataFrame
 ) -> NDArray[np.float64]:
-    """Sandwich covariance with one cluster per machine shape, or per row where there is one shape only: the scores of
-    all rows together are zero at the optimum. A parameter that the data do not determine has the prior's variance."""
+    """Sandwich covariance with one cluster per collective and machine shape; per row where all are of one shape, since
+    the scores of all rows together are zero at the optimum, and few clusters tell nearly nothing. A parameter that the data do not determine has the prior's variance."""
     weights = 1 / np.sqrt(1 + (residuals / ROBUST_LOG) ** 2)  # of soft_l1
     weighted = jacobian * weights[:, None]
     bread = np.linalg.inv(jacobian.T @ weighted)
-    shapes = list(table.groupby(SHAPE).indices.values())  # row numbers
-    clusters = shapes if len(shapes) > 1 else [[row] for row in range(len(table))]
+    shapes = table.groupby(SHAPE).indices.values()  # row numbers
+    clusters = shapes if table.sizes.nunique() > 1 else [[row] for row in range(len(table))]
     scores = [weighted[rows].T @ residuals[rows] for rows in clusters]
     meat = sum(np.outer(score, score) for score in scores) * (len(scores) / max(len(scores) - 1, 1))
     meat += np.eye(len(bread)) / PRIOR_LOG_SD**2
