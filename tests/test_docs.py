@@ -257,7 +257,6 @@ def test_predicting_steps_from_a_few_measured_ones():
     exec(program("docs/scaling.md", "calibrate"), names | {"other": zero.plan.named("mics", larger.topology)})
 
 
-@pytest.mark.exhaustive
 def test_what_would_have_to_be_true():
     exec(program("docs/scaling.md", "ladder.explain()"), {})
 
