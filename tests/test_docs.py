@@ -87,12 +87,12 @@ def test_targets_and_claims_of_commands_exist(document):
     assert {word for word in re.findall(r"\bmake ([a-z][a-z-]*)", text)} - targets == set()
     known = {*figures.FIGURES, *figures.NOTEBOOKS, *experiments.names(), "replot", "FIGURE", "NOTEBOOK", "NAME"}
     options = r"(?: --\S*+(?: \S*[/=.]\S*+)?+)*+"  # of snakemake, with paths and settings
-    asked = re.findall(rf"^(?:snakemake{options}|repro (?:reproduce|figure)) (\w+)", text, re.MULTILINE)
+    asked = re.findall(rf"^(?:snakemake{options}|repro (?:reproduce|figure)) ([a-z]\w+)", text, re.MULTILINE)
     assert {*asked} - known == set()
     tiers = re.findall(r"--tier[ =](\w+)", text)
     assert {*tiers} - {*get_args(config.Tier), "TIER"} == set()
     ids = {claim.id for claim in registry.load()}
-    for line in re.findall(r"^repro (?:claims|explain)((?: [A-Z][\w.-]*)+)", text, re.MULTILINE):
+    for line in re.findall(r"^repro (?:claims|explain|reproduce)((?: [A-Z][\w.-]*)+)", text, re.MULTILINE):
         for word in set(line.split()) - {"ID"}:
             assert any(one.startswith(word) for one in ids), line
 

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from repro import paths
-from repro.claims import registry
+from repro.claims import registry, sides
 from repro.cli import reproduction, whole
 from repro.emulate import netns
 from repro.plan import jobs as plan
@@ -80,14 +80,14 @@ def test_another_occasion_begins_an_hour_later(project, minutes):
         reproduction._check_apart(found, 2)
 
 
-def test_another_occasion_of_a_figure_asks_for_the_points_of_its_notebook_alone(project):
+def test_another_occasion_of_a_figure_asks_for_the_points_that_it_reads_alone(project):
     """A fresh clone in which only these were run; one of them failed, and may do so each time."""
     shown = {name: (each.notebook, each.reads) for name, each in figures.FIGURES.items()}
     first = {job.record for job in plan.make("laptop").jobs}
     again = plan.make("laptop", None, shown, 2)
     found = reproduction._needed(again, "zero_step_time")
-    assert found == reproduction._needed(again, "zero") and 0 < len(found.jobs) < len(again.jobs)
-    assert {job.experiment for job in found.jobs} >= {"zero_train", "zero_plan"} and 0 < found.minutes < again.minutes
+    assert {job.experiment for job in found.jobs} == {"zero_train"} and 0 < found.minutes < again.minutes
+    assert {job.experiment for job in reproduction._needed(again, "zero").jobs} >= {"zero_train", "zero_plan"}
     states = {job.record: "done" for job in found.jobs if job.record in first}
     states[min(states)] = "failed"
     jobs = [job.model_copy(update={"state": states.get(job.record, job.state)}) for job in found.jobs]
@@ -96,6 +96,35 @@ def test_another_occasion_of_a_figure_asks_for_the_points_of_its_notebook_alone(
         reproduction._check_apart(found, 2)
     assert {job.experiment for job in reproduction._needed(again, "zero_plan").jobs} == {"zero_plan"}
     assert reproduction._needed(again, None) == reproduction._needed(again, "points") == again
+
+
+def test_a_claim_asks_for_the_points_that_its_shipped_runs_have(project):
+    shown = {name: (each.notebook, each.reads) for name, each in figures.FIGURES.items()}
+    laptop, again, full = (plan.make(tier, None, shown, n) for tier, n in (("laptop", 1), ("laptop", 2), ("full", 1)))
+    judged = {row.id: row for row in sides.shipped(registry.load()).verdicts}
+    for name, found in (("ZT-1.a", laptop), ("ZT-3.a", full), ("FL-F8.b", laptop)):
+        mine = reproduction._needed(found, name)
+        files, shipped = {Path(job.record).name for job in mine.jobs}, {Path(r).name for r in judged[name].records}
+        assert files <= shipped and 0 < mine.minutes < found.minutes, name
+        assert reproduction._targets(mine, name) == [job.record for job in mine.jobs]
+    one, two = (reproduction._needed(found, "ZT-1.a").jobs for found in (laptop, again))
+    assert len(two) == 2 * len(one)
+    with pytest.raises(ValueError, match=r"ZT-3\.a: tier laptop lacks .* of the .* points that it reads"):
+        reproduction._needed(laptop, "ZT-3.a")
+    waiting = {job.experiment for job in reproduction._needed(plan.make("gpu", None, shown), "FL-F4a.k").jobs}
+    assert waiting == {"flover_serving"}  # no runs are shipped: all of its experiment
+
+
+def test_a_claim_and_a_figure_are_answered(project):
+    smoke_of(project, "flover_queue", {"figure": ["fig7", "fig8"]})
+    told = call("FL-F7", "--tier", "smoke")
+    assert told.returncode == 0, told.stderr
+    assert "1 of 1 points of tier smoke to run" in told.stdout and "for FL-F7" in told.stdout
+    assert re.search(r"FL-F7 .* yes ", told.stdout) and "repro claims FL-F7" in told.stdout
+    drawn = call("flover_model", "--tier", "smoke")
+    assert "1 of 2 points of tier smoke to run" in drawn.stdout and re.search(r"FL-F7 .* yes ", drawn.stdout)
+    assert (project / "results/laptop-smoke/figures/flover_model.png").exists()
+    assert not (project / "results/laptop-smoke/notebooks/flover.html").exists()
 
 
 def test_a_signal_while_a_program_is_started_ends_it(monkeypatch):

@@ -49,7 +49,7 @@ def test_every_claim_stands_on_the_page_with_its_numbers_and_command(pages, rows
     assert lines.keys() == {row.claim.id for row in rows}
     for row in rows:
         cells = lines[row.claim.id]
-        said = [row.here, row.stated, row.judged, f"`{row.command}`" if row.command else "–"]
+        said = [row.here, row.stated, row.judged, f"`{row.own_command}`" if row.command else "–"]
         assert [text for text in said if text not in cells] == []
 
 

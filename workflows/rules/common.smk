@@ -154,6 +154,12 @@ def in_turn(wildcards):
     return len(ALLOCATIONS) - list(ALLOCATIONS).index(wildcards.allocation)
 
 
+def in_plan(wildcards):
+    """The same, of points that are asked for by the names of their records."""
+    record = f"results/{wildcards.run}/records/{wildcards.experiment}/{wildcards.job}.json"
+    return len(JOBS) - list(JOBS).index(record)
+
+
 def made(experiments):
     """What there is when all points of some experiments have a record."""
     wanted = (path for path, job in JOBS.items() if job["experiment"] in experiments)

@@ -62,6 +62,7 @@ else:
             update("results/{run}/records/{experiment}/{job}.json"),  # the old one stays until the new one is there
         log:
             "results/{run}/logs/{experiment}/{job}.txt",
+        priority: in_plan
         conda:
             "../../environment.yml"
         threads: workflow.cores

@@ -68,7 +68,7 @@ PlatformOption = Annotated[str | None, typer.Option(help="A file of config/platf
 @app.command()
 def reproduce(
     target: Annotated[
-        str | None, typer.Argument(help="Notebook, figure, experiment or file; default: everything.")
+        str | None, typer.Argument(help="Claim, figure, notebook, experiment or file; default: everything.")
     ] = None,
     tier: TierOption = None,
     platform: PlatformOption = None,

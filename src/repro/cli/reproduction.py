@@ -17,17 +17,20 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from repro import paths
+from repro import experiments, paths
 from repro.claims import compare, registry, sides
+from repro.claims.claim import Claim
 from repro.cli import verdicts, whole
 from repro.cli.compare import summarise
 from repro.cli.console import stderr, stdout
 from repro.emulate import netns
 from repro.experiments import stored
+from repro.experiments.base import Point
 from repro.jobs import journal, runner
 from repro.plan import jobs as plan
 from repro.plan.models import Job, Plan
 from repro.records import record, statistics
+from repro.report import figures
 
 _LOOK_S = 0.5
 _LINE_S = 60.0  # between lines where the display is no terminal
@@ -49,7 +52,7 @@ def run(found: Plan, target: str | None, verbose: bool, occasion: int = 1) -> in
     with _alone(log) as output:
         _announce(found, target)
         words = [sys.executable, "-m", "snakemake", "--config", f"tier={found.tier}", f"platform={found.platform}"]
-        words += [f"occasion={occasion}", "--", *([target] if target else [])]
+        words += [f"occasion={occasion}", "--", *_targets(found, target)]
         streams: dict[str, Any] = {} if verbose else {"stdout": output, "stderr": subprocess.STDOUT}
         with whole.started(words, cwd=paths.root(), pass_fds=(output.fileno(),), **streams) as snakemake:
             if not verbose:
@@ -60,20 +63,50 @@ def run(found: Plan, target: str | None, verbose: bool, occasion: int = 1) -> in
         stderr.print(escape("\n".join(log.read_text(errors="replace").splitlines()[-15:])), soft_wrap=True)
     elif target is None:
         _summarise(found)
+    elif not code:
+        _answer(found, target)
     return code
 
 
+def _targets(found: Plan, target: str | None) -> list[str]:
+    """What Snakemake makes: of a claim, its points; of a figure, those of the experiments that it reads. Its own rule for
+    a figure runs the whole notebook."""
+    if target in found.figures:
+        return found.figures[target].experiments
+    if any(claim.id == target for claim in registry.load()):
+        return [job.record for job in found.jobs]
+    return [target] if target else []
+
+
 def _needed(found: Plan, target: str | None) -> Plan:
-    """The plan of the points that Snakemake runs for an experiment, a notebook, or a figure, which comes with its whole
-    notebook."""
-    notebook = found.figures[target].notebook if target in found.figures else target
-    reads = {name for figure in found.figures.values() if figure.notebook == notebook for name in figure.experiments}
-    reads |= {target} & found.experiments.keys()
-    if not reads:
+    """The plan of the points that a claim, an experiment, a notebook or a figure asks for."""
+    claim = next((claim for claim in registry.load() if claim.id == target), None)
+    shown = [each for name, each in found.figures.items() if target in (name, each.notebook)]
+    reads = {name for each in shown for name in each.experiments} or {target} & found.experiments.keys()
+    if claim is not None:
+        jobs = _read_by(claim, found)
+    elif reads:
+        jobs = [job for job in found.jobs if job.experiment in reads]
+    else:
         return found
-    jobs = [job for job in found.jobs if job.experiment in reads]
     minutes = plan.minutes_of(list(filter(plan.unfinished, jobs)))
     return found.model_copy(update={"jobs": jobs, "minutes": minutes})
+
+
+def _read_by(claim: Claim, found: Plan) -> list[Job]:
+    """The points that the shipped runs of a claim have; where there are none, all of its experiment. ValueError where
+    the tier lacks one."""
+    if claim.value is None:
+        raise ValueError(f"{claim.id}: no experiment in this version reads it; it needs {claim.needs}")
+    shipped = sides.shipped([claim])
+    runs = [run for name, run in shipped.runs.items() if name in shipped.verdicts[0].records]
+    parameters = experiments.get(claim.value.experiment).parameters
+    read = {_setting(claim.value.experiment, parameters.model_validate(run.point)) for run in runs}
+    own = {_setting(job.experiment, job.point): None for job in found.jobs if job.experiment == claim.value.experiment}
+    if not own or (lacking := read - own.keys()):
+        lacks = f"{len(lacking)} of the {len(read)} points that it reads" if own else "all of its points"
+        raise ValueError(f"{claim.id}: tier {found.tier} lacks {lacks}; docs/claims.md has the tier")
+    return [job for job in found.jobs if _setting(job.experiment, job.point) in (read or own)]
 
 
 @contextlib.contextmanager
@@ -113,9 +146,9 @@ def _check_apart(found: Plan, occasion: int) -> None:
     first = {job.record for job in plan.make(found.tier, found.platform).jobs}
     mine = [job for job in found.jobs if job.record not in first]
     own = {Path(job.record).name for job in mine}
-    again = {_setting(job) for job in mine if plan.unfinished(job)}
+    again = {_setting(job.experiment, job.point) for job in mine if plan.unfinished(job)}
     open_first = [job for job in found.jobs if job.record in first and job.state in ("to run", "stale")]
-    missing = sum(_setting(job) in again for job in open_first)
+    missing = sum(_setting(job.experiment, job.point) in again for job in open_first)
     if missing:
         raise ValueError(
             f"--occasion {occasion}: {missing} points of the first occasion are still to run, and verdicts count as one"
@@ -134,9 +167,9 @@ def _check_apart(found: Plan, occasion: int) -> None:
         )
 
 
-def _setting(job: Job) -> tuple[str, tuple]:
+def _setting(experiment: str, point: Point) -> tuple[str, tuple]:
     """All repeats of a point have the same."""
-    return job.experiment, tuple(job.point.model_dump().items())
+    return experiment, tuple(point.model_dump().items())
 
 
 class _Watch:
@@ -211,6 +244,29 @@ def _lines(watch: _Watch) -> list[str]:
     return [left, *([f"running: {', '.join(running)}"] if running else []), *filter(None, [watch.verdict])]
 
 
+def _answer(found: Plan, target: str) -> None:
+    """The claim, or those that a figure, a notebook or an experiment answers, beside the shipped records; a figure is
+    drawn."""
+    known = registry.load()
+    shown = [figures.FIGURES[target]] if target in figures.FIGURES else []
+    shown += [each for each in figures.FIGURES.values() if each.notebook == target]
+    asked = {claim for each in shown for claim in each.claims}
+    if not shown:
+        asked = {claim.id for claim in known if target in (claim.id, claim.value and claim.value.experiment)}
+    results = paths.root() / found.results
+    if target in figures.FIGURES:
+        from repro.report.figures import base  # matplotlib
+
+        base.draw(target, results / "records", results / "figures")
+        stdout.print(f"Figure: {results / 'figures' / target}.png", soft_wrap=True)
+    if claims := [claim for claim in known if claim.id in asked]:
+        here, shipped = sides.read("here", results, claims), sides.shipped(claims)
+        stdout.print()
+        verdicts.show_beside("claim", here.verdicts, compare.of_claims(claims, here, shipped))
+        names = " ".join(claim.id for claim in claims)
+        stdout.print(f"Verdicts of these runs alone: repro claims {names} --results {found.results}", soft_wrap=True)
+
+
 def _summarise(found: Plan) -> None:
     """One screen: the primary claims beside the shipped records, and a tally of each paper."""
     claims = registry.load()
@@ -218,7 +274,7 @@ def _summarise(found: Plan) -> None:
     beside = compare.compare(claims, here, sides.read("shipped", paths.root() / found.reference, claims))
     stdout.print()
     primary = [row for row in here.verdicts if row.primary]
-    verdicts.show_primary(primary, {row.name: row for row in beside.claims})
+    verdicts.show_beside("primary claim", primary, beside.claims)
     for key, paper in registry.papers().items():
         rows = [row for row in here.verdicts if row.id.startswith(f"{key}-")]
         stdout.print(f"arXiv {paper.id} ({key}): {registry.tally(rows)}", soft_wrap=True)

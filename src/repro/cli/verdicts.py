@@ -1,6 +1,6 @@
 """How `repro claims` chooses claims, and shows verdicts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 from rich import box
@@ -69,11 +69,12 @@ def show(rows: Sequence[Verdict], grouped: bool, reasons: bool) -> None:
     stdout.print(registry.tally(rows) + (" (one paper: repro claims ZT)" if grouped else ""))
 
 
-def show_primary(rows: Sequence[Verdict], beside: Mapping[str, Row]) -> None:
-    """The primary claims: this run's value, whether it is where the shipped ones expect it, and the shipped verdict."""
-    what = Column("primary claim", ratio=1, no_wrap=True, overflow="ellipsis")
+def show_beside(what: str, rows: Sequence[Verdict], compared: Sequence[Row]) -> None:
+    """Claims: this run's value, whether it is where the shipped ones expect it, and the shipped verdict."""
+    beside = {row.name: row for row in compared}
     names = ("paper", "here", "as shipped", "shipped verdict")
-    table = plain("", what, *(Column(name, no_wrap=True) for name in names))
+    title = Column(what, ratio=1, no_wrap=True, overflow="ellipsis")
+    table = plain("", title, *(Column(name, no_wrap=True) for name in names))
     shown = []
     for row in rows:
         known = cells(beside[row.id])

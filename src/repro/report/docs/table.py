@@ -1,5 +1,6 @@
 """The one table: claim, figure, command, minutes measured here, what it needs, what to expect, the shipped verdict."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ class Row:
     """A claim as the pages show it.
 
     figure      that shows the claim; empty where none does
-    command     makes the records that the claim reads, and the figure; empty where no tier has the points
+    command     makes the figure, and the records of the experiments that it reads; empty where no tier has the points
     occasions   how often, over an hour apart
     seconds     that each of these records took, by path relative to the root
     needs       of a machine, in words
@@ -48,6 +49,12 @@ class Row:
     here: str
     expected: str
     verdict: Verdict
+
+    @property
+    def own_command(self) -> str:
+        """Makes the records that the claim reads, and no others."""
+        own = f"repro reproduce {self.claim.id}"
+        return re.sub(r"^repro reproduce \S+", own, self.command) if self.verdict.records else self.command
 
     @property
     def minutes(self) -> str:
