@@ -125,6 +125,8 @@ def test_a_claim_and_a_figure_are_answered(project):
     assert "1 of 2 points of tier smoke to run" in drawn.stdout and re.search(r"FL-F7 .* yes ", drawn.stdout)
     assert (project / "results/laptop-smoke/figures/flover_model.png").exists()
     assert not (project / "results/laptop-smoke/notebooks/flover.html").exists()
+    again = call("FL-F7", "--tier", "smoke")
+    assert again.returncode == 0 and "0 of 1 points of tier smoke to run" in again.stdout
 
 
 def test_a_signal_while_a_program_is_started_ends_it(monkeypatch):
