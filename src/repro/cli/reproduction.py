@@ -127,7 +127,9 @@ def _alone(log: Path) -> Iterator[IO[str]]:
 
 def _announce(found: Plan, target: str | None) -> None:
     to_run = list(filter(plan.unfinished, found.jobs))
-    told = f"{len(to_run)} of {len(found.jobs)} points of tier {found.tier} to run, about {found.minutes:.0f} minutes"
+    minutes = f"{found.minutes:.0f}"
+    told = f"{len(to_run)} of {len(found.jobs)} points of tier {found.tier} to run, about {minutes} minute"
+    told += "" if minutes == "1" else "s"
     told += f" for {target}" if target else f", with figures, verdicts and {found.results}/report.html"
     stdout.print(escape(told), soft_wrap=True)
     if to_run and (reason := netns.unavailable()):
