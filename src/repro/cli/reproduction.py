@@ -102,8 +102,8 @@ def _read_by(claim: Claim, found: Plan) -> list[Job]:
     runs = [run for name, run in shipped.runs.items() if name in shipped.verdicts[0].records]
     parameters = experiments.get(claim.value.experiment).parameters
     read = {_setting(claim.value.experiment, parameters.model_validate(run.point)) for run in runs}
-    own = {_setting(job.experiment, job.point): None for job in found.jobs if job.experiment == claim.value.experiment}
-    if not own or (lacking := read - own.keys()):
+    own = {_setting(job.experiment, job.point) for job in found.jobs if job.experiment == claim.value.experiment}
+    if not own or (lacking := read - own):
         lacks = f"{len(lacking)} of the {len(read)} points that it reads" if own else "all of its points"
         raise ValueError(f"{claim.id}: tier {found.tier} lacks {lacks}; docs/claims.md has the tier")
     return [job for job in found.jobs if _setting(job.experiment, job.point) in (read or own)]

@@ -70,7 +70,8 @@ def show(rows: Sequence[Verdict], grouped: bool, reasons: bool) -> None:
 
 
 def show_beside(what: str, rows: Sequence[Verdict], compared: Sequence[Row]) -> None:
-    """Claims: this run's value, whether it is where the shipped ones expect it, and the shipped verdict."""
+    """Claims: this run's value with its kind of evidence, whether it is where the shipped ones expect it, and the shipped
+    verdict."""
     beside = {row.name: row for row in compared}
     names = ("paper", "here", "as shipped", "shipped verdict")
     title = Column(what, ratio=1, no_wrap=True, overflow="ellipsis")
@@ -79,6 +80,7 @@ def show_beside(what: str, rows: Sequence[Verdict], compared: Sequence[Row]) -> 
     for row in rows:
         known = cells(beside[row.id])
         paper, here = registry.numbers(row, interval=False)
+        here += f" {row.evidence}" if row.evidence else ""
         word = known["verdict_b"]
         table.add_row(row.id, escape(row.title), paper, here, ANSWERS[known["answer"]], word)
         shown += [here, word]

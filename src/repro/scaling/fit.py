@@ -234,7 +234,8 @@ def _clustered(
     jacobian: NDArray[np.float64], residuals: NDArray[np.float64], table: pd.DataFrame
 ) -> NDArray[np.float64]:
     """Sandwich covariance with one cluster per collective and machine shape; per row where all are of one shape, since
-    the scores of all rows together are zero at the optimum, and few clusters tell nearly nothing. A parameter that the data do not determine has the prior's variance."""
+    the scores of all rows together are zero at the optimum, and few clusters tell nearly nothing. A parameter that the
+    data do not determine has the prior's variance."""
     weights = 1 / np.sqrt(1 + (residuals / ROBUST_LOG) ** 2)  # of soft_l1
     weighted = jacobian * weights[:, None]
     bread = np.linalg.inv(jacobian.T @ weighted)
