@@ -15,14 +15,21 @@ round has a pass of every server, in turns, so that ratios within a round are of
 Lengths of `sharegpt` are those of the shipped trace, scaled; the others are drawn: `short`, prompts of 8 to 64 and
 answers of 16 to 256 tokens, uniform; `mixed`, prompts of 4 to 700 tokens, 490 on average (a beta distribution), answers
 of 84; `azure-code`, log-normal around the medians of Azure's coding service, prompts of 1,500 and answers of 13 tokens
-(Splitwise, arXiv 2311.18677), prompts scaled; `long`, prompts of 700 to 960 tokens, uniform, answers of 32.
+(Splitwise, arXiv 2311.18677), prompts scaled; `long`, prompts of 700 to 960 tokens, uniform, answers of 32. Two more
+tell what a server makes of prompts and of decoding alone: `prompts`, those of `mixed` with answers of one token, and
+`decodes`, prompts of 4 and answers of 84 tokens.
+
+`--load N`: N processes that compute all the time run beside every pass.
 """
 
 import argparse
+import contextlib
 import csv
 import itertools
 import os
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +54,7 @@ OURS = {
     "ours, whole prompts": Engine("ours, whole prompts", "ours.py", "whole"),  # Flover's policy
 }
 PEERS = [name for name in ENGINES if name not in ("fused", "serial")]
-SETTING = ("workload", "model", "dtype")
+SETTING = ("workload", "model", "dtype", "load")
 VOCAB, POSITIONS, SCALE = 32_000, 1024, 0.5  # the models have so many positions; of lengths in traces
 Lengths = tuple[np.ndarray, np.ndarray]
 
@@ -73,12 +80,22 @@ def sharegpt(rng: np.random.Generator, count: int) -> Lengths:
     return np.array([row.prompt_tokens for row in rows]), np.array([row.output_tokens for row in rows])
 
 
+def prompts(rng: np.random.Generator, count: int) -> Lengths:
+    return mixed(rng, count)[0], np.ones(count)
+
+
+def decodes(rng: np.random.Generator, count: int) -> Lengths:
+    return np.full(count, 4), np.full(count, 84)
+
+
 WORKLOADS: dict[str, Callable[[np.random.Generator, int], Lengths]] = {
     "short": short,
     "mixed": mixed,
     "sharegpt": sharegpt,
     "azure-code": azure_code,
     "long": long,
+    "prompts": prompts,
+    "decodes": decodes,
 }
 
 
@@ -97,6 +114,19 @@ def served(engine: Engine, model: str, dtype: str, requests: list[Request]) -> R
     folder = models.folder_of(model, dtype, cache)
     gguf = str(models.gguf_of(folder, dtype)) if engine.name == "llama_cpp" else ""
     return processes.serve(engine, Job(str(folder), gguf, dtype, len(cores), engine.variant, requests), cores, cache)
+
+
+@contextlib.contextmanager
+def busy(count: int) -> Iterator[None]:
+    """So many processes that compute all the time, until the end of the block."""
+    command = [sys.executable, "-c", "while True: pass"]
+    running = [subprocess.Popen(command) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
 
 
 def work(config: LlamaConfig, requests: list[Request], fixed: int, each: int) -> tuple[int, int]:
@@ -169,6 +199,7 @@ def main() -> None:
     parser.add_argument("--dtype", nargs="+", choices=("bfloat16", "float32"), default=["bfloat16"])
     parser.add_argument("--servers", nargs="*", choices=[*OURS, *PEERS], default=[*OURS, *PEERS])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--load", type=int, default=0, help="processes that compute beside every pass")
     parser.add_argument("--out", type=Path, help="CSV to which every pass is added when it is done")
     given, console = parser.parse_args(), Console(width=140)
     engines = {name: (OURS | ENGINES)[name] for name in given.servers}
@@ -179,18 +210,20 @@ def main() -> None:
     peaks, rate = {dtype: peak(getattr(torch, dtype)) for dtype in given.dtype}, bandwidth()
     told = ", ".join(f"{dtype} {found / 1e9:.0f} Gflop/s" for dtype, found in peaks.items())
     console.print(f"peak of products: {told}; memory: {rate / 1e9:.1f} GB/s")
-    for setting in itertools.product(given.workload, given.model, given.dtype):
-        name_of, model, dtype = setting
+    for setting in itertools.product(given.workload, given.model, given.dtype, [given.load]):
+        name_of, model, dtype, load = setting
         requests, rows = asked(name_of, given.requests, given.every), []
         bound_s = np.nan if given.every else bound_seconds(model, dtype, requests, peaks, rate)
         for turn, (name, engine) in itertools.product(range(given.rounds), engines.items()):
-            found = numbers(requests, served(engine, model, dtype, requests), bound_s)
+            with busy(load):
+                found = numbers(requests, served(engine, model, dtype, requests), bound_s)
             rows.append({**dict(zip(SETTING, setting, strict=True)), "server": name, "round": turn, **found})
             console.print(rows[-1])
             if given.out:
                 keep(given.out, rows[-1])
         least = "" if given.every else f"; bound {bound_s:.2f} s"
-        console.print(shown(rows, described(name_of, requests, given.every, model, dtype) + least))
+        beside = f"; {load} busy processes beside" if load else ""
+        console.print(shown(rows, described(name_of, requests, given.every, model, dtype) + least + beside))
 
 
 def keep(path: Path, row: dict) -> None:

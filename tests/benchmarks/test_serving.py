@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import psutil
 import pytest
 import serving
 
@@ -60,3 +61,11 @@ def test_every_pass_is_kept_when_it_is_done(tmp_path):
     for turn in range(2):
         serving.keep(tmp_path / "passes.csv", {"server": "ours", "round": turn})
     assert (tmp_path / "passes.csv").read_text().split() == ["server,round", "ours,0", "ours,1"]
+
+
+def test_busy_processes_run_beside_and_are_gone_after():
+    before = {child.pid for child in psutil.Process().children()}
+    with serving.busy(2):
+        beside = [child for child in psutil.Process().children() if child.pid not in before]
+        assert len(beside) == 2 and all(child.status() != psutil.STATUS_ZOMBIE for child in beside)
+    assert not any(child.is_running() for child in beside)
