@@ -231,12 +231,13 @@ def main() -> None:
     parser.add_argument("--instances", nargs="+", default=[""], help="parts of names of instances; `list` names them")
     parser.add_argument("--quick", action="store_true", help="four instances, 1 s each: about a minute")
     parser.add_argument("--serving", action="store_true", help="placements with copies instead: `placement_serving.py`")
+    parser.add_argument("--splits", type=int, nargs="+", default=[0], help="with --serving: seeds of the split")
     parser.add_argument("--figure", type=Path, help="with --serving: draw hops against load into this file (PNG)")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--csv", type=Path, help="write the rows to this file")
     options = parser.parse_args()
     if options.serving:
-        return placement_serving.main(options.instances, options.csv, options.figure)
+        return placement_serving.main(options.instances, options.splits, options.csv, options.figure)
     console = Console(width=130)
     known = instances()
     if options.instances == ["list"]:

@@ -3,6 +3,7 @@
 Placed by one part of a trace, judged on sequences of the other. Top-1: hops of tokens that stay where their experts are.
 Top-4: GPUs and nodes that a deduplicated all-to-all from each token's home sends to. Columns:
 
+    split        seed of `split(0.7, seed)` of gpt-oss-20b's trace; the GPT-MoEs have their own held-out text
     slots        per GPU and layer for copies, beside its even share of the experts
     hops, nodes  per token, all layers: to other GPUs, and of these to other nodes
     levels       hops at each level of the machine, innermost first (top-1)
@@ -19,8 +20,9 @@ together, and copies of the hottest group's heaviest experts; top-1 has no such 
 """
 
 import csv
+import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -57,6 +59,7 @@ TOP_4 = ("gptoss 8", "gptoss 2x4")
 @dataclass(frozen=True)
 class Row:
     instance: str
+    split: int
     k: int
     slots: int
     method: str
@@ -76,6 +79,7 @@ class Setting:
     """An instance: tokens to place by and to judge on, and a machine."""
 
     name: str
+    split: int
     train: Trace
     test: Trace
     machine: Topology
@@ -99,18 +103,20 @@ class Setting:
         return self.replicas(physical_to_logical(gpu))
 
 
-def settings(names: tuple[str, ...], k: int) -> Iterator[Setting]:
-    for name in names:
+def settings(names: tuple[str, ...], k: int, splits: Sequence[int]) -> Iterator[Setting]:
+    for name, split in itertools.product(names, splits):
         trace, machine = name.split()
         path = paths.data("gptoss20b_routing.npz" if trace == "gptoss" else f"gpt_moe_routing_{trace[8:]}.npz")
         experts = 32 if trace == "gptoss" else int(trace[8:-1])
         routing = exflow.load_trace(path, experts, k)
         if trace == "gptoss":
-            train, test = routing.split(0.7, seed=0)
+            train, test = routing.split(0.7, seed=split)
         else:
+            if split != splits[0]:
+                continue
             held = np.load(path)["held_out"][routing.sequences]
             train, test = routing.take(~held), routing.take(held)
-        yield Setting(name, train, test, Topology(tuple(Level(*each) for each in MACHINES[machine])))
+        yield Setting(name, split, train, test, Topology(tuple(Level(*each) for each in MACHINES[machine])))
 
 
 Method = Callable[[Setting, np.ndarray, int], Replicas]  # of a setting, the tokens of each expert, slots for copies
@@ -213,6 +219,7 @@ def judged(setting: Setting, extra: int, name: str, placed: Replicas, rule: str,
     by_level = [float((travelled == level).sum() / setting.test.tokens) for level in range(len(levels.sizes))]
     return Row(
         setting.name,
+        setting.split,
         1,
         extra,
         name,
@@ -251,6 +258,7 @@ def sent(setting: Setting, extra: int, name: str, placed: Replicas, seconds: flo
     gpus, nodes = found.gpus * setting.test.layers, found.nodes * setting.test.layers
     return Row(
         setting.name,
+        setting.split,
         setting.test.k,
         extra,
         name,
@@ -276,7 +284,7 @@ def width_of(setting: Setting) -> int:
 
 
 def shown(rows: list[Row]) -> Table:
-    title = f"{rows[0].instance} GPUs, top-{rows[0].k}"
+    title = f"{rows[0].instance} GPUs, top-{rows[0].k}, split {rows[0].split}"
     table = Table("slots", "method", "hops", "nodes", "levels", "kB", "load", "worst", "moved", "s", title=title)
     for row in rows:
         numbers = (row.hops, row.nodes, row.levels, row.bytes_gpus / 1000, row.load, row.worst)
@@ -302,19 +310,24 @@ def draw(rows: list[Row], path: Path) -> None:
     plt.close(figure)
 
 
-def main(chosen: list[str], table: Path | None, figure: Path | None) -> None:
+def main(chosen: list[str], splits: Sequence[int], table: Path | None, figure: Path | None) -> None:
+    """Rows of an instance are added to `table` when they are done."""
     console = Console(width=150)
     exflow.place_copies(np.ones((1, 4, 4)), 2, rounds=0)  # compile
-    rows: list[Row] = []
     for k, names, method in ((1, CHOSEN, top_1), (4, TOP_4, top_4)):
-        for setting in settings(tuple(n for n in names if any(part in f"{n} top-{k}" for part in chosen)), k):
+        for setting in settings(tuple(n for n in names if any(part in f"{n} top-{k}" for part in chosen)), k, splits):
             mine = list(method(setting))
             console.print(shown(mine))
-            rows += mine
-            if figure and k == 1 and setting.name == "gptoss 8":
+            if figure and k == 1 and setting.name == "gptoss 8" and setting.split == splits[0]:
                 draw(mine, figure)
-    if table:
-        with table.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(Row.__dataclass_fields__))
+            if table:
+                keep(table, mine)
+
+
+def keep(path: Path, rows: list[Row]) -> None:
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, list(Row.__dataclass_fields__), lineterminator="\n")
+        if new:
             writer.writeheader()
-            writer.writerows(asdict(row) for row in rows)
+        writer.writerows(asdict(row) for row in rows)
