@@ -26,7 +26,7 @@ from repro.records.record import Metric, Record
 
 ROWS = {
     "ZT-1", "ZT-2", "ZT-3", "ZT-4", "ZT-5", "ZP-1", "ZP-2", "EX-F2", "EX-ILP", "EX-F8", "EX-T1", "EX-E2E", "EX-F12",
-    "FL-F4a", "FL-F4c", "FL-PROG", "FL-F7", "FL-F8", "FL-MS", "FL-TP", "FL-TRT", "SA-1", "SA-2", "SA-3",
+    "FL-F4a", "FL-F4c", "FL-PROG", "FL-F7", "FL-F8", "FL-MS", "FL-TP", "FL-TRT", "SA-1", "SA-2", "SA-3", "SA-4",
 }  # fmt: skip
 REGISTRY = claims.load()
 JOBS = plan.make("full").jobs
@@ -182,7 +182,7 @@ def test_published_numbers_for_figures():
     assert (fig8[0].x, fig8[0].value, fig8[-1].x, fig8[-1].value, fig8[0].over) == (20, 557, 5000, 10694, "interval_ms")
     fused = {p.x: p.value for p in claims.published("FL-F4a.a") if p.label == "LLaMA-65B, Flover"}
     assert fused == {1: 10.8, 2: 11.4, 4: 12.5, 8: 14.4, 16: 18.7, 32: 27.2}
-    assert [p.value for p in claims.published("ZT-1.b")] == [2.398]  # lists nothing: its own value
+    assert [p.value for p in claims.published("ZT-1.d")] == [1.405]  # lists nothing: its own value
     assert {p.value for p in claims.published("EX-F8")} == {-40, -25}
     with pytest.raises(ValueError, match=r"no claim 'ZT-9', known: EX-E2E, EX-E2E\.a"):
         claims.published("ZT-9")

@@ -18,7 +18,7 @@ KIND: dict[Kind, str] = {
     "self-check": "our code against its own formula, or arithmetic on the paper's numbers: it should hold, and says"
     " nothing about the paper",
     "critique": "what we find missing in a paper, such as messages that its method needs and its count leaves out",
-    "validation": "a model of ours against measurements of others",
+    "validation": "a model of ours against measurements: of others, or where it says so our own",
 }
 TAG: dict[Tag, str] = {
     "R": "read in the primary text",

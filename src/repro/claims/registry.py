@@ -220,8 +220,8 @@ def papers() -> dict[str, document.Paper]:
 
 
 def tally(rows: Sequence[Verdict]) -> str:
-    """`24 claims (none in the paper's setting, 20 scaled down, 4 modelled): 7 reproduced, 12 inconclusive, ...; 3 self-checks`.
-    Only claims are counted by word; those that were not run have no setting."""
+    """`24 claims (none in the paper's setting, 20 scaled down, 4 modelled): 7 reproduced, 12 inconclusive, ...; 3 self-checks:
+    3 reproduced`. Claims that were not run have no setting."""
     claims = [row for row in rows if row.kind == "claim"]
     settings = Counter(row.scope for row in claims if row.scope)
     own, *others = get_args(Scope)
@@ -230,12 +230,8 @@ def tally(rows: Sequence[Verdict]) -> str:
         *(f"{settings[word]} {word}" for word in others if settings[word]),
     ]
     said = [f"{len(claims)} {_plural('claim', len(claims))} ({', '.join(where)}): {words(claims)}"] if claims else []
-    kinds = Counter(row.kind for row in rows if row.kind != "claim")
-    return "; ".join([*said, *([_listed(kinds)] if kinds else [])])
-
-
-def _listed(kinds: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {_plural(kind, count)}" for kind, count in kinds.items())
+    others = [(kind, [row for row in rows if row.kind == kind]) for kind in get_args(Kind) if kind != "claim"]
+    return "; ".join([*said, *(f"{len(own)} {_plural(kind, len(own))}: {words(own)}" for kind, own in others if own)])
 
 
 def words(rows: Iterable[Verdict]) -> str:
@@ -253,14 +249,24 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
+def suffix(unit: str) -> str:
+    """A unit as it stands behind its number."""
+    return "" if unit == "1" else f" · {unit}" if unit.startswith("10") else f" {unit}"
+
+
 def numbers(row: Verdict, interval: bool = True) -> tuple[str, str]:
     """The paper's value and ours for a table: `1.71 ×`, `1.40 × [1.31, 1.52]`, and `OLDER` where that rests on runs by
     older code. `interval`: with it, where there is one."""
-    unit = "" if row.unit == "1" else f" {row.unit}"
+    unit = suffix(row.unit)
     paper, ours = ("–" if value is None else number(value) + unit for value in (row.paper_value, row.value))
     if interval and row.interval is not None:
         ours += " [{}, {}]".format(*map(number, row.interval))
     return paper, ours + (OLDER if row.older_code and row.value is not None else "")
+
+
+def whose(row: Verdict) -> str:
+    """Where the value beside ours comes from: a self-check and a validation expect what no paper may have printed."""
+    return "paper" if row.kind in ("claim", "critique") else "expected"
 
 
 def older_code(shown: Iterable[str]) -> str:

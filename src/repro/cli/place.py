@@ -165,7 +165,8 @@ def place(
             search: dict[str, Any] = {"seed": seed, "progress": update_bar, "clock": clock}
             copying: dict[str, Any] = {"dispatch": dispatch, "costs": prices, "rounds": rounds, **search}
             if tokens_needed:
-                few: dict[str, Any] = {"rounds": rounds, "costs": prices, **search}
+                few: dict[str, Any] = {"rounds": rounds, "costs": prices, "max_load": max_load, **search}
+                few["where_possible"] = True  # a part of the tokens may not allow what all do
                 return emit(asdict(exflow.tokens_needed(routing, machine, gpus_per_node, **few)))
             if pareto:
                 within = None if time_limit is None else clock.share(SEARCH_SHARE)

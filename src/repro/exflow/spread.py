@@ -19,13 +19,17 @@ LOSS = 0.01  # of the hops that is worth no more recording
 class Needed:
     """`tokens`: enough for hops within LOSS of those that any number would give, by a fit of hops = `hops_at_best` + c /
     tokens to placements by parts of the trace. `loss`: what the trace as it is loses by this fit, as a share.
-    `spread`: standard deviation of the hops between draws of sequences, as a share: a fit cannot tell less."""
+    `spread`: standard deviation of the hops between draws of sequences, as a share: a fit cannot tell less.
+    `load_placed`, `load_held_out`: tokens of the busiest GPU over the even share, mean over layers, of placements by half
+    of the sequences: on these and on the others. The difference is what other tokens, and more of them, may change."""
 
     tokens: float
     recorded: float
     hops_at_best: float
     loss: float
     spread: float
+    load_placed: float
+    load_held_out: float
 
 
 def tokens_needed(
@@ -37,23 +41,28 @@ def tokens_needed(
     """
     if options.get("rounds") is None:
         options["rounds"] = ROUNDS
-    sizes, hops = [], []
+    sizes, hops, busiest = [], [], []
     for draw in range(DRAWS):
         for train, other in _halves(trace, seed + draw):
             judged = transitions(other)
             for part in PARTS:
                 some = train if part == 1.0 else train.split(part, seed + draw)[0]
-                placed = place(transitions(some), gpus, gpus_per_node, seed=seed, **options)
+                own = transitions(some)
+                placed = place(own, gpus, gpus_per_node, seed=seed, **options)
                 sizes.append(some.tokens)
                 hops.append(evaluate(placed, judged).hops_per_token)
+                busiest.append((evaluate(placed, own).max_load, evaluate(placed, judged).max_load))
     each = np.array(hops).reshape(-1, len(PARTS))
     fewer, per_token = _fit(np.array(sizes), np.array(hops))
+    on_placed, held_out = np.array(busiest)[:: len(PARTS)].mean(axis=0)
     return Needed(
         tokens=per_token / (LOSS * fewer) if fewer > 0 else 0.0,
         recorded=float(trace.tokens),
         hops_at_best=fewer,
         loss=per_token / trace.tokens / fewer if fewer > 0 else 0.0,
         spread=float(each[:, 0].std() / each[:, 0].mean()) if each[:, 0].any() else 0.0,
+        load_placed=float(on_placed),
+        load_held_out=float(held_out),
     )
 
 

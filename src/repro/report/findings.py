@@ -30,7 +30,7 @@ def vocabulary(rows: Sequence[Verdict], where: str) -> dict[str, Any]:
     def said(claim_id: str) -> str:
         paper, here = numbers(claim_id)
         found = judged[claim_id]
-        theirs = "" if paper == "–" else f"paper {paper}; "
+        theirs = "" if paper == "–" else f"{registry.whose(found)} {paper}; "
         kind = "" if found.kind == "claim" else f", a {found.kind}"
         return f"{here} ({theirs}{claim_id}{kind}: *{found.agreement}*{f', {found.scope}' if found.scope else ''})"
 

@@ -51,6 +51,7 @@ def write(records: Path, folder: Path, out: Path) -> None:
         mark=claims.OLDER,
         number=claims.number,
         tally=claims.tally,
+        whose=claims.whose,
         words=claims.words,
         all_words=claims.WORDS,
         meanings={"Agreement": AGREEMENT, "Setting": SCOPE, "Kind of row": KIND},
@@ -100,7 +101,7 @@ def _explained(rows: Sequence[table.Row], found: record.Collection) -> dict[str,
     return {
         row.claim.id: explanations.tell(row.claim, known.get(row.claim.id), found.records, found.problems)
         for row in rows
-        if row.claim.kind == "claim" and row.verdict.agreement in explanations.OPEN
+        if row.claim.id in known or (row.claim.kind == "claim" and row.verdict.agreement in explanations.OPEN)
     }
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from repro.exflow.levels import make_levels
 from repro.exflow.recording import RoutingCounts
+from repro.exflow.search import portfolio
 from repro.exflow.serving import eplb
 from repro.exflow.serving.online import place_for_hops
 from repro.exflow.serving.slots import logical_to_physical
@@ -68,7 +69,8 @@ class AffinityPolicy:
 
 
 def policy_for(routing: RoutingCounts | None) -> type[AffinityPolicy]:
-    """A policy of its own that reads `routing`."""
+    """A policy of its own that reads `routing`. The search is compiled now, not in the first call's time."""
+    portfolio.compile_kernels()
     return type("AffinityPolicy", (AffinityPolicy,), {"routing": routing})
 
 

@@ -9,7 +9,7 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -144,7 +144,6 @@ def vocabulary() -> dict[str, Any]:
         "kind_words": KIND,
         "tag_words": TAG,
         "notebooks": figures.NOTEBOOKS,
-        "picture": _picture(reference),
         "promises": facts.promises(),
         "tiers": facts.tiers(),
         "artifacts": facts.artifacts(rows),
@@ -157,15 +156,3 @@ def vocabulary() -> dict[str, Any]:
         "reference": reference,
         "megabytes": facts.megabytes(paths.root() / reference / "records"),
     }
-
-
-def _picture(reference: str) -> Callable[[str], str]:
-    """Where a figure can be seen: its shipped picture, else its notebook; relative to the root."""
-
-    def path(figure: str) -> str:
-        shipped = f"{reference}/figures/{figure}.png"
-        if (paths.root() / shipped).exists():
-            return shipped
-        return f"notebooks/{figures.entry(figure).notebook}.ipynb"
-
-    return path

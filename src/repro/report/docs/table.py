@@ -188,10 +188,10 @@ def stated(claim: Claim) -> str:
     """`1.71 × ± 15 %`; of an order, what our ratio must exceed."""
     if claim.paper_value is None:
         return f"ordering: ratio > {1 + claim.tolerance:.3g}"
-    value = f"{claim.paper_value:.4g}" + ("" if claim.unit == "1" else f" {claim.unit}")
-    return f"{value} ± " + (
-        f"{claim.tolerance:.3g}" if claim.comparison == "absolute" else f"{100 * claim.tolerance:.3g} %"
-    )
+    value = f"{claim.paper_value:.4g}{registry.suffix(claim.unit)}"
+    if claim.comparison == "relative":
+        return f"{value} ± {100 * claim.tolerance:.3g} %"
+    return f"{value} ± {claim.tolerance:.3g}" + (" points" if claim.unit == "%" else "")
 
 
 def _expected(claim: Claim, verdict: Verdict) -> str:
