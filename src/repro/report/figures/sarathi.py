@@ -112,6 +112,8 @@ def sarathi_throughput(data: Data) -> Drawing:
     caption += "model, predicted total time against measured, in %: "
     errors = {name: 100 * main[f"{policy}_error_seconds"].median() for policy, name in POLICIES.items()}
     caption += "; ".join(f"{name}: {round(error, 1) + 0.0:+.1f}" for name, error in errors.items())  # + 0.0: no -0.0
+    if means := marks.of_claims(data, {"SA-4.a": "chunks", "SA-4.b": "budgeted passes"}):
+        caption += f" (medians; means over the occasions: {means})"
     return Drawing(fig, "measured; hollow diamond: paper", f"{caption}.")
 
 

@@ -34,8 +34,11 @@ def _title(run: pd.Series) -> str:
 def scaling_gcds(
     data: Data, *, model: str = "gpt-20b", plans: Sequence[NamedPlan] = ("zero3", "zeropp", "hierarchical")
 ) -> Drawing:
-    """TFLOPS per GCD and efficiency against the fewest nodes that hold a plan, over the number of GCDs."""
+    """TFLOPS per GCD and efficiency against the fewest nodes that hold a plan, over the number of GCDs; with the fewest
+    micro-batches and with the most."""
     found = _runs(data, model=model)
+    found = found[found.accumulation.isin([found.accumulation.min(), found.accumulation.max()])]
+    data.only(found)
     shape = {"figsize": (max(5, 2.3 * len(found) + 0.8), 5.6), "squeeze": False, "sharey": "row"}
     figure, axes = plt.subplots(2, len(found), **shape)
     target, table = paper("ZT-2")[0].value, series(found)
