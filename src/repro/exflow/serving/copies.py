@@ -22,6 +22,7 @@ from repro.exflow.levels import Levels, make_levels
 from repro.exflow.placement import Placement, place
 from repro.exflow.search import joint
 from repro.exflow.search.portfolio import Budget, Clock, Progress
+from repro.exflow.serving import eplb
 from repro.exflow.serving.replicas import dealt
 from repro.exflow.serving.slots import DISPATCHES, Replicas, filled
 from repro.exflow.trace import Trace, by_layer, transitions
@@ -82,8 +83,8 @@ def place_copies(
     """Place the experts of top-1 `routing` (a trace, or transition counts [layers-1, E, E]) on P GPUs, with `extra_slots`
     slots per GPU and layer beside its E/P for copies of any expert.
 
-    `max_load`: tokens of a layer's busiest GPU over the even share that are aimed at; each token above it costs PRICE
-    hops, so a layer in which it cannot be kept gets as near as was found. `dispatch`: which copy takes a token on the
+    `max_load`: tokens of a layer's busiest GPU over the even share that are aimed at, or what EPLB reaches there with as
+    many slots, where that is more; each token above it costs PRICE hops. `dispatch`: which copy takes a token on the
     server, one of `slots.DISPATCHES`; with `shares` the result says so in `share`. `start`: a placement to begin with,
     instead of searching one; of one with copies the slots of a GPU stay as many, and `extra_slots` come on top. `moves`:
     most experts that may come to a GPU which does not hold them in `start`, all layers together. Machine, costs, seed,
@@ -167,8 +168,18 @@ def _counts(routing: Trace | np.ndarray) -> np.ndarray:
 def _job(counts: np.ndarray, levels: Levels, max_load: float | None, rules: joint.Rules, before: np.ndarray) -> _Job:
     visits = loads(counts)
     follow = np.divide(counts, visits[:-1, :, None], out=np.zeros_like(counts), where=visits[:-1, :, None] > 0)
-    room = visits.sum(axis=1) * (math.inf if max_load is None else max_load) / levels.gpus
-    return _Job(visits, follow, levels.distances(), room, rules, before)
+    return _Job(visits, follow, levels.distances(), _room(visits, levels.gpus, max_load, rules.slots), rules, before)
+
+
+def _room(visits: np.ndarray, gpus: int, max_load: float | None, slots: int) -> np.ndarray:
+    """float64 [layers]: tokens that a GPU may get. Where one expert alone is too much, the price would drive all others
+    apart for nothing."""
+    if max_load is None:
+        return np.full(len(visits), math.inf)
+    filled_by_eplb, _, copies = eplb.rebalance_experts(visits, slots * gpus, 1, 1, gpus)
+    of_slots = np.take_along_axis(visits / copies, filled_by_eplb, axis=1)
+    reached = of_slots.reshape(len(visits), gpus, -1).sum(axis=2).max(axis=1)
+    return np.maximum(max_load * visits.sum(axis=1) / gpus, reached)
 
 
 def _anneal(job: _Job, start: joint.State, budget: Budget, seed: int) -> joint.State:
