@@ -19,7 +19,6 @@ of its integer programs by heuristics here (longest first, assignment). GRACE-Mo
 together, and copies of the hottest group's heaviest experts; top-1 has no such pairs, so it is only in top-4.
 """
 
-import csv
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from kept import keep
 from placement_solvers.partitioners import PARTITIONERS
 from rich.console import Console
 from rich.table import Table
@@ -321,13 +321,4 @@ def main(chosen: list[str], splits: Sequence[int], table: Path | None, figure: P
             if figure and k == 1 and setting.name == "gptoss 8" and setting.split == splits[0]:
                 draw(mine, figure)
             if table:
-                keep(table, mine)
-
-
-def keep(path: Path, rows: list[Row]) -> None:
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, list(Row.__dataclass_fields__), lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
+                keep(table, [asdict(row) for row in mine])

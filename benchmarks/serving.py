@@ -24,7 +24,6 @@ tell what a server makes of prompts and of decoding alone: `prompts`, those of `
 
 import argparse
 import contextlib
-import csv
 import itertools
 import os
 import subprocess
@@ -35,6 +34,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from decode_step import bandwidth, kv_bytes, read, weight_bytes
+from kept import keep
 from prompt_pass import flops, peak
 from rich.console import Console
 from rich.table import Table
@@ -220,19 +220,10 @@ def main() -> None:
             rows.append({**dict(zip(SETTING, setting, strict=True)), "server": name, "round": turn, **found})
             console.print(rows[-1])
             if given.out:
-                keep(given.out, rows[-1])
+                keep(given.out, rows[-1:])
         least = "" if given.every else f"; bound {bound_s:.2f} s"
         beside = f"; {load} busy processes beside" if load else ""
         console.print(shown(rows, described(name_of, requests, given.every, model, dtype) + least + beside))
-
-
-def keep(path: Path, row: dict) -> None:
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, row)
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
 
 
 if __name__ == "__main__":

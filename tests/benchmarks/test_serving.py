@@ -59,7 +59,7 @@ def test_what_nobody_can_do_without_by_hand():
 
 def test_every_pass_is_kept_when_it_is_done(tmp_path):
     for turn in range(2):
-        serving.keep(tmp_path / "passes.csv", {"server": "ours", "round": turn})
+        serving.keep(tmp_path / "passes.csv", [{"server": "ours", "round": turn}])
     assert (tmp_path / "passes.csv").read_text().split() == ["server,round", "ours,0", "ours,1"]
 
 

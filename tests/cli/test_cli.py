@@ -108,7 +108,7 @@ def test_claims_as_a_table(tmp_path):
 def test_claims_fit_a_small_terminal(monkeypatch):
     monkeypatch.setattr(console.stdout, "width", 80)
     lines = call("claims", "--results", str(SHIPPED)).splitlines()
-    assert len(lines) <= 60 and max(map(len, lines)) <= 80
+    assert len(lines) < 60 and max(map(len, lines)) <= 80
 
 
 def test_claims_can_be_chosen(monkeypatch):

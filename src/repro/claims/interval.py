@@ -60,9 +60,9 @@ LOGARITHMS = Scale(math.log, _exp, by_occasion=True)
 
 def scale_of(reading: Reading, values: Sequence[float]) -> Scale:
     """Logarithms for a ratio, and of 1 - value for a reduction; else values as they are."""
-    compared = (reading.over, reading.sequence, reading.per)
+    ratio = any(other is not None for other in (reading.over, reading.sequence, reading.per))
     reduction, by_occasion = reading.form == "reduction", reading.sampled == "occasions"
-    if all(other is None for other in compared) or min(1 - value if reduction else value for value in values) <= 0:
+    if not ratio or min(1 - value if reduction else value for value in values) <= 0:
         return replace(PLAIN, by_occasion=by_occasion)
     if reduction:
         return Scale(lambda value: math.log(1 - value), lambda there: 1 - _exp(there), by_occasion)

@@ -31,8 +31,8 @@ class Reading(Strict):
     `sampled` says what another run would change, and so what the interval is of:
     - once: nothing (bytes, counts, models). One run, and no interval but a band;
     - occasions: the state of the machine. `runs` pairs, repeats 0, 1, ..., on `statistics.OCCASIONS` occasions; the
-      t-interval of the means of occasions, of logarithms where `over`, `sequence` or `per` makes it a ratio, no narrower than
-      the pairs inside occasions let expect;
+      t-interval of the means of occasions, of logarithms where `over`, `sequence` or `per` makes it a ratio, no
+      narrower than the pairs inside occasions let expect;
     - seeds: what is drawn at random. Seeds 0 to `runs` - 1, and the t-interval of their mean;
     - sequences: which texts are routed. Resampled from the series of the runs, whose `columns` are the numerator and
       denominator of the metric, a row per sequence; both sides of a ratio together.

@@ -26,7 +26,8 @@ AGREEMENT: dict[Agreement, str] = {
     "value; of an ordering: it does not hold",
 }
 SCOPE: dict[Scope, str] = {
-    "paper's setting": "measured at the size and on the kind of machine that the claim is about; or counted, where neither matters",
+    "paper's setting": "measured at the size and on the kind of machine that the claim is about; or counted, where"
+    " neither matters",
     "scaled down": "real runs of something smaller: a small model, few ranks, an emulated network, a CPU",
     "modelled": "an equation or a simulation, not a run",
 }

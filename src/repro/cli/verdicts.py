@@ -66,7 +66,7 @@ def show(rows: Sequence[Verdict], grouped: bool, reasons: bool) -> None:
             stdout.print(f"{row.id} {escape(row.title)}: paper {paper}, here {here}: {verdict}", soft_wrap=True)
             stdout.print(Padding(Text(row.reason, "dim"), (0, 0, 0, 4)))
     print_older_code(registry.numbers(row)[1] for row in rows)
-    stdout.print(registry.tally(rows) + (" (one paper: repro claims ZT)" if grouped else ""))
+    stdout.print(registry.tally(rows))
 
 
 def show_beside(what: str, rows: Sequence[Verdict], compared: Sequence[Row]) -> None:

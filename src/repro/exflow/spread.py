@@ -51,10 +51,11 @@ def tokens_needed(
                 placed = place(own, gpus, gpus_per_node, seed=seed, **options)
                 sizes.append(some.tokens)
                 hops.append(evaluate(placed, judged).hops_per_token)
-                busiest.append((evaluate(placed, own).max_load, evaluate(placed, judged).max_load))
+                if part == 1.0:
+                    busiest.append([evaluate(placed, tokens).max_load for tokens in (own, judged)])
     each = np.array(hops).reshape(-1, len(PARTS))
     fewer, per_token = _fit(np.array(sizes), np.array(hops))
-    on_placed, held_out = np.array(busiest)[:: len(PARTS)].mean(axis=0)
+    on_placed, held_out = np.mean(busiest, axis=0)
     return Needed(
         tokens=per_token / (LOSS * fewer) if fewer > 0 else 0.0,
         recorded=float(trace.tokens),
