@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -100,9 +101,11 @@ constexpr int kKeys = 64;            // positions in a block; blocks begin at mu
 constexpr float kLowest = -1e30f;  // -ffast-math knows no infinity
 
 template <typename T>
-T* zeros(std::vector<T>& space, int64_t count) {
-  space.assign(count, T(0));
-  return space.data();
+using Space = std::unique_ptr<T[]>;
+
+template <typename T>
+Space<T> zeros(int64_t count) {
+  return std::make_unique<T[]>(count);
 }
 
 // One block of keys and values of one head as panels: keys for products with queries (outputs are positions), values for products with
@@ -112,15 +115,14 @@ struct Block {
   using F = Factor<T>;
   static constexpr int deep = kDeep<F>;
   int64_t dim, inputs, panels;  // of a head: entries, rounded up to `deep`, and in panels
-  std::vector<F> keys_space, values_space;
-  F *keys, *values;
+  Space<F> keys, values;
 
   explicit Block(int64_t dim)
-      : dim(dim), inputs((dim + deep - 1) / deep * deep), panels((dim + kPanel - 1) / kPanel), keys(zeros(keys_space, kKeys * inputs)),
-        values(zeros(values_space, panels * kPanel * kKeys)) {}
+      : dim(dim), inputs((dim + deep - 1) / deep * deep), panels((dim + kPanel - 1) / kPanel), keys(zeros<F>(kKeys * inputs)),
+        values(zeros<F>(panels * kPanel * kKeys)) {}
 
-  const F* keys_from(int64_t position) const { return keys + position * inputs; }      // a panel, at multiples of kPanel
-  const F* values_from(int64_t entry) const { return values + entry * kKeys; }         // likewise
+  const F* keys_from(int64_t position) const { return &keys[position * inputs]; }      // a panel, at multiples of kPanel
+  const F* values_from(int64_t entry) const { return &values[entry * kKeys]; }         // likewise
 
   // `count` positions from `start` on; the rest of the block becomes zero.
   void fill(const T* k0, const T* v0, const Cache& cache, int64_t slot, int64_t head, int64_t start, int64_t count) {
@@ -132,7 +134,7 @@ struct Block {
       from[t][1] = t < count ? v0 + at : nothing;
     }
     for (int64_t t = 0; t < kKeys; t++) {
-      F* to = keys + t / kPanel * kPanel * inputs + t % kPanel * deep;
+      F* to = &keys[t / kPanel * kPanel * inputs + t % kPanel * deep];
       const T* k = from[t][0];
       for (int64_t d = 0; d < dim / deep; d++, to += kPanel * deep)
         for (int i = 0; i < deep; i++) to[i] = factor(k[d * deep + i]);
@@ -140,7 +142,7 @@ struct Block {
     }
     for (int64_t t = 0; t < kKeys; t += deep)
       for (int64_t p = 0; p < panels; p++) {
-        F* to = values + (p * kKeys + t) * kPanel;
+        F* to = &values[(p * kKeys + t) * kPanel];
         const int64_t wide = std::min<int64_t>(kPanel, dim - p * kPanel);
         const T *first = from[t][1] + p * kPanel, *last = from[t + deep - 1][1] + p * kPanel;
         for (int64_t d = 0; d < wide; d++) {
@@ -158,25 +160,34 @@ struct Block {
   }
 };
 
-// What is known of one query after some blocks: the highest score, in powers of two, and the sum of weights relative to it.
-struct Mark {
-  float highest = kLowest, total = 0;
-};
-
-// A query's scores of one block to weights; `seen` positions count, none or fewer where it stands before or within the block. Returns by
-// how much what was summed before fades.
+// The scores of a tile of queries and one block to weights. `highest`: each query's highest score so far, in powers of two; `total`: the
+// sum of its weights relative to it. The first counts[r] positions count, none where a query stands before the block. `fades`: by how much
+// what was summed before fades. Step by step for all queries: what one waits for, another does.
 template <typename F>
-float weigh(const float* scores, float scale, int64_t seen, Mark& mark, F* weights) {
-  const int count = std::clamp<int64_t>(seen, 0, kKeys);
-  float s[kKeys], most = kLowest, sum = 0;
-  for (int t = 0; t < kKeys; t++) s[t] = t < count ? scores[t] * scale : kLowest;
-  for (int t = 0; t < kKeys; t++) most = std::max(most, s[t]);
-  const float highest = std::max(most, mark.highest), fade = power_of_two(mark.highest - highest);
-  for (int t = 0; t < kKeys; t++) s[t] = t < count ? power_of_two(s[t] - highest) : 0;
-  for (int t = 0; t < kKeys; t++) sum += s[t];
-  repro::narrow_all(s, kKeys, weights);
-  mark = {highest, mark.total * fade + sum};
-  return fade;
+void weigh(int64_t rows, float (*scores)[kKeys], float scale, const int* counts, float* highest, float* total, float* fades,
+           F (*weights)[kKeys]) {
+  float most[kMostRows], sums[kMostRows];
+  for (int64_t r = 0; r < rows; r++) {
+    float *s = scores[r], found = kLowest;
+    for (int t = counts[r]; t < kKeys; t++) s[t] = kLowest;
+    for (int t = 0; t < kKeys; t++) found = std::max(found, s[t]);
+    most[r] = found;
+  }
+  for (int64_t r = 0; r < rows; r++) {
+    most[r] = std::max(most[r] * scale, highest[r]);
+    fades[r] = power_of_two(highest[r] - most[r]);
+    highest[r] = most[r];
+  }
+  for (int64_t r = 0; r < rows; r++) {
+    float *s = scores[r], sum = 0;
+    const float top = highest[r];
+    for (int t = 0; t < kKeys; t++) s[t] = power_of_two(s[t] * scale - top);
+    for (int t = counts[r]; t < kKeys; t++) s[t] = 0;
+    for (int t = 0; t < kKeys; t++) sum += s[t];
+    repro::narrow_all(s, kKeys, weights[r]);
+    sums[r] = sum;
+  }
+  for (int64_t r = 0; r < rows; r++) total[r] = total[r] * fades[r] + sums[r];
 }
 
 // Queries `begin` to `end` of one KV head of one chunk, counted row by row, in each row those of the group: they meet a block of keys and
@@ -189,11 +200,9 @@ void attend_part(const T* q0, const T* k0, const T* v0, T* o0, const Chunk& chun
   const float scale = 1.44269504f / std::sqrt(static_cast<float>(dim));  // of powers of two
   Block<T> block(dim);
   const int64_t wide = block.panels * kPanel;
-  std::vector<F> q_space;
-  std::vector<float> o_space;
-  F* q = zeros(q_space, count * block.inputs);
-  float* o = zeros(o_space, count * wide);
-  std::vector<Mark> marks(count);
+  const Space<F> q = zeros<F>(count * block.inputs);
+  const Space<float> o = zeros<float>(count * wide);
+  std::vector<float> highest(count, kLowest), total(count);
   const auto entry = [&](int64_t i) { return ((chunk.first + i / group) * heads + head * group + i % group) * dim; };
   const auto position = [&](int64_t i) { return chunk.position + i / group; };
   for (int64_t i = 0; i < count; i++)
@@ -207,23 +216,25 @@ void attend_part(const T* q0, const T* k0, const T* v0, T* o0, const Chunk& chun
       if (seen <= 0) continue;
       float scores[kMostRows][kKeys], fades[kMostRows], sums[kMostRows][kPanel];
       F weights[kMostRows][kKeys];
-      const F* x = q + first * block.inputs;
+      int counts[kMostRows];
+      const F* x = &q[first * block.inputs];
       for (int64_t p = 0; p < seen; p += kPanel)
         repro::tile_of<F>(rows, x, block.inputs, block.keys_from(p), block.inputs, scores[0] + p, kKeys);
       for (int64_t r = 0; r < rows; r++)
-        fades[r] = weigh(scores[r], scale, position(begin + first + r) + 1 - start, marks[first + r], weights[r]);
+        counts[r] = std::clamp<int64_t>(position(begin + first + r) + 1 - start, 0, kKeys);
+      weigh(rows, scores, scale, counts, &highest[first], &total[first], fades, weights);
       const int64_t inputs = (seen + block.deep - 1) / block.deep * block.deep;
       for (int64_t d = 0; d < wide; d += kPanel) {
         repro::tile_of<F>(rows, weights[0], kKeys, block.values_from(d), inputs, sums[0], kPanel);
         for (int64_t r = 0; r < rows; r++) {
-          float* to = o + (first + r) * wide + d;
+          float* to = &o[(first + r) * wide + d];
           for (int i = 0; i < kPanel; i++) to[i] = to[i] * fades[r] + sums[r][i];
         }
       }
     }
   }
   for (int64_t i = 0; i < count; i++)
-    for (int64_t d = 0; d < dim; d++) o0[entry(begin + i) + d] = narrow<T>(o[i * wide + d] / marks[i].total);
+    for (int64_t d = 0; d < dim; d++) o0[entry(begin + i) + d] = narrow<T>(o[i * wide + d] / total[i]);
 }
 
 constexpr int64_t kFewest = 4 * kMostRows, kMost = 16 * kMostRows;  // queries in a part: more share a block, fewer share the work better

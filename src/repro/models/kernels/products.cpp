@@ -66,7 +66,10 @@ void product_rows(const Tensor& x, const Tensor& panels, const std::optional<Ten
         if (b0 != nullptr)
           for (int64_t i = 0; i < width; i++) sums[r][i] += repro::widen(b0[first + i]);
         activate(after, sums[r]);
-        for (int64_t i = 0; i < width; i++) y0[(row + r) * out + first + i] = repro::narrow<T>(sums[r][i]);
+        if (width == kPanel)
+          repro::narrow_all(sums[r], kPanel, y0 + (row + r) * out + first);
+        else
+          for (int64_t i = 0; i < width; i++) y0[(row + r) * out + first + i] = repro::narrow<T>(sums[r][i]);
       }
     }
   };

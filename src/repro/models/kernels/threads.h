@@ -116,9 +116,13 @@ class Threads {
 };
 
 // Calls body(item) for all items, which together take `work` multiplications, on as many of torch's number of threads as that is worth.
+// Neighbours are taken together where one is too little: whoever takes items pays for it as often as another core has taken some since.
 template <typename F>
 void each(int64_t items, int64_t work, F&& body) {
-  Threads::all().each(items, std::min<int64_t>({items, at::get_num_threads(), 1 + work / kWorthAThread}), body);
+  const int64_t groups = std::min(items, 1 + work / kWorthAThread);
+  Threads::all().each(groups, std::min<int64_t>(groups, at::get_num_threads()), [&](int64_t group) {
+    for (int64_t item = items * group / groups; item < items * (group + 1) / groups; item++) body(item);
+  });
 }
 
 }  // namespace repro
