@@ -40,6 +40,15 @@ def test_a_pass_that_was_not_full_changes_nothing_that_it_does_not_know():
     assert budget.tokens == 96
 
 
+def test_one_slow_pass_halves_the_budget_at_most():
+    budget = Budget(0.2)
+    budget.tokens = 512
+    budget.timed(512, 30.0)  # another program had the machine
+    assert budget.tokens == 256
+    budget.timed(3, 0.4)  # most of it was not the prompt
+    assert budget.tokens == 128
+
+
 def test_prompts_go_on_where_decoding_alone_takes_too_long():
     budget = Budget(0.2)
     for _ in range(5):

@@ -17,8 +17,8 @@ class Budget:
 
     Let a pass of n prompt tokens take s = a + b n seconds, a for the tokens that are decoded beside them. The number
     that meets the aim A is (A - a) / b, and n A / s lies between n and that: it is too small where s < A and too large
-    where s > A. So each pass moves the budget towards it and none past it, and neither a nor b need be known: at once
-    where it is lowered, half way where it is raised, since a pass may have been fast by chance, or its prompts short.
+    where s > A. So each pass moves the budget towards it and none past it, and neither a nor b need be known. By chance
+    a pass may be fast or slow, or its prompts short: so the budget is raised half way, and lowered by half at most.
     ValueError for a gap that is below 0 or infinite.
     """
 
@@ -37,6 +37,6 @@ class Budget:
         aim = AIM * self.gap_s
         met = int(prompt_tokens * aim / seconds) if seconds > 0 else self.tokens
         if seconds > aim:
-            self.tokens = max(LEAST, min(self.tokens, met))
+            self.tokens = max(LEAST, self.tokens // 2, min(self.tokens, met))
         elif met > self.tokens:
             self.tokens = (self.tokens + met + 1) // 2

@@ -316,10 +316,6 @@ class Engine:
             # A request of one new token has no position left to write: if its row stays, it stands on its last one.
             length = min(generation.prefilled, generation.request.kv_tokens - 1)
             self.buffers.store(chunk.slot, tokens.get(chunk.slot, 0), length)
-        for slot in [
-            slot for slot, token in tokens.items() if token < 0
-        ]:  # its request ends; what it leaves may be NaN
-            self.buffers.clear(slot)
 
     def _tensor(self, numbers: Sequence[int]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self.model.device)
