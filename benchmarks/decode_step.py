@@ -32,7 +32,6 @@ BATCHES = (1, 32)
 ROUNDS = 3  # with and without load
 PROMPT, WARM, STEPS = 64, 16, 64  # tokens of a prompt; steps before the clock starts, and timed ones
 SMOLLM2 = "smollm2-135m"
-DRAWN = RANDOM | {"random-110m": {"layers": 12, "width": 768, "heads": 12, "kv_heads": 12, "ffn": 2048}}
 
 
 def bandwidth(repeats: int = 12) -> float:
@@ -85,7 +84,7 @@ def read(name: str) -> tuple[LlamaConfig, dict[str, torch.Tensor]]:
     """Sizes and fp32 weights of a model."""
     if name == SMOLLM2:
         return checkpoint.read_gguf(checkpoint.smollm2_path())
-    config = LlamaConfig(**DRAWN[name], vocab=VOCAB)
+    config = LlamaConfig(**RANDOM[name], vocab=VOCAB)
     return config, {part: torch.randn(shape) / 32 for part, shape in config.weight_shapes().items()}
 
 
@@ -114,7 +113,7 @@ def under_load(model: Llama, batch: int, processes: int) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
-    parser.add_argument("--models", nargs="+", choices=(SMOLLM2, *DRAWN), default=(SMOLLM2, "random-40m"))
+    parser.add_argument("--models", nargs="+", choices=(SMOLLM2, *RANDOM), default=(SMOLLM2, "random-40m"))
     parser.add_argument("--dtypes", nargs="+", choices=("bfloat16", "float32"), default=("bfloat16", "float32"))
     parser.add_argument("--load", type=int, default=0, help="busy processes; 0: none, and the memory's speed instead")
     options = parser.parse_args()

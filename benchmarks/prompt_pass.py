@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable
 
 import torch
-from decode_step import DRAWN, SMOLLM2, bandwidth, kv_bytes, read, weight_bytes
+from decode_step import SMOLLM2, bandwidth, kv_bytes, read, weight_bytes
 
+from repro.experiments.flover_serving.inputs import RANDOM
 from repro.models.kernels import Choice, choose
 from repro.models.kernels.torch_kernels import Kernels
 from repro.models.llama import Llama, LlamaConfig
@@ -73,7 +74,7 @@ def one_pass(model: Llama, prompt: int, decoding: int) -> tuple[Callable[[], obj
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
-    parser.add_argument("--models", nargs="+", choices=(SMOLLM2, *DRAWN))
+    parser.add_argument("--models", nargs="+", choices=(SMOLLM2, *RANDOM))
     parser.add_argument("--dtypes", nargs="+", choices=("bfloat16", "float32"), default=("bfloat16", "float32"))
     parser.add_argument("--kernels", choices=("cpp", "torch", "auto"), default="auto")
     parser.set_defaults(models=("random-40m", "random-110m", SMOLLM2))

@@ -47,11 +47,10 @@ from repro.flover import workload
 from repro.flover.arrivals import fixed_arrivals
 from repro.models.llama import LlamaConfig
 
-GAP = str(Path(__file__).with_name("serving_gap.py").resolve())
 OURS = {
     "ours": ENGINES["fused"],  # `token_gap_s` as it is when nobody says it, 0.2
-    "ours, gap 0.8": Engine("ours, gap 0.8", GAP, "0.8"),  # about as long as vLLM lets people wait on two cores
-    "ours, whole prompts": Engine("ours, whole prompts", "ours.py", "whole"),  # Flover's policy
+    "ours, gap 0.8": Engine("ours, gap 0.8", "ours.py", "0.8"),  # about as long as vLLM lets people wait on two cores
+    "ours, whole prompts": Engine("ours, whole prompts", "ours.py", "0"),  # Flover's policy
 }
 PEERS = [name for name in ENGINES if name not in ("fused", "serial")]
 SETTING = ("workload", "model", "dtype", "load")
@@ -194,7 +193,7 @@ def main() -> None:
     parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=["mixed"])
     parser.add_argument("--requests", type=int, default=40)
     parser.add_argument("--every", type=float, default=0.0, help="seconds between arrivals; 0: all at once")
-    models = ("random-40m", "random-1b", "smollm2-135m")
+    models = ("random-40m", "random-110m", "random-1b", "smollm2-135m")
     parser.add_argument("--model", nargs="+", choices=models, default=["random-40m"])
     parser.add_argument("--dtype", nargs="+", choices=("bfloat16", "float32"), default=["bfloat16"])
     parser.add_argument("--servers", nargs="*", choices=[*OURS, *PEERS], default=[*OURS, *PEERS])

@@ -26,7 +26,7 @@ class PeersPoint(Point):
     length_scale: float = Field(0.125, gt=0, description="factor on answer lengths")
     longest: int = Field(paper.TOKENS, ge=paper.SHORTEST, description="uniform: longest answer, before scaling")
     interval_t1: float = Field(0.0, ge=0, description="between arrivals, in times of a lone request; 0: all at once")
-    model: Literal["smollm2-135m", "random-40m", "random-1b"] = "smollm2-135m"
+    model: Literal["smollm2-135m", "random-40m", "random-110m", "random-1b"] = "smollm2-135m"
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
 
     def contradictions(self) -> Iterator[str]:

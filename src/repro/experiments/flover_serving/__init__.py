@@ -10,7 +10,7 @@ from repro.experiments.common.names import Layout
 from repro.experiments.common.serving import WINDOW, ServedMetrics
 from repro.flover import paper
 
-ModelName = Literal["smollm2-135m", "random-40m", "random-1b", "random-7b", "random-13b"]
+ModelName = Literal["smollm2-135m", "random-40m", "random-110m", "random-1b", "random-7b", "random-13b"]
 
 
 class ServingPoint(Point):

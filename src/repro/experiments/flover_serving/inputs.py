@@ -18,6 +18,7 @@ from repro.models.llama import Llama, LlamaConfig
 # LLaMA's sizes; 1b is TinyLlama's. Weights are drawn: what is measured does not depend on what they say.
 RANDOM = {
     "random-40m": {"layers": 8, "width": 512, "heads": 8, "kv_heads": 8, "ffn": 1376},
+    "random-110m": {"layers": 12, "width": 768, "heads": 12, "kv_heads": 12, "ffn": 2048},
     "random-1b": {"layers": 22, "width": 2048, "heads": 32, "kv_heads": 4, "ffn": 5632},
     "random-7b": {"layers": 32, "width": 4096, "heads": 32, "kv_heads": 32, "ffn": 11008},
     "random-13b": {"layers": 40, "width": 5120, "heads": 40, "kv_heads": 40, "ffn": 13824},

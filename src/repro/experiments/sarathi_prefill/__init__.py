@@ -19,7 +19,7 @@ class PrefillPoint(Point):
     answers, where the paper's gain is largest: then the chunks of a prompt carry the answers of all others."""
 
     measures: Literal["piggyback", "throughput"] = "piggyback"
-    model: Literal["random-40m", "random-1b", "smollm2-135m"] = "random-40m"
+    model: Literal["random-40m", "random-110m", "random-1b", "smollm2-135m"] = "random-40m"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     chunk: int = Field(64, ge=1, description="prompt tokens of a pass")
     prompt_tokens: int = Field(

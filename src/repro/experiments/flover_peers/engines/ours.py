@@ -1,5 +1,5 @@
-"""This package. Variants: `fused`, `whole` (the same with all prompts that have come in one pass) and `serial` (one request
-after another on the same engine and model)."""
+"""This package. Variants: `fused`; seconds (the same with this limit to the wait for a next token; 0: all prompts that have
+come in one pass); and `serial` (one request after another on the same engine and model)."""
 
 from collections.abc import Callable, Sequence
 
@@ -19,7 +19,7 @@ def start(job: Job) -> Callable[[Sequence[Request]], list[Answer]]:
 
     def serve(requests: Sequence[Request]) -> list[Answer]:
         # An engine serves one list: the warm-up has one of its own.
-        gap = {"token_gap_s": 0.0} if job.variant == "whole" else {}
+        gap = {} if job.variant in ("fused", "serial") else {"token_gap_s": float(job.variant)}
         scheduler = serial() if job.variant == "serial" else Scheduler(slots=job.sequences, **gap)
         engine = Engine(model, scheduler, capacity=job.positions)
         asked = [flover.Request(r.id, tuple(r.prompt), r.output_tokens, arrival_s=r.arrival_s) for r in requests]
