@@ -159,6 +159,8 @@ def test_wrong_arguments_are_refused():
         fanout.fan_out(random_placement(0, 2, 8, 4, 2), trace)
     with pytest.raises(ValueError, match="unknown objective 'hops', allowed: new_gpus, gpus"):
         fanout.place_for_fanout(trace, start, "hops")
+    with pytest.raises(ValueError, match="unknown objective 'hops', allowed: new_gpus, gpus"):
+        fanout.fan_out(start, trace).cost(objective="hops")
     with pytest.raises(ValueError, match=r"costs are \(2, 1\)"):
         fanout.place_for_fanout(trace, start, costs=(2, 1))
     with pytest.raises(ValueError, match="sweeps is 0"):

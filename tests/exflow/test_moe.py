@@ -153,12 +153,16 @@ def test_every_part_is_metered_and_coherence_multiplies_the_cache():
         ({"gpu": np.full((3, 8), 4)}, "ranks 4 to 4: the model has"),
         ({"memory": True}, "it belongs to coherent and shared"),
         ({"new": 40}, "at most 24 together"),
+        ({"mode": "both"}, "mode is 'both', allowed: two_all_to_alls, coherent"),
+        ({"dispatch": "far"}, "dispatch is 'far', allowed: nearest"),
     ],
 )
 def test_what_does_not_fit_is_refused(options, says):
     def refused(rank, world_size):
         memory = shared_memory(config(), 4, torch.float32) if "memory" in options else None
-        decoder = Decoder(build(config()), options.get("gpu", spread(config())), Communicator(TOPOLOGY), memory=memory)
+        said = {name: options[name] for name in ("mode", "dispatch") if name in options}
+        placed, communicator = options.get("gpu", spread(config())), Communicator(TOPOLOGY)
+        decoder = Decoder(build(config()), placed, communicator, memory=memory, **said)
         decoder.generate(prompts(4), options.get("new", 2))
 
     with pytest.raises(RuntimeError, match=says):

@@ -131,11 +131,13 @@ def test_more_rounds_are_never_worse(make_counts):
     assert costs == sorted(costs, reverse=True)
 
 
-def test_time_limits_are_told(make_counts):
+def test_time_limits_are_told(make_counts, monkeypatch):
     counts = make_counts(3, 12, 64)
     cut = exflow.place(counts, 8, rounds=10**6, time_limit_s=0.5)
     assert cut.time_limited and "time limit" in cut.note and not cut.optimal
     assert not exflow.place(counts, 8, rounds=1).time_limited
+    monkeypatch.setattr("repro.exflow.placement.TIME_LIMIT_S", 1e-6)  # where neither is given, and of integer programs
+    assert not exflow.place(counts, 8, rounds=1).time_limited and exflow.place(counts, 8).time_limited
     program_cut = exflow.place(counts, 4, method="exflow-direct", time_limit_s=0.5)
     assert program_cut.time_limited and program_cut.mip_gap > 0.5 and "gap" in program_cut.note
 
@@ -186,7 +188,8 @@ def test_wrong_arguments_are_named(arguments, message):
 
 
 @pytest.mark.parametrize(
-    "counts", [np.ones((4, 4)), np.ones((1, 4, 5)), np.zeros((1, 4, 4)), np.full((1, 4, 4), np.nan)]
+    "counts",
+    [np.ones((4, 4)), np.ones((1, 4, 5)), np.zeros((1, 4, 4)), np.full((1, 4, 4), np.nan), np.ones((1, 4, 4)).tolist()],
 )
 def test_wrong_counts_are_refused(counts):
     with pytest.raises(ValueError, match="transition counts"):

@@ -97,6 +97,11 @@ def test_it_says_what_the_smallest_plan_needs():
         search(TWENTY_BILLION, frontier(48), 1e9)
 
 
+def test_a_topology_without_rates_orders_no_plans():
+    with pytest.raises(ValueError, match="every level's bytes_per_s is inf, allowed: a rate of one at least"):
+        search(TWENTY_BILLION, Topology((Level("node", 4), Level("cluster", 2))), 64e9)
+
+
 def test_compute_is_added_to_every_plan_and_changes_none():
     bare, busy = (
         search(SMALL, frontier(2)),

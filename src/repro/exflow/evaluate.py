@@ -61,10 +61,13 @@ def busiest(load: np.ndarray, gpu: np.ndarray, gpus: int) -> np.ndarray:
 
 def check_counts(counts: np.ndarray) -> None:
     """ValueError unless `counts` are transition counts, [layers-1, E, E]."""
+    if not isinstance(counts, np.ndarray):
+        raise ValueError(f"counts is a {type(counts).__name__}, must be transition counts: exflow.transitions(trace)")
     if counts.ndim != 3 or counts.shape[1] != counts.shape[2] or 0 in counts.shape:
         raise ValueError(f"transition counts have shape {counts.shape}, must be [layers-1, E, E]")
     if not np.isfinite(counts).all() or (counts < 0).any() or not counts.any():
-        raise ValueError("transition counts must be finite, not negative and not all zero")
+        found = f"{counts.min()} to {counts.max()}"
+        raise ValueError(f"transition counts are {found}, must be finite, not negative and not all zero")
 
 
 def check_shapes(placed: tuple[int, ...], routed: tuple[int, int]) -> None:

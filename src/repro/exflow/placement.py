@@ -113,11 +113,11 @@ def place(
       affinity       our search; exact (`optimal`) on one level with one expert per GPU or few partitions (E = 8)
 
     `affinity`, where it is not exact, uses all of `time_limit_s` if that is given alone. `rounds`: so many in each
-    stage; `seed` and `rounds` then fix the result, unless the time limit, 30 s where none is given, cuts it short
-    (`time_limited`). With neither, 60 rounds in at most 30 s. `exflow` takes the time limit (30 s) and depends on it
-    wherever it hits it. Compilation is not counted in `seconds`. `progress` is called with the fraction done and a
-    text. `clock` gives the seconds that are left of a longer job, and is asked every few milliseconds: where it says
-    0, the best placement so far is returned.
+    stage; `seed` and `rounds` then fix the result, unless a time limit cuts it short (`time_limited`). With neither, 60
+    rounds in at most 30 s. `exflow` takes the time limit (30 s) and depends on it wherever it hits it. Compilation is
+    not counted in `seconds`. `progress` is called with the fraction done and a text. `clock` gives the seconds that
+    are left of a longer job, and is asked every few milliseconds: where it says 0, the best placement so far is
+    returned.
 
     `max_load` (affinity only): the busiest GPU of each layer gets at most so many times the even share of the tokens of
     `counts` (up to rounding, 1e-9). ValueError names the layer and its hottest expert where no such placement is found;
@@ -128,12 +128,13 @@ def place(
     """
     levels = make_levels(gpus, gpus_per_node, costs)
     _check(counts, levels.gpus, method, time_limit_s, rounds, max_load)
+    limit = time_limit_s or (TIME_LIMIT_S if rounds is None or method.startswith("exflow") else math.inf)
     if rounds is None and (time_limit_s is None or method != "affinity"):
         rounds = ROUNDS
     if method == "affinity":
         portfolio.compile_kernels()
     start = time.perf_counter()
-    budget = Budget(rounds, start + (TIME_LIMIT_S if time_limit_s is None else time_limit_s), progress, clock=clock)
+    budget = Budget(rounds, start + limit, progress, clock=clock)
     task = Task(np.ascontiguousarray(counts, np.float64), levels, seed, budget, max_load, where_possible)
     with threadpool_limits(1, user_api="blas"):  # matrices are small: more threads wait more than they compute
         gpu, found = METHODS[method](task)

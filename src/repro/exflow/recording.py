@@ -150,15 +150,16 @@ class RoutingCounts:
 
     `add`, or what `hook(layer)` gives, is called with the choices of each layer in turn, 0 to layers - 1, as rows of
     the same tokens: in vLLM `module.router.set_capture_fn(counts.hook(layer))` for the MoE layers of the model. Batches
-    that are interleaved layer by layer (two micro-batches that overlap) cannot be told apart and are refused, or
-    counted wrong where they are equally long. Rows with a negative id are padding. `group`: ranks whose counts `total` adds up,
-    of a backend for CPU tensors, and used by nobody else at the same time (None: the default one, if there is any).
+    that are interleaved layer by layer (two micro-batches that overlap) cannot be told apart: their loads are counted,
+    their transitions are left out (`out_of_turn` rows so far), or counted wrong where they are equally long. Rows with a
+    negative id are padding. `group`: ranks whose counts `total` adds up, of a backend for CPU tensors, and used by
+    nobody else at the same time (None: the default one, if there is any).
     """
 
     def __init__(
         self, layers: int, experts: int, device: torch.device | str = "cpu", group: dist.ProcessGroup | None = None
     ) -> None:
-        self.group, self._k = group, 0
+        self.group, self._k, self.out_of_turn = group, 0, 0
         self._loads = torch.zeros(layers, experts, dtype=torch.int64, device=device)
         self._pairs = torch.zeros(layers - 1, experts, experts, dtype=torch.int64, device=device)
         self._before: tuple[int, Tensor] | None = None  # a layer, and the choices in it of the tokens that come next
@@ -168,21 +169,20 @@ class RoutingCounts:
         return partial(self.add, layer)
 
     def add(self, layer: int, experts: Tensor) -> None:
-        """Count `experts`, integer [tokens, k]. ValueError when the layer before was another, had other tokens, or k
-        changed."""
+        """Count `experts`, integer [tokens, k]; only their loads where the layer before was another, or had other tokens:
+        a server goes on. ValueError when k changed."""
         tokens, k = experts.shape
         if self._k not in (0, k):
             raise ValueError(f"layer {layer} has top-{k} routing, before it was top-{self._k}")
-        if layer and (self._before is None or (self._before[0], len(self._before[1])) != (layer - 1, tokens)):
-            found = "nothing" if self._before is None else f"layer {self._before[0]} of {len(self._before[1])} tokens"
-            raise ValueError(f"layer {layer} of {tokens} tokens came after {found}: layers must come in turn")
         self._k, experts = k, experts.long()
         real = (experts >= 0).all(dim=1)
         chosen = experts.clamp(min=0)
         once = real[:, None].expand(tokens, k).long()
         self._loads[layer].index_add_(0, chosen.flatten(), once.flatten())
-        if layer:
-            _, before = cast(tuple[int, Tensor], self._before)
+        last, before = self._before or (layer, chosen)
+        if layer and (last, len(before)) != (layer - 1, tokens):
+            self.out_of_turn += tokens
+        elif layer:
             pairs = before[:, :, None] * self._loads.shape[1] + chosen[:, None, :]
             weight = real[:, None].expand(tokens, k * k).long()
             self._pairs[layer - 1].view(-1).index_add_(0, pairs.flatten(), weight.flatten())

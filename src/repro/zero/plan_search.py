@@ -61,8 +61,12 @@ def search(
     Every partition of the three states and the secondary shard is looked at. Each of its routes is the cheapest of: one
     flat hop; two hops, node and network; one hop per level, with any of the bits on each. Routes are chosen one kind
     of message after the other, which finds the best combination where a step's exchanges add up, as in the default
-    cost. Raises ValueError when nothing fits, and says what the smallest plan needs.
+    cost. Raises ValueError when nothing fits, and says what the smallest plan needs; and for a topology without rates.
     """
+    if cost is traffic.step_seconds and all(math.isinf(level.bytes_per_s) for level in topology.levels):
+        raise ValueError(
+            "every level's bytes_per_s is inf, allowed: a rate of one at least, as plans are told by seconds"
+        )
     shapes = model if isinstance(model, Layout) else layout(model)
 
     def seconds(plan: Plan) -> float:

@@ -1,7 +1,7 @@
 """The decoder of one rank; `repro.exflow.moe` says what its modes are."""
 
 from collections.abc import Callable
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -34,8 +34,8 @@ class Decoder:
     memory   for keys_values="shared": of all requests, with `share_memory` before the ranks were started
 
     `meter` tells where time goes, and the bytes that the ledger of `communicator` counts. `routing`, when it is set,
-    counts what the routers of this rank choose. ValueError when the placement does not fit model and ranks, or shared
-    memory is missing.
+    counts what the routers of this rank choose. ValueError for an unknown mode, when the placement does not fit model and
+    ranks, or shared memory is missing.
     """
 
     def __init__(
@@ -48,6 +48,13 @@ class Decoder:
         memory: KeysValues | None = None,
         dispatch: Dispatch = "nearest",
     ) -> None:
+        for name, found, kind in (
+            ("mode", mode, Mode),
+            ("keys_values", keys_values, KeysValuesMode),
+            ("dispatch", dispatch, Dispatch),
+        ):
+            if found not in (allowed := get_args(kind)):
+                raise ValueError(f"{name} is {found!r}, allowed: {', '.join(allowed)}")
         self.ranks = dist.get_world_size()
         layout = Layout.of(placed, model.config, self.ranks)
         if (mode == "coherent" and keys_values == "shared") != (memory is not None):

@@ -176,9 +176,7 @@ def _room(visits: np.ndarray, gpus: int, max_load: float | None, slots: int) -> 
     apart for nothing."""
     if max_load is None:
         return np.full(len(visits), math.inf)
-    filled_by_eplb, _, copies = eplb.rebalance_experts(visits, slots * gpus, 1, 1, gpus)
-    of_slots = np.take_along_axis(visits / copies, filled_by_eplb, axis=1)
-    reached = of_slots.reshape(len(visits), gpus, -1).sum(axis=2).max(axis=1)
+    *_, reached = eplb.busiest(visits, slots * gpus, 1, 1, gpus)
     return np.maximum(max_load * visits.sum(axis=1) / gpus, reached)
 
 

@@ -49,7 +49,7 @@ def place_for_hops(
     check_counts(counts)
     if load.shape != (len(counts) + 1, counts.shape[1]):
         raise ValueError(f"load is {load.shape}, transition counts are {counts.shape}: must be of the same experts")
-    even, part, weight, cap = _by_eplb(load, slots, levels, groups)
+    even, part, weight, cap = eplb.busiest(load, slots, groups, _nodes(levels), levels.gpus)
     edges = zip(counts, even[:-1], even[1:], part[:-1], part[1:], strict=True)
     going = np.array([pairs[np.ix_(a, b)] * own[:, None] * next_ for pairs, a, b, own, next_ in edges])
     problem = Problem(going, levels.distances(), cap, weight)
@@ -63,7 +63,7 @@ def place_for_hops(
 def place_near(load: np.ndarray, slots: int, levels: Levels, groups: int = 1) -> np.ndarray:
     """As `place_for_hops`, for tokens that come from home ranks and take the nearest copy: their way there, at the
     costs of `levels`, is not longer than under EPLB."""
-    even, _, weight, cap = _by_eplb(load, slots, levels, groups)
+    even, _, weight, cap = eplb.busiest(load, slots, groups, _nodes(levels), levels.gpus)
     for layer, row in enumerate(even):
         _spread(
             row, weight[layer].copy(), load[layer].astype(np.float64), levels.distances(), cap[layer] * (1 + ROUNDING)
@@ -71,16 +71,8 @@ def place_near(load: np.ndarray, slots: int, levels: Levels, groups: int = 1) ->
     return even
 
 
-def _by_eplb(
-    load: np.ndarray, slots: int, levels: Levels, groups: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """EPLB's slots, [layers, slots]; which part of its expert's tokens, and how many, each takes; and the tokens of the
-    busiest rank, [layers]."""
-    nodes = levels.gpus // levels.spans[levels.node_level]
-    even, _, copies = eplb.rebalance_experts(load, slots, groups, nodes, levels.gpus)
-    part = 1.0 / np.take_along_axis(copies, even, axis=1)
-    weight = np.take_along_axis(load, even, axis=1) * part
-    return even, part, weight, weight.reshape(len(even), levels.gpus, -1).sum(axis=2).max(axis=1)
+def _nodes(levels: Levels) -> int:
+    return levels.gpus // levels.spans[levels.node_level]
 
 
 @njit(cache=True)
