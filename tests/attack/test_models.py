@@ -992,7 +992,7 @@ ATTEND = {"q": torch.zeros(2, 4, 8), "keys": KV, "values": KV, "slots": PLACE, "
 ATTEND["prompt"] = torch.tensor([True, False])
 TABLE = torch.tensor([[0, 2], [1, 0]])
 NORMED = {"x": torch.zeros(2, 16), "y": torch.zeros(2, 16), "weight": torch.zeros(16), "eps": 1e-5}
-PRODUCT = {"x": torch.zeros(2, 8), "panels": torch.zeros(2, 8, 32, 1), "out": 40, "bias": torch.zeros(40), "gelu": ""}
+PRODUCT = {"x": torch.zeros(2, 8), "panels": torch.zeros(2, 8, 32, 1), "out": 40, "bias": torch.zeros(40), "after": ""}
 CALLS = {
     "rotate_store": ROTATE,
     "attend": ATTEND,
@@ -1163,7 +1163,15 @@ ENTRIES = {
     "panels of three dimensions": ("product", {"panels": torch.zeros(2, 8, 32)}, "does not fit panels"),
     "inputs of another dtype": ("product", {"x": torch.zeros(2, 8).bfloat16()}, "one dtype"),
     "inputs that are nowhere": ("product", {"x": torch.zeros(2, 8, device="meta")}, "meta"),
-    "another activation": ("product", {"gelu": "relu"}, "gelu is relu"),
+    "another activation": ("product", {"after": "relu"}, "after is relu"),
+    "a gate of 48": (
+        "product",
+        {"panels": torch.zeros(3, 8, 32, 1), "after": "silu", "out": 48, "bias": None},
+        "multiple of 32",
+    ),
+    "a gate with a bias": ("product", {"after": "silu", "out": 32, "bias": torch.zeros(32)}, "without a bias"),
+    "a gate without its half": ("product", {"after": "silu", "out": 64}, "does not fit panels"),
+    "2**62 gates": ("product", {"after": "silu", "out": 2**62}, "does not fit panels"),
     "a weight of one dimension": ("multiplies", {"weight": torch.zeros(8)}, "[out, in], found [8]"),
 }
 

@@ -53,6 +53,24 @@ def test_a_product_is_that_of_torch_and_a_row_is_what_it_is_alone(layer, dtype, 
     assert all(torch.equal(multiply(x[i : i + 1])[0], y[i]) for i in range(rows))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("ffn", [32, 50, 64, 352])  # some in whole panels
+@settings(max_examples=20, deadline=None)
+@given(rows=st.integers(1, 41), kernels=st.sampled_from([Kernels(), *([] if KERNELS is None else [KERNELS])]))
+def test_a_gate_is_that_of_torch_and_a_row_is_what_it_is_alone(dtype, ffn, rows, kernels):
+    generator = torch.Generator().manual_seed(rows)
+    weight = torch.randn(2 * ffn, 60, generator=generator).div_(60**0.5).to(dtype)
+    x = torch.randn(rows, 60, generator=generator).to(dtype)
+    gated = kernels.gated(kernels.linear(weight))
+    y = gated(x)
+    gate, up = (x.double() @ weight.double().T).chunk(2, 1)
+    near = {"atol": 1e-5, "rtol": 1e-5} if dtype is torch.float32 else {"atol": 2e-2, "rtol": 2e-2}
+    assert y.dtype is dtype
+    torch.testing.assert_close(y.double(), F.silu(gate) * up, **near)
+    if kernels is KERNELS:
+        assert all(torch.equal(gated(x[i : i + 1])[0], y[i]) for i in range(rows))
+
+
 def test_many_rows_shared_by_threads():
     """More panels and tiles than one thread gets."""
     weight, x = torch.randn(3000, 256), torch.randn(150, 256)

@@ -2,7 +2,7 @@
 with an option each. From a GGUF file, a transformers folder, or with random weights. Weights that see the same input are
 fused (Q, K and V; gate and up)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -71,8 +71,12 @@ class Llama(Decoder):
             branch = block.out(attend(layer, self._headwise(block, block.qkv(normed))))
             x = self._from_here(layer, x, wanted)
             normed = kernels.add_norm(x, branch, block.ffn_norm, eps)
-            branch = block.down(kernels.silu_multiply(block.up(normed)))
+            branch = block.down(block.up(normed))
         return kernels.add_norm(x, branch, self.norm, eps)
+
+    def _block(self, name: str) -> Block:
+        block = super()._block(name)
+        return replace(block, up=self.kernels.gated(block.up))
 
     def _headwise(self, block: Block, qkv: Tensor) -> Tensor:
         """Queries, keys and values [n, (heads + 2 kv_heads) · head_dim] of this rank; the heads of the first two normed

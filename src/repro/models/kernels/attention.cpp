@@ -24,10 +24,15 @@ using repro::check_tensors;
 using repro::each;
 using repro::Factor;
 using repro::kDeep;
-using repro::kMostRows;
+using repro::kLanes;
 using repro::kPanel;
+using repro::larger;
+using repro::load;
 using repro::narrow;
 using repro::power_of_two;
+using repro::store;
+using repro::Vector;
+using repro::Whole;
 using repro::widen;
 
 namespace {
@@ -108,136 +113,138 @@ Space<T> zeros(int64_t count) {
   return std::make_unique<T[]>(count);
 }
 
-// One block of keys and values of one head as panels: keys for products with queries (outputs are positions), values for products with
-// weights (outputs are the entries of a head).
+// One block of keys and values of one head as a tile reads them: positions are its rows where keys meet queries, and its inputs where
+// values meet weights. They stay where they are in the cache, unless they lie in pieces, are multiplied as other numbers, or two values
+// that an instruction takes at once are to be neighbours.
 template <typename T>
 struct Block {
   using F = Factor<T>;
   static constexpr int deep = kDeep<F>;
-  int64_t dim, inputs, panels;  // of a head: entries, rounded up to `deep`, and in panels
-  Space<F> keys, values;
+  int64_t dim, inputs;  // of a head: entries, and rounded up to `deep`
+  Space<F> keys_space, values_space;
+  const F *keys, *values;  // [positions, inputs]; [positions / deep, dim, deep]
 
   explicit Block(int64_t dim)
-      : dim(dim), inputs((dim + deep - 1) / deep * deep), panels((dim + kPanel - 1) / kPanel), keys(zeros<F>(kKeys * inputs)),
-        values(zeros<F>(panels * kPanel * kKeys)) {}
+      : dim(dim), inputs((dim + deep - 1) / deep * deep), keys_space(zeros<F>(kKeys * inputs)), values_space(zeros<F>(kKeys * dim)) {}
 
-  const F* keys_from(int64_t position) const { return &keys[position * inputs]; }      // a panel, at multiples of kPanel
-  const F* values_from(int64_t entry) const { return &values[entry * kKeys]; }         // likewise
-
-  // `count` positions from `start` on; the rest of the block becomes zero.
-  void fill(const T* k0, const T* v0, const Cache& cache, int64_t slot, int64_t head, int64_t start, int64_t count) {
-    static constexpr T nothing[kMostDim] = {};
-    const T* from[kKeys][2];
-    for (int64_t t = 0; t < kKeys; t++) {
-      const int64_t at = t < count ? cache.at(slot, head, start + t) : 0;
-      from[t][0] = t < count ? k0 + at : nothing;
-      from[t][1] = t < count ? v0 + at : nothing;
+  void read(const T* k0, const T* v0, const Cache& cache, int64_t slot, int64_t head, int64_t start, int64_t count) {
+    const bool whole = std::is_same_v<F, T> && start % cache.block + count <= cache.block;
+    const int64_t first = cache.at(slot, head, start);
+    keys = keys_space.get();
+    values = values_space.get();
+    if constexpr (std::is_same_v<F, T>) {
+      if (whole && inputs == dim) keys = k0 + first;
+      if (whole && deep == 1) values = v0 + first;
     }
-    for (int64_t t = 0; t < kKeys; t++) {
-      F* to = &keys[t / kPanel * kPanel * inputs + t % kPanel * deep];
-      const T* k = from[t][0];
-      for (int64_t d = 0; d < dim / deep; d++, to += kPanel * deep)
-        for (int i = 0; i < deep; i++) to[i] = factor(k[d * deep + i]);
-      if (dim % deep) to[0] = factor(k[dim - 1]);
-    }
-    for (int64_t t = 0; t < kKeys; t += deep)
-      for (int64_t p = 0; p < panels; p++) {
-        F* to = &values[(p * kKeys + t) * kPanel];
-        const int64_t wide = std::min<int64_t>(kPanel, dim - p * kPanel);
-        const T *first = from[t][1] + p * kPanel, *last = from[t + deep - 1][1] + p * kPanel;
-        for (int64_t d = 0; d < wide; d++) {
-          to[d * deep] = factor(first[d]);
-          to[d * deep + deep - 1] = factor(last[d]);
+    if (keys == keys_space.get())
+      for (int64_t t = 0; t < count; t++) {
+        const T* from = k0 + cache.at(slot, head, start + t);
+        for (int64_t d = 0; d < dim; d++) keys_space[t * inputs + d] = repro::factor<F>(from[d]);
+      }
+    if (values == values_space.get())
+      for (int64_t t = 0; t < count; t += deep) {
+        static constexpr T nothing[kMostDim] = {};
+        const T* from = v0 + cache.at(slot, head, start + t);
+        const T* last = t + deep <= count ? v0 + cache.at(slot, head, start + t + deep - 1) : nothing;
+        F* to = &values_space[t * dim];
+        for (int64_t d = 0; d < dim; d++) {
+          to[d * deep] = repro::factor<F>(from[d]);
+          to[d * deep + deep - 1] = repro::factor<F>(last[d]);
         }
       }
   }
-
-  static F factor(T value) {
-    if constexpr (std::is_same_v<F, T>)
-      return value;
-    else
-      return widen(value);
-  }
 };
 
-// The scores of a tile of queries and one block to weights. `highest`: each query's highest score so far, in powers of two; `total`: the
-// sum of its weights relative to it. The first counts[r] positions count, none where a query stands before the block. `fades`: by how much
-// what was summed before fades. Step by step for all queries: what one waits for, another does.
+// A panel of queries, in order of their positions: the highest score of each so far, in powers of two, and the sum of its weights relative
+// to it.
+struct Panel {
+  float highest[kPanel], total[kPanel] = {};
+  int position[kPanel];
+
+  Panel() { std::fill_n(highest, kPanel, kLowest); }
+};
+
+// The scores of `count` positions from `start` on to weights, 0 where a query does not see a position. `fades`: by how much what was
+// summed before fades. A query is a lane, so that none waits for a sum of lanes; written as vectors, or compilers treat lanes differently.
 template <typename F>
-void weigh(int64_t rows, float (*scores)[kKeys], float scale, const int* counts, float* highest, float* total, float* fades,
-           F (*weights)[kKeys]) {
-  float most[kMostRows], sums[kMostRows];
-  for (int64_t r = 0; r < rows; r++) {
-    float *s = scores[r], found = kLowest;
-    for (int t = counts[r]; t < kKeys; t++) s[t] = kLowest;
-    for (int t = 0; t < kKeys; t++) found = std::max(found, s[t]);
-    most[r] = found;
+const F* weigh(float (*scores)[kPanel], int count, float scale, int start, Panel& queries, float* fades, F* weights) {
+  constexpr int deep = kDeep<F>;
+  const int all = std::clamp(queries.position[0] + 1 - start, 0, count);  // see it
+  for (; count % deep != 0; count++) std::fill_n(scores[count], kPanel, kLowest);
+  for (int lane = 0; lane < kPanel; lane += kLanes) {
+    const Whole seen = load<Whole>(queries.position + lane) + 1 - start;
+    const Vector lowest = Vector{} + kLowest, before = load(queries.highest + lane);
+    Vector most = lowest, sum = {};
+    for (int t = all; t < count; t++) store(t < seen ? load(scores[t] + lane) : lowest, scores[t] + lane);
+    for (int t = 0; t < count; t++) most = larger(most, load(scores[t] + lane));
+    most = larger(most * scale, before);
+    for (int t = 0; t < count; t++) {
+      const Vector weight = power_of_two(load(scores[t] + lane) * scale - most);
+      store(weight, scores[t] + lane);
+      sum += weight;
+    }
+    const Vector fade = power_of_two(before - most);
+    store(most, queries.highest + lane);
+    store(fade, fades + lane);
+    store(load(queries.total + lane) * fade + sum, queries.total + lane);
   }
-  for (int64_t r = 0; r < rows; r++) {
-    most[r] = std::max(most[r] * scale, highest[r]);
-    fades[r] = power_of_two(highest[r] - most[r]);
-    highest[r] = most[r];
-  }
-  for (int64_t r = 0; r < rows; r++) {
-    float *s = scores[r], sum = 0;
-    const float top = highest[r];
-    for (int t = 0; t < kKeys; t++) s[t] = power_of_two(s[t] * scale - top);
-    for (int t = counts[r]; t < kKeys; t++) s[t] = 0;
-    for (int t = 0; t < kKeys; t++) sum += s[t];
-    repro::narrow_all(s, kKeys, weights[r]);
-    sums[r] = sum;
-  }
-  for (int64_t r = 0; r < rows; r++) total[r] = total[r] * fades[r] + sums[r];
+  if constexpr (deep == 1) return scores[0];
+  for (int t = 0; t < count; t += deep) repro::interleave(scores[t], scores[t + 1], weights + t * kPanel);
+  return weights;
 }
 
-// Queries `begin` to `end` of one KV head of one chunk, counted row by row, in each row those of the group: they meet a block of keys and
-// values before the next is read.
+// Panels `begin` to `end` of one KV head of one chunk, whose queries are counted row by row, in each row those of the group: they meet a
+// block of keys and values before the next is read.
 template <typename T>
 void attend_part(const T* q0, const T* k0, const T* v0, T* o0, const Chunk& chunk, const Cache& cache, int64_t heads, int64_t head,
                  int64_t begin, int64_t end) {
   using F = Factor<T>;
-  const int64_t dim = cache.dim, group = heads / cache.kv_heads, count = end - begin;
+  constexpr int deep = kDeep<F>;
+  const int64_t dim = cache.dim, group = heads / cache.kv_heads, count = std::min(end * kPanel, chunk.rows * group);
   const float scale = 1.44269504f / std::sqrt(static_cast<float>(dim));  // of powers of two
   Block<T> block(dim);
-  const int64_t wide = block.panels * kPanel;
-  const Space<F> q = zeros<F>(count * block.inputs);
-  const Space<float> o = zeros<float>(count * wide);
-  std::vector<float> highest(count, kLowest), total(count);
+  const int64_t inputs = block.inputs;
+  const Space<F> q = zeros<F>((end - begin) * kPanel * inputs);      // of a panel [inputs / deep, kPanel, deep]
+  const Space<float> o = zeros<float>((end - begin) * kPanel * dim);  // [dim, kPanel]
+  std::vector<Panel> panels(end - begin);
   const auto entry = [&](int64_t i) { return ((chunk.first + i / group) * heads + head * group + i % group) * dim; };
-  const auto position = [&](int64_t i) { return chunk.position + i / group; };
-  for (int64_t i = 0; i < count; i++)
-    for (int64_t d = 0; d < dim; d++) q[i * block.inputs + d] = Block<T>::factor(q0[entry(begin + i) + d]);
-  const int64_t length = position(end - 1) + 1, tiles = (count + kMostRows - 1) / kMostRows;
+  const auto position = [&](int64_t i) { return chunk.position + std::min(i, count - 1) / group; };
+  for (int64_t i = begin * kPanel; i < end * kPanel; i++) panels[i / kPanel - begin].position[i % kPanel] = static_cast<int>(position(i));
+  for (int64_t i = begin * kPanel; i < count; i++) {
+    const int64_t p = i / kPanel - begin, lane = i % kPanel;
+    const T* from = q0 + entry(i);
+    F* to = &q[p * kPanel * inputs + lane * deep];
+    for (int64_t d = 0; d < dim / deep; d++, to += kPanel * deep)
+      for (int e = 0; e < deep; e++) to[e] = repro::factor<F>(from[d * deep + e]);
+    if (dim % deep) to[0] = repro::factor<F>(from[dim - 1]);
+  }
+  const int64_t length = position(count) + 1;
   for (int64_t start = 0; start < length; start += kKeys) {
-    block.fill(k0, v0, cache, chunk.slot, head, start, std::min<int64_t>(kKeys, length - start));
-    for (int64_t t = 0; t < tiles; t++) {
-      const int64_t first = count * t / tiles, rows = count * (t + 1) / tiles - first;
-      const int64_t seen = std::min<int64_t>(kKeys, position(begin + first + rows - 1) + 1 - start);  // by any of them
+    block.read(k0, v0, cache, chunk.slot, head, start, std::min<int64_t>(kKeys, length - start));
+    for (int64_t p = 0; p < end - begin; p++) {
+      const int64_t seen = std::min<int64_t>(kKeys, panels[p].position[kPanel - 1] + 1 - start);  // by any of them
       if (seen <= 0) continue;
-      float scores[kMostRows][kKeys], fades[kMostRows], sums[kMostRows][kPanel];
-      F weights[kMostRows][kKeys];
-      int counts[kMostRows];
-      const F* x = &q[first * block.inputs];
-      for (int64_t p = 0; p < seen; p += kPanel)
-        repro::tile_of<F>(rows, x, block.inputs, block.keys_from(p), block.inputs, scores[0] + p, kKeys);
-      for (int64_t r = 0; r < rows; r++)
-        counts[r] = std::clamp<int64_t>(position(begin + first + r) + 1 - start, 0, kKeys);
-      weigh(rows, scores, scale, counts, &highest[first], &total[first], fades, weights);
-      const int64_t inputs = (seen + block.deep - 1) / block.deep * block.deep;
-      for (int64_t d = 0; d < wide; d += kPanel) {
-        repro::tile_of<F>(rows, weights[0], kKeys, block.values_from(d), inputs, sums[0], kPanel);
-        for (int64_t r = 0; r < rows; r++) {
-          float* to = &o[(first + r) * wide + d];
-          for (int i = 0; i < kPanel; i++) to[i] = to[i] * fades[r] + sums[r][i];
-        }
-      }
+      float scores[kKeys][kPanel], fades[kPanel];
+      F weights[kKeys * kPanel];
+      repro::tiles(seen, [&](int64_t first, int64_t rows) {
+        repro::tile_of<F>(rows, block.keys + first * inputs, {inputs, deep}, &q[p * kPanel * inputs], inputs, scores[first]);
+      });
+      const F* w = weigh(scores, static_cast<int>(seen), scale, static_cast<int>(start), panels[p], fades, weights);
+      repro::tiles(dim, [&](int64_t first, int64_t rows) {
+        repro::tile_of<F>(rows, block.values + first * deep, {deep, deep * dim}, w, seen, &o[(p * dim + first) * kPanel], fades);
+      });
     }
   }
-  for (int64_t i = 0; i < count; i++)
-    for (int64_t d = 0; d < dim; d++) o0[entry(begin + i) + d] = narrow<T>(o[i * wide + d] / total[i]);
+  for (int64_t i = begin * kPanel; i < count; i++) {
+    const int64_t p = i / kPanel - begin, lane = i % kPanel;
+    const float part = 1 / panels[p].total[lane], *from = &o[p * kPanel * dim + lane];
+    float all[kMostDim];
+    for (int64_t d = 0; d < dim; d++) all[d] = part * from[d * kPanel];
+    repro::narrow_all(all, dim, o0 + entry(i));
+  }
 }
 
-constexpr int64_t kFewest = 4 * kMostRows, kMost = 16 * kMostRows;  // queries in a part: more share a block, fewer share the work better
+constexpr int64_t kFewest = 48 / kPanel + 1, kMost = 192 / kPanel;  // panels in a part: more share a block, fewer share the work better
 
 template <typename T>
 void attend_chunks(const Tensor& q, const Tensor& keys, const Tensor& values, const std::vector<Chunk>& chunks, const Cache& cache,
@@ -245,7 +252,7 @@ void attend_chunks(const Tensor& q, const Tensor& keys, const Tensor& values, co
   const int64_t heads = q.size(1), group = heads / cache.kv_heads;
   struct Part {
     Chunk chunk;
-    int64_t head, begin, end;
+    int64_t head, begin, end;  // panels
   };
   std::vector<Part> parts;
   int64_t queries = 0, pairs = 0;
@@ -253,9 +260,9 @@ void attend_chunks(const Tensor& q, const Tensor& keys, const Tensor& values, co
     queries += chunk.rows * heads;
     pairs += chunk.rows * heads * (chunk.position + chunk.rows);
   }
-  const int64_t most = std::clamp(queries / (8 * at::get_num_threads()), kFewest, kMost);
+  const int64_t most = std::clamp<int64_t>(queries / kPanel / (8 * at::get_num_threads()), kFewest, kMost);
   for (const Chunk& chunk : chunks)
-    for (int64_t count = chunk.rows * group, some = (count + most - 1) / most, part = 0; part < some; part++)
+    for (int64_t count = (chunk.rows * group + kPanel - 1) / kPanel, some = (count + most - 1) / most, part = 0; part < some; part++)
       for (int64_t head = 0; head < cache.kv_heads; head++)
         parts.push_back({chunk, head, count * part / some, count * (part + 1) / some});
   const T *q0 = q.const_data_ptr<T>(), *k0 = keys.const_data_ptr<T>(), *v0 = values.const_data_ptr<T>();

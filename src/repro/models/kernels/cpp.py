@@ -44,6 +44,13 @@ class CppKernels(Kernels):
         layer = PanelLinear if self._ops.multiplies(weight) else super().linear
         return layer(weight, bias, gelu)
 
+    def gated(self, layer: Linear) -> Linear:
+        """In the product, where half of its outputs are whole panels."""
+        if not isinstance(layer, PanelLinear) or layer.bias is not None or layer.outputs % (2 * _PANEL):
+            return super().gated(layer)
+        layer.outputs, layer.after = layer.outputs // 2, "silu"
+        return layer
+
     def attention(
         self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache, wanted: Wanted = slice(None)
     ) -> Attention:
@@ -90,10 +97,10 @@ class PanelLinear:
         rows = F.pad(weight, (0, 0, 0, -len(weight) % _PANEL))  # outputs of zero
         # [out, in] to [panels, in / deep, 32, deep]
         self.panels = rows.view(-1, _PANEL, weight.shape[1] // deep, deep).transpose(1, 2).contiguous()
-        self.bias, self._out, self._gelu = bias, len(weight), gelu or ""
+        self.bias, self.outputs, self.after = bias, len(weight), gelu or ""
 
     def __call__(self, x: Tensor) -> Tensor:
-        return torch.ops.repro_models.product(x.contiguous(), self.panels, self._out, self.bias, self._gelu)
+        return torch.ops.repro_models.product(x.contiguous(), self.panels, self.outputs, self.bias, self.after)
 
 
 @functools.cache

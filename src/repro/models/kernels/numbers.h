@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <initializer_list>
 #include <type_traits>
@@ -32,13 +33,23 @@ inline T narrow(float value) {
   }
 }
 
-// 2 to the power x, x <= 0, to fp32: the polynomial of Cephes' exp2f, for at most half a power either way.
+// 2 to the power z, at most half a power either way, to fp32: the polynomial of Cephes' exp2f. Of a number or of a vector.
+template <typename V>
+inline V part_of_power(V z) {
+  const V y = 2.402264791e-1f + z * (5.550332471e-2f + z * (9.618437358e-3f + z * (1.339887440e-3f + z * 1.535336188e-4f)));
+  return 1 + z * (6.931472029e-1f + z * y);
+}
+
+// 2 to the power x, x <= 0 but for rounding; exactly 0 from -127 down.
 inline float power_of_two(float x) {
-  x = std::max(x, -126.0f);
+  x = std::max(x, -127.0f);
   const int whole = static_cast<int>(x - 0.5f);
-  const float z = x - whole;
-  const float y = 2.402264791e-1f + z * (5.550332471e-2f + z * (9.618437358e-3f + z * (1.339887440e-3f + z * 1.535336188e-4f)));
-  return std::bit_cast<float>(std::bit_cast<int>(1 + z * (6.931472029e-1f + z * y)) + (whole << 23));
+  return std::bit_cast<float>(std::bit_cast<int>(part_of_power(x - whole)) + (whole << 23));
+}
+
+inline float silu(float x) {
+  const float e = power_of_two(-1.44269504f * std::abs(x));  // at most 1
+  return x * (x < 0 ? e : 1.0f) / (1.0f + e);
 }
 
 // Kernels read through pointers. What they take for granted is checked at every entry, once for all rows; that a tensor has the dtype of a

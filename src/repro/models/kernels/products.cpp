@@ -2,6 +2,7 @@
 // large matrices were measured to read it at 60 % of the memory's speed.
 //
 // W is laid out in panels (tiles.h). A panel meets up to 12 rows at once, and what one thread needs of it after that comes from its cache.
+// What follows a product element by element is done before its sums are stored.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -35,7 +36,7 @@ constexpr bool possible() {
 #endif
 }
 
-enum class After { kNothing, kGelu, kGeluTanh };
+enum class After { kNothing, kGelu, kGeluTanh, kSilu };
 
 // GELU of all outputs of a panel, those that are not there among them: so each is computed by the same instructions wherever it stands.
 void activate(After after, float* y) {
@@ -51,49 +52,53 @@ constexpr int64_t kItems = 16;        // a thread's: one that was interrupted le
 // Rows in blocks that stay in the cache; in a block, each panel meets all rows, in tiles of nearly equal size, before the next is read.
 template <typename T>
 void product_rows(const Tensor& x, const Tensor& panels, const std::optional<Tensor>& bias, After after, Tensor& y) {
+  const bool gated = after == After::kSilu;  // the second half of the panels is multiplied by the SiLU of the first
   const int64_t rows = x.size(0), in = x.size(1), out = y.size(1), tiles = (rows + kMostRows - 1) / kMostRows;
   const int64_t near = std::max<int64_t>(1, kNear / (kMostRows * in * static_cast<int64_t>(sizeof(T))));  // tiles in a block
-  const int64_t blocks = (tiles + near - 1) / near, count = panels.size(0);
+  const int64_t blocks = (tiles + near - 1) / near, count = panels.size(0) / (gated ? 2 : 1);
   const T *x0 = x.const_data_ptr<T>(), *w0 = panels.const_data_ptr<T>(), *b0 = bias ? bias->const_data_ptr<T>() : nullptr;
   T* y0 = y.mutable_data_ptr<T>();
   const auto panel_times_tiles = [&](int64_t panel, int64_t begin, int64_t end) {
-    float sums[kMostRows][kPanel];
+    float sums[kMostRows][kPanel], factors[kMostRows][kPanel];
     const int64_t first = panel * kPanel, width = std::min<int64_t>(kPanel, out - first);
     for (int64_t t = begin; t < end; t++) {
       const int64_t row = rows * t / tiles, high = rows * (t + 1) / tiles - row;
-      repro::tile_of<T>(high, x0 + row * in, in, w0 + first * in, in, sums[0], kPanel);
+      repro::tile_of<T>(high, x0 + row * in, {in, kDeep<T>}, w0 + first * in, in, sums[0]);
+      if (gated) repro::tile_of<T>(high, x0 + row * in, {in, kDeep<T>}, w0 + (out + first) * in, in, factors[0]);
       for (int64_t r = 0; r < high; r++) {
         if (b0 != nullptr)
           for (int64_t i = 0; i < width; i++) sums[r][i] += repro::widen(b0[first + i]);
         activate(after, sums[r]);
-        if (width == kPanel)
-          repro::narrow_all(sums[r], kPanel, y0 + (row + r) * out + first);
-        else
-          for (int64_t i = 0; i < width; i++) y0[(row + r) * out + first + i] = repro::narrow<T>(sums[r][i]);
+        if (gated)
+          for (int i = 0; i < kPanel; i++) sums[r][i] = repro::silu(sums[r][i]) * factors[r][i];
+        repro::narrow_all(sums[r], width, y0 + (row + r) * out + first);
       }
     }
   };
   const int64_t items = std::min(count, kItems * at::get_num_threads());
-  repro::each(blocks * items, rows * in * out, [&](int64_t item) {
+  repro::each(blocks * items, rows * panels.numel(), [&](int64_t item) {
     const int64_t block = item / items, part = item % items;
     for (int64_t panel = count * part / items; panel < count * (part + 1) / items; panel++)
       panel_times_tiles(panel, tiles * block / blocks, tiles * (block + 1) / blocks);
   });
 }
 
-Tensor product(const Tensor& x, const Tensor& panels, int64_t out, const std::optional<Tensor>& bias, const std::string& gelu) {
+Tensor product(const Tensor& x, const Tensor& panels, int64_t out, const std::optional<Tensor>& bias, const std::string& after) {
   repro::check_tensors({x, panels, bias.value_or(x)});
+  const int64_t most = panels.dim() == 4 ? panels.size(0) * kPanel : 0, parts = after == "silu" ? 2 : 1;
   TORCH_CHECK(x.dim() == 2 && panels.dim() == 4 && x.size(1) == panels.size(1) * panels.size(3) && panels.size(2) == kPanel &&
-                  out <= panels.size(0) * kPanel && out > (panels.size(0) - 1) * kPanel,
-              "x ", x.sizes(), " does not fit panels ", panels.sizes(), " of ", out, " outputs");
+                  out <= most / parts && out > (most - kPanel) / parts,
+              "x ", x.sizes(), " does not fit panels ", panels.sizes(), " of ", parts, " times ", out, " outputs");
   TORCH_CHECK(x.scalar_type() == panels.scalar_type() && (!bias || (bias->scalar_type() == x.scalar_type() && bias->numel() == out)),
               "x, panels and bias must have one dtype, and the bias ", out, " entries");
-  TORCH_CHECK(gelu.empty() || gelu == "none" || gelu == "tanh", "gelu is ", gelu, ", allowed: nothing, none, tanh");
-  const After after = gelu == "none" ? After::kGelu : gelu == "tanh" ? After::kGeluTanh : After::kNothing;
+  TORCH_CHECK(after.empty() || after == "none" || after == "tanh" || after == "silu", "after is ", after,
+              ", allowed: nothing, none, tanh, silu");
+  TORCH_CHECK(after != "silu" || (out % kPanel == 0 && !bias), out, " gated outputs must be a multiple of ", kPanel, ", without a bias");
+  const After step = after == "none" ? After::kGelu : after == "tanh" ? After::kGeluTanh : after == "silu" ? After::kSilu : After::kNothing;
   auto y = at::empty({x.size(0), out}, x.options());
   FOR_DTYPE(x, "product", {
     TORCH_CHECK(possible<scalar_t>() && panels.size(3) == kDeep<scalar_t>, "panels of this dtype are not for this processor");
-    if constexpr (possible<scalar_t>()) product_rows<scalar_t>(x, panels, bias, after, y);
+    if constexpr (possible<scalar_t>()) product_rows<scalar_t>(x, panels, bias, step, y);
   });
   return y;
 }
@@ -108,8 +113,9 @@ bool multiplies(const Tensor& weight) {
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(repro_models, library) {
-  // x [n, in], panels [out / 32 or one more, in / deep, 32, deep], bias [out]: [n, out]; gelu: "" (none), "none" (exact) or "tanh".
-  library.def("product(Tensor x, Tensor panels, int out, Tensor? bias, str gelu) -> Tensor", &product);
+  // x [n, in], panels [out / 32 or one more, in / deep, 32, deep], bias [out]: [n, out]. after: "" (nothing), GELU, "none" (exact) or
+  // "tanh", or "silu": of panels of 2 out outputs, silu(the first half) times the second.
+  library.def("product(Tensor x, Tensor panels, int out, Tensor? bias, str after) -> Tensor", &product);
   // Whether this processor has the instructions for the dtype of weight [out, in], and its inputs come out even.
   library.def("multiplies(Tensor weight) -> bool", &multiplies);
 }

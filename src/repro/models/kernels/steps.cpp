@@ -85,11 +85,7 @@ void silu_multiply_rows(const Tensor& gate_up, Tensor& out) {
   each(rows, 4 * out.numel(), [&](int64_t row) {  // an exponential is some of them
     const T *gate = in + row * 2 * width, *up = gate + width;
     T* o = o0 + row * width;
-    for (int64_t i = 0; i < width; i++) {
-      const float g = widen(gate[i]);
-      const float e = repro::power_of_two(-1.44269504f * std::abs(g));  // at most 1
-      o[i] = narrow<T>(g * (g < 0 ? e : 1.0f) / (1.0f + e) * widen(up[i]));
-    }
+    for (int64_t i = 0; i < width; i++) o[i] = narrow<T>(repro::silu(widen(gate[i])) * widen(up[i]));
   });
 }
 

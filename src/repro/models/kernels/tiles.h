@@ -73,54 +73,115 @@ inline Vector everywhere(const float* one) { return *one - Vector{}; }
 
 #endif
 
-inline Vector load(const void* from) {
-  Vector found;
+typedef int Whole __attribute__((vector_size(4 * kLanes)));
+
+template <typename V = Vector>
+inline V load(const void* from) {
+  V found;
   std::memcpy(&found, from, sizeof found);
   return found;
 }
 
-// A multiple of kLanes numbers as factors.
-template <typename F>
-inline void narrow_all(const float* from, int64_t count, F* to) {
+inline void store(Vector values, float* to) { std::memcpy(to, &values, sizeof values); }
+
+inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
+
+// As that of a number.
+inline Vector power_of_two(Vector x) {
+  x = larger(x, Vector{} - 127.0f);
+  const Whole whole = __builtin_convertvector(x - 0.5f, Whole);
+  return (Vector)((Whole)part_of_power(x - __builtin_convertvector(whole, Vector)) + (whole << 23));
+}
+
+// As `narrow`; where there is an instruction for it, subnormal numbers become 0.
+template <typename T>
+inline void narrow_all(const float* from, int64_t count, T* to) {
+  int64_t i = 0;
 #ifdef __AVX512BF16__
-  if constexpr (std::is_same_v<F, at::BFloat16>) {
-    for (int64_t i = 0; i < count; i += kLanes) {
+  if constexpr (std::is_same_v<T, at::BFloat16>)
+    for (; i + kLanes <= count; i += kLanes) {
       const __m256bh some = _mm512_cvtneps_pbh(_mm512_loadu_ps(from + i));
       std::memcpy(to + i, &some, sizeof some);
     }
-    return;
-  }
 #endif
-  for (int64_t i = 0; i < count; i++) to[i] = narrow<F>(from[i]);
+  for (; i < count; i++) to[i] = narrow<T>(from[i]);
 }
 
-// out[r * apart + i] = sum of x[r * stride + k] w[k / deep, i, k % deep] over k < in, for r < ROWS and i < kPanel.
+template <typename F, typename T>
+inline F factor(T value) {
+  if constexpr (std::is_same_v<F, T>)
+    return value;
+  else
+    return widen(value);
+}
+
+// Two inputs of kPanel outputs as factors, side by side.
+template <typename F>
+inline void interleave(const float* first, const float* second, F* to) {
+#ifdef __AVX512BF16__
+  const auto order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,  //
+                                      23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  for (int i = 0; i < kPanel; i += kLanes) {
+    const auto both = (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(second + i), _mm512_loadu_ps(first + i));
+    const auto mixed = _mm512_permutexvar_epi16(order, both);
+    std::memcpy(to + 2 * i, &mixed, sizeof mixed);
+  }
+#else
+  for (int i = 0; i < kPanel; i++) {
+    to[2 * i] = factor<F>(first[i]);
+    to[2 * i + 1] = factor<F>(second[i]);
+  }
+#endif
+}
+
+// Where a row's inputs lie: the deep ones that an instruction takes side by side, the next ones `step` further; rows are `apart`.
+struct Inputs {
+  int64_t apart, step;
+};
+
+// out[r, i] = sum of x[r, k] w[k / deep, i, k % deep] over k < in, for r < ROWS and i < kPanel; with `fades`, plus out[r, i] fades[i].
 template <typename T, int ROWS>
-void tile(const T* x, int64_t stride, const T* w, int64_t in, float* out, int64_t apart) {
+void tile(const T* x, Inputs at, const T* w, int64_t in, float* out, const float* fades) {
   Vector sum[ROWS][2];
+  if (fades == nullptr) {
 #pragma GCC unroll 16
-  for (int r = 0; r < ROWS; r++) sum[r][0] = sum[r][1] = Vector{};
-  for (int64_t i = 0; i < in; i += kDeep<T>, x += kDeep<T>, w += kPanel * kDeep<T>) {
+    for (int r = 0; r < ROWS; r++) sum[r][0] = sum[r][1] = Vector{};
+  } else {
+    const Vector low = load(fades), high = load(fades + kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; r++) {
+      sum[r][0] = load(out + r * kPanel) * low;
+      sum[r][1] = load(out + r * kPanel + kLanes) * high;
+    }
+  }
+  for (int64_t i = 0; i < in; i += kDeep<T>, x += at.step, w += kPanel * kDeep<T>) {
     const Vector low = load(w), high = load(w + kLanes * kDeep<T>);
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++) {
-      const Vector one = everywhere(x + r * stride);
+      const Vector one = everywhere(x + r * at.apart);
       sum[r][0] = multiply_add<T>(one, low, sum[r][0]);
       sum[r][1] = multiply_add<T>(one, high, sum[r][1]);
     }
   }
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++) {
-    std::memcpy(out + r * apart, &sum[r][0], sizeof(Vector));
-    std::memcpy(out + r * apart + kLanes, &sum[r][1], sizeof(Vector));
+    std::memcpy(out + r * kPanel, &sum[r][0], sizeof(Vector));
+    std::memcpy(out + r * kPanel + kLanes, &sum[r][1], sizeof(Vector));
   }
 }
 
 // Sums stay in registers only where the compiler knows how many rows there are: 1 to kMostRows.
 template <typename T, int ROWS = kMostRows>
-void tile_of(int64_t rows, const T* x, int64_t stride, const T* w, int64_t in, float* out, int64_t apart) {
-  if (rows == ROWS) return tile<T, ROWS>(x, stride, w, in, out, apart);
-  if constexpr (ROWS > 1) tile_of<T, ROWS - 1>(rows, x, stride, w, in, out, apart);
+void tile_of(int64_t rows, const T* x, Inputs at, const T* w, int64_t in, float* out, const float* fades = nullptr) {
+  if (rows == ROWS) return tile<T, ROWS>(x, at, w, in, out, fades);
+  if constexpr (ROWS > 1) tile_of<T, ROWS - 1>(rows, x, at, w, in, out, fades);
+}
+
+// Calls body(first, rows) for tiles of nearly equal size.
+template <typename F>
+void tiles(int64_t rows, F body) {
+  const int64_t count = (rows + kMostRows - 1) / kMostRows;
+  for (int64_t t = 0; t < count; t++) body(rows * t / count, rows * (t + 1) / count - rows * t / count);
 }
 
 }  // namespace repro

@@ -157,6 +157,10 @@ class Kernels:
             x += y
         return F.rms_norm(x, (x.shape[1],), weight, eps)
 
+    def gated(self, layer: Linear) -> Linear:
+        """Of a layer whose outputs are [n, 2 · ffn], gate before up: silu(gate) · up [n, ffn]."""
+        return lambda x: self.silu_multiply(layer(x))
+
     def silu_multiply(self, gate_up: Tensor) -> Tensor:
         """[n, 2 · ffn], gate before up, to silu(gate) · up [n, ffn]."""
         gate, up = gate_up.chunk(2, -1)
