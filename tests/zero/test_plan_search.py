@@ -98,8 +98,11 @@ def test_it_says_what_the_smallest_plan_needs():
 
 
 def test_a_topology_without_rates_orders_no_plans():
-    with pytest.raises(ValueError, match="every level's bytes_per_s is inf, allowed: a rate of one at least"):
-        search(TWENTY_BILLION, Topology((Level("node", 4), Level("cluster", 2))), 64e9)
+    free = Topology((Level("node", 4), Level("cluster", 1, bytes_per_s=1e9)))  # nothing goes over the second
+    with pytest.raises(ValueError, match="bytes_per_s is inf and latency_s 0 in all of node, allowed: a rate"):
+        search(SMALL, free, 64e9)
+    slow = Topology((Level("node", 4, latency_s=1e-6), Level("cluster", 2)))
+    assert search(SMALL, slow, 64e9) and search(SMALL, Topology((Level("node", 1),)), 64e9)
 
 
 def test_compute_is_added_to_every_plan_and_changes_none():

@@ -61,12 +61,14 @@ def search(
     Every partition of the three states and the secondary shard is looked at. Each of its routes is the cheapest of: one
     flat hop; two hops, node and network; one hop per level, with any of the bits on each. Routes are chosen one kind
     of message after the other, which finds the best combination where a step's exchanges add up, as in the default
-    cost. Raises ValueError when nothing fits, and says what the smallest plan needs; and for a topology without rates.
+    cost. Raises ValueError when nothing fits, and says what the smallest plan needs; and where the default cost has
+    neither a rate nor a latency of any level to tell plans apart by.
     """
-    if cost is traffic.step_seconds and all(math.isinf(level.bytes_per_s) for level in topology.levels):
-        raise ValueError(
-            "every level's bytes_per_s is inf, allowed: a rate of one at least, as plans are told by seconds"
-        )
+    split = [level for level in topology.levels if level.size > 1]
+    free = all(math.isinf(level.bytes_per_s) and not level.latency_s for level in split)
+    if cost is traffic.step_seconds and split and free:
+        names = ", ".join(level.name for level in split)
+        raise ValueError(f"bytes_per_s is inf and latency_s 0 in all of {names}, allowed: a rate or a latency in one")
     shapes = model if isinstance(model, Layout) else layout(model)
 
     def seconds(plan: Plan) -> float:
