@@ -23,7 +23,7 @@ from repro.exflow.search.problem import Problem
 from repro.exflow.trace import Trace, transitions
 from repro.topology import Topology
 
-ROUNDS, TIME_LIMIT_S = 60, 30.0  # when `place` is given neither
+ROUNDS, TIME_LIMIT_S = 60, 30.0  # when `place` is given neither; integer programs also where rounds are given
 
 
 @dataclass(frozen=True)

@@ -151,9 +151,9 @@ class RoutingCounts:
     `add`, or what `hook(layer)` gives, is called with the choices of each layer in turn, 0 to layers - 1, as rows of
     the same tokens: in vLLM `module.router.set_capture_fn(counts.hook(layer))` for the MoE layers of the model. Batches
     that are interleaved layer by layer (two micro-batches that overlap) cannot be told apart: their loads are counted,
-    their transitions are left out (`out_of_turn` rows so far), or counted wrong where they are equally long. Rows with a
-    negative id are padding. `group`: ranks whose counts `total` adds up, of a backend for CPU tensors, and used by
-    nobody else at the same time (None: the default one, if there is any).
+    their transitions are left out (`out_of_turn` rows since `clear`), or counted wrong where they are equally long. Rows
+    with a negative id are padding. `group`: ranks whose counts `total` adds up, of a backend for CPU tensors, and used
+    by nobody else at the same time (None: the default one, if there is any).
     """
 
     def __init__(
@@ -169,8 +169,8 @@ class RoutingCounts:
         return partial(self.add, layer)
 
     def add(self, layer: int, experts: Tensor) -> None:
-        """Count `experts`, integer [tokens, k]; only their loads where the layer before was another, or had other tokens:
-        a server goes on. ValueError when k changed."""
+        """Count `experts`, integer [tokens, k]; only their loads where the layer before was another, or had other
+        tokens: a server goes on. ValueError when k changed."""
         tokens, k = experts.shape
         if self._k not in (0, k):
             raise ValueError(f"layer {layer} has top-{k} routing, before it was top-{self._k}")
@@ -214,6 +214,7 @@ class RoutingCounts:
         """Begin to count anew."""
         self._loads.zero_()
         self._pairs.zero_()
+        self.out_of_turn = 0
 
 
 def _num_experts(router: nn.Module) -> int:

@@ -258,7 +258,8 @@ class Engine:
         if not slots:
             return []
         for slot in slots:
-            if running[slot].finish_reason not in ("length", "stop"):  # nobody has seen logits of all that is stored
+            # Nobody has seen logits of all that is stored; after an error it was cleared.
+            if running[slot].finish_reason not in ("length", "stop", "error"):
                 self.buffers.clear(slot)
         finished = [running.pop(slot) for slot in slots]
         for source, destination in self.buffers.evict(slots):

@@ -34,8 +34,8 @@ class Decoder:
     memory   for keys_values="shared": of all requests, with `share_memory` before the ranks were started
 
     `meter` tells where time goes, and the bytes that the ledger of `communicator` counts. `routing`, when it is set,
-    counts what the routers of this rank choose. ValueError for an unknown mode, when the placement does not fit model and
-    ranks, or shared memory is missing.
+    counts what the routers of this rank choose. ValueError for an unknown mode, when the placement does not fit model
+    and ranks, or shared memory is missing.
     """
 
     def __init__(

@@ -83,13 +83,14 @@ def place_copies(
     """Place the experts of top-1 `routing` (a trace, or transition counts [layers-1, E, E]) on P GPUs, with `extra_slots`
     slots per GPU and layer beside its E/P for copies of any expert.
 
-    `max_load`: tokens of a layer's busiest GPU over the even share that are aimed at, or what EPLB reaches there with as
-    many slots, where that is more; each token above it costs PRICE hops. `dispatch`: which copy takes a token on the
-    server, one of `slots.DISPATCHES`; with `shares` the result says so in `share`. `start`: a placement to begin with,
-    instead of searching one; of one with copies the slots of a GPU stay as many, and `extra_slots` come on top. `moves`:
-    most experts that may come to a GPU which does not hold them in `start`, all layers together. Machine, costs, seed,
-    rounds, time limit, progress and clock as in `placement.place`; `seed` and `rounds` fix the result unless time cuts
-    it. Copies of one expert never share a GPU; slots without a use repeat an expert of their GPU.
+    `max_load`: tokens of a layer's busiest GPU over the even share that are aimed at, or what EPLB reaches there with
+    as many slots, where that is more; each token above it costs PRICE hops. `dispatch`: which copy takes a token on
+    the server, one of `slots.DISPATCHES`; with `shares` the result says so in `share`. `start`: a placement to begin
+    with, instead of searching one; of one with copies the slots of a GPU stay as many, and `extra_slots` come on top.
+    `moves`: most experts that may come to a GPU which does not hold them in `start`, all layers together. Machine,
+    costs, seed, progress and clock as in `placement.place`. `seed` and `rounds` (default: ROUNDS, where no time limit
+    is given) fix the result, unless a time limit cuts it short. Copies of one expert never share a GPU; slots without a
+    use repeat an expert of their GPU.
 
     Raises ValueError as `place` does, when k > 1, or an argument is out of range.
     """
@@ -176,7 +177,7 @@ def _room(visits: np.ndarray, gpus: int, max_load: float | None, slots: int) -> 
     apart for nothing."""
     if max_load is None:
         return np.full(len(visits), math.inf)
-    *_, reached = eplb.busiest(visits, slots * gpus, 1, 1, gpus)
+    *_, reached = eplb.slots_and_tokens(visits, slots * gpus, 1, 1, gpus)
     return np.maximum(max_load * visits.sum(axis=1) / gpus, reached)
 
 

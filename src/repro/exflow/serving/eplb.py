@@ -46,15 +46,15 @@ def rebalance_experts(
     return slots, *logical_to_physical(slots)
 
 
-def busiest(
+def slots_and_tokens(
     weight: np.ndarray, num_replicas: int, num_groups: int, num_nodes: int, num_gpus: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of `rebalance_experts`: the expert in each slot, [layers, num_replicas]; which part of its expert's tokens, and how
-    many, it takes; and the tokens of the busiest GPU, [layers]."""
+    """Of `rebalance_experts`: the expert in each slot, [layers, num_replicas]; which part of its expert's tokens, and
+    how many, it takes; and the tokens of the busiest GPU, [layers]."""
     slots, _, copies = rebalance_experts(weight, num_replicas, num_groups, num_nodes, num_gpus)
-    part = 1.0 / np.take_along_axis(copies, slots, axis=1)
-    tokens = np.take_along_axis(weight, slots, axis=1) * part
-    return slots, part, tokens, tokens.reshape(len(slots), num_gpus, -1).sum(axis=2).max(axis=1)
+    sharing = np.take_along_axis(copies, slots, axis=1)
+    tokens = np.take_along_axis(weight, slots, axis=1) / sharing
+    return slots, 1 / sharing, tokens, tokens.reshape(len(slots), num_gpus, -1).sum(axis=2).max(axis=1)
 
 
 def _layer(weight: np.ndarray, slots: int, groups: int, nodes: int, gpus: int) -> np.ndarray:

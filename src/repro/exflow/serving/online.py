@@ -49,7 +49,7 @@ def place_for_hops(
     check_counts(counts)
     if load.shape != (len(counts) + 1, counts.shape[1]):
         raise ValueError(f"load is {load.shape}, transition counts are {counts.shape}: must be of the same experts")
-    even, part, weight, cap = eplb.busiest(load, slots, groups, _nodes(levels), levels.gpus)
+    even, part, weight, cap = eplb.slots_and_tokens(load, slots, groups, _nodes(levels), levels.gpus)
     edges = zip(counts, even[:-1], even[1:], part[:-1], part[1:], strict=True)
     going = np.array([pairs[np.ix_(a, b)] * own[:, None] * next_ for pairs, a, b, own, next_ in edges])
     problem = Problem(going, levels.distances(), cap, weight)
@@ -63,7 +63,7 @@ def place_for_hops(
 def place_near(load: np.ndarray, slots: int, levels: Levels, groups: int = 1) -> np.ndarray:
     """As `place_for_hops`, for tokens that come from home ranks and take the nearest copy: their way there, at the
     costs of `levels`, is not longer than under EPLB."""
-    even, _, weight, cap = eplb.busiest(load, slots, groups, _nodes(levels), levels.gpus)
+    even, _, weight, cap = eplb.slots_and_tokens(load, slots, groups, _nodes(levels), levels.gpus)
     for layer, row in enumerate(even):
         _spread(
             row, weight[layer].copy(), load[layer].astype(np.float64), levels.distances(), cap[layer] * (1 + ROUNDING)

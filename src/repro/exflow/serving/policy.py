@@ -11,6 +11,7 @@ each expert, takes the expert in each slot, and derives the other two maps of De
 `rebalance_experts` gives all three to servers that want them.
 """
 
+import warnings
 from typing import ClassVar
 
 import numpy as np
@@ -23,6 +24,8 @@ from repro.exflow.search import portfolio
 from repro.exflow.serving import eplb
 from repro.exflow.serving.online import place_for_hops
 from repro.exflow.serving.slots import logical_to_physical
+
+OUT_OF_TURN = "{} rows came out of turn (micro-batches that overlap?): their transitions are not counted"
 
 
 class AffinityPolicy:
@@ -56,11 +59,14 @@ class AffinityPolicy:
         """
         load, routing = weight.double().cpu().numpy(), cls.routing
         counts = np.zeros(0) if routing is None else routing.total()[1]
+        if routing is not None:
+            if routing.out_of_turn:
+                warnings.warn(OUT_OF_TURN.format(routing.out_of_turn), stacklevel=2)
+            routing.clear()
         if routing is not None and counts.any():
             levels = make_levels(num_ranks, num_ranks // num_nodes, cls.costs)
             slots = place_for_hops(load, counts, num_replicas, levels, num_groups, cls.rounds, cls.time_limit_s)
             slots = routing.agreed(slots)
-            routing.clear()
         else:
             slots, _, _ = eplb.rebalance_experts(load, num_replicas, num_groups, num_nodes, num_ranks)
         if old_global_expert_indices is not None:

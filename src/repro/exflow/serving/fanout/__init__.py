@@ -44,7 +44,7 @@ class FanOut:
 
     def cost(self, costs: Sequence[float] = (1.0, 2.0), objective: str = "new_gpus") -> float:
         """Per token and transition (`new_gpus`) or layer (`gpus`): costs[0]·GPUs + (costs[1] - costs[0])·nodes, so
-        that a hop inside a node costs costs[0] and one between nodes costs[1]. ValueError for any other objective."""
+        that a hop inside a node costs costs[0] and one between nodes costs[1]. ValueError for any other objective, or costs."""
         check_aim(objective, OBJECTIVES, costs)
         gpus, nodes = (self.new_gpus, self.new_nodes) if objective == "new_gpus" else (self.gpus, self.nodes)
         return costs[0] * gpus + (costs[1] - costs[0]) * nodes

@@ -1,5 +1,5 @@
-"""This package. Variants: `fused`; seconds (the same with this limit to the wait for a next token; 0: all prompts that have
-come in one pass); and `serial` (one request after another on the same engine and model)."""
+"""This package. Variants: `fused`; seconds (the same with this limit to the wait for a next token; 0: all prompts that
+have come in one pass); and `serial` (one request after another on the same engine and model)."""
 
 from collections.abc import Callable, Sequence
 
