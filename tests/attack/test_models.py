@@ -1171,6 +1171,7 @@ ENTRIES = {
     ),
     "a gate with a bias": ("product", {"after": "silu", "out": 32, "bias": torch.zeros(32)}, "without a bias"),
     "a gate without its half": ("product", {"after": "silu", "out": 64}, "does not fit panels"),
+    "no inputs": ("product", {"x": torch.zeros(2, 0), "panels": torch.zeros(2, 0, 32, 1)}, "does not fit panels"),
     "2**62 gates": ("product", {"after": "silu", "out": 2**62}, "does not fit panels"),
     "a weight of one dimension": ("multiplies", {"weight": torch.zeros(8)}, "[out, in], found [8]"),
 }

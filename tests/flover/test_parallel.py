@@ -20,7 +20,8 @@ from repro.models.gpt_j_neox import GPTJ, GPTJConfig, GPTNeoX, GPTNeoXConfig
 from repro.models.llama import Llama, LlamaConfig
 from repro.models.parallel import Shard
 
-CONFIG = LlamaConfig(layers=2, width=32, heads=8, kv_heads=4, ffn=48, vocab=61, context=128)
+# Half of up and gate are whole panels alone and on two ranks, not on four.
+CONFIG = LlamaConfig(layers=2, width=32, heads=8, kv_heads=4, ffn=64, vocab=61, context=128)
 CAPACITY = 100
 
 

@@ -68,6 +68,9 @@ def test_a_gate_is_that_of_torch_and_a_row_is_what_it_is_alone(dtype, ffn, rows,
     assert y.dtype is dtype
     torch.testing.assert_close(y.double(), F.silu(gate) * up, **near)
     if kernels is KERNELS:
+        twice, none = kernels.linear(weight), kernels.linear(weight, None, "tanh")
+        assert torch.equal(kernels.gated(twice)(x), y) and twice(x).shape == (rows, 2 * ffn)  # as it was
+        assert torch.equal(kernels.gated(none)(x), kernels.silu_multiply(none(x)))
         assert all(torch.equal(gated(x[i : i + 1])[0], y[i]) for i in range(rows))
 
 

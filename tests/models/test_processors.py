@@ -27,9 +27,9 @@ def test_kernels_for_an_older_processor(processor, tmp_path):
     compiler = tmp_path / "c++"
     compiler.write_text(f'#!/bin/sh\nexec {COMPILER} "$@" -march={processor}\n')
     compiler.chmod(0o755)
-    file = Path(__file__).with_name("test_kernels.py")
+    files = [str(Path(__file__).with_name(name)) for name in ("test_kernels.py", "test_linear.py")]
     ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "-k", CHOICE, str(file)],
+        [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "-k", CHOICE, *files],
         cwd=paths.root(),
         env=os.environ | {"CXX": str(compiler), "TORCH_EXTENSIONS_DIR": str(tmp_path)},
         capture_output=True,

@@ -1,13 +1,14 @@
 // Causal attention over a cache, of rows that decode and of prompts. Sums are in fp32 whatever the dtype.
 //
 // A row's sums run in an order that depends on its position only, and on whether it is of a prompt or decodes: its result is the same, bit
-// for bit, whatever stands beside it, and into however many chunks a prompt is cut.
+// for bit, whatever stands beside it, and into however many chunks a prompt of finite numbers is cut.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include <algorithm>
+#include <climits>
 #include <cmath>
 #include <memory>
 #include <optional>
@@ -280,6 +281,7 @@ Tensor attend(const Tensor& q, const Tensor& keys, const Tensor& values, const T
   TORCH_CHECK(q.dim() == 3 && q.size(2) == cache.dim && q.size(1) % cache.kv_heads == 0, "q ", q.sizes(), " must be [n, a multiple of ",
               cache.kv_heads, ", ", cache.dim, "]");
   cache.check(slots, positions, q.size(0), true);
+  TORCH_CHECK(cache.width * cache.block <= INT_MAX, "a slot of ", cache.width * cache.block, " positions, at most ", INT_MAX, " allowed");
   TORCH_CHECK(cache.dim <= kMostDim, "head_dim is ", cache.dim, ", at most ", kMostDim, " allowed");
   TORCH_CHECK(!prompt || prompt->numel() == q.size(0), q.size(0), " rows, but for ", prompt ? prompt->numel() : 0, " it is known whether "
               "they are of a prompt");

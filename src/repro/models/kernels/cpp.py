@@ -1,5 +1,6 @@
 """Builds `steps.cpp`, `attention.cpp` and `products.cpp` on first use, for this machine and this torch, and calls them."""
 
+import copy
 import functools
 import hashlib
 import os
@@ -46,10 +47,8 @@ class CppKernels(Kernels):
 
     def gated(self, layer: Linear) -> Linear:
         """In the product, where half of its outputs are whole panels."""
-        if not isinstance(layer, PanelLinear) or layer.bias is not None or layer.outputs % (2 * _PANEL):
-            return super().gated(layer)
-        layer.outputs, layer.after = layer.outputs // 2, "silu"
-        return layer
+        plain = isinstance(layer, PanelLinear) and layer.bias is None and not layer.after
+        return layer.gated() if plain and layer.outputs % (2 * _PANEL) == 0 else super().gated(layer)
 
     def attention(
         self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache, wanted: Wanted = slice(None)
@@ -98,6 +97,12 @@ class PanelLinear:
         # [out, in] to [panels, in / deep, 32, deep]
         self.panels = rows.view(-1, _PANEL, weight.shape[1] // deep, deep).transpose(1, 2).contiguous()
         self.bias, self.outputs, self.after = bias, len(weight), gelu or ""
+
+    def gated(self) -> "PanelLinear":
+        """The SiLU of its first half of outputs, times the second. The weight is shared."""
+        layer = copy.copy(self)
+        layer.outputs, layer.after = self.outputs // 2, "silu"
+        return layer
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.ops.repro_models.product(x.contiguous(), self.panels, self.outputs, self.bias, self.after)

@@ -86,8 +86,8 @@ void product_rows(const Tensor& x, const Tensor& panels, const std::optional<Ten
 Tensor product(const Tensor& x, const Tensor& panels, int64_t out, const std::optional<Tensor>& bias, const std::string& after) {
   repro::check_tensors({x, panels, bias.value_or(x)});
   const int64_t most = panels.dim() == 4 ? panels.size(0) * kPanel : 0, parts = after == "silu" ? 2 : 1;
-  TORCH_CHECK(x.dim() == 2 && panels.dim() == 4 && x.size(1) == panels.size(1) * panels.size(3) && panels.size(2) == kPanel &&
-                  out <= most / parts && out > (most - kPanel) / parts,
+  TORCH_CHECK(x.dim() == 2 && x.size(1) > 0 && panels.dim() == 4 && x.size(1) == panels.size(1) * panels.size(3) &&
+                  panels.size(2) == kPanel && out <= most / parts && out > (most - kPanel) / parts,
               "x ", x.sizes(), " does not fit panels ", panels.sizes(), " of ", parts, " times ", out, " outputs");
   TORCH_CHECK(x.scalar_type() == panels.scalar_type() && (!bias || (bias->scalar_type() == x.scalar_type() && bias->numel() == out)),
               "x, panels and bias must have one dtype, and the bias ", out, " entries");
