@@ -142,13 +142,18 @@ def test_loads_alone_are_placed_as_eplb_places_them():
     np.testing.assert_array_equal(physical, eplb.rebalance_experts(weight.numpy(), 16, 2, 2, 4)[0])
     empty = policy_for(RoutingCounts(3, 12))
     assert torch.equal(asked(machine, empty)[1][0], physical)
-    overlapping = RoutingCounts(3, 12)
+
+
+def test_overlapping_batches_are_placed_by_loads_with_a_warning():
+    machine = (3, 12, 2, 1, 2, 4)
+    counts = RoutingCounts(3, 12)
     for layer in range(3):  # two batches, layer by layer
         for tokens in (2, 3):
-            overlapping.hook(layer)(torch.zeros(tokens, 1, dtype=torch.int64))
+            counts.hook(layer)(torch.zeros(tokens, 1, dtype=torch.int64))
     with pytest.warns(UserWarning, match="10 rows came out of turn"):
-        found = asked(machine, policy_for(overlapping))[1][0]
-    assert torch.equal(found, physical) and not overlapping.total()[0].any() and not overlapping.out_of_turn
+        found = asked(machine, policy_for(counts))[1][0]
+    assert torch.equal(found, asked(machine, AffinityPolicy)[1][0])
+    assert not counts.total()[0].any() and not counts.out_of_turn
 
 
 def test_counts_are_read_once_and_those_of_another_model_refused():

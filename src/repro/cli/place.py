@@ -98,8 +98,8 @@ def place(
         typer.Option(
             min=0.1,
             help="Seconds for all, from reading the trace to the bound; all used unless the result is proven. Imports and "
-            "compilation are not counted. Default: 60 rounds in at most 30 s, 30 s for the bound; copies, --pareto and "
-            "--tokens-needed take what their rounds take.",
+            "compilation are not counted. Default: 60 rounds in at most 30 s, 30 s for the bound; another "
+            "--objective 30 s more; copies, --pareto and --tokens-needed take what their rounds take.",
         ),
     ] = None,
     rounds: Annotated[

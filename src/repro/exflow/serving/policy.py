@@ -54,14 +54,14 @@ class AffinityPolicy:
 
         `num_groups`: of experts, in group-limited routing; EPLB packs them onto nodes where they share evenly.
         `old_global_expert_indices`: the slots before; an expert that stays on a rank keeps its slot there. The counts
-        of `routing` are read, on all ranks together, and cleared. ValueError for numbers that do not divide, and counts
-        of another model.
+        of `routing` are read, on all ranks together, and cleared, also where this raises. ValueError for numbers that
+        do not divide, and counts of another model.
         """
         load, routing = weight.double().cpu().numpy(), cls.routing
         counts = np.zeros(0) if routing is None else routing.total()[1]
+        late = 0
         if routing is not None:
-            if routing.out_of_turn:
-                warnings.warn(OUT_OF_TURN.format(routing.out_of_turn), stacklevel=2)
+            late = routing.out_of_turn
             routing.clear()
         if routing is not None and counts.any():
             levels = make_levels(num_ranks, num_ranks // num_nodes, cls.costs)
@@ -71,6 +71,8 @@ class AffinityPolicy:
             slots, _, _ = eplb.rebalance_experts(load, num_replicas, num_groups, num_nodes, num_ranks)
         if old_global_expert_indices is not None:
             slots = keep_slots(slots, old_global_expert_indices.cpu().numpy(), num_ranks)
+        if late:  # of this rank: last, as all ranks have to come this far together
+            warnings.warn(OUT_OF_TURN.format(late), stacklevel=2)
         return torch.from_numpy(slots)
 
 
