@@ -261,9 +261,8 @@ def claims(
     else:
         filtered = which or agreement or kind or primary or experiment
         verdicts.show(judged, grouped=not (filtered or details), reasons=details)
-        stdout.print(f"Records: {escape(str(folder))}", soft_wrap=True)
-        if (folder / "report.html").exists():
-            stdout.print(escape(f"Report: {(folder / 'report.html').resolve()}"), soft_wrap=True)
+        report = " (and report.html)" if (folder / "report.html").exists() else ""
+        stdout.print(f"Records: {escape(str(folder))}{report}", soft_wrap=True)
     if found.problems or not found.records:
         raise typer.Exit(3)
 

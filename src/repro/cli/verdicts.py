@@ -50,6 +50,7 @@ def show(rows: Sequence[Verdict], grouped: bool, reasons: bool) -> None:
     by_paper = {prefix: list(mine) for prefix, mine in groupby(rows, key=lambda row: row.id.split("-")[0])}
     if grouped:
         table = _table(grouped)
+        table.box = None  # no line: a paper's title is below the head
         for prefix, mine in by_paper.items():
             table.add_row(f"[bold]{prefix}[/]", f"[bold]{escape(papers[prefix].title)}[/]", "", "", papers[prefix].id)
             _fill(table, mine, grouped)
