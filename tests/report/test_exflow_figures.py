@@ -38,6 +38,7 @@ def test_options_choose_what_is_drawn():
     assert [tick.get_text() for tick in small.figure.axes[0].get_xticklabels()] == ["4", "8", "16", "32"]
     assert len(exflow.exflow_domains(SHIPPED, homes={"gptoss20b": "mmlu"}).figure.axes) == 1
     assert exflow_decode.exflow_decode(SHIPPED, experts=32).caption.startswith("32 experts, 8 processes")
+    assert "of 16 experts at other rates between nodes: 6.25 Mbit/s" in exflow_decode.exflow_decode(SHIPPED).caption
     with pytest.raises(base.NothingToShow, match="moe_decode run with weights trained, experts 5"):
         exflow_decode.exflow_decode(SHIPPED, experts=5)
 
