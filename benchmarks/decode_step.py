@@ -1,5 +1,5 @@
 """How near a decode step of the fused engine is to the memory's speed:
-`python benchmarks/decode_step.py [--models M ...] [--dtypes D ...] [--load N]`.
+`python benchmarks/decode_step.py [--models M ...] [--dtypes D ...] [--device D] [--load N]`.
 
 A step reads every matrix once for all requests, and the keys and values of each. Bytes over the measured bandwidth of a
 large read with the same threads is the least time of a step whose weights do not fit into the cache; the fraction is
@@ -34,14 +34,14 @@ PROMPT, WARM, STEPS = 64, 16, 64  # tokens of a prompt; steps before the clock s
 SMOLLM2 = "smollm2-135m"
 
 
-def bandwidth(repeats: int = 12) -> float:
+def bandwidth(device: str, repeats: int = 12) -> float:
     """Bytes/s of a sum over a tensor far larger than the caches: the best of several, since nothing but other processes
     slows it."""
-    values = torch.ones(2**28)
+    values = torch.ones(2**28 if device == "cpu" else 2**31, device=device)
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
-        values.sum()
+        values.sum().item()  # which waits for the device
         times.append(time.perf_counter() - start)
     return values.nbytes / min(times)
 
@@ -57,6 +57,7 @@ def weight_bytes(weights: dict[str, torch.Tensor], dtype: torch.dtype) -> int:
 def steps(model: Llama, batch: int) -> list[tuple[float, int]]:
     """Seconds, and live KV positions, of each step in steady state: `batch` equal requests, none comes or goes."""
     engine = Engine(model, Scheduler(slots=batch, token_gap_s=0), capacity=PROMPT + WARM + STEPS + 16)
+    engine.prepare()
     for i in range(batch):
         engine.submit(Request(i, tuple(range(10, 10 + PROMPT)), max_new_tokens=WARM + STEPS + 16))
     running = engine.scheduler.running
@@ -80,12 +81,15 @@ def kv_bytes(config: LlamaConfig, dtype: torch.dtype) -> int:
     return 2 * config.layers * config.kv_heads * config.head_dim * dtype.itemsize
 
 
-def read(name: str) -> tuple[LlamaConfig, dict[str, torch.Tensor]]:
-    """Sizes and fp32 weights of a model."""
+def read(name: str, device: str, dtype: torch.dtype) -> tuple[LlamaConfig, dict[str, torch.Tensor]]:
+    """Sizes and weights of a model."""
     if name == SMOLLM2:
         return checkpoint.read_gguf(checkpoint.smollm2_path())
-    config = LlamaConfig(**RANDOM[name], vocab=VOCAB)
-    return config, {part: torch.randn(shape) / 32 for part, shape in config.weight_shapes().items()}
+    config, generator = LlamaConfig(**RANDOM[name], vocab=VOCAB), torch.Generator(device).manual_seed(0)
+    return config, {
+        part: (torch.randn(shape, generator=generator, device=device) / 32).to(dtype)
+        for part, shape in config.weight_shapes().items()
+    }
 
 
 @contextlib.contextmanager
@@ -114,18 +118,23 @@ def under_load(model: Llama, batch: int, processes: int) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
     parser.add_argument("--models", nargs="+", choices=(SMOLLM2, *RANDOM), default=(SMOLLM2, "random-40m"))
-    parser.add_argument("--dtypes", nargs="+", choices=("bfloat16", "float32"), default=("bfloat16", "float32"))
+    parser.add_argument("--dtypes", nargs="+", choices=("bfloat16", "float32", "float16"), default=("bfloat16", "float32"))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--load", type=int, default=0, help="busy processes; 0: none, and the memory's speed instead")
     options = parser.parse_args()
     if options.load and shutil.which("stress-ng") is None:
         parser.error("--load needs stress-ng (Debian: apt-get install stress-ng)")
     cores, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
     fair = min(1.0, cores / (threads + options.load)) / min(1.0, cores / threads)
-    rate = bandwidth()
-    print(f"memory: {rate / 1e9:.1f} GB/s with {torch.get_num_threads()} threads")
+    rate = bandwidth(options.device)
+    where = f"{threads} threads" if options.device == "cpu" else torch.cuda.get_device_name()
+    print(f"memory: {rate / 1e9:.1f} GB/s with {where}")
     for name, kind in itertools.product(options.models, options.dtypes):
-        (config, weights), dtype = read(name), getattr(torch, kind)
-        model, fixed, each = Llama(config, weights, dtype=dtype), weight_bytes(weights, dtype), kv_bytes(config, dtype)
+        dtype = getattr(torch, kind)
+        config, weights = read(name, options.device, dtype)
+        model = Llama(config, weights, dtype=dtype, device=options.device)
+        fixed, each = weight_bytes(weights, dtype), kv_bytes(config, dtype)
+        del weights
         for batch in BATCHES:
             if options.load:
                 quiet, loaded = under_load(model, batch, options.load)

@@ -1,5 +1,5 @@
 """Speed of the quantisers beside a plain copy, in one process:
-`python benchmarks/quantize.py [--values N] [--block N]`.
+`python benchmarks/quantize.py [--values N] [--block N] [--devices cpu cuda]`.
 
 Every number is GB/s of the float tensor, the side that is read (quantise), written (dequantise) or both (accumulate),
 so that a ratio to `copy_` of the same tensor is a ratio of times: 0.5 takes as long as two copies. On the CPU with one
@@ -83,12 +83,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--values", type=int, default=2**24, help="values of the tensor (default: 16 Mi)")
     parser.add_argument("--block", type=int, default=256, help="values that share a scale (default: 256)")
+    gpus = ["cuda"] if torch.cuda.is_available() else []
+    parser.add_argument("--devices", nargs="+", choices=["cpu", *gpus], default=["cpu", *gpus])
     options = parser.parse_args()
     torch.set_num_threads(1)
-    devices = {"cpu": f"{provenance.cpu_model()}, one thread"}
-    if torch.cuda.is_available():
-        devices["cuda"] = torch.cuda.get_device_name()
-    for device, name in devices.items():
+    for device in options.devices:
+        name = torch.cuda.get_device_name() if device == "cuda" else f"{provenance.cpu_model()}, one thread"
         print(f"{name}; torch {torch.__version__}; {options.values} values in blocks of {options.block}; GB/s")
         table(device, options.values, options.block)
 

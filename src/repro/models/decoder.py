@@ -119,14 +119,16 @@ class Decoder(ABC):
 
     @classmethod
     def random(cls, config: DecoderConfig, seed: int = 0, **options: Any) -> Self:
-        """Gaussian matrices of standard deviation 1/√in, vectors of 1 (weights) and 0 (biases)."""
-        generator = torch.Generator().manual_seed(seed)
-        place = {key: options[key] for key in ("device", "dtype") if key in options}
+        """Gaussian matrices of standard deviation 1/√in, vectors of 1 (weights) and 0 (biases). They are drawn on the
+        device, in fp32: a CPU would take a minute for 13 billion. So a seed gives other weights on a GPU."""
+        device, dtype = options.get("device", "cpu"), options.get("dtype", torch.float32)
+        generator = torch.Generator(device).manual_seed(seed)
 
         def draw(name: str, shape: tuple[int, ...]) -> Tensor:
             if len(shape) > 1:
-                return torch.randn(shape, generator=generator).div_(math.sqrt(shape[1])).to(**place)
-            return torch.full(shape, 0.0 if name.endswith("bias") else 1.0, **place)
+                drawn = torch.randn(shape, generator=generator, device=device)
+                return drawn.div_(math.sqrt(shape[1])).to(dtype)
+            return torch.full(shape, 0.0 if name.endswith("bias") else 1.0, device=device, dtype=dtype)
 
         return cls(config, {name: draw(name, shape) for name, shape in config.weight_shapes().items()}, **options)
 

@@ -3,6 +3,7 @@
 import functools
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pandas as pd
 import psutil
@@ -25,6 +26,7 @@ from repro.models.llama import Llama
 
 _TIE = 1e-3  # logits closer than this are a near tie: which of them is the larger depends on the order of a sum
 _SAMPLE = 4
+_WARM_UP = 16  # tokens of an answer: what is compiled, recorded and allocated by then is all of it
 
 
 def prepare(point: ServingPoint) -> None:
@@ -56,7 +58,7 @@ def run(point: ServingPoint) -> Outcome:
         optional["instances_bytes"] = float(sum(served.instance_bytes))
         optional["instance_bytes"] = optional["instances_bytes"] / len(served.instance_bytes)
     else:
-        _serve(point, model, requests[:2], capacity, 0.0)  # warm-up, thrown away
+        _serve(point, model, _shortened(requests[:2]), capacity, 0.0)  # warm-up, thrown away
         report = _serve(point, model, requests, capacity, window_s)
     if times is not None:
         found = prediction.policy(point, capacity, window_s, slowdown).run(shapes, times)
@@ -124,11 +126,15 @@ def _sample(requests: Sequence[Request]) -> Sequence[Request]:
     return [by_length[(2 * i + 1) * len(by_length) // (2 * _SAMPLE)] for i in range(_SAMPLE)]
 
 
+def _shortened(requests: Sequence[Request]) -> Sequence[Request]:
+    return [replace(request, max_new_tokens=min(_WARM_UP, request.max_new_tokens)) for request in requests]
+
+
 def _seconds_alone(model: Llama, requests: Sequence[Request], capacity: int) -> float:
     """T1: mean seconds of a request alone, over a sample of the lengths (one request where all are equal)."""
     chosen = _sample(requests)
     chosen = chosen[:1] if len({(len(r.prompt), r.max_new_tokens) for r in requests}) == 1 else chosen
-    lone(model, chosen[:1], capacity)  # warm-up, thrown away
+    lone(model, _shortened(chosen[:1]), capacity)  # warm-up, thrown away
     return sum(generation.service_s for generation in lone(model, chosen, capacity)) / len(chosen)
 
 

@@ -32,6 +32,7 @@ class MoeTrain(Point):
     lr_warmup: int = Field(100, ge=1, description="iterations in which the learning rate rises to lr")
     eval_tokens: int = Field(32768, ge=1, description="of each text and part, at each evaluation")
     threads: int = Field(1, ge=1, description="sums of another number of threads differ in the last bits")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="cuda: ROCm as well; skipped where there is no GPU")
 
     def contradictions(self) -> Iterator[str]:
         if self.hidden % self.heads:
@@ -47,7 +48,8 @@ class MoeTrain(Point):
 
     @property
     def label(self) -> str:
-        return f"{self.experts}e-top{self.top_k}-{self.text}-{self.iterations}it-seed{self.seed}"
+        gpu = "-gpu" if self.device == "cuda" else ""
+        return f"{self.experts}e-top{self.top_k}-{self.text}-{self.iterations}it-seed{self.seed}{gpu}"
 
 
 _BITS = ("mutual_information", "mutual_information_shuffled")

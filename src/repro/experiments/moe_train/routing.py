@@ -37,11 +37,12 @@ class Routed:
 
 @torch.no_grad()
 def route(model: GPTMoE, sequences: Tensor) -> Routed:
-    """Run `sequences`, int64 [n, length + 1], through the model."""
+    """Run `sequences`, int64 [n, length + 1], through the model, on its device."""
+    device = model.tokens.weight.device
     with record_routing(model) as recording:
         losses = [
             F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten(), reduction="sum").item()
-            for rows in sequences.split(ROWS)
+            for rows in sequences.to(device).split(ROWS)
         ]
     trace = recording.trace().top(1)
     return Routed(trace, sum(losses) / trace.tokens)

@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from repro.experiments.base import Outcome
+from repro.experiments.base import MissingHardware, Outcome
 from repro.experiments.common.texts import FILES, read, windows
 from repro.experiments.moe_train import EARLY, LATE, MoeTrain, MoeTrainMetrics, routing
 from repro.models.gpt_moe import GPTMoE, GPTMoEConfig
@@ -17,7 +17,9 @@ _SIZES = ("experts", "top_k", "layers", "hidden", "heads", "expert_hidden", "bal
 
 
 def run(point: MoeTrain) -> Outcome:
-    """Series: what `train` gives."""
+    """Series: what `train` gives. MissingHardware where there is no such device."""
+    if point.device == "cuda" and not torch.cuda.is_available():
+        raise MissingHardware("device is cuda, and torch sees no CUDA or ROCm GPU")
     model, table = train(point)
     own = table[table.domain == point.text].set_index("iteration").drop(columns="domain")
     moments = {str(at): at for at in (EARLY, LATE) if at in own.index} | {"end": point.iterations}
@@ -64,7 +66,7 @@ def _trained(point: MoeTrain, texts: list[Tensor]) -> Iterator[tuple[int, GPTMoE
     """
     batch = batches(texts, point.batch, point.seq_len, point.seed)
     torch.manual_seed(point.seed)
-    model = GPTMoE(GPTMoEConfig(**{name: getattr(point, name) for name in _SIZES}))
+    model = GPTMoE(GPTMoEConfig(**{name: getattr(point, name) for name in _SIZES})).to(point.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=point.lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     for iteration in range(point.iterations + 1):
         if iteration in point.evaluated:
@@ -72,7 +74,7 @@ def _trained(point: MoeTrain, texts: list[Tensor]) -> Iterator[tuple[int, GPTMoE
         if iteration < point.iterations:
             for group in optimizer.param_groups:
                 group["lr"] = point.lr * min(1.0, (iteration + 1) / point.lr_warmup)
-            tokens = next(batch)
+            tokens = next(batch).to(point.device)
             optimizer.zero_grad()
             model(tokens[:, :-1], tokens[:, 1:]).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
