@@ -1,7 +1,8 @@
 """Quantisers for CUDA and ROCm tensors in Triton, with the bytes of `reference`. Import it only where there is Triton.
 
-A program handles a tile of [G, W] values: G neighbouring blocks as rows and, of each, W neighbouring values. Offsets
-within a tensor are int64. Scales lie at odd addresses of a payload, so they are read and written byte by byte.
+A program handles a tile of [G, W] values: G neighbouring blocks as rows and, of each, W neighbouring values. Where a
+tile lies in a tensor is int64, where a value lies in its tile int32. Scales lie at odd addresses of a payload, so they
+are read and written byte by byte.
 
 Three things that would change bits, and how they are kept out: `/` on fp32 is an approximation on NVIDIA, so division
 is `div_rn`; a maximum of floats may drop a NaN, so it is one of integers (see `_magnitude`); and a product followed by
@@ -21,6 +22,7 @@ _FUSED = 16384  # longest block that is held in the registers of one program
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)  # what the kernels read and write
 
 _ROUND = tl.constexpr(1.5 * 2**23)  # fp32 has no bits for a fraction up there: adding it rounds, half to even
+_FAR = tl.constexpr(2**30)  # beyond any tile
 _TINY = tl.constexpr(reference.TINY)
 _INFINITY = tl.constexpr(0x7F800000)
 _NAN = tl.constexpr(0x7FC00000)
@@ -82,15 +84,23 @@ def _load_scales(at, mask):
 
 
 @triton.jit
+def _small(x):
+    """An int64 in 32 bits, to compare offsets in a tile with."""
+    return tl.minimum(tl.maximum(x, -1), _FAR).to(tl.int32)
+
+
+@triton.jit
 def _tile(tiles, block, n, G: tl.constexpr, W: tl.constexpr):
-    """Of this program: its row, its blocks [G], its values [G, W] as offsets in the row, and which values there are."""
+    """Of this program: its row, its blocks [G], where its tile begins in the row, its values [G, W] as offsets from
+    there, and which values there are. 64 bits for each value would cost more than all else that is done with it."""
     program = tl.program_id(0).to(tl.int64)
     row, tile = program // tiles, program % tiles
     pieces = tl.cdiv(block, W)  # of a block; 1 where G > 1
-    group = tile // pieces * G + tl.arange(0, G)
-    within = (tile % pieces) * W + tl.arange(0, W)
-    values = group[:, None] * block + within[None, :]
-    return row, group, values, (within < block)[None, :] & (values < n)
+    group, piece = tile // pieces * G, tile % pieces * W
+    first, within = group * block + piece, tl.arange(0, W)
+    values = tl.arange(0, G)[:, None] * block + within[None, :]
+    there = (within < _small(block - piece))[None, :] & (values < _small(n - first))
+    return row, group + tl.arange(0, G), first, values, there
 
 
 @triton.jit
@@ -98,8 +108,8 @@ def _quantize_whole(
     x, x_stride, payload, stride, n, half, block, tiles, largest, INT4: tl.constexpr, G: tl.constexpr, W: tl.constexpr
 ):
     """Codes and scales in one pass: a program holds G whole blocks of the first half and, in INT4, G of the second."""
-    row, group, values, there = _tile(tiles, block, half, G, W)
-    x += row * x_stride
+    row, group, first, values, there = _tile(tiles, block, half, G, W)
+    x += row * x_stride + first
     payload += row * stride
     low = _widened(tl.load(x + values, mask=there, other=0))
     scale = _scale(tl.max(_magnitude(low), axis=1), largest)
@@ -107,18 +117,18 @@ def _quantize_whole(
     codes = _code(low, scale[:, None])
     if INT4:
         second = half // block + group  # blocks of the second half, where `half` is a multiple of `block`
-        high = _widened(tl.load(x + half + values, mask=there & (half + values < n), other=0))
+        high = _widened(tl.load(x + half + values, mask=there & (values < _small(n - half - first)), other=0))
         scale = _scale(tl.max(_magnitude(high), axis=1), largest)
         _store_scales(scale, payload + half + 4 * second, second * block < n)
         codes = (codes & 0xF) | (_code(high, scale[:, None]) << 4)
-    tl.store(payload + values, (codes & 0xFF).to(tl.uint8), mask=there)
+    tl.store(payload + first + values, (codes & 0xFF).to(tl.uint8), mask=there)
 
 
 @triton.jit
 def _find_highest(x, x_stride, highest, n, block, blocks, tiles, G: tl.constexpr, W: tl.constexpr):
     """Bits of the largest |x| of every block, int32 [rows, blocks], by pieces; `highest` begins as zeros."""
-    row, group, values, there = _tile(tiles, block, n, G, W)
-    x = _widened(tl.load(x + row * x_stride + values, mask=there, other=0))
+    row, group, first, values, there = _tile(tiles, block, n, G, W)
+    x = _widened(tl.load(x + row * x_stride + first + values, mask=there, other=0))
     tl.atomic_max(highest + row * blocks + group, tl.max(_magnitude(x), axis=1), mask=group < blocks)
 
 
@@ -155,17 +165,17 @@ def _decode(
     W: tl.constexpr,
 ):
     """Values of payloads, stored or added to what is there."""
-    row, group, values, there = _tile(tiles, block, n, G, W)
+    row, group, first, values, there = _tile(tiles, block, n, G, W)
     payload += row * stride
     scale = _load_scales(payload + half + 4 * group, group * block < n)
     if INT4:
-        high = values >= half
-        byte = tl.load(payload + tl.where(high, values - half, values), mask=there, other=0).to(tl.int32)
+        high = values >= _small(half - first)
+        byte = tl.load(payload + first + (values - tl.where(high, half, 0)), mask=there, other=0).to(tl.int32)
         codes = (byte << tl.where(high, 24, 28)) >> 28
     else:
-        codes = (tl.load(payload + values, mask=there, other=0).to(tl.int32) << 24) >> 24
+        codes = (tl.load(payload + first + values, mask=there, other=0).to(tl.int32) << 24) >> 24
     result = codes.to(tl.float32) * scale[:, None]
-    out += row * out_stride + values
+    out += row * out_stride + first + values
     if ADD:
         result += tl.load(out, mask=there, other=0)
     if out.dtype.element_ty == tl.bfloat16:

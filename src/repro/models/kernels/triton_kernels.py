@@ -17,6 +17,7 @@ from repro.models.rows import Rows, Span
 
 _SPLIT = 256  # positions that one program attends to: a single request of many positions still keeps a whole GPU busy
 _BLOCK = 32  # positions at once
+_WARPS = 4  # of such a program
 _TILE = 64  # queries of prompts at once
 
 
@@ -251,7 +252,7 @@ class TritonKernels(Kernels):
             out = torch.empty_like(queries)
             fixed = {"DIM": wide, "SPLIT": _SPLIT, "BLOCK": _BLOCK, "HAS_TABLE": sizes[-1] > 0}
             _attend_split[(rows, heads, splits)](
-                queries, *place, sums, marks, dim**-0.5, heads, *sizes, dim, splits, **fixed
+                queries, *place, sums, marks, dim**-0.5, heads, *sizes, dim, splits, **fixed, num_warps=_WARPS
             )
             _attend_join[(rows * heads,)](
                 sums, marks, out, dim, splits, DIM=wide, SPLITS=triton.next_power_of_2(splits)
