@@ -118,7 +118,9 @@ def under_load(model: Llama, batch: int, processes: int) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
     parser.add_argument("--models", nargs="+", choices=(SMOLLM2, *RANDOM), default=(SMOLLM2, "random-40m"))
-    parser.add_argument("--dtypes", nargs="+", choices=("bfloat16", "float32", "float16"), default=("bfloat16", "float32"))
+    parser.add_argument(
+        "--dtypes", nargs="+", choices=("bfloat16", "float32", "float16"), default=("bfloat16", "float32")
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--load", type=int, default=0, help="busy processes; 0: none, and the memory's speed instead")
     options = parser.parse_args()

@@ -95,7 +95,7 @@ def test_graphs_on_a_gpu_give_the_logits_of_a_pass(layout, monkeypatch):
     def both(self, rows):
         held = whole(self, rows).clone()
         for other in (model, plain):
-            torch.testing.assert_close(held, other.forward(rows, engine.buffers.cache), atol=0.05, rtol=0.02)
+            torch.testing.assert_close(held, other.forward(rows, self._cache), atol=0.05, rtol=0.02)
         compared.append(len(rows.tokens))
         return held
 

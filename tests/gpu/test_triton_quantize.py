@@ -60,9 +60,11 @@ def test_code_for(target, int4):
         ):
             assert re.search(division, text) and not re.search(r"\bdiv\.(full|approx)|\.ftz", text)
         for add in (False, True):
-            text = code(kernels._decode, dtype, ones, ADD=add, INT4=int4, G=16, W=256)
+            texts = [code(kernels._decode, dtype, ones, ADD=add, INT4=int4, G=16, W=256)]
+            if int4:
+                texts.append(code(kernels._decode_both, dtype, ones, ADD=add, G=16, W=256))
             # AMD divides integers by v_madmk and v_fmamk, which take a constant.
-            assert not re.search(r"\bfma\.rn|\bv_(pk_)?(fma|mad|fmac|mac)_f32", text)
+            assert not any(re.search(r"\bfma\.rn|\bv_(pk_)?(fma|mad|fmac|mac)_f32", text) for text in texts)
 
 
 @pytest.mark.gpu

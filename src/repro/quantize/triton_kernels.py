@@ -85,8 +85,9 @@ def _load_scales(at, mask):
 
 @triton.jit
 def _small(x):
-    """An int64 in 32 bits, to compare offsets in a tile with."""
-    return tl.minimum(tl.maximum(x, -1), _FAR).to(tl.int32)
+    """An int64 in 32 bits, to compare offsets in a tile with. By `where`, through which Triton sees what divides it: it
+    reads several values at once only where a mask cannot end between them."""
+    return tl.where(x < 0, 0, tl.where(x < _FAR, x, _FAR)).to(tl.int32)
 
 
 @triton.jit
@@ -150,6 +151,17 @@ def _encode(x, x_stride, scales, payload, stride, n, half, block, blocks, tiles,
 
 
 @triton.jit
+def _put(out, codes, scale, there, ADD: tl.constexpr):
+    """Values of codes [G, W] and scales [G], stored at `out` or added to what is there."""
+    result = codes.to(tl.float32) * scale[:, None]
+    if ADD:
+        result += tl.load(out, mask=there, other=0)
+    if out.dtype.element_ty == tl.bfloat16:
+        result = _narrowed(result)
+    tl.store(out, result, mask=there)
+
+
+@triton.jit
 def _decode(
     payload,
     stride,
@@ -174,13 +186,22 @@ def _decode(
         codes = (byte << tl.where(high, 24, 28)) >> 28
     else:
         codes = (tl.load(payload + first + values, mask=there, other=0).to(tl.int32) << 24) >> 24
-    result = codes.to(tl.float32) * scale[:, None]
+    _put(out + row * out_stride + first + values, codes, scale, there, ADD)
+
+
+@triton.jit
+def _decode_both(
+    payload, stride, out, out_stride, n, half, block, tiles, ADD: tl.constexpr, G: tl.constexpr, W: tl.constexpr
+):
+    """INT4 where the second half begins with a block: each byte is read once, for a value of either half."""
+    row, group, first, values, there = _tile(tiles, block, half, G, W)
+    payload += row * stride
     out += row * out_stride + first + values
-    if ADD:
-        result += tl.load(out, mask=there, other=0)
-    if out.dtype.element_ty == tl.bfloat16:
-        result = _narrowed(result)
-    tl.store(out, result, mask=there)
+    byte = tl.load(payload + first + values, mask=there, other=0).to(tl.int32)
+    _put(out, (byte << 28) >> 28, _load_scales(payload + half + 4 * group, group * block < half), there, ADD)
+    second = half // block + group
+    scale = _load_scales(payload + half + 4 * second, second * block < n)
+    _put(out + half, (byte << 24) >> 28, scale, there & (values < _small(n - half - first)), ADD)
 
 
 def quantize(x: Tensor, bits: int, block: int) -> Tensor:
@@ -215,12 +236,15 @@ def decode(payload: Tensor, out: Tensor, bits: int, block: int, add: bool) -> No
     """Values of payloads of `quantize`, adjacent within a row, stored in `out` or added to it: [rows, n] of a dtype in
     `FLOATS`, not empty, adjacent within a row."""
     rows, n = out.shape
+    half = code_bytes(n, bits)
     block, blocks = min(block, n), -(-n // block)
-    G, W, tiles = _tiling(block, blocks, _TILE)
+    both = bits == 4 and half % block == 0
+    kernel, fixed = (_decode_both, {}) if both else (_decode, {"INT4": bits == 4})
+    G, W, tiles = _tiling(block, half // block if both else blocks, _TILE)
     with torch.cuda.device_of(out):
-        _decode[(rows * tiles,)](
-            payload, payload.stride(0), out, out.stride(0), n, code_bytes(n, bits), block, tiles,
-            ADD=add, INT4=bits == 4, G=G, W=W, num_warps=_warps(G * W), enable_fp_fusion=False,
+        kernel[(rows * tiles,)](
+            payload, payload.stride(0), out, out.stride(0), n, half, block, tiles,
+            ADD=add, G=G, W=W, num_warps=_warps(G * W), enable_fp_fusion=False, **fixed,
         )  # fmt: skip
 
 

@@ -15,10 +15,15 @@ from repro.models.kernels.torch_kernels import Attend, Kernels
 from repro.models.kv_cache import KVCache
 from repro.models.rows import Rows, Span
 
-_SPLIT = 256  # positions that one program attends to: a single request of many positions still keeps a whole GPU busy
-_BLOCK = 32  # positions at once
-_WARPS = 4  # of such a program
+_SPLIT = 64  # positions that one program attends to: a single request of many positions still keeps a whole GPU busy
+_SPLITS = 128  # of a row at most, beyond which a program attends to more positions
+_BLOCK, _BLOCK_BYTES = (
+    64,
+    16384,
+)  # positions at once, at most, and bytes of their keys: the memory of a small GPU's core
+_WARPS = 4  # of a program
 _TILE = 64  # queries of prompts at once
+_LEAST = 16  # of everything that matrix units multiply
 
 
 @triton.jit
@@ -78,6 +83,51 @@ def _rotate_store(
 
 
 @triton.jit
+def _weighted(
+    query,
+    slot,
+    position,
+    kv_head,
+    start,
+    stop,
+    keys,
+    values,
+    table,
+    scale,
+    kv_heads,
+    block,
+    width,
+    dim,
+    DIM: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_TABLE: tl.constexpr,
+):
+    """Queries [TILE, DIM] over the positions from `start` to `stop` that each may see, up to its own `position` [TILE]:
+    the highest score, the sum of the weights exp(score - highest), and the values summed by weight [TILE, DIM]. Corrected
+    block by block, as in FlashAttention (Dao et al. 2022)."""
+    d = tl.arange(0, DIM)
+    highest, total = tl.full([TILE], -float("inf"), tl.float32), tl.zeros([TILE], tl.float32)
+    sums = tl.zeros([TILE, DIM], tl.float32)
+    for first in range(start, stop, BLOCK):
+        t = first + tl.arange(0, BLOCK).to(tl.int64)
+        stored = t < stop
+        index, inside = _place(table, slot, tl.where(stored, t, 0), block, width, HAS_TABLE)
+        offset = (((index * kv_heads + kv_head) * block + inside) * dim)[:, None] + d[None, :]
+        there = stored[:, None] & (d < dim)[None, :]
+        k = tl.load(keys + offset, mask=there, other=0)
+        v = tl.load(values + offset, mask=there, other=0)
+        score = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
+        score = tl.where(stored[None, :] & (t[None, :] <= position[:, None]), score, -float("inf"))
+        higher = tl.maximum(highest, tl.max(score, axis=1))
+        weight, fade = tl.exp(score - higher[:, None]), tl.exp(highest - higher)
+        sums = sums * fade[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+        total = total * fade + tl.sum(weight, axis=1)
+        highest = higher
+    return highest, total, sums
+
+
+@triton.jit
 def _attend_split(
     queries,
     slots,
@@ -95,38 +145,27 @@ def _attend_split(
     dim,
     splits,
     DIM: tl.constexpr,
+    TILE: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_TABLE: tl.constexpr,
 ):
-    """One head of one row over one stretch of positions: the sum of values weighted by exp(score - highest), [dim] in
+    """The heads of one row that share a KV head, over one stretch of positions: values summed by weight, [dim] each in
     `sums`, and the highest score and the sum of weights in `marks`."""
-    row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
-    slot, length = tl.load(slots + row), tl.load(positions + row) + 1
-    d = tl.arange(0, DIM)
-    query = tl.load(queries + (row * heads + head) * dim + d, mask=d < dim, other=0).to(tl.float32) * scale
-    kv_head = head // (heads // kv_heads)
-    highest, total = tl.full([], -float("inf"), tl.float32), tl.full([], 0.0, tl.float32)
-    out = tl.zeros([DIM], tl.float32)
-    start = split * SPLIT
-    for first in range(start, tl.minimum(start + SPLIT, length), BLOCK):
-        t = first + tl.arange(0, BLOCK).to(tl.int64)
-        seen = t < length
-        index, inside = _place(table, slot, tl.where(seen, t, 0), block, width, HAS_TABLE)
-        offset = (((index * kv_heads + kv_head) * block + inside) * dim)[:, None] + d[None, :]
-        there = seen[:, None] & (d < dim)[None, :]
-        k = tl.load(keys + offset, mask=there, other=0).to(tl.float32)
-        score = tl.where(seen, tl.sum(k * query[None, :], axis=1), -float("inf"))
-        higher = tl.maximum(highest, tl.max(score, axis=0))
-        weight, fade = tl.exp(score - higher), tl.exp(highest - higher)
-        v = tl.load(values + offset, mask=there, other=0).to(tl.float32)
-        out = out * fade + tl.sum(weight[:, None] * v, axis=0)
-        total = total * fade + tl.sum(weight, axis=0)
-        highest = higher
-    place = (row * heads + head) * splits + split
-    tl.store(sums + place * dim + d, out, mask=d < dim)
-    tl.store(marks + 2 * place, highest)
-    tl.store(marks + 2 * place + 1, total)
+    row, kv_head, start = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2) * SPLIT
+    slot, position = tl.load(slots + row), tl.load(positions + row)
+    group, i, d = heads // kv_heads, tl.arange(0, TILE), tl.arange(0, DIM)
+    head, asked = row * heads + kv_head * group + i, i < group
+    there = asked[:, None] & (d < dim)[None, :]
+    query = tl.load(queries + head[:, None] * dim + d[None, :], mask=there, other=0)
+    highest, total, part = _weighted(
+        query, slot, position + tl.zeros([TILE], tl.int64), kv_head, start, tl.minimum(start + SPLIT, position + 1),
+        keys, values, table, scale, kv_heads, block, width, dim, DIM, TILE, BLOCK, HAS_TABLE,
+    )  # fmt: skip
+    place = head * splits + tl.program_id(2)
+    tl.store(sums + place[:, None] * dim + d[None, :], part, mask=there)
+    tl.store(marks + 2 * place, highest, mask=asked)
+    tl.store(marks + 2 * place + 1, total, mask=asked)
 
 
 @triton.jit
@@ -167,7 +206,7 @@ def _attend_tile(
     HAS_TABLE: tl.constexpr,
 ):
     """Some queries of one KV head of a prompt, or of a chunk of one: `tokens` rows, and in each row the heads that share
-    the KV head. The softmax is corrected block by block, as in FlashAttention (Dao et al. 2022)."""
+    the KV head."""
     part, kv_head, first = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64) * tokens
     group = heads // kv_heads
     i, d = part * TILE + tl.arange(0, TILE), tl.arange(0, DIM)
@@ -177,23 +216,11 @@ def _attend_tile(
     there = asked[:, None] & (d < dim)[None, :]
     query = tl.load(queries + place, mask=there, other=0)
     slot, position = tl.load(slots + first), tl.load(positions + row)
-    length = tl.max(tl.where(asked, position, 0), axis=0) + 1
-    highest, total = tl.full([TILE], -float("inf"), tl.float32), tl.zeros([TILE], tl.float32)
-    sums = tl.zeros([TILE, DIM], tl.float32)
-    for start in range(0, length, BLOCK):
-        t = start + tl.arange(0, BLOCK).to(tl.int64)
-        stored = t < length
-        index, inside = _place(table, slot, tl.where(stored, t, 0), block, width, HAS_TABLE)
-        offset = (((index * kv_heads + kv_head) * block + inside) * dim)[:, None] + d[None, :]
-        k = tl.load(keys + offset, mask=stored[:, None] & (d < dim)[None, :], other=0)
-        score = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
-        score = tl.where(t[None, :] <= position[:, None], score, -float("inf"))
-        higher = tl.maximum(highest, tl.max(score, axis=1))
-        weight, fade = tl.exp(score - higher[:, None]), tl.exp(highest - higher)
-        v = tl.load(values + offset, mask=stored[:, None] & (d < dim)[None, :], other=0)
-        sums = sums * fade[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
-        total = total * fade + tl.sum(weight, axis=1)
-        highest = higher
+    stop = tl.max(tl.where(asked, position, 0), axis=0) + 1
+    _, total, sums = _weighted(
+        query, slot, position, kv_head, 0, stop,
+        keys, values, table, scale, kv_heads, block, width, dim, DIM, TILE, BLOCK, HAS_TABLE,
+    )  # fmt: skip
     tl.store(out + place, (sums / total[:, None]).to(out.dtype.element_ty), mask=there)
 
 
@@ -241,8 +268,8 @@ class TritonKernels(Kernels):
         return queries
 
     def _one_token_each(self, span: Span, slots: Tensor, positions: Tensor, cache: KVCache) -> Attend:
-        splits, dim = triton.cdiv(cache.capacity, _SPLIT), cache.head_dim
-        wide = triton.next_power_of_2(dim)
+        dim, split = cache.head_dim, max(_SPLIT, triton.next_power_of_2(triton.cdiv(cache.capacity, _SPLITS)))
+        splits, wide = triton.cdiv(cache.capacity, split), _padded(dim)
 
         def attend(layer: int, queries: Tensor) -> Tensor:
             place, sizes = _lying(cache, layer, slots, positions)
@@ -250,10 +277,11 @@ class TritonKernels(Kernels):
             sums = torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=queries.device)
             marks = torch.empty(rows, heads, splits, 2, dtype=torch.float32, device=queries.device)
             out = torch.empty_like(queries)
-            fixed = {"DIM": wide, "SPLIT": _SPLIT, "BLOCK": _BLOCK, "HAS_TABLE": sizes[-1] > 0}
-            _attend_split[(rows, heads, splits)](
-                queries, *place, sums, marks, dim**-0.5, heads, *sizes, dim, splits, **fixed, num_warps=_WARPS
-            )
+            fixed = {"DIM": wide, "TILE": _padded(heads // cache.kv_heads), "SPLIT": split, "BLOCK": _block(cache)}
+            _attend_split[(rows, cache.kv_heads, splits)](
+                queries, *place, sums, marks, dim**-0.5, heads, *sizes, dim, splits,
+                HAS_TABLE=sizes[-1] > 0, num_warps=_WARPS, **fixed,
+            )  # fmt: skip
             _attend_join[(rows * heads,)](
                 sums, marks, out, dim, splits, DIM=wide, SPLITS=triton.next_power_of_2(splits)
             )
@@ -262,25 +290,15 @@ class TritonKernels(Kernels):
         return attend
 
     def _prompts(self, span: Span, slots: Tensor, positions: Tensor, cache: KVCache) -> Attend:
-        dim, fixed = cache.head_dim, {"TILE": _TILE, "BLOCK": _BLOCK}
+        dim = cache.head_dim
 
         def attend(layer: int, queries: Tensor) -> Tensor:
             place, sizes = _lying(cache, layer, slots, positions)
             heads, out = queries.shape[1], torch.empty_like(queries)
             parts = triton.cdiv(span.tokens * heads // cache.kv_heads, _TILE)
-            wide = max(16, triton.next_power_of_2(dim))  # the least that matrix units take
+            fixed = {"DIM": _padded(dim), "TILE": _TILE, "BLOCK": _block(cache)}
             _attend_tile[(parts, cache.kv_heads, span.rows // span.tokens)](
-                queries,
-                *place,
-                out,
-                dim**-0.5,
-                heads,
-                *sizes,
-                dim,
-                span.tokens,
-                DIM=wide,
-                HAS_TABLE=sizes[-1] > 0,
-                **fixed,
+                queries, *place, out, dim**-0.5, heads, *sizes, dim, span.tokens, HAS_TABLE=sizes[-1] > 0, **fixed
             )
             return out
 
@@ -297,6 +315,14 @@ class TritonKernels(Kernels):
         out = gate_up.new_empty(rows, width)
         _silu_multiply[(rows, triton.cdiv(width, 1024))](gate_up, out, width, WIDTH=1024)
         return out
+
+
+def _padded(size: int) -> int:
+    return max(_LEAST, triton.next_power_of_2(size))
+
+
+def _block(cache: KVCache) -> int:
+    return min(_BLOCK, _BLOCK_BYTES // (_padded(cache.head_dim) * cache.keys.element_size()))
 
 
 def _lying(cache: KVCache, layer: int, slots: Tensor, positions: Tensor) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
