@@ -50,8 +50,8 @@ def test_code_for(target, dtype):
 
     for table in (False, True):
         assert code(kernels._rotate_store, HALF=32, HAS_TABLE=table)
-        assert code(kernels._attend_split, DIM=64, TILE=16, SPLIT=64, BLOCK=64, HAS_TABLE=table)
+        assert code(kernels._attend_split, DIM=64, TILE=16, SPLIT=128, BLOCK=32, HAS_TABLE=table)
         assert code(kernels._attend_tile, DIM=64, TILE=64, BLOCK=64, HAS_TABLE=table)
         assert code(kernels._add_norm, HAS_Y=table, WIDTH=512)
-    assert code(kernels._attend_join, DIM=64, SPLITS=4)
+    assert code(kernels._attend_join, DIM=64, SPLIT=128, SPLITS=4)
     assert code(kernels._silu_multiply, WIDTH=1024)

@@ -51,8 +51,19 @@ def near(dtype):
     ("heads", "kv_heads", "dim", "pairs"), [(4, 4, 64, 32), (6, 2, 80, 16), (4, 2, 11, 4), (1, 1, 128, 64)]
 )
 def test_attention(heads, kv_heads, dim, pairs, paged, dtype):
+    compare_attention(heads, kv_heads, dim, pairs, paged, dtype)
+
+
+def test_attention_of_so_many_positions_that_a_program_takes_more(monkeypatch):
+    from repro.models.kernels import triton_kernels as module
+
+    monkeypatch.setattr(module, "_SPLITS", 2)
+    compare_attention(6, 2, 80, 16, False, torch.float32)
+
+
+def compare_attention(heads, kv_heads, dim, pairs, paged, dtype):
     """Short, at the edges of blocks and splits, and long; beside prompts; heads of which a part turns."""
-    asked = rows([0, 63, 64, 699], [(0, 3), (40, 90)], device=DEVICE)
+    asked = rows([0, 127, 128, 699], [(0, 3), (40, 90)], device=DEVICE)
     generator = torch.Generator().manual_seed(2)
     qkv = torch.randn(len(asked.tokens), (heads + 2 * kv_heads) * dim, generator=generator).to(DEVICE, dtype)
     angles = (torch.rand(len(asked.tokens), pairs, generator=generator) * 6).to(DEVICE)

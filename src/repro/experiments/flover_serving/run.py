@@ -63,8 +63,10 @@ def run(point: ServingPoint) -> Outcome:
     if times is not None:
         found = prediction.policy(point, capacity, window_s, slowdown).run(shapes, times)
         optional |= prediction.compared(found, summary(report))
-    every = point.check_tokens and point.engine != "serial"  # which does the same
-    alone = lone(model, requests if every else _sample(requests), capacity)
+    chosen = requests if point.check_tokens else _sample(requests)
+    if point.engine == "serial":  # which does the same
+        chosen = _unlike(_sample(requests))
+    alone = lone(model, chosen, capacity)
     answers = {generation.request.id: generation for generation in report.generations}
     gaps = {one.request.id: divergence(model, answers[one.request.id], one) for one in alone}
     metrics = ServingMetrics(
@@ -126,14 +128,18 @@ def _sample(requests: Sequence[Request]) -> Sequence[Request]:
     return [by_length[(2 * i + 1) * len(by_length) // (2 * _SAMPLE)] for i in range(_SAMPLE)]
 
 
+def _unlike(requests: Sequence[Request]) -> Sequence[Request]:
+    """One of requests that are all equally long; else all."""
+    return requests[:1] if len({(len(r.prompt), r.max_new_tokens) for r in requests}) == 1 else requests
+
+
 def _shortened(requests: Sequence[Request]) -> Sequence[Request]:
     return [replace(request, max_new_tokens=min(_WARM_UP, request.max_new_tokens)) for request in requests]
 
 
 def _seconds_alone(model: Llama, requests: Sequence[Request], capacity: int) -> float:
     """T1: mean seconds of a request alone, over a sample of the lengths (one request where all are equal)."""
-    chosen = _sample(requests)
-    chosen = chosen[:1] if len({(len(r.prompt), r.max_new_tokens) for r in requests}) == 1 else chosen
+    chosen = _unlike(_sample(requests))
     lone(model, _shortened(chosen[:1]), capacity)  # warm-up, thrown away
     return sum(generation.service_s for generation in lone(model, chosen, capacity)) / len(chosen)
 

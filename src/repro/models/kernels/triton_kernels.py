@@ -15,14 +15,12 @@ from repro.models.kernels.torch_kernels import Attend, Kernels
 from repro.models.kv_cache import KVCache
 from repro.models.rows import Rows, Span
 
-_SPLIT = 64  # positions that one program attends to: a single request of many positions still keeps a whole GPU busy
+_SPLIT = 128  # positions that one program attends to: a single request of many positions still keeps a whole GPU busy
 _SPLITS = 128  # of a row at most, beyond which a program attends to more positions
-_BLOCK, _BLOCK_BYTES = (
-    64,
-    16384,
-)  # positions at once, at most, and bytes of their keys: the memory of a small GPU's core
+_BLOCK = 32  # positions at once
 _WARPS = 4  # of a program
 _TILE = 64  # queries of prompts at once
+_TILE_BLOCK, _TILE_BYTES = 64, 16384  # positions at once, and bytes of their keys: what the core of a small GPU holds
 _LEAST = 16  # of everything that matrix units multiply
 
 
@@ -151,9 +149,11 @@ def _attend_split(
     HAS_TABLE: tl.constexpr,
 ):
     """The heads of one row that share a KV head, over one stretch of positions: values summed by weight, [dim] each in
-    `sums`, and the highest score and the sum of weights in `marks`."""
+    `sums`, and the highest score and the sum of weights in `marks`. Nothing where the row has not come so far."""
     row, kv_head, start = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2) * SPLIT
     slot, position = tl.load(slots + row), tl.load(positions + row)
+    if start > position:
+        return
     group, i, d = heads // kv_heads, tl.arange(0, TILE), tl.arange(0, DIM)
     head, asked = row * heads + kv_head * group + i, i < group
     there = asked[:, None] & (d < dim)[None, :]
@@ -169,19 +169,22 @@ def _attend_split(
 
 
 @triton.jit
-def _attend_join(sums, marks, out, dim, splits, DIM: tl.constexpr, SPLITS: tl.constexpr):
-    """One head of one row: its stretches joined. Those beyond its length have a highest score of -inf."""
+def _attend_join(
+    sums, marks, positions, out, heads, dim, splits, DIM: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr
+):
+    """One head of one row: its stretches joined."""
     head = tl.program_id(0).to(tl.int64)
     s, d = tl.arange(0, SPLITS), tl.arange(0, DIM)
+    some = s <= tl.load(positions + head // heads) // SPLIT
     mark = marks + 2 * (head * splits + s)
-    highest = tl.load(mark, mask=s < splits, other=-float("inf"))
+    highest = tl.load(mark, mask=some, other=-float("inf"))
     weight = tl.exp(highest - tl.max(highest, axis=0))
-    total = tl.sum(weight * tl.load(mark + 1, mask=s < splits, other=0.0), axis=0)
-    there = (s < splits)[:, None] & (d < dim)[None, :]
-    part = tl.load(sums + (head * splits + s)[:, None] * dim + d[None, :], mask=there, other=0.0)
-    tl.store(
-        out + head * dim + d, (tl.sum(weight[:, None] * part, axis=0) / total).to(out.dtype.element_ty), mask=d < dim
+    total = tl.sum(weight * tl.load(mark + 1, mask=some, other=0.0), axis=0)
+    part = tl.load(
+        sums + (head * splits + s)[:, None] * dim + d[None, :], mask=some[:, None] & (d < dim)[None, :], other=0.0
     )
+    joined = tl.sum(weight[:, None] * part, axis=0) / total
+    tl.store(out + head * dim + d, joined.to(out.dtype.element_ty), mask=d < dim)
 
 
 @triton.jit
@@ -277,26 +280,28 @@ class TritonKernels(Kernels):
             sums = torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=queries.device)
             marks = torch.empty(rows, heads, splits, 2, dtype=torch.float32, device=queries.device)
             out = torch.empty_like(queries)
-            fixed = {"DIM": wide, "TILE": _padded(heads // cache.kv_heads), "SPLIT": split, "BLOCK": _block(cache)}
+            fixed = {"DIM": wide, "TILE": _padded(heads // cache.kv_heads), "SPLIT": split, "BLOCK": _BLOCK}
             _attend_split[(rows, cache.kv_heads, splits)](
                 queries, *place, sums, marks, dim**-0.5, heads, *sizes, dim, splits,
                 HAS_TABLE=sizes[-1] > 0, num_warps=_WARPS, **fixed,
             )  # fmt: skip
             _attend_join[(rows * heads,)](
-                sums, marks, out, dim, splits, DIM=wide, SPLITS=triton.next_power_of_2(splits)
-            )
+                sums, marks, positions, out, heads, dim, splits,
+                DIM=wide, SPLIT=split, SPLITS=triton.next_power_of_2(splits),
+            )  # fmt: skip
             return out
 
         return attend
 
     def _prompts(self, span: Span, slots: Tensor, positions: Tensor, cache: KVCache) -> Attend:
         dim = cache.head_dim
+        block = min(_TILE_BLOCK, _TILE_BYTES // (_padded(dim) * cache.keys.element_size()))
 
         def attend(layer: int, queries: Tensor) -> Tensor:
             place, sizes = _lying(cache, layer, slots, positions)
             heads, out = queries.shape[1], torch.empty_like(queries)
             parts = triton.cdiv(span.tokens * heads // cache.kv_heads, _TILE)
-            fixed = {"DIM": _padded(dim), "TILE": _TILE, "BLOCK": _block(cache)}
+            fixed = {"DIM": _padded(dim), "TILE": _TILE, "BLOCK": block}
             _attend_tile[(parts, cache.kv_heads, span.rows // span.tokens)](
                 queries, *place, out, dim**-0.5, heads, *sizes, dim, span.tokens, HAS_TABLE=sizes[-1] > 0, **fixed
             )
@@ -319,10 +324,6 @@ class TritonKernels(Kernels):
 
 def _padded(size: int) -> int:
     return max(_LEAST, triton.next_power_of_2(size))
-
-
-def _block(cache: KVCache) -> int:
-    return min(_BLOCK, _BLOCK_BYTES // (_padded(cache.head_dim) * cache.keys.element_size()))
 
 
 def _lying(cache: KVCache, layer: int, slots: Tensor, positions: Tensor) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
