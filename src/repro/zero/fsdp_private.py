@@ -185,8 +185,10 @@ def shard(module: nn.Module, mesh: DeviceMesh, dtype: torch.dtype, gather: Gathe
     """`fully_shard` the parameters of `module` that no earlier call took, over `mesh`, gathered by `gather`.
 
     Weights are gathered before each forward and backward and freed after it. Weights stay in the dtype they have;
-    computation, floating-point inputs and gradients are in `dtype`.
+    computation, floating-point inputs and gradients are in `dtype`. RuntimeError for an older torch.
     """
+    if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
+        raise RuntimeError(f"torch is {torch.__version__}: the engine needs FSDP2 of torch 2.13 or later")
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
     reduction = _NoReduceScatter()
     fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
