@@ -34,7 +34,7 @@ PROMPT, WARM, STEPS = 64, 16, 64  # tokens of a prompt; steps before the clock s
 SMOLLM2 = "smollm2-135m"
 
 
-def bandwidth(device: str, repeats: int = 12) -> float:
+def bandwidth(device: str = "cpu", repeats: int = 12) -> float:
     """Bytes/s of a sum over a tensor far larger than the caches: the best of several, since nothing but other processes
     slows it."""
     values = torch.ones(2**28 if device == "cpu" else 2**31, device=device)
@@ -81,7 +81,9 @@ def kv_bytes(config: LlamaConfig, dtype: torch.dtype) -> int:
     return 2 * config.layers * config.kv_heads * config.head_dim * dtype.itemsize
 
 
-def read(name: str, device: str, dtype: torch.dtype) -> tuple[LlamaConfig, dict[str, torch.Tensor]]:
+def read(
+    name: str, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> tuple[LlamaConfig, dict[str, torch.Tensor]]:
     """Sizes and weights of a model."""
     if name == SMOLLM2:
         return checkpoint.read_gguf(checkpoint.smollm2_path())

@@ -60,7 +60,6 @@ def test_the_catalogue_is_true(name, claims):
 
 
 NO_FIGURE = {
-    "FL-F4a.k": "runs on a GPU only: flover_throughput draws it with model=random-13b, where there are such records",
     "FL-TP.c": "runs on GPUs only: flover_ranks draws it, where there are such records",
     "ZT-2.c": "runs on 48 nodes only: zero_scaling draws it, where there are such records",
 }

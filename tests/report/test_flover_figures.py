@@ -48,6 +48,17 @@ def test_one_model_on_one_device():
         flover.of_one_model(table, "gpt-9")
 
 
+def test_a_model_on_a_gpu_is_compared_with_its_own_serial_run():
+    """FL-F4a.k: 176.179 s one after another over 15.869 s."""
+    every = SHIPPED.runs("flover_serving")
+    main = flover.of_one_workload(flover.of_one_model(every), "fixed")
+    gpu = flover._on_gpus(every, main)
+    assert set(gpu.engine) == {"fused", "serial"} and set(gpu.requests) == {32} and not set(gpu.path) & set(main.path)
+    ((name, sample, _),) = flover._gpu_speedups(SHIPPED, gpu)
+    assert name == "LLaMA-13B fused, on a GPU: vs serial" and sample.value == pytest.approx(176.179 / 15.869, rel=1e-3)
+    assert not list(flover._gpu_speedups(SHIPPED, gpu[gpu.engine == "fused"]))
+
+
 def test_engines_are_compared_on_the_requests_that_most_of_them_served():
     table = flover.of_one_model(
         serving(
