@@ -19,11 +19,13 @@ CHOICE = "torch or bit or steps or threads"
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(platform.machine() != "x86_64" or COMPILER is None, reason="needs a compiler for x86-64")
-@pytest.mark.parametrize("processor", ["x86-64", "haswell", "skylake-avx512"])
+@pytest.mark.parametrize("processor", ["x86-64", "haswell", "skylake-avx512", "cooperlake"])
 def test_kernels_for_an_older_processor(processor, tmp_path):
-    """Vectors of 4 and of 8, and of 16 without products of bfloat16: the compiler's last -march counts."""
-    if processor == "skylake-avx512" and "avx512vl" not in Path("/proc/cpuinfo").read_text():
-        pytest.skip("this processor has no AVX-512")
+    """Vectors of 4 and of 8, and of 16 without products of bfloat16 and with them, without matrix units: the compiler's
+    last -march counts."""
+    needed = {"skylake-avx512": "avx512vl", "cooperlake": "avx512_bf16"}.get(processor, "")
+    if needed not in Path("/proc/cpuinfo").read_text():
+        pytest.skip(f"this processor has no {needed}")
     compiler = tmp_path / "c++"
     compiler.write_text(f'#!/bin/sh\nexec {COMPILER} "$@" -march={processor}\n')
     compiler.chmod(0o755)

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "cache.h"
+#include "matrices.h"
 #include "numbers.h"
 #include "threads.h"
 #include "tiles.h"
@@ -24,8 +25,10 @@ using repro::Cache;
 using repro::check_tensors;
 using repro::each;
 using repro::Factor;
+using repro::kAtOnce;
 using repro::kDeep;
 using repro::kLanes;
+using repro::kMatrices;
 using repro::kPanel;
 using repro::larger;
 using repro::load;
@@ -115,18 +118,22 @@ Space<T> zeros(int64_t count) {
 }
 
 // One block of keys and values of one head as a tile reads them: positions are its rows where keys meet queries, and its inputs where
-// values meet weights. They stay where they are in the cache, unless they lie in pieces, are multiplied as other numbers, or two values
-// that an instruction takes at once are to be neighbours.
+// values meet weights. They stay where they are in the cache, unless they lie in pieces, are multiplied as other numbers, or values that an
+// instruction takes at once are to be neighbours: two, or for matrix units all of the block.
 template <typename T>
 struct Block {
   using F = Factor<T>;
   static constexpr int deep = kDeep<F>;
   int64_t dim, inputs;  // of a head: entries, and rounded up to `deep`
-  Space<F> keys_space, values_space;
-  const F *keys, *values;  // [positions, inputs]; [positions / deep, dim, deep]
+  Space<F> keys_space, values_space, turned;
+  const F *keys, *values;  // [positions, inputs]; [positions / deep, dim, deep], or turned [dim, kKeys]
 
-  explicit Block(int64_t dim)
-      : dim(dim), inputs((dim + deep - 1) / deep * deep), keys_space(zeros<F>(kKeys * inputs)), values_space(zeros<F>(kKeys * dim)) {}
+  Block(int64_t dim, bool turns)
+      : dim(dim),
+        inputs((dim + deep - 1) / deep * deep),
+        keys_space(zeros<F>(kKeys * inputs)),
+        values_space(zeros<F>(kKeys * dim)),
+        turned(turns ? zeros<F>(kKeys * dim) : nullptr) {}
 
   void read(const T* k0, const T* v0, const Cache& cache, int64_t slot, int64_t head, int64_t start, int64_t count) {
     const bool whole = std::is_same_v<F, T> && start % cache.block + count <= cache.block;
@@ -153,6 +160,22 @@ struct Block {
           to[d * deep + deep - 1] = repro::factor<F>(last[d]);
         }
       }
+    if constexpr (kMatrices<F>)
+      if (turned != nullptr) turn();
+  }
+
+ private:
+  // Pairs of values, [kKeys / 2, dim] numbers of 32 bits. What stands behind the last position is old, and meets weights of 0.
+  void turn() {
+    const auto* from = reinterpret_cast<const uint32_t*>(values_space.get());
+    auto* to = reinterpret_cast<uint32_t*>(turned.get());
+    constexpr int64_t pairs = kKeys / 2, side = 16;
+    const int64_t whole = dim / side * side;
+    for (int64_t d = 0; d < whole; d += side)
+      for (int64_t t = 0; t < pairs; t += side) repro::turn(from + t * dim + d, dim, to + d * pairs + t, pairs);
+    for (int64_t d = whole; d < dim; d++)
+      for (int64_t t = 0; t < pairs; t++) to[d * pairs + t] = from[t * dim + d];
+    values = turned.get();
   }
 };
 
@@ -165,13 +188,13 @@ struct Panel {
   Panel() { std::fill_n(highest, kPanel, kLowest); }
 };
 
-// The scores of `count` positions from `start` on to weights, 0 where a query does not see a position. `fades`: by how much what was
-// summed before fades. A query is a lane, so that none waits for a sum of lanes; written as vectors, or compilers treat lanes differently.
+// The scores of `count` positions from `start` on to weights, 0 where a query does not see a position, and up to a multiple of `step`.
+// `fades`: by how much what was summed before fades. A query is a lane, so that none waits for a sum of lanes; written as vectors, or compilers treat lanes differently.
 template <typename F>
-const F* weigh(float (*scores)[kPanel], int count, float scale, int start, Panel& queries, float* fades, F* weights) {
+const F* weigh(float (*scores)[kPanel], int count, int step, float scale, int start, Panel& queries, float* fades, F* weights) {
   constexpr int deep = kDeep<F>;
   const int all = std::clamp(queries.position[0] + 1 - start, 0, count);  // see it
-  for (; count % deep != 0; count++) std::fill_n(scores[count], kPanel, kLowest);
+  for (; count % step != 0; count++) std::fill_n(scores[count], kPanel, kLowest);
   for (int lane = 0; lane < kPanel; lane += kLanes) {
     const Whole seen = load<Whole>(queries.position + lane) + 1 - start;
     const Vector lowest = Vector{} + kLowest, before = load(queries.highest + lane);
@@ -203,7 +226,9 @@ void attend_part(const T* q0, const T* k0, const T* v0, T* o0, const Chunk& chun
   constexpr int deep = kDeep<F>;
   const int64_t dim = cache.dim, group = heads / cache.kv_heads, count = std::min(end * kPanel, chunk.rows * group);
   const float scale = 1.44269504f / std::sqrt(static_cast<float>(dim));  // of powers of two
-  Block<T> block(dim);
+  const bool matrices = kMatrices<F> && repro::matrices_allowed();
+  const repro::MatrixUnits units;
+  Block<T> block(dim, matrices);
   const int64_t inputs = block.inputs;
   const Space<F> q = zeros<F>((end - begin) * kPanel * inputs);      // of a panel [inputs / deep, kPanel, deep]
   const Space<float> o = zeros<float>((end - begin) * kPanel * dim);  // [dim, kPanel]
@@ -227,12 +252,27 @@ void attend_part(const T* q0, const T* k0, const T* v0, T* o0, const Chunk& chun
       if (seen <= 0) continue;
       float scores[kKeys][kPanel], fades[kPanel];
       F weights[kKeys * kPanel];
+      const F* query = &q[p * kPanel * inputs];
+      float* sums = &o[p * dim * kPanel];
+      const auto weighed = [&](int step) {
+        return weigh(scores, static_cast<int>(seen), step, scale, static_cast<int>(start), panels[p], fades, weights);
+      };
+      if constexpr (kMatrices<F>)
+        if (matrices) {
+          for (int64_t t = 0; t < seen; t += kAtOnce)
+            repro::matrix_tile_of(std::min<int64_t>(kAtOnce, seen - t), block.keys + t * inputs, inputs, query, inputs, scores[t]);
+          const F* w = weighed(kAtOnce);
+          for (int64_t d = 0; d < dim; d += kAtOnce)
+            repro::matrix_tile_of(std::min<int64_t>(kAtOnce, dim - d), block.values + d * kKeys, kKeys, w,
+                                  (seen + kAtOnce - 1) / kAtOnce * kAtOnce, sums + d * kPanel, fades);
+          continue;
+        }
       repro::tiles(seen, [&](int64_t first, int64_t rows) {
-        repro::tile_of<F>(rows, block.keys + first * inputs, {inputs, deep}, &q[p * kPanel * inputs], inputs, scores[first]);
+        repro::tile_of<F>(rows, block.keys + first * inputs, {inputs, deep}, query, inputs, scores[first]);
       });
-      const F* w = weigh(scores, static_cast<int>(seen), scale, static_cast<int>(start), panels[p], fades, weights);
+      const F* w = weighed(deep);
       repro::tiles(dim, [&](int64_t first, int64_t rows) {
-        repro::tile_of<F>(rows, block.values + first * deep, {deep, deep * dim}, w, seen, &o[(p * dim + first) * kPanel], fades);
+        repro::tile_of<F>(rows, block.values + first * deep, {deep, deep * dim}, w, seen, sums + first * kPanel, fades);
       });
     }
   }

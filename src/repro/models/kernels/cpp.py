@@ -21,7 +21,7 @@ from repro.models.kv_cache import KVCache
 from repro.models.rows import Rows
 
 _SOURCES = [Path(__file__).with_name(name) for name in ("steps.cpp", "attention.cpp", "products.cpp")]
-_HEADERS = [Path(__file__).with_name(f"{name}.h") for name in ("cache", "numbers", "threads", "tiles")]
+_HEADERS = [Path(__file__).with_name(f"{name}.h") for name in ("cache", "matrices", "numbers", "threads", "tiles")]
 _PANEL = 32  # outputs, as in products.cpp
 _FLAGS = ("-std=c++20", "-O3", "-ffast-math", "-march=native", "-fopenmp", "-fPIC")
 
@@ -87,7 +87,7 @@ def _of_prompts(rows: Rows) -> Tensor | None:
 
 
 class PanelLinear:
-    """For processors with AVX-512, in bfloat16 with AVX512_BF16 but without AMX (RuntimeError on others)."""
+    """For processors with AVX-512, in bfloat16 with AVX512_BF16, or AMX where there is one (RuntimeError on others)."""
 
     layout = "panels"
 

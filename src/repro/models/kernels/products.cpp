@@ -13,27 +13,38 @@
 #include <optional>
 #include <string>
 
+#include "matrices.h"
 #include "numbers.h"
 #include "threads.h"
 #include "tiles.h"
 
 using at::Tensor;
 using repro::kDeep;
-using repro::kMostRows;
+using repro::kMatrices;
 using repro::kPanel;
 
 namespace {
 
-// bf16 on processors with matrix units (AMX) is left to oneDNN, which uses them.
 template <typename T>
 constexpr bool possible() {
 #if !defined(__AVX512F__)
   return false;
-#elif !defined(__AVX512BF16__) || defined(__AMX_BF16__)
+#elif !defined(__AVX512BF16__)
   return std::is_same_v<T, float>;
 #else
   return true;
 #endif
+}
+
+template <typename T>
+constexpr int kMostRows = kMatrices<T> ? repro::kAtOnce : repro::kMostRows;  // of a tile
+
+template <typename T>
+void rows_times_panel(int64_t rows, const T* x, const T* panel, int64_t in, float* sums) {
+  if constexpr (kMatrices<T>)
+    repro::matrix_tile_of(rows, x, in, panel, in, sums);
+  else
+    repro::tile_of<T>(rows, x, {in, kDeep<T>}, panel, in, sums);
 }
 
 enum class After { kNothing, kGelu, kGeluTanh, kSilu };
@@ -53,18 +64,21 @@ constexpr int64_t kItems = 16;        // a thread's: one that was interrupted le
 template <typename T>
 void product_rows(const Tensor& x, const Tensor& panels, const std::optional<Tensor>& bias, After after, Tensor& y) {
   const bool gated = after == After::kSilu;  // the second half of the panels is multiplied by the SiLU of the first
-  const int64_t rows = x.size(0), in = x.size(1), out = y.size(1), tiles = (rows + kMostRows - 1) / kMostRows;
-  const int64_t near = std::max<int64_t>(1, kNear / (kMostRows * in * static_cast<int64_t>(sizeof(T))));  // tiles in a block
+  const int64_t rows = x.size(0), in = x.size(1), out = y.size(1), tiles = (rows + kMostRows<T> - 1) / kMostRows<T>;
+  const int64_t near = std::max<int64_t>(1, kNear / (kMostRows<T> * in * static_cast<int64_t>(sizeof(T))));  // tiles in a block
   const int64_t blocks = (tiles + near - 1) / near, count = panels.size(0) / (gated ? 2 : 1);
   const T *x0 = x.const_data_ptr<T>(), *w0 = panels.const_data_ptr<T>(), *b0 = bias ? bias->const_data_ptr<T>() : nullptr;
   T* y0 = y.mutable_data_ptr<T>();
   const auto panel_times_tiles = [&](int64_t panel, int64_t begin, int64_t end) {
-    float sums[kMostRows][kPanel], factors[kMostRows][kPanel];
+    const repro::MatrixUnits units;
+    float sums[kMostRows<T>][kPanel], factors[kMostRows<T>][kPanel];
     const int64_t first = panel * kPanel, width = std::min<int64_t>(kPanel, out - first);
     for (int64_t t = begin; t < end; t++) {
-      const int64_t row = rows * t / tiles, high = rows * (t + 1) / tiles - row;
-      repro::tile_of<T>(high, x0 + row * in, {in, kDeep<T>}, w0 + first * in, in, sums[0]);
-      if (gated) repro::tile_of<T>(high, x0 + row * in, {in, kDeep<T>}, w0 + (out + first) * in, in, factors[0]);
+      // Matrix units take shapes as they come, and time for others.
+      const int64_t row = kMatrices<T> ? t * kMostRows<T> : rows * t / tiles;
+      const int64_t high = kMatrices<T> ? std::min<int64_t>(kMostRows<T>, rows - row) : rows * (t + 1) / tiles - row;
+      rows_times_panel(high, x0 + row * in, w0 + first * in, in, sums[0]);
+      if (gated) rows_times_panel(high, x0 + row * in, w0 + (out + first) * in, in, factors[0]);
       for (int64_t r = 0; r < high; r++) {
         if (b0 != nullptr)
           for (int64_t i = 0; i < width; i++) sums[r][i] += repro::widen(b0[first + i]);
@@ -83,6 +97,12 @@ void product_rows(const Tensor& x, const Tensor& panels, const std::optional<Ten
   });
 }
 
+// Matrix units are there for processes that the system lets use them; what needs them is oneDNN's elsewhere.
+template <typename T>
+bool usable() {
+  return possible<T>() && (!kMatrices<T> || repro::matrices_allowed());
+}
+
 Tensor product(const Tensor& x, const Tensor& panels, int64_t out, const std::optional<Tensor>& bias, const std::string& after) {
   repro::check_tensors({x, panels, bias.value_or(x)});
   const int64_t most = panels.dim() == 4 ? panels.size(0) * kPanel : 0, parts = after == "silu" ? 2 : 1;
@@ -97,7 +117,7 @@ Tensor product(const Tensor& x, const Tensor& panels, int64_t out, const std::op
   const After step = after == "none" ? After::kGelu : after == "tanh" ? After::kGeluTanh : after == "silu" ? After::kSilu : After::kNothing;
   auto y = at::empty({x.size(0), out}, x.options());
   FOR_DTYPE(x, "product", {
-    TORCH_CHECK(possible<scalar_t>() && panels.size(3) == kDeep<scalar_t>, "panels of this dtype are not for this processor");
+    TORCH_CHECK(usable<scalar_t>() && panels.size(3) == kDeep<scalar_t>, "panels of this dtype are not for this processor");
     if constexpr (possible<scalar_t>()) product_rows<scalar_t>(x, panels, bias, step, y);
   });
   return y;
@@ -106,7 +126,7 @@ Tensor product(const Tensor& x, const Tensor& panels, int64_t out, const std::op
 bool multiplies(const Tensor& weight) {
   TORCH_CHECK(weight.dim() == 2, "a weight must be [out, in], found ", weight.sizes());
   bool can = false;
-  FOR_DTYPE(weight, "multiplies", can = possible<scalar_t>() && weight.size(1) % kDeep<scalar_t> == 0);
+  FOR_DTYPE(weight, "multiplies", can = usable<scalar_t>() && weight.size(1) % kDeep<scalar_t> == 0);
   return can;
 }
 
