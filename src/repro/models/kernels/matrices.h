@@ -62,12 +62,18 @@ inline void shape_for(int64_t rows) {
   shaped_for = rows;
 }
 
-// One instruction's inputs, of rows that are `apart` and outputs that lie as in a panel.
-template <bool MORE>
+// One instruction's inputs, of rows that are `apart` and outputs that lie as in a panel. ONCE: the panel is not met again soon, and must not
+// drive the rows out of the first cache.
+template <bool MORE, bool ONCE>
 inline void multiply_at_once(const at::BFloat16* x, int64_t apart, const at::BFloat16* w) {
   constexpr int64_t bytes = sizeof(at::BFloat16);
-  _tile_loadd(6, w, 2 * kPanel * bytes);
-  _tile_loadd(7, w + kPanel, 2 * kPanel * bytes);
+  if constexpr (ONCE) {
+    _tile_stream_loadd(6, w, 2 * kPanel * bytes);
+    _tile_stream_loadd(7, w + kPanel, 2 * kPanel * bytes);
+  } else {
+    _tile_loadd(6, w, 2 * kPanel * bytes);
+    _tile_loadd(7, w + kPanel, 2 * kPanel * bytes);
+  }
   _tile_loadd(4, x, apart * bytes);
   _tile_dpbf16ps(0, 4, 6);
   _tile_dpbf16ps(1, 4, 7);
@@ -78,7 +84,7 @@ inline void multiply_at_once(const at::BFloat16* x, int64_t apart, const at::BFl
   }
 }
 
-template <bool MORE>
+template <bool MORE, bool ONCE>
 void matrix_tile(int64_t rows, const at::BFloat16* x, int64_t apart, const at::BFloat16* w, int64_t in, float* out, const float* fades) {
   constexpr int64_t stride = kPanel * sizeof(float);
   shape_for(rows);
@@ -101,13 +107,13 @@ void matrix_tile(int64_t rows, const at::BFloat16* x, int64_t apart, const at::B
   }
   asm volatile("" ::: "memory");  // loads of registers do not tell the compiler what they read
   int64_t i = 0;
-  for (; i + kAtOnce <= in; i += kAtOnce) multiply_at_once<MORE>(x + i, apart, w + i * kPanel);
+  for (; i + kAtOnce <= in; i += kAtOnce) multiply_at_once<MORE, ONCE>(x + i, apart, w + i * kPanel);
   if (i < in) {  // the rest beside zeros
     at::BFloat16 some[kAtOnce * kAtOnce] = {}, outputs[kAtOnce * kPanel] = {};
     for (int64_t r = 0; r < rows; r++) std::memcpy(some + r * kAtOnce, x + r * apart + i, (in - i) * sizeof *x);
     std::memcpy(outputs, w + i * kPanel, (in - i) * kPanel * sizeof *w);
     asm volatile("" : : "r"(some), "r"(outputs) : "memory");
-    multiply_at_once<MORE>(some, kAtOnce, outputs);
+    multiply_at_once<MORE, ONCE>(some, kAtOnce, outputs);
   }
   _tile_stored(0, out, stride);
   _tile_stored(1, out + kLanes, stride);
@@ -117,9 +123,10 @@ void matrix_tile(int64_t rows, const at::BFloat16* x, int64_t apart, const at::B
 }
 
 // As `tile_of`, of up to kAtOnce rows whose inputs lie side by side.
+template <bool ONCE = false>
 inline void matrix_tile_of(int64_t rows, const at::BFloat16* x, int64_t apart, const at::BFloat16* w, int64_t in, float* out,
                            const float* fades = nullptr) {
-  (rows > 16 ? matrix_tile<true> : matrix_tile<false>)(rows, x, apart, w, in, out, fades);
+  (rows > 16 ? matrix_tile<true, ONCE> : matrix_tile<false, ONCE>)(rows, x, apart, w, in, out, fades);
 }
 
 // 16 x 16 numbers of 32 bits, rows to columns.

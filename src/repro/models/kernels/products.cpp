@@ -42,7 +42,7 @@ constexpr int kMostRows = kMatrices<T> ? repro::kAtOnce : repro::kMostRows;  // 
 template <typename T>
 void rows_times_panel(int64_t rows, const T* x, const T* panel, int64_t in, float* sums) {
   if constexpr (kMatrices<T>)
-    repro::matrix_tile_of(rows, x, in, panel, in, sums);
+    repro::matrix_tile_of<true>(rows, x, in, panel, in, sums);
   else
     repro::tile_of<T>(rows, x, {in, kDeep<T>}, panel, in, sums);
 }
@@ -70,7 +70,6 @@ void product_rows(const Tensor& x, const Tensor& panels, const std::optional<Ten
   const T *x0 = x.const_data_ptr<T>(), *w0 = panels.const_data_ptr<T>(), *b0 = bias ? bias->const_data_ptr<T>() : nullptr;
   T* y0 = y.mutable_data_ptr<T>();
   const auto panel_times_tiles = [&](int64_t panel, int64_t begin, int64_t end) {
-    const repro::MatrixUnits units;
     float sums[kMostRows<T>][kPanel], factors[kMostRows<T>][kPanel];
     const int64_t first = panel * kPanel, width = std::min<int64_t>(kPanel, out - first);
     for (int64_t t = begin; t < end; t++) {
@@ -89,9 +88,15 @@ void product_rows(const Tensor& x, const Tensor& panels, const std::optional<Ten
       }
     }
   };
-  const int64_t items = std::min(count, kItems * at::get_num_threads());
+  const int64_t items = std::min(count, (kMatrices<T> ? kItems / 4 : kItems) * at::get_num_threads());
   repro::each(blocks * items, rows * panels.numel(), [&](int64_t item) {
     const int64_t block = item / items, part = item % items;
+    const repro::MatrixUnits units;
+    if (kMatrices<T>) {
+      for (int64_t t = tiles * block / blocks; t < tiles * (block + 1) / blocks; t++)
+        for (int64_t panel = count * part / items; panel < count * (part + 1) / items; panel++) panel_times_tiles(panel, t, t + 1);
+      return;
+    }
     for (int64_t panel = count * part / items; panel < count * (part + 1) / items; panel++)
       panel_times_tiles(panel, tiles * block / blocks, tiles * (block + 1) / blocks);
   });
