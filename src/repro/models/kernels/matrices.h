@@ -165,6 +165,11 @@ struct MatrixUnits {
   ~MatrixUnits() {}  // or compilers call it unused
 };
 
+// Nobody calls them.
+template <bool ONCE = false>
+void matrix_tile_of(int64_t rows, const void* x, int64_t apart, const void* w, int64_t in, float* out, const float* fades = nullptr);
+void turn(const uint32_t* from, int64_t apart, uint32_t* to, int64_t to_apart);
+
 #endif
 
 }  // namespace repro
