@@ -36,8 +36,8 @@ inline bool matrices_allowed() {
   return allowed;
 }
 
-// What LDTILECFG reads: rows of each register, of 64 bytes (of none where there are no rows). 0 to 3: sums of the first 16 rows and of the others, times 16 and 16 outputs;
-// 4 and 5: these rows; 6 and 7: the outputs.
+// What LDTILECFG reads: rows of each register, of 64 bytes (of none where there are no rows). 0 to 3: sums of the first 16 rows and of the
+// others, times 16 and 16 outputs; 4 and 5: these rows; 6 and 7: the outputs.
 struct alignas(64) Shapes {
   uint8_t palette = 1, start = 0, nothing[14] = {};
   uint16_t bytes[16] = {};
@@ -49,7 +49,9 @@ inline thread_local int64_t shaped_for = 0;  // rows, while a `MatrixUnits` live
 // Lives while a thread multiplies: before and after, other code may give the registers other shapes.
 struct MatrixUnits {
   MatrixUnits() { shaped_for = 0; }
-  ~MatrixUnits() { if (shaped_for != 0) _tile_release(); }
+  ~MatrixUnits() {
+    if (shaped_for != 0) _tile_release();
+  }
 };
 
 inline void shape_for(int64_t rows) {
@@ -57,7 +59,7 @@ inline void shape_for(int64_t rows) {
   const uint8_t low = std::min<int64_t>(rows, 16), high = rows - low;
   const uint16_t more = high ? 64 : 0;
   const Shapes shapes{.bytes = {64, 64, more, more, 64, more, 64, 64}, .rows = {low, low, high, high, low, high, 16, 16}};
-  asm volatile("" ::: "memory");
+  asm volatile("" : : "r"(&shapes) : "memory");  // the instruction does not tell the compiler all that it reads
   _tile_loadconfig(&shapes);
   shaped_for = rows;
 }
