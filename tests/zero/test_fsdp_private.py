@@ -17,6 +17,12 @@ from repro.launch import launch
 from repro.zero import fsdp_private
 
 
+def test_an_older_torch_is_told_so(monkeypatch):
+    monkeypatch.delattr(FSDPModule, "set_reduce_scatter_unused_params")
+    with pytest.raises(RuntimeError, match=r"torch is .*: the engine needs FSDP2 of torch 2\.13"):
+        fsdp_private.shard(nn.Linear(2, 2), None, torch.float32, None)
+
+
 def test_signatures_of_custom_collectives():
     gather = list(inspect.signature(AllGather.__call__).parameters)
     reduce = list(inspect.signature(ReduceScatter.__call__).parameters)

@@ -65,7 +65,7 @@ def run(point: ServingPoint) -> Outcome:
         optional |= prediction.compared(found, summary(report))
     chosen = requests if point.check_tokens else _sample(requests)
     if point.engine == "serial":  # which does the same
-        chosen = _unlike(_sample(requests))
+        chosen = _one_if_alike(_sample(requests))
     alone = lone(model, chosen, capacity)
     answers = {generation.request.id: generation for generation in report.generations}
     gaps = {one.request.id: divergence(model, answers[one.request.id], one) for one in alone}
@@ -128,7 +128,7 @@ def _sample(requests: Sequence[Request]) -> Sequence[Request]:
     return [by_length[(2 * i + 1) * len(by_length) // (2 * _SAMPLE)] for i in range(_SAMPLE)]
 
 
-def _unlike(requests: Sequence[Request]) -> Sequence[Request]:
+def _one_if_alike(requests: Sequence[Request]) -> Sequence[Request]:
     """One of requests that are all equally long; else all."""
     return requests[:1] if len({(len(r.prompt), r.max_new_tokens) for r in requests}) == 1 else requests
 
@@ -139,7 +139,7 @@ def _shortened(requests: Sequence[Request]) -> Sequence[Request]:
 
 def _seconds_alone(model: Llama, requests: Sequence[Request], capacity: int) -> float:
     """T1: mean seconds of a request alone, over a sample of the lengths (one request where all are equal)."""
-    chosen = _unlike(_sample(requests))
+    chosen = _one_if_alike(_sample(requests))
     lone(model, _shortened(chosen[:1]), capacity)  # warm-up, thrown away
     return sum(generation.service_s for generation in lone(model, chosen, capacity)) / len(chosen)
 

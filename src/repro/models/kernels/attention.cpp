@@ -189,7 +189,8 @@ struct Panel {
 };
 
 // The scores of `count` positions from `start` on to weights, 0 where a query does not see a position, and up to a multiple of `step`.
-// `fades`: by how much what was summed before fades. A query is a lane, so that none waits for a sum of lanes; written as vectors, or compilers treat lanes differently.
+// `fades`: by how much what was summed before fades. A query is a lane, so that none waits for a sum of lanes; written as vectors, or
+// compilers treat lanes differently.
 template <typename F>
 const F* weigh(float (*scores)[kPanel], int count, int step, float scale, int start, Panel& queries, float* fades, F* weights) {
   constexpr int deep = kDeep<F>;

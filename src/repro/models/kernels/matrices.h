@@ -64,8 +64,8 @@ inline void shape_for(int64_t rows) {
   shaped_for = rows;
 }
 
-// One instruction's inputs, of rows that are `apart` and outputs that lie as in a panel. ONCE: the panel is not met again soon, and must not
-// drive the rows out of the first cache.
+// One instruction's inputs, of rows that are `apart` and outputs that lie as in a panel. MORE: there are more than 16 rows. ONCE: the panel
+// is not met again soon, and must not drive the rows out of the first cache.
 template <bool MORE, bool ONCE>
 inline void multiply_at_once(const at::BFloat16* x, int64_t apart, const at::BFloat16* w) {
   constexpr int64_t bytes = sizeof(at::BFloat16);

@@ -62,9 +62,9 @@ class OneDNNLinear:
     """The weight is packed once into oneDNN's blocked layout (half the time of `F.linear` on the machines measured).
 
     A single row would take a matrix-vector kernel that sums in another order than the matrix kernel, and a lone request
-    would round differently from a fused one; so one row is computed as two. (In bf16 by matrix units, AMX, a row's bits
-    depend on how many there are all the same; the kernels in C++ have their own products there.) GELU is part of the product for the same
-    reason: `F.gelu` takes another formula at the end of a thread's share, so a row's bits would depend on its place.
+    would round differently from a fused one; so one row is computed as two. GELU is part of the product for the same
+    reason: `F.gelu` takes another formula at the end of a thread's share, so a row's bits would depend on its place. (In
+    bf16 on a processor with AMX they depend on the number of rows all the same; kernels in C++ have their own products.)
     """
 
     layout = "oneDNN packed"

@@ -18,7 +18,6 @@ from repro.models.rows import Rows, Span
 _SPLIT = 128  # positions that one program attends to: a single request of many positions still keeps a whole GPU busy
 _SPLITS = 128  # of a row at most, beyond which a program attends to more positions
 _BLOCK = 32  # positions at once
-_WARPS = 4  # of a program
 _TILE = 64  # queries of prompts at once
 _TILE_BLOCK, _TILE_BYTES = 64, 16384  # positions at once, and bytes of their keys: what the core of a small GPU holds
 _LEAST = 16  # of everything that matrix units multiply
@@ -283,7 +282,7 @@ class TritonKernels(Kernels):
             fixed = {"DIM": wide, "TILE": _padded(heads // cache.kv_heads), "SPLIT": split, "BLOCK": _BLOCK}
             _attend_split[(rows, cache.kv_heads, splits)](
                 queries, *place, sums, marks, dim**-0.5, heads, *sizes, dim, splits,
-                HAS_TABLE=sizes[-1] > 0, num_warps=_WARPS, **fixed,
+                HAS_TABLE=sizes[-1] > 0, **fixed,
             )  # fmt: skip
             _attend_join[(rows * heads,)](
                 sums, marks, positions, out, heads, dim, splits,
