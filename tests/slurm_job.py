@@ -27,7 +27,7 @@ class Job:
         _settings, self.platform = config.load("smoke", "box")
         jobs = []
         for name, values in points:
-            (job,) = plan._jobs(name, config.Grid(grid=values), self.folder, {}, "-", "test")
+            (job,) = plan._jobs(name, config.Grid(grid=values), self.folder, {}, "test")
             jobs.append(job)
         (self.allocation,) = packing.pack(
             [job.model_copy(update={"experiment": "test", "nodes": jobs[0].nodes}) for job in jobs],

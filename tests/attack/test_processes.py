@@ -888,7 +888,7 @@ def stand_in(self, point):
 
 def planned(requests):
     """A plan with one allocation of so many points."""
-    jobs = plan._jobs("flover_queue", config.Grid(grid={"requests": requests, "seeds": 2}), RESULTS, {}, "-", "test")
+    jobs = plan._jobs("flover_queue", config.Grid(grid={"requests": requests, "seeds": 2}), RESULTS, {}, "test")
     names = [job.record for job in jobs]
     one = Allocation(name="kills", experiment="flover_queue", nodes=1, expected=1, jobs=names)
     _settings, platform = config.load("smoke")

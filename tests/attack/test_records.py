@@ -49,7 +49,7 @@ def first(folder: Path) -> Path:
 def not_used(folder: Path, path: Path, *words: str) -> None:
     """The file at `path` is named and not used, by whoever reads records; its point is to be run; the others count."""
     message = refuses(lambda: stored.read(path), RecordError, path.name, *words)
-    assert jobs.state(path, "any source") == ("to run", 1)
+    assert jobs.state(path) == ("to run", 1)
     found = stored.collect(folder)
     assert found.problems == [message]
     assert path not in found.records and len(found.records) >= 2

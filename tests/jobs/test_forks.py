@@ -24,7 +24,7 @@ RESULTS = "results/forks"
 
 def planned(experiment="flover_queue", **grid):
     """A plan with one allocation, and the records it should leave."""
-    jobs = plan._jobs(experiment, config.Grid(grid=grid), RESULTS, {}, "-", "test")
+    jobs = plan._jobs(experiment, config.Grid(grid=grid), RESULTS, {}, "test")
     allocations = packing.pack(jobs, config.Packing(pack_minutes=1000))
     found = plan.make("smoke").model_copy(update={"results": RESULTS, "jobs": jobs, "allocations": allocations})
     return found, [Path(job.record) for job in jobs]
@@ -149,7 +149,6 @@ def test_two_drivers_run_each_point_once(project, monkeypatch):
 
     monkeypatch.setattr(Experiment, "run", noted)
     found, paths = planned(requests=[1, 2, 3, 4], seeds=2)
-    source = plan.provenance.source_hash("repro.experiments.flover_queue")
     drivers = [multiprocessing.get_context("fork").Process(target=run, args=(found,)) for _ in range(2)]
     for driver in drivers:
         driver.start()
@@ -157,7 +156,7 @@ def test_two_drivers_run_each_point_once(project, monkeypatch):
         driver.join(60)
     assert [driver.exitcode for driver in drivers] == [0, 0]
     assert Counter(Path("runs.txt").read_text().split()) == Counter("1234")
-    assert all(plan.state(path, source)[0] == "done" for path in paths)
+    assert all(plan.state(path)[0] == "done" for path in paths)
 
 
 @pytest.mark.parametrize(("number", "ends"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])

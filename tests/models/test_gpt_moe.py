@@ -130,3 +130,13 @@ def test_sizes_that_do_not_fit_are_refused(wrong, says):
 def test_a_sequence_longer_than_the_positions_is_refused():
     with pytest.raises(ValueError, match="sequence of 25 tokens, the model has 24 positions"):
         build()(tokens(length=25))
+
+
+@pytest.mark.parametrize("chosen", [[0, 5, 2, 2, 5, 0, 0], [3] * 7], ids=["some", "one"])
+def test_grouped_products_are_those_of_one_expert_after_another(chosen):
+    experts = build().blocks[0].experts.bfloat16()
+    choice = torch.tensor(chosen, dtype=torch.int64).sort().values
+    x = torch.randn(len(choice), 32, dtype=torch.bfloat16, requires_grad=True)
+    outs = experts(x, choice), experts._at_once(x, torch.bincount(choice, minlength=6), x.dtype)
+    one_by_one, at_once = ([out, *torch.autograd.grad((out**2).sum(), [x, experts.up, experts.down])] for out in outs)
+    torch.testing.assert_close(at_once, one_by_one, rtol=2e-2, atol=1e-4)

@@ -180,3 +180,22 @@ def test_timed_points_run_once_or_as_two_pairs_an_occasion():
 def test_no_verdict_reads_a_fifth_occasion():
     with pytest.raises(config.ConfigError, match="--occasion: found 5; allowed: 1 to 4, as many as a verdict reads"):
         plan.make("laptop", occasion=5)
+
+
+def test_code_for_gpus_ages_only_what_ran_on_one(project):
+    jobs = plan.make("smoke").jobs
+    job = next(job for job in jobs if job.experiment == "zero_train")
+    module = f"repro.experiments.{job.experiment}"
+    made = {
+        "start": (when := datetime(2026, 1, 1, tzinfo=UTC)),
+        "end": when,
+        "source_hash": provenance.source_hash(module),
+    }
+    states = {}
+    for gpus in ([], ["a GPU"]):
+        for code in ("", "older", provenance.gpu_hash(module)):
+            path = project / job.record
+            record.write(_finish(job, provenance=record.Provenance(**made, gpu=gpus, gpu_hash=code)), path)
+            states[bool(gpus), code] = plan.state(path)[0]
+    assert states[False, ""] == "done" and states[True, provenance.gpu_hash(module)] == "done"
+    assert states[True, ""] == states[True, "older"] == "stale"

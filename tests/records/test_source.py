@@ -163,10 +163,23 @@ def test_code_in_other_languages_counts(tree):
     assert tree(files | {"kernel.cpp": "int x = 1;"}) != tree(files | {"kernel.cpp": "int x = 2;"})
 
 
+def test_code_for_gpus_has_a_hash_of_its_own(tree):
+    kernel = {"engine_gpu.py": "import triton\n\ndef kernel(x):\n    return x + 1\n"}
+    start = (
+        changed("engine.py", "return point + 1", "from repro.engine_gpu import kernel; return kernel(point)") | kernel
+    )
+    both = tree(start), source.gpu_hash("repro.experiments.trial")
+    assert both[0] != tree(START) and both[1] != source.gpu_hash("repro.experiments.trial")
+    edited = start | {"engine_gpu.py": kernel["engine_gpu.py"].replace("+ 1", "+ 2")}
+    assert tree(edited) == both[0] and source.gpu_hash("repro.experiments.trial") != both[1]
+    tree(start | {"engine.py": start["engine.py"].replace("np.sum", "np.prod")})
+    assert source.gpu_hash("repro.experiments.trial") == both[1]
+
+
 def test_a_hash_is_kept_and_a_file_that_was_cut_is_not_read(tree, tmp_path):
     first = tree(START)
     store = tmp_path / "source_hashes.json"
-    store.write_text(json.dumps(json.loads(store.read_text()) | {"repro.experiments.trial": "kept"}))
+    store.write_text(json.dumps(json.loads(store.read_text()) | {"repro.experiments.trial": ["kept", ""]}))
     assert tree(START) == "kept"
     (tmp_path / "source_hashes.json").write_text('{"sources": ')
     assert tree(START) == first

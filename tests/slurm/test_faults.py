@@ -202,7 +202,7 @@ def test_srun_binds_what_the_topology_says(box):
     """Two ranks of a point with one rank per package get GCDs of two packages."""
     _, platform = config.load("smoke", "box")
     (job,) = plan._jobs(
-        "flover_parallel", config.Grid(grid={"nodes": 1, "packages": 2, "gcds": 1}), "results/x", {}, "-", "t"
+        "flover_parallel", config.Grid(grid={"nodes": 1, "packages": 2, "gcds": 1}), "results/x", {}, "t"
     )
     command = srun.command(job, platform.slurm, platform.node)
     said = slurm(*command, "-p", "batch", "sh", "-c", "echo $SLURM_PROCID $ROCR_VISIBLE_DEVICES")

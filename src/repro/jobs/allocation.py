@@ -84,7 +84,7 @@ def _running(job: Job, attempt: int, log: Path) -> Running:
 def _attempt(job: Job, planned: datetime) -> int | None:
     """Number of the attempt to make now; None when the point has its record, perhaps of another driver."""
     path = paths.root() / job.record
-    state, following = plan.state(path, provenance.source_hash(f"repro.experiments.{job.experiment}"))
+    state, following = plan.state(path)
     if state in ("done", "skipped"):
         return None
     if state == "failed":

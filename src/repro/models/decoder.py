@@ -2,7 +2,9 @@
 caller lays out: the engine decides which slot a request has."""
 
 import math
+import zlib
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -32,6 +34,30 @@ class Block:
     down: Linear
 
 
+@dataclass(frozen=True)
+class _Drawn(Mapping[str, Tensor]):
+    """Random weights, drawn when they are asked for: no memory holds them all beside the model that they become."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    seed: int
+    device: torch.device
+    dtype: torch.dtype
+
+    def __getitem__(self, name: str) -> Tensor:
+        shape = self.shapes[name]
+        if len(shape) == 1:
+            return torch.full(shape, 0.0 if name.endswith("bias") else 1.0, device=self.device, dtype=self.dtype)
+        generator = torch.Generator(self.device).manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
+        drawn = torch.randn(shape, generator=generator, device=self.device)
+        return drawn.div_(math.sqrt(shape[1])).to(self.dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+
 class Decoder(ABC):
     """Inference only. `kernels`: what computes its steps (`kernels.choose`); their name is `self.kernels.name`."""
 
@@ -40,7 +66,7 @@ class Decoder(ABC):
     def __init__(
         self,
         config: DecoderConfig,
-        weights: dict[str, Tensor],
+        weights: Mapping[str, Tensor],
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         kernels: Choice = "auto",
@@ -52,9 +78,10 @@ class Decoder(ABC):
         self.config, self.dtype, self.device, self.shard = config, dtype, torch.device(device), shard
         if shard is not None:
             shard.check(config)
-        config.check_weights({name: weight.shape for name, weight in weights.items()})
+        if not isinstance(weights, _Drawn):
+            config.check_weights({name: weight.shape for name, weight in weights.items()})
         self.kernels = choose(kernels, self.device, dtype, config.head_dim)
-        self._weights = {"output.weight": weights["token_embd.weight"]} | weights  # where there is none
+        self._weights = weights
         self.embedding = self._get("token_embd.weight")
         self.norm, self.head = self._norm("output_norm"), self._linear("output", split="vocabulary")
         self.blocks = [self._block(f"blk.{i}") for i in range(config.layers)]
@@ -99,7 +126,8 @@ class Decoder(ABC):
 
     def _get(self, name: str) -> Tensor:
         """A weight in the model's dtype and place."""
-        weight = self._weights[name]
+        tied = name == "output.weight" and name not in self._weights  # no output head: it is the embedding
+        weight = self._weights["token_embd.weight" if tied else name]
         if not weight.is_floating_point():
             raise ValueError(f"{name} has dtype {weight.dtype}, allowed: floating point")
         converted = weight.to(self.device, self.dtype)
@@ -122,15 +150,7 @@ class Decoder(ABC):
         """Gaussian matrices of standard deviation 1/√in, vectors of 1 (weights) and 0 (biases). They are drawn on the
         device, in fp32: a CPU would take a minute for 13 billion. So a seed gives other weights on a GPU."""
         device, dtype = options.get("device", "cpu"), options.get("dtype", torch.float32)
-        generator = torch.Generator(device).manual_seed(seed)
-
-        def draw(name: str, shape: tuple[int, ...]) -> Tensor:
-            if len(shape) > 1:
-                drawn = torch.randn(shape, generator=generator, device=device)
-                return drawn.div_(math.sqrt(shape[1])).to(dtype)
-            return torch.full(shape, 0.0 if name.endswith("bias") else 1.0, device=device, dtype=dtype)
-
-        return cls(config, {name: draw(name, shape) for name, shape in config.weight_shapes().items()}, **options)
+        return cls(config, _Drawn(config.weight_shapes(), seed, torch.device(device), dtype), **options)
 
     def new_cache(self, slots: int, capacity: int) -> KVCache:
         """An empty cache of the model's sizes, dtype and device. ValueError when the capacity exceeds the context."""

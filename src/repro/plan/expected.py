@@ -16,16 +16,17 @@ from repro.plan import config
 Predictor = Callable[[Any], float | None]  # seconds or bytes of a point
 
 
-def shipped(folder: Path) -> tuple[dict[str, float], list[tuple[str, str]]]:
-    """Of the shipped records: minutes that each point took, by experiment and point, and the code (experiment and
-    source hash) that made each. Those of older code count too; a file that is no record tells nothing."""
+def shipped(folder: Path) -> tuple[dict[str, float], list[tuple[Any, ...]]]:
+    """Of the shipped records: minutes that each point took, by experiment and point, and what `provenance.is_older`
+    asks of each. Those of older code count too; a file that is no record tells nothing."""
     times: dict[str, list[float]] = {}
     code = []
     for path in folder.rglob("*.json"):
         with contextlib.suppress(ValueError, KeyError, TypeError, OSError, RecursionError):
             run = json.loads(files.read(path))  # not `record.read`: 550 of them take half a second to check
             start, end = (datetime.fromisoformat(run["provenance"][name]) for name in ("start", "end"))
-            code.append((str(run["experiment"]), run["provenance"]["source_hash"]))
+            made = run["provenance"]
+            code.append((str(run["experiment"]), made["source_hash"], made.get("gpu_hash", ""), made.get("gpu")))
             times.setdefault(key(run["experiment"], run["point"]), []).append((end - start).total_seconds() / 60)
     return {key: median(values) for key, values in times.items()}, code
 

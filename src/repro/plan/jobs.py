@@ -28,7 +28,7 @@ def job_id(experiment: str, point: Point, repeat: int) -> str:
     return f"{label}-{record.name_end(experiment, point.model_dump(), repeat)}"
 
 
-def state(path: Path, source: str, here: bool = False) -> tuple[State, int]:
+def state(path: Path, here: bool = False) -> tuple[State, int]:
     """State of a record file and the attempt that comes next. A file that is no record of its point counts as not there.
     `here`: points run on this machine, and what ran without shaped links is stale if it can shape them now."""
     try:
@@ -37,7 +37,7 @@ def state(path: Path, source: str, here: bool = False) -> tuple[State, int]:
         return "to run", 1
     if found.status == "failed":
         return "failed", found.attempt + 1
-    if found.provenance.source_hash != source or (here and _lacked_links(found)):
+    if provenance.older({path: found}) or (here and _lacked_links(found)):
         return "stale", found.attempt
     return ("done" if found.status == "ok" else "skipped"), found.attempt
 
@@ -53,7 +53,6 @@ def _jobs(
     grid: config.Grid,
     results: str,
     minutes: dict[str, float],
-    source: str,
     where: str,
     predict: expected.Predictor | None = None,
     occasion: int = 1,
@@ -69,7 +68,7 @@ def _jobs(
             likely = grid.minutes if seconds is None else seconds / 60
         for repeat in _repeats(experiment, grid, occasion):
             path = f"{results}/records/{experiment}/{job_id(experiment, point, repeat)}.json"
-            found, attempt = state(paths.root() / path, source, here)
+            found, attempt = state(paths.root() / path, here)
             jobs.append(
                 Job(
                     experiment=experiment,
@@ -135,13 +134,10 @@ def make(
     predictors = expected.predictors(where.hardware, file)
     jobs = []
     for name, experiment in settings.experiments.items():
-        source = provenance.source_hash(f"repro.experiments.{name}")
         place = f"config/config.yaml: experiments.{name}"
         mine: list[Job] = []
         for grid in experiment.grids(settings.tier):
-            mine += _jobs(
-                name, grid, results, minutes, source, place, predictors.get(name), occasion, where.slurm is None
-            )
+            mine += _jobs(name, grid, results, minutes, place, predictors.get(name), occasion, where.slurm is None)
         mine = list({job.record: job for job in mine}.values())  # overlapping grids name the same point once
         jobs += _interleaved(mine) if experiments.get(name).timed else mine
     for job in jobs if where.memory_gb is not None else []:
@@ -160,7 +156,7 @@ def make(
         results=results,
         reference=settings.shipped,
         shipped=len(shipped),
-        outdated=provenance.outdated(shipped, settings.experiments),
+        outdated=sum(provenance.is_older(*code) for code in shipped),
         memory_gb=where.memory_gb,
         jobs=fit,
         minutes=minutes_of(list(filter(unfinished, fit))),

@@ -8,7 +8,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import psutil
 from repro import paths
 from repro.launch.slurm_env import hosts
 from repro.records.record import Provenance, Record
-from repro.records.source import digest, exists, source_hash
+from repro.records.source import digest, exists, gpu_hash, source_hash
 
 PACKAGES = ("torch", "deepspeed", "numpy", "pandas", "scipy", "highspy", "numba")
 PACKAGES += ("snakemake", "papermill", "seaborn", "gguf", "tokenizers")
@@ -68,20 +68,21 @@ def gpus() -> tuple[list[str], str]:
     return names, f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
 
 
-def outdated(runs: Iterable[tuple[str, str]], known: Iterable[str]) -> int:
-    """How many runs are of other code than the present one: their numbers may differ if they were run again.
-
-    `runs`: experiment and source hash of each. `known`: all experiments; a run of another counts as well.
-    """
-    now = {name: source_hash(f"repro.experiments.{name}") for name in known}
-    return sum(source != now.get(experiment) for experiment, source in runs)
+def is_older(experiment: str, source: str, gpu_code: str, gpus: Sequence[str]) -> bool:
+    """Whether code other than the present one made a run, so that its numbers may differ if it ran again. `source`,
+    `gpu_code`, `gpus`: `source_hash`, `gpu_hash` and `gpu` of its provenance."""
+    module = f"repro.experiments.{experiment}"
+    return not exists(module) or source != source_hash(module) or gpu_code != _gpu_hash(module, gpus)
 
 
 def older(runs: Mapping[Path, Record]) -> set[Path]:
-    """The runs that code other than the present one made: their numbers may differ if they were run again."""
-    names = {run.experiment for run in runs.values()}
-    now = {name: source_hash(module) for name in names if exists(module := f"repro.experiments.{name}")}
-    return {path for path, run in runs.items() if run.provenance.source_hash != now.get(run.experiment)}
+    """The runs that code other than the present one made."""
+    made = ((path, run.experiment, run.provenance) for path, run in runs.items())
+    return {path for path, name, by in made if is_older(name, by.source_hash, by.gpu_hash, by.gpu)}
+
+
+def _gpu_hash(module: str, gpus: Sequence[str]) -> str:
+    return gpu_hash(module) if gpus else ""
 
 
 def machine() -> dict[str, Any]:
@@ -109,6 +110,7 @@ def collect(module: str, start: datetime, topology: str = "") -> Provenance:
         git_commit=_git("rev-parse", "HEAD"),
         git_dirty=bool(_git("status", "--porcelain", "--untracked-files=no")),
         source_hash=source_hash(module),
+        gpu_hash=_gpu_hash(module, names),
         config_hash=file_hash(*sorted((paths.root() / "config").rglob("*.yaml"))),
         lock_hash=file_hash(paths.root() / "constraints.txt"),
         packages=versions(),

@@ -68,6 +68,7 @@ class Provenance(Strict):
     git_commit: str = ""
     git_dirty: bool = False
     source_hash: str = ""
+    gpu_hash: str = ""  # of the code for GPUs, where there was one
     config_hash: str = ""
     lock_hash: str = ""
     packages: dict[str, str] = Field(default_factory=dict)

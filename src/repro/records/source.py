@@ -3,7 +3,8 @@
 A definition is a top-level function, class or assignment. The hash takes each one that the experiment uses, directly or
 through others, as syntax without comments, docstrings and the annotations of functions. It does not know where a
 definition stands, by what import it is found, or in what order: moving code between files leaves the hash as it was.
-Renaming a definition or changing it does not. Limits: what is found by a name made at run time is not followed, and of
+Renaming a definition or changing it does not. Code for GPUs (modules that import Triton) has a hash of its own: of a
+record made without a GPU it says nothing. Limits: what is found by a name made at run time is not followed, and of
 two used definitions with the same name the hash does not tell which is called where.
 """
 
@@ -16,6 +17,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from repro import paths
 from repro.files import replacing
@@ -42,10 +44,11 @@ class Definition:
 
 @dataclass(frozen=True)
 class Module:
-    """A file: its definitions, and what its names imported from `repro` stand for."""
+    """A file: its definitions, what its names imported from `repro` stand for, and whether it needs a GPU."""
 
     definitions: tuple[Definition, ...]
     imports: dict[str, str]
+    for_gpus: bool
 
 
 def digest(*parts: bytes) -> str:
@@ -59,7 +62,17 @@ def exists(module: str) -> bool:
 
 
 def source_hash(module: str) -> str:
-    """Hash of all that a module defines and of every definition in `repro` that it uses. A package: all its modules."""
+    """Hash of all that a module defines and of every definition in `repro` that it uses, without those for GPUs. A
+    package: all its modules."""
+    return _hashes(module)[0]
+
+
+def gpu_hash(module: str) -> str:
+    """Hash of the definitions for GPUs that a module uses."""
+    return _hashes(module)[1]
+
+
+def _hashes(module: str) -> list[str]:
     kept = _kept()
     if module not in kept:
         kept[module] = _hashed(module)
@@ -68,7 +81,8 @@ def source_hash(module: str) -> str:
     return kept[module]
 
 
-def _hashed(module: str) -> str:
+def _hashed(module: str) -> list[str]:
+    """The hash, and that of the code for GPUs."""
     roots = _inside_package(module)
     todo = [(name, definition) for name in roots for definition in _module(name).definitions]
     seen, imported = set[tuple[str, str]](), set(roots)
@@ -83,7 +97,8 @@ def _hashed(module: str) -> str:
             for run in _files().keys() & set(packages) - imported:  # statements that act when a module is imported
                 imported.add(run)
                 todo += [(run, each) for each in _module(run).definitions if not each.names]
-    return digest(*sorted({text.encode() for _, text in seen}))
+    texts = ({text.encode() for name, text in seen if _module(name).for_gpus is gpus} for gpus in (False, True))
+    return [digest(*sorted(each)) for each in texts]
 
 
 def _find(name: str) -> list[tuple[str, Definition]]:
@@ -132,7 +147,7 @@ def _store() -> Path:
 
 
 @functools.cache
-def _kept() -> dict[str, str]:
+def _kept() -> dict[str, Any]:
     """Hashes that this or an earlier process took of the same sources (parsing them takes a second), by module; beside
     them a digest of all sources. A file that cannot be used counts as not there."""
     files = [path for path in sorted(_SOURCE.rglob("*")) if path.suffix in (".py", *_CODE_FILES)]
@@ -163,7 +178,8 @@ def parse(text: str, name: str, code_files: Mapping[str, str]) -> Module:
         code = writer.write(statement, scope)
         definitions.append(Definition(names, digest(code.encode()), tuple(sorted(writer.uses))))
     imports = {own: full for own, full in bound.items() if full is not None and full.startswith("repro.")}
-    return Module(tuple(definitions), imports)
+    for_gpus = any(str(full).split(".")[0] == "triton" for full in bound.values())
+    return Module(tuple(definitions), imports, for_gpus)
 
 
 def _is_docstring(statement: ast.stmt) -> bool:

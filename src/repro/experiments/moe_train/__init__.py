@@ -72,4 +72,4 @@ class MoeTrainMetrics(*_followed(Nats, "loss"), *_followed(Bits, *_BITS), *_foll
     stay_low: Number | None = None
 
 
-EXPERIMENT = Experiment(MoeTrain, MoeTrainMetrics, timeout_s=4 * 3600.0, timed=False)
+EXPERIMENT = Experiment(MoeTrain, MoeTrainMetrics, conditions=("products",), timeout_s=4 * 3600.0, timed=False)

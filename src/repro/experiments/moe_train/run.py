@@ -21,11 +21,16 @@ def run(point: MoeTrain) -> Outcome:
     if point.device == "cuda" and not torch.cuda.is_available():
         raise MissingHardware("device is cuda, and torch sees no CUDA or ROCm GPU")
     model, table = train(point)
+    products = "bfloat16, weights, router and norms float32" if point.device == "cuda" else "float32"
     own = table[table.domain == point.text].set_index("iteration").drop(columns="domain")
     moments = {str(at): at for at in (EARLY, LATE) if at in own.index} | {"end": point.iterations}
     measured = {f"{name}_{moment}": own.loc[at, name] for name in own.columns for moment, at in moments.items()}
     parameters = sum(p.numel() for p in model.parameters())
-    return Outcome(MoeTrainMetrics(**measured, **stay_over_time(own.stay), parameters=parameters), series=table)
+    return Outcome(
+        MoeTrainMetrics(**measured, **stay_over_time(own.stay), parameters=parameters),
+        series=table,
+        conditions={"products": products},
+    )
 
 
 def stay_over_time(stay: pd.Series, early: int = EARLY, late: int = LATE) -> dict[str, float | None]:
@@ -61,7 +66,7 @@ def train(point: MoeTrain) -> tuple[GPTMoE, pd.DataFrame]:
 def _trained(point: MoeTrain, texts: list[Tensor]) -> Iterator[tuple[int, GPTMoE]]:
     """The model after each of the point's evaluated iterations; 0: before training, and the last one is among them.
 
-    AdamW (0.9, 0.95; weight decay 0.1), gradients clipped to norm 1, and a rate that rises to `lr` and then stays: so
+    Products in bfloat16 on a GPU. AdamW (0.9, 0.95; weight decay 0.1), gradients clipped to norm 1, and a rate that rises to `lr` and then stays: so
     the model after n iterations does not depend on how many follow.
     """
     batch = batches(texts, point.batch, point.seq_len, point.seed)
@@ -76,7 +81,9 @@ def _trained(point: MoeTrain, texts: list[Tensor]) -> Iterator[tuple[int, GPTMoE
                 group["lr"] = point.lr * min(1.0, (iteration + 1) / point.lr_warmup)
             tokens = next(batch).to(point.device)
             optimizer.zero_grad()
-            model(tokens[:, :-1], tokens[:, 1:]).backward()
+            with torch.autocast(point.device, torch.bfloat16, enabled=point.device == "cuda"):
+                loss = model(tokens[:, :-1], tokens[:, 1:])
+            loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
 
