@@ -68,6 +68,7 @@ def serve(
     if not requests or any(request.arrival_s is None for request in requests):
         raise ValueError("requests: at least one is needed, each with its arrival_s")
     ordered = sorted(requests, key=lambda request: request.arrived_s)
+    _release()  # of this process, so that the others find it
     with tempfile.TemporaryDirectory(prefix="repro-instances-") as folder, _patient_threads():
         asked = build, ordered, capacity, f"{folder}/following", tuple(paces)
         told = launch(_instance, instances, *asked, timeout_s=timeout_s, threads=threads)
@@ -92,6 +93,12 @@ def _patient_threads() -> Iterator[None]:
             del os.environ["OMP_WAIT_POLICY"]
 
 
+def _release() -> None:
+    """Give memory of a GPU that this process holds and does not use to the others."""
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
 def _instance(
     rank: int,
     world_size: int,
@@ -104,6 +111,7 @@ def _instance(
     """One process: get ready, wait for the others, serve."""
     model, start = build(), math.inf  # the clock stands at 0 until there is a start
     engine = Engine(model, serial(), capacity, clock=lambda: max(0.0, time.perf_counter() - start))
+    _release()
     engine.prepare()
     pace_s = {pace: seconds for pace in paces if (seconds := _pace(engine, rank, pace)) is not None}
     prompt = requests[0].prompt

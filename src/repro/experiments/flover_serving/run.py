@@ -1,6 +1,7 @@
 """Serve a workload, and compare with requests decoded alone."""
 
 import functools
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,12 +20,11 @@ from repro.flover.engine import Engine
 from repro.flover.measured import spread
 from repro.flover.queueing.shared import evenly
 from repro.flover.report import ServingReport
-from repro.flover.request import Request
+from repro.flover.request import Generation, Request
 from repro.flover.scheduler import Scheduler
 from repro.flover.workload import summary
 from repro.models.llama import Llama
 
-_TIE = 1e-3  # logits closer than this are a near tie: which of them is the larger depends on the order of a sum
 _SAMPLE = 4
 _WARM_UP = 16  # tokens of an answer: what is compiled, recorded and allocated by then is all of it
 
@@ -43,7 +43,8 @@ def run(point: ServingPoint) -> Outcome:
     shapes = inputs.shapes(point, point.interval_s)
     requests = inputs.requests(point, shapes)
     capacity = max(request.kv_tokens for request in requests)
-    t1 = _seconds_alone(model, requests, capacity) if point.interval_t1 or point.window_t1 else 0.0
+    before = _alone_before(model, requests, capacity) if point.interval_t1 or point.window_t1 else []
+    t1 = _mean_seconds(before) if before else 0.0
     if point.interval_t1:
         shapes = inputs.shapes(point, point.interval_t1 * t1)
         requests = inputs.requests(point, shapes)
@@ -66,17 +67,20 @@ def run(point: ServingPoint) -> Outcome:
     chosen = requests if point.check_tokens else _sample(requests)
     if point.engine == "serial":  # which does the same
         chosen = _one_if_alike(_sample(requests))
-    alone = lone(model, chosen, capacity)
+    known = {generation.request.id for generation in before}
+    alone = [*before, *lone(model, [request for request in chosen if request.id not in known], capacity)]
     answers = {generation.request.id: generation for generation in report.generations}
     gaps = {one.request.id: divergence(model, answers[one.request.id], one) for one in alone}
+    tie = _near_tie(model.dtype)
     metrics = ServingMetrics(
         latency_first=report.generations[0].latency_s,
-        single_request_seconds=sum(generation.service_s for generation in alone) / len(alone),
+        single_request_seconds=_mean_seconds(alone),
         mean_interval_seconds=shapes[-1].arrival_s / max(1, len(shapes) - 1),
         window_seconds=window_s if point.engine == "dynamic" else None,
         tokens_checked=len(gaps),
         tokens_equal_fraction=sum(gap is None for gap in gaps.values()) / len(gaps),
-        tokens_equal_or_tied_fraction=sum(gap is None or gap < _TIE for gap in gaps.values()) / len(gaps),
+        tokens_equal_or_tied_fraction=sum(gap is None or gap < tie for gap in gaps.values()) / len(gaps),
+        largest_gap=max((gap for gap in gaps.values() if gap is not None and math.isfinite(gap)), default=0.0),
         **summary(report),
         **optional,
     )
@@ -86,7 +90,7 @@ def run(point: ServingPoint) -> Outcome:
         "linear": model.head.layout,
         "kernels": model.kernels.name,
         "scales": inputs.scales(point),
-        "lone_reference": f"{len(alone)} of {len(requests)} requests, decoded alone after the timed run",
+        "lone_reference": f"{len(alone)} of {len(requests)} requests, decoded alone, {len(before)} before the timed run",
     }
     return Outcome(metrics, conditions=conditions, series=_series(report, gaps))
 
@@ -137,11 +141,20 @@ def _shortened(requests: Sequence[Request]) -> Sequence[Request]:
     return [replace(request, max_new_tokens=min(_WARM_UP, request.max_new_tokens)) for request in requests]
 
 
-def _seconds_alone(model: Llama, requests: Sequence[Request], capacity: int) -> float:
-    """T1: mean seconds of a request alone, over a sample of the lengths (one request where all are equal)."""
+def _alone_before(model: Llama, requests: Sequence[Request], capacity: int) -> list[Generation]:
+    """Requests alone, whose mean time is T1: a sample of the lengths (one request where all are equal)."""
     chosen = _one_if_alike(_sample(requests))
     lone(model, _shortened(chosen[:1]), capacity)  # warm-up, thrown away
-    return sum(generation.service_s for generation in lone(model, chosen, capacity)) / len(chosen)
+    return lone(model, chosen, capacity)
+
+
+def _mean_seconds(generations: Sequence[Generation]) -> float:
+    return sum(generation.service_s for generation in generations) / len(generations)
+
+
+def _near_tie(dtype: torch.dtype) -> float:
+    """Logits closer than this are a near tie: which is the larger depends on the order of a sum. A few roundings."""
+    return max(1e-3, 8 * torch.finfo(dtype).eps)
 
 
 def _series(report: ServingReport, gaps: dict[int, float | None]) -> pd.DataFrame:
