@@ -146,11 +146,14 @@ GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] "
         (GLOO + "Connection closed by peer [10.99.0.2]:40000", "node_failure"),
         (GLOO + "Timed out waiting 1000ms for recv operation to complete", "comm_hang"),
         ("NCCL error: remote process exited or there was a network error", "node_failure"),
+        ("CUDA error: out of memory", "oom"),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "oom"),
         ("shapes do not match", "unexpected"),
     ],
 )
-def test_what_a_rank_of_a_job_sees_of_its_neighbours(said, cause):
+def test_what_torch_says_of_neighbours_and_memory(said, cause):
     assert runner.classify(RuntimeError(said)) == cause
+    assert runner.classify(launch.RankError(1, "RuntimeError", said, exception=RuntimeError(said))) == cause
 
 
 PAIR = Ranked(nodes=1, packages=1, gcds=2)

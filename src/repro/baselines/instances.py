@@ -4,6 +4,7 @@ The processes are warm before the first request comes. Whoever is free takes the
 arrives, and decodes it alone; nothing is shared but the machine, so they slow each other down."""
 
 import contextlib
+import gc
 import math
 import os
 import tempfile
@@ -68,7 +69,7 @@ def serve(
     if not requests or any(request.arrival_s is None for request in requests):
         raise ValueError("requests: at least one is needed, each with its arrival_s")
     ordered = sorted(requests, key=lambda request: request.arrived_s)
-    _release()  # of this process, so that the others find it
+    _release()
     with tempfile.TemporaryDirectory(prefix="repro-instances-") as folder, _patient_threads():
         asked = build, ordered, capacity, f"{folder}/following", tuple(paces)
         told = launch(_instance, instances, *asked, timeout_s=timeout_s, threads=threads)
@@ -96,6 +97,7 @@ def _patient_threads() -> Iterator[None]:
 def _release() -> None:
     """Give memory of a GPU that this process holds and does not use to the others."""
     if torch.cuda.is_initialized():
+        gc.collect()
         torch.cuda.empty_cache()
 
 

@@ -34,6 +34,8 @@ _OF_NETWORK = {
     "Connection reset by peer": Cause.NODE_FAILURE,
     "Broken pipe": Cause.NODE_FAILURE,
 }
+# What torch says without an exception of that name: of a host's memory, of a GPU's, of cuBLAS or rocBLAS on it.
+_NO_MEMORY = ("can't allocate memory", "error: out of memory", "STATUS_ALLOC_FAILED")
 _SEEN_FROM_AFAR = (Cause.NODE_FAILURE, Cause.COMM_HANG)  # a rank's failure as its neighbours have it
 _DEAF_S = 20.0  # beyond its limit, for a point that does not hear of it
 _LOCK_ADVICE = "timed runs lock it to be alone on the machine. Remove it, or set TMPDIR to a folder of yours"
@@ -47,25 +49,28 @@ def classify(error: BaseException) -> Cause:
     if isinstance(error, launch.RankError):
         if error.exception is not None:
             return classify(error.exception)
-        return Cause.NODE_FAILURE if error.signal else Cause.UNEXPECTED
+        if error.signal:
+            return Cause.NODE_FAILURE
+        return Cause.OOM if _out_of_memory(error) else Cause.UNEXPECTED
     if isinstance(error, MissingHardware):
         return Cause.MISSING_HARDWARE
     if isinstance(error, launch.CollectiveHang):
         return Cause.COMM_HANG
     if isinstance(error, TimeoutError):
         return Cause.TIMEOUT
-    if (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"
-        or "can't allocate memory" in str(error)
-        or getattr(error, "errno", None) == errno.ENOMEM
-    ):
+    if _out_of_memory(error):
         return Cause.OOM
     if isinstance(error, AssertionError | ValidationError):  # the point was valid, so a result is not: not a number
         return Cause.ASSERTION
     if isinstance(error, ValueError | FileNotFoundError):
         return Cause.BAD_INPUT
     return next((cause for sign, cause in _OF_NETWORK.items() if sign in str(error)), Cause.UNEXPECTED)
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    said = any(sign in str(error) for sign in _NO_MEMORY)
+    return named or said or getattr(error, "errno", None) == errno.ENOMEM
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ def _check_gpu(point: ServingPoint) -> None:
         raise MissingHardware("device is cuda, and torch sees no CUDA or ROCm GPU")
     if point.model in RANDOM:
         weights = LlamaConfig(**RANDOM[point.model], vocab=VOCAB).parameters * getattr(torch, point.dtype).itemsize
-        models = 1 + (point.instances or point.requests if point.engine == "instances" else 0)
+        models = (point.instances or point.requests) if point.engine == "instances" else 1
         memory = torch.cuda.get_device_properties(0).total_memory
         if models * weights > _WEIGHTS_SHARE * memory:
             raise MissingHardware(

@@ -52,35 +52,33 @@ def run(point: ServingPoint) -> Outcome:
     times = prediction.measured(point, model, shapes, capacity) if point.predict else None
     own_threads, slowdown = f"{threads}", evenly
     optional: dict[str, float] = {}
+    chosen = requests if point.check_tokens else _sample(requests)
+    if point.engine == "serial":  # which does the same
+        chosen = _one_if_alike(_sample(requests))
     if point.engine == "instances":
+        before = _alone(model, chosen, capacity, before)
+        del model  # its memory is for theirs
         own_threads = f"{point.instance_threads or threads} per instance"
         served = _serve_by_instances(point, requests, capacity, point.instance_threads or threads)
         report, slowdown = served.report, served.slowdown
         optional["instances_bytes"] = float(sum(served.instance_bytes))
         optional["instance_bytes"] = optional["instances_bytes"] / len(served.instance_bytes)
+        model = inputs.model(point)
     else:
         _serve(point, model, _shortened(requests[:2]), capacity, 0.0)  # warm-up, thrown away
         report = _serve(point, model, requests, capacity, window_s)
     if times is not None:
         found = prediction.policy(point, capacity, window_s, slowdown).run(shapes, times)
         optional |= prediction.compared(found, summary(report))
-    chosen = requests if point.check_tokens else _sample(requests)
-    if point.engine == "serial":  # which does the same
-        chosen = _one_if_alike(_sample(requests))
-    known = {generation.request.id for generation in before}
-    alone = [*before, *lone(model, [request for request in chosen if request.id not in known], capacity)]
+    alone = _alone(model, chosen, capacity, before)
     answers = {generation.request.id: generation for generation in report.generations}
     gaps = {one.request.id: divergence(model, answers[one.request.id], one) for one in alone}
-    tie = _near_tie(model.dtype)
     metrics = ServingMetrics(
         latency_first=report.generations[0].latency_s,
         single_request_seconds=_mean_seconds(alone),
         mean_interval_seconds=shapes[-1].arrival_s / max(1, len(shapes) - 1),
         window_seconds=window_s if point.engine == "dynamic" else None,
-        tokens_checked=len(gaps),
-        tokens_equal_fraction=sum(gap is None for gap in gaps.values()) / len(gaps),
-        tokens_equal_or_tied_fraction=sum(gap is None or gap < tie for gap in gaps.values()) / len(gaps),
-        largest_gap=max((gap for gap in gaps.values() if gap is not None and math.isfinite(gap)), default=0.0),
+        **_agreement(list(gaps.values()), model.dtype),
         **summary(report),
         **optional,
     )
@@ -90,7 +88,7 @@ def run(point: ServingPoint) -> Outcome:
         "linear": model.head.layout,
         "kernels": model.kernels.name,
         "scales": inputs.scales(point),
-        "lone_reference": f"{len(alone)} of {len(requests)} requests, decoded alone, {len(before)} before the timed run",
+        "lone_reference": f"{len(alone)} of {len(requests)} requests, decoded alone, {len(before)} of them before the timed run",
     }
     return Outcome(metrics, conditions=conditions, series=_series(report, gaps))
 
@@ -148,13 +146,28 @@ def _alone_before(model: Llama, requests: Sequence[Request], capacity: int) -> l
     return lone(model, chosen, capacity)
 
 
+def _alone(model: Llama, requests: Sequence[Request], capacity: int, known: Sequence[Generation]) -> list[Generation]:
+    """What is known of requests alone, and the others decoded now."""
+    ids = {generation.request.id for generation in known}
+    return [*known, *lone(model, [request for request in requests if request.id not in ids], capacity)]
+
+
 def _mean_seconds(generations: Sequence[Generation]) -> float:
     return sum(generation.service_s for generation in generations) / len(generations)
 
 
-def _near_tie(dtype: torch.dtype) -> float:
-    """Logits closer than this are a near tie: which is the larger depends on the order of a sum. A few roundings."""
-    return max(1e-3, 8 * torch.finfo(dtype).eps)
+def _agreement(gaps: Sequence[float | None], dtype: torch.dtype) -> dict[str, float]:
+    """Metrics of answers beside their lone runs, by what `divergence` says of each. Logits a few roundings apart are a
+    near tie: which of them is the larger depends on the order of a sum."""
+    apart = [gap for gap in gaps if gap is not None]
+    tied = sum(gap < max(1e-3, 8 * torch.finfo(dtype).eps) for gap in apart)
+    equal = len(gaps) - len(apart)
+    return {
+        "tokens_checked": len(gaps),
+        "tokens_equal_fraction": equal / len(gaps),
+        "tokens_equal_or_tied_fraction": (equal + tied) / len(gaps),
+        "largest_gap": max(filter(math.isfinite, apart), default=0.0),
+    }
 
 
 def _series(report: ServingReport, gaps: dict[int, float | None]) -> pd.DataFrame:
