@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from repro import launch
-from repro.experiments.base import Metrics, Outcome
+from repro.experiments.base import Metrics, MissingHardware, Outcome
 from repro.experiments.common.ranks import OnRanks
 from repro.launch import network
 from repro.launch.joined import place_in_job
@@ -59,6 +59,12 @@ def timed(work: Callable[[], T]) -> tuple[T, float]:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return found, time.perf_counter() - start
+
+
+def need(device: str) -> None:
+    """MissingHardware where the device is cuda and there is none."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise MissingHardware("device is cuda, and torch sees no CUDA or ROCm GPU")
 
 
 def gpu_of_job() -> str:

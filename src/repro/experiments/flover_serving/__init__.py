@@ -92,7 +92,7 @@ class ServingMetrics(
 
     latency_first: Seconds
     single_request_seconds: Seconds
-    largest_gap: Number
+    largest_gap: Number | None = None  # records before had none
     mean_interval_seconds: Seconds
     window_seconds: Seconds | None = None
     instance_bytes: Bytes | None = None

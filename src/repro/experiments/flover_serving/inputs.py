@@ -7,6 +7,7 @@ import torch
 
 from repro import paths
 from repro.experiments.base import MissingHardware
+from repro.experiments.common.launched import need
 from repro.experiments.flover_parallel import ParallelPoint
 from repro.experiments.flover_serving import ServingPoint
 from repro.flover import paper, workload
@@ -29,17 +30,16 @@ _WEIGHTS_SHARE = 0.9  # the rest of a GPU is for keys, values and what each proc
 
 def model(point: ServingPoint) -> Llama:
     """MissingHardware where there is no such device, or not enough memory on it."""
+    need(point.device)
     if point.device == "cuda":
-        _check_gpu(point)
+        _check_memory(point)
     options = {"dtype": getattr(torch, point.dtype), "device": point.device}
     if point.model == "smollm2-135m":
         return Llama(*checkpoint.read_gguf(checkpoint.smollm2_path()), **options)
     return Llama.random(LlamaConfig(**RANDOM[point.model], vocab=VOCAB), seed=point.seed, **options)
 
 
-def _check_gpu(point: ServingPoint) -> None:
-    if not torch.cuda.is_available():
-        raise MissingHardware("device is cuda, and torch sees no CUDA or ROCm GPU")
+def _check_memory(point: ServingPoint) -> None:
     if point.model in RANDOM:
         weights = LlamaConfig(**RANDOM[point.model], vocab=VOCAB).parameters * getattr(torch, point.dtype).itemsize
         models = (point.instances or point.requests) if point.engine == "instances" else 1

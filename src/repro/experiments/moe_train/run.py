@@ -8,7 +8,8 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from repro.experiments.base import MissingHardware, Outcome
+from repro.experiments.base import Outcome
+from repro.experiments.common.launched import need
 from repro.experiments.common.texts import FILES, read, windows
 from repro.experiments.moe_train import EARLY, LATE, MoeTrain, MoeTrainMetrics, routing
 from repro.models.gpt_moe import GPTMoE, GPTMoEConfig
@@ -18,8 +19,7 @@ _SIZES = ("experts", "top_k", "layers", "hidden", "heads", "expert_hidden", "bal
 
 def run(point: MoeTrain) -> Outcome:
     """Series: what `train` gives. MissingHardware where there is no such device."""
-    if point.device == "cuda" and not torch.cuda.is_available():
-        raise MissingHardware("device is cuda, and torch sees no CUDA or ROCm GPU")
+    need(point.device)
     model, table = train(point)
     products = "bfloat16, weights, router and norms float32" if point.device == "cuda" else "float32"
     own = table[table.domain == point.text].set_index("iteration").drop(columns="domain")
