@@ -129,7 +129,7 @@ def machines(runs: Sequence[Record]) -> list[str]:
         f"{one.cores} cores ({one.cpu}), {one.memory_gib:.0f} GiB, {', '.join(one.gpu) or 'no GPU'}, {_system(one.os)}"
         for one in (run.provenance for run in runs)
     )
-    return [f"{machine}: {count} records" for machine, count in found.most_common()]
+    return [f"{machine}: {count} record{'s' * (count > 1)}" for machine, count in found.most_common()]
 
 
 def _system(name: str) -> str:
