@@ -90,6 +90,18 @@ def test_runs_of_other_code_never_agree_and_their_difference_is_said():
     assert other.inside is False and other.said.endswith("by other code")
 
 
+def test_other_code_for_gpus_is_other_code_where_both_had_one():
+    def on(gpu_hash, runs):
+        return [
+            run.model_copy(update={"provenance": run.provenance.model_copy(update={"gpu_hash": gpu_hash})})
+            for run in runs
+        ]
+
+    said = {(a, b): beside(on(a, pair(1.0)), on(b, pair(1.0))).said for a in ("", "x") for b in ("x", "y")}
+    assert said["x", "y"] == "other code: the same value"
+    assert said["x", "x"] == said["", "x"] == "the same value"
+
+
 def test_another_verdict_is_a_flip_where_both_sides_have_one():
     found = beside(pair(1.0), pair(1.5))
     assert found.flipped and found.verdicts == (f"reproduced{registry.OLDER}", f"same direction{registry.OLDER}")

@@ -30,8 +30,9 @@ ROWS = {
 }  # fmt: skip
 REGISTRY = claims.load()
 JOBS = plan.make("full").jobs
-ELSEWHERE = {"FL-F4a.k": ("gpu", "laptop"), "FL-TP.c": ("cluster", "a100"), "ZT-2.c": ("cluster", "frontier")}
-NOBODY = ELSEWHERE.keys() - {"FL-F4a.k"}  # has run these
+ON_GPU = dict.fromkeys(("FL-F4a.k", "FL-F4a.t", "FL-F4c.t", "FL-PROG.e", "FL-MS.e"), ("gpu", "laptop"))
+ELSEWHERE = ON_GPU | {"FL-TP.c": ("cluster", "a100"), "ZT-2.c": ("cluster", "frontier")}
+NOBODY = {"FL-F4a.t", "FL-TP.c", "ZT-2.c"}  # has run these
 OWN = claim().model_dump(mode="json", exclude={"id", "paper", "version", "published"})
 OWN["value"] |= {"where": {"plan": "old", "n": 1}}
 

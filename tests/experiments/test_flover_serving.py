@@ -1,5 +1,9 @@
 """The serving experiment end to end on the real model, with a workload of seconds."""
 
+import contextlib
+import math
+from types import SimpleNamespace
+
 import pytest
 import torch
 from pydantic import ValidationError
@@ -8,6 +12,7 @@ from repro.experiments.base import MissingHardware
 from repro.experiments.flover_serving import EXPERIMENT, ServingPoint
 from repro.experiments.flover_serving import run as serving
 from repro.models import checkpoint
+from repro.models.llama import Llama
 from repro.plan import jobs as plan
 
 METRICS = {"total_seconds", "tokens_per_s", "iterations", "output_tokens", "slot_moves", "moved_bytes"}
@@ -58,6 +63,41 @@ def test_windows_in_lone_requests_times_and_what_the_model_says_of_them():
         assert units[f"predicted_{name}"] == "s" and units[f"error_{name}"] == "1"
     assert metrics["predicted_total_seconds"] > metrics["window_seconds"]
     assert point.label.startswith("dynamic4-2T1-predicted-fixed-n3")
+
+
+def test_requests_decoded_alone_before_are_not_decoded_again(monkeypatch):
+    """By instances all of them are, since the model is gone while these run."""
+    decoded, lone = [], serving.lone
+    monkeypatch.setattr(serving, "lone", lambda model, ask, room: decoded.append(len(ask)) or lone(model, ask, room))
+    fields = {"model": "random-40m", "dtype": "bfloat16", "requests": 2, "workload": "fixed", "length_scale": 0.02}
+    _, outcome, metrics = served(engine="instances", interval_t1=0.1, check_tokens=False, **fields)
+    assert (
+        decoded == [1, 1, 1]
+        and outcome.conditions["lone_reference"] == "2 of 2 requests, 2 of them before the timed run"
+    )
+    assert metrics["tokens_equal_fraction"] == 1 and metrics["largest_gap"] == 0
+    assert outcome.conditions["threads"].endswith("per instance")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tied"), [(torch.float32, 1 / 4), (torch.float16, 2 / 4), (torch.bfloat16, 2 / 4)], ids=str
+)
+def test_a_near_tie_is_of_a_few_roundings(dtype, tied):
+    found = serving._agreement([None, 5e-3, 0.5, math.inf], dtype)
+    assert (found["tokens_equal_fraction"], found["tokens_equal_or_tied_fraction"]) == (1 / 4, tied)
+    assert found["largest_gap"] == 0.5 and found["tokens_checked"] == 4
+
+
+@pytest.mark.parametrize(("instances", "fits"), [(0, True), (4, True), (8, False)])
+def test_a_model_that_a_gpu_has_no_room_for_is_skipped(monkeypatch, instances, fits):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    memory = SimpleNamespace(total_memory=150e9)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
+    monkeypatch.setattr(Llama, "random", lambda *given, **options: "a model")
+    fields = {"engine": "instances", "instances": instances} if instances else {}
+    point = ServingPoint(device="cuda", dtype="float16", model="random-13b", **fields)
+    with contextlib.nullcontext() if fits else pytest.raises(MissingHardware, match=r"206 GB .* 8 times .* 90% of"):
+        assert serving.inputs.model(point) == "a model"
 
 
 def test_random_weights_of_a_size_are_served_token_for_token():

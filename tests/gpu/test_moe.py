@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from repro.models.gpt_moe import GPTMoE, GPTMoEConfig
+from repro.models.gpt_moe import Experts, GPTMoE, GPTMoEConfig
 
 pytestmark = [
     pytest.mark.gpu,
@@ -11,8 +11,9 @@ pytestmark = [
 ]
 
 
-def test_training_in_16_bits_follows_training_in_32():
-    losses = []
+def test_training_in_16_bits_follows_training_in_32(monkeypatch):
+    losses, calls, at_once = [], [], Experts._at_once
+    monkeypatch.setattr(Experts, "_at_once", lambda *given: calls.append(1) or at_once(*given))
     for mixed in (False, True):
         torch.manual_seed(0)
         model = GPTMoE(GPTMoEConfig(layers=2, hidden=64, seq_len=64, expert_hidden=64)).cuda()
@@ -27,5 +28,6 @@ def test_training_in_16_bits_follows_training_in_32():
             optimizer.zero_grad()
             found.append(loss.item())
         losses.append(torch.tensor(found))
+    assert len(calls) == 30 * 2  # of the second training, in each of two layers
     assert losses[0][-1] < 0.6 * losses[0][0]
     torch.testing.assert_close(losses[1], losses[0], rtol=0.05, atol=0)

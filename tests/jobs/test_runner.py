@@ -11,7 +11,7 @@ from repro import experiments, launch
 from repro.experiments.base import Experiment, Metrics, MissingHardware, Number, Outcome, Point
 from repro.experiments.common.ranks import Ranked
 from repro.jobs import runner
-from repro.records import record
+from repro.records import provenance, record
 
 
 def _kill_one(rank: int, world_size: int) -> None:
@@ -106,7 +106,14 @@ def test_success_carries_provenance(tmp_path, experiment):
         and facts.lock_hash
         and facts.config_hash
     )
-    assert facts.end >= facts.start
+    assert facts.end >= facts.start and (facts.gpu, facts.gpu_hash) == ([], "")
+
+
+def test_where_there_is_a_gpu_the_code_for_it_is_told(tmp_path, experiment, monkeypatch):
+    monkeypatch.setattr(provenance, "gpus", lambda: (["a GPU"], "CUDA 13.0"))
+    experiment(lambda point: Outcome(OneNumber(m=2), conditions={"fabric": "shaped"}))
+    facts = runner.run("flover_serving", Point(), out=tmp_path / "r.json").provenance
+    assert facts.gpu_hash == provenance.gpu_hash("repro.experiments.flover_serving") != ""
 
 
 def test_a_record_has_the_hash_of_the_code_that_ran(tmp_path, experiment, monkeypatch):
@@ -147,6 +154,7 @@ GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] "
         (GLOO + "Timed out waiting 1000ms for recv operation to complete", "comm_hang"),
         ("NCCL error: remote process exited or there was a network error", "node_failure"),
         ("CUDA error: out of memory", "oom"),
+        ("Triton Error [CUDA]: out of memory", "oom"),
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "oom"),
         ("shapes do not match", "unexpected"),
     ],
@@ -154,6 +162,19 @@ GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] "
 def test_what_torch_says_of_neighbours_and_memory(said, cause):
     assert runner.classify(RuntimeError(said)) == cause
     assert runner.classify(launch.RankError(1, "RuntimeError", said, exception=RuntimeError(said))) == cause
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "traceback", "cause"),
+    [
+        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 20 MiB", "", "oom"),
+        ("MemoryError", "", "", "oom"),
+        ("AcceleratorError", "CUDA error: out of memory", "", "oom"),
+        ("KeyError", "'x'", "# of a run that was out of memory", "unexpected"),
+    ],
+)
+def test_a_rank_whose_exception_cannot_be_pickled_is_judged_by_its_words(name, message, traceback, cause):
+    assert runner.classify(launch.RankError(1, name, message, traceback)) == cause
 
 
 PAIR = Ranked(nodes=1, packages=1, gcds=2)

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from repro import cli, experiments
-from repro.plan import config
+from repro.plan import config, expected
 from repro.plan import jobs as plan
 from repro.records import provenance, record
 
@@ -191,11 +191,14 @@ def test_code_for_gpus_ages_only_what_ran_on_one(project):
         "end": when,
         "source_hash": provenance.source_hash(module),
     }
-    states = {}
-    for gpus in ([], ["a GPU"]):
-        for code in ("", "older", provenance.gpu_hash(module)):
-            path = project / job.record
-            record.write(_finish(job, provenance=record.Provenance(**made, gpu=gpus, gpu_hash=code)), path)
-            states[bool(gpus), code] = plan.state(path)[0]
-    assert states[False, ""] == "done" and states[True, provenance.gpu_hash(module)] == "done"
-    assert states[True, ""] == states[True, "older"] == "stale"
+    path = project / job.record
+    for gpus, code, state in (
+        ([], "", "done"),
+        (["a GPU"], provenance.gpu_hash(module), "done"),
+        (["a GPU"], "", "stale"),
+        (["a GPU"], "older", "stale"),
+    ):
+        record.write(_finish(job, provenance=record.Provenance(**made, gpu=gpus, gpu_hash=code)), path)
+        assert plan.state(path)[0] == state
+        shipped = expected.shipped(path.parents[1])[1]
+        assert [provenance.is_older(*one) for one in shipped] == [state == "stale"]

@@ -158,8 +158,9 @@ def _usable(reading: Reading, run: Record, evidence: Evidence) -> bool:
 
 
 def _together(found: Sequence[tuple[Path, Record]]) -> bool:
-    """Whether runs are of one occasion, as a comparison of times must be."""
-    return len(set(statistics.occasions([run.provenance.start for _, run in found]))) == 1
+    """Whether runs are of one occasion and one kind of GPU, as a comparison of times must be."""
+    gpus = {tuple(run.provenance.gpu) for _, run in found}
+    return len(gpus) == 1 and len(set(statistics.occasions([run.provenance.start for _, run in found]))) == 1
 
 
 def _said(reading: Reading, found: int, occasions: int) -> str:

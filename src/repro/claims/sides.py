@@ -112,8 +112,11 @@ def between(value: float, ends: tuple[float, float], where: str) -> Told:
 
 def other_code(told: Told, ours: Iterable[Record], theirs: Iterable[Record]) -> Told:
     """Agreement between runs of different code is none; where they do not agree, that is said beside it."""
-    mine, other = ({run.provenance.source_hash for run in runs} for runs in (ours, theirs))
-    if mine == other or told.inside is None:
+    sides = [[run.provenance for run in runs] for runs in (ours, theirs)]
+    mine, other = ({made.source_hash for made in side} for side in sides)
+    on_mine, on_other = ({made.gpu_hash for made in side} - {""} for side in sides)  # a GPU may be there, and idle
+    same = mine == other and (on_mine == on_other or not (on_mine and on_other))
+    if same or told.inside is None:
         return told
     said = f"other code: {told.said}" if told.inside else f"{told.said}; by other code"
     return Told(told.allowed, None if told.inside else False, said)

@@ -34,8 +34,8 @@ _OF_NETWORK = {
     "Connection reset by peer": Cause.NODE_FAILURE,
     "Broken pipe": Cause.NODE_FAILURE,
 }
-# What torch says without an exception of that name: of a host's memory, of a GPU's, of cuBLAS or rocBLAS on it.
-_NO_MEMORY = ("can't allocate memory", "error: out of memory", "STATUS_ALLOC_FAILED")
+# What the system, torch, Triton, NCCL, cuBLAS and hipBLAS say without an exception of that name.
+_NO_MEMORY = ("can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
 _SEEN_FROM_AFAR = (Cause.NODE_FAILURE, Cause.COMM_HANG)  # a rank's failure as its neighbours have it
 _DEAF_S = 20.0  # beyond its limit, for a point that does not hear of it
 _LOCK_ADVICE = "timed runs lock it to be alone on the machine. Remove it, or set TMPDIR to a folder of yours"
@@ -51,14 +51,14 @@ def classify(error: BaseException) -> Cause:
             return classify(error.exception)
         if error.signal:
             return Cause.NODE_FAILURE
-        return Cause.OOM if _out_of_memory(error) else Cause.UNEXPECTED
+        return Cause.OOM if _out_of_memory(error.type_name, error.message) else Cause.UNEXPECTED
     if isinstance(error, MissingHardware):
         return Cause.MISSING_HARDWARE
     if isinstance(error, launch.CollectiveHang):
         return Cause.COMM_HANG
     if isinstance(error, TimeoutError):
         return Cause.TIMEOUT
-    if _out_of_memory(error):
+    if _out_of_memory(type(error).__name__, str(error)) or getattr(error, "errno", None) == errno.ENOMEM:
         return Cause.OOM
     if isinstance(error, AssertionError | ValidationError):  # the point was valid, so a result is not: not a number
         return Cause.ASSERTION
@@ -67,10 +67,9 @@ def classify(error: BaseException) -> Cause:
     return next((cause for sign, cause in _OF_NETWORK.items() if sign in str(error)), Cause.UNEXPECTED)
 
 
-def _out_of_memory(error: BaseException) -> bool:
-    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    said = any(sign in str(error) for sign in _NO_MEMORY)
-    return named or said or getattr(error, "errno", None) == errno.ENOMEM
+def _out_of_memory(name: str, message: str) -> bool:
+    """Of an exception's class and words."""
+    return name in ("MemoryError", "OutOfMemoryError") or any(sign in message for sign in _NO_MEMORY)
 
 
 @contextlib.contextmanager

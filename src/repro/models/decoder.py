@@ -51,6 +51,9 @@ class _Drawn(Mapping[str, Tensor]):
         drawn = torch.randn(shape, generator=generator, device=self.device)
         return drawn.div_(math.sqrt(shape[1])).to(self.dtype)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.shapes
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)
 

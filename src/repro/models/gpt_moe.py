@@ -109,7 +109,8 @@ class Experts(nn.Module):
         return torch.cat([*parts, x[:0]])[order.argsort()]
 
     def _at_once(self, rows: Tensor, sizes: Tensor, dtype: torch.dtype) -> Tensor:
-        """Rows sorted by expert, so many for each."""
+        """[n, hidden] sorted by expert, int64 [experts] rows for each, to [n, hidden] of `dtype`, of 16 bits. A row has to
+        be of whole 16 bytes, as `MoeTrain` sees to."""
         ends = sizes.cumsum(0, dtype=torch.int32)
         inside = F.gelu(F.grouped_mm(rows.to(dtype), self.up.to(dtype), offs=ends))
         return F.grouped_mm(inside, self.down.to(dtype), offs=ends)

@@ -26,7 +26,7 @@ def shipped(folder: Path) -> tuple[dict[str, float], list[tuple[Any, ...]]]:
             run = json.loads(files.read(path))  # not `record.read`: 550 of them take half a second to check
             start, end = (datetime.fromisoformat(run["provenance"][name]) for name in ("start", "end"))
             made = run["provenance"]
-            code.append((str(run["experiment"]), made["source_hash"], made.get("gpu_hash", ""), made.get("gpu")))
+            code.append((str(run["experiment"]), made["source_hash"], made.get("gpu_hash", ""), made.get("gpu", [])))
             times.setdefault(key(run["experiment"], run["point"]), []).append((end - start).total_seconds() / 60)
     return {key: median(values) for key, values in times.items()}, code
 

@@ -68,11 +68,11 @@ def gpus() -> tuple[list[str], str]:
     return names, f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
 
 
-def is_older(experiment: str, source: str, gpu_code: str, gpus: Sequence[str]) -> bool:
+def is_older(experiment: str, source: str, gpu_code: str, on: Sequence[str]) -> bool:
     """Whether code other than the present one made a run, so that its numbers may differ if it ran again. `source`,
-    `gpu_code`, `gpus`: `source_hash`, `gpu_hash` and `gpu` of its provenance."""
+    `gpu_code`, `on`: `source_hash`, `gpu_hash` and `gpu` of its provenance."""
     module = f"repro.experiments.{experiment}"
-    return not exists(module) or source != source_hash(module) or gpu_code != _gpu_hash(module, gpus)
+    return not exists(module) or source != source_hash(module) or gpu_code != _gpu_hash(module, on)
 
 
 def older(runs: Mapping[Path, Record]) -> set[Path]:
@@ -81,8 +81,8 @@ def older(runs: Mapping[Path, Record]) -> set[Path]:
     return {path for path, name, by in made if is_older(name, by.source_hash, by.gpu_hash, by.gpu)}
 
 
-def _gpu_hash(module: str, gpus: Sequence[str]) -> str:
-    return gpu_hash(module) if gpus else ""
+def _gpu_hash(module: str, on: Sequence[str]) -> str:
+    return gpu_hash(module) if on else ""
 
 
 def machine() -> dict[str, Any]:

@@ -144,6 +144,6 @@ def _runs(records: dict[Path, record.Record]) -> dict[str, Any]:
 
 def _machines(runs: Sequence[record.Record]) -> list[dict[str, Any]]:
     """Distinct machines and software under the records, with the number of records of each."""
-    of_one_run = {"start", "end", "topology", "source_hash", "hosts", "slurm"}
+    of_one_run = {"start", "end", "topology", "source_hash", "gpu_hash", "hosts", "slurm"}
     seen = Counter(run.provenance.model_dump_json(exclude=of_one_run) for run in runs)
     return [{"count": count, **json.loads(facts)} for facts, count in seen.most_common()]

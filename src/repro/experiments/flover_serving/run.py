@@ -36,29 +36,27 @@ def prepare(point: ServingPoint) -> None:
 
 
 def run(point: ServingPoint) -> Outcome:
-    """Serve the workload once in real time, then (untimed) decode requests alone for the comparison."""
+    """Serve the workload once in real time, and decode requests alone to compare with: before, where a lone one's time
+    is needed or instances take the memory, the others afterwards."""
     threads = _physical_cores()
     torch.set_num_threads(threads)
     model = inputs.model(point)
     shapes = inputs.shapes(point, point.interval_s)
     requests = inputs.requests(point, shapes)
     capacity = max(request.kv_tokens for request in requests)
-    before = _alone_before(model, requests, capacity) if point.interval_t1 or point.window_t1 else []
-    t1 = _mean_seconds(before) if before else 0.0
+    alone = _alone_before(model, requests, capacity) if point.interval_t1 or point.window_t1 else []
+    t1 = _mean_seconds(alone) if alone else 0.0
     if point.interval_t1:
         shapes = inputs.shapes(point, point.interval_t1 * t1)
         requests = inputs.requests(point, shapes)
     window_s = point.window_t1 * t1 or point.window_s
     times = prediction.measured(point, model, shapes, capacity) if point.predict else None
-    own_threads, slowdown = f"{threads}", evenly
+    slowdown = evenly
     optional: dict[str, float] = {}
-    chosen = requests if point.check_tokens else _sample(requests)
-    if point.engine == "serial":  # which does the same
-        chosen = _one_if_alike(_sample(requests))
+    chosen = _compared(point, requests)
     if point.engine == "instances":
-        before = _alone(model, chosen, capacity, before)
+        alone = _alone(model, chosen, capacity, alone)
         del model  # its memory is for theirs
-        own_threads = f"{point.instance_threads or threads} per instance"
         served = _serve_by_instances(point, requests, capacity, point.instance_threads or threads)
         report, slowdown = served.report, served.slowdown
         optional["instances_bytes"] = float(sum(served.instance_bytes))
@@ -70,7 +68,7 @@ def run(point: ServingPoint) -> Outcome:
     if times is not None:
         found = prediction.policy(point, capacity, window_s, slowdown).run(shapes, times)
         optional |= prediction.compared(found, summary(report))
-    alone = _alone(model, chosen, capacity, before)
+    before, alone = len(alone), _alone(model, chosen, capacity, alone)
     answers = {generation.request.id: generation for generation in report.generations}
     gaps = {one.request.id: divergence(model, answers[one.request.id], one) for one in alone}
     metrics = ServingMetrics(
@@ -82,15 +80,15 @@ def run(point: ServingPoint) -> Outcome:
         **summary(report),
         **optional,
     )
-    conditions = {
-        "weights": inputs.weights(point),
-        "threads": own_threads,
-        "linear": model.head.layout,
-        "kernels": model.kernels.name,
-        "scales": inputs.scales(point),
-        "lone_reference": f"{len(alone)} of {len(requests)} requests, decoded alone, {len(before)} of them before the timed run",
-    }
+    conditions = _conditions(point, model, threads)
+    conditions["lone_reference"] = f"{len(alone)} of {len(requests)} requests, {before} of them before the timed run"
     return Outcome(metrics, conditions=conditions, series=_series(report, gaps))
+
+
+def _conditions(point: ServingPoint, model: Llama, threads: int) -> dict[str, str]:
+    own = f"{point.instance_threads or threads} per instance" if point.engine == "instances" else f"{threads}"
+    computed = {"linear": model.head.layout, "kernels": model.kernels.name}
+    return {"weights": inputs.weights(point), "threads": own, **computed, "scales": inputs.scales(point)}
 
 
 def _serve_by_instances(point: ServingPoint, requests: Sequence[Request], capacity: int, threads: int) -> Served:
@@ -122,6 +120,13 @@ def _scheduler(point: ServingPoint, window_s: float) -> Scheduler:
     return Scheduler(point.max_slots, point.requests, token_gap_s=0, **limits)  # the paper's policy
 
 
+def _compared(point: ServingPoint, requests: Sequence[Request]) -> Sequence[Request]:
+    """Those whose answers are decoded alone as well. Serial decoding does the same: one of equal lengths is enough."""
+    if point.engine == "serial":
+        return _one_if_alike(_sample(requests))
+    return requests if point.check_tokens else _sample(requests)
+
+
 def _sample(requests: Sequence[Request]) -> Sequence[Request]:
     """At most 4: the middle of each quarter of the answer lengths, so that their mean time is near that of all."""
     if len(requests) <= _SAMPLE:
@@ -149,7 +154,8 @@ def _alone_before(model: Llama, requests: Sequence[Request], capacity: int) -> l
 def _alone(model: Llama, requests: Sequence[Request], capacity: int, known: Sequence[Generation]) -> list[Generation]:
     """What is known of requests alone, and the others decoded now."""
     ids = {generation.request.id for generation in known}
-    return [*known, *lone(model, [request for request in requests if request.id not in ids], capacity)]
+    others = [request for request in requests if request.id not in ids]
+    return [*known, *(lone(model, others, capacity) if others else [])]
 
 
 def _mean_seconds(generations: Sequence[Generation]) -> float:

@@ -37,6 +37,9 @@ class MoeTrain(Point):
     def contradictions(self) -> Iterator[str]:
         if self.hidden % self.heads:
             yield f"hidden {self.hidden} is not divisible by {self.heads} heads"
+        for name in ("hidden", "expert_hidden"):
+            if self.device == "cuda" and getattr(self, name) % 8:
+                yield f"{name} is {getattr(self, name)} on the device cuda: allowed multiples of 8 (grouped products)"
         if self.top_k > self.experts:
             yield f"top_k is {self.top_k}, allowed: 1 to {self.experts} (experts)"
 

@@ -21,7 +21,7 @@ def run(point: MoeTrain) -> Outcome:
     """Series: what `train` gives. MissingHardware where there is no such device."""
     need(point.device)
     model, table = train(point)
-    products = "bfloat16, weights, router and norms float32" if point.device == "cuda" else "float32"
+    products = "float32, in training on a GPU bfloat16" if point.device == "cuda" else "float32"
     own = table[table.domain == point.text].set_index("iteration").drop(columns="domain")
     moments = {str(at): at for at in (EARLY, LATE) if at in own.index} | {"end": point.iterations}
     measured = {f"{name}_{moment}": own.loc[at, name] for name in own.columns for moment, at in moments.items()}
