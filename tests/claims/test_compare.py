@@ -102,6 +102,16 @@ def test_other_code_for_gpus_is_other_code_where_both_had_one():
     assert said["x", "x"] == said["", "x"] == "the same value"
 
 
+def test_a_difference_between_processors_is_said_as_one():
+    def on(cpu, runs):
+        return [run.model_copy(update={"provenance": run.provenance.model_copy(update={"cpu": cpu})}) for run in runs]
+
+    same, other = (beside(on("one", pair(value)), on("another", pair(1.0))) for value in (1.0, 1.1))
+    assert same.inside is True and other.inside is False and other.said.endswith("; on another processor")
+    both = beside(on("one", by("new", pair(1.1))), on("another", by("old", pair(1.0))))
+    assert both.said.endswith("; by other code, on another processor")
+
+
 def test_another_verdict_is_a_flip_where_both_sides_have_one():
     found = beside(pair(1.0), pair(1.5))
     assert found.flipped and found.verdicts == (f"reproduced{registry.OLDER}", f"same direction{registry.OLDER}")

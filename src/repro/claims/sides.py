@@ -111,15 +111,19 @@ def between(value: float, ends: tuple[float, float], where: str) -> Told:
 
 
 def other_code(told: Told, ours: Iterable[Record], theirs: Iterable[Record]) -> Told:
-    """Agreement between runs of different code is none; where they do not agree, that is said beside it."""
+    """Agreement between runs of different code is none; where they do not agree, that is said beside it, and if the
+    processors differ."""
     sides = [[run.provenance for run in runs] for runs in (ours, theirs)]
     mine, other = ({made.source_hash for made in side} for side in sides)
     on_mine, on_other = ({made.gpu_hash for made in side} - {""} for side in sides)  # a GPU may be there, and idle
     same = mine == other and (on_mine == on_other or not (on_mine and on_other))
+    if told.inside is False:
+        on_others = {made.cpu for made in sides[0]} != {made.cpu for made in sides[1]}
+        why = [*(["by other code"] if not same else []), *(["on another processor"] if on_others else [])]
+        return Told(told.allowed, False, "; ".join([told.said, ", ".join(why)] if why else [told.said]))
     if same or told.inside is None:
         return told
-    said = f"other code: {told.said}" if told.inside else f"{told.said}; by other code"
-    return Told(told.allowed, None if told.inside else False, said)
+    return Told(told.allowed, None, f"other code: {told.said}")
 
 
 def time_limited(run: Record) -> bool:
