@@ -30,7 +30,7 @@ ROWS = {
 }  # fmt: skip
 REGISTRY = claims.load()
 JOBS = plan.make("full").jobs
-ON_GPU = dict.fromkeys(("FL-F4a.k", "FL-F4a.t", "FL-F4c.t", "FL-PROG.e", "FL-MS.e"), ("gpu", "laptop"))
+ON_GPU = dict.fromkeys(("FL-F4a.k", "FL-F4a.t", "FL-F4a.u", "FL-PROG.e", "FL-MS.e"), ("gpu", "laptop"))
 ELSEWHERE = ON_GPU | {"FL-TP.c": ("cluster", "a100"), "ZT-2.c": ("cluster", "frontier")}
 NOBODY = {"FL-F4a.t", "FL-TP.c", "ZT-2.c"}  # has run these
 OWN = claim().model_dump(mode="json", exclude={"id", "paper", "version", "published"})

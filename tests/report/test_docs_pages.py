@@ -71,7 +71,7 @@ def test_the_command_of_a_claim_makes_its_points(rows):
     commands = {row.claim.id: row.command for row in rows}
     assert commands["EX-E2E.c"] == "repro reproduce exflow_gain --tier full"  # 32 experts
     assert commands["EX-E2E.b"] == "repro reproduce exflow_gain"
-    assert commands["FL-F4a.k"] == "repro reproduce flover_throughput --tier gpu"
+    assert commands["FL-F4a.k"] == "repro reproduce flover_gpu --tier gpu"
     assert commands["ZT-2.c"] == "snakemake --profile workflows/profiles/frontier zero_step_time"
 
 

@@ -9,7 +9,7 @@ from report import legible
 from repro import paths
 from repro.experiments.flover_serving import ServingPoint
 from repro.records import record
-from repro.report.figures import base, flover, flover_layouts, flover_queue
+from repro.report.figures import base, flover, flover_gpu, flover_layouts, flover_queue
 
 SHIPPED = base.Data(paths.root() / "results/reference/laptop-2core/records")
 
@@ -48,15 +48,12 @@ def test_one_model_on_one_device():
         flover.of_one_model(table, "gpt-9")
 
 
-def test_a_model_on_a_gpu_is_compared_with_its_own_serial_run():
-    """FL-F4a.k: 176.179 s one after another over 15.869 s."""
-    every = SHIPPED.runs("flover_serving")
-    main = flover.of_one_workload(flover.of_one_model(every), "fixed")
-    gpu = flover._on_gpus(every, main)
-    assert set(gpu.engine) == {"fused", "serial"} and set(gpu.requests) == {32} and not set(gpu.path) & set(main.path)
-    ((name, sample, _),) = flover._gpu_speedups(SHIPPED, gpu)
-    assert name == "LLaMA-13B fused, on a GPU: vs serial" and sample.value == pytest.approx(176.179 / 15.869, rel=1e-3)
-    assert not list(flover._gpu_speedups(SHIPPED, gpu[gpu.engine == "fused"]))
+def test_a_model_on_a_gpu_stands_beside_the_paper_and_a_cpu():
+    """FL-F4a.k: 128.175 s one after another over 11.666 s."""
+    drawing = flover_gpu.flover_gpu(SHIPPED)
+    (axes,) = drawing.figure.axes
+    assert "11" in {text.get_text() for text in axes.texts} and len(axes.get_yticks()) == len(flover_gpu.ROWS)
+    assert "on one NVIDIA H200" in drawing.caption
 
 
 def test_engines_are_compared_on_the_requests_that_most_of_them_served():

@@ -147,13 +147,11 @@ def _t1(runs: pd.DataFrame) -> str:
 
 def flover_throughput(data: Data, *, workload: str = "fixed", model: str | None = None) -> Drawing:
     """Output tokens a second, total time, and the speedup over serial, beside the paper's."""
-    every = data.runs("flover_serving")
-    serving = of_one_model(every, model)
+    serving = of_one_model(data.runs("flover_serving"), model)
     main = of_one_workload(serving, workload)
     if main.name.nunique() < 2:
         raise NothingToShow("One engine only was run, which has nothing to be compared with.")
-    gpu = _on_gpus(every, main)
-    data.only(main, gpu)
+    data.only(main)
     fig, (left, center, right) = plt.subplots(1, 3, figsize=(9.5, 4), width_ratios=[1, 1, 1.2])
     styles = {n: {"color": c, "hatch": hatch, "edgecolor": "white"} for n, (c, _, hatch) in looks(main).items()}
     panels = (left, "tokens_per_s", "output tokens/s", ",.0f"), (center, "total_seconds", "total time (s)", ".2f")
@@ -163,7 +161,7 @@ def flover_throughput(data: Data, *, workload: str = "fixed", model: str | None 
         axes.set_ylim(max(3, len(styles)) - 0.4, -0.6)
     left.set_yticks(range(len(styles)), [n.replace(", ", ",\n") for n in styles], fontsize=8)
     center.set_yticks([])
-    rows = [*_measured_speedups(data, main, serving), *_gpu_speedups(data, gpu), *_published_speedups()]
+    rows = [*_measured_speedups(data, main, serving), *_published_speedups()]
     marks.dot_rows(right, rows, ".1f")
     right.axvline(1, color="grey", linewidth=1)
     right.set(xlabel="times as fast", xlim=(0, 21))
@@ -172,26 +170,7 @@ def flover_throughput(data: Data, *, workload: str = "fixed", model: str | None 
     caption += "of runs of one occasion, where there are, and its 95 % interval, where they are enough; squares, vs n "
     caption += "× alone: the requests one after the other, by the time of one alone in the same run. Paper: Fig. 4(a) "
     caption += f"at 32 requests; hollow: against FasterTransformer's instances, read from bars. {_t1(main)}"
-    if len(gpu):
-        caption += f" On a GPU: random weights in {gpu['dtype'].iloc[0]}, {setting(gpu.iloc[0])}."
     return Drawing(fig, "measured; diamonds: paper", caption.strip())
-
-
-def _on_gpus(every: pd.DataFrame, main: pd.DataFrame) -> pd.DataFrame:
-    """Of other runs than `main`: on GPUs, as many equal requests, fused and one after another."""
-    found = every.query("device == 'cuda' and workload == 'fixed' and interval_t1 > 0 and not predict")
-    found = found[found.requests.eq(main.requests.iloc[0]) & ~found.path.isin(main.path)]
-    return found.query("engine == 'serial' or (engine == 'fused' and layout == 'window')")
-
-
-def _gpu_speedups(data: Data, gpu: pd.DataFrame) -> Iterable[marks.Row]:
-    for model, runs in gpu.groupby("model"):
-        pair = [runs[runs.engine == engine] for engine in ("serial", "fused")]
-        if all(map(len, pair)):
-            sample = data.ratio("flover_serving", "total_seconds", *(each.iloc[0] for each in pair))
-            name = f"LLaMA-{model.removeprefix('random-').upper()} fused, on a GPU: vs serial"
-            if sample:
-                yield name, sample, {"color": PALETTE[0], "marker": "o"}
 
 
 def _measured_speedups(data: Data, main: pd.DataFrame, serving: pd.DataFrame) -> Iterable[marks.Row]:
