@@ -226,6 +226,14 @@ def test_runs_without_a_partner_of_their_repeat_and_occasion_are_left_out_and_to
     assert row.agreement == "not run"
 
 
+def test_runs_on_two_kinds_of_gpu_are_no_pair():
+    runs = occasions([[2.0, 2.0]] * 4)
+    on = [run.model_copy(update={"provenance": run.provenance.model_copy(update={"gpu": ["one"]})}) for run in runs]
+    other = on[0].model_copy(update={"provenance": on[0].provenance.model_copy(update={"gpu": ["another"]})})
+    assert len(verdict(named(*on), value=TIMED).values) == 8
+    assert len(verdict(named(other, *on[1:]), value=TIMED).values) == 7
+
+
 def test_repeats_that_one_call_makes_are_of_one_occasion_however_long_it_takes():
     """Else a slow machine would have more occasions, and a narrower interval, from the same runs."""
     slow = [run for repeat in range(8) for run in pair(1.0, 2.0, repeat=repeat, hour=2 * repeat)]

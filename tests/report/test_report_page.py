@@ -150,3 +150,10 @@ def test_the_shipped_page_is_small_and_whole():
     assert len(page) < 4e6
     assert page.count("data:image/webp;base64,") == len(figures.FIGURES)
     assert unresolved(path) == []
+
+
+def test_runs_of_other_experiments_are_of_one_machine(make_record):
+    """Hashes of their code differ, the machine does not."""
+    facts = make_record().provenance
+    runs = [make_record(provenance=facts.model_copy(update={"gpu": ["one"], "gpu_hash": code})) for code in ("x", "y")]
+    assert [machine["count"] for machine in html._machines(runs)] == [2]

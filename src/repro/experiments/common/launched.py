@@ -61,7 +61,7 @@ def timed(work: Callable[[], T]) -> tuple[T, float]:
     return found, time.perf_counter() - start
 
 
-def need(device: str) -> None:
+def need_device(device: str) -> None:
     """MissingHardware where the device is cuda and there is none."""
     if device == "cuda" and not torch.cuda.is_available():
         raise MissingHardware("device is cuda, and torch sees no CUDA or ROCm GPU")

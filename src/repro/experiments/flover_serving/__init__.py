@@ -88,11 +88,12 @@ class ServingMetrics(
     metrics(Number, *(f"tokens_{what}" for what in ("checked", "equal_fraction", "equal_or_tied_fraction"))),
 ):
     """`predicted_*` and `error_*`: what the queue model says before the run, and predicted ÷ measured - 1.
-    `largest_gap`: between the logits of the tokens at which an answer and its lone run first differ; 0 where no two tokens do."""
+    `largest_gap`: between the logits of the tokens at which an answer and its lone run first differ; 0 where no two
+    tokens do."""
 
     latency_first: Seconds
     single_request_seconds: Seconds
-    largest_gap: Number | None = None  # records before had none
+    largest_gap: Number | None = None  # older records have none
     mean_interval_seconds: Seconds
     window_seconds: Seconds | None = None
     instance_bytes: Bytes | None = None

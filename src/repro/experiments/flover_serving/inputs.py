@@ -7,7 +7,7 @@ import torch
 
 from repro import paths
 from repro.experiments.base import MissingHardware
-from repro.experiments.common.launched import need
+from repro.experiments.common.launched import need_device
 from repro.experiments.flover_parallel import ParallelPoint
 from repro.experiments.flover_serving import ServingPoint
 from repro.flover import paper, workload
@@ -30,7 +30,7 @@ _WEIGHTS_SHARE = 0.9  # the rest of a GPU is for keys, values and what each proc
 
 def model(point: ServingPoint) -> Llama:
     """MissingHardware where there is no such device, or not enough memory on it."""
-    need(point.device)
+    need_device(point.device)
     if point.device == "cuda":
         _check_memory(point)
     options = {"dtype": getattr(torch, point.dtype), "device": point.device}

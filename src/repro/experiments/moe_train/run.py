@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from repro.experiments.base import Outcome
-from repro.experiments.common.launched import need
+from repro.experiments.common.launched import need_device
 from repro.experiments.common.texts import FILES, read, windows
 from repro.experiments.moe_train import EARLY, LATE, MoeTrain, MoeTrainMetrics, routing
 from repro.models.gpt_moe import GPTMoE, GPTMoEConfig
@@ -19,7 +19,7 @@ _SIZES = ("experts", "top_k", "layers", "hidden", "heads", "expert_hidden", "bal
 
 def run(point: MoeTrain) -> Outcome:
     """Series: what `train` gives. MissingHardware where there is no such device."""
-    need(point.device)
+    need_device(point.device)
     model, table = train(point)
     products = "float32, in training on a GPU bfloat16" if point.device == "cuda" else "float32"
     own = table[table.domain == point.text].set_index("iteration").drop(columns="domain")
@@ -66,8 +66,8 @@ def train(point: MoeTrain) -> tuple[GPTMoE, pd.DataFrame]:
 def _trained(point: MoeTrain, texts: list[Tensor]) -> Iterator[tuple[int, GPTMoE]]:
     """The model after each of the point's evaluated iterations; 0: before training, and the last one is among them.
 
-    Products in bfloat16 on a GPU. AdamW (0.9, 0.95; weight decay 0.1), gradients clipped to norm 1, and a rate that rises to `lr` and then stays: so
-    the model after n iterations does not depend on how many follow.
+    Products in bfloat16 on a GPU. AdamW (0.9, 0.95; weight decay 0.1), gradients clipped to norm 1, and a rate that rises
+    to `lr` and then stays: so the model after n iterations does not depend on how many follow.
     """
     batch = batches(texts, point.batch, point.seq_len, point.seed)
     torch.manual_seed(point.seed)

@@ -1,7 +1,5 @@
 """LLaMA-13B on one GPU beside the small model on a CPU and the paper's GPUs."""
 
-import math
-
 import matplotlib.pyplot as plt
 
 from repro.claims import registry
@@ -34,9 +32,7 @@ def flover_gpu(data: Data) -> Drawing:
         marks.point(axes, y - 0.25, [published[ROWS[name][0]]], across=True, **marks.PAPER)
         for sample, (_, style, below) in zip(found, STYLES, strict=True):
             if sample:
-                value = marks.point(axes, y + below, sample, across=True, **style)
-                end = max(value, *sample.values, *filter(math.isfinite, sample.interval))
-                marks.note(axes, f"{value:.3g}", end, y + below, 6, va="center", bbox=marks.CLEAR)
+                marks.numbered(axes, y + below, sample, ".3g", **style)
     for label, style, _ in STYLES:
         axes.plot([], [], linestyle="", label=label, **style)
     axes.plot([], [], label="paper", **marks.PAPER)
@@ -47,14 +43,10 @@ def flover_gpu(data: Data) -> Drawing:
     fig.legend(loc="outside upper center", ncols=3, fontsize=8, frameon=False)
     runs = [run for on_gpu, _ in samples.values() if on_gpu for run in on_gpu.runs.values()]
     gpus = sorted({gpu for run in runs for gpu in run.provenance.gpu})
-    caption = (
-        f"LLaMA-13B, random weights in float16, the paper's lengths, on one {' or '.join(gpus)}; LLaMA of 42 million "
-    )
+    caption = f"LLaMA-13B, random weights in float16, the paper's lengths, on one {' or '.join(gpus)}; LLaMA of 42 "
+    caption += "million parameters, random weights in bfloat16, lengths ÷ 8 (reordering: ÷ 2), on a CPU. Mean over the "
     caption += (
-        "parameters, random weights in bfloat16, lengths ÷ 8 (reordering: ÷ 2), on a CPU. Mean over the pairs of runs "
+        "pairs of runs of one occasion; whiskers: the claim's interval, where there are enough; dots: each pair. "
     )
-    caption += (
-        "of one occasion; whiskers: the claim's interval, where there are enough; dots: each pair. Paper: LLaMA-13B, "
-    )
-    caption += f"against FasterTransformer in the first two rows. {T1}"
+    caption += f"Paper: LLaMA-13B, against FasterTransformer in the first two rows. {T1}"
     return Drawing(fig, "measured; diamonds: paper", caption)

@@ -87,17 +87,22 @@ def points(axes: Axes, groups: Iterable[tuple[Any, Any]], line: str = "-", label
 
 
 def dot_rows(axes: Axes, found: Iterable[Row], number: str) -> None:
-    """A `point` for each row, the first on top, with its number in this format; [nan]: a row without one."""
+    """A `numbered` point for each row, the first on top; [nan]: a row without one."""
     names = []
     for y, (name, values, style) in enumerate(found):
-        values = values if isinstance(values, Sample) else list(values)
-        value = point(axes, y, values, across=True, **style)
-        each, _, error = _read(values)
-        if math.isfinite(value):
-            end = max(value, value + error[1][0], *each)  # the second is nan where there is no interval
-            note(axes, f"{value:{number}}", end, y, 6, va="center", bbox=CLEAR)
+        numbered(axes, y, values, number, **style)
         names.append(name)
     rows(axes, names, fontsize=8)
+
+
+def numbered(axes: Axes, y: float, values: Iterable[float] | Sample, number: str, **style: Any) -> None:
+    """A `point` at this height, with its number in this format behind all that is drawn of it."""
+    values = values if isinstance(values, Sample) else list(values)
+    value = point(axes, y, values, across=True, **style)
+    each, _, error = _read(values)
+    if math.isfinite(value):
+        end = max(value, value + error[1][0], *each)  # the second is nan where there is no interval
+        note(axes, f"{value:{number}}", end, y, 6, va="center", bbox=CLEAR)
 
 
 def bar(
