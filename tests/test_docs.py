@@ -2,14 +2,18 @@
 
 import contextlib
 import io
+import json
 import os
 import pkgutil
+import queue
 import re
 import shutil
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,6 +22,7 @@ from typer.main import get_command
 
 from repro import cli, experiments, launch, paths, scaling, zero
 from repro.claims import registry
+from repro.flover import Engine, Request, Scheduler
 from repro.models.gpt import GPT, GPTConfig
 from repro.models.llama import Llama, LlamaConfig
 from repro.plan import config
@@ -146,6 +151,23 @@ def test_training_on_two_ranks(tmp_path, monkeypatch):
         shutil.rmtree("checkpoints")
 
 
+def test_going_on_from_a_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 31, (2, 8))
+    begin = (
+        program("README.md", "ZeroOptimizer")
+        .split("for step")[0]
+        .replace("dist.get_world_size() // 8", "1, packages=1")
+    )
+    scheduled = "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)\n"
+    for saved in ([4], [4, 9]):
+        model = GPT(GPTConfig(layers=1, hidden=16, heads=2, seq_len=8, vocab=31))
+        names = {"model": model, "tokens": tokens, "targets": tokens}
+        run_on_ranks(begin + scheduled + program("docs/zero.md", "load_state_dict"), 2, names)
+        assert checkpoint.steps("checkpoints") == saved
+
+
 def test_decoding_on_four_ranks(monkeypatch):
     """With fewer rounds and tokens."""
     monkeypatch.chdir(paths.root())
@@ -164,6 +186,15 @@ def test_placing_the_experts_of_a_transformers_model(tmp_path, monkeypatch):
     torch.testing.assert_close(names["model"](tokens).logits, before)
 
 
+def test_placing_for_dispatch(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    experts = np.random.default_rng(0).permuted(np.tile(np.arange(16), (200, 3, 1)), axis=2)[:, :, :2]
+    np.savez(tmp_path / "routing.npz", experts=experts)
+    exec(program("docs/exflow.md", "place_for_dispatch"), {})
+    assert "Dispatch(gpus=" in capsys.readouterr().out
+    assert len(json.loads((tmp_path / "map.json").read_text())["physical_to_logical_map"][0]) == 16 + 8
+
+
 def test_predicting_a_real_model(capsys):
     names = {"model": Llama.random(LlamaConfig(layers=1, width=32, heads=4, kv_heads=2, ffn=48, vocab=61))}
     exec(program("docs/flover.md", "Batches"), names)
@@ -175,6 +206,35 @@ def test_serving_a_real_model(capsys):
     said = capsys.readouterr().out
     ids = {line.split()[0] for line in said.splitlines() if line.split()[1:2] in (["stop"], ["length"])}
     assert "Paris" in said and ids >= {"0", "1"}
+
+
+def test_a_server_of_ones_own():
+    """Tokens that are sent one by one are those of the whole answer; a cancelled request gets what it has."""
+    model = Llama.random(LlamaConfig(layers=1, width=32, heads=4, kv_heads=2, ffn=48, vocab=61))
+    requests = [Request(number, (number + 1, 5), max_new_tokens=200 if number == 2 else 7) for number in range(3)]
+    alone = Engine(model, Scheduler(slots=4), capacity=256).serve(requests[:2])
+    names: dict = {}
+    exec(program("docs/flover.md", "def drive"), names)
+    asked: queue.Queue = queue.Queue()
+    parts: dict[int, list[list[int]]] = {number: [] for number in range(4)}
+    reasons: dict[int, str | None] = {}
+
+    def send(number: int, tokens: list[int], reason: str | None) -> None:
+        parts[number].append(tokens)
+        reasons[number] = reason
+        if number == 2 and len(parts[2]) == 9:
+            asked.put(("cancel", 2))
+        if number == 2 and reason:
+            asked.put(("end", None))
+
+    for request in (*requests, replace(requests[0], id=3, max_new_tokens=1000)):
+        asked.put(("submit", request))
+    names["drive"](Engine(model, Scheduler(slots=4), capacity=256), asked, send)
+    for answer in alone.generations:
+        assert [token for part in parts[answer.request.id] for token in part] == answer.tokens
+        assert len(parts[answer.request.id]) == 7
+    assert (reasons[0], reasons[1], reasons[2]) == ("length", "length", "cancelled")
+    assert reasons[3] is not None and reasons[3].startswith("refused: request 3: needs")
 
 
 @pytest.fixture

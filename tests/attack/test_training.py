@@ -415,6 +415,7 @@ ROWS = [
             (16, ["16"]),
         )
     ),
+    pytest.param("buffer_dtype", torch.int8, ["torch.int8", "or None to leave buffers"], id="buffers as integers"),
     *(
         pytest.param("gradient_dtype", value, words, id=f"gradients as {words[0]}")
         for value, words in (
@@ -554,12 +555,6 @@ ROWS = [
     pytest.param(
         "model", _with(nn.Parameter(torch.ones(2, dtype=torch.complex64))), ["extra", "complex64"], id="complex weights"
     ),
-    pytest.param(
-        "model",
-        _with(torch.ones(2, dtype=torch.complex64)),
-        ["buffer extra is torch.complex64", "imaginary"],
-        id="complex buffers",
-    ),
     pytest.param("model", _with(nn.Parameter(torch.tensor(1.0))), ["extra has no dimension"], id="a scalar parameter"),
     pytest.param("model", _with(nn.Parameter(torch.ones(0, 3))), ["extra has no values"], id="an empty parameter"),
     pytest.param(
@@ -645,6 +640,7 @@ UNUSUAL = [
     pytest.param(lambda: _tied(_square()), lambda m: {}, id="a tie"),
     pytest.param(lambda: _with(nn.Parameter(torch.ones(5))), lambda m: {}, id="a parameter that no forward uses"),
     pytest.param(lambda: _with(torch.ones(5, dtype=torch.int8)), lambda m: {}, id="integer buffers"),
+    pytest.param(lambda: _with(torch.ones(2, dtype=torch.complex64)), lambda m: {}, id="complex buffers"),
     pytest.param(lambda: _with(torch.ones(0)), lambda m: {}, id="an empty buffer"),
 ]
 

@@ -310,6 +310,15 @@ def test_an_update_moves_few_experts_of_any_file(tmp_path, trace_file):
     assert "no map of experts by slot for 3 GPUs" in refused(trace_file, f"--gpus 3 --update {tmp_path / 'new.json'}")
 
 
+def test_an_update_of_a_map_with_dense_layers_leaves_these_out(tmp_path, trace_file):
+    options = "--gpus 4 --rounds 1 --format sglang --dense-layers 2 --out {out}"
+    first = place(trace_file, options, out=tmp_path / "old.json")
+    again = place(trace_file, f"{options} --moves 0 --update {tmp_path / 'old.json'}", out=tmp_path / "new.json")
+    assert again["moved"] == 0 and again["copies_hops_per_token"] == pytest.approx(first["hops_per_token"])
+    assert (tmp_path / "new.json").read_text() == (tmp_path / "old.json").read_text()
+    assert "6 layers of 8 experts, the trace has 4" in refused(trace_file, f"--gpus 4 --update {tmp_path / 'old.json'}")
+
+
 def test_a_front_and_how_many_tokens(tmp_path, trace_file):
     rows = place(trace_file, "--gpus 4 --pareto --extra-slots 1 --rounds 1")
     loads, hops = ([row[name] for row in rows] for name in ("max_load", "hops_per_token"))

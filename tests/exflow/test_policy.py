@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import repro
-from repro import paths
+from repro import exflow, paths
 from repro.exflow.levels import make_levels
 from repro.exflow.recording import RoutingCounts
 from repro.exflow.serving import eplb
 from repro.exflow.serving.online import place_for_hops, place_near
-from repro.exflow.serving.policy import AffinityPolicy, keep_slots, policy_for, rebalance_experts
+from repro.exflow.serving.policy import AffinityPolicy, fixed_policy, keep_slots, policy_for, rebalance_experts
 from repro.exflow.serving.slots import logical_to_physical
 
 
@@ -142,6 +142,20 @@ def test_loads_alone_are_placed_as_eplb_places_them():
     np.testing.assert_array_equal(physical, eplb.rebalance_experts(weight.numpy(), 16, 2, 2, 4)[0])
     empty = policy_for(RoutingCounts(3, 12))
     assert torch.equal(asked(machine, empty)[1][0], physical)
+
+
+def test_a_placement_that_is_there_is_the_answer():
+    rng = np.random.default_rng(0)
+    rows = np.stack([rng.permutation(np.r_[np.arange(12), rng.integers(12, size=4)]) for _ in range(3)])
+    placed = exflow.Replicas(rows, 4, 2)
+    _, (physical, _, copies) = asked((3, 12, 1, 1, 2, 4), fixed_policy(placed))
+    np.testing.assert_array_equal(physical, rows)
+    assert int(copies.sum()) == rows.size
+    before = torch.from_numpy(rows[:, ::-1].copy())
+    answer = fixed_policy(placed).rebalance_experts(torch.ones(3, 12), 16, 1, 2, 4, before)
+    np.testing.assert_array_equal(answer, keep_slots(rows, before.numpy(), 4))
+    with pytest.raises(ValueError, match=r"are \(3, 12, 12, 4\) in the server, \(3, 12, 16, 4\) in the placement"):
+        asked((3, 12, 1, 0, 2, 4), fixed_policy(placed))
 
 
 def test_overlapping_batches_are_placed_by_loads_with_a_warning():

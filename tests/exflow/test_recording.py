@@ -129,6 +129,44 @@ def test_deepspeeds_gate_is_recorded(k):
         np.testing.assert_array_equal(trace.experts[:, layer], chosen.numpy())
 
 
+class _Own(nn.Module):
+    """Gates of one's own: plain layers, whose largest two logits are the choice."""
+
+    def __init__(self, gates: int = 3) -> None:
+        super().__init__()
+        self.gates = nn.ModuleList(nn.Linear(16, EXPERTS, bias=False) for _ in range(gates))
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [gate(x.flatten(0, 1)) for gate in self.gates]
+
+
+def test_routers_of_ones_own_are_recorded():
+    torch.manual_seed(0)
+    model = _Own()
+
+    def choices(router: nn.Module, args: tuple, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weights, experts = logits.softmax(-1).topk(2)
+        return experts, weights
+
+    with torch.no_grad(), record_routing(model, list(model.gates), choices) as recording:
+        logits = model(torch.randn(2, 6, 16))
+    trace = recording.trace()
+    assert (trace.experts.shape, trace.num_experts) == ((12, 3, 2), EXPERTS)
+    for layer, of_layer in enumerate(logits):
+        np.testing.assert_array_equal(trace.experts[:, layer], of_layer.topk(2).indices.numpy())
+
+
+def test_routers_of_ones_own_that_say_too_little_are_refused():
+    model = _Own()
+    with (
+        pytest.raises(ValueError, match=r"Linear gave Tensor, not \(logits, weights, experts\): give `choices`"),
+        record_routing(model, list(model.gates)),
+    ):
+        model(torch.randn(2, 6, 16))
+    with pytest.raises(ValueError, match="ReLU has neither `num_experts`"), record_routing(model, [nn.ReLU()] * 2):
+        pass
+
+
 def test_what_it_refuses():
     with (
         pytest.raises(ValueError, match="Linear has 0 routers that could be recorded, need at least 2"),

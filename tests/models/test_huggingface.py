@@ -6,7 +6,7 @@ import pytest
 import torch
 from kernel_inputs import decode
 
-from repro.models.huggingface import read_huggingface
+from repro.models.huggingface import read_huggingface, stop_tokens
 from repro.models.llama import Llama
 
 transformers = pytest.importorskip("transformers")
@@ -30,6 +30,29 @@ def saved(folder, shard="1GB", **options):
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
     model.save_pretrained(folder, max_shard_size=shard)
     return model
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [
+        ({"eos_token_id": [128001, 128009]}, {"eos_token_id": 2}, {128001, 128009}),
+        ({"temperature": 0.6}, {"eos_token_id": 2}, {2}),
+        (None, {"eos_token_id": [3]}, {3}),
+        (None, {"eos_token_id": None}, set()),
+    ],
+)
+def test_tokens_that_end_an_answer(tmp_path, generation, config, expected):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    assert stop_tokens(tmp_path) == expected
+
+
+@pytest.mark.parametrize("found", ["</s>", [2, "</s>"], -1, True, 2.0])
+def test_what_ends_no_answer_is_refused(tmp_path, found):
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": found}))
+    with pytest.raises(ValueError, match=r"config\.json: eos_token_id is .*, allowed: a token or a list of tokens"):
+        stop_tokens(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from repro.topology import frontier
 from repro.zero import LossScale, ZeroOptimizer
 from repro.zero import plan as plans
 from repro.zero.masters import NOT_ELEMENTWISE
+from repro.zero.materialise import default_device
 
 PAIRS = frontier(2, 1, 2)  # 2 nodes of one pair: the smallest machine on which every level of a plan differs
 HIERARCHICAL = plans.unquantised(plans.hierarchical(PAIRS, gradients="package"))
@@ -355,6 +356,40 @@ def _frozen_bytes(rank: int, world: int) -> tuple[int, int]:
 def test_frozen_weights_are_counted():
     (held, parameters), _ = launch(_frozen_bytes, 2, timeout_s=100)
     assert held == pytest.approx(2 * parameters / 2, rel=0.01)
+
+
+def _train_with_buffers(rank: int, world: int, buffer_dtype: torch.dtype | None) -> list[tuple[torch.dtype, bool]]:
+    torch.manual_seed(0)
+    model = GPT(SMALL)
+    frequencies = 10000.0 ** -(torch.arange(16) / 16)  # as rotary positions have them
+    model.blocks[0].register_buffer("frequencies", frequencies.clone(), persistent=False)
+    model.register_buffer("turns", torch.polar(torch.ones(16), frequencies), persistent=False)
+    optimizer = ZeroOptimizer(model, HIERARCHICAL, buffer_dtype=buffer_dtype, lr=1e-3)
+    model(*batch(0, rank)).backward()
+    optimizer.step()
+    dtypes = {parameter.dtype for parameter in model.parameters()}
+    assert dtypes == {torch.bfloat16}
+    kept = model.blocks[0].frequencies, model.turns
+    return [
+        (b.dtype, torch.equal(b, v))
+        for b, v in zip(kept, (frequencies, torch.polar(torch.ones(16), frequencies)), strict=True)
+    ]
+
+
+def test_buffers_stay_as_they_are_unless_a_dtype_is_asked_for():
+    exact = [(torch.float32, True), (torch.complex64, True)]
+    assert launch(_train_with_buffers, 4, None, timeout_s=100)[0] == exact
+    rounded = [(torch.bfloat16, False), exact[1]]
+    assert launch(_train_with_buffers, 4, torch.bfloat16, timeout_s=100)[0] == rounded
+
+
+def test_a_model_that_is_left_on_the_cpu_beside_a_gpu_is_warned_of(monkeypatch, recwarn):
+    model = nn.Linear(2, 2)
+    assert default_device(model) == "cpu" and (torch.cuda.is_available() or not recwarn)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.warns(UserWarning, match=r"on the CPU and trains there, beside a GPU: model\.cuda\(\) first"):
+        assert default_device(model) == "cpu"
+    assert default_device(model.to("meta")) == "cuda"
 
 
 class _Bare(nn.Module):

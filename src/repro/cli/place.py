@@ -160,7 +160,7 @@ def place(
         routing = exflow.load_trace(trace, num_experts, top_k)
         check_extra_slots(extra_slots, routing, known)
         counts, ends = exflow.transitions(routing), (known.costs[0], known.costs[-1])
-        old = None if update is None else served.read_old(update, routing, known)
+        old = None if update is None else served.read_old(update, routing, known, dense_layers)
 
         with clock.stopped_by_interrupts():
             search: dict[str, Any] = {"seed": seed, "progress": update_bar, "clock": clock}

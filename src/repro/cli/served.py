@@ -27,9 +27,9 @@ def show_front(front: "list[Replicas]", routing: "Trace", dispatch: str, json_: 
     stdout.print(table)
 
 
-def read_old(path: Path, routing: "Trace", machine: "Levels") -> "Replicas":
-    """The placement of a file: a CSV as `--out` writes it, or a map of experts by slot, of SGLang or vLLM. ValueError
-    names the file and what is wrong; FileNotFoundError when there is none."""
+def read_old(path: Path, routing: "Trace", machine: "Levels", dense_layers: int = 0) -> "Replicas":
+    """The placement of a file: a CSV as `--out` writes it, or a map of experts by slot, of SGLang (without its first
+    `dense_layers`) or vLLM. ValueError names the file and what is wrong; FileNotFoundError when there is none."""
     import numpy as np
 
     from repro import exflow
@@ -43,7 +43,8 @@ def read_old(path: Path, routing: "Trace", machine: "Levels") -> "Replicas":
         raise FileNotFoundError(f"{path}: no such placement")
     try:
         found: Any = json.loads(path.read_text())
-        rows = np.array(found["physical_to_logical_map"] if isinstance(found, dict) else found)
+        sglang = isinstance(found, dict)
+        rows = np.array(found["physical_to_logical_map"][dense_layers:] if sglang else found)
         old = exflow.Replicas(rows, machine.gpus, per_node)
     except (KeyError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: no map of experts by slot for {machine.gpus} GPUs: {error}") from error

@@ -27,6 +27,7 @@ from repro.exflow.placement import METHODS, Placement, evaluate, place
 from repro.exflow.serving.copies import place_copies
 from repro.exflow.serving.export import FORMATS, read_csv
 from repro.exflow.serving.fanout import fan_out, place_for_fanout
+from repro.exflow.serving.fanout.dispatch import dispatch, place_for_dispatch
 from repro.exflow.serving.replicas import evaluate_replicas, place_replicas
 from repro.exflow.serving.slots import Replicas
 from repro.exflow.spread import tokens_needed
@@ -39,6 +40,7 @@ __all__ = [
     "Placement",
     "Replicas",
     "Trace",
+    "dispatch",
     "evaluate",
     "evaluate_replicas",
     "fan_out",
@@ -50,6 +52,7 @@ __all__ = [
     "pareto_front",
     "place",
     "place_copies",
+    "place_for_dispatch",
     "place_for_fanout",
     "place_replicas",
     "read_csv",

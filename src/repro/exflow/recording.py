@@ -7,11 +7,11 @@
 
 A server that re-places while it runs keeps no trace: its hook fills `RoutingCounts`.
 
-Routers are those of Hugging Face transformers (Mixtral, Qwen-MoE, OLMoE, DeepSeek, gpt-oss and others give (logits,
-weights, experts)), the gate of `deepspeed.moe.MoE`, and our own GPT-MoE's.
+Routers are those of Hugging Face transformers 5 (Mixtral, Qwen-MoE, OLMoE, DeepSeek, gpt-oss and others give (logits,
+weights, experts)), the gate of `deepspeed.moe.MoE`, our own GPT-MoE's, and what `routers` and `choices` say.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -32,11 +32,18 @@ def is_router(module: nn.Module) -> bool:
     return name.lower().endswith("topkrouter") or (name == "TopKGate" and hasattr(module, "wg"))
 
 
+# Of a call of a router, with its arguments and output: experts, integer [tokens, k], and their weights [tokens, k].
+Choices = Callable[[nn.Module, tuple, Any], tuple[Tensor, Tensor]]
+
+
 def _choices(router: nn.Module, args: tuple, output: Any) -> tuple[Tensor, Tensor]:
     """(experts [tokens, k], their weights [tokens, k]) of a call of a router. DeepSpeed's top-2 draws its second expert
     at random, so its combining weights [tokens, E, capacity] are what counts; where it dropped a token for lack of
     capacity, the most likely experts stand in."""
     if not hasattr(router, "wg"):
+        if not isinstance(output, tuple) or len(output) != 3:
+            found = f"{len(output)} values" if isinstance(output, tuple) else type(output).__name__
+            raise ValueError(f"{type(router).__name__} gave {found}, not (logits, weights, experts): give `choices`")
         _, weights, experts = output
         return experts, weights
     combining: Tensor = output[1].float().sum(dim=2)
@@ -51,13 +58,16 @@ class Recording:
     cached keys and values begins new sequences, one per row; a call with them goes on with those of the call before.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.source = type(model).__name__
-        self._routers = [module for module in model.modules() if is_router(module)]
+    def __init__(
+        self, model: nn.Module, routers: Sequence[nn.Module] | None = None, choices: Choices = _choices
+    ) -> None:
+        self.source, self._choices = type(model).__name__, choices
+        known = [module for module in model.modules() if is_router(module)]
+        self._routers = known if routers is None else list(routers)
         if len(self._routers) < 2:
             raise ValueError(
                 f"{self.source} has {len(self._routers)} routers that could be recorded, need at least 2: known are "
-                "modules whose class ends in TopKRouter (transformers) and DeepSpeed's TopKGate"
+                "modules whose class ends in TopKRouter (transformers 5) and DeepSpeed's TopKGate; give others as `routers`"
             )
         sizes = {_num_experts(router) for router in self._routers}
         if len(sizes) > 1:
@@ -86,7 +96,7 @@ class Recording:
 
     def _keep(self, layer: int, router: nn.Module, args: tuple, output: Any) -> None:
         if self._present is not None and self._layers[layer] is None:
-            experts, weights = _choices(router, args, output)
+            experts, weights = self._choices(router, args, output)
             weights = weights.detach()
             order = weights.argsort(dim=-1, descending=True, stable=True)
             self._layers[layer] = experts.gather(-1, order).cpu(), weights.gather(-1, order).half().cpu()
@@ -128,15 +138,19 @@ class Recording:
 
 
 @contextmanager
-def record_routing(model: nn.Module) -> Iterator[Recording]:
+def record_routing(
+    model: nn.Module, routers: Sequence[nn.Module] | None = None, choices: Choices = _choices
+) -> Iterator[Recording]:
     """Record every token that goes through `model` inside the `with`, training or inference, forward or `generate`.
 
-    The model is called with tokens or embeddings [batch, tokens, ..] first, and with `attention_mask` [batch, tokens so
+    `routers`: the modules that choose, one for each MoE layer, in order (None: all of a known kind); `choices`: what a
+    call of one chose, a function of the router, its arguments and its output that gives (experts, integer [tokens, k],
+    weights [tokens, k]). The model is called with tokens or embeddings [batch, tokens, ..] first, and with `attention_mask` [batch, tokens so
     far] where there is padding. Nothing of it changes, and its outputs are the same. Beam search reorders rows, so its
-    sequences are not told apart. Raises ValueError for fewer than two known routers, or layers with different numbers
-    of experts.
+    sequences are not told apart. Raises ValueError for fewer than two routers, layers with different numbers of
+    experts, and, in a call, for a router whose output is none that is known.
     """
-    recording = Recording(model)
+    recording = Recording(model, routers, choices)
     with ExitStack() as hooks:
         hooks.enter_context(model.register_forward_pre_hook(recording._begin, with_kwargs=True))
         hooks.enter_context(model.register_forward_hook(recording._end))
@@ -218,4 +232,10 @@ class RoutingCounts:
 
 
 def _num_experts(router: nn.Module) -> int:
-    return cast(int, router.num_experts) if hasattr(router, "num_experts") else len(cast(nn.Linear, router.wg).weight)
+    """As the router says, or as many as its weights have rows."""
+    if hasattr(router, "num_experts"):
+        return cast(int, router.num_experts)
+    weight = getattr(getattr(router, "wg", router), "weight", None)
+    if weight is None:
+        raise ValueError(f"{type(router).__name__} has neither `num_experts` nor `weight` [experts, width]")
+    return len(weight)

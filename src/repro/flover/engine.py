@@ -123,6 +123,12 @@ class Engine:
         return False
 
     @property
+    def running(self) -> list[Generation]:
+        """Answers that are under way, in no order. Each stays the same object until `step` hands it out: whoever streams
+        takes what is new of its `tokens` after each step."""
+        return list(self.scheduler.running.values())
+
+    @property
     def ready(self) -> bool:
         """Whether a step would do anything."""
         return bool(self._gone) or self.scheduler.ready

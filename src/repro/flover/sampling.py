@@ -21,7 +21,8 @@ class Sampling:
 
     `temperature`: logits are divided by it; 0 takes the most likely token and ignores the rest. `top_k`: draw among the
     k most likely, 0 for all; then `top_p`: among the fewest of these whose probabilities sum up to at least p. Tokens
-    as likely as the last that stays, stay too. `seed`: 0 to 2^63 - 1.
+    as likely as the last that stays, stay too. `seed`: 0 to 2^63 - 1; one prompt with one seed gets one answer, so give
+    each request its own where answers should differ.
     """
 
     temperature: float = 0.0

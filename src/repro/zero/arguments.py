@@ -40,12 +40,6 @@ def check(
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise ValueError(f"model: {name or type(module).__name__} has sparse=True, allowed: dense gradients")
-    for name, buffer in model.named_buffers():
-        if buffer.is_complex():
-            raise ValueError(
-                f"model: buffer {name} is {buffer.dtype}, and would become {others['weight_dtype']}, without its "
-                "imaginary part; allowed are real buffers (torch.view_as_real)"
-            )
     if buckets is not None:
         _check_buckets(model, buckets)
 
@@ -56,6 +50,7 @@ def _arguments(
     buckets: object,
     init: object,
     weight_dtype: object,
+    buffer_dtype: object,
     gradient_dtype: object,
     max_grad_norm: object,
     loss_scale: object,
@@ -70,6 +65,12 @@ def _arguments(
     yield "model", model, isinstance(model, nn.Module), "a torch.nn.Module"
     yield "plan", plan, isinstance(plan, Plan), "a repro.zero.Plan, such as plan.zero3(topology)"
     yield "weight_dtype", weight_dtype, weight_dtype in DTYPES, dtypes
+    yield (
+        "buffer_dtype",
+        buffer_dtype,
+        buffer_dtype in (None, *DTYPES),
+        f"{dtypes}, or None to leave buffers as they are",
+    )
     yield "gradient_dtype", gradient_dtype, gradient_dtype in DTYPES, dtypes
     limit = "a positive finite number, or None for no limit"
     yield "max_grad_norm", max_grad_norm, max_grad_norm is None or _positive(max_grad_norm), limit

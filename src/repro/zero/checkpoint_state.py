@@ -142,7 +142,7 @@ def _check_entries(index: Index, optimizer: ZeroOptimizer) -> None:
             raise CheckpointError(f"{index.folder}: {key} is of no tensor of the model")
         if entry.numel != (wanted := 1 if kind == NUMBER else numel[of]):
             raise CheckpointError(f"{index.folder}: {key} has {entry.numel} values, in the model {wanted}")
-        # Frozen parameters and floating-point buffers have the dtype of the weights, which may be another now.
+        # Frozen parameters have the dtype of the weights, and floating-point buffers one of their own: both may be another now.
         own = {MASTER: torch.float32, FROZEN: optimizer.weight_dtype}.get(kind, dtypes.get(key, entry.dtype))
         if entry.dtype not in (own, *(_FLOATS if own in _FLOATS and kind != MASTER else ())):
             raise CheckpointError(f"{index.folder}: {key} is {entry.dtype}, in the model {own}")

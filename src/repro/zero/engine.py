@@ -86,21 +86,23 @@ class ZeroOptimizer(torch.optim.Optimizer):
     accumulate (divide the loss by their number, as usual). Learning-rate schedules work on `param_groups`.
 
     model            the same module on every rank, fp32, with its final initial weights: it is sharded in place, and
-                     its parameters and floating-point buffers become `weight_dtype`. On the meta device: every rank
-                     makes one bucket after the other real with `init`, so the model never exists as a whole
+                     its parameters become `weight_dtype`. On the meta device: every rank makes one bucket after the
+                     other real with `init`, so the model never exists as a whole
     plan             which state over which level, see `repro.zero.plan`; the default process group must have its ranks
     optimizer_cls    elementwise torch optimizer, built with `options` (lr, ...) on flat fp32 masters
     params           parameters or parameter groups as for any torch optimizer; default: all that require a gradient
     buckets          modules to gather as a whole; default: members of the model's outermost `nn.ModuleList`s, without
                      those that share a weight with another module
     weight_dtype     float32, bfloat16, or float16 with loss scaling
+    buffer_dtype     of floating-point buffers; None: as they are, as FSDP2 has it (rotary frequencies stay exact)
     gradient_dtype   of the sums kept between backward and step
     max_grad_norm    clip to this global norm; `clip_grad_norm_` cannot: gradients are not on the parameters
     loss_scale       for float16; a `LossScale` with other settings than the default
     init             for a model on the meta device: fills the parameters that a submodule itself holds; default: its
                      `reset_parameters()`. Must draw the same on all ranks, or `broadcast`
     communicator     process groups and the ledger of bytes, to share them between optimizers; default: new ones
-    device           "cpu" or "cuda"; default: where the model is, and CUDA or CPU for one on the meta device
+    device           "cpu" or "cuda", the current device of the rank (`torch.cuda.set_device`); default: where the model
+                     is, with a warning where that leaves a GPU idle, and CUDA or CPU for one on the meta device
     broadcast        send rank 0's parameters and buffers to all first, as DDP does; not needed if they are equal
     accumulation     backward passes in a step, if all have as many: then a sum leaves for the optimizer partition as
                      soon as its last gradient is in, and not in `step`; `no_sync` says so pass by pass
@@ -138,6 +140,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         *,
         buckets: Iterable[nn.Module] | None = None,
         weight_dtype: torch.dtype = torch.bfloat16,
+        buffer_dtype: torch.dtype | None = None,
         gradient_dtype: torch.dtype = torch.float32,
         max_grad_norm: float | None = None,
         loss_scale: LossScale | None = None,
@@ -156,6 +159,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
             buckets,
             init,
             weight_dtype=weight_dtype,
+            buffer_dtype=buffer_dtype,
             gradient_dtype=gradient_dtype,
             max_grad_norm=max_grad_norm,
             loss_scale=loss_scale,
@@ -200,7 +204,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
             if bucket.sharded.numel:
                 self.buckets.append(bucket)
                 masters.append(self._master(bucket))
-            module.to(weight_dtype)  # only now: the masters keep the fp32 values
+            fsdp_private.cast(module, weight_dtype, buffer_dtype)  # only now: the masters keep the fp32 values
         pieces = [self._pieces(bucket) for bucket in self.buckets]
         self.masters = Masters(masters, pieces, optimizer_cls, groups, group_of, options)
         super().__init__(self.masters.inner.param_groups, {})  # the same dictionaries: a schedule changes both

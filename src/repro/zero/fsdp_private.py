@@ -11,6 +11,7 @@ Private parts of torch in use, as of 2.13:
 - `FSDPParam._sharded_param_data`: flat padded shard that every all-gather reads; `padded_sharded_param_size`: its
   shape; `sharded_param`: the parameter that the module shows, a DTensor split by rows; `_unsharded_param`: the gathered
   one, which collects the gradient of a backward. `FSDPModule.reset_iter_state` (public) forgets all but that gradient.
+- `nn.Module._apply`, the way of `to`: FSDP2 overrides it and takes note of the parameters that are new.
 - `_state_ctx.iter_forward_root` is set from the beginning of a forward to its end,
   `_state_ctx.post_backward_final_callback_queued` from the beginning of a backward to its end. `is_bw`: inside one?
 """
@@ -203,6 +204,17 @@ def shard(module: nn.Module, mesh: DeviceMesh, dtype: torch.dtype, gather: Gathe
         # On a GPU, streams let a gather run beside compute; here FSDP gets a handle to wait for when it needs weights.
         module._set_unshard_async_op(True)
     return ShardedBucket(module, mesh.get_local_rank(), reduction)
+
+
+def cast(module: nn.Module, dtype: torch.dtype, buffer_dtype: torch.dtype | None) -> None:
+    """Turn parameters, sharded or not, into `dtype`, and floating-point buffers into `buffer_dtype` (None: as they are)."""
+
+    def wanted(tensor: Tensor) -> Tensor:
+        if isinstance(tensor, nn.Parameter):
+            return tensor.to(dtype)
+        return tensor.to(buffer_dtype) if buffer_dtype and tensor.is_floating_point() else tensor
+
+    module._apply(wanted)
 
 
 def unfinished(root: nn.Module) -> bool:

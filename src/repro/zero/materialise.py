@@ -1,6 +1,7 @@
 """Weights to start from: checks, models too large to exist on one rank (they arrive on the meta device and become real
 bucket by bucket, so that a rank holds one whole bucket at a time), and rank 0's values for all."""
 
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -53,15 +54,18 @@ def _unreal(module: nn.Module) -> dict[str, torch.Tensor]:
 
 def default_device(model: nn.Module) -> str:
     """Type of the device of the model; for one on the meta device CUDA (ROCm) where there is one, else the CPU."""
-    where = next(model.parameters()).device.type
-    return where if where != "meta" else "cuda" if torch.cuda.is_available() else "cpu"
+    where, gpu = next(model.parameters()).device.type, torch.cuda.is_available()
+    if where == "cpu" and gpu:
+        warnings.warn("the model is on the CPU and trains there, beside a GPU: model.cuda() first", stacklevel=3)
+    return where if where != "meta" else "cuda" if gpu else "cpu"
 
 
 def require_fp32(model: nn.Module) -> None:
     """ValueError for a parameter of another dtype."""
     for name, parameter in model.named_parameters():
         if parameter.dtype != torch.float32:
-            raise ValueError(f"parameter {name} is {parameter.dtype}: the masters need fp32 values to start from")
+            needs = "the masters need fp32 values to start from (model.float())"
+            raise ValueError(f"parameter {name} is {parameter.dtype}: {needs}")
 
 
 def broadcast_from_first(module: nn.Module) -> None:

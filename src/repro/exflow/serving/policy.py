@@ -2,13 +2,15 @@
 
     from vllm.distributed.eplb.policy import EPLB_POLICIES
     counts = RoutingCounts(layers, experts, device, group)       # `repro.exflow.recording`
+    EPLB_POLICIES["default"] = policy_for(counts)                # before a model is loaded
+    ...                                                          # vLLM loads it
     for layer, module in enumerate(moe_layers):
         module.router.set_capture_fn(counts.hook(layer))         # sees logical experts
-    EPLB_POLICIES["default"] = policy_for(counts)                # before the engine starts
 
-vLLM looks a policy up in that table by its name, and 0.32 knows the one name. It asks on all ranks with the tokens of
-each expert, takes the expert in each slot, and derives the other two maps of DeepSeek's interface itself;
-`rebalance_experts` gives all three to servers that want them.
+All of it in every worker process. vLLM looks a policy up in that table by its name when it takes on a model, and 0.32
+knows the one name. It asks on all ranks with the tokens of each expert, takes the expert in each slot, and derives the
+other two maps of DeepSeek's interface itself; `rebalance_experts` gives all three to servers that want them.
+`fixed_policy` answers with a placement that is there already.
 """
 
 import warnings
@@ -23,7 +25,7 @@ from repro.exflow.recording import RoutingCounts
 from repro.exflow.search import portfolio
 from repro.exflow.serving import eplb
 from repro.exflow.serving.online import place_for_hops
-from repro.exflow.serving.slots import logical_to_physical
+from repro.exflow.serving.slots import Replicas, logical_to_physical
 
 OUT_OF_TURN = "{} rows came out of turn (micro-batches that overlap?): their transitions are not counted"
 
@@ -80,6 +82,33 @@ def policy_for(routing: RoutingCounts | None) -> type[AffinityPolicy]:
     """A policy of its own that reads `routing`. The search is compiled now, not in the first call's time."""
     portfolio.compile_kernels()
     return type("AffinityPolicy", (AffinityPolicy,), {"routing": routing})
+
+
+def fixed_policy(placed: Replicas) -> type[AffinityPolicy]:
+    """A policy whose answer is always `placed`, made beforehand of a recorded trace, in the server's order of slots if
+    it says the one before. ValueError from it where the server has other layers, experts, slots or ranks."""
+
+    class Fixed(AffinityPolicy):
+        @classmethod
+        def rebalance_experts(
+            cls,
+            weight: Tensor,
+            num_replicas: int,
+            num_groups: int,
+            num_nodes: int,
+            num_ranks: int,
+            old_global_expert_indices: Tensor | None = None,
+        ) -> Tensor:
+            layers, slots = placed.physical_to_logical.shape
+            held, asked = (layers, placed.num_experts, slots, placed.gpus), (*weight.shape, num_replicas, num_ranks)
+            if held != asked:
+                raise ValueError(f"(layers, experts, slots, ranks) are {asked} in the server, {held} in the placement")
+            found = placed.physical_to_logical
+            if old_global_expert_indices is not None:
+                found = keep_slots(found, old_global_expert_indices.cpu().numpy(), num_ranks)
+            return torch.from_numpy(found.copy())
+
+    return Fixed
 
 
 def rebalance_experts(

@@ -23,9 +23,26 @@ _DTYPES = "F64", "F32", "F16", "BF16"  # as safetensors has them
 
 
 def load_huggingface(folder: str | Path, **options: Any) -> Decoder:
-    """The model in a folder. `options`: those of `Decoder`; errors: those of `read_huggingface`."""
+    """The model in a folder. `options`: those of `Decoder` (dtype: default float32; device: default the CPU; shard);
+    errors: those of `read_huggingface`."""
     architecture, config, weights = _read(Path(folder))
     return architecture.model(config, weights, **options)
+
+
+def stop_tokens(folder: str | Path) -> frozenset[int]:
+    """Tokens that end an answer, for `Request.stop_tokens`: `eos_token_id` of a folder's `generation_config.json`, else
+    of its `config.json`; chat models have several. Empty where neither says. ValueError names the file, what it holds
+    and what is allowed; FileNotFoundError without `config.json`."""
+    for name in ("generation_config.json", "config.json"):
+        path = Path(folder) / name
+        if name == "config.json" or path.exists():
+            found = json_object(path).get("eos_token_id")
+            ends = found if isinstance(found, list) else [] if found is None else [found]
+            if not all(type(end) is int and end >= 0 for end in ends):
+                raise ValueError(f"{path}: eos_token_id is {reprlib.repr(found)}, allowed: a token or a list of tokens")
+            if ends:
+                return frozenset(ends)
+    return frozenset()
 
 
 def read_huggingface(folder: str | Path) -> tuple[DecoderConfig, dict[str, Tensor]]:
