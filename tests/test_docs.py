@@ -321,6 +321,11 @@ def test_what_would_have_to_be_true():
     exec(program("docs/scaling.md", "ladder.explain()"), {})
 
 
+def test_judging_a_number_of_ones_own(capsys):
+    exec(program("results/README.md", "verdict.judge"), {})
+    assert "('reproduced', 'within the tolerance')" in capsys.readouterr().out
+
+
 def test_every_program_is_run():
     """By a test above or in `tests/test_wheel.py`; vLLM's, by `tests/exflow/test_policy.py` on its interface."""
     found = {block for name in {*DOCUMENTS} - {"docs/extending.md"} for block in blocks(name)}  # that has its own test
