@@ -165,6 +165,16 @@ def test_nccls_choice_is_fitted_by_rates_and_overhead_only():
         found.network(8, 2)
 
 
+def test_eight_links_about_as_fast_as_the_level_inside_are_found_from_their_nominal_rate():
+    """The default begins with each link as fast as all eight are together. Then every time is NVLink's alone."""
+    model = Model(links={"cluster": 8}, nccl=True)
+    truth = {"overhead_s": 1e-5, "node.bytes_per_s.0": 3.6e11, "cluster.bytes_per_s.0": 3.5e10}
+    table = nccl_times(model, truth, ((1, 8), (2, 8), (4, 8)))
+    found = fit.fit(table, replace(model, nominal={"node": 4.5e11, "cluster": 5e10}))
+    assert found.values() == pytest.approx(truth, rel=0.05)
+    assert fit.fit(table, model).values()["cluster.bytes_per_s.0"] > 1.2 * truth["cluster.bytes_per_s.0"]
+
+
 def nccl_times(model, values, shapes):
     rows = []
     for nodes, per_node in shapes:

@@ -1,6 +1,7 @@
 """Measured times of collectives: the shipped tables against their raw files, and outputs of benchmarks, old and new."""
 
 import csv
+import json
 import shutil
 import subprocess
 import sys
@@ -257,6 +258,17 @@ def test_read_tells_formats_apart(saved, tmp_path):
         again = measured_files.read(path)
         assert again.drop(columns="seconds").equals(table.drop(columns="seconds"))
         np.testing.assert_allclose(again["seconds"], table["seconds"], rtol=1e-12)
+
+
+@pytest.mark.parametrize(("experiment", "status"), [("zero_train", "ok"), ("fabric_probe", "failed")])
+def test_what_is_no_record_of_a_probe_is_refused(saved, experiment, status):
+    path = saved(json.dumps({"experiment": experiment, "status": status, "series": None}))
+    with pytest.raises(
+        ValueError, match=f"output.txt: experiment is '{experiment}' with status '{status}', allowed is"
+    ):
+        measured_files.read_probe(path)
+    with pytest.raises(ValueError, match=r"output.txt: not JSON"):
+        measured_files.read_probe(saved(NCCL))
 
 
 CSV = "source,collective,algorithm,nodes,ranks_per_node,nbytes,seconds\nbox,all_gather,,2,8,1024,1e-5\n"

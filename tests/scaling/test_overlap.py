@@ -35,6 +35,13 @@ def test_eight_ratios_are_predicted_to_ten_percent(found):
     assert rms(found.errors) < rms(found.left_out) < 0.1
 
 
+def test_ratios_of_two_plans_carry_the_models_own_error():
+    """As docs/scaling.md says how to: the same draws for both, and of one plan always the same factors."""
+    ours, theirs, again = (overlap.model_error(name, 4000) for name in ("zeropp", "zero3", "zeropp"))
+    assert np.std(np.log(ours / theirs)) == pytest.approx(overlap.MODEL_ERROR, rel=0.05)
+    assert np.array_equal(ours, again)
+
+
 def test_as_much_overlap_as_was_once_assumed_is_contradicted(found):
     assert found.high < 0.7
     profile = found.profile.set_index("overlap")

@@ -142,6 +142,19 @@ def test_memory_decides_what_fits():
     assert scaling.predict("zero3", config, frontier, 48, draws=0).fits
 
 
+def test_sums_of_gradients_count_as_wide_as_the_engine_keeps_them():
+    """This package's engine adds up in fp32 by default: 2 bytes more of each value that a rank keeps. No other number changes."""
+    config, frontier = scaling.gpt(10e9), scaling.hardware("frontier")
+    two, four = (
+        scaling.predict("zero3", config, frontier, 2, draws=0, **wider) for wider in ({}, {"gradient_bytes": 4})
+    )
+    assert four.rank_bytes - two.rank_bytes == pytest.approx(2 * config.parameters / 16, rel=1e-3)
+    assert (four.seconds, four.flops, four.level_s) == (two.seconds, two.flops, two.level_s)
+    between = replace(frontier, memory_bytes=(two.rank_bytes + four.rank_bytes) / 2)
+    fits = [scaling.predict("zero3", config, between, 2, draws=0, gradient_bytes=wide).fits for wide in (2, 4)]
+    assert fits == [True, False]
+
+
 def test_a_plan_for_another_machine_is_refused():
     frontier = scaling.hardware("frontier")
     with pytest.raises(ValueError, match=r"levels of \(4, 4, 2\), the machine has \(2, 4, 2\)"):

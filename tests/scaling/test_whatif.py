@@ -134,6 +134,14 @@ def test_the_best_of_a_sweep_is_the_best_of_a_search_among_the_same_plans():
     assert scaling.best_plan(swept).plan[0] == min(close, key=lambda c: c.rank_bytes).plan.name
 
 
+def test_a_search_counts_the_gradients_that_it_is_told_to():
+    config, machine = scaling.gpt(1e9), FRONTIER.machine(2)
+    plans = [zero.plan.named("ddp", machine.topology)]
+    two, four = (scaling.search(config, machine, plans=plans, **wider)[0] for wider in ({}, {"gradient_bytes": 4}))
+    assert four.rank_bytes - two.rank_bytes == pytest.approx(2 * config.parameters, rel=1e-3)
+    assert four.step_s == two.step_s
+
+
 def test_plans_cross_where_the_network_is_slow_enough():
     config, hides = scaling.gpt(20e9), FRONTIER.at(overlap=0.7)  # where little hides they do not cross
     at = scaling.crossover(

@@ -39,6 +39,9 @@ class Model:
                  at which the processors move bytes
     nccl         NCCL's latencies, protocols and choice (`repro.scaling.nccl`) instead of fitted ones and `algorithms`:
                  fit the rates of the links and the overhead. The innermost level is NVLink
+    nominal      by level, bytes per second of one link by its data sheet: its search begins at half of that. Default: at
+                 the highest rate of the table, which several links reach together. From there a level that is about as
+                 fast as the one inside it may not be found, as no time depends on it
     """
 
     levels: tuple[str, ...] = ("node", "cluster")
@@ -48,6 +51,7 @@ class Model:
     reduces: bool = False
     host: bool = False
     nccl: bool = False
+    nominal: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -184,8 +188,11 @@ def thinned(measured: pd.DataFrame, sizes: int) -> pd.DataFrame:
 
 
 def _start(table: pd.DataFrame, model: Model, name: str) -> float:
-    """Where the search for a parameter begins: at a quarter of the shortest time, or at the highest rate of the table;
-    for a level over the rows that cross none further out."""
+    """Where the search for a parameter begins: at a quarter of the shortest time; at half the nominal rate, or else the
+    highest of the table; for a level over the rows that cross none further out."""
+    level, _, what = name.partition(".")
+    if level in model.nominal and what.startswith("bytes_per_s"):
+        return model.nominal[level] / 2
     crossed = [
         [level for level, size in zip(model.levels, sizes, strict=True) if size > 1 and level in (hop or model.levels)]
         for sizes, hop in zip(table.sizes, table.hop, strict=True)

@@ -1,4 +1,5 @@
-"""Reads a user's own measurements: output of nccl-tests, rccl-tests or the OSU micro-benchmarks, or a CSV table.
+"""Reads a user's own measurements: output of nccl-tests, rccl-tests or the OSU micro-benchmarks, a CSV table, or what
+`fabric_probe` recorded.
 
 A file holds one run. Lines that libraries or launchers print in between are skipped. Benchmarks count bytes
 differently; found in their sources:
@@ -12,6 +13,7 @@ alltoall, so there `nbytes` is `Size` times the ranks. It is the whole input in 
 allreduce. Time is the mean over iterations, each after a barrier, and over ranks. osu_latency is our send_recv.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -65,6 +67,26 @@ def read(
         return tidy(_table(Path(path), collective, nodes, ranks_per_node, source))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def read_probe(path: str | Path) -> pd.DataFrame:
+    """The table that `repro run fabric_probe` left, for `repro.scaling.fit`: a row per collective, group and size, with
+    `sizes` of the levels package, node and cluster, and `hop`, the levels that a group spans.
+
+    path   of the record (JSON); its series lies beside it
+
+    ValueError, which names the file, where it is no finished record of `fabric_probe`.
+    """
+    try:
+        record = json.loads(Path(path).read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON: {error}") from None
+    if record.get("experiment") != "fabric_probe" or record.get("status") != "ok":
+        found = f"{record.get('experiment')!r} with status {record.get('status')!r}"
+        raise ValueError(f"{path}: experiment is {found}, allowed is 'fabric_probe' with status 'ok'")
+    series = pd.read_parquet(Path(path).with_name(record["series"]))
+    sizes = tuple(record["point"][name] for name in ("gcds", "packages", "nodes"))
+    return series.assign(sizes=[sizes] * len(series), hop=[tuple(hop.split("+")) for hop in series.hop])
 
 
 def _table(

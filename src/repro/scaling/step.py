@@ -50,8 +50,7 @@ class Step:
                  whose processors all ranks share, that of the links alone
     quantize_s   the part of them that is quantising and restoring
     flops        of a rank, recomputation not counted
-    rank_bytes   memory that a rank needs: states, working memory, activations (`repro.zero.memory`), accumulated
-                 gradients at 2 bytes a value (the default of `ZeroOptimizer` is 4)
+    rank_bytes   memory that a rank needs: states, working memory, activations (`repro.zero.memory`)
     fits         whether it has that much
     """
 
@@ -86,14 +85,17 @@ def predict_step(
     accumulation: int = 1,
     compute_s: Value | None = None,
     assumed: Assumptions = OURS,
+    gradient_bytes: int = 2,
 ) -> Step:
     """Predict a step of `plan` for a GPT of 16-bit weights.
 
-    micro_batch    sequences per rank and backward pass
-    accumulation   backward passes per step
-    compute_s      of all forwards and backwards, where it was measured
-    assumed        of the engine; default: this package's. On an emulated network this package's engine is simulated, and
-                   of `assumed` only what it says of messages counts
+    micro_batch      sequences per rank and backward pass
+    accumulation     backward passes per step
+    compute_s        of all forwards and backwards, where it was measured
+    assumed          of the engine; default: this package's. On an emulated network this package's engine is simulated,
+                     and of `assumed` only what it says of messages counts
+    gradient_bytes   of an accumulated gradient value, for `rank_bytes`: 4 for this package's engine with its default
+                     `gradient_dtype`
 
     ValueError for fewer than one sequence or backward pass, when the levels of plan and machine differ, and for an
     emulated network in draws.
@@ -121,7 +123,7 @@ def predict_step(
         end = np.minimum(assumed.end_overlap * (messages - first), window / accumulation)
         hidden = np.minimum(first + end, window)
         exposed = messages - hidden
-    states = sum(memory.predict(plan, shapes).values())
+    states = sum(memory.predict(plan, shapes, gradient_bytes).values())
     rank_bytes = states + memory.working(plan, shapes) + activations(config, micro_batch)
     return Step(
         seconds=compute + exposed,

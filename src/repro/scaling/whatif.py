@@ -49,14 +49,15 @@ def predict(
     draws: int = DRAWS,
     seed: int = 0,
     assumed: Assumptions = OURS,
+    gradient_bytes: int = 2,
 ) -> Step:
     """A step of the named plan, or of the one that `which` makes for the machine's levels, in `draws` of the machine's
     parameters (0: at their likely values), by an engine as assumed (of one value, or `Assumptions.drawn(draws, seed)`,
-    whose bands include what is not known of it)."""
+    whose bands include what is not known of it). `gradient_bytes`: as of `predict_step`."""
     topology = machine.topology(nodes)
     chosen = named(which, topology) if isinstance(which, str) else which(topology)
     drawn = machine.machine(nodes, draws, seed)
-    return predict_step(chosen, config, drawn, micro_batch, accumulation, assumed=assumed)
+    return predict_step(chosen, config, drawn, micro_batch, accumulation, None, assumed, gradient_bytes)
 
 
 def sweep(
@@ -120,9 +121,11 @@ def search(
     accumulation: int = 1,
     compute_s: Value | None = None,
     plans: Iterable[Plan] | None = None,
+    gradient_bytes: int = 2,
 ) -> list[Candidate]:
     """`repro.zero.search` with the cost of `predict_step`: messages hide behind compute. Where the machine is drawn,
-    plans are ranked by the median. `compute_s`: of forwards and backwards, where it was measured."""
+    plans are ranked by the median. `compute_s`: of forwards and backwards, where it was measured. `gradient_bytes`: as of
+    `predict_step`."""
 
     def cost(plan: Plan, model: Layout, micro_batches: int) -> float:
         return float(np.median(predict_step(plan, config, machine, micro_batch, micro_batches, compute_s).seconds))
@@ -134,7 +137,7 @@ def search(
         micro_batches=accumulation,
         cost=cost,
         activations=activations(config, micro_batch),
-        gradient_bytes=2,
+        gradient_bytes=gradient_bytes,
         plans=plans,
     )
 

@@ -29,8 +29,8 @@ FASTER = 4.0  # One rate of shaped links cannot tell slow links from slow proces
 
 
 def run(point: FabricProbe) -> Outcome:
-    """Measure, on a shaped network also with faster links; fit every second size, and predict the others. The series can be
-    given to `repro.scaling.fit`."""
+    """Measure, on a shaped network also with faster links; fit every second size, and predict the others. The series goes to
+    `repro.scaling.fit` as `measured_files.read_probe` reads it."""
     quantize.warm_up()
     sizes = [point.largest_kib * 1024 // 4**k for k in reversed(range(5))]
     started = time.monotonic()
