@@ -314,6 +314,12 @@ SLURM = [
     cell("a trillion", "node.gcds", 10**12, "node.gcds: ", "found 1000000000000"),
     cell("`yes` in quotes", "node.emulated", "yes", "node.emulated: ", "found 'yes'", "bool"),
     cell("one rank a node", "node", {"packages": 1, "gcds": 1}, "slurm needs nodes of two ranks"),
+    cell(
+        "GPUs that options contradict",
+        "node.gcds",
+        3,
+        "slurm.options: found --gpus-per-node=8, allowed: --gpus-per-node=",
+    ),
     cell("misspelt", "node.gcd", 2, "node.gcd: ", "nearest: gcds"),
     cell("a list", "slurm", [], "slurm: ", "found []", "keys pack_minutes"),
     cell("misspelt", "slurm.acount", "x", "slurm.acount: ", "nearest: account"),

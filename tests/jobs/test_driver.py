@@ -4,6 +4,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -26,7 +27,7 @@ def answers(project, monkeypatch):
     """What Slurm says: a text, or an exception, by the first words of the question."""
     said = {}
 
-    def say(*command):
+    def say(*command, timeout_s=60):
         for words, answer in said.items():
             if " ".join(command).startswith(words):
                 if isinstance(answer, list):
@@ -110,6 +111,27 @@ def test_a_driver_on_another_host(file, monkeypatch, locks):
     assert file.read_text() == ""
 
 
+def test_a_driver_of_this_host_counts_where_there_are_no_locks(file, monkeypatch):
+    monkeypatch.setattr(driver.fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError("no locks here")))
+    file.write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
+    with pytest.raises(driver.DriverError, match=f"process {os.getpid()} on"), driver._alone(file):
+        pass
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    file.write_text(json.dumps({"host": socket.gethostname(), "pid": ended.pid}))
+    with driver._alone(file):
+        pass
+
+
+def test_jobs_that_an_earlier_driver_left_are_those_of_points_and_readers(project, answers):
+    names = ("allocation_wildcards_x_zero-1", "html_report_wildcards_x", "zero_notebook_wildcards_x")
+    others = ("html_report_wildcards_x-full", "allocation_wildcards_y_x", "points")
+    lines = [f"{number}|{project}|rule_{name}" for number, name in enumerate((*names, *others))]
+    answers["squeue"] = "\n".join(lines)
+    assert queue.jobs_of(project, driver._COMMENT.format("x")) == ["0", "1", "2"]
+    assert "rule allocation:" in (paths.root() / "workflows/rules/points.smk").read_text()
+
+
 def test_each_call_has_a_plan_of_its_own(project):
     first, second = planned.keep("one"), planned.keep("two")
     assert first != second and (project / first).read_text() == "one"
@@ -158,6 +180,22 @@ def test_a_dead_jobs_point_gets_its_cause_when_slurm_can_tell(answers, capsys):
     assert not journal.entries("results/x")
 
 
+def test_an_entry_of_an_experiment_that_is_gone_is_dropped(answers, capsys):
+    gone = entry()
+    assert gone.running is not None
+    journal.write(
+        "results/x", gone.model_copy(update={"running": gone.running.model_copy(update={"experiment": "gone"})})
+    )
+    answers["squeue"] = "CANCELLED|None\n"
+    driver.settle("results/x")
+    assert "unknown experiment 'gone'" in capsys.readouterr().err and not journal.entries("results/x")
+
+
+def test_the_accounting_is_asked_for_steps_once(answers):
+    answers["sacct"] = [QueueError("Connection refused"), "0|COMPLETED|00:00:01|0:0||\n"]
+    assert queue.step_reports("5") == {} and len(answers["sacct"]) == 1
+
+
 def test_a_later_record_is_left_alone(answers, make_record):
     """A job that is seen to be dead late, after another one has run its point."""
     journal.write("results/x", entry())
@@ -192,7 +230,7 @@ def test_which_points_a_job_runs(project, make_record, monkeypatch, status, caus
     }
     record.write(make_record(**changes | ({"metrics": {}, "evidence": None} if cause else {})), Path(job.record))
     planned = found.provenance.start - timedelta(hours=hours_after_plan)
-    assert allocation._attempt(job, planned) == attempt
+    assert allocation._attempt(job, planned, here=True) == attempt
 
 
 def test_a_preempted_job_that_does_not_come_back_is_over(monkeypatch):

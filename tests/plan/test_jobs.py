@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from repro import cli, experiments
+from repro.jobs import allocation
 from repro.plan import config, expected
 from repro.plan import jobs as plan
 from repro.records import provenance, record
@@ -158,8 +159,10 @@ def test_what_ran_without_shaped_links_runs_again_where_they_can_be_shaped(proje
     job = next(job for job in plan.make("smoke").jobs if job.experiment == "zero_train")
     record.write(_finish(job, conditions={"fabric": "unshaped: needs root"}), project / job.record)
     monkeypatch.setattr(plan.netns, "unavailable", lambda: reason)
-    found = {each.record: each.state for each in plan.make("smoke").jobs}
-    assert found[job.record] == state
+    made = plan.make("smoke")
+    assert {each.record: each.state for each in made.jobs}[job.record] == state
+    assert (allocation._attempt(job, made.made, here=True) is None) == (state == "done")  # whoever runs it agrees
+    assert allocation._attempt(job, made.made, here=False) is None  # a job of Slurm cannot shape links
 
 
 def test_points_that_are_not_repeated_come_after_those_that_are(project):

@@ -72,7 +72,7 @@ def test_what_the_queue_does_not_allow_is_an_error():
 def test_rows_of_the_queue():
     jobs = packing.pack([step(0, 30, nodes=2), step(1, 118, nodes=1), step(2, 200, nodes=3)], slurm())
     assert [job.bin for job in jobs] == ["1-2 nodes, 2 h", "1-2 nodes, 2 h", "3-8 nodes, 6 h"]
-    assert [job.minutes for job in jobs] == [45, 120, 300]
+    assert [job.minutes for job in jobs] == [47, 120, 302]
 
 
 def test_hours_until_all_have_run():

@@ -33,7 +33,7 @@ def run(found: Plan, allocation: Allocation, platform: Platform, trial: int = 1)
         for number, name in enumerate(allocation.jobs, start=1):
             job = jobs[name]
             with _alone(found, job) as output:
-                if (attempt := _attempt(job, found.made)) is None:
+                if (attempt := _attempt(job, found.made, here=platform.slurm is None)) is None:
                     continue
                 if begun and not steps.has_time(job.minutes):
                     missing.append(name)
@@ -81,10 +81,11 @@ def _running(job: Job, attempt: int, log: Path) -> Running:
     )
 
 
-def _attempt(job: Job, planned: datetime) -> int | None:
-    """Number of the attempt to make now; None when the point has its record, perhaps of another driver."""
+def _attempt(job: Job, planned: datetime, here: bool) -> int | None:
+    """Number of the attempt to make now; None when the point has its record, perhaps of another driver. `here`: as of
+    `plan.state`."""
     path = paths.root() / job.record
-    state, following = plan.state(path)
+    state, following = plan.state(path, here)
     if state in ("done", "skipped"):
         return None
     if state == "failed":

@@ -5,6 +5,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import socket
 import sys
 import threading
@@ -13,11 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+import psutil
+
 from repro import paths
 from repro.jobs import journal, queue
-from repro.plan.config import ConfigError
 
-_COMMENT = "rule_allocation_wildcards_"  # begins the comment that Snakemake's plugin gives our jobs; the run follows
+_COMMENT = r"rule_\w+_wildcards_{}(_|$)"  # that Snakemake's plugin gives our jobs, of points and readers: {}, the run
 _PATIENCE_S = 120.0  # for cancelled jobs to be gone
 _BEAT_S, _DEAD_S = 30.0, 300.0  # how often a driver shows that it lives, and when it is taken for dead
 
@@ -41,7 +43,7 @@ def driving(results: str) -> Iterator[None]:
     """Be the driver of a run: cancel what an earlier one left in the queue (nobody would hear of its end), and record why
     points of dead jobs have no numbers."""
     with _alone(paths.root() / results / "slurm/driver.json"):
-        if left := queue.jobs_of(paths.root(), f"{_COMMENT}{Path(results).name}_"):
+        if left := queue.jobs_of(paths.root(), _COMMENT.format(re.escape(Path(results).name))):
             print(f"cancelling jobs that an earlier driver left in the queue: {', '.join(left)}", file=sys.stderr)
             queue.cancel(left)
             _wait_for(left)
@@ -50,14 +52,19 @@ def driving(results: str) -> Iterator[None]:
 
 
 def settle(results: str) -> None:
-    """Record why points of jobs that have ended have no numbers. What Slurm cannot tell now is left for later."""
+    """Record why points of jobs that have ended have no numbers. What Slurm cannot tell now is left for later, and what is
+    no point any more is dropped."""
     for entry in journal.entries(results):
         try:
             if not queue.state(entry.job_id).over:
                 continue
             cause = journal.settle(results, entry)
-        except (queue.QueueError, ConfigError) as error:
+        except queue.QueueError as error:
             print(f"job {entry.job_id}: {error}", file=sys.stderr)
+            continue
+        except ValueError as error:  # an experiment or a parameter that was renamed or removed
+            print(f"job {entry.job_id}: {error}", file=sys.stderr)
+            journal.remove(results, entry.job_id)
             continue
         if cause is not None and entry.running is not None:
             print(f"job {entry.job_id}: {cause} in {entry.running.record}", file=sys.stderr)
@@ -84,15 +91,15 @@ def _take(handle: IO[str], file: Path) -> None:
         holder = json.loads(handle.read() or "{}")
     except ValueError:
         holder = {}
+    alive = holder.get("host") not in (None, socket.gethostname())  # may be: it cannot be asked
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        whose = f"process {holder.get('pid')}; {file} is locked"
+        whose = f"process {holder.get('pid')} on {holder.get('host')}; {file} is locked"
         raise DriverError(f"another snakemake drives these jobs ({whose}); wait for it, or end it") from None
     except OSError:  # a file system without locks: what the file says has to do
-        pass
-    elsewhere = holder.get("host") not in (None, socket.gethostname())
-    if elsewhere and time.time() - file.stat().st_mtime < _DEAD_S:
+        alive = alive or psutil.pid_exists(holder.get("pid", -1))
+    if alive and time.time() - file.stat().st_mtime < _DEAD_S:
         raise DriverError(
             f"another snakemake drives these jobs, process {holder['pid']} on {holder['host']} ({file}); "
             f"wait for it or end it. If it is dead: {_DEAD_S:.0f} s after its end, or remove the file"

@@ -64,8 +64,8 @@ def entries(results: str) -> list[Entry]:
 
 def settle(results: str, entry: Entry, restarted: bool = False) -> Cause | None:
     """Record why the point that `entry` was running has no numbers, and drop the entry; None where it had got its
-    record. `restarted`: the same job has begun anew. QueueError where Slurm cannot tell; ConfigError for a point that
-    no experiment knows any more."""
+    record. `restarted`: the same job has begun anew. QueueError where Slurm cannot tell; ValueError for a point that
+    no experiment knows any more, or of an experiment that is gone."""
     cause = None
     if (running := entry.running) is not None and finished(running) is None:
         log = paths.root() / running.log

@@ -45,9 +45,9 @@ def _ask(*command: str) -> str:
     return _said(*command)
 
 
-def _said(*command: str) -> str:
+def _said(*command: str, timeout_s: float = 60) -> str:
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        found = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
     except FileNotFoundError as error:
         raise QueueError(f"{command[0]}: not on PATH; is this a node of a Slurm cluster?") from error
     except subprocess.TimeoutExpired as error:
@@ -81,10 +81,10 @@ def _accounted(job_id: str) -> str:
 
 def step_reports(job_id: str) -> dict[str, dict[str, str]] | None:
     """Elapsed, ExitCode, MaxRSS and ConsumedEnergyRaw of the job's ended steps by their number, as far as the
-    accounting has them; None where there is none."""
+    accounting has them; None where there is none. Asked once and not for long: it only adds to what the records say."""
     fields = ("JobID", "State", "Elapsed", "ExitCode", "MaxRSS", "ConsumedEnergyRaw")
     try:
-        lines = _ask("sacct", "-n", "-P", "-j", job_id, "-o", ",".join(fields)).splitlines()
+        lines = _said("sacct", "-n", "-P", "-j", job_id, "-o", ",".join(fields), timeout_s=10).splitlines()
     except QueueError as error:
         return None if re.search(_NO_ACCOUNTING, str(error)) else {}
     found = {}
@@ -126,12 +126,13 @@ def kill_steps(job_id: str) -> None:
 
 
 def jobs_of(folder: Path, comment: str) -> list[str]:
-    """This user's jobs in the queue that were submitted from `folder` with a comment that begins so."""
+    """This user's jobs in the queue that were submitted from `folder` with a comment that begins as the regular
+    expression `comment` says."""
     lines = _ask("squeue", "--noheader", f"--user={getpass.getuser()}", "--format=%i|%Z|%k").splitlines()
     jobs = (line.partition("|") for line in lines)  # a comment of somebody else's job may have any form
     found = [(job_id, *rest.rpartition("|")[::2]) for job_id, _, rest in jobs]
     own = folder.resolve()
-    return [job_id for job_id, where, text in found if text.startswith(comment) and Path(where).resolve() == own]
+    return [job_id for job_id, where, text in found if re.match(comment, text) and Path(where).resolve() == own]
 
 
 def cancel(job_ids: list[str]) -> None:

@@ -169,6 +169,14 @@ class Slurm(Packing):
             raise ValueError(f"should have no {', '.join(sorted(odd))}: only {{gpus}} stands for something")
         return options
 
+    def require_gpus(self, per_node: int) -> None:
+        """ValueError where options say another number of GPUs than `node`: ranks would share some, or lack some."""
+        for name in ("options", "rank_options", "part_options"):
+            for option in getattr(self, name):
+                key, _, number = option.partition("=")
+                if key == "--gpus-per-node" and number != str(per_node):
+                    raise ValueError(f"slurm.{name}: found {option}, allowed: --gpus-per-node={per_node}, as node says")
+
     @property
     def submission(self) -> dict[str, str | int]:
         """What Snakemake's plugin for Slurm is told of every job, by its names. It quotes each value for the shell in
@@ -216,6 +224,8 @@ class Platform(_Strict):
             raise ValueError("slurm needs node: how many packages and GCDs a node has")
         if self.slurm is not None and self.node is not None and self.node.ranks == 1:
             raise ValueError("slurm needs nodes of two ranks or more: Snakemake's plugin submits no job of one")
+        if self.slurm is not None and self.node is not None:
+            self.slurm.require_gpus(self.node.ranks)
         return self
 
 

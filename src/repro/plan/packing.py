@@ -100,7 +100,7 @@ def _limit(slurm: Slurm, nodes: int, expected: float) -> int | None:
     hours = slurm.limit_hours(nodes)
     if hours is None or expected + ENDING_MINUTES > hours * 60:
         return None
-    return min(int(hours * 60), max(LEAST_MINUTES, math.ceil(expected * SPARE)))
+    return min(int(hours * 60), max(LEAST_MINUTES, math.ceil(expected * SPARE + ENDING_MINUTES)))
 
 
 def _rows(slurm: Slurm) -> dict[int, str]:
