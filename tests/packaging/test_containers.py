@@ -1,6 +1,7 @@
 """Recipes of containers are read here, not built: what they copy exists, and their shell commands parse."""
 
 import json
+import os
 import re
 import subprocess
 
@@ -73,6 +74,26 @@ def test_all_make_the_environment_of_make():
     for name, text in {"Containerfile": CONTAINERFILE, "apptainer.def": APPTAINER, "postBuild": shells()["postBuild"]}.items():  # fmt: skip
         assert len(re.findall(r"make environment TORCH_INDEX=", text)) == 1, name
         assert "pip" not in re.sub(r"#.*", "", text), name
+
+
+def test_the_image_s_copy_is_whole_or_not_there(tmp_path):
+    image, here = tmp_path / "image", tmp_path / "here"
+    for folder in (image / "src", here, tmp_path / "bin"):
+        folder.mkdir(parents=True)
+    (image / "Makefile").touch()
+    script = sections()["runscript"].replace("/opt/repro", str(image))
+    cp = tmp_path / "bin/cp"  # is interrupted
+    cp.write_text('#!/bin/sh\nfor folder; do :; done; touch "$folder/half"; exit 1\n')
+    cp.chmod(0o755)
+
+    def call():
+        path = f"{cp.parent}:{os.environ['PATH']}"
+        return subprocess.run(["sh", "-c", script, "sh", "ls", "-A"], cwd=here, env={"PATH": path}, text=True, capture_output=True)  # fmt: skip
+
+    assert call().returncode and not (here / "repro").exists()
+    cp.unlink()
+    assert [call().stdout.split() for _ in range(2)] == [[".venv", "Makefile", "src"]] * 2
+    assert [path.name for path in here.iterdir()] == ["repro"]
 
 
 def test_what_git_ignores_stays_out_of_the_container():

@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import sys
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -50,18 +51,16 @@ class Settings:
 
 @dataclass
 class Box:
-    """What is there. `daemons`: processes by name; `nodes`: states by name; `jobs`: ids that wait or run; `others`:
-    boxes of other checkouts and users."""
+    """What is there. `SLURM_CONF`: for commands outside the nodes; `daemons`: processes by name; `nodes`: states by name;
+    `jobs`: ids that wait or run; `others`: boxes of other checkouts and users."""
 
     up: bool
     folder: str = ""
+    SLURM_CONF: str = ""
     daemons: dict[str, int] = field(default_factory=dict)
     nodes: dict[str, str] = field(default_factory=dict)
     jobs: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self) | {"SLURM_CONF": f"{self.folder}/etc/slurm.conf" if self.folder else ""}
 
 
 def up(settings: Settings, install: bool = False) -> Box:
@@ -89,24 +88,26 @@ def up(settings: Settings, install: bool = False) -> Box:
 
 def down(folder: Path | None = None) -> bool:
     """End it and remove all of it, jobs as well, in whatever state it is. Whether there was one. `folder`: of another
-    checkout's or user's box; BoxError where that is none."""
+    checkout's or user's box; BoxError where that is none, and without root."""
     box = claims.mine() if folder is None else next((box for box in claims.known() if box.folder == folder), None)
     if folder is not None and box is None:
         raise BoxError(f"{folder}: no box; there are: {', '.join(map(str, claims.known())) or 'none'}")
     if box is not None:
+        _check_root(box)
         _end(box)
     return box is not None
 
 
 def status() -> Box:
-    """`up` where all nodes answer slurmctld."""
+    """`up` where all nodes answer slurmctld. BoxError without root, for whom the daemons cannot be seen."""
     box = claims.mine()
     others = [str(each) for each in claims.known() if each != box]
     if box is None:
         return Box(False, others=others)
-    processes = [process.name() for process in daemons.running(box)]
-    counts = {name: processes.count(name) for name in reversed(daemons.NAMES) if name in processes}
-    found = Box(False, str(box.folder), counts, others=others)
+    _check_root(box)
+    processes = Counter(map(daemons.name_of, daemons.running(box)))
+    counts = {name: processes[name] for name in reversed(daemons.NAMES) if name in processes}
+    found = Box(False, str(box.folder), str(box.configuration), counts, others=others)
     if "slurmctld" in counts:
         found.nodes, found.jobs = daemons.nodes(box), daemons.jobs(box)
         states = found.nodes.values()
@@ -124,8 +125,16 @@ def configuration() -> Path:
 
 def _end(box: Claim) -> None:
     daemons.stop(box)
-    network.down(box)
+    try:
+        network.down(box)
+    except FabricError as error:
+        raise BoxError(str(error)) from error
     claims.drop(box)
+
+
+def _check_root(box: Claim) -> None:
+    if os.geteuid() != 0:
+        raise BoxError(f"{box}: needs root: call it with sudo, as `up` was")
 
 
 def _check(settings: Settings, install: bool) -> None:

@@ -97,14 +97,19 @@ def running(box: Claim) -> list[psutil.Process]:
     return found
 
 
+def name_of(process: psutil.Process) -> str:
+    """Empty when it has ended."""
+    try:
+        return process.name()
+    except psutil.Error:
+        return ""
+
+
 def stop(box: Claim) -> None:
     """All of them, in order; what does not end in seconds is killed."""
     for name in NAMES:
-        _end(
-            process
-            for process in running(box)
-            if process.name() == name or (name == "slurmd" and process.name() not in NAMES)
-        )
+        named = [(process, name_of(process)) for process in running(box)]
+        _end(process for process, found in named if found == name or (name == "slurmd" and found not in NAMES))
     _end(running(box))
 
 

@@ -1,5 +1,6 @@
 """`repro box`: a Slurm cluster on this machine."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,7 +34,7 @@ def up(
         found = box.up(box.Settings(nodes, cluster_mbit_s, accounting, like), install)  # type: ignore[arg-type]
         configuration = box.configuration()
     _show(found)
-    stdout.print(f"export SLURM_CONF={configuration}   # or: eval $(repro box env)", soft_wrap=True)
+    stdout.print(f"export SLURM_CONF={escape(str(configuration))}   # or: eval $(repro box env)", soft_wrap=True)
 
 
 @app.command()
@@ -60,7 +61,7 @@ def status(json_: Json = False) -> None:
     with user_errors():
         found = box.status()
     if json_:
-        emit(found.as_dict())
+        emit(asdict(found))
     else:
         _show(found)
     if not found.up:

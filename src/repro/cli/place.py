@@ -168,13 +168,15 @@ def place(
             if tokens_needed:
                 few: dict[str, Any] = {"rounds": rounds, "costs": prices, "max_load": max_load, **search}
                 few["where_possible"] = True  # a part of the tokens may not allow what all do
-                return emit(asdict(exflow.tokens_needed(routing, machine, gpus_per_node, **few)))
+                emit(asdict(exflow.tokens_needed(routing, machine, gpus_per_node, **few)))
+                return _end(clock, None)
             if pareto:
                 within = None if time_limit is None else clock.share(SEARCH_SHARE)
                 front = exflow.serving_front(
                     routing, machine, gpus_per_node, extra_slots, time_limit_s=within, **copying
                 )
-                return served.show_front(front, routing, dispatch, json_)
+                served.show_front(front, routing, dispatch, json_)
+                return _end(clock, None)
             limit = None if time_limit is None else clock.share(COPIES_SHARE if extra_slots else SEARCH_SHARE)
             on_pairs = None if limit is None else limit * (1 - TOKENS_SHARE * on_tokens)
             limits: dict[str, Any] = {"time_limit_s": on_pairs, "rounds": rounds, "costs": prices, "max_load": max_load}
@@ -208,9 +210,12 @@ def place(
                 found = asdict(exflow.evaluate_replicas(placed, routing, dispatch))
                 result |= {f"copies_{name}": value for name, value in found.items()}
     show(result, json_)
+    _end(clock, out)
+
+
+def _end(clock: Clock, out: Path | None) -> None:
+    """After Ctrl-C, say that this is not all, and exit with its code."""
     if clock.interrupted:
         where = "" if out is None else f", and is in {out}"
-        stderr.print(
-            escape(f"interrupted: this is the best placement that was found until then{where}"), soft_wrap=True
-        )
+        stderr.print(escape(f"interrupted: this is the best that was found until then{where}"), soft_wrap=True)
         raise typer.Exit(INTERRUPTED)

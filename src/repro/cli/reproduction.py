@@ -58,13 +58,11 @@ def run(found: Plan, target: str | None, verbose: bool, occasion: int = 1) -> in
             if not verbose:
                 _show(_Watch(found), snakemake)
             code = snakemake.wait()
-    if code and not verbose:
+    if not code:
+        _summarise(found) if target is None else _answer(found, target)
+    elif not verbose:
         stderr.print(f"[bold red]Snakemake ended with code {code}[/]; the end of {escape(str(log))}:", soft_wrap=True)
         stderr.print(escape("\n".join(log.read_text(errors="replace").splitlines()[-15:])), soft_wrap=True)
-    elif target is None:
-        _summarise(found)
-    elif not code:
-        _answer(found, target)
     return code
 
 
@@ -79,7 +77,8 @@ def _targets(found: Plan, target: str | None) -> list[str]:
 
 
 def _needed(found: Plan, target: str | None) -> Plan:
-    """The plan of the points that a claim, an experiment, a notebook or a figure asks for."""
+    """The plan of the points that a claim, an experiment, a notebook, a figure or a file asks for."""
+    target = _named(found, target)
     claim = next((claim for claim in registry.load() if claim.id == target), None)
     shown = [each for name, each in found.figures.items() if target in (name, each.notebook)]
     reads = {name for each in shown for name in each.experiments} or {target} & found.experiments.keys()
@@ -87,10 +86,23 @@ def _needed(found: Plan, target: str | None) -> Plan:
         jobs = _read_by(claim, found)
     elif reads:
         jobs = [job for job in found.jobs if job.experiment in reads]
-    else:
+    elif target == "replot":
+        jobs = []
+    elif not (jobs := [job for job in found.jobs if job.record == target]):
         return found
     minutes = plan.minutes_of(list(filter(plan.unfinished, jobs)))
     return found.model_copy(update={"jobs": jobs, "minutes": minutes})
+
+
+def _named(found: Plan, target: str | None) -> str | None:
+    """Of a file of a figure or a notebook, the notebook, which makes it; of one of `replot`, that."""
+    folder, _, file = (target or "").rpartition("/")
+    name = file.partition(".")[0]
+    if folder == f"{found.results}/figures" and name in found.figures:
+        return found.figures[name].notebook
+    if folder == f"{found.results}/notebooks":
+        return name
+    return "replot" if f"{folder}/".startswith("results/replot/") else target
 
 
 def _read_by(claim: Claim, found: Plan) -> list[Job]:
@@ -132,10 +144,13 @@ def _announce(found: Plan, target: str | None) -> None:
     told += "" if minutes == "1" else "s"
     told += f" for {target}" if target else f", with figures, verdicts and {found.results}/report.html"
     stdout.print(escape(told), soft_wrap=True)
-    if to_run and (reason := netns.unavailable()):
-        without = sum(claim.needs_shaped_links for claim in registry.load())
+    wanted = {job.experiment for job in to_run}
+    mine = [claim for claim in registry.load() if claim.value and claim.value.experiment in wanted]
+    without = sum(claim.needs_shaped_links for claim in mine)
+    if without and (reason := netns.unavailable()):
+        claims = "1 claim" if without == 1 else f"{without} claims"
         stdout.print(
-            f"Links between ranks cannot be shaped here ({escape(reason)}): {without} claims will be *not run*."
+            f"Links between ranks cannot be shaped here ({escape(reason)}): {claims} will be *not run*."
             " As root on Linux with iproute2 they are judged.",
             soft_wrap=True,
         )
@@ -260,13 +275,14 @@ def _answer(found: Plan, target: str) -> None:
         from repro.report.figures import base  # matplotlib
 
         base.draw(target, results / "records", results / "figures")
-        stdout.print(f"Figure: {results / 'figures' / target}.png", soft_wrap=True)
+        stdout.print(escape(f"Figure: {results / 'figures' / target}.png"), soft_wrap=True)
     if claims := [claim for claim in known if claim.id in asked]:
         here, shipped = sides.read("here", results, claims), sides.shipped(claims)
         stdout.print()
         verdicts.show_beside("claim", here.verdicts, compare.of_claims(claims, here, shipped))
         names = " ".join(claim.id for claim in claims)
-        stdout.print(f"Verdicts of these runs alone: repro claims {names} --results {found.results}", soft_wrap=True)
+        told = f"Verdicts of these runs alone: repro claims {names} --results {found.results}"
+        stdout.print(escape(told), soft_wrap=True)
 
 
 def _summarise(found: Plan) -> None:
@@ -280,6 +296,6 @@ def _summarise(found: Plan) -> None:
     for key, paper in registry.papers().items():
         rows = [row for row in here.verdicts if row.id.startswith(f"{key}-")]
         stdout.print(f"arXiv {paper.id} ({key}): {registry.tally(rows)}", soft_wrap=True)
-    stdout.print(f"Beside the shipped records ({found.reference}):", soft_wrap=True)
+    stdout.print(escape(f"Beside the shipped records ({found.reference}):"), soft_wrap=True)
     summarise(beside)
-    stdout.print(f"Report: {paths.root() / found.results / 'report.html'}", soft_wrap=True)
+    stdout.print(escape(f"Report: {paths.root() / found.results / 'report.html'}"), soft_wrap=True)

@@ -1,0 +1,63 @@
+"""`repro box status` and `down` where something is in the way: no root, a network that stays, a process that ends meanwhile."""
+
+import json
+import os
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from repro import cli
+from repro.box import BoxError, claims, cluster, daemons, network
+from repro.emulate.netns import FabricError
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A box in name only, whose daemons are none."""
+    monkeypatch.setattr(claims, "FOLDER", tmp_path / "boxes")
+    monkeypatch.setattr(claims, "_MOUNT_POINT", tmp_path / "etc-slurm")
+    monkeypatch.setattr(claims, "_conflict", lambda number: None)
+    monkeypatch.setattr(daemons, "running", lambda box: [])
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    return claims.take(2, 8)
+
+
+class Ended:
+    """A process that was there when all were looked for."""
+
+    def name(self):
+        raise psutil.NoSuchProcess(1)
+
+
+@pytest.mark.parametrize("command", ["status", "down"])
+def test_without_root_a_box_is_neither_shown_as_down_nor_half_ended(mine, monkeypatch, command):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(network, "down", lambda box: pytest.fail("touched without root"))
+    found = CliRunner().invoke(cli.app, ["box", command])
+    assert found.exit_code == 2 and f"{mine}: needs root" in found.stderr.replace("\n", " ")
+    assert claims.known() == [mine]
+
+
+def test_a_network_that_stays_is_an_error_with_a_message(mine, monkeypatch):
+    def stays(box):
+        raise FabricError("`ip link del rb` failed: busy")
+
+    monkeypatch.setattr(network, "down", stays)
+    with pytest.raises(BoxError, match="busy"):
+        cluster.down()
+    assert claims.known() == [mine], "the next `down` finds it"
+
+
+def test_a_process_that_ends_meanwhile_is_passed_over(mine, monkeypatch):
+    ended = []
+    monkeypatch.setattr(daemons, "running", lambda box: [Ended()])
+    monkeypatch.setattr(daemons, "_end", lambda processes: ended.extend(processes))
+    monkeypatch.setattr(network, "down", lambda box: None)
+    assert cluster.status().daemons == {}
+    assert cluster.down() and ended and not claims.known()
+
+
+def test_programs_are_told_the_configuration(mine):
+    told = json.loads(CliRunner().invoke(cli.app, ["box", "status", "--json"]).stdout)
+    assert told["SLURM_CONF"] == str(mine.configuration) == str(cluster.configuration())
