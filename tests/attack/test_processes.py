@@ -797,6 +797,7 @@ def test_down_of_a_box_that_is_none(boxes, monkeypatch, tmp_path):
 def test_down_names_nothing_that_is_not_its_own(boxes, monkeypatch, tmp_path):
     """All that it removes or ends carries its id."""
     of(monkeypatch, "a", tmp_path / "one")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
     box, said = claims.take(2, 8), []
     monkeypatch.setattr(network, "command", lambda words: said.append(words[-1]))
     monkeypatch.setattr(netns, "command", lambda words: said.append(words[-1]))

@@ -106,10 +106,14 @@ def plan(
 ) -> None:
     """What there is to run: points, minutes, figures; on a cluster also jobs and node-hours."""
     from repro.cli import planned
+    from repro.plan import occasions
 
     with user_errors():
         found = _planned(tier, platform, occasion)
     if keep:
+        # Snakemake asks so, which may make targets that this does not concern; `repro reproduce` knows its own, and refuses.
+        if occasion > 1 and (problem := occasions.problem(found, occasion)):
+            stderr.print(problem, markup=False, soft_wrap=True)
         with user_errors():
             return typer.echo(planned.keep(as_json(planned.document(found))))
     if json_:

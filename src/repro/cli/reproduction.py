@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,11 +24,11 @@ from repro.cli.compare import summarise
 from repro.cli.console import stderr, stdout
 from repro.emulate import netns
 from repro.experiments import stored
-from repro.experiments.base import Point
 from repro.jobs import journal, runner
 from repro.plan import jobs as plan
+from repro.plan import occasions
 from repro.plan.models import Job, Plan
-from repro.records import record, statistics
+from repro.records import record
 from repro.report import figures
 
 _LOOK_S = 0.5
@@ -46,8 +45,8 @@ def run(found: Plan, target: str | None, verbose: bool, occasion: int = 1) -> in
             " `snakemake --profile workflows/profiles/NAME` (docs/slurm.md)"
         )
     found = _needed(found, target)
-    if occasion > 1:
-        _check_apart(found, occasion)
+    if occasion > 1 and (problem := occasions.problem(found, occasion)):
+        raise ValueError(problem)
     log = paths.root() / found.results / "snakemake.log"
     with _alone(log) as output:
         _announce(found, target)
@@ -113,12 +112,14 @@ def _read_by(claim: Claim, found: Plan) -> list[Job]:
     shipped = sides.shipped([claim])
     runs = [run for name, run in shipped.runs.items() if name in shipped.verdicts[0].records]
     parameters = experiments.get(claim.value.experiment).parameters
-    read = {_setting(claim.value.experiment, parameters.model_validate(run.point)) for run in runs}
-    own = {_setting(job.experiment, job.point) for job in found.jobs if job.experiment == claim.value.experiment}
+    read = {occasions.setting(claim.value.experiment, parameters.model_validate(run.point)) for run in runs}
+    own = {
+        occasions.setting(job.experiment, job.point) for job in found.jobs if job.experiment == claim.value.experiment
+    }
     if not own or (lacking := read - own):
         lacks = f"{len(lacking)} of the {len(read)} points that it reads" if own else "all of its points"
         raise ValueError(f"{claim.id}: tier {found.tier} lacks {lacks}; docs/claims.md has the tier")
-    return [job for job in found.jobs if _setting(job.experiment, job.point) in (read or own)]
+    return [job for job in found.jobs if occasions.setting(job.experiment, job.point) in (read or own)]
 
 
 @contextlib.contextmanager
@@ -154,39 +155,6 @@ def _announce(found: Plan, target: str | None) -> None:
             " As root on Linux with iproute2 they are judged.",
             soft_wrap=True,
         )
-
-
-def _check_apart(found: Plan, occasion: int) -> None:
-    """ValueError where a point that this occasion repeats was run for another less than an hour ago, or still has to be
-    run for the first, which this call would do beside it: verdicts would take both for one. One that failed does not
-    count: it may fail each time."""
-    first = {job.record for job in plan.make(found.tier, found.platform).jobs}
-    mine = [job for job in found.jobs if job.record not in first]
-    own = {Path(job.record).name for job in mine}
-    again = {_setting(job.experiment, job.point) for job in mine if plan.unfinished(job)}
-    open_first = [job for job in found.jobs if job.record in first and job.state in ("to run", "stale")]
-    missing = sum(_setting(job.experiment, job.point) in again for job in open_first)
-    if missing:
-        raise ValueError(
-            f"--occasion {occasion}: {missing} points of the first occasion are still to run, and verdicts count as one"
-            " what begins less than an hour apart; first the same command without --occasion"
-        )
-    last = None
-    for path, run in stored.collect(paths.root() / found.results / "records").records.items():
-        experiment, _, point = stored.place(run)
-        if (experiment, point) in again and path.name not in own:
-            last = max(last or run.provenance.start, run.provenance.start)
-    if last and datetime.now(UTC) - last < statistics.APART:
-        began, wait = (f"{moment.astimezone():%H:%M}" for moment in (last, last + statistics.APART))
-        raise ValueError(
-            f"--occasion {occasion}: too soon: runs of another occasion began until {began}, and verdicts count as one"
-            f" what begins less than an hour apart; allowed from {wait} on"
-        )
-
-
-def _setting(experiment: str, point: Point) -> tuple[str, tuple]:
-    """All repeats of a point have the same."""
-    return experiment, tuple(point.model_dump().items())
 
 
 class _Watch:
