@@ -12,6 +12,7 @@ from repro import paths
 from repro.claims import registry
 from repro.experiments import stored
 from repro.plan import config
+from repro.report.page import links
 
 FILES = ("CITATION.cff", "LICENSE", "README.md", "Makefile", "constraints.txt", "environment.yml", ".gitignore")
 FILES += ("pyproject.toml", "requirements.lock")
@@ -26,7 +27,8 @@ def git(folder: Path, *words: str) -> None:
 
 
 def build(folder: Path) -> None:
-    """Write and commit it. Its `results/replot` holds verdicts on its records, and a figure and a report in name only."""
+    """Write and commit it. Its `results/replot` holds verdicts on its records, a report with links alone, and in name only a
+    figure and a notebook."""
     root = paths.root()
     for name in FOLDERS:
         ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", ".ipynb_checkpoints")
@@ -50,7 +52,11 @@ def show(run: Path, records: Path) -> None:
     found = stored.collect(records)
     rows = registry.evaluate(registry.load(), found.records, found.problems)
     (run / "claims.json").write_text(json.dumps([row.model_dump(mode="json") for row in rows]))
-    (run / "report.html").write_text("<title>report</title>\n")
+    (run / "notebooks").mkdir()
+    (run / "notebooks/zero.html").write_text("<title>zero</title>\n")
+    page = run / "report.html"
+    near = [links.section("zero_bytes", page), *(links.to(path, page) for path in found.records)]
+    page.write_text("<title>report</title>\n" + "".join(f'<a href="{to.address}">{to.text}</a>\n' for to in near))
     (run / "figures/zero_bytes.png").write_bytes(b"\x89PNG")
     (run / "logs").mkdir()
     (run / "logs/zero.log").write_text("not for others\n")

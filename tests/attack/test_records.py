@@ -54,7 +54,7 @@ def not_used(folder: Path, path: Path, *words: str) -> None:
     assert found.problems == [message]
     assert path not in found.records and len(found.records) >= 2
     good = {file: run for file, run in found.records.items() if run.experiment == EXPERIMENT}
-    remarked = "1 unreadable files among the records" if path.parent.name == EXPERIMENT else ""
+    remarked = "1 file among the records not used" if path.parent.name == EXPERIMENT else ""
     assert all(remarked in row.reason for row in judged(good, found.problems))
     assert len(tables.runs(folder, EXPERIMENT)) == len(good) and base.not_run(folder, EXPERIMENT) is None
 

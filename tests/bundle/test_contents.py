@@ -10,6 +10,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from report.addresses import Addresses, unresolved
 from small_checkout import EXPERIMENT, git, show
 from typer.testing import CliRunner
 
@@ -22,13 +23,21 @@ REPLOT = Path("results/replot")
 
 def test_it_holds_the_commit_and_what_the_run_shows(checkout, elsewhere):
     listed = subprocess.run(["git", "-C", checkout, "ls-files"], capture_output=True, text=True, check=True)
-    shown = {f"rendered/{path}" for path in ("report.html", "claims.json", "figures/zero_bytes.png")}
+    shown = {f"results/rendered/{path}" for path in ("report.html", "claims.json", "figures/zero_bytes.png")}
     found = {path.relative_to(elsewhere).as_posix() for path in elsewhere.rglob("*") if not path.is_dir() or path.is_symlink()}  # fmt: skip
     assert found == {*listed.stdout.splitlines(), *shown, *DESCRIBED}
     for path in listed.stdout.splitlines():
         if not (checkout / path).is_symlink():
             assert (elsewhere / path).read_bytes() == (checkout / path).read_bytes(), path
     assert (elsewhere / "workflow").readlink() == Path("workflows")
+
+
+def test_links_of_its_report_lead_to_what_it_holds(elsewhere):
+    """Executed notebooks stay out: in their place stands the source."""
+    page = elsewhere / "results/rendered/report.html"
+    assert unresolved(page) == []
+    addresses = Addresses(page.read_text()).links
+    assert addresses[0] == "../../notebooks/zero.ipynb" and addresses[1].startswith("../reference/")
 
 
 def test_usual_tools_check_and_unpack_it(bundle, tmp_path):
@@ -65,18 +74,32 @@ def test_another_clone_gives_the_same_bytes(checkout, bundle, tmp_path, monkeypa
 
 
 def test_other_records_give_another_manifest(here, bundle, tmp_path, monkeypatch):
-    """A run of this machine goes in with its records, at their place."""
+    """A run of this machine goes in with its records, also those in deeper folders, where its report finds them."""
     run = tmp_path / "laptop"
     shutil.copytree(next(here.glob("results/reference/*/records")), run / "records")
     shown = sorted((run / "records" / EXPERIMENT).glob("*.json"))
     shown[0].unlink()
+    (run / "records/more" / EXPERIMENT).mkdir(parents=True)
+    for path in (shown[1], shown[1].with_suffix(".parquet")):
+        path.rename(run / "records/more" / EXPERIMENT / path.name)
     show(run, run / "records")
     made = contents.make(run, tmp_path / "run.tar")
     folder = unpack(made.path, tmp_path / "into").folder
-    assert {path.name for path in (folder / "results/laptop/records" / EXPERIMENT).iterdir()} == {
-        path.name for path in (run / "records" / EXPERIMENT).iterdir()
-    }
+    assert below(folder / "results/rendered/records") == below(run / "records")
+    assert unresolved(folder / "results/rendered/report.html") == []
     assert (folder / "SHA256SUMS").read_bytes() not in bundle.read_bytes()
+
+
+def below(folder: Path) -> set[Path]:
+    return {path.relative_to(folder) for path in folder.rglob("*")}
+
+
+def test_a_bundle_that_fails_its_own_check_leaves_the_one_before(here, tmp_path, monkeypatch):
+    (tmp_path / "b.tar").write_text("before")
+    monkeypatch.setattr(contents, "unpack", lambda *_: pytest.fail("a member that none may have"))
+    with pytest.raises(pytest.fail.Exception):
+        contents.make(here / REPLOT, tmp_path / "b.tar")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("b.tar", "before")]
 
 
 def refused(run: Path, said: str) -> None:
@@ -96,10 +119,11 @@ def test_a_changed_checkout_is_refused(here, tmp_path):
 
 def test_no_checkout_is_refused(elsewhere, tmp_path, monkeypatch):
     monkeypatch.setenv("REPRO_ROOT", str(elsewhere))
-    refused(elsewhere / "rendered", "a bundle is made from a git commit; git rev-parse says: fatal: not a git repo")
+    run = elsewhere / "results/rendered"
+    refused(run, "a bundle is made from a git commit; git rev-parse says: fatal: not a git repo")
     git(elsewhere.parent, "init", "--quiet")
     try:
-        refused(elsewhere / "rendered", f"found no git checkout here but in {elsewhere.parent.resolve()}")
+        refused(run, f"found no git checkout here but in {elsewhere.parent.resolve()}")
     finally:
         shutil.rmtree(elsewhere.parent / ".git")
 

@@ -32,7 +32,7 @@ def test_it_is_a_run_of_the_snakefile(crate, elsewhere):
     assert action["name"].startswith(f"{len(runs)} runs")
     assert {part.id for part in action["object"]} == {"config/", "data/"}
     records = f"{folder.relative_to(elsewhere).as_posix()}/"
-    shown = {f"rendered/{name}" for name in ("report.html", "claims.json", "figures/")}
+    shown = {f"results/rendered/{name}" for name in ("report.html", "claims.json", "figures/")}
     assert {part.id for part in action["result"]} == {records, *shown}
     for side, parts in (("input", action["object"]), ("output", action["result"])):
         assert [parameter["workExample"] for parameter in workflow[side]] == parts

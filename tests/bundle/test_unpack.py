@@ -217,6 +217,7 @@ DAMAGED: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "cut before its end": ("found the end of the file after this member", lambda whole: whole[: whole.rindex(b"#!") + 512]),
     "longer": ("found more bytes after the end of the archive", lambda whole: whole + whole),
     "a negative size": ("found a size of -512 bytes", lambda whole: header(whole, -512)),
+    "a size of less than nothing": ("found a size of -1 bytes", lambda whole: header(whole, -1)),
     "a huge size": ("found a size of 1152921504606846976 bytes", lambda whole: header(whole, 1 << 60)),
 }  # fmt: skip
 

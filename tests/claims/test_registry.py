@@ -95,6 +95,8 @@ def test_values_read_experiments_and_fields_that_exist():
         ({"paper": "2501.04266"}, "found paper; allowed: any other key"),
         ({"paper_value": None}, "paper_value is a number for relative"),
         ({"scope": None}, "scope is missing"),
+        ({"value": None}, "says in `needs` what would read it"),
+        ({"value": None, "needs": "x", "kind": "self-check", "primary": True}, "primary: found a self-check"),
         ({"scope": "everywhere"}, "scope: found 'everywhere'; allowed: here, far"),
         ({"scope": {"evidence": ["measured"], "outside": ""}}, "scope.outside.*at least 1 character"),
         ({"scope": {"kinds": ["measured"], "outside": "x"}}, "scope.kinds.*known keys: evidence, where, outside"),
@@ -168,6 +170,9 @@ def test_published_numbers_are_checked(project):
         path.write_text(head + row + "\n")
         with pytest.raises(config.ConfigError, match=rf"flover\.csv: .*{expected}"):
             claims.load()
+    path.write_bytes(head.encode() + b"FL-F4a.a,\xff,requests,1,5.6,s,IMG\n")
+    with pytest.raises(config.ConfigError, match=r"flover\.csv: found no UTF-8: .*0xff"):
+        claims.load()
     path.unlink()
     with pytest.raises(config.ConfigError, match=r"flover\.csv: cannot be read: No such file"):
         claims.load()
@@ -219,7 +224,11 @@ def test_runs_beyond_those_that_were_asked_for_are_not_read():
 def test_runs_without_a_partner_of_their_repeat_and_occasion_are_left_out_and_told():
     alone = ok(plan="old", ranks=4, repeat=1, metrics={"seconds": 99.0})
     row = verdict(named(*pair(1.0), alone), value=TIMED)
-    assert row.value == 2.0 and len(row.records) == 2 and "1 runs have no partner" in row.reason
+    assert row.value == 2.0 and len(row.records) == 2
+    assert "1 runs have no partner of the same repeat and occasion; delete their records to run both" in row.reason
+    seeds = TIMED | {"sampled": "seeds"}
+    row = verdict(named(*pair(1.0), ok(plan="old", ranks=4, seed=1, metrics={"seconds": 2.0})), value=seeds)
+    assert row.value == 2.0 and row.reason.endswith("1 runs have no partner of the same repeat and seed")
     old, new = pair(1.0)
     later = pair(1.0, hour=5)[1].provenance
     row = verdict(named(old, new.model_copy(update={"provenance": later})), value=TIMED)
@@ -231,7 +240,13 @@ def test_runs_on_two_kinds_of_gpu_are_no_pair():
     on = [run.model_copy(update={"provenance": run.provenance.model_copy(update={"gpu": ["one"]})}) for run in runs]
     other = on[0].model_copy(update={"provenance": on[0].provenance.model_copy(update={"gpu": ["another"]})})
     assert len(verdict(named(*on), value=TIMED).values) == 8
-    assert len(verdict(named(other, *on[1:]), value=TIMED).values) == 7
+    row = verdict(named(other, *on[1:]), value=TIMED)
+    assert len(row.values) == 7 and row.reason.endswith("2 runs have a partner on another kind of GPU")
+
+
+def test_runs_without_a_finite_ratio_are_left_out_and_told():
+    row = verdict(named(*pair(1.0), *pair(0.0, repeat=1)), value=TIMED)
+    assert len(row.values) == 1 and row.reason.endswith("2 runs give no finite ratio")
 
 
 def test_repeats_that_one_call_makes_are_of_one_occasion_however_long_it_takes():
@@ -371,10 +386,10 @@ def test_filters(wanted, found, expected):
 
 
 def test_damaged_files_of_the_experiment_are_mentioned():
-    row = verdict(
-        named(*pair(1.0)), problems=["results/x/records/timing/cut.json: not a run record", "a/other/b.json: …"]
-    )
-    assert "1 unreadable files among the records" in row.reason and row.agreement == "reproduced"
+    """Those in its folder, whatever the folders above are called."""
+    cut, other = "results/x/records/timing/cut.json: not a run record", "/home/timing/records/other/b.json: …"
+    row = verdict(named(*pair(1.0)), problems=[cut, other])
+    assert row.reason.endswith("1 file among the records not used") and row.agreement == "reproduced"
 
 
 def test_records_are_named_relative_to_the_root():
@@ -511,12 +526,12 @@ def test_a_claim_that_asks_for_what_no_experiment_has_is_refused(tmp_path, name)
         claims.load(written(tmp_path, {"ZT-1.a": own}))
 
 
-def test_what_a_clock_measures_is_not_read_from_one_run(tmp_path):
-    value = {"experiment": "zero_train", "metric": "step_seconds", "where": {"plan": "zero3"}}
-    own = OWN | {"unit": "s", "value": value, "scope": {"outside": "too small"}}
-    with pytest.raises(
-        config.ConfigError, match=r"value.sampled: found once, of step_seconds in s; allowed: occasions"
-    ):
+@pytest.mark.parametrize(("metric", "unit"), [("step_seconds", "s"), ("tflops_per_rank", "TFLOP/s")])
+def test_what_a_clock_measures_is_not_read_from_one_run(tmp_path, metric, unit):
+    value = {"experiment": "zero_train", "metric": metric, "where": {"plan": "zero3"}}
+    own = OWN | {"unit": unit, "value": value, "scope": {"outside": "too small"}}
+    said = rf"value.sampled: found once, of {metric} in {unit}; allowed: occasions"
+    with pytest.raises(config.ConfigError, match=said):
         claims.load(written(tmp_path, {"ZT-1.a": own}))
 
 

@@ -23,6 +23,13 @@ def test_round_trip_with_series(tmp_path, make_record):
     assert sorted(p.name for p in path.parent.iterdir()) == ["run.json", "run.parquet"]
 
 
+def test_a_series_is_decoded_once(tmp_path, make_record, monkeypatch):
+    record.write(make_record(), tmp_path / "run.json", pd.DataFrame({"step": [0, 1]}))
+    decoded, decode = [], record._parquet
+    monkeypatch.setattr(record, "_parquet", lambda path: decoded.append(path) or decode(path))
+    assert len(record.read_series(tmp_path / "run.json")) == 2 and decoded == [tmp_path / "run.parquet"]
+
+
 def test_document_matches_the_exported_schema(make_record):
     jsonschema.validate(json.loads(make_record().model_dump_json()), record.Record.model_json_schema())
 

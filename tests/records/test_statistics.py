@@ -32,6 +32,16 @@ def test_intervals_cover_what_they_claim(occasions, between, within):
         assert max(covered, foreseen) < 0.95 + allowed
 
 
+@pytest.mark.parametrize(("between", "within"), [(0.0, 0.1), (0.1, 0.1), (0.2, 0.02)])
+def test_an_occasion_that_was_interrupted_lies_where_whole_ones_expect_it(between, within):
+    """One pair, by occasions of two: its mean varies more, but where pairs are the larger part of the noise intervals are
+    wider than they need to be."""
+    generator = np.random.default_rng(0)
+    known = occasions_of(generator, statistics.OCCASIONS, 2, between, within).tolist()
+    further = occasions_of(generator, 1, 1, between, within).mean(axis=(1, 2)).tolist()
+    assert np.mean(_foreseen(known, further)) > 0.95 - 4 * (0.95 * 0.05 / DRAWS) ** 0.5
+
+
 def test_occasions_that_agree_by_chance_are_not_believed():
     """Where the means of occasions lie closer together than the pairs inside them let expect, an interval of the means
     alone is too narrow, and one can see it. Ours holds there too."""

@@ -7,10 +7,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from claims_made_up import TIMED, claim, named, occasions, pair
 from typer.testing import CliRunner
 
 from repro import cli, paths
-from repro.claims import compare
+from repro.claims import registry
+from repro.records import record
 from repro.report import docs, html
 from repro.report.docs import facts, latex, table
 
@@ -75,21 +77,37 @@ def test_the_command_of_a_claim_makes_its_points(rows):
     assert commands["ZT-2.c"] == "snakemake --profile workflows/profiles/frontier zero_step_time"
 
 
-def test_what_needs_root_is_what_was_emulated(rows):
-    assert {row.claim.id for row in rows if row.needs.endswith("root") and row.verdict.records} == {
-        row.claim.id for row in rows if row.verdict.evidence == "emulated"
-    }
+def test_a_claim_needs_the_machine_of_its_runs_and_root_where_links_were_shaped(rows):
+    needs = {row.claim.id: row.needs for row in rows}
+    assert needs["ZT-1.a"] == needs["EX-E2E.b"] == "2 cores, root" and needs["FL-F8.a"] == "2 cores"
 
 
-def test_allowed_variation_is_that_of_the_comparison_with_shipped_values(rows):
-    for row in rows:
-        if row.claim.value is None or row.verdict.value is None:
-            assert row.expected == "–"
-        elif row.claim.value.sampled in ("occasions", "seeds"):
-            ends = compare.expected(row.claim.value, row.verdict)
-            assert row.expected == (
-                f"{ends[0]:.3g} to {ends[1]:.3g}" if ends else f"not known: one {row.claim.value.sampled[:-1]}"
-            )
+@pytest.mark.parametrize(
+    ("ratios", "said"),
+    [
+        ([[2.0, 2.0], [1.8, 1.9], [2.2, 2.1], [2.0, 2.0]], "1.6 to 2.48"),
+        ([[2.0, 2.0]], "not known: one occasion"),
+        ([], "–"),
+    ],
+)
+def test_where_a_further_occasion_lies(ratios, said):
+    one = claim(value=TIMED)
+    assert table._expected(one, registry.evaluate([one], named(*occasions(ratios)))[0]) == said
+
+
+def test_what_no_clock_measures_comes_out_the_same():
+    assert table._expected(claim(), registry.evaluate([claim()], named(*pair(1.0)))[0]) == "the same, to 3 digits"
+
+
+def test_a_folder_without_records_is_named(names, monkeypatch):
+    monkeypatch.setattr(docs.stored, "collect", lambda folder: record.Collection(records={}, problems=[]))
+    with pytest.raises(ValueError, match=f"^{names['reference']}/records: found no records; allowed: records"):
+        docs.vocabulary()
+
+
+def test_the_minutes_of_the_makefile_are_not_said_of_the_machine_of_the_records(names):
+    other = names | {"machines": ["96 cores, 512 GiB: 9 records"]}
+    assert "96 cores" not in docs.pages(other)["README.md"]
 
 
 def test_a_changed_page_is_named_and_written(pages, monkeypatch, tmp_path):

@@ -6,6 +6,7 @@ import pytest
 from repro import paths
 from repro.report.figures import base, exflow, exflow_decode
 from repro.report.figures import data as tables
+from repro.report.figures.tables import exflow as of
 
 SHIPPED = base.Data(paths.root() / "results/reference/laptop-2core/records")
 
@@ -43,11 +44,27 @@ def test_options_choose_what_is_drawn():
         exflow_decode.exflow_decode(SHIPPED, experts=5)
 
 
+def test_runs_on_two_shapes_of_machine_are_never_averaged():
+    """Some of those of 8 experts ran on one node: the figure has the shape of most systems, the table a row for each."""
+    told = SHIPPED.runs("moe_decode", weights="trained", experts=8, requests=128, system="two_all_to_alls")
+    shapes = told[told.placement == "contiguous"].groupby("nodes").tokens_per_s.median()
+    assert sorted(shapes.index) == [1, 2]
+    center = exflow_decode.exflow_decode(SHIPPED, experts=8).figure.axes[1]
+    drawn = [bar.get_width() for bar in center.patches]
+    assert shapes[2] in drawn and shapes[1] not in drawn
+    rows = of.decoding(SHIPPED).data["tokens/s"].xs("two all-to-alls, nothing padded", level="system")[8]
+    assert {nodes: rows[nodes].item() for nodes in (1, 2)} == dict(shapes)
+
+
+def test_training_on_a_text_that_no_claim_reads_is_drawn_without_claims():
+    assert "Black" not in exflow_decode.exflow_training(SHIPPED, text="shakespeare").caption
+
+
 def test_a_placement_alone_has_nothing_to_be_compared_with(monkeypatch):
     monkeypatch.setattr(
         tables,
-        "_runs",
-        lambda folder, name: placements(
+        "_table",
+        lambda found, name: placements(
             trace=["gptoss20b"],
             train_domain=["all"],
             test_domain=["all"],

@@ -41,6 +41,12 @@ def test_an_explanation_is_told_with_and_without_records(records, claim):
     assert {word for _, _, word in bare.rungs} <= {"not run"} and not any(rows for _, _, rows in bare.tables)
 
 
+def test_a_verdict_that_is_known_is_not_found_again(monkeypatch):
+    (row,) = registry.evaluate([CLAIMS[0]], {})
+    monkeypatch.setattr(registry, "evaluate", lambda *_: pytest.fail("judged again"))
+    assert explanations.tell(CLAIMS[0], None, {}, verdict=row).verdict is row
+
+
 def test_every_command_has_points_in_the_plan():
     told = {explanations.command(one.decides): one.decides for one in DECLARED.values()}
     costs = {command: explanations.cost(decides) for command, decides in told.items() if command}

@@ -8,7 +8,10 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+from claims_made_up import claim as one_claim
+from claims_made_up import named, pair
 from report import legible
 from typer.testing import CliRunner
 
@@ -21,7 +24,9 @@ from repro.records import provenance
 from repro.records.source import _inside_package
 from repro.report import figures
 from repro.report.figures import base
+from repro.report.figures import claims as of_claims
 from repro.report.figures import data as tables
+from repro.report.figures.tables import rounded
 
 SHIPPED = str(paths.root() / "results/reference/laptop-2core/records")
 FIGURES = list(figures.FIGURES)
@@ -242,6 +247,39 @@ def test_the_shipped_figure_stands_beside_a_run_that_holds_less(tmp_path):
     assert names == ["flover_model.json", "flover_model.png"]
     assert base.draw_shipped("flover_model", shipped, tmp_path / "other") is None
     assert not (tmp_path / "other").exists()
+    assert base.draw_shipped("flover_model", shipped, tmp_path / "figures") is None  # a later run holds as much
+    assert not list((tmp_path / "figures/shipped").iterdir())
+
+
+def test_claims_without_a_verdict_are_named(tmp_path, capsys, monkeypatch):
+    """Without a cause: their runs may have failed."""
+    monkeypatch.setattr(base, "_display", lambda figure, output, name: None)
+    monkeypatch.setattr(base, "draw_shipped", lambda *_: None)
+    base.show("zero_bytes", tmp_path / "records")
+    assert capsys.readouterr().out == "Without a verdict (`repro claims` says why): ZP-1.a, ZP-1.b, ZP-1.c, ZP-1.d\n"
+
+
+def test_a_file_that_is_no_record_is_told_once(made_by, capsys):
+    data = base.Data(made_by(0, 1, 2))
+    (data.folder / "flover_queue/half.json").write_text("{")
+    assert len(data.runs("flover_queue")) == len(data.all_runs("flover_queue")) == 3
+    assert capsys.readouterr().out.count("not used: ") == 1
+
+
+def test_tables_show_texts_of_records_as_they_stand():
+    """Nothing that a record says is HTML."""
+    said = "<script>alert()</script>"
+    columns = ["claim", "agreement", "what the paper says", "ours", "reason"]
+    shown = of_claims.styled(pd.DataFrame([["ZT-1.a", "not run", "faster", "–", said]], columns=columns))
+    for table in (shown, rounded(pd.DataFrame({"number": [1.5], "system": [said]}, index=[said]))):
+        assert said not in table.to_html() and "&lt;script&gt;" in table.to_html()
+
+
+def test_a_line_stands_between_papers_whose_claims_begin_alike():
+    both = [one_claim(), one_claim(id="ZP-1.a")]
+    figure = of_claims._overview(registry.evaluate(both, named(*pair(1.0))), {one.id: one for one in both})
+    lines = [line for line in figure.axes[0].lines if list(line.get_xdata()) == [0, 1]]
+    assert [list(line.get_ydata()) for line in lines] == [[0.5, 0.5]]
 
 
 def _drawn_numbers(name, claims):

@@ -38,7 +38,7 @@ def test_a_bars_number_stands_at_the_end_of_its_interval(axes, across, end):
 
 
 def test_a_claims_number_is_drawn_with_its_interval_where_it_has_one(axes):
-    sample = Sample([1.0, 3.0], [0, 0], 2.0, (-math.inf, math.inf), False, "2 of 6", "measured", {}, {}, [])
+    sample = Sample([1.0, 3.0], [0, 0], 2.0, (-math.inf, math.inf), "2 of 6", "measured", {}, {}, [])
     assert marks.point(axes, 0, sample) == 2 and marks.said(sample) == "2 (2 of 6)"
     marks.point(axes, 2, replace(sample, interval=(-math.inf, 4.0)))  # one end alone would be a stray tick
     assert 4.0 not in {y for line in axes.lines for y in line.get_ydata()}

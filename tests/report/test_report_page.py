@@ -4,13 +4,12 @@ import itertools
 import json
 import re
 import shutil
-from html.parser import HTMLParser
-from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 from nbconvert import HTMLExporter
 from PIL import Image
+from report.addresses import Addresses, unresolved
 
 from repro import paths
 from repro.claims import registry, sides
@@ -24,16 +23,19 @@ TEXTS = {"asks": "", "caption": "What it shows.", "evidence": "modelled", "n": "
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run with the shipped records of one experiment and two pictures, and its report, beside shipped records without
-    any, since reading them all takes seconds."""
+    """A run with the shipped records of one experiment, one of them by older code, two pictures, and its report, beside
+    shipped records without any, since reading them all takes seconds."""
     folder = tmp_path_factory.mktemp("run")
     shutil.copytree(SHIPPED / "records/flover_queue", folder / "records/flover_queue")
+    older = sorted((folder / "records/flover_queue").glob("*.json"))[0]
+    older.write_text(re.sub(r'"source_hash": *"\w+"', '"source_hash": "then"', older.read_text()))
     for name in ("flover_model", "flover_batch_cost", "shipped/flover_model"):
         path = folder / f"figures/{name}.png"
         path.parent.mkdir(exist_ok=True)
         Image.new("RGB", (800, 400), "white").save(path)
         path.with_suffix(".json").write_text(json.dumps(TEXTS))
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "papers", beginning_with_a_claim(registry.papers()))
         patch.setattr(
             sides, "shipped", lambda claims: sides.Side("shipped", SHIPPED, {}, registry.evaluate(claims, {}))
         )
@@ -41,34 +43,16 @@ def run(tmp_path_factory):
     return folder
 
 
+def beginning_with_a_claim(papers):
+    """The papers, of one of which the first sentence begins with a number of ours."""
+    first = papers["FL"]
+    changed = first.model_copy(update={"in_short": "{FL-F8.a}: " + first.in_short})
+    return lambda: papers | {"FL": changed}
+
+
 @pytest.fixture(scope="module")
 def page(run):
     return (run / "report.html").read_text()
-
-
-class Addresses(HTMLParser):
-    """Ids of a page, what it links to, the texts in place of pictures, and the level of each heading."""
-
-    def __init__(self, page: str):
-        super().__init__()
-        self.ids, self.links, self.alts, self.levels = [], [], [], []
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        found = dict(attrs)
-        self.ids += [found["id"]] if "id" in found else []
-        self.links += [found["href"]] if tag == "a" else []
-        self.alts += [found["alt"]] if tag == "img" else []
-        self.levels += [int(tag[1])] if re.fullmatch("h[1-6]", tag) else []
-
-
-def unresolved(path: Path) -> list[str]:
-    """Links of a page that lead nowhere."""
-    read = Addresses(path.read_text())
-    places = {f"#{unquote(name)}" for name in read.ids}
-    inside = [link for link in read.links if link.startswith("#") and unquote(link.split("?")[0]) not in places]
-    near = [link.split("#")[0] for link in read.links if not link.startswith(("#", "https://arxiv.org/abs/"))]
-    return inside + [link for link in near if not (path.parent / unquote(link)).is_file()]
 
 
 def test_every_link_leads_somewhere(run, page):
@@ -112,8 +96,25 @@ def test_three_sentences_tell_every_primary_claim(page):
 
 def test_each_claim_opens_to_what_it_rests_on(page):
     (claim,) = re.findall(r'<tbody id="FL-F8.a".*?</tbody>', page, re.DOTALL)
-    for words in ("repro reproduce FL-F8.a", "#figure-flover_model", "flover.ipynb", "minutes", "14 ± "):
+    for words in (
+        "repro reproduce FL-F8.a",
+        "#figure-flover_model",
+        "flover.ipynb",
+        "minutes",
+        "14 ± ",
+        "<dt>Made on</dt>",
+    ):
         assert words in claim, words
+
+
+def test_a_claim_without_runs_says_what_it_needs(page):
+    (claim,) = re.findall(r'<tbody id="ZT-2.c".*?</tbody>', page, re.DOTALL)
+    assert "<dt>It needs</dt>" in claim and "Made on" not in claim
+
+
+def test_records_of_older_code_are_told_without_a_command_that_may_renew_others(page):
+    (note,) = re.findall(r"<p class=\"note\">\d+ of \d+ records are by older code.*?</p>", page, re.DOTALL)
+    assert "<code>" not in note
 
 
 def test_a_section_of_a_notebook_is_found_and_has_its_place_in_html(tmp_path):

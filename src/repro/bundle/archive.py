@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from repro import files
-
 MANIFEST = "SHA256SUMS"
 MODES = {"file": 0o644, "program": 0o755, "link": 0o777}
 _LINK = "# link "  # sha256sum takes the line for a comment
@@ -63,7 +61,7 @@ def write(out: Path, top: str, entries: Mapping[str, Entry], when: int) -> None:
     """Write the members, sorted, and their manifest below the folder `top`; each of them is of the time `when`, the
     owner 0, and one of three modes. What pax adds to a name of over 100 bytes is the name alone."""
     ordered = {MANIFEST: Entry(manifest(entries)), **dict(sorted(entries.items()))}
-    with files.replacing(out) as temporary, tarfile.open(temporary, "w", format=tarfile.PAX_FORMAT) as tar:
+    with tarfile.open(out, "w", format=tarfile.PAX_FORMAT) as tar:
         for path, entry in ordered.items():
             member = tarfile.TarInfo(f"{top}/{path}")
             member.mtime, member.mode = when, MODES[entry.kind]

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import subprocess
 import tarfile
 from datetime import UTC, datetime
@@ -17,12 +18,14 @@ from repro.experiments import stored
 from repro.plan import config
 from repro.records.record import Collection
 
-SHOWN = (
-    "rendered"  # a folder beside `results`: what stands there, Snakemake takes for drawn, and `replot` draws nothing
-)
+# As deep as the folder of a run, so that the report's links hold; not named as one: what stands there, Snakemake takes for
+# drawn, and `replot` would draw nothing.
+SHOWN = "results/rendered"
 # No executed notebooks: their cells and tables get a random id each time. Figures are the same whenever they are drawn.
 _SHOWN = ("report.html", "claims.json", "figures/*.png", "figures/*.svg")
-_MADE = ("*/*.json", "*/*.parquet")
+_MADE = ("**/*.json", "**/*.parquet")
+# The report's links to them lead to the sources instead.
+_EXECUTED = re.compile(rb'href="notebooks/(\w+)\.html[^"]*"')
 
 
 class Bundle(NamedTuple):
@@ -47,19 +50,22 @@ def make(run: Path, out: Path | None = None) -> Bundle:
         if not any(path.startswith(part) for path in shown):
             raise ValueError(f"{run}: found no {part}; allowed: a finished run, or results/replot (`make replot`)")
     own = (run / "records").is_dir()
-    folder = f"results/{run.resolve().name}" if own else config.load()[0].shipped
-    records = run / "records" if own else paths.root() / folder / "records"
+    shipped = config.load()[0].shipped
+    records = run / "records" if own else paths.root() / shipped / "records"
     found = stored.collect(records)
     _check(run, found, shown["claims.json"])
     if own:
-        entries |= {f"{folder}/records/{path}": Entry(text) for path, text in _under(records, _MADE).items()}
+        shown |= {f"records/{path}": text for path, text in _under(records, _MADE).items()}
+    shown["report.html"] = _EXECUTED.sub(rb'href="../../notebooks/\1.ipynb"', shown["report.html"])
     entries |= {f"{SHOWN}/{path}": Entry(text) for path, text in shown.items()}
-    described = crate.describe(f"{folder}/records/", f"{SHOWN}/", list(found.records.values()), when, commit)
+    where = f"{SHOWN if own else shipped}/records/"
+    described = crate.describe(where, f"{SHOWN}/", list(found.records.values()), when, commit)
     entries[crate.NAME] = Entry(described)
     top = f"repro-papers-{__version__}-{commit[:7]}"
     path = out or paths.root() / "results" / f"{top}{f'-{run.resolve().name}' if own else ''}.tar"
-    write(path, top, entries, int(when.timestamp()))
-    checked = unpack(path, None)  # as whoever gets it does
+    with files.replacing(path) as temporary:
+        write(temporary, top, entries, int(when.timestamp()))
+        checked = unpack(temporary, None)  # as whoever gets it does
     return Bundle(path, checked.files, checked.nbytes, commit)
 
 

@@ -107,7 +107,7 @@ def _headers(archive: Path, file: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, 
         place += _BLOCK
         holds = info.type in (tarfile.REGTYPE, tarfile.XHDTYPE)
         end = place + -(-info.size // _BLOCK) * _BLOCK if holds else place
-        if not place <= end <= size:
+        if info.size < 0 or end > size:
             raise BundleError(archive, info.name, f"a size of {info.size} bytes, {size - place} are left", whole)
         if info.type == tarfile.XHDTYPE and not long:
             long = _long_name(archive, last, _read(file, place, min(info.size, _BLOCK * 16)))

@@ -88,11 +88,9 @@ class Claim(Rule):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Claim":
-        if self.value is None:
-            if not self.needs:
-                raise ValueError("a claim without value says in `needs` what would read it")
-            return self
-        if self.scope is None:
+        if self.value is None and not self.needs:
+            raise ValueError("a claim without value says in `needs` what would read it")
+        if self.value is not None and self.scope is None:
             raise ValueError("scope is missing: which runs are in the paper's setting, and how others differ from it")
         if (self.paper_value is None) != (self.comparison in ("ordering", "trend")):
             raise ValueError("paper_value is a number for relative and absolute, null for ordering and trend")

@@ -126,12 +126,14 @@ def _published(paper: Paper) -> dict[str, list[Published]]:
     path = paths.root() / paper.published
     found: dict[str, list[Published]] = {}
     try:
-        for row in csv.DictReader(path.read_text().splitlines()):
+        for row in csv.DictReader(path.read_text("utf-8").splitlines()):
             claim_id = row.pop("claim", "")
             given = {name: text for name, text in row.items() if text}
             found.setdefault(claim_id, []).append(Published.model_validate(given))
     except OSError as error:
         raise config.ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise config.ConfigError(f"{path}: found no UTF-8: {error}") from error
     except ValidationError as error:
         raise config.ConfigError(config.explain(error, Published, f"{path}: {claim_id}: {given}")) from error
     return found

@@ -15,12 +15,12 @@ from typing import Any
 
 from repro import experiments
 from repro.claims.interval import LOGARITHMS, PLAIN
+from repro.claims.registry import CLOCK
 from repro.claims.sides import SAME, Row, Side, Told, between, other_code, same, time_limited, untold
 from repro.experiments import stored
 from repro.records import statistics
 from repro.records.record import Record
 
-_CLOCK = {"s", "1/s", "s/token", "tokens/s", "bytes/s", "TFLOP/s"}  # units
 _ROUNDING = 1e-9
 
 
@@ -104,8 +104,8 @@ def _by_a_clock(pair: Pair, metric: str, changing: Mapping[tuple[str, str], bool
     if time_limited(run):
         return True
     if experiments.get(run.experiment).timed:
-        return pair.unit(metric) in _CLOCK or changing.get((run.experiment, metric), True)
-    return pair.unit(metric) in _CLOCK and run.evidence != "modelled"
+        return pair.unit(metric) in CLOCK or changing.get((run.experiment, metric), True)
+    return pair.unit(metric) in CLOCK and run.evidence != "modelled"
 
 
 def _counted(pair: Pair, metric: str, a: Side, b: Side) -> Row:

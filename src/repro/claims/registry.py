@@ -25,7 +25,7 @@ from repro.records.record import Evidence, Record
 Word = Agreement | Literal["skipped", "not run"]
 WORDS: tuple[Word, ...] = (*get_args(Agreement), "skipped", "not run")
 OLDER = "†"  # after a number that rests on runs by older code
-_OF_A_CLOCK = ("s", "tokens/s")  # units
+CLOCK = frozenset(("s", "1/s", "s/token", "tokens/s", "bytes/s", "TFLOP/s"))  # units of what a clock measures
 
 
 class Verdict(BaseModel, allow_inf_nan=False):
@@ -98,7 +98,7 @@ def check_reading(claim: Claim, where: str) -> None:
         config.point(reading.experiment, values, f"{where}: value")
     if (allowed := _units(reading, units)) and claim.unit not in allowed:
         raise config.ConfigError(f"{where}: unit: found {claim.unit!r}; allowed: {', '.join(sorted(allowed))}")
-    clocked = experiment.timed and units[reading.metric] in _OF_A_CLOCK
+    clocked = experiment.timed and units[reading.metric] in CLOCK
     if clocked and reading.sampled == "once" and not reading.banded:
         found = f"once, of {reading.metric} in {units[reading.metric]}"
         raise config.ConfigError(
@@ -153,8 +153,8 @@ def _evaluate(claim: Claim, records: Mapping[Path, Record], problems: Sequence[s
         found = sample(claim, records)
     except ValueError as error:  # of a record whose series is not what the claim reads
         found = Nothing("not run", str(error))
-    damaged = [text for text in problems if f"/{claim.value.experiment}/" in text]
-    remarks = [f"{len(damaged)} unreadable files among the records, not read"] if damaged else []
+    damaged = sum(_folder(text) == claim.value.experiment for text in problems)
+    remarks = [f"{damaged} {_plural('file', damaged)} among the records not used"] if damaged else []
     if isinstance(found, Nothing):
         return _row(claim, found.agreement, "; ".join([found.reason, *remarks]), found.runs)
     if not math.isfinite(found.value):
@@ -176,6 +176,11 @@ def _evaluate(claim: Claim, records: Mapping[Path, Record], problems: Sequence[s
     }
     reason = "; ".join([f"{why} ({found.said})", *outside, *found.remarks, *remarks])
     return _row(claim, agreement, reason, found.runs, **ours)
+
+
+def _folder(problem: str) -> str:
+    """The folder of the file that a problem begins with."""
+    return Path("".join(problem.partition(".json: ")[:2])).parent.name
 
 
 def sample(claim: Claim, records: Mapping[Path, Record]) -> Sample | Nothing:

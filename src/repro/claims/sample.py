@@ -29,20 +29,23 @@ class Sample:
     values      one per run, or pair of runs, that counts
     occasions   number of the occasion of each
     interval    of the claim's value; its ends are infinite where there are fewer runs than a verdict takes
-    complete    whether there are as many
-    said        how many these are, in words
+    said        how many there are, in words
     """
 
     values: list[float]
     occasions: list[int]
     value: float
     interval: tuple[float, float]
-    complete: bool
     said: str
     evidence: Evidence
     configuration: dict[str, Any]
     runs: Runs
     remarks: list[str]
+
+    @property
+    def complete(self) -> bool:
+        """Whether there are as many runs as a verdict takes."""
+        return all(map(math.isfinite, self.interval))
 
 
 @dataclass(frozen=True)
@@ -111,11 +114,14 @@ def _sample(
         for group in alike
     ]
     common = sorted(set.intersection(*map(set, usable)))
-    taken = [[group[key] for group in usable] for key in common]
-    if reading.sampled == "occasions":
-        taken = list(filter(_together, taken))
-    pairs = [(reading.combine([reading.of_run(run) for _, run in found], ordering), found) for found in taken]
-    pairs = [(value, found) for value, found in pairs if value is not None]
+    left_out = Counter({_alone(reading): sum(len(group) - len(common) for group in usable)})
+    pairs = []
+    for found in ([group[key] for group in usable] for key in common):
+        value = reading.combine([reading.of_run(run) for _, run in found], ordering)
+        if (fault := _fault(reading, found)) or value is None:
+            left_out[fault or "give no finite ratio"] += len(found)
+        else:
+            pairs.append((value, found))
     if not pairs:
         return None
     values = [value for value, _ in pairs]
@@ -123,19 +129,17 @@ def _sample(
     runs = {path: run for _, found in pairs for path, run in found}
     value, ends = interval.of(reading, values, occasions, pairs)
     many = len(set(occasions))
-    complete = len(values) >= reading.needed and (reading.sampled != "occasions" or many >= statistics.OCCASIONS)
-    complete = complete and all(map(math.isfinite, ends))
+    enough = len(values) >= reading.needed and (reading.sampled != "occasions" or many >= statistics.OCCASIONS)
     return Sample(
         values,
         occasions,
         value,
-        ends if complete else (-math.inf, math.inf),
-        complete,
+        ends if enough and all(map(math.isfinite, ends)) else (-math.inf, math.inf),
         _said(reading, len(values), many),
         evidence,
         dict(configuration),
         runs,
-        _remarks(alike, sum(len(group) for group in usable) - len(runs)),
+        _remarks(alike, left_out),
     )
 
 
@@ -157,10 +161,21 @@ def _usable(reading: Reading, run: Record, evidence: Evidence) -> bool:
     return run.evidence == evidence and reading.counts(run) and reading.of_run(run) is not None
 
 
-def _together(found: Sequence[tuple[Path, Record]]) -> bool:
-    """Whether runs are of one occasion and one kind of GPU, as a comparison of times must be."""
-    gpus = {tuple(run.provenance.gpu) for _, run in found}
-    return len(gpus) == 1 and len(set(statistics.occasions([run.provenance.start for _, run in found]))) == 1
+def _fault(reading: Reading, found: Sequence[tuple[Path, Record]]) -> str:
+    """Why runs of one repeat are not compared, as times of two occasions or kinds of GPU never are; empty where they
+    are."""
+    if reading.sampled != "occasions":
+        return ""
+    if len({tuple(run.provenance.gpu) for _, run in found}) > 1:
+        return "have a partner on another kind of GPU"
+    apart = len(set(statistics.occasions([run.provenance.start for _, run in found]))) > 1
+    return _alone(reading) if apart else ""
+
+
+def _alone(reading: Reading) -> str:
+    if reading.sampled == "occasions":
+        return "have no partner of the same repeat and occasion; delete their records to run both"
+    return "have no partner of the same repeat and seed"
 
 
 def _said(reading: Reading, found: int, occasions: int) -> str:
@@ -178,16 +193,14 @@ def _said(reading: Reading, found: int, occasions: int) -> str:
     return f"{found} of {reading.needed} {what}, on {many}" + (f" of {asked}" if occasions < asked else "")
 
 
-def _remarks(alike: list[Runs], alone: int) -> list[str]:
+def _remarks(alike: list[Runs], left_out: Mapping[str, int]) -> list[str]:
     mine = {path: run for group in alike for path, run in group.items()}
     found = []
     for status in ("failed", "skipped"):
         if bad := [run for run in mine.values() if run.status == status]:
             kinds = ", ".join(sorted({str(run.cause) for run in bad}))
             found.append(f"{status}: {kinds} ({len(bad)} of {len(mine)} runs)")
-    if alone:
-        found.append(f"{alone} runs have no partner of the same repeat and occasion; delete their records to run both")
-    return found
+    return found + [f"{count} runs {why}" for why, count in left_out.items() if count]
 
 
 def _nothing(reading: Reading, runs: Runs, groups: list[Runs]) -> Nothing | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from repro import experiments
+from repro import experiments, paths
 from repro.experiments.base import MissingHardware, Outcome, Point
 from repro.launch.errors import Done
 from repro.launch.joined import place_in_job, refuse_other_place
@@ -152,10 +152,9 @@ def run(experiment: str, point: Point, repeat: int = 0, attempt: int = 1, out: P
     refuse_other_place(point.shape.ranks)
     place = place_in_job()
     first = place is None or place[0] == 0
-    if first:
-        provenance.source_hash(
-            module
-        )  # kept from here on: of the code that runs, not of what it is edited to meanwhile
+    if first:  # kept from here on: of the code that runs, not of what it is edited to meanwhile
+        provenance.source_hash(module)
+        provenance.commit(paths.root())
     with machine(definition.timed) if first else contextlib.nullcontext():
         start = provenance.now()
         try:

@@ -1,6 +1,7 @@
 """Where a number comes from: source, configuration, versions, machine, job."""
 
 import contextlib
+import functools
 import importlib.metadata
 import os
 import platform
@@ -30,9 +31,19 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def _git(*arguments: str) -> str:
+@functools.cache
+def commit(root: Path) -> tuple[str, bool]:
+    """Commit of the checkout at `root`, and whether its files differ from it; as this process first asks, since what is
+    committed later did not run. Empty where `root` only lies in another checkout, as an unpacked bundle may."""
+    top = _git(root, "rev-parse", "--show-toplevel")
+    if not top or Path(top).resolve() != root.resolve():
+        return "", False
+    return _git(root, "rev-parse", "HEAD"), bool(_git(root, "status", "--porcelain", "--untracked-files=no"))
+
+
+def _git(root: Path, *arguments: str) -> str:
     """What git prints; nothing where it fails."""
-    options = {"cwd": paths.root(), "capture_output": True, "text": True, "timeout": 20, "check": True}
+    options = {"cwd": root, "capture_output": True, "text": True, "timeout": 20, "check": True}
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(["git", *arguments], **options).stdout.strip()
     return ""
@@ -106,9 +117,10 @@ def _hosts() -> list[str]:
 def collect(module: str, start: datetime, topology: str = "") -> Provenance:
     """Provenance of a run of `module` that began at `start` and ends now."""
     names, driver = gpus()
+    git_commit, git_dirty = commit(paths.root())
     return Provenance(
-        git_commit=_git("rev-parse", "HEAD"),
-        git_dirty=bool(_git("status", "--porcelain", "--untracked-files=no")),
+        git_commit=git_commit,
+        git_dirty=git_dirty,
         source_hash=source_hash(module),
         gpu_hash=_gpu_hash(module, names),
         config_hash=file_hash(*sorted((paths.root() / "config").rglob("*.yaml"))),

@@ -7,7 +7,8 @@ A long series (loss curve, request table) goes beside it as Parquet.
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -147,6 +148,14 @@ def write(record: Record, path: Path, series: "pd.DataFrame | None" = None) -> N
 def read(path: Path) -> Record:
     """Read one record; RecordError names the file and its fault: cut short, no record, other version, its name is that
     of another point, its series lost or damaged. What its experiment says of it: `repro.experiments.stored`."""
+    record = _without_series(path)
+    if record.series is not None:
+        check_series(path, record.series)
+    return record
+
+
+def _without_series(path: Path) -> Record:
+    """The record, its series not looked at."""
     try:
         record = Record.model_validate_json(files.read(path))
     except ValidationError as error:
@@ -156,8 +165,6 @@ def read(path: Path) -> Record:
     holds = name_end(record.experiment, record.point, record.repeat)
     if (named := _NAMED.fullmatch(path.stem)) and named[1] != holds:
         raise RecordError(f"{path}: its name is that of another point or repeat: found {named[1]}, this one is {holds}")
-    if record.series is not None:
-        check_series(path, record.series)
     return record
 
 
@@ -170,10 +177,17 @@ def fault(error: ValidationError) -> str:
 
 def check_series(path: Path, name: str) -> None:
     """RecordError where the series of the record at `path` cannot be read, as whoever shows it will."""
+    with _series(path, name) as file:
+        _parquet(file)
+
+
+@contextmanager
+def _series(path: Path, name: str) -> Iterator[Path]:
+    """The file of a series. RecordError where it is not one beside the record, or the block cannot read it."""
     try:
         if name != Path(name).name:
             raise ValueError("allowed: the name of a file beside the record")
-        _parquet(path.parent / name)
+        yield path.parent / name
     except Exception as error:  # pyarrow has a dozen classes for what a damaged file can hold
         reason = str(error).partition("\n")[0][:160]
         raise RecordError(f"{path}: its series {name!r} is missing or damaged: {reason}") from error
@@ -200,13 +214,11 @@ def frame_of(path: Path) -> "pd.DataFrame":
 
 def read_series(path: Path) -> "pd.DataFrame":
     """The Parquet series of the record at `path`; RecordError when the record has none or it cannot be read."""
-    record = read(path)
+    record = _without_series(path)
     if record.series is None:
         raise RecordError(f"{path}: this record has no series")
-    try:
-        return frame_of(path.parent / record.series)
-    except Exception as error:
-        raise RecordError(f"{path.parent / record.series}: series cannot be read: {error}") from error
+    with _series(path, record.series) as file:
+        return frame_of(file)
 
 
 class Collection(BaseModel):
@@ -227,7 +239,7 @@ def collect(folder: Path, read: Callable[[Path], Record] = read) -> Collection:
     return Collection(records=records, problems=problems)
 
 
-def frame(records: dict[Path, Record]) -> "pd.DataFrame":
+def frame(records: Mapping[Path, Record]) -> "pd.DataFrame":
     """Records as a table, one row each.
 
     Columns: `path`, `experiment`, `repeat`, `seed`, `evidence`, `status`, `cause`, then every parameter, condition and

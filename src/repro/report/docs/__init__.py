@@ -123,6 +123,9 @@ def vocabulary() -> dict[str, Any]:
     claims = registry.load()
     reference = config.load()[0].shipped
     found = stored.collect(paths.root() / reference / "records")
+    if not found.records:
+        said = "; ".join(found.problems) or "no records"
+        raise ValueError(f"{reference}/records: found {said}; allowed: records, which the pages show")
     rows = table.rows(claims, found.records, found.problems)
     primary = [row for row in rows if row.claim.primary]
     runs, verdicts = list(found.records.values()), [row.verdict for row in rows]

@@ -77,7 +77,7 @@ class Part:
     def results(self) -> str:
         """Option of `repro claims` for the folder of these runs; empty for that of the default tier."""
         _, tier, name = self.command.partition(" --tier ")
-        return f" --results results/{config.load()[0].platform}-{name.split()[0]}" if tier else ""
+        return f" --results {config.results_folder(*config.load(name.split()[0]))}" if tier else ""
 
 
 def promises() -> dict[str, str]:

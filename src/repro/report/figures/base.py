@@ -9,7 +9,7 @@ import json
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -112,22 +112,23 @@ def draw(name: str, records: str | Path, output: str | Path | None = None, **opt
 
 def draw_shipped(name: str, records: str | Path, output: str | Path | None = None, **options: Any) -> Figure | None:
     """The same figure from the shipped records, marked as such and saved in `output/shipped`, where they hold more of
-    what it shows than `records` do. None where they do not, and where they cannot answer its question."""
+    what it shows than `records` do. None where they do not, and where they cannot answer its question; then that of an
+    earlier run goes."""
     folder = paths.root() / config.load()[0].shipped / "records"
     reads = figures.entry(name).reads
     own, shipped = (
         {path.relative_to(each) for experiment in reads for path in (each / experiment).glob("*.json")}
         for each in (paths.root() / records, folder)
     )
-    if shipped <= own:
-        return None
+    path = output and Path(output) / "shipped" / name
     make, asks = _prepared(name, options), figures.entry(name).asks
     mark = f"Shipped records ({folder.parent.name}), not of this run. "
-    try:
-        with _odd_records(name):
-            return _finished(_drawn(make, folder), output and Path(output) / "shipped" / name, (".png",), asks, mark)
-    except NothingToShow:
-        return None
+    if not shipped <= own:
+        with suppress(NothingToShow), _odd_records(name):
+            return _finished(_drawn(make, folder), path, (".png",), asks, mark)
+    for suffix in (".png", ".json") if path else ():
+        (paths.root() / path).with_suffix(suffix).unlink(missing_ok=True)
+    return None
 
 
 def _drawn(make: Callable[[Data], Drawing], records: str | Path) -> Drawing:
@@ -225,7 +226,7 @@ def show(name: str, records: str | Path, output: str | Path | None = None, **opt
         if marked := claims.older_code(table.ours):
             print(marked)
     if missing := [claim for claim in figures.entry(name).claims if claim not in set(table.claim)]:
-        print(f"Without a verdict, as their runs are missing: {', '.join(missing)}")
+        print(f"Without a verdict (`repro claims` says why): {', '.join(missing)}")
     if (shipped := draw_shipped(name, records, output, **options)) is not None:
         _display(shipped, output and Path(output) / "shipped", name)
 

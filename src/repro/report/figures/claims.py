@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -15,13 +15,14 @@ from repro.claims import registry
 from repro.claims.claim import KIND
 from repro.claims.registry import WORDS, Claim, Verdict
 from repro.claims.verdict import AGREEMENT, SCOPE
+from repro.records.record import Evidence
+from repro.report.docs.table import stated
 from repro.report.figures import NOTEBOOKS, marks
 from repro.report.figures.base import MARKERS, PALETTE, Drawing
 from repro.report.figures.data import Data, NothingToShow, collect
 from repro.report.figures.marks import log_axis, round_ticks
 
-_KINDS = ("measured", "emulated", "modelled")
-
+_KINDS = get_args(Evidence)
 
 __all__ = ["WORDS", "claims_overview", "meanings", "styled", "verdicts"]
 
@@ -41,22 +42,15 @@ def _judge(records: str | Path) -> tuple[dict[str, Claim], list[Verdict]]:
 
 
 def verdicts(records: str | Path) -> pd.DataFrame:
-    """A row per claim: fields of `Verdict`, `about` (title of the paper), both numbers and the tolerance as texts."""
+    """A row per claim: fields of `Verdict`, `about` (title of the paper), and as texts what is `stated` and our number."""
     claims, judged = _judge(records)
     titles = {paper.id: paper.title for paper in registry.papers().values()}
     titles |= {notebook.paper: notebook.title for notebook in NOTEBOOKS.values()}  # shorter, where there is one
     rows = []
     for verdict in judged:
-        paper, ours = registry.numbers(verdict)
-        texts = {"paper_text": paper, "our_text": ours, "tolerance_text": _tolerance(claims[verdict.id])}
+        texts = {"stated": stated(claims[verdict.id]), "our_text": registry.numbers(verdict)[1]}
         rows.append(verdict.model_dump() | texts | {"about": titles[claims[verdict.id].paper]})
     return pd.DataFrame(rows)
-
-
-def _tolerance(claim: Claim) -> str:
-    if claim.comparison in ("ordering", "trend"):
-        return f"ratio > {1 + claim.tolerance:.3g}"
-    return f"±{claim.tolerance:.1%}" if claim.comparison == "relative" else f"±{claim.tolerance:.3g}"
 
 
 def styled(table: pd.DataFrame) -> Styler:
@@ -70,6 +64,7 @@ def styled(table: pd.DataFrame) -> Styler:
         {"selector": "tr", "props": "border-bottom: 1px solid #ddd"},
     ]
     style = table.style.set_uuid("claims").hide(axis="index").set_properties(**cells).set_table_styles(rules)
+    style = style.format(escape="html")  # a record's detail may hold any text
     style = style.set_properties(subset=["claim", "agreement"], **{"white-space": "nowrap"})
     style = style.set_properties(subset=["what the paper says", "reason"], **{"min-width": "18em"})
     style = style.set_caption(registry.older_code(table.ours))
@@ -117,7 +112,7 @@ def _overview(rows: Sequence[Verdict], claims: Mapping[str, Claim]) -> Figure:
     log_axis(axes.xaxis, round_ticks(left, right))
     marks.rows(axes, [f"{claims[row.id].title}   {row.id}" for row in rows], fontsize=8)
     for y, (row, before) in enumerate(zip(rows, [rows[0], *rows], strict=False)):
-        if row.id[0] != before.id[0]:
+        if row.id.split("-")[0] != before.id.split("-")[0]:
             axes.axhline(y - 0.5, color="#8c8c8c", linewidth=0.8)  # between papers
         _row(axes, y, row, claims[row.id].band, left, right)
     axes.axvline(1, color="black", linewidth=1, linestyle="--", zorder=2)

@@ -34,7 +34,7 @@ def collect(records: str | Path, experiment: str = "") -> record.Collection:
 def runs(records: str | Path, experiment: str) -> pd.DataFrame:
     """Finished runs of one experiment, a row each: path, repeat, seed, evidence, point fields, conditions, metrics, and
     whether they are by `older_code`, which is printed as well. May be empty."""
-    return _told(_runs(records, experiment), experiment)
+    return _told(_table(collect(records, experiment).records, experiment), experiment)
 
 
 def _told(table: pd.DataFrame, experiment: str) -> pd.DataFrame:
@@ -57,14 +57,13 @@ def older_code(marks: Iterable[bool]) -> str:
     return f"{of_them} by older code than this; run again, they may give other numbers."
 
 
-def _runs(records: str | Path, experiment: str) -> pd.DataFrame:
+def _table(found: Mapping[Path, record.Record], experiment: str) -> pd.DataFrame:
     """Older records lack fields, which ran with what is the default now, and metrics, which stay unknown."""
-    found = collect(records, experiment)
-    table = record.frame(found.records)
+    table = record.frame(found)
     if table.empty:
         return table
-    table["older_code"] = table.path.isin(provenance.older(found.records))
-    table["start"] = [run.provenance.start for run in found.records.values()]
+    table["older_code"] = table.path.isin(provenance.older(found))
+    table["start"] = [run.provenance.start for run in found.values()]
     known = experiments.get(experiment)
     absent = known.defaults | dict.fromkeys([*known.metrics.units(), *known.conditions], math.nan)
     table = table[table.status == "ok"].reset_index(drop=True)
@@ -107,12 +106,12 @@ class Data:
 
     def all_runs(self, experiment: str) -> pd.DataFrame:
         """Finished runs of an experiment (see `runs`); may be empty."""
-        return self._noted(_runs(self.folder, experiment), experiment)
+        return self._noted(_table(self._records(experiment), experiment), experiment)
 
     def runs(self, experiment: str, **where: Any) -> pd.DataFrame:
         """Finished runs of an experiment (see `runs`), of which the columns in `where` have this value, or one of a list.
         NothingToShow where there is none."""
-        table = _runs(self.folder, experiment)
+        table = _table(self._records(experiment), experiment)
         missing = f"No record of a finished {experiment} run"
         if table.empty:
             raise NothingToShow(f"{missing}.")
@@ -182,7 +181,7 @@ class Data:
 
     def _records(self, experiment: str) -> Runs:
         if experiment not in self._kept:
-            self._kept[experiment] = stored.collect(paths.root() / self.folder / experiment).records
+            self._kept[experiment] = collect(self.folder, experiment).records
         return self._kept[experiment]
 
 

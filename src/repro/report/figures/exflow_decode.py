@@ -44,7 +44,8 @@ PARTS = {  # of an iteration: the metrics of moe_decode that belong to it
     "all-gather of ids": ["seconds_all_gather"],
     "all-gather of K/V": ["seconds_all_gather_kv"],
 }
-SETTING = ["experts", "nodes", "packages", "gcds", "cluster_mbit_s"]  # of a panel
+SHAPE = ["nodes", "packages", "gcds"]
+SETTING = ["experts", *SHAPE, "cluster_mbit_s"]  # of a panel
 SAME = {"weights": "trained", "requests": 128}
 _PAPER = {16: "EX-E2E.b", 32: "EX-E2E.c", 8: "EX-E2E.d"}  # throughput over DeepSpeed-MoE's, by experts
 
@@ -81,7 +82,7 @@ def exflow_training(data: Data, *, text: str = "both") -> Drawing:
     seeds = runs.groupby("experts").seed.nunique().max()
     caption = f"In colours: {sizes} million parameters, {f'medians of up to {seeds} seeds' if seeds > 1 else 'one run each'}. "
     caption += "Grey: iterations 0-200 and 200-2,000 of the paper's Fig. 12."
-    if early and late:
+    if early and late and len(claimed):
         caption += (
             f" Black: the seeds that the claims read, {claimed.parameters.iloc[0] / 1e6:.1f} million parameters, "
         )
@@ -98,13 +99,13 @@ def _curves(runs: pd.DataFrame, text: str) -> pd.DataFrame:
 
 
 def exflow_decode(data: Data, *, experts: int = 16, requests: int = 128, cluster_mbit_s: float = 25) -> Drawing:
-    """Parts of an iteration, throughput and bytes of each system that decodes one model with trained weights."""
+    """Parts of an iteration, throughput and bytes of each system that decodes one model with trained weights, on the shape
+    of machine that most systems ran on."""
     same = {"experts": experts, "requests": requests, "cluster_mbit_s": cluster_mbit_s}
+    same |= _shape(data.runs("moe_decode", weights="trained", **same))
     runs = data.runs("moe_decode", weights="trained", **same)
     systems = dict(list(runs.groupby(["system", "keys_values", "placement"])))
     shown = [kind for kind in SYSTEMS if kind in systems]
-    if not shown:
-        raise NothingToShow(f"No record of one of the systems with {experts} experts.")
     data.only(*(systems[kind] for kind in shown))
     fig, (left, center, right) = plt.subplots(1, 3, figsize=(10, 0.55 * len(shown) + 1.6), width_ratios=[1.5, 1, 1])
     bottom = np.zeros(len(shown))
@@ -123,12 +124,21 @@ def exflow_decode(data: Data, *, experts: int = 16, requests: int = 128, cluster
     for axes in (center, right):
         axes.margins(x=0.28)
     fig.legend(ncols=5, **ABOVE)
-    ranks = (runs.nodes * runs.packages * runs.gcds).iloc[0]
+    ranks = same["nodes"] * same["packages"] * same["gcds"]
     caption = f"{experts} experts, {ranks} processes on one machine, network {runs.fabric.iloc[0]}. Medians, with "
     caption += "range and values of the runs. Left: of iterations in which all ranks meet before each exchange, so "
     caption += "they are longer than those of the throughput, of ranks that run freely. K/V: keys and values. "
     caption += f"{_less_routing(data, same)}"
     return Drawing(fig, ", ".join(sorted(set(runs.evidence))), caption.strip())
+
+
+def _shape(runs: pd.DataFrame) -> dict[str, int]:
+    """Nodes, packages and GCDs that most systems of the figure ran on; of equals the most."""
+    kinds = pd.Series(list(zip(runs.system, runs.keys_values, runs.placement, strict=True)), runs.index)
+    counts = kinds[kinds.isin(SYSTEMS)].groupby([runs[name] for name in SHAPE]).nunique()
+    if counts.empty:
+        raise NothingToShow("No record of one of the systems of this figure.")
+    return dict(zip(SHAPE, counts[::-1].idxmax(), strict=True))
 
 
 def _less_routing(data: Data, same: dict[str, Any]) -> str:

@@ -22,4 +22,5 @@ def show(table: Callable[..., pd.DataFrame | Styler], records: str | Path, **opt
 
 def rounded(table: pd.DataFrame, precision: int = 3) -> Styler:
     """For reading."""
-    return table.style.set_uuid("table").format(precision=precision, thousands=",", na_rep="–")
+    style = table.style.set_uuid("table").format(precision=precision, thousands=",", na_rep="–", escape="html")
+    return style.format_index(escape="html")

@@ -11,9 +11,8 @@ _COLUMNS = {  # of `claims.verdicts`: heading
     "agreement": "agreement",
     "scope": "scope",
     "claim": "what the paper says",
-    "paper_text": "paper",
+    "stated": "paper, and tolerance",
     "our_text": "ours",
-    "tolerance_text": "tolerance",
     "evidence": "evidence",
     "reason": "reason",
 }

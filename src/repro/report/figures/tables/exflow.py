@@ -5,7 +5,7 @@ from pandas.io.formats.style import Styler
 
 from repro.report.figures.data import Data
 from repro.report.figures.exflow import METHODS, MODELS, ONE_NODE, PLAIN, TEXTS, TRACE
-from repro.report.figures.exflow_decode import BEYOND, SYSTEMS
+from repro.report.figures.exflow_decode import BEYOND, SHAPE, SYSTEMS
 from repro.report.figures.tables import rounded
 
 _KIND = ["system", "keys_values", "placement"]
@@ -56,7 +56,7 @@ def _by_method(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
 def decoding(data: Data, *, requests: int = 128, cluster_mbit_s: float = 25) -> Styler:
     """Every model with trained weights under each system; medians over the runs."""
     runs = data.runs("moe_decode", weights="trained", requests=requests, cluster_mbit_s=cluster_mbit_s)
-    return rounded(_systems(runs, ["experts"]))
+    return rounded(_systems(runs, ["experts", *SHAPE]))
 
 
 def other_decoding(data: Data, *, cluster_mbit_s: float = 25) -> Styler:

@@ -22,8 +22,8 @@ from repro.report.figures.zero.runs import (
     STATE,
     PlanName,
     Training,
-    gains,
     micro_batches,
+    predicted_gain,
     present,
     ratio,
 )
@@ -167,7 +167,7 @@ def _over_rates(
         for rival in rivals:
             samples = {rate: faster(data, at, rival, plan) for rate, at in runs.groupby("cluster_mbit_s")}
             found = {rate: sample.value for rate, sample in samples.items() if sample}
-            predicted = {rate: gains(runs[runs.cluster_mbit_s == rate], rival, plan)[1] for rate in found}
+            predicted = {rate: predicted_gain(runs[runs.cluster_mbit_s == rate], rival, plan) for rate in found}
             label = f"as {PLANS[rival]}, {micro_batches(count)}"
             axes.plot(list(found), list(found.values()), linewidth=1.5, fillstyle=filled, label=label, **look(rival))
             axes.plot(list(found), list(predicted.values()), linestyle=":", color=color(rival), linewidth=1)
@@ -192,7 +192,7 @@ def _without_levels(
         axes.bar(0, 0, label=name, **style)
         for x, plan in enumerate(shown):
             if sample := samples[plan]:
-                at, predicted = x + 0.26 * (i - 0.5), gains(runs, "zero3", plan)[1]
+                at, predicted = x + 0.26 * (i - 0.5), predicted_gain(runs, "zero3", plan)
                 axes.bar(at, sample.value, 0.24, **style)
                 axes.plot(at, predicted, "_", **TICK_MARK)
                 note(axes, f"{sample.value:.2f}", at, np.nanmax([sample.value, predicted]))

@@ -1,0 +1,38 @@
+"""What a record says of the code that ran."""
+
+import subprocess
+from pathlib import Path
+
+from small_checkout import git
+
+from repro import experiments
+from repro.jobs import runner
+from repro.records import provenance
+
+
+def committed(folder: Path, message: str) -> str:
+    """The commit that this makes."""
+    git(folder, "commit", "--quiet", "--allow-empty", "--message", message)
+    found = subprocess.run(["git", "-C", str(folder), "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    return found.stdout.strip()
+
+
+def test_the_commit_of_a_checkout_that_only_surrounds_it_is_not_told(tmp_path):
+    git(tmp_path, "init", "--quiet")
+    (tmp_path / "bundle").mkdir()
+    assert provenance.commit(tmp_path / "bundle") == ("", False)
+    assert (committed(tmp_path, "first"), False) == provenance.commit(tmp_path)
+
+
+def test_a_record_has_the_commit_that_ran(project, monkeypatch):
+    """Not one made while it ran."""
+    git(project, "init", "--quiet")
+    first = committed(project, "first")
+
+    def run(self, point):
+        committed(project, "meanwhile")
+        raise ValueError("enough")
+
+    monkeypatch.setattr(experiments.base.Experiment, "run", run)
+    found = runner.run("flover_queue", experiments.get("flover_queue").parameters())
+    assert found.detail.endswith("enough\n") and found.provenance.git_commit == first
