@@ -103,6 +103,7 @@ def _prepare(job: Job) -> None:
     with contextlib.suppress(Exception):  # the point says it better, in its record
         experiment.prepare(job.point)
     provenance.source_hash(experiment.parameters.__module__)
+    provenance.commit(paths.root())
 
 
 def _point(job: Job, attempt: int, log: str, lifeline: Connection, held: Connection) -> None:
