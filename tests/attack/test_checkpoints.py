@@ -200,8 +200,8 @@ def _no_model_rows() -> Rows:
         "masters of integers": (put("tensors", MASTER, "dtype", to="int32"), (MASTER, "int32", "float32")),
         "moments of integers": (put("tensors", MOMENT, "dtype", to="int32"), ("blocks.0.weight", "int32", "float32")),
         "a buffer of integers": (
-            put("tensors", "buffer/seen", "dtype", to="int16"),
-            ("buffer/seen", "int16", "float16"),
+            put("tensors", "buffer/seen", "dtype", to="int32"),
+            ("buffer/seen", "int32", "float32"),
         ),
         "a counter of fractions": (put("tensors", "buffer/count", "dtype", to="float64"), ("buffer/count", "float64")),
         "a parameter less": (drop("info", "tensors", "blocks.1.weight"), ("blocks.1.weight is in the model only",)),
