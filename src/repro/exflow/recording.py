@@ -145,7 +145,9 @@ def record_routing(
 
     `routers`: the modules that choose, one for each MoE layer, in order (None: all of a known kind); `choices`: what a
     call of one chose, a function of the router, its arguments and its output that gives (experts, integer [tokens, k],
-    weights [tokens, k]). The model is called with tokens or embeddings [batch, tokens, ..] first, and with `attention_mask` [batch, tokens so
+    weights [tokens, k]).
+
+    The model is called with tokens or embeddings [batch, tokens, ..] first, and with `attention_mask` [batch, tokens so
     far] where there is padding. Nothing of it changes, and its outputs are the same. Beam search reorders rows, so its
     sequences are not told apart. Raises ValueError for fewer than two routers, layers with different numbers of
     experts, and, in a call, for a router whose output is none that is known.

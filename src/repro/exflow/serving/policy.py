@@ -34,8 +34,9 @@ class AffinityPolicy:
     """What `vllm.distributed.eplb.policy.AbstractEplbPolicy` asks for. With `routing`, slots are filled for few hops at
     no more load than EPLB (`online.py`), at `costs` of a hop inside a node and between nodes, in `rounds` of search and
     at most `time_limit_s`; the answer of the first of its ranks holds for all. Without, or before it has counted
-    anything, by the loads alone, as EPLB does."""
+    anything, by the loads alone, as EPLB does. With `placed`, that is the answer."""
 
+    placed: ClassVar[Replicas | None] = None
     routing: ClassVar[RoutingCounts | None] = None
     costs: ClassVar[tuple[float, float]] = (1.0, 2.0)
     rounds: ClassVar[int] = 20
@@ -57,7 +58,7 @@ class AffinityPolicy:
         `num_groups`: of experts, in group-limited routing; EPLB packs them onto nodes where they share evenly.
         `old_global_expert_indices`: the slots before; an expert that stays on a rank keeps its slot there. The counts
         of `routing` are read, on all ranks together, and cleared, also where this raises. ValueError for numbers that
-        do not divide, and counts of another model.
+        do not divide, and counts or a placement of another model.
         """
         load, routing = weight.double().cpu().numpy(), cls.routing
         counts = np.zeros(0) if routing is None else routing.total()[1]
@@ -65,7 +66,9 @@ class AffinityPolicy:
         if routing is not None:
             late = routing.out_of_turn
             routing.clear()
-        if routing is not None and counts.any():
+        if cls.placed is not None:
+            slots = _slots_of(cls.placed, (*load.shape, num_replicas, num_ranks))
+        elif routing is not None and counts.any():
             levels = make_levels(num_ranks, num_ranks // num_nodes, cls.costs)
             slots = place_for_hops(load, counts, num_replicas, levels, num_groups, cls.rounds, cls.time_limit_s)
             slots = routing.agreed(slots)
@@ -85,30 +88,18 @@ def policy_for(routing: RoutingCounts | None) -> type[AffinityPolicy]:
 
 
 def fixed_policy(placed: Replicas) -> type[AffinityPolicy]:
-    """A policy whose answer is always `placed`, made beforehand of a recorded trace, in the server's order of slots if
-    it says the one before. ValueError from it where the server has other layers, experts, slots or ranks."""
+    """A policy whose answer is always `placed`, made beforehand of a recorded trace. ValueError from it where the server
+    has other layers, experts, slots or ranks."""
+    return type("FixedPolicy", (AffinityPolicy,), {"placed": placed})
 
-    class Fixed(AffinityPolicy):
-        @classmethod
-        def rebalance_experts(
-            cls,
-            weight: Tensor,
-            num_replicas: int,
-            num_groups: int,
-            num_nodes: int,
-            num_ranks: int,
-            old_global_expert_indices: Tensor | None = None,
-        ) -> Tensor:
-            layers, slots = placed.physical_to_logical.shape
-            held, asked = (layers, placed.num_experts, slots, placed.gpus), (*weight.shape, num_replicas, num_ranks)
-            if held != asked:
-                raise ValueError(f"(layers, experts, slots, ranks) are {asked} in the server, {held} in the placement")
-            found = placed.physical_to_logical
-            if old_global_expert_indices is not None:
-                found = keep_slots(found, old_global_expert_indices.cpu().numpy(), num_ranks)
-            return torch.from_numpy(found.copy())
 
-    return Fixed
+def _slots_of(placed: Replicas, asked: tuple[int, ...]) -> np.ndarray:
+    """The expert in each slot of a placement; ValueError where `asked`, the server's numbers, are not its own."""
+    layers, slots = placed.physical_to_logical.shape
+    held = layers, placed.num_experts, slots, placed.gpus
+    if held != asked:
+        raise ValueError(f"(layers, experts, slots, ranks) are {asked} in the server, {held} in the placement")
+    return placed.physical_to_logical.copy()
 
 
 def rebalance_experts(
