@@ -11,10 +11,10 @@ from claims_made_up import TIMED, claim, named, occasions, pair
 from typer.testing import CliRunner
 
 from repro import cli, paths
-from repro.claims import registry
+from repro.claims import registry, sides
 from repro.records import record
 from repro.report import docs, html
-from repro.report.docs import facts, latex, table
+from repro.report.docs import facts, latex, machines, table
 
 APPENDIX = ("docs/appendix/sc-ad-ae.tex", "docs/appendix/ctuning.tex")
 
@@ -127,7 +127,38 @@ def test_the_readme_keeps_what_is_written_by_hand(pages):
     outside = re.compile(r"(?s)<!-- repro docs: (\w+) -->.*?<!-- end of \1 -->")
     there = (paths.root() / "README.md").read_text()
     assert outside.sub("", pages["README.md"]) == outside.sub("", there)
-    assert set(outside.findall(there)) == {"outcome", "minutes", "claims", "evidence"}
+    assert set(outside.findall(there)) == {"outcome", "minutes", "claims", "machines", "evidence"}
+
+
+def test_every_other_machine_stands_beside_the_shipped_records(names, pages):
+    shipped = paths.root() / names["reference"]
+    folders = {path.name for path in shipped.parent.iterdir() if path.is_dir()} - {shipped.name}
+    assert folders and {machine.name for machine in names["others"]} == folders
+    page = pages["docs/machines.md"]
+    for machine in names["others"]:
+        assert f"## {machine.name}\n" in page and machine.says in page and machine.hardware in page
+        for row in machine.told:  # and of others that have two values
+            assert f"| [{row.name}](claims.md#{row.name.lower()}) {row.title} | " in page
+        assert machine.says.startswith(f"{len(machine.told) - len(machine.differing)} of {len(machine.told)} claims")
+
+
+def test_a_machine_that_lies_outside_is_told_from_one_that_turns_a_claim(names, tmp_path, monkeypatch):
+    """0.5 times is slower, where the shipped runs say twice as fast; 1.5 times is only less."""
+    one = claim(value=TIMED)
+    shipped = sides.Side("shipped", tmp_path / "own", runs := named(*occasions([[2.0, 2.0]] * 4)), registry.evaluate([one], runs))
+    for ratio, turned in ((0.5, True), (1.5, False)):
+        runs = named(*occasions([[ratio, ratio]] * 2))
+        other = sides.Side("slow", tmp_path / "slow", runs, registry.evaluate([one], runs))
+        machine = machines._machine([one], other, shipped)
+        assert [row.name for row in machine.differing] == ["ZT-1.a"] and bool(machine.turned) == turned
+        assert machine.occasions == 2 and machine.says.startswith("0 of 1 claims agree; 1 outside")
+
+
+def test_a_part_of_the_readme_for_a_machine_without_a_primary_claim_outside(names):
+    quiet = machines.Machine("quiet", "2 cores", 1, [], [])
+    said = docs.pages(names | {"others": [quiet]})["README.md"]
+    assert "0 of 0 claims lie outside of this, none on the other side of *no effect*;\nof the primary ones none (" in said
+    assert docs.pages(names | {"others": []})["README.md"].count("On another machine (") == 0
 
 
 def test_latex_sets_every_character_or_names_it():

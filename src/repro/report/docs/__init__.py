@@ -1,5 +1,5 @@
-"""Every page that a command writes: `docs/findings.md`, `docs/claims.md`, the appendix, the marked parts of README, and
-`codemeta.json` and `.zenodo.json`.
+"""Every page that a command writes: `docs/findings.md`, `docs/claims.md`, `docs/machines.md`, the appendix, the marked
+parts of README, and `codemeta.json` and `.zenodo.json`.
 
 `pages` reads `config/`, the catalogue of figures, the plan and the shipped records below `paths.root()`, so those of
 another checkout where REPRO_ROOT names it.
@@ -19,17 +19,19 @@ import jinja2
 from repro import files, paths
 from repro.claims import compare, registry
 from repro.claims.claim import KIND, TAG
+from repro.claims.sides import Side
 from repro.claims.verdict import AGREEMENT, SCOPE
 from repro.experiments import stored
 from repro.plan import config
 from repro.records import statistics
 from repro.report import figures, findings
-from repro.report.docs import citation, facts, latex, table
+from repro.report.docs import citation, facts, latex, machines, table
 
 _TEMPLATES = Path(__file__).parent
 _PAGES = {
     "docs/findings.md": "findings.md.j2",
     "docs/claims.md": "claims.md.j2",
+    "docs/machines.md": "machines.md.j2",
     "docs/appendix/sc-ad-ae.tex": "sc-ad-ae.tex.j2",
     "docs/appendix/ctuning.tex": "ctuning.tex.j2",
     "docs/appendix/eurosys.md": "eurosys.md.j2",
@@ -129,6 +131,7 @@ def vocabulary() -> dict[str, Any]:
     rows = table.rows(claims, found.records, found.problems)
     primary = [row for row in rows if row.claim.primary]
     runs, verdicts = list(found.records.values()), [row.verdict for row in rows]
+    shipped = Side("shipped", paths.root() / reference, found.records, verdicts)
     papers = registry.papers()
     held_out = [inside for _, inside in compare.held_out(claims, verdicts)]
     return findings.vocabulary(verdicts, "a page of repro docs") | {
@@ -139,6 +142,8 @@ def vocabulary() -> dict[str, Any]:
         "words": registry.words,
         "verdicts": verdicts,
         "evidence": Counter(row.verdict.evidence or row.verdict.agreement for row in rows),
+        "others": machines.others(claims, shipped),
+        "compared": compare.cells,
         "held_out": f"{sum(held_out)} of {len(held_out)}",
         "occasions": statistics.OCCASIONS,
         "older_code": registry.older_code,
