@@ -671,8 +671,8 @@ def test_an_index_is_json_without_infinity(tmp_path):
 
     assert samples.alone(work, tmp_path) == 0, (tmp_path / "error").read_text()
     text = (folder / "step-00000001" / INDEX).read_text()
-    assert not {"Infinity", "NaN"} & set(json.dumps(json.loads(text)).replace('"', " ").split())
-    assert json.loads(text)["info"]["extra"] == {"a": {"$float": "-inf"}}
+    document = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} stands in it"))
+    assert document["info"]["extra"] == {"a": {"$float": "-inf"}}
 
 
 # --- saves that fail ---
@@ -792,7 +792,7 @@ def _saving(folder: Path, seconds: float) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", range(8))
 def test_a_kill_at_any_moment_loses_nothing_that_was_finished(tmp_path, seed):
     folder = tmp_path / "run"
     status = samples.alone(lambda: _saving(folder, random.Random(seed).uniform(0.001, 0.2)), tmp_path)

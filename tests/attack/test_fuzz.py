@@ -7,7 +7,7 @@ import pytest
 from attack.fuzz import mutated, survives
 from attack.parsers import PARSERS
 
-EXAMPLES, MANY = 60, 2500
+EXAMPLES, MANY = 60, 400
 
 
 def inputs(name: str, folder: Path, count: int, seed: int) -> None:

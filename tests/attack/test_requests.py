@@ -358,10 +358,17 @@ def served_beside_the_poisoned(engine, first, step=None, kernels="auto"):
     return found
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("step", [None, 1, 3], ids=["in the prompt", "in the first pass", "in the third pass"])
+STEPS = {"in the prompt": None, "in the first pass": 1, "in the third pass": 3}
+
+
+@pytest.mark.parametrize(
+    ("kernels", "layout", "policy", "step"),
+    [
+        pytest.param(kernels, layout, policy, step, id=f"{kernels}-{layout}-{policy}-{where}")
+        for kernels, layout, policy, (where, step) in itertools.product(KERNELS, LAYOUTS, POLICIES, STEPS.items())
+        if policy == "fused" or (kernels == "auto" and step is None)
+    ],
+)
 def test_a_request_whose_logits_are_nan_ends_alone(kernels, layout, policy, step):
     model = built(kernels)
     prompt = (5, POISON, *range(12)) if step is None else tuple(range(14))
@@ -454,7 +461,7 @@ def test_logits_that_tell_no_token_give_none_and_leave_the_other_rows(row, greed
             before, found, after = next_tokens(logits, asked, kernels.argmax).tolist()
             alone = [next_tokens(fine[n : n + 1], [asked[2 * n]], kernels.argmax).item() for n in (0, 1)]
             assert [before, after] == alone
-            assert found == -1 if greedy is None else row[found] > -INF
+            assert found == -1 if greedy is None else found >= 0 and row[found] > -INF
 
 
 class Flaky:
@@ -499,7 +506,7 @@ FAILURES = itertools.cycle(
 
 @pytest.mark.parametrize(
     ("layout", "policy", "kernels", "where", "error"),
-    [(layout, policy, *next(FAILURES)) for layout in LAYOUTS for policy in [*POLICIES, "fused"]],
+    [(layout, policy, *next(FAILURES)) for layout in LAYOUTS for policy in POLICIES],
 )
 def test_a_pass_that_fails_is_repeated_and_no_answer_is_lost_or_changed(
     layout, policy, kernels, where, error, monkeypatch
@@ -762,7 +769,7 @@ def test_sequences_of_requests(moves, layout, policy, kernels, queue):
 
 
 @pytest.mark.exhaustive
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(**SEQUENCES | {"moves": st.lists(MOVES, min_size=30, max_size=120)})
 def test_many_sequences_of_requests(moves, layout, policy, kernels, queue):
     sequence(moves, layout, policy, kernels, queue)

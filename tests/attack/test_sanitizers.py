@@ -14,11 +14,11 @@ from repro import paths
 
 COMPILER = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
 OPTIONS = "-O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g1"
-TESTS = {
-    "model files": ["tests/attack/test_fuzz.py", "-k", "gguf or safetensors or config"],
-    "entry points": ["tests/attack/test_models.py", "-k", "entry_point or shape or valid"],
-    "kernels": ["tests/models/test_kernels.py", "-k", "torch or bit or steps or wide or outside"],
-    "products": ["tests/models/test_linear.py"],
+CHOSEN = {  # which tests of a file reach the kernels, by words in their names
+    "tests/attack/test_fuzz.py": "gguf or safetensors or config",
+    "tests/attack/test_models.py": "entry_point or valid",
+    "tests/models/test_kernels.py": "torch or bit or steps or wide or outside",
+    "tests/models/test_linear.py": "test",
 }
 OVERFLOW = '#include <vector>\nextern "C" int read_at(int i) { std::vector<int> four(4); return four.data()[i]; }\n'
 READ = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).read_at(int(sys.argv[2])))"
@@ -85,12 +85,12 @@ def test_the_sanitizers_find_a_read_beyond_the_end(folder, index, found):
 @pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("what", TESTS)
-def test_kernels_under_sanitizers(built, what):
-    ended = run(
-        built, "-m", "pytest", "-p", "no:xdist", "-p", "no:faulthandler", "-p", "no:cacheprovider", *TESTS[what]
-    )
+def test_kernels_under_sanitizers(built):
+    chosen = " or ".join(f"({Path(file).stem} and ({words}))" for file, words in CHOSEN.items())
+    plain = [word for name in ("xdist", "faulthandler", "cacheprovider") for word in ("-p", f"no:{name}")]
+    ended = run(built, "-m", "pytest", *plain, "-rfEp", "-k", chosen, *CHOSEN)
     said = ended.stdout[-6000:] + ended.stderr[-6000:]
-    assert ended.returncode == 0 and " passed" in ended.stdout, said
+    assert ended.returncode == 0, said
+    assert [file for file in CHOSEN if f"PASSED {file}" not in ended.stdout] == [], said
     assert "Sanitizer" not in said and "runtime error" not in said, said
     assert len(list(built.glob("repro_models_*.so"))) == 1, "built again, without the sanitizers"

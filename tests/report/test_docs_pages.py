@@ -157,7 +157,7 @@ def test_a_machine_that_lies_outside_is_told_from_one_that_turns_a_claim(names, 
 def test_a_part_of_the_readme_for_a_machine_without_a_primary_claim_outside(names):
     quiet = machines.Machine("quiet", "2 cores", 1, [], [])
     said = docs.pages(names | {"others": [quiet]})["README.md"]
-    assert "0 of 0 claims lie outside of this, none on the other side of *no effect*;\nof the primary ones none (" in said
+    assert "0 of 0 claims lie outside what the shipped runs allow, none of them with the opposite effect\n(primary ones: none): [" in said
     assert docs.pages(names | {"others": []})["README.md"].count("On another machine (") == 0
 
 

@@ -184,18 +184,18 @@ def test_slurmctld_restarts(box):
 
 
 def test_ranks_on_other_nodes_than_the_topology_says(box):
-    """Four ranks on one node, where the point has two on each of two."""
+    """Two ranks on one node, where the point has one on each of two."""
     arguments = (
-        "zero_train --set plan=zero3 --set nodes=2 --set packages=1 --set gcds=2 --set steps=3 --set fabric=unshaped"
+        "zero_train --set plan=zero3 --set nodes=2 --set packages=1 --set gcds=1 --set steps=3 --set fabric=unshaped"
     )
-    command = f"srun -N1 -n4 -p batch --gpus-per-node=8 --kill-on-bad-exit=1 {sys.executable} -m repro run {arguments} --record-failure --out results/placed.json"
+    command = f"srun -N1 -n2 -p batch --gpus-per-node=8 --kill-on-bad-exit=1 {sys.executable} -m repro run {arguments} --record-failure --out results/placed.json"
     done = subprocess.run(
         command.split(), capture_output=True, text=True, env=os.environ | {"GLOO_SOCKET_IFNAME": "hsn0"}
     )
     assert done.returncode
     found = record.read(Path("results/placed.json"))
     assert found.cause is Cause.BAD_INPUT
-    assert "PlacementError: rank 2 should be on another node than rank 0, but both are on host node" in found.detail
+    assert "PlacementError: rank 1 should be on another node than rank 0, but both are on host node" in found.detail
 
 
 def test_srun_binds_what_the_topology_says(box):

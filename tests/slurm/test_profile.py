@@ -84,7 +84,7 @@ def records():
 
 def test_from_points_to_the_report(points, project):
     points(POINTS)
-    wanted = ("--", "points", "zero", "results/box-smoke/claims.json")  # one notebook: all others are jobs as it is
+    wanted = ("--", "points", "sarathi", "results/box-smoke/claims.json")  # one notebook: all others are jobs as it is
     snakemake(*wanted)
     found = records()
     assert [run.status for run in found] == ["ok"] * 5, [run.detail for run in found]

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -153,6 +154,7 @@ def test_interrupted_work_resumes(project, how):
     while not any(path.exists() for path in wanted):
         assert time.monotonic() < deadline and driver.poll() is None
         time.sleep(0.05)
+    family = psutil.Process(driver.pid).children(recursive=True)
     if how == "SIGKILL to the driver":
         driver.kill()
     else:
@@ -165,6 +167,8 @@ def test_interrupted_work_resumes(project, how):
     assert all(record.read(path).status == "ok" for path in wanted)
     assert all(path.read_bytes() == old for path, old in kept.items())
     assert record.collect(project / "results/laptop-smoke/records").problems == []
+    _gone, alive = psutil.wait_procs(family, timeout=20)
+    assert family and not alive
 
 
 @exhaustive

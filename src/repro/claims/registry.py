@@ -226,13 +226,14 @@ def papers() -> dict[str, document.Paper]:
 
 def tally(rows: Sequence[Verdict]) -> str:
     """`24 claims (none in the paper's setting, 20 scaled down, 4 modelled): 7 reproduced, 12 inconclusive, ...; 3 self-checks:
-    3 reproduced`. Claims that were not run have no setting."""
+    3 reproduced`, with how many have no value, and so no setting."""
     claims = [row for row in rows if row.kind == "claim"]
-    settings = Counter(row.scope for row in claims if row.scope)
+    settings = Counter(row.scope for row in claims)
     own, *others = get_args(Scope)
     where = [
         f"{settings[own] or 'none'} in the {own}",
         *(f"{settings[word]} {word}" for word in others if settings[word]),
+        *([f"{settings[None]} without a value"] if settings[None] else []),
     ]
     said = [f"{len(claims)} {_plural('claim', len(claims))} ({', '.join(where)}): {words(claims)}"] if claims else []
     others = [(kind, [row for row in rows if row.kind == kind]) for kind in get_args(Kind) if kind != "claim"]

@@ -188,10 +188,12 @@ def explain(error: ValidationError, model: type[BaseModel], where: str) -> str:
     lines = []
     for item in error.errors(include_url=False)[:_LINES]:
         key = ".".join(map(str, item["loc"]))[:200] or "the document"
-        value = "a mapping" if isinstance(item["input"], dict) else shown(item["input"])
-        found = "" if item["type"] == "missing" else f", found {value}"
         said = item["msg"].removeprefix("Value error, ")  # pydantic's words before ours
-        lines.append(f"{where}: {key}: {said}{found}; {_allowed(model, item['loc'])}")
+        of_keys = isinstance(item["input"], dict)
+        if not (of_keys and item["type"] == "value_error"):  # a rule of ours on several keys says it all itself
+            value = "a mapping" if of_keys else shown(item["input"])
+            said += ("" if item["type"] == "missing" else f", found {value}") + f"; {_allowed(model, item['loc'])}"
+        lines.append(f"{where}: {key}: {said}")
     if more := error.error_count() - len(lines):
         lines.append(f"{where}: and {more} more")
     return "\n".join(lines)

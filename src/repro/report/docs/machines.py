@@ -16,7 +16,7 @@ class Machine:
     hardware   in words, with the number of records
     occasions  how many occasions its timed points have, at most
     claims     a row for every claim: its value there, the one of the verdicts, and what can be said of the two
-    turned     those of them that differ and lie on the other side of *no effect*
+    turned     those of them that differ and have the opposite effect
     """
 
     name: str
