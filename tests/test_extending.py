@@ -8,11 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 import yaml
 from conftest import copied_project
 
 from repro import paths
+from repro.report import figures
 
 PAGE = (paths.root() / "docs/extending.md").read_text()
 SECTIONS = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
@@ -72,6 +74,19 @@ def only_birthdays_in_smoke(config: Path) -> None:
     config.write_text(yaml.safe_dump(document))
 
 
+def shorten(notebook: Path) -> None:
+    """Pictures without content in the place of figures, which take minutes and are not of the page."""
+    names = [f"{name}.png" for name in figures.NOTEBOOKS[notebook.stem].figures]
+    draw = f"for name in {names}:\n    path = Path(output, name)\n    path.parent.mkdir(parents=True, exist_ok=True)\n"
+    cells = [
+        nbformat.v4.new_code_cell('records = ""\noutput = ""', metadata={"tags": ["parameters"]}),
+        nbformat.v4.new_code_cell(
+            "from pathlib import Path\n\nfrom PIL import Image\n\n" + draw + '    Image.new("L", (8, 8)).save(path)'
+        ),
+    ]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), notebook)
+
+
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     root = paths.root()
@@ -85,6 +100,8 @@ def project(tmp_path_factory):
         for block in FILE.finditer(PAGE):
             put(folder / block["path"], block["where"], block["text"])
         only_birthdays_in_smoke(folder / "config/config.yaml")
+        for name in figures.NOTEBOOKS:
+            shorten(folder / f"notebooks/{name}.ipynb")
         yield folder
 
 
@@ -130,6 +147,7 @@ def test_the_platforms_have_plans(said):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.slow
 def test_all_of_it(project, said):
     """The figure through its notebook, the report, the verdict, the comparison, and the pages."""
     found = run_all(commands(LAST, "repro"))

@@ -145,7 +145,9 @@ def test_every_other_machine_stands_beside_the_shipped_records(names, pages):
 def test_a_machine_that_lies_outside_is_told_from_one_that_turns_a_claim(names, tmp_path, monkeypatch):
     """0.5 times is slower, where the shipped runs say twice as fast; 1.5 times is only less."""
     one = claim(value=TIMED)
-    shipped = sides.Side("shipped", tmp_path / "own", runs := named(*occasions([[2.0, 2.0]] * 4)), registry.evaluate([one], runs))
+    shipped = sides.Side(
+        "shipped", tmp_path / "own", runs := named(*occasions([[2.0, 2.0]] * 4)), registry.evaluate([one], runs)
+    )
     for ratio, turned in ((0.5, True), (1.5, False)):
         runs = named(*occasions([[ratio, ratio]] * 2))
         other = sides.Side("slow", tmp_path / "slow", runs, registry.evaluate([one], runs))
@@ -157,7 +159,10 @@ def test_a_machine_that_lies_outside_is_told_from_one_that_turns_a_claim(names, 
 def test_a_part_of_the_readme_for_a_machine_without_a_primary_claim_outside(names):
     quiet = machines.Machine("quiet", "2 cores", 1, [], [])
     said = docs.pages(names | {"others": [quiet]})["README.md"]
-    assert "0 of 0 claims lie outside what the shipped runs allow, none of them with the opposite effect\n(primary ones: none): [" in said
+    assert (
+        "0 of 0 claims lie outside what the shipped runs allow, none of them with the opposite effect\n(primary ones: none): ["
+        in said
+    )
     assert docs.pages(names | {"others": []})["README.md"].count("On another machine (") == 0
 
 

@@ -10,7 +10,6 @@ import pytest
 from repro import paths
 from repro.plan import config
 
-
 IN_TURN = "import json, sys; from repro.cli import app; [app(words, standalone_mode=False) for words in json.loads(sys.argv[1])]"
 
 
