@@ -84,7 +84,8 @@ def shorten(notebook: Path) -> None:
             "from pathlib import Path\n\nfrom PIL import Image\n\n" + draw + '    Image.new("L", (8, 8)).save(path)'
         ),
     ]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), notebook)
+    metadata = nbformat.read(notebook, 4).metadata  # its kernel
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=metadata), notebook)
 
 
 @pytest.fixture(scope="module")

@@ -29,8 +29,8 @@ def sections() -> dict[str, str]:
 
 def installed(text: str) -> set[str]:
     """Debian's packages that a shell text installs."""
-    (found,) = re.findall(r"apt-get install([^&;>\n]*)", text.replace("\\\n", " "))
-    return {word for word in found.split() if not word.startswith("-")}
+    found = re.findall(r"apt-get install([^&;>\n]*)", text.replace("\\\n", " "))
+    return {word for words in found for word in words.split() if not word.startswith("-")}
 
 
 def shells() -> dict[str, str]:
