@@ -45,3 +45,12 @@ def test_another_index_than_the_environments_is_refused(make, tmp_path, first):
     assert make()[0] == 0 and make(*first)[0] == 0, "it keeps its index"
     shutil.rmtree(tmp_path / ".venv")
     assert make(CUDA)[0] == 0
+
+
+def test_tests_on_the_cluster_stand_where_make_collects_them():
+    """Collecting all files to run these takes half a minute."""
+    marked = {
+        path.parent for path in (paths.root() / "tests").rglob("test_*.py") if ".mark" + ".box" in path.read_text()
+    }
+    assert marked == {paths.root() / "tests/slurm"}
+    assert "-m box tests/slurm\n" in (paths.root() / "Makefile").read_text()
