@@ -204,8 +204,9 @@ def verdicts(name: str, records: str | Path) -> pd.DataFrame:
     """Verdicts of the claims that figure `name` is evidence for: a row per claim that a record of the folder answers,
     with columns claim, about, paper, ours, agreement, scope. ValueError for a figure that does not exist."""
     entry = figures.entry(name)
-    found = [stored.collect(paths.root() / records / experiment).records for experiment in entry.reads]
     shown = [claim for claim in claims.load() if claim.id in entry.claims]
+    reads = entry.reads if shown else []
+    found = [stored.collect(paths.root() / records / experiment).records for experiment in reads]
     judged = claims.evaluate(shown, {path: run for runs in found for path, run in runs.items()})
     rows = [
         (claim.id, claim.title, *claims.numbers(verdict), verdict.agreement, verdict.scope or "–")
