@@ -3,7 +3,7 @@
 # make test        the same environment, then the test suite without what takes minutes or a Slurm cluster
 # make test-box    the tests on a Slurm cluster on this machine, as root
 # make test-all    every test
-# make environment only the environment, in .venv
+# make environment  the environment alone, in .venv
 # make replot      figures and verdicts from the shipped records, without computing
 # make bundle      one archive with everything: source, records, figures, report, environment, checksums, metadata
 # make appendix    the appendices of docs/appendix/ as PDF

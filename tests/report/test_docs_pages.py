@@ -142,7 +142,7 @@ def test_every_other_machine_stands_beside_the_shipped_records(names, pages):
         assert machine.says.startswith(f"{len(machine.told) - len(machine.differing)} of {len(machine.told)} claims")
 
 
-def test_a_machine_that_lies_outside_is_told_from_one_that_turns_a_claim(names, tmp_path, monkeypatch):
+def test_a_machine_that_lies_outside_is_told_from_one_that_turns_a_claim(tmp_path):
     """0.5 times is slower, where the shipped runs say twice as fast; 1.5 times is only less."""
     one = claim(value=TIMED)
     shipped = sides.Side(

@@ -26,6 +26,10 @@ class Machine:
     turned: Sequence[Row]
 
     @property
+    def runs(self) -> str:
+        return "1 occasion" if self.occasions == 1 else f"at most {self.occasions} occasions"
+
+    @property
     def says(self) -> str:
         return compare.sentence(self.claims, "claims")
 
