@@ -61,7 +61,7 @@ def against_eplb(runs: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument(
@@ -70,3 +70,7 @@ if __name__ == "__main__":
     parser.add_argument("--extra-slots", type=int, default=1, help="of every rank and layer, for copies of experts")
     options = parser.parse_args()
     print(against_eplb(measure(options.repeats, options.rates, options.extra_slots)).to_string())
+
+
+if __name__ == "__main__":
+    main()
