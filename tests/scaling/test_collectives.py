@@ -235,6 +235,25 @@ def test_a_tree_of_two_nodes_sends_half_a_tensor_each_way():
     assert loads == pytest.approx([1 / 8, 2 / 8])
 
 
+@pytest.mark.parametrize("nbytes", [1e3, 1e6, 1e9])
+def test_every_hop_of_a_tree_waits_for_a_chunk(nbytes):
+    """Of 16 nodes four levels up and four down; a short message is one chunk, and a long one is many on the way."""
+    net = _one_level(16, [network.Protocol(10e-6, 1e10)])
+    chunk = min(nbytes, algorithms.TREE_CHUNK_BYTES)
+    assert scaling.seconds("all_reduce", nbytes, net, "tree") == pytest.approx(
+        8 * (10e-6 + chunk / 1e10) + 2 * nbytes / 1e10
+    )
+
+
+def test_an_exchange_with_every_rank_begins_a_message_to_each():
+    """The first at the latency of a hop; of two ranks there is no further one."""
+    for ranks in (2, 16):
+        quiet, busy = (_one_level(ranks, [network.Protocol(10e-6, 1e10)], peer_s=each) for each in (0.0, 2e-6))
+        more = scaling.seconds("all_to_all", 1e6, busy, "direct") - scaling.seconds("all_to_all", 1e6, quiet, "direct")
+        assert more == pytest.approx((ranks - 2) * 2e-6)
+    assert scaling.seconds("all_to_all", 1e6, busy, "pairwise") == scaling.seconds("all_to_all", 1e6, quiet, "pairwise")
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from([(k, a) for k, many in algorithms.ALGORITHMS.items() for a in many]),

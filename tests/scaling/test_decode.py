@@ -225,7 +225,8 @@ def _one_of(machine, draw):
         return replace(p, latency_s=number(p.latency_s), bytes_per_s=number(p.bytes_per_s))
 
     links = tuple(replace(level, protocols=tuple(map(protocol, level.protocols))) for level in machine.network.links)
-    net = replace(machine.network, links=links, overhead_s=number(machine.network.overhead_s))
+    costs = {name: number(getattr(machine.network, name)) for name in ("overhead_s", "peer_s")}
+    net = replace(machine.network, links=links, **costs)
     names = ("flops_per_s", "hbm_bytes_per_s", "launch_s", "overlap")
     return replace(machine, network=net, **{name: number(getattr(machine, name)) for name in names})
 
@@ -241,6 +242,13 @@ def test_draws_are_what_each_of_them_is_alone(mode):
         for part in ("compute_s", "all_to_all_s", "seconds", "tokens_per_s"):
             assert getattr(many, part)[draw] == pytest.approx(getattr(one, part), rel=1e-12)
         assert np.broadcast_to(many.gather_s, 5)[draw] == pytest.approx(one.gather_s, rel=1e-12)
+
+
+def test_a_message_begins_once_to_every_other_gpu_of_all_nodes():
+    quiet = _machine(4, 8, (100.0, 10.0))
+    busy = replace(quiet, network=replace(quiet.network, peer_s=2.0))
+    times = [decode.all_to_all_seconds(1e3, machine, decode.uniform(machine)) for machine in (quiet, busy)]
+    assert times[1] - times[0] == pytest.approx(30 * 2.0)
 
 
 SIZES = st.integers(1, 2000)

@@ -175,13 +175,20 @@ def test_eight_links_about_as_fast_as_the_level_inside_are_found_from_their_nomi
     assert fit.fit(table, model).values()["cluster.bytes_per_s.0"] > 1.2 * truth["cluster.bytes_per_s.0"]
 
 
-def nccl_times(model, values, shapes):
+def test_what_a_further_rank_costs_is_fitted_to_all_to_alls():
+    model = Model(nccl=True, peers=True)
+    truth = {"overhead_s": 4e-6, "node.bytes_per_s.0": 2e11, "cluster.bytes_per_s.0": 2e10, "peer_s": 2e-6}
+    found = fit.fit(nccl_times(model, truth, ((1, 4), (2, 4), (8, 4)), "all_to_all"), model)
+    assert found.values() == pytest.approx(truth, rel=0.05)
+
+
+def nccl_times(model, values, shapes, kind="all_reduce"):
     rows = []
     for nodes, per_node in shapes:
         choices = model.choices(values, (per_node, nodes))
         for nbytes in np.geomspace(2e3, 1e9, 10).astype(int):
-            seconds = collectives.fastest("all_reduce", nbytes, choices)
-            rows.append(("made", "all_reduce", "", nodes, per_node, nbytes, seconds))
+            seconds = collectives.fastest(kind, nbytes, choices)
+            rows.append(("made", kind, "", nodes, per_node, nbytes, seconds))
     return pd.DataFrame(
         rows, columns=["source", "collective", "algorithm", "nodes", "ranks_per_node", "nbytes", "seconds"]
     )

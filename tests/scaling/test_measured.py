@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -116,15 +117,19 @@ def raw(name: str) -> list[dict[str, str]]:
 def test_shipped_tables_are_part_of_the_package(tmp_path):
     """They are found outside any checkout."""
     shutil.copytree(Path(repro.__file__).parent, tmp_path / "site/repro")
-    program = "from repro.scaling import measured; print(len(measured.a100_dgx()), len(measured.slingshot11()))"
+    tables = "measured.a100_dgx(), measured.slingshot11(), measured.blink('lumi')"
+    program = f"from repro.scaling import measured; print(*map(len, ({tables})))"
     command = [sys.executable, "-c", program]
     done = subprocess.run(
         command, env={"PYTHONPATH": str(tmp_path / "site")}, cwd=tmp_path, capture_output=True, text=True
     )
-    assert done.stdout.split() == ["8946", "816"], done.stderr
+    assert done.stdout.split() == ["8946", "816", "259"], done.stderr
 
 
-@pytest.mark.parametrize(("table", "rows"), [(measured.a100_dgx, 8946), (measured.slingshot11, 816)])
+BLINK = [(partial(measured.blink, system), rows) for system, rows in (("alps", 487), ("leonardo", 336), ("lumi", 259))]
+
+
+@pytest.mark.parametrize(("table", "rows"), [(measured.a100_dgx, 8946), (measured.slingshot11, 816), *BLINK])
 def test_shipped_tables_have_the_one_schema(table, rows):
     found = table()
     assert tuple(found.columns) == measured.COLUMNS and len(found) == rows
@@ -183,6 +188,27 @@ def test_slingshot11_sizes_are_whole_tensors():
     alone = found[(found["collective"] == "all_gather") & (found["ranks_per_node"] == 1) & (found["nbytes"] > 5e8)]
     received = (alone["nbytes"] * (1 - 1 / alone["nodes"]) / alone["seconds"]).max()
     assert 5e9 < received < 25e9 < 16 * received
+
+
+def test_blink_is_its_file_without_shared_lanes_and_sockets():
+    lines = raw("blink_gpu_collectives.csv")
+    kept = [line for line in lines if line["system"] == "leonardo" and "SL0" not in line["setting"]]
+    found = measured.blink("leonardo")
+    assert found["seconds"].tolist() == pytest.approx([float(line["median_us"]) * 1e-6 for line in kept])
+    assert {"alps", "leonardo", "lumi"} == {line["system"] for line in lines}
+    between = measured.blink("lumi").query("nodes > 1 and collective == 'all_reduce' and nbytes == 1")
+    assert set(between["nodes"]) == {2, 4, 8, 16, 32, 33, 62, 64} and between["seconds"].max() < 0.2e-3
+    with pytest.raises(ValueError, match="system 'frontier' has no measured times, known: alps, leonardo, lumi"):
+        measured.blink("frontier")
+
+
+@pytest.mark.parametrize(("system", "nic"), [("alps", 25e9), ("leonardo", 12.5e9), ("lumi", 25e9)])
+def test_blink_sizes_are_whole_tensors(system, nic):
+    """As what goes to one other rank, an all-to-all among many nodes nearly fills the four NICs of a node, and no more."""
+    found = measured.blink(system)
+    sent = found[(found["collective"] == "all_to_all") & (found["nodes"] > 2)]
+    leaving = sent["nbytes"] * sent["ranks_per_node"] * (1 - 1 / sent["nodes"]) / 4
+    assert 0.6 * nic < (leaving / sent["seconds"]).max() < 1.05 * nic
 
 
 def test_nccl_tests_today(saved):

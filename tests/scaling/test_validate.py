@@ -83,6 +83,25 @@ def test_published_times_on_more_nodes_are_inside_the_band():
     assert np.sqrt(found.high / found.low).median() < 2
 
 
+def test_sixteen_times_as_many_gpus_are_predicted_within_the_aim():
+    """Leonardo, fitted on up to 64 GPUs: on 128 to 1024 the median error is at most 15 %, and nine tenths are within 40 %."""
+    study = published.leonardo()
+    fitted, held_out = study.split("ranks")
+    found = fit.predict(fit.fit(fitted, study.model), held_out)
+    assert set(held_out.nodes) == {32, 64, 128, 256} and set(found.collective) == {"all_reduce", "all_to_all"}
+    median, most = fit.error_quantiles(found.log_error)
+    assert median < 0.15 and most < 0.4
+
+
+def test_frontiers_nodes_as_measured_on_lumi_use_all_their_nics():
+    """Nothing fitted: large messages take about as long as on the catalogue's Frontier, and half as long as with one ring."""
+    study = published.lumi()
+    for how, expected in (("machine", 1.3), ("scenario", 2.3)):
+        table = published.by_catalogue(study, how, draws=8)
+        large = table[(table.collective == "all_reduce") & (table.nbytes >= 2**30) & table.nodes.between(4, 33)]
+        assert np.exp(large.log_error.median()) == pytest.approx(expected, rel=0.1)
+
+
 def test_a_machine_that_was_not_fitted_has_a_band_of_its_intervals():
     table = published.by_catalogue(published.a100_node(), draws=32)
     assert (table.low < table.high).all() and (table.predicted > 0).all()

@@ -5,7 +5,8 @@ decides how long it takes. So an algorithm is a short list of `Stage`s, which `c
 
     ring                 p - 1 rounds to the next rank: little traffic over slow levels, but latency grows with p
     tree                 NCCL's all-reduce: up and down a binary tree of nodes, a chain inside a node. There are two
-                         trees with half of the tensor each, so that every link is busy in both directions
+                         trees with half of the tensor each, so that every link is busy in both directions. A rank sends
+                         on a chunk at a time: every hop waits for one
     recursive_doubling   log2 p rounds with a partner twice as far each time (a reduction halves). Where p is not a
                          power of two, a reduction first folds the odd ranks into their neighbours, as MPICH does
     bruck                as many rounds, for any p (all-gather and all-to-all)
@@ -41,6 +42,11 @@ ALGORITHMS: dict[Kind, tuple[Algorithm, ...]] = {
 }
 
 
+# What NCCL and RCCL send on at a time: a buffer of 4 MiB in eight steps (NCCL_STEPS). That is of one channel; a NIC has
+# several, and where a chain is long for the message the library halves the chunk up to four times. Both are left out.
+TREE_CHUNK_BYTES = 2.0**19
+
+
 @dataclass(frozen=True)
 class Stage:
     """Equal rounds, one after the other.
@@ -55,6 +61,9 @@ class Stage:
     message   size of one message, which decides the protocol
     sent      what a rank sends in a round
     reduced   what a rank adds up in a round
+
+    peers     other ranks to which a rank begins a message in a round, beyond the one of `hops`
+    chunk     bytes of a message that a rank receives before it sends them on; 0: all hops are of other messages
     """
 
     hops: tuple[float, ...]
@@ -64,6 +73,8 @@ class Stage:
     sent: float
     reduced: float = 0.0
     switched: frozenset[int] = frozenset()
+    peers: int = 0
+    chunk: float = 0.0
 
 
 class Group(NamedTuple):
@@ -170,7 +181,7 @@ def _tree(group: Group) -> Stage:
     *inside, outside = group.sizes
     hops = (*(2.0 * (size - 1) for size in inside), 2.0 * math.ceil(math.log2(outside)) if outside > 1 else 0.0)
     loads = tuple(_of_tree(size) * load for size, load in zip(group.sizes, _one_each(group, 1.0), strict=True))
-    return Stage(hops, 1, loads, 1 / group.channels, 1.0, 1.0)
+    return Stage(hops, 1, loads, 1 / group.channels, 1.0, 1.0, chunk=TREE_CHUNK_BYTES)
 
 
 def _of_tree(size: int) -> float:
@@ -227,7 +238,8 @@ def _direct(group: Group, message: float, reduced: float) -> Stage:
         message * (unit * size - unit) * group.load(level, unit) if size > 1 else 0.0
         for level, (unit, size) in enumerate(zip(group.units(), group.sizes, strict=True))
     )
-    return Stage(_only(group, group.outermost, 1), 1, loads, message, message * (group.ranks - 1), reduced)
+    hops, peers = _only(group, group.outermost, 1), group.ranks - 2
+    return Stage(hops, 1, loads, message, message * (group.ranks - 1), reduced, peers=peers)
 
 
 def _only(group: Group, level: int, value: float) -> tuple[float, ...]:

@@ -99,9 +99,12 @@ def _evaluate(found: Sequence[Stage], nbytes: float, network: Network, first: in
                 switch = links.in_network if level - first in stage.switched else None
                 protocol = switch or links.protocol(stage.message * nbytes)
                 working = working + hops * protocol.latency_s
+                if stage.chunk:
+                    working = working + hops * min(stage.chunk, stage.message * nbytes) / protocol.bytes_per_s
                 busy = np.maximum(busy, load * nbytes / protocol.bytes_per_s)
         draining = draining + stage.rounds * busy
         moved = stage.sent * network.topology.world_size / network.host_bytes_per_s
+        working = working + stage.rounds * stage.peers * network.peer_s
         working = working + stage.rounds * nbytes * (moved + stage.reduced / network.reduce_bytes_per_s)
     total = np.maximum(working, draining) if network.emulated else working + draining
     return total if isinstance(total, np.ndarray) else float(total)

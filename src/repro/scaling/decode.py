@@ -205,13 +205,15 @@ def all_to_all_seconds(nbytes: float, machine: Machine, routing: Routing) -> Val
     names, gpus = machine.topology.names, machine.topology.world_size
     if gpus == 1:
         return 0.0
+    begun = (gpus - 2) * machine.network.peer_s  # once for both parts
+    machine = replace(machine, network=replace(machine.network, peer_s=0.0))
     most = nbytes * routing.max_load
     inside = most * (routing.crossing_fraction - routing.node_crossing_fraction)
     between = most * routing.node_crossing_fraction
     inner, outer = _exchange(inside, machine, names[:-1]), _exchange(between, machine, names[-1:])
     # In an emulated network the processors of one machine carry both parts for all GPUs.
     host = machine.network.overhead_s + nbytes * routing.crossing_fraction * gpus / machine.network.host_bytes_per_s
-    return np.maximum(host, np.maximum(inner, outer))
+    return begun + np.maximum(host, np.maximum(inner, outer))
 
 
 def _exchange(sent: float, machine: Machine, levels: tuple[str, ...]) -> Value:

@@ -23,7 +23,7 @@ from repro.topology import Level, Topology
 PRIOR_LOG_SD = 3.0  # of a weak prior around the start, for parameters that the data do not determine
 ROBUST_LOG = 0.2  # log errors beyond it count less than their square
 SHAPE = ["source", "collective", "sizes"]  # columns that name one machine shape of a table
-OF_RANKS = ("reduce_bytes_per_s", "host_bytes_per_s")  # rates of processors, not of links
+OF_RANKS = ("peer_s", "reduce_bytes_per_s", "host_bytes_per_s")  # of processors, not of links
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Model:
     links        by level, links that the ranks of a unit share (NICs); default, and for fewer ranks: one per rank
     switches     message bytes at which the next protocol begins
     algorithms   ours by a table's name of an algorithm; of several the fastest. "": the library chose
+    peers        fit the time to begin a message to each further rank of an all-to-all
     reduces      fit the rate at which received values are added up (CPU collectives); infinite otherwise
     host         an emulated network: all ranks share the processors of one machine, and its links queue. Fit the rate
                  at which the processors move bytes
@@ -48,6 +49,7 @@ class Model:
     links: Mapping[str, float] = field(default_factory=dict)
     switches: tuple[float, ...] = ()
     algorithms: Mapping[str, Sequence[Algorithm]] = field(default_factory=lambda: {"": ("ring", "tree", "direct")})
+    peers: bool = False
     reduces: bool = False
     host: bool = False
     nccl: bool = False
@@ -55,10 +57,12 @@ class Model:
 
     @property
     def names(self) -> list[str]:
-        """Names of the fitted parameters: overhead_s, `LEVEL.latency_s.N` and `LEVEL.bytes_per_s.N`, and rates."""
+        """Names of the fitted parameters: overhead_s, `LEVEL.latency_s.N` and `LEVEL.bytes_per_s.N`, and those `OF_RANKS`."""
         numbers, kinds = range(len(self.switches) + 1), ("bytes_per_s",) if self.nccl else ("latency_s", "bytes_per_s")
         each = [f"{v}.{what}.{i}" for v in self.levels for i in numbers for what in kinds]
-        of_ranks = [name for name, fitted in zip(OF_RANKS, (self.reduces, self.host), strict=True) if fitted]
+        of_ranks = [
+            name for name, fitted in zip(OF_RANKS, (self.peers, self.reduces, self.host), strict=True) if fitted
+        ]
         return ["overhead_s", *each, *of_ranks]
 
     def choices(self, values: Mapping[str, Value], sizes: Sequence[int]) -> list[tuple[Network, tuple[Algorithm, ...]]]:
@@ -68,7 +72,7 @@ class Model:
             return [(self.network(values, sizes), tuple(self.algorithms.get("", ())))]
         topology = Topology(tuple(map(Level, self.levels, sizes)))
         rates = [values[f"{level}.bytes_per_s.0"] for level in self.levels]
-        return nccl.networks(topology, self._counts(sizes), rates, values["overhead_s"])
+        return nccl.networks(topology, self._counts(sizes), rates, values["overhead_s"], values.get("peer_s", 0.0))
 
     def network(self, values: Mapping[str, Value], sizes: Sequence[int]) -> Network:
         """The network with levels of these `sizes` and the parameters `values`, by name. ValueError for `nccl`, which
@@ -188,8 +192,9 @@ def thinned(measured: pd.DataFrame, sizes: int) -> pd.DataFrame:
 
 
 def _start(table: pd.DataFrame, model: Model, name: str) -> float:
-    """Where the search for a parameter begins: at a quarter of the shortest time; at half the nominal rate, or else the
-    highest of the table; for a level over the rows that cross none further out."""
+    """Where the search for a parameter begins: at a quarter of the shortest time, a message to a further rank at a tenth
+    of that; at half the nominal rate, or else the highest of the table; for a level over the rows that cross none
+    further out."""
     level, _, what = name.partition(".")
     if level in model.nominal and what.startswith("bytes_per_s"):
         return model.nominal[level] / 2
@@ -200,7 +205,7 @@ def _start(table: pd.DataFrame, model: Model, name: str) -> float:
     mine = table[[levels[-1] == name.split(".")[0] for levels in crossed]]
     rows = table if mine.empty else mine
     if "bytes_per_s" not in name:
-        return float(rows.seconds.min()) / 4
+        return float(rows.seconds.min()) / (40 if name == "peer_s" else 4)
     ranks = float(table.sizes.map(np.prod).max()) if name == "host_bytes_per_s" else 1.0
     scale = 1.0 if name in OF_RANKS else rows.scale
     return float((rows.nbytes / rows.seconds / scale).max()) * ranks

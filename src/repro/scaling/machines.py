@@ -80,6 +80,7 @@ class Hardware:
     gemm           share of the peak that large matrix products reach
     hbm            bytes per second that memory-bound kernels reach
     launch_s       of a kernel
+    peer_s         to begin a message to each further rank of an all-to-all
     overlap        share of the compute behind which messages can hide
     channels       rings side by side; 0: one per link
     values         parameters that `at` fixed, by name
@@ -92,13 +93,15 @@ class Hardware:
     gemm: Interval
     hbm: Interval
     launch_s: Interval
+    peer_s: Interval
     overlap: Interval
     channels: int = 0
     values: Mapping[str, Value] = field(default_factory=dict)
 
     def intervals(self) -> dict[str, Interval]:
         """The uncertain parameters by name."""
-        found = {"gemm": self.gemm, "hbm": self.hbm, "launch_s": self.launch_s, "overlap": self.overlap}
+        names = ("gemm", "hbm", "launch_s", "peer_s", "overlap")
+        found: dict[str, Interval] = {name: getattr(self, name) for name in names}
         for tier in self.tiers:
             found |= {f"{tier.name} achieved": tier.achieved, f"{tier.name} latency_s": tier.latency_s}
         return found
@@ -133,7 +136,7 @@ class Hardware:
             switch = Protocol(tier.in_network_latency_s, share * rate) if share else None
             links.append(Links(tier.links, (Protocol(values[f"{tier.name} latency_s"], rate),), switch))
         return Machine(
-            network=Network(self.topology(nodes), tuple(links), overhead_s=values["launch_s"]),
+            network=Network(self.topology(nodes), tuple(links), values["launch_s"], values["peer_s"]),
             flops_per_s=self.peak_flops * values["gemm"],
             hbm_bytes_per_s=values["hbm"],
             launch_s=values["launch_s"],

@@ -38,12 +38,13 @@ VARIANTS = (
 
 
 def networks(
-    topology: Topology, counts: Sequence[float], rates: Sequence[Value], overhead_s: Value = 0.0
+    topology: Topology, counts: Sequence[float], rates: Sequence[Value], overhead_s: Value = 0.0, peer_s: Value = 0.0
 ) -> list[tuple[Network, tuple[Algorithm, ...]]]:
     """What NCCL can choose: networks, and the algorithms that run on each. The innermost level is NVLink.
 
     counts, rates   by level: links out of a unit, and the bytes per second of one
     overhead_s      on top of NCCL's own, such as the wait for a slower rank
+    peer_s          to begin a message to each further rank, which NCCL's tuner does not reckon with
     """
     found = []
     for variant in VARIANTS:
@@ -51,5 +52,6 @@ def networks(
         for level, (count, rate) in enumerate(zip(counts, rates, strict=True)):
             hop = Protocol(1e-6 * (variant.network_us if level else variant.nvlink_us), variant.share * rate)
             links.append(Links(count, (hop,)))
-        found.append((Network(topology, tuple(links), overhead_s + 1e-6 * variant.base_us), variant.algorithms))
+        network = Network(topology, tuple(links), overhead_s + 1e-6 * variant.base_us, peer_s)
+        found.append((network, variant.algorithms))
     return found

@@ -55,6 +55,8 @@ class Network:
     """Links of every level of `topology`, innermost first.
 
     overhead_s           to launch a collective, before its first message
+    peer_s               to begin a message to each further rank, where one goes to every other at once (the overhead
+                         of LogGP, Alexandrov et al. 1995)
     reduce_bytes_per_s   bytes that a rank adds up per second in a reduction
     host_bytes_per_s     bytes that the processors of one machine move per second for all ranks together, where the
                          network is `emulated`; infinite on a real one
@@ -63,6 +65,7 @@ class Network:
     topology: Topology
     links: tuple[Links, ...]
     overhead_s: Value = 0.0
+    peer_s: Value = 0.0
     reduce_bytes_per_s: Value = math.inf
     host_bytes_per_s: Value = math.inf
 

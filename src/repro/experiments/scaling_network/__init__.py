@@ -10,11 +10,12 @@ PARTS = ("fitted", "held_out")
 
 
 class ScalingNetwork(Point):
-    """`source`: NCCL on one or two DGX A100 (microsoft/vidur), or Cray MPICH on LUMI's Slingshot-11 (HLC-Lab/pico).
+    """`source`: NCCL on one or two DGX A100 (microsoft/vidur), Cray MPICH on LUMI's Slingshot-11 (HLC-Lab/pico), or NCCL
+    or RCCL on all GPUs of nodes of Alps, Leonardo and LUMI (Blink).
     `split`: what is held out (`repro.scaling.published`)."""
 
-    source: Literal["a100_node", "a100_dgx", "slingshot11"] = "slingshot11"
-    split: Literal["ranks", "sizes", "machine"] = "ranks"
+    source: Literal["a100_node", "a100_dgx", "slingshot11", "alps", "leonardo", "lumi"] = "slingshot11"
+    split: Literal["ranks", "sizes", "machine", "scenario"] = "ranks"
     protocols: int = Field(3, ge=1, le=3, description="at most so many, each for a range of message sizes; not of NCCL")
 
     @property

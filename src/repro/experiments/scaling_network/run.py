@@ -14,9 +14,10 @@ from repro.scaling.published import LARGE, Study
 def run(point: ScalingNetwork) -> Outcome:
     """Fit and predict. Series: all measurements, predicted, the held-out ones with the ends of their bands."""
     study = published.STUDIES[point.source]()
-    if point.split == "machine":
-        table, chosen = published.by_catalogue(study).assign(part="held_out"), {}
-        conditions = {"switches_bytes": "none", "parameters": f"of {study.machine} in the catalogue, none fitted"}
+    if point.split in study.machines:
+        table, chosen = published.by_catalogue(study, point.split).assign(part="held_out"), {}
+        machine = study.machines[point.split]
+        conditions = {"switches_bytes": "none", "parameters": f"of {machine} in the catalogue, none fitted"}
     else:
         table, chosen, conditions = _fitted(point, study)
     series = table.assign(source=point.source, split=point.split).drop(columns=["sizes", "hop"])

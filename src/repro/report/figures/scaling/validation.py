@@ -13,11 +13,19 @@ from repro.report.figures.scaling.marks import PLANS, batches, errors, style
 _SOURCES = {
     "a100_dgx": "NCCL, two DGX A100 (published)",
     "a100_node": "NCCL, DGX A100 (published)",
+    "alps": "NCCL, Alps (published)",
+    "leonardo": "NCCL, Leonardo (published)",
+    "lumi": "RCCL, LUMI (published)",
     "slingshot11": "Cray MPICH, Slingshot-11 (published)",
 }
-_COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "send_recv")  # each has one look
+_COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "send_recv", "all_to_all")  # each has one look
 _CUT = (0.09, 11)  # ends of the axis of predicted over measured
-_SPLITS = {"ranks": "more ranks", "sizes": "more than 1 MiB", "machine": "nothing fitted"}
+_SPLITS = {
+    "ranks": "more ranks",
+    "sizes": "more than 1 MiB",
+    "machine": "nothing fitted",
+    "scenario": "nothing fitted; one ring",
+}
 
 
 def scaling_collectives(data: Data) -> Drawing:
