@@ -94,9 +94,9 @@ def test_sixteen_times_as_many_gpus_are_predicted_within_the_aim():
 
 
 def test_frontiers_nodes_as_measured_on_lumi_use_all_their_nics():
-    """Nothing fitted: large messages take about as long as on the catalogue's Frontier, and half as long as with one ring."""
+    """Nothing fitted: large messages take about as long as on the catalogue's Frontier, and a fifth of the time with one ring."""
     study = published.lumi()
-    for how, expected in (("machine", 1.3), ("scenario", 2.3)):
+    for how, expected in (("machine", 1.3), ("scenario", 5.2)):
         table = published.by_catalogue(study, how, draws=8)
         large = table[(table.collective == "all_reduce") & (table.nbytes >= 2**30) & table.nodes.between(4, 33)]
         assert np.exp(large.log_error.median()) == pytest.approx(expected, rel=0.1)

@@ -59,11 +59,12 @@ def fastest(
     options: Sequence[tuple[Network, Sequence[Algorithm]]],
     *,
     levels: Sequence[str] | None = None,
+    channels: float | None = None,
 ) -> Value:
     """Seconds by the fastest algorithm of those that a library has on each of some networks, in each draw by itself.
     ValueError where none of them is one of the collective's."""
     found = [
-        seconds(kind, nbytes, network, each, levels=levels)
+        seconds(kind, nbytes, network, each, levels=levels, channels=channels)
         for network, names in options
         for each in names
         if each in ALGORITHMS[kind]

@@ -17,7 +17,7 @@ import pandas as pd
 
 from repro.scaling import measured
 from repro.scaling.algorithms import Algorithm
-from repro.scaling.collectives import fastest, seconds
+from repro.scaling.collectives import fastest
 from repro.scaling.fit import Model, shaped, thinned
 from repro.scaling.machines import Hardware, hardware
 from repro.scaling.network import Value
@@ -82,10 +82,13 @@ def by_catalogue(study: Study, how: Split = "machine", draws: int = 256) -> pd.D
 
 
 def _of_nodes(kind: Hardware, _: Model, table: pd.DataFrame, draws: int) -> list[Value]:
-    """Seconds of each row on as many nodes of the machine, by the algorithms that predictions of steps use."""
+    """Seconds of each row on as many nodes of the machine, by the faster of the algorithms that NCCL and RCCL have."""
     machines = {nodes: kind.machine(nodes, draws) for nodes in table.nodes.unique()}
     rows = zip(table.collective, table.nbytes, (machines[nodes] for nodes in table.nodes), strict=True)
-    return [seconds(what, n, machine.network, channels=machine.channels) for what, n, machine in rows]
+    return [
+        fastest(what, n, [(machine.network, ("ring", "tree", "direct"))], channels=machine.channels)
+        for what, n, machine in rows
+    ]
 
 
 def _of_links(kind: Hardware, model: Model, table: pd.DataFrame, draws: int) -> list[Value]:

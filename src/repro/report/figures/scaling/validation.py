@@ -19,7 +19,7 @@ _SOURCES = {
     "slingshot11": "Cray MPICH, Slingshot-11 (published)",
 }
 _COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "send_recv", "all_to_all")  # each has one look
-_CUT = (0.09, 11)  # ends of the axis of predicted over measured
+_CUT = (0.05, 20)  # ends of the axis of predicted over measured
 _SPLITS = {
     "ranks": "more ranks",
     "sizes": "more than 1 MiB",
