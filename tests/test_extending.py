@@ -149,6 +149,7 @@ def test_the_platforms_have_plans(said):
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a minute alone; beside the cluster's tests and two others, on slow cores, over five
 def test_all_of_it(project, said):
     """The figure through its notebook, the report, the verdict, the comparison, and the pages."""
     found = run_all(commands(LAST, "repro"))
