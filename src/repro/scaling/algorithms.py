@@ -62,8 +62,10 @@ class Stage:
     sent      what a rank sends in a round
     reduced   what a rank adds up in a round
 
-    peers     other ranks to which a rank begins a message in a round, beyond the one of `hops`
-    chunk     bytes of a message that a rank receives before it sends them on; 0: all hops are of other messages
+    Also:
+
+    peers     further ranks to which a rank begins a message in a round
+    chunk     where one message crosses all hops: bytes of it that a rank must have before it sends them on
     """
 
     hops: tuple[float, ...]
