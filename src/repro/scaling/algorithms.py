@@ -54,6 +54,8 @@ class Stage:
     hops      per level: how many messages of the longest chain cross it, each of which costs a latency
     rounds    how many there are
     switched  levels whose switches do the work, at their own latency and rate
+    peers     further ranks to which a rank begins a message in a round
+    chunk     where one message crosses all hops: bytes of it that a rank must have before it sends them on
 
     In units of the whole tensor:
 
@@ -61,11 +63,6 @@ class Stage:
     message   size of one message, which decides the protocol
     sent      what a rank sends in a round
     reduced   what a rank adds up in a round
-
-    Also:
-
-    peers     further ranks to which a rank begins a message in a round
-    chunk     where one message crosses all hops: bytes of it that a rank must have before it sends them on
     """
 
     hops: tuple[float, ...]
