@@ -214,12 +214,25 @@ def test_between_nodes_a_tree_of_shards_or_a_switch_goes_on(nodes, crossings):
     n, hops = 8e9, 2 * math.log2(nodes)
     tree = scaling.seconds("all_reduce", n, _switched((8, nodes)), "in_network")
     inside = n * 9 / 8 / 250e9  # slower than the NICs, with which it takes turns
-    assert tree == pytest.approx(25e-6 + hops * 10e-6 + max(inside, crossings * n / 8 / 50e9))
+    waits = hops * (10e-6 + 2**19 / 50e9)  # at every hop of the tree for a chunk
+    assert tree == pytest.approx(25e-6 + waits + max(inside, crossings * (n / 8 - 2**19) / 50e9))
     sharp = scaling.seconds("all_reduce", n, _switched((8, nodes), sharp=True), "in_network")
     assert sharp == pytest.approx(25e-6 + 18e-6 + inside)
     assert scaling.seconds("reduce_scatter", n, _switched((8, nodes), sharp=True), "in_network") < sharp
     with pytest.raises(ValueError, match="reduce_scatter by in_network needs switches"):
         scaling.seconds("reduce_scatter", n, _switched((8, nodes)), "in_network")
+
+
+def test_a_machine_tells_what_a_message_to_a_further_rank_costs():
+    kind, times = scaling.hardware("frontier"), {}
+    for cost in (1e-6, 1.0):
+        machine = kind.at(peer_s=cost).machine(2)
+        for what, algorithm in (("all_to_all", "direct"), ("all_gather", "direct"), ("all_gather", "ring")):
+            times.setdefault((what, algorithm), []).append(scaling.seconds(what, 1e6, machine.network, algorithm))
+    more = {way: slow - fast for way, (fast, slow) in times.items()}
+    expected = {("all_to_all", "direct"): 14.0, ("all_gather", "direct"): 14.0, ("all_gather", "ring"): 0.0}
+    assert more == pytest.approx(expected, rel=1e-4)
+    assert np.ptp(kind.machine(2, draws=9).network.peer_s) > 0
 
 
 def test_machines_say_whether_their_switches_add_up():
@@ -235,14 +248,25 @@ def test_a_tree_of_two_nodes_sends_half_a_tensor_each_way():
     assert loads == pytest.approx([1 / 8, 2 / 8])
 
 
-@pytest.mark.parametrize("nbytes", [1e3, 1e6, 1e9])
-def test_every_hop_of_a_tree_waits_for_a_chunk(nbytes):
-    """Of 16 nodes four levels up and four down; a short message is one chunk, and a long one is many on the way."""
-    net = _one_level(16, [network.Protocol(10e-6, 1e10)])
-    chunk = min(nbytes, algorithms.TREE_CHUNK_BYTES)
-    assert scaling.seconds("all_reduce", nbytes, net, "tree") == pytest.approx(
-        8 * (10e-6 + chunk / 1e10) + 2 * nbytes / 1e10
-    )
+@pytest.mark.parametrize("chunks", [0.01, 1, 2, 7])
+def test_a_tree_sends_chunks_on_as_they_come(chunks):
+    """Between two ranks: a chunk goes up when the one before has left, comes down when it has arrived and that one has."""
+    protocol = network.Protocol(10e-6, 1e10, chunk_bytes=1e5)
+    sizes = [1e5] * int(chunks) or [chunks * 1e5]
+    up = down = 0.0  # when each direction of the link is free again
+    for size in sizes:
+        up += size / 1e10
+        down = max(down, up + 10e-6) + size / 1e10
+    net = _one_level(2, [protocol])
+    assert scaling.seconds("all_reduce", sum(sizes), net, "tree") == pytest.approx(down + 10e-6)
+
+
+def test_a_deep_tree_waits_for_a_chunk_at_every_hop():
+    """16 nodes: four levels up and four down. Of a long message most follow the first chunk; a link carries two tensors."""
+    net = _one_level(16, [network.Protocol(10e-6, 1e10, chunk_bytes=1e5)])
+    assert scaling.seconds("all_reduce", 1e4, net, "tree") == pytest.approx(8 * (10e-6 + 1e-6))
+    long = 8 * (10e-6 + 1e-5) + 2 * (1e9 - 1e5) / 1e10
+    assert scaling.seconds("all_reduce", 1e9, net, "tree") == pytest.approx(long)
 
 
 def test_an_exchange_with_every_rank_begins_a_message_to_each():

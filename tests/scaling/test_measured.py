@@ -126,7 +126,7 @@ def test_shipped_tables_are_part_of_the_package(tmp_path):
     assert done.stdout.split() == ["8946", "816", "259"], done.stderr
 
 
-BLINK = [(partial(measured.blink, system), rows) for system, rows in (("alps", 487), ("leonardo", 336), ("lumi", 259))]
+BLINK = [(partial(measured.blink, system), rows) for system, rows in (("alps", 417), ("leonardo", 336), ("lumi", 259))]
 
 
 @pytest.mark.parametrize(("table", "rows"), [(measured.a100_dgx, 8946), (measured.slingshot11, 816), *BLINK])
@@ -190,14 +190,25 @@ def test_slingshot11_sizes_are_whole_tensors():
     assert 5e9 < received < 25e9 < 16 * received
 
 
-def test_blink_is_its_file_without_shared_lanes_and_sockets():
-    lines = raw("blink_gpu_collectives.csv")
-    kept = [line for line in lines if line["system"] == "leonardo" and "SL0" not in line["setting"]]
-    found = measured.blink("leonardo")
+@pytest.mark.parametrize("system", ["alps", "leonardo", "lumi"])
+def test_blink_is_its_file_without_what_its_docstring_leaves_out(system):
+    slow = {
+        "alps": lambda line: int(line["nodes"]) == 2 and line["run"] < "2024-03-25T20",
+        "leonardo": lambda line: line["setting"].startswith("SL0"),
+        "lumi": lambda line: line["run"] < "2024-03-26T16",
+    }[system]
+    mine = [line for line in raw("blink_gpu_collectives.csv") if line["system"] == system]
+    kept = [line for line in mine if not slow(line)]
+    found = measured.blink(system)
+    assert 0 < len(kept) < len(mine)
     assert found["seconds"].tolist() == pytest.approx([float(line["median_us"]) * 1e-6 for line in kept])
-    assert {"alps", "leonardo", "lumi"} == {line["system"] for line in lines}
-    between = measured.blink("lumi").query("nodes > 1 and collective == 'all_reduce' and nbytes == 1")
-    assert set(between["nodes"]) == {2, 4, 8, 16, 32, 33, 62, 64} and between["seconds"].max() < 0.2e-3
+    assert found["nodes"].tolist() == [int(line["nodes"]) for line in kept]
+    assert min(int(line["iterations"]) for line in kept) == 100
+
+
+def test_between_nodes_of_lumi_a_byte_takes_no_longer_than_its_way():
+    found = measured.blink("lumi").query("nodes > 1 and collective == 'all_reduce' and nbytes == 1")
+    assert set(found["nodes"]) == {2, 4, 8, 16, 32, 33, 62, 64} and found["seconds"].max() < 0.2e-3
     with pytest.raises(ValueError, match="system 'frontier' has no measured times, known: alps, leonardo, lumi"):
         measured.blink("frontier")
 

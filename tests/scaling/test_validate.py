@@ -102,6 +102,16 @@ def test_frontiers_nodes_as_measured_on_lumi_use_all_their_nics():
         assert np.exp(large.log_error.median()) == pytest.approx(expected, rel=0.1)
 
 
+def test_all_to_alls_on_lumi_are_predicted_by_the_catalogue_from_few_bytes_on():
+    """On 2 to 64 nodes; the catalogue's cost of a message to a further rank is from these times, all else is not."""
+    table = published.by_catalogue(published.lumi(), draws=8)
+    sent = table[(table.collective == "all_to_all") & (table.nodes > 1)]
+    each = sent.nbytes / (sent.nodes * 8)
+    for some, median, most in ((each <= 4096, 0.35, 0.7), (each >= 2**21, 0.15, 0.3)):
+        found = fit.error_quantiles(sent[some].log_error, (0.5, 1.0))
+        assert found[0] < median and found[1] < most, found
+
+
 def test_a_machine_that_was_not_fitted_has_a_band_of_its_intervals():
     table = published.by_catalogue(published.a100_node(), draws=32)
     assert (table.low < table.high).all() and (table.predicted > 0).all()

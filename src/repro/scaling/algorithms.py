@@ -42,11 +42,6 @@ ALGORITHMS: dict[Kind, tuple[Algorithm, ...]] = {
 }
 
 
-# What NCCL and RCCL send on at a time: a buffer of 4 MiB in eight steps (NCCL_STEPS). That is of one channel; a NIC has
-# several, and where a chain is long for the message the library halves the chunk up to four times. Both are left out.
-TREE_CHUNK_BYTES = 2.0**19
-
-
 @dataclass(frozen=True)
 class Stage:
     """Equal rounds, one after the other.
@@ -55,7 +50,7 @@ class Stage:
     rounds    how many there are
     switched  levels whose switches do the work, at their own latency and rate
     peers     further ranks to which a rank begins a message in a round
-    chunk     where one message crosses all hops: bytes of it that a rank must have before it sends them on
+    pipelined  one message crosses all hops, a chunk after the other: a rank sends on what it has (`Protocol.chunk_bytes`)
 
     In units of the whole tensor:
 
@@ -73,7 +68,7 @@ class Stage:
     reduced: float = 0.0
     switched: frozenset[int] = frozenset()
     peers: int = 0
-    chunk: float = 0.0
+    pipelined: bool = False
 
 
 class Group(NamedTuple):
@@ -180,7 +175,7 @@ def _tree(group: Group) -> Stage:
     *inside, outside = group.sizes
     hops = (*(2.0 * (size - 1) for size in inside), 2.0 * math.ceil(math.log2(outside)) if outside > 1 else 0.0)
     loads = tuple(_of_tree(size) * load for size, load in zip(group.sizes, _one_each(group, 1.0), strict=True))
-    return Stage(hops, 1, loads, 1 / group.channels, 1.0, 1.0, chunk=TREE_CHUNK_BYTES)
+    return Stage(hops, 1, loads, 1 / group.channels, 1.0, 1.0, pipelined=True)
 
 
 def _of_tree(size: int) -> float:
@@ -193,14 +188,16 @@ def _in_network(kind: Kind, group: Group) -> Stage:
     """NCCL's NVLS and CollNet: a switch reads a shard from all ranks, adds up, and its owner stores it to all by
     multicast. A rank's link carries the whole tensor once, and in an all-reduce the owner's result besides (in the
     other direction for the other half, so the busier direction counts). Then every shard goes over the next level."""
-    hops, loads, shard = [], [], 1.0
+    hops, loads, shard, message, pipelined = [], [], 1.0, 1 / group.ranks, False
     for level, (unit, size) in enumerate(zip(group.units(), group.sizes, strict=True)):
         by_tree = level not in group.switches and size > 1
+        if by_tree:  # the shard goes up and down in chunks
+            message, pipelined = shard, True
         crossings = _of_tree(size) if by_tree else 1 + (1 / size if kind == "all_reduce" and level == 0 else 0)
         hops.append(2.0 * math.ceil(math.log2(size)) if by_tree else float(size > 1))
         loads.append(crossings * shard * group.load(level, unit) if size > 1 else 0.0)
         shard /= size
-    return Stage(tuple(hops), 1, tuple(loads), 1 / group.ranks, 1.0, switched=group.switches)
+    return Stage(tuple(hops), 1, tuple(loads), message, 1.0, switched=group.switches, pipelined=pipelined)
 
 
 def _one_each(group: Group, message: float) -> tuple[float, ...]:

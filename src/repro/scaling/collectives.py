@@ -94,16 +94,19 @@ def _evaluate(found: Sequence[Stage], nbytes: float, network: Network, first: in
     draining: Value = 0.0  # of the links
     for stage in found:
         busy: Value = 0.0
+        filling: Value = 0.0
         for level, (hops, load) in enumerate(zip(stage.hops, stage.loads, strict=True), start=first):
             if load or hops:
                 links = network.links[level]
                 switch = links.in_network if level - first in stage.switched else None
                 protocol = switch or links.protocol(stage.message * nbytes)
                 working = working + hops * protocol.latency_s
-                if stage.chunk:
-                    working = working + hops * min(stage.chunk, stage.message * nbytes) / protocol.bytes_per_s
-                busy = np.maximum(busy, load * nbytes / protocol.bytes_per_s)
-        draining = draining + stage.rounds * busy
+                chunk = 0.0  # the others follow it through all hops at once
+                if stage.pipelined and not switch:
+                    chunk = min(protocol.chunk_bytes, stage.message * nbytes)
+                    filling = filling + hops * chunk / protocol.bytes_per_s
+                busy = np.maximum(busy, load * (nbytes - chunk / stage.message) / protocol.bytes_per_s)
+        draining = draining + stage.rounds * (filling + busy)
         moved = stage.sent * network.topology.world_size / network.host_bytes_per_s
         working = working + stage.rounds * stage.peers * network.peer_s
         working = working + stage.rounds * nbytes * (moved + stage.reduced / network.reduce_bytes_per_s)

@@ -80,7 +80,7 @@ class Hardware:
     gemm           share of the peak that large matrix products reach
     hbm            bytes per second that memory-bound kernels reach
     launch_s       of a kernel
-    peer_s         to begin a message to each further rank of an all-to-all
+    peer_s         between the starts of two messages of a rank in an all-to-all
     overlap        share of the compute behind which messages can hide
     channels       rings side by side; 0: one per link
     values         parameters that `at` fixed, by name
@@ -136,7 +136,7 @@ class Hardware:
             switch = Protocol(tier.in_network_latency_s, share * rate) if share else None
             links.append(Links(tier.links, (Protocol(values[f"{tier.name} latency_s"], rate),), switch))
         return Machine(
-            network=Network(self.topology(nodes), tuple(links), values["launch_s"], values["peer_s"]),
+            network=Network(self.topology(nodes), tuple(links), overhead_s=values["launch_s"], peer_s=values["peer_s"]),
             flops_per_s=self.peak_flops * values["gemm"],
             hbm_bytes_per_s=values["hbm"],
             launch_s=values["launch_s"],

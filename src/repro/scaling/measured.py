@@ -81,22 +81,24 @@ def slingshot11() -> pd.DataFrame:
 def blink(system: str) -> pd.DataFrame:
     """NCCL or RCCL among all GPUs of the nodes of a supercomputer, from Blink (the runs behind arXiv 2408.14090):
     all_reduce and all_to_all, by the library's choice of algorithm. `nbytes` of 1 B to 8 GiB, of an all-to-all times
-    the ranks. Runs of one test stay separate rows; seconds are the median over 100 iterations, fewer of large ones.
+    the ranks. Runs of one test stay separate rows; seconds are the median over at least 100 iterations.
 
-        alps       4 GH200 and 4 NICs of 200 Gbit/s a node, Slingshot 11: 1 to 512 nodes
+        alps       4 GH200 and 4 NICs of 200 Gbit/s a node, Slingshot 11: 1 to 512 nodes. Without the runs on two nodes
+                   before the evening of 2024-03-25: 1 GiB took 3.6 times as long as in the run of that evening
         leonardo   4 A100 and 4 ports of 100 Gbit/s a node, InfiniBand HDR: 1 to 256 nodes. Without the runs in service
                    level 0, which all other jobs share: there some take ten times as long
-        lumi       4 MI250X (8 GCDs) and 4 NICs of 200 Gbit/s a node, Slingshot 11: Frontier's nodes and network, RCCL.
-                   1 to 64 nodes. Without the runs until the afternoon of 2024-03-26: small messages between nodes took
-                   12 to 16 ms in all of them and 0.1 ms after it, so RCCL used sockets and not Slingshot's own transport
+        lumi       4 MI250X (8 GCDs) and 4 NICs of 200 Gbit/s a node, Slingshot 11, RCCL: the kind of node and network
+                   that Frontier has. 1 to 64 nodes. Without the runs until the afternoon of 2024-03-26: in all of them
+                   between nodes a byte took 12 ms and more, and at most 3 ms after it. [INF] they went over sockets
 
     ValueError for another name.
     """
     found = pd.read_csv(_DATA / "blink_gpu_collectives.csv", keep_default_na=False)
     if system not in (known := sorted(found.system.unique())):
         raise ValueError(f"system {system!r} has no measured times, known: {', '.join(known)}")
-    over_sockets = (found.system == "lumi") & (found.run < "2024-03-26T16")
-    found = found[(found.system == system) & ~found.setting.str.contains("SL0") & ~over_sockets]
+    slow = (found.system == "alps") & (found.nodes > 1) & (found.run < "2024-03-25T20")
+    slow |= (found.system == "lumi") & (found.run < "2024-03-26T16")
+    found = found[(found.system == system) & ~found.setting.str.contains("SL0") & ~slow]
     messages = np.where(found.collective == "all_to_all", found.nodes * found.ranks_per_node, 1)
     library = "RCCL" if system == "lumi" else "NCCL"
     return tidy(

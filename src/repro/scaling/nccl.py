@@ -18,21 +18,23 @@ from repro.topology import Topology
 
 
 class Variant(NamedTuple):
-    """An algorithm by a protocol: microseconds to begin, of a hop over NVLink and over the network; share of the rate."""
+    """An algorithm by a protocol: microseconds to begin, of a hop over NVLink and over the network; share of the rate;
+    bytes that a channel sends on at a time (an eighth of its buffer, without flags: `src/include/device.h`)."""
 
     algorithms: tuple[Algorithm, ...]
     base_us: float
     nvlink_us: float
     network_us: float
     share: float
+    chunk_bytes: float = 2.0**19
 
 
 VARIANTS = (
-    Variant(("ring", "direct"), 6.6, 0.6, 2.7, 0.5),  # LL: every 4 bytes come with a flag of 4
-    Variant(("ring",), 14.0, 1.9, 4.0, 0.92),  # LL128: 120 of 128 bytes are data
+    Variant(("ring", "direct"), 6.6, 0.6, 2.7, 0.5, 2.0**15),  # LL: every 4 bytes come with a flag of 4
+    Variant(("ring",), 14.0, 1.9, 4.0, 0.92, 576e3),  # LL128: 120 of 128 bytes are data
     Variant(("ring", "direct", "pairwise"), 8.4, 3.4, 14.0, 1.0),  # Simple
-    Variant(("tree",), 6.8, 0.6, 5.0, 1 / 3.8),
-    Variant(("tree",), 14.0, 1.25, 8.5, 0.92 * 7 / 9),
+    Variant(("tree",), 6.8, 0.6, 5.0, 1 / 3.8, 2.0**15),
+    Variant(("tree",), 14.0, 1.25, 8.5, 0.92 * 7 / 9, 576e3),
     Variant(("tree",), 8.4, 4.0, 14.0, 0.92),
 )
 
@@ -44,14 +46,16 @@ def networks(
 
     counts, rates   by level: links out of a unit, and the bytes per second of one
     overhead_s      on top of NCCL's own, such as the wait for a slower rank
-    peer_s          to begin a message to each further rank, which NCCL's tuner does not reckon with
+    peer_s          between messages to two ranks, which NCCL's tuner does not reckon with
     """
     found = []
     for variant in VARIANTS:
         links = []
         for level, (count, rate) in enumerate(zip(counts, rates, strict=True)):
-            hop = Protocol(1e-6 * (variant.network_us if level else variant.nvlink_us), variant.share * rate)
+            latency_s = 1e-6 * (variant.network_us if level else variant.nvlink_us)
+            hop = Protocol(latency_s, variant.share * rate, chunk_bytes=variant.chunk_bytes)
             links.append(Links(count, (hop,)))
-        network = Network(topology, tuple(links), overhead_s + 1e-6 * variant.base_us, peer_s)
+        overhead = overhead_s + 1e-6 * variant.base_us
+        network = Network(topology, tuple(links), overhead_s=overhead, peer_s=peer_s)
         found.append((network, variant.algorithms))
     return found

@@ -21,11 +21,16 @@ Value = float | NDArray[np.float64]  # one number, or [draws]
 @dataclass(frozen=True, eq=False)
 class Protocol:
     """A message of at least `from_bytes` takes `latency_s`, and its bytes over `bytes_per_s` of one link in one
-    direction. Libraries change protocol with the size (eager and rendezvous; NCCL's LL, LL128 and Simple)."""
+    direction. Libraries change protocol with the size (eager and rendezvous; NCCL's LL, LL128 and Simple).
+
+    chunk_bytes   of a message that crosses several hops, what a rank must have before it sends it on. The default is
+                  NCCL's and RCCL's for large messages: a buffer of 4 MiB in eight steps
+    """
 
     latency_s: Value
     bytes_per_s: Value
     from_bytes: float = 0.0
+    chunk_bytes: float = 2.0**19
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,8 +60,8 @@ class Network:
     """Links of every level of `topology`, innermost first.
 
     overhead_s           to launch a collective, before its first message
-    peer_s               to begin a message to each further rank, where one goes to every other at once (the overhead
-                         of LogGP, Alexandrov et al. 1995)
+    peer_s               between the starts of two messages of a rank, where one goes to every other rank at once (the
+                         gap g of LogP, Culler et al. 1993)
     reduce_bytes_per_s   bytes that a rank adds up per second in a reduction
     host_bytes_per_s     bytes that the processors of one machine move per second for all ranks together, where the
                          network is `emulated`; infinite on a real one

@@ -5,7 +5,7 @@ Splits:
     ranks     small machines are fitted; larger ones, and collectives that only they ran, are predicted
     sizes     messages of at most 1 MiB are fitted; larger ones, as training sends, are predicted
     machine   nothing is fitted: a machine of the catalogue with the same links predicts
-    scenario  the same, by another machine of the catalogue: the same links, used badly
+    scenario  the same, by another machine of the catalogue: the same links, but one ring and slow messages
 """
 
 from collections.abc import Mapping
@@ -61,9 +61,9 @@ class Study:
     whole_nodes: bool = False
 
     def split(self, how: Split) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Rows to fit, and rows held out."""
+        """Rows to fit, and rows held out, by `ranks` or by `sizes`."""
         ranks = self.table.nodes * self.table.ranks_per_node
-        fitted = {"ranks": ranks <= self.small, "sizes": self.table.nbytes <= LARGE}.get(how, ranks < 0)
+        fitted = {"ranks": ranks <= self.small, "sizes": self.table.nbytes <= LARGE}[how]
         return self.table[fitted].reset_index(drop=True), self.table[~fitted].reset_index(drop=True)
 
 
@@ -132,8 +132,8 @@ def leonardo() -> Study:
 
 
 def lumi() -> Study:
-    """Up to 16 of LUMI's nodes, which are Frontier's, are fitted; 32 to 64 predicted. RCCL's tuner has other constants
-    than NCCL's, of which we take these."""
+    """Up to 16 of LUMI's nodes, of Frontier's kind, are fitted; 32 to 64 predicted. [INF] RCCL's tuner has constants of
+    its own; we take NCCL's."""
     study = _gpu_nodes("lumi", {"node": 200e9, "cluster": 25e9}, 128)
     return replace(study, machines={"machine": "frontier", "scenario": "frontier-rccl"}, whole_nodes=True)
 

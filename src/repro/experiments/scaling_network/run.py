@@ -14,10 +14,10 @@ from repro.scaling.published import LARGE, Study
 def run(point: ScalingNetwork) -> Outcome:
     """Fit and predict. Series: all measurements, predicted, the held-out ones with the ends of their bands."""
     study = published.STUDIES[point.source]()
-    if point.split in study.machines:
+    if point.split in ("machine", "scenario"):
         table, chosen = published.by_catalogue(study, point.split).assign(part="held_out"), {}
         machine = study.machines[point.split]
-        conditions = {"switches_bytes": "none", "parameters": f"of {machine} in the catalogue, none fitted"}
+        conditions = {"switches_bytes": "none", "parameters": f"of {machine} in the catalogue, none fitted here"}
     else:
         table, chosen, conditions = _fitted(point, study)
     series = table.assign(source=point.source, split=point.split).drop(columns=["sizes", "hop"])
