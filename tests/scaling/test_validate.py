@@ -4,6 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from repro import experiments
+from repro.experiments.scaling_network import ScalingNetwork
 from repro.scaling import collectives, fit, published, validate
 from repro.scaling.fit import Model
 from repro.scaling.validate import Band
@@ -118,6 +120,8 @@ def test_a_machine_that_was_not_fitted_has_a_band_of_its_intervals():
     assert len(table) == len(published.a100_node().table)
     with pytest.raises(ValueError, match="no machine of the catalogue"):
         published.by_catalogue(published.slingshot11())
+    with pytest.raises(ValueError, match="no machine of the catalogue is like this study's for the split 'scenario'"):
+        experiments.get("scaling_network").run(ScalingNetwork(source="a100_node", split="scenario"))
 
 
 def test_scatter_is_the_noise_and_not_the_curve():

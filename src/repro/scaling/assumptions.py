@@ -40,7 +40,7 @@ class Assumptions:
     messages           per layer and collective. Likely 1, a layer's tensors in one buffer; tensor by tensor there are
                        up to 6
     all_to_all         share of the achieved bandwidth that an all-to-all reaches, which quantised gradients use.
-                       Likely 1; how far RCCL's falls behind its rings on Frontier is not published
+                       Likely 1. On LUMI, of Frontier's kind, RCCL's reach 0.6 of the NICs' rate, large all-reduces 0.9
     quantize_slowdown  seconds of quantising and restoring over those of reading and writing the bytes once. Likely 1:
                        DeepSpeed's CUDA kernels stream. Of the paper's port to AMD nothing is known
     """

@@ -11,7 +11,7 @@ Parts of an iteration:
 
     compute            of the busiest GPU. It reads the weights of attention, keys and values, and the visited experts
     all-to-all         only tokens that leave their GPU travel. Links inside a node and between nodes work at the same
-                       time, so the slower of the two counts
+                       time, so the slower of the two counts, after a message to every other GPU has begun
     all-gather         a ring, as NCCL's
 
 Nothing overlaps, because a layer needs its tokens before it can begin. Nothing is padded.
@@ -201,7 +201,7 @@ def touched_experts(experts: float, tokens: float) -> float:
 
 def all_to_all_seconds(nbytes: float, machine: Machine, routing: Routing) -> Value:
     """One direct all-to-all in which each GPU hands in `nbytes`, and the busiest `max_load` times as many. Where no
-    token leaves, the call still has its latency."""
+    token leaves, the call still has its latency and begins a message to every other GPU."""
     names, gpus = machine.topology.names, machine.topology.world_size
     if gpus == 1:
         return 0.0

@@ -33,7 +33,8 @@ def restoring(collective: Collective, topology: Topology) -> Iterator[tuple[traf
 class Cost(NamedTuple):
     """Seconds of a hop.
 
-    latency    what it takes without a byte: a launch, and a latency for each message of the longest chain
+    latency    what it takes without a byte: a launch, a latency for each message of the longest chain, and the start of
+               a message to each further rank
     moving     of processors that move and add up what is sent, where they do so
     links      of the busiest links
     quantize   of quantising and restoring

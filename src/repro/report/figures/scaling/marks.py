@@ -27,7 +27,7 @@ WORDS = {  # parameters of the step model, and choices about the paper's run
     "gemm": "share of peak compute",
     "hbm": "memory bandwidth",
     "launch s": "start of a kernel",
-    "peer s": "message to a further rank",
+    "peer s": "gap between messages",
     "secondary": "when hpZ's copy is filled",
     "messages": "messages a layer",
     "all to all": "rate of all-to-alls",
