@@ -23,8 +23,8 @@ _CUT = (0.05, 20)  # ends of the axis of predicted over measured
 _SPLITS = {
     "ranks": "more ranks",
     "sizes": "more than 1 MiB",
-    "machine": "nothing fitted",
-    "scenario": "nothing fitted; one ring",
+    "machine": "all, by the catalogue",
+    "scenario": "all, by the catalogue with one ring",
 }
 
 
