@@ -4,7 +4,7 @@ Splits:
 
     ranks     small machines are fitted; larger ones, and collectives that only they ran, are predicted
     sizes     messages of at most 1 MiB are fitted; larger ones, as training sends, are predicted
-    machine   nothing is fitted: a machine of the catalogue with the same links predicts
+    machine   nothing is fitted here: a machine of the catalogue with the same links predicts
     scenario  the same, by another machine of the catalogue: the same links, but one ring and slow messages
 """
 
@@ -68,7 +68,7 @@ class Study:
 
 
 def by_catalogue(study: Study, how: Split = "machine", draws: int = 256) -> pd.DataFrame:
-    """All rows as predicted by the study's machine, to which nothing was fitted: `predicted`, `log_error`, and the 90 %
+    """All rows as predicted by the study's machine, without a fit: `predicted`, `log_error`, and the 90 %
     band (`low`, `high`, `inside`) of its intervals. ValueError for a study without a machine."""
     if how not in study.machines:
         raise ValueError(f"no machine of the catalogue is like this study's for the split {how!r}")

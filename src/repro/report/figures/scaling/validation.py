@@ -31,16 +31,16 @@ _SPLITS = {
 def scaling_collectives(data: Data) -> Drawing:
     """Predicted against measured times of collectives, one panel per source. Filled: fitted. Hollow: predicted."""
     tables = _measured_collectives(data)
-    columns = min(2, len(tables))
+    columns = min(3, len(tables))
     rows = -(-len(tables) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns + 0.4, 3.7 * rows + 0.2), squeeze=False)
+    figure, axes = plt.subplots(rows, columns, figsize=(3.0 * columns + 0.4, 2.9 * rows + 0.2), squeeze=False)
     for panel in axes.flat[len(tables) :]:
         panel.remove()
     for panel, (name, table) in zip(axes.flat, tables.items(), strict=False):
         for collective, rows in table.groupby("collective"):
-            look = style(_COLLECTIVES.index(collective)) | {"markersize": 4}
+            look = style(_COLLECTIVES.index(collective)) | {"markersize": 3}
             for fitted, some in rows.groupby("fitted"):
-                panel.plot(some.seconds, some.predicted, fillstyle="full" if fitted else "none", alpha=0.7, **look)
+                panel.plot(some.seconds, some.predicted, fillstyle="full" if fitted else "none", **look)
             panel.plot([], [], label=collective.replace("_", "-"), **look)
         ends = np.array([table.seconds.min() / 2, table.seconds.max() * 2])
         panel.plot(ends, ends, color="black", linewidth=1)
@@ -79,10 +79,10 @@ def scaling_held_out(data: Data) -> Drawing:
     found = found[found.protocols == found.protocols.max()].sort_values(["source", "split"])
     found = found.drop_duplicates(["source", "split"])
     data.only(found)
-    columns = min(3, len(found))
+    columns = min(4, len(found))
     lines = -(-len(found) // columns)
     shape = {
-        "figsize": (max(6, 3.2 * columns + 0.4), 2.9 * lines + 0.9),
+        "figsize": (max(6, 2.5 * columns + 0.4), 2.4 * lines + 0.9),
         "squeeze": False,
         "sharex": True,
         "sharey": True,
@@ -97,7 +97,7 @@ def scaling_held_out(data: Data) -> Drawing:
         _held_out_panel(panel, table)
         part = f"{_SOURCES[run.source]}\nheld out: {_SPLITS[run.split]}\n"
         inside = f"{100 * run.held_out_covered:.0f} % inside the band"
-        panel.set_title(f"{part}{errors(held[-1].log_error)};\n{inside}", fontsize=8)
+        panel.set_title(f"{part}{errors(held[-1].log_error)};\n{inside}", fontsize=7.5)
     for panel in axes.flat[: len(found)]:
         panel.set_xlabel("bytes")
         panel.tick_params(labelbottom=True)
@@ -120,12 +120,13 @@ def scaling_held_out(data: Data) -> Drawing:
 def _held_out_panel(axes: Axes, table: pd.DataFrame) -> None:
     """Colours by collective; bands seen from the measured time."""
     rows = table[table.part == "held_out"]
-    axes.vlines(rows.nbytes, rows.low / rows.seconds, rows.high / rows.seconds, color="grey", alpha=0.15, linewidth=1)
+    ends = (rows.low / rows.seconds, rows.high / rows.seconds)
+    axes.vlines(rows.nbytes, *ends, color="grey", alpha=0.15, linewidth=1, antialiased=False)  # smaller as a picture
     for collective, some in table.groupby("collective"):
         look = style(_COLLECTIVES.index(collective)) | {"markersize": 3}
         for part, each in some.groupby("part"):
             fill = "full" if part == "fitted" else "none"
-            axes.plot(each.nbytes, each.predicted / each.seconds, fillstyle=fill, alpha=0.7, **look)
+            axes.plot(each.nbytes, each.predicted / each.seconds, fillstyle=fill, **look)
         axes.plot([], [], label=collective.replace("_", "-"), **look)
     axes.axhline(1, color="black", linewidth=1)
     axes.axhspan(1 / 1.4, 1.4, color="grey", alpha=0.12)
