@@ -82,7 +82,7 @@ def scaling_held_out(data: Data) -> Drawing:
     columns = min(4, len(found))
     lines = -(-len(found) // columns)
     shape = {
-        "figsize": (max(6, 2.5 * columns + 0.4), 2.4 * lines + 0.9),
+        "figsize": (max(6, 2.4 * columns + 0.3), 2.4 * lines + 0.9),
         "squeeze": False,
         "sharex": True,
         "sharey": True,
