@@ -91,5 +91,5 @@ def test_rounds_sharpen_and_are_written(tmp_path, monkeypatch, capsys):
     benchmark.main()
     rows = list(csv.DictReader(out.open()))
     assert [row["round"] for row in rows] == ["1", "2"]
-    assert all(0 < float(row["bound"]) and 0 < float(row["share"]) <= 1 for row in rows)
+    assert all(float(row["bound"]) > 0 and 0 < float(row["share"]) <= 1 for row in rows)
     assert "of EPLB's" in capsys.readouterr().out
