@@ -1,18 +1,20 @@
 """Few hops and little load at once, without copies of experts: `python benchmarks/placement_load_bound.py`.
 
 EPLB's placement has a load: tokens of the busiest GPU over the even share, as the mean over layers and in the worst
-layer. Proved here is how few hops a placement can have that holds each expert once and is no busier than EPLB's, in mean
-and worst layer, on the tokens placed by. It may share the load among layers as it likes.
+layer. Proved here, for top-1 routing, is how few hops a placement can have on the tokens it is made from, with E/G of the
+E experts of each layer on each of G GPUs, each expert once, when it is no busier than EPLB's in mean and worst layer. It
+may share the load among layers as it likes.
 
 The proof is that of the semidefinite bound (`repro.exflow.bound.sdp`: any multipliers bound the tokens that are kept), in
 which a layer's own part is sharper. There the experts of a GPU are a set whose tokens are at most a limit c, and at least
-what is left when the other GPUs get c each. The most that partitions into such sets give at given multipliers is a linear
-program over all sets, and any prices of experts bound it. Of all limits c with EPLB's sum those that give most are found
-by a dynamic program; what it pays for a limit is rounded down.
+what is left when the other GPUs get c each. What partitions into such sets give at given multipliers is at most the
+optimum of a linear program over all sets, and any prices of experts bound that. Of all limits with EPLB's sum, none above
+its worst, those that give most are found by a dynamic program; what it pays for a limit is rounded down.
 
-Rounds are of fictitious play: multipliers against the mean of all limits so far, then limits against the mean of all
-multipliers so far. Every round's bound holds. Columns: the round; `fixed`, hops per token if limits were the round's own,
-not EPLB's sum; `bound`, hops per token that are proved; the same over EPLB's hops; seconds so far.
+Rounds are of fictitious play, in which each side answers the mean of what the other has done: multipliers for the mean of
+all limits so far, then the limits that give most at the mean of all multipliers so far. Every round's bound holds.
+Columns: the split; the round; `fixed`, hops per token if limits were the mean that the round began with; `bound`, the
+best so far of what is proved; the same over EPLB's hops; seconds so far.
 """
 
 import argparse
@@ -39,12 +41,12 @@ from repro.exflow.bound.cuts import Rows, load_rows
 from repro.exflow.evaluate import distances, loads, total_cost
 from repro.exflow.serving.eplb import slots_and_tokens
 
-MOST_SETS = 10**6
+MOST_SETS = 10**6  # of experts of a GPU, which are all listed
 LIMITS = 160  # of each layer, tried by the dynamic program
 PARTS = 10000  # of what all layers together can be above their least
-ROUNDING = 1e-9  # of the sum of all terms: over 10 times what double precision can lose
+ROUNDING = 1e-9  # of the sum of all terms without their signs, more than double precision loses; also of loads
 
-Step = tuple[float, float, float]
+Step = tuple[float, float, float]  # begins at this part of the budget, goes until this limit, keeps at most so much
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ class Instance:
 
     @cached_property
     def least(self) -> np.ndarray:
-        """float64 [layers]: no load is lower. The coldest experts fill the hottest one's GPU; some GPU has the even share."""
+        """float64 [layers]: no load is lower. The coldest experts fill the hottest one's GPU; some GPU has at
+        least the even share."""
         ordered, others = np.sort(self.share, axis=1), self.sets.shape[1] - 1
         return np.maximum(1.0, ordered[:, -1] + ordered[:, :others].sum(axis=1))
 
@@ -89,37 +92,42 @@ class Instance:
 
 @dataclass(frozen=True)
 class Multipliers:
-    """Λ float64 [edges, 2E, 2E]; of triangles Σ price · row, float64 [unknowns], and Σ price · limit."""
+    """Λ float64 [edges, 2E, 2E]; of triangles Σ price · row, float64 [unknowns], Σ price · limit, and the sum of the
+    terms of both without their signs."""
 
     matrices: np.ndarray
     taken: np.ndarray
     paid: float
+    size: float
 
     def toward(self, other: "Multipliers", step: float) -> "Multipliers":
-        mine, theirs = ((own.matrices, own.taken, own.paid) for own in (self, other))
+        """(1 - step) of these and step of the others, which are multipliers as well."""
+        mine, theirs = ((own.matrices, own.taken, own.paid, own.size) for own in (self, other))
         return Multipliers(*((1 - step) * a + step * b for a, b in zip(mine, theirs, strict=True)))
 
 
 def multipliers(instance: Instance, limits: np.ndarray, iterations: int) -> tuple[Multipliers, float]:
-    """Those of the semidefinite bound that are best in so many iterations, and what is kept, for placements with no more
-    load than `limits` [layers] times the even share."""
+    """Those of the semidefinite bound that are best in so many iterations (of which every 25th is looked at), and what is
+    kept, for placements with no more load than `limits` [layers] times the even share. Where no placement keeps these,
+    the multipliers are poor, not wrong."""
     rows, never = fitting_rows(instance, limits)
     upper = instance.relaxation.upper.copy()
     upper[never] = 0.0
     problem, check = replace(instance.relaxation, upper=upper), sdp.dual_bound
-    looks = itertools.chain(itertools.repeat(1.0, iterations * instance.relaxation.pairs.edges), itertools.repeat(0.0))
+    # The clock is asked once for each pair of layers: so the same iterations are made on every machine.
+    clock = itertools.chain(itertools.repeat(1.0, iterations * instance.relaxation.pairs.edges), itertools.repeat(0.0))
     best: list[tuple[float, Multipliers]] = []
 
-    def watched(problem: sdp.Relaxation, matrices: np.ndarray, both: tuple[Rows, Rows], penalty: float) -> float:
-        kept, triangles = check(problem, matrices, both, penalty), both[1]
-        taken = penalty * triangles.taken(problem.pairs.unknowns)
+    def watched(problem: sdp.Relaxation, matrices: np.ndarray, rows: tuple[Rows, Rows], penalty: float) -> float:
+        kept, (_, triangles) = check(problem, matrices, rows, penalty), rows
         if not best or kept < best[0][0]:
-            best[:] = [(kept, Multipliers(matrices.copy(), taken, penalty * triangles.paid))]
+            parts = (triangles.taken(problem.pairs.unknowns), triangles.paid, triangles.size)
+            best[:] = [(kept, Multipliers(matrices.copy(), *(penalty * part for part in parts)))]
         return kept
 
     sdp.dual_bound = watched
     try:
-        sdp._solve(problem, rows, lambda: next(looks))  # asked once for each pair of layers
+        sdp._solve(problem, rows, lambda: next(clock))
     finally:
         sdp.dual_bound = check
     kept, found = best[0]
@@ -159,39 +167,44 @@ def fitting_rows(instance: Instance, limits: np.ndarray) -> tuple[Rows, np.ndarr
 
 
 def most_kept(instance: Instance, chosen: Multipliers, mean: float, worst: float) -> tuple[float, np.ndarray]:
-    """What any placement with at most these loads keeps, and the limits [layers] that would let it keep so much."""
+    """The most that a placement keeps whose busiest GPU has at most these loads, `mean` over layers and `worst` of them;
+    and the limits [layers] at which that was found, which cost a little more than `mean`, as what is paid for them is
+    rounded down. ValueError where no placement has so little load."""
     pairs, gains = instance.relaxation.pairs, instance.relaxation.gains
     taken = chosen.taken + pairs.vector(chosen.matrices)
     most, rounding = instance.relaxation.spectrum.most(chosen.matrices)
     between = np.maximum(gains[pairs.between] - taken[pairs.between], 0).sum() - taken[pairs.own].sum()
-    budget = max(0.0, mean * len(instance.share) - instance.least.sum())
-    if mean < instance.least.mean() * (1 - ROUNDING):
-        raise ValueError(f"a mean load of {mean} is less than the least, {instance.least.mean()}")
-    steps = [list(_steps(instance, layer, taken, budget, worst)) for layer in range(len(instance.share))]
+    least = instance.least
+    if mean < least.mean() * (1 - ROUNDING) or worst < least.max() * (1 - ROUNDING):
+        raise ValueError(f"a load of {mean} and {worst} is less than the least, {least.mean()} and {least.max()}")
+    budget = max(0.0, mean * len(least) - least.sum())
+    steps = [list(_steps(instance, layer, taken, budget, worst)) for layer in range(len(least))]
     inside, limits = best_limits(steps)
-    size = np.abs(chosen.matrices).sum() + 2 * np.abs(taken).sum() + gains.sum() + abs(chosen.paid)
+    size = np.abs(chosen.matrices).sum() + 2 * np.abs(taken).sum() + gains.sum() + chosen.size
     return float(chosen.paid + most + between + inside + rounding + ROUNDING * size), limits
 
 
 def _steps(instance: Instance, layer: int, taken: np.ndarray, budget: float, worst: float) -> Iterator[Step]:
-    """(part of the budget at which a step begins, the limit until which it goes, the most that is kept until there).
-    Where the program has no solution yet, the next step, of more sets, begins as early."""
+    """Steps until `budget` above the least load, and no further than `worst`. Where the program has no solution yet, the
+    next step, of more sets, begins as early. ValueError where it never has one."""
     own = -taken[instance.relaxation.pairs.within(layer)]
     parts = np.concatenate([[0.0], np.geomspace(1e-3, 1.0, LIMITS - 1)])
-    limits, before = np.minimum(instance.least[layer] + budget * parts, worst), 0.0
+    limits, begin = np.minimum(instance.least[layer] + budget * parts, worst), 0.0
     for part, limit, found in zip(parts, limits, most_of_sets(instance, layer, own, limits), strict=True):
         if found is not None:
-            yield before, limit, found
-            before = part
+            yield begin, limit, found
+            begin = part
+    if found is None:
+        raise ValueError(f"layer {layer}: no sets of experts with loads of at most {limits[-1]} hold each expert once")
 
 
 def most_of_sets(instance: Instance, layer: int, own: np.ndarray, limits: np.ndarray) -> Iterator[float | None]:
     """For each of rising `limits` an upper bound on Σ own[i, j] over the pairs of experts that share a GPU, None where no
-    partition into fitting sets was found. Prices prove it: the G sets hold each expert once, so they give at most the
-    prices of all experts and G times what a set gives beyond its own."""
+    partition into fitting sets was found yet. Prices prove it, whichever: the G sets hold each expert once, so they give
+    at most the prices of all experts and G times what a set gives beyond the prices of its own, at most."""
     size, solver = instance.sets.shape[1], _one_of_each(len(own))
     worth = sum(own[tuple(instance.sets[:, two].T)] for two in itertools.combinations(range(size), 2))
-    known = np.zeros(len(worth), bool)
+    known, prices = np.zeros(len(worth), bool), None
     for limit in limits:
         fitting = instance.fits(layer, limit)
         new, known = fitting & ~known, fitting
@@ -200,12 +213,14 @@ def most_of_sets(instance: Instance, layer: int, own: np.ndarray, limits: np.nda
         free = np.full(number, highspy.kHighsInf)
         solver.addCols(number, worth[new], np.zeros(number), free, len(members), start, members, ones)
         solver.run()
-        if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        if solver.getModelStatus() == highspy.HighsModelStatus.kOptimal:
+            prices = np.array(solver.getSolution().row_dual)
+        if prices is None:
             yield None
             continue
-        prices = np.array(solver.getSolution().row_dual)
         beyond = worth[known] - prices[instance.sets[known]].sum(axis=1)
-        yield float(prices.sum() + instance.gpus * beyond.max())
+        rounding = ROUNDING * (instance.gpus + 1) * np.abs(prices).sum()
+        yield float(prices.sum() + instance.gpus * beyond.max() + rounding)
 
 
 def _one_of_each(experts: int) -> highspy.Highs:
@@ -227,9 +242,9 @@ def best_limits(steps: list[list[Step]]) -> tuple[float, np.ndarray]:
         found, which = np.full(PARTS + 1, -np.inf), np.zeros(PARTS + 1, np.int64)
         for step, (begin, _, kept) in enumerate(layer):
             paid = int(begin * PARTS)
-            with_it = best[: PARTS + 1 - paid] + kept
-            better = with_it > found[paid:]
-            found[paid:][better], which[paid:][better] = with_it[better], step
+            reached = best[: PARTS + 1 - paid] + kept
+            better = reached > found[paid:]
+            found[paid:][better], which[paid:][better] = reached[better], step
         best = found
         chosen.append(which)
     left, limits = PARTS, []
@@ -242,29 +257,29 @@ def best_limits(steps: list[list[Step]]) -> tuple[float, np.ndarray]:
 
 @dataclass(frozen=True)
 class Round:
-    """A row of the table; `share`: `bound` over EPLB's hops."""
+    """A row of the table."""
 
     split: int
     round: int
     fixed: float
     bound: float
-    share: float
+    of_eplb: float
     seconds: float
 
 
 def rounds(counts: np.ndarray, gpus: int, last: int, iterations: int, split: int = 0) -> Iterator[Round]:
-    """`number` of them, each with so many `iterations` of the semidefinite bound."""
+    """The first `last`, each with so many `iterations` of the semidefinite bound."""
     start, instance, weight = perf_counter(), Instance(counts, gpus), loads(counts)
     experts = weight.shape[1]
     slots, _, _, busiest = slots_and_tokens(weight, experts, 1, 1, gpus)
     eplb = total_cost(counts, np.argsort(slots, axis=1) * gpus // experts, distances(gpus, gpus)) / counts[0].sum()
     load = busiest * gpus / weight.sum(axis=1)
-    limits, mean, most = instance.least + (load - instance.least).mean(), None, np.inf
+    limits, average, most = instance.least + (load - instance.least).mean(), None, np.inf
     all_limits = [limits]
     for number in range(1, last + 1):
         found, kept = multipliers(instance, np.mean(all_limits, axis=0), iterations)
-        mean = mean.toward(found, 1 / number) if mean else found
-        kept_at_load, limits = most_kept(instance, mean, load.mean(), load.max())
+        average = average.toward(found, 1 / number) if average else found
+        kept_at_load, limits = most_kept(instance, average, load.mean(), load.max())
         most = min(most, kept_at_load)
         all_limits.append(limits)
         bound = instance.hops(most)
@@ -283,13 +298,15 @@ def main() -> None:
     options = parser.parse_args()
     trace = exflow.load_trace(paths.data(f"{options.routing}.npz")).top(1)
     experts = trace.num_experts
-    if experts % options.gpus or math.comb(experts, experts // options.gpus) > MOST_SETS:
-        parser.error(
-            f"--gpus {options.gpus}: {experts} experts must divide, into sets of which there are {MOST_SETS} at most"
+    fit = 1 < options.gpus < experts and experts % options.gpus == 0
+    if not fit or math.comb(experts, experts // options.gpus) > MOST_SETS:
+        wanted = (
+            f"must share {experts} experts evenly, more than one each, in at most {MOST_SETS} ways to fill one of them"
         )
+        parser.error(f"--gpus {options.gpus}: GPUs {wanted}")
     if options.iterations < sdp.CHECK_EVERY:
         parser.error(
-            f"--iterations {options.iterations}: must be {sdp.CHECK_EVERY} or more, after which it is first known"
+            f"--iterations {options.iterations}: must be {sdp.CHECK_EVERY} or more, as every {sdp.CHECK_EVERY}th is looked at"
         )
     with options.csv.open("w", newline="") if options.csv else contextlib.nullcontext(io.StringIO()) as file:
         writer = csv.DictWriter(file, list(Round.__dataclass_fields__), lineterminator="\n")
@@ -300,7 +317,7 @@ def main() -> None:
                 writer.writerow(asdict(row))
                 file.flush()
                 print(f"split {split}, {row.round:2}: fixed {row.fixed:.3f}, bound {row.bound:.3f}, ", end="")
-                print(f"{row.share:.4f} of EPLB's, {row.seconds:.0f} s", flush=True)
+                print(f"{row.of_eplb:.4f} of EPLB's, {row.seconds:.0f} s", flush=True)
 
 
 if __name__ == "__main__":
