@@ -12,7 +12,8 @@ optimum of a linear program over all sets, and any prices of experts bound that.
 its worst, those that give most are found by a dynamic program; what it pays for a limit is rounded down.
 
 Rounds are of fictitious play, in which each side answers the mean of what the other has done: multipliers for the mean of
-all limits so far, then the limits that give most at the mean of all multipliers so far. Every round's bound holds.
+all limits so far, then the limits that give most at the mean of all multipliers so far. Every round's bound holds, as does
+that of no layer busier than EPLB's worst, which stands before the first.
 Columns: the split; the round; `fixed`, hops per token if limits were the mean that the round began with; `bound`, the
 best so far of what is proved; the same over EPLB's hops; seconds so far.
 """
@@ -274,7 +275,8 @@ def rounds(counts: np.ndarray, gpus: int, last: int, iterations: int, split: int
     slots, _, _, busiest = slots_and_tokens(weight, experts, 1, 1, gpus)
     eplb = total_cost(counts, np.argsort(slots, axis=1) * gpus // experts, distances(gpus, gpus)) / counts[0].sum()
     load = busiest * gpus / weight.sum(axis=1)
-    limits, average, most = instance.least + (load - instance.least).mean(), None, np.inf
+    _, most = multipliers(instance, np.full(len(load), load.max()), iterations)  # holds already: no layer is busier
+    limits, average = instance.least + (load - instance.least).mean(), None
     all_limits = [limits]
     for number in range(1, last + 1):
         found, kept = multipliers(instance, np.mean(all_limits, axis=0), iterations)
