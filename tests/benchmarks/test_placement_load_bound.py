@@ -109,6 +109,12 @@ def test_limits_are_the_best_that_fit(seed, layers):
     assert sum(own[2] for own in chosen) == pytest.approx(most)
 
 
+def test_limits_may_take_all_there_is():
+    layer = [(0.0, 1.0, 0.0), (0.5, 2.0, 1.0)]
+    assert benchmark.best_limits([layer, layer])[0] == 2.0
+    assert benchmark.best_limits([layer, layer, layer])[0] == 2.0
+
+
 def test_a_load_that_no_placement_has_is_refused():
     instance = instance_of(0, 6, 3)
     nothing = benchmark.Multipliers(np.zeros((2, 12, 12)), np.zeros(instance.relaxation.pairs.unknowns), 0.0, 0.0)
