@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from repro import paths
-from repro.claims import registry
+from repro.claims import compare, registry, sides
 from repro.claims.claim import KIND
-from repro.cli import app, console, planned
+from repro.cli import app, console, planned, verdicts
 from repro.experiments import stored
 from repro.plan import jobs as plan
 from repro.records import record
@@ -109,6 +109,19 @@ def test_claims_fit_a_small_terminal(monkeypatch):
     monkeypatch.setattr(console.stdout, "width", 80)
     lines = call("claims", "--results", str(SHIPPED)).splitlines()
     assert len(lines) < 60 and max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("width", [80, console.OF_FILES])
+def test_titles_are_whole_beside_the_shipped_verdicts(width, monkeypatch, capsys):
+    """Folded in a small terminal; on one line in what is written to a file."""
+    monkeypatch.setattr(console.stdout, "width", width)
+    claims = [claim for claim in registry.load() if claim.primary]
+    shipped = sides.read("shipped", SHIPPED, claims)
+    verdicts.show_beside("primary claim", shipped.verdicts, compare.of_claims(claims, shipped, shipped))
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= width
+    assert "…" not in said
+    assert width == 80 or all(row.title in said for row in shipped.verdicts)
 
 
 def test_claims_can_be_chosen(monkeypatch):

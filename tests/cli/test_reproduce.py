@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from repro import cli, paths
 from repro.claims import registry, sides
-from repro.cli import reproduction, whole
+from repro.cli import console, reproduction, whole
 from repro.emulate import netns
 from repro.plan import jobs as plan
 from repro.plan import occasions
@@ -264,7 +264,8 @@ def test_a_second_run_waits_for_what_a_killed_driver_has_left(project):
     os.killpg(driver.pid, signal.SIGKILL)  # the others, which it has started
 
 
-def test_the_summary_names_every_paper_and_compares_with_the_shipped(capsys):
+def test_the_summary_names_every_paper_and_compares_with_the_shipped(monkeypatch, capsys):
+    monkeypatch.setattr(console.stdout, "width", console.OF_FILES)  # narrower ones fold titles: tests/cli/test_cli.py
     found = plan.make("laptop")
     reproduction._summarise(found.model_copy(update={"results": found.reference}))
     said = capsys.readouterr().out

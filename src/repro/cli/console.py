@@ -18,8 +18,10 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from repro import files, paths
 
+OF_FILES = 108  # columns of what goes to a file or a pipe, unless COLUMNS says otherwise: titles of claims on one line
+
 stderr = Console(stderr=True)
-stdout = Console()
+stdout = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else OF_FILES)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 Results = Annotated[Path | None, typer.Option(help="Folder of records; default: the platform's, else the reference.")]

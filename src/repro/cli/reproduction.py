@@ -254,7 +254,7 @@ def _answer(found: Plan, target: str) -> None:
 
 
 def _summarise(found: Plan) -> None:
-    """One screen: the primary claims beside the shipped records, and a tally of each paper."""
+    """One screen, unless it is narrow: the primary claims beside the shipped records, and a tally of each paper."""
     claims = registry.load()
     here = sides.read("here", paths.root() / found.results, claims)
     beside = compare.compare(claims, here, sides.read("shipped", paths.root() / found.reference, claims))

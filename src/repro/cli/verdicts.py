@@ -75,7 +75,7 @@ def show_beside(what: str, rows: Sequence[Verdict], compared: Sequence[Row]) -> 
     verdict."""
     beside = {row.name: row for row in compared}
     names = ("paper", "here", "as shipped", "shipped verdict")
-    title = Column(what, ratio=1, no_wrap=True, overflow="ellipsis")
+    title = Column(what, ratio=1, overflow="fold")
     table = plain("", title, *(Column(name, no_wrap=True) for name in names))
     shown = []
     for row in rows:
