@@ -12,16 +12,14 @@ optimum of a linear program over all sets, and any prices of experts bound that.
 its worst, those that give most are found by a dynamic program; what it pays for a limit is rounded down.
 
 Rounds are of fictitious play, in which each side answers the mean of what the other has done: multipliers for the mean of
-all limits so far, then the limits that give most at the mean of all multipliers so far. Every round's bound holds, as does
-that of no layer busier than EPLB's worst, which stands before the first.
+all limits so far, then the limits that give most at the mean of all multipliers so far. Every round's bound holds, and so
+does one found before the first, for which no layer is busier than EPLB's worst.
+
 Columns: the split; the round; `fixed`, hops per token if limits were the mean that the round began with; `bound`, the
 best so far of what is proved; the same over EPLB's hops; seconds so far.
 """
 
 import argparse
-import contextlib
-import csv
-import io
 import itertools
 import math
 import os
@@ -34,6 +32,7 @@ from time import perf_counter
 
 import highspy
 import numpy as np
+from kept import keep
 from placement_bounds import ROUTINGS
 
 from repro import exflow, paths
@@ -275,7 +274,8 @@ def rounds(counts: np.ndarray, gpus: int, last: int, iterations: int, split: int
     slots, _, _, busiest = slots_and_tokens(weight, experts, 1, 1, gpus)
     eplb = total_cost(counts, np.argsort(slots, axis=1) * gpus // experts, distances(gpus, gpus)) / counts[0].sum()
     load = busiest * gpus / weight.sum(axis=1)
-    _, most = multipliers(instance, np.full(len(load), load.max()), iterations)  # holds already: no layer is busier
+    no_busier = np.full(len(load), load.max() * (1 + ROUNDING))
+    _, most = multipliers(instance, no_busier, iterations)
     limits, average = instance.least + (load - instance.least).mean(), None
     all_limits = [limits]
     for number in range(1, last + 1):
@@ -296,7 +296,7 @@ def main() -> None:
     parser.add_argument("--splits", type=int, nargs="+", default=[0], help="seeds of the 70 %% of its sequences")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--iterations", type=int, default=300, help="of the semidefinite bound, in a round")
-    parser.add_argument("--csv", type=Path, help="write the rows to this file")
+    parser.add_argument("--csv", type=Path, help="add each row to this file as soon as it is there")
     options = parser.parse_args()
     trace = exflow.load_trace(paths.data(f"{options.routing}.npz")).top(1)
     experts = trace.num_experts
@@ -310,16 +310,13 @@ def main() -> None:
         parser.error(
             f"--iterations {options.iterations}: must be {sdp.CHECK_EVERY} or more, as every {sdp.CHECK_EVERY}th is looked at"
         )
-    with options.csv.open("w", newline="") if options.csv else contextlib.nullcontext(io.StringIO()) as file:
-        writer = csv.DictWriter(file, list(Round.__dataclass_fields__), lineterminator="\n")
-        writer.writeheader()
-        for split in options.splits:
-            counts = exflow.transitions(trace.split(0.7, seed=split)[0])
-            for row in rounds(counts, options.gpus, options.rounds, options.iterations, split):
-                writer.writerow(asdict(row))
-                file.flush()
-                print(f"split {split}, {row.round:2}: fixed {row.fixed:.3f}, bound {row.bound:.3f}, ", end="")
-                print(f"{row.of_eplb:.4f} of EPLB's, {row.seconds:.0f} s", flush=True)
+    for split in options.splits:
+        counts = exflow.transitions(trace.split(0.7, seed=split)[0])
+        for row in rounds(counts, options.gpus, options.rounds, options.iterations, split):
+            if options.csv:
+                keep(options.csv, [asdict(row)])
+            print(f"split {split}, {row.round:2}: fixed {row.fixed:.3f}, bound {row.bound:.3f}, ", end="")
+            print(f"{row.of_eplb:.4f} of EPLB's, {row.seconds:.0f} s", flush=True)
 
 
 if __name__ == "__main__":
