@@ -168,7 +168,7 @@ REFUSED = [
     pytest.param("notebook zer --out HERE/nb", 2, "closest: zero; known: claims", id="notebook: misspelt"),
     *(pytest.param(["notebook", name, "--out", "HERE/nb"], 2, "known: claims", id=f"notebook: {name[:18]!r}") for name in ("", "../notebooks/zero", "zero.ipynb", "ze\0ro", "zero\n", LONG)),
     pytest.param("notebook zero --out HERE/nb -p recrods=x", 2, "unknown parameter recrods; known: output, records", id="notebook: an unknown parameter"),
-    pytest.param("notebook zero --out HERE/nb -p records", 2, "expected key=value", id="notebook: a parameter without value"),
+    pytest.param("notebook zero --out HERE/nb -p records", 2, "-p records: expected key=value", id="notebook: a parameter without value"),
     pytest.param("notebook zero --out HERE/file", 2, "Not a directory", id="notebook: --out that is a file"),
     pytest.param("report --results HERE/file", 2, "Not a directory", id="report: results that are a file"),
     pytest.param("report --results HERE/results --out HERE/empty", 2, "is a folder", id="report: --out that is a folder"),

@@ -30,9 +30,10 @@ ROWS = {
 }  # fmt: skip
 REGISTRY = claims.load()
 JOBS = plan.make("full").jobs
-ON_GPU = dict.fromkeys(("FL-F4a.k", "FL-F4a.t", "FL-F4a.u", "FL-PROG.e", "FL-MS.e"), ("gpu", "laptop"))
+_GPU = "EX-F12.c", "EX-F12.d", "FL-F4a.k", "FL-F4a.t", "FL-F4a.u", "FL-PROG.e", "FL-MS.e"
+ON_GPU = dict.fromkeys(_GPU, ("gpu", "laptop"))
 ELSEWHERE = ON_GPU | {"FL-TP.c": ("cluster", "a100"), "ZT-2.c": ("cluster", "frontier")}
-NOBODY = {"FL-F4a.t", "FL-TP.c", "ZT-2.c"}  # has run these
+NOBODY = {"FL-TP.c", "ZT-2.c"}  # has run these
 OWN = claim().model_dump(mode="json", exclude={"id", "paper", "version", "published"})
 OWN["value"] |= {"where": {"plan": "old", "n": 1}}
 
@@ -235,13 +236,16 @@ def test_runs_without_a_partner_of_their_repeat_and_occasion_are_left_out_and_to
     assert row.agreement == "not run"
 
 
-def test_runs_on_two_kinds_of_gpu_are_no_pair():
+@pytest.mark.parametrize(
+    "kind, one, another", [("gpu", ["one"], ["another"]), ("cpu", "one", "another"), ("cores", 2, 4)]
+)
+def test_runs_on_two_kinds_of_machine_are_no_pair(kind, one, another):
     runs = occasions([[2.0, 2.0]] * 4)
-    on = [run.model_copy(update={"provenance": run.provenance.model_copy(update={"gpu": ["one"]})}) for run in runs]
-    other = on[0].model_copy(update={"provenance": on[0].provenance.model_copy(update={"gpu": ["another"]})})
+    on = [run.model_copy(update={"provenance": run.provenance.model_copy(update={kind: one})}) for run in runs]
+    other = on[0].model_copy(update={"provenance": on[0].provenance.model_copy(update={kind: another})})
     assert len(verdict(named(*on), value=TIMED).values) == 8
     row = verdict(named(other, *on[1:]), value=TIMED)
-    assert len(row.values) == 7 and row.reason.endswith("2 runs have a partner on another kind of GPU")
+    assert len(row.values) == 7 and row.reason.endswith("2 runs have a partner on another kind of machine")
 
 
 def test_runs_without_a_finite_ratio_are_left_out_and_told():

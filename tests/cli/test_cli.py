@@ -1,6 +1,7 @@
 """The command line as a user meets it."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -100,9 +101,17 @@ def test_claims_as_a_table(tmp_path):
     said = call("claims", "--results", str(tmp_path), "--details", code=3)
     assert (
         "ZT-1.a" in said
-        and "claims (none in the paper's setting, 68 without a value): " in " ".join(said.split())
+        and "claims (none in the paper's setting, 70 without a value): " in " ".join(said.split())
         and "reproduced" not in said.splitlines()[-2]
     )
+
+
+def test_every_row_is_shown_where_a_papers_claims_do_not_follow_each_other(monkeypatch):
+    rows = registry.evaluate(registry.load(), {})
+    monkeypatch.setattr(console.stdout, "width", 200)
+    with console.stdout.capture() as said:
+        verdicts.show([*rows[1:], rows[0]], grouped=False, reasons=False)
+    assert all(re.search(rf"^ *{re.escape(row.id)} ", said.get(), re.M) for row in rows)
 
 
 def test_claims_fit_a_small_terminal(monkeypatch):
@@ -140,7 +149,7 @@ def test_claims_can_be_chosen(monkeypatch):
         parts = [ids(option, word) for word in words]
         assert set().union(*parts) == everything and sum(map(len, parts)) == len(everything)
     assert ids("--primary") == {claim.id for claim in registry.load() if claim.primary}
-    assert ids("--experiment", "moe_train") == {"EX-F12.a", "EX-F12.b"}
+    assert ids("--experiment", "moe_train") == {f"EX-F12.{part}" for part in "abcd"}
 
 
 def test_claims_json_has_exactly_the_promised_keys(tmp_path):

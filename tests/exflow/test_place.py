@@ -307,6 +307,9 @@ def test_an_update_moves_few_experts_of_any_file(tmp_path, trace_file):
     place(trace_file, f"--gpus 4 --out {{out}} --moves 0 --update {tmp_path / 'new.json'}", out=tmp_path / "same.csv")
     kept = place(trace_file, f"--gpus 4 --evaluate {tmp_path / 'same.csv'}")
     assert kept["hops_per_token"] == pytest.approx(first["copies_hops_per_token"])
+    for wrong in ("null", "3", '{"0": [1]}'):
+        (tmp_path / "wrong.json").write_text(f'{{"physical_to_logical_map": {wrong}}}')
+        assert "no map of experts by slot" in refused(trace_file, f"--gpus 4 --update {tmp_path / 'wrong.json'}")
     assert "no map of experts by slot for 3 GPUs" in refused(trace_file, f"--gpus 3 --update {tmp_path / 'new.json'}")
 
 

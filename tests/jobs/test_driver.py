@@ -169,6 +169,7 @@ def entry(attempt=1):
 
 def test_a_dead_jobs_point_gets_its_cause_when_slurm_can_tell(answers, capsys):
     journal.write("results/x", entry())
+    (left := paths.root() / "results/x" / journal.WHERE / "5-step").mkdir(parents=True)
     answers["squeue"] = QueueError("slurm_load_jobs error: Invalid job id specified")
     answers["sacct"] = QueueError("Error connecting to slurmdbd")
     driver.settle("results/x")
@@ -177,7 +178,7 @@ def test_a_dead_jobs_point_gets_its_cause_when_slurm_can_tell(answers, capsys):
     driver.settle("results/x")
     found = record.read(paths.root() / entry().running.record)
     assert found.cause is Cause.NODE_FAILURE and found.provenance.slurm["SLURM_JOB_ID"] == "5"
-    assert not journal.entries("results/x")
+    assert not journal.entries("results/x") and not left.exists()
 
 
 def test_an_entry_of_an_experiment_that_is_gone_is_dropped(answers, capsys):

@@ -205,3 +205,14 @@ def test_code_for_gpus_ages_only_what_ran_on_one(project):
         assert plan.state(path)[0] == state
         shipped = expected.shipped(path.parents[1])[1]
         assert [provenance.is_older(*one) for one in shipped] == [state == "stale"]
+
+
+def test_a_point_takes_what_a_record_from_before_one_of_its_parameters_took(project):
+    [job, *_] = plan.make("smoke").jobs
+    when = datetime(2026, 1, 1, tzinfo=UTC)
+    made = record.Provenance(start=when, end=when + timedelta(minutes=7), source_hash="older")
+    written = _finish(job, provenance=made)
+    written.point.popitem()
+    record.write(written, project / job.record)
+    minutes, _ = expected.shipped((project / job.record).parents[1])
+    assert minutes == {expected.key(job.experiment, job.point.model_dump()): 7.0}

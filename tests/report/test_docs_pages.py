@@ -137,9 +137,9 @@ def test_every_other_machine_stands_beside_the_shipped_records(names, pages):
     page = pages["docs/machines.md"]
     for machine in names["others"]:
         assert f"## {machine.name}\n" in page and machine.says in page and machine.hardware in page
-        for row in machine.told:  # and of others that have two values
+        for row in (*machine.timed, *machine.others):  # and of others that have two values
             assert f"| [{row.name}](claims.md#{row.name.lower()}) {row.title} | " in page
-        assert machine.says.startswith(f"{len(machine.told) - len(machine.differing)} of {len(machine.told)} claims")
+        assert {row.name for row in machine.claims}.isdisjoint(machine.shared)
 
 
 def test_a_machine_that_lies_outside_is_told_from_one_that_turns_a_claim(tmp_path):
@@ -152,15 +152,21 @@ def test_a_machine_that_lies_outside_is_told_from_one_that_turns_a_claim(tmp_pat
         runs = named(*occasions([[ratio, ratio]] * 2))
         other = sides.Side("slow", tmp_path / "slow", runs, registry.evaluate([one], runs))
         machine = machines._machine([one], other, shipped)
-        assert [row.name for row in machine.differing] == ["ZT-1.a"] and bool(machine.turned) == turned
-        assert machine.occasions == 2 and machine.says.startswith("0 of 1 claims agree; 1 outside")
+        assert [row.name for row in machine.outside(machine.timed)] == ["ZT-1.a"] and bool(machine.turned) == turned
+        assert machine.occasions == 2 and machine.says.startswith("Of 1 claims on times 0 lie inside")
+    same = machines._machine([one], sides.Side("copy", tmp_path / "copy", shipped.records, shipped.verdicts), shipped)
+    assert (
+        same.shared == ["ZT-1.a"]
+        and not same.claims
+        and same.says.endswith("1 rest on the very runs that are shipped.")
+    )
 
 
 def test_a_part_of_the_readme_for_a_machine_without_a_primary_claim_outside(names):
-    quiet = machines.Machine("quiet", "2 cores", 1, [], [])
+    quiet = machines.Machine("quiet", "2 processors", 1, [], [], [], [], [])
     said = docs.pages(names | {"others": [quiet]})["README.md"]
     assert (
-        "0 of 0 claims lie outside what the shipped runs allow, none of them with the opposite effect\n(primary ones: none): ["
+        "0 of 0 claims on times lie outside what the shipped runs allow, none of them with the opposite effect\n(primary ones: none): ["
         in said
     )
     assert docs.pages(names | {"others": []})["README.md"].count("On another machine (") == 0

@@ -60,6 +60,16 @@ def test_training_on_a_text_that_no_claim_reads_is_drawn_without_claims():
     assert "Black" not in exflow_decode.exflow_training(SHIPPED, text="shakespeare").caption
 
 
+def test_a_larger_model_of_a_gpu_has_curves_and_numbers_of_its_own():
+    """In the results of tier gpu it is alone."""
+    alone = base.Data(SHIPPED.folder)
+    alone._kept["moe_train"] = {p: run for p, run in SHIPPED._records("moe_train").items() if "-gpu-" in p.name}
+    captions = [exflow_decode.exflow_training(data).caption for data in (SHIPPED, alone)]
+    assert [caption.count("Black") for caption in captions] == [2, 1]
+    larger = "Black, a larger model" + captions[0].split("Black, a larger model")[1]
+    assert "121 million" in larger and captions[1].endswith(larger) and "In colours" not in captions[1]
+
+
 def test_a_placement_alone_has_nothing_to_be_compared_with(monkeypatch):
     monkeypatch.setattr(
         tables,

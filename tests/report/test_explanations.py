@@ -17,6 +17,7 @@ from repro.report import explanations
 SHIPPED = paths.root() / "results/reference/laptop-2core"
 CLAIMS = registry.load()
 DECLARED = explanations.load(CLAIMS)
+DRAWN = {"figure": "zero_loss", "experiment": "zero_train", "tier": "full"}
 GOOD = {"claims": ["ZT-1.a"], "why": "so", "decides": {"says": "this", "hardware": "any"}}
 
 
@@ -104,6 +105,11 @@ def test_the_commands_are_those_of_their_platforms(command):
         ({"tables": [{"says": "x", "experiment": "zero", "columns": ["a"]}]}, "found 'zero'; allowed: exflow_affinity"),
         ({"decides": {**GOOD["decides"], "figure": "zero"}}, "decides.figure: found 'zero'; allowed: claims_overview"),
         ({"decides": {**GOOD["decides"], "judges": ["ZT-9"]}}, "decides.judges: found 'ZT-9'; allowed: ZT-1.a"),
+        ({"decides": {**GOOD["decides"], **DRAWN, "tier": "ful"}}, "decides.tier: found 'ful'; allowed: smoke"),
+        (
+            {"decides": {**GOOD["decides"], **DRAWN, "platform": "fronteir"}},
+            "platform: found 'fronteir'; allowed: .*frontier",
+        ),
         ({"surprise": 1}, "surprise"),
     ],
 )

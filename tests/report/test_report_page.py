@@ -140,6 +140,12 @@ def test_a_picture_keeps_its_size_and_its_letters(tmp_path):
         and "Nothing to show. No record of a finished zero_train run." in drawn.alt
     )
     assert pictures.load(tmp_path, "zero_loss", ()) is None
+    (tmp_path / "zero_bytes.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"zero_bytes\.json: no texts of a figure"):
+        pictures.load(tmp_path, "zero_bytes", ())
+    (tmp_path / "zero_bytes.png").write_bytes((tmp_path / "zero_bytes.png").read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"zero_bytes\.png: no picture"):
+        pictures.load(tmp_path, "zero_bytes", ())
 
 
 # --- the shipped copy ------------------------------------------------------------------------------------------------

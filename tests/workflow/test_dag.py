@@ -204,6 +204,8 @@ def test_a_killed_rerun_keeps_the_old_record(project):
     for line in driver.stderr:
         if "rule point" in line:
             break
+    else:
+        pytest.fail("nothing ran")
     time.sleep(3)  # the job runs for 30 s
     os.killpg(driver.pid, signal.SIGKILL)
     driver.wait()

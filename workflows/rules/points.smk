@@ -8,6 +8,8 @@ rule allocation:
         "results/{run}/done/{allocation}.json",
     log:
         "results/{run}/logs/{allocation}.log",
+    wildcard_constraints:
+        run=one_of([RUN]),
     priority: in_turn
     conda:
         "../../environment.yml"
@@ -62,6 +64,8 @@ else:
             update("results/{run}/records/{experiment}/{job}.json"),  # the old one stays until the new one is there
         log:
             "results/{run}/logs/{experiment}/{job}.txt",
+        wildcard_constraints:
+            run=one_of([RUN]),
         priority: in_plan
         conda:
             "../../environment.yml"

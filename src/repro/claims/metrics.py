@@ -16,6 +16,7 @@ from typing import Any
 from repro import experiments
 from repro.claims.interval import LOGARITHMS, PLAIN
 from repro.claims.registry import CLOCK
+from repro.claims.sample import machine
 from repro.claims.sides import SAME, Row, Side, Told, between, other_code, same, time_limited, untold
 from repro.experiments import stored
 from repro.records import statistics
@@ -153,7 +154,7 @@ class _Spread:
             return other_code(Told(None, True, "the same value"), self.ours, self.theirs)
         if not experiments.get(self.ours[0].experiment).timed:
             return untold("not timed", "it depends on seconds, and other points ran beside it")
-        if _machines(self.ours) != _machines(self.theirs):
+        if {*map(machine, self.ours)} != {*map(machine, self.theirs)}:
             return untold("other machine", "times are compared on machines of one kind")
         groups = self.groups(self.theirs)
         if len(groups) < 2:
@@ -180,7 +181,3 @@ class _Spread:
         name, unit = self.pairs[apart.index(max(apart))].name, self.pairs[0].unit(self.metric)
         a, b = self.middle(self.ours), self.middle(self.theirs)
         return Row(**vars(told), name=name, title=self.metric, unit=unit, a=a, b=b)
-
-
-def _machines(runs: list[Record]) -> set[tuple[str, int, tuple[str, ...]]]:
-    return {(run.provenance.cpu, run.provenance.cores, tuple(run.provenance.gpu)) for run in runs}

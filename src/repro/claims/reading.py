@@ -85,6 +85,11 @@ class Reading(Strict):
         """How many runs, or pairs of runs, a verdict takes."""
         return self.runs or _RUNS[self.sampled]
 
+    @property
+    def together(self) -> int:
+        """How many repeats of a point one occasion has."""
+        return max(1, self.needed // statistics.OCCASIONS) if self.sampled == "occasions" else 1
+
     def counts(self, run: Record) -> bool:
         """Whether the run's repeat and seed are among those that a verdict takes."""
         by_seed = self.sampled in ("seeds", "sequences")

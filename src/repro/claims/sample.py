@@ -148,8 +148,7 @@ def _occasions(reading: Reading, runs: Sequence[Record]) -> list[int]:
     long it takes."""
     numbers = statistics.occasions([run.provenance.start for run in runs])
     if reading.sampled == "occasions":
-        together = max(1, reading.needed // statistics.OCCASIONS)
-        calls = [run.repeat // together for run in runs]
+        calls = [run.repeat // reading.together for run in runs]
         for call in set(calls):
             mine = {number for number, other in zip(numbers, calls, strict=True) if other == call}
             numbers = [min(mine) if number in mine else number for number in numbers]
@@ -162,14 +161,20 @@ def _usable(reading: Reading, run: Record, evidence: Evidence) -> bool:
 
 
 def _fault(reading: Reading, found: Sequence[tuple[Path, Record]]) -> str:
-    """Why runs of one repeat are not compared, as times of two occasions or kinds of GPU never are; empty where they
+    """Why runs of one repeat are not compared, as times of two occasions or kinds of machine never are; empty where they
     are."""
     if reading.sampled != "occasions":
         return ""
-    if len({tuple(run.provenance.gpu) for _, run in found}) > 1:
-        return "have a partner on another kind of GPU"
+    if len({machine(run) for _, run in found}) > 1:
+        return "have a partner on another kind of machine"
     apart = len(set(statistics.occasions([run.provenance.start for _, run in found]))) > 1
     return _alone(reading) if apart else ""
+
+
+def machine(run: Record) -> tuple[str, int, tuple[str, ...]]:
+    """The kind of machine that it ran on: processor, how many, GPUs."""
+    made = run.provenance
+    return made.cpu, made.cores, tuple(made.gpu)
 
 
 def _alone(reading: Reading) -> str:

@@ -55,7 +55,7 @@ class _App(typer.Typer):
 console.adapt_streams()
 app = _App(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
-app.callback()(console.check_encoding)
+app.callback()(console.check_environment)
 
 _MOST = 2**63 - 1  # that a record can hold
 TierOption = Annotated[str | None, typer.Option(help="smoke, laptop, full, gpu or cluster; default: the platform's.")]
@@ -124,9 +124,9 @@ def plan(
 def _planned(tier: str | None, platform: str | None, occasion: int) -> "Plan":
     from repro.claims import registry
     from repro.plan import jobs
-    from repro.report import figures
+    from repro.report import explanations, figures
 
-    registry.load()  # wrong claims are to be found before hours of runs, not after
+    explanations.load(registry.load())  # what is wrong there is to be found before hours of runs, not after
     shown = {name: (x.notebook, x.reads) for name, x in figures.FIGURES.items()}
     return jobs.make(tier, platform, shown, occasion)
 

@@ -34,8 +34,11 @@ def adapt_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def check_encoding() -> None:
-    """Refuse to read our files, which are UTF-8, as something else. Python does so in the locales of old systems."""
+def check_environment() -> None:
+    """Refuse to read our files, which are UTF-8, as something else. Python does so in the locales of old systems.
+    A `REPRO_ROOT` below the working directory holds for processes that are started in another one, too."""
+    if root := os.environ.get("REPRO_ROOT"):
+        os.environ["REPRO_ROOT"] = os.path.abspath(root)
     found = locale.getpreferredencoding(False)
     if found.lower() not in ("utf-8", "utf8"):
         names = ("LC_ALL", "LC_CTYPE", "LANG", "PYTHONUTF8")
@@ -135,3 +138,9 @@ def results_folder(results: Path | None, shipped: bool = True) -> Path:
 def records_folder(folder: Path) -> Path:
     """`folder` may be the results folder or the folder of records itself."""
     return (folder / "records" if (folder / "records").is_dir() else folder).absolute()
+
+
+def beside_records(folder: Path) -> Path:
+    """Where pictures and the report of these records belong: a file among the records would be read as one."""
+    records = records_folder(folder)
+    return records.parent if records.name == "records" else records

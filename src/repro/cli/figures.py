@@ -6,7 +6,16 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from repro.cli.console import Results, progress, records_folder, results_folder, stderr, try_output, user_errors
+from repro.cli.console import (
+    Results,
+    beside_records,
+    progress,
+    records_folder,
+    results_folder,
+    stderr,
+    try_output,
+    user_errors,
+)
 
 
 def figure(
@@ -27,7 +36,7 @@ def figure(
         entry(name)
         matplotlib.use("agg")
         folder = results_folder(results)
-        out = (out or folder / "figures").absolute()
+        out = (out or beside_records(folder) / "figures").absolute()
         for suffix in (".png", ".svg", ".json"):
             try_output(out / f"{name}{suffix}")
         base.draw(name, records_folder(folder), out, **settings.read(set_ or []))
@@ -47,7 +56,7 @@ def notebook(
 
     with user_errors(), progress(f"notebook {name}"):
         try:
-            notebooks.execute(name, out, settings.read(parameter or []))
+            notebooks.execute(name, out, settings.read(parameter or [], option="-p"))
         except notebooks.CellError as error:
             stderr.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
             raise typer.Exit(1) from error
@@ -63,7 +72,8 @@ def report(
 
     with user_errors():
         folder = results_folder(results, shipped=False)
-        out = out or folder / "report.html"
+        beside = beside_records(folder)
+        out = out or beside / "report.html"
         try_output(out)
-        html.write(records_folder(folder), figures or folder / "figures", out)
+        html.write(records_folder(folder), figures or beside / "figures", out)
     stderr.print(escape(f"report: {out}"), soft_wrap=True)

@@ -46,7 +46,7 @@ def read_old(path: Path, routing: "Trace", machine: "Levels", dense_layers: int 
         sglang = isinstance(found, dict)
         rows = np.array(found["physical_to_logical_map"][dense_layers:] if sglang else found)
         old = exflow.Replicas(rows, machine.gpus, per_node)
-    except (KeyError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: no map of experts by slot for {machine.gpus} GPUs: {error}") from error
     if (shape := (len(rows), old.num_experts)) != (expected := (routing.layers, routing.num_experts)):
         raise ValueError(

@@ -8,16 +8,17 @@ from repro.experiments.base import Point
 from repro.plan import config, documents
 
 
-def read(pairs: list[str], texts: Container[str] = ()) -> dict[str, Any]:
-    """Values of KEY=VALUE, read as YAML except those of `texts`, where "25" is no number. ValueError names the pair."""
+def read(pairs: list[str], texts: Container[str] = (), option: str = "--set") -> dict[str, Any]:
+    """Values of KEY=VALUE, read as YAML except those of `texts`, where "25" is no number. ValueError names the option
+    and the pair."""
     values: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals or not key:
-            raise ValueError(f"--set {pair}: expected key=value")
+            raise ValueError(f"{option} {pair}: expected key=value")
         if key in values:
-            raise ValueError(f"--set {pair}: {key} is given twice")
-        values[key] = documents.parse(text, f"--set {key}") if text and key not in texts else text
+            raise ValueError(f"{option} {pair}: {key} is given twice")
+        values[key] = documents.parse(text, f"{option} {key}") if text and key not in texts else text
     return values
 
 

@@ -47,7 +47,9 @@ def show(rows: Sequence[Verdict], grouped: bool, reasons: bool) -> None:
     """A table for each paper. `grouped`: one table of the first claim of each id, and of the others the verdicts in
     words. `reasons`: lines of text instead, which are not grouped."""
     papers = registry.papers()
-    by_paper = {prefix: list(mine) for prefix, mine in groupby(rows, key=lambda row: row.id.split("-")[0])}
+    by_paper: dict[str, list[Verdict]] = {}
+    for row in rows:
+        by_paper.setdefault(row.id.split("-")[0], []).append(row)
     if grouped:
         table = _table(grouped)
         table.box = None  # no line: a paper's title is below the head

@@ -1,5 +1,6 @@
 """What an allocation is doing, in a file that outlives it: one that is killed cannot say which point it was running."""
 
+import shutil
 from pathlib import Path
 
 from pydantic import AwareDatetime, BaseModel, ValidationError
@@ -10,6 +11,8 @@ from repro.jobs import causes, queue
 from repro.plan import config
 from repro.records import provenance, record
 from repro.records.record import Cause, Record
+
+WHERE = "slurm/where"  # in a run's results: a folder for each step, for what its ranks tell
 
 
 class Running(BaseModel):
@@ -63,14 +66,16 @@ def entries(results: str) -> list[Entry]:
 
 
 def settle(results: str, entry: Entry, restarted: bool = False) -> Cause | None:
-    """Record why the point that `entry` was running has no numbers, and drop the entry; None where it had got its
-    record. `restarted`: the same job has begun anew. QueueError where Slurm cannot tell; ValueError for a point that
+    """Record why the point that `entry` was running has no numbers, and drop the entry, with what its steps left; None
+    where it had got its record. `restarted`: the same job has begun anew. QueueError where Slurm cannot tell; ValueError for a point that
     no experiment knows any more, or of an experiment that is gone."""
     cause = None
     if (running := entry.running) is not None and finished(running) is None:
         log = paths.root() / running.log
         cause, detail = causes.of_job(queue.state(entry.job_id), log, restarted)
         failed(running, cause, detail, {"SLURM_JOB_ID": entry.job_id, "SLURM_JOB_NODELIST": entry.nodes})
+    for left in (paths.root() / results / WHERE).glob(f"{entry.job_id}-*"):
+        shutil.rmtree(left, ignore_errors=True)
     remove(results, entry.job_id)
     return cause
 

@@ -195,7 +195,7 @@ class JobSteps:
 
     def _where(self) -> "tempfile.TemporaryDirectory[str]":
         """A folder of this step that all nodes see, for what late ranks tell."""
-        folder = paths.root() / self.plan.results / "slurm/where"
+        folder = paths.root() / self.plan.results / journal.WHERE
         folder.mkdir(parents=True, exist_ok=True)
         return tempfile.TemporaryDirectory(dir=folder, prefix=f"{self.job_id}-", ignore_cleanup_errors=True)
 

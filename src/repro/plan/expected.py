@@ -27,7 +27,8 @@ def shipped(folder: Path) -> tuple[dict[str, float], list[tuple[Any, ...]]]:
             start, end = (datetime.fromisoformat(run["provenance"][name]) for name in ("start", "end"))
             made = run["provenance"]
             code.append((str(run["experiment"]), made["source_hash"], made.get("gpu_hash", ""), made.get("gpu", [])))
-            times.setdefault(key(run["experiment"], run["point"]), []).append((end - start).total_seconds() / 60)
+            point = experiments.get(run["experiment"]).defaults | run["point"]  # one may be from before a parameter
+            times.setdefault(key(run["experiment"], point), []).append((end - start).total_seconds() / 60)
     return {key: median(values) for key, values in times.items()}, code
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import Field, ValidationError
 
@@ -108,6 +108,8 @@ def load(claims: Sequence[Claim], path: Path | None = None) -> dict[str, Explana
             fields = experiments.get(one.decides.experiment).parameters.model_fields
             for name in one.decides.where:
                 _check(f"{where}.decides.where", name, fields)
+            _check(f"{where}.decides.tier", one.decides.tier, get_args(config.Tier))
+            _check(f"{where}.decides.platform", one.decides.platform, config.platforms())
         for name in one.decides.judges:
             _check(f"{where}.decides.judges", name, known)
     return found

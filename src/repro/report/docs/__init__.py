@@ -24,7 +24,7 @@ from repro.claims.verdict import AGREEMENT, SCOPE
 from repro.experiments import stored
 from repro.plan import config
 from repro.records import statistics
-from repro.report import figures, findings
+from repro.report import findings
 from repro.report.docs import citation, facts, latex, machines, table
 
 _TEMPLATES = Path(__file__).parent
@@ -151,7 +151,6 @@ def vocabulary() -> dict[str, Any]:
         "scope_words": SCOPE,
         "kind_words": KIND,
         "tag_words": TAG,
-        "notebooks": figures.NOTEBOOKS,
         "promises": facts.promises(),
         "tiers": facts.tiers(),
         "artifacts": facts.artifacts(rows),

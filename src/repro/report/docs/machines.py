@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from repro.claims import compare, sides
 from repro.claims.claim import Claim
@@ -13,34 +14,40 @@ from repro.report.docs import facts
 class Machine:
     """A machine's records beside the shipped ones of the verdicts.
 
-    hardware   in words, with the number of records
-    occasions  how many occasions its timed points have, at most
-    claims     a row for every claim: its value there, the one of the verdicts, and what can be said of the two
-    turned     those of them that differ and have the opposite effect
+    hardware       in words, with the number of records
+    occasions      how many occasions its timed points have, at most
+    claims         a row for every claim but those in `shared`: its value there, the one of the verdicts, and what can be
+                   said of the two
+    timed, others  those of them whose values can be compared: of claims on times, and of the rest
+    turned         of `timed`, those outside with the opposite effect
+    shared         claims that rest on runs which both folders hold
     """
 
     name: str
     hardware: str
     occasions: int
     claims: Sequence[Row]
+    timed: Sequence[Row]
+    others: Sequence[Row]
     turned: Sequence[Row]
+    shared: Sequence[str]
 
     @property
     def runs(self) -> str:
         return "1 occasion" if self.occasions == 1 else f"at most {self.occasions} occasions"
 
+    @staticmethod
+    def outside(rows: Sequence[Row]) -> list[Row]:
+        return [row for row in rows if not _allowed(row)]
+
     @property
     def says(self) -> str:
-        return compare.sentence(self.claims, "claims")
-
-    @property
-    def told(self) -> list[Row]:
-        """The claims of which it can be told whether they agree."""
-        return [row for row in self.claims if row.inside is not None or row.flipped]
-
-    @property
-    def differing(self) -> list[Row]:
-        return [row for row in self.claims if row.differs]
+        """How many lie where they may, whatever code made them: the verdicts mark what is older."""
+        out, differ = (len(self.outside(rows)) for rows in (self.timed, self.others))
+        said = f"Of {len(self.timed)} claims on times {len(self.timed) - out} lie inside what the shipped runs allow, {out} outside; "
+        said += f"of {len(self.others)} others {len(self.others) - differ} agree, {differ} do not. "
+        said += f"{len(self.claims) - len(self.timed) - len(self.others)} cannot be compared"
+        return said + (f"; {len(self.shared)} rest on the very runs that are shipped." if self.shared else ".")
 
 
 def others(claims: Sequence[Claim], shipped: Side) -> list[Machine]:
@@ -51,15 +58,35 @@ def others(claims: Sequence[Claim], shipped: Side) -> list[Machine]:
 
 
 def _machine(claims: Sequence[Claim], side: Side, shipped: Side) -> Machine:
-    rows = compare.of_claims(claims, side, shipped)
-    neutral = {claim.id: claim.no_effect for claim in claims}
+    ours, theirs = (_runs(each) for each in (side, shipped))
+    shared = [claim.id for claim in claims if ours[claim.id] and ours[claim.id] == theirs[claim.id]]
+    rows = compare.of_claims([claim for claim in claims if claim.id not in shared], side, shipped)
+    known = {claim.id: claim for claim in claims}
+    told = [row for row in rows if row.allowed is not None]
+    timed = [row for row in told if (value := known[row.name].value) and value.sampled == "occasions"]
     return Machine(
         name=side.name,
         hardware="; ".join(facts.machines(list(side.records.values()))),
         occasions=max((len(set(row.occasions)) for row in side.verdicts), default=1),
         claims=rows,
-        turned=[row for row in rows if row.differs and _turned(row, neutral[row.name])],
+        timed=timed,
+        others=[row for row in told if row not in timed],
+        turned=[row for row in Machine.outside(timed) if _turned(row, known[row.name].no_effect)],
+        shared=shared,
     )
+
+
+def _runs(side: Side) -> dict[str, set[tuple[str, datetime]]]:
+    """By claim, the runs that its value rests on: their experiments, and when they began."""
+    return {
+        row.id: {(run.experiment, run.provenance.start) for run in (side.runs[name] for name in row.records)}
+        for row in side.verdicts
+    }
+
+
+def _allowed(row: Row) -> bool:
+    assert row.a is not None and row.allowed is not None
+    return row.allowed[0] <= row.a <= row.allowed[1]
 
 
 def _turned(row: Row, neutral: float | None) -> bool:

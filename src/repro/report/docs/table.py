@@ -137,8 +137,7 @@ def _command(
     make them, if it is known."""
     if claim.value is None:
         return "", 1, claim.needs
-    clocked = claim.value.sampled == "occasions"
-    repeats = 2 if clocked else 1
+    clocked, repeats = claim.value.sampled == "occasions", claim.value.together
     tier = next((t for t in _TIERS if _answers(claim.value, runs, tiers[t], repeats)), None)
     if runs:
         needs = _needs(runs)

@@ -116,10 +116,11 @@ def draw_shipped(name: str, records: str | Path, output: str | Path | None = Non
     earlier run goes."""
     folder = paths.root() / config.load()[0].shipped / "records"
     reads = figures.entry(name).reads
-    own, shipped = (
-        {path.relative_to(each) for experiment in reads for path in (each / experiment).glob("*.json")}
-        for each in (paths.root() / records, folder)
-    )
+    folders = paths.root() / records, folder
+    own, shipped = ({p.relative_to(each) for name in reads for p in (each / name).glob("*.json")} for each in folders)
+    if not shipped <= own:  # names change with new parameters, points do not
+        found = ([stored.collect(each / name).records for name in reads] for each in folders)
+        own, shipped = ({stored.place(run) for records in each for run in records.values()} for each in found)
     path = output and Path(output) / "shipped" / name
     make, asks = _prepared(name, options), figures.entry(name).asks
     mark = f"Shipped records ({folder.parent.name}), not of this run. "

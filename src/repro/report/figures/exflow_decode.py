@@ -47,6 +47,8 @@ PARTS = {  # of an iteration: the metrics of moe_decode that belong to it
 SHAPE = ["nodes", "packages", "gcds"]
 SETTING = ["experts", *SHAPE, "cluster_mbit_s"]  # of a panel
 SAME = {"weights": "trained", "requests": 128}
+LARGER = "a larger model, on a GPU"
+CLAIMED = {"the claims' runs": ("EX-F12.a", "EX-F12.b"), LARGER: ("EX-F12.c", "EX-F12.d")}  # early, late
 _PAPER = {16: "EX-E2E.b", 32: "EX-E2E.c", 8: "EX-E2E.d"}  # throughput over DeepSpeed-MoE's, by experts
 
 
@@ -54,48 +56,65 @@ def exflow_training(data: Data, *, text: str = "both") -> Drawing:
     """Affinity and the busiest expert's load over training: of the seeds that the claims read, and of the longest runs on
     `text`."""
     known = data.runs("moe_train", text=text)
-    runs = known[known.iterations == known.iterations.max()]
-    if runs.iterations.max() < 200:
-        raise NothingToShow(f"The longest run has {runs.iterations.max()} iterations: too few for a curve.")
-    early, late = (data.of_claim(claim) for claim in ("EX-F12.a", "EX-F12.b"))
-    claimed = known[known.path.isin([path for sample in (early, late) if sample for path in sample.runs])]
-    data.only(runs, claimed)
+    claimed = {name: _claimed(data, known, claims) for name, claims in CLAIMED.items()}
+    others = known.drop(claimed[LARGER].index)
+    runs = others[others.iterations == others.iterations.max()]
+    if (longest := max([*runs.iterations, *claimed[LARGER].iterations])) < 200:
+        raise NothingToShow(f"The longest run has {longest} iterations: too few for a curve.")
+    data.only(runs, *claimed.values())
     fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.9), width_ratios=[1.4, 1])
     for index, (experts, mine) in enumerate(_curves(runs, text).groupby("experts")):
         medians = mine.groupby("iteration")[["stay", "stay_shuffled", "busiest"]].median()
         left.plot(medians.stay, label=f"{experts} experts", markersize=3, alpha=0.6, **marks.look(index))
         left.plot(medians.stay_shuffled, ":", color=PALETTE[index], alpha=0.6)
         right.plot(medians.busiest, markersize=3, alpha=0.6, **marks.look(index))
-    for _, mine in _curves(claimed, text).groupby("seed") if len(claimed) else ():
-        left.plot(mine.iteration, mine.stay, color="black", linewidth=1.8)
-        right.plot(mine.iteration, mine.busiest, color="black", linewidth=1.8)
-    if len(claimed):
-        left.plot([], [], color="black", linewidth=1.8, label="the claims' runs")
+    for (name, mine), line in zip(claimed.items(), ("-", "--"), strict=True):
+        style = {"color": "black", "linestyle": line, "linewidth": 1.8}
+        for _, seed in _curves(mine, text).groupby("seed"):
+            left.plot(seed.iteration, seed.stay, **style)
+            right.plot(seed.iteration, seed.busiest, **style)
+        if len(mine):
+            left.plot([], [], label=name, **style)
     for axes, name in ((left, "share that stays (one expert a GPU)"), (right, "busiest expert ÷ even share")):
         axes.axvspan(1, 200, color="#bbbbbb", alpha=0.25)
         axes.axvspan(200, 2000, color="#dddddd", alpha=0.25)
         axes.set(xlabel="iteration (log scale)", ylabel=name, xscale="log", xlim=(8, None))
     left.set_ylim(0, None)
     left.plot([], [], ":", color="black", label="tokens shuffled")
-    fig.legend(ncols=6, **ABOVE)
+    fig.legend(ncols=4, **ABOVE)
+    caption = [_of_others(runs), "Grey: iterations 0-200 and 200-2,000 of the paper's Fig. 12."]
+    caption += [_of_claimed(data, name, mine) for name, mine in claimed.items() if len(mine)]
+    return Drawing(fig, "measured", " ".join(filter(None, caption)))
+
+
+def _claimed(data: Data, known: pd.DataFrame, claims: tuple[str, ...]) -> pd.DataFrame:
+    """Those of `known` that these claims read; none where one of them has no value."""
+    samples = [data.of_claim(claim) for claim in claims]
+    return known[known.path.isin([path for sample in samples if all(samples) for path in sample.runs])]
+
+
+def _of_claimed(data: Data, name: str, runs: pd.DataFrame) -> str:
+    early, late = (marks.said(sample) for claim in CLAIMED[name] if (sample := data.of_claim(claim)))
+    seeds = ", ".join(map(str, sorted(set(runs.seed))))
+    return (
+        f"Black, {name}: {runs.parameters.iloc[0] / 1e6:.3g} million parameters, 16 experts, seeds {seeds}; the share "
+        f"after 200 iterations is {early} times that after 2,000, and that at the end {late} times."
+    )
+
+
+def _of_others(runs: pd.DataFrame) -> str:
+    if not len(runs):
+        return ""
     sizes = ", ".join(f"{size / 1e6:.1f}" for size in runs.groupby("experts").parameters.first())
     seeds = runs.groupby("experts").seed.nunique().max()
-    caption = f"In colours: {sizes} million parameters, {f'medians of up to {seeds} seeds' if seeds > 1 else 'one run each'}. "
-    caption += "Grey: iterations 0-200 and 200-2,000 of the paper's Fig. 12."
-    if early and late and len(claimed):
-        caption += (
-            f" Black: the seeds that the claims read, {claimed.parameters.iloc[0] / 1e6:.1f} million parameters, "
-        )
-        caption += (
-            f"16 experts: the share after 200 iterations is {marks.said(early)} times that after 2,000, and that "
-        )
-        caption += f"at the end {marks.said(late)} times."
-    return Drawing(fig, "measured", caption)
+    return (
+        f"In colours: {sizes} million parameters, {f'medians of up to {seeds} seeds' if seeds > 1 else 'one run each'}."
+    )
 
 
 def _curves(runs: pd.DataFrame, text: str) -> pd.DataFrame:
     """Points of the runs' curves, on the text that they were trained on."""
-    return series(runs).query("domain == @text and iteration > 0")
+    return series(runs).query("domain == @text and iteration > 0") if len(runs) else runs
 
 
 def exflow_decode(data: Data, *, experts: int = 16, requests: int = 128, cluster_mbit_s: float = 25) -> Drawing:

@@ -48,8 +48,7 @@ def flover_ranks(data: Data, *, longest: int | None = None) -> Drawing:
     caption = f"Random weights, {run.layers} layers of width {run.width}; {run.requests} requests; {agree}. Ranks "
     caption += f"share the cores of one machine. Above: {_answers(run)}; medians, with range and values of n runs. "
     caption += "Below: pairs of runs of one occasion, and their mean with its 95 % interval where there are enough."
-    kind = "emulated" if (runs.evidence == "emulated").all() else "measured"
-    return Drawing(fig, f"{kind}; hollow diamonds: paper", caption)
+    return Drawing(fig, f"{', '.join(sorted(set(runs.evidence)))}; hollow diamonds: paper", caption)
 
 
 def _answers(run: pd.Series) -> str:

@@ -10,6 +10,7 @@ from repro.flover.scheduler import Scheduler
 from repro.report.figures import marks
 from repro.report.figures.base import HATCHES, PALETTE, Drawing
 from repro.report.figures.data import Data, paper, series
+from repro.report.figures.flover import MODEL
 
 POLICIES = {
     "request_level": "batches of requests",
@@ -24,17 +25,16 @@ TIMES = {
 }
 SETTING = ["model", "dtype", "chunk", "prompt_tokens", "output_tokens", "requests", "slots"]
 LENGTHS = "{prompt_tokens} + {output_tokens} tokens, chunk of {chunk}"
-CLAIMED = "random-40m"  # the model that the claims read
 
 
 def _of_one_model(runs: pd.DataFrame) -> pd.DataFrame:
     """Runs of the claims' model, where there are any, else of that with most runs."""
-    return runs[runs.model == (CLAIMED if CLAIMED in set(runs.model) else runs.model.mode()[0])]
+    return runs[runs.model == (MODEL if MODEL in set(runs.model) else runs.model.mode()[0])]
 
 
 def _settings(runs: pd.DataFrame, fields: list[str], words: str) -> list[tuple[str, pd.DataFrame]]:
     """Name and runs of every setting, the claims' model first. `words`: a name's format, of the fields."""
-    groups = runs.assign(other=runs.model != CLAIMED).groupby(["other", *fields])
+    groups = runs.assign(other=runs.model != MODEL).groupby(["other", *fields])
     found = [(mine, mine.iloc[0]) for _, mine in groups]
     return [(f"{_model(run)}: {words.format(**run[fields])}, n = {len(mine)}", mine) for mine, run in found]
 

@@ -37,7 +37,10 @@ def load(folder: Path, name: str, rows: Sequence[Row]) -> Picture | None:
     if not path.is_file():
         return None
     asks = figures.entry(Path(name).name).asks
-    source, (width, height) = _embedded(path)
+    try:
+        source, (width, height) = _embedded(path)
+    except (OSError, SyntaxError) as error:  # Pillow raises both on a file that was cut
+        raise ValueError(f"{path}: no picture: draw it again with `repro figure {name}`") from error
     answer = _answer(path.with_suffix(".json"))
     values = [f"{row.claim.title}: {value(row)}." for row in rows]
     alt = " ".join(filter(None, [asks or "Figure.", answer, *values]))
@@ -55,8 +58,11 @@ def _answer(path: Path) -> str:
     """The texts that were saved beside a picture, as sentences; a picture without such has none."""
     if not path.is_file():
         return ""
-    texts = json.loads(files.read(path))
-    return " ".join(filter(None, [f"Evidence: {texts['evidence']}.", texts["caption"], texts["n"]]))
+    try:
+        texts = json.loads(files.read(path))
+        return " ".join(filter(None, [f"Evidence: {texts['evidence']}.", texts["caption"], texts["n"]]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: no texts of a figure (evidence, caption, n): draw it again") from error
 
 
 def _embedded(path: Path) -> tuple[str, tuple[int, int]]:
@@ -64,5 +70,5 @@ def _embedded(path: Path) -> tuple[str, tuple[int, int]]:
     with Image.open(io.BytesIO(files.read(path))) as picture:
         fewer = picture.convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE).convert("RGB")
     kept = io.BytesIO()
-    fewer.save(kept, format="WEBP", lossless=True, method=4)
+    fewer.save(kept, format="WEBP", lossless=True, method=4, quality=100)  # of lossless: effort
     return f"data:image/webp;base64,{base64.b64encode(kept.getvalue()).decode()}", fewer.size

@@ -114,8 +114,8 @@ def serving(data: Data) -> pd.DataFrame:
         "single_request_s": "one alone (s)",
         "seconds_fused": "fused (s)",
         "seconds_instances": "instances (s)",
-        "speedup_over_instances": "fused ÷ instances",
-        "speedup_over_serial": "fused ÷ one after the other",
+        "speedup_over_instances": "instances ÷ fused",
+        "speedup_over_serial": "one after the other ÷ fused",
     }
     runs = data.runs("scaling_serving").sort_values(["model", "requests"]).set_index("model")
     runs = runs.rename(index=lambda name: f"{PAPERS_MODELS[name]}{AUTHORS_FILE * name.endswith('released')}")

@@ -11,8 +11,6 @@ from repro.report.figures.tables import rounded
 from repro.report.figures.zero import choice, prediction, times
 from repro.report.figures.zero.runs import MEASURED, PLANS, PREDICTED, Training
 
-_RIVALS = ("zero3", "zeropp")
-
 
 def sent(data: Data) -> pd.DataFrame:
     """Payload between nodes of every plan, in units of the bytes of the 16-bit weights, the least first."""
@@ -22,7 +20,7 @@ def sent(data: Data) -> pd.DataFrame:
     return out.dropna().sort_values().rename(index=PLANS).round(2).to_frame("M out of each node")
 
 
-def over_bound(data: Data, *, plans: Sequence[str] = ("hierarchical", *_RIVALS)) -> pd.DataFrame:
+def over_bound(data: Data, *, plans: Sequence[str] = ("hierarchical", *times.RIVALS)) -> pd.DataFrame:
     """Measured step over the predicted one, by plan, micro-batches and rate."""
     training = Training(data.runs("zero_train"))
     ours = training.like(cluster_mbit_s=..., accumulation=...)
@@ -59,7 +57,7 @@ def fastest_that_fit(data: Data) -> pd.DataFrame:
     return table.rename(columns=names).round(2)
 
 
-def bandwidth_alone(data: Data, *, plan: str = "hierarchical", rivals: Sequence[str] = _RIVALS) -> Styler:
+def bandwidth_alone(data: Data, *, plan: str = "hierarchical", rivals: Sequence[str] = times.RIVALS) -> Styler:
     """How many times as fast the plan is as others by bandwidth alone, and how much slower all
     communication would have to be for the paper's gain."""
     largest = choice.machines(data).set_index(["where", "accumulation"])

@@ -28,7 +28,7 @@ from repro.report.figures.zero.runs import (
     ratio,
 )
 
-_RIVALS = ("zero3", "zeropp")
+RIVALS = ("zero3", "zeropp")
 _OTHER_PAIRS = [("zeropp", "zero3"), ("hierarchical_fp", "zero3")]  # of claims
 _PLACES = {"package": "the pair", "node": "the node", "cluster": "all ranks"}
 
@@ -37,7 +37,7 @@ def zero_step_time(
     data: Data,
     *,
     plan: PlanName = "hierarchical",
-    rivals: Sequence[PlanName] = _RIVALS,
+    rivals: Sequence[PlanName] = RIVALS,
     plans: Sequence[PlanName] = tuple(PLANS),
 ) -> Drawing:
     """Time of a step of some plans, measured and predicted, with one micro-batch and with several; and how many times
@@ -123,7 +123,7 @@ def _published(axes: Axes, compared: Sequence[tuple[str, str]]) -> None:
     axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=2, fontsize=7.5, frameon=False, columnspacing=1)
 
 
-def zero_rates(data: Data, *, plan: PlanName = "hierarchical", rivals: Sequence[PlanName] = _RIVALS) -> Drawing:
+def zero_rates(data: Data, *, plan: PlanName = "hierarchical", rivals: Sequence[PlanName] = RIVALS) -> Drawing:
     """How many times faster `plan` is than `rivals`, over the rate between nodes (left); and how many times faster
     plans are than ZeRO-3 with levels and without (right). Dotted and ticks: predicted."""
     training = Training(data.runs("zero_train"))
