@@ -142,6 +142,11 @@ def test_what_no_file_may_be(given, words, kind, tmp_path):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEMORY / 1024
 
 
+def test_values_that_were_read_before_are_nobody_elses():
+    documents.parse("a: {b: [1]}", "here")["a"]["b"].append(2)
+    assert documents.parse("a: {b: [1]}", "here") == {"a": {"b": [1]}}
+
+
 @pytest.mark.parametrize(
     "text, value",
     [

@@ -1,6 +1,7 @@
 """The command line as a user meets it."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -104,6 +105,14 @@ def test_claims_as_a_table(tmp_path):
         and "claims (none in the paper's setting, 70 without a value): " in " ".join(said.split())
         and "reproduced" not in said.splitlines()[-2]
     )
+
+
+def test_a_relative_root_holds_for_programs_that_start_elsewhere(monkeypatch):
+    root = paths.root().resolve()
+    monkeypatch.chdir(root.parent)
+    monkeypatch.setenv("REPRO_ROOT", root.name)
+    call("plan", "--json")
+    assert os.environ["REPRO_ROOT"] == str(root)
 
 
 def test_every_row_is_shown_where_a_papers_claims_do_not_follow_each_other(monkeypatch):

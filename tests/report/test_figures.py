@@ -271,6 +271,21 @@ def test_a_file_that_is_no_record_is_told_once(made_by, capsys):
     assert capsys.readouterr().out.count("not used: ") == 1
 
 
+def test_records_are_read_again_once_they_change(made_by, monkeypatch):
+    """And not before: the figures of a notebook ask for the same ones."""
+    folder, reads, collect = made_by(0, 1), [], tables.stored.collect
+    monkeypatch.setattr(tables.stored, "collect", lambda path: reads.append(path) or collect(path))
+    first = tables.kept(folder, "flover_queue")
+    assert tables.kept(folder, "flover_queue") is first and len(reads) == 1
+    path = next(iter(first.records))
+    path.write_text("{")
+    cut = tables.kept(folder, "flover_queue")
+    assert (len(first.records), len(cut.records), len(cut.problems)) == (3, 2, 1)
+    path.unlink()
+    path.symlink_to("nowhere")
+    assert len(tables.kept(folder, "flover_queue").records) == 2 and len(reads) == 3
+
+
 def test_tables_show_texts_of_records_as_they_stand():
     """Nothing that a record says is HTML."""
     said = "<script>alert()</script>"

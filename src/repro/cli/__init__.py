@@ -126,9 +126,10 @@ def _planned(tier: str | None, platform: str | None, occasion: int) -> "Plan":
     from repro.plan import jobs
     from repro.report import explanations, figures
 
-    explanations.load(registry.load())  # what is wrong there is to be found before hours of runs, not after
     shown = {name: (x.notebook, x.reads) for name, x in figures.FIGURES.items()}
-    return jobs.make(tier, platform, shown, occasion)
+    found = jobs.make(tier, platform, shown, occasion)
+    explanations.load(registry.load())  # what is wrong there is to be found before hours of runs, not after
+    return found
 
 
 @app.command()

@@ -5,7 +5,9 @@ made of texts, numbers, true, false, null, lists, and mappings with texts as key
 """
 
 import difflib
+import functools
 import math
+import pickle
 import stat
 import types
 from pathlib import Path
@@ -56,7 +58,7 @@ def text(path: Path) -> str:
 def parse(text: str, where: str) -> Any:
     """The values of a YAML document; ConfigError with the place in it, which begins with `where`."""
     try:
-        return _Document(text, where).values()
+        return pickle.loads(_pickled(text, where))
     except ConfigError:
         raise
     except RecursionError as error:
@@ -64,6 +66,12 @@ def parse(text: str, where: str) -> Any:
     # Beside its own errors PyYAML lets out whatever a tag meets in a value that does not fit it.
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
         raise ConfigError(f"{where}: not valid YAML: {str(error)[:500]}") from error
+
+
+@functools.lru_cache(maxsize=32)
+def _pickled(text: str, where: str) -> bytes:
+    """The values, kept: a page or a notebook asks for the same few files a hundred times. Each gets its own."""
+    return pickle.dumps(_Document(text, where).values())
 
 
 def _told(node: yaml.Node) -> str:

@@ -187,7 +187,7 @@ def command(decides: Decides) -> str:
     submitted by Snakemake with a profile."""
     if not decides.figure:
         return ""
-    if (settings := config.load(platform=decides.platform)[1]).slurm is None:
+    if (settings := _settings(decides.platform)).slurm is None:
         words = f"repro reproduce {decides.figure} --tier {decides.tier} --platform {decides.platform}"
         return words + (f" --occasion {decides.occasion}" if decides.occasion > 1 else "")
     changed = {"tier": decides.tier} if decides.tier != settings.tier else {}
@@ -196,6 +196,11 @@ def command(decides: Decides) -> str:
     if changed:
         words += " --config " + " ".join(f"{name}={value}" for name, value in changed.items()) + " --"
     return f"{words} {decides.figure}"
+
+
+@cache
+def _settings(platform: str) -> config.Platform:
+    return config.load(platform=platform)[1]
 
 
 class _Profile(Strict):

@@ -4,6 +4,7 @@ the figures, and what did not run and why. Its parts are in `repro.report.page`.
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ def write(records: Path, folder: Path, out: Path) -> None:
     registry = claims.load()
     rows = table.rows(registry, found.records, found.problems)
     explained = _explained(rows, found)
-    chapters = [_chapter(name, folder, rows) for name in figures.NOTEBOOKS]
+    with ThreadPoolExecutor() as pool:  # most of the time is the pictures', in C
+        chapters = list(pool.map(lambda name: _chapter(name, folder, rows), figures.NOTEBOOKS))
     here = sides.Side("here", records, found.records, [row.verdict for row in rows], found.problems)
     loader = jinja2.FileSystemLoader(PAGE)
     environment = jinja2.Environment(

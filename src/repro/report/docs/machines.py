@@ -38,14 +38,14 @@ class Machine:
 
     @staticmethod
     def outside(rows: Sequence[Row]) -> list[Row]:
-        return [row for row in rows if not _allowed(row)]
+        return [row for row in rows if row.inside is False]
 
     @property
     def says(self) -> str:
-        """How many lie where they may, whatever code made them: the verdicts mark what is older."""
+        """How many lie where they may, by whatever code, which the verdicts mark where it is older."""
         out, differ = (len(self.outside(rows)) for rows in (self.timed, self.others))
         said = f"Of {len(self.timed)} claims on times {len(self.timed) - out} lie inside what the shipped runs allow, {out} outside; "
-        said += f"of {len(self.others)} others {len(self.others) - differ} agree, {differ} do not. "
+        said += f"{len(self.others) - differ} of {len(self.others)} others agree. "
         said += f"{len(self.claims) - len(self.timed) - len(self.others)} cannot be compared"
         return said + (f"; {len(self.shared)} rest on the very runs that are shipped." if self.shared else ".")
 
@@ -82,11 +82,6 @@ def _runs(side: Side) -> dict[str, set[tuple[str, datetime]]]:
         row.id: {(run.experiment, run.provenance.start) for run in (side.runs[name] for name in row.records)}
         for row in side.verdicts
     }
-
-
-def _allowed(row: Row) -> bool:
-    assert row.a is not None and row.allowed is not None
-    return row.allowed[0] <= row.a <= row.allowed[1]
 
 
 def _turned(row: Row, neutral: float | None) -> bool:

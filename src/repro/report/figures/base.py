@@ -29,7 +29,7 @@ from repro.experiments import stored
 from repro.files import replacing
 from repro.plan import config
 from repro.report import figures
-from repro.report.figures.data import Data, NothingToShow, not_run, older_code
+from repro.report.figures.data import Data, NothingToShow, kept, not_run, older_code
 
 __all__ = [
     "Data",
@@ -119,7 +119,7 @@ def draw_shipped(name: str, records: str | Path, output: str | Path | None = Non
     folders = paths.root() / records, folder
     own, shipped = ({p.relative_to(each) for name in reads for p in (each / name).glob("*.json")} for each in folders)
     if not shipped <= own:  # names change with new parameters, points do not
-        found = ([stored.collect(each / name).records for name in reads] for each in folders)
+        found = ([kept(each, name).records for name in reads] for each in folders)
         own, shipped = ({stored.place(run) for records in each for run in records.values()} for each in found)
     path = output and Path(output) / "shipped" / name
     make, asks = _prepared(name, options), figures.entry(name).asks
@@ -207,7 +207,7 @@ def verdicts(name: str, records: str | Path) -> pd.DataFrame:
     entry = figures.entry(name)
     shown = [claim for claim in claims.load() if claim.id in entry.claims]
     reads = entry.reads if shown else []
-    found = [stored.collect(paths.root() / records / experiment).records for experiment in reads]
+    found = [kept(records, experiment).records for experiment in reads]
     judged = claims.evaluate(shown, {path: run for runs in found for path, run in runs.items()})
     rows = [
         (claim.id, claim.title, *claims.numbers(verdict), verdict.agreement, verdict.scope or "–")

@@ -1,5 +1,6 @@
 """What the records of a folder say, as tables, for figures and for the tables of notebooks."""
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,10 +26,30 @@ paper = claims.published  # numbers of a paper, by the id of the claim that they
 def collect(records: str | Path, experiment: str = "") -> record.Collection:
     """Records of one experiment (default: of all), of a folder that is absolute or relative to the repository root.
     Prints which files should have been records and are not."""
-    found = stored.collect(paths.root() / records / experiment)
+    found = kept(records, experiment)
     for problem in found.problems:
         print(f"not used: {problem}")
     return found
+
+
+def kept(records: str | Path, experiment: str = "") -> record.Collection:
+    """The same without a word. A notebook's figures ask again and again; files that changed meanwhile are read anew."""
+    folder = paths.root() / records / experiment
+    return _kept(folder, tuple(map(_state, sorted(folder.rglob("*")))))
+
+
+@functools.lru_cache(maxsize=64)
+def _kept(folder: Path, state: tuple[tuple[Path, int, int], ...]) -> record.Collection:
+    return stored.collect(folder)
+
+
+def _state(path: Path) -> tuple[Path, int, int]:
+    """What changes with a file: its contents, or who may read it."""
+    try:
+        found = path.stat()
+    except OSError:  # a link to nothing, say, which is no record
+        return path, 0, 0
+    return path, found.st_ctime_ns, found.st_size
 
 
 def runs(records: str | Path, experiment: str) -> pd.DataFrame:
