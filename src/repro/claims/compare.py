@@ -221,14 +221,11 @@ def section(found: Comparison) -> dict[str, Any]:
 
     says            sentences: how many claims and metrics agree, lie outside, flipped, cannot be told and why
     claims          `cells` of every claim; differing_metrics: of every metric of a record that lies outside
-    only_a, only_b  names of records of points that the other side has not
     same_folder     whether both sides are the same records, so that nothing is compared
     """
     return {
         "says": found.says,
         "claims": [cells(row) for row in found.claims],
         "differing_metrics": [cells(row) for row in found.metrics if row.differs],
-        "only_a": found.only_a,
-        "only_b": found.only_b,
         "same_folder": found.a.folder.resolve() == found.b.folder.resolve(),
     }

@@ -35,11 +35,11 @@ def collect(records: str | Path, experiment: str = "") -> record.Collection:
 def kept(records: str | Path, experiment: str = "") -> record.Collection:
     """The same without a word. A notebook's figures ask again and again; files that changed meanwhile are read anew."""
     folder = paths.root() / records / experiment
-    return _kept(folder, tuple(map(_state, sorted(folder.rglob("*")))))
+    return _collected(folder, tuple(map(_state, sorted(folder.rglob("*")))))
 
 
 @functools.lru_cache(maxsize=64)
-def _kept(folder: Path, state: tuple[tuple[Path, int, int], ...]) -> record.Collection:
+def _collected(folder: Path, state: tuple[tuple[Path, int, int], ...]) -> record.Collection:
     return stored.collect(folder)
 
 

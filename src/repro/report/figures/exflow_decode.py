@@ -97,8 +97,8 @@ def _of_claimed(data: Data, name: str, runs: pd.DataFrame) -> str:
     early, late = (marks.said(sample) for claim in CLAIMED[name] if (sample := data.of_claim(claim)))
     seeds = ", ".join(map(str, sorted(set(runs.seed))))
     return (
-        f"Black, {name}: {runs.parameters.iloc[0] / 1e6:.3g} million parameters, 16 experts, seeds {seeds}; the share "
-        f"after 200 iterations is {early} times that after 2,000, and that at the end {late} times."
+        f"Black, {name}: {runs.parameters.iloc[0] / 1e6:.3g} million parameters, {runs.experts.iloc[0]} experts, seeds {seeds}; "
+        f"the share after 200 iterations is {early} times that after 2,000, and that at the end {late} times."
     )
 
 

@@ -40,7 +40,7 @@ def load(folder: Path, name: str, rows: Sequence[Row]) -> Picture | None:
     try:
         source, (width, height) = _embedded(path)
     except (OSError, SyntaxError) as error:  # Pillow raises both on a file that was cut
-        raise ValueError(f"{path}: no picture: draw it again with `repro figure {name}`") from error
+        raise ValueError(f"{path}: no picture: draw it again with `repro figure {Path(name).name}`") from error
     answer = _answer(path.with_suffix(".json"))
     values = [f"{row.claim.title}: {value(row)}." for row in rows]
     alt = " ".join(filter(None, [asks or "Figure.", answer, *values]))
