@@ -114,8 +114,8 @@ def compare(
     world_size = plans[0].topology.world_size
 
     def train(rank: int, world: int) -> list[Curve]:
-        return [train_plan(rank, setting, plan, **options) for plan in plans]
+        return [train_ddp(rank, world, setting), *(train_plan(rank, setting, plan, **options) for plan in plans)]
 
-    reference = launch(train_ddp, world_size, setting, timeout_s=timeout_s)
     results = launch(train, world_size, timeout_s=timeout_s)
-    return torch.tensor(reference), [torch.tensor(run) for run in zip(*results, strict=True)]
+    reference, *found = (torch.tensor(run) for run in zip(*results, strict=True))
+    return reference, found

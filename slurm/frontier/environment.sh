@@ -18,10 +18,11 @@ export FI_CXI_DISABLE_HOST_REGISTER=1          # no GPU registration of host buf
 export FI_CXI_RX_MATCH_MODE=hybrid             # when the NIC's matching lists are full, match in software instead of failing (OLCF)
 export HSA_FORCE_FINE_GRAIN_PCIE=1             # peers may write GCD memory over PCIe and Infinity Fabric (rocm.docs.amd.com, RCCL usage tips)
 
-# --- MIOpen ---
-# Its database in $HOME would be locked by every rank of every node at once; /tmp is the node's own (OLCF).
+# --- MIOpen and Triton ---
+# Their databases in $HOME would be locked by every rank of every node at once; /tmp is the node's own (OLCF).
 export MIOPEN_USER_DB_PATH="/tmp/$USER-miopen-${SLURM_JOB_ID:-0}"
 export MIOPEN_CUSTOM_CACHE_DIR="$MIOPEN_USER_DB_PATH"
+export TRITON_CACHE_DIR="/tmp/$USER-triton-${SLURM_JOB_ID:-0}"
 
 # --- the Python environment on the node's NVMe ---
 # Hundreds of ranks that import torch from a shared file system take minutes; from the node's disk, seconds (OLCF, "Python at scale").

@@ -6,8 +6,5 @@ GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$(PATH=$PATH:/usr/sbin:/sbin ip -oneli
 export GLOO_SOCKET_IFNAME
 # NCCL finds InfiniBand by itself; over the same interface it only meets (NCCL documentation, NCCL_SOCKET_IFNAME).
 export NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-$GLOO_SOCKET_IFNAME}"
-# A rank whose peer died is ended by NCCL's watchdog and does not wait for ever (torch.distributed documentation; the default, said here
-# because typed causes depend on it).
-export TORCH_NCCL_ASYNC_ERROR_HANDLING=1
-# Buffers of finished collectives go back to the allocator at once; recorded streams would keep gigabytes (NVIDIA Megatron-Bridge, Slurm guide).
-export TORCH_NCCL_AVOID_RECORD_STREAMS=1
+# Kernels that Triton compiles: $HOME is shared by all ranks of all nodes, /tmp is the node's own.
+export TRITON_CACHE_DIR="/tmp/$USER-triton-${SLURM_JOB_ID:-0}"

@@ -769,7 +769,7 @@ def test_sequences_of_requests(moves, layout, policy, kernels, queue):
 
 
 @pytest.mark.exhaustive
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(**SEQUENCES | {"moves": st.lists(MOVES, min_size=30, max_size=120)})
 def test_many_sequences_of_requests(moves, layout, policy, kernels, queue):
     sequence(moves, layout, policy, kernels, queue)

@@ -146,6 +146,22 @@ def test_an_option_reaches_srun_unchanged(value, tasks, tools, tmp_path):
     assert said[-2:] == [f"--comment={value}", f"--gpu-bind=map_gpu:{gpus}"] and not (tmp_path / "P").exists()
 
 
+def test_every_step_has_the_sites_options_and_parts_of_nodes_their_gpus(tools, tmp_path):
+    found = platform(step_options=["--mpi=pmix"], gpus=[4, 5, 2, 3, 6, 7, 0, 1])
+    for tasks, gpus in ((8, None), (4, "4,5,2,3"), (2, "4,5"), (1, None)):
+        job = SimpleNamespace(nodes=2, tasks_per_node=tasks, packages=2 if tasks == 4 else 1)
+        said = tools(srun.command(job, found.slurm, found.node), tmp_path)
+        assert "--mpi=pmix" in said and "--distribution=block:block" in said
+        assert (f"--gpu-bind=map_gpu:{gpus}" in said) == (gpus is not None)
+
+
+def test_gpus_may_be_counted_by_gres(tools, tmp_path):
+    said = sbatch(tools, platform(gres="gpu:a100:8", options=["--exclusive"]).slurm, tmp_path)
+    assert {"--ntasks-per-node=8", "--cpus-per-task=7"} <= set(said)
+    assert platform(gres="gpu:8").slurm.submission["gres"] == "gpu:8"
+    assert platform(options=["--gpus-per-node=a100:8"]).slurm.options == ["--gpus-per-node=a100:8"]
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -183,7 +199,7 @@ REFUSED = [
     ),
     *(
         refused(what, key, [value], f"slurm.{key}.0", "should be one argument", repr(value))
-        for key in ("options", "rank_options", "part_options")
+        for key in ("options", "step_options", "rank_options", "part_options")
         for what, value in {
             **{"nothing": "", "a word": "gpu", "a command": "; touch P", "two in one": "--a --b", "short": "-C gpu"},
             **{"short and joined": "-Cgpu", "a dash": "-", "two dashes": "--", "no name": "--=x", "capitals": "--GPUS"},

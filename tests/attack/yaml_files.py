@@ -29,7 +29,6 @@ description: a cluster of 4 nodes
 tier: laptop
 memory_gb: 64
 node: { packages: 4, gcds: 2, emulated: true }
-packing: { pack_minutes: 3 }
 slurm:
   environment: slurm/box/environment.sh
   account: abc123

@@ -1,9 +1,11 @@
 """Claims: all are in the registry, values are read as declared, and no verdict is better than its evidence."""
 
+import functools
 import json
 import re
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -21,15 +23,22 @@ from repro.claims.reading import Reading
 from repro.experiments import stored
 from repro.plan import config
 from repro.plan import jobs as plan
+from repro.plan.models import Job
 from repro.records import provenance
-from repro.records.record import Metric, Record
+from repro.records.record import Metric, Provenance, Record
 
 ROWS = {
     "ZT-1", "ZT-2", "ZT-3", "ZT-4", "ZT-5", "ZP-1", "ZP-2", "EX-F2", "EX-ILP", "EX-F8", "EX-T1", "EX-E2E", "EX-F12",
     "FL-F4a", "FL-F4c", "FL-PROG", "FL-F7", "FL-F8", "FL-MS", "FL-TP", "FL-TRT", "SA-1", "SA-2", "SA-3", "SA-4",
 }  # fmt: skip
 REGISTRY = claims.load()
-JOBS = plan.make("full").jobs
+
+
+@functools.cache
+def jobs_of(tier: str, platform: str | None = None) -> list[Job]:
+    return plan.make(tier, platform).jobs
+
+
 _GPU = "EX-F12.c", "EX-F12.d", "FL-F4a.k", "FL-F4a.t", "FL-F4a.u", "FL-PROG.e", "FL-MS.e"
 ON_GPU = dict.fromkeys(_GPU, ("gpu", "laptop"))
 ELSEWHERE = ON_GPU | {"FL-TP.c": ("cluster", "a100"), "ZT-2.c": ("cluster", "frontier")}
@@ -248,6 +257,32 @@ def test_runs_on_two_kinds_of_machine_are_no_pair(kind, one, another):
     assert len(row.values) == 7 and row.reason.endswith("2 runs have a partner on another kind of machine")
 
 
+def test_jobs_of_one_call_are_of_one_occasion_and_see_different_shares_of_a_nodes_gpus():
+    """A queue starts them when it will; one uses both GPUs of a node, the other one of each of two."""
+    shares = {"old": ["A"], "new": ["A"] * 4}
+    runs = []
+    for run in occasions([[2.0, 2.0]] * 4):
+        plan = run.point["plan"]
+        made = run.provenance.model_copy(update={"slurm": {"job": "1"}, "gpu": shares[plan]})
+        later = timedelta(hours=3 * (plan == "new"))
+        runs.append(run.model_copy(update={"provenance": moved(made, later)}))
+    row = verdict(named(*runs), value=TIMED)
+    assert len(row.values) == 8 and len(set(row.occasions)) == 4
+    emulated = [run.model_copy(update={"evidence": "emulated"}) for run in runs]  # on nodes that are one machine
+    scope = {"evidence": ["emulated"], "where": {}, "outside": "too small"}
+    assert verdict(named(*emulated), value=TIMED, scope=scope).agreement == "not run"
+
+
+def moved(made: Provenance, by: timedelta) -> Provenance:
+    return made.model_copy(update={"start": made.start + by, "end": made.end + by})
+
+
+def test_what_a_claim_may_read_is_told_from_the_point():
+    reading = Reading.model_validate(TIMED | {"where": {"plan": "old", "fabric": {"not": "unshaped*"}}})
+    told = [reading.may_read({"plan": plan, "ranks": 4}) for plan in ("old", "new", "another")]
+    assert told == [True, True, False]
+
+
 def test_runs_without_a_finite_ratio_are_left_out_and_told():
     row = verdict(named(*pair(1.0), *pair(0.0, repeat=1)), value=TIMED)
     assert len(row.values) == 1 and row.reason.endswith("2 runs give no finite ratio")
@@ -456,7 +491,7 @@ def test_a_tier_runs_every_group_that_a_claim_compares(claim_id):
     Else a claim reads *not run* for ever.
     """
     reading = next(claim.value for claim in REGISTRY if claim.id == claim_id)
-    jobs = plan.make(*ELSEWHERE[claim_id]).jobs if claim_id in ELSEWHERE else JOBS
+    jobs = jobs_of(*ELSEWHERE.get(claim_id, ("full",)))
     points = [job.point.model_dump() for job in jobs if job.experiment == reading.experiment]
     cells = []
     for filters in reading.groups:

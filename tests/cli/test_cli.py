@@ -129,6 +129,13 @@ def test_claims_fit_a_small_terminal(monkeypatch):
     assert len(lines) < 60 and max(map(len, lines)) <= 80
 
 
+def test_pictures_of_the_shipped_records_stay_out_of_their_folder(tmp_path):
+    assert console.pictures_folder(SHIPPED) == paths.root() / "results/replot/figures"
+    (tmp_path / "records").mkdir()
+    assert console.pictures_folder(tmp_path) == tmp_path / "figures"
+    assert console.pictures_folder(tmp_path / "records") == tmp_path / "figures"
+
+
 @pytest.mark.parametrize("width", [80, console.OF_FILES])
 def test_titles_are_whole_beside_the_shipped_verdicts(width, monkeypatch, capsys):
     """Folded in a small terminal; on one line in what is written to a file."""

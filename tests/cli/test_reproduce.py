@@ -118,8 +118,29 @@ def test_a_claim_asks_for_the_points_that_its_shipped_runs_have(project, monkeyp
     on_gpu = plan.make("gpu", None, shown)
     assert {job.point.engine for job in reproduction._needed(on_gpu, "FL-F4a.k").jobs} == {"fused", "serial"}
     monkeypatch.setattr(sides, "shipped", lambda claims: sides.read("shipped", project / "none", claims))
-    waiting = reproduction._needed(on_gpu, "FL-F4a.k").jobs  # no runs are shipped: all of its experiment
-    assert waiting == [job for job in on_gpu.jobs if job.experiment == "flover_serving"]
+    waiting = reproduction._needed(on_gpu, "FL-F4a.k").jobs  # no runs are shipped: all that it may read
+    known = [job for job in on_gpu.jobs if job.experiment == "flover_serving"]
+    reading = registry.claim("FL-F4a.k").value
+    assert waiting == [job for job in known if reading.may_read(dict(job.point))] and len(waiting) < len(known)
+
+
+@pytest.mark.parametrize("claim, platform", [("ZT-2.c", "frontier"), ("FL-TP.c", "a100"), ("ZT-1.a", "frontier")])
+def test_a_plan_for_one_claim_has_the_points_that_it_may_read_alone(project, claim, platform):
+    """As Snakemake asks with `--config claim=ID`; on a cluster they are of the paper's size."""
+    whole, mine = (
+        json.loads(CliRunner().invoke(cli.app, ["plan", "--platform", platform, "--json", *words]).stdout)
+        for words in ([], ["--claim", claim])
+    )
+    reading = registry.claim(claim).value
+    assert 0 < len(mine["jobs"]) < len(whole["jobs"]) / 3
+    assert all(reading.may_read(job["point"]) for job in mine["jobs"])
+    assert {name for each in mine["allocations"] for name in each["jobs"]} == {job["record"] for job in mine["jobs"]}
+    assert mine["slurm"]["cost"]["node_hours"] < whole["slurm"]["cost"]["node_hours"]
+
+
+def test_an_unknown_claim_of_a_plan_is_told():
+    said = CliRunner().invoke(cli.app, ["plan", "--claim", "ZT-2.d"])
+    assert said.exit_code == 2 and "no claim 'ZT-2.d'" in said.stderr and "allowed: ZT-1.a" in said.stderr
 
 
 def test_a_claim_and_a_figure_are_answered(project):

@@ -313,6 +313,12 @@ def test_an_update_moves_few_experts_of_any_file(tmp_path, trace_file):
     assert "no map of experts by slot for 3 GPUs" in refused(trace_file, f"--gpus 3 --update {tmp_path / 'new.json'}")
 
 
+def test_an_update_of_copies_into_a_format_without_them_is_refused_before_the_search(tmp_path, trace_file):
+    place(trace_file, "--gpus 4 --extra-slots 1 --top-k 1 --format vllm --out {out}", out=tmp_path / "old.json")
+    said = refused(trace_file, f"--gpus 4 --top-k 1 --update {tmp_path / 'old.json'} --out {tmp_path / 'new.csv'}")
+    assert "format is csv: it has no copies of experts, allowed: sglang, vllm" in said
+
+
 def test_an_update_of_a_map_with_dense_layers_leaves_these_out(tmp_path, trace_file):
     options = "--gpus 4 --rounds 1 --format sglang --dense-layers 2 --out {out}"
     first = place(trace_file, options, out=tmp_path / "old.json")

@@ -1,5 +1,6 @@
 """Metrics carry their units: in the class, in the record, and in the records that are shipped."""
 
+import functools
 import json
 import shutil
 from typing import get_args
@@ -15,8 +16,10 @@ from repro.plan import config
 from repro.records import record
 from repro.records.record import Metric
 
-FOUND = stored.collect(paths.root() / "results/reference/laptop-2core/records")
-SHIPPED = FOUND.records
+
+@functools.cache
+def shipped() -> record.Collection:
+    return stored.collect(paths.root() / "results/reference/laptop-2core/records")
 
 
 class Trial(metrics(Seconds | None, "after_10", "after_20"), bands(Seconds, "total")):
@@ -41,13 +44,13 @@ def test_unknown_names_and_no_numbers_are_refused(wrong):
 
 def test_no_shipped_record_is_refused():
     """By the checks of everything that is read, such as parameters and names of metrics."""
-    assert not FOUND.problems
+    assert not shipped().problems
 
 
 @pytest.mark.parametrize("name", experiments.names())
 def test_shipped_records_hold_what_the_class_says(name):
     """Names, units, conditions, and every metric that is not optional."""
-    experiment, mine = experiments.get(name), [run for run in SHIPPED.values() if run.experiment == name]
+    experiment, mine = experiments.get(name), [run for run in shipped().records.values() if run.experiment == name]
     elsewhere = config.load()[0].experiments[name].tiers.keys() <= {"gpu", "cluster"}  # and nobody ran these
     assert mine or elsewhere or not experiment.timed, "nothing is shipped of this experiment"
     for run in mine:
@@ -61,7 +64,9 @@ def test_a_parameter_that_a_record_lacks_has_its_default(tmp_path):
     """So runs from before and after it was added are of one setting."""
     (tmp_path / "flover_queue").mkdir()
     path = next(
-        path for path, run in SHIPPED.items() if run.experiment == "flover_queue" and run.point["window_s"] == 0
+        path
+        for path, run in shipped().records.items()
+        if run.experiment == "flover_queue" and run.point["window_s"] == 0
     )
     document = json.loads(path.read_text())
     del document["point"]["window_s"]
@@ -72,7 +77,7 @@ def test_a_parameter_that_a_record_lacks_has_its_default(tmp_path):
     found = stored.collect(tmp_path)
     assert not found.problems
     (run,) = found.records.values()
-    assert run.point == SHIPPED[path].point | {"window_s": 0.0}
+    assert run.point == shipped().records[path].point | {"window_s": 0.0}
 
 
 def test_an_experiment_reports_its_metrics_and_conditions():

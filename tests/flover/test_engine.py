@@ -50,7 +50,7 @@ ASKED = st.tuples(st.integers(0, 15), st.integers(1, 70), st.integers(1, 30), WA
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=str)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(asked=st.lists(ASKED, min_size=1, max_size=10), slots=st.integers(1, 6), admit=st.integers(0, 2))
 def test_fused_tokens_equal_lone_tokens(layout, model, asked, slots, admit):
     requests = [request(n, prompt, new, sampling=sampling) for n, (_, prompt, new, sampling) in enumerate(asked)]
@@ -96,7 +96,7 @@ def test_fused_tokens_equal_lone_tokens_of_other_architectures(kind, kernels, as
     assert answers == {g.request.id: g.tokens for g in lone(model, requests, CAPACITY)}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(asked=st.lists(ASKED, min_size=1, max_size=8), chunk=st.integers(1, 40), slots=st.integers(1, 5))
 def test_chunked_prefill_gives_the_same_tokens_and_stalls_nobody(model, asked, chunk, slots):
     requests = [request(n, prompt, new, sampling=sampling) for n, (_, prompt, new, sampling) in enumerate(asked)]
@@ -134,7 +134,7 @@ EVENT = st.tuples(st.integers(0, 25), st.integers(0, 9))  # at that step, cancel
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=str)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     asked=st.lists(ASKED, min_size=1, max_size=10),
     slots=st.integers(1, 6),

@@ -71,7 +71,7 @@ def assert_same(found: QueueRun, report: ServingReport) -> None:
     assert (found.iterations, found.rows, found.dead_rows) == (report.iterations, report.rows, report.dead_rows)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(SHAPES, st.integers(1, 9), st.integers(0, 3), st.integers(0, 14))
 def test_fused_is_what_the_engine_does(shapes, slots, admit, chunk):
     report = served(shapes, Scheduler(slots, admit_per_iteration=admit, prefill_tokens=chunk, token_gap_s=0))
@@ -81,7 +81,7 @@ def test_fused_is_what_the_engine_does(shapes, slots, admit, chunk):
 LONG = st.lists(st.tuples(st.integers(0, 2000), st.integers(1, 300), st.integers(1, 20)), min_size=1, max_size=9)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(LONG, st.integers(1, 9), st.sampled_from([0, 40]), st.integers(1, 2000))
 def test_fused_with_a_bound_on_gaps_is_what_the_engine_does(drawn, slots, chunk, gap):
     arrivals = np.cumsum([gap for gap, *_ in drawn]) * TICK
@@ -91,7 +91,7 @@ def test_fused_with_a_bound_on_gaps_is_what_the_engine_does(drawn, slots, chunk,
     assert_same(Fused(slots, 0, chunk, token_gap_s=gap_s).run(shapes, DyadicTimes()), report)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(SHAPES)
 def test_serial_is_what_the_engine_does(shapes):
     found = Fused(slots=1).run(shapes, DyadicTimes())
@@ -103,21 +103,21 @@ def test_serial_is_what_the_engine_does(shapes):
         assert ends == finish
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(SHAPES, st.integers(1, 9), st.sampled_from([32, 40]))
 def test_static_batches_are_what_the_engine_does(shapes, slots, capacity):
     report = served(shapes, StaticScheduler(slots), capacity=capacity)
     assert_same(Batches(slots, capacity=capacity).run(shapes, DyadicTimes()), report)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(SHAPES, st.integers(1, 9), st.integers(0, 3000))
 def test_dynamic_batches_are_what_the_engine_does(shapes, slots, window):
     report = served(shapes, DynamicScheduler(slots, window_s=window * TICK))
     assert_same(Batches(slots, window * TICK, 40).run(shapes, DyadicTimes()), report)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(SHAPES, st.integers(1, 5), st.integers(0, 1))
 def test_times_that_no_number_holds_exactly_end_alike_too(shapes, slots, admit):
     """But for an arrival that rounding puts before or behind a boundary, which π avoids here."""
@@ -154,7 +154,7 @@ def test_dead_rows_by_hand():
     assert closed.finish_s.tolist() == [9.0, 4.5, 9.0] and closed.rows == 12
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(SHAPES)
 def test_without_holes_nothing_need_be_reordered(shapes):
     """Who came first leaves first where answers are equal, so no slot dies."""
@@ -165,7 +165,7 @@ def test_without_holes_nothing_need_be_reordered(shapes):
     np.testing.assert_allclose(found.finish_s, closed.finish_s)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(SHAPES)
 def test_free_rows_make_reordering_worth_nothing(shapes):
     shapes = [replace(shape, output_tokens=max(shape.output_tokens, 2)) for shape in shapes]  # 1: done with its prompt

@@ -17,7 +17,7 @@ from repro.quantize import reference
 
 
 @with_folder
-@pytest.mark.parametrize("examples", [20, pytest.param(150, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("examples", [20, pytest.param(60, marks=pytest.mark.exhaustive)])
 def test_bytes_in_the_interpreter(tmp_path, examples):
     file = Path(__file__).parents[1] / "quantize" / "test_kernels.py"
     pytest_with_triton(file, "triton", tmp_path, TRITON_INTERPRET="1", REPRO_EXAMPLES=str(examples))

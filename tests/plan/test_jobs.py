@@ -207,6 +207,16 @@ def test_code_for_gpus_ages_only_what_ran_on_one(project):
         assert [provenance.is_older(*one) for one in shipped] == [state == "stale"]
 
 
+def test_what_was_skipped_says_nothing_of_the_minutes_of_a_point(project):
+    [job, *_] = plan.make("smoke").jobs
+    when = datetime(2026, 1, 1, tzinfo=UTC)
+    made = record.Provenance(start=when, end=when + timedelta(seconds=1))
+    skipped = {"status": "skipped", "cause": "missing_hardware", "metrics": {}, "evidence": None}
+    record.write(_finish(job, provenance=made, **skipped), project / job.record)
+    minutes, made_by = expected.shipped((project / job.record).parents[1])
+    assert minutes == {} and len(made_by) == 1
+
+
 def test_a_point_takes_what_a_record_from_before_one_of_its_parameters_took(project):
     [job, *_] = plan.make("smoke").jobs
     when = datetime(2026, 1, 1, tzinfo=UTC)

@@ -74,7 +74,7 @@ def test_the_command_of_a_claim_makes_its_points(rows):
     assert commands["EX-E2E.c"] == "repro reproduce exflow_gain --tier full"  # 32 experts
     assert commands["EX-E2E.b"] == "repro reproduce exflow_gain"
     assert commands["FL-F4a.k"] == "repro reproduce flover_gpu --tier gpu"
-    assert commands["ZT-2.c"] == "snakemake --profile workflows/profiles/frontier zero_step_time"
+    assert commands["ZT-2.c"] == "snakemake --profile workflows/profiles/frontier --config claim=ZT-2.c"
 
 
 def test_a_claim_needs_the_machine_of_its_runs_and_root_where_links_were_shaped(rows):

@@ -164,3 +164,15 @@ def test_runs_of_other_experiments_are_of_one_machine(make_record):
     facts = make_record().provenance
     runs = [make_record(provenance=facts.model_copy(update={"gpu": ["one"], "gpu_hash": code})) for code in ("x", "y")]
     assert [machine["count"] for machine in html._machines(runs)] == [2]
+
+
+def test_a_machine_is_told_once_with_the_commits_that_ran_there(make_record):
+    facts = make_record().provenance
+    made = [("a", False, 2), ("a", True, 2), ("b", False, 2), ("", False, 4)]
+    runs = [
+        make_record(provenance=facts.model_copy(update={"git_commit": commit, "git_dirty": dirty, "cores": cores}))
+        for commit, dirty, cores in made
+    ]
+    two, four = html._machines(runs)
+    assert (two["count"], two["commits"], two["changed"]) == (3, [("a", 2), ("b", 1)], 1)
+    assert (four["count"], four["commits"]) == (1, [("", 1)])

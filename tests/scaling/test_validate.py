@@ -31,7 +31,7 @@ def banded(fitted, held_out):
     return validate.banded(fit.fit(fitted, MODEL), fitted, held_out, validate.band(fitted, MODEL))
 
 
-@pytest.mark.parametrize("machines, least", [(4, 0.8), pytest.param(40, 0.88, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("machines, least", [(4, 0.8), pytest.param(16, 0.86, marks=pytest.mark.exhaustive)])
 def test_about_nine_tenths_of_held_out_times_are_inside_a_band_that_is_not_much_too_wide(machines, least):
     """Pooled over made machines. The 36 rows of one err together: of sets of four machines 85 to 97 % are inside, of 40
     machines 91 to 92 %. Hence bounds below the band's 90 %. The noise is 15 %, so the exact band is a factor of 1.28."""

@@ -47,10 +47,10 @@ def run_smoke(**options) -> subprocess.CompletedProcess:
     return snakemake("--config", "tier=smoke", "--", "points", **options)
 
 
-@pytest.mark.parametrize("platform", ["laptop", pytest.param("box", marks=exhaustive)])
-def test_lint_is_clean(project, platform):
-    """Of points as processes, and as Slurm jobs."""
-    snakemake("--lint", "--config", f"platform={platform}")
+@exhaustive
+def test_lint_of_slurm_jobs_is_clean(project):
+    """`make lint` asks for points as processes."""
+    snakemake("--lint", "--config", "platform=box")
 
 
 @pytest.mark.parametrize(
@@ -102,6 +102,12 @@ def test_a_wrong_config_option_is_an_error(project):
     assert found.returncode and "allowed: tier, platform" in found.stdout + found.stderr
 
 
+def test_an_occasion_that_would_count_for_the_one_before_is_told(project):
+    smoke_points(project, {"zero_train": [{"grid": {}, "repeats": 2}]})
+    found = snakemake("-n", "--config", "tier=smoke", "occasion=2", "--", "points")
+    assert "--occasion 2: 2 points of the first occasion are still to run" in found.stderr
+
+
 def _edited(path: Path, **changes) -> None:
     document = json.loads(path.read_text())
     path.write_text(json.dumps(document | changes))
@@ -144,7 +150,7 @@ def test_without_snakemakes_metadata_the_plan_still_decides(project):
 
 
 @exhaustive
-@pytest.mark.parametrize("how", ["Ctrl-C", "SIGKILL to the driver", "SIGKILL to everything"])
+@pytest.mark.parametrize("how", ["SIGKILL to the driver", "SIGKILL to everything"])
 def test_interrupted_work_resumes(project, how):
     smoke_points(project, {"exflow_placement": [{"grid": QUICK}]})
     wanted = [project / path for path in targets()]
@@ -158,7 +164,7 @@ def test_interrupted_work_resumes(project, how):
     if how == "SIGKILL to the driver":
         driver.kill()
     else:
-        os.killpg(driver.pid, signal.SIGINT if how == "Ctrl-C" else signal.SIGKILL)
+        os.killpg(driver.pid, signal.SIGKILL)
     driver.wait(timeout=60)
     kept = {path: path.read_bytes() for path in wanted if path.exists()}
     for path in kept:

@@ -15,12 +15,12 @@ EIGHT, SIXTEEN = frontier(2, 2, 2), frontier(2, 4, 2)
 # Steps with one and with two micro-batches take turns: secondary shards must last from one to the next, and end with
 # the step. Some steps are clipped and some are not.
 SHORT = Setting(steps=8, lr=1e-2, max_norm=1.5, shape=replace(SHAPE, layers=1), micro_batches=(1, 2))
-LONG = replace(SHORT, steps=50, lr=3e-3, max_norm=0.4)
+LONG = replace(SHORT, steps=24, lr=5e-3, max_norm=0.4)
 
 
 def _same(found: torch.Tensor, reference: torch.Tensor, name: str, rtol: float = 2e-5) -> None:
     """Equal up to fp32 rounding. Both sides add up in other orders, and training amplifies the last bit: 2e-5 for
-    losses and norms holds for 8 steps, 1e-4 for 50 (two DDP runs with other numbers of ranks per sum differ as
+    losses and norms holds for 8 steps, 5e-5 for 24 (two DDP runs with other numbers of ranks per sum differ as
     much)."""
     torch.testing.assert_close(found, reference, rtol=rtol, atol=0, msg=lambda text: f"{name}: {text}")
 
@@ -34,30 +34,56 @@ def _learns(reference: torch.Tensor, max_norm: float) -> None:
     assert norms.min() < max_norm < norms.max() and losses[-1] < losses[0] / 2
 
 
+def _alike(plan: Plan) -> Plan:
+    """What it does, whatever its name: some plans differ in their quantisation alone."""
+    return replace(plan, name="")
+
+
+def _distinct(topology: Topology, names: tuple[str, ...] = tuple(plans.NAMED)) -> list[Plan]:
+    return list({repr(_alike(plan)): plan for plan in _unquantised(topology, names)}.values())
+
+
 @pytest.fixture(scope="module")
 def exact():
-    return compare(SHORT, _unquantised(EIGHT))
+    chosen = _distinct(EIGHT)
+    reference, found = compare(SHORT, chosen)
+    return reference, {repr(_alike(plan)): run for plan, run in zip(chosen, found, strict=True)}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", plans.NAMED)
 def test_named_plans_give_the_losses_of_ddp(exact, name):
     reference, found = exact
-    _same(found[list(plans.NAMED).index(name)], reference, name)
+    _same(found[repr(_alike(*_unquantised(EIGHT, (name,))))], reference, name)
     _learns(reference, SHORT.max_norm)
+
+
+WIDE = (
+    "hpz",
+    "qgz",
+    "zeropp",
+    "mics",
+    "hsdp",
+    "hfsdp",
+    "hierarchical",
+)  # the others see how many ranks there are, no more
 
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    ("topology", "setting", "rtol"),
-    [pytest.param(EIGHT, LONG, 1e-4, id="8 ranks, 50 steps"), pytest.param(SIXTEEN, SHORT, 2e-5, id="16 ranks")],
+    ("topology", "names", "setting", "rtol"),
+    [
+        pytest.param(EIGHT, tuple(plans.NAMED), LONG, 5e-5, id="8 ranks, 24 steps"),
+        pytest.param(SIXTEEN, WIDE, SHORT, 2e-5, id="16 ranks"),
+    ],
 )
-def test_named_plans_give_the_losses_of_ddp_for_long_and_on_more_ranks(topology, setting, rtol):
-    reference, found = compare(setting, _unquantised(topology), timeout_s=1100)
+def test_named_plans_give_the_losses_of_ddp_for_long_and_on_more_ranks(topology, names, setting, rtol):
+    chosen = _distinct(topology, names)
+    reference, found = compare(setting, chosen, timeout_s=1100)
     _learns(reference, setting.max_norm)
-    for name, run in zip(plans.NAMED, found, strict=True):
-        _same(run, reference, name, rtol)
+    for plan, run in zip(chosen, found, strict=True):
+        _same(run, reference, plan.name, rtol)
 
 
 def test_machines_with_levels_of_one_and_three():
@@ -78,7 +104,7 @@ def _inwards(topology: Topology) -> Plan:
 
 @pytest.mark.parametrize(
     "sizes",
-    [(1, 2, 1, 2), *(pytest.param(sizes, marks=pytest.mark.exhaustive) for sizes in ((2, 2, 2, 2), (1, 3, 2, 2)))],
+    [(1, 2, 1, 2), pytest.param((2, 2, 2, 2), marks=pytest.mark.exhaustive)],
     ids=str,
 )
 def test_machines_of_four_levels(sizes):

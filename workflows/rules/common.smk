@@ -20,11 +20,13 @@ def keep_plan():
     found = subprocess.run(command, capture_output=True, text=True)
     if found.returncode:
         raise WorkflowError(found.stderr.strip())
+    print(found.stderr, end="", file=sys.stderr)  # from when another occasion counts as one, say
     return found.stdout.strip()
 
 
-if unknown := set(config) - {"tier", "platform", "occasion"}:
-    raise WorkflowError(f"--config: unknown {', '.join(sorted(unknown))}; allowed: tier, platform, occasion")
+OPTIONS = ("tier", "platform", "occasion", "claim")
+if unknown := config.keys() - set(OPTIONS):
+    raise WorkflowError(f"--config: unknown {', '.join(sorted(unknown))}; allowed: {', '.join(OPTIONS)}")
 
 # The plan decides what runs. A job on another node reads the workflow again and must find the plan that it was
 # submitted with, whatever other calls of Snakemake have made of it since: so each call has a file of its own, and jobs
@@ -87,6 +89,11 @@ def read_by(notebook):
 def record_folder(wildcards):
     """Where a run's records are: its own, or the shipped ones for `replot`."""
     return f"{PLAN['reference'] if wildcards.run == 'replot' else PLAN['results']}/records"
+
+
+def beside(wildcards):
+    """Parameter function: the shipped records that a run's own are shown beside. Those of `replot` are its input."""
+    return "" if wildcards.run == "replot" else PLAN["shipped_hash"]
 
 
 def done_file(allocation):

@@ -34,6 +34,7 @@ for notebook, title in PLAN["notebooks"].items():
             records=record_folder,
             name=notebook,
             reader=PLAN["reader"],
+            beside=beside,
         shell:
             "repro notebook {params.name:q} --out results/{wildcards.run:q}/notebooks"
             " -p records={params.records:q} -p output=results/{wildcards.run:q}/figures > {log.text:q} 2>&1"
@@ -85,6 +86,7 @@ rule html_report:
     params:
         records=record_folder,
         reader=PLAN["reader"],
+        beside=beside,
     shell:
         "repro report --results {params.records:q} --figures results/{wildcards.run:q}/figures"
         " --out {output:q} > {log:q} 2>&1"

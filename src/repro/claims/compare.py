@@ -189,7 +189,7 @@ def cells(row: Row) -> dict[str, str]:
 
     `answer`: yes (it lies where it may), no, flipped (another verdict), or – where it cannot be told.
     """
-    number, unit = registry.number, "" if row.unit in ("", "1") else f" {row.unit}"
+    number, unit = registry.number, registry.suffix(row.unit) if row.unit else ""
     a, b = ("–" if value is None else number(value) + unit for value in (row.a, row.b))
     numbers = {
         "a": a,

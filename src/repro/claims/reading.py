@@ -2,11 +2,12 @@
 
 import itertools
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from repro.claims.filters import Filters
+from repro.claims.filters import Filters, accepts
 from repro.records import statistics
 from repro.records.record import Record, Strict
 
@@ -101,6 +102,13 @@ class Reading(Strict):
         """Filters of each group."""
         changes = self.sequence or ([{}] if self.over is None else [{}, self.over])
         return [self.where | change for change in changes]
+
+    def may_read(self, point: Mapping[str, Any]) -> bool:
+        """Whether a run of this point may be in one of the groups; what it depends on beyond the point is not known yet."""
+        return any(
+            all(accepts(wanted, point[name]) for name, wanted in filters.items() if name in point)
+            for filters in self.groups
+        )
 
     def configuration(self, run: Record) -> tuple[tuple[str, Any], ...]:
         """Point fields that must be the same in all groups and repeats."""

@@ -123,6 +123,14 @@ def _units(reading: Reading, units: Mapping[str, str]) -> set[str]:
     return {"1": {"1", "×", reading.metric}, "×": {"1", "×"}}.get(unit, {unit})
 
 
+def claim(claim_id: str) -> Claim:
+    """The claim of this id; ValueError lists the known ones."""
+    known = {one.id: one for one in load()}
+    if claim_id not in known:
+        raise ValueError(f"no claim {claim_id!r}{experiments.closest(claim_id, known)}; allowed: {', '.join(known)}")
+    return known[claim_id]
+
+
 def published(claim_id: str) -> list[Published]:
     """Published numbers of a claim, or of all sub-claims of a base id, for figures.
 

@@ -162,19 +162,21 @@ def _usable(reading: Reading, run: Record, evidence: Evidence) -> bool:
 
 def _fault(reading: Reading, found: Sequence[tuple[Path, Record]]) -> str:
     """Why runs of one repeat are not compared, as times of two occasions or kinds of machine never are; empty where they
-    are."""
+    are. Jobs of one call begin when the queue lets them, and each has its nodes for itself: they are of one occasion."""
     if reading.sampled != "occasions":
         return ""
     if len({machine(run) for _, run in found}) > 1:
         return "have a partner on another kind of machine"
+    if all(run.provenance.slurm and run.evidence == "measured" for _, run in found):  # on nodes, not on a box's
+        return ""
     apart = len(set(statistics.occasions([run.provenance.start for _, run in found]))) > 1
     return _alone(reading) if apart else ""
 
 
 def machine(run: Record) -> tuple[str, int, tuple[str, ...]]:
-    """The kind of machine that it ran on: processor, how many, GPUs."""
+    """The kind of machine that it ran on: processor, how many, GPUs. Slurm shows some steps a part of a node's GPUs."""
     made = run.provenance
-    return made.cpu, made.cores, tuple(made.gpu)
+    return made.cpu, made.cores, tuple(sorted(set(made.gpu)) if made.slurm else made.gpu)
 
 
 def _alone(reading: Reading) -> str:

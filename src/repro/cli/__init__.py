@@ -2,6 +2,7 @@
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -100,6 +101,7 @@ def plan(
     tier: TierOption = None,
     platform: PlatformOption = None,
     occasion: OccasionOption = 1,
+    claim: Annotated[str | None, typer.Option(help="Only the points that this claim reads.")] = None,
     json_: Json = False,
     points: Annotated[bool, typer.Option("--points", help="Also every point: state, minutes, ranks.")] = False,
     keep: Annotated[bool, typer.Option("--keep", hidden=True, help="Print the path of a file with the JSON.")] = False,
@@ -109,7 +111,7 @@ def plan(
     from repro.plan import occasions
 
     with user_errors():
-        found = _planned(tier, platform, occasion)
+        found = _planned(tier, platform, occasion, claim)
     if keep:
         # Snakemake asks so, which may make targets that this does not concern; `repro reproduce` knows its own, and refuses.
         if occasion > 1 and (problem := occasions.problem(found, occasion)):
@@ -121,13 +123,15 @@ def plan(
     planned.show(found, points)
 
 
-def _planned(tier: str | None, platform: str | None, occasion: int) -> "Plan":
+def _planned(tier: str | None, platform: str | None, occasion: int, claim: str | None = None) -> "Plan":
     from repro.claims import registry
+    from repro.cli import reproduction
     from repro.plan import jobs
     from repro.report import explanations, figures
 
     shown = {name: (x.notebook, x.reads) for name, x in figures.FIGURES.items()}
-    found = jobs.make(tier, platform, shown, occasion)
+    only = None if claim is None else partial(reproduction.read_by, registry.claim(claim))
+    found = jobs.make(tier, platform, shown, occasion, only)
     explanations.load(registry.load())  # what is wrong there is to be found before hours of runs, not after
     return found
 

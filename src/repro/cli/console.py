@@ -135,6 +135,23 @@ def results_folder(results: Path | None, shipped: bool = True) -> Path:
     return paths.root() / configured.shipped
 
 
+def pictures_folder(results: Path | None) -> Path:
+    """Where pictures of these records belong. Nothing is added to the shipped ones, which are a part of the checkout."""
+    from repro.claims import sides
+
+    folder = results_folder(results)
+    if folder.resolve() == sides.shipped_folder().resolve():
+        return paths.root() / "results/replot/figures"
+    return beside_records(folder) / "figures"
+
+
+def without_display() -> None:
+    """Before anything is drawn: matplotlib would take the backend that a desktop's settings name."""
+    import matplotlib
+
+    matplotlib.use("agg")
+
+
 def records_folder(folder: Path) -> Path:
     """`folder` may be the results folder or the folder of records itself."""
     return (folder / "records" if (folder / "records").is_dir() else folder).absolute()

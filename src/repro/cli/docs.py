@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from repro.cli.console import progress, stderr, stdout, user_errors
+from repro.cli.console import progress, stderr, stdout, user_errors, without_display
 
 
 def docs(
@@ -17,9 +17,7 @@ def docs(
     with user_errors(), progress("pages"):
         changed = written.outdated() if check else written.write()
         if not check:
-            import matplotlib
-
-            matplotlib.use("agg")
+            without_display()
             written.draw()
     for path in changed:
         stdout.print(f"{path}: {'differs' if check else 'written'}", soft_wrap=True)

@@ -12,7 +12,7 @@ from repro.cli.console import stdout
 from repro.emulate import netns
 from repro.records import provenance
 
-JOB_COMMANDS = ("sbatch", "srun", "squeue", "sacct", "scancel")
+JOB_COMMANDS = ("sbatch", "srun", "squeue", "scontrol", "scancel")
 _MIN_MEMORY_GIB = 6  # 8 ranks with torch loaded, or SmolLM2-135M in fp32 beside its KV cache
 _MIN_DISK_GIB = 3  # the virtual environment is 2.6 GB
 _FINE = {"namespaces": "can be made and shaped", "model": "installed", "kernels": "can be built"}

@@ -28,19 +28,17 @@ def explain(
     """What would have to be true: from our setting to the paper's number, and the measurement that decides."""
     with user_errors():
         from repro.claims import registry
-        from repro.experiments import closest, stored
+        from repro.experiments import stored
         from repro.report import explanations
 
-        known = {one.id: one for one in registry.load()}
-        if claim is not None and claim not in known:
-            raise ValueError(f"no claim {claim!r}{closest(claim, known)}; allowed: {', '.join(known)}")
-        declared = explanations.load(list(known.values()))
+        one = None if claim is None else registry.claim(claim)
+        claims = registry.load()
+        declared = explanations.load(claims)
         found = stored.collect(records_folder(results_folder(results)))
         print_problems(found.problems)
-        if claim is not None:
-            told = explanations.tell(known[claim], declared.get(claim), found.records, found.problems)
-            return _show(told)
-        rows = registry.evaluate(list(known.values()), found.records, found.problems)
+        if one is not None:
+            return _show(explanations.tell(one, declared.get(one.id), found.records, found.problems))
+        rows = registry.evaluate(claims, found.records, found.problems)
     said = []
     for row in rows:
         if row.kind == "claim" and row.agreement in explanations.OPEN:

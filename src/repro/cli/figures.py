@@ -9,37 +9,41 @@ from rich.markup import escape
 from repro.cli.console import (
     Results,
     beside_records,
+    pictures_folder,
     progress,
     records_folder,
     results_folder,
     stderr,
     try_output,
     user_errors,
+    without_display,
 )
 
 
 def figure(
     name: Annotated[str, typer.Argument(help="Name of a figure; an unknown one lists them.")],
     results: Results = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the picture; default: RESULTS/figures.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the picture; default: RESULTS/figures; of the shipped records results/replot/figures."
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the figure; may be repeated.")
     ] = None,
 ) -> None:
     """Draw one figure from the records, as PNG and SVG, with its texts as JSON."""
     with user_errors(), progress(f"figure {name}"):
-        import matplotlib
-
         from repro.cli import settings
         from repro.report.figures import base, entry
 
         entry(name)
-        matplotlib.use("agg")
-        folder = results_folder(results)
-        out = (out or beside_records(folder) / "figures").absolute()
+        without_display()
+        out = (out or pictures_folder(results)).absolute()
         for suffix in (".png", ".svg", ".json"):
             try_output(out / f"{name}{suffix}")
-        base.draw(name, records_folder(folder), out, **settings.read(set_ or []))
+        base.draw(name, records_folder(results_folder(results)), out, **settings.read(set_ or []))
     stderr.print(escape(f"figure: {out / name}.png"), soft_wrap=True)
 
 
@@ -63,7 +67,7 @@ def notebook(
 
 
 def report(
-    results: Results = None,
+    results: Annotated[Path | None, typer.Option(help="Folder of records; default: the platform's.")] = None,
     figures: Annotated[Path | None, typer.Option(help="Folder of figures; default: RESULTS/figures.")] = None,
     out: Annotated[Path | None, typer.Option(help="Default: RESULTS/report.html.")] = None,
 ) -> None:

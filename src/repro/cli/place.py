@@ -12,6 +12,7 @@ from repro.cli import served
 from repro.cli.clock import Clock
 from repro.cli.console import Json, emit, progress, stderr, user_errors
 from repro.cli.place_options import (
+    check_copies,
     check_extra_slots,
     check_modes,
     check_output,
@@ -161,6 +162,8 @@ def place(
         check_extra_slots(extra_slots, routing, known)
         counts, ends = exflow.transitions(routing), (known.costs[0], known.costs[-1])
         old = None if update is None else served.read_old(update, routing, known, dense_layers)
+        if old is not None and out is not None:
+            check_copies(old.physical_to_logical.shape[1] > old.num_experts, format_)
 
         with clock.stopped_by_interrupts():
             search: dict[str, Any] = {"seed": seed, "progress": update_bar, "clock": clock}

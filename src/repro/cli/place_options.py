@@ -102,9 +102,13 @@ def check_output(out: Path | None, format_: str, dense_layers: int, extra_slots:
         return
     if format_ == "sglang" and out.suffix != ".json":
         raise ValueError(f"--out {out}: SGLang reads a file as JSON when its name ends in .json")
-    if extra_slots and format_ not in REPLICATED:
-        raise ValueError(f"format is {format_}: it has no copies of experts, allowed: {', '.join(REPLICATED)}")
+    check_copies(extra_slots > 0, format_)
     try_output(out)
+
+
+def check_copies(has: bool, format_: str) -> None:
+    if has and format_ not in REPLICATED:
+        raise ValueError(f"format is {format_}: it has no copies of experts, allowed: {', '.join(REPLICATED)}")
 
 
 def check_extra_slots(extra_slots: int, routing: "Trace", machine: "Levels") -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,17 @@ _KEPT_DAYS = 60  # longer than any job waits in a queue
 
 
 def document(found: Plan) -> dict[str, Any]:
-    """The plan for programs: also titles of the notebooks, and a hash of all that reads records: the code of
-    `repro.report` with what it uses, the catalogue of figures, what the report's page is made of."""
+    """The plan for programs: also titles of the notebooks; a hash of all that reads records: the code of `repro.report`
+    with what it uses (the catalogue of figures among it), and what the report's page is made of; and one of the shipped
+    records, which stand beside those of a run."""
     from repro.records import provenance
     from repro.report import figures
 
     page = sorted(path for path in (figures.CATALOGUE.parents[1] / "page").iterdir() if path.suffix in _PAGE)
-    files = provenance.file_hash(figures.CATALOGUE, *page)
-    reader = f"{provenance.source_hash('repro.report')}-{files}"
+    reader = f"{provenance.source_hash('repro.report')}-{provenance.file_hash(*page)}"
     titles = {name: notebook.title for name, notebook in figures.NOTEBOOKS.items()}
-    return found.model_dump() | {"notebooks": titles, "reader": reader}
+    beside = provenance.file_hash(*sorted((paths.root() / found.reference / "records").glob("*/*.json")))
+    return found.model_dump() | {"notebooks": titles, "reader": reader, "shipped_hash": beside}
 
 
 def keep(text: str) -> Path:
@@ -38,8 +40,9 @@ def keep(text: str) -> Path:
     job can need. Path relative to the root."""
     folder = paths.root() / "results/plans"
     for old in folder.glob("*.json"):
-        if time.time() - old.stat().st_mtime > _KEPT_DAYS * 86400:
-            old.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # another call may remove it, too
+            if time.time() - old.stat().st_mtime > _KEPT_DAYS * 86400:
+                old.unlink()
     file = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
     with replacing(file) as temporary:
         temporary.write_text(text, "utf-8")

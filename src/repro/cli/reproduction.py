@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +21,7 @@ from repro.claims import compare, registry, sides
 from repro.claims.claim import Claim
 from repro.cli import verdicts, whole
 from repro.cli.compare import summarise
-from repro.cli.console import stderr, stdout
+from repro.cli.console import stderr, stdout, without_display
 from repro.emulate import netns
 from repro.experiments import stored
 from repro.jobs import journal, runner
@@ -82,7 +82,7 @@ def _needed(found: Plan, target: str | None) -> Plan:
     shown = [each for name, each in found.figures.items() if target in (name, each.notebook)]
     reads = {name for each in shown for name in each.experiments} or {target} & found.experiments.keys()
     if claim is not None:
-        jobs = _read_by(claim, found)
+        jobs = read_by(claim, found.jobs, found.tier)
     elif reads:
         jobs = [job for job in found.jobs if job.experiment in reads]
     elif target == "replot":
@@ -104,22 +104,23 @@ def _named(found: Plan, target: str | None) -> str | None:
     return "replot" if f"{folder}/".startswith("results/replot/") else target
 
 
-def _read_by(claim: Claim, found: Plan) -> list[Job]:
-    """The points that the shipped runs of a claim have; where there are none, all of its experiment. ValueError where
+def read_by(claim: Claim, jobs: Sequence[Job], tier: str) -> list[Job]:
+    """The points that the shipped runs of a claim have; where there are none, all that it may read. ValueError where
     the tier lacks one."""
     if claim.value is None:
         raise ValueError(f"{claim.id}: no experiment in this version reads it; it needs {claim.needs}")
     shipped = sides.shipped([claim])
     runs = [run for name, run in shipped.runs.items() if name in shipped.verdicts[0].records]
+    if tier == "cluster":  # the papers' sizes, of which no run is shipped
+        runs = []
     parameters = experiments.get(claim.value.experiment).parameters
     read = {occasions.setting(claim.value.experiment, parameters.model_validate(run.point)) for run in runs}
-    own = {
-        occasions.setting(job.experiment, job.point) for job in found.jobs if job.experiment == claim.value.experiment
-    }
+    of_it = [job for job in jobs if job.experiment == claim.value.experiment and claim.value.may_read(dict(job.point))]
+    own = {occasions.setting(job.experiment, job.point) for job in of_it}
     if not own or (lacking := read - own):
         lacks = f"{len(lacking)} of the {len(read)} points that it reads" if own else "all of its points"
-        raise ValueError(f"{claim.id}: tier {found.tier} lacks {lacks}; docs/claims.md has the tier")
-    return [job for job in found.jobs if occasions.setting(job.experiment, job.point) in (read or own)]
+        raise ValueError(f"{claim.id}: tier {tier} lacks {lacks}; docs/claims.md has the tier")
+    return [job for job in of_it if occasions.setting(job.experiment, job.point) in (read or own)]
 
 
 @contextlib.contextmanager
@@ -240,6 +241,7 @@ def _answer(found: Plan, target: str) -> None:
         asked = {claim.id for claim in known if target in (claim.id, claim.value and claim.value.experiment)}
     results = paths.root() / found.results
     if target in figures.FIGURES:
+        without_display()
         from repro.report.figures import base  # matplotlib
 
         base.draw(target, results / "records", results / "figures")
@@ -257,7 +259,7 @@ def _summarise(found: Plan) -> None:
     """One screen, unless it is narrow: the primary claims beside the shipped records, and a tally of each paper."""
     claims = registry.load()
     here = sides.read("here", paths.root() / found.results, claims)
-    beside = compare.compare(claims, here, sides.read("shipped", paths.root() / found.reference, claims))
+    beside = compare.compare(claims, here, sides.shipped(claims))
     stdout.print()
     primary = [row for row in here.verdicts if row.primary]
     verdicts.show_beside("primary claim", primary, beside.claims)

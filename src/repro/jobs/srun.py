@@ -31,7 +31,9 @@ def command(job: Job, slurm: Slurm, node: Node) -> list[str]:
     """The command line that starts a point's ranks, up to the program. It says all of it: what a step inherits differs
     between sbatch, salloc and Snakemake's jobs."""
     in_node = job.tasks_per_node
-    words = ["srun", "--kill-on-bad-exit=1", "--wait=0", "--distribution=block", f"--nodes={job.nodes}"]
+    words = ["srun", "--kill-on-bad-exit=1", "--wait=0", f"--nodes={job.nodes}"]
+    words.append("--distribution=block:block")  # by itself Slurm deals a node's ranks out to its sockets in turn
+    words += slurm.step_options
     words += [f"--ntasks={job.nodes * in_node}", f"--ntasks-per-node={in_node}"]
     if in_node == 1:  # the whole node: the task may start ranks of its own
         words.append(f"--cpus-per-task={slurm.cores_per_rank * node.ranks}")
@@ -41,7 +43,8 @@ def command(job: Job, slurm: Slurm, node: Node) -> list[str]:
         return [*words, *slurm.rank_options]
     # Not all GPUs of a node: say which, or two ranks of different packages may get GPUs of one.
     taken = [package * node.gcds + gcd for package in range(job.packages) for gcd in range(in_node // job.packages)]
-    return [*words, *(option.replace("{gpus}", ",".join(map(str, taken))) for option in slurm.part_options)]
+    numbers = ",".join(str(slurm.gpus[place] if slurm.gpus else place) for place in taken)
+    return [*words, *(option.replace("{gpus}", numbers) for option in slurm.part_options)]
 
 
 class JobSteps:
@@ -112,9 +115,9 @@ class JobSteps:
     def _nodes_answer(self) -> bool:
         """Whether a task starts on each of the job's nodes."""
         nodes = f"{self.allocation.nodes}"
-        command = ["srun", "--nodes", nodes, "--ntasks", nodes, "--ntasks-per-node=1", "--kill-on-bad-exit=1", "true"]
+        command = ["srun", "--nodes", nodes, "--ntasks", nodes, "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
         try:
-            return subprocess.run(command, timeout=60, capture_output=True).returncode == 0
+            return subprocess.run([*command, *self.slurm.step_options, "true"], timeout=60, capture_output=True).returncode == 0
         except subprocess.TimeoutExpired:
             return False
 

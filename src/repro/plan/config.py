@@ -127,8 +127,8 @@ class Packing(_Strict):
 
 
 class Slurm(Packing):
-    """How jobs are submitted and what the queue allows. `options` go to sbatch, `rank_options` to srun: each is one
-    argument, whatever stands in it. `needs`: what must be set before anything is submitted."""
+    """How jobs are submitted and what the queue allows. `options` go to sbatch, `step_options` to every srun and
+    `rank_options` to one whose ranks fill its nodes: each is one argument, whatever stands in it. `needs`: what must be set before anything is submitted."""
 
     environment: str  # shell file that jobs source
     account: Word | None = None
@@ -138,9 +138,12 @@ class Slurm(Packing):
     needs: list[Literal["account", "partition", "qos", "constraint"]] = ["account", "partition"]
     cores_per_rank: int = Field(ge=1, le=10_000)
     memory_mb: int = Field(0, ge=0, le=10**9)  # of a node; 0: do not ask
+    gres: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+(:[A-Za-z0-9_.]+)?:[0-9]+$")] | None = None
     options: list[Argument] = []
+    step_options: list[Argument] = []
     rank_options: list[Argument] = []
     part_options: list[Argument] = []  # the same where a point takes some GPUs of a node: `{gpus}` is their numbers
+    gpus: list[Annotated[int, Field(ge=0, le=1023)]] = []  # their numbers in the order of the cores; else 0, 1, ...
     bins: list[Bin] = Field(min_length=1)
     running_jobs: Count  # that the queue runs at once for one user
     queued_jobs: Count = 100  # that it takes at once from one user
@@ -159,7 +162,9 @@ class Slurm(Packing):
     @classmethod
     def _not_of_snakemake(cls, options: list[str]) -> list[str]:
         if taken := ", ".join(filter(_OF_SNAKEMAKE.fullmatch, options)):
-            raise ValueError(f"should be without {taken}: Snakemake says it itself")
+            raise ValueError(
+                f"should be without {taken}: Snakemake says it itself, most of it from keys beside this one"
+            )
         return options
 
     @field_validator("part_options")
@@ -171,10 +176,12 @@ class Slurm(Packing):
 
     def require_gpus(self, per_node: int) -> None:
         """ValueError where options say another number of GPUs than `node`: ranks would share some, or lack some."""
-        for name in ("options", "rank_options", "part_options"):
+        if self.gpus and sorted(self.gpus) != list(range(per_node)):
+            raise ValueError(f"slurm.gpus: found {self.gpus}, allowed: each of 0 to {per_node - 1} once, as node says")
+        for name in ("options", "step_options", "rank_options", "part_options"):
             for option in getattr(self, name):
                 key, _, number = option.partition("=")
-                if key == "--gpus-per-node" and number != str(per_node):
+                if key == "--gpus-per-node" and number.rpartition(":")[2] != str(per_node):  # a100:4 names a kind
                     raise ValueError(f"slurm.{name}: found {option}, allowed: --gpus-per-node={per_node}, as node says")
 
     @property
@@ -186,6 +193,7 @@ class Slurm(Packing):
             "slurm_partition": self.partition,
             "qos": self.qos,
             "constraint": self.constraint,
+            "gres": self.gres,
             "slurm_extra": shlex.join(self.options),
         }
         return {key: value for key, value in chosen.items() if value} | {"mem_mb": self.memory_mb}
@@ -206,7 +214,6 @@ class Platform(_Strict):
     tier          what runs there unless another is asked for
     memory_gb     of a rank, for the plan to say which points fit
     hardware      nearest machine of `repro.scaling`, for the plan to predict minutes
-    packing       of points that are local processes
     node, slurm   of a cluster
     """
 
@@ -214,7 +221,6 @@ class Platform(_Strict):
     tier: Tier
     memory_gb: float | None = Field(None, gt=0, le=1_000_000)
     hardware: str | None = None
-    packing: Packing = Packing()
     node: Node | None = None
     slurm: Slurm | None = None
 

@@ -8,13 +8,14 @@ import difflib
 import functools
 import math
 import pickle
-import stat
 import types
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
+
+from repro import files
 
 Model = TypeVar("Model", bound=BaseModel)
 _BYTES = 1 << 20  # of a file; the largest of ours has 60,000
@@ -41,14 +42,10 @@ def shown(value: object, most: int = 200) -> str:
 def text(path: Path) -> str:
     """A configuration file as it is written; ConfigError for what is no ordinary file, is too long or not UTF-8."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a FIFO would be waited for, and a device never ends
-            raise ConfigError(f"{path}: found a folder, a device or a FIFO; allowed: an ordinary file")
-        with path.open("rb") as file:
-            data = file.read(_BYTES + 1)
+        data = files.read(path, _BYTES)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    if len(data) > _BYTES:
-        raise ConfigError(f"{path}: found more than {_BYTES:,} bytes; allowed: at most so many")
+        reason = f"{path}: cannot be read: {error.strerror}" if error.strerror else str(error)
+        raise ConfigError(reason) from error
     try:
         return data.decode()
     except UnicodeDecodeError as error:

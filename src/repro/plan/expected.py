@@ -18,7 +18,7 @@ Predictor = Callable[[Any], float | None]  # seconds or bytes of a point
 
 def shipped(folder: Path) -> tuple[dict[str, float], list[tuple[Any, ...]]]:
     """Of the shipped records: minutes that each point took, by experiment and point, and what `provenance.is_older`
-    asks of each. Those of older code count too; a file that is no record tells nothing."""
+    asks of each. Those of older code count too, those of runs that failed or were skipped do not; a file that is no record tells nothing."""
     times: dict[str, list[float]] = {}
     code = []
     for path in folder.rglob("*.json"):
@@ -27,6 +27,8 @@ def shipped(folder: Path) -> tuple[dict[str, float], list[tuple[Any, ...]]]:
             start, end = (datetime.fromisoformat(run["provenance"][name]) for name in ("start", "end"))
             made = run["provenance"]
             code.append((str(run["experiment"]), made["source_hash"], made.get("gpu_hash", ""), made.get("gpu", [])))
+            if run["status"] != "ok":  # how soon a point was skipped says nothing of what it takes
+                continue
             point = experiments.get(run["experiment"]).defaults | run["point"]  # one may be from before a parameter
             times.setdefault(key(run["experiment"], point), []).append((end - start).total_seconds() / 60)
     return {key: median(values) for key, values in times.items()}, code

@@ -5,7 +5,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -113,9 +113,11 @@ def make(
     platform: str | None = None,
     figures: Mapping[str, tuple[str, Sequence[str]]] | None = None,
     occasion: int = 1,
+    only: Callable[[list[Job], str], list[Job]] | None = None,
 ) -> Plan:
     """The plan of a tier on a platform. `figures`: name → its notebook and the experiments whose records it shows, for
-    totals per figure. `occasion`: 2 or more adds that occasion of the timed points that are repeated.
+    totals per figure. `occasion`: 2 or more adds that occasion of the timed points that are repeated. `only`: chooses from
+    the points of the tier, which it is told.
     ConfigError for anything wrong in `config/`, for a tier without points, and for an occasion that no
     verdict reads."""
     if not 1 <= occasion <= statistics.OCCASIONS:
@@ -123,16 +125,16 @@ def make(
             f"--occasion: found {occasion}; allowed: 1 to {statistics.OCCASIONS}, as many as a verdict reads"
         )
     settings, where = config.load(tier, platform)
-    full = [name for name in get_args(config.Tier) if any(e.tiers.get(name) for e in settings.experiments.values())]
-    if settings.tier not in full:
+    known = [name for name in get_args(config.Tier) if any(e.tiers.get(name) for e in settings.experiments.values())]
+    if settings.tier not in known:
         raise config.ConfigError(
-            f"tier {settings.tier!r} has no points in config/config.yaml; those that have: {', '.join(full)}"
+            f"tier {settings.tier!r} has no points in config/config.yaml; those that have: {', '.join(known)}"
         )
     results = config.results_folder(settings, where)
     minutes, shipped = expected.shipped(paths.root() / settings.shipped / "records")
     file = f"config/platforms/{settings.platform}.yaml"
     predictors = expected.predictors(where.hardware, file)
-    jobs = []
+    jobs: list[Job] = []
     for name, experiment in settings.experiments.items():
         place = f"config/config.yaml: experiments.{name}"
         mine: list[Job] = []
@@ -140,13 +142,15 @@ def make(
             mine += _jobs(name, grid, results, minutes, place, predictors.get(name), occasion, where.slurm is None)
         mine = list({job.record: job for job in mine}.values())  # overlapping grids name the same point once
         jobs += _interleaved(mine) if experiments.get(name).timed else mine
+    if only is not None:
+        jobs = only(jobs, settings.tier)
     for job in jobs if where.memory_gb is not None else []:
         place = f"config/config.yaml: experiments.{job.experiment}"
         nbytes = expected.predicted(experiments.get(job.experiment).memory, job.point, place)
         job.rank_gb = None if nbytes is None else round(nbytes / 1e9, 2)
     fit, unfit = _fitting(jobs, where)
     try:
-        allocations = packing.pack(filter(unfinished, fit), where.slurm or where.packing)
+        allocations = packing.pack(filter(unfinished, fit), where.slurm or config.Packing())
     except config.ConfigError as error:
         raise config.ConfigError(f"{file}: {error}") from error
     return Plan(

@@ -179,12 +179,14 @@ def _table(table: Table, records: Mapping[Path, Record]) -> tuple[str, list[str]
 def _text(value: Any) -> str:
     if isinstance(value, str):
         return value
-    return ("yes" if value else "no") if str(value) in ("True", "False") else f"{float(value):.3g}"
+    if value is None:
+        return "–"
+    return ("yes" if value else "no") if str(value) in ("True", "False") else registry.number(float(value))
 
 
-def command(decides: Decides) -> str:
+def command(decides: Decides, claim: str = "") -> str:
     """The command that makes and draws the deciding measurement; empty where no tier has its points. Slurm jobs are
-    submitted by Snakemake with a profile."""
+    submitted by Snakemake with a profile, with `claim` only those that it reads."""
     if not decides.figure:
         return ""
     if (settings := _settings(decides.platform)).slurm is None:
@@ -192,10 +194,11 @@ def command(decides: Decides) -> str:
         return words + (f" --occasion {decides.occasion}" if decides.occasion > 1 else "")
     changed = {"tier": decides.tier} if decides.tier != settings.tier else {}
     changed |= {"occasion": decides.occasion} if decides.occasion > 1 else {}
+    changed |= {"claim": claim} if claim else {}
     words = f"snakemake --profile workflows/profiles/{_profile(decides.platform)}"
     if changed:
-        words += " --config " + " ".join(f"{name}={value}" for name, value in changed.items()) + " --"
-    return f"{words} {decides.figure}"
+        words += " --config " + " ".join(f"{name}={value}" for name, value in changed.items())
+    return words if claim else f"{words}{' --' if changed else ''} {decides.figure}"
 
 
 @cache

@@ -2,7 +2,7 @@
 the figures, and what did not run and why. Its parts are in `repro.report.page`."""
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -54,11 +54,9 @@ def write(records: Path, folder: Path, out: Path) -> None:
         number=claims.number,
         tally=claims.tally,
         whose=claims.whose,
-        words=claims.words,
         all_words=claims.WORDS,
         meanings={"Agreement": AGREEMENT, "Setting": SCOPE, "Kind of row": KIND},
         tags=TAG,
-        value=pictures.value,
         figure_of=figures.FIGURES,
         to_record=lambda name: links.to(paths.root() / name, out),
         section=lambda figure: links.section(figure, out),
@@ -87,12 +85,10 @@ def facts(row: table.Row) -> dict[str, str | None]:
 def _papers(rows: Sequence[table.Row]) -> list[dict[str, Any]]:
     """Every paper with claims: its prefix, a short name, its title and number, what came out as pieces of text and ids of
     claims, and its rows."""
-    short = {notebook.paper: notebook.title for notebook in figures.NOTEBOOKS.values() if notebook.paper}
     found = []
     for prefix, paper in claims.papers().items():
         own = [row for row in rows if row.claim.id.startswith(f"{prefix}-")]
-        name = short.get(paper.id, paper.title.split(":")[0])
-        about = {"prefix": prefix, "name": name, "title": paper.title, "id": paper.id}
+        about = {"prefix": prefix, "name": figures.name_of(paper), "title": paper.title, "id": paper.id}
         found.append({**about, "in_short": paper.pieces, "rows": own})
     return [paper for paper in found if paper["rows"]]
 
@@ -145,7 +141,19 @@ def _runs(records: dict[Path, record.Record]) -> dict[str, Any]:
 
 
 def _machines(runs: Sequence[record.Record]) -> list[dict[str, Any]]:
-    """Distinct machines and software under the records, with the number of records of each."""
+    """Distinct machines with their software under the records, that of most first: its facts, how many records each
+    commit made there (`commits`), and how many of these with uncommitted changes (`changed`)."""
     of_one_run = {"start", "end", "topology", "source_hash", "gpu_hash", "hosts", "slurm"}
-    seen = Counter(run.provenance.model_dump_json(exclude=of_one_run) for run in runs)
-    return [{"count": count, **json.loads(facts)} for facts, count in seen.most_common()]
+    of_checkout = {"git_commit", "git_dirty", "config_hash"}
+    found = defaultdict(list)
+    for made in (run.provenance for run in runs):
+        found[made.model_dump_json(exclude=of_one_run | of_checkout)].append(made)
+    return [
+        {
+            **json.loads(facts),
+            "count": len(each),
+            "commits": Counter(made.git_commit for made in each).most_common(),
+            "changed": sum(made.git_dirty for made in each),
+        }
+        for facts, each in sorted(found.items(), key=lambda item: -len(item[1]))
+    ]

@@ -70,8 +70,14 @@ class Part:
         return max(row.occasions for row in self.rows)
 
     @property
+    def starts(self) -> int:
+        """How often something is started: a command for each claim, on every occasion."""
+        return self.occasions * len(self.rows)
+
+    @property
     def needs(self) -> str:
-        return max((row.needs for row in self.rows), key=len)
+        found = dict.fromkeys(row.needs for row in self.rows)
+        return "; or ".join(one for one in found if not any(one != other and one in other for other in found))
 
     @property
     def results(self) -> str:
@@ -147,7 +153,7 @@ def software(runs: Sequence[Record]) -> dict[str, str]:
 
 def commits(runs: Sequence[Record]) -> dict[str, int]:
     """Short commits that made the records, and how many each."""
-    return dict(Counter(run.provenance.git_commit[:7] for run in runs).most_common())
+    return dict(Counter(run.provenance.git_commit[:7] for run in runs if run.provenance.git_commit).most_common())
 
 
 def inputs() -> tuple[int, float]:

@@ -42,10 +42,12 @@ class Machine:
 
     @property
     def says(self) -> str:
-        """How many lie where they may, by whatever code, which the verdicts mark where it is older."""
+        """How many lie where they may, by whatever code; of how many that differs is said."""
         out, differ = (len(self.outside(rows)) for rows in (self.timed, self.others))
+        apart = sum(row.inside is None for row in [*self.timed, *self.others])
         said = f"Of {len(self.timed)} claims on times {len(self.timed) - out} lie inside what the shipped runs allow, {out} outside; "
         said += f"{len(self.others) - differ} of {len(self.others)} others agree. "
+        said += f"{apart} of those inside or in agreement are by other code than the shipped ones. " if apart else ""
         said += f"{len(self.claims) - len(self.timed) - len(self.others)} cannot be compared"
         return said + (f"; {len(self.shared)} rest on the very runs that are shipped." if self.shared else ".")
 

@@ -51,6 +51,11 @@ class Row:
     verdict: Verdict
 
     @property
+    def paper(self) -> str:
+        """The paper's value alone; of an order, what our ratio must exceed."""
+        return printed(self.claim)
+
+    @property
     def own_command(self) -> str:
         """Makes the records that the claim reads, and no others."""
         own = f"repro reproduce {self.claim.id}"
@@ -142,7 +147,7 @@ def _command(
     if runs:
         needs = _needs(runs)
     elif explained is not None and tier not in _LOCAL:
-        return explanations.command(explained.decides), explained.decides.occasion, explained.decides.hardware
+        return explanations.command(explained.decides, claim.id), explained.decides.occasion, explained.decides.hardware
     else:
         needs = LATER if tier in _LOCAL else claim.needs or "–"
     if tier is None:
@@ -183,11 +188,18 @@ def _needs(runs: Mapping[str, Record]) -> str:
     return ", ".join([f"{cores} cores", *gpus, *(["root"] if root else [])])
 
 
-def stated(claim: Claim) -> str:
-    """`1.71 × ± 15 %`; of an order, what our ratio must exceed."""
+def printed(claim: Claim) -> str:
+    """`1.71 ×`; of an order, what our ratio must exceed."""
     if claim.paper_value is None:
         return f"ordering: ratio > {1 + claim.tolerance:.3g}"
-    value = f"{claim.paper_value:.4g}{registry.suffix(claim.unit)}"
+    return registry.number(claim.paper_value) + registry.suffix(claim.unit)
+
+
+def stated(claim: Claim) -> str:
+    """`1.71 × ± 15 %`: the paper's value and the tolerance of the verdict, which an order has within it."""
+    value = printed(claim)
+    if claim.paper_value is None:
+        return value
     if claim.comparison == "relative":
         return f"{value} ± {100 * claim.tolerance:.3g} %"
     return f"{value} ± {claim.tolerance:.3g}" + (" points" if claim.unit == "%" else "")

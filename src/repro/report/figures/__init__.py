@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from repro import experiments
+from repro.claims.document import Paper
 
 CATALOGUE = Path(__file__).with_name("catalogue.toml")
 
@@ -43,6 +44,12 @@ FIGURES = {
     for name, notebook in NOTEBOOKS.items()
     for figure, row in notebook.figures.items()
 }
+
+
+def name_of(paper: Paper) -> str:
+    """A paper in a word or two: its notebook's title, else how its own begins."""
+    of_notebooks = {notebook.paper: notebook.title for notebook in NOTEBOOKS.values() if notebook.paper}
+    return of_notebooks.get(paper.id, paper.title.split(":")[0])
 
 
 def entry(name: str) -> Entry:

@@ -25,9 +25,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from repro import paths
 from repro.claims import registry as claims
+from repro.claims import sides
 from repro.experiments import stored
 from repro.files import replacing
-from repro.plan import config
 from repro.report import figures
 from repro.report.figures.data import Data, NothingToShow, kept, not_run, older_code
 
@@ -114,7 +114,7 @@ def draw_shipped(name: str, records: str | Path, output: str | Path | None = Non
     """The same figure from the shipped records, marked as such and saved in `output/shipped`, where they hold more of
     what it shows than `records` do. None where they do not, and where they cannot answer its question; then that of an
     earlier run goes."""
-    folder = paths.root() / config.load()[0].shipped / "records"
+    folder = sides.shipped_folder() / "records"
     reads = figures.entry(name).reads
     folders = paths.root() / records, folder
     own, shipped = ({p.relative_to(each) for name in reads for p in (each / name).glob("*.json")} for each in folders)

@@ -1,5 +1,6 @@
 """Every claim of the papers beside our numbers; the story is `notebooks/claims.ipynb`."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -17,7 +18,7 @@ from repro.claims.registry import WORDS, Claim, Verdict
 from repro.claims.verdict import AGREEMENT, SCOPE
 from repro.records.record import Evidence
 from repro.report.docs.table import stated
-from repro.report.figures import NOTEBOOKS, marks
+from repro.report.figures import NOTEBOOKS, marks, name_of
 from repro.report.figures.base import MARKERS, PALETTE, Drawing
 from repro.report.figures.data import Data, NothingToShow, collect
 from repro.report.figures.marks import log_axis, round_ticks
@@ -87,13 +88,15 @@ def claims_overview(data: Data, *, ids: str = "", primary: bool = False) -> Draw
     absent = {
         "on an order": sum(verdict.paper_value is None for verdict in told),
         "on errors, where the paper's value is 0": sum(verdict.paper_value == 0 for verdict in told),
-        "not run": len(judged) - len(told),
+        **Counter(verdict.agreement for verdict in judged if verdict.value is None),
     }
     left_out = ", ".join(f"{count} {words}" for words, count in absent.items() if count)
     caption = f"{len(rows)} rows" + (f"; {left_out}: these are in the table only. " if left_out else ". ")
+    of_papers = {verdict.id.split("-")[0] for verdict in rows}
+    known = {prefix: name_of(paper) for prefix, paper in registry.papers().items() if prefix in of_papers}
+    caption += ", ".join(f"{prefix}: {name}" for prefix, name in known.items()) + ". "
     caption += (
-        "ZT: hierarchical ZeRO++, ZP: ZeRO++, EX: ExFlow, FL: Flover, SA: SARATHI. Large marks: our value, filled where a "
-        "claim is reproduced. Small dots: single runs, or pairs of runs; bars with ends: the 95 % interval of their "
+        "Large marks: our value, filled where a claim is reproduced. Small dots: single runs, or pairs of runs; bars with ends: the 95 % interval of their "
         "mean, where there are enough runs for one. Grey area: values that agree with the claim. "
     )
     if any(row.kind != "claim" for row in rows):

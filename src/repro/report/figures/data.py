@@ -52,14 +52,8 @@ def _state(path: Path) -> tuple[Path, int, int]:
     return path, found.st_ctime_ns, found.st_size
 
 
-def runs(records: str | Path, experiment: str) -> pd.DataFrame:
-    """Finished runs of one experiment, a row each: path, repeat, seed, evidence, point fields, conditions, metrics, and
-    whether they are by `older_code`, which is printed as well. May be empty."""
-    return _told(_table(collect(records, experiment).records, experiment), experiment)
-
-
 def _told(table: pd.DataFrame, experiment: str) -> pd.DataFrame:
-    """`runs` for a table in a notebook: below it stands no stamp, so a line is printed."""
+    """For a table in a notebook: below it stands no stamp, so a line is printed."""
     if len(table) and (words := older_code(table.older_code)):
         print(f"{experiment}: {words}")
     return table
@@ -79,14 +73,14 @@ def older_code(marks: Iterable[bool]) -> str:
 
 
 def _table(found: Mapping[Path, record.Record], experiment: str) -> pd.DataFrame:
-    """Older records lack fields, which ran with what is the default now, and metrics, which stay unknown."""
+    """Finished runs, a row each. Metrics and conditions that older records lack stay unknown."""
     table = record.frame(found)
     if table.empty:
         return table
     table["older_code"] = table.path.isin(provenance.older(found))
     table["start"] = [run.provenance.start for run in found.values()]
     known = experiments.get(experiment)
-    absent = known.defaults | dict.fromkeys([*known.metrics.units(), *known.conditions], math.nan)
+    absent = dict.fromkeys([*known.metrics.units(), *known.conditions], math.nan)
     table = table[table.status == "ok"].reset_index(drop=True)
     return table.assign(**{name: value for name, value in absent.items() if name not in table})
 
@@ -126,11 +120,12 @@ class Data:
     used: dict[Path, tuple[datetime, bool]] | None = None
 
     def all_runs(self, experiment: str) -> pd.DataFrame:
-        """Finished runs of an experiment (see `runs`); may be empty."""
+        """Finished runs of an experiment, a row each: path, repeat, seed, evidence, point fields, conditions, metrics,
+        and whether they are by `older_code`, which is printed where no figure says so. May be empty."""
         return self._noted(_table(self._records(experiment), experiment), experiment)
 
     def runs(self, experiment: str, **where: Any) -> pd.DataFrame:
-        """Finished runs of an experiment (see `runs`), of which the columns in `where` have this value, or one of a list.
+        """Finished runs of an experiment (as `all_runs`), of which the columns in `where` have this value, or one of a list.
         NothingToShow where there is none."""
         table = _table(self._records(experiment), experiment)
         missing = f"No record of a finished {experiment} run"

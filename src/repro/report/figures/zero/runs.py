@@ -47,20 +47,14 @@ def commonest(table: pd.DataFrame, *free: str) -> dict[str, Any]:
 class Training:
     """Finished runs of `zero_train`.
 
-    `runs`: a row per run, with every field and every metric of the experiment (nan: unknown). May be empty.
+    `runs`: a row per run, with every field and every metric of the experiment (nan: unknown); at least one.
     `setting`: value by field of what most plans ran with, one micro-batch per step where there is a choice.
     `batches`: micro-batches per step to compare: those of the setting, and the number of several that most plans had.
     """
 
     def __init__(self, runs: pd.DataFrame) -> None:
-        # Older records lack fields, which ran with what is the default now, and metrics, which stay unknown.
-        runs = runs.combine_first(pd.DataFrame(FIELDS, index=runs.index))
-        runs = runs.reindex(columns=runs.columns.union(["plan", "repeat", "evidence", *EXPERIMENT.metrics.units()]))
         unshaped = runs.fabric.astype(str).str.startswith("unshaped")
         self.runs = runs.assign(**{PREDICTED: runs[PREDICTED].mask(unshaped)})  # there no rates are given
-        self.setting, self.batches = dict(FIELDS), [FIELDS["accumulation"]]
-        if self.runs.empty:
-            return
         self.setting = commonest(self.runs if unshaped.all() else self.runs[~unshaped], "accumulation", "steps")
         plans = self.like(accumulation=...).groupby("accumulation").plan.nunique()
         self.batches = sorted(plans.index, key=lambda count: (count > 1, -plans[count]))[:2]
