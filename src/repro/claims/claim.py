@@ -10,15 +10,16 @@ from repro.claims.verdict import Rule
 from repro.records.record import Evidence, Record, Strict
 
 Tag = Literal["R", "R2", "CODE", "IMG", "IMG~", "D", "INF"]
-Kind = Literal["claim", "self-check", "critique", "validation"]
+Kind = Literal["claim", "self-check", "critique", "validation", "sensitivity"]
 
 # What the words mean, for whoever shows them.
 KIND: dict[Kind, str] = {
-    "claim": "a statement of the paper, judged by our runs; only these are counted in a tally",
+    "claim": "a statement of the paper, judged by our runs; only these are counted as claims",
     "self-check": "our code against its own formula, or arithmetic on the paper's numbers: it should hold, and says"
     " nothing about the paper",
     "critique": "what we find missing in a paper, such as messages that its method needs and its count leaves out",
     "validation": "a model of ours against measurements: of others, or where it says so our own",
+    "sensitivity": "a claim once more, with another choice where the paper leaves one: how much depends on it",
 }
 TAG: dict[Tag, str] = {
     "R": "read in the primary text",

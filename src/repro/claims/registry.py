@@ -280,7 +280,7 @@ def numbers(row: Verdict, interval: bool = True) -> tuple[str, str]:
 
 def whose(row: Verdict) -> str:
     """Where the value beside ours comes from: a self-check and a validation expect what no paper may have printed."""
-    return "paper" if row.kind in ("claim", "critique") else "expected"
+    return "paper" if row.kind in ("claim", "critique", "sensitivity") else "expected"
 
 
 def older_code(shown: Iterable[str]) -> str:

@@ -234,7 +234,8 @@ def claims(
         typer.Option(help="Only claims that agree so."),
     ] = None,
     kind: Annotated[
-        Literal["claim", "self-check", "critique", "validation"] | None, typer.Option(help="Only rows of this kind.")
+        Literal["claim", "self-check", "critique", "validation", "sensitivity"] | None,
+        typer.Option(help="Only rows of this kind."),
     ] = None,
     primary: Annotated[bool, typer.Option("--primary", help="Only the papers' primary claims.")] = False,
     experiment: Annotated[str | None, typer.Option(help="Only claims that this experiment answers.")] = None,

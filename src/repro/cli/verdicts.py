@@ -84,9 +84,11 @@ def show_beside(what: str, rows: Sequence[Verdict], compared: Sequence[Row]) -> 
         known = cells(beside[row.id])
         paper, here = registry.numbers(row, interval=False)
         here += f" {row.evidence}" if row.evidence else ""
-        word = known["verdict_b"]
-        table.add_row(row.id, escape(row.title), paper, here, ANSWERS[known["answer"]], word)
-        shown += [here, word]
+        answer, word = ANSWERS[known["answer"]], known["verdict_b"]
+        if known["said"].startswith(("other code: inside", "other code: the same")):
+            answer = f"yes{registry.OLDER}"  # which counts as no agreement
+        table.add_row(row.id, escape(row.title), paper, here, answer, word)
+        shown += [here, answer, word]
     stdout.print(table)
     print_older_code(shown)
 

@@ -125,7 +125,8 @@ class Recording:
         return transitions(self.trace())
 
     def save(self, path: str | Path) -> None:
-        """Write the trace as `.npz` that `load_trace` reads, with weights in float16. Whole or not at all."""
+        """Write the trace as `.npz` that `load_trace` reads, with weights in float16. Whole or not at all.
+        ValueError for another suffix, RuntimeError where nothing was recorded."""
         trace, path = self.trace(), Path(path)
         if path.suffix != ".npz":
             raise ValueError(f"{path}: a recorded trace is written as .npz")

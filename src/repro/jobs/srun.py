@@ -117,7 +117,10 @@ class JobSteps:
         nodes = f"{self.allocation.nodes}"
         command = ["srun", "--nodes", nodes, "--ntasks", nodes, "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
         try:
-            return subprocess.run([*command, *self.slurm.step_options, "true"], timeout=60, capture_output=True).returncode == 0
+            return (
+                subprocess.run([*command, *self.slurm.step_options, "true"], timeout=60, capture_output=True).returncode
+                == 0
+            )
         except subprocess.TimeoutExpired:
             return False
 

@@ -24,7 +24,7 @@ SECONDARY = ("step", "micro_batch", "never")
 @dataclass(frozen=True, eq=False)
 class Assumptions:
     """Every field is one value, or [draws] of them. The defaults are this package's engine and kernels at their best,
-    so that a prediction for it needs no argument.
+    so that a prediction for it needs no argument. ValueError for an unknown `secondary` and a value out of its range.
 
     end_overlap        share of the messages at the end of a step (sums across nodes, new weights) that may hide behind
                        the last backward and the next forward: 0 or 1. This engine's do, layer by layer; DeepSpeed's

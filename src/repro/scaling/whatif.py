@@ -125,7 +125,7 @@ def search(
 ) -> list[Candidate]:
     """`repro.zero.search` with the cost of `predict_step`: messages hide behind compute. Where the machine is drawn,
     plans are ranked by the median. `compute_s`: of forwards and backwards, where it was measured. `gradient_bytes`: as of
-    `predict_step`."""
+    `predict_step`. ValueError where no plan fits the machine's memory."""
 
     def cost(plan: Plan, model: Layout, micro_batches: int) -> float:
         return float(np.median(predict_step(plan, config, machine, micro_batch, micro_batches, compute_s).seconds))

@@ -26,7 +26,7 @@ Cost = Callable[[Plan, Layout, int], float]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan with its predicted step time and bytes per rank (states and working memory)."""
+    """A plan with its predicted step time and bytes per rank (states, working memory, `activations` as given)."""
 
     plan: Plan
     step_s: float

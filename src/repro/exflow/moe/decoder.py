@@ -35,7 +35,7 @@ class Decoder:
 
     `meter` tells where time goes, and the bytes that the ledger of `communicator` counts. `routing`, when it is set,
     counts what the routers of this rank choose. ValueError for an unknown mode, when the placement does not fit model
-    and ranks, or shared memory is missing.
+    and ranks, and for `memory` that is missing where keys and values are shared, or given where they are not.
     """
 
     def __init__(

@@ -2,12 +2,13 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from repro import paths
 from repro.plan import config, jobs
+from repro.plan.models import Job
 from repro.records.record import Record
 from repro.report import figures
 from repro.report.docs.table import Row, minutes
@@ -24,13 +25,19 @@ _PROMISE = re.compile(
 class Tier:
     """Points, and minutes until all of them have run and are shown."""
 
-    points: int
-    minutes: float
-    by_experiment: Mapping[str, float]
+    jobs: Sequence[Job]
+
+    @property
+    def points(self) -> int:
+        return len(self.jobs)
+
+    @property
+    def minutes(self) -> float:
+        return jobs.minutes_of(self.jobs, _CORES)
 
     def of(self, experiments: Sequence[str]) -> float:
-        """Minutes that the points of some experiments take, one after the other."""
-        return sum(self.by_experiment.get(name, 0) for name in experiments)
+        """The same of some experiments alone."""
+        return jobs.minutes_of([job for job in self.jobs if job.experiment in experiments], _CORES)
 
     @property
     def words(self) -> str:
@@ -97,14 +104,7 @@ def promises() -> dict[str, str]:
 
 def tiers() -> dict[str, Tier]:
     """Every tier that one machine runs, by name."""
-    found = {}
-    for name in ("smoke", "laptop", "full", "gpu"):
-        plan = jobs.make(name)
-        each: Counter[str] = Counter()
-        for job in plan.jobs:
-            each[job.experiment] += job.minutes
-        found[name] = Tier(len(plan.jobs), jobs.minutes_of(plan.jobs, _CORES), each)
-    return found
+    return {name: Tier(jobs.make(name).jobs) for name in ("smoke", "laptop", "full", "gpu")}
 
 
 def artifacts(rows: Sequence[Row]) -> list[Artifact]:
@@ -158,8 +158,12 @@ def commits(runs: Sequence[Record]) -> dict[str, int]:
 
 def inputs() -> tuple[int, float]:
     """How many input files are shipped, and their megabytes."""
-    named = (paths.root() / "data/checksums.txt").read_text().splitlines()
-    files = [paths.root() / "data" / line.split(maxsplit=1)[1].lstrip("*") for line in named]
+    folders = [paths.root() / name for name in ("data", "src/repro/scaling/data")]
+    files = [
+        folder / line.split(maxsplit=1)[1].lstrip("*")
+        for folder in folders
+        for line in (folder / "checksums.txt").read_text().splitlines()
+    ]
     return len(files), sum(file.stat().st_size for file in files) / 1e6
 
 

@@ -180,12 +180,16 @@ def _figure(claim: Claim) -> str:
     return [*own, *same, _EVERY_CLAIM][0]
 
 
+_SOFTWARE = {"flover_peers": "`make peers`"}  # that the environment does not have
+
+
 def _needs(runs: Mapping[str, Record]) -> str:
     """`2 cores, root`: the machine that made these records, and whether it had to shape a network."""
     cores = max(run.provenance.cores for run in runs.values())
     gpus = dict.fromkeys(name for run in runs.values() for name in run.provenance.gpu)
     root = any(run.evidence == "emulated" for run in runs.values())
-    return ", ".join([f"{cores} cores", *gpus, *(["root"] if root else [])])
+    more = dict.fromkeys(_SOFTWARE[run.experiment] for run in runs.values() if run.experiment in _SOFTWARE)
+    return ", ".join([f"{cores} cores", *gpus, *(["root"] if root else []), *more])
 
 
 def printed(claim: Claim) -> str:

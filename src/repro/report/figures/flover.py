@@ -169,7 +169,7 @@ def flover_throughput(data: Data, *, workload: str = "fixed", model: str | None 
     caption = f"{run.weights}; {run.requests} requests, {setting(run)}. {REPEATS} Circles, vs serial: mean over pairs "
     caption += "of runs of one occasion, where there are, and its 95 % interval, where they are enough; squares, vs n "
     caption += "× alone: the requests one after the other, by the time of one alone in the same run. Paper: Fig. 4(a) "
-    caption += f"at 32 requests; hollow: against FasterTransformer's instances, read from bars. {_t1(main)}"
+    caption += f"at 32 requests; hollow: against FasterTransformer's instances, as the figure prints it. {_t1(main)}"
     return Drawing(fig, "measured; diamonds: paper", caption.strip())
 
 
@@ -266,13 +266,19 @@ def flover_requests(data: Data) -> Drawing:
         marks.log_axis(axes.yaxis, [width for width in WIDTHS if width <= axes.get_ylim()[1]])
         axes.set(xlabel="n requests, logarithmic", ylabel=label)
     fig.legend(loc="outside upper center", fontsize=8, ncols=3, frameon=False)
-    words = setting(equal.iloc[0])
+    settings: dict[str, list[str]] = {}
+    gains = []
+    for (engine, weights, device, _), runs in drawn:
+        where = "on a GPU" if device == "cuda" else "on a CPU"
+        settings.setdefault(setting(runs.iloc[0]), []).append(where)
+        if engine == "fused":
+            most = runs.requests.max()
+            gain = (runs.requests * alone(runs) / runs.total_seconds)[runs.requests == most].median()
+            gains.append(f"{gain:.1f} times sooner than one after the other ({weights}, {where}, {most} requests)")
+    told = [f"{' and '.join(dict.fromkeys(places))}: {words}" for words, places in settings.items()]
+    words = "; ".join(told) if len(told) > 1 else next(iter(settings))
     caption = f"{words[:1].upper()}{words[1:]}. {T1} Ours: the median over the runs of the occasion. {REPEATS} "
-    caption += "Hollow: the paper's Fig. 4(a)."
-    fused = pd.concat([runs for (engine, *_), runs in drawn if engine == "fused"] or [equal.iloc[:0]])
-    if len(fused := fused[fused.requests == fused.requests.max()]):
-        gain, most = (fused.requests / (fused.total_seconds / alone(fused))).median(), fused.requests.iloc[0]
-        caption += f" Fusing {most} requests is {gain:.1f} times sooner than one after the other."
+    caption += "Hollow: the paper's Fig. 4(a)." + (f" Fused: {'; '.join(gains)}." if gains else "")
     return Drawing(fig, "measured; hollow: paper", caption)
 
 
