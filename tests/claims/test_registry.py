@@ -273,6 +273,10 @@ def test_jobs_of_one_call_are_of_one_occasion_and_see_different_shares_of_a_node
     assert verdict(named(*emulated), value=TIMED, scope=scope).agreement == "not run"
 
 
+def test_what_no_paper_states_is_no_claim():
+    assert not [one.id for one in REGISTRY if one.kind == "claim" and one.tag == "INF"]
+
+
 def moved(made: Provenance, by: timedelta) -> Provenance:
     return made.model_copy(update={"start": made.start + by, "end": made.end + by})
 

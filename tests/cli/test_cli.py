@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -127,6 +128,14 @@ def test_claims_fit_a_small_terminal(monkeypatch):
     monkeypatch.setattr(console.stdout, "width", 80)
     lines = call("claims", "--results", str(SHIPPED)).splitlines()
     assert len(lines) < 60 and max(map(len, lines)) <= 80
+
+
+def test_a_value_that_lies_where_runs_by_older_code_were_is_marked_so(capsys):
+    claims = [registry.claim("ZT-4.a")]
+    shipped = sides.read("shipped", SHIPPED, claims)
+    [row] = compare.of_claims(claims, shipped, shipped)
+    verdicts.show_beside("claim", shipped.verdicts, [replace(row, inside=None, said="other code: the same value")])
+    assert f"yes{registry.OLDER}" in capsys.readouterr().out
 
 
 def test_pictures_of_the_shipped_records_stay_out_of_their_folder(tmp_path):

@@ -109,10 +109,10 @@ def read_by(claim: Claim, jobs: Sequence[Job], tier: str) -> list[Job]:
     the tier lacks one."""
     if claim.value is None:
         raise ValueError(f"{claim.id}: no experiment in this version reads it; it needs {claim.needs}")
-    shipped = sides.shipped([claim])
-    runs = [run for name, run in shipped.runs.items() if name in shipped.verdicts[0].records]
-    if tier == "cluster":  # the papers' sizes, of which no run is shipped
-        runs = []
+    runs = []
+    if tier != "cluster":  # that has the papers' sizes, of which no run is shipped
+        shipped = sides.shipped([claim])
+        runs = [run for name, run in shipped.runs.items() if name in shipped.verdicts[0].records]
     parameters = experiments.get(claim.value.experiment).parameters
     read = {occasions.setting(claim.value.experiment, parameters.model_validate(run.point)) for run in runs}
     of_it = [job for job in jobs if job.experiment == claim.value.experiment and claim.value.may_read(dict(job.point))]
