@@ -166,7 +166,7 @@ def test_a_part_of_the_readme_for_a_machine_without_a_primary_claim_outside(name
     quiet = machines.Machine("quiet", "2 processors", 1, [], [], [], [], [])
     said = docs.pages(names | {"others": [quiet]})["README.md"]
     assert (
-        "0 of 0 claims on times lie outside what the shipped runs allow, none of them with the opposite effect\n(primary ones: none): ["
+        "0 of 0 claims on times lie outside what the shipped runs allow, among them 0 of the 0 primary ones; none with the opposite effect: ["
         in said
     )
     assert docs.pages(names | {"others": []})["README.md"].count("On another machine (") == 0

@@ -10,7 +10,7 @@ from repro.claims.verdict import Rule
 from repro.records.record import Evidence, Record, Strict
 
 Tag = Literal["R", "R2", "CODE", "IMG", "IMG~", "D", "INF"]
-Kind = Literal["claim", "self-check", "critique", "validation", "sensitivity"]
+Kind = Literal["claim", "self-check", "critique", "validation", "variant"]
 
 # What the words mean, for whoever shows them.
 KIND: dict[Kind, str] = {
@@ -19,7 +19,7 @@ KIND: dict[Kind, str] = {
     " nothing about the paper",
     "critique": "what we find missing in a paper, such as messages that its method needs and its count leaves out",
     "validation": "a model of ours against measurements: of others, or where it says so our own",
-    "sensitivity": "a claim once more, with another choice where the paper leaves one: how much depends on it",
+    "variant": "a claim once more, with another choice where the paper leaves one: how much depends on it",
 }
 TAG: dict[Tag, str] = {
     "R": "read in the primary text",

@@ -233,8 +233,8 @@ def papers() -> dict[str, document.Paper]:
 
 
 def tally(rows: Sequence[Verdict]) -> str:
-    """`24 claims (none in the paper's setting, 20 scaled down, 4 modelled): 7 reproduced, 12 inconclusive, ...; 3 self-checks:
-    3 reproduced`, with how many have no value, and so no setting."""
+    """`24 claims (none in the paper's setting, 20 scaled down, 4 modelled): 7 reproduced, 12 inconclusive, ...; 3 self-checks
+    reproduced; 2 critiques: 1 further, 1 deviates`, with how many have no value, and so no setting."""
     claims = [row for row in rows if row.kind == "claim"]
     settings = Counter(row.scope for row in claims)
     own, *others = get_args(Scope)
@@ -245,7 +245,13 @@ def tally(rows: Sequence[Verdict]) -> str:
     ]
     said = [f"{len(claims)} {_plural('claim', len(claims))} ({', '.join(where)}): {words(claims)}"] if claims else []
     others = [(kind, [row for row in rows if row.kind == kind]) for kind in get_args(Kind) if kind != "claim"]
-    return "; ".join([*said, *(f"{len(own)} {_plural(kind, len(own))}: {words(own)}" for kind, own in others if own)])
+    for kind, own in others:
+        if own:
+            same = len({row.agreement for row in own}) == 1
+            said.append(
+                f"{len(own)} {_plural(kind, len(own))}" + (f" {own[0].agreement}" if same else f": {words(own)}")
+            )
+    return "; ".join(said)
 
 
 def words(rows: Iterable[Verdict]) -> str:
@@ -280,7 +286,7 @@ def numbers(row: Verdict, interval: bool = True) -> tuple[str, str]:
 
 def whose(row: Verdict) -> str:
     """Where the value beside ours comes from: a self-check and a validation expect what no paper may have printed."""
-    return "paper" if row.kind in ("claim", "critique", "sensitivity") else "expected"
+    return "paper" if row.kind in ("claim", "critique", "variant") else "expected"
 
 
 def older_code(shown: Iterable[str]) -> str:

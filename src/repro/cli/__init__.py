@@ -234,7 +234,7 @@ def claims(
         typer.Option(help="Only claims that agree so."),
     ] = None,
     kind: Annotated[
-        Literal["claim", "self-check", "critique", "validation", "sensitivity"] | None,
+        Literal["claim", "self-check", "critique", "validation", "variant"] | None,
         typer.Option(help="Only rows of this kind."),
     ] = None,
     primary: Annotated[bool, typer.Option("--primary", help="Only the papers' primary claims.")] = False,
