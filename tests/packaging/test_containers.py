@@ -78,7 +78,7 @@ def test_all_make_the_environment_of_make():
 
 def test_the_image_s_copy_is_whole_or_not_there(tmp_path):
     image, here = tmp_path / "image", tmp_path / "here"
-    for folder in (image / "src", here, tmp_path / "bin"):
+    for folder in (image / "src", image / ".git", image / ".venv", here, tmp_path / "bin"):
         folder.mkdir(parents=True)
     (image / "Makefile").touch()
     script = sections()["runscript"].replace("/opt/repro", str(image))
@@ -92,7 +92,8 @@ def test_the_image_s_copy_is_whole_or_not_there(tmp_path):
 
     assert call().returncode and not (here / "repro").exists()
     cp.unlink()
-    assert [call().stdout.split() for _ in range(2)] == [[".venv", "Makefile", "src"]] * 2
+    assert [call().stdout.split() for _ in range(2)] == [[".git", ".venv", "Makefile", "src"]] * 2
+    assert (here / "repro/.venv").is_symlink()
     assert [path.name for path in here.iterdir()] == ["repro"]
 
 

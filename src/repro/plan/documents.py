@@ -44,8 +44,8 @@ def text(path: Path) -> str:
     try:
         data = files.read(path, _BYTES)
     except OSError as error:
-        reason = f"{path}: cannot be read: {error.strerror}" if error.strerror else str(error)
-        raise ConfigError(reason) from error
+        reason = f"{path}: cannot be read: {error.strerror}; allowed: an ordinary file"
+        raise ConfigError(reason if error.strerror else str(error)) from error
     try:
         return data.decode()
     except UnicodeDecodeError as error:
