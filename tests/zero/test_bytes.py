@@ -178,7 +178,7 @@ FOUR_LEVELS = ("package", "node", "rack", "cluster")
 )
 def test_predicted_traffic_on_machines_with_levels_of_one_and_three(sizes):
     topology = Topology(tuple(map(Level, FOUR_LEVELS, sizes)))
-    ranks, model = launch(_sent_on, topology.world_size, topology, timeout_s=100), layout(_odd_model())
+    ranks, model = launch(_sent_on, topology.world_size, topology, timeout_s=300), layout(_odd_model())
     for index, name in enumerate(plans.NAMED):
         counted = {level: sum(rank[index][level] for rank in ranks) for level in topology.names}
         assert traffic.step_bytes(plans.named(name, topology), model) == counted, name
