@@ -26,6 +26,7 @@ from repro.plan import config
 from repro.plan import jobs as plan
 from repro.plan.config import ConfigError
 
+utils = pytest.importorskip("snakemake_executor_plugin_slurm.utils")
 submit_string = pytest.importorskip("snakemake_executor_plugin_slurm.submit_string")
 validation = pytest.importorskip("snakemake_executor_plugin_slurm.validation")
 
@@ -158,7 +159,8 @@ def test_every_step_has_the_sites_options_and_parts_of_nodes_their_gpus(tools, t
 def test_gpus_may_be_counted_by_gres(tools, tmp_path):
     said = sbatch(tools, platform(gres="gpu:a100:8", options=["--exclusive"]).slurm, tmp_path)
     assert {"--ntasks-per-node=8", "--cpus-per-task=7"} <= set(said)
-    assert platform(gres="gpu:8").slurm.submission["gres"] == "gpu:8"
+    resources = _Resources(platform(gres="gpu:a100:8").slurm.submission)
+    assert utils.set_gres_string(SimpleNamespace(resources=resources)) == " --gres=gpu:a100:8"
     assert platform(options=["--gpus-per-node=a100:8"]).slurm.options == ["--gpus-per-node=a100:8"]
 
 

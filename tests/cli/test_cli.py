@@ -138,11 +138,9 @@ def test_a_value_that_lies_where_runs_by_older_code_were_is_marked_so(capsys):
     assert f"yes{registry.OLDER}" in capsys.readouterr().out
 
 
-def test_pictures_of_the_shipped_records_stay_out_of_their_folder(tmp_path):
-    assert console.pictures_folder(SHIPPED) == paths.root() / "results/replot/figures"
-    (tmp_path / "records").mkdir()
-    assert console.pictures_folder(tmp_path) == tmp_path / "figures"
-    assert console.pictures_folder(tmp_path / "records") == tmp_path / "figures"
+def test_pictures_of_the_shipped_records_are_no_change_of_the_checkout():
+    picture = console.beside_records(SHIPPED) / "figures/zero_bytes.png"
+    assert subprocess.run(["git", "check-ignore", "--quiet", picture], cwd=paths.root()).returncode == 0
 
 
 @pytest.mark.parametrize("width", [80, console.OF_FILES])

@@ -244,12 +244,12 @@ def tally(rows: Sequence[Verdict]) -> str:
         *([f"{settings[None]} without a value"] if settings[None] else []),
     ]
     said = [f"{len(claims)} {_plural('claim', len(claims))} ({', '.join(where)}): {words(claims)}"] if claims else []
-    others = [(kind, [row for row in rows if row.kind == kind]) for kind in get_args(Kind) if kind != "claim"]
-    for kind, own in others:
+    for kind in get_args(Kind)[1:]:
+        own = [row for row in rows if row.kind == kind]
+        judged = {row.agreement for row in own}
         if own:
-            same = len({row.agreement for row in own}) == 1
             said.append(
-                f"{len(own)} {_plural(kind, len(own))}" + (f" {own[0].agreement}" if same else f": {words(own)}")
+                f"{len(own)} {_plural(kind, len(own))}" + (f": {words(own)}" if len(judged) > 1 else f" {judged.pop()}")
             )
     return "; ".join(said)
 

@@ -174,9 +174,9 @@ def _fault(reading: Reading, found: Sequence[tuple[Path, Record]]) -> str:
 
 
 def machine(run: Record) -> tuple[str, int, tuple[str, ...]]:
-    """The kind of machine that it ran on: processor, how many, GPUs. Slurm shows some steps a part of a node's GPUs."""
+    """The kind of machine that it ran on: processor, how many, kinds of GPUs, of which a step of a job may see a part."""
     made = run.provenance
-    return made.cpu, made.cores, tuple(sorted(set(made.gpu)) if made.slurm else made.gpu)
+    return made.cpu, made.cores, tuple(sorted(set(made.gpu)))
 
 
 def _alone(reading: Reading) -> str:

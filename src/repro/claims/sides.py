@@ -63,6 +63,11 @@ class Told:
     inside: bool | None
     said: str
 
+    @property
+    def by_other_code(self) -> bool:
+        """It lies where it may, which between runs of different code is no agreement (`other_code`)."""
+        return self.inside is None and self.allowed is not None
+
 
 @dataclass(frozen=True)
 class Row(Told):

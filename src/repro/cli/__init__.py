@@ -125,12 +125,15 @@ def plan(
 
 def _planned(tier: str | None, platform: str | None, occasion: int, claim: str | None = None) -> "Plan":
     from repro.claims import registry
-    from repro.cli import reproduction
     from repro.plan import jobs
     from repro.report import explanations, figures
 
     shown = {name: (x.notebook, x.reads) for name, x in figures.FIGURES.items()}
-    only = None if claim is None else partial(reproduction.read_by, registry.claim(claim))
+    only = None
+    if claim is not None:
+        from repro.cli import reproduction
+
+        only = partial(reproduction.read_by, registry.claim(claim))
     found = jobs.make(tier, platform, shown, occasion, only)
     explanations.load(registry.load())  # what is wrong there is to be found before hours of runs, not after
     return found

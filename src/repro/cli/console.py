@@ -135,16 +135,6 @@ def results_folder(results: Path | None, shipped: bool = True) -> Path:
     return paths.root() / configured.shipped
 
 
-def pictures_folder(results: Path | None) -> Path:
-    """Where pictures of these records belong. Nothing is added to the shipped ones, which are a part of the checkout."""
-    from repro.claims import sides
-
-    folder = results_folder(results)
-    if folder.resolve() == sides.shipped_folder().resolve():
-        return paths.root() / "results/replot/figures"
-    return beside_records(folder) / "figures"
-
-
 def without_display() -> None:
     """Before anything is drawn: matplotlib would take the backend that a desktop's settings name."""
     import matplotlib

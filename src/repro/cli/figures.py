@@ -9,7 +9,6 @@ from rich.markup import escape
 from repro.cli.console import (
     Results,
     beside_records,
-    pictures_folder,
     progress,
     records_folder,
     results_folder,
@@ -23,12 +22,7 @@ from repro.cli.console import (
 def figure(
     name: Annotated[str, typer.Argument(help="Name of a figure; an unknown one lists them.")],
     results: Results = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the picture; default: RESULTS/figures; of the shipped records results/replot/figures."
-        ),
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the picture; default: RESULTS/figures.")] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the figure; may be repeated.")
     ] = None,
@@ -40,10 +34,11 @@ def figure(
 
         entry(name)
         without_display()
-        out = (out or pictures_folder(results)).absolute()
+        folder = results_folder(results)
+        out = (out or beside_records(folder) / "figures").absolute()
         for suffix in (".png", ".svg", ".json"):
             try_output(out / f"{name}{suffix}")
-        base.draw(name, records_folder(results_folder(results)), out, **settings.read(set_ or []))
+        base.draw(name, records_folder(folder), out, **settings.read(set_ or []))
     stderr.print(escape(f"figure: {out / name}.png"), soft_wrap=True)
 
 

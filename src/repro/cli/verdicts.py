@@ -81,12 +81,12 @@ def show_beside(what: str, rows: Sequence[Verdict], compared: Sequence[Row]) -> 
     table = plain("", title, *(Column(name, no_wrap=True) for name in names))
     shown = []
     for row in rows:
-        known = cells(beside[row.id])
+        compared_row = beside[row.id]
+        known = cells(compared_row)
         paper, here = registry.numbers(row, interval=False)
         here += f" {row.evidence}" if row.evidence else ""
-        answer, word = ANSWERS[known["answer"]], known["verdict_b"]
-        if known["said"].startswith(("other code: inside", "other code: the same")):
-            answer = f"yes{registry.OLDER}"  # which counts as no agreement
+        answer = f"yes{registry.OLDER}" if compared_row.by_other_code else ANSWERS[known["answer"]]
+        word = known["verdict_b"]
         table.add_row(row.id, escape(row.title), paper, here, answer, word)
         shown += [here, answer, word]
     stdout.print(table)

@@ -116,11 +116,9 @@ class JobSteps:
         """Whether a task starts on each of the job's nodes."""
         nodes = f"{self.allocation.nodes}"
         command = ["srun", "--nodes", nodes, "--ntasks", nodes, "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
+        command += [*self.slurm.step_options, "true"]
         try:
-            return (
-                subprocess.run([*command, *self.slurm.step_options, "true"], timeout=60, capture_output=True).returncode
-                == 0
-            )
+            return subprocess.run(command, timeout=60, capture_output=True).returncode == 0
         except subprocess.TimeoutExpired:
             return False
 

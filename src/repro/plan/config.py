@@ -128,7 +128,8 @@ class Packing(_Strict):
 
 class Slurm(Packing):
     """How jobs are submitted and what the queue allows. `options` go to sbatch, `step_options` to every srun and
-    `rank_options` to one whose ranks fill its nodes: each is one argument, whatever stands in it. `needs`: what must be set before anything is submitted."""
+    `rank_options` to one whose ranks fill its nodes: each is one argument, whatever stands in it. `needs`: what must be
+    set before anything is submitted."""
 
     environment: str  # shell file that jobs source
     account: Word | None = None

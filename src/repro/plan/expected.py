@@ -18,7 +18,8 @@ Predictor = Callable[[Any], float | None]  # seconds or bytes of a point
 
 def shipped(folder: Path) -> tuple[dict[str, float], list[tuple[Any, ...]]]:
     """Of the shipped records: minutes that each point took, by experiment and point, and what `provenance.is_older`
-    asks of each. Those of older code count too, those of runs that failed or were skipped do not; a file that is no record tells nothing."""
+    asks of each. Those of older code count too, those of runs that failed or were skipped do not; a file that is no
+    record tells nothing."""
     times: dict[str, list[float]] = {}
     code = []
     for path in folder.rglob("*.json"):

@@ -111,7 +111,8 @@ def steps(folder: Path | str) -> list[int]:
 
 
 def consolidated(folder: Path | str, step: int | None = None) -> dict[str, Tensor]:
-    """The whole model as a state dict, floating-point tensors in fp32 and other buffers as they are, for `model.load_state_dict`: no process group, no engine.
+    """The whole model as a state dict for `model.load_state_dict`, without a process group or an engine: floating-point
+    tensors in fp32, other buffers as they are.
 
     Takes the memory of the files of the model's values. Raises ValueError for `step`, and CheckpointError.
     """

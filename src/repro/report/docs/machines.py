@@ -44,7 +44,7 @@ class Machine:
     def says(self) -> str:
         """How many lie where they may, by whatever code; of how many that differs is said."""
         out, differ = (len(self.outside(rows)) for rows in (self.timed, self.others))
-        apart = sum(row.inside is None for row in [*self.timed, *self.others])
+        apart = sum(row.by_other_code for row in [*self.timed, *self.others])
         said = f"Of {len(self.timed)} claims on times {len(self.timed) - out} lie inside what the shipped runs allow, {out} outside; "
         said += f"{len(self.others) - differ} of {len(self.others)} others agree. "
         said += f"{apart} of those inside or in agreement are by other code than the shipped ones. " if apart else ""

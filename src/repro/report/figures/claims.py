@@ -96,8 +96,9 @@ def claims_overview(data: Data, *, ids: str = "", primary: bool = False) -> Draw
     known = {prefix: name_of(paper) for prefix, paper in registry.papers().items() if prefix in of_papers}
     caption += ", ".join(f"{prefix}: {name}" for prefix, name in known.items()) + ". "
     caption += (
-        "Large marks: our value, filled where a claim is reproduced. Small dots: single runs, or pairs of runs; bars with ends: the 95 % interval of their "
-        "mean, where there are enough runs for one. Grey area: values that agree with the claim. "
+        "Large marks: our value, filled where a claim is reproduced. Small dots: single runs, or pairs of runs; bars "
+        "with ends: the 95 % interval of their mean, where there are enough runs for one. Grey area: values that agree "
+        "with the claim. "
     )
     if any(row.kind != "claim" for row in rows):
         caption += "Grey words: not claims; these check our own code or models, or say what a paper leaves out."

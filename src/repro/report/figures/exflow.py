@@ -313,7 +313,8 @@ def exflow_tokens(
     left.set(ylabel="transitions that cross GPUs", ylim=(0, None))
     right.set(ylabel="crossings ÷ those of a\nplacement by all tokens")
     fig.legend(ncols=3, **ABOVE)
-    caption = f"Placed by our search. Left: {few.routing.iloc[0]}; dashed: on the tokens placed by, medians with the range of seeds. Others: {BY_SEQUENCES}"
+    caption = f"Placed by our search. Left: {few.routing.iloc[0]}; dashed: on the tokens placed by, medians with the "
+    caption += f"range of seeds. All others: {BY_SEQUENCES[:1].lower()}{BY_SEQUENCES[1:]}"
     return Drawing(fig, "measured; grey band: paper", caption)
 
 
