@@ -101,7 +101,7 @@ def claims_overview(data: Data, *, ids: str = "", primary: bool = False) -> Draw
         "with the claim. "
     )
     if any(row.kind != "claim" for row in rows):
-        caption += "Grey words: not claims; these check our own code or models, or say what a paper leaves out."
+        caption += "Grey words: not claims; these check our own code or models, say what a paper leaves out, or ask a claim once more."
     marked = registry.older_code(registry.numbers(row)[1] for row in rows)
     return Drawing(_overview(rows, claims), evidence, f"{caption} {marked}".strip())
 
