@@ -43,6 +43,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "qk_nope_head_dim": 8,
         "v_head_dim": 16,
     },
+    "MiniMaxM2": {"num_local_experts": EXPERTS, "num_experts_per_tok": TOP, "head_dim": 16},  # bias beside the router
+    "Ernie4_5_Moe": {  # bias inside a part of the router, [1, experts]
+        "moe_num_experts": EXPERTS,
+        "moe_k": TOP,
+        "moe_num_shared_experts": 1,
+        "moe_intermediate_size": 16,
+        "moe_layer_start_index": 0,
+    },
     "GptOss": {"num_local_experts": EXPERTS, "num_experts_per_tok": TOP, "head_dim": 16},
 }
 
@@ -55,4 +63,7 @@ def build(family: str) -> nn.Module:
     for name, parameter in model.named_parameters():
         if "router" in name or ".gate." in name:
             nn.init.normal_(parameter)
+    for name, buffer in model.named_buffers():
+        if "bias" in name:  # of the choice
+            nn.init.normal_(buffer)
     return model

@@ -66,6 +66,26 @@ def test_what_it_refuses():
     assert all(torch.equal(value, before[name]) for name, value in deepseek.state_dict().items()), "and changes nothing"
 
 
+def test_what_it_cannot_reorder_it_refuses_before_it_changes_anything():
+    def refused(model: torch.nn.Module, match: str) -> None:
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        with pytest.raises(ValueError, match=match):
+            permute_experts(model, _gpu())
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+    block = (model := build("Olmoe")).model.layers[2].mlp
+    block.gate.register_buffer("turned", torch.zeros(5, EXPERTS))
+    refused(model, r"layers\.2\.mlp: .*turned is of shape \(5, 8\)")
+    block = (model := build("Olmoe")).model.layers[2].mlp
+    del block.gate.weight
+    block.gate.weight = torch.zeros(EXPERTS, 32)  # as where a library has put a tensor of its own
+    refused(model, r"layers\.2\.mlp: its router has no weight of 8 rows")
+    experts = (model := build("GptOss")).model.layers[2].mlp.experts
+    for name in ("gate_up_proj", "down_proj"):
+        delattr(experts, name)  # of a quantised model: the biases stay
+    refused(model, r"layers\.2\.mlp: GptOssExperts has no weights of shape \[8, \.\., \.\.\]")
+
+
 def test_contiguous_placement_changes_nothing():
     contiguous = exflow.place(np.ones((LAYERS - 1, EXPERTS, EXPERTS)), GPUS, method="contiguous").gpu
     assert (physical_to_logical(contiguous) == np.arange(EXPERTS)).all()

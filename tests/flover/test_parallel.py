@@ -1,5 +1,6 @@
 """Tensor-parallel ranks give the tokens of one process, fuse alike, and are told when one is gone."""
 
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from repro.flover.sampling import Sampling
 from repro.flover.scheduler import Scheduler
 from repro.launch import RankError
 from repro.models.gpt_j_neox import GPTJ, GPTJConfig, GPTNeoX, GPTNeoXConfig
+from repro.models.kv_cache import KVCache
 from repro.models.llama import Llama, LlamaConfig
 from repro.models.parallel import Shard
 
@@ -65,6 +67,31 @@ def test_tokens_are_those_of_one_process_and_ranks_fuse_alike(ranks, layout, sch
     assert tokens == alone
     assert all(other == digest for _, other, _ in others)
     assert moves > 0 or layout == "fixed" or isinstance(scheduler, StaticScheduler)
+
+
+def caches_alive(rank: int, size: int) -> list[bool]:
+    """When each cache is made, whether the one before it is still there."""
+    model = Llama(CONFIG, weights(True), shard=Shard.of())
+    made, seen, make = [], [], model.new_cache
+
+    def counted(*sizes: int) -> KVCache:
+        seen.append(any(cache() is not None for cache in made))
+        made.append(weakref.ref(cache := make(*sizes)))
+        return cache
+
+    model.new_cache = counted
+    if rank:
+        follow(model)
+    else:
+        with Leader(model) as leader:
+            for some in (requests()[:2], requests()):
+                Engine(leader, Scheduler(4), CAPACITY).serve(some)
+    return seen
+
+
+def test_there_is_one_cache_at_a_time():
+    """Two of 13B in the paper's lengths are more than a GPU of 80 GB holds."""
+    assert launch.launch(caches_alive, 2, timeout_s=60) == [[False, False]] * 2
 
 
 def serve_gpt(rank: int, size: int, kind: type, config) -> list[list[int]]:

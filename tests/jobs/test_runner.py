@@ -6,6 +6,7 @@ import signal
 import time
 
 import pytest
+import torch
 
 from repro import experiments, launch
 from repro.experiments.base import Experiment, Metrics, MissingHardware, Number, Outcome, Point
@@ -70,6 +71,14 @@ def test_missing_hardware_is_skipped_not_failed(experiment):
     experiment(lambda point: _raise(MissingHardware("needs a GPU")))
     found = runner.run("flover_queue", Point())
     assert (found.status, found.cause, found.detail) == ("skipped", "missing_hardware", "needs a GPU")
+
+
+def test_a_job_with_gpus_whose_torch_sees_none_fails_and_says_so(experiment, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv(runner.NEEDS_GPU, "1")
+    experiment(lambda point: pytest.fail("ran on a CPU"))
+    found = runner.run("flover_queue", Point())
+    assert found.status == "failed" and "this job has a GPU for every rank, and torch" in found.detail
 
 
 def test_interrupt_leaves_nothing(tmp_path, experiment):

@@ -162,6 +162,8 @@ def test_plans_cross_where_the_network_is_slow_enough():
         "zero3", "zero3", config, lambda factor: scaling.with_network(FRONTIER, factor), 0.1, 1, 4
     )
     assert never is None
+    with pytest.raises(ValueError, match="low is 0 and high 1, allowed: 0 < low < high"):
+        scaling.crossover("zero3", "ddp", config, lambda overlap: FRONTIER.at(overlap=overlap), 0, 1, 4)
 
 
 def test_the_largest_model_is_the_papers_ceiling():

@@ -203,6 +203,46 @@ def test_states_that_do_not_fit_in_one_bucket_are_refused(tmp_path):
         assert "of blocks.1.weight and blocks.0" in message and "one has no states" in message
 
 
+class _Normed(nn.Module):
+    """A block with a buffer that a state dict has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.inner(x))
+
+
+def _wrapped(rank: int, world: int, folder: Path) -> tuple[dict, dict, list[float]]:
+    """Of a model with a checkpointed and a compiled block: what was saved, what a plain model has after loading it, and
+    a buffer before and after."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    torch.manual_seed(0)
+    blocks = [checkpoint_wrapper(_Normed()), torch.compile(_Normed(), backend="eager")]
+    model = nn.Sequential(nn.ModuleList(blocks))
+    model.forward = lambda x: blocks[1](blocks[0](x))
+    optimizer = ZeroOptimizer(model, _plan("hierarchical", TWO), weight_dtype=torch.float32, lr=1e-2)
+    model(torch.randn(6, 4)).sum().backward()
+    optimizer.step()
+    checkpoint.save(folder, 3, optimizer)
+    mean = blocks[0].norm.running_mean
+    before = mean.tolist()
+    mean.zero_()
+    checkpoint.load(folder, optimizer)
+    plain = nn.Sequential(nn.ModuleList([_Normed(), _Normed()]))
+    plain.load_state_dict(saved := checkpoint.consolidated(folder))
+    return saved, plain.state_dict(), [before, mean.tolist()]
+
+
+def test_wrappers_of_torch_leave_no_mark_on_names_and_lose_no_buffer(tmp_path):
+    saved, plain, (before, after) = launch(_wrapped, 2, tmp_path, timeout_s=60)[0]
+    assert before == after and any(before)
+    assert plain.keys() == saved.keys() and plain["0.0.norm.running_mean"].tolist() == before
+    assert not torch.equal(saved["0.1.norm.running_var"], torch.ones(4))
+
+
 # --- kills ---
 
 

@@ -1,7 +1,8 @@
 """What a training loop of one's own needs of the engine, each against DistributedDataParallel or a single process."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from repro.launch import launch
 from repro.models.gpt import GPT, GPTConfig
 from repro.topology import frontier
 from repro.zero import LossScale, ZeroOptimizer
+from repro.zero import checkpoint as checkpoints
 from repro.zero import plan as plans
 from repro.zero.masters import NOT_ELEMENTWISE
 from repro.zero.materialise import default_device
@@ -358,6 +360,30 @@ def test_frozen_weights_are_counted():
     assert held == pytest.approx(2 * parameters / 2, rel=0.01)
 
 
+def _changed_frozen(rank: int, world: int, folder: Path) -> list[str]:
+    """What is said when another parameter is to be trained than when the model was wrapped."""
+    model, messages = GPT(SHAPE), []
+    model.blocks[0].requires_grad_(False)
+    optimizer = ZeroOptimizer(model, HIERARCHICAL, lr=1e-3)
+    for trained in (model.blocks[0].up.weight, model.blocks[1].up.weight):
+        trained.requires_grad_(not trained.requires_grad)
+        for action in (lambda: model(*batch(0, rank)), lambda: checkpoints.save(folder, 1, optimizer)):
+            with pytest.raises(RuntimeError) as caught:
+                action()
+            messages.append(str(caught.value))
+        trained.requires_grad_(not trained.requires_grad)
+    model(*batch(0, rank)).backward()
+    optimizer.step()
+    return messages
+
+
+def test_what_is_trained_is_settled_when_the_model_is_wrapped(tmp_path):
+    unfrozen, at_save, frozen, _ = launch(_changed_frozen, 4, tmp_path, timeout_s=100)[0]
+    assert "requires_grad of blocks.0.up.weight was False when the model was wrapped and is True" in unfrozen
+    assert "requires_grad of blocks.0.up.weight" in at_save
+    assert "requires_grad of blocks.1.up.weight was True when the model was wrapped and is False" in frozen
+
+
 def _train_with_buffers(rank: int, world: int, buffer_dtype: torch.dtype | None) -> list[tuple[torch.dtype, bool]]:
     torch.manual_seed(0)
     model = GPT(SMALL)
@@ -453,6 +479,53 @@ def test_loss_scale_checks_its_numbers_and_survives_a_checkpoint():
     scale.update(False)
     copy.load_state_dict(scale.state_dict())
     assert (copy.value, copy.skipped) == (4.0, 1)
+
+
+@dataclass(frozen=True)
+class _Output:
+    loss: torch.Tensor
+    note: str = ""
+
+
+class _Hidden:
+    def __init__(self, loss: torch.Tensor) -> None:
+        self.loss = loss
+
+
+@pytest.mark.parametrize("pack", [lambda x: x, lambda x: {"loss": (x, "a", None)}, _Output, lambda x: [_Output(x)]])
+def test_loss_scale_reaches_tensors_in_what_a_model_returns(pack):
+    class Model(nn.Linear):
+        def forward(self, x: torch.Tensor) -> object:
+            return pack(super().forward(x).sum())
+
+    model = Model(2, 1)
+    LossScale(8.0).attach(model)
+    found = model(torch.ones(1, 2))
+    while not isinstance(found, torch.Tensor):
+        found = found.loss if isinstance(found, _Output) else found["loss"] if isinstance(found, dict) else found[0]
+    found.backward()
+    assert model.bias.grad.item() == 8
+
+
+def test_loss_scale_refuses_an_output_that_hides_its_tensors():
+    class Model(nn.Linear):
+        def forward(self, x: torch.Tensor) -> object:
+            return _Hidden(super().forward(x))
+
+    model = Model(2, 1)
+    LossScale(8.0).attach(model)
+    with pytest.raises(TypeError, match="output has a _Hidden and no tensor with a gradient"):
+        model(torch.ones(1, 2))
+    model.eval()
+    assert isinstance(model(torch.ones(1, 2)), _Hidden)
+
+
+def test_default_buckets_of_nested_lists_are_what_has_a_forward():
+    from repro.zero.buckets import default_buckets
+
+    attention, ff, norm = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
+    pair = nn.ModuleList([attention, nn.ModuleDict({"ff": ff})])
+    assert default_buckets(nn.Sequential(nn.ModuleList([pair, norm]))) == [attention, ff, norm]
 
 
 def test_default_buckets_are_blocks_that_share_nothing():

@@ -136,6 +136,8 @@ def _initialize(
     set_up_process(topology)
     import deepspeed
 
+    if torch.cuda.is_available():  # it takes this number for the device's, which where a rank sees one GPU only is 0
+        os.environ["LOCAL_RANK"] = str(torch.cuda.current_device())
     parameters = sum(parameter.numel() for parameter in model.parameters())
     # A larger bucket than the model has no effect but that its memory is allocated: a gigabyte per rank.
     zero = {"stage": 3, "reduce_bucket_size": min(_REDUCE_BUCKET_SIZE, parameters)} | switches

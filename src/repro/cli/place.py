@@ -14,7 +14,9 @@ from repro.cli.console import Json, emit, progress, stderr, user_errors
 from repro.cli.place_options import (
     check_copies,
     check_extra_slots,
+    check_limits,
     check_modes,
+    check_objective,
     check_output,
     compile_kernels,
     machine_of,
@@ -22,10 +24,8 @@ from repro.cli.place_options import (
     placement_of_file,
 )
 from repro.cli.placed import numbers, show
+from repro.cli.search import Search
 
-SEARCH_SHARE = 0.9  # of the seconds that are left after reading; the others are for the numbers, above all the bound
-COPIES_SHARE = 0.5  # instead, where copies follow
-TOKENS_SHARE = 0.7  # of a search's, when one on whole tokens follows the one on pairs
 BOUND_S = 30.0  # most seconds for the bound where there is no time limit
 INTERRUPTED = 130  # exit code, as of a shell: 128 + SIGINT
 
@@ -141,77 +141,59 @@ def place(
     with user_errors(), option_names(place.__annotations__), progress(f"placing with {method}") as update_bar:
         from repro import exflow
 
-        on_tokens = objective != "hops"
-        if on_tokens and max_load is not None:
-            raise ValueError(f"max_load is {max_load}: kept with objective hops only, found {objective}")
-        if time_limit is not None and not 0.0 < time_limit < math.inf:
-            raise ValueError(f"time_limit is {time_limit}, must be positive and finite")
-        if evaluate is not None and (on_tokens or max_load is not None):
-            raise ValueError(
-                f"--evaluate {evaluate}: nothing is searched, so neither --objective nor --max-load applies"
-            )
         modes = {"--pareto": pareto, "--update": update, "--tokens-needed": tokens_needed, "--evaluate": evaluate}
-        check_modes(modes | {f"--objective {objective}": on_tokens}, dispatch, out, moves)
+        check_limits(objective, max_load, evaluate, time_limit)
+        check_modes(modes, objective, dispatch, out, moves)
         check_output(out, format_, dense_layers, extra_slots)
         machine, prices, known = machine_of(gpus, gpus_per_node, levels, costs)
-        if on_tokens and len(known.sizes) > 2:
-            raise ValueError(f"objective is {objective}: knows GPUs and nodes, found {len(known.sizes)} levels")
-        compile_kernels(on_tokens, bool(extra_slots or pareto or update))
+        check_objective(objective, known)
+        compile_kernels(objective != "hops", bool(extra_slots or pareto or update))
         clock = Clock(math.inf if time_limit is None else time_limit)
         routing = exflow.load_trace(trace, num_experts, top_k)
         check_extra_slots(extra_slots, routing, known)
-        counts, ends = exflow.transitions(routing), (known.costs[0], known.costs[-1])
         old = None if update is None else served.read_old(update, routing, known, dense_layers)
         if old is not None and out is not None:
             check_copies(old.physical_to_logical.shape[1] > old.num_experts, format_)
+        search = Search(
+            routing=routing,
+            counts=exflow.transitions(routing),
+            machine=machine,
+            gpus_per_node=gpus_per_node,
+            costs=prices,
+            levels=known,
+            max_load=max_load,
+            extra_slots=extra_slots,
+            dispatch=dispatch,
+            rounds=rounds,
+            limited=time_limit is not None,
+            clock=clock,
+            common={"seed": seed, "progress": update_bar, "clock": clock},
+        )
 
-        with clock.stopped_by_interrupts():
-            search: dict[str, Any] = {"seed": seed, "progress": update_bar, "clock": clock}
-            copying: dict[str, Any] = {"dispatch": dispatch, "costs": prices, "rounds": rounds, **search}
-            if tokens_needed:
-                few: dict[str, Any] = {"rounds": rounds, "costs": prices, "max_load": max_load, **search}
-                few["where_possible"] = True  # a part of the tokens may not allow what all do
-                emit(asdict(exflow.tokens_needed(routing, machine, gpus_per_node, **few)))
-                return _end(clock, None)
-            if pareto:
-                within = None if time_limit is None else clock.share(SEARCH_SHARE)
-                front = exflow.serving_front(
-                    routing, machine, gpus_per_node, extra_slots, time_limit_s=within, **copying
-                )
-                served.show_front(front, routing, dispatch, json_)
-                return _end(clock, None)
-            limit = None if time_limit is None else clock.share(COPIES_SHARE if extra_slots else SEARCH_SHARE)
-            on_pairs = None if limit is None else limit * (1 - TOKENS_SHARE * on_tokens)
-            limits: dict[str, Any] = {"time_limit_s": on_pairs, "rounds": rounds, "costs": prices, "max_load": max_load}
-            if old is not None:
-                placement = exflow.place(counts, machine, gpus_per_node, "contiguous")
-            elif evaluate is None:
-                limits["where_possible"] = extra_slots > 0
-                placement = exflow.place(counts, machine, gpus_per_node, method, **limits, **search)
-            else:
-                placement = placement_of_file(evaluate, routing, known)
-            seconds = placement.seconds
-            if on_tokens:
-                limits = {} if limit is None else {"time_limit_s": limit * TOKENS_SHARE}
-                placement = exflow.place_for_fanout(routing, placement, objective, ends, **limits, **search)
-                seconds += placement.seconds
-            placed: Any = placement.gpu  # or a `Replicas`
-            if extra_slots or old is not None:
-                copying |= {"time_limit_s": None if time_limit is None else clock.share(SEARCH_SHARE)}
-                copying |= {"start": old or placement, "moves": moves, "max_load": max_load}
-                placed = exflow.place_copies(routing, machine, gpus_per_node, extra_slots, **copying)
+        def write(placed: Any) -> None:
             if out is not None:
                 exflow.FORMATS[format_](placed, out, **({"dense_layers": dense_layers} if dense_layers else {}))
-            if old is None:
-                proving = clock.within(BOUND_S) if time_limit is None else clock
-                result = numbers(placement, routing, counts, levels is not None, proving) | {"seconds": seconds}
+
+        with clock.stopped_by_interrupts():
+            if tokens_needed:
+                emit(asdict(search.tokens_needed()))
+                return _end(clock, None)
+            if pareto:
+                served.show_front(search.front(), routing, dispatch, json_)
+                return _end(clock, None)
+            copied = None
+            if old is not None:
+                write(copied := search.copies(old, moves))
+                result = served.change(old, copied, routing, dispatch)
             else:
-                before = asdict(exflow.evaluate_replicas(old, routing, dispatch))
-                result = {f"old_{name}": value for name, value in before.items()}
-                result |= {"moved": served.moved(placed, old)}
-            if extra_slots or old is not None:
-                found = asdict(exflow.evaluate_replicas(placed, routing, dispatch))
-                result |= {f"copies_{name}": value for name, value in found.items()}
+                placed = placement_of_file(evaluate, routing, known) if evaluate else search.experts(method, objective)
+                if extra_slots:
+                    copied = search.copies(placed)
+                write(copied or placed.gpu)
+                proving = clock.within(BOUND_S) if time_limit is None else clock
+                result = numbers(placed, routing, search.counts, levels is not None, proving)
+            if copied is not None:
+                result |= served.numbers(copied, routing, dispatch, "copies_")
     show(result, json_)
     _end(clock, out)
 

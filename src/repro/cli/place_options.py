@@ -1,6 +1,7 @@
 """What the options of `repro place` stand for, and which of them are refused."""
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,8 +83,9 @@ def _naming(option: str) -> Iterator[None]:
         raise ValueError(f"{option}: {error}") from error
 
 
-def check_modes(given: dict[str, Any], dispatch: str, out: Path | None, moves: int | None) -> None:
+def check_modes(given: dict[str, Any], objective: str, dispatch: str, out: Path | None, moves: int | None) -> None:
     """ValueError where options of the modes beyond placing once exclude each other; `given`: mode to what was asked."""
+    given = given | {f"--objective {objective}": objective != "hops"}
     modes = [name for name, asked in given.items() if asked]
     if len(modes) > 1:
         raise ValueError(f"{' and '.join(modes)}: give one of them")
@@ -93,6 +95,20 @@ def check_modes(given: dict[str, Any], dispatch: str, out: Path | None, moves: i
         raise ValueError(f"--out {out}: {modes[0]} writes no placement")
     if out is not None and dispatch == "shares":
         raise ValueError(f"dispatch is {dispatch}: no format of --out holds the shares, allowed: nearest, round_robin")
+
+
+def check_limits(objective: str, max_load: float | None, evaluate: Path | None, time_limit: float | None) -> None:
+    if objective != "hops" and max_load is not None:
+        raise ValueError(f"max_load is {max_load}: kept with objective hops only, found {objective}")
+    if evaluate is not None and (objective != "hops" or max_load is not None):
+        raise ValueError(f"--evaluate {evaluate}: nothing is searched, so neither --objective nor --max-load applies")
+    if time_limit is not None and not 0.0 < time_limit < math.inf:
+        raise ValueError(f"time_limit is {time_limit}, must be positive and finite")
+
+
+def check_objective(objective: str, machine: "Levels") -> None:
+    if objective != "hops" and len(machine.sizes) > 2:
+        raise ValueError(f"objective is {objective}: knows GPUs and nodes, found {len(machine.sizes)} levels")
 
 
 def check_output(out: Path | None, format_: str, dense_layers: int, extra_slots: int) -> None:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:  # loading these takes a second, and `repro --help` waits for 
 def numbers(
     placement: "Placement", routing: "Trace", counts: "np.ndarray", by_level: bool, clock: Callable[[], float]
 ) -> dict[str, float]:
-    """Cost, bound and gap of a placement on the trace and its counts. The bound gets what is left on the clock."""
+    """Cost, bound and gap of a placement on the trace and its counts, and the seconds that it took. The bound gets what
+    is left on the clock."""
     from repro import exflow
     from repro.exflow.bound import lower_bound_within
 
@@ -31,7 +32,7 @@ def numbers(
         result["weighted_hops"] = cost.weighted_hops
         by_name = zip(placement.machine.names, cost.level_hops, strict=True)
         result |= {f"{name}_hops": hops for name, hops in by_name}
-    return result | fan_out
+    return result | fan_out | {"seconds": placement.seconds}
 
 
 def show(result: dict[str, float], json_: bool) -> None:

@@ -16,9 +16,7 @@ if TYPE_CHECKING:  # loading these takes a second, and `repro --help` waits for 
 
 def show_front(front: "list[Replicas]", routing: "Trace", dispatch: str, json_: bool) -> None:
     """Hops and load of each placement, the most even first."""
-    from repro import exflow
-
-    rows = [asdict(exflow.evaluate_replicas(placed, routing, dispatch)) for placed in front]
+    rows = [numbers(placed, routing, dispatch) for placed in front]
     if json_:
         return emit(rows)
     table = Table(*rows[0])
@@ -55,6 +53,14 @@ def read_old(path: Path, routing: "Trace", machine: "Levels", dense_layers: int 
     return old
 
 
-def moved(placed: "Replicas", old: "Replicas") -> int:
-    """Experts that a GPU holds and did not hold before, all layers together."""
-    return int((placed.hosted & ~old.hosted).sum())
+def change(old: "Replicas", new: "Replicas", routing: "Trace", dispatch: str) -> dict[str, float]:
+    """The numbers of the old placement, and how many experts, all layers together, a GPU holds that did not before."""
+    return numbers(old, routing, dispatch, "old_") | {"moved": int((new.hosted & ~old.hosted).sum())}
+
+
+def numbers(placed: "Replicas", routing: "Trace", dispatch: str, prefix: str = "") -> dict[str, float]:
+    """Hops and load of a placement with copies, each name after `prefix`."""
+    from repro import exflow
+
+    found = asdict(exflow.evaluate_replicas(placed, routing, dispatch))
+    return {prefix + name: value for name, value in found.items()}

@@ -5,6 +5,7 @@ router in the order of the placement, these are the experts that it put on g, an
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,48 +19,96 @@ from repro.exflow.serving.slots import physical_to_logical
 def permute_experts(model: nn.Module, gpu: np.ndarray) -> None:
     """Reorder, in place, the experts of every MoE layer of `model` by `gpu`, int [layers, E] (`Placement.gpu`).
 
-    Works on Hugging Face transformers models whose experts are stacked tensors [E, ..] (version 5) or lists of modules.
-    Save the result with `save_pretrained`: every server reads it as it would read the original. To undo, apply the
+    Works on Hugging Face transformers models whose experts are stacked tensors [E, .., ..] (version 5) or lists of
+    modules, and whose biases of the choice are in the router or in the block around it. Save the result with `save_pretrained`: every server reads it as it would read the original. To undo, apply the
     inverse order.
 
-    Raises ValueError when the layers or experts of the placement are not the model's, and for routers that choose
-    groups of experts first (DeepSeek-V2 and V3 with `n_group` > 1) when the order mixes groups.
+    Raises ValueError, before anything is changed, when the layers or experts of the placement are not the model's; for
+    routers that choose groups of experts first (DeepSeek-V2 and V3 with `n_group` > 1) when the order mixes groups; and
+    for a layer whose router, bias or experts lie in tensors of another shape, for instance quantised ones.
     """
     layers = list(_layers(model))
     if len(layers) != len(gpu):
         raise ValueError(f"{type(model).__name__} has {len(layers)} MoE layers, the placement {len(gpu)}")
-    for number, ((name, router, _), order) in enumerate(zip(layers, physical_to_logical(gpu), strict=True)):
-        if router.num_experts != len(order):
-            raise ValueError(f"{name} has {router.num_experts} experts, the placement {len(order)} in layer {number}")
-        groups = getattr(router, "num_group", None) or 1
-        size = len(order) // groups
-        if any(len(set(slots)) > 1 for slots in np.split(order // size, groups)):
-            raise ValueError(
-                f"{name} chooses among {groups} groups of {size} experts first; this placement mixes the groups, "
-                "and the reordered model would compute something else"
-            )
-    for (_, router, experts), order in zip(layers, physical_to_logical(gpu), strict=True):
+    orders = physical_to_logical(gpu)
+    for number, (layer, order) in enumerate(zip(layers, orders, strict=True)):
+        _check(layer, order, number)
+    for layer, order in zip(layers, orders, strict=True):
         index = torch.as_tensor(order)
-        for tensor in (*router.parameters(recurse=False), *router.buffers(recurse=False)):
+        for _, tensor in layer.tensors():
             _reorder(tensor, index)
-        if isinstance(experts, nn.ModuleList):
-            members = list(experts)
+        if isinstance(layer.experts, nn.ModuleList):
+            members = list(layer.experts)
             for slot, expert in enumerate(order.tolist()):
-                experts[slot] = members[expert]
-        else:
-            for tensor in (*experts.parameters(), *experts.buffers()):
-                _reorder(tensor, index)
+                layer.experts[slot] = members[expert]
 
 
-def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
-    """(name, router, experts) of each MoE layer, in order."""
+@dataclass(frozen=True)
+class _Layer:
+    """A block of a mixture of experts, its router and its experts."""
+
+    name: str
+    block: nn.Module
+    router: nn.Module
+    experts: nn.Module
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """With names below the block: all of the router, whatever the block itself holds (a bias of the choice, for
+        instance), and the experts' where they are stacked."""
+        parts = [(self.router, True), (self.block, False)]
+        parts += [] if isinstance(self.experts, nn.ModuleList) else [(self.experts, True)]
+        seen = set[int]()
+        for module, inside in parts:
+            prefix = "" if module is self.block else f"{type(module).__name__}."
+            for name, tensor in (*module.named_parameters(recurse=inside), *module.named_buffers(recurse=inside)):
+                if id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield prefix + name, tensor
+
+
+def _layers(model: nn.Module) -> Iterator[_Layer]:
+    """MoE layers, in order."""
     for name, module in model.named_modules():
         routers = [child for child in module.children() if is_router(child)]
         if routers and isinstance(getattr(module, "experts", None), nn.Module):
-            yield name, routers[0], module.experts
+            yield _Layer(name, module, routers[0], module.experts)
+
+
+def _check(layer: _Layer, order: np.ndarray, number: int) -> None:
+    """ValueError where the reordered layer would be another function, or might be."""
+    name, experts = layer.name, len(order)
+    if layer.router.num_experts != experts:
+        raise ValueError(f"{name} has {layer.router.num_experts} experts, the placement {experts} in layer {number}")
+    groups = getattr(layer.router, "num_group", None) or 1
+    size = experts // groups
+    if any(len(set(slots)) > 1 for slots in np.split(order // size, groups)):
+        raise ValueError(
+            f"{name} chooses among {groups} groups of {size} experts first; this placement mixes the groups, "
+            "and the reordered model would compute something else"
+        )
+    for tensor_name, tensor in layer.tensors():
+        if experts in tensor.shape and _dimension(tensor, experts) is None:
+            raise ValueError(
+                f"{name}: {tensor_name} is of shape {tuple(tensor.shape)}; known are tensors with a row for each of "
+                f"the {experts} experts"
+            )
+    if not any(tensor.dim() == 2 and len(tensor) == experts for tensor in layer.router.parameters()):
+        raise ValueError(f"{name}: its router has no weight of {experts} rows")
+    stacked = any(tensor.dim() > 2 and len(tensor) == experts for tensor in layer.experts.parameters())
+    if not stacked and not isinstance(layer.experts, nn.ModuleList):
+        raise ValueError(
+            f"{name}: {type(layer.experts).__name__} has no weights of shape [{experts}, .., ..] that could be "
+            "reordered (a quantised model is reordered before it is quantised)"
+        )
+
+
+def _dimension(tensor: Tensor, experts: int) -> int | None:
+    """That which counts experts: the first, or the second behind a first of 1; None: neither."""
+    lead = tuple(tensor.shape[:2])
+    return 0 if lead[:1] == (experts,) else 1 if lead == (1, experts) else None
 
 
 def _reorder(tensor: Tensor, index: Tensor) -> None:
-    """Along the first dimension, where that counts experts."""
-    if tensor.dim() and tensor.shape[0] == len(index):
-        tensor.copy_(tensor[index.to(tensor.device)])
+    """Along the dimension that counts experts, where there is one."""
+    if (dimension := _dimension(tensor, len(index))) is not None:
+        tensor.copy_(tensor.index_select(dimension, index.to(tensor.device)))

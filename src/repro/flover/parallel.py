@@ -107,6 +107,7 @@ class Leader:
             _told()
 
     def _make(self, maker: str, *sizes: int) -> _Mirrored:
+        self._cache = None  # first: two may be more than fits
         cache = getattr(self.model, maker)(*sizes)
         self._changes = [(maker, sizes)]
         self._cache = _Mirrored(cache, dist.get_world_size(), self._changes)
@@ -122,8 +123,11 @@ def follow(model: Decoder) -> str:
         while (told := _told()) is not None:
             digest.update(told.digest())
             for name, args in told.changes:
-                made = getattr(cache if name in _CHANGES else model, name)(*args)
-                cache = cache if name in _CHANGES else made
+                if name in _CHANGES:
+                    getattr(cache, name)(*args)
+                else:
+                    cache = None  # first: two may be more than fits
+                    cache = getattr(model, name)(*args)
             assert cache is not None, "a pass before the first cache"
             wanted = told.wanted.to(model.device) if isinstance(told.wanted, Tensor) else told.wanted
             model.forward(told.rows.to(model.device), cache, wanted)

@@ -40,6 +40,7 @@ _SEEN_FROM_AFAR = (Cause.NODE_FAILURE, Cause.COMM_HANG)  # a rank's failure as i
 _DEAF_S = 20.0  # beyond its limit, for a point that does not hear of it
 _LOCK_ADVICE = "timed runs lock it to be alone on the machine. Remove it, or set TMPDIR to a folder of yours"
 _NEIGHBOUR_S = 1.0  # for the neighbour to say it better
+NEEDS_GPU = "REPRO_NEEDS_GPU"  # set to 1 by a job whose ranks have a GPU each
 
 
 def classify(error: BaseException) -> Cause:
@@ -159,6 +160,7 @@ def run(experiment: str, point: Point, repeat: int = 0, attempt: int = 1, out: P
         start = provenance.now()
         try:
             with limited(seconds_left(definition.timeout_s)):
+                _require_gpu()
                 outcome = definition.check(definition.run(point))
         except Done:
             raise SystemExit(0) from None
@@ -178,6 +180,22 @@ def run(experiment: str, point: Point, repeat: int = 0, attempt: int = 1, out: P
     if out is not None and (first or found.status == "failed") and not _told_already(found, out):
         record.write(found, out, outcome.series if outcome else None)
     return found
+
+
+def _require_gpu() -> None:
+    """RuntimeError where the job has given this rank a GPU and torch sees none: on a CPU the point would take its whole
+    limit, or give a number of another machine than it says."""
+    if os.environ.get(NEEDS_GPU) != "1":
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        built = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
+        built = built if torch.version.cuda or torch.version.hip else "CPUs alone"
+        raise RuntimeError(
+            f"this job has a GPU for every rank, and torch {torch.__version__}, built for {built}, sees none: install "
+            "a build for the GPUs and their driver (TORCH_INDEX in docs/slurm.md)"
+        )
 
 
 def _interrupted(error: BaseException | None) -> bool:

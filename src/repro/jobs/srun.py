@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from repro import experiments, paths
 from repro.experiments.common.ranks import Ranked
-from repro.jobs import causes, journal, queue
+from repro.jobs import causes, journal, queue, runner
 from repro.jobs.journal import Entry, Running
 from repro.launch import joined, seats, watchdog
 from repro.plan import jobs as plan
@@ -143,6 +143,7 @@ class JobSteps:
             watchdog.FOLDER: str(where),
             seats.IN_PACKAGE: str(self.node.gcds),
             joined.ALONE: str(int(job.ranks == 1 and isinstance(job.point, Ranked))),
+            runner.NEEDS_GPU: str(int(self._has_gpus(job))),
         }
         step = subprocess.Popen(
             words, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=paths.root(), start_new_session=True
@@ -153,6 +154,11 @@ class JobSteps:
             return None
         finally:
             self._end(step)
+
+    def _has_gpus(self, job: Job) -> bool:
+        """Whether each rank of a point gets a GPU that is one: on an emulated node they are names."""
+        asked = any(word.startswith("--gpu") for word in command(job, self.slurm, self.node))
+        return asked and not self.node.emulated and isinstance(job.point, Ranked)
 
     def _end(self, step: "subprocess.Popen[Any]") -> None:
         """End srun and its ranks, if they have not ended. Ranks that ignore its signal would outlive srun."""

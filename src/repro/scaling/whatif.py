@@ -164,7 +164,9 @@ def crossover(
     **options: Any,
 ) -> float | None:
     """The value (to 1 %) between `low` and `high` at which `faster` stops being so, of whatever `machine_at` varies.
-    None when the order is the same at both ends. At the likely values."""
+    None when the order is the same at both ends. At the likely values. ValueError unless 0 < low < high."""
+    if not 0 < low < high:
+        raise ValueError(f"low is {low!r} and high {high!r}, allowed: 0 < low < high")
 
     def gain(value: float) -> float:
         machine = machine_at(value)

@@ -1,6 +1,7 @@
 """Which modules are gathered together: the buckets of the engine."""
 
 from collections import Counter
+from collections.abc import Iterator
 
 from torch import nn
 
@@ -13,11 +14,17 @@ def default_buckets(model: nn.Module) -> list[nn.Module]:
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """Members of the outermost `nn.ModuleList`s, a module that is listed twice once."""
+    """Members of the outermost `nn.ModuleList`s, a module that is listed twice once; of a list or dictionary in such a
+    list its own members, as containers have no forward."""
     found: list[nn.Module] = []
     for child in model.children():
-        found += list(child) if isinstance(child, nn.ModuleList) else blocks(child)
+        found += _members(child) if isinstance(child, nn.ModuleList) else blocks(child)
     return list(dict.fromkeys(found))
+
+
+def _members(container: nn.Module) -> Iterator[nn.Module]:
+    for member in container.children():
+        yield from _members(member) if isinstance(member, nn.ModuleList | nn.ModuleDict) else [member]
 
 
 def uses(module: nn.Module) -> Counter[int]:

@@ -50,7 +50,7 @@ def save(
     buffers. A run that is killed at any moment leaves the checkpoints that were complete.
 
     Raises ValueError for `step` and `keep`, TypeError for what cannot be saved, RuntimeError between a backward and its
-    step, FileExistsError when the step is saved already, and OSError. What one rank raises the others raise as a
+    step and after a change of `requires_grad`, FileExistsError when the step is saved already, and OSError. What one rank raises the others raise as a
     CheckpointError; then there is no new checkpoint, unless it was removing an old one that failed.
     """
     folder = Path(folder)
@@ -60,6 +60,7 @@ def save(
             raise ValueError(f"keep is {keep!r}, allowed: whole numbers from 1 on")
         if optimizer.has_gradients:
             raise RuntimeError("a checkpoint holds no gradients: save after step(), not between backward and step")
+        optimizer.require_same_trained()
         if os.path.lexists(final):
             raise FileExistsError(f"{final} is there already")
         runs = checkpoint_state.runs(optimizer)

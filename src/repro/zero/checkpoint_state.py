@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
+from repro.zero import names
 from repro.zero.checkpoint_files import DTYPES, INDEX, CheckpointError, Entry, Index, Run, info_key
 from repro.zero.checkpoint_json import to_json
 from repro.zero.engine import ZeroOptimizer
@@ -46,7 +47,7 @@ def runs(optimizer: ZeroOptimizer) -> list[Run]:
                     )
     found += [_run(FROZEN, piece, values) for piece, values in _frozen(optimizer)]
     if dist.get_rank() == 0:
-        buffers = _buffers(optimizer.model)
+        buffers = names.saved_buffers(optimizer.model)
         found += [Run(f"{BUFFER}/{name}", 0, buffer.numel(), buffer.reshape(-1)) for name, buffer in buffers.items()]
     return found
 
@@ -69,25 +70,20 @@ def info(optimizer: ZeroOptimizer, extra: dict[str, Any] | None) -> tuple[dict[s
 
 def _tensors(optimizer: ZeroOptimizer) -> dict[str, list]:
     """Kind, key, shape and parameter group (None without) of each tensor of the model, by its name in a state dict."""
-    first_name = {id(parameter): name for name, parameter in optimizer.model.named_parameters()}
+    first_name = {id(parameter): name for name, parameter in names.parameters(optimizer.model)}
     tensors = {}
-    for name, parameter in optimizer.model.named_parameters(remove_duplicate=False):
+    for name, parameter in names.parameters(optimizer.model, remove_duplicate=False):
         kind, key = MASTER if parameter.requires_grad else FROZEN, first_name[id(parameter)]
         tensors[name] = [kind, key, list(parameter.shape), optimizer.masters.group_of.get(key)]
-    buffers = _buffers(optimizer.model)
+    buffers = names.saved_buffers(optimizer.model)
     return tensors | {name: [BUFFER, name, list(buffer.shape), None] for name, buffer in buffers.items()}
 
 
 def _frozen(optimizer: ZeroOptimizer) -> list[tuple[Piece, Tensor]]:
     """This rank's values of frozen parameters."""
-    names = {id(parameter): name for name, parameter in optimizer.model.named_parameters()}
-    found = chain(*(bucket.sharded.frozen(names) for bucket in optimizer.all_buckets))
+    known = {id(parameter): name for name, parameter in names.parameters(optimizer.model)}
+    found = chain(*(bucket.sharded.frozen(known) for bucket in optimizer.all_buckets))
     return [(replace(piece, offset=0), values) for piece, values in found if piece.numel]
-
-
-def _buffers(model: nn.Module) -> dict[str, Tensor]:
-    saved = model.state_dict()
-    return {name: buffer for name, buffer in model.named_buffers(remove_duplicate=False) if name in saved}
 
 
 def _run(kind: str, piece: Piece, values: Tensor) -> Run:
@@ -130,7 +126,7 @@ def _check(index: Index, optimizer: ZeroOptimizer) -> None:
 def _check_entries(index: Index, optimizer: ZeroOptimizer) -> None:
     """The entries are those of the model, with as many values, of a dtype that can take their place."""
     numel = {f"{kind}/{key}": math.prod(shape) for kind, key, shape, _ in _tensors(optimizer).values()}
-    dtypes = {f"{BUFFER}/{name}": buffer.dtype for name, buffer in _buffers(optimizer.model).items()}
+    dtypes = {f"{BUFFER}/{name}": buffer.dtype for name, buffer in names.saved_buffers(optimizer.model).items()}
     for key in numel.keys() - index.entries.keys():
         raise CheckpointError(f"{index.folder}: {key} is in no file")
     for key, entry in index.entries.items():
@@ -261,7 +257,7 @@ def read(index: Index, optimizer: ZeroOptimizer) -> Replacement:
         new = torch.empty_like(_of(piece, old))
         _fill(index, FROZEN, [piece], new)
         found.values.append((_of(piece, old), new))
-    for name, buffer in _buffers(optimizer.model).items():
+    for name, buffer in names.saved_buffers(optimizer.model).items():
         new = torch.empty_like(buffer, memory_format=torch.contiguous_format)
         index.fill(f"{BUFFER}/{name}", 0, new.view(-1))
         found.values.append((buffer, new))
@@ -272,26 +268,26 @@ def _states(
     index: Index, optimizer: ZeroOptimizer, segment: Segment, saved: dict[str, dict[str, tuple[str, Entry]]]
 ) -> dict[str, Tensor]:
     """Optimizer states of a segment: a tensor like it, or one number for all its parameters."""
-    names = [piece.name for piece in segment.pieces]
+    known = [piece.name for piece in segment.pieces]
     group, found = optimizer.param_groups[segment.group], {}
-    for name in names:
-        if saved.get(name, {}).keys() != saved.get(names[0], {}).keys():
+    for name in known:
+        if saved.get(name, {}).keys() != saved.get(known[0], {}).keys():
             raise CheckpointError(
-                f"{index.folder}: of {name} and {names[0]}, which are in one bucket, one has no states"
+                f"{index.folder}: of {name} and {known[0]}, which are in one bucket, one has no states"
             )
-    for state, (kind, entry) in saved.get(names[0], {}).items() if names else ():
+    for state, (kind, entry) in saved.get(known[0], {}).items() if known else ():
         if kind == STATE:
             found[state] = torch.zeros_like(segment.values, dtype=entry.dtype)
             _fill(index, f"{STATE}/{state}", segment.pieces, found[state])
             continue
-        numbers = {name: index.tensor(f"{NUMBER}/{state}/{name}", [1]) for name in names}
+        numbers = {name: index.tensor(f"{NUMBER}/{state}/{name}", [1]) for name in known}
         for name, number in numbers.items():
-            if not torch.equal(number, numbers[names[0]]):
-                both = f"{number.item()} for {name} and {numbers[names[0]].item()} for {names[0]}"
+            if not torch.equal(number, numbers[known[0]]):
+                both = f"{number.item()} for {name} and {numbers[known[0]].item()} for {known[0]}"
                 raise CheckpointError(f"{index.folder}: {state} is {both}, which are in one bucket")
         # On the CPU unless a kernel reads it.
         device = segment.values.device if group.get("fused") or group.get("capturable") else "cpu"
-        found[state] = numbers[names[0]].view(()).to(device)
+        found[state] = numbers[known[0]].view(()).to(device)
     return found
 
 

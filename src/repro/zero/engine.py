@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from repro.comm import Communicator, ExchangeError, Pending
 from repro.comm.exchange import Round, Steps
-from repro.zero import arguments, fsdp_private
+from repro.zero import arguments, fsdp_private, names
 from repro.zero.buckets import default_buckets
 from repro.zero.chunks import own_chunk, splits
 from repro.zero.guard import BrokenEngineError, Guard
@@ -113,7 +113,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     The masters are the weights. Set those of the model before it is wrapped, or by `checkpoint.load`: afterwards
     `load_state_dict` of the model and of its modules raises RuntimeError, and so does the next forward or step after a
-    parameter was written to in place. (What is written through `parameter.data` or `torch._foreach_*`, and a parameter
+    parameter was written to in place or its `requires_grad` changed. (What is written through `parameter.data` or `torch._foreach_*`, and a parameter
     that is put in a module, is not noticed; `step` replaces it.)
 
     After `step` a forward waits for the weights it needs, layer by layer; `state_dict` of the model waits for all. Who
@@ -389,6 +389,10 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._require(self._guard.require_usable)
         return any(bucket.backwards for bucket in self.buckets)
 
+    def require_same_trained(self) -> None:
+        """RuntimeError when another parameter requires a gradient than when the model was wrapped."""
+        self._guard.require_same_trained()
+
     def publish(self) -> None:
         """Make the masters the weights of the model, on all ranks (`step` does)."""
         self.synchronize()
@@ -451,8 +455,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def _pieces(self, bucket: Bucket) -> list[Piece]:
         """What the master holds of which parameter."""
         numel = -(-bucket.sharded.numel // math.prod(splits(self.plan)))
-        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        return within(bucket.sharded.pieces(names), own_chunk(self.plan, dist.get_rank()) * numel, numel)
+        known = {id(parameter): name for name, parameter in names.parameters(self.model)}
+        return within(bucket.sharded.pieces(known), own_chunk(self.plan, dist.get_rank()) * numel, numel)
 
     def held_bytes(self) -> dict[str, int]:
         """Bytes of state on this rank right now, by kind. Gradients exist from backward to step, secondary shards from

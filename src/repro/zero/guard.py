@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from repro.zero import fsdp_private
+from repro.zero import fsdp_private, names
 
 
 class BrokenEngineError(RuntimeError):
@@ -18,13 +18,16 @@ class Guard:
     """Of a sharded model whose weights are an engine's masters.
 
     usable    unless an exception ended what must not end
-    sound     usable, no pass was left by an exception, and nobody else wrote weights
+    sound     usable, no pass was left by an exception, what is trained is what was, and nobody else wrote weights
     """
 
     def __init__(self, model: nn.Module, weight_dtype: torch.dtype) -> None:
         self.model, self.weight_dtype = model, weight_dtype
         self._broken = ""  # why the engine is of no further use
-        self._versions = [(name, parameter, parameter._version) for name, parameter in model.named_parameters()]
+        self._parameters = [
+            (name, parameter, parameter._version, parameter.requires_grad)
+            for name, parameter in names.parameters(model)
+        ]
         for module in model.modules():
             module.register_load_state_dict_pre_hook(_refuse_to_load)
 
@@ -54,11 +57,22 @@ class Guard:
             raise RuntimeError(
                 "an exception ended a forward or backward; before going on, call zero_grad() on all ranks"
             )
-        for name, parameter, version in self._versions:
+        self.require_same_trained()
+        for name, parameter, version, _ in self._parameters:
             if parameter._version != version or parameter.dtype != self.weight_dtype:
                 raise RuntimeError(
                     f"{name} was written to, but a model's weights are the masters of its ZeroOptimizer, which would "
                     "replace them at the next step: set weights before the model is wrapped, or by checkpoint.load"
+                )
+
+    def require_same_trained(self) -> None:
+        """That the parameters which require a gradient are those of the masters; RuntimeError."""
+        for name, parameter, _, trained in self._parameters:
+            if parameter.requires_grad != trained:
+                raise RuntimeError(
+                    f"requires_grad of {name} was {trained} when the model was wrapped and is {not trained}: what is "
+                    "trained is settled then. To change it, save a checkpoint before, and wrap a model with its "
+                    "`consolidated` weights anew"
                 )
 
 

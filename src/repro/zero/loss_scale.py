@@ -4,6 +4,8 @@ The scale is applied where gradients enter the model, not to the loss: `loss.bac
 is.
 """
 
+import copy
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -29,15 +31,37 @@ class LossScale:
         self.good_steps = self.skipped = 0
 
     def attach(self, model: nn.Module) -> None:
-        """Scale the gradients that enter `model`; float16 outputs become float32, so these are not rounded."""
-        model.register_forward_hook(lambda module, args, outputs: tree_map(self._scaled, outputs))
+        """Scale the gradients that enter `model`: those of tensors in tuples, lists, dictionaries and dataclasses.
+        float16 outputs become float32, so these are not rounded. A forward whose output hides all its tensors in
+        something else raises TypeError: its gradients would not be scaled."""
+        model.register_forward_hook(self._scale_outputs)
+
+    def _scale_outputs(self, module: nn.Module, args: Any, outputs: Any) -> Any:
+        self._reached, self._unknown = False, ""
+        scaled = tree_map(self._scaled, outputs)
+        if self._unknown and not self._reached and module.training and torch.is_grad_enabled():
+            raise TypeError(
+                f"the model's output has a {self._unknown} and no tensor with a gradient that loss scaling could find; "
+                "allowed: tensors, in tuples, lists, dictionaries and dataclasses"
+            )
+        return scaled
 
     def _scaled(self, output: Any) -> Any:
-        if not isinstance(output, Tensor) or not output.is_floating_point():
+        if is_dataclass(output) and not isinstance(output, type):
+            output = copy.copy(output)
+            for field in fields(output):  # also of a frozen one
+                object.__setattr__(output, field.name, tree_map(self._scaled, getattr(output, field.name)))
+            return output
+        if not isinstance(output, Tensor):
+            if output is not None and not isinstance(output, bool | int | float | str):
+                self._unknown = type(output).__name__
+            return output
+        if not output.is_floating_point():
             return output
         # A tensor of its own: the model may use the output inside too, and that gradient is scaled already.
         output = output.float() if output.dtype == torch.float16 else output.view_as(output)
         if output.requires_grad:
+            self._reached = True
             output.register_hook(lambda gradient, factor=self.value: gradient * factor)
         return output
 

@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from repro.zero import names
+
 # What these do to a value depends on the other values of its tensor, or of all: a flat part would train otherwise.
 NOT_ELEMENTWISE = (torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.Muon, torch.optim.SparseAdam)
 
@@ -127,7 +129,7 @@ def parameter_groups(model: nn.Module, params: Iterable[Any] | None) -> tuple[li
     Raises ValueError for a trainable parameter that no group has, or several have, and for what is no parameter of the
     model.
     """
-    trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    trainable = {name: parameter for name, parameter in names.parameters(model) if parameter.requires_grad}
     known = {id(parameter) for parameter in model.parameters()}
     if (params is not None and not isinstance(params, Iterable)) or isinstance(params, Tensor | str):
         raise ValueError(f"params is a {type(params).__name__}, allowed: parameters of the model, or parameter groups")

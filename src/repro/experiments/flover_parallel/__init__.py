@@ -49,4 +49,17 @@ class ParallelMetrics(ServedMetrics):
     tokens_equal_fraction: Number
 
 
-EXPERIMENT = Experiment(ParallelPoint, ParallelMetrics, conditions=("fabric", "requests_checked"), timeout_s=900)
+def _memory(point: ParallelPoint) -> float:
+    """Weights and the cache of keys and values, which ranks share evenly; the embedding is on each. (The whole model,
+    which rank 0 decodes with afterwards, is smaller than both where several ranks are needed.)"""
+    key_width = point.width // point.heads * (point.kv_heads or point.heads)
+    layer = 2 * point.width**2 + 2 * point.width * key_width + 3 * point.width * point.ffn
+    positions = paper.PROMPT_TOKENS + max(1, round(point.longest * point.length_scale))
+    embedding = point.vocab * point.width
+    shared = point.layers * (layer + 2 * key_width * positions * point.max_slots) + embedding  # the head is as large
+    return (4 if point.dtype == "float32" else 2) * (shared / point.ranks + embedding)
+
+
+EXPERIMENT = Experiment(
+    ParallelPoint, ParallelMetrics, conditions=("fabric", "requests_checked"), memory=_memory, timeout_s=900
+)

@@ -96,10 +96,12 @@ def claims_overview(data: Data, *, ids: str = "", primary: bool = False) -> Draw
     known = {prefix: name_of(paper) for prefix, paper in registry.papers().items() if prefix in of_papers}
     caption += ", ".join(f"{prefix}: {name}" for prefix, name in known.items()) + ". "
     caption += (
-        "Large marks: our value, filled where a claim is reproduced. Small dots: single runs, or pairs of runs; bars "
-        "with ends: the 95 % interval of their mean, where there are enough runs for one. Grey area: values that agree "
-        "with the claim. "
+        "Large marks: our value, filled where a claim is reproduced. Small dots: single runs, or pairs of runs. Bars "
+        "with ends: 95 % intervals, over runs or over sequences of tokens, where there are enough for one; of modelled "
+        "values 5 to 95 % of the draws of what is uncertain. Grey area: values that agree with the claim. "
     )
+    runs = {record for row in rows for record in row.records}
+    caption += f"The values rest on {len(runs)} runs. "
     if any(row.kind != "claim" for row in rows):
         caption += "Grey words: not claims; these check our own code or models, say what a paper leaves out, or ask a claim once more."
     marked = registry.older_code(registry.numbers(row)[1] for row in rows)

@@ -120,7 +120,7 @@ def exflow_hops(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e") -
     _reductions(right, data, flat, runs[runs.trace == other])
     fig.legend(ncols=3, **ABOVE)
     caption = f"{flat.routing.iloc[0]}. {BY_SEQUENCES} Black bars: a bound that no placement is below, on the tokens "
-    caption += "placed by. Paper: Fig. 8 as told by secondary notes."
+    caption += f"that experts were placed by. Paper: Fig. 8 as told by secondary notes.{_programs(flat)}"
     nodes = {**ONE_NODE, "trace": trace, "method": "affinity", "gpus": 16, "gpus_per_node": 4}
     how = {
         "over": {"method": "contiguous"},
@@ -139,6 +139,16 @@ def exflow_hops(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e") -
             f" On 16 GPUs in nodes of 4 a token stays on its node {marks.said(node)} times as often as by rank order."
         )
     return Drawing(fig, "measured; white diamonds: paper (another model)", caption)
+
+
+def _programs(runs: pd.DataFrame) -> str:
+    """What is said of the paper's program where it was solved both ways."""
+    if not {"exflow", "exflow-direct"} <= set(runs.method):
+        return ""
+    return (
+        " The paper's integer program: halved again and again, as the published solver does; or for all GPUs at once. A "
+        "solver whose time is over gives the best placement that it has then, which may be no better than rank order."
+    )
 
 
 def by_sequences(data: Data, trace: str, **where: Any) -> Sample | None:
@@ -217,14 +227,14 @@ def exflow_load(data: Data, *, trace: str = TRACE) -> Drawing:
     axes.set_xlabel("load of a layer's busiest GPU ÷ even share")
     fig.legend(ncols=2, **ABOVE)
     caption = f"{flat.routing.iloc[0]}. Small marks: seeds; large: medians. Numbers at the marks: GPUs that share a "
-    caption += "layer's experts."
+    caption += f"layer's experts.{_programs(flat)}"
     eight = flat[flat.gpus == 8].groupby("method")[["hops_per_token", "max_load"]].median()
     if {"contiguous", "affinity"} <= set(eight.index):
         (hops, load), (fewer, more) = eight.loc["contiguous"], eight.loc["affinity"]
         caption += f" On 8 GPUs our search saves {100 * (1 - fewer / hops):.0f} % of the hops of rank order, and takes the busiest "
         caption += f"GPU's load from {load:.2f} to {more:.2f} times an even share."
     if len(limited):
-        caption += " ≤: the limit on the load of every GPU, on the tokens placed by."
+        caption += " ≤: the limit on the load of every GPU, on the tokens that experts were placed by."
     return Drawing(fig, "measured", caption)
 
 
@@ -248,7 +258,7 @@ def exflow_copies(data: Data, *, trace: str = TRACE) -> Drawing:
         for shift, column, fill in ((-0.2, "gpus_visited", "none"), (0.2, "new_gpus", PALETTE[0])):
             if len(runs):
                 marks.bar(visits, x + shift, runs[column], ".2f", width=0.38, color=fill, edgecolor=PALETTE[0])
-    names = ["rank order", "our search,\npairs", "whole tokens,\nnew GPUs", "whole tokens,\nall GPUs"]
+    names = ["rank order", "our search,\nby pairs", "for fewest\nnew GPUs", "for fewest\nGPUs visited"]
     visits.set_xticks(range(len(placed)), names, fontsize=7.5)
     visits.set(ylabel="GPUs per token and layer")
     for fill, name in (("none", "GPUs that a token visits"), (PALETTE[0], "of which it was not on before")):
@@ -259,7 +269,7 @@ def exflow_copies(data: Data, *, trace: str = TRACE) -> Drawing:
     caption = f"{one.routing.iloc[0]}; right: all four experts of a token, open bars: the GPUs that it visits, "
     caption += f"filled: those that it was not on in the layer before. {one.gpus.iloc[0]} GPUs in nodes of "
     seeds = one.seed.nunique()
-    caption += f"{one.gpus_per_node.iloc[0]}, counted, not run. "
+    caption += f"{one.gpus_per_node.iloc[0]}, counted on recorded routing. "
     caption += f"Medians, with range and values of {seeds} seeds." if seeds > 1 else "One seed."
     searched, most = one[one.method == "affinity"], one.extra_slots.max()
     for aim, column, what in (("hops", "hops_per_token", "hops"), ("load", "max_load", "the busiest GPU's load")):
@@ -298,7 +308,7 @@ def exflow_tokens(
         axes.axvspan(1000, 3000, color="#bbbbbb", alpha=0.4, label="enough, says the paper" if axes is left else None)
     for i, (gpus, runs) in enumerate(few.groupby("gpus")):
         held_out = {**marks.look(i), "label": f"{gpus} GPUs, held-out sequences", "markersize": 5}
-        own = held_out | {"label": f"{gpus} GPUs, the tokens placed by", "marker": marks.look(i + 1)["marker"]}
+        own = held_out | {"label": f"{gpus} GPUs, tokens that it was placed by", "marker": marks.look(i + 1)["marker"]}
         samples = ((tokens, _by_tokens(data, trace, gpus, some)) for tokens, some in runs.groupby("tokens"))
         marks.points(left, [(tokens, sample) for tokens, sample in samples if sample], **held_out)
         marks.points(left, runs.groupby("tokens").train_crossing_fraction, "--", **own)
@@ -313,7 +323,7 @@ def exflow_tokens(
     left.set(ylabel="transitions that cross GPUs", ylim=(0, None))
     right.set(ylabel="crossings ÷ those of a\nplacement by all tokens")
     fig.legend(ncols=3, **ABOVE)
-    caption = f"Placed by our search. Left: {few.routing.iloc[0]}; dashed: on the tokens placed by, medians with the "
+    caption = f"Placed by our search. Left: {few.routing.iloc[0]}; dashed: on the tokens that it was placed by, medians with the "
     caption += f"range of seeds. All others: {BY_SEQUENCES[:1].lower()}{BY_SEQUENCES[1:]}"
     return Drawing(fig, "measured; grey band: paper", caption)
 

@@ -1,7 +1,8 @@
 """Training and decoding of small GPT-MoEs, and what each of ExFlow's changes gives over DeepSpeed-MoE: padding away, one
 all-to-all, placement; or all of it and K/V."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -96,9 +97,12 @@ def _claimed(data: Data, known: pd.DataFrame, claims: tuple[str, ...]) -> pd.Dat
 def _of_claimed(data: Data, name: str, runs: pd.DataFrame) -> str:
     early, late = (marks.said(sample) for claim in CLAIMED[name] if (sample := data.of_claim(claim)))
     seeds = ", ".join(map(str, sorted(set(runs.seed))))
+    stays = _curves(runs, runs.text.iloc[0]).groupby("iteration").stay.mean()
     return (
         f"Black, {name}: {runs.parameters.iloc[0] / 1e6:.3g} million parameters, {runs.experts.iloc[0]} experts, seeds {seeds}; "
-        f"the share after 200 iterations is {early} times that after 2,000, and that at the end {late} times."
+        f"the share after 200 iterations is {early} times that after 2,000, and the share at the end {late} times that after "
+        f"2,000. No claim reads how it begins: {stays.iloc[0]:.2g} after {stays.index[0]:g} iterations, at most "
+        f"{stays.max():.2g} (after {stays.idxmax():g})."
     )
 
 
@@ -135,8 +139,8 @@ def exflow_decode(data: Data, *, experts: int = 16, requests: int = 128, cluster
         left.barh(range(len(shown)), heights, left=bottom, label=name, **style)
         bottom += heights
     for y, kind in enumerate(shown):
-        marks.bar(center, y, systems[kind].tokens_per_s, ",.0f", across=True, color=PALETTE[0])
-        marks.bar(right, y, 1e-6 * systems[kind].bytes, ".1f", across=True, color=PALETTE[0])
+        marks.bar(center, y, systems[kind].tokens_per_s, ",.0f", across=True, color="#999999")  # of no part's colour
+        marks.bar(right, y, 1e-6 * systems[kind].bytes, ".1f", across=True, color="#999999")
     for axes, name in ((left, "ms per iteration"), (center, "tokens/s"), (right, "MB sent per iteration")):
         marks.rows(axes, [SYSTEMS[kind] for kind in shown] if axes is left else [""] * len(shown), fontsize=8)
         axes.set_xlabel(name)
@@ -195,6 +199,13 @@ def against_deepspeed(data: Data, setting: Mapping[str, Any], metric: str) -> di
     return {number: sample for number, sample in found.items() if sample}
 
 
+def one_step(data: Data, setting: Mapping[str, Any], metric: str, before: int, at: int) -> Sample | None:
+    """How many times shorter `metric` is after step `at` of `STEPS` than after step `before`, of pairs of these two."""
+    names = ("system", "keys_values", "placement")
+    slow, fast = (dict(zip(names, list(STEPS)[number], strict=True)) for number in (before, at))
+    return data.sample("moe_decode", metric, {**SAME, **setting, **slow}, over=fast, sampled="occasions")
+
+
 def exflow_gain(data: Data, *, metric: str = "iteration_seconds") -> Drawing:
     """How many times faster than DeepSpeed's layers each step to ExFlow is, for every model and rate.
 
@@ -213,7 +224,7 @@ def exflow_gain(data: Data, *, metric: str = "iteration_seconds") -> Drawing:
     size = (max(7, 3.2 * columns + 0.6), 3.6 * rows)
     fig, panels = plt.subplots(rows, columns, figsize=size, squeeze=False, sharey=True)
     for axes, (setting, steps) in zip(panels.flat, groups, strict=False):
-        _steps(axes, steps)
+        _steps(axes, steps, partial(one_step, data, setting, metric))
         if metric == "iteration_seconds" and setting["experts"] in _PAPER:
             (value,) = (number.value for number in paper(_PAPER[setting["experts"]]))
             axes.axhline(value, color="black", linestyle=":", linewidth=1)
@@ -234,16 +245,18 @@ def exflow_gain(data: Data, *, metric: str = "iteration_seconds") -> Drawing:
         marks.log_axis(axes.yaxis, marks.round_ticks(low, high))
         axes.set_ylabel("times as fast")
     what = "An iteration" if metric == "iteration_seconds" else "What an iteration spends in exchanges"
-    caption = f"{what}: time with DeepSpeed's layers over time with ours. Dots: pairs of runs of one occasion; "
+    caption = f"{what}: time with DeepSpeed's layers over time with ours. Dots: pairs of runs, both of one occasion; "
     caption += "marks: their mean on the logarithmic axis, with its 95 % interval where there are as many occasions as "
-    caption += "a verdict takes; × at a step: how many times as fast it is as the one drawn before it. Dashed: "
+    caption += "a verdict takes; × at a step: how many times as fast it is as the one drawn before it, of pairs of "
+    caption += "these two (where steps have different numbers of pairs, the factors need not multiply to the whole; "
+    caption += "in a panel of one step the others were not run). Dashed: "
     caption += "new keys and values (K/V) sent to all ranks too, which the paper's accounting leaves out. Dotted: the paper's throughput over DeepSpeed-MoE's. Settings "
     caption += f"without such pairs are left out. Network {', '.join(sorted(set(runs.fabric)))}."
     return Drawing(fig, ", ".join(sorted(set(runs.evidence))), caption)
 
 
-def _steps(axes: Axes, steps: Mapping[int, Sample]) -> None:
-    """Times as fast as DeepSpeed after each step, and between two what the step alone gives."""
+def _steps(axes: Axes, steps: Mapping[int, Sample], alone: Callable[[int, int], Sample | None]) -> None:
+    """Times as fast as DeepSpeed after each step; beside a step what it alone gives over the one drawn before."""
     values = {0: 1.0} | {at: sample.value for at, sample in steps.items()}
     for places, index, line in (([0, 1, 2, 3], 0, "-"), ([3, 4], 3, "--")):
         look = {**marks.look(index), "markersize": 5}
@@ -254,7 +267,7 @@ def _steps(axes: Axes, steps: Mapping[int, Sample]) -> None:
             high = max(values[at], *steps[at].values, *(end for end in steps[at].interval if np.isfinite(end)))
             last = at == 4  # its line comes from the left
             place = {"dx": 7, "va": "center"} if last else {"dy": 5, "ha": "center", "va": "bottom"}
-            number = f"×{values[at] / values[before]:.2f}"
-            marks.note(axes, number, at, values[at] if last else high, bbox=marks.CLEAR, **place)
+            if step := alone(before, at):
+                marks.note(axes, f"×{step.value:.2f}", at, values[at] if last else high, bbox=marks.CLEAR, **place)
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xlim(-0.5, max(steps) + (1 if 4 in steps else 0.5))

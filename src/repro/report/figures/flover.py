@@ -167,7 +167,9 @@ def flover_throughput(data: Data, *, workload: str = "fixed", model: str | None 
     right.set(xlabel="times as fast", xlim=(0, 21))
     run = main.iloc[0]
     caption = f"{run.weights}; {run.requests} requests, {setting(run)}. {REPEATS} Circles, vs serial: mean over pairs "
-    caption += "of runs of one occasion, where there are, and its 95 % interval, where they are enough; squares, vs n "
+    caption += (
+        "of runs, both of one occasion, where there are, and its 95 % interval, where they are enough; squares, vs n "
+    )
     caption += "× alone: the requests one after the other, by the time of one alone in the same run. Paper: Fig. 4(a) "
     caption += f"at 32 requests; hollow: against FasterTransformer's instances, as the figure prints it. {_t1(main)}"
     return Drawing(fig, "measured; diamonds: paper", caption.strip())
@@ -199,7 +201,7 @@ def _published_speedups() -> Iterable[marks.Row]:
 
 
 def flover_timeline(
-    data: Data, *, workload: str = "fixed", model: str | None = None, dtype: str | None = None, engines: int = 5
+    data: Data, *, workload: str = "fixed", model: str | None = None, dtype: str | None = None, engines: int = 6
 ) -> Drawing:
     """A row per request: when it waits, is prefilled and decodes, in the median run of each of the first `engines`."""
     main = of_one_workload(of_one_model(data.runs("flover_serving"), model), workload)
@@ -210,7 +212,7 @@ def flover_timeline(
     order = {name: main[main.name == name].sort_values("total_seconds") for name in shown}
     median = {name: runs.iloc[[len(runs) // 2]] for name, runs in order.items()}
     data.only(*median.values())
-    fig, panels = plt.subplots(len(shown), 1, figsize=(8, 2.1 * len(shown) + 0.6), sharex=True, squeeze=False)
+    fig, panels = plt.subplots(len(shown), 1, figsize=(8, 1.8 * len(shown) + 0.8), sharex=True, squeeze=False)
     tables = {name: series(run) for name, run in median.items()}
     end = 1.02 * max(rows.finish_s.max() for rows in tables.values())
     prefill = max((rows.first_token_s - rows.admitted_s).max() for rows in tables.values())
@@ -239,7 +241,7 @@ def flover_timeline(
 
 
 def flover_requests(data: Data) -> Drawing:
-    """Total time, and times sooner than one after the other, over equal requests; every model and device."""
+    """Total time, and how many times sooner than n lone requests' time, over equal requests; every model and device."""
     equal = data.runs("flover_serving").query("interval_t1 > 0 and workload == 'fixed' and not predict")
     kinds = ["engine", "weights", "device", "dtype"]
     equal = equal.query("engine in ['fused', 'instances'] and instance_threads == 0 and layout == 'window'")
@@ -274,11 +276,12 @@ def flover_requests(data: Data) -> Drawing:
         if engine == "fused":
             most = runs.requests.max()
             gain = (runs.requests * alone(runs) / runs.total_seconds)[runs.requests == most].median()
-            gains.append(f"{gain:.1f} times sooner than one after the other ({weights}, {where}, {most} requests)")
+            gains.append(f"{gain:.1f} times sooner than n × T1 ({weights}, {where}, {most} requests)")
     told = [f"{' and '.join(dict.fromkeys(places))}: {words}" for words, places in settings.items()]
     words = "; ".join(told) if len(told) > 1 else next(iter(settings))
-    caption = f"{words[:1].upper()}{words[1:]}. {T1} Ours: the median over the runs of the occasion. {REPEATS} "
+    caption = f"{words[:1].upper()}{words[1:]}. {T1} That of ours: the median over the runs of the occasion. {REPEATS} "
     caption += "Hollow: the paper's Fig. 4(a)." + (f" Fused: {'; '.join(gains)}." if gains else "")
+    caption += " Requests were not run one after the other for this figure: see flover_throughput and flover_gpu."
     return Drawing(fig, "measured; hollow: paper", caption)
 
 

@@ -1,8 +1,11 @@
 """LLaMA-13B on one GPU beside the small model on a CPU and the paper's GPUs."""
 
+from collections.abc import Mapping, Sequence
+
 import matplotlib.pyplot as plt
 
 from repro.claims import registry
+from repro.claims.sample import Sample
 from repro.report.figures import marks
 from repro.report.figures.base import PALETTE, Drawing
 from repro.report.figures.data import Data, NothingToShow
@@ -19,6 +22,16 @@ STYLES = (
     ("on a GPU", {"color": PALETTE[0], "marker": "o"}, 0.0),
     ("on a CPU", {"color": PALETTE[1], "marker": "s"}, 0.25),
 )
+
+
+def _pairs(samples: Mapping[str, Sequence[Sample | None]]) -> str:
+    """`Pairs on a GPU: 1 to 2, on a CPU: 8.`"""
+    told = []
+    for number, (label, *_) in enumerate(STYLES):
+        counts = [len(sample.values) for found in samples.values() if (sample := found[number])]
+        if counts:
+            told.append(f"{label}: {' to '.join(map(str, sorted({min(counts), max(counts)})))}")
+    return f"Pairs {', '.join(told)}."
 
 
 def flover_gpu(data: Data) -> Drawing:
@@ -46,7 +59,8 @@ def flover_gpu(data: Data) -> Drawing:
     caption = f"LLaMA-13B, random weights in float16, the paper's lengths, on one {' or '.join(gpus)}; LLaMA of 42 "
     caption += "million parameters, random weights in bfloat16, lengths ÷ 8 (reordering: ÷ 2), on a CPU. Mean over the "
     caption += (
-        "pairs of runs of one occasion; whiskers: the claim's interval, where there are enough; dots: each pair. "
+        "pairs of runs, both of one occasion; whiskers: the claim's interval, where there are enough; dots: each "
     )
+    caption += f"pair. {_pairs(samples)} "
     caption += f"Paper: LLaMA-13B, against FasterTransformer in the first two rows. {T1}"
     return Drawing(fig, "measured; diamonds: paper", caption)

@@ -38,6 +38,8 @@ def flover_layouts(data: Data, *, longest: int | None = None, model: str | None 
     run = runs.iloc[0]
     caption = f"{run.weights}; {run.requests} requests, {setting(run)}. Dead rows: share of the rows of all iterations "
     caption += "whose request is done already. Medians of n runs, with range and values."
+    if len(set(runs.layout.value_counts())) > 1:
+        caption += " Rows of fewer runs are of fewer occasions, and cannot be ranked against the others."
     if sample := reordering(data, "flover_serving", runs):
         caption += f" Reordering makes it {marks.said(sample)} times as fast."
     return Drawing(fig, "measured", caption)

@@ -1,6 +1,7 @@
 """Figures of Flover's queue model: what the paper prints beside its prediction, and what another c gives."""
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from scipy.stats import chi2
@@ -29,8 +30,8 @@ C = "c: what each further request adds to an iteration, as a share of an iterati
 _WORST = {"FL-F4a.a": "Fig. 4(a)", "FL-PROG.a": "progress", "FL-F7": "v1 Fig. 7"}  # claims: of which figure
 _REST = {
     "FL-F8.a": "χ² of v1 Fig. 8's iterations",
-    "FL-F8.b": "smallest step of its speedups",
-    "FL-MS.b": "largest gain of reordering",
+    "FL-F8.b": "least factor by which its predicted speedup falls from one interval to the next",
+    "FL-MS.b": "largest predicted gain of reordering",
 }
 _ERRORS = {  # figure, metric: name of the line
     ("fig4a", "rms_relative_error"): "v2 Fig. 4(a), seconds",
@@ -65,15 +66,28 @@ def flover_model(data: Data) -> Drawing:
     costs = ", ".join(f"{paper.MODELS[model].name} {float(value):.4f}" for model, value in found)
     caption = "Lines with hollow marks: predicted with T1, the time of a request alone, of Fig. 4(a) (v1: Fig. 7), "
     caption += f"and the c of Fig. 4(c) at 32 requests: {costs}. {C} Crosses: printed (upright: with reordering). "
-    caption += "Logarithmic: all level axes, and the upright ones of Fig. 8 and of the shuffle's seconds. Bands: a "
-    caption += "standard deviation of a draw of arrivals or lengths. Overlap: the share of all requests that an "
-    caption += "average iteration holds. Speedup: over instances at the pace of Fig. 7. Memory shuffle: answers of "
-    caption += "random lengths, with reordering and without."
+    caption += (
+        "v1, v2: versions of the paper. Logarithmic: all horizontal axes, and the vertical ones of Fig. 8 and of "
+    )
+    caption += (
+        "the shuffle's seconds. Bands: a standard deviation of a draw of arrivals or lengths. Overlap: the share "
+    )
+    caption += "of all requests that an average iteration holds. Speedup: over instances at the pace of Fig. 7. Memory "
+    caption += "shuffle: answers of random lengths, with reordering and without, whose lines lie on each other where "
+    caption += "reordering gains little."
+    caption += f" Furthest off: {'; '.join(_furthest(table, *each) for each in shown)}."
     if told := marks.of_claims(data, _WORST):
         caption += f" Worst errors in %: {told}."
     if told := marks.of_claims(data, _REST):
         caption += f" {told}."
     return Drawing(fig, "modelled; crosses: paper", caption)
+
+
+def _furthest(table: pd.DataFrame, figure: str, quantity: str, title: str, label: str, scale: str) -> str:
+    """Of one panel the printed number that the prediction misses most, by their ratio."""
+    rows = _rows(table, figure, quantity)
+    row = rows.loc[np.log(rows.predicted / rows.printed).abs().idxmax()]
+    return f"{title} {row.predicted:.3g} for {row.printed:.3g}"
 
 
 def _rows(table: pd.DataFrame, figure: str, quantity: str) -> pd.DataFrame:
@@ -150,11 +164,13 @@ def flover_batch_cost(data: Data) -> Drawing:
     for axes in (totals, errors, right):
         axes.axvspan(min(found), max(found), color="grey", alpha=0.15, linewidth=0)
         axes.set_xlabel("c: a further request's cost", fontsize=9)
-    caption = f"{C} Upright band: c of the four models, as Fig. 4(c) gives it. Left: the last number of each curve "
+    caption = f"{C} Vertical band: c of the four models, as Fig. 4(c) gives it. Left: the last number of each curve "
     caption += "(v1 Fig. 7: requests every 500, 2,500 or 5,000 ms); where a line crosses 1, its c is the one that "
     caption += "this number asks for. Middle: over the printed numbers of a figure that went into no prediction. "
     caption += "Right: χ², the sum of squared distances of 14 printed iteration counts in standard deviations, if a "
-    caption += "printed one is of one draw of arrivals or the mean of five; the level band is where 90 % of such sums "
+    caption += (
+        "printed one is of one draw of arrivals or the mean of five; the horizontal band is where 90 % of such sums "
+    )
     caption += "lie if the model is right."
     return Drawing(fig, "modelled, compared with the paper", caption)
 

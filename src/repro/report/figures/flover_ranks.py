@@ -43,11 +43,17 @@ def flover_ranks(data: Data, *, longest: int | None = None) -> Drawing:
     panels["ratios"].axvline(1, color="grey", linewidth=1)
     panels["ratios"].set(xlabel="total time: without reordering ÷ with it; in two nodes ÷ in one")
     panels["ratios"].set_xlim(0.8, 1.05 * panels["ratios"].get_xlim()[1])
-    agree = "all ranks fused alike" if (parallel.ranks_agree == 1).all() else "ranks DISAGREED in a run"
+    agree = (
+        "in each iteration all ranks ran the same requests"
+        if (parallel.ranks_agree == 1).all()
+        else "ranks DISAGREED in a run"
+    )
     run = runs.iloc[0]
     caption = f"Random weights, {run.layers} layers of width {run.width}; {run.requests} requests; {agree}. Ranks "
     caption += f"share the cores of one machine. Above: {_answers(run)}; medians, with range and values of n runs. "
-    caption += "Below: pairs of runs of one occasion, and their mean with its 95 % interval where there are enough."
+    caption += (
+        "Below: pairs of runs, both of one occasion, and their mean with its 95 % interval where there are enough."
+    )
     return Drawing(fig, f"{', '.join(sorted(set(runs.evidence)))}; hollow diamonds: paper", caption)
 
 

@@ -12,7 +12,7 @@ from repro.report.figures.data import Data, NothingToShow, paper
 from repro.report.figures.flover import T1, by_engine, looks, of_one_model, setting
 
 WINDOWS = (
-    "Left: medians, whiskers: range of the runs; × fused: pairs of runs of one occasion, where there are. Right: each "
+    "Left: medians, whiskers: range of the runs; × fused: pairs of runs, both of one occasion, where there are. Right: each "
     "run's latency over that of a request alone in the same run; bars: mean over occasions, whiskers: its 95 % "
     "interval where there are enough, cut at 0. Dots: the runs; without them: one run. Hollow: paper, LLaMA-13B; on "
     "the left its ratio to fused decoding, times the median of ours."

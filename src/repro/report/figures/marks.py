@@ -45,11 +45,11 @@ def of_claims(data: Data, named: Mapping[str, str], number: str = ".3g") -> str:
     return ", ".join(f"{name} {sample.value:{number}}" for name, sample in samples.items() if sample)
 
 
-def said(sample: Sample) -> str:
+def said(sample: Sample, number: str = ".3g") -> str:
     """`1.17 [1.05, 1.3] (8 of 8 interleaved pairs, on 4 occasions)`: a number as a claim reads it, for captions."""
     low, high = sample.interval
-    ends = f" [{low:.3g}, {high:.3g}]" if math.isfinite(high - low) and low < high else ""
-    return f"{sample.value:.3g}{ends} ({sample.said})"
+    ends = f" [{low:{number}}, {high:{number}}]" if math.isfinite(high - low) and low < high else ""
+    return f"{sample.value:{number}}{ends} ({sample.said})"
 
 
 def _dots(axes: Axes, at: float, values: Sequence[float], across: bool) -> None:

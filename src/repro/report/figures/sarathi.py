@@ -106,9 +106,13 @@ def sarathi_throughput(data: Data) -> Drawing:
     panels["ratios"].set_xlabel("time until all are done: batches of requests ÷ chunks")
     run = main.iloc[0]
     caption = f"{'; '.join(runs.weights.unique())}. {run.threads} threads, {run.requests} requests at once, "
-    caption += f"{run.slots} run. Tokens: of a prompt + an answer. Above: {LENGTHS.format(**run[SETTING])}; medians, "
+    caption += (
+        f"{run.slots} at a time. Tokens: of a prompt + an answer. Above: {LENGTHS.format(**run[SETTING])}; medians, "
+    )
     caption += "with range and values of the runs. Budgeted passes take as much of the prompts as keeps a wait below "
-    caption += "that bound. Below: each of n runs, their mean and, where there are enough, its 95 % interval. Queue "
+    caption += "that bound. Requests are equal and all there at the start, so under whole prompts no prompt meets "
+    caption += "somebody who decodes: the longest waits here do not show what chunks spare him. Below: each of n runs, "
+    caption += "their mean and, where there are enough, its 95 % interval. Queue "
     caption += "model, predicted total time against measured, in %: "
     errors = {name: 100 * main[f"{policy}_error_seconds"].median() for policy, name in POLICIES.items()}
     caption += "; ".join(f"{name}: {round(error, 1) + 0.0:+.1f}" for name, error in errors.items())  # + 0.0: no -0.0
@@ -149,17 +153,20 @@ def sarathi_pipeline(data: Data) -> Drawing:
         right.axvline(value, color=PALETTE[number], linestyle=":")
     marks.rows(left, shown)
     left.set(xlabel="bubbles, % of the stages' time", ylim=(len(names) - 0.5, -0.5))
-    right.set(xlabel="whole prompts ÷ chunks", xlim=(0, None))
+    right.set(xlabel="seconds, whole prompts ÷ chunks", xlim=(0, None))
     for axes in (left, right):
         axes.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
     caption = f"{run.iloc[0].setting}. One parameter varied at a time; rows of the baseline are the same setting. "
-    caption += "Dotted: paper."
+    caption += (
+        "Left: bubbles as a share of a run's own time. Right: seconds over seconds, so that bubbles fall by more "
+    )
+    caption += "than their shares do, as the whole run is shorter too. Dotted: paper."
     if told := _bands(data):
         caption += f" Baseline over all draws, whole ÷ chunks: {told}. A band holds draws of lengths and what is not "
         caption += "known of the machine; not the choice of prompt ÷ answer and chunk, which is ours."
     found = table[["bubble_reduction", "speedup"]].to_numpy()
     if less := [name for name, ours in zip(names, found, strict=True) if (ours < theirs).any()]:
-        caption += f" Less than the paper's with {', '.join(less)}."
+        caption += f" One of them is less than the paper's with {' or '.join(less)}."
     return Drawing(fig, "modelled; dotted: paper", caption)
 
 

@@ -8,7 +8,8 @@ from matplotlib.axes import Axes
 from repro.report.figures.base import PALETTE, Drawing
 from repro.report.figures.data import Data, series
 from repro.report.figures.marks import log_axis, of_claims
-from repro.report.figures.scaling.marks import HPZ, PLANS, SLOW_RING, batches, in_words, style
+from repro.report.figures.scaling.marks import PLANS, SLOW_RING, batches, in_words, style
+from repro.report.figures.zero.runs import HPZ
 from repro.scaling.ladder import CHOICES, ENGINE_PRIORS, MACHINE_PRIORS, TARGETS
 
 _TITLES = {
@@ -57,7 +58,7 @@ def scaling_overlap(data: Data) -> Drawing:
     caption += "far off the fitted numbers are, over the overlap that is assumed."
     named = {"ZP-2.a": "of the fitted numbers", "ZP-2.b": "of each left out"}
     if told := of_claims(data, named):
-        caption += f" Root mean square of the logarithmic errors: {told}."
+        caption += f" Root mean square of the logarithmic errors, in %: {told}."
     return Drawing(figure, "modelled against published measurements", caption)
 
 
@@ -91,8 +92,10 @@ def scaling_assumptions(data: Data) -> Drawing:
         f"{table.draws.iloc[0]:g} draws from wide priors {100 * run.share_all:.1f} % give all four numbers at once. "
         f"{batches(1)}: {100 * run.share_all_1:.1f} %, 4: {100 * run.share_all_4:.1f} %, 16: "
         f"{100 * run.share_all_16:.1f} %. Right: "
-        "5, 50 and 95 % of these draws, and of all. Axes of ratios are logarithmic. Above, everything else is at its "
-        "likely value: these are not the medians of draws that scaling_ratios and the claims have."
+        "5, 50 and 95 % of these draws, and of all. Axes of ratios are logarithmic. Above, a row has one micro-batch "
+        "a step unless it says more, and everything else is at its likely value: these are not the medians of draws "
+        "that scaling_ratios has, nor those with 4 micro-batches that the claims read. Of the four numbers the third "
+        "is the product of the first two."
         f"{SLOW_RING}{HPZ} Scales apart: the factors of quantised values in messages of their own."
     )
     return Drawing(figure, "modelled; dotted: paper", caption)

@@ -88,7 +88,7 @@ def scaling_experts(data: Data) -> Drawing:
         panel.margins(y=0.08)
     load = f"{found.max_load_affinity.min():.1f} to {found.max_load_affinity.max():.1f}"
     caption = "Marks: medians; bars: 5 to 95 % of what is uncertain. Hollow squares: the paper's numbers, against "
-    caption += "DeepSpeed-MoE, where it names experts and GPUs; in colour: of the series of this colour. Ringed: what "
+    caption += "DeepSpeed-MoE, where it names experts and GPUs, each in the colour of the series that it belongs to. Ringed: what "
     caption += "claims read; the paper names no batch, and the claims' is our choice. The busiest GPU of a layer has "
     caption += f"{load} times its share of tokens, counted on our traces."
     return Drawing(figure, "modelled, with hops measured on traces; hollow squares: paper", caption)

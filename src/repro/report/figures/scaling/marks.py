@@ -15,7 +15,7 @@ FRONTIER = {"frontier": "Frontier", "frontier-rccl": "Frontier, one slow ring"} 
 SLOW_RING = (
     " One slow ring: a scenario in which RCCL sends over one NIC of a node at a time and starts messages slowly."
 )
-HPZ = " hpZ: ZeRO++'s second copy of the weights, one in every node."
+OFF = " Off by 100 %: a factor of two, up or down."
 MACHINES = FRONTIER | {
     "dgx-h100": "DGX H100",
     "gb200-nvl72": "GB200 NVL72",
@@ -77,7 +77,8 @@ def batches(count: int) -> str:
 
 
 def errors(log_errors: pd.Series, between: str = "\n") -> str:
-    """`40 predicted: half are off by ≤ 12 %, nine in ten by ≤ 35 %`, of log(predicted / measured)."""
+    """`40 predicted: half are off by ≤ 12 %, nine in ten by ≤ 35 %`, of log(predicted / measured). `OFF` says what 100 %
+    are."""
     if len(log_errors) < 2:
         return f"{len(log_errors)} predicted" + "".join(f": off by {100 * np.expm1(abs(e)):.0f} %" for e in log_errors)
     middle, most = (100 * np.expm1(np.quantile(np.abs(log_errors), q)) for q in (0.5, 0.9))

@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 
 from repro.experiments.common.names import NamedPlan
 from repro.experiments.scaling_train import RATIOS
 from repro.report.figures.base import PALETTE, Drawing
 from repro.report.figures.data import Data, paper, series
-from repro.report.figures.marks import log_axis
-from repro.report.figures.scaling.marks import FRONTIER, HPZ, PLANS, band, batches, in_words, scenario, style, whiskers
+from repro.report.figures.marks import log_axis, of_claims
+from repro.report.figures.scaling.marks import FRONTIER, PLANS, band, batches, in_words, scenario, style, whiskers
+from repro.report.figures.zero.runs import HPZ
 
 
 def _runs(data: Data, **fields: object) -> pd.DataFrame:
@@ -95,7 +97,8 @@ def scaling_ratios(data: Data) -> Drawing:
     axes[0].set_yticks(range(len(rows)), rows, fontsize=8)
     axes[0].set_ylim(len(rows) - 0.4, -0.9)
     caption = f"{found.ranks.iloc[0]:g} GCDs on {found.nodes.iloc[0]} nodes; 10B, 20B: billion parameters. Marks: "
-    caption += "medians; bars: 5 to 95 % of what is uncertain of machine and engine. Horizontal axes are logarithmic."
+    caption += "medians; bars: 5 to 95 % of what is uncertain of machine and engine. Horizontal axes are logarithmic. "
+    caption += f"The paper's {PLANS['hierarchical']} ÷ {PLANS['zero3']} is the product of its two other numbers."
     caption += scenario(found)
     return Drawing(figure, "modelled; black squares and dotted: paper", caption)
 
@@ -108,7 +111,7 @@ def scaling_changes(data: Data, *, model: str = "gpt-20b") -> Drawing:
     lines = -(-len(found) // columns)
     shape = {"figsize": (3.1 * columns + 2.6, 3 * lines + 0.2), "squeeze": False, "sharey": True}
     figure, axes = plt.subplots(lines, columns, **shape)
-    gains = []
+    gains, largest = list[str](), list[str]()
     for panel in axes.flat[len(found) :]:
         panel.remove()
     for panel, (_, run) in zip(axes.flat, found.iterrows(), strict=False):
@@ -119,7 +122,9 @@ def scaling_changes(data: Data, *, model: str = "gpt-20b") -> Drawing:
             panel.errorbar(some.tflops, some.index, xerr=whiskers(some, "tflops"), **look)
         panel.axvline(rows.tflops[0], color="black", linestyle=":", linewidth=1)
         best = rows.loc[rows.tflops.where(rows.fits).idxmax()]
-        gains.append(f"{best.plan}, {best.tflops / rows.tflops[0]:.2f} times ({_title(run)})".replace("\n", " "))
+        most = rows.loc[np.log(rows.tflops / rows.tflops[0]).abs().idxmax()]
+        for told, row in ((gains, best), (largest, most)):
+            told.append(f"{row.plan}, {row.tflops / rows.tflops[0]:.2f} times ({_title(run)})".replace("\n", " "))
         panel.set(xlabel="TFLOPS per GCD", xlim=(0, None))
         panel.set_title(_title(run).replace("\n", " "), fontsize=9)
         panel.set_yticks(range(len(rows)), rows.plan, fontsize=8)
@@ -129,7 +134,8 @@ def scaling_changes(data: Data, *, model: str = "gpt-20b") -> Drawing:
     caption = f"Of {_model(model)} on {found.ranks.iloc[0]:g} GCDs. Marks: medians{hollow}; bars: 5 to 95 % of what "
     caption += "is uncertain. Dotted: the plan unchanged. All rows of a panel share their draws, so they differ more "
     caption += "surely than overlapping bars suggest; the records hold quantiles of each row, not of ratios of rows."
-    caption += f" Fastest of those that fit, by medians: {'; '.join(gains)}.{scenario(found)}"
+    caption += f" What matters most, by medians: {'; '.join(largest)}. Fastest of those that fit: {'; '.join(gains)}."
+    caption += scenario(found)
     return Drawing(figure, "modelled", caption)
 
 
@@ -160,6 +166,8 @@ def scaling_tornado(data: Data, *, model: str = "gpt-20b", accumulation: int = 1
     caption += "with one parameter at an end of its interval, all others likely; line: all likely "
     medians = " and ".join(f"{value:.3g}" for value in found.hierarchical_over_zeropp)
     caption += f"({' and '.join(f'{value:.3g}' for value in likely)}), which is not the median of draws of all, as "
-    caption += f"scaling_ratios and the claims have it ({medians})."
+    caption += f"scaling_ratios has it ({medians})."
+    if told := of_claims(data, {"ZT-1.e": FRONTIER["frontier"], "ZT-1.h": FRONTIER["frontier-rccl"]}):
+        caption += f" The claims read the medians with 4 micro-batches: {told}."
     caption += f" Widest: {'; '.join(widest)}.{HPZ * ('secondary' in shown)}{scenario(found)}"
     return Drawing(figure, "modelled", caption)

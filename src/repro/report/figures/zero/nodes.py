@@ -33,11 +33,16 @@ def zero_scaling(data: Data, *, plans: Sequence[PlanName] = ("zero3", "zeropp", 
     _weak_scaling(panels[0, 0], medians, scaled)
     ranks = training.setting["packages"] * training.setting["gcds"]
     caption = f"{ranks} processes a node, all on one machine, a GPT of {parameters(grown)}, {training.network}. "
-    caption += "Bars: medians. "
+    counts = grown[grown.plan.isin(scaled)].groupby(["plan", "nodes"]).size()
+    caption += (
+        f"Bars: medians of {' to '.join(map(str, sorted({counts.min(), counts.max()})))} runs; hatched: compute. "
+    )
     if several:
         samples = _efficiencies(panels[0, 1], data, grown[grown.nodes > 1], medians, several)
         told = [f"{PLANS[plan]} {words(sample)}" for plan, sample in samples.items()]
-        caption += "Right: step on the fewest nodes ÷ step on more; dots are pairs of runs of one occasion, marks "
+        caption += (
+            "Right: step on the fewest nodes ÷ step on more; dots are pairs of runs, both of one occasion, marks "
+        )
         caption += f"their mean, bars its 95 % interval. Measured on the most nodes: {', '.join(told) or 'no pair'}; "
         caption += "of other plans no such pair was run."
     return Drawing(fig, f"{training.evidence}; dotted: modelled; dashed: paper", caption)
@@ -53,7 +58,10 @@ def _efficiencies(
             found[plan] = sample
         bigger = medians.loc[plan][medians.loc[plan].index > 1]
         moving = bigger[PREDICTED] - bigger.compute_seconds
-        axes.plot(moving.iloc[0] / moving, ":", fillstyle="none", **look(plan))
+        least = moving.iloc[0] / moving
+        axes.plot(least, ":", fillstyle="none", **look(plan))
+        if plan not in found:  # the others are in the legend
+            note(axes, PLANS[plan], least.index[-1], least.iloc[-1], "right")
     axes.axhline(paper("ZT-2")[0].value, color="black", linestyle="--", linewidth=1, label="paper, to 384 GCDs")
     axes.plot([], [], ":", color="grey", marker="o", fillstyle="none", label="bytes ÷ rates alone")
     axes.set(xlabel="nodes", ylabel="efficiency", ylim=(0, 1.1))

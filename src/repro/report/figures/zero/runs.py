@@ -32,6 +32,7 @@ PLANS = {  # name in the records: name in figures
     "fsdp2_hsdp": "FSDP2 HSDP",
 }
 PlanName = Literal[*PLANS]
+HPZ = " hpZ: ZeRO++'s second copy of the weights, one in every node."
 LEVELS = {"package": "in the package\n(GCD pair)", "node": "between packages\nof a node", "cluster": "between nodes"}
 FIELDS = {name: usual for name, usual in EXPERIMENT.defaults.items() if name != "plan"}
 MEASURED, PREDICTED, STATE = "step_seconds", "predicted_step_seconds", "state_bytes_per_rank"

@@ -11,7 +11,7 @@ from repro.claims.sample import Sample
 from repro.experiments.zero_train import CHANGES
 from repro.report.figures.base import HATCHES, MARKERS, PALETTE, Drawing
 from repro.report.figures.data import Data, NothingToShow, paper
-from repro.report.figures.marks import log_axis, point, round_ticks, rows
+from repro.report.figures.marks import CLEAR, log_axis, point, round_ticks, rows
 from repro.report.figures.marks import said as words
 from repro.report.figures.zero.marks import TICK_MARK, color, look, note, times
 from repro.report.figures.zero.runs import (
@@ -72,9 +72,14 @@ def zero_step_time(
         f" logarithmic axis.{training.best(pd.concat(by_count.values()))}"
     )
     if compared:
-        caption += " Right: pairs of runs of one occasion (dots), their mean (mark), and its 95 % interval where there"
+        caption += (
+            " Right: pairs of runs, both of one occasion (dots), their mean (mark), and its 95 % interval where there"
+        )
         caption += " are as many occasions as a verdict takes; plans without such a pair are not compared. Crosses: the"
-        caption += " paper, 20 billion parameters on 384 GCDs."
+        caption += (
+            f" paper, 20 billion parameters on 384 GCDs; {PLANS['hierarchical']} ÷ {PLANS['zero3']} is the product"
+        )
+        caption += " of its two other numbers."
     return Drawing(fig, f"{training.evidence}; ticks: modelled; crosses: paper", caption)
 
 
@@ -147,11 +152,14 @@ def zero_rates(data: Data, *, plan: PlanName = "hierarchical", rivals: Sequence[
     if panels[1]:
         _without_levels(axes[0, -1], data, training.like(), flat, without)
     caption = f"{training.size()}, {training.network}. Dotted lines and ticks: predicted. Marks and bars: the mean "
-    caption += "of pairs of runs of one occasion; where there is no such pair, there is none."
+    caption += "of pairs of runs, both of one occasion; where there is no such pair, there is none."
     if several:
+        caption += f" Pairs by rate: {_pairs(data, several, plan, rivals)}."
         caption += " Hollow: several micro-batches per step. Other rates: all levels together, at the same ratios."
     if panels[1]:
-        caption += f" Without levels: all links at {rate:g} Mbit/s, {said(without)}."
+        caption += (
+            f" Without levels: all links at {rate:g} Mbit/s, {said(without)}; plans without a bar were not run so."
+        )
     return Drawing(fig, f"{training.evidence}; dotted and ticks: modelled", caption)
 
 
@@ -177,6 +185,17 @@ def _over_rates(
     axes.axhline(1, color="grey", linewidth=1)
     axes.set(xlabel="rate between nodes per rank (Mbit/s)", ylabel=f"{PLANS[plan]}: times as fast", ylim=(0, None))
     axes.legend(fontsize=8, ncols=2, loc="lower left", bbox_to_anchor=(0, 1.01), frameon=False)
+
+
+def _pairs(data: Data, by_count: Mapping[int, pd.DataFrame], plan: str, rivals: Sequence[str]) -> str:
+    """`6.25 Mbit/s 1, 25 Mbit/s 2 to 8`: how many pairs of runs a mark is the mean of."""
+    counts: dict[float, set[int]] = {}
+    for runs in by_count.values():
+        for rate, at in runs.groupby("cluster_mbit_s"):
+            samples = [faster(data, at, rival, plan) for rival in rivals]
+            counts.setdefault(rate, set()).update(len(sample.values) for sample in samples if sample)
+    found = {rate: sorted({min(each), max(each)}) for rate, each in sorted(counts.items()) if each}
+    return ", ".join(f"{rate:g} Mbit/s {' to '.join(map(str, ends))}" for rate, ends in found.items())
 
 
 def _without_levels(
@@ -246,7 +265,7 @@ def zero_levels(data: Data) -> Drawing:
         times(panel, [(name, "hierarchical", mine[mine.name == name]) for name in there])
         panel.tick_params(axis="y", labelsize=7.5)
         held = (mine[STATE] / mine.parameters).groupby(mine.name).median()
-        edge = {"transform": panel.get_yaxis_transform(), "ha": "right", "fontsize": 8}
+        edge = {"transform": panel.get_yaxis_transform(), "ha": "right", "fontsize": 8, "bbox": CLEAR}
         for y, name in enumerate(there):
             panel.text(0.99, y, f"{held[name]:.1f}", va="center", **edge)
         panel.text(0.99, -0.65, "bytes\nheld", va="bottom", **edge)
@@ -259,7 +278,7 @@ def zero_levels(data: Data) -> Drawing:
         panel.axvline(mine[mine.name == "hierarchical"][MEASURED].median(), color="grey", linestyle=":", linewidth=1)
         panel.set_title(f"{micro_batches(count)} per step", loc="left", fontsize=10, pad=14)
         panel.set(xlim=(0, 1.9 * mine[MEASURED].max()))
-    caption = f"{training.size()}, {training.network}. {training.repeats} Tick: predicted. Dotted, upright: the plan "
-    caption += "unchanged. ÷ unchanged: step over the unchanged plan's, of pairs of runs of one occasion, where "
-    caption += "there are. Bytes held: of state, per parameter, on a rank."
+    caption = f"{training.size()}, {training.network}. {training.repeats} Tick: predicted. Dotted, vertical: the plan "
+    caption += "unchanged. ÷ unchanged: step over the unchanged plan's, of pairs of runs, both of one "
+    caption += "occasion, where there are. Bytes held: of state, per parameter, on a rank."
     return Drawing(fig, f"{training.evidence}; ticks: modelled", caption)

@@ -7,7 +7,7 @@ from repro.report.figures import marks
 from repro.report.figures.base import Drawing
 from repro.report.figures.data import Data
 from repro.report.figures.zero.marks import color, fill, note
-from repro.report.figures.zero.runs import LEVELS, PLANS, STATE, PlanName, Training, present
+from repro.report.figures.zero.runs import HPZ, LEVELS, PLANS, STATE, PlanName, Training, present
 
 _CLAIMS = {
     "ZP-1.a": "ZeRO-3 sends M ×",
@@ -15,7 +15,7 @@ _CLAIMS = {
     "ZP-1.c": "less by a factor of",
     "ZP-1.d": "one hop of qgZ ÷ two",
 }
-_MEMORY = {"ZT-4.a": "ZeRO-3", "ZT-4.b": "ZeRO++", "ZT-4.c": "three levels"}
+_MEMORY = {"ZT-4.a": "ZeRO-3", "ZT-4.b": "ZeRO++", "ZT-4.c": "hierarchical"}
 
 
 def zero_bytes(data: Data, *, accumulation: int | None = None, plans: tuple[PlanName, ...] = tuple(PLANS)) -> Drawing:
@@ -53,6 +53,7 @@ def zero_bytes(data: Data, *, accumulation: int | None = None, plans: tuple[Plan
     if told := marks.of_claims(data, _CLAIMS):
         text += f" In the claims' units, of many nodes: {told}."
     text += training.best(runs[runs.plan.isin(shown)])
+    text += f"{HPZ} qwZ: weights travel as INT8; qgZ: gradients as INT4, in two hops where not said otherwise."
     text += f" Dotted: 3 M of ZeRO-3 and 0.75 M of ZeRO++, which hold for many nodes, counted for {nodes}."
     return Drawing(fig, training.evidence, text)
 
