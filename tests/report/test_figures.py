@@ -319,7 +319,7 @@ def _ends(patch):
 
 @pytest.mark.parametrize("name", [name for name in FIGURES if figures.entry(name).claims])
 def test_a_figure_shows_the_number_of_its_claim(name, claims):
-    """Drawn, or written to three digits; where the records answer the claim."""
+    """Drawn, or written to three digits or four; where the records answer the claim."""
     numbers, words = _drawn_numbers(name, claims)
     entry = figures.entry(name)
     records = {path: run for each in entry.reads for path, run in stored.collect(Path(SHIPPED) / each).records.items()}
@@ -328,5 +328,6 @@ def test_a_figure_shows_the_number_of_its_claim(name, claims):
         if verdict.value is not None:
             drawn = np.isclose(numbers, verdict.value, rtol=1e-6).any()
             said = re.sub(r"From \d+\s+runs?[^.]*\.", "", words)  # a count and dates
-            number = rf"(?<![\w.,-]){re.escape(f'{verdict.value:.3g}')}(?!\w|[.,-]\d)"
+            texts = "|".join(re.escape(f"{verdict.value:.{digits}g}") for digits in (3, 4))
+            number = rf"(?<![\w.,-])(?:{texts})(?!\w|[.,-]\d)"
             assert drawn or re.search(number, said), (claim.id, verdict.value)

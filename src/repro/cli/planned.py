@@ -13,8 +13,9 @@ from rich.table import Column, Table
 from repro import paths
 from repro.cli.console import stdout
 from repro.files import replacing
-from repro.plan import jobs
+from repro.plan import jobs, occasions
 from repro.plan.models import Job, Plan
+from repro.records.statistics import OCCASIONS
 
 DAY_HOURS = 8  # a figure that takes longer on a cluster is marked
 _PAGE = (".j2", ".css", ".js")
@@ -63,6 +64,11 @@ def show(found: Plan, points: bool) -> None:
             f"{cost.gpu_hours:.1f} GPU-hours; {cost.wall_hours:.1f} h with {found.slurm.settings.running_jobs} at a "
             "time, waiting for nodes not counted"
         )
+        if hours := _of_repeated(found.jobs):
+            lines.append(
+                f"of all points, done or not, {hours:.1f} node-hours are of those that are repeated: verdicts on times read "
+                f"{OCCASIONS} occasions, each a call of its own (docs/slurm.md)"
+            )
     if found.outdated:
         older = f"{found.outdated} of {found.shipped} shipped records are of older code"
         lines.append(f"stale: {older}; their minutes still count")
@@ -83,6 +89,13 @@ def show(found: Plan, points: bool) -> None:
         return
     for name in dict.fromkeys(job.experiment for job in found.jobs):
         stdout.print(_points(name, [job for job in found.jobs if job.experiment == name], found.memory_gb))
+
+
+def _of_repeated(all_jobs: list[Job]) -> float:
+    """Node-hours of the points that have several repeats, without the start and the end of their jobs."""
+    again = {occasions.setting(job.experiment, job.point) for job in all_jobs if job.repeat}
+    repeated = (job for job in all_jobs if occasions.setting(job.experiment, job.point) in again)
+    return sum(job.nodes * job.minutes / 60 for job in repeated)
 
 
 def _figures(found: Plan) -> Table:

@@ -147,9 +147,8 @@ def tell(
     if found is None:
         return Told(verdict, verdict.reason, [], [], None)
     rungs = [_rung(claim, rung, records) for rung in found.ladder]
-    return Told(
-        verdict, found.why, rungs, [_table(one, records) for one in found.tables], found.decides, command(found.decides)
-    )
+    words = command(found.decides, claim.id if claim.id in found.decides.judges else "")
+    return Told(verdict, found.why, rungs, [_table(one, records) for one in found.tables], found.decides, words)
 
 
 def _rung(claim: Claim, rung: Rung, records: Mapping[Path, Record]) -> tuple[str, str, str]:

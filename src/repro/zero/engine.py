@@ -90,16 +90,19 @@ class ZeroOptimizer(torch.optim.Optimizer):
                      other real with `init`, so the model never exists as a whole
     plan             which state over which level, see `repro.zero.plan`; the default process group must have its ranks
     optimizer_cls    elementwise torch optimizer, built with `options` (lr, ...) on flat fp32 masters
-    params           parameters or parameter groups as for any torch optimizer; default: all that require a gradient
+    params           parameters or parameter groups as for any torch optimizer, without names; default: all that
+                     require a gradient
     buckets          modules to gather as a whole; default: members of the model's outermost `nn.ModuleList`s, without
                      those that share a weight with another module
-    weight_dtype     float32, bfloat16, or float16 with loss scaling
+    weight_dtype     float32, bfloat16, or float16 with loss scaling: of computation, and of floating-point inputs of
+                     each bucket. What is sent is the plan's choice: named plans send at most 16 bits a value, so for
+                     float32 throughout wrap the plan, `plan.unquantised(plan)`
     buffer_dtype     of floating-point buffers; None: as they are, as FSDP2 has it (rotary frequencies stay exact)
     gradient_dtype   of the sums kept between backward and step
     max_grad_norm    clip to this global norm; `clip_grad_norm_` cannot: gradients are not on the parameters
     loss_scale       for float16; a `LossScale` with other settings than the default
-    init             for a model on the meta device: fills the parameters that a submodule itself holds; default: its
-                     `reset_parameters()`. Must draw the same on all ranks, or `broadcast`
+    init             for a model on the meta device: fills the parameters and buffers that a submodule itself holds;
+                     default: its `reset_parameters()`. Must draw the same on all ranks, or `broadcast`
     communicator     process groups and the ledger of bytes, to share them between optimizers; default: new ones
     device           "cpu" or "cuda", the current device of the rank (`torch.cuda.set_device`); default: where the model
                      is, with a warning where that leaves a GPU idle, and CUDA or CPU for one on the meta device
@@ -318,8 +321,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def step(self, closure: None = None) -> float:  # type: ignore[override]  # torch's returns None without a closure
         """Update with the gradients since the last step; returns their global norm before clipping.
 
-        Gradients that overflowed (float16) leave the weights as they are and lower the loss scale; the norm is then not
-        finite. RuntimeError, and nothing is changed, when there was no backward or an exception ended one; ValueError
+        With a loss scale (float16) gradients that overflowed leave the weights as they are and lower the scale; the
+        norm is then not finite. Without one, NaN in a gradient gets into the masters. RuntimeError, and nothing is changed, when there was no backward or an exception ended one; ValueError
         for a closure, which would have to run on all ranks; BrokenEngineError, from then on, for an exception in it;
         FloatingPointError, and the weights stay, when the loss scale cannot be lowered any further.
         """

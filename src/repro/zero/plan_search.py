@@ -51,7 +51,7 @@ def search(
     model            a model, on the meta device where it is large, or its `Layout`
     topology         with the rates per rank of every level
     micro_batches    backward passes per step: the more, the more it pays to keep slow levels out of them
-    weight_bits, gradient_bits   what a hop may send; only 16: plans that train exactly as DDP does
+    weight_bits, gradient_bits   what a hop may send; by default also INT8 and INT4, with (16,) each nothing quantised
     cost             seconds of a step. The default has no compute and no overlap; `partial(traffic.step_seconds, ...)`
                      adds compute or the speed of quantisers, and `repro.scaling.search` searches with overlap
     activations      bytes per rank to leave room for, see `memory.activations`

@@ -63,7 +63,7 @@ def exflow_training(data: Data, *, text: str = "both") -> Drawing:
     if (longest := max([*runs.iterations, *claimed[LARGER].iterations])) < 200:
         raise NothingToShow(f"The longest run has {longest} iterations: too few for a curve.")
     data.only(runs, *claimed.values())
-    fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.9), width_ratios=[1.4, 1])
+    fig, (left, right) = plt.subplots(1, 2, figsize=(9, 4.6), width_ratios=[1.4, 1])
     for index, (experts, mine) in enumerate(_curves(runs, text).groupby("experts")):
         medians = mine.groupby("iteration")[["stay", "stay_shuffled", "busiest"]].median()
         left.plot(medians.stay, label=f"{experts} experts", markersize=3, alpha=0.6, **marks.look(index))

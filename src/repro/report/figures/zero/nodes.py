@@ -7,6 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from repro.claims.sample import Sample
+from repro.report.figures import marks
 from repro.report.figures.base import Drawing
 from repro.report.figures.data import Data, NothingToShow, paper
 from repro.report.figures.marks import log_axis, point
@@ -28,7 +29,7 @@ def zero_scaling(data: Data, *, plans: Sequence[PlanName] = ("zero3", "zeropp", 
         raise NothingToShow("Runs on one number of nodes only.")
     data.only(grown[grown.plan.isin(scaled)])
     several = [plan for plan in scaled if (medians.loc[plan].index > 1).sum() > 1]  # one node needs no slow link
-    shape = {"figsize": (9.5 if several else 6, 4), "width_ratios": [1.5, 1] if several else [1], "squeeze": False}
+    shape = {"figsize": (10 if several else 6, 4.2), "width_ratios": [1.5, 1] if several else [1], "squeeze": False}
     fig, panels = plt.subplots(1, 1 + bool(several), **shape)
     _weak_scaling(panels[0, 0], medians, scaled)
     ranks = training.setting["packages"] * training.setting["gcds"]
@@ -52,7 +53,7 @@ def _efficiencies(
     axes: Axes, data: Data, runs: pd.DataFrame, medians: pd.DataFrame, plans: Sequence[str]
 ) -> dict[str, Sample]:
     """Efficiency over nodes, measured, of bytes over rates, and the paper's; the samples on the most nodes by plan."""
-    found = {}
+    found, unmeasured = {}, 0
     for plan in plans:
         if sample := _efficiency(axes, data, runs[runs.plan == plan], plan):
             found[plan] = sample
@@ -60,13 +61,15 @@ def _efficiencies(
         moving = bigger[PREDICTED] - bigger.compute_seconds
         least = moving.iloc[0] / moving
         axes.plot(least, ":", fillstyle="none", **look(plan))
-        if plan not in found:  # the others are in the legend
-            note(axes, PLANS[plan], least.index[-1], least.iloc[-1], "right")
+        if plan not in found:  # the others are in the legend; lines end near each other
+            unmeasured += 1
+            dy = 7 if unmeasured % 2 else -8
+            marks.note(axes, PLANS[plan], least.index[-1], least.iloc[-1], dx=7, dy=dy, va="center")
     axes.axhline(paper("ZT-2")[0].value, color="black", linestyle="--", linewidth=1, label="paper, to 384 GCDs")
     axes.plot([], [], ":", color="grey", marker="o", fillstyle="none", label="bytes ÷ rates alone")
     axes.set(xlabel="nodes", ylabel="efficiency", ylim=(0, 1.1))
     log_axis(axes.xaxis, sorted(runs.nodes.unique()))
-    axes.margins(x=0.15)
+    axes.margins(x=0.2)
     axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=2, frameon=False, columnspacing=1)
     return found
 
