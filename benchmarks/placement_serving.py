@@ -294,18 +294,35 @@ def shown(rows: list[Row]) -> Table:
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """Hops against the mean load of the busiest GPU: our fronts as lines, EPLB as points of the same colour."""
+    """Hops against the mean load of the busiest GPU, a marker for each number of slots: our fronts as lines, EPLB hollow."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(5.2, 3.6), layout="constrained")
-    for number, extra in enumerate(SLOTS):
+    figure, axes = plt.subplots(figsize=(6, 5), layout="constrained")
+    for number, (extra, marker) in enumerate(zip(SLOTS, "osD^", strict=True)):
+        look = {"color": f"C{number}", "marker": marker}
+        label = f"{extra} slot{'s' * (extra != 1)} for copies" if extra else "no copies"
         own = sorted((r.load, r.hops) for r in rows if r.slots == extra and r.method.startswith("ours, shares"))
-        others = [(r.load, r.hops) for r in rows if r.slots == extra and r.method.startswith("EPLB")]
-        axes.plot(*zip(*own, strict=True), "o-", ms=3, color=f"C{number}", label=f"{extra} slots for copies")
-        axes.plot(*zip(*others, strict=True), "x", color=f"C{number}")
-    axes.plot([], [], "x", color="black", label="EPLB, same slots")
+        axes.plot(*zip(*own, strict=True), ms=4, label=label, **look)
+        for row in rows:
+            if row.slots == extra and row.method.startswith("EPLB"):
+                axes.plot(row.load, row.hops, mfc="none", ms=7, **look)
+                how = "nearest copy" if row.method == "EPLB, nearest" else ""
+                axes.annotate(how, (row.load, row.hops), (7, -2), textcoords="offset points", fontsize=7)
+    axes.plot(
+        [],
+        [],
+        "o",
+        color="black",
+        mfc="none",
+        ms=7,
+        label="hollow: EPLB, as many slots; copies in turn, or the nearest",
+    )
     axes.set(xlabel="busiest GPU ÷ even share, mean over layers", ylabel="hops per token", ylim=(0, None))
-    axes.legend(fontsize="small")
+    axes.legend(fontsize=8)
+    what = f"What does evenness cost in hops, with copies and without? {rows[0].instance} GPUs, top-1, split {rows[0].split},\n"
+    what += "counted on recorded routing of held-out sequences, one run. A line: limits on load from none (right)\n"
+    what += "to 1 (left), kept on the tokens that experts were placed by, so that on others a tighter limit need not mean less load."
+    figure.supxlabel(what, fontsize=7.5, x=0.01, ha="left")
     figure.savefig(path, dpi=150)
     plt.close(figure)
 

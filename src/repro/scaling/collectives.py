@@ -95,6 +95,7 @@ def _evaluate(found: Sequence[Stage], nbytes: float, network: Network, first: in
     for stage in found:
         busy: Value = 0.0
         filling: Value = 0.0
+        least: Value = 0.0  # what a link carries, at its rate: hops in a row can take less where channels share it
         for level, (hops, load) in enumerate(zip(stage.hops, stage.loads, strict=True), start=first):
             if load or hops:
                 links = network.links[level]
@@ -106,7 +107,8 @@ def _evaluate(found: Sequence[Stage], nbytes: float, network: Network, first: in
                     chunk = min(protocol.chunk_bytes, stage.message * nbytes)
                     filling = filling + hops * chunk / protocol.bytes_per_s
                 busy = np.maximum(busy, load * (nbytes - chunk / stage.message) / protocol.bytes_per_s)
-        draining = draining + stage.rounds * (filling + busy)
+                least = np.maximum(least, load * nbytes / protocol.bytes_per_s)
+        draining = draining + stage.rounds * np.maximum(filling + busy, least)
         moved = stage.sent * network.topology.world_size / network.host_bytes_per_s
         working = working + stage.rounds * stage.peers * network.peer_s
         working = working + stage.rounds * nbytes * (moved + stage.reduced / network.reduce_bytes_per_s)

@@ -75,7 +75,7 @@ def flover_model(data: Data) -> Drawing:
     caption += "of all requests that an average iteration holds. Speedup: over instances at the pace of Fig. 7. Memory "
     caption += "shuffle: answers of random lengths, with reordering and without, whose lines lie on each other where "
     caption += "reordering gains little."
-    caption += f" Furthest off: {'; '.join(_furthest(table, *each) for each in shown)}."
+    caption += f" Furthest off, predicted for printed: {'; '.join(_furthest(table, *each) for each in shown)}."
     if told := marks.of_claims(data, _WORST):
         caption += f" Worst errors in %: {told}."
     if told := marks.of_claims(data, _REST):
@@ -87,7 +87,8 @@ def _furthest(table: pd.DataFrame, figure: str, quantity: str, title: str, label
     """Of one panel the printed number that the prediction misses most, by their ratio."""
     rows = _rows(table, figure, quantity)
     row = rows.loc[np.log(rows.predicted / rows.printed).abs().idxmax()]
-    return f"{title} {row.predicted:.3g} for {row.printed:.3g}"
+    predicted, printed = (f"{x:,.0f}" if x >= 100 else f"{x:.3g}" for x in (row.predicted, row.printed))
+    return f"{title} {predicted} for {printed}"
 
 
 def _rows(table: pd.DataFrame, figure: str, quantity: str) -> pd.DataFrame:

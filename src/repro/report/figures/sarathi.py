@@ -105,10 +105,8 @@ def sarathi_throughput(data: Data) -> Drawing:
     _ratios(panels["ratios"], data, settings, ("request_level_seconds", "chunked_seconds"), "SA-2")
     panels["ratios"].set_xlabel("time until all are done: batches of requests ÷ chunks")
     run = main.iloc[0]
-    caption = f"{'; '.join(runs.weights.unique())}. {run.threads} threads, {run.requests} requests at once, "
-    caption += (
-        f"{run.slots} at a time. Tokens: of a prompt + an answer. Above: {LENGTHS.format(**run[SETTING])}; medians, "
-    )
+    caption = f"{'; '.join(runs.weights.unique())}. {run.threads} threads, {run.requests} requests come at once, "
+    caption += f"{run.slots} are served at a time. Tokens: of a prompt + an answer. Above: {LENGTHS.format(**run[SETTING])}; medians, "
     caption += "with range and values of the runs. Budgeted passes take as much of the prompts as keeps a wait below "
     caption += "that bound. Requests are equal and all there at the start, so under whole prompts no prompt meets "
     caption += "somebody who decodes: the longest waits here do not show what chunks spare him. Below: each of n runs, "

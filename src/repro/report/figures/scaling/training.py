@@ -1,6 +1,6 @@
 """Training on Frontier, predicted: TFLOPS and efficiency, the paper's ratios, and what they hinge on."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -111,7 +111,7 @@ def scaling_changes(data: Data, *, model: str = "gpt-20b") -> Drawing:
     lines = -(-len(found) // columns)
     shape = {"figsize": (3.1 * columns + 2.6, 3 * lines + 0.2), "squeeze": False, "sharey": True}
     figure, axes = plt.subplots(lines, columns, **shape)
-    gains, largest = list[str](), list[str]()
+    gains, largest = dict[str, list[float]](), dict[str, list[float]]()
     for panel in axes.flat[len(found) :]:
         panel.remove()
     for panel, (_, run) in zip(axes.flat, found.iterrows(), strict=False):
@@ -124,7 +124,7 @@ def scaling_changes(data: Data, *, model: str = "gpt-20b") -> Drawing:
         best = rows.loc[rows.tflops.where(rows.fits).idxmax()]
         most = rows.loc[np.log(rows.tflops / rows.tflops[0]).abs().idxmax()]
         for told, row in ((gains, best), (largest, most)):
-            told.append(f"{row.plan}, {row.tflops / rows.tflops[0]:.2f} times ({_title(run)})".replace("\n", " "))
+            told.setdefault(row.plan, []).append(row.tflops / rows.tflops[0])
         panel.set(xlabel="TFLOPS per GCD", xlim=(0, None))
         panel.set_title(_title(run).replace("\n", " "), fontsize=9)
         panel.set_yticks(range(len(rows)), rows.plan, fontsize=8)
@@ -134,9 +134,18 @@ def scaling_changes(data: Data, *, model: str = "gpt-20b") -> Drawing:
     caption = f"Of {_model(model)} on {found.ranks.iloc[0]:g} GCDs. Marks: medians{hollow}; bars: 5 to 95 % of what "
     caption += "is uncertain. Dotted: the plan unchanged. All rows of a panel share their draws, so they differ more "
     caption += "surely than overlapping bars suggest; the records hold quantiles of each row, not of ratios of rows."
-    caption += f" What matters most, by medians: {'; '.join(largest)}. Fastest of those that fit: {'; '.join(gains)}."
-    caption += scenario(found)
+    caption += f" The change that matters most, by medians: {_over_panels(largest)}. The fastest of those that fit: "
+    caption += f"{_over_panels(gains)}.{scenario(found)}"
     return Drawing(figure, "modelled", caption)
+
+
+def _over_panels(ratios: Mapping[str, Sequence[float]]) -> str:
+    """`16 bits everywhere, 0.93 to 0.94 times as fast in 2 panels; ...`."""
+    told = []
+    for plan, each in ratios.items():
+        ends = dict.fromkeys(f"{end:.2f}" for end in (min(each), max(each)))
+        told.append(f"{plan}, {' to '.join(ends)} times as fast in {len(each)} panel{'s' * (len(each) > 1)}")
+    return "; ".join(told)
 
 
 def scaling_tornado(data: Data, *, model: str = "gpt-20b", accumulation: int = 1, parameters: int = 8) -> Drawing:
