@@ -318,10 +318,12 @@ def draw(rows: list[Row], path: Path) -> None:
         label="hollow: EPLB, as many slots; copies in turn, or the nearest",
     )
     axes.set(xlabel="busiest GPU ÷ even share, mean over layers", ylabel="hops per token", ylim=(0, None))
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="upper right")
     what = f"What does evenness cost in hops, with copies and without? {rows[0].instance} GPUs, top-1, split {rows[0].split},\n"
     what += "counted on recorded routing of held-out sequences, one run. A line: limits on load from none (right)\n"
-    what += "to 1 (left), kept on the tokens that experts were placed by, so that on others a tighter limit need not mean less load."
+    what += (
+        "to 1 (left), kept on the tokens that experts were placed by: on others a tighter one need not\nmean less load."
+    )
     figure.supxlabel(what, fontsize=7.5, x=0.01, ha="left")
     figure.savefig(path, dpi=150)
     plt.close(figure)
