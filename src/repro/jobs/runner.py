@@ -190,11 +190,9 @@ def _require_gpu() -> None:
     import torch
 
     if not torch.cuda.is_available():
-        built = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
-        built = built if torch.version.cuda or torch.version.hip else "CPUs alone"
         raise RuntimeError(
-            f"this job has a GPU for every rank, and torch {torch.__version__}, built for {built}, sees none: install "
-            "a build for the GPUs and their driver (TORCH_INDEX in docs/slurm.md)"
+            f"this job has a GPU for every rank, and torch {torch.__version__} (CUDA: {torch.version.cuda}, ROCm: "
+            f"{torch.version.hip}) sees none: install a build for the GPUs and their driver (TORCH_INDEX in docs/slurm.md)"
         )
 
 

@@ -116,8 +116,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     The masters are the weights. Set those of the model before it is wrapped, or by `checkpoint.load`: afterwards
     `load_state_dict` of the model and of its modules raises RuntimeError, and so does the next forward or step after a
-    parameter was written to in place or its `requires_grad` changed. (What is written through `parameter.data` or `torch._foreach_*`, and a parameter
-    that is put in a module, is not noticed; `step` replaces it.)
+    parameter was written to in place or its `requires_grad` changed. (What is written through `parameter.data` or
+    `torch._foreach_*`, and a parameter that is put in a module, is not noticed; `step` replaces it.)
 
     After `step` a forward waits for the weights it needs, layer by layer; `state_dict` of the model waits for all. Who
     reads a parameter directly (`parameter.to_local()`) calls `synchronize` first, or trains without `late_weights`.
@@ -322,9 +322,10 @@ class ZeroOptimizer(torch.optim.Optimizer):
         """Update with the gradients since the last step; returns their global norm before clipping.
 
         With a loss scale (float16) gradients that overflowed leave the weights as they are and lower the scale; the
-        norm is then not finite. Without one, NaN in a gradient gets into the masters. RuntimeError, and nothing is changed, when there was no backward or an exception ended one; ValueError
-        for a closure, which would have to run on all ranks; BrokenEngineError, from then on, for an exception in it;
-        FloatingPointError, and the weights stay, when the loss scale cannot be lowered any further.
+        norm is then not finite. Without one, NaN in a gradient gets into the masters. RuntimeError, and nothing is
+        changed, when there was no backward or an exception ended one; ValueError for a closure, which would have to run
+        on all ranks; BrokenEngineError, from then on, for an exception in it; FloatingPointError, and the weights stay,
+        when the loss scale cannot be lowered any further.
         """
         if closure is not None:
             raise ValueError("step takes no closure")
