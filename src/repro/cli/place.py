@@ -166,8 +166,9 @@ def place(
             dispatch=dispatch,
             rounds=rounds,
             limited=time_limit is not None,
+            seed=seed,
+            progress=update_bar,
             clock=clock,
-            common={"seed": seed, "progress": update_bar, "clock": clock},
         )
 
         def write(placed: Any) -> None:

@@ -1,5 +1,6 @@
 """What `repro place` searches for, in the seconds that the command has."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ class Search:
 
     machine, gpus_per_node, costs  of hops: as given, for `exflow.place`; `levels` is what these make
     limited                        by seconds: those of the `clock`; else each search by its own rounds
-    common                         seed, progress and clock
+    seed, progress, clock          of all searches
     """
 
     routing: "Trace"
@@ -38,8 +39,9 @@ class Search:
     dispatch: str
     rounds: int | None
     limited: bool
+    seed: int
+    progress: Callable[[float, str], None]
     clock: Clock
-    common: dict[str, Any]
 
     def tokens_needed(self) -> "Needed":
         """How many tokens to record. A part of them may not allow the load that all do."""
@@ -87,6 +89,10 @@ class Search:
 
         asked = {"start": start, "moves": moves, "max_load": self.max_load} | self._of_copies()
         return exflow.place_copies(self.routing, self.machine, self.gpus_per_node, self.extra_slots, **asked)
+
+    @property
+    def common(self) -> dict[str, Any]:
+        return {"seed": self.seed, "progress": self.progress, "clock": self.clock}
 
     def _of_copies(self) -> dict[str, Any]:
         asked = {"dispatch": self.dispatch, "costs": self.costs, "rounds": self.rounds}

@@ -20,8 +20,8 @@ def permute_experts(model: nn.Module, gpu: np.ndarray) -> None:
     """Reorder, in place, the experts of every MoE layer of `model` by `gpu`, int [layers, E] (`Placement.gpu`).
 
     Works on Hugging Face transformers models whose experts are stacked tensors [E, .., ..] (version 5) or lists of
-    modules, and whose biases of the choice are in the router or in the block around it. Save the result with `save_pretrained`: every server reads it as it would read the original. To undo, apply the
-    inverse order.
+    modules, and whose biases of the choice are in the router or in the block around it. Save the result with
+    `save_pretrained`: every server reads it as it would read the original. To undo, apply the inverse order.
 
     Raises ValueError, before anything is changed, when the layers or experts of the placement are not the model's; for
     routers that choose groups of experts first (DeepSeek-V2 and V3 with `n_group` > 1) when the order mixes groups; and

@@ -30,7 +30,7 @@ def _pairs(samples: Mapping[str, Sequence[Sample | None]]) -> str:
     for number, (label, *_) in enumerate(STYLES):
         counts = [len(sample.values) for found in samples.values() if (sample := found[number])]
         if counts:
-            told.append(f"{label}: {' to '.join(map(str, sorted({min(counts), max(counts)})))}")
+            told.append(f"{label}: {marks.span(counts)}")
     return f"Pairs {', '.join(told)}."
 
 

@@ -45,6 +45,12 @@ def of_claims(data: Data, named: Mapping[str, str], number: str = ".3g") -> str:
     return ", ".join(f"{name} {sample.value:{number}}" for name, sample in samples.items() if sample)
 
 
+def span(numbers: Iterable[float], number: str = "g") -> str:
+    """`1 to 8`, or `8` where all are so in this format."""
+    found = list(numbers)
+    return " to ".join(dict.fromkeys(f"{end:{number}}" for end in (min(found), max(found))))
+
+
 def said(sample: Sample, number: str = ".3g") -> str:
     """`1.17 [1.05, 1.3] (8 of 8 interleaved pairs, on 4 occasions)`: a number as a claim reads it, for captions."""
     low, high = sample.interval

@@ -10,7 +10,7 @@ from repro.experiments.common.names import NamedPlan
 from repro.experiments.scaling_train import RATIOS
 from repro.report.figures.base import PALETTE, Drawing
 from repro.report.figures.data import Data, paper, series
-from repro.report.figures.marks import log_axis, of_claims
+from repro.report.figures.marks import log_axis, of_claims, span
 from repro.report.figures.scaling.marks import FRONTIER, PLANS, band, batches, in_words, scenario, style, whiskers
 from repro.report.figures.zero.runs import HPZ
 
@@ -143,8 +143,7 @@ def _over_panels(ratios: Mapping[str, Sequence[float]]) -> str:
     """`16 bits everywhere, 0.93 to 0.94 times as fast in 2 panels; ...`."""
     told = []
     for plan, each in ratios.items():
-        ends = dict.fromkeys(f"{end:.2f}" for end in (min(each), max(each)))
-        told.append(f"{plan}, {' to '.join(ends)} times as fast in {len(each)} panel{'s' * (len(each) > 1)}")
+        told.append(f"{plan}, {span(each, '.2f')} times as fast in {len(each)} panel{'s' * (len(each) > 1)}")
     return "; ".join(told)
 
 

@@ -35,16 +35,14 @@ def zero_scaling(data: Data, *, plans: Sequence[PlanName] = ("zero3", "zeropp", 
     ranks = training.setting["packages"] * training.setting["gcds"]
     caption = f"{ranks} processes a node, all on one machine, a GPT of {parameters(grown)}, {training.network}. "
     counts = grown[grown.plan.isin(scaled)].groupby(["plan", "nodes"]).size()
-    caption += (
-        f"Bars: medians of {' to '.join(map(str, sorted({counts.min(), counts.max()})))} runs; hatched: compute. "
-    )
+    caption += f"Bars: medians of {marks.span(counts)} runs; hatched: compute. "
     if several:
         samples = _efficiencies(panels[0, 1], data, grown[grown.nodes > 1], medians, several)
         told = [f"{PLANS[plan]} {words(sample)}" for plan, sample in samples.items()]
+        caption += "Right: step on the fewest nodes ÷ step on more; dots are pairs of runs, both of one occasion, "
         caption += (
-            "Right: step on the fewest nodes ÷ step on more; dots are pairs of runs, both of one occasion, marks "
+            f"marks their mean, bars its 95 % interval. Measured on the most nodes: {', '.join(told) or 'no pair'}; "
         )
-        caption += f"their mean, bars its 95 % interval. Measured on the most nodes: {', '.join(told) or 'no pair'}; "
         caption += "of other plans no such pair was run."
     return Drawing(fig, f"{training.evidence}; dotted: modelled; dashed: paper", caption)
 

@@ -11,7 +11,7 @@ from repro.claims.sample import Sample
 from repro.experiments.zero_train import CHANGES
 from repro.report.figures.base import HATCHES, MARKERS, PALETTE, Drawing
 from repro.report.figures.data import Data, NothingToShow, paper
-from repro.report.figures.marks import CLEAR, log_axis, point, round_ticks, rows
+from repro.report.figures.marks import CLEAR, log_axis, point, round_ticks, rows, span
 from repro.report.figures.marks import said as words
 from repro.report.figures.zero.marks import TICK_MARK, color, look, note, times
 from repro.report.figures.zero.runs import (
@@ -194,8 +194,7 @@ def _pairs(data: Data, by_count: Mapping[int, pd.DataFrame], plan: str, rivals: 
         for rate, at in runs.groupby("cluster_mbit_s"):
             samples = [faster(data, at, rival, plan) for rival in rivals]
             counts.setdefault(rate, set()).update(len(sample.values) for sample in samples if sample)
-    found = {rate: sorted({min(each), max(each)}) for rate, each in sorted(counts.items()) if each}
-    return ", ".join(f"{rate:g} Mbit/s {' to '.join(map(str, ends))}" for rate, ends in found.items())
+    return ", ".join(f"{rate:g} Mbit/s {span(each)}" for rate, each in sorted(counts.items()) if each)
 
 
 def _without_levels(
