@@ -13,7 +13,7 @@ from repro import files
 from repro.report import figures
 from repro.report.docs.table import Row
 
-_COLOURS = 64  # of a picture, of which some are shades of the edges of letters
+_COLOURS = 128  # of a picture, of which some are shades of the edges of letters
 
 
 @dataclass(frozen=True)
