@@ -1,5 +1,6 @@
 """Tensor-parallel ranks give the tokens of one process, fuse alike, and are told when one is gone."""
 
+import math
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from deaths import die, tell, told
 
 from repro import launch
 from repro.baselines.batching import StaticScheduler, lone
+from repro.experiments.flover_parallel import EXPERIMENT, ParallelPoint
 from repro.flover.buffers import LAYOUTS
 from repro.flover.engine import Engine
 from repro.flover.parallel import Leader, RankLost, follow
@@ -92,6 +94,17 @@ def caches_alive(rank: int, size: int) -> list[bool]:
 def test_there_is_one_cache_at_a_time():
     """Two of 13B in the paper's lengths are more than a GPU of 80 GB holds."""
     assert launch.launch(caches_alive, 2, timeout_s=60) == [[False, False]] * 2
+
+
+def test_the_plan_knows_what_a_rank_holds():
+    point = ParallelPoint(layers=2, width=256, heads=8, kv_heads=4, ffn=688, vocab=512, packages=1, gcds=1, max_slots=4)
+    config = LlamaConfig(layers=2, width=256, heads=8, kv_heads=4, ffn=688, vocab=512, context=72)
+    whole = {name: shape for name, shape in config.weight_shapes().items()} | {"output.weight": (512, 256)}
+    held = 4 * sum(math.prod(shape) for shape in whole.values())
+    held += Llama(config, {name: torch.zeros(shape) for name, shape in whole.items()}).new_cache(4, 72).nbytes
+    assert EXPERIMENT.memory(point) == pytest.approx(held, rel=0.01)  # norms are left out
+    two = EXPERIMENT.memory(point.model_copy(update={"gcds": 2}))
+    assert EXPERIMENT.memory(point) / 2 < two < EXPERIMENT.memory(point), "the embedding is on each"
 
 
 def serve_gpt(rank: int, size: int, kind: type, config) -> list[list[int]]:

@@ -15,7 +15,7 @@ import yaml
 from slurm_box import SNAKEMAKE
 
 from repro import paths
-from repro.jobs import srun
+from repro.jobs import runner, srun
 from repro.plan import config
 from repro.plan import jobs as plan
 
@@ -116,7 +116,8 @@ def lines(found, project):
     made = plan.make("smoke", os.environ["GOLDEN_PLATFORM"])
     _, platform = config.load("smoke", os.environ["GOLDEN_PLATFORM"])
     for job in made.jobs:
-        said += [Path(job.record).stem, "    " + " ".join(srun.command(job, platform.slurm, platform.node))]
+        needs = f"{runner.NEEDS_GPU}=1 " if srun.has_gpus(job, platform.slurm, platform.node) else ""
+        said += [Path(job.record).stem, f"    {needs}{' '.join(srun.command(job, platform.slurm, platform.node))}"]
     return [scrubbed(line, project) for line in said]
 
 

@@ -47,6 +47,12 @@ def command(job: Job, slurm: Slurm, node: Node) -> list[str]:
     return [*words, *(option.replace("{gpus}", numbers) for option in slurm.part_options)]
 
 
+def has_gpus(job: Job, slurm: Slurm, node: Node) -> bool:
+    """Whether each rank of a point gets a GPU that is one: on an emulated node they are names."""
+    asked = any(word.startswith("--gpu") for word in command(job, slurm, node))
+    return asked and not node.emulated and isinstance(job.point, Ranked)
+
+
 class JobSteps:
     """Steps of this job. `entry`: what the journal says of it; `retried`: causes after which the first trial of an
     allocation leaves a point to the second. ValueError outside a job, and where another job runs the allocation."""
@@ -143,7 +149,7 @@ class JobSteps:
             watchdog.FOLDER: str(where),
             seats.IN_PACKAGE: str(self.node.gcds),
             joined.ALONE: str(int(job.ranks == 1 and isinstance(job.point, Ranked))),
-            runner.NEEDS_GPU: str(int(self._has_gpus(job))),
+            runner.NEEDS_GPU: str(int(has_gpus(job, self.slurm, self.node))),
         }
         step = subprocess.Popen(
             words, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=paths.root(), start_new_session=True
@@ -154,11 +160,6 @@ class JobSteps:
             return None
         finally:
             self._end(step)
-
-    def _has_gpus(self, job: Job) -> bool:
-        """Whether each rank of a point gets a GPU that is one: on an emulated node they are names."""
-        asked = any(word.startswith("--gpu") for word in command(job, self.slurm, self.node))
-        return asked and not self.node.emulated and isinstance(job.point, Ranked)
 
     def _end(self, step: "subprocess.Popen[Any]") -> None:
         """End srun and its ranks, if they have not ended. Ranks that ignore its signal would outlive srun."""

@@ -50,8 +50,8 @@ def save(
     buffers. A run that is killed at any moment leaves the checkpoints that were complete.
 
     Raises ValueError for `step` and `keep`, TypeError for what cannot be saved, RuntimeError between a backward and its
-    step and after a change of `requires_grad`, FileExistsError when the step is saved already, and OSError. What one rank raises the others raise as a
-    CheckpointError; then there is no new checkpoint, unless it was removing an old one that failed.
+    step and after a change of `requires_grad`, FileExistsError when the step is saved already, and OSError. What one
+    rank raises the others raise as a CheckpointError; then there is no new checkpoint, unless it was removing an old one that failed.
     """
     folder = Path(folder)
     with _all_or_none():
