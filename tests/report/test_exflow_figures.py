@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from repro import paths
-from repro.report.figures import base, exflow, exflow_decode
+from repro.report.figures import base, exflow, exflow_decode, exflow_texts
 from repro.report.figures import data as tables
 from repro.report.figures.tables import exflow as of
 
@@ -30,14 +30,18 @@ def test_methods_come_in_one_order_and_say_that_a_limit_cut_them():
 
 def test_all_tokens_are_as_many_as_the_training_sequences_have():
     table = placements(gpus=[4, 4, 4, 8], train_tokens=[0, 0, 300, 0], tokens_used=["1000", "3000", "300", "900"])
-    assert exflow.counted(table).tokens.tolist() == [2000, 2000, 300]  # nothing about 8 GPUs, where only all were tried
+    assert exflow_texts.counted(table).tokens.tolist() == [
+        2000,
+        2000,
+        300,
+    ]  # nothing about 8 GPUs, where only all were tried
 
 
 def test_options_choose_what_is_drawn():
     small = exflow.exflow_hops(SHIPPED, trace="gpt_moe_64e")
     assert small.caption.startswith("GPT-MoE with 64 experts")
     assert [tick.get_text() for tick in small.figure.axes[0].get_xticklabels()] == ["4", "8", "16", "32"]
-    assert len(exflow.exflow_domains(SHIPPED, homes={"gptoss20b": "mmlu"}).figure.axes) == 1
+    assert len(exflow_texts.exflow_domains(SHIPPED, homes={"gptoss20b": "mmlu"}).figure.axes) == 1
     assert exflow_decode.exflow_decode(SHIPPED, experts=32).caption.startswith("32 experts, 8 processes")
     assert "of 16 experts at other rates between nodes: 6.25 Mbit/s" in exflow_decode.exflow_decode(SHIPPED).caption
     with pytest.raises(base.NothingToShow, match="moe_decode run with weights trained, experts 5"):
