@@ -225,6 +225,30 @@ def test_a_signal_while_a_program_is_started_ends_it(monkeypatch):
     assert ended.value.code == 128 + signal.SIGTERM and begun[0].poll() is not None
 
 
+def test_parents_are_asked_to_end_before_what_they_have_started(monkeypatch):
+    """A point whose `ip` ended first would take its network down, and be interrupted at that."""
+    code = "import subprocess as s, sys, time; depth, code = int(sys.argv[1]), sys.argv[2]\n"
+    code += "for _ in range(2 if depth else 0): s.Popen([sys.executable, '-c', code, str(depth - 1), code])\n"
+    code += "time.sleep(60)"
+    asked, send_signal = [], psutil.Process.send_signal
+
+    def noted(process, number):
+        asked.append(process.pid)
+        send_signal(process, number)
+
+    monkeypatch.setattr(psutil.Process, "send_signal", noted)
+    words = [sys.executable, "-c", code, "3", code]
+    with pytest.raises(SystemExit), whole.started(words, stderr=subprocess.DEVNULL) as top:
+        deadline = time.monotonic() + 60
+        while len(below := psutil.Process(top.pid).children(recursive=True)) < 14:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        parents = {one.pid: one.ppid() for one in below}
+        sys.exit(0)
+    assert asked[0] == top.pid and set(asked[1:]) == set(parents)
+    assert all(asked.index(parent) < asked.index(pid) for pid, parent in parents.items())
+
+
 def test_another_occasion_needs_the_first(project):
     """In a fresh clone both would run together, and count as one."""
     refused = call("--occasion", "3")

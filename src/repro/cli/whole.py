@@ -47,18 +47,20 @@ def started(words: list[str], **options: Any) -> "Iterator[subprocess.Popen[Any]
 
 def _end(process: "subprocess.Popen[Any]", asked: bool) -> None:
     """Wait until Snakemake and all that it started have ended. Those whom nobody has `asked` to, or who do not hear, are
-    asked as by Ctrl-C, upon which points clean up; who stays is killed."""
+    asked as by Ctrl-C, upon which points clean up; who stays is killed. Parents are asked first: whose program ends before
+    it was asked itself cleans up after a failure, and is then interrupted at that."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         top = psutil.Process(process.pid)
-        left = {top}
+        left = [top]
         for ask, patience in ((not asked, _HEARING_S), (True, _PATIENCE_S)):
             with contextlib.suppress(psutil.NoSuchProcess):
-                left |= set(top.children(recursive=True))
+                left = list(dict.fromkeys([*left, *top.children(recursive=True)]))
             for one in left if ask else ():
                 with contextlib.suppress(psutil.Error):  # SIGTERM: it starts no more jobs, also where SIGINT is ignored
                     one.send_signal(signal.SIGTERM if one == top else signal.SIGINT)
-            left = set(psutil.wait_procs(left, patience)[1])
+            stay = psutil.wait_procs(left, patience)[1]
+            left = [one for one in left if one in stay]
         for one in left:
             with contextlib.suppress(psutil.Error):
                 one.kill()
