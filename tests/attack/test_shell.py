@@ -343,6 +343,13 @@ def test_a_job_has_a_number(job_id, root, monkeypatch):
     refuses(lambda: srun.JobSteps(found, found.allocations[0], settings), ValueError, "SLURM_JOB_ID", repr(job_id))
 
 
+def test_an_allocation_runs_inside_a_job(root, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    found = plan.make("smoke", "cluster")
+    _, settings = config.load("smoke", "cluster")
+    refuses(lambda: srun.JobSteps(found, found.allocations[0], settings), ValueError, "SLURM_JOB_ID", "not set")
+
+
 # --- through Snakemake: a few seconds each ----------------------------------------------------------------------------
 
 POINT = {"flover_queue": {"tiers": {"smoke": [{"grid": {"requests": 2, "seeds": 2}, "minutes": 1}]}}}

@@ -24,6 +24,7 @@ from repro.models.gpt import GPTConfig
 from repro.topology import Level, Topology, frontier
 from repro.zero import BrokenEngineError, LossScale, Plan, ZeroOptimizer
 from repro.zero import plan as plans
+from repro.zero.masters import NOT_ELEMENTWISE
 
 TWO, FOUR = frontier(1, 1, 2), frontier(2, 1, 2)
 PLANS = {
@@ -431,6 +432,17 @@ ROWS = [
         )
     ),
     *(
+        pytest.param(
+            "accumulation", value, [repr(value), "an integer of at least 1, or None"], id=f"{value!r} at a time"
+        )
+        for value in (0, True)
+    ),
+    pytest.param("late_weights", 1, ["late_weights is 1", "True, False"], id="late weights 1"),
+    *(
+        pytest.param("optimizer_cls", kind, [f"{kind.__name__} is not elementwise"], id=kind.__name__)
+        for kind in NOT_ELEMENTWISE
+    ),
+    *(
         pytest.param("max_grad_norm", value, [repr(value), "a positive finite number"], id=f"clip to {value!r}")
         for value in (-1, 0, 0.0, -0.5, NAN, INF, -INF, "1.0", True, [1.0], torch.tensor(1.0), 1j)
     ),
@@ -475,7 +487,6 @@ ROWS = [
     pytest.param(
         "optimizer_cls", lambda groups, lr: groups, ["list", "torch.optim.Optimizer"], id="makes no optimizer"
     ),
-    pytest.param("optimizer_cls", torch.optim.LBFGS, ["LBFGS is not elementwise"], id="an optimizer of whole models"),
     pytest.param(
         "optimizer_cls",
         lambda groups, lr: torch.optim.Adafactor(groups, lr=lr),

@@ -58,6 +58,29 @@ def test_a_process_that_ends_meanwhile_is_passed_over(mine, monkeypatch):
     assert cluster.down() and ended and not claims.known()
 
 
+def test_a_box_that_has_the_number_of_an_ended_one_stays(mine):
+    """Two ended it at a time, and between them somebody started another."""
+    claims.drop(mine)
+    other = claims.take(2, 8)
+    assert other.number == mine.number
+    claims.drop(mine)
+    assert claims.known() == [other]
+
+
+def test_a_number_is_not_lost_with_a_removal_that_was_cut_short(mine, monkeypatch):
+    def killed(folder, **options):
+        (folder / "owner.json").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(claims.shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            claims.drop(mine)
+    assert not mine.folder.exists()
+    assert claims.take(2, 8).number == mine.number
+    assert not list(claims.FOLDER.glob(".ended-*"))
+
+
 def test_programs_are_told_the_configuration(mine):
     told = json.loads(CliRunner().invoke(cli.app, ["box", "status", "--json"]).stdout)
     assert told["SLURM_CONF"] == str(mine.configuration) == str(cluster.configuration())

@@ -139,6 +139,9 @@ HOSTILE = {
     "a file through a link": Hostile(
         "'x': found members below a file or link", [a_file("d/f"), a_link("x", "d"), a_file("x/f")], links={"x": "d"}
     ),
+    "a member below a link of another case": Hostile(
+        "'X': found members below a file or link", [a_file("d/f"), a_link("X", "d"), a_file("x/f")], links={"X": "d"}
+    ),
     "a file below a file": Hostile("'x': found members below a file or link", [a_file("x"), a_file("x/f")]),
     "a hard link out": Hostile("found a hard link", [a_link("x", "/etc/passwd", tarfile.LNKTYPE)]),
     "a hard link": Hostile("found a hard link", [a_file("f"), a_link("x", f"{TOP}/f", tarfile.LNKTYPE)]),

@@ -15,6 +15,7 @@ from repro import paths
 from repro.claims import compare, registry, sides
 from repro.claims.claim import KIND
 from repro.cli import app, console, planned, verdicts
+from repro.cli.doctor import JOB_COMMANDS, _lacks
 from repro.experiments import stored
 from repro.plan import jobs as plan
 from repro.records import record
@@ -45,6 +46,30 @@ def test_doctor_json():
     } <= report.keys()
     assert set(report["lacks"]) == {"replot", "smoke", "laptop", "full", "gpu", "cluster"}
     assert report["lacks"]["gpu"] or report["gpus"]
+
+
+FINE = {"memory_gib": 16, "disk_free_gib": 20, "model": None, "namespaces": None, "kernels": None, "gpus": ["one"]}
+FINE |= {"slurm": dict.fromkeys(JOB_COMMANDS, "/usr/bin/it")}
+LOCAL = {"smoke", "laptop", "full"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "word", "tiers"),
+    [
+        ({}, "", set()),
+        ({"memory_gib": 4}, "memory: 4 GiB", LOCAL | {"gpu"}),
+        ({"disk_free_gib": 1}, "free disk: 1 GiB", LOCAL | {"gpu"}),
+        ({"model": "no such file"}, "no such file", LOCAL | {"gpu"}),
+        ({"namespaces": "needs root"}, "needs root", LOCAL),
+        ({"kernels": "no compiler"}, "no compiler", LOCAL),
+        ({"gpus": []}, "GPU", {"gpu"}),
+        ({"slurm": FINE["slurm"] | {"srun": None}}, "srun", {"cluster"}),
+    ],
+)
+def test_doctor_says_what_each_tier_lacks(changed, word, tiers):
+    lacks = _lacks(FINE | changed)
+    assert {tier for tier, words in lacks.items() if words} == tiers
+    assert all(word in " ".join(lacks[tier]) for tier in tiers)
 
 
 def test_doctor_for_people_names_every_tier():

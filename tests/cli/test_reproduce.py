@@ -1,5 +1,6 @@
 """`repro reproduce`: one call from points to the summary, and what a person sees of it."""
 
+import functools
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from repro import cli, paths
 from repro.claims import registry, sides
 from repro.cli import console, reproduction, whole
 from repro.emulate import netns
+from repro.experiments import stored
 from repro.plan import jobs as plan
 from repro.plan import occasions
 from repro.records import record
@@ -103,6 +105,7 @@ def test_another_occasion_of_a_figure_asks_for_the_points_that_it_reads_alone(pr
 
 
 def test_a_claim_asks_for_the_points_that_its_shipped_runs_have(project, monkeypatch):
+    monkeypatch.setattr(stored, "collect", functools.cache(stored.collect))
     shown = {name: (each.notebook, each.reads) for name, each in figures.FIGURES.items()}
     laptop, again, full = (plan.make(tier, None, shown, n) for tier, n in (("laptop", 1), ("laptop", 2), ("full", 1)))
     judged = {row.id: row for row in sides.shipped(registry.load()).verdicts}
@@ -153,8 +156,6 @@ def test_a_claim_and_a_figure_are_answered(project):
     assert "1 of 2 points of tier smoke to run" in drawn.stdout and re.search(r"FL-F7 .* yes ", drawn.stdout)
     assert (project / "results/laptop-smoke/figures/flover_model.png").exists()
     assert not (project / "results/laptop-smoke/notebooks/flover.html").exists()
-    again = call("FL-F7", "--tier", "smoke")
-    assert again.returncode == 0 and "0 of 1 points of tier smoke to run" in again.stdout
 
 
 def test_a_file_asks_for_what_makes_it(project):
@@ -209,7 +210,8 @@ def test_folders_are_shown_as_they_are_called(project, capsys):
     assert "Figure:" in said and "--results results/[red]" in said and "/[red]/figures/flover_model.png" in said
 
 
-def test_a_signal_while_a_program_is_started_ends_it(monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_a_program_is_started_ends_it(monkeypatch, heard, number):
     """It comes before anybody could know the program."""
     begun = []
 
@@ -217,12 +219,38 @@ def test_a_signal_while_a_program_is_started_ends_it(monkeypatch):
         def __init__(self, *args, **options):
             super().__init__(*args, **options)
             begun.append(self)
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
 
     monkeypatch.setattr(whole.subprocess, "Popen", Interrupted)
     with pytest.raises(SystemExit) as ended, whole.started([sys.executable, "-c", "import time; time.sleep(60)"]):
         pytest.fail("went on")
-    assert ended.value.code == 128 + signal.SIGTERM and begun[0].poll() is not None
+    assert ended.value.code == 128 + number and begun[0].poll() is not None
+
+
+@pytest.fixture
+def heard():
+    """SIGHUP is not ignored, as it is where the tests run behind nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_behind_nohup_a_closed_terminal_ends_nothing(heard):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with whole.started([sys.executable, "-c", "import sys; sys.exit(7)"]) as program:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert program.wait() == 7
+
+
+def test_a_program_that_hears_nothing_is_killed(monkeypatch):
+    monkeypatch.setattr(whole, "_HEARING_S", 0.3)
+    monkeypatch.setattr(whole, "_PATIENCE_S", 0.3)
+    code = "import signal, time\nfor each in (signal.SIGINT, signal.SIGTERM): signal.signal(each, signal.SIG_IGN)\n"
+    words = [sys.executable, "-c", f"{code}print(1, flush=True)\ntime.sleep(60)"]
+    with pytest.raises(SystemExit), whole.started(words, stdout=subprocess.PIPE) as program:
+        program.stdout.readline()  # it is deaf now
+        sys.exit(3)
+    assert program.poll() == -signal.SIGKILL
 
 
 def test_parents_are_asked_to_end_before_what_they_have_started(monkeypatch):
@@ -251,8 +279,8 @@ def test_parents_are_asked_to_end_before_what_they_have_started(monkeypatch):
 
 def test_another_occasion_needs_the_first(project):
     """In a fresh clone both would run together, and count as one."""
-    refused = call("--occasion", "3")
-    assert refused.returncode and "points of the first occasion are still to run" in refused.stderr
+    refused = CliRunner().invoke(cli.app, ["reproduce", "--occasion", "3"])
+    assert refused.exit_code and "points of the first occasion are still to run" in refused.stderr
     assert "without --occasion" in refused.stderr
 
 
@@ -267,8 +295,9 @@ def test_an_end_keeps_what_is_done_and_leaves_nothing_running(project, number):
     while not first.exists():
         assert time.monotonic() < deadline and driver.poll() is None
         time.sleep(0.1)
-    beside = call("points", "--tier", "smoke")
-    assert beside.returncode and "laptop-smoke: another `repro reproduce` runs here" in beside.stderr
+    if number == signal.SIGINT:
+        beside = call("points", "--tier", "smoke")
+        assert beside.returncode and "laptop-smoke: another `repro reproduce` runs here" in beside.stderr
     (os.killpg if number == signal.SIGINT else os.kill)(driver.pid, number)
     said = driver.communicate(timeout=60)[1].decode()
     assert driver.returncode == 128 + number and "what is finished stays" in said
@@ -285,20 +314,22 @@ def networks_of(driver):
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(netns.unavailable()), reason="links cannot be shaped here")
-def test_a_kill_of_the_driver_takes_the_emulated_network_down(project):
+@pytest.mark.parametrize("kill", [os.killpg, pytest.param(os.kill, marks=pytest.mark.exhaustive)])
+def test_a_kill_takes_the_emulated_network_down(project, kill):
+    """As `timeout` kills, the whole group, or the driver alone."""
     smoke_of(project, "zero_train", {"steps": 2000})
     driver = subprocess.Popen([*COMMAND, "points", "--tier", "smoke"], start_new_session=True)
     deadline = time.monotonic() + 120
     while len(networks := networks_of(driver)) < 8:
         assert time.monotonic() < deadline and driver.poll() is None
         time.sleep(0.1)
-    driver.terminate()
+    kill(driver.pid, signal.SIGTERM)
     assert driver.wait(60) == 128 + signal.SIGTERM
     assert not any(path.exists() for path in networks)
 
 
 @pytest.mark.slow
-def test_a_second_run_waits_for_what_a_killed_driver_has_left(project):
+def test_a_second_run_is_refused_while_what_a_killed_driver_has_left_goes_on(project):
     smoke_of(project, "exflow_placement", {"method": "exflow", "gpus": 8, "time_limit_s": 60})
     driver = subprocess.Popen([*COMMAND, "points", "--tier", "smoke"], start_new_session=True)
     log = project / "results/laptop-smoke/snakemake.log"
@@ -306,10 +337,14 @@ def test_a_second_run_waits_for_what_a_killed_driver_has_left(project):
     while not log.exists() or "rule allocation" not in log.read_text():
         assert time.monotonic() < deadline and driver.poll() is None
         time.sleep(0.1)
+    left = psutil.Process(driver.pid).children(recursive=True)
     driver.kill()
     driver.wait()
     assert "another `repro reproduce` runs here" in call("points", "--tier", "smoke").stderr
-    os.killpg(driver.pid, signal.SIGKILL)  # the others, which it has started
+    os.killpg(driver.pid, signal.SIGKILL)  # those others
+    psutil.wait_procs(left, 30)
+    with reproduction._alone(log):
+        pass
 
 
 def test_the_summary_names_every_paper_and_compares_with_the_shipped(monkeypatch, capsys):

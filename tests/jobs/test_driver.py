@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import time
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from snakemake.exceptions import WorkflowError
 
 from repro import paths
 from repro.cli import planned
-from repro.jobs import allocation, driver, journal, queue
+from repro.jobs import allocation, driver, journal, queue, srun
 from repro.jobs.queue import JobState, QueueError
 from repro.plan import jobs as plan
 from repro.records import record
@@ -38,6 +39,7 @@ def answers(project, monkeypatch):
         raise AssertionError(command)
 
     monkeypatch.setattr(queue, "_said", say)
+    monkeypatch.setattr(journal, "LATE_FILES_S", 0)
     monkeypatch.setattr(queue, "_PAUSES_S", (0.0, 0.0))
     return said
 
@@ -77,6 +79,24 @@ def test_a_driver_ends_with_who_started_it(project, monkeypatch):
     assert process.wait(30) == 0
     with driver._alone(project / "results/x/slurm/driver.json"):
         pass
+
+
+def test_a_driver_that_lives_says_so(file, monkeypatch):
+    """Else a second host would take it for dead, and submit its jobs again."""
+    monkeypatch.setattr(driver, "_BEAT_S", 0.02)
+    with driver._alone(file):
+        os.utime(file, (0, 0))
+        deadline = time.monotonic() + 30
+        while file.stat().st_mtime == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+def test_jobs_of_an_earlier_driver_that_do_not_end_are_named(answers, monkeypatch):
+    monkeypatch.setattr(driver, "_PATIENCE_S", 0)
+    answers["squeue"] = "COMPLETING|None\n"
+    with pytest.raises(driver.DriverError, match="jobs 7, 8 were cancelled and have not ended yet"):
+        driver._wait_for(["7", "8"])
 
 
 def test_a_run_ends_when_its_driver_does(monkeypatch, capsys):
@@ -181,6 +201,19 @@ def test_a_dead_jobs_point_gets_its_cause_when_slurm_can_tell(answers, capsys):
     assert not journal.entries("results/x") and not left.exists()
 
 
+def test_an_allocation_of_which_a_job_lives_is_not_begun_again(answers):
+    steps = object.__new__(srun.JobSteps)
+    steps.plan, steps.allocation, steps.job_id = SimpleNamespace(results="results/x"), SimpleNamespace(name="a"), "9"
+    journal.write("results/x", entry())
+    answers["squeue"] = "RUNNING|None\n"
+    with pytest.raises(ValueError, match="allocation a: job 5 is running it"):
+        steps.__enter__()
+    assert journal.entries("results/x")
+    answers["squeue"] = "NODE_FAIL|None\n"
+    steps.__enter__()
+    assert record.read(paths.root() / entry().running.record).cause is Cause.NODE_FAILURE
+
+
 def test_an_entry_of_an_experiment_that_is_gone_is_dropped(answers, capsys):
     gone = entry()
     assert gone.running is not None
@@ -208,6 +241,32 @@ def test_a_later_record_is_left_alone(answers, make_record):
     assert path.read_bytes() == before and not journal.entries("results/x")
 
 
+def test_a_record_that_is_shown_late_is_kept(answers, make_record, monkeypatch):
+    """By a file system of several hosts, after its job is over."""
+    monkeypatch.setattr(journal, "LATE_FILES_S", 30)
+    journal.write("results/x", entry())
+    answers["squeue"] = "NODE_FAIL|None\n"
+    path = paths.root() / entry().running.record
+    monkeypatch.setattr(
+        journal.time, "sleep", lambda seconds: record.write(make_record(point=entry().running.point), path)
+    )
+    driver.settle("results/x")
+    assert record.read(path).status == "ok" and not journal.entries("results/x")
+
+
+def test_what_is_finished_is_told_by_the_file_and_not_by_clocks(answers, make_record):
+    running = entry().running
+    path = paths.root() / running.record
+    record.write(make_record(point=running.point), path)
+    late = running.model_copy(update={"since": record.read(path).provenance.start + timedelta(hours=1)})
+    assert journal.finished(late) == record.read(path)
+    again = late.model_copy(update={"replaces": journal.file_of(running.record)})
+    assert journal.finished(again) is None, "it was there before"
+    record.write(make_record(point=running.point), path)
+    assert journal.finished(again) == record.read(path)
+    assert journal.finished(again.model_copy(update={"attempt": 2})) is None
+
+
 @pytest.mark.parametrize(
     ("status", "cause", "hours_after_plan", "attempt"),
     [
@@ -218,8 +277,6 @@ def test_a_later_record_is_left_alone(answers, make_record):
     ],
 )
 def test_which_points_a_job_runs(project, make_record, monkeypatch, status, cause, hours_after_plan, attempt):
-    from datetime import timedelta
-
     (job,) = (job for job in plan.make("smoke").jobs if job.experiment == "flover_queue" and job.point.requests == 1)
     found = make_record()
     source = plan.provenance.source_hash("repro.experiments.flover_queue")

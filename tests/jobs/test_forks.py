@@ -13,11 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from repro.emulate import netns, owners
 from repro.experiments.base import Experiment
 from repro.jobs import allocation, forks, journal, runner
 from repro.plan import config, packing
 from repro.plan import jobs as plan
 from repro.records import record
+from repro.topology import Level, Topology
 
 RESULTS = "results/forks"
 
@@ -80,11 +82,12 @@ def test_what_a_killed_allocation_was_running_is_told_until_the_next_begins(proj
 def test_an_entry_that_cannot_be_read_now_stays(project, monkeypatch):
     journal.write(RESULTS, journal.Entry(job_id="5", allocation="a"))
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_text", lambda path: (_ for _ in ()).throw(OSError("stale file handle")))
+        patch.setattr(Path, "read_bytes", lambda path: (_ for _ in ()).throw(OSError("stale file handle")))
         assert journal.entries(RESULTS) == []
     assert [entry.job_id for entry in journal.entries(RESULTS)] == ["5"]
-    (journal.folder(RESULTS) / "5.json").write_text("{")
-    assert journal.entries(RESULTS) == [] and not (journal.folder(RESULTS) / "5.json").exists()
+    for damaged in (b"{", b"\xff\x00"):
+        (journal.folder(RESULTS) / "5.json").write_bytes(damaged)
+        assert journal.entries(RESULTS) == [] and not (journal.folder(RESULTS) / "5.json").exists()
 
 
 IN_A_FORK = """
@@ -112,6 +115,28 @@ def test_an_interrupt_that_lands_in_a_fork_of_the_point_itself_is_heard(told, fo
         [sys.executable, "-c", IN_A_FORK.format(told=told)], capture_output=True, text=True, timeout=60
     )
     assert said.stdout.strip() == found, said.stderr
+
+
+@pytest.mark.skipif(bool(netns.unavailable()), reason="links cannot be shaped here")
+def test_a_network_whose_removal_was_interrupted_goes_with_its_point(project, monkeypatch):
+    topology = Topology((Level("package", 2, 1e8), Level("node", 1, 1e7), Level("cluster", 1, 1e6)))
+    remove = netns.remove
+
+    def interrupted(namespaces):
+        monkeypatch.setattr(netns, "remove", remove)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def shaped(self, point):
+        with netns.Fabric(topology) as fabric:
+            Path("names").write_text(" ".join(fabric.namespaces()))
+            monkeypatch.setattr(netns, "remove", interrupted)
+
+    monkeypatch.setattr(Experiment, "run", shaped)
+    found, _ = planned(requests=[1], seeds=1)
+    run(found)
+    names = Path("names").read_text().split()
+    assert len(names) == 3 and not any(map(netns.present, names))
+    assert not any(name in path.read_text() for path in owners.RECORDS.iterdir() for name in names)
 
 
 def test_a_point_without_memory_for_a_thread_ends(project, monkeypatch):

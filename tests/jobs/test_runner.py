@@ -45,8 +45,8 @@ class OneNumber(Metrics):
 
 @pytest.fixture
 def experiment(monkeypatch):
-    def install(run, timeout_s=600.0):
-        made = Experiment(Point, OneNumber, conditions=("fabric",), timeout_s=timeout_s)
+    def install(run, timeout_s=600.0, timed=True):
+        made = Experiment(Point, OneNumber, conditions=("fabric",), timeout_s=timeout_s, timed=timed)
         monkeypatch.setattr(Experiment, "run", lambda self, point: run(point))
         monkeypatch.setattr(experiments, "get", lambda name: made)
 
@@ -134,23 +134,23 @@ def test_a_record_has_the_hash_of_the_code_that_ran(tmp_path, experiment, monkey
     assert asked.index("hash") < asked.index("run")
 
 
-def test_timed_runs_are_alone_and_others_share(tmp_path, monkeypatch):
+@pytest.mark.parametrize("timed", [True, False])
+def test_a_timed_point_is_alone_and_others_share(tmp_path, experiment, monkeypatch, timed):
     monkeypatch.setattr(runner.tempfile, "gettempdir", lambda: str(tmp_path))
 
     def free(kind) -> bool:
         """Whether another holder would get the lock at once (each open file is a holder of its own)."""
-        with next(tmp_path.iterdir()).open("w") as file:
+        with (tmp_path / "repro-measure.lock").open("w") as file:
             try:
                 fcntl.flock(file, kind | fcntl.LOCK_NB)
             except BlockingIOError:
                 return False
         return True
 
-    with runner.machine(timed=False):
-        assert free(fcntl.LOCK_SH) and not free(fcntl.LOCK_EX)
-    with runner.machine(timed=True):
-        assert not free(fcntl.LOCK_SH) and not free(fcntl.LOCK_EX)
-    assert free(fcntl.LOCK_EX)
+    found = []
+    experiment(lambda point: found.append((free(fcntl.LOCK_SH), free(fcntl.LOCK_EX))), timed=timed)
+    runner.run("flover_queue", Point())
+    assert found == [(not timed, False)] and free(fcntl.LOCK_EX)
 
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] "

@@ -19,7 +19,6 @@ import torch.distributed as dist
 
 from repro.launch import CollectiveHang, Done, LaunchTimeout, RankError, launch, watchdog
 from repro.launch import rank as rank_module
-from repro.launch.joined import place_in_job
 from repro.topology import frontier
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked from the tests' own closures")
@@ -445,22 +444,6 @@ def test_a_late_rank_of_a_job_says_where_it_is_and_ends(tmp_path, by):
     late = watchdog.cause(tmp_path, 1)
     assert type(late) is LaunchTimeout and "1 of 1 ranks were not done" in str(late) and "wait_for_ever" in str(late)
     assert "wait_for_ever" in done.stderr
-
-
-def test_a_batch_script_or_a_step_of_one_task_is_no_rank(monkeypatch):
-    monkeypatch.setenv("SLURM_PROCID", "0")
-    monkeypatch.setenv("SLURM_NTASKS", "8")
-    assert launch(divmod, 2) == [(0, 0), (0, 1)]
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
-    assert launch(divmod, 2) == [(0, 0), (0, 1)]
-
-
-def test_a_step_of_one_task_may_say_that_it_is_the_rank(monkeypatch):
-    """A GPU is taken only by ranks of a job."""
-    monkeypatch.setenv("SLURM_PROCID", "0")
-    assert place_in_job() is None
-    monkeypatch.setenv("REPRO_ALONE", "1")
-    assert place_in_job() == (0, 1)
 
 
 @pytest.mark.parametrize("fate", ["killed", "raised", "finished"])

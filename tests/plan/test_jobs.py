@@ -173,6 +173,22 @@ def test_points_that_are_not_repeated_come_after_those_that_are(project):
     assert 0 < len(again) < len(mine)
 
 
+def test_what_is_compared_runs_repeat_by_repeat_forwards_and_back(project):
+    """A machine that grows slower does so for both sides of a pair."""
+    mine = [job for job in plan.make("full", occasion=2).jobs if job.experiment == "zero_train"]
+    repeats = [job.repeat for job in mine if job.point in {other.point for other in mine if other.repeat}]
+    assert repeats == sorted(repeats) and set(repeats) == {0, 1, 2, 3}
+    again = mine[: len(repeats)]
+    first, second, third, fourth = ([job.point for job in again if job.repeat == n] for n in range(4))
+    assert first == second[::-1] == third == fourth[::-1] and len(first) > 2
+
+
+def test_an_occasion_is_told_of_every_point(project):
+    jobs = plan.make("full", occasion=2).jobs
+    assert {job.record for job in jobs if job.occasion == 1} == {job.record for job in plan.make("full").jobs}
+    assert {job.repeat for job in jobs if job.occasion == 2} == {2, 3}
+
+
 def test_timed_points_run_once_or_as_two_pairs_an_occasion():
     """Else the last occasion would not bring the last pair that verdicts take."""
     for name, experiment in config.load()[0].experiments.items():

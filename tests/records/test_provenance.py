@@ -24,6 +24,31 @@ def test_the_commit_of_a_checkout_that_only_surrounds_it_is_not_told(tmp_path):
     assert (committed(tmp_path, "first"), False) == provenance.commit(tmp_path)
 
 
+def test_a_checkout_whose_files_are_changed_is_told(tmp_path):
+    git(tmp_path, "init", "--quiet")
+    (tmp_path / "code.py").write_text("1")
+    git(tmp_path, "add", "code.py")
+    commit = committed(tmp_path, "first")
+    (tmp_path / "notes").touch()
+    assert provenance.commit(tmp_path) == (commit, False), "what is not tracked is no code"
+    provenance.commit.cache_clear()
+    (tmp_path / "code.py").write_text("2")
+    assert provenance.commit(tmp_path) == (commit, True)
+
+
+def test_a_checkout_of_which_git_does_not_say_counts_as_changed(tmp_path, monkeypatch):
+    git(tmp_path, "init", "--quiet")
+    commit, run = committed(tmp_path, "first"), subprocess.run
+
+    def slow(words, **options):
+        if "status" in words:
+            raise subprocess.TimeoutExpired(words, 20)
+        return run(words, **options)
+
+    monkeypatch.setattr(provenance.subprocess, "run", slow)
+    assert provenance.commit(tmp_path) == (commit, True)
+
+
 def test_a_record_has_the_commit_that_ran(project, monkeypatch):
     """Not one made while it ran."""
     git(project, "init", "--quiet")

@@ -152,7 +152,7 @@ def test_a_machine_that_lies_outside_is_told_from_one_that_turns_a_claim(tmp_pat
         runs = named(*occasions([[ratio, ratio]] * 2))
         other = sides.Side("slow", tmp_path / "slow", runs, registry.evaluate([one], runs))
         machine = machines._machine([one], other, shipped)
-        assert [row.name for row in machine.outside(machine.timed)] == ["ZT-1.a"] and bool(machine.turned) == turned
+        assert [row.name for row in machine.outside] == ["ZT-1.a"] and bool(machine.turned) == turned
         assert machine.occasions == 2 and machine.says.startswith("Of 1 claims on times 0 lie inside")
     same = machines._machine([one], sides.Side("copy", tmp_path / "copy", shipped.records, shipped.verdicts), shipped)
     assert (

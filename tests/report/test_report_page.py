@@ -39,6 +39,7 @@ def run(tmp_path_factory):
         patch.setattr(
             sides, "shipped", lambda claims: sides.Side("shipped", SHIPPED, {}, registry.evaluate(claims, {}))
         )
+        patch.setattr(html.machines, "others", lambda claims, shipped: [])
         html.write(folder / "records", folder / "figures", folder / "report.html")
     return folder
 
@@ -157,6 +158,12 @@ def test_the_shipped_page_is_small_and_whole():
     assert len(page) < 4e6
     assert page.count("data:image/webp;base64,") == len(figures.FIGURES)
     assert unresolved(path) == []
+
+
+def test_the_shipped_page_says_what_other_machines_gave():
+    page, readme = (SHIPPED / "report.html").read_text(), (paths.root() / "README.md").read_text()
+    told = re.findall(r"^(\S.* kind of machine.*\)): (\d+ of \d+ claims on times lie outside)", readme, re.MULTILINE)
+    assert len(told) == 2 and all(f"<li>{what}: {count}" in page for what, count in told)
 
 
 def test_runs_of_other_experiments_are_of_one_machine(make_record):

@@ -21,15 +21,16 @@ EIGHT, FOUR, TWO = frontier(2, 2, 2), frontier(2, 1, 2), frontier(1, 1, 2)
 SHAPE = replace(SHAPE, tied=True)
 
 
-def _build(plan: Plan, **options) -> tuple[nn.Module, ZeroOptimizer]:
+def _build(plan: Plan, shape=SHAPE, seen=(2,), grouped=True, **options) -> tuple[nn.Module, ZeroOptimizer]:
     """Two parameter groups, tied embeddings, a frozen layer, a buffer."""
     torch.manual_seed(0)
-    model = GPT(SHAPE)
+    model = GPT(shape)
     model.blocks[0].up.requires_grad_(False)
-    model.register_buffer("seen", torch.zeros(2))
+    model.register_buffer("seen", torch.zeros(seen))
     matrices = [p for p in model.parameters() if p.dim() > 1 and p.requires_grad]
     others = [p for p in model.parameters() if p.dim() == 1 and p.requires_grad]
     groups = [{"params": matrices, "weight_decay": 0.5}, {"params": others, "weight_decay": 0.0}]
+    groups = groups if grouped else [{"params": matrices + others}]
     settings = {"weight_dtype": torch.float32, "lr": 1e-2, "max_grad_norm": 0.4} | options
     return model, ZeroOptimizer(model, plan, torch.optim.AdamW, groups, **settings)
 
@@ -279,15 +280,21 @@ def test_a_kill_while_saving_leaves_the_previous_checkpoint(tmp_path, moment):
 
 def _refuse(rank: int, world: int, folder: Path) -> list[str]:
     messages = []
-    model, optimizer = _build(_plan("zero3", TWO))
-    _, one_group = model, ZeroOptimizer(GPT(SHAPE), _plan("zero3", TWO), lr=1e-2)
-    wider = ZeroOptimizer(GPT(replace(SHAPE, hidden=48)), _plan("zero3", TWO), lr=1e-2)
+    plan = _plan("zero3", TWO)
+    model, optimizer = _build(plan)
+    one_group, wider, turned = (
+        _build(plan, **change)[1]
+        for change in ({"grouped": False}, {"shape": replace(SHAPE, hidden=48)}, {"seen": (1, 2)})
+    )
+    unlike = ZeroOptimizer(GPT(SHAPE), plan, lr=1e-2)
     model(*batch(0, rank)).backward()
     for action in (
         lambda: checkpoint.load(folder / "nowhere", optimizer),
         lambda: checkpoint.load(folder, optimizer, step=7),
+        lambda: checkpoint.load(folder, unlike),
         lambda: checkpoint.load(folder, one_group),
         lambda: checkpoint.load(folder, wider),
+        lambda: checkpoint.load(folder, turned),
         lambda: checkpoint.save(folder, 9, optimizer),
         lambda: (optimizer.zero_grad(), checkpoint.save(folder, 3, optimizer)),
     ):
@@ -302,7 +309,9 @@ def test_what_it_refuses(saved):
         "nowhere has no complete checkpoint",
         "has no step 7; complete are 3",
         "seen is in the checkpoint only",
-        "seen is in the checkpoint only",
+        ", 1], in the model ['master', ",
+        ", 48], 0]",
+        "seen is ['buffer', 'seen', [2], None], in the model ['buffer', 'seen', [1, 2], None]",
         "save after step(), not between backward and step",
         "step-00000003 is there already",
     ]

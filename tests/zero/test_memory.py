@@ -20,7 +20,7 @@ from repro.topology import frontier
 from repro.zero import ZeroOptimizer, memory
 from repro.zero import plan as plans
 from repro.zero.chunks import splits
-from repro.zero.layout import layout
+from repro.zero.layout import BucketLayout, Layout, layout
 
 SHAPE = GPTConfig(layers=2, hidden=36, heads=3, seq_len=8, vocab=33)  # 8 divides nearly no tensor
 TOPOLOGY = frontier(2, 2, 2)
@@ -116,6 +116,20 @@ def _held(rank: int, world: int) -> list[dict[str, int]]:
         assert optimizer.held_bytes()["gradients"] == optimizer.held_bytes()["secondary"] == 0
         found.append(held)
     return found
+
+
+def test_working_memory_by_hand():
+    """Root of 10 values and two blocks of 8 gathered, in 16 bits; gradients of the root in 16 bits, and summed in fp32."""
+    block, root = BucketLayout(((8,),)), BucketLayout(((10,),))
+    plan = plans.zero3(frontier(1, 1, 2))
+    assert memory.working(plan, Layout((block, block, root))) == 2 * (10 + 8 + 8) + (2 + 4) * 10
+
+
+@pytest.mark.parametrize(("checkpointing", "nbytes"), [(False, 34 * 2 * 12 * 8), (True, (2 * 2 + 34) * 12 * 8)])
+def test_activations_by_hand(checkpointing, nbytes):
+    """12 tokens, hidden 8, two layers; logits of 16 words in fp32, their gradient, and both in 16 bits: 12 bytes."""
+    found = memory.activations(2, 8, seq_len=4, micro_batch=3, vocab=16, checkpointing=checkpointing)
+    assert found == nbytes + 12 * 12 * 16
 
 
 def test_the_engine_holds_what_was_predicted():

@@ -118,8 +118,8 @@ def unfinished(wildcards):
 
     The plan alone decides: a failed, stale or truncated record is made again, whatever Snakemake remembers.
     """
-    job = JOBS[f"results/{wildcards.run}/records/{wildcards.experiment}/{wildcards.job}.json"]
-    return [] if job["state"] in ("done", "skipped") else [str(PLAN_FILE)]
+    record = f"results/{wildcards.run}/records/{wildcards.experiment}/{wildcards.job}.json"
+    return [str(PLAN_FILE)] if record in MADE_BY else []
 
 
 def check_jobs():

@@ -71,4 +71,4 @@ else:
             "../../environment.yml"
         threads: workflow.cores
         shell:
-            "repro allocation {input:q} {output:q} > {log:q} 2>&1"
+            'repro allocation "$REPRO_PLAN" {output:q} > {log:q} 2>&1'

@@ -25,6 +25,7 @@ FOLDER = Path("/run/repro-boxes")
 MOST = 16  # boxes at a time
 _MOUNT_POINT = Path("/etc/slurm")  # where the nodes mount theirs; made where the machine has none
 _RECORD, _COMPLETE, _MADE = "owner.json", "complete", "made-etc-slurm"
+_ENDED = ".ended-"  # beginning of the name of a folder that is being removed
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ def take(nodes: int, gcds: int) -> Claim:
         claim = Claim(number, secrets.token_hex(3), *whose, nodes, gcds)
         begun = FOLDER / ".begun"  # of a killed process: there is no folder without its record
         shutil.rmtree(begun, ignore_errors=True)
+        _sweep()
         begun.mkdir(mode=0o700)
         (begun / _RECORD).write_text(json.dumps(asdict(claim)))
         (begun / _RECORD).chmod(0o644)  # whatever the umask
@@ -116,13 +118,21 @@ def take(nodes: int, gcds: int) -> Claim:
 
 
 def drop(claim: Claim) -> None:
-    """Remove the folder; with the last box also the mount point, if a box made it and nobody has used it since."""
+    """Remove the folder, unless another box has its number by now; with the last box also the mount point, if a box made
+    it and nobody has used it since."""
     with _locked():
-        shutil.rmtree(claim.folder, ignore_errors=True)
+        if claim in known():
+            claim.folder.rename(FOLDER / f"{_ENDED}{claim.id}")  # at once: without its record a number would be lost
+        _sweep()
         if not known() and (FOLDER / _MADE).exists():
             with contextlib.suppress(OSError):
                 _MOUNT_POINT.rmdir()
             (FOLDER / _MADE).unlink()
+
+
+def _sweep() -> None:
+    for ended in FOLDER.glob(f"{_ENDED}*"):
+        shutil.rmtree(ended, ignore_errors=True)
 
 
 @contextlib.contextmanager

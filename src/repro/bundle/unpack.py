@@ -80,7 +80,7 @@ def _examine(archive: Path, file: IO[bytes]) -> tuple[str, dict[str, _Member]]:
         top = top or folder
         if folder != top or not path:
             raise BundleError(archive, info.name, "a name outside the bundle's folder", f"{top}/...")
-        same = unicodedata.normalize("NFC", path).casefold()
+        same = _alike(path)
         if same in seen:
             raise BundleError(archive, info.name, "a second member of this name", "one; upper and lower case are alike")
         modes = [MODES["link"]] if info.issym() else [MODES["file"], MODES["program"]]
@@ -153,10 +153,16 @@ def _name_fault(name: str) -> str:
     return ""
 
 
+def _alike(path: str) -> str:
+    """The same for names that some file system takes for one."""
+    return unicodedata.normalize("NFC", path).casefold()
+
+
 def _check_places(archive: Path, members: dict[str, _Member]) -> None:
     """No member stands below a file or link, and every link names a member, or a folder of members, of the bundle."""
     folders = {str(folder) for path in members for folder in Path(path).parents}
-    for path in sorted(folders & members.keys()):
+    alike = set(map(_alike, folders))
+    for path in sorted(path for path in members if _alike(path) in alike):
         raise BundleError(archive, path, "members below a file or link", "members below folders")
     known = folders | {path for path, member in members.items() if not member.info.issym()}
     for path, member in members.items():

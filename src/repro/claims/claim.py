@@ -17,7 +17,7 @@ KIND: dict[Kind, str] = {
     "claim": "a statement of the paper, judged by our runs; only these are counted as claims",
     "self-check": "our code against its own formula, or arithmetic on the paper's numbers: it should hold, and says"
     " nothing about the paper",
-    "critique": "what we find missing in a paper, such as messages that its method needs and its count leaves out",
+    "critique": "a question of ours that the paper does not ask: another baseline, what a count leaves out, a harder text; no failure of the paper",
     "validation": "a model of ours against measurements: of others, or where it says so our own",
     "variant": "a claim once more, with another choice where the paper leaves one: how much depends on it",
 }

@@ -221,11 +221,9 @@ def section(found: Comparison) -> dict[str, Any]:
 
     says            sentences: how many claims and metrics agree, lie outside, flipped, cannot be told and why
     claims          `cells` of every claim; differing_metrics: of every metric of a record that lies outside
-    same_folder     whether both sides are the same records, so that nothing is compared
     """
     return {
         "says": found.says,
         "claims": [cells(row) for row in found.claims],
         "differing_metrics": [cells(row) for row in found.metrics if row.differs],
-        "same_folder": found.a.folder.resolve() == found.b.folder.resolve(),
     }

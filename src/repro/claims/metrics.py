@@ -52,18 +52,12 @@ def compare(a: Side, b: Side) -> tuple[list[Row], list[str], list[str]]:
             continue
         for metric in pair.a.metrics.keys() | pair.b.metrics.keys():
             if None not in pair.values(metric) and _by_a_clock(pair, metric, changing):
-                clocked[_point(pair.a), _kind(pair.b), metric].append(pair)
+                clocked[stored.point(pair.a), _kind(pair.b), metric].append(pair)
             else:
                 rows.append(_counted(pair, metric, a, b))
     rows += _timed(clocked, b)
     only_a, only_b = ([_name(x[at]) for at in x if at not in y] for x, y in ((ours, theirs), (theirs, ours)))
     return sorted(rows, key=lambda row: (row.name, row.title)), only_a, only_b
-
-
-def _point(run: Record) -> Any:
-    """The same for all repeats of a point."""
-    experiment, _, values = stored.place(run)
-    return experiment, values
 
 
 def _kind(run: Record) -> Any:
@@ -92,7 +86,7 @@ def _changing(runs: Iterable[Record]) -> dict[tuple[str, str], bool]:
     first: dict[Any, Record] = {}
     found: dict[tuple[str, str], bool] = {}
     for run in runs:
-        other = first.setdefault((_point(run), run.evidence), run)
+        other = first.setdefault((stored.point(run), run.evidence), run)
         for name in (run.metrics.keys() & other.metrics) if other is not run else ():
             same_value = math.isclose(run.metrics[name].value, other.metrics[name].value, rel_tol=_ROUNDING)
             found[run.experiment, name] = found.get((run.experiment, name), False) or not same_value
@@ -122,7 +116,7 @@ def _timed(clocked: Mapping[tuple[Any, Any, str], list[Pair]], b: Side) -> list[
     """A row for each point and metric, named after the record that is farthest from its partner."""
     alike = defaultdict(list)
     for run in b.records.values():
-        alike[_point(run)].append(run)
+        alike[stored.point(run)].append(run)
     spreads = [_Spread(metric, pairs, alike[point]) for (point, _, metric), pairs in clocked.items()]
     reasons = [spread.why_not(b.name) for spread in spreads]
     level = statistics.LEVEL ** (1 / max(1, reasons.count(None)))

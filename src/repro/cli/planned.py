@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from repro import paths
 from repro.cli.console import stdout
 from repro.files import replacing
-from repro.plan import jobs, occasions
+from repro.plan import jobs
 from repro.plan.models import Job, Plan
 from repro.records.statistics import OCCASIONS
 
@@ -93,8 +93,8 @@ def show(found: Plan, points: bool) -> None:
 
 def _of_repeated(all_jobs: list[Job]) -> float:
     """Node-hours of the points that have several repeats, without the start and the end of their jobs."""
-    again = {occasions.setting(job.experiment, job.point) for job in all_jobs if job.repeat}
-    repeated = (job for job in all_jobs if occasions.setting(job.experiment, job.point) in again)
+    again = {job.point for job in all_jobs if job.repeat}
+    repeated = (job for job in all_jobs if job.point in again)
     return sum(job.nodes * job.minutes / 60 for job in repeated)
 
 

@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from repro import experiments, paths
+from repro import paths
 from repro.claims import compare, registry, sides
 from repro.claims.claim import Claim
 from repro.cli import verdicts, whole
@@ -58,7 +58,7 @@ def run(found: Plan, target: str | None, verbose: bool, occasion: int = 1) -> in
                 _show(_Watch(found), snakemake)
             code = snakemake.wait()
     if not code:
-        _summarise(found) if target is None else _answer(found, target)
+        _summarise(found) if target is None else _answer(found, _named(found, target) or target)
     elif not verbose:
         stderr.print(f"[bold red]Snakemake ended with code {code}[/]; the end of {escape(str(log))}:", soft_wrap=True)
         stderr.print(escape("\n".join(log.read_text(errors="replace").splitlines()[-15:])), soft_wrap=True)
@@ -113,14 +113,13 @@ def read_by(claim: Claim, jobs: Sequence[Job], tier: str) -> list[Job]:
     if tier != "cluster":  # that has the papers' sizes, of which no run is shipped
         shipped = sides.shipped([claim])
         runs = [run for name, run in shipped.runs.items() if name in shipped.verdicts[0].records]
-    parameters = experiments.get(claim.value.experiment).parameters
-    read = {occasions.setting(claim.value.experiment, parameters.model_validate(run.point)) for run in runs}
+    read = {stored.point(run) for run in runs}
     of_it = [job for job in jobs if job.experiment == claim.value.experiment and claim.value.may_read(dict(job.point))]
-    own = {occasions.setting(job.experiment, job.point) for job in of_it}
+    own = {job.point for job in of_it}
     if not own or (lacking := read - own):
         lacks = f"{len(lacking)} of the {len(read)} points that it reads" if own else "all of its points"
         raise ValueError(f"{claim.id}: tier {tier} lacks {lacks}; docs/claims.md has the tier")
-    return [job for job in of_it if occasions.setting(job.experiment, job.point) in (read or own)]
+    return [job for job in of_it if job.point in (read or own)]
 
 
 @contextlib.contextmanager
@@ -172,8 +171,9 @@ class _Watch:
         complete = set()
         for name, job in list(self.open.items()):
             path = paths.root() / name
-            if path.exists() and path.stat().st_mtime >= self.plan.made.timestamp():
-                with contextlib.suppress(record.RecordError):  # a file that is none is no finished point
+            # What is no record is no finished point; what is put in place in this instant some file systems cannot read.
+            with contextlib.suppress(record.RecordError, OSError):
+                if path.stat().st_mtime >= self.plan.made.timestamp():
                     self.failed += stored.read(path).status == "failed"
                     del self.open[name]
                     complete.add(job.experiment)

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 
 from repro.cli.console import stderr
+from repro.jobs import forks
 
 _HEARING_S = 15.0  # after which those who have not ended are asked (again)
 _PATIENCE_S = 60.0  # for Snakemake to end its jobs then
@@ -17,7 +18,8 @@ _PATIENCE_S = 60.0  # for Snakemake to end its jobs then
 
 @contextlib.contextmanager
 def started(words: list[str], **options: Any) -> "Iterator[subprocess.Popen[Any]]":
-    """Start a program that nothing is left of after an exception. Ctrl-C and SIGTERM become the exit codes 130 and 143."""
+    """Start a program that nothing is left of after an exception. Ctrl-C, SIGTERM and SIGHUP, of a terminal that is
+    closed, become the exit codes 130, 143 and 129."""
 
     process: subprocess.Popen[Any] | None = None
     asked_to_end = 0
@@ -28,7 +30,7 @@ def started(words: list[str], **options: Any) -> "Iterator[subprocess.Popen[Any]
         if process is not None:  # else it would go on, and nobody would know it
             sys.exit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, end)
+    before = {number: signal.signal(number, end) for number in forks.heeded() if number != signal.SIGINT}
     try:
         process = subprocess.Popen(words, **options)
         try:
@@ -39,17 +41,18 @@ def started(words: list[str], **options: Any) -> "Iterator[subprocess.Popen[Any]
             _end(process, asked=isinstance(ended, KeyboardInterrupt))  # Ctrl-C reaches all of a terminal by itself
             if not isinstance(ended, KeyboardInterrupt | SystemExit):
                 raise
-            stderr.print("interrupted; what is finished stays, and the same command goes on from here")
+            with contextlib.suppress(OSError):  # the terminal is gone
+                stderr.print("interrupted; what is finished stays, and the same command goes on from here")
             sys.exit(130 if isinstance(ended, KeyboardInterrupt) else ended.code)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        _restore(before)
 
 
 def _end(process: "subprocess.Popen[Any]", asked: bool) -> None:
     """Wait until Snakemake and all that it started have ended. Those whom nobody has `asked` to, or who do not hear, are
     asked as by Ctrl-C, upon which points clean up; who stays is killed. Parents are asked first: whose program ends before
     it was asked itself cleans up after a failure, and is then interrupted at that."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in forks.ENDING}
     try:
         top = psutil.Process(process.pid)
         left = [top]
@@ -68,5 +71,9 @@ def _end(process: "subprocess.Popen[Any]", asked: bool) -> None:
     except psutil.NoSuchProcess:
         pass
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        _restore(before)
+
+
+def _restore(handlers: dict[signal.Signals, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

@@ -34,6 +34,14 @@ def release(name: str) -> None:
         file.close()
 
 
+def mine() -> Iterator[list[str]]:
+    """The namespaces of each network that this process owns. Its record goes once the caller, who removes them, asks for
+    the next."""
+    for name in list(_held):
+        yield (RECORDS / name).read_text().split()
+        release(name)
+
+
 def abandoned() -> Iterator[list[str]]:
     """The namespaces of each dead owner. Its record goes once the caller, who removes them, asks for the next."""
     with _records() as folder:

@@ -6,11 +6,11 @@ Who plans, judges or draws reads records here; `repro.records` knows files alone
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
 from repro import experiments
+from repro.experiments.base import Point
 from repro.records import record
 from repro.records.record import Collection, Record, RecordError
 
@@ -39,18 +39,20 @@ def collect(folder: Path) -> Collection:
 
 def _whole(run: Record) -> Record:
     """With every parameter in its point, so that runs from before and after a parameter was added are of one setting."""
-    parameters = experiments.get(run.experiment).parameters
-    if not (parameters.model_fields.keys() - run.point.keys()):
+    if not (experiments.get(run.experiment).parameters.model_fields.keys() - run.point.keys()):
         return run
-    point = parameters.model_validate(run.point).model_dump(mode="json")
-    return run.model_copy(update={"point": point | run.point})
+    return run.model_copy(update={"point": point(run).model_dump(mode="json") | run.point})
 
 
-def place(run: Record) -> tuple[str, int, tuple[tuple[str, Any], ...]]:
-    """Experiment, repeat and point, the same for two records of one run. A parameter that a record lacks has its default:
-    it is of a time before there was that parameter."""
-    point = experiments.get(run.experiment).parameters.model_validate(run.point).model_dump()
-    return run.experiment, run.repeat, tuple(point.items())
+def point(run: Record) -> Point:
+    """Its parameters, equal in all repeats. One that a record lacks has its default: it is of a time before there was
+    that parameter."""
+    return experiments.get(run.experiment).parameters.model_validate(run.point)
+
+
+def place(run: Record) -> tuple[Point, int]:
+    """Point and repeat, the same for two records of one run."""
+    return point(run), run.repeat
 
 
 def _of_one_point(records: Mapping[Path, Record]) -> list[list[Path]]:

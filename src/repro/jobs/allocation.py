@@ -6,7 +6,7 @@ import fcntl
 import signal
 import sys
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import IO
 
@@ -76,8 +76,9 @@ def _running(job: Job, attempt: int, log: Path) -> Running:
     return Running(
         **job.model_dump(include={"record", "experiment", "point", "repeat"}),
         attempt=attempt,
-        since=provenance.now() - timedelta(milliseconds=1),
+        since=provenance.now(),
         log=str(log.relative_to(paths.root())),
+        replaces=journal.file_of(job.record),
     )
 
 

@@ -14,6 +14,7 @@ from typing import IO
 import psutil
 
 from repro import experiments, paths
+from repro.emulate import netns, owners
 from repro.jobs import causes, journal, runner
 from repro.jobs.journal import Entry, Running
 from repro.launch import joined
@@ -23,6 +24,11 @@ from repro.plan.packing import Allocation
 from repro.records import provenance
 from repro.records.record import Cause
 
+ENDING = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+)  # by which a process is asked to end, often with its whole group
 _START_S = 10  # for a thread to begin
 _AGAIN_S = 0.1
 _forking = False
@@ -47,7 +53,7 @@ class Forks:
             kind, _, pid = entry.job_id.partition("process-")
             if not kind and pid.isdecimal() and not psutil.pid_exists(int(pid)):
                 journal.remove(self.results, entry.job_id)
-        self.before = {number: signal.signal(number, self._end) for number in (signal.SIGINT, signal.SIGTERM)}
+        self.before = {number: signal.signal(number, self._end) for number in heeded()}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -110,8 +116,8 @@ def _point(job: Job, attempt: int, log: str, lifeline: Connection, held: Connect
     """Main function of a point's process."""
     held.close()
     _tell_forks()
-    signal.signal(signal.SIGINT, _interrupted_once)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in heeded():
+        signal.signal(number, _interrupted_once)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(_START_S)  # a thread without memory never says that it began, and who started it would wait for ever
     threading.Thread(target=_watch, args=(lifeline,), daemon=True).start()
@@ -120,7 +126,16 @@ def _point(job: Job, attempt: int, log: str, lifeline: Connection, held: Connect
         for number, stream in ((1, sys.stdout), (2, sys.stderr)):
             stream.flush()
             os.dup2(output.fileno(), number)
-    runner.run(job.experiment, job.point, job.repeat, attempt, paths.root() / job.record)
+    try:
+        runner.run(job.experiment, job.point, job.repeat, attempt, paths.root() / job.record)
+    finally:
+        for left in owners.mine():  # an interrupt may have come while it was taken down
+            netns.remove(left)
+
+
+def heeded() -> tuple[signal.Signals, ...]:
+    """Those of `ENDING` that this process does not ignore, as SIGHUP is behind nohup; SIGINT in any case."""
+    return tuple(n for n in ENDING if n == signal.SIGINT or signal.getsignal(n) is not signal.SIG_IGN)
 
 
 def _interrupted_once(number: int, frame: object) -> None:
@@ -131,19 +146,26 @@ def _interrupted_once(number: int, frame: object) -> None:
         again.daemon = True
         again.start()
         return
-    signal.signal(number, signal.SIG_IGN)
+    for each in ENDING:
+        signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 def _tell_forks() -> None:
-    """From here on `_forking` says whether this process forks."""
+    """From here on `_forking` says whether this process forks. What it forks, ranks say, ends as any process does."""
 
     def set_to(now: bool) -> None:
         global _forking
         _forking = now
 
-    ended = functools.partial(set_to, False)
-    os.register_at_fork(before=functools.partial(set_to, True), after_in_parent=ended, after_in_child=ended)
+    def in_child() -> None:
+        set_to(False)
+        for number in heeded():
+            if number != signal.SIGINT:
+                signal.signal(number, signal.SIG_DFL)
+
+    before, after = functools.partial(set_to, True), functools.partial(set_to, False)
+    os.register_at_fork(before=before, after_in_parent=after, after_in_child=in_child)
 
 
 def _watch(lifeline: Connection) -> None:

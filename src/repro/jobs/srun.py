@@ -23,7 +23,6 @@ from repro.records.record import Cause
 
 # Needed before the job's own end: late ranks report where they are, Slurm ends them, and the cause is written.
 GRACE_S, MARGIN_S = 10.0, 7.0
-_LATE_FILES_S = 5.0
 _PYTHON = "REPRO_PYTHON"  # an interpreter on the node's own disk; set by the site's environment
 
 
@@ -176,11 +175,7 @@ class JobSteps:
 
     def _complete(self, job: Job, running: Running, code: int | None, where: Path) -> Cause | None:
         """Take note of the step's record, or write the one that it could not write. Cause of a failure."""
-        found = journal.finished(running)
-        limit = time.monotonic() + _LATE_FILES_S
-        while found is None and not any(where.iterdir()) and code is not None and time.monotonic() < limit:
-            time.sleep(0.5)  # a shared file system may show other nodes' files a little later
-            found = journal.finished(running)
+        found = journal.awaited(running, lambda: code is not None and not any(where.iterdir()))
         if found is None:
             ranks = job.nodes * job.tasks_per_node
             cause, detail = causes.of_step(paths.root() / running.log, where, ranks, code is None, code)

@@ -74,6 +74,7 @@ def _jobs(
                     experiment=experiment,
                     point=point,
                     repeat=repeat,
+                    occasion=1 if repeat < grid.repeats else occasion,
                     record=path,
                     state=found,
                     attempt=attempt,
@@ -98,12 +99,12 @@ def _repeats(experiment: str, grid: config.Grid, occasion: int) -> list[int]:
 def _interleaved(jobs: Sequence[Job]) -> list[Job]:
     """Timed points, repeat by repeat and every other time from the last to the first: what is compared runs near each
     other, and a machine that grows slower does so for both sides. Those that are not repeated come last."""
-    again = {tuple(job.point.model_dump().items()) for job in jobs if job.repeat}
+    again = {job.point for job in jobs if job.repeat}
+    order = {point: place for place, point in enumerate(dict.fromkeys(job.point for job in jobs))}
     rounds: dict[int, list[Job]] = {}
     single = []
-    for job in jobs:
-        repeated = tuple(job.point.model_dump().items()) in again
-        (rounds.setdefault(job.repeat, []) if repeated else single).append(job)
+    for job in sorted(jobs, key=lambda job: order[job.point]):  # grids that overlap have some repeats of a point each
+        (rounds.setdefault(job.repeat, []) if job.point in again else single).append(job)
     mixed = [job for number in sorted(rounds) for job in (rounds[number][::-1] if number % 2 else rounds[number])]
     return [*mixed, *single]
 
@@ -137,11 +138,12 @@ def make(
     jobs: list[Job] = []
     for name, experiment in settings.experiments.items():
         place = f"config/config.yaml: experiments.{name}"
-        mine: list[Job] = []
+        mine: dict[str, Job] = {}  # overlapping grids name the same point once, of the first of its occasions
         for grid in experiment.grids(settings.tier):
-            mine += _jobs(name, grid, results, minutes, place, predictors.get(name), occasion, where.slurm is None)
-        mine = list({job.record: job for job in mine}.values())  # overlapping grids name the same point once
-        jobs += _interleaved(mine) if experiments.get(name).timed else mine
+            for job in _jobs(name, grid, results, minutes, place, predictors.get(name), occasion, where.slurm is None):
+                same = mine.setdefault(job.record, job)
+                same.occasion = min(same.occasion, job.occasion)
+        jobs += _interleaved([*mine.values()]) if experiments.get(name).timed else mine.values()
     if only is not None:
         jobs = only(jobs, settings.tier)
     for job in jobs if where.memory_gb is not None else []:

@@ -15,6 +15,7 @@ State = Literal["done", "stale", "failed", "skipped", "to run"]
 class Job(BaseModel):
     """One repeat of one point.
 
+    occasion                on which it runs: the first, or the one that was asked for
     attempt                 number of its next run, or of its only one when it is done
     nodes, tasks_per_node   what a job starts for it
     packages                those of a node that it uses
@@ -23,6 +24,7 @@ class Job(BaseModel):
     experiment: str
     point: SerializeAsAny[Point]
     repeat: int
+    occasion: int = 1
     record: str  # relative to the root
     state: State
     attempt: int

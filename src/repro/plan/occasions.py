@@ -5,7 +5,6 @@ from pathlib import Path
 
 from repro import paths
 from repro.experiments import stored
-from repro.experiments.base import Point
 from repro.plan import jobs
 from repro.plan.models import Plan
 from repro.records import statistics
@@ -15,20 +14,18 @@ def problem(found: Plan, occasion: int) -> str:
     """Why this occasion would not count as one of its own: a point that it repeats was run for another less than an hour
     ago, or still has to be run for the first, which would be beside it. "" where nothing is in its way. What failed does
     not count: it may fail each time."""
-    first = {job.record for job in jobs.make(found.tier, found.platform).jobs}
-    mine = [job for job in found.jobs if job.record not in first]
+    mine = [job for job in found.jobs if job.occasion > 1]
     own = {Path(job.record).name for job in mine}
-    again = {setting(job.experiment, job.point) for job in mine if jobs.unfinished(job)}
-    open_first = [job for job in found.jobs if job.record in first and job.state in ("to run", "stale")]
-    if missing := sum(setting(job.experiment, job.point) in again for job in open_first):
+    again = {job.point for job in mine if jobs.unfinished(job)}
+    open_first = [job for job in found.jobs if job.occasion == 1 and job.state in ("to run", "stale")]
+    if missing := sum(job.point in again for job in open_first):
         return (
             f"--occasion {occasion}: {missing} points of the first occasion are still to run, and verdicts count as one"
             " what begins less than an hour apart; first the same command without --occasion"
         )
     last = None
     for path, run in stored.collect(paths.root() / found.results / "records").records.items():
-        experiment, _, point = stored.place(run)
-        if (experiment, point) in again and path.name not in own:
+        if path.name not in own and stored.point(run) in again:
             last = max(last or run.provenance.start, run.provenance.start)
     if last is None or datetime.now(UTC) - last >= statistics.APART:
         return ""
@@ -37,8 +34,3 @@ def problem(found: Plan, occasion: int) -> str:
         f"--occasion {occasion}: too soon: runs of another occasion began until {began}, and verdicts count as one"
         f" what begins less than an hour apart; allowed from {wait} on"
     )
-
-
-def setting(experiment: str, point: Point) -> tuple[str, tuple]:
-    """All repeats of a point have the same."""
-    return experiment, tuple(point.model_dump().items())

@@ -33,20 +33,21 @@ def now() -> datetime:
 
 @functools.cache
 def commit(root: Path) -> tuple[str, bool]:
-    """Commit of the checkout at `root`, and whether its files differ from it; as this process first asks, since what is
-    committed later did not run. Empty where `root` only lies in another checkout, as an unpacked bundle may."""
+    """Commit of the checkout at `root`, and whether its files differ from it, or git does not say; as this process first
+    asks, since what is committed later did not run. Empty where `root` only lies in another checkout, as an unpacked
+    bundle may."""
     top = _git(root, "rev-parse", "--show-toplevel")
     if not top or Path(top).resolve() != root.resolve():
         return "", False
-    return _git(root, "rev-parse", "HEAD"), bool(_git(root, "status", "--porcelain", "--untracked-files=no"))
+    return _git(root, "rev-parse", "HEAD") or "", _git(root, "status", "--porcelain", "--untracked-files=no") != ""
 
 
-def _git(root: Path, *arguments: str) -> str:
-    """What git prints; nothing where it fails."""
+def _git(root: Path, *arguments: str) -> str | None:
+    """What git prints; None where it fails. It takes no lock of the checkout, which it would leave if it were killed."""
     options = {"cwd": root, "capture_output": True, "text": True, "timeout": 20, "check": True}
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(["git", *arguments], **options).stdout.strip()
-    return ""
+        return subprocess.run(["git", "--no-optional-locks", *arguments], **options).stdout.strip()
+    return None
 
 
 def file_hash(*files: Path) -> str:

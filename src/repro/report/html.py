@@ -18,7 +18,7 @@ from repro.claims.verdict import AGREEMENT, SCOPE
 from repro.experiments import stored
 from repro.records import provenance, record
 from repro.report import explanations, figures
-from repro.report.docs import table
+from repro.report.docs import machines, table
 from repro.report.page import links, pictures
 
 PAGE = Path(__file__).with_name("page")
@@ -36,6 +36,8 @@ def write(records: Path, folder: Path, out: Path) -> None:
     with ThreadPoolExecutor() as pool:  # most of the time is the pictures', in C
         chapters = list(pool.map(lambda name: _chapter(name, folder, rows), figures.NOTEBOOKS))
     here = sides.Side("here", records, found.records, [row.verdict for row in rows], found.problems)
+    same = records.resolve() == (sides.shipped_folder() / "records").resolve()
+    shipped = here if same else sides.shipped(registry)
     loader = jinja2.FileSystemLoader(PAGE)
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -47,7 +49,10 @@ def write(records: Path, folder: Path, out: Path) -> None:
         by={row.claim.id: row for row in rows},
         papers=_papers(rows),
         verdicts=[facts(row) for row in rows],
-        beside=compare.section(compare.compare(registry, here, sides.shipped(registry))),
+        beside=None if same else compare.section(compare.compare(registry, here, shipped)),
+        others=machines.others(registry, shipped),
+        others_page=links.to(paths.root() / "docs/machines.md", out),
+        compared=compare.cells,
         explained=explained,
         table_at=_table_at(explained),
         mark=claims.OLDER,

@@ -140,6 +140,7 @@ def vocabulary() -> dict[str, Any]:
         "of": {prefix: [row for row in rows if row.claim.id.startswith(f"{prefix}-")] for prefix in papers},
         "tally": registry.tally,
         "words": registry.words,
+        "all_words": registry.WORDS,
         "verdicts": verdicts,
         "evidence": Counter(row.verdict.evidence or row.verdict.agreement for row in rows),
         "others": machines.others(claims, shipped),

@@ -43,7 +43,7 @@ def codemeta(cited: dict[str, Any]) -> dict[str, Any]:
         "keywords": cited["keywords"],
         "programmingLanguage": "Python",
         "runtimePlatform": f"Python {project['requires-python']}",
-        "operatingSystem": ["Linux", "macOS"],
+        "operatingSystem": ["Linux"],
         "referencePublication": [
             {
                 "type": "ScholarlyArticle",

@@ -36,8 +36,9 @@ class Tier:
         return jobs.minutes_of(self.jobs, _CORES)
 
     def of(self, experiments: Sequence[str]) -> float:
-        """The same of some experiments alone."""
-        return jobs.minutes_of([job for job in self.jobs if job.experiment in experiments], _CORES)
+        """Until the points of some experiments have run."""
+        mine = [job for job in self.jobs if job.experiment in experiments]
+        return jobs.minutes_of(mine, _CORES) - jobs.minutes_of([], _CORES)
 
     @property
     def words(self) -> str:
@@ -54,11 +55,6 @@ class Artifact:
     figures: Sequence[str]
     experiments: Sequence[str]
     rows: Sequence[Row]
-
-    @property
-    def prefixes(self) -> list[str]:
-        """How the ids of its claims begin."""
-        return list(dict.fromkeys(row.claim.id.split("-")[0] for row in self.rows))
 
 
 @dataclass(frozen=True)

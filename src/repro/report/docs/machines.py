@@ -15,6 +15,7 @@ class Machine:
     """A machine's records beside the shipped ones of the verdicts.
 
     hardware       in words, with the number of records
+    same_kind      whether its processors are called as those of the shipped records of claims on times
     occasions      how many occasions its timed points have, at most
     claims         a row for every claim but those in `shared`: its value there, the one of the verdicts, and what can be
                    said of the two
@@ -25,6 +26,7 @@ class Machine:
 
     name: str
     hardware: str
+    same_kind: bool
     occasions: int
     claims: Sequence[Row]
     timed: Sequence[Row]
@@ -33,19 +35,34 @@ class Machine:
     shared: Sequence[str]
 
     @property
-    def runs(self) -> str:
-        return "1 occasion" if self.occasions == 1 else f"at most {self.occasions} occasions"
+    def what(self) -> str:
+        """The machine and its runs, to begin a sentence."""
+        runs = "1 occasion" if self.occasions == 1 else f"at most {self.occasions} occasions"
+        kind = "The same kind of machine on another day" if self.same_kind else "Another kind of machine"
+        return f"{kind} ({self.name}, {runs})"
 
-    @staticmethod
-    def outside(rows: Sequence[Row]) -> list[Row]:
-        return [row for row in rows if row.inside is False]
+    @property
+    def farthest(self) -> Row | None:
+        """Of `outside`, the value that differs by the largest factor."""
+        factors = {row.name: max(row.ratio, 1 / row.ratio) for row in self.outside if row.ratio and row.ratio > 0}
+        return max(self.outside, key=lambda row: factors.get(row.name, 0), default=None)
+
+    @property
+    def outside(self) -> list[Row]:
+        """Claims on times whose values lie where the shipped runs do not allow them."""
+        return [row for row in self.timed if row.inside is False]
+
+    @property
+    def primary_outside(self) -> list[Row]:
+        return [row for row in self.outside if row.primary]
 
     @property
     def says(self) -> str:
         """How many lie where they may, by whatever code; of how many that differs is said."""
-        out, differ = (len(self.outside(rows)) for rows in (self.timed, self.others))
+        out, differ = len(self.outside), sum(row.inside is False for row in self.others)
         apart = sum(row.by_other_code for row in [*self.timed, *self.others])
-        said = f"Of {len(self.timed)} claims on times {len(self.timed) - out} lie inside what the shipped runs allow, {out} outside; "
+        by_other = sum("by other code" in row.said for row in self.outside)
+        said = f"Of {len(self.timed)} claims on times {len(self.timed) - out} lie inside what the shipped runs allow, {out} outside ({by_other} of these by other code); "
         said += f"{len(self.others) - differ} of {len(self.others)} others agree. "
         said += f"{apart} of those inside or in agreement are by other code than the shipped ones. " if apart else ""
         said += f"{len(self.claims) - len(self.timed) - len(self.others)} cannot be compared"
@@ -55,7 +72,7 @@ class Machine:
 def others(claims: Sequence[Claim], shipped: Side) -> list[Machine]:
     """The machines in the folder of the shipped ones, by name, but for the one that the verdicts rest on."""
     own = sides.shipped_folder()
-    folders = [each for each in sorted(own.parent.iterdir()) if (each / "records").is_dir() and each != own]
+    folders = [each.parent for each in sorted(own.parent.glob("*/records")) if each.parent != own]
     return [_machine(claims, sides.read(each.name, each, claims), shipped) for each in folders]
 
 
@@ -69,13 +86,20 @@ def _machine(claims: Sequence[Claim], side: Side, shipped: Side) -> Machine:
     return Machine(
         name=side.name,
         hardware="; ".join(facts.machines(list(side.records.values()))),
+        same_kind=_processors(side, timed) <= _processors(shipped, timed),
         occasions=max((len(set(row.occasions)) for row in side.verdicts), default=1),
         claims=rows,
         timed=timed,
         others=[row for row in told if row not in timed],
-        turned=[row for row in Machine.outside(timed) if _turned(row, known[row.name].no_effect)],
+        turned=[row for row in timed if row.inside is False and _turned(row, known[row.name].no_effect)],
         shared=shared,
     )
+
+
+def _processors(side: Side, rows: Sequence[Row]) -> set[str]:
+    names = {row.name for row in rows}
+    records = {name for verdict in side.verdicts if verdict.id in names for name in verdict.records}
+    return {side.runs[name].provenance.cpu for name in records}
 
 
 def _runs(side: Side) -> dict[str, set[tuple[str, datetime]]]:

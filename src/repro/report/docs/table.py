@@ -95,11 +95,12 @@ def minutes(rows: Sequence[Row]) -> str:
 def rows(claims: Sequence[Claim], records: Mapping[Path, Record], problems: Sequence[str] = ()) -> list[Row]:
     """A row for every claim, in their order, judged by these records."""
     runs = {registry.relative(path): run for path, run in records.items()}
-    explained, tiers = explanations.load(claims), _points()
+    settings, _ = config.load()
+    explained, tiers = explanations.load(claims), _points(settings)
     found = []
     for claim, verdict in zip(claims, registry.evaluate(claims, records, problems), strict=True):
         mine = {name: runs[name] for name in verdict.records}
-        command, occasions, needs = _command(claim, mine, explained.get(claim.id), tiers)
+        command, occasions, needs = _command(claim, mine, explained.get(claim.id), tiers, settings.tier)
         seconds = {n: (run.provenance.end - run.provenance.start).total_seconds() for n, run in mine.items()}
         _, here = registry.numbers(verdict)
         found.append(
@@ -119,9 +120,8 @@ def rows(claims: Sequence[Claim], records: Mapping[Path, Record], problems: Sequ
     return found
 
 
-def _points() -> dict[str, dict[Point, int]]:
+def _points(settings: config.Config) -> dict[str, dict[Point, int]]:
     """By tier its points, and how often each is run on an occasion."""
-    settings, _ = config.load()
     found: dict[str, dict[Point, int]] = {}
     for tier in _TIERS:
         repeats = found.setdefault(tier, {})
@@ -137,22 +137,23 @@ def _command(
     runs: Mapping[str, Record],
     explained: explanations.Explanation | None,
     tiers: Mapping[str, Mapping[Point, int]],
+    usual: str,
 ) -> tuple[str, int, str]:
     """What makes the records of a claim, on how many occasions, and on what. Of a claim without records: what would
-    make them, if it is known."""
+    make them, if it is known. `usual`: the tier that a command need not name."""
     if claim.value is None:
         return "", 1, claim.needs
     clocked, repeats = claim.value.sampled == "occasions", claim.value.together
     tier = next((t for t in _TIERS if _answers(claim.value, runs, tiers[t], repeats)), None)
     if runs:
-        needs = _needs(runs)
+        needs = _needs(claim, runs)
     elif explained is not None and tier not in _LOCAL:
         return explanations.command(explained.decides, claim.id), explained.decides.occasion, explained.decides.hardware
     else:
         needs = LATER if tier in _LOCAL else claim.needs or "–"
     if tier is None:
         return "", 1, needs
-    command = f"repro reproduce {_figure(claim)}" + ("" if tier == config.load()[0].tier else f" --tier {tier}")
+    command = f"repro reproduce {_figure(claim)}" + ("" if tier == usual else f" --tier {tier}")
     return command, statistics.OCCASIONS if clocked else 1, needs
 
 
@@ -180,16 +181,15 @@ def _figure(claim: Claim) -> str:
     return [*own, *same, _EVERY_CLAIM][0]
 
 
-_SOFTWARE = {"flover_peers": "`make peers`"}  # that the environment does not have
+_SOFTWARE = {"flover_peers": "make peers"}  # that the environment does not have
 
 
-def _needs(runs: Mapping[str, Record]) -> str:
-    """`2 cores, root`: the machine that made these records, and whether it had to shape a network."""
+def _needs(claim: Claim, runs: Mapping[str, Record]) -> str:
+    """`2 cores, root`: the machine that made these records, and whether links have to be shaped for the claim."""
     cores = max(run.provenance.cores for run in runs.values())
     gpus = dict.fromkeys(name for run in runs.values() for name in run.provenance.gpu)
-    root = any(run.evidence == "emulated" for run in runs.values())
     more = dict.fromkeys(_SOFTWARE[run.experiment] for run in runs.values() if run.experiment in _SOFTWARE)
-    return ", ".join([f"{cores} cores", *gpus, *(["root"] if root else []), *more])
+    return ", ".join([f"{cores} cores", *gpus, *(["root"] if claim.needs_shaped_links else []), *more])
 
 
 def printed(claim: Claim) -> str:

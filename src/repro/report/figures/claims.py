@@ -13,19 +13,17 @@ from matplotlib.figure import Figure
 from pandas.io.formats.style import Styler
 
 from repro.claims import registry
-from repro.claims.claim import KIND
-from repro.claims.registry import WORDS, Claim, Verdict
+from repro.claims.claim import KIND, Claim
+from repro.claims.registry import Verdict
 from repro.claims.verdict import AGREEMENT, SCOPE
 from repro.records.record import Evidence
 from repro.report.docs.table import stated
-from repro.report.figures import NOTEBOOKS, marks, name_of
+from repro.report.figures import marks, name_of
 from repro.report.figures.base import MARKERS, PALETTE, Drawing
 from repro.report.figures.data import Data, NothingToShow, collect
 from repro.report.figures.marks import log_axis, round_ticks
 
 _KINDS = get_args(Evidence)
-
-__all__ = ["WORDS", "claims_overview", "meanings", "styled", "verdicts"]
 
 
 def meanings() -> Styler:
@@ -45,8 +43,7 @@ def _judge(records: str | Path) -> tuple[dict[str, Claim], list[Verdict]]:
 def verdicts(records: str | Path) -> pd.DataFrame:
     """A row per claim: fields of `Verdict`, `about` (title of the paper), and as texts what is `stated` and our number."""
     claims, judged = _judge(records)
-    titles = {paper.id: paper.title for paper in registry.papers().values()}
-    titles |= {notebook.paper: notebook.title for notebook in NOTEBOOKS.values()}  # shorter, where there is one
+    titles = {paper.id: name_of(paper) for paper in registry.papers().values()}
     rows = []
     for verdict in judged:
         texts = {"stated": stated(claims[verdict.id]), "our_text": registry.numbers(verdict)[1]}

@@ -36,7 +36,6 @@ PLAIN = {"train_domain": "all", "test_domain": "all", "max_load_limit": 0, "boun
 SEQUENCES = {"sampled": "sequences", "runs": 3, "columns": ("crossings", "transitions")}
 BY_SEQUENCES = "Dots: seeds; marks: all seeds together; bars: the 95 % interval of other sequences of the kind."
 ONE_NODE = {**PLAIN, "gpus_per_node": 0, "train_tokens": 0}
-ABOVE = {"loc": "outside upper center", "fontsize": 8, "frameon": False}
 
 
 def exflow_routing(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e", domain: str = "all") -> Drawing:
@@ -115,7 +114,7 @@ def exflow_hops(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e") -
     fig, (left, right) = plt.subplots(1, 2, figsize=(9, 4.3), width_ratios=[1.25, 1])
     _crossings(left, data, trace, flat)
     _reductions(right, data, flat, runs[runs.trace == other])
-    fig.legend(ncols=3, **ABOVE)
+    fig.legend(ncols=3, **marks.ABOVE)
     caption = f"{flat.routing.iloc[0]}. {BY_SEQUENCES} Black bars: a bound that no placement is below, on the tokens "
     caption += f"that experts were placed by. Paper: Fig. 8 as told by secondary notes.{_programs(flat)}"
     nodes = {**ONE_NODE, "trace": trace, "method": "affinity", "gpus": 16, "gpus_per_node": 4}
@@ -222,7 +221,7 @@ def exflow_load(data: Data, *, trace: str = TRACE) -> Drawing:
     transitions = round((flat.hops_per_token / flat.crossing_fraction).median())
     axes.set(xlim=(1, None), ylim=(0, transitions), ylabel=f"hops per token ({transitions} transitions)")
     axes.set_xlabel("load of a layer's busiest GPU ÷ even share")
-    fig.legend(ncols=2, **ABOVE)
+    fig.legend(ncols=2, **marks.ABOVE)
     caption = f"{flat.routing.iloc[0]}. Small marks: seeds; large: medians. Numbers at the marks: GPUs that share a "
     caption += f"layer's experts.{_programs(flat)}"
     eight = flat[flat.gpus == 8].groupby("method")[["hops_per_token", "max_load"]].median()
@@ -262,7 +261,7 @@ def exflow_copies(data: Data, *, trace: str = TRACE) -> Drawing:
         visits.bar(0, 0, color=fill, edgecolor=PALETTE[0], label=name)
     visits.margins(y=0.12)
     visits.grid(axis="x", visible=False)
-    fig.legend(ncols=2, **ABOVE)
+    fig.legend(ncols=2, **marks.ABOVE)
     caption = f"{one.routing.iloc[0]}; right: all four experts of a token, open bars: the GPUs that it visits, "
     caption += f"filled: those that it was not on in the layer before. {one.gpus.iloc[0]} GPUs in nodes of "
     seeds = one.seed.nunique()

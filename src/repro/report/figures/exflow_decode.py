@@ -15,7 +15,6 @@ from repro.claims.sample import Sample
 from repro.report.figures import marks
 from repro.report.figures.base import HATCHES, PALETTE, Drawing
 from repro.report.figures.data import Data, NothingToShow, paper, series
-from repro.report.figures.exflow import ABOVE
 
 _PLACED = 3  # which of the steps is all that ExFlow does
 STEPS = {  # (system, keys_values, placement): name; each step changes one thing of the one before
@@ -82,7 +81,7 @@ def exflow_training(data: Data, *, text: str = "both") -> Drawing:
         axes.set(xlabel="iteration (log scale)", ylabel=name, xscale="log", xlim=(8, None))
     left.set_ylim(0, None)
     left.plot([], [], ":", color="black", label="tokens shuffled")
-    fig.legend(ncols=4, **ABOVE)
+    fig.legend(ncols=4, **marks.ABOVE)
     caption = [_of_others(runs), "Grey: iterations 0-200 and 200-2,000 of the paper's Fig. 12."]
     caption += [_of_claimed(data, name, mine) for name, mine in claimed.items() if len(mine)]
     return Drawing(fig, "measured", " ".join(filter(None, caption)))
@@ -146,7 +145,7 @@ def exflow_decode(data: Data, *, experts: int = 16, requests: int = 128, cluster
         axes.set_xlabel(name)
     for axes in (center, right):
         axes.margins(x=0.28)
-    fig.legend(ncols=5, **ABOVE)
+    fig.legend(ncols=5, **marks.ABOVE)
     ranks = same["nodes"] * same["packages"] * same["gcds"]
     caption = f"{experts} experts, {ranks} processes on one machine, network {runs.fabric.iloc[0]}. Medians, with "
     caption += "range and values of the runs. Left: of iterations in which all ranks meet before each exchange, so "
@@ -219,10 +218,7 @@ def exflow_gain(data: Data, *, metric: str = "iteration_seconds") -> Drawing:
         raise NothingToShow("No occasion of moe_decode has DeepSpeed's layers and placed experts.")
     drawn = [runs[np.logical_and.reduce([runs[name] == value for name, value in each.items()])] for each, _ in groups]
     data.only(*drawn)
-    columns = min(3, len(groups))
-    rows = -(-len(groups) // columns)
-    size = (max(7, 3.2 * columns + 0.6), 3.6 * rows)
-    fig, panels = plt.subplots(rows, columns, figsize=size, squeeze=False, sharey=True)
+    fig, panels = marks.grid(len(groups), 3, (3.2, 3.6), (0.6, 0), least=7, sharey=True)
     for axes, (setting, steps) in zip(panels.flat, groups, strict=False):
         _steps(axes, steps, partial(one_step, data, setting, metric))
         if metric == "iteration_seconds" and setting["experts"] in _PAPER:
@@ -236,8 +232,6 @@ def exflow_gain(data: Data, *, metric: str = "iteration_seconds") -> Drawing:
         axes.set_title(title, fontsize=9)
         there = [0, *steps]
         axes.set_xticks(there, [list(STEPS.values())[at] for at in there], fontsize=7.5)
-    for axes in panels.flat[len(groups) :]:
-        axes.set_visible(False)
     drawn_times = [time for _, steps in groups for sample in steps.values() for time in sample.values]
     low, high = 0.6 * min(1, *drawn_times), 2 * max(1, *drawn_times)
     for axes in panels[:, 0]:

@@ -11,7 +11,7 @@ from repro.claims.sample import Sample
 from repro.report.figures import marks
 from repro.report.figures.base import PALETTE, Drawing
 from repro.report.figures.data import Data, NothingToShow
-from repro.report.figures.exflow import ABOVE, BY_SEQUENCES, MODELS, PLAIN, TEXTS, TRACE, by_sequences
+from repro.report.figures.exflow import BY_SEQUENCES, MODELS, PLAIN, TEXTS, TRACE, by_sequences
 
 
 def counted(runs: pd.DataFrame) -> pd.DataFrame:
@@ -53,7 +53,7 @@ def exflow_tokens(
         axes.set(xscale="log", xlabel="tokens that the placement was computed from")
     left.set(ylabel="transitions that cross GPUs", ylim=(0, None))
     right.set(ylabel="crossings ÷ those of a\nplacement by all tokens")
-    fig.legend(ncols=3, **ABOVE)
+    fig.legend(ncols=3, **marks.ABOVE)
     caption = f"Placed by our search. Left: {few.routing.iloc[0]}; dashed: on the tokens that it was placed by, medians with the "
     caption += f"range of seeds. All others: {BY_SEQUENCES[:1].lower()}{BY_SEQUENCES[1:]}"
     return Drawing(fig, "measured; grey band: paper", caption)
@@ -107,6 +107,6 @@ def exflow_domains(data: Data, *, homes: dict[str, str] = HOMES, gpus: int = 4) 
     marks.rows(axes, names, fontsize=8)
     axes.set_xlabel("share that stays on its GPU: on the other text ÷ on the one that experts were placed by")
     axes.set_xlim(axes.get_xlim()[0], axes.get_xlim()[1] + 0.35 * (axes.get_xlim()[1] - axes.get_xlim()[0]))
-    fig.legend(**ABOVE)
+    fig.legend(**marks.ABOVE)
     caption = f"{gpus} GPUs, held-out sequences; the text that experts were placed by → the other; in brackets the two shares. {BY_SEQUENCES}"
     return Drawing(fig, "measured; grey band: paper", caption)

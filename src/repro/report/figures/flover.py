@@ -132,7 +132,7 @@ def flover_latency(data: Data, *, workload: str = "fixed", model: str | None = N
     axes.set(xlabel="time from arrival to the whole answer (s), logarithmic", ylabel="share of requests", xscale="log")
     axes.set_ylim(0, 1)
     marks.log_axis(axes.xaxis, marks.round_ticks(*axes.get_xlim()))
-    fig.legend(loc="outside upper center", fontsize=8, frameon=False)
+    fig.legend(**marks.ABOVE)
     run = main.iloc[0]
     caption = f"{run.weights}; {run.threads} threads. {run.requests} requests, {setting(run)}. A curve per run; in the "
     caption += "legend the median and 99th percentile (p99) of all requests, and, as the claim reads it, the mean "
@@ -233,7 +233,7 @@ def flover_timeline(
         axes.grid(axis="y", visible=False)
     panels[-1, 0].set(xlabel="time (s)", xlim=(0, end))
     handles = panels[0, 0].get_legend_handles_labels()
-    fig.legend(*handles, loc="outside upper center", ncols=6, fontsize=8, frameon=False)
+    fig.legend(*handles, ncols=6, **marks.ABOVE)
     run = main.iloc[0]
     caption = f"{run.weights}; {run.requests} requests, {setting(run)}. Of each engine the run with the median total "
     caption += f"time. Prefill, from admission to the first token, takes at most {prefill:.2g} s. {_t1(main)}"
@@ -267,7 +267,7 @@ def flover_requests(data: Data) -> Drawing:
         marks.log_axis(axes.xaxis, WIDTHS)
         marks.log_axis(axes.yaxis, [width for width in WIDTHS if width <= axes.get_ylim()[1]])
         axes.set(xlabel="n requests, logarithmic", ylabel=label)
-    fig.legend(loc="outside upper center", fontsize=8, ncols=3, frameon=False)
+    fig.legend(ncols=3, **marks.ABOVE)
     settings: dict[str, list[str]] = {}
     gains = []
     for (engine, weights, device, _), runs in drawn:

@@ -53,7 +53,7 @@ def flover_gpu(data: Data) -> Drawing:
     marks.rows(axes, list(samples), fontsize=8)
     marks.log_axis(axes.xaxis, [1, 2, 3, 5, 10])
     axes.set(xlabel="ratio, logarithmic", xlim=(0.9, 20))
-    fig.legend(loc="outside upper center", ncols=3, fontsize=8, frameon=False)
+    fig.legend(ncols=3, **marks.ABOVE)
     runs = [run for on_gpu, _ in samples.values() if on_gpu for run in on_gpu.runs.values()]
     gpus = sorted({gpu for run in runs for gpu in run.provenance.gpu})
     caption = f"LLaMA-13B, random weights in float16, the paper's lengths, on one {' or '.join(gpus)}; LLaMA of 42 "

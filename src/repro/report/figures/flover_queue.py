@@ -53,15 +53,11 @@ def flover_model(data: Data) -> Drawing:
     data.only(runs)
     table = series(runs)
     shown = [each for each in _PANELS if len(_rows(table, *each[:2]))]
-    columns = min(3, len(shown))
-    lines = -(-len(shown) // columns)
-    fig, panels = plt.subplots(lines, columns, figsize=(3.2 * columns + 0.4, 3.1 * lines), squeeze=False)
+    fig, panels = marks.grid(len(shown), 3, (3.2, 3.1), (0.4, 0))
     for axes, (figure, quantity, title, label, scale) in zip(panels.flat, shown, strict=False):
         (_progress if figure == "progress" else _panel)(axes, _rows(table, figure, quantity), scale)
         axes.set(ylabel=label, xlabel=_AXES.get(figure, "requests"))
         _legend(axes, title)
-    for axes in panels.flat[len(shown) :]:
-        axes.remove()
     found = (each.rsplit(" ", 1) for each in runs.costs.iloc[0].split(", "))
     costs = ", ".join(f"{paper.MODELS[model].name} {float(value):.4f}" for model, value in found)
     caption = "Lines with hollow marks: predicted with T1, the time of a request alone, of Fig. 4(a) (v1: Fig. 7), "

@@ -5,8 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from repro.claims.sample import Sample
@@ -15,6 +17,7 @@ from repro.report.figures.data import Data
 
 Row = tuple[str, Iterable[float] | Sample, dict[str, Any]]  # name, values, style of its mark
 PAPER = {"color": "black", "marker": "D", "mfc": "white", "linestyle": ""}  # a paper's number
+ABOVE = {"loc": "outside upper center", "fontsize": 8, "frameon": False}  # a legend over all panels
 CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.8}  # behind a number: no gridline through it
 
 
@@ -63,6 +66,20 @@ def _dots(axes: Axes, at: float, values: Sequence[float], across: bool) -> None:
     places = [at] * len(values)
     x, y = (values, places) if across else (places, values)
     axes.plot(x, y, ".", color="black", markersize=3, zorder=5)
+
+
+def grid(
+    count: int, columns: int, panel: tuple[float, float], edge: tuple[float, float], least: float = 0, **shape: Any
+) -> tuple[Figure, Any]:
+    """A figure of `count` panels in rows of at most `columns`, and its axes, (rows, columns), the spare ones removed.
+    Inches: `panel`, of each; `edge`, around all of them; `least`, of the width."""
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    size = max(least, panel[0] * columns + edge[0]), panel[1] * rows + edge[1]
+    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, **shape)
+    for spare in axes.flat[count:]:
+        spare.remove()
+    return figure, axes
 
 
 def look(index: int) -> dict[str, str]:

@@ -81,7 +81,7 @@ def sarathi_piggyback(data: Data) -> Drawing:
         marks.log_axis(left.xaxis, marks.round_ticks(low, high))
     else:
         left.set(xlabel="a token (ms)", xlim=(0, None))
-    fig.legend(loc="outside upper center", ncols=2, fontsize=8, frameon=False)
+    fig.legend(ncols=2, **marks.ABOVE)
     run = runs.iloc[0]
     caption = f"{'; '.join(runs.weights.unique())}. {run.threads} threads, {run.prompt_tokens} stored tokens. n runs: "
     caption += "on the left medians, with range and values; on the right each run, their mean and, where there are "

@@ -11,7 +11,7 @@ from repro.claims import registry
 from repro.flover.paper import REQUESTS
 from repro.report.figures.base import MARKERS, PALETTE, Drawing
 from repro.report.figures.data import Data, NothingToShow, paper, series
-from repro.report.figures.marks import log_axis, of_claims
+from repro.report.figures.marks import ABOVE, grid, log_axis, of_claims
 from repro.report.figures.scaling.marks import band, style, whiskers
 
 _ROWS = {  # axis: metric: name
@@ -131,19 +131,14 @@ def scaling_requests(data: Data) -> Drawing:
     found, published = data.runs("scaling_serving"), paper("FL-F4a")
     found = found.sort_values(["model", "requests"]).drop_duplicates("model", keep="last")  # the most requests
     data.only(found)
-    columns = min(3, len(found))
-    lines = -(-len(found) // columns)
-    shape = {"figsize": (max(5, 3 * columns + 0.5), 3 * lines + 0.4), "squeeze": False, "sharey": True}
-    figure, axes = plt.subplots(lines, columns, **shape)
-    for panel in axes.flat[len(found) :]:
-        panel.remove()
+    figure, axes = grid(len(found), 3, (3, 3), (0.5, 0.4), least=5, sharey=True)
     off = []
     for panel, (place, run) in zip(axes.flat, found.iterrows(), strict=False):
         off.append(_requests_panel(panel, run.model, series(found.loc[[place]])))
     for panel in axes[:, 0]:
         panel.set_ylabel("until the last is done (s)")
     handles = axes[0][0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside upper center", ncols=4, fontsize=8, frameon=False)
+    figure.legend(*handles, ncols=4, **ABOVE)
     caption = "One request every 500 ms, 512 tokens each. Lines: medians; bands: 5 to 95 % of what is uncertain of "
     caption += "the machine. Hollow: the paper's Fig. 4(a). Authors' file: with the shape in their configuration "
     caption += "file, whose MLP is narrower than LLaMA-65B's. Both axes are logarithmic."

@@ -10,6 +10,7 @@ from matplotlib.patches import Rectangle
 
 from repro.report.figures.base import Drawing
 from repro.report.figures.data import Data, series
+from repro.report.figures.marks import ABOVE, grid
 from repro.report.figures.scaling.marks import MACHINES, PLANS, batches, scenario
 from repro.scaling.whatif import TIE
 
@@ -46,11 +47,7 @@ def scaling_models(data: Data) -> Drawing:
     """Best plan on a machine as it is, over the number of ranks (across) and the size of the model (up)."""
     found = data.runs("scaling_map", over="size_ranks").sort_values("hardware")
     data.only(found)
-    columns = min(2, len(found))
-    lines = -(-len(found) // columns)
-    figure, axes = plt.subplots(lines, columns, figsize=(4.1 * columns + 0.5, 3 * lines + 0.3), squeeze=False)
-    for panel in axes.flat[len(found) :]:
-        panel.remove()
+    figure, axes = grid(len(found), 2, (4.1, 3), (0.5, 0.3))
     for panel, (number, run) in zip(axes.flat, found.iterrows(), strict=False):
         ranks, parameters = _tiles(panel, series(found.loc[[number]]), "ranks", "parameters")
         panel.set_xticks(range(len(ranks)), [f"{count:g}" for count in ranks], fontsize=8, rotation=45)
@@ -93,4 +90,4 @@ def _legend(figure: Figure, cells: pd.DataFrame) -> None:
     best = [plan for plan in PLANS if plan in set(cells.plan)]
     handles = [Rectangle((0, 0), 1, 1, color=_COLORS[plan]) for plan in best]
     names = [f"{_LETTERS[plan]}: {PLANS[plan]}" for plan in best]
-    figure.legend(handles, names, loc="outside upper center", ncols=5, fontsize=8, frameon=False)
+    figure.legend(handles, names, ncols=5, **ABOVE)

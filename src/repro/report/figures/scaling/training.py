@@ -10,7 +10,7 @@ from repro.experiments.common.names import NamedPlan
 from repro.experiments.scaling_train import RATIOS
 from repro.report.figures.base import PALETTE, Drawing
 from repro.report.figures.data import Data, paper, series
-from repro.report.figures.marks import log_axis, of_claims, span
+from repro.report.figures.marks import ABOVE, grid, log_axis, of_claims, span
 from repro.report.figures.scaling.marks import FRONTIER, PLANS, band, batches, in_words, scenario, style, whiskers
 from repro.report.figures.zero.runs import HPZ
 
@@ -60,7 +60,7 @@ def scaling_gcds(
     axes[0, 0].set_ylabel("TFLOPS per GCD")
     axes[1, 0].set_ylabel("efficiency against\nthe fewest nodes")
     handles = dict(zip(*axes[1, 0].get_legend_handles_labels()[::-1], strict=True))
-    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=4, fontsize=8, frameon=False)
+    figure.legend(handles.values(), handles.keys(), ncols=4, **ABOVE)
     caption = f"Of {_model(model)}, 2048 tokens a micro-batch. Lines: medians; bands: 5 to 95 % of what is uncertain "
     caption += "of machine and engine. A plan that does not fit in 64 GB is left out. Vertical axes do not begin at 0, "
     caption += "horizontal ones are logarithmic."
@@ -107,13 +107,8 @@ def scaling_changes(data: Data, *, model: str = "gpt-20b") -> Drawing:
     """TFLOPS of the hierarchical plan with one choice changed at a time; hollow where it does not fit."""
     found = _runs(data, model=model)
     table = series(found).query("kind == 'levels'")
-    columns = min(2, len(found))
-    lines = -(-len(found) // columns)
-    shape = {"figsize": (3.1 * columns + 2.6, 3 * lines + 0.2), "squeeze": False, "sharey": True}
-    figure, axes = plt.subplots(lines, columns, **shape)
+    figure, axes = grid(len(found), 2, (3.1, 3), (2.6, 0.2), sharey=True)
     gains, largest = dict[str, list[float]](), dict[str, list[float]]()
-    for panel in axes.flat[len(found) :]:
-        panel.remove()
     for panel, (_, run) in zip(axes.flat, found.iterrows(), strict=False):
         rows = table[table.path == run.path].reset_index(drop=True)
         color = style(list(FRONTIER).index(run.hardware))["color"]
@@ -169,7 +164,7 @@ def scaling_tornado(data: Data, *, model: str = "gpt-20b", accumulation: int = 1
         panel.invert_yaxis()
         panel.set(title=FRONTIER[run.hardware], xlabel="hierarchical ÷ ZeRO++")
     handles = axes[0][0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside upper center", ncols=2, fontsize=8, frameon=False)
+    figure.legend(*handles, ncols=2, **ABOVE)
     caption = f"Of {_model(model)}, {batches(accumulation)}, {found.ranks.iloc[0]:g} GCDs. Bars: the predicted ratio "
     caption += "with one parameter at an end of its interval, all others likely; line: all likely "
     medians = " and ".join(f"{value:.3g}" for value in found.hierarchical_over_zeropp)

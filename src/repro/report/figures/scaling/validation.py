@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 
 from repro.report.figures.base import MARKERS, Drawing
 from repro.report.figures.data import Data, NothingToShow, series
-from repro.report.figures.marks import log_axis, round_ticks
+from repro.report.figures.marks import ABOVE, grid, log_axis, round_ticks
 from repro.report.figures.scaling.marks import OFF, PLANS, batches, errors, style
 
 _SOURCES = {
@@ -31,11 +31,7 @@ _SPLITS = {
 def scaling_collectives(data: Data) -> Drawing:
     """Predicted against measured times of collectives, one panel per source. Filled: fitted. Hollow: predicted."""
     tables = _measured_collectives(data)
-    columns = min(3, len(tables))
-    rows = -(-len(tables) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(3.0 * columns + 0.4, 2.9 * rows + 0.2), squeeze=False)
-    for panel in axes.flat[len(tables) :]:
-        panel.remove()
+    figure, axes = grid(len(tables), 3, (3.0, 2.9), (0.4, 0.2))
     for panel, (name, table) in zip(axes.flat, tables.items(), strict=False):
         for collective, rows in table.groupby("collective"):
             look = style(_COLLECTIVES.index(collective)) | {"markersize": 3}
@@ -77,18 +73,8 @@ def scaling_held_out(data: Data) -> Drawing:
     found = found[found.protocols == found.protocols.max()].sort_values(["source", "split"])
     found = found.drop_duplicates(["source", "split"])
     data.only(found)
-    columns = min(4, len(found))
-    lines = -(-len(found) // columns)
-    shape = {
-        "figsize": (max(6, 2.4 * columns + 0.3), 2.4 * lines + 0.9),
-        "squeeze": False,
-        "sharex": True,
-        "sharey": True,
-    }
-    figure, axes = plt.subplots(lines, columns, **shape)
+    figure, axes = grid(len(found), 4, (2.4, 2.4), (0.3, 0.9), least=6, sharex=True, sharey=True)
     held: list[pd.DataFrame] = []
-    for panel in axes.flat[len(found) :]:
-        panel.remove()
     for panel, (_, run) in zip(axes.flat, found.iterrows(), strict=False):
         table = series(found.loc[[run.name]])
         held.append(table[table.part == "held_out"])
@@ -104,7 +90,7 @@ def scaling_held_out(data: Data) -> Drawing:
     handles = {}
     for panel in axes.flat[: len(found)]:
         handles |= dict(zip(*panel.get_legend_handles_labels()[::-1], strict=True))
-    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=4, fontsize=8, frameon=False)
+    figure.legend(handles.values(), handles.keys(), ncols=4, **ABOVE)
     caption = (
         "Filled: fitted. Hollow: held out, with the model's 90 % band as a vertical line; the bands use fitted "
         "times alone. "
@@ -152,7 +138,7 @@ def scaling_plans(data: Data) -> Drawing:
     _seconds_axes(left, table)
     right.set_yticks(range(len(plans)), [PLANS[plan] for plan in plans])
     _errors_axes(right, table[~table.calibrated.astype(bool)].log_error)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=8, frameon=False)
+    figure.legend(*left.get_legend_handles_labels(), ncols=3, **ABOVE)
     run = found.iloc[0]
     caption = f"{run.nodes * run.packages * run.gcds} processes in {run.nodes} nodes, on one machine; a GPT of 3.8 "
     caption += "million parameters. Colour: rate between nodes per rank. Filled: used to calibrate. Hollow: "

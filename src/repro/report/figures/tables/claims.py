@@ -3,6 +3,7 @@
 import pandas as pd
 from pandas.io.formats.style import Styler
 
+from repro.claims import registry
 from repro.report.figures import claims
 from repro.report.figures.data import Data
 
@@ -22,7 +23,7 @@ def tally(data: Data) -> pd.DataFrame:
     """How many claims of each paper have which agreement."""
     table = claims.verdicts(data.folder)
     counted = table[table.kind == "claim"]
-    return pd.crosstab(counted.about, counted.agreement).reindex(columns=claims.WORDS, fill_value=0)
+    return pd.crosstab(counted.about, counted.agreement).reindex(columns=registry.WORDS, fill_value=0)
 
 
 def verdicts(data: Data) -> Styler:

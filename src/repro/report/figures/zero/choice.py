@@ -1,12 +1,11 @@
 """Which plan for which machine and model: candidates of `zero_plan`, by arithmetic alone."""
 
-import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 
 from repro.report.figures.base import PALETTE, Drawing
 from repro.report.figures.data import Data, NothingToShow, series
-from repro.report.figures.marks import log_axis
+from repro.report.figures.marks import ABOVE, grid, log_axis
 from repro.report.figures.zero.marks import color
 from repro.report.figures.zero.runs import LEVELS, PLANS, micro_batches, parameters
 
@@ -66,25 +65,16 @@ def zero_choice(data: Data, *, model: str | None = None) -> Drawing:
     data.only(choice)
     order = list(dict.fromkeys(choice["where"]))
     runs = sorted(choice.groupby(["accumulation", "where"]), key=lambda each: (each[0][0], order.index(each[0][1])))
-    columns = min(3, len(runs))
-    rows = -(-len(runs) // columns)
-    fig, axes = plt.subplots(rows, columns, figsize=(max(6, 3.2 * columns + 0.4), 2.6 * rows + 0.9), squeeze=False)
+    fig, axes = grid(len(runs), 3, (3.2, 2.6), (0.4, 0.9), least=6)
+    columns = axes.shape[1]
     for panel, ((count, where), run) in zip(axes.flat, runs, strict=False):
         best = _partitions(panel, run)
         panel.set_title(f"{where}, {micro_batches(count)}\n{best}", fontsize=7.5)
-    for panel in axes.flat[len(runs) :]:
-        panel.remove()
     for panel in axes[:, 0]:
         panel.set_ylabel("predicted step (s)")
     for panel in axes.flat[max(0, len(runs) - columns) : len(runs)]:
         panel.set_xlabel("memory of a rank (GB)")
-    fig.legend(
-        *axes[0, 0].get_legend_handles_labels(),
-        loc="outside upper center",
-        ncols=5 if columns > 1 else 3,
-        fontsize=8,
-        frameon=False,
-    )
+    fig.legend(*axes[0, 0].get_legend_handles_labels(), ncols=5 if columns > 1 else 3, **ABOVE)
     rates = " and ".join(f"{value:g}" for value in sorted(choice.sustained_tflops.unique()))
     caption = f"{parameters(choice)}, {choice.seq_len.iloc[0]} tokens per rank and micro-batch, sustained compute "
     caption += f"{rates} TFLOP/s per rank (Frontier, A100). Every mark is a way to partition; grey area: does not "

@@ -120,14 +120,10 @@ def present(table: pd.DataFrame, plans: Sequence[str] = tuple(PLANS)) -> list[st
     return [plan for plan in PLANS if plan in plans and plan in set(table.plan)]
 
 
-def ratio(slow: pd.DataFrame, fast: pd.DataFrame, metric: str = MEASURED) -> pd.Series:
-    """slow / fast of every repeat that both have."""
-    return (slow.groupby("repeat")[metric].median() / fast.groupby("repeat")[metric].median()).dropna()
-
-
 def predicted_gain(runs: pd.DataFrame, slow: str, fast: str) -> float:
     """How many times faster plan `fast` is predicted to be than `slow`: the median over repeats (nan: not run)."""
-    return ratio(runs[runs.plan == slow], runs[runs.plan == fast], PREDICTED).median()
+    slower, faster = (runs[runs.plan == plan].groupby("repeat")[PREDICTED].median() for plan in (slow, fast))
+    return (slower / faster).median()
 
 
 def parameters(table: pd.DataFrame) -> str:

@@ -25,7 +25,6 @@ from repro.report.figures.zero.runs import (
     micro_batches,
     predicted_gain,
     present,
-    ratio,
 )
 
 RIVALS = ("zero3", "zeropp")
@@ -106,7 +105,7 @@ def _gains(
         if sample := samples[y]:
             at, style = y + 0.27 * (i - 1), {"color": PALETTE[i + 2], "marker": MARKERS[i]}
             value = point(axes, at, sample, across=True, markersize=6, **style)
-            predicted = ratio(runs[runs.plan == rival], runs[runs.plan == plan], PREDICTED).median()
+            predicted = predicted_gain(runs, rival, plan)
             axes.plot(predicted, at, "|", **TICK_MARK)
             ends = [value, predicted, *sample.values, *(end for end in sample.interval if np.isfinite(end))]
             note(axes, f"{value:.2f}", np.nanmax(ends), at, "right")

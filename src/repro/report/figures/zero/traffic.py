@@ -83,7 +83,7 @@ def zero_memory(data: Data, *, accumulation: int | None = None, plans: tuple[Pla
     axes.set(xlabel="bytes of state per parameter on a rank")
     axes.margins(x=0.12)
     axes.barh(0, 0, color="#555555", label="held by the fullest rank")
-    fig.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=8)
+    fig.legend(ncols=2, **marks.ABOVE)
     caption = f"{training.size()}; weights, gradients and optimizer states, without activations. Bars: tensors of "
     caption += "the fullest rank. White diamonds: our memory formula, which knows our own plans only."
     if told := marks.of_claims(data, _MEMORY, ".4g"):
