@@ -3,11 +3,13 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 
+from repro.comm import Communicator
 from repro.launch import launch
 from repro.models.gpt import GPT, GPTConfig
 from repro.zero import Plan, ZeroOptimizer
@@ -114,7 +116,9 @@ def compare(
     world_size = plans[0].topology.world_size
 
     def train(rank: int, world: int) -> list[Curve]:
-        return [train_ddp(rank, world, setting), *(train_plan(rank, setting, plan, **options) for plan in plans)]
+        groups = cache(Communicator)  # of a topology: they take longer to make than a step
+        plan_by_plan = (train_plan(rank, setting, p, communicator=groups(p.topology), **options) for p in plans)
+        return [train_ddp(rank, world, setting), *plan_by_plan]
 
     results = launch(train, world_size, timeout_s=timeout_s)
     reference, *found = (torch.tensor(run) for run in zip(*results, strict=True))

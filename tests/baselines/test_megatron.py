@@ -120,6 +120,7 @@ def _norms(rank, world, factor):
     return norms
 
 
+@pytest.mark.slow
 def test_the_library_sums_gradients_over_the_ranks_where_it_says_that_it_averages_them():
     """It leaves the factor out of the buffers that only HFSDP has. Adam does not see it; clipping does."""
     left_out, averaged, ours = (launch(_norms, 4, factor, timeout_s=100) for factor in (None, 0.25, "set"))

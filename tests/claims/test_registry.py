@@ -516,12 +516,24 @@ def shipped():
     return stored.collect(SHIPPED)
 
 
+@pytest.fixture(scope="module")
+def judged(shipped):
+    """Of a claim the records of its experiment, and the verdict by all of them; once each."""
+
+    @functools.cache
+    def judge(name):
+        one = claims.claim(name)
+        mine = {path: run for path, run in shipped.records.items() if run.experiment == one.value.experiment}
+        return mine, claims.evaluate([one], mine)[0]
+
+    return judge
+
+
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_removing_records_moves_a_verdict_only_towards_inconclusive_or_not_run(shipped, data):
+def test_removing_records_moves_a_verdict_only_towards_inconclusive_or_not_run(judged, data):
     one = data.draw(st.sampled_from([one for one in REGISTRY if one.value is not None]))
-    mine = {path: run for path, run in shipped.records.items() if run.experiment == one.value.experiment}
-    whole = claims.evaluate([one], mine)[0]
+    mine, whole = judged(one.id)
     read = [paths.root() / name for name in whole.records]
     gone = set(data.draw(st.lists(st.sampled_from(read or [Path()]), min_size=1, max_size=4)))
     gone |= set(data.draw(st.lists(st.sampled_from(sorted(mine) or [Path()]), max_size=len(mine) // 2)))

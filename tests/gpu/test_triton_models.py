@@ -21,6 +21,7 @@ def test_results_in_the_interpreter(tmp_path, choice):
     pytest_with_triton(file, choice, tmp_path, TRITON_INTERPRET="1")
 
 
+@pytest.mark.slow
 @with_folder
 def test_compiles_without_a_gpu(tmp_path):
     pytest_with_triton(Path(__file__), "test_code_for", tmp_path, TRITON_INTERPRET="0")

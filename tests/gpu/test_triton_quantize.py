@@ -23,6 +23,7 @@ def test_bytes_in_the_interpreter(tmp_path, examples):
     pytest_with_triton(file, "triton", tmp_path, TRITON_INTERPRET="1", REPRO_EXAMPLES=str(examples))
 
 
+@pytest.mark.slow
 @with_folder
 def test_compiles_without_a_gpu(tmp_path):
     pytest_with_triton(Path(__file__), "test_code_for", tmp_path, TRITON_INTERPRET="0")

@@ -202,6 +202,7 @@ def test_an_interrupt_that_lands_in_a_fork_is_heeded_at_once(project, monkeypatc
     assert not path.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number",
     [

@@ -133,6 +133,7 @@ def _wrapped(text):
 NVIDIA = pytest.param("nvidia", marks=pytest.mark.exhaustive)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", ["box", pytest.param("frontier", marks=pytest.mark.exhaustive), NVIDIA])
 def test_what_is_submitted(profile, project, fake_slurm, monkeypatch):
     monkeypatch.setenv("GOLDEN_PLATFORM", PROFILES[profile])

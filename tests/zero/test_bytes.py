@@ -23,10 +23,10 @@ IN_CLOSED_FORM = ("ddp", "zero3", "zeropp", "hierarchical", "hierarchical_fp")
 
 
 def _sent(rank: int, world: int) -> dict:
-    found = {}
+    found, shared = {}, {"communicator": comm.Communicator(TOPOLOGY), "broadcast": False}
     for name in IN_CLOSED_FORM:
         model = GPT(SHAPE)
-        optimizer = ZeroOptimizer(model, plans.named(name, TOPOLOGY), lr=1e-3, broadcast=False)
+        optimizer = ZeroOptimizer(model, plans.named(name, TOPOLOGY), lr=1e-3, **shared)
         for micro_batches in MICRO_BATCHES:
             for micro_batch in range(micro_batches):
                 model(*batch(0, rank, micro_batch)).backward()
@@ -124,10 +124,10 @@ def _odd_model() -> GPT:
 def _sent_by(rank: int, world: int, chosen: list[plans.Plan], native: bool) -> list[dict]:
     if native:
         comm.Hop.native = property(lambda hop: True)
-    found = []
+    found, shared = [], {"communicator": comm.Communicator(TOPOLOGY), "broadcast": False}
     for plan in chosen:
         model = _odd_model()
-        optimizer = ZeroOptimizer(model, plan, lr=1e-3, broadcast=False)
+        optimizer = ZeroOptimizer(model, plan, lr=1e-3, **shared)
         for micro_batch in range(2):
             model(*batch(0, rank, micro_batch)).backward()
         optimizer.step()
@@ -153,10 +153,10 @@ def test_predicted_traffic_is_what_the_ledgers_counted(chosen, native):
 
 
 def _sent_on(rank: int, world: int, topology: Topology) -> list[dict]:
-    found = []
+    found, shared = [], {"communicator": comm.Communicator(topology), "broadcast": False}
     for name in plans.NAMED:
         model = _odd_model()
-        optimizer = ZeroOptimizer(model, plans.named(name, topology), lr=1e-3, broadcast=False)
+        optimizer = ZeroOptimizer(model, plans.named(name, topology), lr=1e-3, **shared)
         model(*batch(0, rank)).backward()
         optimizer.step()
         optimizer.synchronize()

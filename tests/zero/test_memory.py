@@ -132,6 +132,7 @@ def test_activations_by_hand(checkpointing, nbytes):
     assert found == nbytes + 12 * 12 * 16
 
 
+@pytest.mark.slow
 def test_the_engine_holds_what_was_predicted():
     """Exact, apart from Adam's step counter: 4 bytes for each of 3 buckets."""
     for held in launch(_held, 8, timeout_s=100):
