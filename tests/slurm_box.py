@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from repro import box
-from repro.box import claims, packages
+from repro.box import boxes, packages
 from repro.emulate import netns
 
-_boxes: list[claims.Claim] = []  # of this file's tests, whatever checkout a test plays in
+_boxes: list[boxes.OwnedBox] = []  # of this file's tests, whatever checkout a test plays in
 SNAKEMAKE = Path(__file__).parent / "slurm/snakemake_fast.py"
 
 
@@ -32,7 +32,7 @@ def boxed(**settings):
         pytest.skip(reason)
     before = os.environ.get("SLURM_CONF")
     box.up(box.Settings(**settings))
-    _boxes.append(claims.mine())
+    _boxes.append(boxes.mine())
     os.environ["SLURM_CONF"] = str(own().configuration)
     try:
         yield
@@ -44,7 +44,7 @@ def boxed(**settings):
             os.environ["SLURM_CONF"] = before
 
 
-def own() -> claims.Claim:
+def own() -> boxes.OwnedBox:
     """The box that `boxed` has started."""
     return _boxes[-1]
 

@@ -23,7 +23,7 @@ import pytest
 from attack.promises import command, command_refuses, make_socket, refuses
 from typer.testing import CliRunner
 
-from repro.box import claims, cluster, daemons, network, packages
+from repro.box import boxes, cluster, daemons, network, packages
 from repro.cli import app, console
 from repro.emulate import netns, owners
 from repro.emulate.box import HERE
@@ -659,14 +659,14 @@ def test_only_what_the_record_names_is_removed(records, monkeypatch, fails):
 
 
 @pytest.fixture
-def boxes(tmp_path, monkeypatch):
+def box_folder(tmp_path, monkeypatch):
     """A folder of boxes of its own; nothing is in the way of any number."""
-    monkeypatch.setattr(claims, "FOLDER", tmp_path / "boxes")
-    monkeypatch.setattr(claims, "_MOUNT_POINT", tmp_path / "etc-slurm")
-    monkeypatch.setattr(claims.psutil, "net_if_addrs", dict)
-    monkeypatch.setattr(claims.Claim, "controller_port", 0)  # any that is free
-    monkeypatch.setattr(claims.Claim, "accounting_port", 0)
-    return claims.FOLDER
+    monkeypatch.setattr(boxes, "FOLDER", tmp_path / "boxes")
+    monkeypatch.setattr(boxes, "_MOUNT_POINT", tmp_path / "etc-slurm")
+    monkeypatch.setattr(boxes.psutil, "net_if_addrs", dict)
+    monkeypatch.setattr(boxes.OwnedBox, "controller_port", 0)  # any that is free
+    monkeypatch.setattr(boxes.OwnedBox, "accounting_port", 0)
+    return boxes.FOLDER
 
 
 def of(monkeypatch, user, checkout):
@@ -676,22 +676,22 @@ def of(monkeypatch, user, checkout):
     monkeypatch.setenv("REPRO_ROOT", str(checkout))
 
 
-def test_two_users_and_two_checkouts_have_a_box_each(boxes, monkeypatch, tmp_path):
+def test_two_users_and_two_checkouts_have_a_box_each(box_folder, monkeypatch, tmp_path):
     made = {}
     for whose in [("a", tmp_path / "one"), ("b", tmp_path / "one"), ("a", tmp_path / "two"), ("b", tmp_path / "two")]:
         of(monkeypatch, *whose)
-        assert claims.mine() is None
-        made[whose] = claims.take(2, 8)
+        assert boxes.mine() is None
+        made[whose] = boxes.take(2, 8)
         refuses(
-            lambda: claims.take(2, 8), packages.BoxError, "there already", made[whose].folder, *whose, "repro box down"
+            lambda: boxes.take(2, 8), packages.BoxError, "there already", made[whose].folder, *whose, "repro box down"
         )
     assert [box.number for box in made.values()] == [0, 1, 2, 3] and len({box.id for box in made.values()}) == 4
     for whose, box in made.items():
         of(monkeypatch, *whose)
-        assert claims.mine() == box
-    claims.drop(made[("b", tmp_path / "one")])
+        assert boxes.mine() == box
+    boxes.drop(made[("b", tmp_path / "one")])
     of(monkeypatch, "c", tmp_path / "one")
-    assert claims.take(1, 4).number == 1, "the first that is free"
+    assert boxes.take(1, 4).number == 1, "the first that is free"
 
 
 @pytest.mark.parametrize(
@@ -699,9 +699,9 @@ def test_two_users_and_two_checkouts_have_a_box_each(boxes, monkeypatch, tmp_pat
     rows(
         ("nothing", lambda patch, folder: None, 0),
         ("an address of another interface", lambda patch, folder: patch.setattr(
-            claims.psutil, "net_if_addrs", lambda: {"eth7": [SimpleNamespace(address="10.77.0.9")]}), 1),
+            boxes.psutil, "net_if_addrs", lambda: {"eth7": [SimpleNamespace(address="10.77.0.9")]}), 1),
         ("addresses that only look alike", lambda patch, folder: patch.setattr(
-            claims.psutil, "net_if_addrs", lambda: {"eth7": [SimpleNamespace(address="10.77.10.9")]}), 0),
+            boxes.psutil, "net_if_addrs", lambda: {"eth7": [SimpleNamespace(address="10.77.10.9")]}), 0),
         ("a folder without an owner", lambda patch, folder: (folder / "0/etc").mkdir(parents=True), 1),
         ("a file at its place", lambda patch, folder: (folder.mkdir(), (folder / "0").touch()), 1),
         ("files of others in the folder", lambda patch, folder: (folder.mkdir(), (folder / "notes").touch()), 0),
@@ -709,30 +709,30 @@ def test_two_users_and_two_checkouts_have_a_box_each(boxes, monkeypatch, tmp_pat
             (folder / ".begun").mkdir(parents=True), (folder / ".begun/owner.json").write_text("{")), 0),
     ),
 )  # fmt: skip
-def test_a_box_takes_a_number_that_is_free(boxes, monkeypatch, tmp_path, obstacle, number):
+def test_a_box_takes_a_number_that_is_free(box_folder, monkeypatch, tmp_path, obstacle, number):
     of(monkeypatch, "a", tmp_path / "one")
-    obstacle(monkeypatch, boxes)
-    box = claims.take(1, 8)
-    assert box.number == number and claims.known() == [box]
+    obstacle(monkeypatch, box_folder)
+    box = boxes.take(1, 8)
+    assert box.number == number and boxes.known() == [box]
 
 
-def test_a_port_that_somebody_has(boxes, monkeypatch, tmp_path):
+def test_a_port_that_somebody_has(box_folder, monkeypatch, tmp_path):
     of(monkeypatch, "a", tmp_path / "one")
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         taken = other.getsockname()[1]
-        monkeypatch.setattr(claims.Claim, "accounting_port", property(lambda box: 0 if box.number else taken))
-        assert claims.take(1, 8).number == 1
+        monkeypatch.setattr(boxes.OwnedBox, "accounting_port", property(lambda box: 0 if box.number else taken))
+        assert boxes.take(1, 8).number == 1
 
 
-def test_without_a_number_left_the_owners_are_named(boxes, monkeypatch, tmp_path):
-    monkeypatch.setattr(claims, "MOST", 2)
+def test_without_a_number_left_the_owners_are_named(box_folder, monkeypatch, tmp_path):
+    monkeypatch.setattr(boxes, "MOST", 2)
     for user in "ab":
         of(monkeypatch, user, tmp_path / "one")
-        claims.take(1, 8)
+        boxes.take(1, 8)
     of(monkeypatch, "c", tmp_path / "one")
-    refuses(lambda: claims.take(1, 8), packages.BoxError, "no number", "user a", "user b", tmp_path / "one")
+    refuses(lambda: boxes.take(1, 8), packages.BoxError, "no number", "user a", "user b", tmp_path / "one")
 
 
 @pytest.mark.parametrize(
@@ -745,15 +745,15 @@ def test_without_a_number_left_the_owners_are_named(boxes, monkeypatch, tmp_path
         ("another user's", 2**22, None, "b", False, False),
     ),
 )
-def test_a_start_that_was_killed_is_known(boxes, monkeypatch, tmp_path, pid, began, user, complete, abandoned):
+def test_a_start_that_was_killed_is_known(box_folder, monkeypatch, tmp_path, pid, began, user, complete, abandoned):
     of(monkeypatch, "a", tmp_path / "one")
-    box = claims.take(1, 8)
+    box = boxes.take(1, 8)
     if complete:
         box.complete()
     kept = json.loads((box.folder / "owner.json").read_text())
     kept |= {"pid": pid or kept["pid"], "began": began or kept["began"], "user": user}
     (box.folder / "owner.json").write_text(json.dumps(kept))
-    assert [found.abandoned() for found in claims.known()] == [abandoned]
+    assert [found.abandoned() for found in boxes.known()] == [abandoned]
 
 
 @pytest.mark.parametrize(
@@ -764,44 +764,44 @@ def test_a_start_that_was_killed_is_known(boxes, monkeypatch, tmp_path, pid, beg
         ("one that somebody has put a file into", False, True, True),
     ),
 )
-def test_the_mount_point_goes_with_the_last_box(boxes, monkeypatch, tmp_path, there, put, kept):
+def test_the_mount_point_goes_with_the_last_box(box_folder, monkeypatch, tmp_path, there, put, kept):
     mount = tmp_path / "etc-slurm"
     if there:
         mount.mkdir()
     made = []
     for user in "ab":
         of(monkeypatch, user, tmp_path / "one")
-        made.append(claims.take(1, 8))
+        made.append(boxes.take(1, 8))
     if put:
         (mount / "slurm.conf").touch()
-    claims.drop(made[0])
+    boxes.drop(made[0])
     assert mount.exists(), "the other box mounts there"
-    claims.drop(made[1])
-    assert mount.exists() == kept and [path.name for path in boxes.iterdir()] == []
+    boxes.drop(made[1])
+    assert mount.exists() == kept and [path.name for path in box_folder.iterdir()] == []
 
 
-def test_down_of_a_box_that_is_none(boxes, monkeypatch, tmp_path):
+def test_down_of_a_box_that_is_none(box_folder, monkeypatch, tmp_path):
     of(monkeypatch, "a", tmp_path / "one")
-    other = claims.take(1, 8)
+    other = boxes.take(1, 8)
     of(monkeypatch, "b", tmp_path / "one")
     assert not cluster.down()
-    refuses(lambda: cluster.down(boxes / "9"), packages.BoxError, boxes / "9", other.folder, "user a")
+    refuses(lambda: cluster.down(box_folder / "9"), packages.BoxError, box_folder / "9", other.folder, "user a")
     refuses(cluster.configuration, packages.BoxError, "repro box up", other.folder)
-    assert claims.known() == [other] and cluster.status().others == [str(other)]
+    assert boxes.known() == [other] and cluster.status().others == [str(other)]
 
 
-def test_down_names_nothing_that_is_not_its_own(boxes, monkeypatch, tmp_path):
+def test_down_names_nothing_that_is_not_its_own(box_folder, monkeypatch, tmp_path):
     """All that it removes or ends carries its id."""
     of(monkeypatch, "a", tmp_path / "one")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    box, said = claims.take(2, 8), []
+    box, said = boxes.take(2, 8), []
     monkeypatch.setattr(network, "command", lambda words: said.append(words[-1]))
     monkeypatch.setattr(netns, "command", lambda words: said.append(words[-1]))
     monkeypatch.setattr(network, "_there", lambda device: device not in said)
     monkeypatch.setattr(netns, "present", lambda name: name not in said)
     assert cluster.down()
     assert len(said) == len(set(said)) == 3 + 2 + 1 + 16
-    assert all(box.id in name for name in said) and not claims.known()
+    assert all(box.id in name for name in said) and not boxes.known()
 
 
 @pytest.mark.parametrize(
@@ -813,10 +813,10 @@ def test_down_names_nothing_that_is_not_its_own(boxes, monkeypatch, tmp_path):
         ("anything", lambda box: {}, False),
     ),
 )
-def test_what_belongs_to_a_box(boxes, monkeypatch, tmp_path, given, ours):
+def test_what_belongs_to_a_box(box_folder, monkeypatch, tmp_path, given, ours):
     """Whatever it is called, and whatever files it names."""
     of(monkeypatch, "a", tmp_path / "one")
-    box = claims.take(1, 8)
+    box = boxes.take(1, 8)
     munged = tmp_path / "munged"
     munged.symlink_to("/bin/sleep")
     started = subprocess.Popen([munged, "60"], env=os.environ | given(box))
@@ -831,7 +831,7 @@ def test_what_belongs_to_a_box(boxes, monkeypatch, tmp_path, given, ours):
 
 @root
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_files_of_a_box_whatever_the_umask(boxes, monkeypatch, tmp_path, umask):
+def test_files_of_a_box_whatever_the_umask(box_folder, monkeypatch, tmp_path, umask):
     """Nobody else writes what root's daemons read, nor reads keys and the database; everybody may ask the cluster."""
     (checkout := tmp_path / "one").mkdir()
     (checkout / "slurm").symlink_to(Path(os.environ.get("REPRO_ROOT") or Path.cwd()) / "slurm")
@@ -842,7 +842,7 @@ def test_files_of_a_box_whatever_the_umask(boxes, monkeypatch, tmp_path, umask):
     monkeypatch.setattr(daemons, "_said", lambda *_: "")
     monkeypatch.setattr(daemons.subprocess, "Popen", lambda words, **more: asked.append((words, more)))
     try:
-        box = claims.take(2, 8)
+        box = boxes.take(2, 8)
         cluster._write(box, cluster.Settings(nodes=2, accounting=True))
         daemons.munged(box)
         daemons.accounting(box)
@@ -852,7 +852,7 @@ def test_files_of_a_box_whatever_the_umask(boxes, monkeypatch, tmp_path, umask):
     assert {name for name, mode in modes.items() if mode & 0o022} == {f"dev/gpu{number}" for number in range(8)}
     private = {"db", "log", "state", "etc/munge.key", "etc/slurmdbd.conf"}
     assert {name for name, mode in modes.items() if not mode & 0o077} == private
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (boxes, box.folder)] == [0o755, 0o755]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (box_folder, box.folder)] == [0o755, 0o755]
     (database,) = (words for words, _ in asked if words[0] == "mariadbd")
     assert "--skip-networking" in database and "--skip-grant-tables" not in database
     (place,) = (word.partition("=")[2] for word in database if word.startswith("--socket="))

@@ -13,7 +13,7 @@ from conftest import copied_project
 from slurm_box import lacking
 
 from repro import box
-from repro.box import claims, daemons, network, packages
+from repro.box import boxes, daemons, network, packages
 from repro.emulate import netns
 
 pytestmark = pytest.mark.xdist_group("network")
@@ -37,7 +37,7 @@ def up(before=None, **settings):
     try:
         yield box.up(box.Settings(**{"nodes": 2} | settings))
     finally:
-        left = claims.mine()
+        left = boxes.mine()
         box.down()
         assert left is None or not daemons.running(left)
         assert traces() == before
@@ -47,7 +47,7 @@ def traces():
     """What a box could leave behind: a folder, namespaces, links, files of the machine."""
     slurm = Path("/etc/slurm")
     return (
-        sorted(map(str, claims.known())),
+        sorted(map(str, boxes.known())),
         sorted(path.name for path in Path("/run/netns").glob("*-node*")),
         sorted(path.name for path in Path("/run/netns").glob("*-gcd-*")),
         sorted(path.name for path in Path("/sys/class/net").glob("rb*")),
@@ -75,7 +75,7 @@ def test_a_cluster_that_runs_jobs():
         ranks = sorted((line.split() for line in ranks if line), key=lambda words: int(words[1]))
         assert [words[0] for words in ranks] == ["node1"] * 8 + ["node2"] * 8
         assert sorted(words[2] for words in ranks) == sorted(str(gcd) for gcd in range(8) for _ in range(2))
-        assert {words[3] for words in ranks} == {network.address(claims.mine(), 2)}
+        assert {words[3] for words in ranks} == {network.address(boxes.mine(), 2)}
         # A job without SLURM_CONF finds this cluster, and nothing else, at Slurm's usual place.
         inside = slurm("srun", "-N1", "env", "-u", "SLURM_CONF", "sinfo", "-h", "-o", "%R")
         assert inside.split() == ["batch", "urgent"]
@@ -96,7 +96,7 @@ def test_a_cluster_that_runs_jobs():
 @in_box
 def test_links_between_gcds_are_shaped():
     with up(cluster_mbit_s=20.0):
-        gcds = network.gcds(claims.mine())
+        gcds = network.gcds(boxes.mine())
         rates = subprocess.run(
             ["tc", "-n", f"{gcds}fab", "class", "show", "dev", "u0"], capture_output=True, text=True, check=True
         ).stdout
@@ -112,7 +112,7 @@ def test_links_between_gcds_are_shaped():
 @in_box
 def test_jobs_and_daemons_that_were_killed_leave_nothing():
     with up():
-        own = claims.mine()
+        own = boxes.mine()
         slurm("sbatch", "-N2", "--output=/dev/null", "--wrap=srun -n2 sleep 1000")
         deadline = time.monotonic() + 20
         while sum(p.name() == "sleep" for p in daemons.running(own)) < 2 and time.monotonic() < deadline:
@@ -135,16 +135,16 @@ def test_a_start_that_was_killed_leaves_nothing(after_s):
     start = "from repro import box; box.up(box.Settings(nodes=2))"
     process = subprocess.Popen([sys.executable, "-c", start])
     deadline = time.monotonic() + 20
-    while claims.mine() is None and time.monotonic() < deadline:
+    while boxes.mine() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(after_s)
     process.kill()
     process.wait()
-    left = claims.mine()
+    left = boxes.mine()
     if not left.abandoned():  # on a fast machine it was complete
         box.down()
     with up(before) as found:  # which ends what the killed start has left
-        assert found.up and left not in claims.known() and not daemons.running(left)
+        assert found.up and left not in boxes.known() and not daemons.running(left)
 
 
 @pytest.mark.box
@@ -163,7 +163,7 @@ def test_two_users_two_checkouts_and_what_is_foreign_live_side_by_side(tmp_path)
         try:
             patch.setenv("SUDO_USER", "somebody")
             with up(nodes=1) as second:
-                assert second.folder != first.folder and second.others == [str(claims.known()[0])]
+                assert second.folder != first.folder and second.others == [str(boxes.known()[0])]
                 assert "somebody" in repro("up", code=2)
                 slurm("srun", "-N1", "true")
             patch.delenv("SUDO_USER")

@@ -54,15 +54,16 @@ def test_lint_of_slurm_jobs_is_clean(project):
 
 
 @pytest.mark.parametrize(
-    "targets",
+    ("targets", "notebooks"),
     [
-        ["zero", "zero_bytes", "results/laptop/figures/zero_bytes.png"],
-        pytest.param(["exflow", "flover", "scaling", "replot"], marks=exhaustive),
+        (["zero", "zero_bytes", "results/laptop/figures/zero_bytes.png"], {"zero"}),
+        pytest.param(["exflow", "flover", "scaling", "replot"], {"exflow", "flover", "scaling"}, marks=exhaustive),
     ],
-    ids=" ".join,
+    ids=["zero", "others"],
 )
-def test_targets_resolve(project, targets):
-    assert "total" in snakemake("-n", *targets).stdout
+def test_targets_resolve(project, targets, notebooks):
+    text = snakemake("-n", *targets).stdout
+    assert set(re.findall(r"^(\w+)_notebook +1$", text, re.MULTILINE)) == notebooks
 
 
 def test_dry_run_agrees_with_the_plan(project):
@@ -90,11 +91,13 @@ def test_a_job_without_its_plan_says_what_it_needs(project, monkeypatch):
 def test_a_notebook_takes_the_records_of_what_its_figures_show(project):
     """So an experiment that is configured, and named by a figure of the catalogue, is in the DAG."""
     smoke_points(project, {name: [{"grid": {}}] for name in ("zero_train", "scaling_train", "moe_train")})
-    for notebook in figures.NOTEBOOKS:
-        text = snakemake("-n", "--config", "tier=smoke", "--", notebook).stdout
+    text = snakemake("-n", "--config", "tier=smoke", "--", *figures.NOTEBOOKS).stdout
+    inputs = dict(re.findall(r"^(?:local)?rule (\w+)_notebook:\n    input: (.*)$", text, re.MULTILINE))
+    assert inputs.keys() == figures.NOTEBOOKS.keys()
+    planned = {job.experiment for job in plan.make("smoke").jobs}
+    for notebook, files in inputs.items():
         shown = {name for figure in figures.NOTEBOOKS[notebook].figures for name in figures.entry(figure).reads}
-        planned = {job.experiment for job in plan.make("smoke").jobs}
-        assert {name for name in planned if f"done/{name}-" in text} == shown & planned
+        assert {name for name in planned if f"done/{name}-" in files} == shown & planned, notebook
 
 
 def test_a_wrong_config_option_is_an_error(project):

@@ -6,7 +6,7 @@ namespace of its own.
     /run/repro-boxes/0        configuration, sockets, state, logs; `down` removes it
 
 Each user has a box for each checkout: the next is number 1, with 10.77.1.0/24 and other ports. Read `cluster` (what up,
-down and status do), then `claims` (whose a box is), `network`, `daemons` and `packages`. The files of `slurm/box/` are
+down and status do), then `boxes` (whose a box is), `network`, `daemons` and `packages`. The files of `slurm/box/` are
 Slurm's configuration. Nothing outside /run and the names above is touched. Inside a node, /etc/slurm and /etc/hosts are
 the box's, by a mount that nobody else sees.
 """

@@ -12,8 +12,8 @@ from typing import Literal, get_args
 import jinja2
 
 from repro import paths
-from repro.box import claims, daemons, network, packages
-from repro.box.claims import Claim
+from repro.box import boxes, daemons, network, packages
+from repro.box.boxes import OwnedBox
 from repro.box.packages import BoxError
 from repro.emulate import box as fabric
 from repro.emulate.netns import FabricError
@@ -66,9 +66,9 @@ class Box:
 def up(settings: Settings, install: bool = False) -> Box:
     """Start it. BoxError where one is up, or something is missing; a start that failed leaves nothing behind."""
     _check(settings, install)
-    for left in filter(Claim.abandoned, claims.known()):
+    for left in filter(OwnedBox.abandoned, boxes.known()):
         _end(left)
-    box = claims.take(settings.nodes, settings.topology.span("node"))
+    box = boxes.take(settings.nodes, settings.topology.span("node"))
     try:
         _write(box, settings)
         network.up(box, settings.topology)
@@ -89,9 +89,9 @@ def up(settings: Settings, install: bool = False) -> Box:
 def down(folder: Path | None = None) -> bool:
     """End it and remove all of it, jobs as well, in whatever state it is. Whether there was one. `folder`: of another
     checkout's or user's box; BoxError where that is none, and without root."""
-    box = claims.mine() if folder is None else next((box for box in claims.known() if box.folder == folder), None)
+    box = boxes.mine() if folder is None else next((box for box in boxes.known() if box.folder == folder), None)
     if folder is not None and box is None:
-        raise BoxError(f"{folder}: no box; there are: {', '.join(map(str, claims.known())) or 'none'}")
+        raise BoxError(f"{folder}: no box; there are: {', '.join(map(str, boxes.known())) or 'none'}")
     if box is not None:
         _check_root(box)
         _end(box)
@@ -100,8 +100,8 @@ def down(folder: Path | None = None) -> bool:
 
 def status() -> Box:
     """`up` where all nodes answer slurmctld. BoxError without root, for whom the daemons cannot be seen."""
-    box = claims.mine()
-    others = [str(each) for each in claims.known() if each != box]
+    box = boxes.mine()
+    others = [str(each) for each in boxes.known() if each != box]
     if box is None:
         return Box(False, others=others)
     _check_root(box)
@@ -117,22 +117,22 @@ def status() -> Box:
 
 def configuration() -> Path:
     """What SLURM_CONF has to be for commands outside the nodes. BoxError where there is no box."""
-    if (box := claims.mine()) is None:
-        others = "".join(f"; {each}" for each in claims.known())
+    if (box := boxes.mine()) is None:
+        others = "".join(f"; {each}" for each in boxes.known())
         raise BoxError(f"no box of this user for {paths.root()}: `repro box up` starts one{others}")
     return box.configuration
 
 
-def _end(box: Claim) -> None:
+def _end(box: OwnedBox) -> None:
     daemons.stop(box)
     try:
         network.down(box)
     except FabricError as error:
         raise BoxError(str(error)) from error
-    claims.drop(box)
+    boxes.drop(box)
 
 
-def _check_root(box: Claim) -> None:
+def _check_root(box: OwnedBox) -> None:
     if os.geteuid() != 0:
         raise BoxError(f"{box}: needs root: call it with sudo, as `up` was")
 
@@ -146,7 +146,7 @@ def _check(settings: Settings, install: bool) -> None:
         packages.install(lacking)
 
 
-def _write(box: Claim, settings: Settings) -> None:
+def _write(box: OwnedBox, settings: Settings) -> None:
     """Folders, Slurm's configuration, names of the nodes, and devices that stand for GCDs. Modes do not depend on the
     user's umask: what root's daemons read, nobody else may write."""
     for name, mode in _FOLDERS.items():

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from repro.box import network
-from repro.box.claims import Claim
+from repro.box.boxes import OwnedBox
 from repro.box.packages import BoxError, search_path
 
 _MARK = "REPRO_BOX"  # in the environment of each: the box's id
@@ -23,7 +23,7 @@ _READY_S = 20.0  # for a daemon to start
 _PATIENCE_S = 5.0  # for one to end
 
 
-def munged(box: Claim) -> None:
+def munged(box: OwnedBox) -> None:
     """With a key and a socket of its own."""
     run, log, key = box.folder / "run", box.folder / "log/munged.log", box.folder / "etc/munge.key"
     with open(key, "xb", opener=lambda path, flags: os.open(path, flags, mode=0o600)) as file:
@@ -34,12 +34,12 @@ def munged(box: Claim) -> None:
     _await("munged", places["socket"].exists, log)
 
 
-def slurmctld(box: Claim) -> None:
+def slurmctld(box: OwnedBox) -> None:
     _start(box, ["slurmctld", "-f", str(box.configuration)])
     _await("slurmctld", lambda: "is UP" in _said(box, "scontrol", "ping"), box.folder / "log/slurmctld.log")
 
 
-def slurmd(box: Claim) -> None:
+def slurmd(box: OwnedBox) -> None:
     """One per node, in its namespace, with its name and the box's /etc/slurm and /etc/hosts. Not by `ip netns exec`:
     that hides /sys/fs/cgroup, without which slurmd ends."""
     names = [f"node{node + 1}" for node in range(box.nodes)]
@@ -55,7 +55,7 @@ def slurmd(box: Claim) -> None:
     _await("slurmd", lambda: nodes(box) == dict.fromkeys(names, "idle"), *logs)
 
 
-def accounting(box: Claim) -> None:
+def accounting(box: OwnedBox) -> None:
     """MariaDB, slurmdbd, and an account that root may use. The database has no password and no network: its socket lies
     in a folder of root's alone, and it lets in who is root for the kernel."""
     database, log = box.folder / "db", box.folder / "log/mariadb.log"
@@ -75,18 +75,18 @@ def accounting(box: Claim) -> None:
         _said(box, "sacctmgr", "-i", "add", *what.split())
 
 
-def nodes(box: Claim) -> dict[str, str]:
+def nodes(box: OwnedBox) -> dict[str, str]:
     """Their states, by name."""
     pairs = (line.split() for line in _said(box, "sinfo", "-h", "-N", "-o", "%N %T").splitlines())
     return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
 
 
-def jobs(box: Claim) -> list[str]:
+def jobs(box: OwnedBox) -> list[str]:
     """Ids of those that wait or run."""
     return _said(box, "squeue", "-h", "-o", "%A").split()
 
 
-def running(box: Claim) -> list[psutil.Process]:
+def running(box: OwnedBox) -> list[psutil.Process]:
     """What this box has started, by its environment, and whatever runs inside its namespaces."""
     inside = network.processes(box)
     found = []
@@ -105,7 +105,7 @@ def name_of(process: psutil.Process) -> str:
         return ""
 
 
-def stop(box: Claim) -> None:
+def stop(box: OwnedBox) -> None:
     """All of them, in order; what does not end in seconds is killed."""
     for name in NAMES:
         named = [(process, name_of(process)) for process in running(box)]
@@ -124,11 +124,11 @@ def _end(processes: Iterable[psutil.Process]) -> None:
     psutil.wait_procs(processes, _PATIENCE_S)
 
 
-def _environment(box: Claim) -> dict[str, str]:
+def _environment(box: OwnedBox) -> dict[str, str]:
     return os.environ | {"SLURM_CONF": str(box.configuration), "PATH": search_path(), _MARK: box.id}
 
 
-def _start(box: Claim, command: list[str], **more: str) -> None:
+def _start(box: OwnedBox, command: list[str], **more: str) -> None:
     """Run what puts itself into the background. `more`: environment."""
     log = box.folder / "log/start.log"
     with log.open("ab") as out:
@@ -139,7 +139,7 @@ def _start(box: Claim, command: list[str], **more: str) -> None:
         raise BoxError(f"`{' '.join(command)}` ended with {done.returncode}: {_tail(log)}")
 
 
-def _said(box: Claim, *command: str) -> str:
+def _said(box: OwnedBox, *command: str) -> str:
     """Standard output; empty when it fails or does not answer, as Slurm's commands do for a minute when slurmctld is
     gone."""
     try:

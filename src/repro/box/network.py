@@ -6,37 +6,37 @@ from pathlib import Path
 
 import psutil
 
-from repro.box.claims import Claim
+from repro.box.boxes import OwnedBox
 from repro.emulate.box import BoxFabric
 from repro.emulate.netns import FabricError, command, inode, remove
 from repro.topology import Topology
 
 
-def namespace(box: Claim, node: int) -> str:
+def namespace(box: OwnedBox, node: int) -> str:
     """Of node 1, 2, ..."""
     return f"repro-{box.id}-node{node}"
 
 
-def gcds(box: Claim) -> str:
+def gcds(box: OwnedBox) -> str:
     """How the namespaces of the GCDs begin."""
     return f"repro-{box.id}-gcd-"
 
 
-def bridge(box: Claim) -> str:
+def bridge(box: OwnedBox) -> str:
     """Name of the host's bridge, which is an end of every node's link."""
     return f"rb{box.id}"
 
 
-def address(box: Claim, node: int) -> str:
+def address(box: OwnedBox, node: int) -> str:
     return f"{box.net}.{node}"
 
 
-def controller(box: Claim) -> str:
+def controller(box: OwnedBox) -> str:
     """Address of the host, as nodes see it."""
     return f"{box.net}.254"
 
 
-def up(box: Claim, topology: Topology) -> None:
+def up(box: OwnedBox, topology: Topology) -> None:
     """Everything, or FabricError: namespaces may not be allowed."""
     lines = [
         f"link add {bridge(box)} type bridge mcast_snooping 0",
@@ -57,7 +57,7 @@ def up(box: Claim, topology: Topology) -> None:
     BoxFabric(topology, gcds(box)).build()
 
 
-def down(box: Claim) -> None:
+def down(box: OwnedBox) -> None:
     """Whatever of it is there. Links first: those of a namespace that is gone, and their names, linger a moment."""
     for device in [*(_end(box, node) for node in range(1, box.nodes + 1)), bridge(box)]:
         try:
@@ -69,7 +69,7 @@ def down(box: Claim) -> None:
     remove(_namespaces(box))
 
 
-def processes(box: Claim) -> set[int]:
+def processes(box: OwnedBox) -> set[int]:
     """Those that run inside one of the namespaces, jobs among them."""
     ours = {inode(name) for name in _namespaces(box)} - {None}
     found = set()
@@ -80,12 +80,12 @@ def processes(box: Claim) -> set[int]:
     return found
 
 
-def _namespaces(box: Claim) -> list[str]:
+def _namespaces(box: OwnedBox) -> list[str]:
     nodes = [namespace(box, node) for node in range(1, box.nodes + 1)]
     return nodes + [f"{gcds(box)}{end}" for end in ("fab", *range(box.nodes * box.gcds))]
 
 
-def _end(box: Claim, node: int) -> str:
+def _end(box: OwnedBox, node: int) -> str:
     """The host's end of a node's link; at most 15 characters."""
     return f"{bridge(box)}n{node}"
 

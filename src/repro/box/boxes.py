@@ -29,7 +29,7 @@ _ENDED = ".ended-"  # beginning of the name of a folder that is being removed
 
 
 @dataclass(frozen=True)
-class Claim:
+class OwnedBox:
     """A box, and whose it is: of `user`, for the checkout `root`. Process `pid`, which began at `began`, started it."""
 
     number: int
@@ -76,19 +76,19 @@ class Claim:
         return f"{self.folder} of user {self.user}, for {self.root}"
 
 
-def known() -> list[Claim]:
+def known() -> list[OwnedBox]:
     """All of this machine."""
     files = sorted(FOLDER.glob(f"[0-9]*/{_RECORD}"), key=lambda file: int(file.parent.name))
-    return [Claim(**json.loads(file.read_text())) for file in files]
+    return [OwnedBox(**json.loads(file.read_text())) for file in files]
 
 
-def mine() -> Claim | None:
+def mine() -> OwnedBox | None:
     """This user's for this checkout."""
     here = _user(), str(paths.root().resolve())
-    return next((claim for claim in known() if (claim.user, claim.root) == here), None)
+    return next((box for box in known() if (box.user, box.root) == here), None)
 
 
-def take(nodes: int, gcds: int) -> Claim:
+def take(nodes: int, gcds: int) -> OwnedBox:
     """A number that no other box has, and whose addresses and ports are free. BoxError where there is none, and where
     this user has a box for this checkout."""
     with _locked():
@@ -102,27 +102,27 @@ def take(nodes: int, gcds: int) -> Claim:
         else:
             raise BoxError(f"no number is left for another box: {'; '.join(conflicts.values())}")
         whose = _user(), str(paths.root().resolve()), os.getpid(), _began(os.getpid())
-        claim = Claim(number, secrets.token_hex(3), *whose, nodes, gcds)
+        box = OwnedBox(number, secrets.token_hex(3), *whose, nodes, gcds)
         begun = FOLDER / ".begun"  # of a killed process: there is no folder without its record
         shutil.rmtree(begun, ignore_errors=True)
         _sweep()
         begun.mkdir(mode=0o700)
-        (begun / _RECORD).write_text(json.dumps(asdict(claim)))
+        (begun / _RECORD).write_text(json.dumps(asdict(box)))
         (begun / _RECORD).chmod(0o644)  # whatever the umask
         begun.chmod(0o755)
-        begun.rename(claim.folder)
+        begun.rename(box.folder)
         if not _MOUNT_POINT.exists():
             (FOLDER / _MADE).touch()
             _MOUNT_POINT.mkdir(mode=0o755)
-        return claim
+        return box
 
 
-def drop(claim: Claim) -> None:
+def drop(box: OwnedBox) -> None:
     """Remove the folder, unless another box has its number by now; with the last box also the mount point, if a box made
     it and nobody has used it since."""
     with _locked():
-        if claim in known():
-            claim.folder.rename(FOLDER / f"{_ENDED}{claim.id}")  # at once: without its record a number would be lost
+        if box in known():
+            box.folder.rename(FOLDER / f"{_ENDED}{box.id}")  # at once: without its record a number would be lost
         _sweep()
         if not known() and (FOLDER / _MADE).exists():
             with contextlib.suppress(OSError):
@@ -149,16 +149,16 @@ def _locked() -> Iterator[None]:
 
 def _conflict(number: int) -> str | None:
     """Who has the folder, an address or a port of box `number` already."""
-    claim = Claim(number, "", "", "", 0, "", 0, 0)
-    if claim.folder.exists():
+    box = OwnedBox(number, "", "", "", 0, "", 0, 0)
+    if box.folder.exists():
         return next(
-            (str(each) for each in known() if each.number == number), f"{claim.folder} is there, without an owner"
+            (str(each) for each in known() if each.number == number), f"{box.folder} is there, without an owner"
         )
     for name, addresses in psutil.net_if_addrs().items():
         for one in addresses:
-            if one.address.startswith(f"{claim.net}."):
+            if one.address.startswith(f"{box.net}."):
                 return f"{name} has the address {one.address}"
-    for port in (claim.controller_port, claim.accounting_port):
+    for port in (box.controller_port, box.accounting_port):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
