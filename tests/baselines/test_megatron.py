@@ -123,9 +123,8 @@ def _norms(rank, world, factor):
 @pytest.mark.slow
 def test_the_library_sums_gradients_over_the_ranks_where_it_says_that_it_averages_them():
     """It leaves the factor out of the buffers that only HFSDP has. Adam does not see it; clipping does."""
-    left_out, averaged, ours = (launch(_norms, 4, factor, timeout_s=100) for factor in (None, 0.25, "set"))
-    assert ours == averaged
-    for summed, mean in zip(left_out, averaged, strict=True):
+    left_out, ours = (launch(_norms, 4, factor, timeout_s=100) for factor in (None, "set"))
+    for summed, mean in zip(left_out, ours, strict=True):
         assert summed == pytest.approx([16 * each for each in mean])
 
 

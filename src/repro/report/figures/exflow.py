@@ -126,14 +126,11 @@ def exflow_hops(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e") -
     }
     saved = {"over": {"method": "contiguous"}, "form": "reduction"}
     if theirs := by_sequences(data, trace, method="exflow", gpus=4, **saved):
-        caption += (
-            f" The claims read our search; on 4 GPUs the paper's integer program saves {marks.said(theirs)} in the "
-        )
-        caption += "time that it got."
+        caption += f" The claims read our search; on 4 GPUs the paper's integer program saves {marks.said(theirs)} in "
+        caption += "the time that it got."
     if node := data.sample("exflow_placement", "node_crossing_fraction", nodes, **how):
-        caption += (
-            f" On 16 GPUs in nodes of 4 a token stays on its node {marks.said(node)} times as often as by rank order."
-        )
+        caption += f" On 16 GPUs in nodes of 4 a token stays on its node {marks.said(node)} times as often as by rank "
+        caption += "order."
     return Drawing(fig, "measured; white diamonds: paper (another model)", caption)
 
 

@@ -167,11 +167,10 @@ def flover_throughput(data: Data, *, workload: str = "fixed", model: str | None 
     right.set(xlabel="times as fast", xlim=(0, 21))
     run = main.iloc[0]
     caption = f"{run.weights}; {run.requests} requests, {setting(run)}. {REPEATS} Circles, vs serial: mean over pairs "
-    caption += (
-        "of runs, both of one occasion, where there are, and its 95 % interval, where they are enough; squares, vs n "
-    )
-    caption += "× alone: the requests one after the other, by the time of one alone in the same run. Paper: Fig. 4(a) "
-    caption += f"at 32 requests; hollow: against FasterTransformer's instances, as the figure prints it. {_t1(main)}"
+    caption += "of runs, both of one occasion, where there are, and its 95 % interval, where they are enough; "
+    caption += "squares, vs n × alone: the requests one after the other, by the time of one alone in the same run. "
+    caption += "Paper: Fig. 4(a) at 32 requests; hollow: against FasterTransformer's instances, as the figure prints "
+    caption += f"it. {_t1(main)}"
     return Drawing(fig, "measured; diamonds: paper", caption.strip())
 
 

@@ -61,17 +61,13 @@ def flover_model(data: Data) -> Drawing:
     found = (each.rsplit(" ", 1) for each in runs.costs.iloc[0].split(", "))
     costs = ", ".join(f"{paper.MODELS[model].name} {float(value):.4f}" for model, value in found)
     caption = "Lines with hollow marks: predicted with T1, the time of a request alone, of Fig. 4(a) (v1: Fig. 7), "
-    caption += f"and the c of Fig. 4(c) at 32 requests: {costs}. {C} Crosses: printed (upright: with reordering). "
-    caption += (
-        "v1, v2: versions of the paper. Logarithmic: all horizontal axes, and the vertical ones of Fig. 8 and of "
-    )
-    caption += (
-        "the shuffle's seconds. Bands: a standard deviation of a draw of arrivals or lengths. Overlap: the share "
-    )
-    caption += "of all requests that an average iteration holds. Speedup: over instances at the pace of Fig. 7. Memory "
-    caption += "shuffle: answers of random lengths, with reordering and without, whose lines lie on each other where "
-    caption += "reordering gains little."
-    caption += f" Furthest off, predicted for printed: {'; '.join(_furthest(table, *each) for each in shown)}."
+    caption += f"and the c of Fig. 4(c) at 32 requests: {costs}. {C} Crosses: printed (upright: with reordering). v1, "
+    caption += "v2: versions of the paper. Logarithmic: all horizontal axes, and the vertical ones of Fig. 8 and of "
+    caption += "the shuffle's seconds. Bands: a standard deviation of a draw of arrivals or lengths. Overlap: the "
+    caption += "share of all requests that an average iteration holds. Speedup: over instances at the pace of Fig. 7. "
+    caption += "Memory shuffle: answers of random lengths, with reordering and without, whose lines lie on each other "
+    caption += "where reordering gains little. Furthest off, predicted for printed: "
+    caption += f"{'; '.join(_furthest(table, *each) for each in shown)}."
     if told := marks.of_claims(data, _WORST):
         caption += f" Worst errors in %: {told}."
     if told := marks.of_claims(data, _REST):
@@ -165,10 +161,8 @@ def flover_batch_cost(data: Data) -> Drawing:
     caption += "(v1 Fig. 7: requests every 500, 2,500 or 5,000 ms); where a line crosses 1, its c is the one that "
     caption += "this number asks for. Middle: over the printed numbers of a figure that went into no prediction. "
     caption += "Right: χ², the sum of squared distances of 14 printed iteration counts in standard deviations, if a "
-    caption += (
-        "printed one is of one draw of arrivals or the mean of five; the horizontal band is where 90 % of such sums "
-    )
-    caption += "lie if the model is right."
+    caption += "printed one is of one draw of arrivals or the mean of five; the horizontal band is where 90 % of such "
+    caption += "sums lie if the model is right."
     return Drawing(fig, "modelled, compared with the paper", caption)
 
 

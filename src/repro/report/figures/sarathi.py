@@ -155,10 +155,8 @@ def sarathi_pipeline(data: Data) -> Drawing:
     for axes in (left, right):
         axes.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
     caption = f"{run.iloc[0].setting}. One parameter varied at a time; rows of the baseline are the same setting. "
-    caption += (
-        "Left: bubbles as a share of a run's own time. Right: seconds over seconds, so that bubbles fall by more "
-    )
-    caption += "than their shares do, as the whole run is shorter too. Dotted: paper."
+    caption += "Left: bubbles as a share of a run's own time. Right: seconds over seconds, so that bubbles fall by "
+    caption += "more than their shares do, as the whole run is shorter too. Dotted: paper."
     if told := _bands(data):
         caption += f" Baseline over all draws, whole ÷ chunks: {told}. A band holds draws of lengths and what is not "
         caption += "known of the machine; not the choice of prompt ÷ answer and chunk, which is ours."

@@ -86,18 +86,15 @@ def scaling_assumptions(data: Data) -> Drawing:
     _choices(left, table[table.kind == "set"])
     _spans(right, table[table.kind == "draw"])
     run = table.iloc[0]
-    caption = (
-        "Above: changes one after the other (circles), then each alone (squares); filled: within the claim's "
-        "tolerance (grey), hollow: not. Below: of "
-        f"{table.draws.iloc[0]:g} draws from wide priors {100 * run.share_all:.1f} % give all four numbers at once. "
-        f"{batches(1)}: {100 * run.share_all_1:.1f} %, 4: {100 * run.share_all_4:.1f} %, 16: "
-        f"{100 * run.share_all_16:.1f} %. Right: "
-        "5, 50 and 95 % of these draws, and of all. Axes of ratios are logarithmic. Above, a row has one micro-batch "
-        "a step unless it says more, and everything else is at its likely value: these are not the medians of draws "
-        "that scaling_ratios has, nor those with 4 micro-batches that the claims read. Of the four numbers the third "
-        "is the product of the first two."
-        f"{SLOW_RING}{HPZ} Scales apart: the factors of quantised values in messages of their own."
-    )
+    caption = "Above: changes one after the other (circles), then each alone (squares); filled: within the claim's "
+    caption += f"tolerance (grey), hollow: not. Below: of {table.draws.iloc[0]:g} draws from wide priors "
+    caption += f"{100 * run.share_all:.1f} % give all four numbers at once. {batches(1)}: {100 * run.share_all_1:.1f} "
+    caption += f"%, 4: {100 * run.share_all_4:.1f} %, 16: {100 * run.share_all_16:.1f} %. Right: 5, 50 and 95 % of "
+    caption += "these draws, and of all. Axes of ratios are logarithmic. Above, a row has one micro-batch a step "
+    caption += "unless it says more, and everything else is at its likely value: these are not the medians of draws "
+    caption += "that scaling_ratios has, nor those with 4 micro-batches that the claims read. Of the four numbers the "
+    caption += f"third is the product of the first two.{SLOW_RING}{HPZ} Scales apart: the factors of quantised values "
+    caption += "in messages of their own."
     return Drawing(figure, "modelled; dotted: paper", caption)
 
 

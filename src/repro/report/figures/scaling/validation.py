@@ -91,15 +91,12 @@ def scaling_held_out(data: Data) -> Drawing:
     for panel in axes.flat[: len(found)]:
         handles |= dict(zip(*panel.get_legend_handles_labels()[::-1], strict=True))
     figure.legend(handles.values(), handles.keys(), ncols=4, **ABOVE)
-    caption = (
-        "Filled: fitted. Hollow: held out, with the model's 90 % band as a vertical line; the bands use fitted "
-        "times alone. "
-        f"Titles: of the hollow ones; in all {errors(pd.concat(held).log_error, ' ')}.{OFF} A band should hold 90 % of "
-        f"them, and does in {(found.held_out_covered >= 0.9).sum()} of {len(found)} panels; the worst holds "
-        f"{100 * found.held_out_covered.min():.0f} %. Grey: within a factor of 1.4. "
-        "Held-out times had been seen before the splits were final. "
-        f"Both axes are logarithmic; bands that reach further are cut at {_CUT[0]:g} and {_CUT[1]:g}."
-    )
+    caption = "Filled: fitted. Hollow: held out, with the model's 90 % band as a vertical line; the bands use fitted "
+    caption += f"times alone. Titles: of the hollow ones; in all {errors(pd.concat(held).log_error, ' ')}.{OFF} A band "
+    caption += f"should hold 90 % of them, and does in {(found.held_out_covered >= 0.9).sum()} of {len(found)} panels; "
+    caption += f"the worst holds {100 * found.held_out_covered.min():.0f} %. Grey: within a factor of 1.4. Held-out "
+    caption += "times had been seen before the splits were final. Both axes are logarithmic; bands that reach further "
+    caption += f"are cut at {_CUT[0]:g} and {_CUT[1]:g}."
     return Drawing(figure, "modelled against published measurements", caption)
 
 

@@ -77,11 +77,10 @@ def zero_choice(data: Data, *, model: str | None = None) -> Drawing:
     fig.legend(*axes[0, 0].get_legend_handles_labels(), ncols=5 if columns > 1 else 3, **ABOVE)
     rates = " and ".join(f"{value:g}" for value in sorted(choice.sustained_tflops.unique()))
     caption = f"{parameters(choice)}, {choice.seq_len.iloc[0]} tokens per rank and micro-batch, sustained compute "
-    caption += f"{rates} TFLOP/s per rank (Frontier, A100). Every mark is a way to partition; grey area: does not "
-    caption += "fit. Above each panel: over which level the fastest that fits divides weights, gradients and optimizer "
-    caption += (
-        "(whole: over none). Memory on a logarithmic axis; times do not begin at 0, so small differences look large."
-    )
+    caption += f"{rates} TFLOP/s per rank (Frontier, A100). Every mark is a way to partition; grey area: does not fit. "
+    caption += "Above each panel: over which level the fastest that fits divides weights, gradients and optimizer "
+    caption += "(whole: over none). Memory on a logarithmic axis; times do not begin at 0, so small differences look "
+    caption += "large."
     asked = {"machine": "frontier", "nodes": 48, "model": "gpt-20b", "memory_gb": 64, "accumulation": 1}
     if largest := data.sample("zero_plan", "largest_hierarchical", asked):
         caption += f" On 384 GCDs of 64 GB the hierarchical plan holds {largest.value:.1f} billion parameters."

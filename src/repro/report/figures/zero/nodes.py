@@ -40,10 +40,8 @@ def zero_scaling(data: Data, *, plans: Sequence[PlanName] = ("zero3", "zeropp", 
         samples = _efficiencies(panels[0, 1], data, grown[grown.nodes > 1], medians, several)
         told = [f"{PLANS[plan]} {words(sample)}" for plan, sample in samples.items()]
         caption += "Right: step on the fewest nodes ÷ step on more; dots are pairs of runs, both of one occasion, "
-        caption += (
-            f"marks their mean, bars its 95 % interval. Measured on the most nodes: {', '.join(told) or 'no pair'}; "
-        )
-        caption += "of other plans no such pair was run."
+        caption += "marks their mean, bars its 95 % interval. Measured on the most nodes: "
+        caption += f"{', '.join(told) or 'no pair'}; of other plans no such pair was run."
     return Drawing(fig, f"{training.evidence}; dotted: modelled; dashed: paper", caption)
 
 

@@ -66,19 +66,13 @@ def zero_step_time(
         axes[0, -1].plot([], [], label=f"{training.evidence}, {micro_batches(count)}", **style)
     if compared:
         _published(axes[0, -1], compared)
-    caption = (
-        f"{training.size()}, {training.network}. {training.repeats} Black tick: predicted, joined by dots. Times on a"
-        f" logarithmic axis.{training.best(pd.concat(by_count.values()))}"
-    )
+    caption = f"{training.size()}, {training.network}. {training.repeats} Black tick: predicted, joined by dots. Times "
+    caption += f"on a logarithmic axis.{training.best(pd.concat(by_count.values()))}"
     if compared:
-        caption += (
-            " Right: pairs of runs, both of one occasion (dots), their mean (mark), and its 95 % interval where there"
-        )
-        caption += " are as many occasions as a verdict takes; plans without such a pair are not compared. Crosses: the"
-        caption += (
-            f" paper, 20 billion parameters on 384 GCDs; {PLANS['hierarchical']} ÷ {PLANS['zero3']} is the product"
-        )
-        caption += " of its two other numbers."
+        caption += " Right: pairs of runs, both of one occasion (dots), their mean (mark), and its 95 % interval "
+        caption += "where there are as many occasions as a verdict takes; plans without such a pair are not compared. "
+        caption += f"Crosses: the paper, 20 billion parameters on 384 GCDs; {PLANS['hierarchical']} ÷ {PLANS['zero3']} "
+        caption += "is the product of its two other numbers."
     return Drawing(fig, f"{training.evidence}; ticks: modelled; crosses: paper", caption)
 
 
@@ -156,9 +150,8 @@ def zero_rates(data: Data, *, plan: PlanName = "hierarchical", rivals: Sequence[
         caption += f" Pairs by rate: {_pairs(data, several, plan, rivals)}."
         caption += " Hollow: several micro-batches per step. Other rates: all levels together, at the same ratios."
     if panels[1]:
-        caption += (
-            f" Without levels: all links at {rate:g} Mbit/s, {said(without)}; plans without a bar were not run so."
-        )
+        caption += f" Without levels: all links at {rate:g} Mbit/s, {said(without)}; plans without a bar were not run "
+        caption += "so."
     return Drawing(fig, f"{training.evidence}; dotted and ticks: modelled", caption)
 
 
