@@ -169,6 +169,7 @@ def test_damaged_and_odd_records_end_no_notebook(tmp_path, monkeypatch, capsys, 
                 _odd(path, 1e308)
     if harm == "0 everywhere":
         monkeypatch.setattr(base, "draw", lambda *_, **__: None)
+        monkeypatch.setattr(base, "_display", lambda *_: None)
     run(name, records=str(tmp_path / "records"), output=str(tmp_path / "figures"))
     if "damaged" in harm:
         assert "not used: " in capsys.readouterr().out
