@@ -154,8 +154,8 @@ def test_two_users_two_checkouts_and_what_is_foreign_live_side_by_side(tmp_path)
     lines = ["netns add repro-box-node1", "link add repro-box type bridge", "netns add repro-2024-01-01-mine"]
     netns.command(["ip", "-batch", "-"], lines)
     before = traces()
-    with contextlib.ExitStack() as boxes, pytest.MonkeyPatch.context() as patch:
-        first = boxes.enter_context(up(before, nodes=1))
+    with contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        first = stack.enter_context(up(before, nodes=1))
         conf = os.environ | {"SLURM_CONF": f"{first.folder}/etc/slurm.conf"}
         munged = tmp_path / "munged"
         munged.symlink_to("/bin/sleep")
