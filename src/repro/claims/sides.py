@@ -14,6 +14,7 @@ from repro.experiments import stored
 from repro.plan import config
 from repro.records.record import Record
 
+_OTHER = "by other code"
 SAME = 1e-3  # relative difference of what does not depend on the machine's state: three digits
 
 
@@ -67,6 +68,11 @@ class Told:
     def by_other_code(self) -> bool:
         """It lies where it may, which between runs of different code is no agreement (`other_code`)."""
         return self.inside is None and self.allowed is not None
+
+    @property
+    def outside_by_other_code(self) -> bool:
+        """It lies outside, and between runs of different code."""
+        return self.inside is False and _OTHER in self.said
 
 
 @dataclass(frozen=True)
@@ -124,7 +130,7 @@ def other_code(told: Told, ours: Iterable[Record], theirs: Iterable[Record]) -> 
     same = mine == other and (on_mine == on_other or not (on_mine and on_other))
     if told.inside is False:
         on_others = {made.cpu for made in sides[0]} != {made.cpu for made in sides[1]}
-        why = [*(["by other code"] if not same else []), *(["on another processor"] if on_others else [])]
+        why = [*([_OTHER] if not same else []), *(["on another processor"] if on_others else [])]
         return Told(told.allowed, False, "; ".join([told.said, ", ".join(why)] if why else [told.said]))
     if same or told.inside is None:
         return told

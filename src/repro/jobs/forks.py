@@ -24,11 +24,8 @@ from repro.plan.packing import Allocation
 from repro.records import provenance
 from repro.records.record import Cause
 
-ENDING = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-)  # by which a process is asked to end, often with its whole group
+# By which a process is asked to end, often with its whole group.
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _START_S = 10  # for a thread to begin
 _AGAIN_S = 0.1
 _forking = False

@@ -61,7 +61,7 @@ class Machine:
         """How many lie where they may, by whatever code; of how many that differs is said."""
         out, differ = len(self.outside), sum(row.inside is False for row in self.others)
         apart = sum(row.by_other_code for row in [*self.timed, *self.others])
-        by_other = sum("by other code" in row.said for row in self.outside)
+        by_other = sum(row.outside_by_other_code for row in self.outside)
         said = f"Of {len(self.timed)} claims on times {len(self.timed) - out} lie inside what the shipped runs allow, {out} outside ({by_other} of these by other code); "
         said += f"{len(self.others) - differ} of {len(self.others)} others agree. "
         said += f"{apart} of those inside or in agreement are by other code than the shipped ones. " if apart else ""
