@@ -125,7 +125,7 @@ def test_the_library_sums_gradients_over_the_ranks_where_it_says_that_it_average
     """It leaves the factor out of the buffers that only HFSDP has. Adam does not see it; clipping does."""
     left_out, ours = (launch(_norms, 4, factor, timeout_s=100) for factor in (None, "set"))
     for summed, mean in zip(left_out, ours, strict=True):
-        assert summed == pytest.approx([16 * each for each in mean])
+        assert summed == [16 * each for each in mean], "a power of two changes no digit"
 
 
 def _without_cuda(rank, world):

@@ -117,6 +117,7 @@ def test_an_interrupt_that_lands_in_a_fork_of_the_point_itself_is_heard(told, fo
     assert said.stdout.strip() == found, said.stderr
 
 
+@pytest.mark.xdist_group("network")
 @pytest.mark.skipif(bool(netns.unavailable()), reason="links cannot be shaped here")
 def test_a_network_whose_removal_was_interrupted_goes_with_its_point(project, monkeypatch):
     topology = Topology((Level("package", 2, 1e8), Level("node", 1, 1e7), Level("cluster", 1, 1e6)))
