@@ -20,8 +20,10 @@ import statistics
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
+from kept import keep
 
 from repro.experiments.flover_serving.inputs import RANDOM, VOCAB
 from repro.flover import Engine, Request, Scheduler
@@ -125,6 +127,7 @@ def main() -> None:
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--load", type=int, default=0, help="busy processes; 0: none, and the memory's speed instead")
+    parser.add_argument("--csv", type=Path, help="without --load: add each row to this file as soon as it is there")
     options = parser.parse_args()
     if options.load and shutil.which("stress-ng") is None:
         parser.error("--load needs stress-ng (Debian: apt-get install stress-ng)")
@@ -153,8 +156,13 @@ def main() -> None:
             share = statistics.median((fixed + positions * each) / rate / took for took, positions in timed)
             print(
                 f"{name} {kind}, {batch:2} requests: {fixed / 1e6:.0f} MB of weights, step {1e3 * seconds:.2f} ms, "
-                f"{batch / seconds:.0f} tokens/s, {share:.0%} of the memory's speed"
+                f"{batch / seconds:.0f} tokens/s, {share:.0%} of the memory's speed",
+                flush=True,
             )
+            if options.csv:
+                setting = {"model": name, "dtype": kind, "device": options.device, "requests": batch}
+                found = {"weights MB": fixed / 1e6, "step s": seconds, "tokens/s": batch / seconds}
+                keep(options.csv, [setting | found | {"of the memory's speed": share}])
 
 
 if __name__ == "__main__":

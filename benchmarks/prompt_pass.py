@@ -13,9 +13,11 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from decode_step import SMOLLM2, bandwidth, kv_bytes, read, weight_bytes
+from kept import keep
 
 from repro.experiments.flover_serving.inputs import RANDOM
 from repro.models.kernels import Choice, choose
@@ -78,6 +80,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=(SMOLLM2, *RANDOM))
     parser.add_argument("--dtypes", nargs="+", choices=("bfloat16", "float32"), default=("bfloat16", "float32"))
     parser.add_argument("--kernels", choices=("cpp", "torch", "auto"), default="auto")
+    parser.add_argument("--csv", type=Path, help="add each row to this file as soon as it is there")
     parser.set_defaults(models=("random-40m", "random-110m", SMOLLM2))
     options = parser.parse_args()
     choice: Choice = options.kernels
@@ -93,11 +96,16 @@ def main() -> None:
             bound = flops(config, positions, wanted) / peaks[kind] + read_bytes / rate
             run()
             times = timed(run, PASSES)
+            median, best = statistics.median(times), min(times)
             print(
-                f"{name} {kind}, prompt of {prompt:3}, {decoding:2} that decode: {1e3 * statistics.median(times):6.1f} ms "
-                f"(best {1e3 * min(times):.1f}), bound {1e3 * bound:.1f} ms, {statistics.median(times) / bound:.2f} x",
+                f"{name} {kind}, prompt of {prompt:3}, {decoding:2} that decode: {1e3 * median:6.1f} ms "
+                f"(best {1e3 * best:.1f}), bound {1e3 * bound:.1f} ms, {median / bound:.2f} x",
                 flush=True,
             )
+            if options.csv:
+                setting = {"model": name, "dtype": kind, "prompt": prompt, "decoding": decoding}
+                found = {"median s": median, "best s": best, "bound s": bound, "× bound": median / bound}
+                keep(options.csv, [setting | found])
 
 
 if __name__ == "__main__":

@@ -199,7 +199,7 @@ def main() -> None:
     parser.add_argument("--servers", nargs="*", choices=[*OURS, *PEERS], default=[*OURS, *PEERS])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--load", type=int, default=0, help="processes that compute beside every pass")
-    parser.add_argument("--out", type=Path, help="CSV to which every pass is added when it is done")
+    parser.add_argument("--csv", type=Path, help="add each pass to this file as soon as it is done")
     given, console = parser.parse_args(), Console(width=140)
     engines = {name: (OURS | ENGINES)[name] for name in given.servers}
     for name, reason in {name: engine.missing() for name, engine in engines.items()}.items():
@@ -218,8 +218,8 @@ def main() -> None:
                 found = numbers(requests, served(engine, model, dtype, requests), bound_s)
             rows.append({**dict(zip(SETTING, setting, strict=True)), "server": name, "round": turn, **found})
             console.print(rows[-1])
-            if given.out:
-                keep(given.out, rows[-1:])
+            if given.csv:
+                keep(given.csv, rows[-1:])
         least = "" if given.every else f"; bound {bound_s:.2f} s"
         beside = f"; {load} busy processes beside" if load else ""
         console.print(shown(rows, described(name_of, requests, given.every, model, dtype) + least + beside))
