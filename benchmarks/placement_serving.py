@@ -306,13 +306,13 @@ def draw(rows: list[Row], path: Path) -> None:
         for row in rows:
             if row.slots == extra and row.method.startswith("EPLB"):
                 axes.plot(row.load, row.hops, mfc="none", ms=7, **look)
-                how = "nearest copy" if row.method == "EPLB, nearest" else ""
+                how = "nearest copy" if row.method == "EPLB, nearest" else "in turn" if extra == SLOTS[-1] else ""
                 axes.annotate(how, (row.load, row.hops), (7, -2), textcoords="offset points", fontsize=7)
-    axes.plot([], [], "o", color="black", mfc="none", ms=7, label="EPLB, as many slots")
+    axes.plot([], [], "o", color="black", mfc="none", ms=7, label="DeepSeek's EPLB, as many slots")
     axes.set(xlabel="busiest GPU ÷ even share, mean over layers", ylabel="hops per token", ylim=(0, None))
     axes.legend(fontsize=8, loc="upper right")
-    what = f"What does evenness cost in hops, with copies and without? {rows[0].instance} GPUs, top-1, split {rows[0].split},\n"
-    what += "counted on recorded routing of held-out sequences, one run. A line: limits on load from none (right)\n"
+    what = f"What does evenness cost in hops, with copies and without? gpt-oss-20b on {rows[0].instance.split()[-1]} GPUs, top-1,\n"
+    what += "counted on recorded routing of held-out sequences, one split of them. A line: limits on load from none (right)\n"
     what += "to 1 (left), kept on the tokens that experts were placed by: on others a tighter one need not\n"
     what += "mean less load. EPLB with copies gives tokens to them in turn, or to the nearest where it says so."
     figure.supxlabel(what, fontsize=7.5, x=0.01, ha="left")

@@ -94,7 +94,8 @@ def project(tmp_path_factory):
     with copied_project(tmp_path_factory.mktemp("extended")) as folder, pytest.MonkeyPatch.context() as patch:
         for name in ("src", "docs"):
             shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns("*.egg-info", "*.nb[ci]"))
-        for name in ("README.md", "Makefile", "CITATION.cff", "pyproject.toml"):
+        for name in ("README.md", "Makefile", "CITATION.cff", "pyproject.toml", "tests/claims/test_registry.py"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(root / name, folder / name)
         patch.setenv("PYTHONPATH", str(folder / "src"))
         patch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
@@ -129,6 +130,13 @@ def test_the_point_is_in_the_plan_and_runs(project, said):
 def test_the_claim_is_judged(said):
     (output,) = (text for line, text in said.items() if line.startswith("repro claims BD"))
     assert re.search(r"BD-1.*reproduced", output)
+
+
+def test_the_paper_is_cited_and_its_rows_are_listed(project):
+    cited = yaml.safe_load((project / "CITATION.cff").read_text())["references"]
+    assert {"type": "other", "value": "arXiv:0000.00000"} in cited[0]["identifiers"]
+    (rows,) = re.findall(r"^ROWS = \{(.*?)\}", (project / "tests/claims/test_registry.py").read_text(), re.M | re.S)
+    assert '"BD-1"' in rows and '"ZT-1"' in rows
 
 
 def test_the_figure_is_drawn(project, said):

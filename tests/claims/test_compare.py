@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from repro import paths
 from repro.claims import compare, registry
-from repro.claims.sides import Side, shipped
+from repro.claims.sides import Row, Side, shipped
 from repro.records import record
 
 
@@ -155,6 +155,25 @@ def test_one_seed_of_what_is_resampled_by_sequences_is_the_same_value_or_another
     ours.verdicts[0].values[0] *= 1.01
     (found,) = compare.of_claims([one], ours, theirs)
     assert found.inside is False
+
+
+@pytest.mark.parametrize("name", ["EX-ILP.c", "EX-ILP.h", "EX-ILP.i", "EX-F8.d"])
+def test_no_interval_of_sequences_leaves_out_one_of_its_own_seeds(name):
+    """A seed draws what experts are placed by: other sequences alone tell nothing of that."""
+    (one,) = (known for known in registry.load() if known.id == name)
+    folder = paths.root() / "results/reference/laptop-2core/records/exflow_placement"
+    (row,) = registry.evaluate([one], {path: record.read(path) for path in folder.glob("*.json")})
+    (low, high), allowed = row.interval, compare.expected(one.value, row)
+    assert len(row.values) == 3 and low < min(row.values) and max(row.values) < high
+    assert allowed[0] < min(row.values) and max(row.values) < allowed[1]
+
+
+def test_it_is_said_how_far_apart_times_may_be():
+    def row(low, high, inside=True):
+        return Row((low, high), inside, "", name="", title="", unit="s", a=1.0, b=1.0, timed=True)
+
+    assert "Half of these may differ by a factor of 3 or more" in compare._room([row(1, 4), row(1, 9), row(1, 100)])
+    assert compare._room([row(1, 4, None), row(-1, 4)]) == ""
 
 
 def test_a_search_that_ran_out_of_seconds_need_not_find_the_same():

@@ -81,7 +81,8 @@ def test_the_more_times_are_compared_the_wider_each_interval():
 @pytest.mark.parametrize(
     ("ours", "theirs", "said"),
     [
-        (timed(1.05), timed(1.0), "too few runs: B has one occasion of this point"),
+        (timed(1.05), timed(1.0), "too few runs: B has 1 of 3 occasions of this point"),
+        (timed(1.05), timed(1.0, 1.1), "too few runs: B has 2 of 3 occasions of this point"),
         (timed(1.05), timed(1.0, 1.0, 1.0), "too few runs: all of B are alike here, and those of other points are not"),
         (timed(1.05, about={"cores": 8}), timed(1.0, 1.1), "other machine: times are compared on machines of one kind"),
         (timed(1.0, about={"source_hash": "x"}), timed(1.0, 1.1), "other code: the same value"),

@@ -257,6 +257,29 @@ def test_runs_on_two_kinds_of_machine_are_no_pair(kind, one, another):
     assert len(row.values) == 7 and row.reason.endswith("2 runs have a partner on another kind of machine")
 
 
+def test_pairs_of_two_kinds_of_machine_are_not_put_together():
+    runs = occasions([[2.0, 2.0]] * 2 + [[1.0, 1.0]] * 2)
+    moved_to = [run.provenance.model_copy(update={"cpu": "another"}) for run in runs[8:]]
+    other = [run.model_copy(update={"provenance": made}) for run, made in zip(runs[8:], moved_to, strict=True)]
+    row = verdict(named(*runs[:8], *other), value=TIMED)
+    assert row.value == pytest.approx(2.0) and row.agreement == "inconclusive" and len(row.values) == 4
+    assert row.reason.endswith("8 runs ran on another kind of machine than the rest")
+
+
+def test_runs_of_two_versions_of_the_code_are_told():
+    one, *others = occasions([[2.0, 2.0]] * 4)
+    changed = one.model_copy(update={"provenance": one.provenance.model_copy(update={"source_hash": "another"})})
+    assert verdict(named(changed, *others), value=TIMED).reason.endswith("the runs are of 2 versions of the code")
+    assert "versions" not in verdict(named(one, *others), value=TIMED).reason
+
+
+def test_what_has_all_its_runs_is_read_before_what_has_few():
+    """Else a verdict would go when a single pair of a stronger kind is added, and come back when it is lost."""
+    whole = occasions([[2.0, 2.0]] * 4, ranks=2, evidence="emulated")
+    row = verdict(named(*whole, *pair(1.9, ranks=2)), value=TIMED)
+    assert (row.agreement, row.evidence) == ("reproduced", "emulated") and "1 other configurations" in row.reason
+
+
 def test_jobs_of_one_call_are_of_one_occasion_and_see_different_shares_of_a_nodes_gpus():
     """A queue starts them when it will; one uses both GPUs of a node, the other one of each of two."""
     shares = {"old": ["A"], "new": ["A"] * 4}

@@ -11,13 +11,14 @@ CASES = [
     ((1.9, 2.1), 2.0, "equal", "relative", 0.1, 1, "reproduced"),
     ((2.1, 2.1), 2.0, "equal", "relative", 0.1, 1, "reproduced"),
     ((1.7, 2.1), 2.0, "equal", "relative", 0.1, 1, "consistent"),  # part of it outside the tolerance
-    ((1.2, 5.0), 2.0, "equal", "relative", 0.1, 1, "consistent"),
+    ((1.5, 2.25), 2.0, "equal", "relative", 0.1, 1, "consistent"),
+    ((1.2, 5.0), 2.0, "equal", "relative", 0.1, 1, "inconclusive"),  # agrees with too much
     ((0.9, 2.1), 2.0, "equal", "relative", 0.1, 1, "inconclusive"),  # holds no effect and the paper's value
     ((0.9, 1.7), 2.0, "equal", "relative", 0.1, 1, "deviates"),
     ((1.4, 1.6), 2.0, "equal", "relative", 0.1, 1, "same direction"),
     ((0.9, 0.9), 2.0, "equal", "relative", 0.1, 1, "deviates"),  # the other direction
     ((2.9, 3.1), 2.0, "higher", "relative", 0.1, 1, "further"),
-    ((2.1, 3.1), 2.0, "higher", "relative", 0.1, 1, "consistent"),  # two-sided
+    ((2.1, 2.8), 2.0, "higher", "relative", 0.1, 1, "consistent"),  # two-sided
     ((2.9, 3.1), 2.0, "equal", "relative", 0.1, 1, "same direction"),
     ((1.0, 1.0), 1.05, "higher", "relative", 0.1, 1, "inconclusive"),  # inside the tolerance, and no effect
     ((0.96, 0.97), 1.05, "higher", "relative", 0.1, 1, "deviates"),  # inside the tolerance, and the opposite effect
@@ -30,6 +31,7 @@ CASES = [
     ((21.0, 21.0), 21.2, "equal", "relative", 0.05, None, "reproduced"),  # a plain quantity has no direction
     ((21.0, 23.0), 21.2, "equal", "relative", 0.05, None, "consistent"),
     ((29.0, 30.0), 21.2, "equal", "relative", 0.05, None, "deviates"),
+    ((5.0, 60.0), 21.2, "equal", "relative", 0.05, None, "inconclusive"),
     ((0.90, 0.95), 0.94, "higher", "absolute", 0.05, None, "reproduced"),
     ((0.80, 0.88), 0.94, "higher", "absolute", 0.05, None, "deviates"),
     ((1.1, 1.1), None, "higher", "ordering", 0.02, None, "reproduced"),

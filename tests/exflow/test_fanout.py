@@ -124,6 +124,12 @@ def test_search_lowers_the_cost_and_keeps_the_balance(objective, costs):
     assert (start.gpu == np.arange(16) // 2).all()
 
 
+def test_a_limit_on_load_that_the_search_does_not_know_is_not_promised():
+    trace = top_k(1, 600, 5, 16, 4)
+    start = exflow.place(exflow.transitions(trace), 8, 4, method="affinity", max_load=1.3, time_limit_s=0.2)
+    assert start.max_load == 1.3 and fanout.place_for_fanout(trace, start, sweeps=10).max_load is None
+
+
 @given(SEED, st.sampled_from([1, 3, None]), st.sampled_from([1e-9, 0.01]))
 @settings(max_examples=20, deadline=None)
 def test_never_worse_than_its_start(seed, tokens, time_limit_s):

@@ -55,6 +55,10 @@ def test_the_inverse_order_restores_every_weight():
 
 
 def test_what_it_refuses():
+    uneven = _gpu()
+    uneven[1, uneven[1] == 1] = 0
+    with pytest.raises(ValueError, match="layer 1 has 4 experts on GPU 0, allowed: 2 on each"):
+        permute_experts(build("Olmoe"), uneven)
     with pytest.raises(ValueError, match="has 3 MoE layers, the placement 2"):
         permute_experts(build("Olmoe"), _gpu()[:2])
     with pytest.raises(ValueError, match="has 8 experts, the placement 4 in layer 0"):

@@ -93,6 +93,10 @@ def test_servers_read_which_expert_lies_in_each_place(tmp_path):
     }
     with pytest.raises(ValueError, match=r"map\.txt: SGLang reads a file as JSON when its name ends in \.json"):
         exflow.FORMATS["sglang"](GPU, tmp_path / "map.txt")
+    for name in exflow.FORMATS:
+        with pytest.raises(ValueError, match="layer 0 has 3 experts on GPU 0, allowed: 2 on each"):
+            exflow.FORMATS[name](np.array([[0, 0, 0, 1], [0, 0, 1, 1]]), tmp_path / "uneven.json")
+    assert not (tmp_path / "uneven.json").exists()
 
 
 def test_a_placement_of_a_file_has_the_numbers_that_it_was_written_with(tmp_path, trace_file):

@@ -61,6 +61,16 @@ def test_a_pipeline_of_one_stage_has_no_bubbles_and_serves_as_one_machine_does()
     assert found.passes == one.iterations + 1  # the first is of prompts alone
 
 
+def test_passes_that_cost_nothing_lose_no_request():
+    """Prompts are free by default: a pass of them alone takes no time, and what they ask for is still decoded."""
+    free, shapes = LinearTimes(1.0), [RequestShape(0.0, 8, 10)] * 8
+    found = Pipeline(1, 4).run(shapes, free)
+    assert found.total_seconds == 18.0 and found.bubble_fraction == 0.0
+    assert Pipeline(2, 4).run(shapes, free).total_seconds >= 9.0
+    with pytest.raises(ValueError, match="output_tokens 0, must be at least 1"):
+        Pipeline(1, 4).run([RequestShape(0.0, 8, 0)], free)
+
+
 def test_equal_passes_keep_every_stage_busy_and_a_long_one_does_not():
     """Four micro-batches of one request each, prompts of 4 s and three tokens of 4 s: stage by stage without a gap."""
     times = LinearTimes(4.0, 0.0, 1.0)
@@ -98,6 +108,6 @@ def test_bubbles_at_a_small_size():
     small = {"draws": 2, "requests": 12, "stages": 2, "slots": 2, "shortest": 64, "longest": 256}
     outcome = experiments.get("sarathi_bubbles").run(BubblesPoint(**small))
     found = outcome.metrics
-    assert outcome.evidence == "modelled" and len(outcome.series) == 6
+    assert outcome.evidence == "modelled" and len(outcome.series) == 10
     assert found.speedup_low <= found.speedup <= found.speedup_high
     assert found.bubble_reduction > 0 and 0 < found.chunked_bubble_fraction < 1

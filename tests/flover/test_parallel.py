@@ -57,6 +57,14 @@ def serve(rank: int, size: int, tied: bool, layout: str, scheduler: Scheduler) -
     return [g.tokens for g in report.generations], leader.digest.hexdigest(), report.slot_moves
 
 
+def test_a_model_that_is_whole_neither_leads_nor_follows():
+    model = Llama(CONFIG, weights(tied=True))
+    with pytest.raises(ValueError, match="a leader is rank 0 of a sharded model, found one that is whole"):
+        Leader(model)
+    with pytest.raises(ValueError, match="another rank than 0 of a sharded model, found one that is whole"):
+        follow(model)
+
+
 CASES = [(layout, Scheduler(4, prefill_tokens=20)) for layout in LAYOUTS] + [("window", StaticScheduler(4))]
 
 

@@ -245,6 +245,7 @@ def test_a_lone_request_takes_its_own_time():
     found = Fused().run([RequestShape(0.0, 1, 513)], LinearTimes(5.6 / 512))
     assert found.total_seconds == pytest.approx(5.6)
     assert found.iterations == 512 and found.overlap_fraction == 1.0
+    assert Fused().run([RequestShape(0.0, 5, 1)], LinearTimes(1.0)).overlap_fraction == 0.0  # its prompt gives all
 
 
 def test_poisson_gaps_have_the_mean_and_start_at_zero():

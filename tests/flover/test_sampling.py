@@ -57,6 +57,8 @@ def test_uniform_numbers_are_uniform_and_unrelated():
     for a, b in ((numbers[1:], numbers[:-1]), (numbers[:, 1:], numbers[:, :-1])):
         assert abs(torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1]) < 5 / 300
     assert uniform(2**63 - 1, 10**6) < 1
+    first = numbers[:, 0]  # the first token of requests with the smallest seeds, 0 (the default) among them
+    assert 0.01 < uniform(0, 0) < 0.99 and abs(first.mean() - 0.5) < 5 / (12 * 300) ** 0.5
 
 
 ASKED = st.builds(

@@ -57,6 +57,27 @@ def test_a_second_driver_is_refused(file):
         pass
 
 
+def test_jobs_that_an_interrupted_snakemake_left_are_cancelled_when_it_ends(answers, monkeypatch, capsys):
+    """It forgets its jobs while it asks for their states: of them nobody would hear."""
+    asked, said = [], queue._said
+    monkeypatch.setattr(queue, "_said", lambda *command, **how: (asked.append(command), said(*command, **how))[1])
+    answers["squeue"] = ["", f"7|{paths.root()}|rule_allocation_wildcards_x_1\n"]
+    answers["scancel"] = ""
+    driver.drive("results/x", io.StringIO("settle\n"))
+    assert ("scancel", "7") in asked and "jobs that Snakemake has left in the queue: 7" in capsys.readouterr().err
+    assert any(word.startswith("--states=PENDING") for word in asked[-2])  # those that end by themselves are let be
+
+
+def test_a_job_that_is_ending_is_waited_for(answers, monkeypatch):
+    """The retry of a job whose node died starts while that one is COMPLETING."""
+    monkeypatch.setattr(srun.time, "sleep", lambda seconds: None)
+    answers["squeue"] = ["COMPLETING|None\n", "COMPLETING|None\n", "NODE_FAIL|None\n"]
+    assert srun._over("5")
+    monkeypatch.setattr(srun, "ENDING_S", 0)
+    answers["squeue"] = "COMPLETING|None\n"
+    assert not srun._over("5")
+
+
 def test_a_driver_settles_when_asked(answers, monkeypatch, capsys):
     answers["squeue"], settled = "", []
     monkeypatch.setattr(driver, "settle", settled.append)
@@ -291,8 +312,9 @@ def test_which_points_a_job_runs(project, make_record, monkeypatch, status, caus
     assert allocation._attempt(job, planned, here=True) == attempt
 
 
-def test_a_preempted_job_that_does_not_come_back_is_over(monkeypatch):
-    """Snakemake's plugin would wait for it for ever."""
+def test_ends_that_the_plugin_would_not_hear_of(monkeypatch):
+    """It would wait for ever for a job that stays PREEMPTED or was cancelled by somebody, forget all jobs when Slurm
+    cannot tell, and give up all nodes of a job of which one failed."""
     import asyncio
 
     import snakemake_executor_plugin_slurm as plugin
@@ -300,15 +322,39 @@ def test_a_preempted_job_that_does_not_come_back_is_over(monkeypatch):
     said = {"1": "PREEMPTED", "2": "RUNNING"}
 
     async def ask(*arguments):
-        return dict(said), 0.1
+        return (dict(said), 0.1) if said else (None, None)
 
     monkeypatch.setattr(plugin, "query_job_status", ask)
     rules = workflow_rules()
     clock = SimpleNamespace(now=0.0)
     rules["time"] = SimpleNamespace(monotonic=lambda: clock.now)
-    rules["hear_of_preemption"]()
-    assert asyncio.run(plugin.query_job_status("", None))[0] == said
+    rules["hear_of_ends"](False)
+
+    def told():
+        return asyncio.run(plugin.query_job_status("", None))[0]
+
+    assert told() == said
     clock.now = rules["PREEMPTED_S"]
-    assert asyncio.run(plugin.query_job_status("", None))[0] == {"1": "CANCELLED", "2": "RUNNING"}
-    said["1"] = "PENDING"
-    assert asyncio.run(plugin.query_job_status("", None))[0]["1"] == "PENDING"
+    assert told() == {"1": "CANCELLED", "2": "RUNNING"}
+    said |= {"1": "PENDING", "2": "CANCELLED by 1000", "3": "NODE_FAIL"}
+    assert told() == {"1": "PENDING", "2": "CANCELLED", "3": "FAILED"}
+    said.clear()
+    assert told() == {}  # nothing of any job: each is asked for again
+
+
+def test_where_slurm_runs_jobs_again_it_is_left_to_do_so(monkeypatch):
+    import asyncio
+
+    import snakemake_executor_plugin_slurm as plugin
+
+    async def ask(*arguments):
+        return {"1": "PREEMPTED", "2": "NODE_FAIL"}, 0.1
+
+    monkeypatch.setattr(plugin, "query_job_status", ask)
+    rules = workflow_rules()
+    clock = SimpleNamespace(now=0.0)
+    rules["time"] = SimpleNamespace(monotonic=lambda: clock.now)
+    rules["hear_of_ends"](True)
+    for _ in range(2):
+        assert asyncio.run(plugin.query_job_status("", None))[0] == {"1": "PREEMPTED", "2": "NODE_FAIL"}
+        clock.now += 10 * rules["PREEMPTED_S"]

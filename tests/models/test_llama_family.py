@@ -176,7 +176,7 @@ def test_logits_from_gguf_are_those_of_transformers(tmp_path, name):
 
 def test_a_qwen3_in_gguf_is_the_one_in_a_folder(tmp_path):
     path = written(tmp_path / "model.gguf", tmp_path, "qwen3", saved(tmp_path, "qwen3"))
-    (config, weights), (other, others) = checkpoint.read_gguf(path), read_huggingface(tmp_path)
+    (config, weights), (other, others) = checkpoint.read_gguf(str(path)), read_huggingface(tmp_path)
     assert config.weight_shapes() == other.weight_shapes() and config.rope_base == other.rope_base
     assert weights.keys() == others.keys() and all(torch.equal(weights[name], others[name]) for name in weights)
 

@@ -73,6 +73,9 @@ def test_rows_of_the_queue():
     jobs = packing.pack([step(0, 30, nodes=2), step(1, 118, nodes=1), step(2, 200, nodes=3)], slurm())
     assert [job.bin for job in jobs] == ["1-2 nodes, 2 h", "1-2 nodes, 2 h", "3-8 nodes, 6 h"]
     assert [job.minutes for job in jobs] == [47, 120, 302]
+    assert packing.pack([step(0, 30, nodes=2)], slurm(begin_minutes=3))[0].minutes == 50
+    with pytest.raises(ConfigError, match="1 nodes and 116 minutes"):
+        packing.pack([step(0, 116)], slurm(begin_minutes=3))
 
 
 def test_hours_until_all_have_run():

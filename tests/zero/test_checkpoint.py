@@ -224,6 +224,7 @@ def _wrapped(rank: int, world: int, folder: Path) -> tuple[dict, dict, list[floa
     blocks = [checkpoint_wrapper(_Normed()), torch.compile(_Normed(), backend="eager")]
     model = nn.Sequential(nn.ModuleList(blocks))
     model.forward = lambda x: blocks[1](blocks[0](x))
+    model.register_buffer("mask", torch.tensor([[1.0, 2.0]]).expand(3, 2))  # a number stands in several places
     optimizer = ZeroOptimizer(model, _plan("hierarchical", TWO), weight_dtype=torch.float32, lr=1e-2)
     model(torch.randn(6, 4)).sum().backward()
     optimizer.step()
@@ -232,7 +233,9 @@ def _wrapped(rank: int, world: int, folder: Path) -> tuple[dict, dict, list[floa
     before = mean.tolist()
     mean.zero_()
     checkpoint.load(folder, optimizer)
+    assert model.mask.tolist() == [[1.0, 2.0]] * 3
     plain = nn.Sequential(nn.ModuleList([_Normed(), _Normed()]))
+    plain.register_buffer("mask", torch.zeros(3, 2))
     plain.load_state_dict(saved := checkpoint.consolidated(folder))
     return saved, plain.state_dict(), [before, mean.tolist()]
 

@@ -45,7 +45,7 @@ if SLURM:
     check_jobs()
 
     onstart:
-        hear_of_preemption()
+        hear_of_ends(workflow.executor_settings.requeue)
         drive()
 
     onsuccess:

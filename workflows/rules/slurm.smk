@@ -42,20 +42,31 @@ def end_driving():
             )
 
 
-def hear_of_preemption():
-    """Make Snakemake's plugin take a job that stays PREEMPTED for ended, as Slurm does where it does not run such jobs
-    again. By itself it waits for it for ever (2.8.0)."""
+def hear_of_ends(requeue):
+    """Make Snakemake's plugin (2.8.0) hear of ends that it would wait for for ever, or answer badly. `requeue`: Slurm runs
+    preempted and failed jobs again by itself.
+
+    - Slurm cannot tell: the plugin would forget all jobs; told nothing of each, it asks again.
+    - "CANCELLED by 1000", as sacct says it, is no state that the plugin knows.
+    - A job that stays PREEMPTED has ended, where Slurm does not run such jobs again.
+    - NODE_FAIL: the plugin would exclude all nodes of the job from later ones, and cut their list at 256 letters.
+    """
     import snakemake_executor_plugin_slurm as plugin
 
     ask, since = plugin.query_job_status, {}
 
     async def ask_again(*arguments, **options):
         states, seconds = await ask(*arguments, **options)
-        for job_id, state in (states or {}).items():
-            if not state.startswith("PREEMPTED"):
+        if states is None:
+            return {}, 0.0
+        for job_id, said in states.items():
+            state = states[job_id] = said.split(" ")[0]
+            if state != "PREEMPTED":
                 since.pop(job_id, None)
-            elif time.monotonic() - since.setdefault(job_id, time.monotonic()) >= PREEMPTED_S:
+            elif not requeue and time.monotonic() - since.setdefault(job_id, time.monotonic()) >= PREEMPTED_S:
                 states[job_id] = "CANCELLED"
+            if state == "NODE_FAIL" and not requeue:
+                states[job_id] = "FAILED"
         return states, seconds
 
     plugin.query_job_status = ask_again

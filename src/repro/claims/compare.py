@@ -5,9 +5,11 @@ what B's runs allow, and whether A's value lies there.
 lacks, other code, runs of one occasion) is said as that, and never counts as agreement.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from repro.claims import metrics, registry
@@ -46,8 +48,10 @@ class Comparison:
 
     @property
     def says(self) -> list[str]:
-        """What came out: a sentence on claims, one on metrics, one on what only one side has where there is such."""
-        said = [sentence(self.claims, "claims"), sentence(self.metrics, "metrics of records")]
+        """What came out: sentences on claims, on metrics and on times, and on what only one side has where there is such."""
+        counted, timed = ([row for row in self.metrics if row.timed == by_clock] for by_clock in (False, True))
+        said = [sentence(self.claims, "claims"), sentence(counted, "metrics of records that no clock changes")]
+        said += [sentence(timed, "timed metrics") + _room(timed)] if timed else []
         only = [
             f"{len(names)} {'record' if len(names) == 1 else 'records'} only {side.name}"
             for names, side in self._only
@@ -214,6 +218,15 @@ def sentence(rows: Sequence[Row], what: str) -> str:
     listed = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
     left = f" {len(rows) - told} cannot be told: {listed}." if listed else ""
     return "; ".join(said) + "." + left
+
+
+def _room(rows: Sequence[Row]) -> str:
+    """How far apart times may lie, in words."""
+    ends = [row.allowed for row in rows if row.inside is not None and row.allowed and row.allowed[0] > 0]
+    if not ends:
+        return ""
+    factor = median(math.sqrt(high / low) for low, high in ends)
+    return f" Half of these may differ by a factor of {factor:.2g} or more: so wide are intervals that all hold together 19 times in 20."
 
 
 def section(found: Comparison) -> dict[str, Any]:

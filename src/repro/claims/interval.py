@@ -27,7 +27,17 @@ def of(
 
         sides = [[found[side][0] for _, found in pairs] for side in range(len(reading.groups))]
         value, low, high = sequences.ratio(sides, *reading.columns, reading.complement)
-        return (1 - value, (1 - high, 1 - low)) if reading.form == "reduction" else (value, (low, high))
+        if reading.form == "reduction":
+            value, low, high = 1 - value, 1 - high, 1 - low
+        if len(values) > 1:  # other sequences are one source of chance, what a seed draws is another: the wider counts
+            _, (lowest, highest) = _of_mean(reading, values, occasions)
+            low, high = min(low, lowest), max(high, highest)
+        return value, (low, high)
+    return _of_mean(reading, values, occasions)
+
+
+def _of_mean(reading: Reading, values: list[float], occasions: list[int]) -> tuple[float, tuple[float, float]]:
+    """The mean of the occasions, or of single values, and its t-interval."""
     scale = scale_of(reading, values)
     value, low, high = statistics.mean_interval(scale.groups(values, occasions))
     low, high = sorted((scale.back(low), scale.back(high)))

@@ -66,7 +66,8 @@ def read(
 ) -> Sample | Nothing:
     """Our value, from one configuration that has a run in every group.
 
-    Of several: one in scope, else of the stronger evidence kind, else the first by file name. `defaults`: what a field
+    Of several: one in scope, else one with as many runs as a verdict takes, else of the stronger evidence kind, else the
+    first by file name. `defaults`: what a field
     that no filter names must be, outside the scope. `ordering` takes the smallest step of a sequence instead of first
     to last.
     """
@@ -90,7 +91,7 @@ def read(
             return Nothing("not run", f"only runs with other settings than the claim's: {words_of}")
         sides = f"no runs that differ only in what is compared ({'; '.join(map(words, reading.groups))})"
         return Nothing("not run", f"{sides}, or their ratio is no finite number")
-    best = min(samples, key=lambda s: (not covered(s), _STRONGEST_FIRST.index(s.evidence)))
+    best = min(samples, key=lambda s: (not covered(s), not s.complete, _STRONGEST_FIRST.index(s.evidence)))
     if len(samples) > 1:
         best.remarks.append(f"{len(samples) - 1} other configurations or evidence kinds were not read")
     return best
@@ -124,6 +125,11 @@ def _sample(
             pairs.append((value, found))
     if not pairs:
         return None
+    if reading.sampled == "occasions":
+        kinds = Counter(machine(found[0][1]) for _, found in pairs)
+        kept = [pair for pair in pairs if machine(pair[1][0][1]) == kinds.most_common(1)[0][0]]
+        left_out["ran on another kind of machine than the rest"] += len(groups) * (len(pairs) - len(kept))
+        pairs = kept
     values = [value for value, _ in pairs]
     occasions = _occasions(reading, [found[0][1] for _, found in pairs])
     runs = {path: run for _, found in pairs for path, run in found}
@@ -139,7 +145,7 @@ def _sample(
         evidence,
         dict(configuration),
         runs,
-        _remarks(alike, left_out),
+        _remarks(alike, left_out, runs),
     )
 
 
@@ -200,14 +206,16 @@ def _said(reading: Reading, found: int, occasions: int) -> str:
     return f"{found} of {reading.needed} {what}, on {many}" + (f" of {asked}" if occasions < asked else "")
 
 
-def _remarks(alike: list[Runs], left_out: Mapping[str, int]) -> list[str]:
+def _remarks(alike: list[Runs], left_out: Mapping[str, int], read: Runs) -> list[str]:
     mine = {path: run for group in alike for path, run in group.items()}
     found = []
     for status in ("failed", "skipped"):
         if bad := [run for run in mine.values() if run.status == status]:
             kinds = ", ".join(sorted({str(run.cause) for run in bad}))
             found.append(f"{status}: {kinds} ({len(bad)} of {len(mine)} runs)")
-    return found + [f"{count} runs {why}" for why, count in left_out.items() if count]
+    found += [f"{count} runs {why}" for why, count in left_out.items() if count]
+    codes = len({run.provenance.source_hash for run in read.values()})
+    return found + ([f"the runs are of {codes} versions of the code"] if codes > 1 else [])
 
 
 def _nothing(reading: Reading, runs: Runs, groups: list[Runs]) -> Nothing | None:

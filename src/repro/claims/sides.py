@@ -81,6 +81,7 @@ class Row(Told):
 
     name, title  id and title of a claim; or the record, in A's folder, and the metric
     verdicts     of a claim, by A and by B; `flipped`: both judge it, from runs of one kind, and differently
+    timed        of a metric: whether the machine's state may change it
     """
 
     name: str
@@ -91,6 +92,7 @@ class Row(Told):
     verdicts: tuple[str, str] = ("", "")
     flipped: bool = False
     primary: bool = False
+    timed: bool = False
 
     @property
     def ratio(self) -> float | None:

@@ -18,13 +18,15 @@ Scope = Literal["paper's setting", "scaled down", "modelled"]
 AGREEMENT: dict[Agreement, str] = {
     "reproduced": "our whole interval is within the tolerance of the paper's value; of an ordering: it holds",
     "further": "our whole interval is beyond the paper's value and its tolerance, in the direction of the claim",
-    "consistent": "our interval reaches into the tolerance and out of it; where *no effect* has a value, it leaves that out",
+    "consistent": "our interval reaches into the tolerance and out of it, and is at most twice as wide; where *no effect* has "
+    "a value, it leaves that out",
     "same direction": "our whole interval is on the paper's side of *no effect*, but another size",
-    "inconclusive": "fewer runs than the claim asks for; or an interval that holds *no effect* and reaches into the tolerance; "
-    "of an ordering: it is left open",
+    "inconclusive": "fewer runs than the claim asks for; or an interval that reaches into the tolerance, and is more than twice "
+    "as wide or holds *no effect*; of an ordering: it is left open",
     "deviates": "our interval leaves out the tolerance, and is not on the paper's side of *no effect* or there is no such "
-    "value; of an ordering: it does not hold",
+    "value; or it lies on the other side of *no effect*; of an ordering: it does not hold, or not beyond the tolerance",
 }
+WIDEST = 2  # times the tolerance: a wider interval agrees with too much to say anything
 SCOPE: dict[Scope, str] = {
     "paper's setting": "measured at the size and on the kind of machine that the claim is about; or counted, where"
     " neither matters",
@@ -90,6 +92,8 @@ def judge(rule: Rule, least: float, most: float) -> tuple[Agreement, str]:
     if inside:
         return "reproduced", "within the tolerance"
     if not apart:
+        if most - least > WIDEST * (high - low):
+            return "inconclusive", f"the interval is more than {WIDEST} times as wide as the tolerance it reaches into"
         return "consistent", "the interval reaches into the tolerance and out of it"
     if rule.better(least, most):
         return "further", "further than the paper's value, in the direction of the claim"

@@ -167,10 +167,12 @@ def run(
             out = results / "records" / experiment / f"{job_id(experiment, point, repeat)}.json"
         if out is not None and out.suffix != ".json":
             raise ValueError(f"--out {out}: a record file must end in .json")
-        try_output(out, "--out" if results is None else "--results")
-    with user_errors(), progress(f"{experiment} {point.label}"):
         from repro.jobs import runner
 
+        place = runner.place_in_job()
+        if place is None or place[0] == 0:  # else hundreds of ranks would try the same file
+            try_output(out, "--out" if results is None else "--results")
+    with user_errors(), progress(f"{experiment} {point.label}"):
         found = runner.run(experiment, point, repeat, attempt, out)
     if out is None:
         emit(found.model_dump(mode="json"))

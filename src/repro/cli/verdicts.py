@@ -85,7 +85,8 @@ def show_beside(what: str, rows: Sequence[Verdict], compared: Sequence[Row]) -> 
         known = cells(compared_row)
         paper, here = registry.numbers(row, interval=False)
         here += f" {row.evidence}" if row.evidence else ""
-        answer = f"yes{registry.OLDER}" if compared_row.by_other_code else ANSWERS[known["answer"]]
+        answer = ANSWERS["yes" if compared_row.by_other_code else known["answer"]]
+        answer += registry.OLDER if compared_row.by_other_code or compared_row.outside_by_other_code else ""
         word = known["verdict_b"]
         table.add_row(row.id, escape(row.title), paper, here, answer, word)
         shown += [here, answer, word]

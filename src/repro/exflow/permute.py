@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from repro.exflow.recording import is_router
+from repro.exflow.serving.export import check_even
 from repro.exflow.serving.slots import physical_to_logical
 
 
@@ -24,7 +25,7 @@ def permute_experts(model: nn.Module, gpu: np.ndarray) -> None:
     `save_pretrained`: every server reads it as it would read the original. To undo, apply the inverse order.
 
     Raises ValueError, before anything is changed, when the layers or experts of the placement are not the model's; for
-    routers that choose groups of experts first (DeepSeek-V2 and V3 with `n_group` > 1) when the order mixes groups; and
+    unequal numbers of experts on the GPUs; for routers that choose groups of experts first (DeepSeek-V2 and V3 with `n_group` > 1) when the order mixes groups; and
     for a layer whose router, bias or experts lie in tensors of another shape, for instance quantised ones.
     """
     layers = list(_layers(model))
@@ -33,6 +34,7 @@ def permute_experts(model: nn.Module, gpu: np.ndarray) -> None:
     orders = physical_to_logical(gpu)
     for number, (layer, order) in enumerate(zip(layers, orders, strict=True)):
         _check(layer, order, number)
+    check_even(gpu, int(gpu.max()) + 1)
     for layer, order in zip(layers, orders, strict=True):
         index = torch.as_tensor(order)
         for _, tensor in layer.tensors():

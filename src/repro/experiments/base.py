@@ -115,7 +115,7 @@ def prefixed(prefix: str, kind: type[Metrics]) -> type[Metrics]:
 
 
 def bands(kind: Any, *names: str) -> type[Metrics]:
-    """Like `metrics`, for modelled numbers: `name` is the median, `name_low` and `name_high` end the 90 % band."""
+    """Like `metrics`, for modelled numbers: `name` is the median, `name_low` and `name_high` end the 95 % band."""
     return metrics(kind, *(f"{name}{end}" for name in names for end in ("_low", "", "_high")))
 
 

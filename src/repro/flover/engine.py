@@ -91,7 +91,8 @@ class Engine:
         self._clock, self._sleep, self._start = clock, sleep, clock()
 
     def submit(self, request: Request) -> None:
-        """Queue a request; without `arrival_s` it arrives now. RequestError: never possible, or its id is that of a
+        """Queue a request, which the next step may admit: `serve` alone waits for an `arrival_s` that lies ahead (times and
+        deadline count from there). Without one it arrives now. RequestError: never possible, or its id is that of a
         request whose answer was not handed out yet; QueueFull: not now."""
         request = _arriving(request, self._now())
         who = f"request {request.id}"
@@ -152,7 +153,8 @@ class Engine:
 
     def serve(self, requests: Sequence[Request]) -> ServingReport:
         """Submit each request when its `arrival_s` has come (None: at once), until all have finished. The report names
-        those that were rejected. An engine serves one list: its counters start when it is made.
+        those that were rejected: of more than the scheduler's `queue_limit` that come together, those beyond it. An engine
+        serves one list: its counters start when it is made.
 
         When a step raises, that gets out, and `report` has what had ended by then."""
         report = self.report = ServingReport()

@@ -64,10 +64,12 @@ class _Mirrored:
 class Leader:
     """Rank 0's model, to be served by an `Engine` like any other. One cache at a time: a new one ends the one before.
     Leaving the `with` block lets the followers go. RankLost when one of them is gone, and in every pass after one that
-    failed, since that has let them go."""
+    failed, since that has let them go. ValueError for a model that is not sharded, or of another rank, and for a pass
+    over an earlier cache."""
 
     def __init__(self, model: Decoder) -> None:
-        assert model.shard is not None and model.shard.rank == 0, "a leader is rank 0 of a sharded model"
+        if model.shard is None or model.shard.rank:
+            raise ValueError(f"a leader is rank 0 of a sharded model, found {_of(model)}")
         self.model, self._broken = model, False
         self._cache: _Mirrored | None = None
         self._changes: list[Change] = []  # that the followers do not know yet
@@ -82,7 +84,8 @@ class Leader:
 
     def forward(self, rows: Rows, cache: _Mirrored, wanted: Tensor | slice = slice(None)) -> Tensor:
         """As `Decoder.forward`, on all ranks."""
-        assert cache is self._cache, "an earlier cache: the followers have it no more"
+        if cache is not self._cache:
+            raise ValueError("an earlier cache: the followers have it no more")
         if self._broken:
             raise RankLost("an earlier pass failed, and the other ranks were let go")
         told = _Pass(self._changes, rows.to("cpu"), wanted.cpu() if isinstance(wanted, Tensor) else wanted)
@@ -115,9 +118,10 @@ class Leader:
 
 
 def follow(model: Decoder) -> str:
-    """Do what the leader says until it is done; returns the sha256 of all passes. RankLost when a rank is gone."""
-    shard = model.shard
-    assert shard is not None and shard.rank > 0, "a follower is another rank than 0 of a sharded model"
+    """Do what the leader says until it is done; returns the sha256 of all passes. RankLost when a rank is gone; ValueError
+    for a model that is not sharded, or of rank 0."""
+    if model.shard is None or not model.shard.rank:
+        raise ValueError(f"a follower is another rank than 0 of a sharded model, found {_of(model)}")
     digest, cache = hashlib.sha256(), None
     with _losses():
         while (told := _told()) is not None:
@@ -132,6 +136,10 @@ def follow(model: Decoder) -> str:
             wanted = told.wanted.to(model.device) if isinstance(told.wanted, Tensor) else told.wanted
             model.forward(told.rows.to(model.device), cache, wanted)
     return digest.hexdigest()
+
+
+def _of(model: Decoder) -> str:
+    return "one that is whole" if model.shard is None else f"one of rank {model.shard.rank}"
 
 
 def _told(what: _Pass | None = None) -> Any:

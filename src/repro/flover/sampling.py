@@ -96,7 +96,7 @@ def _lowest(scaled: Tensor, most: int, top_k: Tensor, top_p: Tensor) -> Tensor:
 
 def uniform(seed: int, count: int) -> float:
     """In [0, 1): a hash of both, which are below 2^63."""
-    return (_mixed(_mixed(seed) + count * 0x9E3779B97F4A7C15) >> 11) / 2.0**53
+    return (_mixed(_mixed(seed) + (count + 1) * 0x9E3779B97F4A7C15) >> 11) / 2.0**53  # + 1: 0 is mixed to 0
 
 
 def _mixed(bits: int) -> int:

@@ -35,6 +35,7 @@ def drive(results: str, orders: IO[str]) -> None:
     with driving(results), contextlib.suppress(BrokenPipeError):  # Snakemake was ended meanwhile
         print("driving", flush=True)
         for _ in orders:
+            _cancelled(results, "Snakemake has", ending=False)  # it was interrupted while it asked for their states
             settle(results)
 
 
@@ -43,12 +44,18 @@ def driving(results: str) -> Iterator[None]:
     """Be the driver of a run: cancel what an earlier one left in the queue (nobody would hear of its end), and record why
     points of dead jobs have no numbers."""
     with _alone(paths.root() / results / "slurm/driver.json"):
-        if left := queue.jobs_of(paths.root(), _COMMENT.format(re.escape(Path(results).name))):
-            print(f"cancelling jobs that an earlier driver left in the queue: {', '.join(left)}", file=sys.stderr)
-            queue.cancel(left)
-            _wait_for(left)
+        _wait_for(_cancelled(results, "an earlier driver"))
         settle(results)
         yield
+
+
+def _cancelled(results: str, who: str, ending: bool = True) -> list[str]:
+    """Jobs of the run that are in the queue, of which nobody would hear the end: they are cancelled."""
+    left = queue.jobs_of(paths.root(), _COMMENT.format(re.escape(Path(results).name)), ending)
+    if left:
+        print(f"cancelling jobs that {who} left in the queue: {', '.join(left)}", file=sys.stderr)
+        queue.cancel(left)
+    return left
 
 
 def settle(results: str) -> None:

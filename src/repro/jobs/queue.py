@@ -125,10 +125,11 @@ def kill_steps(job_id: str) -> None:
         _ask("scancel", "--signal=KILL", *ours)
 
 
-def jobs_of(folder: Path, comment: str) -> list[str]:
+def jobs_of(folder: Path, comment: str, ending: bool = True) -> list[str]:
     """This user's jobs in the queue that were submitted from `folder` with a comment that begins as the regular
-    expression `comment` says."""
-    lines = _ask("squeue", "--noheader", f"--user={getpass.getuser()}", "--format=%i|%Z|%k").splitlines()
+    expression `comment` says; without `ending` only those that wait or run."""
+    which = [] if ending else ["--states=PENDING,CONFIGURING,RUNNING,SUSPENDED"]
+    lines = _ask("squeue", "--noheader", f"--user={getpass.getuser()}", "--format=%i|%Z|%k", *which).splitlines()
     jobs = (line.partition("|") for line in lines)  # a comment of somebody else's job may have any form
     found = [(job_id, *rest.rpartition("|")[::2]) for job_id, _, rest in jobs]
     own = folder.resolve()

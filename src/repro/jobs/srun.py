@@ -23,6 +23,7 @@ from repro.records.record import Cause
 
 # Needed before the job's own end: late ranks report where they are, Slurm ends them, and the cause is written.
 GRACE_S, MARGIN_S = 10.0, 7.0
+ENDING_S = 300.0  # that a job whose node died may be COMPLETING
 _PYTHON = "REPRO_PYTHON"  # an interpreter on the node's own disk; set by the site's environment
 
 
@@ -80,7 +81,7 @@ class JobSteps:
         for entry in journal.entries(self.plan.results):
             if entry.allocation == self.allocation.name:
                 again = entry.job_id == self.job_id
-                if not again and not queue.state(entry.job_id).over:
+                if not again and not _over(entry.job_id):
                     raise ValueError(f"allocation {entry.allocation}: job {entry.job_id} is running it")
                 journal.settle(self.plan.results, entry, restarted=again)
         return self
@@ -91,8 +92,8 @@ class JobSteps:
             journal.remove(self.plan.results, self.job_id)
 
     def has_time(self, minutes: float) -> bool:
-        """Whether so many minutes are left."""
-        return self._seconds_left() >= 60 * minutes
+        """Whether so many minutes of a point are left, and its start."""
+        return self._seconds_left() >= 60 * (minutes + self.slurm.start_minutes)
 
     def goes_on(self, cause: Cause | None) -> bool:
         """Whether another point can be started after one that ended so."""
@@ -204,6 +205,14 @@ class JobSteps:
         folder = paths.root() / self.plan.results / journal.WHERE
         folder.mkdir(parents=True, exist_ok=True)
         return tempfile.TemporaryDirectory(dir=folder, prefix=f"{self.job_id}-", ignore_cleanup_errors=True)
+
+
+def _over(job_id: str) -> bool:
+    """Whether a job has ended; one that is ending is waited for, as its nodes may take minutes to say so."""
+    limit = time.monotonic() + ENDING_S
+    while (found := queue.state(job_id)).state == "COMPLETING" and time.monotonic() < limit:
+        time.sleep(5.0)
+    return found.over
 
 
 def _add(path: Path, slurm: dict[str, str]) -> None:

@@ -95,12 +95,12 @@ def smollm2_path() -> Path:
     return found[0]
 
 
-def read_gguf(path: Path) -> tuple[LlamaConfig, dict[str, Tensor]]:
+def read_gguf(path: str | Path) -> tuple[LlamaConfig, dict[str, Tensor]]:
     """Sizes and dequantised fp32 weights by GGUF name. FileNotFoundError, or ValueError with the name of the file: what
     `GGUFFile` refuses, an architecture that is not in `ARCHITECTURES`, keys that are missing or hold no size, rotary
     positions that are scaled in other ways than here, weights that do not fit the sizes, and NaN or infinite ones."""
     file = GGUFFile(path)
-    with naming(path):
+    with naming(file.path):
         architecture = file.fields.get("general.architecture")
         if architecture not in tuple(ARCHITECTURES):
             allowed = ", ".join(map(repr, ARCHITECTURES))
@@ -162,7 +162,7 @@ def _vocab(file: GGUFFile) -> Any:
     return file.fields.get(f"{file.fields.get('general.architecture')}.vocab_size", rows)
 
 
-def tokenizer(path: Path) -> Tokenizer:
+def tokenizer(path: str | Path) -> Tokenizer:
     """The byte-level BPE tokenizer in a GGUF file's metadata, which adds no tokens of its own, such as one at the
     beginning. FileNotFoundError, or ValueError with the file's name for what `GGUFFile` refuses, a kind that is not in
     `PIECES`, and entries that make no tokenizer."""
@@ -172,7 +172,7 @@ def tokenizer(path: Path) -> Tokenizer:
         allowed = ", ".join(str(("gpt2", name)) for name in PIECES)
         raise ValueError(f"{path}: tokenizer {(kind, pre)} is not supported, allowed: {allowed}")
     tokens, merges, kinds = (_entries(file, key) for key in ("tokens", "merges", "token_type"))
-    with naming(path):
+    with naming(file.path):
         vocab = _vocab(file)
         if isinstance(vocab, int) and len(tokens) > vocab:
             raise ValueError(f"{len(tokens)} tokens, but the model knows {vocab}")
@@ -213,7 +213,7 @@ def _token(file: GGUFFile, key: str) -> str:
     return tokens[number]
 
 
-def chat_prompt(path: Path, message: str) -> str:
+def chat_prompt(path: str | Path, message: str) -> str:
     """One user message in the chat template that the GGUF file carries, ready for the assistant's answer. ValueError
     with the name of the file for a template that fails. It is a program, run in Jinja's sandbox: it reaches nothing
     outside, but nothing bounds its time."""

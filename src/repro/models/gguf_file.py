@@ -37,9 +37,9 @@ class GGUFFile:
     """`fields`: metadata by key. `tensors`: where they lie, by name. FileNotFoundError,
     or ValueError with the name of the file where it is no GGUF file or claims what it does not hold."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = ordinary_file(path)
-        with naming(path), path.open("rb") as self._file:
+    def __init__(self, path: str | Path) -> None:
+        self.path = ordinary_file(Path(path))
+        with naming(self.path), self.path.open("rb") as self._file:
             self._at, self._size = 0, os.fstat(self._file.fileno()).st_size
             self._read_header()
 

@@ -150,6 +150,7 @@ class Slurm(Packing):
     queued_jobs: Count = 100  # that it takes at once from one user
     pack_minutes: Minutes = 60
     start_minutes: float = Field(0.3, ge=0, le=10_000)
+    begin_minutes: float = Field(0, ge=0, le=10_000)
     readers: Literal["driver", "job"] = "driver"  # where notebooks, verdicts and the report are made
 
     @field_validator("account")

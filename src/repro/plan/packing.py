@@ -98,9 +98,10 @@ def _allocation(steps: Sequence[Step], nodes: int, rules: Packing) -> Allocation
 def _limit(slurm: Slurm, nodes: int, expected: float) -> int | None:
     """Minutes to ask for; None where the queue does not give even what is expected."""
     hours = slurm.limit_hours(nodes)
-    if hours is None or expected + ENDING_MINUTES > hours * 60:
+    beside = ENDING_MINUTES + slurm.begin_minutes
+    if hours is None or expected + beside > hours * 60:
         return None
-    return min(int(hours * 60), max(LEAST_MINUTES, math.ceil(expected * SPARE + ENDING_MINUTES)))
+    return min(int(hours * 60), max(LEAST_MINUTES, math.ceil(expected * SPARE + beside)))
 
 
 def _rows(slurm: Slurm) -> dict[int, str]:

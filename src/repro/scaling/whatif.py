@@ -25,7 +25,7 @@ from repro.zero.plan import named
 from repro.zero.plan_search import Candidate
 
 DRAWS = 256
-BAND, ENDS = (0.05, 0.5, 0.95), ("_low", "", "_high")
+BAND, ENDS = (0.025, 0.5, 0.975), ("_low", "", "_high")
 TIE = 1.01
 
 
@@ -68,7 +68,7 @@ def sweep(
     accumulations: Iterable[int] = (1,),
     **options: Any,
 ) -> pd.DataFrame:
-    """A row per combination: the 5, 50 and 95 % quantiles (`_low`, none, `_high`) of step seconds and of TFLOPS per
+    """A row per combination: the median (no suffix) and the ends of the 95 % band (`_low`, `_high`) of step seconds and of TFLOPS per
     rank, memory, and what the step waits for. Modelled, all of it. `options`: as of `predict`."""
     rows = []
     for machine, count, config, accumulation, plan in itertools.product(machines, nodes, models, accumulations, plans):

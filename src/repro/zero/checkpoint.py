@@ -113,7 +113,7 @@ def steps(folder: Path | str) -> list[int]:
 
 def consolidated(folder: Path | str, step: int | None = None) -> dict[str, Tensor]:
     """The whole model as a state dict for `model.load_state_dict`, without a process group or an engine: floating-point
-    tensors in fp32, other buffers as they are.
+    tensors in fp32, other buffers as they are. Frozen weights have no fp32 master: they are rounded to `weight_dtype`.
 
     Takes the memory of the files of the model's values. Raises ValueError for `step`, and CheckpointError.
     """

@@ -230,7 +230,10 @@ class Replacement:
         optimizer.synchronize()  # masters that are still being sent do not change
         with torch.no_grad():
             for old, new in self.values:
-                old.copy_(new)
+                if 0 in old.stride() and old.numel():  # an expanded buffer: one number stands in several places
+                    old.set_(new)
+                else:
+                    old.copy_(new)
         optimizer.masters.inner.state.update(self.states)
         for group, options in zip(optimizer.param_groups, self.options, strict=True):
             group.update(options)
@@ -252,7 +255,8 @@ def read(index: Index, optimizer: ZeroOptimizer) -> Replacement:
         parts = new.split([segment.values.numel() for segment in segments])
         for segment, part in zip(segments, parts, strict=True):
             _fill(index, MASTER, segment.pieces, part)
-            found.states[segment.values] = _states(index, optimizer, segment, saved)
+            options = optimizer.param_groups[segment.group] | found.options[segment.group]
+            found.states[segment.values] = _states(index, options, segment, saved)
     for piece, old in _frozen(optimizer):
         new = torch.empty_like(_of(piece, old))
         _fill(index, FROZEN, [piece], new)
@@ -265,11 +269,12 @@ def read(index: Index, optimizer: ZeroOptimizer) -> Replacement:
 
 
 def _states(
-    index: Index, optimizer: ZeroOptimizer, segment: Segment, saved: dict[str, dict[str, tuple[str, Entry]]]
+    index: Index, options: dict[str, Any], segment: Segment, saved: dict[str, dict[str, tuple[str, Entry]]]
 ) -> dict[str, Tensor]:
-    """Optimizer states of a segment: a tensor like it, or one number for all its parameters."""
-    known = [piece.name for piece in segment.pieces]
-    group, found = optimizer.param_groups[segment.group], {}
+    """Optimizer states of a segment: a tensor like it, or one number for all its parameters. `options`: of its group, as they
+    will be."""
+    known: list[str] = [piece.name for piece in segment.pieces]
+    found: dict[str, Tensor] = {}
     for name in known:
         if saved.get(name, {}).keys() != saved.get(known[0], {}).keys():
             raise CheckpointError(
@@ -286,7 +291,7 @@ def _states(
                 both = f"{number.item()} for {name} and {numbers[known[0]].item()} for {known[0]}"
                 raise CheckpointError(f"{index.folder}: {state} is {both}, which are in one bucket")
         # On the CPU unless a kernel reads it.
-        device = segment.values.device if group.get("fused") or group.get("capturable") else "cpu"
+        device = segment.values.device if options.get("fused") or options.get("capturable") else "cpu"
         found[state] = numbers[known[0]].view(()).to(device)
     return found
 

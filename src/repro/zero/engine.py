@@ -350,8 +350,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
         return norm.item()
 
     def _means(self) -> list[Tensor | None]:
-        """Mean over ranks of each bucket's gradient, fp32, this rank's part of the optimizer partition; None when no
-        backward reached it. Nothing is left of the gradients."""
+        """Mean over ranks of each bucket's gradient, fp32, this rank's part of the optimizer partition; None where it has
+        not been gathered in any step so far (later a backward that does not reach it gives zeros). Nothing is left of the gradients."""
         for bucket in self.buckets:
             if bucket.kept:
                 self._leave(bucket)

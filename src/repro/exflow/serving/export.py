@@ -45,7 +45,7 @@ def read_csv(path: str | Path, layers: int, experts: int, gpus: int) -> np.ndarr
         raise ValueError(f"{path}: row 1 is {','.join(rows[0])[:80] if rows else 'missing'!r}, allowed: 'Expert,Node'")
     try:
         gpu = _assigned(rows[1:], layers * experts, gpus).reshape(layers, experts)
-        _check_even(gpu, gpus)
+        check_even(gpu, gpus)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return gpu
@@ -74,7 +74,7 @@ def _assigned(rows: Iterable[list[str]], experts: int, gpus: int) -> np.ndarray:
     return found
 
 
-def _check_even(gpu: np.ndarray, gpus: int) -> None:
+def check_even(gpu: np.ndarray, gpus: int) -> None:
     """ValueError unless every GPU has E/P experts of each layer."""
     share = gpu.shape[1] // gpus
     for layer, row in enumerate(gpu):
@@ -85,9 +85,12 @@ def _check_even(gpu: np.ndarray, gpus: int) -> None:
 
 
 def _gpu(placed: Placed) -> np.ndarray:
-    """int [layers, E]: the GPU of every expert."""
+    """int [layers, E]: the GPU of every expert. ValueError where GPUs have unequal numbers of them: files for servers have
+    none, they cut a layer's experts evenly."""
     if not isinstance(placed, Replicas):
-        return placed.gpu if isinstance(placed, Placement) else placed
+        gpu = placed.gpu if isinstance(placed, Placement) else placed
+        check_even(gpu, int(gpu.max()) + 1)
+        return gpu
     if placed.physical_to_logical.shape[1] > placed.num_experts:
         raise ValueError("the placement has copies, which this format does not hold; allowed: sglang, vllm")
     return placed.hosted.argmax(axis=2)

@@ -1,7 +1,8 @@
 """SARATHI's pipeline (arXiv 2308.16369): how long stages wait for each other with whole prompts and with chunks, modelled.
 
 GPT-3's sizes, tensor-parallel in a node and pipeline-parallel between nodes of A100. [INF] The abstract names neither
-the lengths of requests nor the micro-batch, nor the chunk: the defaults are ours, and the series varies two of them.
+the lengths and the number of requests nor the micro-batch, nor the chunk: the defaults are ours, and the series varies
+three of them.
 """
 
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ class BubblesPoint(Point):
     shortest: int = Field(1024, ge=2)
     longest: int = Field(4096, ge=2)
     prompt_per_output: float = Field(10.0, gt=0)
-    draws: int = Field(8, ge=2, description="of lengths, and of the machine's uncertain parameters")
+    draws: int = Field(64, ge=2, description="of lengths, and of the machine's uncertain parameters")
 
     def contradictions(self) -> Iterator[str]:
         if self.shortest > self.longest:

@@ -17,7 +17,11 @@ from repro.scaling.whatif import bands
 # GPT-3's sizes (arXiv 2005.14165, Table 2.1); kernels of a layer as for GPT-J, whose MLP is the same.
 GPT3_SIZES = {"layers": 96, "width": 12288, "heads": 96, "ffn": 4 * 12288, "vocab": 50304}
 GPT3 = serving.Dense(GPTJConfig(**GPT3_SIZES, rotary_dim=64, context=4096), kernels=8)
-SERIES = {"prompt_per_output": (5.0, 10.0, 20.0), "chunk": (128, 256, 512)}  # one varied at a time, by the first draw
+SERIES = {  # one varied at a time, by the first draw
+    "prompt_per_output": (5.0, 10.0, 20.0),
+    "chunk": (128, 256, 512),
+    "requests": (128, 256, 512, 1024),  # 128 are served at a time
+}
 
 
 def run(point: BubblesPoint) -> Outcome:

@@ -24,7 +24,7 @@ class ScalingDecode(Point):
     tokens_per_gpu: int = Field(16, ge=1, description="requests of a GPU, a token each")
     context: int = Field(512, ge=0, description="tokens that each request has stored")
     time_limit_s: float = Field(20.0, gt=0, description="of the search for a placement")
-    draws: int = Field(1000, ge=2, description="of the machine's uncertain parameters")
+    draws: int = Field(4000, ge=2, description="of the machine's uncertain parameters")
 
     def contradictions(self) -> Iterator[str]:
         if self.experts % self.gpus or self.gpus % PER_NODE:

@@ -17,7 +17,7 @@ class ScalingServing(Point):
     model: Literal["gpt-j-6b", "llama-13b", "llama-33b", "llama-65b", "llama-65b-released"] = "gpt-j-6b"
     requests: int = Field(paper.REQUESTS, ge=1)
     interval_ms: float = Field(1000 * paper.INTERVAL_S, ge=0)
-    draws: int = Field(64, ge=2, description="of the machine's uncertain parameters")
+    draws: int = Field(1000, ge=2, description="of the machine's uncertain parameters")
 
     @property
     def label(self) -> str:

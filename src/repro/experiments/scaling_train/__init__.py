@@ -27,7 +27,7 @@ class ScalingTrain(Point):
     micro_batch: int = Field(1, ge=1)
     accumulation: int = Field(1, ge=1)
     draws: int = Field(
-        1000, ge=2, description="of the machine's uncertain parameters, and of what is assumed of the engine"
+        4000, ge=2, description="of the machine's uncertain parameters, and of what is assumed of the engine"
     )
 
     @property

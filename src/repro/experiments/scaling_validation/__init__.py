@@ -29,7 +29,7 @@ class ScalingValidationMetrics(
     rms_log_error_held_out   of the eight ratios that were not fitted; nearly repetitions of those of 138B
     rms_log_error_assumed    of the eight, with the overlap of 0.7 that was assumed before
     worst_log_error          of the eight, its size
-    within_band              share of all 16 ratios inside their bands of 5 to 95 %, of the machine's parameters and of
+    within_band              share of all 16 ratios inside their 95 % bands, of the machine's parameters and of
                              the model's own error, DeepSpeed's engine known
     within_band_machine      the same without the model's error
     tflops_log_bias          mean over all 32 TFLOPS, if the paper counts recomputation as work (4 passes, not 3)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repro.flover.arrivals import RequestShape
+from repro.flover.queueing.result import arrivals_of
 from repro.flover.queueing.times import Times, check_least, pass_s
 
 
@@ -46,21 +47,22 @@ class Pipeline:
         check_least(self, stages=1, slots=1, chunk=0)
 
     def run(self, shapes: Sequence[RequestShape], times: Times) -> PipelineRun:
-        """All requests are there at the start (arrivals are not looked at)."""
+        """All requests are there at the start (arrivals are not looked at). ValueError where they cannot be served."""
+        arrivals_of(shapes)
         waiting, passes = deque(shapes), 0
         batches = [_MicroBatch(self) for _ in range(self.stages)]
         free, idle = [0.0] * self.stages, [0.0] * self.stages  # by stage: its latest pass is over; waited for the next
         while batches:
             batch = min(batches, key=lambda each: each.ready_s)  # passes enter the first stage in this order
-            seconds = batch.advance(waiting, times) / self.stages
-            if not seconds:
+            seconds = batch.advance(waiting, times)
+            if seconds is None:
                 batches.remove(batch)
                 continue
             now = batch.ready_s
             for stage, over in enumerate(free):
                 begin = max(now, over)
                 idle[stage] += begin - over if passes else 0.0  # before its first pass a stage waits for nobody's
-                free[stage] = now = begin + seconds
+                free[stage] = now = begin + seconds / self.stages
             batch.ready_s = now
             passes += 1
         return PipelineRun(max(free), np.array(idle), passes)
@@ -73,8 +75,8 @@ class _MicroBatch:
     prompts: deque[list[int]] = field(default_factory=deque)  # [tokens, of these done, answer] of those in their prompt
     answers: list[list[int]] = field(default_factory=list)  # [stored tokens, tokens to come] of those who decode
 
-    def advance(self, waiting: deque[RequestShape], times: Times) -> float:
-        """Seconds of its next pass on one stage that had all layers, and what it changes; 0 when there is none."""
+    def advance(self, waiting: deque[RequestShape], times: Times) -> float | None:
+        """Seconds of its next pass on one stage that had all layers, and what it changes; None when there is none."""
         chunk, chunks = self.policy.chunk, []
         begun: list[list[int]] = []
         left = max(1, chunk - len(self.answers)) if chunk else float("inf")
@@ -93,7 +95,7 @@ class _MicroBatch:
                 self.prompts.popleft()
                 begun.append([total, answer - 1])
         if not chunks and not self.answers:
-            return 0.0
+            return None
         seconds = pass_s(times, len(self.answers), max((stored for stored, _ in self.answers), default=0), chunks)
         self.answers = [[stored + 1, left - 1] for stored, left in self.answers] + begun
         self.answers = [each for each in self.answers if each[1]]

@@ -41,8 +41,9 @@ class QueueRun:
 
     @property
     def overlap_fraction(self) -> float:
-        """The paper's overlap (v1 Fig. 8): the share of all requests that an average iteration holds."""
-        return self.rows / self.iterations / len(self.finish_s)
+        """The paper's overlap (v1 Fig. 8): the share of all requests that an average iteration holds; 0 without iterations,
+        as prompts give the first tokens."""
+        return self.rows / self.iterations / len(self.finish_s) if self.iterations else 0.0
 
 
 class Policy(Protocol):

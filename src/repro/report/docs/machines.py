@@ -38,7 +38,11 @@ class Machine:
     def what(self) -> str:
         """The machine and its runs, to begin a sentence."""
         runs = "1 occasion" if self.occasions == 1 else f"at most {self.occasions} occasions"
-        kind = "The same kind of machine on another day" if self.same_kind else "Another kind of machine"
+        kind = (
+            "A machine with a processor of the same name, on another day"
+            if self.same_kind
+            else "Another kind of machine"
+        )
         return f"{kind} ({self.name}, {runs})"
 
     @property
@@ -51,6 +55,14 @@ class Machine:
     def outside(self) -> list[Row]:
         """Claims on times whose values lie where the shipped runs do not allow them."""
         return [row for row in self.timed if row.inside is False]
+
+    @property
+    def by_other_code(self) -> str:
+        """Of how many of `outside` the runs are of other code, to go on a sentence; nothing where of none."""
+        count = sum(row.outside_by_other_code for row in self.outside)
+        if not count:
+            return ""
+        return f"; {'all' if count == len(self.outside) else count} of them by other code as well, so which of the two did it cannot be told"
 
     @property
     def primary_outside(self) -> list[Row]:
@@ -87,11 +99,13 @@ def _machine(claims: Sequence[Claim], side: Side, shipped: Side) -> Machine:
         name=side.name,
         hardware="; ".join(facts.machines(list(side.records.values()))),
         same_kind=_processors(side, timed) <= _processors(shipped, timed),
-        occasions=max((len(set(row.occasions)) for row in side.verdicts), default=1),
+        occasions=max(
+            (len(set(row.occasions)) for row in side.verdicts if row.id in {each.name for each in timed}), default=1
+        ),
         claims=rows,
         timed=timed,
         others=[row for row in told if row not in timed],
-        turned=[row for row in timed if row.inside is False and _turned(row, known[row.name].no_effect)],
+        turned=[row for row in timed if row.inside is False and _turned(row, known[row.name])],
         shared=shared,
     )
 
@@ -110,7 +124,8 @@ def _runs(side: Side) -> dict[str, set[tuple[str, datetime]]]:
     }
 
 
-def _turned(row: Row, neutral: float | None) -> bool:
-    """Whether one value is more, and the other less, than where there is no effect."""
+def _turned(row: Row, claim: Claim) -> bool:
+    """Whether one value is more, and the other less, than where there is no effect (of an order: where it ends)."""
     assert row.a is not None and row.b is not None
+    neutral = 1 if claim.paper_value is None else claim.no_effect
     return neutral is not None and (row.a - neutral) * (row.b - neutral) < 0

@@ -214,7 +214,8 @@ def _expected(claim: Claim, verdict: Verdict) -> str:
     same again."""
     if claim.value is None or verdict.value is None:
         return "–"
-    if claim.value.sampled not in ("occasions", "seeds"):
+    if claim.value.sampled not in ("occasions", "seeds") and claim.value.needed == 1:
         return "the same, to 3 digits"
     ends = compare.expected(claim.value, verdict)
-    return f"not known: one {claim.value.sampled[:-1]}" if ends is None else f"{ends[0]:.3g} to {ends[1]:.3g}"
+    sampled = "occasion" if claim.value.sampled == "occasions" else "seed"
+    return f"not known: one {sampled}" if ends is None else f"{ends[0]:.3g} to {ends[1]:.3g}"

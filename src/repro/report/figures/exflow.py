@@ -34,7 +34,10 @@ METHODS = {  # method of exflow.place: its name, its look
 # Placements by and for all texts, without a limit on load or extra time for the bound; in one node, by all tokens.
 PLAIN = {"train_domain": "all", "test_domain": "all", "max_load_limit": 0, "bound_s": 0}
 SEQUENCES = {"sampled": "sequences", "runs": 3, "columns": ("crossings", "transitions")}
-BY_SEQUENCES = "Dots: seeds; marks: all seeds together; bars: the 95 % interval of other sequences of the kind."
+BY_SEQUENCES = (
+    "Dots: seeds; marks: all seeds together; bars: the 95 % interval of other sequences of the kind, or of other seeds where "
+    "that is wider."
+)
 ONE_NODE = {**PLAIN, "gpus_per_node": 0, "train_tokens": 0}
 
 
@@ -115,7 +118,8 @@ def exflow_hops(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e") -
     _crossings(left, data, trace, flat)
     _reductions(right, data, flat, runs[runs.trace == other])
     fig.legend(ncols=3, **marks.ABOVE)
-    caption = f"{flat.routing.iloc[0]}. {BY_SEQUENCES} Black bars: a bound that no placement is below, on the tokens "
+    caption = f"{flat.routing.iloc[0]}; right also, as crosses, {MODELS.get(other, other)}, which the claims on 64 experts read. "
+    caption += f"{BY_SEQUENCES} Black bars: a bound that no placement is below, on the tokens "
     caption += f"that experts were placed by. Paper: Fig. 8 as told by secondary notes.{_programs(flat)}"
     nodes = {**ONE_NODE, "trace": trace, "method": "affinity", "gpus": 16, "gpus_per_node": 4}
     how = {

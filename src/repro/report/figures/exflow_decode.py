@@ -100,8 +100,8 @@ def _of_claimed(data: Data, name: str, runs: pd.DataFrame) -> str:
     return (
         f"Black, {name}: {runs.parameters.iloc[0] / 1e6:.3g} million parameters, {runs.experts.iloc[0]} experts, seeds {seeds}; "
         f"the share after 200 iterations is {early} times that after 2,000, and the share at the end {late} times that after "
-        f"2,000. No claim reads how it begins: {stays.iloc[0]:.2g} after {stays.index[0]:g} iterations, at most "
-        f"{stays.max():.2g} (after {stays.idxmax():g})."
+        f"2,000. No claim reads how it begins: over the seeds {stays.iloc[0]:.2g} on average after {stays.index[0]:g} iterations, "
+        f"at most {stays.max():.2g} (after {stays.idxmax():g})."
     )
 
 

@@ -14,7 +14,7 @@ from repro.report.figures.flover import T1, by_engine, looks, of_one_model, sett
 WINDOWS = (
     "Left: medians, whiskers: range of the runs; × fused: pairs of runs, both of one occasion, where there are. Right: each "
     "run's latency over that of a request alone in the same run; bars: mean over occasions, whiskers: its 95 % "
-    "interval where there are enough, cut at 0. Dots: the runs; without them: one run. Hollow: paper, LLaMA-13B; on "
+    "interval where there are enough (the part above 0). Dots: the runs; without them: one run. Hollow: paper, LLaMA-13B; on "
     "the left its ratio to fused decoding, times the median of ours."
 )
 
@@ -71,4 +71,5 @@ def _windows(left: Axes, right: Axes, data: Data, runs: pd.DataFrame) -> None:
     right.set_xlim(0, 1.3 * right.get_xlim()[1])
     left.tick_params(axis="y", labelsize=8)
     right.set_yticks([])
-    left.set_title(f"{runs.requests.iloc[0]} requests", fontsize=9)
+    left.set_title(f"{runs.requests.iloc[0]} requests: median and range", fontsize=9)
+    right.set_title("mean and 95 % interval", fontsize=9)

@@ -134,7 +134,7 @@ def sarathi_pipeline(data: Data) -> Drawing:
     run = runs.sort_values(["stages", "draws"]).iloc[-1:]
     data.only(run)
     table = series(run)
-    words = {"prompt_per_output": "prompt ÷ answer", "chunk": "chunk"}
+    words = {"prompt_per_output": "prompt ÷ answer", "chunk": "chunk", "requests": "requests:"}
     baseline = [row.value == run.iloc[0][row.varied] for row in table.itertuples()]
     names = [f"{words[row.varied]} {row.value:g}" for row in table.itertuples()]
     shown = [f"{name} (baseline)" if same else name for name, same in zip(names, baseline, strict=True)]
@@ -159,10 +159,12 @@ def sarathi_pipeline(data: Data) -> Drawing:
     caption += "more than their shares do, as the whole run is shorter too. Dotted: paper."
     if told := _bands(data):
         caption += f" Baseline over all draws, whole ÷ chunks: {told}. A band holds draws of lengths and what is not "
-        caption += "known of the machine; not the choice of prompt ÷ answer and chunk, which is ours."
+        caption += (
+            "known of the machine; not the choice of prompt ÷ answer, chunk and number of requests, which is ours."
+        )
     found = table[["bubble_reduction", "speedup"]].to_numpy()
     if less := [name for name, ours in zip(names, found, strict=True) if (ours < theirs).any()]:
-        caption += f" One of them is less than the paper's with {' or '.join(less)}."
+        caption += f" One or both are less than the paper's with {' and with '.join(less)}."
     return Drawing(fig, "modelled; dotted: paper", caption)
 
 

@@ -89,7 +89,7 @@ def place_for_fanout(
     drawn at random, are what it counts on: None takes all, or as many as let a few sweeps fit into `time_limit_s`.
     `seed`, `sweeps` and `tokens` fix the result unless the time limit cuts it. It is never worse than `start` on all
     tokens of `trace`. `progress` is called with the fraction done and a text; `clock` gives the seconds that are left of
-    a longer job.
+    a longer job. It knows no load: a limit that `start` keeps need not be kept, and is not in the result.
 
     Raises ValueError when layers or experts disagree, a token names an expert of a layer twice, or an argument is out
     of range.
@@ -106,10 +106,10 @@ def place_for_fanout(
     search.sweep(start.gpu.copy(), 0, 0.0, np.random.default_rng(seed))  # compile before the clock starts
     began = time.perf_counter()
     gpu, cut = search.anneal(start.gpu, sweeps, began + time_limit_s, np.random.default_rng(seed), progress, clock)
-    found = replace(start, gpu=gpu, method="fan-out", optimal=False, mip_gap=None, time_limited=cut)
+    found = replace(start, gpu=gpu, method="fan-out", optimal=False, mip_gap=None, time_limited=cut, max_load=None)
     before, after = (fan_out(each, trace).cost(costs, objective) for each in (start, found))
     if after > before:  # the sample was too small to tell
-        found, after = replace(found, gpu=start.gpu.astype(np.int64)), before
+        found, after = replace(found, gpu=start.gpu.astype(np.int64), max_load=start.max_load), before
     note = f"{objective} on {sample.tokens} of {trace.tokens} tokens: cost {before:.4f} -> {after:.4f} on all"
     return replace(found, note=note, seconds=time.perf_counter() - began)
 

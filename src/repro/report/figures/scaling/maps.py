@@ -14,7 +14,21 @@ from repro.report.figures.marks import ABOVE, grid
 from repro.report.figures.scaling.marks import MACHINES, PLANS, batches, scenario
 from repro.scaling.whatif import TIE
 
-_LETTERS = {plan: chr(ord("A") + number) for number, plan in enumerate(PLANS)}  # the same in every map
+_LETTERS = {  # in cells: the same in every map
+    "ddp": "D",
+    "zero1": "1",
+    "zero2": "2",
+    "zero3": "3",
+    "hpz": "hp",
+    "qwz": "qw",
+    "qgz": "qg",
+    "zeropp": "++",
+    "mics": "M",
+    "hsdp": "HS",
+    "hfsdp": "HF",
+    "hierarchical": "h",
+    "hierarchical_fp": "h16",
+}
 _COLORS = dict(zip(PLANS, colormaps["tab20"](np.linspace(0, 1, len(PLANS))), strict=True))
 
 

@@ -51,7 +51,7 @@ def zero_loss(
     text = f"{training.size(setting)}, tinyshakespeare. Above: thin, every step; thick, the mean of {window}. Below: "
     text += f"to {PLANS[reference]} with the same seed; grey: within 1 %. {bands}"
     if len(blocks) > 1:
-        text += " Right: one seed; the last scale is of a whole message. Blocks differ by "
+        text += " Right: one seed, of which no order by size can be read; the last scale is of a whole message. Blocks differ by "
         text += f"{100 * (max(losses) / min(losses) - 1):.1f} %, seeds of {PLANS[reference]} by {100 * (seeds_of.max() / seeds_of.min() - 1):.1f} %."
     return Drawing(fig, " and ".join(sorted(set(long.evidence))), f"{text} {_final(data)}".strip())
 

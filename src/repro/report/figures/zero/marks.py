@@ -1,6 +1,6 @@
 """How plans, times and small numbers look in all figures of `zero`."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +20,7 @@ _FAMILIES = (
     ("mics", "hsdp", "hfsdp"),
     ("deepspeed_zero3", "deepspeed_zeropp", "fsdp2", "fsdp2_reshard", "fsdp2_hsdp"),
 )
+_NAMES = ("DDP, ZeRO", "ZeRO++ and its parts", "hierarchical", "search's best", "MiCS, HSDP", "DeepSpeed, FSDP2")
 _FAMILY = {plan: number for number, plans in enumerate(_FAMILIES) for plan in plans}
 TICK_MARK = {"color": "black", "markersize": 10, "markeredgewidth": 1.6}  # of a prediction
 
@@ -32,6 +33,13 @@ def color(plan: str) -> str:
 def look(plan: str) -> dict[str, Any]:
     """Colour and marker of a plan."""
     return {"color": color(plan), "marker": MARKERS[_FAMILY[plan]]}
+
+
+def families(axes: Axes, plans: Collection[str]) -> None:
+    """A name in the legend for each family of which there is a plan."""
+    for name, family in zip(_NAMES, _FAMILIES, strict=True):
+        if set(family) & set(plans):
+            axes.plot([], [], linestyle="", label=name, **look(family[0]))
 
 
 def fill(plan: str) -> dict[str, Any]:

@@ -7,17 +7,10 @@ from repro.experiments.zero_train import CHANGES
 from repro.report.figures.base import Drawing
 from repro.report.figures.data import Data, NothingToShow
 from repro.report.figures.marks import log_axis, round_ticks
-from repro.report.figures.zero.marks import look
+from repro.report.figures.zero.marks import families, look
 from repro.report.figures.zero.runs import MEASURED, PREDICTED, Training, micro_batches
 
 _BOTH = [PREDICTED, MEASURED]
-_FAMILIES = {
-    "DDP, ZeRO": "zero3",
-    "ZeRO++ and its parts": "zeropp",
-    "MiCS, HSDP": "mics",
-    "hierarchical": "hierarchical",
-    "search's best": "best",
-}
 
 
 def every_plan(training: Training, accumulation: int) -> pd.DataFrame:
@@ -56,9 +49,7 @@ def zero_prediction(data: Data) -> Drawing:
             f"{micro_batches(count)}: {len(table)} plans, rank correlation {rank:.2f}; the plan predicted fastest "
             + ("is the fastest." if longer == 0 else f"takes {100 * longer:.0f} % longer than the fastest.")
         )
-    for name, plan in _FAMILIES.items():
-        if plan in set(paired.plan):
-            axes.plot([], [], linestyle="none", label=name, **look(plan))
+    families(axes, set(paired.plan))
     label = "other rates, ratios, nodes" if len(others) else None
     axes.plot(others[PREDICTED], others[MEASURED], ".", color="#999999", label=label, zorder=1)
     ends = [0.8 * paired[PREDICTED].min(), 1.25 * paired[MEASURED].max()]

@@ -104,6 +104,15 @@ class Training:
             "" if np.isnan(held) else f"{said} parameter on every rank (DDP 16), so of large models it is another plan."
         )
 
+    def libraries(self, runs: pd.DataFrame) -> str:
+        """What the libraries' numbers are of, for captions; empty where none ran, or over GPUs."""
+        if self.setting["fabric"] == "the machine's own" or not runs.plan.str.startswith(("deepspeed", "fsdp2")).any():
+            return ""
+        return (
+            " DeepSpeed and FSDP2 go over gloo here, whose reduce-scatter moves twice the bytes: their numbers say nothing of "
+            "them on GPUs."
+        )
+
     @property
     def network(self) -> str:
         """The network of the setting, for captions."""

@@ -9,11 +9,11 @@ from matplotlib.axes import Axes
 
 from repro.claims.sample import Sample
 from repro.experiments.zero_train import CHANGES
-from repro.report.figures.base import HATCHES, MARKERS, PALETTE, Drawing
+from repro.report.figures.base import HATCHES, PALETTE, Drawing
 from repro.report.figures.data import Data, NothingToShow, paper
-from repro.report.figures.marks import CLEAR, log_axis, point, round_ticks, rows, span
+from repro.report.figures.marks import ABOVE, CLEAR, log_axis, point, round_ticks, rows, span
 from repro.report.figures.marks import said as words
-from repro.report.figures.zero.marks import TICK_MARK, color, look, note, times
+from repro.report.figures.zero.marks import TICK_MARK, color, families, look, note, times
 from repro.report.figures.zero.runs import (
     FIELDS,
     MEASURED,
@@ -28,6 +28,9 @@ from repro.report.figures.zero.runs import (
 )
 
 RIVALS = ("zero3", "zeropp")
+_BATCHES = [
+    {"color": shade, "marker": marker} for shade, marker in zip(("#222222", "#777777", "#aaaaaa"), "v^<", strict=True)
+]
 _OTHER_PAIRS = [("zeropp", "zero3"), ("hierarchical_fp", "zero3")]  # of claims
 _PLACES = {"package": "the pair", "node": "the node", "cluster": "all ranks"}
 
@@ -47,11 +50,12 @@ def zero_step_time(
     if not by_count:
         raise NothingToShow("Runs of one plan only.")
     data.only(*by_count.values())
+    every = pd.concat(by_count.values())
     pairs = list(dict.fromkeys([*((plan, rival) for rival in rivals), *_OTHER_PAIRS]))
     found = {(pair, count): faster(data, runs, *pair[::-1]) for pair in pairs for count, runs in by_count.items()}
     compared = [pair for pair in pairs if any(found[pair, count] for count in by_count)]
     panels = len(by_count) + bool(compared)
-    size = (4.4 * panels - 3.4 * (panels > 2), 0.25 * max(len(present(pd.concat(by_count.values()))), 8) + 2.2)
+    size = (4.4 * panels - 3.4 * (panels > 2), 0.25 * max(len(present(every)), 8) + 2.2)
     fig, axes = plt.subplots(1, panels, figsize=size, squeeze=False)
     for panel, (count, runs) in zip(axes[0], by_count.items(), strict=False):
         times(panel, [(PLANS[name], name, runs[runs.plan == name]) for name in present(runs)])
@@ -62,12 +66,13 @@ def zero_step_time(
     for i, (count, runs) in enumerate(by_count.items() if compared else ()):
         samples = {y: found[pair, count] for y, pair in enumerate(compared)}
         _gains(axes[0, -1], i, runs, compared, samples)
-        style = {"color": PALETTE[i + 2], "marker": MARKERS[i], "linestyle": ""}
-        axes[0, -1].plot([], [], label=f"{training.evidence}, {micro_batches(count)}", **style)
+        axes[0, -1].plot([], [], label=f"{training.evidence}, {micro_batches(count)}", linestyle="", **_BATCHES[i])
     if compared:
         _published(axes[0, -1], compared)
+    families(axes[0, 0], set(every.plan))
+    fig.legend(*axes[0, 0].get_legend_handles_labels(), ncols=6, **ABOVE)
     caption = f"{training.size()}, {training.network}. {training.repeats} Black tick: predicted, joined by dots. Times "
-    caption += f"on a logarithmic axis.{training.best(pd.concat(by_count.values()))}"
+    caption += f"on a logarithmic axis; whiskers: range of the runs.{training.best(every)}{training.libraries(every)}"
     if compared:
         caption += " Right: pairs of runs, both of one occasion (dots), their mean (mark), and its 95 % interval "
         caption += "where there are as many occasions as a verdict takes; plans without such a pair are not compared. "
@@ -97,8 +102,8 @@ def _gains(
     """A mark and a tick per pair of plans: how many times faster the first is, measured and predicted."""
     for y, (plan, rival) in enumerate(compared):
         if sample := samples[y]:
-            at, style = y + 0.27 * (i - 1), {"color": PALETTE[i + 2], "marker": MARKERS[i]}
-            value = point(axes, at, sample, across=True, markersize=6, **style)
+            at = y + 0.27 * (i - 1)
+            value = point(axes, at, sample, across=True, markersize=6, **_BATCHES[i])
             predicted = predicted_gain(runs, rival, plan)
             axes.plot(predicted, at, "|", **TICK_MARK)
             ends = [value, predicted, *sample.values, *(end for end in sample.interval if np.isfinite(end))]
@@ -223,7 +228,7 @@ def changes(run: pd.Series) -> str:
         "secondary": f"copy of the weights in {_PLACES.get(run.secondary)}",
         "weight_bits": f"weights as {run.weight_bits} bits",
         "gradient_bits": f"gradients as {run.gradient_bits} bits".replace("16,4,4 bits", "16 bits in the pair, then 4"),
-        "reduce_across": "nodes reduce per micro-batch",
+        "reduce_across": "sums across nodes per micro-batch",
     }
     return ",\n".join(words[name] for name in CHANGES if run[name] != FIELDS[name]) or "hierarchical"
 
@@ -261,9 +266,8 @@ def zero_levels(data: Data) -> Drawing:
             panel.text(0.99, y, f"{held[name]:.1f}", va="center", **edge)
         panel.text(0.99, -0.65, "bytes\nheld", va="bottom", **edge)
         over = {name: paired(data, mine[mine.name == name], mine[mine.name == "hierarchical"]) for name in there[1:]}
-        for y, sample in enumerate(over.values(), 1):
-            if sample:
-                panel.text(0.83, y, f"{sample.value:.2f}", va="center", **edge)
+        for y, sample in enumerate(over.values(), 1) if any(over.values()) else ():
+            panel.text(0.83, y, f"{sample.value:.2f}" if sample else "–", va="center", **edge)
         if any(over.values()):
             panel.text(0.83, -0.65, "÷ un-\nchanged", va="bottom", **edge)
         panel.axvline(mine[mine.name == "hierarchical"][MEASURED].median(), color="grey", linestyle=":", linewidth=1)
@@ -271,5 +275,5 @@ def zero_levels(data: Data) -> Drawing:
         panel.set(xlim=(0, 1.9 * mine[MEASURED].max()))
     caption = f"{training.size()}, {training.network}. {training.repeats} Tick: predicted. Dotted, vertical: the plan "
     caption += "unchanged. ÷ unchanged: step over the unchanged plan's, of pairs of runs, both of one "
-    caption += "occasion, where there are. Bytes held: of state, per parameter, on a rank."
+    caption += "occasion (–: none). The columns at the right edge are no times. Bytes held: of state, per parameter, on a rank."
     return Drawing(fig, f"{training.evidence}; ticks: modelled", caption)

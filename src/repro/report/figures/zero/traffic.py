@@ -53,6 +53,7 @@ def zero_bytes(data: Data, *, accumulation: int | None = None, plans: tuple[Plan
     if told := marks.of_claims(data, _CLAIMS):
         text += f" In the claims' units, of many nodes: {told}."
     text += training.best(runs[runs.plan.isin(shown)])
+    text += training.libraries(runs[runs.plan.isin(shown)])
     text += f"{HPZ} qwZ: weights travel as INT8; qgZ: gradients as INT4, in two hops where not said otherwise."
     text += f" Dotted: 3 M of ZeRO-3 and 0.75 M of ZeRO++, which hold for many nodes, counted for {nodes}."
     return Drawing(fig, training.evidence, text)
