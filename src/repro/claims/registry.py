@@ -233,15 +233,16 @@ def papers() -> dict[str, document.Paper]:
 
 
 def tally(rows: Sequence[Verdict]) -> str:
-    """`24 claims (none in the paper's setting, 20 scaled down, 4 modelled): 7 reproduced, 12 inconclusive, ...; 3 self-checks
+    """`24 claims (none in a paper's setting, 20 scaled down, 4 modelled): 7 reproduced, 12 inconclusive, ...; 3 self-checks
     reproduced; 2 critiques: 1 further, 1 deviates`, with how many have no value, and so no setting."""
     claims = [row for row in rows if row.kind == "claim"]
     settings = Counter(row.scope for row in claims)
+    valueless = Counter(row.agreement for row in claims if row.scope is None)
     own, *others = get_args(Scope)
     where = [
-        f"{settings[own] or 'none'} in the {own}",
+        f"{settings[own] or 'none'} in a {own}",
         *(f"{settings[word]} {word}" for word in others if settings[word]),
-        *([f"{settings[None]} without a value"] if settings[None] else []),
+        *(f"{count} {word}" for word, count in valueless.items()),
     ]
     said = [f"{len(claims)} {_plural('claim', len(claims))} ({', '.join(where)}): {words(claims)}"] if claims else []
     for kind in get_args(Kind)[1:]:

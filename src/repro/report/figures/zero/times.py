@@ -72,7 +72,7 @@ def zero_step_time(
     families(axes[0, 0], set(every.plan))
     fig.legend(*axes[0, 0].get_legend_handles_labels(), ncols=6, **ABOVE)
     caption = f"{training.size()}, {training.network}. {training.repeats} Black tick: predicted, joined by dots. Times "
-    caption += f"on a logarithmic axis; whiskers: range of the runs.{training.best(every)}{training.libraries(every)}"
+    caption += f"on a logarithmic axis.{training.best(every)}{training.libraries(every)}"
     if compared:
         caption += " Right: pairs of runs, both of one occasion (dots), their mean (mark), and its 95 % interval "
         caption += "where there are as many occasions as a verdict takes; plans without such a pair are not compared. "
