@@ -231,7 +231,7 @@ class Replacement:
         with torch.no_grad():
             for old, new in self.values:
                 if 0 in old.stride() and old.numel():  # an expanded buffer: one number stands in several places
-                    old.set_(new)
+                    old.data = new
                 else:
                     old.copy_(new)
         optimizer.masters.inner.state.update(self.states)
