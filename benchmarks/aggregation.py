@@ -44,6 +44,7 @@ def measured(trace: exflow.Trace, limit_s: float) -> list[dict]:
                 "crossing": None if solved.objective is None else solved.objective / steps,
                 "bound": solved.bound / steps,
                 "s": solved.seconds,
+                "at most s": limit_s,
                 "optimal": solved.optimal,
                 "s to equal": None,
             }

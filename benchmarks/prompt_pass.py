@@ -103,7 +103,7 @@ def main() -> None:
                 flush=True,
             )
             if options.csv:
-                setting = {"model": name, "dtype": kind, "prompt": prompt, "decoding": decoding}
+                setting = {"model": name, "dtype": kind, "kernels": choice, "prompt": prompt, "decoding": decoding}
                 found = {"median s": median, "best s": best, "bound s": bound, "× bound": median / bound}
                 keep(options.csv, [setting | found])
 

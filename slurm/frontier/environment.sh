@@ -13,7 +13,7 @@ export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3  # the four NICs of a node; withou
 export GLOO_SOCKET_IFNAME=hsn0                 # gloo carries barriers and small objects, over one NIC
 # Without its plugin RCCL would send over TCP and say nothing: so named, it refuses. Inside one node there is no network (OLCF).
 nodes="$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%D)"  # Snakemake's jobs have lost SLURM_NNODES
-if [ "$nodes" -gt 1 ]; then export NCCL_NET=OFI; fi
+[ "$nodes" = 1 ] || export NCCL_NET=OFI
 export NCCL_CROSS_NIC=1                        # rings may change NICs between nodes: all four are used (OLCF)
 export NCCL_NET_GDR_LEVEL=PHB                  # NICs read GCD memory where both hang on one host bridge, as on Frontier (OLCF)
 export FI_MR_CACHE_MONITOR=kdreg2              # "memhooks" deadlocks with torch's allocator (OLCF)

@@ -163,16 +163,17 @@ def test_no_interval_of_sequences_leaves_out_one_of_its_own_seeds(name):
     (one,) = (known for known in registry.load() if known.id == name)
     folder = paths.root() / "results/reference/laptop-2core/records/exflow_placement"
     (row,) = registry.evaluate([one], {path: record.read(path) for path in folder.glob("*.json")})
-    (low, high), allowed = row.interval, compare.expected(one.value, row)
+    low, high = row.interval
     assert len(row.values) == 3 and low < min(row.values) and max(row.values) < high
-    assert allowed[0] < min(row.values) and max(row.values) < allowed[1]
 
 
 def test_it_is_said_how_far_apart_times_may_be():
     def row(low, high, inside=True):
         return Row((low, high), inside, "", name="", title="", unit="s", a=1.0, b=1.0, timed=True)
 
-    assert "Half of these may differ by a factor of 3 or more" in compare._room([row(1, 4), row(1, 9), row(1, 100)])
+    assert "Half of those that can be told may differ by a factor of 3 or more" in compare._room(
+        [row(1, 4), row(1, 9), row(1, 100)]
+    )
     assert compare._room([row(1, 4, None), row(-1, 4)]) == ""
 
 

@@ -67,6 +67,7 @@ def test_passes_that_cost_nothing_lose_no_request():
     found = Pipeline(1, 4).run(shapes, free)
     assert found.total_seconds == 18.0 and found.bubble_fraction == 0.0
     assert Pipeline(2, 4).run(shapes, free).total_seconds >= 9.0
+    assert Pipeline(1, 4).run([RequestShape(0.0, 8, 1)], free).bubble_fraction == 0.0
     with pytest.raises(ValueError, match="output_tokens 0, must be at least 1"):
         Pipeline(1, 4).run([RequestShape(0.0, 8, 0)], free)
 

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -72,10 +72,23 @@ def test_a_job_that_is_ending_is_waited_for(answers, monkeypatch):
     """The retry of a job whose node died starts while that one is COMPLETING."""
     monkeypatch.setattr(srun.time, "sleep", lambda seconds: None)
     answers["squeue"] = ["COMPLETING|None\n", "COMPLETING|None\n", "NODE_FAIL|None\n"]
-    assert srun._over("5")
-    monkeypatch.setattr(srun, "ENDING_S", 0)
+    assert srun._over("5", 60)
     answers["squeue"] = "COMPLETING|None\n"
-    assert not srun._over("5")
+    assert not srun._over("5", 0)
+
+
+def test_a_point_is_begun_only_where_its_start_fits_too():
+    steps = object.__new__(srun.JobSteps)
+    steps.slurm, steps.reserve_s = SimpleNamespace(start_minutes=2.0), 0.0
+    steps.facts = SimpleNamespace(ends_at=datetime.now(UTC) + timedelta(minutes=9))
+    assert steps.has_time(6.5) and not steps.has_time(7.5)
+
+
+def test_a_driver_that_cannot_cancel_still_settles(answers, monkeypatch, capsys):
+    answers["squeue"], settled = ["", *[QueueError("Socket timed out")] * 3], []
+    monkeypatch.setattr(driver, "settle", settled.append)
+    driver.drive("results/x", io.StringIO("settle\n"))
+    assert settled == ["results/x"] * 2 and "Socket timed out" in capsys.readouterr().err
 
 
 def test_a_driver_settles_when_asked(answers, monkeypatch, capsys):
@@ -356,5 +369,5 @@ def test_where_slurm_runs_jobs_again_it_is_left_to_do_so(monkeypatch):
     rules["time"] = SimpleNamespace(monotonic=lambda: clock.now)
     rules["hear_of_ends"](True)
     for _ in range(2):
-        assert asyncio.run(plugin.query_job_status("", None))[0] == {"1": "PREEMPTED", "2": "NODE_FAIL"}
+        assert asyncio.run(plugin.query_job_status("", None))[0] == {"1": "PREEMPTED", "2": "REQUEUED"}
         clock.now += 10 * rules["PREEMPTED_S"]

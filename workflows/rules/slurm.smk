@@ -65,8 +65,8 @@ def hear_of_ends(requeue):
                 since.pop(job_id, None)
             elif not requeue and time.monotonic() - since.setdefault(job_id, time.monotonic()) >= PREEMPTED_S:
                 states[job_id] = "CANCELLED"
-            if state == "NODE_FAIL" and not requeue:
-                states[job_id] = "FAILED"
+            if state == "NODE_FAIL":
+                states[job_id] = "REQUEUED" if requeue else "FAILED"  # the first: no end
         return states, seconds
 
     plugin.query_job_status = ask_again

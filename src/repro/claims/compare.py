@@ -2,7 +2,7 @@
 what B's runs allow, and whether A's value lies there.
 
 `repro compare` shows it, as do the end of `repro reproduce` and the report. What cannot be told (a value that one of them
-lacks, other code, runs of one occasion) is said as that, and never counts as agreement.
+lacks, other code, too few occasions) is said as that, and never counts as agreement.
 """
 
 import math
@@ -49,9 +49,14 @@ class Comparison:
     @property
     def says(self) -> list[str]:
         """What came out: sentences on claims, on metrics and on times, and on what only one side has where there is such."""
-        counted, timed = ([row for row in self.metrics if row.timed == by_clock] for by_clock in (False, True))
+        whole = [row for row in self.metrics if row.title == metrics.WHOLE]
+        counted, timed = (
+            [row for row in self.metrics if row.timed == by_clock and row.title != metrics.WHOLE]
+            for by_clock in (False, True)
+        )
         said = [sentence(self.claims, "claims"), sentence(counted, "metrics of records that no clock changes")]
         said += [sentence(timed, "timed metrics") + _room(timed)] if timed else []
+        said += [sentence(whole, "whole records")] if whole else []
         only = [
             f"{len(names)} {'record' if len(names) == 1 else 'records'} only {side.name}"
             for names, side in self._only
@@ -226,7 +231,7 @@ def _room(rows: Sequence[Row]) -> str:
     if not ends:
         return ""
     factor = median(math.sqrt(high / low) for low, high in ends)
-    return f" Half of these may differ by a factor of {factor:.2g} or more: so wide are intervals that all hold together 19 times in 20."
+    return f" Half of those that can be told may differ by a factor of {factor:.2g} or more: so wide are intervals that all hold together 19 times in 20."
 
 
 def section(found: Comparison) -> dict[str, Any]:

@@ -23,9 +23,9 @@ from repro.records import statistics
 from repro.records.record import Record
 
 _ROUNDING = 1e-9
-LEAST = (
-    3  # occasions: an interval by two that is to hold with hundreds of others reaches from next to nothing to anything
-)
+WHOLE = "all metrics"  # of two records that cannot be compared
+# Occasions: an interval by two that is to hold with hundreds of others reaches from next to nothing to anything.
+LEAST = 3
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def compare(a: Side, b: Side) -> tuple[list[Row], list[str], list[str]]:
     for place in sorted(ours.keys() & theirs.keys(), key=repr):
         pair = Pair(_name(ours[place]), a.records[ours[place]], b.records[theirs[place]])
         if told := _apart(pair, a, b):
-            rows.append(Row(**vars(told), name=pair.name, title="all metrics", unit="", a=None, b=None))
+            rows.append(Row(**vars(told), name=pair.name, title=WHOLE, unit="", a=None, b=None))
             continue
         for metric in pair.a.metrics.keys() | pair.b.metrics.keys():
             if None not in pair.values(metric) and _by_a_clock(pair, metric, changing):

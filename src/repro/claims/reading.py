@@ -36,7 +36,8 @@ class Reading(Strict):
       narrower than the pairs inside occasions let expect;
     - seeds: what is drawn at random. Seeds 0 to `runs` - 1, and the t-interval of their mean;
     - sequences: which texts are routed. Resampled from the series of the runs, whose `columns` are the numerator and
-      denominator of the metric, a row per sequence; both sides of a ratio together.
+      denominator of the metric, a row per sequence; both sides of a ratio together. With several seeds, which draw what
+      is compared, the interval of these where it is wider.
     """
 
     experiment: str

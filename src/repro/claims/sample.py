@@ -214,7 +214,7 @@ def _remarks(alike: list[Runs], left_out: Mapping[str, int], read: Runs) -> list
             kinds = ", ".join(sorted({str(run.cause) for run in bad}))
             found.append(f"{status}: {kinds} ({len(bad)} of {len(mine)} runs)")
     found += [f"{count} runs {why}" for why, count in left_out.items() if count]
-    codes = len({run.provenance.source_hash for run in read.values()})
+    codes = len({(run.provenance.source_hash, run.provenance.gpu_hash) for run in read.values()})
     return found + ([f"the runs are of {codes} versions of the code"] if codes > 1 else [])
 
 

@@ -35,7 +35,10 @@ def drive(results: str, orders: IO[str]) -> None:
     with driving(results), contextlib.suppress(BrokenPipeError):  # Snakemake was ended meanwhile
         print("driving", flush=True)
         for _ in orders:
-            _cancelled(results, "Snakemake has", ending=False)  # it was interrupted while it asked for their states
+            try:  # it may have been interrupted while it asked for their states, and have forgotten them
+                _cancelled(results, "Snakemake has", ending=False)
+            except queue.QueueError as error:
+                print(error, file=sys.stderr)
             settle(results)
 
 

@@ -81,7 +81,8 @@ class JobSteps:
         for entry in journal.entries(self.plan.results):
             if entry.allocation == self.allocation.name:
                 again = entry.job_id == self.job_id
-                if not again and not _over(entry.job_id):
+                spare_s = self._seconds_left() - 60 * self.allocation.expected
+                if not again and not _over(entry.job_id, min(ENDING_S, spare_s)):
                     raise ValueError(f"allocation {entry.allocation}: job {entry.job_id} is running it")
                 journal.settle(self.plan.results, entry, restarted=again)
         return self
@@ -207,9 +208,9 @@ class JobSteps:
         return tempfile.TemporaryDirectory(dir=folder, prefix=f"{self.job_id}-", ignore_cleanup_errors=True)
 
 
-def _over(job_id: str) -> bool:
+def _over(job_id: str, patience_s: float) -> bool:
     """Whether a job has ended; one that is ending is waited for, as its nodes may take minutes to say so."""
-    limit = time.monotonic() + ENDING_S
+    limit = time.monotonic() + patience_s
     while (found := queue.state(job_id)).state == "COMPLETING" and time.monotonic() < limit:
         time.sleep(5.0)
     return found.over

@@ -230,16 +230,21 @@ class Replacement:
         optimizer.synchronize()  # masters that are still being sent do not change
         with torch.no_grad():
             for old, new in self.values:
-                if 0 in old.stride() and old.numel():  # an expanded buffer: one number stands in several places
-                    old.data = new
-                else:
-                    old.copy_(new)
+                _once(old, old).copy_(_once(old, new))
         optimizer.masters.inner.state.update(self.states)
         for group, options in zip(optimizer.param_groups, self.options, strict=True):
             group.update(options)
         if self.loss_scale and optimizer.loss_scale:
             optimizer.loss_scale.load_state_dict(self.loss_scale)
         optimizer.publish()
+
+
+def _once(like: Tensor, tensor: Tensor) -> Tensor:
+    """The part of `tensor` that has memory of its own in `like`: less than all where that is expanded."""
+    for dim in range(like.dim()):
+        if like.stride(dim) == 0 and like.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def read(index: Index, optimizer: ZeroOptimizer) -> Replacement:
@@ -264,6 +269,10 @@ def read(index: Index, optimizer: ZeroOptimizer) -> Replacement:
     for name, buffer in names.saved_buffers(optimizer.model).items():
         new = torch.empty_like(buffer, memory_format=torch.contiguous_format)
         index.fill(f"{BUFFER}/{name}", 0, new.view(-1))
+        part = _once(buffer, new)
+        if part.shape != new.shape and not torch.equal(part.expand_as(new), new):
+            one = f"{name} of shape {list(buffer.shape)} is expanded in the model, and has one place"
+            raise CheckpointError(f"{index.folder}: {one} for what are several values")
         found.values.append((buffer, new))
     return found
 

@@ -29,8 +29,8 @@ class PipelineRun:
 
     @property
     def bubble_fraction(self) -> float:
-        """Share of the stages' time that was idle."""
-        return float(self.idle_s.sum()) / len(self.idle_s) / self.total_seconds
+        """Share of the stages' time that was idle; 0 where nothing took time."""
+        return float(self.idle_s.sum()) / len(self.idle_s) / self.total_seconds if self.total_seconds else 0.0
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ class Pipeline:
         check_least(self, stages=1, slots=1, chunk=0)
 
     def run(self, shapes: Sequence[RequestShape], times: Times) -> PipelineRun:
-        """All requests are there at the start (arrivals are not looked at). ValueError where they cannot be served."""
+        """All requests are there at the start, whenever they arrive. ValueError where they cannot be served, or are not in
+        order of arrival."""
         arrivals_of(shapes)
         waiting, passes = deque(shapes), 0
         batches = [_MicroBatch(self) for _ in range(self.stages)]

@@ -218,4 +218,7 @@ def _expected(claim: Claim, verdict: Verdict) -> str:
         return "the same, to 3 digits"
     ends = compare.expected(claim.value, verdict)
     sampled = "occasion" if claim.value.sampled == "occasions" else "seed"
-    return f"not known: one {sampled}" if ends is None else f"{ends[0]:.3g} to {ends[1]:.3g}"
+    if ends is None:
+        return f"not known: one {sampled}"
+    low, high = (f"{end:.3g}" for end in ends)
+    return f"{low} to {high}" if low != high else "the same, to 3 digits"

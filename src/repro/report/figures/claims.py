@@ -93,8 +93,8 @@ def claims_overview(data: Data, *, ids: str = "", primary: bool = False) -> Draw
     known = {prefix: name_of(paper) for prefix, paper in registry.papers().items() if prefix in of_papers}
     caption += ", ".join(f"{prefix}: {name}" for prefix, name in known.items()) + ". "
     caption += "Large marks: our value, filled where a claim is reproduced. Small dots: single runs, or pairs of "
-    caption += "runs. Bars with ends: 95 % intervals, over runs or over sequences of tokens, where there are enough "
-    caption += "for one; of modelled values 5 to 95 % of the draws of what is uncertain. Grey area: values that agree "
+    caption += "runs. Bars with ends: 95 % intervals, over runs, seeds or sequences of tokens, where there are enough "
+    caption += "for one; of modelled values 95 % of the draws of what is uncertain. Grey area: values that agree "
     caption += "with the claim. "
     runs = {record for row in rows for record in row.records}
     caption += f"The values rest on {len(runs)} runs. "

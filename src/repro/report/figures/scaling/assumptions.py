@@ -53,7 +53,7 @@ def scaling_overlap(data: Data) -> Drawing:
     right.axvline(0.7, color="black", linestyle=":", label="assumed before: 0.7")
     right.set(xlabel="share of the compute that hides messages", ylabel="root mean square error (%)", ylim=(0, None))
     right.legend(fontsize=8, loc="upper left")
-    caption = "Left: bars of what is uncertain of the machine (5 to 95 %) and of the model itself; filled: fitted, "
+    caption = "Left: bars of what is uncertain of the machine (95 %) and of the model itself; filled: fitted, "
     caption += "hollow: not; crosses: fitted without this number. Line: as predicted; grey: within 10 %. Right: how "
     caption += "far off the fitted numbers are, over the overlap that is assumed."
     named = {"ZP-2.a": "of the fitted numbers", "ZP-2.b": "of each left out"}

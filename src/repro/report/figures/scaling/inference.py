@@ -87,7 +87,7 @@ def scaling_experts(data: Data) -> Drawing:
         )  # over both columns
         panel.margins(y=0.08)
     load = f"{found.max_load_affinity.min():.1f} to {found.max_load_affinity.max():.1f}"
-    caption = "Marks: medians; bars: 5 to 95 % of what is uncertain. Hollow squares: the paper's numbers, against "
+    caption = "Marks: medians; bars: 95 % of what is uncertain. Hollow squares: the paper's numbers, against "
     caption += "DeepSpeed-MoE, where it names experts and GPUs, each in the colour of the series that it belongs to. Ringed: what "
     caption += "claims read; the paper names no batch, and the claims' is our choice. The busiest GPU of a layer has "
     caption += f"{load} times its share of tokens, counted on our traces."
@@ -139,7 +139,7 @@ def scaling_requests(data: Data) -> Drawing:
         panel.set_ylabel("until the last is done (s)")
     handles = axes[0][0].get_legend_handles_labels()
     figure.legend(*handles, ncols=4, **ABOVE)
-    caption = "One request every 500 ms, 512 tokens each. Lines: medians; bands: 5 to 95 % of what is uncertain of "
+    caption = "One request every 500 ms, 512 tokens each. Lines: medians; bands: 95 % of what is uncertain of "
     caption += "the machine. Hollow: the paper's Fig. 4(a). Authors' file: with the shape in their configuration "
     caption += "file, whose MLP is narrower than LLaMA-65B's. Both axes are logarithmic."
     if told := of_claims(data, _SPEEDUPS):

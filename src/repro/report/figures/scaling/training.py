@@ -61,7 +61,7 @@ def scaling_gcds(
     axes[1, 0].set_ylabel("efficiency against\nthe fewest nodes")
     handles = dict(zip(*axes[1, 0].get_legend_handles_labels()[::-1], strict=True))
     figure.legend(handles.values(), handles.keys(), ncols=4, **ABOVE)
-    caption = f"Of {_model(model)}, 2048 tokens a micro-batch. Lines: medians; bands: 5 to 95 % of what is uncertain "
+    caption = f"Of {_model(model)}, 2048 tokens a micro-batch. Lines: medians; bands: 95 % of what is uncertain "
     caption += "of machine and engine. A plan that does not fit in 64 GB is left out. Vertical axes do not begin at 0, "
     caption += "horizontal ones are logarithmic."
     fewest = {PLANS[plan]: rows.ranks.min() for plan, rows in table.groupby("plan")}
@@ -97,7 +97,7 @@ def scaling_ratios(data: Data) -> Drawing:
     axes[0].set_yticks(range(len(rows)), rows, fontsize=8)
     axes[0].set_ylim(len(rows) - 0.4, -0.9)
     caption = f"{found.ranks.iloc[0]:g} GCDs on {found.nodes.iloc[0]} nodes; 10B, 20B: billion parameters. Marks: "
-    caption += "medians; bars: 5 to 95 % of what is uncertain of machine and engine. Horizontal axes are logarithmic. "
+    caption += "medians; bars: 95 % of what is uncertain of machine and engine. Horizontal axes are logarithmic. "
     caption += f"The paper's {PLANS['hierarchical']} ÷ {PLANS['zero3']} is the product of its two other numbers."
     caption += scenario(found)
     return Drawing(figure, "modelled; black squares and dotted: paper", caption)
@@ -126,7 +126,7 @@ def scaling_changes(data: Data, *, model: str = "gpt-20b") -> Drawing:
         panel.grid(axis="y", visible=False)
     axes[0][0].invert_yaxis()
     hollow = ", hollow where the plan does not fit in memory" * (not table.fits.all())
-    caption = f"Of {_model(model)} on {found.ranks.iloc[0]:g} GCDs. Marks: medians{hollow}; bars: 5 to 95 % of what "
+    caption = f"Of {_model(model)} on {found.ranks.iloc[0]:g} GCDs. Marks: medians{hollow}; bars: 95 % of what "
     caption += "is uncertain. Dotted: the plan unchanged. All rows of a panel share their draws, so they differ more "
     caption += "surely than overlapping bars suggest; the records hold quantiles of each row, not of ratios of rows."
     caption += f" The change that matters most, by medians: {_over_panels(largest)}. The fastest of those that fit: "
