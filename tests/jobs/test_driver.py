@@ -237,7 +237,9 @@ def test_a_dead_jobs_point_gets_its_cause_when_slurm_can_tell(answers, capsys):
 
 def test_an_allocation_of_which_a_job_lives_is_not_begun_again(answers):
     steps = object.__new__(srun.JobSteps)
-    steps.plan, steps.allocation, steps.job_id = SimpleNamespace(results="results/x"), SimpleNamespace(name="a"), "9"
+    steps.plan, steps.job_id, steps.reserve_s = SimpleNamespace(results="results/x"), "9", 0.0
+    steps.allocation = SimpleNamespace(name="a", expected=3.0)
+    steps.facts = SimpleNamespace(ends_at=datetime.now(UTC) + timedelta(minutes=5))
     journal.write("results/x", entry())
     answers["squeue"] = "RUNNING|None\n"
     with pytest.raises(ValueError, match="allocation a: job 5 is running it"):
