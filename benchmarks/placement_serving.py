@@ -307,7 +307,7 @@ def draw(rows: list[Row], path: Path) -> None:
             if row.slots == extra and row.method.startswith("EPLB"):
                 axes.plot(row.load, row.hops, mfc="none", ms=7, **look)
                 how = "nearest copy" if row.method == "EPLB, nearest" else "in turn" if extra == SLOTS[-1] else ""
-                axes.annotate(how, (row.load, row.hops), (7, -2), textcoords="offset points", fontsize=7)
+                axes.annotate(how, (row.load, row.hops), (14, -2), textcoords="offset points", fontsize=7)
     axes.plot([], [], "o", color="black", mfc="none", ms=7, label="DeepSeek's EPLB, as many slots")
     axes.set(xlabel="busiest GPU ÷ even share, mean over layers", ylabel="hops per token", ylim=(0, None))
     axes.legend(fontsize=8, loc="upper right")
