@@ -109,7 +109,7 @@ class Training:
         if self.setting["fabric"] == "the machine's own" or not runs.plan.str.startswith(("deepspeed", "fsdp2")).any():
             return ""
         return (
-            " DeepSpeed and FSDP2 go over gloo here, whose reduce-scatter moves twice the bytes: their numbers say nothing of "
+            " DeepSpeed and FSDP2 go over gloo here, whose reduce-scatter moves twice the bytes: their times say nothing of "
             "them on GPUs."
         )
 
