@@ -17,11 +17,12 @@ from repro.claims.claim import KIND
 from repro.cli import app, console, planned, verdicts
 from repro.cli.doctor import JOB_COMMANDS, _lacks
 from repro.experiments import stored
+from repro.plan import config
 from repro.plan import jobs as plan
 from repro.records import record
 
 runner = CliRunner()
-SHIPPED = paths.root() / "results/reference/laptop-2core"
+SHIPPED = paths.root() / config.load()[0].shipped
 
 
 def call(*arguments: str, code: int = 0) -> str:

@@ -9,9 +9,10 @@ from typer.testing import CliRunner
 
 from repro import paths
 from repro.cli import app
+from repro.plan import config
 from repro.records import record
 
-SHIPPED = paths.root() / "results/reference/laptop-2core"
+SHIPPED = paths.root() / config.load()[0].shipped
 SOME = ("flover_queue", "exflow_affinity")
 
 
@@ -42,7 +43,7 @@ def first(folder, experiment):
 
 
 def test_the_same_folder_twice_is_equal_and_fits_a_screen():
-    said = call("laptop-2core", SHIPPED, code=0)
+    said = call(SHIPPED.name, SHIPPED, code=0)
     agree = re.findall(r"(\d+) of (\d+) (claims|metrics of records that no clock changes|timed metrics) agree", said)
     assert [each[2] for each in agree] == ["claims", "metrics of records that no clock changes", "timed metrics"]
     assert all(one == all_ and int(one) > 20 for one, all_, _ in agree)

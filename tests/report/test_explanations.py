@@ -14,7 +14,7 @@ from repro.plan import config, jobs
 from repro.records import record, statistics
 from repro.report import explanations
 
-SHIPPED = paths.root() / "results/reference/laptop-2core"
+SHIPPED = paths.root() / config.load()[0].shipped
 CLAIMS = registry.load()
 DECLARED = explanations.load(CLAIMS)
 DRAWN = {"figure": "zero_loss", "experiment": "zero_train", "tier": "full"}

@@ -19,7 +19,7 @@ from repro import cli, experiments, paths
 from repro.claims import registry
 from repro.cli import planned
 from repro.experiments import stored
-from repro.plan import jobs
+from repro.plan import config, jobs
 from repro.records import provenance
 from repro.records.source import _inside_package
 from repro.report import figures
@@ -28,7 +28,7 @@ from repro.report.figures import claims as of_claims
 from repro.report.figures import data as tables
 from repro.report.figures.tables import rounded
 
-SHIPPED = str(paths.root() / "results/reference/laptop-2core/records")
+SHIPPED = str(paths.root() / config.load()[0].shipped / "records")
 FIGURES = list(figures.FIGURES)
 
 
@@ -247,7 +247,7 @@ def test_the_shipped_figure_stands_beside_a_run_that_holds_less(tmp_path):
     for path in sorted((shipped / "flover_queue").glob("*.json"))[:2]:
         shutil.copy(path, own)
     found = base.draw_shipped("flover_model", tmp_path / "records", tmp_path / "figures")
-    assert "\nShipped records (laptop-2core), not of this run." in found.get_supxlabel()
+    assert f"\nShipped records ({shipped.parent.name}), not of this run." in found.get_supxlabel()
     names = sorted(path.name for path in (tmp_path / "figures/shipped").iterdir())
     assert names == ["flover_model.json", "flover_model.png"]
     assert base.draw_shipped("flover_model", shipped, tmp_path / "other") is None

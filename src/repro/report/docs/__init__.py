@@ -144,6 +144,7 @@ def vocabulary() -> dict[str, Any]:
         "verdicts": verdicts,
         "evidence": Counter(row.verdict.evidence or row.verdict.agreement for row in rows),
         "others": machines.others(claims, shipped),
+        "spans": machines.spans(claims, shipped),
         "compared": compare.cells,
         "held_out": f"{sum(held_out)} of {len(held_out)}",
         "occasions": statistics.OCCASIONS,

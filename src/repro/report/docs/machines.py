@@ -1,8 +1,9 @@
 """Shipped records of other machines than the one that the verdicts rest on, compared with it claim by claim."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 from repro.claims import compare, sides
 from repro.claims.claim import Claim
@@ -86,6 +87,28 @@ def others(claims: Sequence[Claim], shipped: Side) -> list[Machine]:
     own = sides.shipped_folder()
     folders = [each.parent for each in sorted(own.parent.glob("*/records")) if each.parent != own]
     return [_machine(claims, sides.read(each.name, each, claims), shipped) for each in folders]
+
+
+def spans(claims: Sequence[Claim], shipped: Side) -> str:
+    """Of how many kinds of processors the shipped runs of claims on times are, and each claim's of how many days (UTC),
+    to go on a sentence. Runs on GPUs do not count."""
+    timed = {claim.id for claim in claims if claim.value and claim.value.sampled == "occasions"}
+    kinds, days = set(), Counter[int]()
+    for verdict in shipped.verdicts:
+        runs = [shipped.runs[name].provenance for name in verdict.records if verdict.id in timed]
+        if runs and not any(run.gpu for run in runs):
+            kinds |= {run.cpu for run in runs}
+            days[len({run.start.astimezone(UTC).date() for run in runs})] += 1
+    (most, _), *rest = days.most_common()
+    others = "; ".join(f"{count} of {days.total()} claims: of {_count(number, 'day')}" for number, count in rest)
+    return (
+        f"of {_count(len(kinds), 'kind')} of machine and, for each claim, of {_count(most, 'day')}"
+        + f" ({others})" * bool(rest)
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _machine(claims: Sequence[Claim], side: Side, shipped: Side) -> Machine:
