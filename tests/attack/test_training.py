@@ -620,6 +620,49 @@ def test_a_model_is_wrapped_once(group):
     refuses(lambda: _wrapped(model), ValueError, "blocks.0.weight", "is sharded already")
 
 
+class _Angles(nn.Module):
+    """Resets its parameter, but has a buffer that only its constructor computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+        self.register_buffer("angles", torch.arange(3.0))
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.scale)
+
+
+def test_a_buffer_on_the_meta_device_that_nobody_fills_is_named(group):
+    refuses(lambda: _wrapped(_on_meta(_Angles)), ValueError, "_Angles.reset_parameters() leaves buffer angles as it was")
+    filled = _on_meta(lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+    _wrapped(filled)
+    assert filled[1].running_var.tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.3, total_steps=6),
+        lambda optimizer: torch.optim.lr_scheduler.CyclicLR(optimizer, base_lr=0.01, max_lr=0.3, step_size_up=2),
+    ],
+    ids=["OneCycleLR", "CyclicLR"],
+)
+def test_schedules_that_turn_the_momentum_too(group, schedule):
+    model, reference = _small(), _small()
+    optimizer = _wrapped(model, momentum=0.9)
+    other = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
+    schedules = schedule(optimizer), schedule(other)
+    for _ in range(5):
+        _pass(model, optimizer)
+        reference(X).backward()
+        other.step()
+        other.zero_grad()
+        for each in schedules:
+            each.step()
+        assert optimizer.param_groups[0]["momentum"] == other.param_groups[0]["momentum"]
+    torch.testing.assert_close(model(X), reference(X))
+
+
 def test_options_that_an_optimizer_does_not_have(group):
     model = _small()
     refuses(lambda: _wrapped(model, learning_rate=0.1), TypeError, "learning_rate")
@@ -880,6 +923,16 @@ def test_nobody_goes_on_without_zero_grad(group, use, how):
     optimizer.zero_grad()
     assert not optimizer.has_gradients
     refuses(optimizer.step, RuntimeError, "step without a backward")
+    assert _pass(model, optimizer) == _pass(reference, other)
+
+
+def test_inference_mode_is_refused_and_training_goes_on(group):
+    model, reference = _small(), _small()
+    optimizer, other = _wrapped(model), _wrapped(reference)
+    with torch.inference_mode():
+        refuses(lambda: model(X), RuntimeError, "evaluate under torch.no_grad()")
+    with torch.no_grad():
+        assert torch.equal(model(X), reference(X))
     assert _pass(model, optimizer) == _pass(reference, other)
 
 

@@ -60,6 +60,19 @@ def test_unquantised_collectives_are_exact(native):
             assert torch.equal(everywhere, results[0][name, numel][4])  # replicas must agree to the last bit
 
 
+def _strided(rank: int, world: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What rank 0 puts in is every other value of a tensor."""
+    communicator, route = Communicator(frontier(1, 1, 2)), flat(frontier(1, 1, 2), 32)
+    full = torch.arange(8.0)[::2] if rank == 0 else torch.arange(0.0, 8.0, 2.0)
+    return communicator.all_gather(full, route), communicator.reduce_scatter(full, route)
+
+
+def test_what_a_rank_puts_in_may_be_strided():
+    for rank, (gathered, reduced) in enumerate(launch(_strided, 2, timeout_s=60)):
+        assert gathered.tolist() == [0, 2, 4, 6, 0, 2, 4, 6]
+        assert reduced.tolist() == [[0, 4], [8, 12]][rank]
+
+
 def test_levels_of_one_member_and_uneven_machines():
     topology = Topology((Level("package", 3), Level("node", 1), Level("cluster", 2)))
     for rank, result in enumerate(launch(_collect, 6, topology, 32, False, timeout_s=60)):

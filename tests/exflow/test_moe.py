@@ -153,14 +153,15 @@ def test_every_part_is_metered_and_coherence_multiplies_the_cache():
         ({"gpu": np.full((3, 8), 4)}, "ranks 4 to 4: the model has"),
         ({"memory": True}, "it belongs to coherent and shared"),
         ({"new": 40}, "at most 24 together"),
+        ({"keys_values": "shared", "memory": True, "held": 3}, "4 requests of up to .* memory has room for 3 of 24"),
         ({"mode": "both"}, "mode is 'both', allowed: two_all_to_alls, coherent"),
         ({"dispatch": "far"}, "dispatch is 'far', allowed: nearest"),
     ],
 )
 def test_what_does_not_fit_is_refused(options, says):
     def refused(rank, world_size):
-        memory = shared_memory(config(), 4, torch.float32) if "memory" in options else None
-        said = {name: options[name] for name in ("mode", "dispatch") if name in options}
+        memory = shared_memory(config(), options.get("held", 4), torch.float32) if "memory" in options else None
+        said = {name: options[name] for name in ("mode", "keys_values", "dispatch") if name in options}
         placed, communicator = options.get("gpu", spread(config())), Communicator(TOPOLOGY)
         decoder = Decoder(build(config()), placed, communicator, memory=memory, **said)
         decoder.generate(prompts(4), options.get("new", 2))

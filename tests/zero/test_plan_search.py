@@ -119,6 +119,13 @@ def test_the_plans_that_are_given_are_ranked_as_they_are():
     assert [c.plan for c in search(SMALL, frontier(2), plans=given)] == given[::-1]
 
 
+def test_a_parameter_without_rows_is_named():
+    model = torch.nn.Linear(2, 2)
+    model.scale = torch.nn.Parameter(torch.tensor(1.0))
+    with pytest.raises(ValueError, match="model: parameter scale has no dimension: give it one"):
+        search(model, frontier(1))
+
+
 def test_a_model_will_do_in_place_of_its_layout():
     model = GPT(GPTConfig(layers=1, hidden=16, heads=2))
     assert search(model, frontier(1))[0].plan == search(layout(model), frontier(1))[0].plan

@@ -143,7 +143,7 @@ class Communicator:
         hops, numel, dtype = self.hops(route), shard.numel(), shard.dtype
         if out is None:
             out = shard.new_empty(math.prod(hop.size for hop in hops) * numel)
-        pieces, wire = shard[None], None  # [pieces, payload]; the hop that encoded them
+        pieces, wire = shard.contiguous()[None], None  # [pieces, payload]; the hop that encoded them
         for hop in reversed(hops):
             if wire is None or wire.bits != hop.bits:
                 pieces = hop.encode(pieces if wire is None else wire.decode(pieces, numel, dtype))
@@ -165,7 +165,7 @@ class Communicator:
         sizes = [hop.size for hop in hops]
         if full.numel() % math.prod(sizes):
             raise ValueError(f"{math.prod(sizes)} ranks do not divide a tensor of {full.numel()} values")
-        rank_order = full.view(*reversed(sizes), full.numel() // math.prod(sizes))
+        rank_order = full.reshape(*reversed(sizes), full.numel() // math.prod(sizes))
         current = _reversed_dims(rank_order).contiguous()
         for hop in hops:
             chunks = current.view(hop.size, -1)

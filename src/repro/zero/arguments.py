@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from repro.comm import Communicator
 from repro.zero.buckets import uses
+from repro.zero.layout import NO_ROWS
 from repro.zero.loss_scale import LossScale
 from repro.zero.materialise import require_fp32, require_init
 from repro.zero.plan import Plan
@@ -110,7 +111,7 @@ def _unfit(parameter: Tensor) -> str:
     if parameter.layout != torch.strided or not parameter.is_contiguous():
         return f"is {parameter.layout}, stride {parameter.stride()}: allowed are dense contiguous tensors"
     if not parameter.dim():
-        return "has no dimension: give it one, [1], because rows are what is shared out"
+        return NO_ROWS
     return "" if parameter.numel() else f"has no values, shape {tuple(parameter.shape)}"
 
 

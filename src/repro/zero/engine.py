@@ -210,7 +210,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
             fsdp_private.cast(module, weight_dtype, buffer_dtype)  # only now: the masters keep the fp32 values
         pieces = [self._pieces(bucket) for bucket in self.buckets]
         self.masters = Masters(masters, pieces, optimizer_cls, groups, group_of, options)
-        super().__init__(self.masters.inner.param_groups, {})  # the same dictionaries: a schedule changes both
+        inner = self.masters.inner  # the same dictionaries: a schedule changes both, and some look at the defaults
+        super().__init__(inner.param_groups, inner.defaults)
         self._complete = True
         self._guard = Guard(model, weight_dtype)
         # Before FSDP's hook.

@@ -53,6 +53,11 @@ class Guard:
     def require_sound(self) -> None:
         """Before a forward and before a step; RuntimeError."""
         self.require_usable()
+        if torch.is_inference_mode_enabled():
+            raise RuntimeError(
+                "under torch.inference_mode() gathered weights become tensors that no later backward can use: evaluate "
+                "under torch.no_grad()"
+            )
         if fsdp_private.unfinished(self.model):
             raise RuntimeError(
                 "an exception ended a forward or backward; before going on, call zero_grad() on all ranks"

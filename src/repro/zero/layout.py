@@ -9,6 +9,7 @@ from torch import nn
 from repro.zero.buckets import default_buckets
 
 Shape = tuple[int, ...]
+NO_ROWS = "has no dimension: give it one, [1], because rows are what is shared out"
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,11 @@ class Layout:
 
 
 def layout(model: nn.Module, buckets: Sequence[nn.Module] | None = None) -> Layout:
-    """The buckets of `model`, which may be on the meta device; `buckets` as for `ZeroOptimizer`."""
+    """The buckets of `model`, which may be on the meta device; `buckets` as for `ZeroOptimizer`. ValueError for a
+    parameter without a dimension."""
+    for name, parameter in model.named_parameters():
+        if not parameter.dim():
+            raise ValueError(f"model: parameter {name} {NO_ROWS}")
     taken: set[int] = set()
     found = []
     for module in (*(default_buckets(model) if buckets is None else buckets), model):

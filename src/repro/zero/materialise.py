@@ -14,11 +14,12 @@ def materialise(module: nn.Module, device: torch.device | str, init: Callable[[n
     """Give the parameters and buffers of `module` that are on the meta device memory on `device`, and fill them.
 
     `init(submodule)` must fill the parameters and buffers that `submodule` holds itself; left out, its
-    `reset_parameters()` is called, as torch's own layers have it. Ties stay tied. ValueError if it has neither.
+    `reset_parameters()` is called, as torch's own layers have it. Ties stay tied. ValueError if it has neither, or if
+    `reset_parameters()` does not write to a buffer.
     """
     require_init(module, init)
     real: dict[int, nn.Parameter] = {}
-    fresh = []
+    fresh: list[tuple[nn.Module, dict[str, torch.Tensor]]] = []
     for submodule in module.modules():
         unreal = _unreal(submodule)
         for key, tensor in unreal.items():
@@ -27,13 +28,24 @@ def materialise(module: nn.Module, device: torch.device | str, init: Callable[[n
                 empty = real.setdefault(id(tensor), nn.Parameter(empty, requires_grad=tensor.requires_grad))
             setattr(submodule, key, empty)
         if unreal:
-            fresh.append(submodule)
-    for submodule in fresh:
+            fresh.append((submodule, {key: submodule.get_buffer(key) for key in unreal if key in submodule._buffers}))
+    for submodule, buffers in fresh:
         with torch.no_grad():
             if init:
                 init(submodule)
             else:
-                submodule.reset_parameters()  # type: ignore[operator]
+                _reset(submodule, buffers)
+
+
+def _reset(module: nn.Module, empty: dict[str, torch.Tensor]) -> None:
+    """`module.reset_parameters()`, which must also write to the `empty` buffers: many modules compute theirs elsewhere."""
+    module.reset_parameters()  # type: ignore[operator]
+    for key, buffer in empty.items():
+        if module._buffers[key] is buffer and not buffer._version:
+            raise ValueError(
+                f"{type(module).__name__}.reset_parameters() leaves buffer {key} as it was, which on the meta device is "
+                "without values: give `init`, a function that fills a module's own parameters and buffers"
+            )
 
 
 def require_init(module: nn.Module, init: Callable[[nn.Module], None] | None) -> None:

@@ -19,6 +19,11 @@ class KeysValues(nn.Module):
         self._row = nn.Buffer(held.cumsum(dim=0) - 1)
 
     @property
+    def room(self) -> tuple[int, int]:
+        """Requests that it was made for, and positions of each."""
+        return len(self._row), self.keys.shape[2]
+
+    @property
     def nbytes(self) -> int:
         return self.keys.nbytes + self.values.nbytes
 

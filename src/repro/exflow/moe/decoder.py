@@ -76,8 +76,8 @@ class Decoder:
     ) -> Tensor:
         """Continuations, int64 [requests, new_tokens], of prompts int64 [any length]; both are the same on every rank.
         The home of request r is rank r · ranks // requests. `after` is called after each iteration with its number, on
-        all ranks, and may `replace` experts. ValueError for an empty prompt or more tokens than the model has
-        positions.
+        all ranks, and may `replace` experts. ValueError for an empty prompt, and for more requests or tokens than the
+        model or the shared memory has room for.
         """
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         longest = int(lengths.max()) + new_tokens
@@ -85,6 +85,11 @@ class Decoder:
             raise ValueError(
                 f"prompts of {lengths.min()} to {lengths.max()} tokens and {new_tokens} new ones: at least 1 of each, "
                 f"and at most {self.model.config.seq_len} together"
+            )
+        if self.memory is not None and (self.memory.room[0] < len(prompts) or self.memory.room[1] < longest):
+            held, positions = self.memory.room
+            raise ValueError(
+                f"{len(prompts)} requests of up to {longest} tokens; memory has room for {held} of {positions}"
             )
         self.requests = len(prompts)
         home = torch.arange(self.requests, device=self.device) * self.ranks // self.requests
