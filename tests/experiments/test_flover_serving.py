@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from repro.experiments.base import MissingHardware
 from repro.experiments.flover_serving import EXPERIMENT, ServingPoint
 from repro.experiments.flover_serving import run as serving
+from repro.flover.request import Request
 from repro.models import checkpoint
 from repro.models.llama import Llama
 from repro.plan import jobs as plan
@@ -72,11 +73,19 @@ def test_requests_decoded_alone_before_are_not_decoded_again(monkeypatch):
     fields = {"model": "random-40m", "dtype": "bfloat16", "requests": 2, "workload": "fixed", "length_scale": 0.02}
     _, outcome, metrics = served(engine="instances", interval_t1=0.1, check_tokens=False, **fields)
     assert (
-        decoded == [1, 1, 1]
+        decoded == [1] * 7  # a warm-up and five of the first, then the second
         and outcome.conditions["lone_reference"] == "2 of 2 requests, 2 of them before the timed run"
     )
     assert metrics["tokens_equal_fraction"] == 1 and metrics["largest_gap"] == 0
     assert outcome.conditions["threads"].endswith("per instance")
+
+
+def test_t1_is_a_median_so_that_one_slow_moment_is_no_other_load(monkeypatch):
+    took = iter([9.0, 2.0, 7.0, 1.0, 3.0, 2.5])  # the first is the warm-up
+    monkeypatch.setattr(serving, "lone", lambda model, ask, room: [SimpleNamespace(request=ask[0], service_s=next(took))])
+    requests = [Request(number, (1, 2), 3) for number in range(32)]
+    (found,) = serving._alone_before(None, requests, 5)
+    assert found.service_s == 2.5
 
 
 @pytest.mark.parametrize(

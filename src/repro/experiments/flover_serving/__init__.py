@@ -16,7 +16,7 @@ ModelName = Literal["smollm2-135m", "random-40m", "random-110m", "random-1b", "r
 class ServingPoint(Point):
     """Engine, workload and its scales. The Azure trace has lengths and gaps, ShareGPT lengths only (Poisson arrivals);
     the paper's regular workloads have prompts of 8 tokens and answers of 512 (uniform: 128 to `longest`), scaled.
-    Fields that end in `_t1` count in the time of a lone request, which is measured before."""
+    Fields that end in `_t1` count in the time of a lone request, the median of several that are measured before."""
 
     engine: Literal["fused", "serial", "static", "dynamic", "instances"] = "fused"
     requests: int = Field(32, ge=1)
