@@ -16,6 +16,7 @@ import torch.distributed as dist
 from attack.promises import refuses
 from ddp_reference import Setting, backward, batch
 from torch import Tensor, nn
+from torch.distributed.fsdp import register_fsdp_forward_method
 
 from repro import quantize
 from repro.comm import Communicator, Route, flat
@@ -633,7 +634,9 @@ class _Angles(nn.Module):
 
 
 def test_a_buffer_on_the_meta_device_that_nobody_fills_is_named(group):
-    refuses(lambda: _wrapped(_on_meta(_Angles)), ValueError, "_Angles.reset_parameters() leaves buffer angles as it was")
+    refuses(
+        lambda: _wrapped(_on_meta(_Angles)), ValueError, "_Angles.reset_parameters() leaves buffer angles as it was"
+    )
     filled = _on_meta(lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
     _wrapped(filled)
     assert filled[1].running_var.tolist() == [1, 1, 1, 1]
@@ -756,6 +759,32 @@ def test_a_loss_scale_neither_falls_to_zero_nor_grows_without_end():
     for _ in range(200):
         scale.update(True)
     assert scale.value == 2.0**127
+
+
+def test_a_longer_run_without_an_overflow_than_the_interval_grows_the_scale():
+    scale = LossScale(4.0, growth_interval=5)
+    scale.load_state_dict({"value": 4.0, "good_steps": 1500, "skipped": 0})  # of one with an interval of 2000
+    scale.update(finite=True)
+    assert (scale.value, scale.good_steps) == (8.0, 0)
+
+
+class _Other(Small):
+    """Trains by a method of its own too."""
+
+    def loss(self, x: Tensor) -> Tensor:
+        return self.forward(x)
+
+
+def test_gradients_that_no_loss_scale_reached_are_refused(group):
+    model = _Other()
+    optimizer = _wrapped(model, weight_dtype=torch.float16, loss_scale=LossScale(64.0))
+    register_fsdp_forward_method(model, "loss")
+    model.loss(X).backward()
+    before = [master.clone() for master in optimizer.masters.flat]
+    refuses(optimizer.step, RuntimeError, "no gradient entered through what a call of the model returned")
+    assert all(map(torch.equal, before, optimizer.masters.flat))
+    optimizer.zero_grad()
+    assert _pass(model, optimizer) > 0
 
 
 def test_a_model_that_is_not_finite_any_more_says_so_and_keeps_its_weights(group):

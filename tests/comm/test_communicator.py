@@ -1,6 +1,7 @@
 """Collectives over levels: the right sums on every route, and a ledger that agrees with closed formulas."""
 
 import itertools
+import time
 
 import pytest
 import torch
@@ -71,6 +72,25 @@ def test_what_a_rank_puts_in_may_be_strided():
     for rank, (gathered, reduced) in enumerate(launch(_strided, 2, timeout_s=60)):
         assert gathered.tolist() == [0, 2, 4, 6, 0, 2, 4, 6]
         assert reduced.tolist() == [[0, 4], [8, 12]][rank]
+
+
+def _two_of_one_group(rank: int, world: int) -> list[float]:
+    """Two communicators gather at once, each in a stream of its own; the ranks begin with another one of the two."""
+    route, streams, steps = flat(frontier(1, 1, 2), 32), [], []
+    for number in range(2):
+        communicator = Communicator(frontier(1, 1, 2))
+        streams.append(communicator.stream(route))
+        shard = torch.full((3,), 10.0 * number + rank)
+        steps.append(communicator.labelled(5, communicator.gathering(shard, route)))
+    pendings = {}
+    for number in (0, 1) if rank == 0 else (1, 0):
+        pendings[number] = streams[number].start(steps[number])
+        time.sleep(0.2)
+    return [value for number in range(2) for value in pendings[number].wait()[::3].tolist()]
+
+
+def test_two_communicators_do_not_take_each_others_messages():
+    assert launch(_two_of_one_group, 2, timeout_s=60) == [[0, 1, 10, 11]] * 2
 
 
 def test_levels_of_one_member_and_uneven_machines():

@@ -82,7 +82,9 @@ def test_requests_decoded_alone_before_are_not_decoded_again(monkeypatch):
 
 def test_t1_is_a_median_so_that_one_slow_moment_is_no_other_load(monkeypatch):
     took = iter([9.0, 2.0, 7.0, 1.0, 3.0, 2.5])  # the first is the warm-up
-    monkeypatch.setattr(serving, "lone", lambda model, ask, room: [SimpleNamespace(request=ask[0], service_s=next(took))])
+    monkeypatch.setattr(
+        serving, "lone", lambda model, ask, room: [SimpleNamespace(request=ask[0], service_s=next(took))]
+    )
     requests = [Request(number, (1, 2), 3) for number in range(32)]
     (found,) = serving._alone_before(None, requests, 5)
     assert found.service_s == 2.5

@@ -189,6 +189,59 @@ def test_a_parameter_that_no_step_reached_has_no_state_after_loading_either(tmp_
         assert saved == loaded == {"blocks.0.weight": 1.0}
 
 
+def _resumed_head(rank: int, world: int, folder: Path) -> list[bool]:
+    """The second of two heads is trained from the second step on. Weights without a break, and after loading there."""
+    weights = []
+    for resumes in (False, True):
+        torch.manual_seed(0)
+        heads = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        model = nn.Sequential(heads)
+        model.forward = lambda number, heads=heads: heads[number](torch.ones(1, 4))
+        optimizer = ZeroOptimizer(model, _plan("hierarchical", TWO), torch.optim.AdamW, lr=1e-2)
+        for step in (1, 2, 3):
+            if resumes and step == 1:
+                continue
+            if resumes and step == 2:
+                checkpoint.load(folder, optimizer)
+            model(int(step > 1)).sum().backward()
+            optimizer.step()
+            if step == 1:
+                checkpoint.save(folder, 1, optimizer)
+        weights.append([flat.clone() for flat in optimizer.masters.flat])
+    return [torch.equal(*both) for both in zip(*weights, strict=True)]
+
+
+def test_a_head_that_rests_goes_on_by_its_momentum_after_loading_too(tmp_path):
+    assert launch(_resumed_head, 2, tmp_path, timeout_s=60) == [[True, True]] * 2
+
+
+def _frozen_loaded(rank: int, world: int, folder: Path) -> list[float]:
+    """Outputs of a frozen block: of the run that saves it, and of one that has computed with another before it loads."""
+    outputs = []
+    for value in (2.0, 5.0):
+        blocks = nn.ModuleList([nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)])
+        for block in blocks:
+            nn.init.constant_(block.weight, value)
+        blocks[0].requires_grad_(False)
+        model = nn.Sequential(blocks)
+        model.forward = lambda x, blocks=blocks: blocks[1](blocks[0](x))
+        plan = plans.unquantised(plans.hpz(FOUR))
+        optimizer = ZeroOptimizer(model, plan, torch.optim.SGD, lr=0.1, weight_dtype=torch.float32)
+        with torch.no_grad():
+            model(torch.ones(1, 2))
+        if value == 2.0:
+            checkpoint.save(folder, 1, optimizer)
+        else:
+            checkpoint.load(folder, optimizer)
+        with torch.no_grad():
+            outputs.append(model(torch.ones(1, 2))[0, 0].item())
+    return outputs
+
+
+def test_frozen_weights_are_those_of_the_checkpoint_at_once(tmp_path):
+    assert launch(_frozen_loaded, 4, tmp_path, timeout_s=60) == [[16.0, 16.0]] * 4
+
+
 def _other_buckets(rank: int, world: int, folder: Path) -> str:
     model = _Half()
     optimizer = ZeroOptimizer(model, _plan("hierarchical", TWO), torch.optim.AdamW, buckets=[], lr=1e-2)

@@ -346,6 +346,19 @@ def test_ranks_start_from_the_weights_of_rank_0():
     assert first == second == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
+def _broadcast_strided(rank: int, world: int) -> list:
+    model = GPT(SHAPE)
+    model.register_buffer("expanded", torch.full((1, 1), 7.0 + rank).expand(300, 300))
+    model.register_buffer("every_other", (torch.arange(8.0) + 100 * rank)[::2])
+    beside = torch.full((1000,), 5.0)
+    ZeroOptimizer(model, plans.ddp(frontier(1, 1, 2)), weight_dtype=torch.float32, lr=1e-3)
+    return [model.expanded.unique().tolist(), model.every_other.tolist(), beside.unique().tolist()]
+
+
+def test_buffers_that_are_not_contiguous_are_rank_0s_too():
+    assert launch(_broadcast_strided, 2, timeout_s=100) == [[[7.0], [0.0, 2.0, 4.0, 6.0], [5.0]]] * 2
+
+
 def _frozen_bytes(rank: int, world: int) -> tuple[int, int]:
     model = GPT(SHAPE)
     model.blocks[0].requires_grad_(False)

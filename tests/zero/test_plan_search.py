@@ -44,6 +44,13 @@ def test_ranking_is_by_time_under_the_limit():
     assert len(roomier) > len(ranked) and roomier[0].step_s <= ranked[0].step_s
 
 
+def test_the_sums_of_a_step_count_where_they_are_more_than_a_backward_needs():
+    """DDP: 2 bytes of weights, 4 of gradients, 12 of Adam, and in `step` 4 more for each of 3 billion."""
+    model = Layout((BucketLayout(((3_000, 1_000),)),) * 1_000 + (BucketLayout(((1_000,),)),))
+    (found,) = search(model, frontier(2), plans=[plans.ddp(frontier(2))])
+    assert found.rank_bytes == pytest.approx(22 * 3e9, rel=1e-3)
+
+
 @settings(max_examples=15, deadline=None)
 @given(
     st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4)),

@@ -8,6 +8,7 @@ Chunk j of a full tensor always belongs to the j-th rank of the unit, whichever 
 import itertools
 import math
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Generator
 from typing import Any
@@ -26,6 +27,9 @@ from repro.topology import Topology
 # and rounds wrap around; gloo takes 31 bits.
 _LABELS, _COLLECTIVES, _ROUNDS = 1 << 11, 1 << 6, 1 << 14
 _UNLABELLED = _LABELS - 1
+# Collectives by label, of all communicators over one default process group: the groups of two may be the same, and then
+# only these numbers keep messages of the one from those of the other.
+_started: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[int]] = weakref.WeakKeyDictionary()
 
 
 class Communicator:
@@ -42,7 +46,9 @@ class Communicator:
         self.ledger = Ledger(topology, dist.get_rank())
         self._meshes: dict[tuple[str, ...], DeviceMesh] = {}
         self._hops: dict[Route, list[Hop]] = {}
-        self._started: Counter[int] = Counter()  # collectives by label
+        everybody = dist.group.WORLD
+        assert everybody is not None, "its size was asked for"
+        self._started = _started.setdefault(everybody, Counter())
         self._unlabelled_tags = self._tags(_UNLABELLED, 0)
         self._of_thread = threading.local()  # `running`: the collective that it is at
 
@@ -84,7 +90,8 @@ class Communicator:
 
     @property
     def position(self) -> int:
-        """Collectives that this rank has labelled: equal on ranks that are at the same place of one program."""
+        """Collectives that this rank has labelled, by all communicators: equal on ranks that are at the same place of
+        one program."""
         return self._started.total()
 
     def labelled(self, label: int, steps: Generator[Round, None, Any]) -> Generator[Round, None, Any]:
@@ -116,7 +123,10 @@ class Communicator:
     def _tags(self, label: int, number: int) -> Callable[[], int]:
         """Tags for one round after the other: as many apart as there may be rings."""
         rings = max(level.size for level in self.topology.levels)
-        first = (label * _COLLECTIVES + number % _COLLECTIVES) * _ROUNDS
+        apart = (
+            label + 1
+        ) % _LABELS  # 0, the tag of a message that somebody else sends without one, for those without a label
+        first = (apart * _COLLECTIVES + number % _COLLECTIVES) * _ROUNDS
         rounds = itertools.count()
         return lambda: first + next(rounds) * rings % (_ROUNDS - rings)
 

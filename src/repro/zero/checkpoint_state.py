@@ -18,6 +18,7 @@ from repro.zero.checkpoint_json import to_json
 from repro.zero.engine import ZeroOptimizer
 from repro.zero.loss_scale import LossScale
 from repro.zero.masters import Piece, Segment
+from repro.zero.materialise import once
 
 # Kinds of tensors, the first part of a key such as "master/blocks.0.up.weight" or "state/exp_avg/blocks.0.up.weight".
 MASTER, STATE, NUMBER, FROZEN, BUFFER, INFO = "master", "state", "number", "frozen", "buffer", "info"
@@ -228,23 +229,16 @@ class Replacement:
         """Every rank calls it."""
         optimizer.zero_grad()
         optimizer.synchronize()  # masters that are still being sent do not change
+        optimizer.discard()  # frozen weights change as well
         with torch.no_grad():
             for old, new in self.values:
-                _once(old, old).copy_(_once(old, new))
+                once(old, old).copy_(once(old, new))
         optimizer.masters.inner.state.update(self.states)
         for group, options in zip(optimizer.param_groups, self.options, strict=True):
             group.update(options)
         if self.loss_scale and optimizer.loss_scale:
             optimizer.loss_scale.load_state_dict(self.loss_scale)
         optimizer.publish()
-
-
-def _once(like: Tensor, tensor: Tensor) -> Tensor:
-    """The part of `tensor` that has memory of its own in `like`: less than all where that is expanded."""
-    for dim in range(like.dim()):
-        if like.stride(dim) == 0 and like.shape[dim] > 1:
-            tensor = tensor.narrow(dim, 0, 1)
-    return tensor
 
 
 def read(index: Index, optimizer: ZeroOptimizer) -> Replacement:
@@ -269,7 +263,7 @@ def read(index: Index, optimizer: ZeroOptimizer) -> Replacement:
     for name, buffer in names.saved_buffers(optimizer.model).items():
         new = torch.empty_like(buffer, memory_format=torch.contiguous_format)
         index.fill(f"{BUFFER}/{name}", 0, new.view(-1))
-        part = _once(buffer, new)
+        part = once(buffer, new)
         if part.shape != new.shape and not torch.equal(part.expand_as(new), new):
             one = f"{name} of shape {list(buffer.shape)} is expanded in the model, and has one place"
             raise CheckpointError(f"{index.folder}: {one} for what are several values")

@@ -333,6 +333,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._require(self._guard.require_sound)
         if not self.has_gradients:
             raise RuntimeError("step without a backward since the last one: there are no gradients")
+        if self.loss_scale:
+            self.loss_scale.require_scaled()
         with self._guard.to_the_end("step"):
             means = self._means()
             present = [mean for mean in means if mean is not None]
@@ -352,7 +354,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def _means(self) -> list[Tensor | None]:
         """Mean over ranks of each bucket's gradient, fp32, this rank's part of the optimizer partition; None where it has
-        not been gathered in any step so far (later a backward that does not reach it gives zeros). Nothing is left of the gradients."""
+        never been gathered (later a backward that does not reach it gives zeros, as after a `load` of its states).
+        Nothing is left of the gradients."""
         for bucket in self.buckets:
             if bucket.kept:
                 self._leave(bucket)
@@ -360,6 +363,9 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self.synchronize()  # a master must not change while it is still being sent
         ranks = self.plan.topology.world_size * (self.loss_scale.value if self.loss_scale else 1)
         means = [None if bucket.total is None else bucket.total.div_(ranks) for bucket in self.buckets]
+        for number, mean in enumerate(means):
+            if mean is None and self.masters.has_states(number):
+                means[number] = torch.zeros_like(self.masters.flat[number])
         self._forget()
         return means
 
@@ -384,6 +390,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def _forget(self) -> None:
         """The gradients."""
         self._told = False
+        if self.loss_scale:
+            self.loss_scale.forget()
         for bucket in self.buckets:
             bucket.gradient = bucket.total = bucket.reduction = bucket.average = None
             bucket.backwards, bucket.summed_bytes, bucket.kept, bucket.spent = 0, 0, False, True
@@ -404,12 +412,19 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._publish()
         self.synchronize()
 
+    def discard(self) -> None:
+        """Drop gathered weights and secondary shards of all buckets, frozen ones too, for weights that change."""
+        self._discard(self.all_buckets)
+
+    def _discard(self, buckets: Iterable[Bucket]) -> None:
+        for bucket in buckets:
+            bucket.sharded.discard()
+            bucket.secondary = None
+
     def _publish(self) -> None:
         """Start sending the new weights, in the order in which the next forward needs them."""
         masters = dict(zip(self.buckets, self.masters.flat, strict=True))
-        for bucket in masters:
-            bucket.sharded.discard()
-            bucket.secondary = None  # it holds the old weights
+        self._discard(masters)  # they are of the old weights
         for bucket in dict.fromkeys(bucket for bucket in (*self._order, *masters) if bucket in masters):
             steps = self._publishing(bucket, masters[bucket])
             bucket.publication = self.publications.start(self._labelled(3, bucket, steps))

@@ -69,11 +69,11 @@ class _NoReduceScatter(DefaultAllocMixin, ReduceScatter):
 
     def take(self, output: Tensor) -> Tensor:
         """The whole gradient; on a mesh of one rank, where no reduce-scatter is called, FSDP's output is just that."""
-        gradient, self.gradient = self.gradient, None
-        if gradient is None:
-            return output
+        gradient, self.gradient = output if self.gradient is None else self.gradient, None
         if gradient.is_cuda:
-            gradient.record_stream(torch.cuda.current_stream())  # FSDP frees this tensor after our no-op reduce-scatter
+            # It is of FSDP's stream for reduce-scatters, which may use its memory again once FSDP and `_drop_grad` let
+            # go of it: that is before it has been read on this one.
+            gradient.record_stream(torch.cuda.current_stream())
         return gradient
 
 

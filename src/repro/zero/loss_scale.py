@@ -6,6 +6,7 @@ is.
 
 import copy
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,12 +30,26 @@ class LossScale:
             raise ValueError(f"growth_interval is {growth_interval!r}, allowed: an integer of at least 1")
         self.value, self.growth_interval = _scale("initial", initial), growth_interval
         self.good_steps = self.skipped = 0
+        self.forget()
 
     def attach(self, model: nn.Module) -> None:
         """Scale the gradients that enter `model`: those of tensors in tuples, lists, dictionaries and dataclasses.
         float16 outputs become float32, so these are not rounded. A forward whose output hides all its tensors in
-        something else raises TypeError: its gradients would not be scaled."""
+        something else raises TypeError: its gradients would not be scaled. Nor are those of a loss that is made of
+        other tensors than the returned ones, such as an attribute of the model: return it as well."""
         model.register_forward_hook(self._scale_outputs)
+
+    def require_scaled(self) -> None:
+        """RuntimeError unless gradients have entered through what a call of the model returned, since `forget`."""
+        if not self._entered:
+            raise RuntimeError(
+                "no gradient entered through what a call of the model returned, so none was scaled: with float16 call "
+                "the model itself, no other method, and make the loss of what it returns"
+            )
+
+    def forget(self) -> None:
+        """The gradients are gone."""
+        self._entered = False
 
     def _scale_outputs(self, module: nn.Module, args: Any, outputs: Any) -> Any:
         self._reached, self._unknown = False, ""
@@ -62,8 +77,12 @@ class LossScale:
         output = output.float() if output.dtype == torch.float16 else output.view_as(output)
         if output.requires_grad:
             self._reached = True
-            output.register_hook(lambda gradient, factor=self.value: gradient * factor)
+            output.register_hook(partial(self._enter, self.value))
         return output
+
+    def _enter(self, factor: float, gradient: Tensor) -> Tensor:
+        self._entered = True
+        return gradient * factor
 
     def update(self, finite: bool) -> None:
         """After a step: were the gradients finite? FloatingPointError when they were not at any scale down to 2^-24."""
@@ -76,7 +95,7 @@ class LossScale:
                     "far): the loss or the weights are not finite any more"
                 )
             self.value /= 2
-        elif self.good_steps == self.growth_interval:
+        elif self.good_steps >= self.growth_interval:  # more: of a checkpoint with a longer one
             self.value, self.good_steps = min(self.value * 2, LARGEST), 0
 
     def state_dict(self) -> dict[str, float]:

@@ -89,6 +89,10 @@ class Masters:
         self.inner.step()
         self.inner.zero_grad(set_to_none=True)
 
+    def has_states(self, bucket: int) -> bool:
+        """Whether the optimizer keeps anything of this bucket: it has been updated, here or before a checkpoint."""
+        return any(self.inner.state.get(segment.values) for segment in self.segments[bucket])
+
     def held_bytes(self) -> int:
         """Bytes of masters and optimizer state (Adam: master, two moments and a step counter per segment)."""
         states = [value for state in self.inner.state.values() for value in state.values() if isinstance(value, Tensor)]

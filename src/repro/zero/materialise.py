@@ -84,4 +84,16 @@ def broadcast_from_first(module: nn.Module) -> None:
     """Give all ranks rank 0's values of the parameters that are not sharded yet, and of the buffers."""
     for tensor in (*module.parameters(), *module.buffers()):
         if not isinstance(tensor, DTensor):
-            dist.broadcast(tensor.data, src=0)
+            values = tensor.data
+            dense = values.contiguous()  # a broadcast takes the memory from its beginning on, whatever the strides
+            dist.broadcast(dense, src=0)
+            if dense is not values:
+                once(values, values).copy_(once(values, dense))
+
+
+def once(like: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """The part of `tensor` that has memory of its own in `like`: less than all where that is expanded."""
+    for dim in range(like.dim()):
+        if like.stride(dim) == 0 and like.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor

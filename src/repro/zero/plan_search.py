@@ -80,7 +80,9 @@ def search(
     candidates = []
     for plan in plans:
         states = bytes_of.predict(plan, shapes, gradient_bytes=gradient_bytes)
-        need = sum(states.values()) + bytes_of.working(plan, shapes) + activations
+        # In a backward; in `step`, whose sums for the optimizer come beside those that were accumulated.
+        more = max(bytes_of.working(plan, shapes) + activations, bytes_of.under_way(plan, shapes)["sums"])
+        need = sum(states.values()) + more
         candidates.append(Candidate(plan, seconds(plan), need))
     fitting = [candidate for candidate in candidates if candidate.rank_bytes <= memory]
     if not fitting:

@@ -75,7 +75,11 @@ class Hop:
 
 
 def collectives(plan: Plan, model: Layout, micro_batches: int = 1) -> Iterator[Collective]:
-    """Everything that one step with `micro_batches` backward passes sends, weights in 16 bits."""
+    """Everything that one step with `micro_batches` backward passes sends, weights in 16 bits.
+
+    Of buckets that are frozen as a whole it is an upper bound: their secondary shards stay after the first step, and
+    those before all trained ones are gathered for the forward alone.
+    """
     for bucket, alike in Counter(model.buckets).items():
         for collective in _of_bucket(plan, bucket, micro_batches):
             if collective.route is not None and collective.numel and collective.times:
