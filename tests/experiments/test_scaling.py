@@ -124,6 +124,12 @@ def test_a_fused_server_is_predicted_faster_than_instances_that_share():
     assert list(outcome.series.requests) == [1, 2, 4, 8]
 
 
+@pytest.mark.parametrize(("source", "end"), [("a100_node", "here"), ("lumi", "here but peer_s, from these rows")])
+def test_what_the_catalogue_has_of_the_predicted_rows_is_said(source, end):
+    said = run("scaling_network", source=source, split="machine").conditions["parameters"]
+    assert said.startswith("of ") and said.endswith(f"none fitted {end}")
+
+
 def test_a_probe_of_ranks_without_a_shaped_network():
     outcome = run("fabric_probe", nodes=2, packages=1, gcds=2, largest_kib=64, repeats=2, fabric="unshaped")
     assert outcome.conditions["fabric"].startswith("unshaped")

@@ -87,7 +87,7 @@ def test_published_times_on_more_nodes_are_inside_the_band():
 
 def test_sixteen_times_as_many_gpus_are_predicted_about_as_well_as_aimed_at():
     """Leonardo, fitted on up to 64 GPUs: on 128 to 1024 the median error is at most 15 %, as aimed at. Nine tenths are
-    within 45 %, not 40: with NCCL's own share for LL128 between nodes, all-reduces of 256 KiB are predicted too fast."""
+    within 45 %, not 40: with NCCL's share for LL128 between nodes, all-reduces of 256 KiB are predicted too fast."""
     study = published.leonardo()
     fitted, held_out = study.split("ranks")
     found = fit.predict(fit.fit(fitted, study.model), held_out)

@@ -65,8 +65,8 @@ def shuffled(trace: Trace, seed: int | Sequence[int]) -> Trace:
 
 
 def measure_affinity(trace: Trace, seed: int = 0, shuffles: int = 1) -> Affinity:
-    """Mutual information of neighbouring layers, and of the shuffled control: the mean of so many `shuffles`, drawn with
-    `seed`. One draw is off by about 1 % where experts are many. ValueError for no shuffle."""
+    """Mutual information of neighbouring layers, and of the shuffled control: the mean of so many `shuffles`, drawn
+    with `seed`. One draw is off by about 1 % where experts are many. ValueError for no shuffle."""
     if shuffles < 1:
         raise ValueError(f"shuffles is {shuffles}, must be at least 1")
     drawn = [mutual_information(transitions(shuffled(trace, [seed, draw]))) for draw in range(shuffles)]

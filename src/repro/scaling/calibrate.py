@@ -66,8 +66,8 @@ def calibrate(observations: Sequence[Observation]) -> dict[str, float]:
 def slowed(machine: Machine, factors: Mapping[str, float]) -> Machine:
     """The machine whose processors take longer.
 
-    factors   message: on latencies and launches of messages, and gaps between them; bytes: on moving, adding up and quantising bytes; memory:
-              on reading and writing memory
+    factors   message: on latencies and launches of messages, and gaps between them; bytes: on moving, adding up and
+              quantising bytes; memory: on reading and writing memory
     """
     message, nbytes, network = factors["message"], factors["bytes"], machine.network
     links = tuple(

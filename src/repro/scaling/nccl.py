@@ -23,9 +23,9 @@ from repro.topology import Topology
 
 
 class Variant(NamedTuple):
-    """An algorithm by a protocol: microseconds to begin, of a hop over NVLink and over the network; share of the rate on
-    one node; bytes that a channel sends on at a time (an eighth of its buffer, without flags: `src/include/device.h`);
-    share of the rate on several nodes, where it is another."""
+    """An algorithm by a protocol: microseconds to begin, of a hop over NVLink and over the network; share of the rate
+    on one node; bytes that a channel sends on at a time (an eighth of its buffer, without flags:
+    `src/include/device.h`); share of the rate on several nodes, where it is another."""
 
     algorithms: tuple[Algorithm, ...]
     base_us: float

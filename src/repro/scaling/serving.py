@@ -102,8 +102,8 @@ class PredictedTimes:
 
     Layers are tensor-parallel over all ranks of the machine. ValueError where sizes or memory do not allow it. `decode`
     counts every request as long as the longest, an upper bound. A prompt is a pass of its own; the authors' code skips
-    it for LLaMA, which is one pass of 504. Where parts share a pass (`mixed`), weights are read once, or multiplied with
-    the tokens of all: rows that decode beside a chunk that is bound by products are not free.
+    it for LLaMA, which is one pass of 504. Where parts share a pass (`mixed`), weights are read once, or multiplied
+    with the tokens of all: rows that decode beside a chunk that is bound by products are not free.
     """
 
     model: Dense

@@ -17,8 +17,8 @@ GAP_S = Scheduler.token_gap_s  # of the policy `bounded`: the default
 
 
 def measured(point: PrefillPoint, model: Decoder) -> tuple[PrefillMetrics, pd.DataFrame]:
-    """Each policy twice in each round, the second time in the other order: on a machine that grows slower no policy gains
-    by its place. The series has a row for each."""
+    """Each policy twice in each round, the second time in the other order: on a machine that grows slower no policy
+    gains by its place. The series has a row for each."""
     shapes = [RequestShape(0.0, point.prompt_tokens, point.output_tokens)] * point.requests
     requests = workload.requests(shapes, workload.random_prompts(shapes, model.config.vocab, point.seed))
     capacity = point.prompt_tokens + point.output_tokens
