@@ -39,6 +39,18 @@ def test_control_keeps_loads_and_drops_links(make_trace):
     assert (found.shuffled_bits < 3 * bias).all() and (found.bits > 50 * bias).all()
 
 
+def test_more_draws_of_the_control_agree_better(make_trace):
+    trace = exflow.Trace(make_trace(5, 8, 1000), 8)
+    once, often = (
+        [exflow.measure_affinity(trace, seed, shuffles).shuffled_bits.mean() for seed in range(12)]
+        for shuffles in (1, 32)
+    )
+    assert np.std(often) < np.std(once) / 2
+    assert np.mean(often) == pytest.approx(np.mean(once), rel=0.1)
+    with pytest.raises(ValueError, match="shuffles is 0"):
+        exflow.measure_affinity(trace, shuffles=0)
+
+
 def test_top_k_control_moves_whole_sets():
     experts = np.arange(40).reshape(10, 2, 2) % 4
     control = exflow.affinity.shuffled(exflow.Trace(experts, 4), 1)

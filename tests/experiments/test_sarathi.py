@@ -39,11 +39,22 @@ def test_every_policy_serves_the_same_requests(model):
     fields = {"chunk": 8, "prompt_tokens": 20, "output_tokens": 5, "requests": 6, "slots": 3}
     point = PrefillPoint(measures="throughput", rounds=2, **fields)
     found, table = throughput.measured(point, model)
-    assert list(table.policy) == [*POLICIES] * 2 and (table.seconds > 0).all()
+    assert list(table.policy) == [*POLICIES, *POLICIES[::-1]] * 2 and (table.seconds > 0).all()
+    assert list(table["round"]) == [0] * 8 + [1] * 8
     values = found.model_dump()
     assert all(math.isfinite(values[f"{policy}_error_seconds"]) for policy in POLICIES)
     assert values["request_level_gap_longest"] is None and values["chunked_gap_longest"] > 0
     assert point.label == "throughput-random-40m-p20-d5-c8-bfloat16"
+
+
+def test_no_policy_gains_by_its_place_where_the_machine_grows_slower(model, monkeypatch):
+    calls = iter(range(100))
+    monkeypatch.setattr(
+        throughput, "served", lambda *args: {"seconds": 10.0 + next(calls), "ttft_mean": 1.0, "gap_longest": 0.0}
+    )
+    fields = {"chunk": 8, "prompt_tokens": 20, "output_tokens": 5, "requests": 6, "slots": 3}
+    found, _ = throughput.measured(PrefillPoint(measures="throughput", **fields), model)
+    assert len({getattr(found, f"{policy}_seconds") for policy in POLICIES}) == 1
 
 
 def test_a_field_of_the_other_measurement_is_refused():

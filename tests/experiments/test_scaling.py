@@ -109,10 +109,25 @@ def test_deepspeed_is_predicted_with_its_padding():
     assert 0 < found.all_to_all_share_placed < found.all_to_all_share_two_all_to_alls < 1
 
 
+def test_gathers_of_new_tokens_are_part_of_the_routing():
+    """As in `moe_decode`: of two modes that differ in a gather alone, the one with more saves less."""
+    found = run("scaling_decode", experts=8, gpus=8, draws=20, tokens_per_gpu=512, time_limit_s=1).metrics
+    assert found.routing_s_kv_sent > found.routing_s_placed
+    assert found.routing_reduction_kv_sent < found.routing_reduction_placed
+    of_all_to_alls = found.all_to_all_share_placed * 8 * 512 / found.tokens_per_s_placed
+    assert found.routing_s_placed > 1.1 * of_all_to_alls
+
+
 def test_a_fused_server_is_predicted_faster_than_instances_that_share():
     outcome = run("scaling_serving", requests=8, draws=4)
     assert outcome.metrics.speedup_over_instances > 2
     assert list(outcome.series.requests) == [1, 2, 4, 8]
+
+
+@pytest.mark.parametrize(("source", "end"), [("a100_node", "here"), ("lumi", "here but peer_s, from these rows")])
+def test_what_the_catalogue_has_of_the_predicted_rows_is_said(source, end):
+    said = run("scaling_network", source=source, split="machine").conditions["parameters"]
+    assert said.startswith("of ") and said.endswith(f"none fitted {end}")
 
 
 def test_a_probe_of_ranks_without_a_shaped_network():

@@ -24,6 +24,7 @@ from repro.flover.queueing import (
     cost,
 )
 from repro.flover.queueing.shared import evenly, share
+from repro.flover.queueing.times import pass_s
 from repro.flover.report import ServingReport
 from repro.flover.request import Request
 from repro.flover.scheduler import Scheduler
@@ -320,3 +321,16 @@ def test_requests_are_checked(policy):
             policy.run([RequestShape(at, 1, 2) for at in arrivals], LinearTimes(1.0))
     with pytest.raises(ValueError, match="request 0: prompt_tokens is 1 and output_tokens 0"):
         policy.run([RequestShape(0.0, 1, 0)], LinearTimes(1.0))
+
+
+class WholeTimes(DyadicTimes):
+    """Says itself what a pass of several parts takes."""
+
+    def mixed(self, batch, context, chunks):
+        return 1000.0 + batch + 10 * sum(tokens for tokens, _ in chunks)
+
+
+def test_times_of_whole_passes_are_not_put_together_from_parts():
+    assert pass_s(WholeTimes(), 2, 9, [(3, 0), (4, 5)]) == 1000.0 + 2 + 10 * 7
+    parts = DyadicTimes().decode(2, 9) + DyadicTimes().prefill(3) + DyadicTimes().prefill(4, 5)
+    assert pass_s(DyadicTimes(), 2, 9, [(3, 0), (4, 5)]) == parts - 2 * DyadicTimes.floor_s

@@ -17,7 +17,7 @@ def machine(rate):
     links = network_of(topology).links
     protocols = [tuple(network.Protocol(2e-3, p.bytes_per_s) for p in level.protocols) for level in links]
     links = tuple(network.Links(level.count, p) for level, p in zip(links, protocols, strict=True))
-    work = network.Network(topology, links, overhead_s=1e-3, reduce_bytes_per_s=5e8, host_bytes_per_s=4e8)
+    work = network.Network(topology, links, overhead_s=1e-3, peer_s=1e-4, reduce_bytes_per_s=5e8, host_bytes_per_s=4e8)
     return Machine(work, 1e12, 3e9, 0.0, 0.0, quantize_values_per_s=1e8, native=False)
 
 
@@ -53,6 +53,7 @@ def test_links_keep_their_rates():
     for before, after in zip(probed.network.links, slower.network.links, strict=True):
         assert after.protocols[0].bytes_per_s == before.protocols[0].bytes_per_s
         assert after.protocols[0].latency_s == 2 * before.protocols[0].latency_s
+    assert (slower.network.overhead_s, slower.network.peer_s) == (2e-3, 2e-4)
     assert slower.quantize_values_per_s == probed.quantize_values_per_s / 1.5
     with pytest.raises(ValueError, match="no observations"):
         scaling.calibrate([])

@@ -125,6 +125,19 @@ def test_rabenseifner_adds_up_every_value_once():
     assert scaling.seconds("all_reduce", 1e9, net, "recursive_doubling") == pytest.approx(3)
 
 
+@pytest.mark.parametrize("sizes", [(8, 2), (2, 4, 4), (8,)])
+def test_rabenseifner_sends_half_of_the_tensor_to_the_nearest_rank(sizes):
+    """MPICH's: 1/2, 1/4 … of the tensor to partners at 1, 2 … and back, so that slow levels carry least."""
+    p, counts = math.prod(sizes), COUNTS[: len(sizes)]
+    stages = algorithms.stages("all_reduce", "rabenseifner", _group(sizes, counts))
+    rounds = int(math.log2(p))
+    assert len(stages) == 2 * rounds
+    for stage, k in zip(stages, 2 * [*range(rounds)], strict=True):
+        pairs = [(rank, rank ^ 2**k) for rank in range(p)]
+        assert stage.loads == pytest.approx(_loads(pairs, 2.0 ** -(k + 1), sizes, counts))
+    assert sum(stage.sent for stage in stages) == pytest.approx(2 * (p - 1) / p)
+
+
 def test_odd_ranks_are_folded_into_their_neighbours_first():
     """100 ranks: a round of whole tensors, six among 64, and the result back."""
     stages = algorithms.stages("reduce_scatter", "recursive_doubling", _group((100,), (1,), channels=1))

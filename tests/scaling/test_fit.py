@@ -205,6 +205,16 @@ def test_nccls_reckoning_by_hand():
     assert collectives.fastest("all_reduce", 1e8, [(ll, ["ring"]), (simple, ["ring"])]) == pytest.approx(large)
 
 
+@pytest.mark.parametrize(("nodes", "ll128"), [(1, 0.92 * 7 / 9), (2, 0.92 * 120 / 128), (16, 0.92 * 120 / 128)])
+def test_trees_have_their_own_share_and_that_of_their_protocol(nodes, ll128):
+    """An all-reduce by trees has 0.92 of the rate, LL 1/3.8 of that, LL128 7/9 on one node and else 120/128."""
+    topology = Topology((Level("node", 4), Level("cluster", nodes)))
+    found = [net for net, names in nccl.networks(topology, [1, 4], [1e11, 1e10]) if "tree" in names]
+    for level, rate in ((0, 1e11), (1, 1e10)):
+        shares = [net.links[level].protocols[0].bytes_per_s / rate for net in found]
+        assert shares == pytest.approx([0.92 / 3.8, ll128, 0.92])
+
+
 def test_published_slingshot_is_predicted_on_machines_that_were_not_fitted():
     """8 and 16 nodes fitted; 32 and 100 nodes, and reduce-scatter, predicted: half of them within a fifth."""
     study = published.slingshot11()

@@ -207,6 +207,28 @@ def test_what_shares_a_pass_takes_no_longer_than_apart_and_no_less_than_its_part
     assert 0 < times.floor_s < min(parts)
 
 
+def test_rows_beside_a_chunk_are_multiplied_too():
+    """As many tokens take as many products, however a pass divides them into chunks and rows that decode."""
+    layers = 3 * (4 * 64 + 2 * 160)
+    machine = _machine(flops_per_s=10.0, hbm_bytes_per_s=100.0)  # products of five tokens take as long as reading
+    times = serving.PredictedTimes(SMALL, machine)
+    read, cache = 2 * SMALL.weights / 100.0, 4 * 9 * SMALL.kv_bytes / 100.0
+    assert pass_s(times, 4, 9, []) == pytest.approx(times.decode(4, np.array([9]))[0])
+    assert pass_s(times, 0, 0, [(20, 6)]) == pytest.approx(times.prefill(20, 6))
+    assert pass_s(times, 4, 9, [(20, 0)]) == pytest.approx(2 * (24 * layers + 5 * 400) / 10.0 + cache)
+    assert pass_s(serving.PredictedTimes(SMALL, _machine(hbm_bytes_per_s=100.0)), 4, 9, [(20, 0)]) == pytest.approx(
+        read + cache  # bound by memory: the weights are read once, and the rest is free
+    )
+
+
+def test_launches_and_messages_of_a_pass_are_those_of_all_its_tokens():
+    machine = _machine(2, rate=4.0, latency=3.0, launch_s=2.0)
+    times = serving.PredictedTimes(SMALL, machine)
+    kernels = 3 * 5 + serving.PASS_KERNELS + 3 * serving.REQUEST_KERNELS
+    all_reduce, logits = 2 * 3.0 + 8 * 8 * 2 / 4.0, 3.0 + 3 * 50 * 2 / 2 / 4.0
+    assert pass_s(times, 2, 9, [(6, 0)]) == pytest.approx(2.0 * kernels + 2 * 3 * all_reduce + logits)
+
+
 @pytest.mark.parametrize("setup", serving.PAPER.values(), ids=list(serving.PAPER))
 def test_at_the_papers_sizes_fusing_beats_sharing_beats_nothing(setup):
     model, gpus = setup

@@ -10,7 +10,8 @@ decides how long it takes. So an algorithm is a short list of `Stage`s, which `c
     recursive_doubling   log2 p rounds with a partner twice as far each time (a reduction halves). Where p is not a
                          power of two, a reduction first folds the odd ranks into their neighbours, as MPICH does
     bruck                as many rounds, for any p (all-gather and all-to-all)
-    rabenseifner         all-reduce: recursive halving, then recursive doubling
+    rabenseifner         all-reduce: recursive halving, then recursive doubling; the nearest partner gets half of the
+                         tensor and the farthest 1/p of it, as MPICH does, the other way round than in a reduce-scatter
     pairwise             p - 1 rounds, each with another partner
     direct               one round, every rank to every other
     hierarchical         one collective per level, so that slow levels carry each byte once
@@ -155,7 +156,7 @@ def _doubling(kind: Kind, algorithm: Algorithm, group: Group) -> Iterator[Stage]
         yield from (_exchange(group, distance, 1.0, reduced=1.0) for distance in distances)
     else:
         for half, distance in itertools.product(halves(kind), distances):
-            share = distance / power
+            share = 1 / (2 * distance) if kind == "all_reduce" else distance / power
             yield _exchange(group, distance, share, _reduced(half, share))
     if p > power:
         yield _exchange(group, 1, 1 / p if kind == "reduce_scatter" else 1.0)

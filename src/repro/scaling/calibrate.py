@@ -66,8 +66,8 @@ def calibrate(observations: Sequence[Observation]) -> dict[str, float]:
 def slowed(machine: Machine, factors: Mapping[str, float]) -> Machine:
     """The machine whose processors take longer.
 
-    factors   message: on latencies and launches of messages; bytes: on moving, adding up and quantising bytes; memory:
-              on reading and writing memory
+    factors   message: on latencies and launches of messages, and gaps between them; bytes: on moving, adding up and
+              quantising bytes; memory: on reading and writing memory
     """
     message, nbytes, network = factors["message"], factors["bytes"], machine.network
     links = tuple(
@@ -78,6 +78,7 @@ def slowed(machine: Machine, factors: Mapping[str, float]) -> Machine:
         network,
         links=links,
         overhead_s=network.overhead_s * message,
+        peer_s=network.peer_s * message,
         reduce_bytes_per_s=network.reduce_bytes_per_s / nbytes,
         host_bytes_per_s=network.host_bytes_per_s / nbytes,
     )

@@ -5,10 +5,15 @@ NCCL runs what its tuner reckons to be fastest, with constants that stand in its
 finds only what a machine decides: the rates of its links and the time to launch. Latencies fitted to a few ranks tell
 little of many: the times of small messages are mostly the wait for the slower rank, which no hop repeats.
 
-Left out: what depends on the processor's maker, the limits per channel, and the reductions in switches (NVLS, CollNet),
-of which no measured times are shipped.
+Left out, of the tuner's factors: what depends on the processor's maker; the limits per channel and of LL; 0.85 for
+trees whose node sends and receives through the same GPU (NCCL_TOPO_PATTERN_TREE); the correction of trees of medium
+size (treeCorrectionFactor, down to 0.4) and of rings by Simple between nodes ("plateau"); and the latencies of a NIC
+behind a slower path (latencyInter), of the network's launches (netOverhead) and of rings with one GPU a node. Of its
+algorithms: PAT, and the reductions in switches (NVLS, CollNet), of which no measured times are shipped. RCCL has tables
+of its own in place of these.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,8 +23,9 @@ from repro.topology import Topology
 
 
 class Variant(NamedTuple):
-    """An algorithm by a protocol: microseconds to begin, of a hop over NVLink and over the network; share of the rate;
-    bytes that a channel sends on at a time (an eighth of its buffer, without flags: `src/include/device.h`)."""
+    """An algorithm by a protocol: microseconds to begin, of a hop over NVLink and over the network; share of the rate
+    on one node; bytes that a channel sends on at a time (an eighth of its buffer, without flags:
+    `src/include/device.h`); share of the rate on several nodes, where it is another."""
 
     algorithms: tuple[Algorithm, ...]
     base_us: float
@@ -27,15 +33,17 @@ class Variant(NamedTuple):
     network_us: float
     share: float
     chunk_bytes: float = 2.0**19
+    nodes_share: float | None = None
 
 
+TREE = 0.92  # of the rate, whatever the protocol, whose own share comes on top
 VARIANTS = (
     Variant(("ring", "direct"), 6.6, 0.6, 2.7, 0.5, 2.0**15),  # LL: every 4 bytes come with a flag of 4
     Variant(("ring",), 14.0, 1.9, 4.0, 0.92, 576e3),  # LL128: 120 of 128 bytes are data
     Variant(("ring", "direct", "pairwise"), 8.4, 3.4, 14.0, 1.0),  # Simple
-    Variant(("tree",), 6.8, 0.6, 5.0, 1 / 3.8, 2.0**15),
-    Variant(("tree",), 14.0, 1.25, 8.5, 0.92 * 7 / 9, 576e3),
-    Variant(("tree",), 8.4, 4.0, 14.0, 0.92),
+    Variant(("tree",), 6.8, 0.6, 5.0, TREE / 3.8, 2.0**15),
+    Variant(("tree",), 14.0, 1.25, 8.5, TREE * 7 / 9, 576e3, nodes_share=TREE * 120 / 128),
+    Variant(("tree",), 8.4, 4.0, 14.0, TREE),
 )
 
 
@@ -49,11 +57,13 @@ def networks(
     peer_s          between messages to two ranks, which NCCL's tuner does not reckon with
     """
     found = []
+    nodes = math.prod(level.size for level in topology.levels[1:])
     for variant in VARIANTS:
+        share = variant.share if nodes == 1 or variant.nodes_share is None else variant.nodes_share
         links = []
         for level, (count, rate) in enumerate(zip(counts, rates, strict=True)):
             latency_s = 1e-6 * (variant.network_us if level else variant.nvlink_us)
-            hop = Protocol(latency_s, variant.share * rate, chunk_bytes=variant.chunk_bytes)
+            hop = Protocol(latency_s, share * rate, chunk_bytes=variant.chunk_bytes)
             links.append(Links(count, (hop,)))
         overhead = overhead_s + 1e-6 * variant.base_us
         network = Network(topology, tuple(links), overhead_s=overhead, peer_s=peer_s)

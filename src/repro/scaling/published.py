@@ -4,7 +4,8 @@ Splits:
 
     ranks     small machines are fitted; larger ones, and collectives that only they ran, are predicted
     sizes     messages of at most 1 MiB are fitted; larger ones, as training sends, are predicted
-    machine   nothing is fitted here: a machine of the catalogue with the same links predicts
+    machine   nothing is fitted here, but LUMI's `peer_s` (`Study.taken`): a machine of the catalogue with the same
+              links predicts
     scenario  the same, by another machine of the catalogue: the same links, but one ring and slow messages
 """
 
@@ -51,6 +52,7 @@ class Study:
     candidates   bytes at which `fit.choose` may switch protocols
     machines     by the splits that fit nothing, a machine of the catalogue: of the same links inside a node, or, with
                  `whole_nodes`, of the same nodes and network
+    taken        parameters of these machines that were set from rows of this study: of them no prediction is blind
     """
 
     table: pd.DataFrame
@@ -59,6 +61,7 @@ class Study:
     candidates: tuple[float, ...] = ()
     machines: Mapping[str, str] = field(default_factory=dict)
     whole_nodes: bool = False
+    taken: tuple[str, ...] = ()
 
     def split(self, how: Split) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Rows to fit, and rows held out, by `ranks` or by `sizes`."""
@@ -68,8 +71,8 @@ class Study:
 
 
 def by_catalogue(study: Study, how: Split = "machine", draws: int = 256) -> pd.DataFrame:
-    """All rows as predicted by the study's machine, without a fit: `predicted`, `log_error`, and the 90 %
-    band (`low`, `high`, `inside`) of its intervals. ValueError for a study without a machine."""
+    """All rows as predicted by the study's machine, without a fit but for what was `taken`: `predicted`, `log_error`,
+    and the 90 % band (`low`, `high`, `inside`) of its intervals. ValueError for a study without a machine."""
     if how not in study.machines:
         raise ValueError(f"no machine of the catalogue is like this study's for the split {how!r}")
     table, kind = shaped(study.table, study.model), hardware(study.machines[how])
@@ -133,9 +136,10 @@ def leonardo() -> Study:
 
 def lumi() -> Study:
     """Up to 16 of LUMI's nodes, of Frontier's kind, are fitted; 32 to 64 predicted. [INF] RCCL's tuner has constants of
-    its own; we take NCCL's."""
+    its own; we take NCCL's. The catalogue's Frontier has its `peer_s` from the all-to-alls here."""
     study = _gpu_nodes("lumi", {"node": 200e9, "cluster": 25e9}, 128)
-    return replace(study, machines={"machine": "frontier", "scenario": "frontier-rccl"}, whole_nodes=True)
+    machines = {"machine": "frontier", "scenario": "frontier-rccl"}
+    return replace(study, machines=machines, whole_nodes=True, taken=("peer_s",))
 
 
 def _gpu_nodes(system: str, nominal: Mapping[str, float], small: int) -> Study:

@@ -13,6 +13,7 @@ An iteration gives every running request one token:
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -101,7 +102,8 @@ class PredictedTimes:
 
     Layers are tensor-parallel over all ranks of the machine. ValueError where sizes or memory do not allow it. `decode`
     counts every request as long as the longest, an upper bound. A prompt is a pass of its own; the authors' code skips
-    it for LLaMA, which is one pass of 504.
+    it for LLaMA, which is one pass of 504. Where parts share a pass (`mixed`), weights are read once, or multiplied
+    with the tokens of all: rows that decode beside a chunk that is bound by products are not free.
     """
 
     model: Dense
@@ -118,6 +120,12 @@ class PredictedTimes:
 
     def prefill(self, tokens: int, start: int = 0) -> float:
         return self._uncached(tokens, 1) + start * self._kv
+
+    def mixed(self, batch: int, context: int, chunks: Sequence[tuple[int, int]]) -> float:
+        """One pass: a token for each of `batch` rows of up to `context` tokens, and `chunks` (tokens, start)."""
+        tokens = batch + sum(tokens for tokens, _ in chunks)
+        stored = batch * context + sum(start for _, start in chunks)
+        return self._uncached(tokens, batch + len(chunks)) + stored * self._kv
 
     @property
     def floor_s(self) -> float:

@@ -9,7 +9,7 @@ from repro.experiments.base import Outcome
 from repro.experiments.common import sequences
 from repro.experiments.common.trace_files import Source, open_trace
 from repro.experiments.common.traces import describe
-from repro.experiments.exflow_affinity import AffinityMetrics, AffinityPoint
+from repro.experiments.exflow_affinity import SHUFFLES, AffinityMetrics, AffinityPoint
 
 
 def run(point: AffinityPoint) -> Outcome:
@@ -20,7 +20,7 @@ def run(point: AffinityPoint) -> Outcome:
     trace = source.trace.take(source.of(point.domain))
     if point.tokens:
         trace = trace.sample(point.tokens, point.seed)
-    found = exflow.measure_affinity(trace, point.seed)
+    found = exflow.measure_affinity(trace, point.seed, SHUFFLES)
     pairs = pd.DataFrame(vars(found))
     middle = len(pairs) // 2
     routing = exflow.affinity.conditional(exflow.transitions(trace))[middle]
@@ -42,7 +42,8 @@ def run(point: AffinityPoint) -> Outcome:
 
 def over_sequences(source: Source, trace: Trace, shuffled_bits: float) -> tuple[dict[str, float | None], pd.DataFrame]:
     """The metrics `unbiased_*` of a part of the source's trace, and rows of `stratum`, `unit` (see `common.sequences`),
-    the pseudo-value of the bits, `information`, and what shuffled tokens have, `shuffled_information`."""
+    the pseudo-value of the bits, `information`, and what shuffled tokens have, `shuffled_information`: one number, the
+    mean of `SHUFFLES` draws. The interval of their ratio leaves its error out."""
     tokens = source.resampled(trace)[["stratum", "unit"]]
     units = tokens.value_counts(sort=False).rename("tokens").reset_index()  # sorted
     number = tokens.groupby(["stratum", "unit"]).ngroup().to_numpy()

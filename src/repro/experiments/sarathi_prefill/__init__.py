@@ -29,7 +29,7 @@ class PrefillPoint(Point):
     output_tokens: int = Field(30, ge=2, description="throughput: of an answer")
     requests: int = Field(18, ge=1, description="throughput")
     slots: int = Field(9, ge=1, description="throughput: requests that run at once")
-    rounds: int = Field(1, ge=1, description="throughput: each policy once; piggyback: of 48 turns")
+    rounds: int = Field(1, ge=1, description="throughput: each policy forth and back; piggyback: of 48 turns")
 
     def contradictions(self) -> Iterator[str]:
         own = {"piggyback": ("decodes",), "throughput": ("output_tokens", "requests", "slots")}
@@ -55,9 +55,9 @@ class PrefillMetrics(
     """Medians of passes. `token_alone_s`: of a pass that only decodes, by its rows; `token_beside_s`: by how much rows
     that decode make a pass with a chunk longer, by these rows.
 
-    Of a policy: until all are done, mean time to first token, longest wait for a next token (medians of rounds; answers
-    of request_level are handed back at their end, so that it has no wait), and predicted ÷ measured - 1 of the queue
-    model, given times of passes measured in the same rounds."""
+    Of a policy: until all are done, mean time to first token, longest wait for a next token (medians, two values of
+    each round; answers of request_level are handed back at their end, so that it has no wait), and predicted ÷
+    measured - 1 of the queue model, given times of passes measured in the same rounds."""
 
 
 EXPERIMENT = Experiment(PrefillPoint, PrefillMetrics, conditions=("weights", "threads", "kernels"))

@@ -48,7 +48,8 @@ class ScalingDecodeMetrics(
 ):
     """The paper's two ratios, of every mode against two all-to-alls in which nothing is padded (of `balanced`: of even
     load too), and `over` DeepSpeed-MoE; the all-to-alls' share of an iteration; what a placement does to held-out
-    tokens. `padding`: places in a GPU's buffers over its tokens. Dropped tokens count as decoded."""
+    tokens. `routing`: of all exchanges, the all-gathers of new tokens, and of keys and values where sent, as well as
+    the all-to-alls. `padding`: places in a GPU's buffers over its tokens. Dropped tokens count as decoded."""
 
 
 EXPERIMENT = Experiment(ScalingDecode, ScalingDecodeMetrics, timed=False)

@@ -17,7 +17,9 @@ def run(point: ScalingNetwork) -> Outcome:
     if point.split in ("machine", "scenario"):
         table, chosen = published.by_catalogue(study, point.split).assign(part="held_out"), {}
         machine = study.machines[point.split]
-        conditions = {"switches_bytes": "none", "parameters": f"of {machine} in the catalogue, none fitted here"}
+        taken = f" but {', '.join(study.taken)}, from these rows" if study.taken else ""
+        parameters = f"of {machine} in the catalogue, none fitted here{taken}"
+        conditions = {"switches_bytes": "none", "parameters": parameters}
     else:
         table, chosen, conditions = _fitted(point, study)
     series = table.assign(source=point.source, split=point.split).drop(columns=["sizes", "hop"])

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,19 @@ class Times(Protocol):
         """What every pass takes, however little is in it: parts that share a pass take it once."""
 
 
+@runtime_checkable
+class WholePasses(Protocol):
+    """`Times` that know what a pass of several parts takes, which need not be their sum without what they share."""
+
+    def mixed(self, batch: int, context: int, chunks: Sequence[tuple[int, int]]) -> float:
+        """Of one pass, as `pass_s` takes it."""
+
+
 def pass_s(times: Times, batch: int, context: int, chunks: Sequence[tuple[int, int]]) -> float:
-    """Seconds of one pass: a token for each of `batch` rows of up to `context` tokens, and `chunks` (tokens, start)."""
+    """Seconds of one pass: a token for each of `batch` rows of up to `context` tokens, and `chunks` (tokens, start). As
+    `times` say of `WholePasses`; else its parts together, and `floor_s` once."""
+    if isinstance(times, WholePasses):
+        return times.mixed(batch, context, chunks)
     parts = [times.prefill(tokens, start) for tokens, start in chunks]
     if batch:
         parts.append(float(times.decode(batch, np.array([context]))[0]))
