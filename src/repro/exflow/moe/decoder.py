@@ -86,11 +86,12 @@ class Decoder:
                 f"prompts of {lengths.min()} to {lengths.max()} tokens and {new_tokens} new ones: at least 1 of each, "
                 f"and at most {self.model.config.seq_len} together"
             )
-        if self.memory is not None and (self.memory.room[0] < len(prompts) or self.memory.room[1] < longest):
-            held, positions = self.memory.room
-            raise ValueError(
-                f"{len(prompts)} requests of up to {longest} tokens; memory has room for {held} of {positions}"
-            )
+        if self.memory is not None:
+            requests, positions = self.memory.room
+            if requests < len(prompts) or positions < longest:
+                raise ValueError(
+                    f"{len(prompts)} requests of up to {longest} tokens; memory has room for {requests} of {positions}"
+                )
         self.requests = len(prompts)
         home = torch.arange(self.requests, device=self.device) * self.ranks // self.requests
         mine = (home == self.rank).nonzero()[:, 0]
