@@ -237,7 +237,7 @@ class Engine:
         """One fused pass; a token for each request that decodes, and for each whose prompt is complete with it. The
         scheduler is told what it took since `began`."""
         chunks = self._chunks()
-        batch = _Batch(self._windows(chunks), chunks)
+        batch = _Batch(self._windows(), chunks)
         if not batch.windows and not batch.chunks:
             return
         running = (self.scheduler.running.get(slot) for slot in batch.sampled)
@@ -270,28 +270,32 @@ class Engine:
             if running[slot].finish_reason not in ("length", "stop", "error"):
                 self.buffers.clear(slot)
         finished = [running.pop(slot) for slot in slots]
-        for source, destination in self.buffers.evict(slots):
-            running[destination] = running.pop(source)
+        if moved := dict(self.buffers.evict(slots)):
+            kept = {moved.get(slot, slot): generation for slot, generation in running.items()}
+            running.clear()  # and filled anew, so that it stays in order of admission
+            running.update(kept)
         now = self._now()
         for generation in finished:
             generation.finish_s = now
         return finished
 
-    def _windows(self, chunks: list[_Chunk]) -> list[slice]:
-        """Slots that decode: the window, or what is left of it around the chunks. Empty when nobody decodes."""
-        if not any(generation.decoding for generation in self.scheduler.running.values()):
+    def _windows(self) -> list[slice]:
+        """Slots that decode: the window, or what is left of it around those whose prompt is not complete, whether this
+        pass has a chunk of it or not. Empty when nobody decodes."""
+        running, window = self.scheduler.running, self.buffers.window
+        if not any(generation.decoding for generation in running.values()):
             return []
-        window = self.buffers.window
-        edges = [window.start - 1, *sorted(chunk.slot for chunk in chunks), window.stop]
+        prompts = (slot for slot, generation in running.items() if generation.prompt_left and not generation.done)
+        edges = [window.start - 1, *sorted(prompts), window.stop]
         return [slice(low + 1, high) for low, high in pairwise(edges) if low + 1 < high]
 
     def _chunks(self) -> list[_Chunk]:
-        """Chunked prefill: as many prompt tokens as the scheduler allows, in order of admission."""
+        """Chunked prefill: as many prompt tokens as the scheduler allows, in order of admission. A request
+        that was admitted before its prompt's turn waits in its slot."""
         left, chunks = self.scheduler.prompt_tokens, []
         for slot, generation in self.scheduler.running.items():
-            if generation.prompt_left and not generation.done:
+            if left and generation.prompt_left and not generation.done:
                 tokens = generation.request.prompt[generation.prefilled :][:left]
-                assert tokens, f"request {generation.request.id} was admitted too early"
                 chunks.append(_Chunk(slot, generation.prefilled, tokens, len(tokens) == generation.prompt_left))
                 left -= len(tokens)
         return chunks
