@@ -301,6 +301,22 @@ def test_a_full_queue_is_told_and_forgets_who_did_not_fit(scheduler):
     assert set(drained(engine)) == {3}
 
 
+@pytest.mark.parametrize("scheduler", [Scheduler, StaticScheduler, DynamicScheduler])
+def test_a_scheduler_that_holds_requests_is_refused(scheduler):
+    """Of another engine, or submitted to it directly: a new engine would wait for them for ever. Once empty, it serves."""
+    engine, direct = Engine(built("auto"), scheduler(2), CAPACITY), scheduler(2)
+    for number in (1, 2, 3):
+        engine.submit(good(number))
+    engine.step()
+    direct.submit(good(4))
+    for held, words in ((engine.scheduler, "holds 3 requests"), (direct, "holds 1 requests")):
+        refuses(lambda held=held: Engine(built("auto"), held, CAPACITY), ValueError, words)
+    assert set(drained(engine)) == {1, 2, 3}
+    again = Engine(built("auto"), engine.scheduler, CAPACITY)
+    again.submit(good(4))
+    assert drained(again)[4].tokens == answer_alone(good(4))
+
+
 def test_cancelling_who_is_unknown_finished_or_cancelled_is_false_and_changes_nothing():
     model = built("auto")
     engine = Engine(model, Scheduler(1), CAPACITY)
@@ -606,7 +622,8 @@ def test_a_step_that_broke_off_elsewhere_hands_out_what_it_can_and_refuses_the_r
         engine.step()
     assert [g.request.id for g in engine.step()] == [2]
     for _ in range(2):
-        refuses(engine.step, EngineTorn, "an earlier step broke off", "new engine")
+        refuses(engine.step, EngineTorn, "an earlier step broke off", "new engine, with a new scheduler")
+    refuses(lambda: Engine(model, engine.scheduler, CAPACITY), ValueError, "the scheduler holds 2 requests")
 
 
 class Greedy(Scheduler):

@@ -66,7 +66,8 @@ class Engine:
     """Serves requests on one model. The scheduler is the policy; the baselines are other schedulers. `capacity`: KV
     positions per slot; `layout`: where they lie (`buffers.LAYOUTS`). `clock` gives the time and `sleep` waits, both in
     seconds. Drive it with `submit`, `cancel` and `step`, from one thread, or let `serve` follow the requests' arrival
-    times. ValueError for a capacity beyond the model's context.
+    times. ValueError for a capacity beyond the model's context, for a scheduler that holds requests, which this engine
+    could not answer, and for one part of a sharded model.
     """
 
     def __init__(
@@ -78,12 +79,18 @@ class Engine:
         sleep: Callable[[float], None] = time.sleep,
         layout: Callable[[Decoder, int, int], Buffers] = WindowBuffers,
     ) -> None:
+        if held := len(scheduler.running) + len(scheduler.waiting):
+            raise ValueError(f"the scheduler holds {held} requests that this engine does not know, allowed: none")
+        shard = model.shard if isinstance(model, Decoder) else None
+        if shard is not None and shard.size > 1:
+            alone = f"found rank {shard.rank} of {shard.size} alone"
+            raise ValueError(f"a sharded model is served through parallel.Leader, {alone}")
         self.model, self.scheduler = model, scheduler
         capacity = number(int, "capacity", capacity, "a whole number", error=ValueError)
         self.buffers = layout(model, scheduler.slots, capacity)
         self.iterations = self.rows = self.dead_rows = 0
         self.report = ServingReport()  # of `serve`
-        whole = isinstance(model, Decoder) and model.shard is None and model.kernels.capturable
+        whole = isinstance(model, Decoder) and shard is None and model.kernels.capturable
         self._graphs = GraphedForward(model, self.buffers.cache) if whole else None
         self._gone: list[Generation] = []  # ended, and not handed out yet
         self._ids: set[int] = set()  # of requests that were submitted, and whose answer was not handed out yet
@@ -193,7 +200,8 @@ class Engine:
 
     def _step(self) -> None:
         if self._state == "torn":
-            raise EngineTorn("an earlier step broke off while it changed what runs: serve the rest on a new engine")
+            rest = "serve the rest on a new engine, with a new scheduler"
+            raise EngineTorn(f"an earlier step broke off while it changed what runs: {rest}")
         self._state = "torn"  # until it is done, but for the pass itself
         began = self._end_late()
         self._gone += self._leave()  # cancelled or late since the last step
