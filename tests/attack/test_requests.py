@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+import sys
 from collections import deque
 from dataclasses import replace
 from fractions import Fraction
@@ -287,6 +288,14 @@ def test_a_limit_that_is_none_is_refused(given, words):
     arguments = {"slots": 2, "capacity": 20} | given
     capacity = arguments.pop("capacity")
     refuses(lambda: Engine(built("auto"), Scheduler(**arguments), capacity), ValueError, *words)
+
+
+def test_the_largest_gap_that_is_accepted_serves():
+    requests = [good(number) for number in range(5)]
+    engine = Engine(built("auto"), Scheduler(3, token_gap_s=sys.float_info.max), CAPACITY)
+    for request in requests:
+        engine.submit(request)
+    assert {number: g.tokens for number, g in drained(engine).items()} == answers_alone(requests)
 
 
 @pytest.mark.parametrize("scheduler", [Scheduler, StaticScheduler, DynamicScheduler])
