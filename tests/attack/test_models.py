@@ -288,7 +288,13 @@ SIZES_THAT_CLASH = {
         "llama.attention.key_length",
         U32,
         2**31 - 2,
-        ["blk.0.attn_k.weight has shape (16, 32), expected"],
+        ["llama.context_length is 48, and 2147483646 entries of a head turn", "a product of at most 536870912"],
+    ),
+    "heads that the weights have not": (
+        "llama.attention.key_length",
+        U32,
+        16,
+        ["blk.0.attn_k.weight has shape (16, 32), expected (32, 32)"],
     ),
     "values narrower than keys": (
         "llama.attention.value_length",
@@ -561,8 +567,20 @@ CONFIGS = {
     "100 layers": (*llama(num_hidden_layers=100), ["no weights for blk.1.", "more"]),
     "10**9 positions": (*llama(max_position_embeddings=10**9), ["max_position_embeddings is 1000000000"]),
     "a width that the weights have not": (
-        *llama(hidden_size=2**31 - 2, num_attention_heads=1, num_key_value_heads=1),
+        *llama(hidden_size=2**31 - 2, num_attention_heads=2**30 - 1, num_key_value_heads=1),
         ["has shape"],
+    ),
+    "one head of 2**31 - 2": (
+        *llama(hidden_size=2**31 - 2, num_attention_heads=1, num_key_value_heads=1),
+        ["max_position_embeddings is 48, and 2147483646 entries of a head turn", "a product of at most 536870912"],
+    ),
+    "a table of positions of 16 GiB": (
+        *llama(head_dim=2048, max_position_embeddings=2**22),
+        ["max_position_embeddings is 4194304, and 2048 entries of a head turn", "at most 536870912"],
+    ),
+    "a table of positions of 16 GiB, of GPT-NeoX": (
+        *neox(hidden_size=8192, max_position_embeddings=2**22, rotary_pct=1, rope_parameters=None),
+        ["max_position_embeddings is 4194304, and 2048 entries of a head turn", "at most 536870912"],
     ),
     "heads that do not divide the width": (
         *llama(num_attention_heads=5),

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+import sys
 from collections import deque
 from dataclasses import replace
 from fractions import Fraction
@@ -289,6 +290,14 @@ def test_a_limit_that_is_none_is_refused(given, words):
     refuses(lambda: Engine(built("auto"), Scheduler(**arguments), capacity), ValueError, *words)
 
 
+def test_the_largest_gap_that_is_accepted_serves():
+    requests = [good(number) for number in range(5)]
+    engine = Engine(built("auto"), Scheduler(3, token_gap_s=sys.float_info.max), CAPACITY)
+    for request in requests:
+        engine.submit(request)
+    assert {number: g.tokens for number, g in drained(engine).items()} == answers_alone(requests)
+
+
 @pytest.mark.parametrize("scheduler", [Scheduler, StaticScheduler, DynamicScheduler])
 def test_a_full_queue_is_told_and_forgets_who_did_not_fit(scheduler):
     engine = Engine(built("auto"), scheduler(1, queue_limit=2), CAPACITY)
@@ -299,6 +308,22 @@ def test_a_full_queue_is_told_and_forgets_who_did_not_fit(scheduler):
     assert set(drained(engine)) == {1, 2}
     engine.submit(good(3))
     assert set(drained(engine)) == {3}
+
+
+@pytest.mark.parametrize("scheduler", [Scheduler, StaticScheduler, DynamicScheduler])
+def test_a_scheduler_that_holds_requests_is_refused(scheduler):
+    """Of another engine, or submitted to it directly: a new engine would wait for them for ever. Once empty, it serves."""
+    engine, direct = Engine(built("auto"), scheduler(2), CAPACITY), scheduler(2)
+    for number in (1, 2, 3):
+        engine.submit(good(number))
+    engine.step()
+    direct.submit(good(4))
+    for held, words in ((engine.scheduler, "holds 3 requests"), (direct, "holds 1 requests")):
+        refuses(lambda held=held: Engine(built("auto"), held, CAPACITY), ValueError, words)
+    assert set(drained(engine)) == {1, 2, 3}
+    again = Engine(built("auto"), engine.scheduler, CAPACITY)
+    again.submit(good(4))
+    assert drained(again)[4].tokens == answer_alone(good(4))
 
 
 def test_cancelling_who_is_unknown_finished_or_cancelled_is_false_and_changes_nothing():
@@ -553,6 +578,34 @@ def test_a_model_that_never_works_again_keeps_what_had_ended(policy, monkeypatch
         assert generation.tokens == alone[number][: len(generation.tokens)]
 
 
+@pytest.mark.parametrize("end", ["cancelled", "deadline"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_who_leaves_after_a_pass_that_failed_disturbs_nobody(layout, end, monkeypatch):
+    """Two prompts were admitted together, the first moves for it: it is still the first, and the second has the rest."""
+    model, times = built("auto"), [0.0]  # on a clock that stands still a pass may take 64 prompt tokens
+    leaving = good(1, 3, 20, deadline_s=1.0)
+    asked = [good(0, 3, 2), leaving, good(2, 3, 20), good(3, 10, 5), good(4, 100, 5)]
+    alone = {request.id: lone(model, [replace(request, deadline_s=None)], 128)[0].tokens for request in asked}
+    engine = Engine(model, Scheduler(4), 128, lambda: times[-1], layout=LAYOUTS[layout])
+    found = {}
+    for together in (asked[:3], asked[3:]):
+        for request in together:
+            engine.submit(request)
+        while len(found) < 1:
+            found |= {g.request.id: g for g in engine.step()}
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "forward", Flaky(model.forward, 1))
+        with pytest.raises(MemoryError):
+            engine.step()
+    assert [g.request.id for g in engine.running] == [1, 2, 3, 4]
+    if end == "cancelled":
+        assert engine.cancel(1)
+    times.append(2.0)
+    found |= drained(engine)
+    assert found[1].finish_reason == end
+    assert {n: g.tokens for n, g in found.items()} == alone | {1: alone[1][: len(found[1].tokens)]}
+
+
 def test_serve_keeps_the_report_of_what_had_ended_when_a_pass_fails(monkeypatch):
     model, requests = built("auto"), [good(n, 3, new) for n, new in enumerate((2, 9, 4, 9))]
     alone = answers_alone(requests)
@@ -578,7 +631,8 @@ def test_a_step_that_broke_off_elsewhere_hands_out_what_it_can_and_refuses_the_r
         engine.step()
     assert [g.request.id for g in engine.step()] == [2]
     for _ in range(2):
-        refuses(engine.step, EngineTorn, "an earlier step broke off", "new engine")
+        refuses(engine.step, EngineTorn, "an earlier step broke off", "new engine, with a new scheduler")
+    refuses(lambda: Engine(model, engine.scheduler, CAPACITY), ValueError, "the scheduler holds 2 requests")
 
 
 class Greedy(Scheduler):
@@ -598,6 +652,30 @@ def test_who_is_admitted_without_room_ends_alone(layout):
     found = drained(engine)
     assert {n: found[n].tokens for n in (0, 1)} == answers_alone(requests[:2])
     assert all(found[n].finish_reason == "error" and "no room" in found[n].cause for n in (2, 3, 4))
+
+
+class Hasty(Scheduler):
+    """A policy that admits whoever there is a slot for, however long the prompts before are."""
+
+    def admit(self, fits=len):
+        return [self.waiting.popleft() for _ in range(min(len(self.waiting), self.slots - len(self.running)))]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_prompts_that_are_admitted_before_their_turn_wait_in_their_slots(kernels, layout):
+    """While others decode around them, nothing is written to them, and nothing that they have is lost."""
+    model, requests = built(kernels), [good(n, 4 + 7 * (n % 4), 3 + 4 * (n % 3)) for n in range(9)]
+    engine = Engine(model, Hasty(5, prefill_tokens=4), CAPACITY, layout=LAYOUTS[layout])
+    for request in requests:
+        engine.submit(request)
+    found, waiting = {}, 0
+    while engine.ready:
+        found |= {g.request.id: g.tokens for g in engine.step()}
+        prompts = {slot: g for slot, g in engine.scheduler.running.items() if not g.tokens}
+        assert all(engine.buffers.lengths[slot] == g.prefilled for slot, g in prompts.items())
+        waiting += len(prompts) > 1
+    assert found == answers_alone(requests, kernels) and waiting
 
 
 def test_a_summary_counts_answers_that_broke_off_apart():

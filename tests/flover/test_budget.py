@@ -68,6 +68,15 @@ def test_a_clock_that_stands_still_says_nothing():
     assert budget.tokens == FIRST
 
 
+@pytest.mark.parametrize(("gap", "seconds"), [(sys.float_info.max, 1.0), (sys.float_info.max, 1e-9), (1e9, 5e-324)])
+def test_the_largest_gap_is_as_good_as_none(gap, seconds):
+    """Though the number that meets it is infinite in floating point."""
+    budget = Budget(gap)
+    for _ in range(70):
+        budget.timed(64, seconds)
+    assert sys.maxsize - 70 < budget.tokens <= sys.maxsize
+
+
 @pytest.mark.parametrize("gap", [-0.1, math.inf, math.nan, None, "0.2"])
 def test_a_gap_is_checked(gap):
     with pytest.raises(ValueError, match=r"token_gap_s is .*, must be at least 0 seconds, finite"):

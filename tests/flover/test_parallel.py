@@ -57,6 +57,15 @@ def serve(rank: int, size: int, tied: bool, layout: str, scheduler: Scheduler) -
     return [g.tokens for g in report.generations], leader.digest.hexdigest(), report.slot_moves
 
 
+def test_a_part_of_a_model_is_not_served_without_its_leader():
+    """Its all-reduces would wait for ranks that nobody tells of the pass."""
+    for rank in (0, 1):
+        model = Llama(CONFIG, weights(True), shard=Shard(rank, 2))
+        with pytest.raises(ValueError, match=rf"served through parallel\.Leader, found rank {rank} of 2 alone"):
+            Engine(model, Scheduler(2), 40)
+    Engine(Llama(CONFIG, weights(True), shard=Shard(0, 1)), Scheduler(2), 40)
+
+
 def test_a_model_that_is_whole_neither_leads_nor_follows():
     model = Llama(CONFIG, weights(tied=True))
     with pytest.raises(ValueError, match="a leader is rank 0 of a sharded model, found one that is whole"):

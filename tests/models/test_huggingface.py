@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from kernel_inputs import decode
+from safetensors import safe_open
 
 from repro.models.huggingface import read_huggingface, stop_tokens
 from repro.models.llama import Llama
@@ -99,7 +100,7 @@ def test_a_model_that_we_would_get_wrong_is_refused(tmp_path, changes, message):
 
 
 def test_the_output_head_is_tied_only_if_the_file_says_so(tmp_path):
-    """A lost head is an error, not the embedding; and a head beside a tied one is not used, as in transformers."""
+    """A lost head is an error, not the embedding."""
     saved(tmp_path, tie_word_embeddings=True)
     path = tmp_path / "config.json"
     assert "output.weight" not in read_huggingface(tmp_path)[1]
@@ -108,8 +109,25 @@ def test_the_output_head_is_tied_only_if_the_file_says_so(tmp_path):
         read_huggingface(tmp_path)
     saved(tmp_path)
     assert "output.weight" in read_huggingface(tmp_path)[1]
+
+
+@pytest.mark.parametrize("like_the_embedding", [False, True])
+def test_a_head_that_a_tied_model_holds_is_used_where_it_differs(tmp_path, like_the_embedding):
+    """As transformers reads it: what was trained apart from the embedding is the head, a copy of it is not kept."""
+    model, path = saved(tmp_path), tmp_path / "config.json"
+    if like_the_embedding:
+        model.lm_head.weight.data.copy_(model.model.embed_tokens.weight)
+        model.save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert {"lm_head.weight", "model.embed_tokens.weight"} <= set(file.keys())
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": True}))
-    assert "output.weight" not in read_huggingface(tmp_path)[1]
+    config, weights = read_huggingface(tmp_path)
+    assert ("output.weight" in weights) != like_the_embedding
+    tokens = torch.arange(20)
+    with torch.no_grad():
+        expected = transformers.LlamaForCausalLM.from_pretrained(tmp_path)(tokens[None]).logits[0, -1]
+    ours = Llama(config, weights)
+    torch.testing.assert_close(ours.prefill(tokens, ours.new_cache(1, 64)), expected, atol=2e-5, rtol=1e-4)
 
 
 def test_missing_and_broken_files_are_named(tmp_path):

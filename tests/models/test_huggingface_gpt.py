@@ -81,6 +81,14 @@ def test_logits_are_those_of_transformers(tmp_path, kind, options, kernels):
     assert len(list(tmp_path.glob("*.safetensors"))) > 1 or "shard" not in options
 
 
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_head_that_a_tied_model_holds_is_used_where_it_differs(tmp_path, kind):
+    saved(tmp_path, kind)
+    change(tmp_path, tie_word_embeddings=True)
+    expected = expected_logits(CLASSES[kind][1].from_pretrained(tmp_path))
+    torch.testing.assert_close(found_logits(load_huggingface(tmp_path)), expected[24:], atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("kernels", ["cpp", "torch"])
 @pytest.mark.parametrize("kind", CLASSES)
 def test_in_blocks_of_a_pool(tmp_path, kind, kernels):

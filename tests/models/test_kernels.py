@@ -215,6 +215,17 @@ def test_what_cannot_be_in_cpp():
             choose("cpp", device, dtype, dim)
 
 
+@pytest.mark.parametrize(("dtype", "widest"), [(torch.float32, 256), (torch.bfloat16, 512), (torch.float16, 512)])
+def test_what_cannot_be_in_triton(monkeypatch, dtype, widest):
+    """Heads so wide that a tile of prompts would have fewer positions than matrix units multiply."""
+    monkeypatch.setattr("repro.models.kernels._triton", lambda device: device)
+    device = torch.device("cuda")
+    assert choose("auto", device, dtype, widest) is choose("triton", device, dtype, widest) is device
+    assert choose("auto", device, dtype, widest + 2).name == "torch"
+    with pytest.raises(ValueError, match=f"head_dim {widest + 2}; allowed: .*heads up to 256 in float32 and 512"):
+        choose("triton", device, dtype, widest + 2)
+
+
 def test_loading_leaves_the_arithmetic_of_the_process_alone():
     """Older GCCs link a start-up routine with -ffast-math that flushes subnormal numbers."""
     code = CHOOSE.format("cpp") + "; print((torch.full((1,), 1e-20) * 1e-20).item() > 0, 1e-300 * 1e-10 > 0)"

@@ -35,7 +35,7 @@ class Budget:
         if not self.gap_s or not prompt_tokens:
             return
         aim = AIM * self.gap_s
-        met = int(prompt_tokens * aim / seconds) if seconds > 0 else self.tokens
+        met = int(min(prompt_tokens * aim / seconds, sys.maxsize)) if seconds > 0 else self.tokens
         if seconds > aim:
             self.tokens = max(LEAST, self.tokens // 2, min(self.tokens, met))
         elif met > self.tokens:

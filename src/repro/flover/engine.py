@@ -66,7 +66,8 @@ class Engine:
     """Serves requests on one model. The scheduler is the policy; the baselines are other schedulers. `capacity`: KV
     positions per slot; `layout`: where they lie (`buffers.LAYOUTS`). `clock` gives the time and `sleep` waits, both in
     seconds. Drive it with `submit`, `cancel` and `step`, from one thread, or let `serve` follow the requests' arrival
-    times. ValueError for a capacity beyond the model's context.
+    times. ValueError for a capacity beyond the model's context, for a scheduler that holds requests, which this engine
+    could not answer, and for one part of a sharded model.
     """
 
     def __init__(
@@ -78,12 +79,18 @@ class Engine:
         sleep: Callable[[float], None] = time.sleep,
         layout: Callable[[Decoder, int, int], Buffers] = WindowBuffers,
     ) -> None:
+        if held := len(scheduler.running) + len(scheduler.waiting):
+            raise ValueError(f"the scheduler holds {held} requests that this engine does not know, allowed: none")
+        shard = model.shard if isinstance(model, Decoder) else None
+        if shard is not None and shard.size > 1:
+            alone = f"found rank {shard.rank} of {shard.size} alone"
+            raise ValueError(f"a sharded model is served through parallel.Leader, {alone}")
         self.model, self.scheduler = model, scheduler
         capacity = number(int, "capacity", capacity, "a whole number", error=ValueError)
         self.buffers = layout(model, scheduler.slots, capacity)
         self.iterations = self.rows = self.dead_rows = 0
         self.report = ServingReport()  # of `serve`
-        whole = isinstance(model, Decoder) and model.shard is None and model.kernels.capturable
+        whole = isinstance(model, Decoder) and shard is None and model.kernels.capturable
         self._graphs = GraphedForward(model, self.buffers.cache) if whole else None
         self._gone: list[Generation] = []  # ended, and not handed out yet
         self._ids: set[int] = set()  # of requests that were submitted, and whose answer was not handed out yet
@@ -193,7 +200,8 @@ class Engine:
 
     def _step(self) -> None:
         if self._state == "torn":
-            raise EngineTorn("an earlier step broke off while it changed what runs: serve the rest on a new engine")
+            rest = "serve the rest on a new engine, with a new scheduler"
+            raise EngineTorn(f"an earlier step broke off while it changed what runs: {rest}")
         self._state = "torn"  # until it is done, but for the pass itself
         began = self._end_late()
         self._gone += self._leave()  # cancelled or late since the last step
@@ -237,7 +245,7 @@ class Engine:
         """One fused pass; a token for each request that decodes, and for each whose prompt is complete with it. The
         scheduler is told what it took since `began`."""
         chunks = self._chunks()
-        batch = _Batch(self._windows(chunks), chunks)
+        batch = _Batch(self._windows(), chunks)
         if not batch.windows and not batch.chunks:
             return
         running = (self.scheduler.running.get(slot) for slot in batch.sampled)
@@ -270,28 +278,32 @@ class Engine:
             if running[slot].finish_reason not in ("length", "stop", "error"):
                 self.buffers.clear(slot)
         finished = [running.pop(slot) for slot in slots]
-        for source, destination in self.buffers.evict(slots):
-            running[destination] = running.pop(source)
+        if moved := dict(self.buffers.evict(slots)):
+            kept = {moved.get(slot, slot): generation for slot, generation in running.items()}
+            running.clear()  # and filled anew, so that it stays in order of admission
+            running.update(kept)
         now = self._now()
         for generation in finished:
             generation.finish_s = now
         return finished
 
-    def _windows(self, chunks: list[_Chunk]) -> list[slice]:
-        """Slots that decode: the window, or what is left of it around the chunks. Empty when nobody decodes."""
-        if not any(generation.decoding for generation in self.scheduler.running.values()):
+    def _windows(self) -> list[slice]:
+        """Slots that decode: the window, or what is left of it around those whose prompt is not complete, whether this
+        pass has a chunk of it or not. Empty when nobody decodes."""
+        running, window = self.scheduler.running, self.buffers.window
+        if not any(generation.decoding for generation in running.values()):
             return []
-        window = self.buffers.window
-        edges = [window.start - 1, *sorted(chunk.slot for chunk in chunks), window.stop]
+        prompts = (slot for slot, generation in running.items() if generation.prompt_left and not generation.done)
+        edges = [window.start - 1, *sorted(prompts), window.stop]
         return [slice(low + 1, high) for low, high in pairwise(edges) if low + 1 < high]
 
     def _chunks(self) -> list[_Chunk]:
-        """Chunked prefill: as many prompt tokens as the scheduler allows, in order of admission."""
+        """Chunked prefill: as many prompt tokens as the scheduler allows, in order of admission. A request
+        that was admitted before its prompt's turn waits in its slot."""
         left, chunks = self.scheduler.prompt_tokens, []
         for slot, generation in self.scheduler.running.items():
-            if generation.prompt_left and not generation.done:
+            if left and generation.prompt_left and not generation.done:
                 tokens = generation.request.prompt[generation.prefilled :][:left]
-                assert tokens, f"request {generation.request.id} was admitted too early"
                 chunks.append(_Chunk(slot, generation.prefilled, tokens, len(tokens) == generation.prompt_left))
                 left -= len(tokens)
         return chunks

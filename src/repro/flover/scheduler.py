@@ -43,7 +43,7 @@ class Scheduler:
     prefill_tokens: int = 0
     token_gap_s: float = 0.2  # five tokens a second: faster than people read
     waiting: deque[Request] = field(default_factory=deque)
-    running: dict[int, Generation] = field(default_factory=dict)  # by the slot where it lies now
+    running: dict[int, Generation] = field(default_factory=dict)  # by its slot now, in order of admission
     closed: bool = False  # no further request will come
     budget: Budget = field(init=False)
 

@@ -23,6 +23,8 @@ LIMITS: dict[str, tuple[float, float]] = {
 """Least and largest value of a size by its name, others in `check_sizes`: names of layers and a table of positions are
 made before the weights of a file can say that it claims too much. Whole numbers only where the limits are whole."""
 
+_MOST_TURNS = 2**29  # positions times entries of a head that turn: tables of 2 GiB; 4 million positions of 128 entries
+
 _OPTIONAL = int | None
 _CHECKED = int, float, _OPTIONAL  # types of fields that are sizes
 
@@ -81,6 +83,12 @@ class DecoderConfig(ABC):
         check_sizes({field.name: size for field, size in sizes if size is not None or field.type != _OPTIONAL})
         for divisor in self.rope_divisors:
             check_sizes({"rope_divisors": divisor})
+
+    def _check_turns(self) -> None:
+        """ValueError where tables of all positions would be too large; for subclasses, once their sizes are known."""
+        if self.context * self.rotary_dim > _MOST_TURNS:
+            found = f"context is {self.context}, and {self.rotary_dim} entries of a head turn with the position"
+            raise ValueError(f"{found}, allowed: a product of at most {_MOST_TURNS}")
 
     @property
     def head_dim(self) -> int:

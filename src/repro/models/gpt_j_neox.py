@@ -32,6 +32,7 @@ class GPTDecoderConfig(DecoderConfig):
             raise ValueError(f"rotary_dim is {self.rotary_dim}, allowed: even, 2 to {self.head_dim} (width / heads)")
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"activation is {self.activation!r}, allowed: {', '.join(map(repr, ACTIVATIONS))}")
+        self._check_turns()
 
     @property
     def kv_heads(self) -> int:

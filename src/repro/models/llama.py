@@ -32,6 +32,7 @@ class LlamaConfig(DecoderConfig):
             object.__setattr__(self, "head_dim", self.width // self.heads)
         if uneven or self.heads % self.kv_heads or self.head_dim % 2:
             raise ValueError(f"{rule}, and heads a multiple of kv_heads {self.kv_heads}")
+        self._check_turns()
 
     @property
     def rotary_dim(self) -> int:

@@ -100,7 +100,7 @@ def turns(config: DecoderConfig) -> tuple[Tensor, Tensor]:
             raise ValueError(f"rope_divisors are {len(config.rope_divisors)}, allowed: {len(frequencies)}, one a pair")
         frequencies /= torch.tensor(config.rope_divisors)
     angles = torch.arange(config.context)[:, None] * frequencies
-    return angles.cos() * config.rope_magnitude, angles.sin() * config.rope_magnitude
+    return angles.cos().mul_(config.rope_magnitude), angles.sin_().mul_(config.rope_magnitude)  # no third table
 
 
 def neighbours(heads: Tensor, rotary_dim: int) -> Tensor:

@@ -70,7 +70,8 @@ class Buffers(ABC):
 
     @abstractmethod
     def _moves(self, live: Sequence[bool]) -> list[Move]:
-        """What the layout moves, when requests have left, given a flag per slot. A destination is free by then."""
+        """What the layout moves, when requests have left, given a flag per slot. A destination is free by then,
+        and no slot moves twice."""
 
     def longest(self, slots: slice) -> int:
         """The most tokens that one of these has stored, or more where a dead row stands still."""

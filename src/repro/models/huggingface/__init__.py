@@ -69,7 +69,7 @@ def _read(folder: Path) -> tuple[Architecture, Any, dict[str, Tensor]]:
 
 
 def _weights(folder: Path, architecture: Architecture, config: Any, tied: bool) -> dict[str, Tensor]:
-    """All weights, arranged, and no others. `tied`: the embedding is the output head."""
+    """All weights, arranged, and no others. `tied`: the embedding is the output head, unless the files hold another."""
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.names.upper()], config.layers)
     shapes = config.weight_shapes() | {"output.weight": (config.vocab, config.width)}
     places: dict[str, tuple[Path, str]] = {}
@@ -85,17 +85,21 @@ def _weights(folder: Path, architecture: Architecture, config: Any, tied: bool) 
                 if known in places:
                     raise ValueError(f"{name} is in {places[known][0].name} as {places[known][1]}")
                 stored = weights.get_slice(name)
-                if (found := tuple(stored.get_shape())) != (expected := shapes.get(known)):
-                    raise ValueError(f"{name} has shape {found}, by config.json: {expected or 'no such weight'}")
+                if (shape := tuple(stored.get_shape())) != (expected := shapes.get(known)):
+                    raise ValueError(f"{name} has shape {shape}, by config.json: {expected or 'no such weight'}")
                 if stored.get_dtype() not in _DTYPES:
                     raise ValueError(f"{name} has type {stored.get_dtype()}, allowed: {', '.join(_DTYPES)}")
                 places[known] = file, name
-    if tied:  # transformers ties it, whatever the file holds
+    if tied:
         del shapes["output.weight"]
-        places.pop("output.weight", None)
     if missing := shapes.keys() - places.keys():
         raise ValueError(f"{folder}: no weights for {listed(missing)}")
-    return {known: architecture.arrange(config, known, weight) for known, weight in _read_all(places)}
+    found = {known: architecture.arrange(config, known, weight) for known, weight in _read_all(places)}
+    if tied and "output.weight" in found:  # as transformers 5: a head that was trained apart is not tied
+        embedding, head = found["token_embd.weight"], found["output.weight"]
+        if head.dtype == embedding.dtype and head.equal(embedding):
+            del found["output.weight"]
+    return found
 
 
 def _read_all(places: dict[str, tuple[Path, str]]) -> Iterator[tuple[str, Tensor]]:

@@ -18,16 +18,18 @@ def choose(choice: Choice, device: torch.device, dtype: torch.dtype, head_dim: i
     """`auto` takes the fastest that there is for the device, and warns where it cannot be built. What was asked for by
     name raises ValueError where it cannot compute such a model, `cpp.BuildError` or ImportError where it is missing."""
     floats = (torch.float32, torch.bfloat16)
+    tiled = head_dim * dtype.itemsize <= 1024  # Triton's tiles of prompts have 16 positions at least, in 16 KiB
     possible = {
         "cpp": device.type == "cpu" and dtype in floats and head_dim <= 256,
-        "triton": device.type == "cuda" and dtype in (*floats, torch.float16),
+        "triton": device.type == "cuda" and dtype in (*floats, torch.float16) and tiled,
         "torch": True,
     }
     chosen = next(name for name, can in possible.items() if can) if choice == "auto" else choice
     if not possible[chosen]:
         raise ValueError(
             f"kernels is {choice!r}, dtype {dtype}, device {device}, head_dim {head_dim}; allowed: "
-            f"'cpp' for float32 and bfloat16 on cpu, heads up to 256; 'triton' for these and float16 on cuda; 'torch'"
+            f"'cpp' for float32 and bfloat16 on cpu, heads up to 256; 'triton' for these and float16 on cuda, heads up to "
+            f"256 in float32 and 512 in the others; 'torch'"
         )
     try:
         if chosen == "cpp":

@@ -81,6 +81,13 @@ class OneDNNLinear:
         return torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, *self._after)[: x.shape[0]]
 
 
+def _packs(dtype: torch.dtype) -> bool:
+    """Whether oneDNN packs such weights on this processor: those in bfloat16 on x86 with AVX-512, or AVX_NE_CONVERT."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return dtype is torch.float32 or (dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 class Kernels:
     """In torch, and what the other kernels do alike. `name` goes into records. `capturable`: whether a pass over rows
     that decode is the same launches wherever they lie, as a CUDA graph needs it."""
@@ -90,8 +97,7 @@ class Kernels:
 
     def linear(self, weight: Tensor, bias: Tensor | None = None, gelu: GELU | None = None) -> Linear:
         """The layer with this weight [out, in] and bias [out]; in oneDNN's layout on a CPU that has it."""
-        possible = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
-        packed = possible and weight.dtype in (torch.float32, torch.bfloat16)
+        packed = weight.device.type == "cpu" and _packs(weight.dtype)
         return (OneDNNLinear if packed else PlainLinear)(weight, bias, gelu)
 
     def take(self, table: Tensor, index: Tensor) -> Tensor:
