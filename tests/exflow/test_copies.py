@@ -11,7 +11,7 @@ from repro import exflow
 from repro.exflow.evaluate import loads
 from repro.exflow.placement import Placement
 from repro.exflow.search import joint
-from repro.exflow.serving import replicas
+from repro.exflow.serving import copies, replicas
 from repro.exflow.serving.copies import place_copies
 from repro.exflow.serving.replicas import evaluate_replicas, walk
 from repro.exflow.serving.slots import DISPATCHES, Replicas, physical_to_logical
@@ -108,7 +108,7 @@ def test_the_search_and_the_count_take_the_same_copy(seed, per_node):
     """Also where copies on a node are three, which divide no node's first GPU."""
     hosted = np.random.default_rng(seed).random((8, 8)) < 0.5
     hosted[:, seed % 8] |= ~hosted.any(axis=1)
-    routes = replicas._routes(hosted, per_node)
+    routes = replicas.nearest_copies(hosted, per_node)
     assert all(joint.nearest(hosted[e], g, per_node) == routes[e, g] for e, g in np.ndindex(hosted.shape))
 
 
@@ -125,6 +125,34 @@ def test_never_more_moves_than_allowed(draw, machine, seed, dispatch, moves, ext
         draw(seed), gpus, per_node, start=old, moves=moves, max_load=1.5, dispatch=dispatch, rounds=1, seed=seed
     )
     assert most_moves(new, old) <= moves and new.slots_per_gpu == old.slots_per_gpu
+
+
+def with_copies(seed, gpus, per_node):
+    """A random placement of 4 layers of 8 experts, with a slot per GPU for a copy of any."""
+    rng = np.random.default_rng(seed)
+    rows = rng.permuted(np.tile(np.repeat(np.arange(gpus), 8 // gpus), (4, 1)), axis=1)
+    slots = physical_to_logical(rows).reshape(4, gpus, -1)
+    return Replicas(np.concatenate([slots, rng.integers(8, size=(4, gpus, 1))], axis=2).reshape(4, -1), gpus, per_node)
+
+
+@pytest.mark.parametrize("dispatch", ["nearest", "round_robin"])
+@pytest.mark.parametrize("seed", [9, 10, 11])
+def test_a_start_with_copies_is_counted_as_the_server_deals_and_never_made_worse(draw, monkeypatch, dispatch, seed):
+    """Shares that no server has would look better than any true placement where the limit is tight (seed 10)."""
+    trace, old, jobs, anneal = draw(seed, 1000), with_copies(seed, 4, 2), [], copies._anneal
+
+    def cost(placed):
+        share = np.array([shares(placed, layer, dispatch) for layer in range(4)])
+        return jobs[0].cost(jobs[0].state(placed.hosted, share))
+
+    def begun(job, start, *rest):
+        jobs.append(job)
+        assert job.cost(start) == pytest.approx(cost(old))
+        return anneal(job, start, *rest)
+
+    monkeypatch.setattr(copies, "_anneal", begun)
+    options = {"start": old, "moves": 1, "dispatch": dispatch, "max_load": 1.1, "costs": [1, 1]}
+    assert cost(place_copies(trace, 4, 2, rounds=1, seed=seed, **options)) <= cost(old) * (1 + 1e-9)
 
 
 def test_more_moves_save_more(draw):
