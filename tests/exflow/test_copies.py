@@ -1,6 +1,7 @@
 """Experts, copies and shares in one search: what it counts is what tokens do, and what it promises."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repro import exflow
+from repro.exflow import spread
 from repro.exflow.evaluate import loads
 from repro.exflow.placement import Placement
 from repro.exflow.search import joint
@@ -200,6 +202,23 @@ def test_tokens_needed_falls_with_the_spread(make_trace):
     assert found.tokens == pytest.approx(found.loss * found.recorded / 0.01)
     evened = exflow.tokens_needed(trace, 4, max_load=1.0, where_possible=True)
     assert 1 <= evened.load_placed < evened.load_held_out and evened.load_placed < found.load_placed
+
+
+def test_searches_for_the_tokens_needed_share_the_time_and_say_what_was_cut(make_trace, monkeypatch):
+    """Each of the 16 gets an equal part of what is left when it begins, here of 16 s that pass in its searches alone."""
+    trace = exflow.Trace(make_trace(3, 8, 400, 1), 8, np.repeat(np.arange(40), 10))
+    now, parts = [0.0], []
+
+    def placed(counts, gpus, *rest, clock, **options):
+        parts.append(clock())
+        now[0] += 1.0 if len(parts) > 4 else 0.5
+        return replace(exflow.place(counts, gpus, rounds=0), time_limited=len(parts) in (3, 7))
+
+    monkeypatch.setattr(spread, "place", placed)
+    monkeypatch.setattr(spread.time, "perf_counter", lambda: now[0])
+    found = exflow.tokens_needed(trace, 2, clock=lambda: 16.0 - now[0])
+    assert parts == pytest.approx([(16.0 - t) / (16 - n) for n, t in enumerate([0, 0.5, 1, 1.5, *range(2, 14)])])
+    assert found.searches_cut == 2
 
 
 def test_wrong_arguments_are_refused(draw):
