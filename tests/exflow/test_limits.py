@@ -76,7 +76,7 @@ def test_what_the_search_leaves_is_spent_on_the_bound(trace_file):
 
 def test_tokens_needed_says_that_its_searches_were_cut(trace_file):
     """The clock is short for 10^9 rounds of each search; without any there is time enough."""
-    asked = ["place", str(trace_file(32, tokens=2_000)), *"--gpus 8 --tokens-needed --json --time-limit".split()]
+    asked = ["place", str(trace_file(32, tokens=2_000)), "--gpus", "8", "--tokens-needed", "--json", "--time-limit"]
     cut, whole = (
         CliRunner().invoke(cli.app, [*asked, *time.split()]) for time in ("2 --rounds 1000000000", "600 --rounds 0")
     )
