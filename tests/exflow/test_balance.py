@@ -118,6 +118,15 @@ def test_a_limit_that_cannot_be_kept_names_layer_and_expert():
         exflow.place(counts, 4, max_load=1.2)
     assert "3.417 times a GPU's even share, 3.500 with the 1 coldest" in str(error.value)
     assert "lowest limit found for all layers is 3.5000" in str(error.value)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_lowest_limit_that_is_named_can_be_asked_for(seed):
+    counts = np.random.default_rng(seed).gamma(0.3, 100.0, (3, 8, 8))
+    with pytest.raises(ValueError, match="lowest limit found") as error:
+        exflow.place(counts, 4, max_load=1.0)
+    named = float(str(error.value).rsplit(" ", 1)[1])
+    assert exflow.evaluate(exflow.place(counts, 4, max_load=named), counts).max_load_worst_layer <= named * (1 + 1e-9)
     assert exflow.place(counts, 4, max_load=3.5).max_load == 3.5
 
 

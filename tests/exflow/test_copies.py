@@ -1,6 +1,7 @@
 """Experts, copies and shares in one search: what it counts is what tokens do, and what it promises."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repro import exflow
+from repro.exflow import spread
 from repro.exflow.evaluate import loads
 from repro.exflow.placement import Placement
 from repro.exflow.search import joint
-from repro.exflow.serving import replicas
+from repro.exflow.serving import copies, replicas
 from repro.exflow.serving.copies import place_copies
 from repro.exflow.serving.replicas import evaluate_replicas, walk
 from repro.exflow.serving.slots import DISPATCHES, Replicas, physical_to_logical
@@ -108,7 +110,7 @@ def test_the_search_and_the_count_take_the_same_copy(seed, per_node):
     """Also where copies on a node are three, which divide no node's first GPU."""
     hosted = np.random.default_rng(seed).random((8, 8)) < 0.5
     hosted[:, seed % 8] |= ~hosted.any(axis=1)
-    routes = replicas._routes(hosted, per_node)
+    routes = replicas.nearest_copies(hosted, per_node)
     assert all(joint.nearest(hosted[e], g, per_node) == routes[e, g] for e, g in np.ndindex(hosted.shape))
 
 
@@ -125,6 +127,34 @@ def test_never_more_moves_than_allowed(draw, machine, seed, dispatch, moves, ext
         draw(seed), gpus, per_node, start=old, moves=moves, max_load=1.5, dispatch=dispatch, rounds=1, seed=seed
     )
     assert most_moves(new, old) <= moves and new.slots_per_gpu == old.slots_per_gpu
+
+
+def with_copies(seed, gpus, per_node):
+    """A random placement of 4 layers of 8 experts, with a slot per GPU for a copy of any."""
+    rng = np.random.default_rng(seed)
+    rows = rng.permuted(np.tile(np.repeat(np.arange(gpus), 8 // gpus), (4, 1)), axis=1)
+    slots = physical_to_logical(rows).reshape(4, gpus, -1)
+    return Replicas(np.concatenate([slots, rng.integers(8, size=(4, gpus, 1))], axis=2).reshape(4, -1), gpus, per_node)
+
+
+@pytest.mark.parametrize("dispatch", ["nearest", "round_robin"])
+@pytest.mark.parametrize("seed", [9, 10, 11])
+def test_a_start_with_copies_is_counted_as_the_server_deals_and_never_made_worse(draw, monkeypatch, dispatch, seed):
+    """Shares that no server has would look better than any true placement where the limit is tight (seed 10)."""
+    trace, old, jobs, anneal = draw(seed, 1000), with_copies(seed, 4, 2), [], copies._anneal
+
+    def cost(placed):
+        share = np.array([shares(placed, layer, dispatch) for layer in range(4)])
+        return jobs[0].cost(jobs[0].state(placed.hosted, share))
+
+    def begun(job, start, *rest):
+        jobs.append(job)
+        assert job.cost(start) == pytest.approx(cost(old))
+        return anneal(job, start, *rest)
+
+    monkeypatch.setattr(copies, "_anneal", begun)
+    options = {"start": old, "moves": 1, "dispatch": dispatch, "max_load": 1.1, "costs": [1, 1]}
+    assert cost(place_copies(trace, 4, 2, rounds=1, seed=seed, **options)) <= cost(old) * (1 + 1e-9)
 
 
 def test_more_moves_save_more(draw):
@@ -172,6 +202,23 @@ def test_tokens_needed_falls_with_the_spread(make_trace):
     assert found.tokens == pytest.approx(found.loss * found.recorded / 0.01)
     evened = exflow.tokens_needed(trace, 4, max_load=1.0, where_possible=True)
     assert 1 <= evened.load_placed < evened.load_held_out and evened.load_placed < found.load_placed
+
+
+def test_searches_for_the_tokens_needed_share_the_time_and_say_what_was_cut(make_trace, monkeypatch):
+    """Each of the 16 gets an equal part of what is left when it begins, here of 16 s that pass in its searches alone."""
+    trace = exflow.Trace(make_trace(3, 8, 400, 1), 8, np.repeat(np.arange(40), 10))
+    now, parts = [0.0], []
+
+    def placed(counts, gpus, *rest, clock, **options):
+        parts.append(clock())
+        now[0] += 1.0 if len(parts) > 4 else 0.5
+        return replace(exflow.place(counts, gpus, rounds=0), time_limited=len(parts) in (3, 7))
+
+    monkeypatch.setattr(spread, "place", placed)
+    monkeypatch.setattr(spread.time, "perf_counter", lambda: now[0])
+    found = exflow.tokens_needed(trace, 2, clock=lambda: 16.0 - now[0])
+    assert parts == pytest.approx([(16.0 - t) / (16 - n) for n, t in enumerate([0, 0.5, 1, 1.5, *range(2, 14)])])
+    assert found.searches_cut == 2
 
 
 def test_wrong_arguments_are_refused(draw):

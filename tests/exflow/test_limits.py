@@ -74,6 +74,17 @@ def test_what_the_search_leaves_is_spent_on_the_bound(trace_file):
     assert result["bound"] <= result["crossing_fraction"]
 
 
+def test_tokens_needed_says_that_its_searches_were_cut(trace_file):
+    """The clock is short for 10^9 rounds of each search; without any there is time enough."""
+    asked = ["place", str(trace_file(32, tokens=2_000)), "--gpus", "8", "--tokens-needed", "--json", "--time-limit"]
+    cut, whole = (
+        CliRunner().invoke(cli.app, [*asked, *time.split()]) for time in ("2 --rounds 1000000000", "600 --rounds 0")
+    )
+    assert cut.exit_code == whole.exit_code == 0, cut.output + whole.output
+    assert json.loads(cut.stdout)["searches_cut"] == 16 and json.loads(whole.stdout)["searches_cut"] == 0
+    assert "tokens: 16 of 16 searches were cut before their rounds" in cut.stderr and "cut" not in whole.stderr
+
+
 SEARCHES = {
     "before the search": ("--gpus 8", "repro.exflow.search.portfolio:search"),
     "in an annealing": ("--gpus 8", "repro.exflow.search.anneal:_sweeps"),

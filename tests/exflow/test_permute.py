@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from moe_models import EXPERTS, FAMILIES, build
+from torch import nn
 
 from repro import exflow
 from repro.exflow.permute import permute_experts
@@ -88,6 +89,30 @@ def test_what_it_cannot_reorder_it_refuses_before_it_changes_anything():
     for name in ("gate_up_proj", "down_proj"):
         delattr(experts, name)  # of a quantised model: the biases stay
     refused(model, r"layers\.2\.mlp: GptOssExperts has no weights of shape \[8, \.\., \.\.\]")
+
+
+def test_what_is_not_there_or_of_no_expert_is_refused_before_anything_changes():
+    """As accelerate offloads a layer (`device_map`), as PEFT adapts stacked experts, and as DeepSeek-V4 routes at first."""
+
+    def refused(model: nn.Module, match: str) -> None:
+        before = {name: value.clone() for name, value in model.state_dict().items() if not value.is_meta}
+        with pytest.raises(ValueError, match=match):
+            permute_experts(model, _gpu())
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items() if name in before)
+
+    (model := build("Olmoe")).model.layers[2].mlp.to("meta")
+    refused(model, r"layers\.2\.mlp: OlmoeTopKRouter\.weight is on the meta device")
+    (model := build("Olmoe")).model.layers[2].mlp.experts.to("meta")
+    refused(model, r"layers\.2\.mlp: OlmoeExperts\.gate_up_proj is on the meta device")
+    (model := build("Olmoe")).model.layers[2].mlp.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(EXPERTS))
+    model.model.layers[2].mlp.experts[5].to("meta")
+    refused(model, r"layers\.2\.mlp: 5\.weight is on the meta device")
+    (model := build("Olmoe")).model.layers[2].mlp.experts.lora = nn.Parameter(torch.zeros(2 * EXPERTS, 32))
+    refused(
+        model, r"layers\.2\.mlp: OlmoeExperts\.lora is of shape \(16, 32\); known are tensors with a row for each of"
+    )
+    (model := build("Olmoe")).model.layers[1].mlp.gate = nn.Linear(32, EXPERTS)
+    refused(model, r"layers\.1\.mlp: OlmoeSparseMoeBlock has experts and no known router, found Linear beside them")
 
 
 def test_contiguous_placement_changes_nothing():

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repro import exflow
-from repro.exflow import paper
+from repro.exflow import highs, paper
 from repro.exflow.evaluate import distances, total_cost
 from repro.exflow.search import portfolio
 from repro.exflow.search.problem import Problem
@@ -129,6 +129,38 @@ def test_more_rounds_are_never_worse(make_counts):
     counts = make_counts(2, 8, 32)
     costs = [hops(exflow.place(counts, 8, rounds=rounds, seed=5), counts) for rounds in (0, 10, 40)]
     assert costs == sorted(costs, reverse=True)
+
+
+@given(SEED, st.sampled_from([4, 8, 32]), st.integers(0, 3), st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_a_search_that_is_cut_is_not_worse_than_rank_order(make_counts, seed, gpus, looks, near):
+    """After so many looks at the clock, and without rounds; `near`: where rank order is good, or the best there is."""
+    counts = make_counts(seed, 5, 32)
+    if near:
+        counts *= np.where(distances(8, 8).repeat(4, axis=0).repeat(4, axis=1) > 0, 0.05, 1.0)
+    left = iter([9.0] * looks)
+    clock = lambda: next(left, 0.0)  # noqa: E731
+    rank_order = hops(exflow.place(counts, gpus, method="contiguous"), counts)
+    for found in (exflow.place(counts, gpus, rounds=3, clock=clock), exflow.place(counts, gpus, rounds=0)):
+        assert hops(found, counts) <= rank_order * (1 + 1e-12)
+
+
+def test_only_a_gap_of_nothing_is_a_proof(make_counts, monkeypatch):
+    """HiGHS says that it is done once 0.01 % are left, which is no optimum."""
+    counts, minimise = make_counts(0, 3, 4), highs.minimise
+
+    def place(share):
+        def short(*args):
+            found, bound, limited = minimise(*args)
+            return found, bound * share, limited
+
+        monkeypatch.setattr(highs, "minimise", short)
+        return exflow.place(counts, 2, method="exflow-direct")
+
+    proven, near = place(1.0), place(1 - 5e-5)
+    assert proven.optimal and "1 solved to optimality" in proven.note
+    assert not near.optimal and not near.time_limited and near.mip_gap == pytest.approx(5e-5, rel=1e-3)
+    assert near.note.endswith("0 solved to optimality, 1 to the solver's tolerance, with a gap of up to 5.0e-05")
 
 
 def test_time_limits_are_told(make_counts, monkeypatch):

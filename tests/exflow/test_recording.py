@@ -90,6 +90,55 @@ def test_padding_is_left_out_and_decoded_tokens_join_their_sequences(model):
     assert lengths.tolist() == [6 + 3, 4 + 3, 3 + 1]
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_a_row_that_has_ended_is_left_out(model, several, monkeypatch):
+    """What `generate` feeds it until the last row ends, and the end itself: each row as it is by itself."""
+    tokens = _tokens(4, 6)
+    monkeypatch.setattr(model.generation_config, "eos_token_id", None)
+    answers = model.generate(tokens, max_new_tokens=12, do_sample=False)[:, 6:].tolist()
+    # An end that one row comes to early, and another late or never.
+    ends = {end: [[*row, end].index(end) for row in answers] for row in answers for end in row[:8]}
+    end = max(ends, key=lambda each: max(ends[each]) - min(ends[each]))
+    monkeypatch.setattr(model.generation_config, "eos_token_id", [end, 99] if several else end)
+    with record_routing(model) as together:
+        model.generate(tokens, max_new_tokens=12, do_sample=False)
+    with record_routing(model) as alone:
+        for row in tokens:
+            model.generate(row[None], max_new_tokens=12, do_sample=False)
+    found, expected = together.trace(), alone.trace()
+    assert found.sequences.tolist() == expected.sequences.tolist()
+    np.testing.assert_array_equal(np.sort(found.experts), np.sort(expected.experts))
+    # The answer's last token, its end or not, is never an input.
+    assert np.bincount(found.sequences).tolist() == [6 + min(at, 11) for at in ends[end]]
+    assert len(set(ends[end])) > 1, "the test needs answers of unequal length"
+
+
+def test_an_end_inside_a_prompt_ends_nothing(model, monkeypatch):
+    monkeypatch.setattr(model.generation_config, "eos_token_id", 5)
+    tokens = _tokens(2, 6)
+    tokens[:, 2] = tokens[0, -1] = 5
+    with torch.no_grad(), record_routing(model) as recording:
+        cache = model(tokens, use_cache=True).past_key_values
+        model(tokens, past_key_values=cache)
+    assert np.bincount(recording.trace().sequences).tolist() == [12, 12]
+
+
+def test_padding_is_known_by_position_too_and_other_masks_are_refused(model):
+    tokens = _tokens(2, 6)
+    mask = torch.ones_like(tokens)
+    mask[1, :2] = 0
+    with torch.no_grad(), record_routing(model) as recording:
+        model(tokens, mask)
+        model(attention_mask=mask, input_ids=tokens)
+    assert np.bincount(recording.trace().sequences).tolist() == [6, 4, 6, 4]
+    with (
+        record_routing(model) as recording,
+        pytest.raises(ValueError, match=r"attention_mask is (of shape|a dict).*padding cannot be told from it"),
+    ):
+        model.generate(tokens, attention_mask=mask, max_new_tokens=2, cache_implementation="static")
+    assert not recording._chunks
+
+
 def test_a_saved_trace_is_read_back(model, tmp_path):
     with torch.no_grad(), record_routing(model) as recording:
         model(_tokens(3, 4))
@@ -164,6 +213,43 @@ def test_routers_of_ones_own_that_say_too_little_are_refused():
     ):
         model(torch.randn(2, 6, 16))
     with pytest.raises(ValueError, match="ReLU has neither `num_experts`"), record_routing(model, [nn.ReLU()] * 2):
+        pass
+
+
+@pytest.mark.parametrize(("wrong", "words"), [(EXPERTS, "chose experts 0 to 8"), (-1, "chose experts -1 to 7")])
+def test_an_expert_that_the_layer_does_not_have_is_refused(wrong, words):
+    """As of a router with experts that compute nothing (LongCat-Flash): cast to 8 bits, 256 would be expert 0."""
+    ids = torch.arange(EXPERTS).repeat(2)[:12, None].clone()
+
+    def choices(router: nn.Module, args: tuple, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        found = ids.clone()
+        if router is model.gates[1]:
+            found[-1] = wrong
+        return found, torch.ones(12, 1)
+
+    model = _Own()
+    with (
+        record_routing(model, list(model.gates), choices),
+        pytest.raises(ValueError, match=f"Linear of layer 1 {words}, allowed: 0 to 7"),
+    ):
+        model(torch.randn(2, 6, 16))
+
+
+def hashed() -> nn.Module:
+    """A model whose first two layers choose by a table, as DeepSeek-V4's."""
+
+    class HashRouter(nn.Module):
+        pass
+
+    model = build("Olmoe")
+    for layer in model.model.layers[:2]:
+        layer.mlp.gate = HashRouter()
+    return model
+
+
+def test_layers_without_a_known_router_are_not_left_out():
+    words = r"layers\.0\.mlp: OlmoeSparseMoeBlock has experts and no known router, found HashRouter beside them, as in 2 of 3"
+    with pytest.raises(ValueError, match=words), record_routing(hashed()):
         pass
 
 

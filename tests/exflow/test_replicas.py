@@ -52,6 +52,23 @@ def walked(placed, trace):
     return intra, inter, load
 
 
+def test_a_placement_that_is_uneven_is_not_cut_anew(tmp_path):
+    """Slots of a server are cut evenly: with 3, 1, 2 and 2 experts a GPU would get others than it was given, and a GPU
+    too many at the end none."""
+    trace = exflow.Trace(np.tile(np.arange(8)[:, None], (1, 2)), 8)
+    uneven = Placement(np.array([[0, 0, 0, 1, 2, 2, 3, 3]] * 2), 4, 4, "by hand")
+    empty = Placement(np.tile(np.arange(8) // 4, (2, 1)), 4, 4, "by hand")
+    calls = {
+        "copies": lambda start: place_replicas(start, trace, 1),
+        "dispatch": lambda start: exflow.place_for_dispatch(trace, start),
+    } | {name: lambda start, write=write: write(start, tmp_path / "p.json") for name, write in exflow.FORMATS.items()}
+    for call in calls.values():
+        with pytest.raises(ValueError, match="layer 0 has 3 experts on GPU 0, allowed: 2 on each"):
+            call(uneven)
+        with pytest.raises(ValueError, match="layer 0 has 4 experts on GPU 0, allowed: 2 on each"):
+            call(empty)
+
+
 def weighted(cost):
     return HOP_COSTS[0] * cost.intra_hops + HOP_COSTS[1] * cost.inter_hops
 

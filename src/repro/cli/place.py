@@ -1,7 +1,6 @@
 """`repro place`: a routing trace in, a placement file and its numbers out."""
 
 import math
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,7 +9,7 @@ from rich.markup import escape
 
 from repro.cli import served
 from repro.cli.clock import Clock
-from repro.cli.console import Json, emit, progress, stderr, user_errors
+from repro.cli.console import Json, progress, stderr, user_errors
 from repro.cli.place_options import (
     check_copies,
     check_extra_slots,
@@ -132,7 +131,8 @@ def place(
 
     With --pareto the hops and loads of placements from the most even to the one with the fewest hops; with --update
     those before and after the best change found with at most --moves experts; with --tokens-needed how many tokens
-    are enough, by what placements by parts of the sequences lose on the others.
+    are enough, by what placements by parts of the sequences lose on the others; each search gets an equal part of
+    --time-limit, and it is said how many were cut.
 
     With --evaluate the same numbers of a placement that somebody else made.
 
@@ -177,7 +177,7 @@ def place(
 
         with clock.stopped_by_interrupts():
             if tokens_needed:
-                emit(asdict(search.tokens_needed()))
+                served.show_needed(search.tokens_needed())
                 return _end(clock, None)
             if pareto:
                 served.show_front(search.front(), routing, dispatch, json_)

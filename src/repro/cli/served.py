@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from repro.cli.console import emit, stdout
+from repro.cli.console import emit, stderr, stdout
 
 if TYPE_CHECKING:  # loading these takes a second, and `repro --help` waits for none
     from repro.exflow import Replicas, Trace
     from repro.exflow.levels import Levels
+    from repro.exflow.spread import Needed
 
 
 def show_front(front: "list[Replicas]", routing: "Trace", dispatch: str, json_: bool) -> None:
@@ -23,6 +24,16 @@ def show_front(front: "list[Replicas]", routing: "Trace", dispatch: str, json_: 
     for row in rows:
         table.add_row(*(f"{value:.4f}" for value in row.values()))
     stdout.print(table)
+
+
+def show_needed(needed: "Needed") -> None:
+    """As JSON; on stderr, whether the time was too short for it to be so."""
+    from repro.exflow.spread import SEARCHES
+
+    if needed.searches_cut:
+        cut = f"{needed.searches_cut} of {SEARCHES} searches were cut before their rounds"
+        stderr.print(f"tokens: {cut}, so that these numbers are of worse and unequal placements", soft_wrap=True)
+    emit(asdict(needed))
 
 
 def read_old(path: Path, routing: "Trace", machine: "Levels", dense_layers: int = 0) -> "Replicas":

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from repro.exflow.recording import is_router
+from repro.exflow.recording import check_routers, is_router
 from repro.exflow.serving.export import check_even
 from repro.exflow.serving.slots import physical_to_logical
 
@@ -25,9 +25,12 @@ def permute_experts(model: nn.Module, gpu: np.ndarray) -> None:
     `save_pretrained`: every server reads it as it would read the original. To undo, apply the inverse order.
 
     Raises ValueError, before anything is changed, when the layers or experts of the placement are not the model's; for
-    unequal numbers of experts on the GPUs; for routers that choose groups of experts first (DeepSeek-V2 and V3 with `n_group` > 1) when the order mixes groups; and
-    for a layer whose router, bias or experts lie in tensors of another shape, for instance quantised ones.
+    unequal numbers of experts on the GPUs; for routers that choose groups of experts first (DeepSeek-V2 and V3 with
+    `n_group` > 1) when the order mixes groups; for blocks of experts whose router is of no known kind where others are;
+    and for a layer whose router, bias or experts lie in tensors of another shape, for instance quantised ones or adapters
+    (LoRA) beside stacked experts, or on no device (`meta`, as `device_map` leaves what it offloads).
     """
+    check_routers(model)
     layers = list(_layers(model))
     if len(layers) != len(gpu):
         raise ValueError(f"{type(model).__name__} has {len(layers)} MoE layers, the placement {len(gpu)}")
@@ -88,12 +91,7 @@ def _check(layer: _Layer, order: np.ndarray, number: int) -> None:
             f"{name} chooses among {groups} groups of {size} experts first; this placement mixes the groups, "
             "and the reordered model would compute something else"
         )
-    for tensor_name, tensor in layer.tensors():
-        if experts in tensor.shape and _dimension(tensor, experts) is None:
-            raise ValueError(
-                f"{name}: {tensor_name} is of shape {tuple(tensor.shape)}; known are tensors with a row for each of "
-                f"the {experts} experts"
-            )
+    _check_tensors(layer, experts)
     if not any(tensor.dim() == 2 and len(tensor) == experts for tensor in layer.router.parameters()):
         raise ValueError(f"{name}: its router has no weight of {experts} rows")
     stacked = any(tensor.dim() > 2 and len(tensor) == experts for tensor in layer.experts.parameters())
@@ -102,6 +100,29 @@ def _check(layer: _Layer, order: np.ndarray, number: int) -> None:
             f"{name}: {type(layer.experts).__name__} has no weights of shape [{experts}, .., ..] that could be "
             "reordered (a quantised model is reordered before it is quantised)"
         )
+
+
+def _check_tensors(layer: _Layer, experts: int) -> None:
+    """ValueError for a tensor that cannot be reordered, or that tells nothing of which expert it belongs to."""
+    listed = isinstance(layer.experts, nn.ModuleList)
+    own = {id(tensor) for tensor in (*layer.experts.parameters(), *layer.experts.buffers())}
+    members = layer.experts.named_parameters() if listed else ()  # they move with their modules
+    for name, tensor in (*layer.tensors(), *members):
+        known = _dimension(tensor, experts) is not None
+        if tensor.is_meta:
+            raise ValueError(
+                f"{layer.name}: {name} is on the meta device, without values to reorder; allowed: a model that is loaded "
+                "as a whole (`device_map` offloads layers so)"
+            )
+        if id(tensor) in own:
+            wrong = not (listed or known or tensor.numel() == 1)
+        else:
+            wrong = experts in tensor.shape and not known
+        if wrong:
+            raise ValueError(
+                f"{layer.name}: {name} is of shape {tuple(tensor.shape)}; known are tensors with a row for each of the "
+                f"{experts} experts (adapters are merged first, and a model is reordered before it is quantised)"
+            )
 
 
 def _dimension(tensor: Tensor, experts: int) -> int | None:

@@ -23,6 +23,7 @@ from repro.exflow.search.problem import Problem
 from repro.exflow.trace import Trace, transitions
 from repro.topology import Topology
 
+PROVEN = 1e-9  # relative gap of an integer program that rounding explains; HiGHS itself stops at 1e-4
 ROUNDS, TIME_LIMIT_S = 60, 30.0  # when `place` is given neither; integer programs also where rounds are given
 
 
@@ -112,7 +113,8 @@ def place(
       exflow-direct  the same program with one stage per level: into all nodes at once, then into all GPUs of a node
       affinity       our search; exact (`optimal`) on one level with one expert per GPU or few partitions (E = 8)
 
-    `affinity`, where it is not exact, uses all of `time_limit_s` if that is given alone. `rounds`: so many in each
+    `affinity` on one level is never worse than rank order, also when it is cut at once or `rounds` is 0, unless a load
+    limit forbids rank order. Where it is not exact, it uses all of `time_limit_s` if that is given alone. `rounds`: so many in each
     stage; `seed` and `rounds` then fix the result, unless a time limit cuts it short (`time_limited`). With neither, 60
     rounds in at most 30 s. `exflow` takes the time limit (30 s) and depends on it wherever it hits it. Compilation is
     not counted in `seconds`. `progress` is called with the fraction done and a text. `clock` gives the seconds that
@@ -175,12 +177,15 @@ def evaluate(placement: Placement, routing: Trace | np.ndarray) -> Cost:
 def _programs(task: Task, stages: list[int]) -> Found:
     budget = task.budget
     gpu, solved = paper.place(task.counts, stages, budget.left(), task.seed, budget.report, budget.clock)
-    limited = [s for s in solved if s.time_limited]
+    limited, others = ([s for s in solved if s.time_limited is cut] for cut in (True, False))
+    near = [s.gap for s in others if s.gap > PROVEN]
     gap = max(s.gap for s in solved)
-    note = f"{len(solved)} integer programs, {len(solved) - len(limited)} solved to optimality"
+    note = f"{len(solved)} integer programs, {len(others) - len(near)} solved to optimality"
+    if near:
+        note += f", {len(near)} to the solver's tolerance, with a gap of up to {max(near):.1e}"
     if limited:
         note += f", {len(limited)} stopped at the time limit with a gap of up to {gap:.0%}"
-    optimal = len(solved) == 1 and not limited
+    optimal = len(solved) == 1 and not limited and not near
     return gpu, {"note": note, "mip_gap": gap, "time_limited": bool(limited), "optimal": optimal}
 
 

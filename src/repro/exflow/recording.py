@@ -11,6 +11,7 @@ Routers are those of Hugging Face transformers 5 (Mixtral, Qwen-MoE, OLMoE, Deep
 weights, experts)), the gate of `deepspeed.moe.MoE`, our own GPT-MoE's, and what `routers` and `choices` say.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -30,6 +31,22 @@ def is_router(module: nn.Module) -> bool:
     """Whether the choices of a module can be recorded."""
     name = type(module).__name__
     return name.lower().endswith("topkrouter") or (name == "TopKGate" and hasattr(module, "wg"))
+
+
+def check_routers(model: nn.Module) -> None:
+    """ValueError where a block has `experts` and no known router beside them, though others have one: its layer would
+    be left out, and all after it would have the wrong number."""
+    modules = model.named_modules()
+    blocks = [(name, block) for name, block in modules if isinstance(getattr(block, "experts", None), nn.Module)]
+    unknown = [(name, block) for name, block in blocks if not any(map(is_router, block.children()))]
+    if unknown and len(unknown) < len(blocks):
+        name, block = unknown[0]
+        beside = [type(child).__name__ for part, child in block.named_children() if part != "experts"]
+        raise ValueError(
+            f"{name}: {type(block).__name__} has experts and no known router, found {', '.join(beside) or 'nothing'} "
+            f"beside them, as in {len(unknown)} of {len(blocks)} layers; allowed: a known one in each, or all of them "
+            "given to `record_routing` as `routers`"
+        )
 
 
 # Of a call of a router, with its arguments and output: experts, integer [tokens, k], and their weights [tokens, k].
@@ -54,16 +71,20 @@ def _choices(router: nn.Module, args: tuple, output: Any) -> tuple[Tensor, Tenso
 
 
 class Recording:
-    """What `record_routing` gives, without the tokens that the attention mask leaves out. A call of the model without
-    cached keys and values begins new sequences, one per row; a call with them goes on with those of the call before.
+    """What `record_routing` gives, without the tokens that the attention mask leaves out, and those of rows that have
+    ended. A call of the model without cached keys and values begins new sequences, one per row; a call with them goes on
+    with those of the call before.
     """
 
     def __init__(
         self, model: nn.Module, routers: Sequence[nn.Module] | None = None, choices: Choices = _choices
     ) -> None:
         self.source, self._choices = type(model).__name__, choices
-        known = [module for module in model.modules() if is_router(module)]
-        self._routers = known if routers is None else list(routers)
+        if routers is None:
+            check_routers(model)
+            routers = [module for module in model.modules() if is_router(module)]
+        self._routers = list(routers)
+        self._names = list(inspect.signature(model.forward).parameters)  # of arguments by position
         if len(self._routers) < 2:
             raise ValueError(
                 f"{self.source} has {len(self._routers)} routers that could be recorded, need at least 2: known are "
@@ -76,23 +97,42 @@ class Recording:
         self._layers: list[tuple[Tensor, Tensor] | None] = []  # of the call that is under way
         self._present: np.ndarray | None = None  # bool [batch, tokens] of that call; None outside
         self._rows = np.empty(0, np.int64)  # sequence of each row of the batch
+        self._ended = np.empty(0, bool)  # whether it has come to its end
         self._sequences = 0
         self._chunks: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # experts, weights, sequence
 
     def _begin(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        tokens = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.dim() >= 2), None)
+        given = dict(zip(self._names, args, strict=False)) | kwargs
+        values = (given.get("input_ids"), given.get("inputs_embeds"), *args, *kwargs.values())
+        tokens = next((v for v in values if isinstance(v, Tensor) and v.dim() >= 2), None)
         if tokens is None:
             raise ValueError(f"{self.source} was called without a tensor [batch, tokens, ..]")
         batch, length = tokens.shape[:2]
-        mask, self._present = kwargs.get("attention_mask"), np.ones((batch, length), bool)
-        if isinstance(mask, Tensor) and mask.dim() == 2:
-            self._present = mask[:, -length:].bool().cpu().numpy()
-        cache = kwargs.get("past_key_values")  # a transformers `Cache`, or a tuple of keys and values
+        present = self._unpadded(given.get("attention_mask"), batch, length)
+        cache = given.get("past_key_values")  # a transformers `Cache`, or a tuple of keys and values
         known = 0 if cache is None else cache.get_seq_length() if hasattr(cache, "get_seq_length") else len(cache)
-        if not known or len(self._rows) != batch:
+        begins = not known or len(self._rows) != batch
+        if begins:
             self._rows = np.arange(self._sequences, self._sequences + batch)
             self._sequences += batch
+        if begins or length > 1:
+            self._ended = np.zeros(batch, bool)
+        elif tokens.dim() == 2:  # `generate` goes on with rows that have ended while others have not
+            self._ended = self._ended | _ends(model, tokens[:, 0])
+        self._present = present & ~self._ended[:, None]
         self._layers = [None] * len(self._routers)
+
+    def _unpadded(self, mask: Any, batch: int, length: int) -> np.ndarray:
+        """bool [batch, length]: the tokens of a call that are no padding."""
+        if mask is None:
+            return np.ones((batch, length), bool)
+        if not isinstance(mask, Tensor) or mask.dim() != 2:
+            found = f"of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
+            raise ValueError(
+                f"{self.source}: attention_mask is {found}, padding cannot be told from it; allowed: [batch, tokens so "
+                "far] or None (`generate` with a static cache makes another: record with the default cache)"
+            )
+        return mask[:, -length:].bool().cpu().numpy()
 
     def _keep(self, layer: int, router: nn.Module, args: tuple, output: Any) -> None:
         if self._present is not None and self._layers[layer] is None:
@@ -109,8 +149,20 @@ class Recording:
         if len(experts) != present.size:
             raise ValueError(f"{self.source}: routers saw {len(experts)} tokens of a batch of {present.shape}")
         here = present.reshape(-1)
-        experts = experts[here].astype(np.uint8 if self.num_experts <= 256 else np.uint16)
-        self._chunks.append((experts, weights[here], np.repeat(self._rows, present.shape[1])[here]))
+        chosen = self._checked(experts[here]).astype(np.uint8 if self.num_experts <= 256 else np.uint16)
+        self._chunks.append((chosen, weights[here], np.repeat(self._rows, present.shape[1])[here]))
+
+    def _checked(self, experts: np.ndarray) -> np.ndarray:
+        """`experts`, [tokens, layers, k]; ValueError where one is none of the layer's, which the cast would wrap."""
+        wrong = ((experts < 0) | (experts >= self.num_experts)).any(axis=(0, 2))
+        if wrong.any():
+            layer = int(wrong.argmax())
+            low, high = experts[:, layer].min(), experts[:, layer].max()
+            raise ValueError(
+                f"{type(self._routers[layer]).__name__} of layer {layer} chose experts {low} to {high}, allowed: 0 to "
+                f"{self.num_experts - 1} (give `choices` where a router has more)"
+            )
+        return experts
 
     def trace(self) -> Trace:
         """All recorded tokens, sequence after sequence. RuntimeError without any."""
@@ -149,9 +201,14 @@ def record_routing(
     weights [tokens, k]).
 
     The model is called with tokens or embeddings [batch, tokens, ..] first, and with `attention_mask` [batch, tokens so
-    far] where there is padding. Nothing of it changes, and its outputs are the same. Beam search reorders rows, so its
-    sequences are not told apart. Raises ValueError for fewer than two routers, layers with different numbers of
-    experts, and, in a call, for a router whose output is none that is known.
+    far] where there is padding. A row ends where its next token, alone, is an `eos_token_id` of the model's own
+    `generation_config` (ends that only a call of `generate` names are not seen): what `generate` feeds it until the last
+    row ends is left out, as is the end itself, which a row by itself never feeds. Nothing of the model changes, and its
+    outputs are the same. Beam search reorders rows, so its sequences are not told apart.
+
+    Raises ValueError for fewer than two routers, blocks of experts whose router is of no known kind where others are,
+    layers with different numbers of experts, and, in a call, for a router whose output is none that is known, experts
+    that a layer does not have, and an `attention_mask` of another form (that of a static cache).
     """
     recording = Recording(model, routers, choices)
     with ExitStack() as hooks:
@@ -232,6 +289,14 @@ class RoutingCounts:
         self._loads.zero_()
         self._pairs.zero_()
         self.out_of_turn = 0
+
+
+def _ends(model: nn.Module, tokens: Tensor) -> np.ndarray:
+    """bool [batch]: which of `tokens`, integer [batch], end their sequence by the model's `generation_config`."""
+    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if ends is None:
+        return np.zeros(len(tokens), bool)
+    return np.isin(tokens.cpu().numpy(), torch.as_tensor(ends).cpu().numpy())
 
 
 def _num_experts(router: nn.Module) -> int:

@@ -1,16 +1,19 @@
 """How many tokens to record: what a placement loses on tokens that it has not seen, by how many it was placed by."""
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from repro.exflow.placement import evaluate, place
+from repro.exflow.search.portfolio import Clock
 from repro.exflow.trace import Trace, transitions
 from repro.topology import Topology
 
 DRAWS = 2  # halves of the sequences that are placed by, the other half being judged
 PARTS = (1.0, 0.5, 0.25, 0.125)  # of such a half
+SEARCHES = 2 * DRAWS * len(PARTS)
 ROUNDS = 3  # of each search
 LOSS = 0.01  # of the hops that is worth no more recording
 
@@ -21,7 +24,9 @@ class Needed:
     tokens to placements by parts of the trace. `loss`: what the trace as it is loses by this fit, as a share.
     `spread`: standard deviation of the hops between draws of sequences, as a share: a fit cannot tell less.
     `load_placed`, `load_held_out`: tokens of the busiest GPU over the even share, mean over layers, of placements by half
-    of the sequences: on these and on the others. The difference is what other tokens, and more of them, may change."""
+    of the sequences: on these and on the others. The difference is what other tokens, and more of them, may change.
+    `searches_cut`: of all SEARCHES, those that time ended before their rounds; with any, all numbers are of worse and
+    unequal placements."""
 
     tokens: float
     recorded: float
@@ -30,25 +35,30 @@ class Needed:
     spread: float
     load_placed: float
     load_held_out: float
+    searches_cut: int
 
 
 def tokens_needed(
     trace: Trace, gpus: int | Topology, gpus_per_node: int | None = None, *, seed: int = 0, **options: Any
 ) -> Needed:
-    """Place by one half of the sequences, and by parts of it, and count on the other; `options`: as of `place`.
+    """Place by one half of the sequences, and by parts of it, and count on the other; `options`: as of `place`. Each of
+    the SEARCHES gets an equal part of what `clock` leaves, as placements are compared.
 
     Raises ValueError as `place` and `Trace.split` do, for instance without sequence boundaries or with one sequence.
     """
     if options.get("rounds") is None:
         options["rounds"] = ROUNDS
-    sizes, hops, busiest = [], [], []
+    clock = options.pop("clock", None)
+    cut, sizes, hops, busiest = 0, list[int](), list[float](), list[list[float]]()
     for draw in range(DRAWS):
         for train, other in _halves(trace, seed + draw):
             judged = transitions(other)
             for part in PARTS:
                 some = train if part == 1.0 else train.split(part, seed + draw)[0]
                 own = transitions(some)
-                placed = place(own, gpus, gpus_per_node, seed=seed, **options)
+                part_of_time = None if clock is None else _part(clock, SEARCHES - len(sizes))
+                placed = place(own, gpus, gpus_per_node, seed=seed, clock=part_of_time, **options)
+                cut += placed.time_limited
                 sizes.append(some.tokens)
                 hops.append(evaluate(placed, judged).hops_per_token)
                 if part == 1.0:
@@ -64,7 +74,14 @@ def tokens_needed(
         spread=float(each[:, 0].std() / each[:, 0].mean()) if each[:, 0].any() else 0.0,
         load_placed=float(on_placed),
         load_held_out=float(held_out),
+        searches_cut=cut,
     )
+
+
+def _part(clock: Clock, parts: int) -> Clock:
+    """A clock for one of so many equal parts of what `clock` leaves now."""
+    end = time.perf_counter() + clock() / parts
+    return lambda: min(clock(), end - time.perf_counter())
 
 
 def _halves(trace: Trace, seed: int) -> list[tuple[Trace, Trace]]:

@@ -5,6 +5,8 @@ besides. How near one can come to that is a partition problem, NP-hard in genera
 processing time first, then swaps) usually ends a fraction of a percent off.
 """
 
+import math
+
 import numpy as np
 
 from repro.exflow.evaluate import busiest
@@ -67,7 +69,7 @@ def check_limit(weight: np.ndarray, gpus: int, max_load: float) -> None:
     raise ValueError(
         f"max_load is {max_load:g}: {reason}. In layer {layer} expert {expert} alone takes {alone:.3f} times a GPU's "
         f"even share, {forced:.3f} with the {fill} coldest experts that fill its GPU; the lowest limit found for all "
-        f"layers is {reached.max():.4f}"
+        f"layers is {math.ceil(reached.max() * (1 - ROUNDING / 2) * 1e4) / 1e4:.4f}"  # rounded up: it can be asked for
     )
 
 

@@ -27,10 +27,11 @@ def _never() -> bool:
 
 def assignment_chain(counts: np.ndarray, expired: Expired = _never) -> np.ndarray:
     """Optimal placement of one expert per GPU: each goes to the expert whose tokens it should receive. Layers that are
-    left when the time is over are placed in rank order."""
+    left when the time is over are placed as the one before, so that the whole is no worse than rank order."""
     placement = np.tile(np.arange(counts.shape[1]), (len(counts) + 1, 1))
     for layer, pairs in enumerate(counts):
         if expired():
+            placement[layer + 1 :] = placement[layer]
             break
         here, there = linear_sum_assignment(pairs, maximize=True)
         placement[layer + 1, there] = placement[layer, here]

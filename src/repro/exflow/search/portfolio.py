@@ -75,7 +75,7 @@ class Budget:
 
 def search(problem: Problem, budget: Budget, seed: int) -> tuple[np.ndarray, bool]:
     """(placement int64 [layers, E], whether it is proven optimal) of a problem at one flat cost. Layers in which no
-    placement that keeps the load limit is found ignore it."""
+    placement that keeps the load limit is found ignore it; nowhere else is it worse than rank order with that limit."""
     counts, layers, experts, gpus = problem.counts, problem.layers, problem.experts, problem.gpus
     if gpus == 1:
         return np.zeros((layers, experts), np.int64), True
@@ -89,7 +89,8 @@ def search(problem: Problem, budget: Budget, seed: int) -> tuple[np.ndarray, boo
         problem = replace(problem, cap=np.where(problem.fits(first), problem.cap, 1e300))
     if not counts.any():
         return first, True
-    return rounds(problem, budget, np.random.default_rng(seed)), False
+    found = rounds(problem, budget, np.random.default_rng(seed))
+    return min(found, first, key=problem.cost), False  # rank order, where time or rounds were too few to beat it
 
 
 def rounds(problem: Problem, budget: Budget, rng: np.random.Generator, start: np.ndarray | None = None) -> np.ndarray:

@@ -23,7 +23,7 @@ from repro.exflow.placement import Placement, place
 from repro.exflow.search import joint
 from repro.exflow.search.portfolio import Budget, Clock, Progress
 from repro.exflow.serving import eplb
-from repro.exflow.serving.replicas import dealt
+from repro.exflow.serving.replicas import dealt, nearest_copies
 from repro.exflow.serving.slots import DISPATCHES, Replicas, filled
 from repro.exflow.trace import Trace, by_layer, transitions
 from repro.topology import Topology
@@ -123,7 +123,7 @@ def place_copies(
         hosted.size if moves is None else moves,
     )
     job = _job(counts, levels, max_load, rules, hosted)
-    state = job.state(hosted, np.repeat((hosted / hosted.sum(axis=2, keepdims=True))[:, :, None], levels.gpus, axis=2))
+    state = job.state(hosted, _start_shares(hosted, rules))
     deadline = math.inf if time_limit_s is None else begun + time_limit_s
     state = _anneal(job, state, Budget(rounds, deadline, progress, "placing copies", clock=clock), seed)
     if isinstance(routing, Trace) and dispatch == "shares":
@@ -179,6 +179,15 @@ def _room(visits: np.ndarray, gpus: int, max_load: float | None, slots: int) -> 
         return np.full(len(visits), math.inf)
     *_, reached = eplb.slots_and_tokens(visits, slots * gpus, 1, 1, gpus)
     return np.maximum(max_load * visits.sum(axis=1) / gpus, reached)
+
+
+def _start_shares(hosted: np.ndarray, rules: joint.Rules) -> np.ndarray:
+    """float64 [L, E, G, G]: as the server deals tokens to copies; evenly where the shares are still to be found. Else the
+    search would compare with a start that no server has, since it deals anew only what does not get worse by it."""
+    gpus = hosted.shape[2]
+    if rules.dispatch == joint.NEAREST:
+        return np.eye(gpus)[nearest_copies(hosted, rules.per_node)]
+    return np.repeat((hosted / hosted.sum(axis=2, keepdims=True))[:, :, None], gpus, axis=2)
 
 
 def _anneal(job: _Job, start: joint.State, budget: Budget, seed: int) -> joint.State:

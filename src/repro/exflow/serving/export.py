@@ -85,11 +85,11 @@ def check_even(gpu: np.ndarray, gpus: int) -> None:
 
 
 def _gpu(placed: Placed) -> np.ndarray:
-    """int [layers, E]: the GPU of every expert. ValueError where GPUs have unequal numbers of them: files for servers have
-    none, they cut a layer's experts evenly."""
+    """int [layers, E]: the GPU of every expert. ValueError where GPUs have unequal numbers of them, or none: files for
+    servers have no numbers, they cut a layer's experts evenly."""
     if not isinstance(placed, Replicas):
-        gpu = placed.gpu if isinstance(placed, Placement) else placed
-        check_even(gpu, int(gpu.max()) + 1)
+        gpu, gpus = (placed.gpu, placed.gpus) if isinstance(placed, Placement) else (placed, int(placed.max()) + 1)
+        check_even(gpu, gpus)
         return gpu
     if placed.physical_to_logical.shape[1] > placed.num_experts:
         raise ValueError("the placement has copies, which this format does not hold; allowed: sglang, vllm")

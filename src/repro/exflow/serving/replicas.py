@@ -14,6 +14,7 @@ import numpy as np
 from repro.exflow.evaluate import check_shapes
 from repro.exflow.placement import Placement
 from repro.exflow.search.portfolio import Clock, Progress, forever
+from repro.exflow.serving.export import check_even
 from repro.exflow.serving.slots import DISPATCHES, Replicas, check_aim, physical_to_logical
 from repro.exflow.trace import Trace, by_layer
 
@@ -44,7 +45,7 @@ def walk(replicas: Replicas, trace: Trace, dispatch: str | None = None) -> np.nd
             f"dispatch is {dispatch!r}, allowed: {', '.join(DISPATCHES)}, shares where the placement has them"
         )
     if dispatch == "nearest":
-        return _walk(tokens, _routes(hosted, replicas.gpus_per_node))
+        return _walk(tokens, nearest_copies(hosted, replicas.gpus_per_node))
     at = [np.arange(trace.tokens) % replicas.gpus]
     for layer, expert in enumerate(tokens):
         if dispatch == "round_robin":
@@ -98,9 +99,11 @@ def place_replicas(
 
     For both aims, add replicas for load to those for hops: what `start` holds stays. Slots without a use repeat an
     expert of their GPU, and so do those that are left when `clock`, the seconds that are left of a longer job, says 0.
-    ValueError when k > 1, shapes disagree or an argument is out of range.
+    ValueError when k > 1, shapes disagree, a placement has unequal numbers of experts on its GPUs, or an argument is out of
+    range.
     """
     if isinstance(start, Placement):
+        check_even(start.gpu, start.gpus)
         start = Replicas(physical_to_logical(start.gpu), start.gpus, start.gpus_per_node)
     hosted, per_node = start.hosted, start.gpus_per_node
     layers, experts, gpus = hosted.shape
@@ -123,7 +126,7 @@ def place_replicas(
             arriving = np.zeros((experts, gpus))
             np.add.at(arriving, (expert, at), 1.0)
             _share_load(arriving, hosted[layer], per_node, added[layer], clock)
-            at = _routes(hosted[layer], per_node)[expert, at]
+            at = nearest_copies(hosted[layer], per_node)[expert, at]
             tell((layer + 1) / layers, "placing replicas")
     return Replicas(np.concatenate([slots, added], axis=2).reshape(layers, -1), gpus, per_node)
 
@@ -133,7 +136,7 @@ def _save_hops(
 ) -> None:
     """Fill one more slot of each GPU and layer, `slot` [layers, gpus], and `hosted`, for `tokens` [layers, T]."""
     layers, experts, gpus = hosted.shape
-    routes = _routes(hosted, per_node)
+    routes = nearest_copies(hosted, per_node)
     at = _walk(tokens, routes)
     onward = np.zeros((tokens.shape[1], gpus))  # cost of a token's way after this layer, from each GPU
     for layer in range(layers - 1, -1, -1):
@@ -149,7 +152,7 @@ def _save_hops(
             missing = np.flatnonzero(~hosted[layer, :, gpu])
             for best in missing[np.argsort(-gain[gpu, missing], kind="stable")][:TRIES]:
                 hosted[layer, best, gpu] = True
-                who, trial = np.flatnonzero(expert == best), _routes(hosted[layer, best], per_node)
+                who, trial = np.flatnonzero(expert == best), nearest_copies(hosted[layer, best], per_node)
                 if price[who, trial[here[who]]].sum() <= price[who, route[best, here[who]]].sum():
                     route[best], slot[layer, gpu] = trial, best
                     break
@@ -163,13 +166,13 @@ def _share_load(arriving: np.ndarray, hosted: np.ndarray, per_node: int, added: 
     tokens for each expert that come from each GPU. Each step takes the replica of an expert of the busiest GPU that
     leaves the least maximum (then the least sum of squares), while that is less than before."""
     used = np.zeros(len(added), np.int64)
-    shares = _shares(arriving, _routes(hosted, per_node))
+    shares = _shares(arriving, nearest_copies(hosted, per_node))
     while clock() > 0:
         load = shares.sum(axis=0)
         expert, gpu = np.nonzero(~hosted & (shares[:, [load.argmax()]] > 0) & (used < added.shape[1]))
         trial = hosted[expert]
         trial[np.arange(len(trial)), gpu] = True
-        share = _shares(arriving[expert], _routes(trial, per_node))
+        share = _shares(arriving[expert], nearest_copies(trial, per_node))
         loads = np.concatenate([load[None], load - shares[expert] + share])
         best = np.lexsort(((loads**2).sum(axis=1), loads.max(axis=1)))[0] - 1
         if best < 0:
@@ -187,7 +190,7 @@ def _shares(arriving: np.ndarray, route: np.ndarray) -> np.ndarray:
     return shares
 
 
-def _routes(hosted: np.ndarray, per_node: int) -> np.ndarray:
+def nearest_copies(hosted: np.ndarray, per_node: int) -> np.ndarray:
     """int64 [.., gpus]: where a token on each GPU goes for an expert that is on the GPUs `hosted`, bool [.., gpus]."""
     near, far = _dealt(hosted, per_node), _dealt(hosted, hosted.shape[-1])
     return np.where(hosted, np.arange(hosted.shape[-1]), np.where(near < 0, far, near))

@@ -19,6 +19,7 @@ from repro.exflow.placement import Placement
 from repro.exflow.search.anneal import random_below
 from repro.exflow.search.joint import NOISE, nearest, propose, slots_used
 from repro.exflow.search.portfolio import Clock, Progress, forever
+from repro.exflow.serving.export import check_even
 from repro.exflow.serving.slots import Replicas, check_aim, filled, physical_to_logical
 from repro.exflow.trace import Trace, by_layer
 
@@ -86,7 +87,8 @@ def place_for_dispatch(
     group's experts stay on the node where `start` has them, so that a token that is routed to n groups visits at most n
     nodes. `seed` and `sweeps` fix the result unless time cuts it.
 
-    ValueError when layers or experts disagree, `start` has a group on several nodes, or an argument is out of range.
+    ValueError when layers or experts disagree, `start` has a group on several nodes or, without copies, unequal numbers
+    of experts on its GPUs, or an argument is out of range.
     """
     old = start if isinstance(start, Replicas) else _alone(start)
     hosted, gpus, per_node = old.hosted, old.gpus, old.gpus_per_node
@@ -129,6 +131,7 @@ def place_for_dispatch(
 
 
 def _alone(start: Placement) -> Replicas:
+    check_even(start.gpu, start.gpus)
     return Replicas(physical_to_logical(start.gpu), start.gpus, start.gpus_per_node)
 
 
