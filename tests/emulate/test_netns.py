@@ -146,6 +146,23 @@ def receive_rates(rank: int, world_size: int, size: int, target: int) -> float:
     return max(rates)
 
 
+def there_and_back(rank: int, world_size: int, size: int, target: int) -> float:
+    """Seconds of the fastest of ten messages from rank 0 to `target` and back, each after a pause."""
+    message, took = torch.zeros(size, dtype=torch.uint8), []
+    for _ in range(10):
+        dist.barrier()
+        time.sleep(0.05)
+        start = time.perf_counter()
+        if rank == 0:
+            dist.send(message, target)
+            dist.recv(message, target)
+        elif rank == target:
+            dist.recv(message, 0)
+            dist.send(message, 0)
+        took.append(time.perf_counter() - start)
+    return min(took)
+
+
 class TestShaped:
     pytestmark = needs_root
 
@@ -174,14 +191,21 @@ class TestShaped:
     def test_no_level_is_faster_than_its_rate(self, fabric):
         """A busy machine only makes transfers slower, so the limit holds on any; a lone rank has its package's
         uplink."""
-        size, burst = 4_000_000, 4 * module._BURST
+        size = 4_000_000
         found = {target: launch(receive_rates, 8, size, target, fabric=fabric)[target] for target in (1, 2, 4)}
         for (target, rate), level in zip(found.items(), TOPOLOGY.levels, strict=True):
             limit = level.bytes_per_s * (1 if target == 1 else 2)
+            burst = 2 * (module._PACKET + limit * module._BURST_S)
             assert rate <= limit * size / (size - burst), (
                 f"to rank {target}: {rate / 1e6:.1f} of {limit / 1e6:.1f} MB/s"
             )
         assert found[1] > 2 * TOPOLOGY.levels[2].bytes_per_s * 1.2, "the package is no faster than the cluster's links"
+
+    def test_a_link_that_was_idle_lets_little_pass_at_once(self, fabric):
+        """There and back, so that one clock tells; each way may have a millisecond and a packet for nothing."""
+        size, rate = 28_000, 2 * TOPOLOGY.levels[2].bytes_per_s
+        fastest = launch(there_and_back, 8, size, 4, fabric=fabric)[0]
+        assert fastest >= 2 * (size - module._PACKET - rate * module._BURST_S) / rate
 
     def test_a_slow_transfer_is_a_timeout_and_no_hang(self):
         """All ranks are inside torch.distributed at the deadline, but bytes still flow."""

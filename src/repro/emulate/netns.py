@@ -27,10 +27,12 @@ from repro.topology import Level, Topology
 
 _NAMESPACES = Path("/run/netns")
 _CLONE_NEWNET = 0x40000000
-# Jumbo frames, as fast networks have them. No segmentation offload: a packet of up to 64 KiB would need a burst of that
-# size, and what fits a burst passes an idle link at once. With 32 KiB no plan is faster than its bytes.
+# Jumbo frames, as fast networks have them. No segmentation offload: a packet of up to 64 KiB would pass at once.
 _PACKETS = "mtu 9000 gso_max_size 9000"
-_BURST = 32768  # bytes
+_PACKET = 9100  # bytes, with its header
+# A link that was idle lets so much pass at once. Less of it is lost to timers that come late on busy cores; a layer of a
+# small model sends 24 KB every 20 ms, of which it must be a small part.
+_BURST_S = 1e-3
 _QUEUE = 1_000_000  # bytes; the default of 1000 packets would hold 64 MB, seconds of delay
 
 
@@ -225,12 +227,13 @@ def _rates(topology: Topology, ports: Sequence[int], packages: Sequence[int]) ->
 
 
 def _limit(device: str, bytes_per_s: float) -> str:
-    limits = f"rate {bytes_per_s:.0f}bps burst {_burst(bytes_per_s)} limit {_queue(bytes_per_s)}"
+    burst = max(_PACKET, _burst(bytes_per_s))  # TBF sends no packet that is longer; HTB does, and waits for it afterwards
+    limits = f"rate {bytes_per_s:.0f}bps burst {burst} limit {_queue(bytes_per_s)}"
     return f"qdisc replace dev {device} root tbf {limits}"
 
 
 def _burst(bytes_per_s: float) -> int:
-    return max(_BURST, round(bytes_per_s * 1e-3))
+    return round(bytes_per_s * _BURST_S)
 
 
 def _queue(bytes_per_s: float) -> int:
