@@ -633,10 +633,23 @@ class _Angles(nn.Module):
         nn.init.ones_(self.scale)
 
 
+class _Filled(_Angles):
+    """Writes through `.data`, as much code does, and has a place for what comes later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("later", torch.empty(0))
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self.angles.data.copy_(torch.arange(3.0))
+
+
 def test_a_buffer_on_the_meta_device_that_nobody_fills_is_named(group):
     refuses(
         lambda: _wrapped(_on_meta(_Angles)), ValueError, "_Angles.reset_parameters() leaves buffer angles as it was"
     )
+    _wrapped(_on_meta(_Filled))
     filled = _on_meta(lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
     _wrapped(filled)
     assert filled[1].running_var.tolist() == [1, 1, 1, 1]

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from pydantic import ValidationError
@@ -107,7 +108,7 @@ def test_every_pass_serves_the_same_requests_at_the_same_times(stand_ins):
     (_, alone), *passes = stand_ins()
     assert [variant for variant, _ in passes] == ["fused", "vllm_eager", "fused"]
     requests = passes[0][1]
-    assert all(asked == requests for _, asked in passes) and len(requests) == 6 and len(alone) == 4
+    assert all(asked == requests for _, asked in passes) and len(requests) == 6 and len(alone) == 12
     gap = outcome.metrics.mean_interval_seconds
     assert gap == pytest.approx(0.5 * outcome.metrics.single_request_seconds)
     assert [r["arrival_s"] for r in requests] == pytest.approx([i * gap for i in range(6)])
@@ -219,6 +220,21 @@ def test_lone_requests_are_the_middle_of_the_lengths():
     requests = [Request(i, 0.0, [1], tokens) for i, tokens in enumerate((8, 1, 7, 2, 6, 3, 5, 4))]
     assert [request.output_tokens for request in run.lone(requests)] == [2, 4, 6, 8]
     assert run.lone(requests[:1]) == requests[:1]
+    assert [request.output_tokens for request in run.lone(requests[:6])] == [1, 3, 6, 8]  # of 1, 2, 3, 6, 7, 8
+
+
+def test_t1_is_that_of_a_median_round(monkeypatch):
+    """Four requests a round; the second round has a slow moment."""
+    took = [1, 1, 1, 1, 9, 1, 1, 1, 2, 2, 2, 2]
+    ends = np.cumsum(took).tolist()
+    monkeypatch.setattr(run, "_requests", lambda point, interval: [Request(i, 0.0, [1], 5) for i in range(32)])
+
+    def serial(point, name, asked, cores):
+        assert name == "serial" and len({request.id for request in asked}) == len(asked) == 12
+        return Result("1", 1.0, None, [Answer(r.id, 0.0, None, end, [1]) for r, end in zip(asked, ends, strict=True)])
+
+    monkeypatch.setattr(run, "_pass", serial)
+    assert run._t1(None, [0]) == 2.0
 
 
 def test_a_point_refuses_what_does_not_fit():

@@ -155,6 +155,7 @@ def test_instances_are_processes_with_the_whole_model():
         ({"engine": "dynamic", "window_s": 1.0, "window_t1": 1.0}, "window_s is 1.0 and window_t1 1.0: one of them"),
         ({"instances": 2}, "instances is 2, instance_threads 0: only for the engine instances"),
         ({"interval_t1": 0.1}, "interval_t1 is 0.1: the trace azure has its own gaps"),
+        ({"engine": "instances", "instance_threads": 1, "predict": True}, "predict with instance_threads 1"),
         ({"predict": True, "layout": "fixed"}, "predict with layout fixed"),
         ({"dtype": "float16"}, "dtype is float16 on the device cpu"),
     ],

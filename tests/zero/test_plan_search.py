@@ -49,6 +49,8 @@ def test_the_sums_of_a_step_count_where_they_are_more_than_a_backward_needs():
     model = Layout((BucketLayout(((3_000, 1_000),)),) * 1_000 + (BucketLayout(((1_000,),)),))
     (found,) = search(model, frontier(2), plans=[plans.ddp(frontier(2))])
     assert found.rank_bytes == pytest.approx(22 * 3e9, rel=1e-3)
+    (found,) = search(model, frontier(2), plans=[plans.hsdp(frontier(2))])  # adds up where the optimizer is
+    assert found.rank_bytes == pytest.approx(18 * 3e9 / 8, rel=2e-2)
 
 
 @settings(max_examples=15, deadline=None)

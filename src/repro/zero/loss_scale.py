@@ -21,7 +21,7 @@ class LossScale:
     """Factor on all gradients. As `torch.amp.GradScaler` does by default, it is halved at a step whose gradients
     overflow (that step is left out) and doubled after `growth_interval` steps without one.
 
-    `skipped` counts the steps that were left out. ValueError for a scale outside 2^-24 to 2^127, and an interval that
+    `skipped` counts the steps that were left out. Each optimizer needs one of its own. ValueError for a scale outside 2^-24 to 2^127, and an interval that
     is no positive integer.
     """
 

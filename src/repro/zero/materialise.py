@@ -1,6 +1,7 @@
 """Weights to start from: checks, models too large to exist on one rank (they arrive on the meta device and become real
 bucket by bucket, so that a rank holds one whole bucket at a time), and rank 0's values for all."""
 
+import math
 import warnings
 from collections.abc import Callable
 
@@ -14,8 +15,8 @@ def materialise(module: nn.Module, device: torch.device | str, init: Callable[[n
     """Give the parameters and buffers of `module` that are on the meta device memory on `device`, and fill them.
 
     `init(submodule)` must fill the parameters and buffers that `submodule` holds itself; left out, its
-    `reset_parameters()` is called, as torch's own layers have it. Ties stay tied. ValueError if it has neither, or if
-    `reset_parameters()` does not write to a buffer.
+    `reset_parameters()` is called, as torch's own layers have it. Ties stay tied. ValueError if it has neither, and, when
+    parts of the module are real already, if `reset_parameters()` does not write to a buffer.
     """
     require_init(module, init)
     real: dict[int, nn.Parameter] = {}
@@ -39,12 +40,19 @@ def materialise(module: nn.Module, device: torch.device | str, init: Callable[[n
 
 def _reset(module: nn.Module, empty: dict[str, torch.Tensor]) -> None:
     """`module.reset_parameters()`, which must also write to the `empty` buffers: many modules compute theirs elsewhere."""
+    for buffer in empty.values():
+        if buffer.is_floating_point():
+            buffer.fill_(math.nan)
+    before = {key: buffer._version for key, buffer in empty.items()}
     module.reset_parameters()  # type: ignore[operator]
     for key, buffer in empty.items():
-        if module._buffers[key] is buffer and not buffer._version:
+        untouched = module._buffers[key] is buffer and buffer._version == before[key] and buffer.numel()
+        # What is written through `.data` has no version.
+        if untouched and (not buffer.is_floating_point() or buffer.isnan().all()):
             raise ValueError(
                 f"{type(module).__name__}.reset_parameters() leaves buffer {key} as it was, which on the meta device is "
-                "without values: give `init`, a function that fills a module's own parameters and buffers"
+                "without values: make the model anew, and give `init`, a function that fills a module's own parameters "
+                "and buffers"
             )
 
 

@@ -80,8 +80,9 @@ def search(
     candidates = []
     for plan in plans:
         states = bytes_of.predict(plan, shapes, gradient_bytes=gradient_bytes)
-        # In a backward; in `step`, whose sums for the optimizer come beside those that were accumulated.
-        more = max(bytes_of.working(plan, shapes) + activations, bytes_of.under_way(plan, shapes)["sums"])
+        # In a backward; in `step`, whose sums for the optimizer come beside those that were accumulated, unless they are these.
+        sums = bytes_of.under_way(plan, shapes)["sums"] if plan.reduce_across == "step" else 0
+        more = max(bytes_of.working(plan, shapes) + activations, sums)
         need = sum(states.values()) + more
         candidates.append(Candidate(plan, seconds(plan), need))
     fitting = [candidate for candidate in candidates if candidate.rank_bytes <= memory]

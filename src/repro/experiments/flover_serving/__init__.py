@@ -53,6 +53,8 @@ class ServingPoint(Point):
         if (self.instances or self.instance_threads) and self.engine != "instances":
             found = f"instances is {self.instances}, instance_threads {self.instance_threads}"
             yield f"{found}: only for the engine instances"
+        if self.predict and self.instance_threads:
+            yield f"predict with instance_threads {self.instance_threads}: lone iterations are timed on all cores"
         if self.interval_t1 and self.workload == "azure":
             yield f"interval_t1 is {self.interval_t1}: the trace azure has its own gaps, scaled by time_scale"
         if self.dtype == "float16" and self.device == "cpu":

@@ -74,7 +74,7 @@ def run(point: ServingPoint) -> Outcome:
     gaps = {one.request.id: divergence(model, answers[one.request.id], one) for one in alone}
     metrics = ServingMetrics(
         latency_first=report.generations[0].latency_s,
-        single_request_seconds=_mean_seconds(alone),
+        single_request_seconds=t1 or _mean_seconds(alone),
         mean_interval_seconds=shapes[-1].arrival_s / max(1, len(shapes) - 1),
         window_seconds=window_s if point.engine == "dynamic" else None,
         **_agreement(list(gaps.values()), model.dtype),
