@@ -123,8 +123,7 @@ def predict_step(
         end = np.minimum(assumed.end_overlap * (messages - first), window / accumulation)
         hidden = np.minimum(first + end, window)
         exposed = messages - hidden
-    states = sum(memory.predict(plan, shapes, gradient_bytes).values())
-    rank_bytes = states + memory.working(plan, shapes) + activations(config, micro_batch)
+    rank_bytes = memory.needed(plan, shapes, activations(config, micro_batch), gradient_bytes)
     return Step(
         seconds=compute + exposed,
         compute_s=compute,

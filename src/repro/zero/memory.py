@@ -49,6 +49,15 @@ def working(plan: Plan, model: Layout) -> int:
     return WEIGHT_BYTES * (root + 2 * largest) + (2 + SUM_BYTES) * max(largest, root)
 
 
+def needed(plan: Plan, model: Layout, activations: int = 0, gradient_bytes: int = 2) -> int:
+    """Bytes that a rank needs: the states of `predict`, and what more there is of a backward, with its working memory
+    and `activations`, and of a step, where sums for the optimizer come beside those that were accumulated (unless these
+    are the same, reduced across after every micro-batch)."""
+    sums = under_way(plan, model)["sums"] if plan.reduce_across == "step" else 0
+    states = sum(predict(plan, model, gradient_bytes).values())
+    return states + max(working(plan, model) + activations, sums)
+
+
 def under_way(plan: Plan, model: Layout, itemsize: int = 2) -> dict[str, int]:
     """The most that an engine's streams hold of their own at a time, where threads take collectives on (gloo; other
     backends have one at a time): as many buckets as their routes have hops of several ranks, and one.

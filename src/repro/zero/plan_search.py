@@ -79,11 +79,7 @@ def search(
         plans = (_with_best_routes(plan, bits, seconds) for plan in partitions(topology))
     candidates = []
     for plan in plans:
-        states = bytes_of.predict(plan, shapes, gradient_bytes=gradient_bytes)
-        # In a backward; in `step`, whose sums for the optimizer come beside those that were accumulated, unless they are these.
-        sums = bytes_of.under_way(plan, shapes)["sums"] if plan.reduce_across == "step" else 0
-        more = max(bytes_of.working(plan, shapes) + activations, sums)
-        need = sum(states.values()) + more
+        need = bytes_of.needed(plan, shapes, activations, gradient_bytes)
         candidates.append(Candidate(plan, seconds(plan), need))
     fitting = [candidate for candidate in candidates if candidate.rank_bytes <= memory]
     if not fitting:

@@ -10,12 +10,12 @@ from repro.zero import memory as bytes_of
 
 
 def memory(point: ZeroTrain) -> float | None:
-    """Predicted bytes per rank: states, working memory and activations; None for a library's plan."""
-    chosen, model = plan_of(point), layout_of(point.gpt)
+    """Predicted bytes per rank: states, working memory and activations, or the sums of a step; None for a library's
+    plan."""
+    chosen = plan_of(point)
     if chosen is None:
         return None
-    states = sum(bytes_of.predict(chosen, model).values())
-    return states + bytes_of.working(chosen, model) + activations(point.gpt, point.micro_batch)
+    return bytes_of.needed(chosen, layout_of(point.gpt), activations(point.gpt, point.micro_batch))
 
 
 def plan_of(point: ZeroTrain) -> Plan | None:
