@@ -162,6 +162,19 @@ def test_a_machine_that_lies_outside_is_told_from_one_that_turns_a_claim(tmp_pat
     )
 
 
+def test_days_of_the_shipped_times_are_counted(tmp_path):
+    one = claim(value=TIMED)
+
+    def said(*hours):
+        made = [run for at, hour in enumerate(hours) for run in pair(1.0, 2.0, repeat=at, hour=hour)]
+        runs = named(*made)
+        return machines.spans([one], sides.Side("own", tmp_path, runs, registry.evaluate([one], runs)))
+
+    assert said(0, 2) == "of 1 kind of machine and, for each claim, of 1 day"
+    assert said(0, 30) == "of 1 kind of machine and, for each claim, of 2 days"
+    assert said() == ""
+
+
 def test_a_part_of_the_readme_for_a_machine_without_a_primary_claim_outside(names):
     quiet = machines.Machine("quiet", "2 processors", False, 1, [], [], [], [], [])
     said = docs.pages(names | {"others": [quiet]})["README.md"]
@@ -169,7 +182,9 @@ def test_a_part_of_the_readme_for_a_machine_without_a_primary_claim_outside(name
         "0 of 0 claims on times lie outside what the shipped runs allow (by chance it would be one of 20), among them 0 of"
         " the 0 primary ones; none with the opposite effect ([" in said
     )
-    assert docs.pages(names | {"others": []})["README.md"].count("claims on times lie outside what") == 0
+    nothing = docs.pages(names | {"others": [], "spans": ""})
+    assert "claims on times lie outside what" not in nothing["README.md"]
+    assert not any("Times on processors are" in text for text in nothing.values())
 
 
 def test_latex_sets_every_character_or_names_it():

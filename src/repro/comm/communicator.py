@@ -123,9 +123,8 @@ class Communicator:
     def _tags(self, label: int, number: int) -> Callable[[], int]:
         """Tags for one round after the other: as many apart as there may be rings."""
         rings = max(level.size for level in self.topology.levels)
-        apart = (
-            label + 1
-        ) % _LABELS  # 0, the tag of a message that somebody else sends without one, for those without a label
+        # Tag 0, which messages of others have that say none, is among those without a label.
+        apart = (label + 1) % _LABELS
         first = (apart * _COLLECTIVES + number % _COLLECTIVES) * _ROUNDS
         rounds = itertools.count()
         return lambda: first + next(rounds) * rings % (_ROUNDS - rings)

@@ -227,9 +227,8 @@ def _rates(topology: Topology, ports: Sequence[int], packages: Sequence[int]) ->
 
 
 def _limit(device: str, bytes_per_s: float) -> str:
-    burst = max(
-        _PACKET, _burst(bytes_per_s)
-    )  # TBF sends no packet that is longer; HTB does, and waits for it afterwards
+    # TBF sends no packet that is longer; HTB does, and waits for it afterwards.
+    burst = max(_PACKET, _burst(bytes_per_s))
     limits = f"rate {bytes_per_s:.0f}bps burst {burst} limit {_queue(bytes_per_s)}"
     return f"qdisc replace dev {device} root tbf {limits}"
 

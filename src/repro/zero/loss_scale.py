@@ -21,8 +21,8 @@ class LossScale:
     """Factor on all gradients. As `torch.amp.GradScaler` does by default, it is halved at a step whose gradients
     overflow (that step is left out) and doubled after `growth_interval` steps without one.
 
-    `skipped` counts the steps that were left out. Each optimizer needs one of its own. ValueError for a scale outside 2^-24 to 2^127, and an interval that
-    is no positive integer.
+    `skipped` counts the steps that were left out. Each optimizer needs one of its own. ValueError for a scale outside
+    2^-24 to 2^127, and an interval that is no positive integer.
     """
 
     def __init__(self, initial: float = 2.0**16, growth_interval: int = 2000) -> None:

@@ -91,7 +91,7 @@ def others(claims: Sequence[Claim], shipped: Side) -> list[Machine]:
 
 def spans(claims: Sequence[Claim], shipped: Side) -> str:
     """Of how many kinds of processors the shipped runs of claims on times are, and each claim's of how many days (UTC),
-    to go on a sentence. Runs on GPUs do not count."""
+    to go on a sentence; "" without any. Runs on GPUs do not count."""
     timed = {claim.id for claim in claims if claim.value and claim.value.sampled == "occasions"}
     kinds, days = set(), Counter[int]()
     for verdict in shipped.verdicts:
@@ -99,12 +99,12 @@ def spans(claims: Sequence[Claim], shipped: Side) -> str:
         if runs and not any(run.gpu for run in runs):
             kinds |= {run.cpu for run in runs}
             days[len({run.start.astimezone(UTC).date() for run in runs})] += 1
+    if not days:
+        return ""
     (most, _), *rest = days.most_common()
     others = "; ".join(f"{count} of {days.total()} claims: of {_count(number, 'day')}" for number, count in rest)
-    return (
-        f"of {_count(len(kinds), 'kind')} of machine and, for each claim, of {_count(most, 'day')}"
-        + f" ({others})" * bool(rest)
-    )
+    said = f"of {_count(len(kinds), 'kind')} of machine and, for each claim, of {_count(most, 'day')}"
+    return f"{said} ({others})" if others else said
 
 
 def _count(number: int, what: str) -> str:
