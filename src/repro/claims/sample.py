@@ -67,9 +67,8 @@ def read(
     """Our value, from one configuration that has a run in every group.
 
     Of several: one in scope, else one with as many runs as a verdict takes, else of the stronger evidence kind, else the
-    first by file name. `defaults`: what a field
-    that no filter names must be, outside the scope. `ordering` takes the smallest step of a sequence instead of first
-    to last.
+    first by file name. `defaults`: what a field that no filter names must be, outside the scope. `ordering` takes the
+    smallest step of a sequence instead of first to last.
     """
     runs = {path: run for path, run in sorted(records.items()) if run.experiment == reading.experiment}
     groups = [{path: run for path, run in runs.items() if matches(run, filters)} for filters in reading.groups]

@@ -83,23 +83,24 @@ def claims_overview(data: Data, *, ids: str = "", primary: bool = False) -> Draw
     told = [verdict for verdict in judged if verdict.value is not None]
     evidence = ", ".join(kind for kind in _KINDS if kind in {verdict.evidence for verdict in rows})
     absent = {
-        "on an order": sum(verdict.paper_value is None for verdict in told),
-        "on errors, where the paper's value is 0": sum(verdict.paper_value == 0 for verdict in told),
+        "on an ordering": sum(verdict.paper_value is None for verdict in told),
+        "on errors (the paper's value is 0)": sum(verdict.paper_value == 0 for verdict in told),
         **Counter(verdict.agreement for verdict in judged if verdict.value is None),
     }
     left_out = ", ".join(f"{count} {words}" for words, count in absent.items() if count)
-    caption = f"{len(rows)} rows" + (f"; {left_out}: these are in the table only. " if left_out else ". ")
+    caption = f"{len(rows)} rows" + (f". Rows in the table only: {left_out}. " if left_out else ". ")
     of_papers = {verdict.id.split("-")[0] for verdict in rows}
     known = {prefix: name_of(paper) for prefix, paper in registry.papers().items() if prefix in of_papers}
     caption += ", ".join(f"{prefix}: {name}" for prefix, name in known.items()) + ". "
     caption += "Large marks: our value, filled where a claim is reproduced. Small dots: single runs, or pairs of "
-    caption += "runs. Bars with ends: 95 % intervals, over runs, seeds or sequences of tokens, where there are enough "
-    caption += "for one; of modelled values 95 % of the draws of what is uncertain. Grey area: values that agree "
+    caption += "runs. Bars with ends: 95 % intervals over runs, seeds or token sequences, where there are enough of "
+    caption += "them; for modelled values, 95 % of the draws of what is uncertain. Grey area: values that agree "
     caption += "with the claim. "
     runs = {record for row in rows for record in row.records}
     caption += f"The values rest on {len(runs)} runs. "
     if any(row.kind != "claim" for row in rows):
-        caption += "Grey words: not claims; these check our own code or models, say what a paper leaves out, or ask a claim once more."
+        caption += "Grey words: rows that are not claims. They check our own code or models, ask what a paper leaves "
+        caption += "out, or repeat a claim with another choice."
     marked = registry.older_code(registry.numbers(row)[1] for row in rows)
     return Drawing(_overview(rows, claims), evidence, f"{caption} {marked}".strip())
 

@@ -35,8 +35,8 @@ METHODS = {  # method of exflow.place: its name, its look
 PLAIN = {"train_domain": "all", "test_domain": "all", "max_load_limit": 0, "bound_s": 0}
 SEQUENCES = {"sampled": "sequences", "runs": 3, "columns": ("crossings", "transitions")}
 BY_SEQUENCES = (
-    "Dots: seeds; marks: all seeds together; bars: the 95 % interval of other sequences of the kind, or of other seeds where "
-    "that is wider."
+    "Dots: seeds. Marks: all seeds together. Bars: the 95 % interval over other sequences of the same kind, or over "
+    "other seeds where that is wider."
 )
 ONE_NODE = {**PLAIN, "gpus_per_node": 0, "train_tokens": 0}
 
@@ -68,10 +68,10 @@ def exflow_routing(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e"
     pairs = table[table.kind == "pair"].groupby("layer")
     right.set(xlabel="layer (and the next one)", ylabel="mutual information (bits)", ylim=(0, None))
     right.legend(loc="lower left", bbox_to_anchor=(0, 1.0), fontsize=8, frameon=False)
-    caption = f"{runs.routing.iloc[0]}, {runs.tokens_used.iloc[0]:,} tokens; on average the pair's information is "
-    caption += f"{pairs.share.median().mean():.0%} of the next layer's entropy. Dotted, at the bottom: tokens "
-    caption += "shuffled within each layer. Legend: information, without the bias of few sequences, ÷ that of "
-    caption += "shuffled tokens, with its 95 % interval."
+    caption = f"{runs.routing.iloc[0]}, {runs.tokens_used.iloc[0]:,} tokens. The mutual information of two layers "
+    caption += f"is on average {pairs.share.median().mean():.0%} of the next layer's entropy. Dotted, at the "
+    caption += "bottom: tokens shuffled within each layer. Legend: information, without the bias of few sequences, ÷ "
+    caption += "that of shuffled tokens, with its 95 % interval."
     return Drawing(fig, "measured", caption)
 
 
@@ -118,9 +118,9 @@ def exflow_hops(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e") -
     _crossings(left, data, trace, flat)
     _reductions(right, data, flat, runs[runs.trace == other])
     fig.legend(ncols=3, **marks.ABOVE)
-    caption = f"{flat.routing.iloc[0]}; right also, as crosses, {MODELS.get(other, other)}, which the claims on 64 experts read. "
-    caption += f"{BY_SEQUENCES} Black bars: a bound that no placement is below, on the tokens "
-    caption += f"that experts were placed by. Paper: Fig. 8 as told by secondary notes.{_programs(flat)}"
+    caption = f"{flat.routing.iloc[0]}. Crosses on the right: {MODELS.get(other, other)}, which the claims on 64 "
+    caption += f"experts read. {BY_SEQUENCES} Black bars: a lower bound for any placement, on the tokens that "
+    caption += f"the placement was computed from. Paper: Fig. 8 as told by secondary notes.{_programs(flat)}"
     nodes = {**ONE_NODE, "trace": trace, "method": "affinity", "gpus": 16, "gpus_per_node": 4}
     how = {
         "over": {"method": "contiguous"},
@@ -130,8 +130,8 @@ def exflow_hops(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e") -
     }
     saved = {"over": {"method": "contiguous"}, "form": "reduction"}
     if theirs := by_sequences(data, trace, method="exflow", gpus=4, **saved):
-        caption += f" The claims read our search; on 4 GPUs the paper's integer program saves {marks.said(theirs)} in "
-        caption += "the time that it got."
+        caption += " The claims read our search. On 4 GPUs the paper's integer program saves "
+        caption += f"{marks.said(theirs)} within its time limit."
     if node := data.sample("exflow_placement", "node_crossing_fraction", nodes, **how):
         caption += f" On 16 GPUs in nodes of 4 a token stays on its node {marks.said(node)} times as often as by rank "
         caption += "order."
@@ -143,8 +143,8 @@ def _programs(runs: pd.DataFrame) -> str:
     if not {"exflow", "exflow-direct"} <= set(runs.method):
         return ""
     return (
-        " The paper's integer program: halved again and again, as the published solver does; or for all GPUs at once. A "
-        "solver whose time is over gives the best placement that it has then, which may be no better than rank order."
+        " The paper's integer program is solved by repeated halving, as in the published solver, or for all GPUs at "
+        "once. A solver out of time returns its best placement so far, which may be no better than rank order."
     )
 
 
@@ -194,7 +194,7 @@ def _reductions(axes: Axes, data: Data, flat: pd.DataFrame, other: pd.DataFrame)
     name = f"paper, {published[0].label.split(',')[0]}, as told"
     axes.plot([p.x for p in published], [abs(p.value) / 100 for p in published], label=name, **style)
     marks.log_axis(axes.xaxis, [2, 4, 8, 16, 32])
-    axes.set(xlabel="GPUs", ylabel="share fewer than by rank order", ylim=(-0.08, None))
+    axes.set(xlabel="GPUs", ylabel="share saved over rank order", ylim=(-0.08, None))
     axes.axhline(0, color="grey", linewidth=0.8)
 
 
@@ -231,7 +231,7 @@ def exflow_load(data: Data, *, trace: str = TRACE) -> Drawing:
         caption += f" On 8 GPUs our search saves {100 * (1 - fewer / hops):.0f} % of the hops of rank order, and takes the busiest "
         caption += f"GPU's load from {load:.2f} to {more:.2f} times an even share."
     if len(limited):
-        caption += " ≤: the limit on the load of every GPU, on the tokens that experts were placed by."
+        caption += " ≤: the limit on every GPU's load, on the tokens that the placement was computed from."
     return Drawing(fig, "measured", caption)
 
 
@@ -263,15 +263,15 @@ def exflow_copies(data: Data, *, trace: str = TRACE) -> Drawing:
     visits.margins(y=0.12)
     visits.grid(axis="x", visible=False)
     fig.legend(ncols=2, **marks.ABOVE)
-    caption = f"{one.routing.iloc[0]}; right: all four experts of a token, open bars: the GPUs that it visits, "
-    caption += f"filled: those that it was not on in the layer before. {one.gpus.iloc[0]} GPUs in nodes of "
+    caption = f"{one.routing.iloc[0]}. Right: all four experts of a token; open bars: the GPUs that it visits, "
+    caption += f"filled bars: those that it was not on in the layer before. {one.gpus.iloc[0]} GPUs in nodes of "
     seeds = one.seed.nunique()
     caption += f"{one.gpus_per_node.iloc[0]}, counted on recorded routing. "
     caption += f"Medians, with range and values of {seeds} seeds." if seeds > 1 else "One seed."
     searched, most = one[one.method == "affinity"], one.extra_slots.max()
-    for aim, column, what in (("hops", "hops_per_token", "hops"), ("load", "max_load", "the busiest GPU's load")):
+    for aim, column, what in (("hops", "hops_per_token", "the hops"), ("load", "max_load", "the busiest GPU's load")):
         none, many = (searched[searched.extra_slots == slots] for slots in (0, most))
         left = many[many.copies_for == aim][column].median() / none[column].median()
         if not np.isnan(left):
-            caption += f" {most} slots a GPU, for {aim}: {100 * left:.0f} % of {what} of our search without copies."
+            caption += f" Our search, {most} copy slots a GPU for {aim}: {100 * left:.0f} % of {what} without copies."
     return Drawing(fig, "measured", caption)

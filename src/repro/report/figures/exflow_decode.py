@@ -98,10 +98,10 @@ def _of_claimed(data: Data, name: str, runs: pd.DataFrame) -> str:
     seeds = ", ".join(map(str, sorted(set(runs.seed))))
     stays = _curves(runs, runs.text.iloc[0]).groupby("iteration").stay.mean()
     return (
-        f"Black, {name}: {runs.parameters.iloc[0] / 1e6:.3g} million parameters, {runs.experts.iloc[0]} experts, seeds {seeds}; "
-        f"the share after 200 iterations is {early} times that after 2,000, and the share at the end {late} times that after "
-        f"2,000. No claim reads how it begins: over the seeds {stays.iloc[0]:.2g} on average after {stays.index[0]:g} iterations, "
-        f"at most {stays.max():.2g} (after {stays.idxmax():g})."
+        f"Black, {name}: {runs.parameters.iloc[0] / 1e6:.3g} million parameters, {runs.experts.iloc[0]} experts, seeds "
+        f"{seeds}. After 200 iterations the share that stays is {early} times that after 2,000; at the end it is "
+        f"{late} times that after 2,000. No claim reads how it begins: its mean over seeds is {stays.iloc[0]:.2g} "
+        f"after {stays.index[0]:g} iterations, and at most {stays.max():.2g} (after {stays.idxmax():g})."
     )
 
 
@@ -148,8 +148,8 @@ def exflow_decode(data: Data, *, experts: int = 16, requests: int = 128, cluster
     fig.legend(ncols=5, **marks.ABOVE)
     ranks = same["nodes"] * same["packages"] * same["gcds"]
     caption = f"{experts} experts, {ranks} processes on one machine, network {runs.fabric.iloc[0]}. Medians, with "
-    caption += "range and values of the runs. Left: of iterations in which all ranks meet before each exchange, so "
-    caption += "they are longer than those of the throughput, of ranks that run freely. K/V: keys and values. "
+    caption += "range and values of the runs. Left: iterations in which all ranks synchronise before each exchange; "
+    caption += "they take longer than those of the throughput, whose ranks run freely. K/V: keys and values. "
     caption += f"{_less_routing(data, same)}"
     return Drawing(fig, ", ".join(sorted(set(runs.evidence))), caption.strip())
 
@@ -177,12 +177,12 @@ def _less_routing(data: Data, same: dict[str, Any]) -> str:
             longer = " (below 0: they take longer)" if sample.value < 0 else ""
             told.append(f"{name}: {marks.said(sample)}{longer}")
     faster = data.sample("moe_decode", "tokens_per_s", {**same, **placed}, over=unpadded, sampled="occasions")
-    words = f" Throughput, placed, ids only, ÷ two all-to-alls: {marks.said(faster)}." if faster else ""
+    words = f" Throughput placed, ids only ÷ with two all-to-alls: {marks.said(faster)}." if faster else ""
     if others := marks.of_claims(data, {"EX-E2E.q": "6.25 Mbit/s", "EX-E2E.r": "100 Mbit/s"}):
         words += f" The same of 16 experts at other rates between nodes: {others}."
     if volume := marks.of_claims(data, {"EX-T1.a": "ids only", "EX-T1.b": "K/V sent"}):
-        words += f" Bytes of two all-to-alls of 16 experts ÷ one, placed: {volume}."
-    return f"Share of the exchanges' time saved: {'; '.join(told)}.{words}" if told else words.strip()
+        words += f" Bytes sent with 16 experts, two all-to-alls ÷ one, placed: {volume}."
+    return f"Share of the exchange time that is saved: {'; '.join(told)}.{words}" if told else words.strip()
 
 
 def against_deepspeed(data: Data, setting: Mapping[str, Any], metric: str) -> dict[int, Sample]:
@@ -239,12 +239,12 @@ def exflow_gain(data: Data, *, metric: str = "iteration_seconds") -> Drawing:
         marks.log_axis(axes.yaxis, marks.round_ticks(low, high))
         axes.set_ylabel("times as fast")
     what = "An iteration" if metric == "iteration_seconds" else "What an iteration spends in exchanges"
-    caption = f"{what}: time with DeepSpeed's layers over time with ours. Dots: pairs of runs, both of one occasion; "
-    caption += "marks: their mean on the logarithmic axis, with its 95 % interval where there are as many occasions as "
-    caption += "a verdict takes; × at a step: how many times as fast it is as the one drawn before it, of pairs of "
-    caption += "these two (where steps have different numbers of pairs, the factors need not multiply to the whole; "
-    caption += "in a panel of one step the others were not run). Dashed: "
-    caption += "new keys and values (K/V) sent to all ranks too, which the paper's accounting leaves out. Dotted: the paper's throughput over DeepSpeed-MoE's. Settings "
+    caption = f"{what}: time with DeepSpeed's layers ÷ time after each step. Dots: pairs of runs of the same occasion. "
+    caption += "Marks: their geometric mean, with its 95 % interval where there are as many occasions as a verdict "
+    caption += "takes. × at a step: how many times as fast it is as the step drawn before it, from pairs of these two; "
+    caption += "where steps have different numbers of pairs, the factors need not multiply to the whole. In a panel "
+    caption += "of one step the others were not run. Dashed: new keys and values (K/V) are sent to all ranks too, "
+    caption += "which the paper's accounting leaves out. Dotted: the paper's throughput ÷ DeepSpeed-MoE's. Settings "
     caption += f"without such pairs are left out. Network {', '.join(sorted(set(runs.fabric)))}."
     return Drawing(fig, ", ".join(sorted(set(runs.evidence))), caption)
 

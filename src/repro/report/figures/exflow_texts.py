@@ -39,7 +39,7 @@ def exflow_tokens(
         axes.axvspan(1000, 3000, color="#bbbbbb", alpha=0.4, label="enough, says the paper" if axes is left else None)
     for i, (gpus, runs) in enumerate(few.groupby("gpus")):
         held_out = {**marks.look(i), "label": f"{gpus} GPUs, held-out sequences", "markersize": 5}
-        own = held_out | {"label": f"{gpus} GPUs, tokens that it was placed by", "marker": marks.look(i + 1)["marker"]}
+        own = held_out | {"label": f"{gpus} GPUs, the placement's own tokens", "marker": marks.look(i + 1)["marker"]}
         samples = ((tokens, _by_tokens(data, trace, gpus, some)) for tokens, some in runs.groupby("tokens"))
         marks.points(left, [(tokens, sample) for tokens, sample in samples if sample], **held_out)
         marks.points(left, runs.groupby("tokens").train_crossing_fraction, "--", **own)
@@ -54,8 +54,9 @@ def exflow_tokens(
     left.set(ylabel="transitions that cross GPUs", ylim=(0, None))
     right.set(ylabel="crossings ÷ those of a\nplacement by all tokens")
     fig.legend(ncols=3, **marks.ABOVE)
-    caption = f"Placed by our search. Left: {few.routing.iloc[0]}; dashed: on the tokens that it was placed by, medians with the "
-    caption += f"range of seeds. All others: {BY_SEQUENCES[:1].lower()}{BY_SEQUENCES[1:]}"
+    caption = f"Placements by our search. Left: {few.routing.iloc[0]}. Dashed: on the tokens that the placement was "
+    caption += "computed from (its own), medians with the range of seeds. Elsewhere, "
+    caption += f"{BY_SEQUENCES[:1].lower()}{BY_SEQUENCES[1:]}"
     return Drawing(fig, "measured; grey band: paper", caption)
 
 
@@ -105,8 +106,9 @@ def exflow_domains(data: Data, *, homes: dict[str, str] = HOMES, gpus: int = 4) 
         end = max(value, *sample.values, sample.interval[1])
         marks.note(axes, f"{value:.3f} ({home:.2f} → {other:.2f})", end, y, 6, va="center", bbox=marks.CLEAR)
     marks.rows(axes, names, fontsize=8)
-    axes.set_xlabel("share that stays on its GPU: on the other text ÷ on the one that experts were placed by")
+    axes.set_xlabel("share of transitions that stay on their GPU: other text ÷ text of the placement")
     axes.set_xlim(axes.get_xlim()[0], axes.get_xlim()[1] + 0.35 * (axes.get_xlim()[1] - axes.get_xlim()[0]))
     fig.legend(**marks.ABOVE)
-    caption = f"{gpus} GPUs, held-out sequences; the text that experts were placed by → the other; in brackets the two shares. {BY_SEQUENCES}"
+    caption = f"{gpus} GPUs, held-out sequences. Rows: the text that experts were placed by → the other text; in "
+    caption += f"brackets the two shares. {BY_SEQUENCES}"
     return Drawing(fig, "measured; grey band: paper", caption)

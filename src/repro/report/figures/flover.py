@@ -20,7 +20,7 @@ ENGINES = ["fused", "serial", "static", "dynamic", "instances"]
 WORKLOAD = ["workload", "requests", "time_scale", "length_scale", "max_prompt_tokens", "max_output_tokens"]
 WORKLOAD += ["interval_s", "interval_t1", "trace_start"]
 WIDTHS = [1, 2, 4, 8, 16, 32]
-REPEATS = "Medians, with range and values of the runs; without a range: one run."
+REPEATS = "Medians, with range and values of the runs; no range: one run."
 T1 = "T1: the time of a request alone."
 MODEL = "random-40m"  # that the claims read
 
@@ -134,9 +134,9 @@ def flover_latency(data: Data, *, workload: str = "fixed", model: str | None = N
     marks.log_axis(axes.xaxis, marks.round_ticks(*axes.get_xlim()))
     fig.legend(**marks.ABOVE)
     run = main.iloc[0]
-    caption = f"{run.weights}; {run.threads} threads. {run.requests} requests, {setting(run)}. A curve per run; in the "
-    caption += "legend the median and 99th percentile (p99) of all requests, and, as the claim reads it, the mean "
-    caption += f"latency over the mean latency alone in the same run. {_t1(main)}"
+    caption = f"{run.weights}; {run.threads} threads. {run.requests} requests, {setting(run)}. One curve per run. "
+    caption += "Legend: median and 99th percentile (p99) of all requests; mean ÷ alone, as the claim reads it: mean "
+    caption += f"latency ÷ mean latency of requests alone in the same run. {_t1(main)}"
     return Drawing(fig, f"measured{'; dashed, black: paper' if paper_line else ''}", caption.strip())
 
 
@@ -167,10 +167,9 @@ def flover_throughput(data: Data, *, workload: str = "fixed", model: str | None 
     right.set(xlabel="times as fast", xlim=(0, 21))
     run = main.iloc[0]
     caption = f"{run.weights}; {run.requests} requests, {setting(run)}. {REPEATS} Circles, vs serial: mean over pairs "
-    caption += "of runs, both of one occasion, where there are, and its 95 % interval, where they are enough; "
-    caption += "squares, vs n × alone: the requests one after the other, by the time of one alone in the same run. "
-    caption += "Paper: Fig. 4(a) at 32 requests; hollow: against FasterTransformer's instances, as the figure prints "
-    caption += f"it. {_t1(main)}"
+    caption += "of runs of the same occasion, with its 95 % interval, where there are enough pairs. Squares, vs n × "
+    caption += "alone: against n times the time of a request alone in the same run. Paper: Fig. 4(a) at 32 requests; "
+    caption += f"hollow: against FasterTransformer's instances, as that figure prints it. {_t1(main)}"
     return Drawing(fig, "measured; diamonds: paper", caption.strip())
 
 
@@ -234,7 +233,7 @@ def flover_timeline(
     handles = panels[0, 0].get_legend_handles_labels()
     fig.legend(*handles, ncols=6, **marks.ABOVE)
     run = main.iloc[0]
-    caption = f"{run.weights}; {run.requests} requests, {setting(run)}. Of each engine the run with the median total "
+    caption = f"{run.weights}; {run.requests} requests, {setting(run)}. Drawn: each engine's run with the median total "
     caption += f"time. Prefill, from admission to the first token, takes at most {prefill:.2g} s. {_t1(main)}"
     return Drawing(fig, "measured", caption.strip())
 
@@ -278,9 +277,9 @@ def flover_requests(data: Data) -> Drawing:
             gains.append(f"{gain:.1f} times sooner than n × T1 ({weights}, {where}, {most} requests)")
     told = [f"{' and '.join(dict.fromkeys(places))}: {words}" for words, places in settings.items()]
     words = "; ".join(told) if len(told) > 1 else next(iter(settings))
-    caption = f"{words[:1].upper()}{words[1:]}. {T1} That of ours: the median over the runs of the occasion. {REPEATS} "
+    caption = f"{words[:1].upper()}{words[1:]}. {T1} Our T1 is the median over the runs of an occasion. {REPEATS} "
     caption += "Hollow: the paper's Fig. 4(a)." + (f" Fused: {'; '.join(gains)}." if gains else "")
-    caption += " Requests were not run one after the other for this figure: see flover_throughput and flover_gpu."
+    caption += " No run of requests one after the other is drawn here: see flover_throughput and flover_gpu."
     return Drawing(fig, "measured; hollow: paper", caption)
 
 

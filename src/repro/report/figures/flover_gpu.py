@@ -56,9 +56,9 @@ def flover_gpu(data: Data) -> Drawing:
     fig.legend(ncols=3, **marks.ABOVE)
     runs = [run for on_gpu, _ in samples.values() if on_gpu for run in on_gpu.runs.values()]
     gpus = sorted({gpu for run in runs for gpu in run.provenance.gpu})
-    caption = f"LLaMA-13B, random weights in float16, the paper's lengths, on one {' or '.join(gpus)}; LLaMA of 42 "
-    caption += "million parameters, random weights in bfloat16, lengths ÷ 8 (reordering: ÷ 2), on a CPU. Mean over "
-    caption += "the pairs of runs, both of one occasion; whiskers: the claim's interval, where there are enough; "
-    caption += f"dots: each pair. {_pairs(samples)} Paper: LLaMA-13B, against FasterTransformer in the first two rows. "
+    caption = f"GPU: LLaMA-13B, random weights in float16, the paper's lengths, on one {' or '.join(gpus)}. CPU: a "
+    caption += "LLaMA of 42 million parameters, random weights in bfloat16, lengths ÷ 8 (reordering: ÷ 2). Marks: mean "
+    caption += "over pairs of runs of the same occasion; whiskers: the claim's interval, where there are enough pairs; "
+    caption += f"dots: each pair. {_pairs(samples)} Paper: LLaMA-13B; first two rows against FasterTransformer. "
     caption += T1
     return Drawing(fig, "measured; diamonds: paper", caption)

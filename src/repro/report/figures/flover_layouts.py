@@ -36,12 +36,12 @@ def flover_layouts(data: Data, *, longest: int | None = None, model: str | None 
         found = {layout: factor * runs[runs.layout == layout][metric] for layout in there}
         marks.bars(axes, {f"{there[each]}, n = {len(values)}": values for each, values in found.items()}, label, number)
     run = runs.iloc[0]
-    caption = f"{run.weights}; {run.requests} requests, {setting(run)}. Dead rows: share of the rows of all iterations "
-    caption += "whose request is done already. Medians of n runs, with range and values."
+    caption = f"{run.weights}; {run.requests} requests, {setting(run)}. Dead rows: rows whose request is already "
+    caption += "done, as a share of the rows of all iterations. Medians of n runs, with range and values."
     if len(set(runs.layout.value_counts())) > 1:
-        caption += " Rows of fewer runs are of fewer occasions, and cannot be ranked against the others."
+        caption += " Bars of fewer runs are of fewer occasions, and cannot be ranked against the others."
     if sample := reordering(data, "flover_serving", runs):
-        caption += f" Reordering makes it {marks.said(sample)} times as fast."
+        caption += f" Reordering makes serving {marks.said(sample)} times as fast."
     return Drawing(fig, "measured", caption)
 
 

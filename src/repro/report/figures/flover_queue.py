@@ -26,7 +26,7 @@ _PANELS = [  # figure of the paper, quantity, title, unit of the axis, its scale
 _AXES = {"fig8": "mean interval (ms)", "reordering": "longest answer (tokens)", "progress": ""}
 _COLOURS = {model.name: number for number, model in enumerate(paper.MODELS.values())} | {"GPT-J in v1": 0}
 _SHORT = {"fig4a": "Fig. 4(a)", "fig7": "v1 Fig. 7", "progress": "progress"}  # names of figures
-C = "c: what each further request adds to an iteration, as a share of an iteration over one."
+C = "c: the time each further request adds to an iteration, as a share of an iteration over one request."
 _WORST = {"FL-F4a.a": "Fig. 4(a)", "FL-PROG.a": "progress", "FL-F7": "v1 Fig. 7"}  # claims: of which figure
 _REST = {
     "FL-F8.a": "χ² of v1 Fig. 8's iterations",
@@ -60,13 +60,13 @@ def flover_model(data: Data) -> Drawing:
         _legend(axes, title)
     found = (each.rsplit(" ", 1) for each in runs.costs.iloc[0].split(", "))
     costs = ", ".join(f"{paper.MODELS[model].name} {float(value):.4f}" for model, value in found)
-    caption = "Lines with hollow marks: predicted with T1, the time of a request alone, of Fig. 4(a) (v1: Fig. 7), "
-    caption += f"and the c of Fig. 4(c) at 32 requests: {costs}. {C} Crosses: printed (upright: with reordering). v1, "
-    caption += "v2: versions of the paper. Logarithmic: all horizontal axes, and the vertical ones of Fig. 8 and of "
-    caption += "the shuffle's seconds. Bands: a standard deviation of a draw of arrivals or lengths. Overlap: the "
-    caption += "share of all requests that an average iteration holds. Speedup: over instances at the pace of Fig. 7. "
-    caption += "Memory shuffle: answers of random lengths, with reordering and without, whose lines lie on each other "
-    caption += "where reordering gains little. Furthest off, predicted for printed: "
+    caption = "Lines with hollow marks: predictions. They use T1, the time of a request alone, from Fig. 4(a) (v1: "
+    caption += f"Fig. 7), and c from Fig. 4(c) at 32 requests: {costs}. {C} Crosses: printed (upright: with "
+    caption += "reordering). v1, v2: versions of the paper. Logarithmic: all horizontal axes, and the vertical ones of "
+    caption += "Fig. 8 and of the shuffle's seconds. Bands: a standard deviation over draws of arrivals or lengths. "
+    caption += "Overlap: the share of all requests that an average iteration holds. Speedup: over instances at the "
+    caption += "pace of Fig. 7. Memory shuffle: answers of random lengths, with reordering and without; the lines "
+    caption += "coincide where reordering gains little. Furthest off, predicted for printed: "
     caption += f"{'; '.join(_furthest(table, *each) for each in shown)}."
     if told := marks.of_claims(data, _WORST):
         caption += f" Worst errors in %: {told}."
@@ -158,11 +158,11 @@ def flover_batch_cost(data: Data) -> Drawing:
         axes.axvspan(min(found), max(found), color="grey", alpha=0.15, linewidth=0)
         axes.set_xlabel("c: a further request's cost", fontsize=9)
     caption = f"{C} Vertical band: c of the four models, as Fig. 4(c) gives it. Left: the last number of each curve "
-    caption += "(v1 Fig. 7: requests every 500, 2,500 or 5,000 ms); where a line crosses 1, its c is the one that "
-    caption += "this number asks for. Middle: over the printed numbers of a figure that went into no prediction. "
-    caption += "Right: χ², the sum of squared distances of 14 printed iteration counts in standard deviations, if a "
-    caption += "printed one is of one draw of arrivals or the mean of five; the horizontal band is where 90 % of such "
-    caption += "sums lie if the model is right."
+    caption += "(v1 Fig. 7: requests every 500, 2,500 or 5,000 ms); a line crosses 1 at the c that its number needs. "
+    caption += "Middle: errors over each figure's printed numbers that no prediction uses. Right: χ², the sum of "
+    caption += "squared errors of 14 printed iteration counts, in standard deviations, if a printed one is of one "
+    caption += "draw of arrivals or the mean of five. Horizontal band: where 90 % of such sums lie if the model is "
+    caption += "right."
     return Drawing(fig, "modelled, compared with the paper", caption)
 
 

@@ -51,7 +51,7 @@ def flover_ranks(data: Data, *, longest: int | None = None) -> Drawing:
     run = runs.iloc[0]
     caption = f"Random weights, {run.layers} layers of width {run.width}; {run.requests} requests; {agree}. Ranks "
     caption += f"share the cores of one machine. Above: {_answers(run)}; medians, with range and values of n runs. "
-    caption += "Below: pairs of runs, both of one occasion, and their mean with its 95 % interval where there are "
+    caption += "Below: pairs of runs of the same occasion, and their mean with its 95 % interval where there are "
     caption += "enough."
     return Drawing(fig, f"{', '.join(sorted(set(runs.evidence)))}; hollow diamonds: paper", caption)
 

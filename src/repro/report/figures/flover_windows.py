@@ -12,10 +12,10 @@ from repro.report.figures.data import Data, NothingToShow, paper
 from repro.report.figures.flover import T1, by_engine, looks, of_one_model, setting
 
 WINDOWS = (
-    "Left: medians, whiskers: range of the runs; × fused: pairs of runs, both of one occasion, where there are. Right: each "
-    "run's latency over that of a request alone in the same run; bars: mean over occasions, whiskers: its 95 % "
-    "interval where there are enough (the part above 0). Dots: the runs; without them: one run. Hollow: paper, LLaMA-13B; on "
-    "the left its ratio to fused decoding, times the median of ours."
+    "Left: medians; whiskers: range of the runs; × fused: pairs of runs of the same occasion, where there are any. "
+    "Right: latency ÷ that of a request alone in the same run; bars: mean over occasions; whiskers: its 95 % interval "
+    "(the part above 0) where there are enough. Dots: the runs; no dots: one run. Hollow: paper, LLaMA-13B; on the "
+    "left its ratio to fused decoding × the median of our fused decoding."
 )
 
 

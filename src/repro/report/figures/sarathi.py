@@ -83,9 +83,9 @@ def sarathi_piggyback(data: Data) -> Drawing:
         left.set(xlabel="a token (ms)", xlim=(0, None))
     fig.legend(ncols=2, **marks.ABOVE)
     run = runs.iloc[0]
-    caption = f"{'; '.join(runs.weights.unique())}. {run.threads} threads, {run.prompt_tokens} stored tokens. n runs: "
-    caption += "on the left medians, with range and values; on the right each run, their mean and, where there are "
-    caption += "enough, its 95 % interval."
+    caption = f"{'; '.join(runs.weights.unique())}. {run.threads} threads, {run.prompt_tokens} tokens stored for each "
+    caption += "row that decodes. Left: medians of n runs, with range and values. Right: each run, their mean and, "
+    caption += "where there are enough, its 95 % interval."
     return Drawing(fig, "measured; hollow diamond: paper", caption)
 
 
@@ -105,12 +105,12 @@ def sarathi_throughput(data: Data) -> Drawing:
     _ratios(panels["ratios"], data, settings, ("request_level_seconds", "chunked_seconds"), "SA-2")
     panels["ratios"].set_xlabel("time until all are done: batches of requests ÷ chunks")
     run = main.iloc[0]
-    caption = f"{'; '.join(runs.weights.unique())}. {run.threads} threads, {run.requests} requests come at once, "
-    caption += f"{run.slots} are served at a time. Tokens: of a prompt + an answer. Above: {LENGTHS.format(**run[SETTING])}; medians, "
-    caption += "with range and values of the runs. Budgeted passes take as much of the prompts as keeps a wait below "
-    caption += "that bound. Requests are equal and all there at the start, so under whole prompts no prompt meets "
-    caption += "somebody who decodes: the longest waits here do not show what chunks spare him. Below: each of n runs, "
-    caption += "their mean and, where there are enough, its 95 % interval. Queue "
+    caption = f"{'; '.join(runs.weights.unique())}. {run.threads} threads, {run.requests} requests arrive at once, "
+    caption += f"{run.slots} are served at a time. Tokens: prompt + answer. Above: {LENGTHS.format(**run[SETTING])}; "
+    caption += "medians, with range and values of the runs. Budgeted passes take as many prompt tokens as keep a wait "
+    caption += "below that bound. All requests are equal and arrive at once, so under whole prompts no prompt delays a "
+    caption += "request that decodes: the longest waits here do not show what chunks save there. Below: each of n "
+    caption += "runs, their mean and, where there are enough, its 95 % interval. Queue "
     caption += "model, predicted total time against measured, in %: "
     errors = {name: 100 * main[f"{policy}_error_seconds"].median() for policy, name in POLICIES.items()}
     caption += "; ".join(f"{name}: {round(error, 1) + 0.0:+.1f}" for name, error in errors.items())  # + 0.0: no -0.0
@@ -154,17 +154,15 @@ def sarathi_pipeline(data: Data) -> Drawing:
     right.set(xlabel="seconds, whole prompts ÷ chunks", xlim=(0, None))
     for axes in (left, right):
         axes.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
-    caption = f"{run.iloc[0].setting}. One parameter varied at a time; rows of the baseline are the same setting. "
-    caption += "Left: bubbles as a share of a run's own time. Right: seconds over seconds, so that bubbles fall by "
-    caption += "more than their shares do, as the whole run is shorter too. Dotted: paper."
+    caption = f"{run.iloc[0].setting}. One parameter is varied at a time; all baseline rows are the same setting. "
+    caption += "Left: bubbles as a share of a run's own time. Right: seconds ÷ seconds; bubbles fall by more there "
+    caption += "than their shares do, since the whole run is shorter too. Dotted: paper."
     if told := _bands(data):
-        caption += f" Baseline over all draws, whole ÷ chunks: {told}. A band holds draws of lengths and what is not "
-        caption += (
-            "known of the machine; not the choice of prompt ÷ answer, chunk and number of requests, which is ours."
-        )
+        caption += f" Baseline over all draws, whole ÷ chunks: {told}. The bands cover draws of lengths and what is "
+        caption += "not known of the machine, but not prompt ÷ answer, chunk and number of requests: our choices."
     found = table[["bubble_reduction", "speedup"]].to_numpy()
     if less := [name for name, ours in zip(names, found, strict=True) if (ours < theirs).any()]:
-        caption += f" One or both are less than the paper's with {' and with '.join(less)}."
+        caption += f" One or both ratios are below the paper's with {' and with '.join(less)}."
     return Drawing(fig, "modelled; dotted: paper", caption)
 
 

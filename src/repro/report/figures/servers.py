@@ -69,9 +69,10 @@ def flover_servers(data: Data, *, workload: str = "fixed") -> Drawing:
         marks.dot_rows(axes, rows, ".3g")
         _ratio_axis(axes, "their total time ÷ ours" if axes is left else "their memory ÷ ours")
     run = table.iloc[0]
-    caption = f"{run.weights}; {run.requests} requests, {run.threads} threads. Ours: each of n runs, their mean over "
-    caption += "occasions and its 95 % interval, where there are enough; fused decoding: mean of a pass before and one "
-    caption += "after. Axes logarithmic; black: as much as ours. Another server and machine than the paper's."
+    caption = f"{run.weights}; {run.requests} requests, {run.threads} threads. Filled: each of n runs, their mean over "
+    caption += "occasions and its 95 % interval, where there are enough. Fused decoding: mean of a pass before the "
+    caption += "other server's and one after. Logarithmic axes; black line: equal. Servers and machine are not the "
+    caption += "paper's."
     if table.arrivals.str.contains("T1").any():
         caption += " T1: the time of a request alone."
     return Drawing(fig, "measured; hollow diamonds: paper", caption)

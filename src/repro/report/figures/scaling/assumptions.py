@@ -53,10 +53,10 @@ def scaling_overlap(data: Data) -> Drawing:
     right.axvline(0.7, color="black", linestyle=":", label="assumed before: 0.7")
     right.set(xlabel="share of the compute that hides messages", ylabel="root mean square error (%)", ylim=(0, None))
     right.legend(fontsize=8, loc="upper left")
-    caption = "Left: bars of what is uncertain of the machine (95 %) and of the model itself; filled: fitted, "
-    caption += "hollow: not; crosses: fitted without this number. Line: as predicted; grey: within 10 %. Right: how "
-    caption += "far off the fitted numbers are, over the overlap that is assumed."
-    named = {"ZP-2.a": "of the fitted numbers", "ZP-2.b": "of each left out"}
+    caption = "Left: filled marks are fitted, hollow ones not; crosses: fitted without this number. Bars: what is "
+    caption += "uncertain of the machine (95 %) and of the model itself. Line: predicted as published; grey: within "
+    caption += "10 %. Right: error of the fitted numbers, over the overlap that is assumed."
+    named = {"ZP-2.a": "of the fitted numbers", "ZP-2.b": "of each when left out"}
     if told := of_claims(data, named):
         caption += f" Root mean square of the logarithmic errors, in %: {told}."
     return Drawing(figure, "modelled against published measurements", caption)
@@ -86,15 +86,15 @@ def scaling_assumptions(data: Data) -> Drawing:
     _choices(left, table[table.kind == "set"])
     _spans(right, table[table.kind == "draw"])
     run = table.iloc[0]
-    caption = "Above: changes one after the other (circles), then each alone (squares); filled: within the claim's "
-    caption += f"tolerance (grey), hollow: not. Below: of {table.draws.iloc[0]:g} draws from wide priors "
+    caption = "Above: changes added one after the other (circles), then each alone (squares); filled: within the "
+    caption += f"claim's tolerance (grey), hollow: not. Below: of {table.draws.iloc[0]:g} draws from wide priors "
     caption += f"{100 * run.share_all:.1f} % give all four numbers at once. {batches(1)}: {100 * run.share_all_1:.1f} "
-    caption += f"%, 4: {100 * run.share_all_4:.1f} %, 16: {100 * run.share_all_16:.1f} %. Right: 5, 50 and 95 % of "
-    caption += "these draws, and of all. Axes of ratios are logarithmic. Above, a row has one micro-batch a step "
-    caption += "unless it says more, and everything else is at its likely value: these are not the medians of draws "
-    caption += "that scaling_ratios has, nor those with 4 micro-batches that the claims read. Of the four numbers the "
-    caption += f"third is the product of the first two.{SLOW_RING}{HPZ} Scales apart: the factors of quantised values "
-    caption += "in messages of their own."
+    caption += f"%, 4: {100 * run.share_all_4:.1f} %, 16: {100 * run.share_all_16:.1f} %. Below right: 5, 50 and 95 % "
+    caption += "quantiles of these draws, and of all. Axes of ratios are logarithmic. A row above has one micro-batch "
+    caption += "per step unless it says more, and everything else at its likely value. So its numbers are not the "
+    caption += "medians of draws in scaling_ratios, nor those with 4 micro-batches that the claims read. The third "
+    caption += f"number is the product of the first two.{SLOW_RING}{HPZ} Scales apart: the scale factors of quantised "
+    caption += "values are messages of their own."
     return Drawing(figure, "modelled; dotted: paper", caption)
 
 

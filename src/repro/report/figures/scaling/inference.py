@@ -87,10 +87,10 @@ def scaling_experts(data: Data) -> Drawing:
         )  # over both columns
         panel.margins(y=0.08)
     load = f"{found.max_load_affinity.min():.1f} to {found.max_load_affinity.max():.1f}"
-    caption = "Marks: medians; bars: 95 % of what is uncertain. Hollow squares: the paper's numbers, against "
-    caption += "DeepSpeed-MoE, where it names experts and GPUs, each in the colour of the series that it belongs to. Ringed: what "
-    caption += "claims read; the paper names no batch, and the claims' is our choice. The busiest GPU of a layer has "
-    caption += f"{load} times its share of tokens, counted on our traces."
+    caption = "Marks: medians; bars: 95 % of what is uncertain. Hollow squares: the paper's numbers against "
+    caption += "DeepSpeed-MoE, where it names experts and GPUs, in the colour of their series (black: of no single "
+    caption += "one). Ringed: what claims read; the paper names no batch, so the claims' batch is our choice. On our "
+    caption += f"traces the busiest GPU of a layer has {load} times its even share of tokens."
     return Drawing(figure, "modelled, with hops measured on traces; hollow squares: paper", caption)
 
 
@@ -140,13 +140,13 @@ def scaling_requests(data: Data) -> Drawing:
     handles = axes[0][0].get_legend_handles_labels()
     figure.legend(*handles, ncols=4, **ABOVE)
     caption = "One request every 500 ms, 512 tokens each. Lines: medians; bands: 95 % of what is uncertain of "
-    caption += "the machine. Hollow: the paper's Fig. 4(a). Authors' file: with the shape in their configuration "
+    caption += "the machine. Hollow: the paper's Fig. 4(a). Authors' file: the shape in the authors' configuration "
     caption += "file, whose MLP is narrower than LLaMA-65B's. Both axes are logarithmic."
     if told := of_claims(data, _SPEEDUPS):
         values = {claim.id: claim.paper_value for claim in registry.load()}
         caption += f" At {REQUESTS} requests, instances ÷ fused: {told} "
         caption += f"(paper: {', '.join(f'{values[claim]:g}' for claim in _SPEEDUPS)})."
-    caption += f" Instances, predicted ÷ paper, at the most requests, half and a quarter of them: {'; '.join(off)}."
+    caption += f" Instances, predicted ÷ paper, at the most requests, half and a quarter as many: {'; '.join(off)}."
     shown = tuple(PAPERS_MODELS[model] for model in found.model)
     if readings := [number for number in published if number.x is None and number.label.startswith(shown)]:
         caption += f" Of {readings[0].label.rsplit(', ', 1)[0]}, both readings of the bar are drawn: "

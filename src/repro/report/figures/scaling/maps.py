@@ -72,8 +72,9 @@ def scaling_models(data: Data) -> Drawing:
         panel.set_ylabel("billion parameters")
     _legend(figure, series(found))
     caption = f"{batches(found.accumulation.iloc[0])}, 2048 tokens a rank, everything uncertain at its likely value. "
-    caption += f"{_fastest(series(found))} White: no plan fits. More ranks can make a model not fit: a rank holds whole rows of "
-    caption += "each matrix, so where rows no longer divide well over the ranks, padding enlarges the gathered layers."
+    caption += f"{_fastest(series(found))} White: no plan fits. A model that fits may not fit on more ranks: a rank "
+    caption += "holds whole rows of each matrix, so where rows do not divide well over the ranks, padding enlarges the "
+    caption += "gathered layers."
     return Drawing(figure, "modelled", caption)
 
 
@@ -82,8 +83,9 @@ def _fastest(cells: pd.DataFrame) -> str:
     best = cells.plan[cells.plan.isin(list(PLANS))].value_counts()
     won = ", ".join(f"{PLANS[str(plan)]} in {count}" for plan, count in best.items())
     return (
-        f"Of {best.sum()} cells in which a plan fits, the fastest is {won}. Colour and letter of a cell: the fastest plan, or of those within {100 * (TIE - 1):.0f} % of it the one that "
-        "needs least memory. The records do not hold the next one's time: it may be slower by a few per cent only."
+        f"Of {best.sum()} cells in which a plan fits, the fastest is {won}. Colour and letter of a cell: the fastest "
+        f"plan, or the one that needs least memory of those within {100 * (TIE - 1):.0f} % of it. The records do not "
+        "hold the next plan's time: it may be slower by a few per cent only."
     )
 
 

@@ -86,12 +86,12 @@ def errors(log_errors: pd.Series, between: str = "\n") -> str:
 
 
 def whiskers(rows: pd.DataFrame, name: str) -> np.ndarray:
-    """[2, rows]: from the median `name` down to its 5 % and up to its 95 % quantile, as `errorbar` takes it."""
+    """[2, rows]: from the median `name` down to its 2.5 % and up to its 97.5 % quantile, as `errorbar` takes it."""
     return np.array([rows[name] - rows[f"{name}_low"], rows[f"{name}_high"] - rows[name]])
 
 
 def band(axes: Axes, rows: pd.DataFrame, x: str, name: str, color: str, **line: Any) -> None:
-    """A line through the medians `name`, and the band from the 5 % to the 95 % quantile."""
+    """A line through the medians `name`, and the band from the 2.5 % to the 97.5 % quantile."""
     rows = rows.sort_values(x)
     axes.fill_between(rows[x], rows[f"{name}_low"], rows[f"{name}_high"], color=color, alpha=0.15, linewidth=0)
     axes.plot(rows[x], rows[name], color=color, markersize=4, **line)

@@ -67,8 +67,8 @@ def scaling_gcds(
     fewest = {PLANS[plan]: rows.ranks.min() for plan, rows in table.groupby("plan")}
     if len(set(fewest.values())) > 1:
         counted = ", ".join(f"{plan} {count:g}" for plan, count in fewest.items())
-        caption += f" Efficiency is counted from the fewest GCDs that hold a plan ({counted}): of a plan that fits on "
-        caption += "fewer it includes the loss of the step from one node to two, of the others not."
+        caption += f" Efficiency is counted from the fewest GCDs that hold a plan ({counted}). For a plan that fits "
+        caption += "on fewer it includes the loss from one node to two, for the others not."
     caption += scenario(found)
     return Drawing(figure, "modelled; dotted: paper", caption)
 
@@ -127,8 +127,8 @@ def scaling_changes(data: Data, *, model: str = "gpt-20b") -> Drawing:
     axes[0][0].invert_yaxis()
     hollow = ", hollow where the plan does not fit in memory" * (not table.fits.all())
     caption = f"Of {_model(model)} on {found.ranks.iloc[0]:g} GCDs. Marks: medians{hollow}; bars: 95 % of what "
-    caption += "is uncertain. Dotted: the plan unchanged. All rows of a panel share their draws, so they differ more "
-    caption += "surely than overlapping bars suggest; the records hold quantiles of each row, not of ratios of rows."
+    caption += "is uncertain. Dotted: the plan unchanged. All rows of a panel share their draws, so rows whose bars "
+    caption += "overlap may still differ clearly; the records hold quantiles of rows, not of ratios of rows."
     caption += f" The change that matters most, by medians: {_over_panels(largest)}. The fastest of those that fit: "
     caption += f"{_over_panels(gains)}.{scenario(found)}"
     return Drawing(figure, "modelled", caption)
@@ -166,10 +166,10 @@ def scaling_tornado(data: Data, *, model: str = "gpt-20b", accumulation: int = 1
     handles = axes[0][0].get_legend_handles_labels()
     figure.legend(*handles, ncols=2, **ABOVE)
     caption = f"Of {_model(model)}, {batches(accumulation)}, {found.ranks.iloc[0]:g} GCDs. Bars: the predicted ratio "
-    caption += "with one parameter at an end of its interval, all others likely; line: all likely "
+    caption += "with one parameter at an end of its interval, all others at their likely values. Line: all likely "
     medians = " and ".join(f"{value:.3g}" for value in found.hierarchical_over_zeropp)
-    caption += f"({' and '.join(f'{value:.3g}' for value in likely)}), which is not the median of draws of all, as "
-    caption += f"scaling_ratios has it ({medians})."
+    caption += f"({' and '.join(f'{value:.3g}' for value in likely)}); the medians over draws in scaling_ratios differ "
+    caption += f"({medians})."
     if told := of_claims(data, {"ZT-1.e": FRONTIER["frontier"], "ZT-1.h": FRONTIER["frontier-rccl"]}):
         caption += f" The claims read the medians with 4 micro-batches: {told}."
     caption += f" Widest: {'; '.join(widest)}.{HPZ * ('secondary' in shown)}{scenario(found)}"

@@ -46,8 +46,9 @@ def scaling_collectives(data: Data) -> Drawing:
         panel.set_title(f"{name}\n{errors(table[~table.fitted].log_error)}", fontsize=8.5)
         panel.legend(fontsize=8, loc="upper left")
     held = pd.concat([table[~table.fitted] for table in tables.values()])
-    caption = "Marks: measured times. Filled: used to fit. Hollow: predicted; the errors in the titles are of "
-    caption += f"these, in all {errors(held.log_error, ' ')}.{OFF} Line: as predicted; dotted: half and twice the measured time."
+    caption = "A mark is a measured time. Filled: used for the fit. Hollow: predicted; the errors in the titles are "
+    caption += f"of these. In all, {errors(held.log_error, ' ')}.{OFF} Line: predicted as measured; dotted: half and "
+    caption += "twice the measured time."
     return Drawing(figure, "modelled against published and own measurements", caption)
 
 
@@ -92,11 +93,11 @@ def scaling_held_out(data: Data) -> Drawing:
         handles |= dict(zip(*panel.get_legend_handles_labels()[::-1], strict=True))
     figure.legend(handles.values(), handles.keys(), ncols=4, **ABOVE)
     caption = "Filled: fitted. Hollow: held out, with the model's 90 % band as a vertical line; the bands use fitted "
-    caption += f"times alone. Titles: of the hollow ones; in all {errors(pd.concat(held).log_error, ' ')}.{OFF} A band "
-    caption += f"should hold 90 % of them, and does in {(found.held_out_covered >= 0.9).sum()} of {len(found)} panels; "
-    caption += f"the worst holds {100 * found.held_out_covered.min():.0f} %. Grey: within a factor of 1.4. Held-out "
-    caption += "times had been seen before the splits were final. Both axes are logarithmic; bands that reach further "
-    caption += f"are cut at {_CUT[0]:g} and {_CUT[1]:g}."
+    caption += f"times alone. Titles: of held-out times. In all, {errors(pd.concat(held).log_error, ' ')}.{OFF} Bands "
+    caption += f"should hold 90 % of them, and do in {(found.held_out_covered >= 0.9).sum()} of {len(found)} panels; "
+    caption += f"in the worst they hold {100 * found.held_out_covered.min():.0f} %. Grey: within a factor of 1.4. "
+    caption += "Held-out times had been seen before the splits were final. Both axes are logarithmic; bands that reach "
+    caption += f"further are cut at {_CUT[0]:g} and {_CUT[1]:g}."
     return Drawing(figure, "modelled against published measurements", caption)
 
 
@@ -139,7 +140,7 @@ def scaling_plans(data: Data) -> Drawing:
     run = found.iloc[0]
     caption = f"{run.nodes * run.packages * run.gcds} processes in {run.nodes} nodes, on one machine; a GPT of 3.8 "
     caption += "million parameters. Colour: rate between nodes per rank. Filled: used to calibrate. Hollow: "
-    caption += "predicted; the title is of these. Grey: within 15 %."
+    caption += "predicted; the title counts these. Grey: within 15 %."
     kinds = " and ".join(sorted(found.evidence.unique()))
     return Drawing(figure, f"{kinds} steps, modelled predictions", caption)
 

@@ -8,7 +8,7 @@ from repro.report.figures.servers import NAMES
 
 
 def identical(data: Data, *, model: str | None = None) -> pd.DataFrame:
-    """Of how many requests the answer was decoded again alone, and what share of them is identical."""
+    """How many requests were decoded again alone, and what share of their answers is identical."""
     worst = {"tokens_checked": "max", "tokens_equal_fraction": "min", "tokens_equal_or_tied_fraction": "min"}
     table = of_one_model(data.runs("flover_serving"), model).groupby(["workload", "name"]).agg(worst)
     return table.set_axis(["requests checked", "identical", "identical or tied"], axis=1).rename_axis(
@@ -17,7 +17,7 @@ def identical(data: Data, *, model: str | None = None) -> pd.DataFrame:
 
 
 def foretold(data: Data, *, model: str | None = None) -> pd.DataFrame:
-    """What the queue model said of a run, from iterations timed before it, and what came."""
+    """What the queue model predicted for a run, from iterations timed before it, and what was measured."""
     told = of_one_model(data.runs("flover_serving", predict=True), model).set_index(["workload", "name"])
     metrics = {"total_seconds": "total (s)", "latency_mean": "mean latency (s)", "latency_p99": "99th percentile (s)"}
     kinds = {"": "measured", "predicted_": "predicted", "error_": "error"}
@@ -27,7 +27,7 @@ def foretold(data: Data, *, model: str | None = None) -> pd.DataFrame:
 
 
 def tokens_of_servers(data: Data) -> pd.DataFrame:
-    """How far the tokens of other servers agree with ours, and how far ours strayed meanwhile."""
+    """How far the tokens of other servers agree with ours, and how far our own time drifted meanwhile."""
     names = {
         "tokens_equal_fraction": "identical answers",
         "tokens_before_difference": "tokens before the first other one",

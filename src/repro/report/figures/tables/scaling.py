@@ -91,7 +91,7 @@ def four_numbers(data: Data) -> pd.DataFrame:
 
 
 def priors(data: Data) -> pd.DataFrame:
-    """What the draws were drawn from."""
+    """The priors of the draws."""
     rungs = data.runs("scaling_ladder").nlargest(1, "draws")
     each = [prior.split(": ", 1) for prior in rungs.priors.item().split("; ")]
     return pd.DataFrame(each, columns=["what", "prior"]).set_index("what")

@@ -31,7 +31,7 @@ def over_bound(data: Data, *, plans: Sequence[str] = ("hierarchical", *times.RIV
 
 
 def predicted_fastest(data: Data) -> pd.DataFrame:
-    """The plans that are predicted to be the fastest, and what they took."""
+    """The plans predicted to be the fastest: predicted and measured step."""
     training = Training(data.runs("zero_train"))
     runs = prediction.every_plan(training, training.setting["accumulation"])
     ranked = prediction.medians(runs).sort_values(PREDICTED)
@@ -47,7 +47,7 @@ def _name(run: pd.Series) -> str:
 
 
 def fastest_that_fit(data: Data) -> pd.DataFrame:
-    """Of every model and machine the five fastest partitions that fit, by arithmetic."""
+    """By arithmetic, the five fastest partitions that fit, for every model and machine."""
     modelled = choice.machines(data)
     fast = choice.candidates(modelled[modelled.accumulation == modelled.accumulation.max()])
     fast = fast[~fast.named & fast.fits & (fast.across == "step")].groupby(["model", "where"], sort=False).head(5)

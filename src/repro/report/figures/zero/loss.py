@@ -48,11 +48,12 @@ def zero_loss(
         _reference(axes["block"], seeds_of, reference)
     seeds = long.seed.nunique()
     bands = f"Lines: the mean of {seeds} seeds; bands: all of them." if seeds > 1 else "One seed."
-    text = f"{training.size(setting)}, tinyshakespeare. Above: thin, every step; thick, the mean of {window}. Below: "
-    text += f"to {PLANS[reference]} with the same seed; grey: within 1 %. {bands}"
+    text = f"{training.size(setting)}, tinyshakespeare. Above: thin, every step; thick, the mean of {window} steps. "
+    text += f"Below: difference to {PLANS[reference]} with the same seed; grey: within 1 %. {bands}"
     if len(blocks) > 1:
-        text += " Right: one seed, of which no order by size can be read; the last scale is of a whole message. Blocks differ by "
-        text += f"{100 * (max(losses) / min(losses) - 1):.1f} %, seeds of {PLANS[reference]} by {100 * (seeds_of.max() / seeds_of.min() - 1):.1f} %."
+        text += " Right: one seed, which shows no order by block size; the last point has one scale per message. "
+        text += f"Block sizes differ by {100 * (max(losses) / min(losses) - 1):.1f} %, seeds of {PLANS[reference]} by "
+        text += f"{100 * (seeds_of.max() / seeds_of.min() - 1):.1f} %."
     return Drawing(fig, " and ".join(sorted(set(long.evidence))), f"{text} {_final(data)}".strip())
 
 

@@ -39,7 +39,7 @@ def zero_scaling(data: Data, *, plans: Sequence[PlanName] = ("zero3", "zeropp", 
     if several:
         samples = _efficiencies(panels[0, 1], data, grown[grown.nodes > 1], medians, several)
         told = [f"{PLANS[plan]} {words(sample)}" for plan, sample in samples.items()]
-        caption += "Right: step on the fewest nodes ÷ step on more; dots are pairs of runs, both of one occasion, "
+        caption += "Right: step time on the fewest nodes ÷ on more; dots are pairs of runs of the same occasion, "
         caption += "marks their mean, bars its 95 % interval. Measured on the most nodes: "
         caption += f"{', '.join(told) or 'no pair'}; of other plans no such pair was run."
     return Drawing(fig, f"{training.evidence}; dotted: modelled; dashed: paper", caption)

@@ -54,12 +54,12 @@ def zero_prediction(data: Data) -> Drawing:
     axes.plot(others[PREDICTED], others[MEASURED], ".", color="#999999", label=label, zorder=1)
     ends = [0.8 * paired[PREDICTED].min(), 1.25 * paired[MEASURED].max()]
     axes.plot(ends, ends, color="black", linewidth=1)
-    axes.set(xlabel="predicted step: compute, and bytes over rates (s)", ylabel="measured step (s)")
+    axes.set(xlabel="predicted step: compute + bytes ÷ rates (s)", ylabel="measured step (s)")
     for axis in (axes.xaxis, axes.yaxis):
         log_axis(axis, round_ticks(*ends))
     axes.legend(fontsize=8)
     caption = (
-        f"{training.size()}, {training.network}. Marks: medians of a plan's runs; line: as predicted. "
+        f"{training.size()}, {training.network}. Marks: medians of a plan's runs; line: measured as predicted. "
         + " ".join(notes)
     )
     return Drawing(fig, f"{training.evidence} against modelled", caption)

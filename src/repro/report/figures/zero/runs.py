@@ -99,9 +99,9 @@ class Training:
     def best(self, runs: pd.DataFrame) -> str:
         """What the search's best plan holds, for captions of figures that show its speed; empty without a run of it."""
         held = (runs[STATE] / runs.parameters)[runs.plan == "best"].median()
-        said = f" The search's best is the fastest that fits, and here all fit: it holds {held:.3g} bytes of state per"
+        said = f" The search's best is the fastest that fits. Here all fit: it holds {held:.3g} bytes of state per"
         return (
-            "" if np.isnan(held) else f"{said} parameter on every rank (DDP 16), so of large models it is another plan."
+            "" if np.isnan(held) else f"{said} parameter on every rank (DDP 16); for large models it is another plan."
         )
 
     def libraries(self, runs: pd.DataFrame) -> str:
@@ -109,8 +109,8 @@ class Training:
         if self.setting["fabric"] == "the machine's own" or not runs.plan.str.startswith(("deepspeed", "fsdp2")).any():
             return ""
         return (
-            " DeepSpeed and FSDP2 go over gloo here, whose reduce-scatter moves twice the bytes: their times say nothing of "
-            "them on GPUs."
+            " DeepSpeed and FSDP2 use gloo here, whose reduce-scatter moves twice the bytes: their times say nothing "
+            "about them on GPUs."
         )
 
     @property

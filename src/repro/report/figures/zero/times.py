@@ -71,10 +71,10 @@ def zero_step_time(
         _published(axes[0, -1], compared)
     families(axes[0, 0], set(every.plan))
     fig.legend(*axes[0, 0].get_legend_handles_labels(), ncols=6, **ABOVE)
-    caption = f"{training.size()}, {training.network}. {training.repeats} Black tick: predicted, joined by dots. Times "
-    caption += f"on a logarithmic axis.{training.best(every)}{training.libraries(every)}"
+    caption = f"{training.size()}, {training.network}. {training.repeats} Black tick: predicted, joined by dots. The "
+    caption += f"time axis is logarithmic.{training.best(every)}{training.libraries(every)}"
     if compared:
-        caption += " Right: pairs of runs, both of one occasion (dots), their mean (mark), and its 95 % interval "
+        caption += " Right: pairs of runs of the same occasion (dots), their mean (mark), and its 95 % interval "
         caption += "where there are as many occasions as a verdict takes; plans without such a pair are not compared. "
         caption += f"Crosses: the paper, 20 billion parameters on 384 GCDs; {PLANS['hierarchical']} ÷ {PLANS['zero3']} "
         caption += "is the product of its two other numbers."
@@ -150,12 +150,12 @@ def zero_rates(data: Data, *, plan: PlanName = "hierarchical", rivals: Sequence[
     if panels[1]:
         _without_levels(axes[0, -1], data, training.like(), flat, without)
     caption = f"{training.size()}, {training.network}. Dotted lines and ticks: predicted. Marks and bars: the mean "
-    caption += "of pairs of runs, both of one occasion; where there is no such pair, there is none."
+    caption += "of pairs of runs of the same occasion; without such a pair nothing is drawn."
     if several:
         caption += f" Pairs by rate: {_pairs(data, several, plan, rivals)}."
-        caption += " Hollow: several micro-batches per step. Other rates: all levels together, at the same ratios."
+        caption += " Hollow: several micro-batches per step. The rates of all levels vary together, at fixed ratios."
     if panels[1]:
-        caption += f" Without levels: all links at {rate:g} Mbit/s, {said(without)}; plans without a bar were not run "
+        caption += f" Without levels (all links at {rate:g} Mbit/s): {said(without)}; plans without a bar were not run "
         caption += "so."
     return Drawing(fig, f"{training.evidence}; dotted and ticks: modelled", caption)
 
@@ -274,6 +274,6 @@ def zero_levels(data: Data) -> Drawing:
         panel.set_title(f"{micro_batches(count)} per step", loc="left", fontsize=10, pad=14)
         panel.set(xlim=(0, 1.9 * mine[MEASURED].max()))
     caption = f"{training.size()}, {training.network}. {training.repeats} Tick: predicted. Dotted, vertical: the plan "
-    caption += "unchanged. ÷ unchanged: step over the unchanged plan's, of pairs of runs, both of one "
-    caption += "occasion (–: none). The columns at the right edge are no times. Bytes held: of state, per parameter, on a rank."
+    caption += "unchanged. Columns at the right edge (not times): ÷ unchanged, the step over that of the unchanged "
+    caption += "plan, from pairs of runs of the same occasion (–: none); bytes held, of state per parameter on a rank."
     return Drawing(fig, f"{training.evidence}; ticks: modelled", caption)

@@ -47,15 +47,15 @@ def zero_bytes(data: Data, *, accumulation: int | None = None, plans: tuple[Plan
     marks.rows(axes[0], [PLANS[plan] for plan in shown])
     more = (runs.wire_cluster / runs.bytes_cluster).dropna()
     text = f"{training.size()}; M: the bytes of its 16-bit weights, {unit / 1e6:.1f} MB. Bars: payload, counted by "
-    text += "every rank. Hollow crosses: libraries, which do not count it; bytes by the kernel, headers included."
+    text += "every rank. Hollow crosses: libraries, which do not count payload; bytes by the kernel, with headers."
     if len(more):
         text += f" Between nodes the kernel counts {100 * (more.median() - 1):.1f} % more than the payload."
     if told := marks.of_claims(data, _CLAIMS):
-        text += f" In the claims' units, of many nodes: {told}."
+        text += f" As the claims count, for many nodes: {told}."
     text += training.best(runs[runs.plan.isin(shown)])
     text += training.libraries(runs[runs.plan.isin(shown)])
-    text += f"{HPZ} qwZ: weights travel as INT8; qgZ: gradients as INT4, in two hops where not said otherwise."
-    text += f" Dotted: 3 M of ZeRO-3 and 0.75 M of ZeRO++, which hold for many nodes, counted for {nodes}."
+    text += f"{HPZ} qwZ: weights are sent as INT8; qgZ: gradients as INT4, in two hops unless said otherwise."
+    text += f" Dotted: the rules for many nodes, 3 M for ZeRO-3 and 0.75 M for ZeRO++, counted for {nodes}."
     return Drawing(fig, training.evidence, text)
 
 
@@ -85,8 +85,8 @@ def zero_memory(data: Data, *, accumulation: int | None = None, plans: tuple[Pla
     axes.margins(x=0.12)
     axes.barh(0, 0, color="#555555", label="held by the fullest rank")
     fig.legend(ncols=2, **marks.ABOVE)
-    caption = f"{training.size()}; weights, gradients and optimizer states, without activations. Bars: tensors of "
-    caption += "the fullest rank. White diamonds: our memory formula, which knows our own plans only."
+    caption = f"{training.size()}; weights, gradients and optimizer states, without activations. Bars: tensors that "
+    caption += "the fullest rank holds. White diamonds: our memory formula, which covers our own plans only."
     if told := marks.of_claims(data, _MEMORY, ".4g"):
-        caption += f" Held over formula: {told}."
+        caption += f" Held ÷ formula: {told}."
     return Drawing(fig, f"{training.evidence} (bars), modelled (diamonds)", caption)
