@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-_MOST = 64 << 20  # bytes; nothing that is read whole here is a hundredth of it
+_MOST = 64 << 20  # bytes; nothing that is read whole here is a tenth of it
 _NAME = 200  # bytes of a file's name in that of its temporary file: a name may have 255
 _TRIED = bytes(4096)
 

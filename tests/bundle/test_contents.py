@@ -146,6 +146,8 @@ def test_verdicts_on_other_records_are_refused(here, tmp_path):
     rows[0]["agreement"] = "reproduced" if rows[0]["agreement"] != "reproduced" else "deviates"
     (run / "claims.json").write_text(json.dumps(rows))
     refused(run, "claims.json: found verdicts on other records or by other claims")
+    (run / "claims.json").write_text("[" * 100_000)
+    refused(run, "claims.json: found no JSON")
 
 
 def test_a_file_that_is_no_record_is_refused(here, tmp_path):

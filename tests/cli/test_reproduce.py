@@ -54,7 +54,7 @@ def test_it_runs_what_is_missing_and_says_so_in_a_few_lines(project):
 
 def test_what_goes_wrong_is_shown(project):
     smoke_of(project, "flover_queue", {"requests": 1, "seeds": 2})
-    found = call("no_such_figure", "--tier", "smoke")
+    found = call("results/no_such_figure.png", "--tier", "smoke")
     assert found.returncode and "no_such_figure" in found.stderr and "snakemake.log" in found.stderr
     assert "docs/slurm.md" in call("--platform", "box", "--tier", "smoke").stderr
 
@@ -139,6 +139,14 @@ def test_a_plan_for_one_claim_has_the_points_that_it_may_read_alone(project, cla
     assert all(reading.may_read(job["point"]) for job in mine["jobs"])
     assert {name for each in mine["allocations"] for name in each["jobs"]} == {job["record"] for job in mine["jobs"]}
     assert mine["slurm"]["cost"]["node_hours"] < whole["slurm"]["cost"]["node_hours"]
+
+
+@pytest.mark.parametrize(
+    "target, near", [("zero_bites", "zero_bytes"), ("none", "allowed: "), ("zero_peers", "no point")]
+)
+def test_an_unknown_target_is_told_before_anything_runs(target, near):
+    said = CliRunner().invoke(cli.app, ["reproduce", target, "--tier", "smoke"])
+    assert said.exit_code == 2 and target in said.stderr and near in said.stderr and not said.stdout
 
 
 def test_an_unknown_claim_of_a_plan_is_told():

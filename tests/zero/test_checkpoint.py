@@ -150,6 +150,7 @@ def _reads_all(rank: int, world: int, folder: Path, topology: Topology) -> None:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.parametrize("topology", [frontier(3, 1, 1), frontier(3, 1, 2)], ids=["3 ranks", "6 ranks"])
 def test_every_plan_reads_it_on_odd_world_sizes(saved, topology):
     launch(_reads_all, topology.world_size, saved[0], topology, timeout_s=200)

@@ -61,6 +61,7 @@ def _every_way(rank: int, world: int) -> dict[str, list]:
     return {way: _steps(rank, way, QUANTISED) for way in WAYS}
 
 
+@pytest.mark.slow
 def test_what_overlaps_changes_no_bit():
     """Also where `accumulation` is more than the passes of a step: what has not left goes in `step`."""
     for ways in launch(_every_way, 4, timeout_s=100):

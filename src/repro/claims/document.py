@@ -134,6 +134,8 @@ def _published(paper: Paper) -> dict[str, list[Published]]:
         raise config.ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise config.ConfigError(f"{path}: found no UTF-8: {error}") from error
+    except csv.Error as error:
+        raise config.ConfigError(f"{path}: found no CSV: {error}") from error
     except ValidationError as error:
         raise config.ConfigError(config.explain(error, Published, f"{path}: {claim_id}: {given}")) from error
     return found

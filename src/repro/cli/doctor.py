@@ -15,16 +15,18 @@ from repro.records import provenance
 JOB_COMMANDS = ("sbatch", "srun", "squeue", "scontrol", "scancel")
 _MIN_MEMORY_GIB = 6  # 8 ranks with torch loaded, or SmolLM2-135M in fp32 beside its KV cache
 _MIN_DISK_GIB = 3  # the virtual environment is 2.6 GB
+_SERVERS = "missing_servers"
 _FINE = {"namespaces": "can be made and shaped", "model": "installed", "kernels": "can be built"}
 
 
 def examine() -> dict[str, Any]:
-    """Facts about this machine. `namespaces`, `model` and `kernels` are None where all is well, else why not; `lacks`
-    has what is missing for each tier. Takes a few seconds, at first half a minute: torch is imported, a network
+    """Facts about this machine. `namespaces`, `model` and `kernels` are None where all is well, else why not;
+    `missing_servers` has, for each server that cannot be started, what it needs; `lacks` what is missing for each tier. Takes a few seconds, at first half a minute: torch is imported, a network
     namespace is tried, kernels are built."""
     import torch
     import torch.distributed as dist
 
+    from repro.experiments.flover_peers.catalogue import ENGINES
     from repro.models import checkpoint
     from repro.models.kernels.cpp import BuildError, CppKernels
 
@@ -55,6 +57,7 @@ def examine() -> dict[str, Any]:
         "namespaces": netns.unavailable(),
         "model": why_not(checkpoint.smollm2_path),
         "kernels": why_not(CppKernels),
+        _SERVERS: [reason for engine in ENGINES.values() if (reason := engine.missing())],
     }
     return found | {"lacks": _lacks(found)}
 
@@ -72,10 +75,12 @@ def _lacks(found: dict[str, Any]) -> dict[str, list[str]]:
         local.append(f"shaped network (runs unshaped, times not comparable): {found['namespaces']}")
     if found["kernels"]:
         local.append(f"kernels in C++ (serving runs in torch, slower): {found['kernels']}")
+    servers = [f"servers to compare with: {found[_SERVERS][0]}"] if found[_SERVERS] else []
     missing = [name for name in JOB_COMMANDS if not found["slurm"][name]]
     return {
         "replot": [],
-        **dict.fromkeys(("smoke", "laptop", "full"), local),
+        **dict.fromkeys(("smoke", "laptop"), local),
+        "full": local + servers,
         "gpu": common + ([] if found["gpus"] else ["a CUDA or ROCm GPU with a matching torch build"]),
         "cluster": [f"Slurm: {', '.join(missing)}"] if missing else [],
     }

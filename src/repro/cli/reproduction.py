@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from repro import paths
+from repro import experiments, paths
 from repro.claims import compare, registry, sides
 from repro.claims.claim import Claim
 from repro.cli import verdicts, whole
@@ -33,6 +33,7 @@ from repro.report import figures
 
 _LOOK_S = 0.5
 _LINE_S = 60.0  # between lines where the display is no terminal
+_ALL = ("points", "all")  # names of every point, and of what is made of them
 
 
 def run(found: Plan, target: str | None, verbose: bool, occasion: int = 1) -> int:
@@ -76,7 +77,8 @@ def _targets(found: Plan, target: str | None) -> list[str]:
 
 
 def _needed(found: Plan, target: str | None) -> Plan:
-    """The plan of the points that a claim, an experiment, a notebook, a figure or a file asks for."""
+    """The plan of the points that a claim, an experiment, a notebook, a figure or a file asks for. ValueError for a name
+    of none of them."""
     target = _named(found, target)
     claim = next((claim for claim in registry.load() if claim.id == target), None)
     shown = [each for name, each in found.figures.items() if target in (name, each.notebook)]
@@ -85,12 +87,28 @@ def _needed(found: Plan, target: str | None) -> Plan:
         jobs = read_by(claim, found.jobs, found.tier)
     elif reads:
         jobs = [job for job in found.jobs if job.experiment in reads]
+        if target in found.experiments and not jobs:
+            raise ValueError(
+                f"{target}: tier {found.tier} has no point of this experiment; docs/claims.md has the tiers"
+            )
     elif target == "replot":
         jobs = []
     elif not (jobs := [job for job in found.jobs if job.record == target]):
+        _check_name(found, target)
         return found
     minutes = plan.minutes_of(list(filter(plan.unfinished, jobs)))
     return found.model_copy(update={"jobs": jobs, "minutes": minutes})
+
+
+def _check_name(found: Plan, target: str | None) -> None:
+    """ValueError for what Snakemake has no rule for; which files it makes, it says itself."""
+    known = {*_ALL, *figures.NOTEBOOKS, *found.figures, *found.experiments, *(claim.id for claim in registry.load())}
+    if target is not None and "/" not in target and target not in known:
+        near = experiments.closest(target, known)
+        raise ValueError(
+            f"target: found {target!r}{near}; allowed: a claim (docs/claims.md), a figure (`repro plan` names them), a"
+            f" notebook, an experiment, a file, or {' or '.join(_ALL)}"
+        )
 
 
 def _named(found: Plan, target: str | None) -> str | None:

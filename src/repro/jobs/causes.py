@@ -36,6 +36,7 @@ _IN_LOG = (
     # Also said of the ranks that srun ends after another's failure, so it comes last:
     (r"CANCELLED AT", Cause.CANCELLED),
 )
+_SIGNALS = {each.value: each.name for each in signal.Signals}  # real-time signals have no names
 _TAIL = 6000  # characters of a log that a record keeps
 
 
@@ -51,7 +52,7 @@ def of_step(log: Path, where: Path, ranks: int, timed_out: bool, exit_code: int 
 
 def of_process(exit_code: int, log: Path) -> tuple[Cause, str]:
     """Cause and detail of a point whose process ended without a record. `exit_code` is negative for a signal."""
-    end = f"exit code {exit_code}" if exit_code >= 0 else signal.Signals(-exit_code).name
+    end = f"exit code {exit_code}" if exit_code >= 0 else _SIGNALS.get(-exit_code, f"signal {-exit_code}")
     cause = _in_log(log) or Cause.UNEXPECTED
     if exit_code == -signal.SIGKILL:
         cause, end = Cause.NODE_FAILURE, f"{end} (the kernel sends it when memory is short)"

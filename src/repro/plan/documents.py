@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from repro import files
 
 Model = TypeVar("Model", bound=BaseModel)
-_BYTES = 1 << 20  # of a file; the largest of ours has 60,000
+_BYTES = 1 << 20  # of a file; the largest of ours has 70,000
 _CHARACTERS = 1 << 22  # of a document with its aliases written out
 _LEVELS = 30
 _LINES = 20  # of a message

@@ -24,7 +24,7 @@ def shipped(folder: Path) -> tuple[dict[str, float], list[tuple[Any, ...]]]:
     code = []
     for path in folder.rglob("*.json"):
         with contextlib.suppress(ValueError, KeyError, TypeError, OSError, RecursionError):
-            run = json.loads(files.read(path))  # not `record.read`: 550 of them take half a second to check
+            run = json.loads(files.read(path))  # not `record.read`: hundreds of them take half a second to check
             start, end = (datetime.fromisoformat(run["provenance"][name]) for name in ("start", "end"))
             made = run["provenance"]
             code.append((str(run["experiment"]), made["source_hash"], made.get("gpu_hash", ""), made.get("gpu", [])))

@@ -39,7 +39,7 @@ class Job(BaseModel):
     @classmethod
     def _typed(cls, value: Any, info: ValidationInfo) -> Any:
         """A point that is read from a plan file is one of its experiment again."""
-        return experiments.get(info.data["experiment"]).parameters.model_validate(value)
+        return experiments.get(info.data.get("experiment", "")).parameters.model_validate(value)
 
 
 class FigurePlan(BaseModel):

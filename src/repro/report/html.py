@@ -11,8 +11,7 @@ from typing import Any
 import jinja2
 
 from repro import __version__, files, paths
-from repro.claims import compare, sides
-from repro.claims import registry as claims
+from repro.claims import compare, registry, sides
 from repro.claims.claim import KIND, TAG
 from repro.claims.verdict import AGREEMENT, SCOPE
 from repro.experiments import stored
@@ -30,36 +29,36 @@ def write(records: Path, folder: Path, out: Path) -> None:
     A missing figure is named in the report; it is not an error, so that a partly failed run still has its report.
     """
     found = stored.collect(records)
-    registry = claims.load()
-    rows = table.rows(registry, found.records, found.problems)
+    claims = registry.load()
+    rows = table.rows(claims, found.records, found.problems)
     explained = _explained(rows, found)
     with ThreadPoolExecutor() as pool:  # most of the time is the pictures', in C
         chapters = list(pool.map(lambda name: _chapter(name, folder, rows), figures.NOTEBOOKS))
     here = sides.Side("here", records, found.records, [row.verdict for row in rows], found.problems)
     same = records.resolve() == (sides.shipped_folder() / "records").resolve()
-    shipped = here if same else sides.shipped(registry)
+    shipped = here if same else sides.shipped(claims)
     loader = jinja2.FileSystemLoader(PAGE)
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     page = environment.get_template("page.html.j2").render(
         version=__version__,
-        records=claims.relative(records),
+        records=registry.relative(records),
         rows=rows,
         by={row.claim.id: row for row in rows},
         papers=_papers(rows),
         verdicts=[facts(row) for row in rows],
-        beside=None if same else compare.section(compare.compare(registry, here, shipped)),
-        others=machines.others(registry, shipped),
+        beside=None if same else compare.section(compare.compare(claims, here, shipped)),
+        others=machines.others(claims, shipped),
         others_page=links.to(paths.root() / "docs/machines.md", out),
         compared=compare.cells,
         explained=explained,
         table_at=_table_at(explained),
-        mark=claims.OLDER,
-        number=claims.number,
-        tally=claims.tally,
-        whose=claims.whose,
-        all_words=claims.WORDS,
+        mark=registry.OLDER,
+        number=registry.number,
+        tally=registry.tally,
+        whose=registry.whose,
+        all_words=registry.WORDS,
         meanings={"Agreement": AGREEMENT, "Setting": SCOPE, "Kind of row": KIND},
         tags=TAG,
         figure_of=figures.FIGURES,
@@ -80,7 +79,7 @@ def facts(row: table.Row) -> dict[str, str | None]:
     return {
         "id": row.claim.id,
         "paper": row.stated,
-        "ours": row.here.replace(claims.OLDER, ""),
+        "ours": row.here.replace(registry.OLDER, ""),
         "agreement": verdict.agreement,
         "scope": verdict.scope,
         "evidence": verdict.evidence,
@@ -91,7 +90,7 @@ def _papers(rows: Sequence[table.Row]) -> list[dict[str, Any]]:
     """Every paper with claims: its prefix, a short name, its title and number, what came out as pieces of text and ids of
     claims, and its rows."""
     found = []
-    for prefix, paper in claims.papers().items():
+    for prefix, paper in registry.papers().items():
         own = [row for row in rows if row.claim.id.startswith(f"{prefix}-")]
         about = {"prefix": prefix, "name": figures.name_of(paper), "title": paper.title, "id": paper.id}
         found.append({**about, "in_short": paper.pieces, "rows": own})

@@ -5,11 +5,12 @@
     step = scaling.predict("hierarchical", scaling.gpt(20e9), scaling.hardware("frontier"), nodes=48)
     print(step.tflops_per_rank, step.critical)  # [256] draws, and what the step waits for
 
-Collectives: `network` (latencies, rates, shared links), `algorithms` (rounds and messages), `collectives` (their
-seconds), `fit` (parameters from measured times: `measured`, `measured_files`, `published`). On top of them: `machines`
-(parameters as intervals), `assumptions` (what is not known of an engine), `step` with `calibrate` and `overlap`
-(fitted to published steps), `decode`, and `serving` (the three papers), `whatif` (sweeps), `ladder` (which assumptions
-give a paper's numbers).
+Collectives: `network` (latencies, rates, shared links), `algorithms` (rounds and messages), `nccl` (which of them NCCL
+chooses), `collectives` (their seconds), `fit` (parameters from measured times: `measured`, `measured_files`,
+`published`), `validate` (rows that no fit has seen). On top of them: `machines` (parameters as intervals),
+`assumptions` (what is not known of an engine), `step` with `hops`, `calibrate` and `overlap` (fitted to published
+steps), `schedule` (this package's engine, message by message), `decode`, and `serving` (the papers), `whatif` (sweeps),
+`ladder` (which assumptions give a paper's numbers).
 """
 
 try:

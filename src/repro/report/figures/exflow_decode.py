@@ -16,15 +16,16 @@ from repro.report.figures import marks
 from repro.report.figures.base import HATCHES, PALETTE, Drawing
 from repro.report.figures.data import Data, NothingToShow, paper, series
 
+KIND = ("system", "keys_values", "placement")  # what tells the systems of the figures apart
 _PLACED = 3  # which of the steps is all that ExFlow does
-STEPS = {  # (system, keys_values, placement): name; each step changes one thing of the one before
+STEPS = {  # each changes one thing of the one before
     ("deepspeed", "gathered", "contiguous"): "DeepSpeed",
     ("two_all_to_alls", "gathered", "contiguous"): "no\npadding",
     ("coherent", "shared", "contiguous"): "one\nall-to-all",
     ("coherent", "shared", "affinity"): "placed",
     ("coherent", "gathered", "affinity"): "K/V\nsent",
 }
-SYSTEMS = {  # (system, keys_values, placement): name
+SYSTEMS = {
     ("deepspeed", "gathered", "contiguous"): "DeepSpeed's layers",
     ("two_all_to_alls", "gathered", "contiguous"): "two all-to-alls,\nnothing padded",
     ("coherent", "shared", "contiguous"): "one all-to-all,\nids only",
@@ -126,7 +127,7 @@ def exflow_decode(data: Data, *, experts: int = 16, requests: int = 128, cluster
     same = {"experts": experts, "requests": requests, "cluster_mbit_s": cluster_mbit_s}
     same |= _shape(data.runs("moe_decode", weights="trained", **same))
     runs = data.runs("moe_decode", weights="trained", **same)
-    systems = dict(list(runs.groupby(["system", "keys_values", "placement"])))
+    systems = dict(list(runs.groupby([*KIND])))
     shown = [kind for kind in SYSTEMS if kind in systems]
     data.only(*(systems[kind] for kind in shown))
     fig, (left, center, right) = plt.subplots(1, 3, figsize=(10, 0.55 * len(shown) + 1.6), width_ratios=[1.5, 1, 1])
@@ -156,7 +157,7 @@ def exflow_decode(data: Data, *, experts: int = 16, requests: int = 128, cluster
 
 def _shape(runs: pd.DataFrame) -> dict[str, int]:
     """Nodes, packages and GCDs that most systems of the figure ran on; of equals the most."""
-    kinds = pd.Series(list(zip(runs.system, runs.keys_values, runs.placement, strict=True)), runs.index)
+    kinds = pd.Series(list(zip(*(runs[name] for name in KIND), strict=True)), runs.index)
     counts = kinds[kinds.isin(SYSTEMS)].groupby([runs[name] for name in SHAPE]).nunique()
     if counts.empty:
         raise NothingToShow("No record of one of the systems of this figure.")
@@ -165,9 +166,7 @@ def _shape(runs: pd.DataFrame) -> dict[str, int]:
 
 def _less_routing(data: Data, same: dict[str, Any]) -> str:
     """Time of exchanges saved by one all-to-all and placement, as the claims read it."""
-    first, unpadded, *_, placed, sent = [
-        dict(zip(("system", "keys_values", "placement"), k, strict=True)) for k in SYSTEMS
-    ]
+    first, unpadded, *_, placed, sent = [dict(zip(KIND, kind, strict=True)) for kind in SYSTEMS]
     asked = {"placed, ids only, against DeepSpeed's": (placed, first), "against two all-to-alls": (placed, unpadded)}
     asked["placed, K/V sent, against DeepSpeed's"] = (sent, first)
     told = []
@@ -189,19 +188,12 @@ def against_deepspeed(data: Data, setting: Mapping[str, Any], metric: str) -> di
     """By step of `STEPS`: how many times shorter `metric` is than with DeepSpeed's layers, as the claims read it: pairs of
     runs of the same repeat and occasion, their mean logarithm by occasion, and its interval. Steps without a pair are
     left out."""
-    names = ("system", "keys_values", "placement")
-    first, *others = (dict(zip(names, step, strict=True)) for step in STEPS)
-    found = {
-        number: data.sample("moe_decode", metric, {**SAME, **setting, **first}, over=step, sampled="occasions")
-        for number, step in enumerate(others, 1)
-    }
-    return {number: sample for number, sample in found.items() if sample}
+    return {at: sample for at in range(1, len(STEPS)) if (sample := one_step(data, setting, metric, 0, at))}
 
 
 def one_step(data: Data, setting: Mapping[str, Any], metric: str, before: int, at: int) -> Sample | None:
     """How many times shorter `metric` is after step `at` of `STEPS` than after step `before`, of pairs of these two."""
-    names = ("system", "keys_values", "placement")
-    slow, fast = (dict(zip(names, list(STEPS)[number], strict=True)) for number in (before, at))
+    slow, fast = (dict(zip(KIND, list(STEPS)[number], strict=True)) for number in (before, at))
     return data.sample("moe_decode", metric, {**SAME, **setting, **slow}, over=fast, sampled="occasions")
 
 
@@ -239,13 +231,14 @@ def exflow_gain(data: Data, *, metric: str = "iteration_seconds") -> Drawing:
         marks.log_axis(axes.yaxis, marks.round_ticks(low, high))
         axes.set_ylabel("times as fast")
     what = "An iteration" if metric == "iteration_seconds" else "What an iteration spends in exchanges"
-    caption = f"{what}: time with DeepSpeed's layers ÷ time after each step. Dots: pairs of runs of the same occasion. "
-    caption += "Marks: their geometric mean, with its 95 % interval where there are as many occasions as a verdict "
-    caption += "takes. × at a step: how many times as fast it is as the step drawn before it, from pairs of these two; "
-    caption += "where steps have different numbers of pairs, the factors need not multiply to the whole. In a panel "
-    caption += "of one step the others were not run. Dashed: new keys and values (K/V) are sent to all ranks too, "
-    caption += "which the paper's accounting leaves out. Dotted: the paper's throughput ÷ DeepSpeed-MoE's. Settings "
-    caption += f"without such pairs are left out. Network {', '.join(sorted(set(runs.fabric)))}."
+    caption = f"{what}: time with DeepSpeed's layers ÷ time with all changes up to the step. Dots: pairs of runs "
+    caption += "of one occasion. Marks: their geometric mean, with its 95 % interval where there are as many "
+    caption += "occasions as a verdict takes. × at a step: how many times as fast it is as the step drawn before "
+    caption += "it, from pairs of these two; where steps have different numbers of pairs, the factors need not "
+    caption += "multiply to the whole. In a panel of one step the others were not run. Dashed: new keys and values "
+    caption += "(K/V) are sent to all ranks too, which the paper's accounting leaves out. Dotted: the paper's "
+    caption += "throughput ÷ DeepSpeed-MoE's. Settings without such pairs are left out. "
+    caption += f"Network {', '.join(sorted(set(runs.fabric)))}."
     return Drawing(fig, ", ".join(sorted(set(runs.evidence))), caption)
 
 

@@ -5,10 +5,9 @@ from pandas.io.formats.style import Styler
 
 from repro.report.figures.data import Data
 from repro.report.figures.exflow import METHODS, MODELS, ONE_NODE, PLAIN, TEXTS, TRACE
-from repro.report.figures.exflow_decode import BEYOND, SHAPE, SYSTEMS
+from repro.report.figures.exflow_decode import BEYOND, KIND, SHAPE, SYSTEMS
 from repro.report.figures.tables import rounded
 
-_KIND = ["system", "keys_values", "placement"]
 _DECODING = {
     "tokens_per_s": "tokens/s",
     "routing_seconds": "exchanges (s)",
@@ -70,7 +69,7 @@ def _systems(runs: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """Medians by `keys` and system, whose names are in words."""
     named = [
         (SYSTEMS | BEYOND).get(kind, " ".join(kind)).replace("\n", " ")
-        for kind in zip(*(runs[k] for k in _KIND), strict=True)
+        for kind in zip(*(runs[k] for k in KIND), strict=True)
     ]
     table = runs.assign(decoded=named).groupby([*keys, "decoded"])[list(_DECODING)].median()
     return table.rename(columns=_DECODING).rename_axis([*keys[:-1], keys[-1].replace("_", " "), "system"])
