@@ -25,6 +25,21 @@ def test_every_primary_claim_is_told_with_both_axes(rows):
             assert re.search(rf"{re.escape(row.id)}: \*{row.agreement}\*, {row.scope}", page), row.id
 
 
+def test_a_sentence_stands_under_what_the_verdict_on_its_claim_says():
+    sections = (paths.root() / "docs/findings.md").read_text().split("\n### ")[1:]
+    told = [(section.partition("\n")[0], each) for section in sections for each in re.findall("^- .*", section, re.M)]
+    assert len(told) > 30
+    for heading, sentence in told:
+        first = re.search(r"[A-Z]{2}-[\w.-]+(?:, an? \w+)?: \*([\w ]+)\*", sentence)
+        assert heading == _heading(first[1] if first else "inconclusive"), sentence
+
+
+def _heading(agreement):
+    holds = agreement in ("reproduced", "consistent", "further")
+    open_ = agreement in ("inconclusive", "not run")
+    return "Holds here" if holds else "Cannot be told here" if open_ else "Holds in part, or not"
+
+
 def test_a_claim_that_nobody_judged_is_named(rows):
     said = findings.vocabulary([row for row in rows if row.id != "ZT-1.a"], "page.md.j2")["said"]
     with pytest.raises(ValueError, match=r"page\.md\.j2: found ZT-1\.a; allowed: ZT-1\.d"):

@@ -121,16 +121,7 @@ def make(
     the points of the tier, which it is told.
     ConfigError for anything wrong in `config/`, for a tier without points, and for an occasion that no
     verdict reads."""
-    if not 1 <= occasion <= statistics.OCCASIONS:
-        raise config.ConfigError(
-            f"--occasion: found {occasion}; allowed: 1 to {statistics.OCCASIONS}, as many as a verdict reads"
-        )
-    settings, where = config.load(tier, platform)
-    known = [name for name in get_args(config.Tier) if any(e.tiers.get(name) for e in settings.experiments.values())]
-    if settings.tier not in known:
-        raise config.ConfigError(
-            f"tier {settings.tier!r} has no points in config/config.yaml; those that have: {', '.join(known)}"
-        )
+    settings, where = _checked(tier, platform, occasion)
     results = config.results_folder(settings, where)
     minutes, shipped = expected.shipped(paths.root() / settings.shipped / "records")
     file = f"config/platforms/{settings.platform}.yaml"
@@ -146,10 +137,8 @@ def make(
         jobs += _interleaved([*mine.values()]) if experiments.get(name).timed else mine.values()
     if only is not None:
         jobs = only(jobs, settings.tier)
-    for job in jobs if where.memory_gb is not None else []:
-        place = f"config/config.yaml: experiments.{job.experiment}"
-        nbytes = expected.predicted(experiments.get(job.experiment).memory, job.point, place)
-        job.rank_gb = None if nbytes is None else round(nbytes / 1e9, 2)
+    if where.memory_gb is not None:
+        _predict_memory(jobs)
     fit, unfit = _fitting(jobs, where)
     try:
         allocations = packing.pack(filter(unfinished, fit), where.slurm or config.Packing())
@@ -173,6 +162,29 @@ def make(
         predicted=sorted(predictors.keys() & {job.experiment for job in fit}),
         slurm=_slurm(allocations, where, file),
     )
+
+
+def _checked(tier: str | None, platform: str | None, occasion: int) -> tuple[config.Config, config.Platform]:
+    """The configuration, whose tier has points. ConfigError for one without, and for an occasion beyond the last."""
+    if not 1 <= occasion <= statistics.OCCASIONS:
+        raise config.ConfigError(
+            f"--occasion: found {occasion}; allowed: 1 to {statistics.OCCASIONS}, as many as a verdict reads"
+        )
+    settings, where = config.load(tier, platform)
+    known = [name for name in get_args(config.Tier) if any(e.tiers.get(name) for e in settings.experiments.values())]
+    if settings.tier not in known:
+        raise config.ConfigError(
+            f"tier {settings.tier!r} has no points in config/config.yaml; those that have: {', '.join(known)}"
+        )
+    return settings, where
+
+
+def _predict_memory(jobs: Sequence[Job]) -> None:
+    """Of a rank, in GB, where the experiment of a job says how."""
+    for job in jobs:
+        place = f"config/config.yaml: experiments.{job.experiment}"
+        nbytes = expected.predicted(experiments.get(job.experiment).memory, job.point, place)
+        job.rank_gb = None if nbytes is None else round(nbytes / 1e9, 2)
 
 
 def _fitting(jobs: list[Job], platform: config.Platform) -> tuple[list[Job], dict[str, int]]:

@@ -99,11 +99,10 @@ def _papers(rows: Sequence[table.Row]) -> list[dict[str, Any]]:
 
 def _explained(rows: Sequence[table.Row], found: record.Collection) -> dict[str, explanations.Told]:
     """By the id of a claim that deviates or cannot be judged."""
-    known = explanations.load([row.claim for row in rows])
     return {
-        row.claim.id: explanations.tell(row.claim, known.get(row.claim.id), found.records, verdict=row.verdict)
+        row.claim.id: explanations.tell(row.claim, row.explained, found.records, verdict=row.verdict)
         for row in rows
-        if row.claim.id in known or (row.claim.kind == "claim" and row.verdict.agreement in explanations.OPEN)
+        if row.explained or (row.claim.kind == "claim" and row.verdict.agreement in explanations.OPEN)
     }
 
 

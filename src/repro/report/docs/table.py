@@ -37,6 +37,7 @@ class Row:
     here        the shipped value with its interval
     expected    where the value of one more run lies
     verdict     the shipped one
+    explained   why it is so, where `config/explanations.yaml` says it
     """
 
     claim: Claim
@@ -49,6 +50,7 @@ class Row:
     here: str
     expected: str
     verdict: Verdict
+    explained: explanations.Explanation | None
 
     @property
     def paper(self) -> str:
@@ -115,6 +117,7 @@ def rows(claims: Sequence[Claim], records: Mapping[Path, Record], problems: Sequ
                 here=here,
                 expected=_expected(claim, verdict),
                 verdict=verdict,
+                explained=explained.get(claim.id),
             )
         )
     return found
