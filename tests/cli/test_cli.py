@@ -50,7 +50,7 @@ def test_doctor_json():
 
 
 FINE = {"memory_gib": 16, "disk_free_gib": 20, "model": None, "namespaces": None, "kernels": None, "gpus": ["one"]}
-FINE |= {"slurm": dict.fromkeys(JOB_COMMANDS, "/usr/bin/it"), "missing_servers": []}
+FINE |= {"slurm": dict.fromkeys(JOB_COMMANDS, "/usr/bin/it"), "missing_servers": {}}
 LOCAL = {"smoke", "laptop", "full"}
 
 
@@ -63,7 +63,7 @@ LOCAL = {"smoke", "laptop", "full"}
         ({"model": "no such file"}, "no such file", LOCAL | {"gpu"}),
         ({"namespaces": "needs root"}, "needs root", LOCAL),
         ({"kernels": "no compiler"}, "no compiler", LOCAL),
-        ({"missing_servers": ["vllm_eager needs other servers' software: `make peers`"]}, "make peers", {"full"}),
+        ({"missing_servers": {"vllm_eager": "vllm_eager needs `make peers`"}}, "make peers", {"full"}),
         ({"gpus": []}, "GPU", {"gpu"}),
         ({"slurm": FINE["slurm"] | {"srun": None}}, "srun", {"cluster"}),
     ],

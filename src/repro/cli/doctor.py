@@ -21,8 +21,9 @@ _FINE = {"namespaces": "can be made and shaped", "model": "installed", "kernels"
 
 def examine() -> dict[str, Any]:
     """Facts about this machine. `namespaces`, `model` and `kernels` are None where all is well, else why not;
-    `missing_servers` has, for each server that cannot be started, what it needs; `lacks` what is missing for each tier. Takes a few seconds, at first half a minute: torch is imported, a network
-    namespace is tried, kernels are built."""
+    `missing_servers` has, by the name of each server that cannot be started, what it needs; `lacks` what is missing for
+    each tier. Takes a few seconds, at first half a minute: torch is imported, a network namespace is tried, kernels are
+    built."""
     import torch
     import torch.distributed as dist
 
@@ -57,7 +58,7 @@ def examine() -> dict[str, Any]:
         "namespaces": netns.unavailable(),
         "model": why_not(checkpoint.smollm2_path),
         "kernels": why_not(CppKernels),
-        _SERVERS: [reason for engine in ENGINES.values() if (reason := engine.missing())],
+        _SERVERS: {name: reason for name, engine in ENGINES.items() if (reason := engine.missing())},
     }
     return found | {"lacks": _lacks(found)}
 
@@ -75,7 +76,7 @@ def _lacks(found: dict[str, Any]) -> dict[str, list[str]]:
         local.append(f"shaped network (runs unshaped, times not comparable): {found['namespaces']}")
     if found["kernels"]:
         local.append(f"kernels in C++ (serving runs in torch, slower): {found['kernels']}")
-    servers = [f"servers to compare with: {found[_SERVERS][0]}"] if found[_SERVERS] else []
+    servers = [f"servers to compare with: {reason}" for reason in [*found[_SERVERS].values()][:1]]
     missing = [name for name in JOB_COMMANDS if not found["slurm"][name]]
     return {
         "replot": [],
@@ -92,6 +93,8 @@ def show(found: dict[str, Any]) -> None:
     for name, value in found.items():
         if name == "lacks":
             continue
+        if name == _SERVERS:
+            value = [*value]
         if isinstance(value, dict):
             value = [f"{key} {'yes' if each is True else each or 'no'}" for key, each in value.items()]
         text = ", ".join(value) if isinstance(value, list) else value
