@@ -25,6 +25,7 @@ for notebook, title in PLAN["notebooks"].items():
         log:
             notebook=f"results/{{run}}/notebooks/{notebook}.ipynb",
             text=f"results/{{run}}/logs/notebook-{notebook}.log",
+        priority: len(figures(notebook)) / 100  # below every point's; the longest first, else it is waited for alone
         localrule: READ_HERE
         conda:
             "../../environment.yml"
