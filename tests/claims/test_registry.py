@@ -183,6 +183,9 @@ def test_published_numbers_are_checked(project):
     path.write_bytes(head.encode() + b"FL-F4a.a,\xff,requests,1,5.6,s,IMG\n")
     with pytest.raises(config.ConfigError, match=r"flover\.csv: found no UTF-8: .*0xff"):
         claims.load()
+    path.write_text(head + f"FL-F4a.a,{'x' * 200_000},requests,1,5.6,s,IMG\n")
+    with pytest.raises(config.ConfigError, match=r"flover\.csv: found no CSV: field larger"):
+        claims.load()
     path.unlink()
     with pytest.raises(config.ConfigError, match=r"flover\.csv: cannot be read: No such file"):
         claims.load()

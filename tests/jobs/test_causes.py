@@ -84,3 +84,9 @@ def test_of_a_job_that_began_anew(tmp_path):
 
 def test_a_late_rank_whose_words_got_lost(tmp_path):
     assert causes.of_step(tmp_path / "none.log", tmp_path, 4, timed_out=False, exit_code=124)[0] is Cause.TIMEOUT
+
+
+@pytest.mark.parametrize(("exit_code", "end"), [(3, "exit code 3"), (-9, "SIGKILL"), (-37, "signal 37")])
+def test_of_a_process(tmp_path, exit_code, end):
+    """Real-time signals between the first and the last have no names."""
+    assert f"ended by {end} " in causes.of_process(exit_code, tmp_path / "none.log")[1]

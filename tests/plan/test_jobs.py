@@ -1,9 +1,11 @@
 """States of points: the plan says what Snakemake will do."""
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import get_args
 
 import pytest
+from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from repro import cli, experiments
@@ -77,6 +79,10 @@ def test_a_plan_file_gives_back_typed_points(project):
     found = plan.make("smoke", "box")
     again = plan.Plan.model_validate_json(found.model_dump_json())
     assert again == found and {type(job.point) for job in again.jobs} == {type(job.point) for job in found.jobs}
+    damaged = json.loads(found.model_dump_json())
+    damaged["jobs"][0]["experiment"] = 3
+    with pytest.raises(ValidationError, match=r"jobs\.0\.experiment"):
+        plan.Plan.model_validate(damaged)
 
 
 def test_record_names_are_distinct(project):

@@ -34,9 +34,17 @@ def test_a_sentence_stands_under_what_the_verdict_on_its_claim_says():
         assert heading == _heading(first[1] if first else "inconclusive"), sentence
 
 
+@pytest.mark.parametrize("agreement", registry.WORDS)
+def test_every_verdict_has_a_heading(rows, agreement):
+    """Also one that no shipped claim has at present."""
+    heading_of = findings.vocabulary([rows[0].model_copy(update={"agreement": agreement})], "page.md.j2")["heading_of"]
+    assert heading_of(rows[0].id) == _heading(agreement)
+    assert heading_of() == "Cannot be told here"
+
+
 def _heading(agreement):
     holds = agreement in ("reproduced", "consistent", "further")
-    open_ = agreement in ("inconclusive", "not run")
+    open_ = agreement in ("inconclusive", "skipped", "not run")
     return "Holds here" if holds else "Cannot be told here" if open_ else "Holds in part, or not"
 
 

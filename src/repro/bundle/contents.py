@@ -118,8 +118,8 @@ def _check(run: Path, found: Collection, verdicts: bytes) -> None:
         raise ValueError(f"{run}: found {said}; allowed: records alone")
     judged = [row.model_dump(mode="json") for row in registry.evaluate(registry.load(), found.records, found.problems)]
     try:
-        said = json.loads(verdicts)
+        claimed = json.loads(verdicts)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{run}/claims.json: found no JSON: {error}") from error
-    if said != json.loads(json.dumps(judged)):
+    if claimed != json.loads(json.dumps(judged)):
         raise ValueError(f"{run}/claims.json: found verdicts on other records or by other claims; show the run anew")

@@ -15,7 +15,6 @@ from repro.records import provenance
 JOB_COMMANDS = ("sbatch", "srun", "squeue", "scontrol", "scancel")
 _MIN_MEMORY_GIB = 6  # 8 ranks with torch loaded, or SmolLM2-135M in fp32 beside its KV cache
 _MIN_DISK_GIB = 3  # the virtual environment is 2.6 GB
-_SERVERS = "missing_servers"
 _FINE = {"namespaces": "can be made and shaped", "model": "installed", "kernels": "can be built"}
 
 
@@ -58,7 +57,7 @@ def examine() -> dict[str, Any]:
         "namespaces": netns.unavailable(),
         "model": why_not(checkpoint.smollm2_path),
         "kernels": why_not(CppKernels),
-        _SERVERS: {name: reason for name, engine in ENGINES.items() if (reason := engine.missing())},
+        "missing_servers": {name: reason for name, engine in ENGINES.items() if (reason := engine.missing())},
     }
     return found | {"lacks": _lacks(found)}
 
@@ -76,12 +75,14 @@ def _lacks(found: dict[str, Any]) -> dict[str, list[str]]:
         local.append(f"shaped network (runs unshaped, times not comparable): {found['namespaces']}")
     if found["kernels"]:
         local.append(f"kernels in C++ (serving runs in torch, slower): {found['kernels']}")
-    servers = [f"servers to compare with: {reason}" for reason in [*found[_SERVERS].values()][:1]]
+    full = list(local)
+    if servers := found["missing_servers"]:
+        full.append(f"servers to compare with: {next(iter(servers.values()))}")
     missing = [name for name in JOB_COMMANDS if not found["slurm"][name]]
     return {
         "replot": [],
         **dict.fromkeys(("smoke", "laptop"), local),
-        "full": local + servers,
+        "full": full,
         "gpu": common + ([] if found["gpus"] else ["a CUDA or ROCm GPU with a matching torch build"]),
         "cluster": [f"Slurm: {', '.join(missing)}"] if missing else [],
     }
@@ -93,8 +94,8 @@ def show(found: dict[str, Any]) -> None:
     for name, value in found.items():
         if name == "lacks":
             continue
-        if name == _SERVERS:
-            value = [*value]
+        if name == "missing_servers":
+            value = list(value)
         if isinstance(value, dict):
             value = [f"{key} {'yes' if each is True else each or 'no'}" for key, each in value.items()]
         text = ", ".join(value) if isinstance(value, list) else value

@@ -9,7 +9,7 @@ from repro.claims.registry import Verdict
 _HEADINGS = {  # of sentences, by the verdict on the claim that they are about
     "Holds here": ("reproduced", "consistent", "further"),
     "Holds in part, or not": ("same direction", "deviates"),
-    "Cannot be told here": ("inconclusive", "not run"),
+    "Cannot be told here": ("inconclusive", "skipped", "not run"),
 }
 
 
