@@ -1,5 +1,6 @@
 """Two folders of records side by side: claims here, metrics of records in test_metrics.py."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,17 @@ def test_a_difference_between_processors_is_said_as_one():
     assert same.inside is True and other.inside is False and other.said.endswith("; on another processor")
     both = beside(on("one", by("new", pair(1.1))), on("another", by("old", pair(1.0))))
     assert both.said.endswith("; by other code, on another processor")
+
+
+def test_processors_of_one_name_differ_by_their_kind_where_both_are_known():
+    def on(kind, value):
+        run = {"cpu": "AMD EPYC", "cpu_kind": kind}
+        return [one.model_copy(update={"provenance": one.provenance.model_copy(update=run)}) for one in pair(value)]
+
+    kinds = itertools.product(("", "x", "y"), repeat=2)
+    said = {(a, b): beside(on(a, 1.1), on(b, 1.0)).said for a, b in kinds}
+    apart = {kinds for kinds, words in said.items() if words.endswith("; on another processor")}
+    assert apart == {("x", "y"), ("y", "x")}
 
 
 def test_another_verdict_is_a_flip_where_both_sides_have_one():

@@ -249,7 +249,8 @@ def test_runs_without_a_partner_of_their_repeat_and_occasion_are_left_out_and_to
 
 
 @pytest.mark.parametrize(
-    "kind, one, another", [("gpu", ["one"], ["another"]), ("cpu", "one", "another"), ("cores", 2, 4)]
+    "kind, one, another",
+    [("gpu", ["one"], ["another"]), ("cpu", "one", "another"), ("cpu_kind", "AVX2", "AVX-512"), ("cores", 2, 4)],
 )
 def test_runs_on_two_kinds_of_machine_are_no_pair(kind, one, another):
     runs = occasions([[2.0, 2.0]] * 4)

@@ -111,6 +111,7 @@ def test_success_carries_provenance(tmp_path, experiment):
         facts.packages["torch"]
         and facts.cores
         and facts.cpu
+        and facts.cpu_kind == provenance.cpu_kind()
         and facts.source_hash
         and facts.lock_hash
         and facts.config_hash

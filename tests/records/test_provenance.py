@@ -3,6 +3,7 @@
 import subprocess
 from pathlib import Path
 
+import pytest
 from small_checkout import git
 
 from repro import experiments
@@ -15,6 +16,35 @@ def committed(folder: Path, message: str) -> str:
     git(folder, "commit", "--quiet", "--allow-empty", "--message", message)
     found = subprocess.run(["git", "-C", str(folder), "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
     return found.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    "info, kind",
+    [
+        ({"cpu family": "25", "model": "1", "flags": "fpu avx avx2 xsave"}, "family 25, model 1, AVX2"),
+        (
+            {"cpu family": "6", "model": "143", "flags": "avx2 avx512f avx512_bf16"},
+            "family 6, model 143, AVX-512 with bfloat16",
+        ),
+        ({"cpu family": "6", "model": "143", "flags": "avx512f amx_bf16 avx512_bf16"}, "family 6, model 143, AMX"),
+        ({"Features": "fp asimd sve"}, "SVE"),
+        ({"flags": "fpu"}, ""),
+        ({}, ""),
+    ],
+)
+def test_processors_of_one_name_are_told_apart(info, kind, monkeypatch):
+    monkeypatch.setattr(provenance, "_cpuinfo", lambda key: info.get(key, ""))
+    assert provenance.cpu_kind() == kind
+
+
+def test_what_linux_says_of_the_processor_is_read_by_its_whole_name(tmp_path, monkeypatch):
+    """`model` is not `model name`."""
+    info = tmp_path / "cpuinfo"
+    info.write_text("cpu family\t: 25\nmodel\t\t: 1\nmodel name\t: AMD EPYC\nflags\t\t: fpu avx2\n\nmodel\t\t: 2\n")
+    monkeypatch.setattr(provenance, "CPUINFO", info)
+    assert (provenance.cpu_model(), provenance.cpu_kind()) == ("AMD EPYC", "family 25, model 1, AVX2")
+    info.unlink()
+    assert provenance.cpu_model() and provenance.cpu_kind() == ""
 
 
 def test_the_commit_of_a_checkout_that_only_surrounds_it_is_not_told(tmp_path):

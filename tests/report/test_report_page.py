@@ -163,7 +163,7 @@ def test_the_shipped_page_is_small_and_whole():
 def test_the_shipped_page_says_what_other_machines_gave():
     page, readme = (SHIPPED / "report.html").read_text(), (paths.root() / "README.md").read_text()
     told = re.findall(r"^(\S.*machine.*occasions?\)): (\d+ of \d+ claims on times lie outside)", readme, re.MULTILINE)
-    assert len(told) == 2 and all(f"<li>{what}: {count}" in page for what, count in told)
+    assert told and all(f"<li>{what}: {count}" in page for what, count in told)
 
 
 def test_runs_of_other_experiments_are_of_one_machine(make_record):

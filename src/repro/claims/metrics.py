@@ -16,7 +16,7 @@ from typing import Any
 from repro import experiments
 from repro.claims.interval import LOGARITHMS, PLAIN
 from repro.claims.registry import CLOCK
-from repro.claims.sample import machine
+from repro.claims.sample import machines
 from repro.claims.sides import SAME, Row, Side, Told, between, other_code, same, time_limited, untold
 from repro.experiments import stored
 from repro.records import statistics
@@ -151,7 +151,8 @@ class _Spread:
             return other_code(Told(None, True, "the same value"), self.ours, self.theirs)
         if not experiments.get(self.ours[0].experiment).timed:
             return untold("not timed", "it depends on seconds, and other points ran beside it")
-        if {*map(machine, self.ours)} != {*map(machine, self.theirs)}:
+        mine, other = machines(self.ours, self.theirs)
+        if mine != other:
             return untold("other machine", "times are compared on machines of one kind")
         groups = self.groups(self.theirs)
         if len(groups) < LEAST:

@@ -178,10 +178,18 @@ def _fault(reading: Reading, found: Sequence[tuple[Path, Record]]) -> str:
     return _alone(reading) if apart else ""
 
 
-def machine(run: Record) -> tuple[str, int, tuple[str, ...]]:
-    """The kind of machine that it ran on: processor, how many, kinds of GPUs, of which a step of a job may see a part."""
+def machine(run: Record, kind: bool = True) -> tuple[str, int, tuple[str, ...]]:
+    """The kind of machine that it ran on: processor (without `kind`, by its name alone), how many, kinds of GPUs, of
+    which a step of a job may see a part."""
     made = run.provenance
-    return made.cpu, made.cores, tuple(sorted(set(made.gpu)))
+    return made.processor if kind else made.cpu, made.cores, tuple(sorted(set(made.gpu)))
+
+
+def machines(*sides: Sequence[Record]) -> list[set[tuple[str, int, tuple[str, ...]]]]:
+    """The kinds of machines of each side. Processors of one name are of one kind unless all runs say more of theirs,
+    which those of before 2026-11-29 do not."""
+    kind = all(run.provenance.cpu_kind for side in sides for run in side)
+    return [{machine(run, kind) for run in side} for side in sides]
 
 
 def _alone(reading: Reading) -> str:

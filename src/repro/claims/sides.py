@@ -1,13 +1,13 @@
 """Two folders of records, A and B, and what can be said of one number of A beside that of B."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from repro import paths
-from repro.claims import registry
+from repro.claims import registry, sample
 from repro.claims.claim import Claim
 from repro.claims.registry import Verdict
 from repro.experiments import stored
@@ -123,7 +123,7 @@ def between(value: float, ends: tuple[float, float], where: str) -> Told:
     return Told(ends, inside, f"{found} [{registry.number(ends[0])}, {registry.number(ends[1])}], where {where}")
 
 
-def other_code(told: Told, ours: Iterable[Record], theirs: Iterable[Record]) -> Told:
+def other_code(told: Told, ours: Sequence[Record], theirs: Sequence[Record]) -> Told:
     """Agreement between runs of different code is none; where they do not agree, that is said beside it, and if the
     processors differ."""
     sides = [[run.provenance for run in runs] for runs in (ours, theirs)]
@@ -131,7 +131,8 @@ def other_code(told: Told, ours: Iterable[Record], theirs: Iterable[Record]) -> 
     on_mine, on_other = ({made.gpu_hash for made in side} - {""} for side in sides)  # a GPU may be there, and idle
     same = mine == other and (on_mine == on_other or not (on_mine and on_other))
     if told.inside is False:
-        on_others = {made.cpu for made in sides[0]} != {made.cpu for made in sides[1]}
+        here, there = ({name for name, *_ in found} for found in sample.machines(ours, theirs))
+        on_others = here != there
         why = [*([_OTHER] if not same else []), *(["on another processor"] if on_others else [])]
         return Told(told.allowed, False, "; ".join([told.said, ", ".join(why)] if why else [told.said]))
     if same or told.inside is None:

@@ -275,9 +275,8 @@ def claims(
         emit(rows)
     else:
         filtered = which or agreement or kind or primary or experiment
-        verdicts.show(judged, grouped=not (filtered or details), reasons=details)
-        report = " (and report.html)" if (folder / "report.html").exists() else ""
-        stdout.print(f"Records: {escape(str(folder))}{report}", soft_wrap=True)
+        of = f"{folder} (and report.html)" if (folder / "report.html").exists() else str(folder)
+        verdicts.show(judged, of, grouped=not (filtered or details), reasons=details)
     if found.problems or not found.records:
         raise typer.Exit(3)
 

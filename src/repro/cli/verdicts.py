@@ -43,9 +43,9 @@ def _fits(claim: Claim, word: str) -> bool:
     return claim.paper == word or (word != "" and claim.id.startswith(word))
 
 
-def show(rows: Sequence[Verdict], grouped: bool, reasons: bool) -> None:
-    """A table for each paper. `grouped`: one table of the first claim of each id, and of the others the verdicts in
-    words. `reasons`: lines of text instead, which are not grouped."""
+def show(rows: Sequence[Verdict], of: str, grouped: bool, reasons: bool) -> None:
+    """A table for each paper, and where the records are, `of`. `grouped`: one table of the first claim of each id, and of
+    the others the verdicts in words. `reasons`: lines of text instead, which are not grouped."""
     papers = registry.papers()
     by_paper: dict[str, list[Verdict]] = {}
     for row in rows:
@@ -69,7 +69,7 @@ def show(rows: Sequence[Verdict], grouped: bool, reasons: bool) -> None:
             stdout.print(f"{row.id} {escape(row.title)}: paper {paper}, here {here}: {verdict}", soft_wrap=True)
             stdout.print(Padding(Text(row.reason, "dim"), (0, 0, 0, 4)))
     print_older_code(registry.numbers(row)[1] for row in rows)
-    stdout.print(registry.tally(rows))
+    stdout.print(". ".join(filter(None, [registry.tally(rows), f"Records: {escape(of)}"])))
 
 
 def show_beside(what: str, rows: Sequence[Verdict], compared: Sequence[Row]) -> None:

@@ -23,6 +23,10 @@ from repro.records.source import digest, exists, gpu_hash, source_hash
 
 PACKAGES = ("torch", "deepspeed", "numpy", "pandas", "scipy", "highspy", "numba")
 PACKAGES += ("snakemake", "papermill", "seaborn", "gguf", "tokenizers")
+CPUINFO = Path("/proc/cpuinfo")
+# By the name of its flag there; the first that a processor has is its widest.
+VECTORS = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512 with bfloat16", "avx512f": "AVX-512", "avx2": "AVX2"}
+VECTORS |= {"sve": "SVE", "asimd": "NEON"}
 SLURM = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS")
 SLURM += ("SLURM_JOB_PARTITION", "SLURM_CLUSTER_NAME")
 
@@ -66,9 +70,22 @@ def versions() -> dict[str, str]:
 
 def cpu_model() -> str:
     """Name of the processor as the system gives it."""
-    info = Path("/proc/cpuinfo")
-    named = re.search(r"^model name\s*: *(.*?) *$", info.read_text() if info.exists() else "", re.MULTILINE)
-    return named[1] if named else platform.processor() or platform.machine()
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def cpu_kind() -> str:
+    """What tells processors of one name apart, since virtual machines call theirs `AMD EPYC` whatever they are: family,
+    model, and the widest vector instructions. Empty where the system does not say."""
+    flags = (_cpuinfo("flags") or _cpuinfo("Features")).split()
+    numbers = [f"{what.removeprefix('cpu ')} {_cpuinfo(what)}" for what in ("cpu family", "model") if _cpuinfo(what)]
+    return ", ".join([*numbers, *[VECTORS[flag] for flag in VECTORS if flag in flags][:1]])
+
+
+def _cpuinfo(key: str) -> str:
+    """What Linux says of the first processor; empty where it does not."""
+    text = CPUINFO.read_text() if CPUINFO.exists() else ""
+    found = re.search(rf"^{key}\s*: *(.*?) *$", text, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def gpus() -> tuple[list[str], str]:
@@ -103,6 +120,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "os": f"{platform.system()} {platform.release()}",
         "cpu": cpu_model(),
+        "cpu_kind": cpu_kind(),
         "cores": os.cpu_count() or 0,
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
     }

@@ -76,6 +76,7 @@ class Provenance(Strict):
     python: str = ""
     os: str = ""
     cpu: str = ""
+    cpu_kind: str = ""  # what tells apart processors that have one name; not in records of before 2026-11-29
     cores: int = 0
     memory_gib: float = 0.0
     gpu: list[str] = Field(default_factory=list)
@@ -85,6 +86,11 @@ class Provenance(Strict):
     slurm: dict[str, str] = Field(default_factory=dict)
     start: AwareDatetime
     end: AwareDatetime
+
+    @property
+    def processor(self) -> str:
+        """Its name, and what tells it apart from others of that name, where it is known."""
+        return ", ".join(filter(None, [self.cpu, self.cpu_kind]))
 
 
 class Record(Strict):

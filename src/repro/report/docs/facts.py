@@ -128,7 +128,7 @@ def parts(rows: Sequence[Row]) -> list[Part]:
 def machines(runs: Sequence[Record]) -> list[str]:
     """Distinct machines of the records in words, that of most first."""
     found = Counter(
-        f"{one.cores} processors ({one.cpu}), {one.memory_gib:.0f} GiB, {', '.join(one.gpu) or 'no GPU'}, {_system(one.os)}"
+        f"{one.cores} processors ({one.processor}), {one.memory_gib:.0f} GiB, {', '.join(one.gpu) or 'no GPU'}, {_system(one.os)}"
         for one in (run.provenance for run in runs)
     )
     return [f"{machine}: {count} record{'s' * (count > 1)}" for machine, count in found.most_common()]

@@ -97,7 +97,7 @@ def spans(claims: Sequence[Claim], shipped: Side) -> str:
     for verdict in shipped.verdicts:
         runs = [shipped.runs[name].provenance for name in verdict.records if verdict.id in timed]
         if runs and not any(run.gpu for run in runs):
-            kinds |= {run.cpu for run in runs}
+            kinds |= {run.processor for run in runs}
             days[len({run.start.astimezone(UTC).date() for run in runs})] += 1
     if not days:
         return ""
