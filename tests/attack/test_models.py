@@ -990,9 +990,9 @@ def test_biases_and_a_head_are_read(tmp_path):
 try:
     CppKernels()
     OPS = torch.ops.repro_models
-    BUILT = pytest.mark.skipif(False, reason="")
+    (WIDTH, DEEP), BUILT = OPS.panel_shape(torch.zeros(2, 8)), pytest.mark.skipif(False, reason="")
 except BuildError as error:
-    BUILT = pytest.mark.skip(str(error))
+    (WIDTH, DEEP), BUILT = (32, 1), pytest.mark.skip(str(error))
 
 KV = torch.zeros(3, 2, 4, 8)  # blocks, kv_heads, block, dim
 PLACE = torch.tensor([0, 1])
@@ -1010,7 +1010,9 @@ ATTEND = {"q": torch.zeros(2, 4, 8), "keys": KV, "values": KV, "slots": PLACE, "
 ATTEND["prompt"] = torch.tensor([True, False])
 TABLE = torch.tensor([[0, 2], [1, 0]])
 NORMED = {"x": torch.zeros(2, 16), "y": torch.zeros(2, 16), "weight": torch.zeros(16), "eps": 1e-5}
-PRODUCT = {"x": torch.zeros(2, 8), "panels": torch.zeros(2, 8, 32, 1), "out": 40, "bias": torch.zeros(40), "after": ""}
+OUT = WIDTH + 8  # of two panels
+PRODUCT = {"x": torch.zeros(2, 8), "panels": torch.zeros(2, 8, WIDTH, DEEP), "out": OUT, "bias": torch.zeros(OUT)}
+PRODUCT["after"] = ""
 CALLS = {
     "rotate_store": ROTATE,
     "attend": ATTEND,
@@ -1019,7 +1021,7 @@ CALLS = {
     "silu_multiply": {"gate_up": torch.zeros(2, 8)},
     "argmax": {"x": torch.zeros(2, 8)},
     "take": {"table": torch.zeros(3, 8), "index": torch.tensor([2, 0])},
-    "multiplies": {"weight": torch.zeros(2, 8)},
+    "panel_shape": {"weight": torch.zeros(2, 8)},
 }
 
 
@@ -1170,28 +1172,28 @@ ENTRIES = {
     "logits of one dimension": ("argmax", {"x": torch.zeros(5)}, "found [5]"),
     "logits of whole numbers": ("argmax", {"x": torch.zeros(2, 5).long()}, "Long"),
     "more inputs than the weight": ("product", {"x": torch.zeros(2, 9)}, "does not fit panels"),
-    "more outputs than panels": ("product", {"out": 70}, "does not fit panels"),
-    "fewer outputs than panels": ("product", {"out": 32}, "does not fit panels"),
+    "more outputs than panels": ("product", {"out": 2 * WIDTH + 1}, "does not fit panels"),
+    "fewer outputs than panels": ("product", {"out": WIDTH}, "does not fit panels"),
     "negative outputs": ("product", {"out": -1}, "does not fit panels"),
     "2**63 - 1 outputs": ("product", {"out": 2**63 - 1}, "does not fit panels"),
-    "a bias that is too short": ("product", {"bias": torch.zeros(39)}, "the bias 40 entries"),
-    "a bias of another dtype": ("product", {"bias": torch.zeros(40).bfloat16()}, "one dtype"),
-    "panels of 31": ("product", {"panels": torch.zeros(2, 8, 31, 1)}, "does not fit panels"),
-    "panels that are too deep": ("product", {"panels": torch.zeros(2, 4, 32, 2)}, "not for this processor"),
-    "panels of three dimensions": ("product", {"panels": torch.zeros(2, 8, 32)}, "does not fit panels"),
+    "a bias that is too short": ("product", {"bias": torch.zeros(OUT - 1)}, f"the bias {OUT} entries"),
+    "a bias of another dtype": ("product", {"bias": torch.zeros(OUT).bfloat16()}, "one dtype"),
+    "panels that are too narrow": ("product", {"panels": torch.zeros(2, 8, WIDTH - 1, DEEP)}, "does not fit panels"),
+    "panels that are too deep": ("product", {"panels": torch.zeros(2, 4, WIDTH, 2)}, "not for this processor"),
+    "panels of three dimensions": ("product", {"panels": torch.zeros(2, 8, WIDTH)}, "does not fit panels"),
     "inputs of another dtype": ("product", {"x": torch.zeros(2, 8).bfloat16()}, "one dtype"),
     "inputs that are nowhere": ("product", {"x": torch.zeros(2, 8, device="meta")}, "meta"),
     "another activation": ("product", {"after": "relu"}, "after is relu"),
-    "a gate of 48": (
+    "a gate of a panel and a half": (
         "product",
-        {"panels": torch.zeros(3, 8, 32, 1), "after": "silu", "out": 48, "bias": None},
-        "multiple of 32",
+        {"panels": torch.zeros(3, 8, WIDTH, DEEP), "after": "silu", "out": WIDTH * 3 // 2, "bias": None},
+        f"multiple of {WIDTH}",
     ),
-    "a gate with a bias": ("product", {"after": "silu", "out": 32, "bias": torch.zeros(32)}, "without a bias"),
-    "a gate without its half": ("product", {"after": "silu", "out": 64}, "does not fit panels"),
-    "no inputs": ("product", {"x": torch.zeros(2, 0), "panels": torch.zeros(2, 0, 32, 1)}, "does not fit panels"),
+    "a gate with a bias": ("product", {"after": "silu", "out": WIDTH, "bias": torch.zeros(WIDTH)}, "without a bias"),
+    "a gate without its half": ("product", {"after": "silu", "out": 2 * WIDTH}, "does not fit panels"),
+    "no inputs": ("product", {"x": torch.zeros(2, 0), "panels": torch.zeros(2, 0, WIDTH, DEEP)}, "does not fit panels"),
     "2**62 gates": ("product", {"after": "silu", "out": 2**62}, "does not fit panels"),
-    "a weight of one dimension": ("multiplies", {"weight": torch.zeros(8)}, "[out, in], found [8]"),
+    "a weight of one dimension": ("panel_shape", {"weight": torch.zeros(8)}, "[out, in], found [8]"),
 }
 
 
@@ -1205,8 +1207,6 @@ def test_an_entry_point_checks_what_it_is_given(name, changes, words):
 @pytest.mark.parametrize("name", CALLS)
 def test_an_entry_point_takes_what_is_right(name):
     """What the table above changes."""
-    if name == "product" and not OPS.multiplies(CALLS[name]["x"]):
-        pytest.skip("this processor has no AVX-512")
     getattr(OPS, name)(*CALLS[name].values())
 
 

@@ -147,7 +147,7 @@ def test_every_row_is_shown_where_a_papers_claims_do_not_follow_each_other(monke
     rows = registry.evaluate(registry.load(), {})
     monkeypatch.setattr(console.stdout, "width", 200)
     with console.stdout.capture() as said:
-        verdicts.show([*rows[1:], rows[0]], grouped=False, reasons=False)
+        verdicts.show([*rows[1:], rows[0]], "a folder", grouped=False, reasons=False)
     assert all(re.search(rf"^ *{re.escape(row.id)} ", said.get(), re.M) for row in rows)
 
 

@@ -25,7 +25,6 @@ from repro.cli.console import (
     records_folder,
     results_folder,
     stderr,
-    stdout,
     try_output,
     user_errors,
 )

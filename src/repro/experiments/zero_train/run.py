@@ -20,6 +20,7 @@ from repro.experiments.common import texts
 from repro.experiments.common.launched import ranks_of, timed
 from repro.experiments.zero_train import EXPERIMENT, WARM_UP, ZeroTrain, ZeroTrainMetrics
 from repro.experiments.zero_train.plans import plan_of
+from repro.models import wide_linear
 from repro.models.gpt import GPT
 from repro.scaling.step import layout_of, model_flops
 from repro.zero import Plan, ZeroOptimizer, memory, traffic
@@ -134,7 +135,7 @@ def _trainer(point: ZeroTrain, plan: Plan | None) -> Trainer:
     torch.manual_seed(point.seed)  # equal weights on all ranks: no broadcast over the slow network
     large = point.gpt.parameters > LARGE_PARAMETERS
     with torch.device("meta" if large else "cpu"):
-        model = GPT(point.gpt)
+        model = _model(point)
     if not large:
         model.to(_device())
     options = {"lr": point.lr, "fused": True}
@@ -159,7 +160,7 @@ def _trainer(point: ZeroTrain, plan: Plan | None) -> Trainer:
 
 def _compute_seconds(point: ZeroTrain, batches: list[Batch]) -> float:
     """Median seconds of a step's forward and backward passes without communication, all ranks at the same time."""
-    model = GPT(point.gpt).to(_device(), getattr(torch, point.dtype))
+    model = _model(point).to(_device(), getattr(torch, point.dtype))
 
     def passes() -> None:
         for batch in batches:
@@ -170,6 +171,13 @@ def _compute_seconds(point: ZeroTrain, batches: list[Batch]) -> float:
         seconds.append(timed(passes)[1])
         model.zero_grad(set_to_none=True)
     return sorted(seconds[2:])[1]
+
+
+def _model(point: ZeroTrain) -> GPT:
+    model = GPT(point.gpt)
+    if _device() == "cpu":
+        wide_linear.widen(model)
+    return model
 
 
 def _device() -> str:

@@ -22,7 +22,6 @@ from repro.models.rows import Rows
 
 _SOURCES = [Path(__file__).with_name(name) for name in ("steps.cpp", "attention.cpp", "products.cpp")]
 _HEADERS = [Path(__file__).with_name(f"{name}.h") for name in ("cache", "matrices", "numbers", "threads", "tiles")]
-_PANEL = 32  # outputs, as in products.cpp
 _FLAGS = ("-std=c++20", "-O3", "-ffast-math", "-march=native", "-fopenmp", "-fPIC")
 
 
@@ -41,14 +40,14 @@ class CppKernels(Kernels):
         self.add_norm, self.silu_multiply, self.take = self._ops.add_norm, self._ops.silu_multiply, self._ops.take
 
     def linear(self, weight: Tensor, bias: Tensor | None = None, gelu: GELU | None = None) -> Linear:
-        """In panels where this processor has the instructions."""
-        layer = PanelLinear if self._ops.multiplies(weight) else super().linear
+        """In panels, but for a weight that has none."""
+        layer = PanelLinear if self._ops.panel_shape(weight) else super().linear
         return layer(weight, bias, gelu)
 
     def gated(self, layer: Linear) -> Linear:
         """In the product, where half of its outputs are whole panels."""
         plain = isinstance(layer, PanelLinear) and layer.bias is None and not layer.after
-        return layer.gated() if plain and layer.outputs % (2 * _PANEL) == 0 else super().gated(layer)
+        return layer.gated() if plain and layer.outputs % (2 * layer.width) == 0 else super().gated(layer)
 
     def attention(
         self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache, wanted: Wanted = slice(None)
@@ -87,15 +86,20 @@ def _of_prompts(rows: Rows) -> Tensor | None:
 
 
 class PanelLinear:
-    """For processors with AVX-512, in bfloat16 with AVX512_BF16, or AMX where there is one (RuntimeError on others)."""
+    """The weight in panels of as many outputs as two vectors of this processor hold. In bfloat16 it is multiplied by AMX
+    or AVX512_BF16 where there is one, else in float32. ValueError for a weight that has no panels: in bfloat16 with an
+    odd number of inputs, or where the system does not let this process use AMX."""
 
     layout = "panels"
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, gelu: GELU | None = None) -> None:
-        deep = 4 // weight.element_size()  # the inputs in four bytes
-        rows = F.pad(weight, (0, 0, 0, -len(weight) % _PANEL))  # outputs of zero
-        # [out, in] to [panels, in / deep, 32, deep]
-        self.panels = rows.view(-1, _PANEL, weight.shape[1] // deep, deep).transpose(1, 2).contiguous()
+        shape = torch.ops.repro_models.panel_shape(weight)
+        if not shape:
+            raise ValueError(f"a weight of {list(weight.shape)} in {weight.dtype} has no panels on this processor")
+        self.width, deep = shape
+        rows = F.pad(weight, (0, 0, 0, -len(weight) % self.width))  # outputs of zero
+        # [out, in] to [panels, in / deep, width, deep]
+        self.panels = rows.view(-1, self.width, weight.shape[1] // deep, deep).transpose(1, 2).contiguous()
         self.bias, self.outputs, self.after = bias, len(weight), gelu or ""
 
     def gated(self) -> "PanelLinear":

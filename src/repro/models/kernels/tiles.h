@@ -1,7 +1,7 @@
 // The innermost loop of every product: a tile of some rows times a panel of 2 vectors of outputs, whose sums stay in registers.
 //
 // A panel is laid out in the order in which it is read: [in / deep, kPanel, deep], where `deep` is how many inputs one instruction takes
-// (1 in fp32, 2 in bf16). Each sum runs over the inputs in order, however many rows there are, so a row's result is the same, bit for bit,
+// (1 in fp32, 2 in bf16 where there are instructions for it). Each sum runs over the inputs in order, however many rows there are, so a row's result is the same, bit for bit,
 // whatever stands beside it.
 
 #pragma once
@@ -29,9 +29,6 @@ constexpr int kLanes = 4, kMostRows = 6;
 #endif
 constexpr int kPanel = 2 * kLanes;
 
-template <typename T>
-constexpr int kDeep = 4 / sizeof(T);
-
 // In what numbers of dtype T are multiplied: in bf16 where there is an instruction for it, else in fp32.
 #ifdef __AVX512BF16__
 template <typename T>
@@ -40,6 +37,9 @@ using Factor = T;
 template <typename T>
 using Factor = float;
 #endif
+
+template <typename T>
+constexpr int kDeep = 4 / sizeof(Factor<T>);
 
 #ifdef __AVX512F__
 
@@ -115,6 +115,18 @@ inline F factor(T value) {
     return widen(value);
 }
 
+// Weights as they are multiplied: what is stored in bf16 may be multiplied in fp32.
+template <typename F, typename W>
+inline Vector factors(const W* from) {
+  if constexpr (std::is_same_v<F, W>) {
+    return load(from);
+  } else {
+    typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
+    typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
+    return (Vector)(__builtin_convertvector(load<Halves>(from), Words) << 16);
+  }
+}
+
 // Two inputs of kPanel outputs as factors, side by side.
 template <typename F>
 inline void interleave(const float* first, const float* second, F* to) {
@@ -140,8 +152,8 @@ struct Inputs {
 };
 
 // out[r, i] = sum of x[r, k] w[k / deep, i, k % deep] over k < in, for r < ROWS and i < kPanel; with `fades`, plus out[r, i] fades[i].
-template <typename T, int ROWS>
-void tile(const T* x, Inputs at, const T* w, int64_t in, float* out, const float* fades) {
+template <typename T, int ROWS, typename W>
+void tile(const T* x, Inputs at, const W* w, int64_t in, float* out, const float* fades) {
   Vector sum[ROWS][2];
   if (fades == nullptr) {
 #pragma GCC unroll 16
@@ -155,7 +167,7 @@ void tile(const T* x, Inputs at, const T* w, int64_t in, float* out, const float
     }
   }
   for (int64_t i = 0; i < in; i += kDeep<T>, x += at.step, w += kPanel * kDeep<T>) {
-    const Vector low = load(w), high = load(w + kLanes * kDeep<T>);
+    const Vector low = factors<T>(w), high = factors<T>(w + kLanes * kDeep<T>);
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++) {
       const Vector one = everywhere(x + r * at.apart);
@@ -171,8 +183,8 @@ void tile(const T* x, Inputs at, const T* w, int64_t in, float* out, const float
 }
 
 // Sums stay in registers only where the compiler knows how many rows there are: 1 to kMostRows.
-template <typename T, int ROWS = kMostRows>
-void tile_of(int64_t rows, const T* x, Inputs at, const T* w, int64_t in, float* out, const float* fades = nullptr) {
+template <typename T, int ROWS = kMostRows, typename W>
+void tile_of(int64_t rows, const T* x, Inputs at, const W* w, int64_t in, float* out, const float* fades = nullptr) {
   if (rows == ROWS) return tile<T, ROWS>(x, at, w, in, out, fades);
   if constexpr (ROWS > 1) tile_of<T, ROWS - 1>(rows, x, at, w, in, out, fades);
 }

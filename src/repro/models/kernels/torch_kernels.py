@@ -12,6 +12,7 @@ from torch import Tensor
 
 from repro.models.kv_cache import KVCache
 from repro.models.rows import Rows, Span
+from repro.models.wide_linear import multiplies_bfloat16
 
 _ROWS = 32  # oneDNN asks how many rows to expect when it lays weights out
 _SPAN_BLOCK = 64  # positions: spans of one token each attend over whole blocks; the rest of a slot is not read
@@ -83,9 +84,9 @@ class OneDNNLinear:
 
 def _packs(dtype: torch.dtype) -> bool:
     """Whether oneDNN packs such weights on this processor: those in bfloat16 on x86 with AVX-512, or AVX_NE_CONVERT."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    return dtype is torch.float32 or (dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if dtype is torch.float32:
+        return torch.backends.mkldnn.is_available()
+    return dtype is torch.bfloat16 and multiplies_bfloat16()
 
 
 class Kernels:
