@@ -198,7 +198,7 @@ def prepare() -> None:
     try:
         import deepspeed  # noqa: F401
     except ImportError as error:
-        raise ImportError("the DeepSpeed baselines need their extra: pip install 'repro-papers[deepspeed]'") from error
+        raise ImportError("the DeepSpeed baselines need their extra: pip install 'repro[deepspeed]'") from error
     for place, name in PRIVATE.items():
         private(place, name)
 
