@@ -261,6 +261,14 @@ def test_runs_on_two_kinds_of_machine_are_no_pair(kind, one, another):
     assert len(row.values) == 7 and row.reason.endswith("2 runs have a partner on another kind of machine")
 
 
+def test_an_occasion_whose_processor_says_more_joins_those_that_tell_its_name_alone():
+    """Records of before 2026-11-29 do; where all say more, they must be of one kind."""
+    runs = occasions([[2.0, 2.0]] * 4)
+    moved = [run.provenance.model_copy(update={"cpu_kind": "AVX2"}) for run in runs[12:]]
+    later = [run.model_copy(update={"provenance": made}) for run, made in zip(runs[12:], moved, strict=True)]
+    assert len(verdict(named(*runs[:12], *later), value=TIMED).values) == 8
+
+
 def test_pairs_of_two_kinds_of_machine_are_not_put_together():
     runs = occasions([[2.0, 2.0]] * 2 + [[1.0, 1.0]] * 2)
     moved_to = [run.provenance.model_copy(update={"cpu": "another"}) for run in runs[8:]]

@@ -110,6 +110,17 @@ def test_inputs_that_fill_no_instruction_are_left_to_oneDNN():
     assert isinstance(KERNELS.linear(torch.zeros(8, 7, dtype=torch.bfloat16)), left)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_of_many_inputs_are_what_they_are_alone(dtype):
+    """More bytes than a block of rows is to have."""
+    torch.manual_seed(0)
+    weight, x = torch.randn(40, 20_000).div_(140).to(dtype), torch.randn(30, 20_000).to(dtype)
+    layer = panels(weight, None, None)
+    y = layer(x)
+    torch.testing.assert_close(y.double(), x.double() @ weight.double().T, atol=1e-2, rtol=1e-2)
+    assert all(torch.equal(layer(x[i : i + 1])[0], y[i]) for i in range(len(x)))
+
+
 def test_what_does_not_fit_is_refused():
     layer = panels(torch.randn(40, 16), torch.randn(40), None)
     for x, named in (

@@ -16,7 +16,7 @@ def without_bfloat16(monkeypatch):
     monkeypatch.setattr(wide_linear, "multiplies_bfloat16", lambda: False)
 
 
-@pytest.mark.parametrize("shape", [(5,), (3, 5), (0, 5)])
+@pytest.mark.parametrize("shape", [(), (5,), (3, 5), (0, 5)])
 @pytest.mark.parametrize("biased", [True, False])
 def test_products_and_gradients_are_those_of_float32_rounded_once(shape, biased):
     torch.manual_seed(0)

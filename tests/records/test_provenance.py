@@ -27,7 +27,10 @@ def committed(folder: Path, message: str) -> str:
             "family 6, model 143, AVX-512 with bfloat16",
         ),
         ({"cpu family": "6", "model": "143", "flags": "avx512f amx_bf16 avx512_bf16"}, "family 6, model 143, AMX"),
-        ({"Features": "fp asimd sve"}, "SVE"),
+        (
+            {"CPU implementer": "0x41", "CPU part": "0xd40", "Features": "fp asimd sve"},
+            "implementer 0x41, part 0xd40, SVE",
+        ),
         ({"flags": "fpu"}, ""),
         ({}, ""),
     ],

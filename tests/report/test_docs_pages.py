@@ -170,8 +170,8 @@ def test_days_of_the_shipped_times_are_counted(tmp_path):
         runs = named(*made)
         return machines.spans([one], sides.Side("own", tmp_path, runs, registry.evaluate([one], runs)))
 
-    assert said(0, 2) == "of 1 kind of machine and, for each claim, of 1 day"
-    assert said(0, 30) == "of 1 kind of machine and, for each claim, of 2 days"
+    assert said(0, 2) == "of 1 name of processor and, for each claim, of 1 day, within at most 2 hours"
+    assert said(0, 30) == "of 1 name of processor and, for each claim, of 2 days, within at most 30 hours"
     assert said() == ""
 
 

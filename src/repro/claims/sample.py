@@ -7,7 +7,7 @@ repeats count is said before the runs, and further ones are not read: so no verd
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -125,8 +125,9 @@ def _sample(
     if not pairs:
         return None
     if reading.sampled == "occasions":
-        kinds = Counter(machine(found[0][1]) for _, found in pairs)
-        kept = [pair for pair in pairs if machine(pair[1][0][1]) == kinds.most_common(1)[0][0]]
+        known = _known(run for _, found in pairs for _, run in found)
+        kinds = Counter(machine(found[0][1], known) for _, found in pairs)
+        kept = [pair for pair in pairs if machine(pair[1][0][1], known) == kinds.most_common(1)[0][0]]
         left_out["ran on another kind of machine than the rest"] += len(groups) * (len(pairs) - len(kept))
         pairs = kept
     values = [value for value, _ in pairs]
@@ -170,7 +171,8 @@ def _fault(reading: Reading, found: Sequence[tuple[Path, Record]]) -> str:
     are. Jobs of one call begin when the queue lets them, and each has its nodes for itself: they are of one occasion."""
     if reading.sampled != "occasions":
         return ""
-    if len({machine(run) for _, run in found}) > 1:
+    [kinds] = machines([run for _, run in found])
+    if len(kinds) > 1:
         return "have a partner on another kind of machine"
     if all(run.provenance.slurm and run.evidence == "measured" for _, run in found):  # on nodes, not on a box's
         return ""
@@ -178,18 +180,22 @@ def _fault(reading: Reading, found: Sequence[tuple[Path, Record]]) -> str:
     return _alone(reading) if apart else ""
 
 
-def machine(run: Record, kind: bool = True) -> tuple[str, int, tuple[str, ...]]:
-    """The kind of machine that it ran on: processor (without `kind`, by its name alone), how many, kinds of GPUs, of
-    which a step of a job may see a part."""
+def machine(run: Record, known: bool) -> tuple[str, int, tuple[str, ...]]:
+    """The kind of machine that it ran on: processor (by its name alone unless its kind is `known`), how many, kinds of
+    GPUs, of which a step of a job may see a part."""
     made = run.provenance
-    return made.processor if kind else made.cpu, made.cores, tuple(sorted(set(made.gpu)))
+    return made.processor if known else made.cpu, made.cores, tuple(sorted(set(made.gpu)))
+
+
+def _known(runs: Iterable[Record]) -> bool:
+    """Whether all say more of their processors than the name; those of before 2026-11-29 do not."""
+    return all(run.provenance.cpu_kind for run in runs)
 
 
 def machines(*sides: Sequence[Record]) -> list[set[tuple[str, int, tuple[str, ...]]]]:
-    """The kinds of machines of each side. Processors of one name are of one kind unless all runs say more of theirs,
-    which those of before 2026-11-29 do not."""
-    kind = all(run.provenance.cpu_kind for side in sides for run in side)
-    return [{machine(run, kind) for run in side} for side in sides]
+    """The kinds of machines of each side. Processors of one name count as one kind unless all runs say more of theirs."""
+    known = _known(run for side in sides for run in side)
+    return [{machine(run, known) for run in side} for side in sides]
 
 
 def _alone(reading: Reading) -> str:

@@ -69,7 +69,7 @@ def show(rows: Sequence[Verdict], of: str, grouped: bool, reasons: bool) -> None
             stdout.print(f"{row.id} {escape(row.title)}: paper {paper}, here {here}: {verdict}", soft_wrap=True)
             stdout.print(Padding(Text(row.reason, "dim"), (0, 0, 0, 4)))
     print_older_code(registry.numbers(row)[1] for row in rows)
-    stdout.print(". ".join(filter(None, [registry.tally(rows), f"Records: {escape(of)}"])))
+    stdout.print(". ".join(filter(None, [registry.tally(rows), f"Records: {escape(of)}"])), overflow="ignore")
 
 
 def show_beside(what: str, rows: Sequence[Verdict], compared: Sequence[Row]) -> None:

@@ -75,9 +75,10 @@ def cpu_model() -> str:
 
 def cpu_kind() -> str:
     """What tells processors of one name apart, since virtual machines call theirs `AMD EPYC` whatever they are: family,
-    model, and the widest vector instructions. Empty where the system does not say."""
+    model (of ARM: implementer and part), and the widest vector instructions. Empty where the system does not say."""
     flags = (_cpuinfo("flags") or _cpuinfo("Features")).split()
-    numbers = [f"{what.removeprefix('cpu ')} {_cpuinfo(what)}" for what in ("cpu family", "model") if _cpuinfo(what)]
+    numbered = ("cpu family", "model", "CPU implementer", "CPU part")  # of x86; of ARM
+    numbers = [f"{what.lower().removeprefix('cpu ')} {_cpuinfo(what)}" for what in numbered if _cpuinfo(what)]
     return ", ".join([*numbers, *[VECTORS[flag] for flag in VECTORS if flag in flags][:1]])
 
 

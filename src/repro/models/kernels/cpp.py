@@ -87,8 +87,8 @@ def _of_prompts(rows: Rows) -> Tensor | None:
 
 class PanelLinear:
     """The weight in panels of as many outputs as two vectors of this processor hold. In bfloat16 it is multiplied by AMX
-    or AVX512_BF16 where there is one, else in float32. ValueError for a weight that has no panels: in bfloat16 with an
-    odd number of inputs, or where the system does not let this process use AMX."""
+    or AVX512_BF16 where there is one, else in float32. ValueError for a weight that has no panels, in bfloat16 on
+    processors with either: an odd number of inputs, or AMX that the system does not let this process use."""
 
     layout = "panels"
 

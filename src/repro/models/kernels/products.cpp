@@ -76,7 +76,8 @@ template <typename T>
 void product_rows(const Tensor& x, const Tensor& panels, const std::optional<Tensor>& bias, After after, Tensor& y) {
   const bool gated = after == After::kSilu;  // the second half of the panels is multiplied by the SiLU of the first
   const int64_t rows = x.size(0), in = x.size(1), out = y.size(1), tiles = (rows + kMostRows<T> - 1) / kMostRows<T>;
-  const int64_t near = std::max<int64_t>(1, kNear / (kMostRows<T> * in * static_cast<int64_t>(sizeof(Factor<T>))));  // tiles in a block
+  constexpr int64_t kFewest = std::is_same_v<Factor<T>, T> ? 1 : 4;  // a panel that is widened is so for several
+  const int64_t near = std::max<int64_t>(kFewest, kNear / (kMostRows<T> * in * static_cast<int64_t>(sizeof(Factor<T>))));  // tiles in a block
   const int64_t blocks = (tiles + near - 1) / near, count = panels.size(0) / (gated ? 2 : 1);
   const Tensor wide = factors_of<T>(x);
   const Factor<T>* x0 = wide.const_data_ptr<Factor<T>>();

@@ -1,8 +1,8 @@
 // The innermost loop of every product: a tile of some rows times a panel of 2 vectors of outputs, whose sums stay in registers.
 //
 // A panel is laid out in the order in which it is read: [in / deep, kPanel, deep], where `deep` is how many inputs one instruction takes
-// (1 in fp32, 2 in bf16 where there are instructions for it). Each sum runs over the inputs in order, however many rows there are, so a row's result is the same, bit for bit,
-// whatever stands beside it.
+// (1 in fp32, 2 in bf16 where there are instructions for it). Each sum runs over the inputs in order, however many rows there are, so a
+// row's result is the same, bit for bit, whatever stands beside it.
 
 #pragma once
 
@@ -24,6 +24,8 @@ namespace repro {
 constexpr int kLanes = 16, kMostRows = 12;  // of 32 registers
 #elif defined(__AVX__)
 constexpr int kLanes = 8, kMostRows = 6;  // of 16
+#elif defined(__aarch64__)
+constexpr int kLanes = 4, kMostRows = 12;  // of 32
 #else
 constexpr int kLanes = 4, kMostRows = 6;
 #endif

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from repro.claims import compare, sides
 from repro.claims.claim import Claim
@@ -40,7 +40,7 @@ class Machine:
         """The machine and its runs, to begin a sentence."""
         runs = "1 occasion" if self.occasions == 1 else f"at most {self.occasions} occasions"
         kind = (
-            "A machine with a processor of the same name, on another day"
+            "A machine with a processor of the same name, which may be another, on another day"
             if self.same_kind
             else "Another kind of machine"
         )
@@ -90,21 +90,23 @@ def others(claims: Sequence[Claim], shipped: Side) -> list[Machine]:
 
 
 def spans(claims: Sequence[Claim], shipped: Side) -> str:
-    """Of how many kinds of processors the shipped runs of claims on times are, and each claim's of how many days (UTC),
-    to go on a sentence; "" without any. Runs on GPUs do not count."""
+    """Of how many processors by name the shipped runs of claims on times are, each claim's of how many days (UTC), and
+    within how many hours, to go on a sentence; "" without any. Runs on GPUs do not count."""
     timed = {claim.id for claim in claims if claim.value and claim.value.sampled == "occasions"}
-    kinds, days = set(), Counter[int]()
+    names, days, longest = set(), Counter[int](), timedelta()
     for verdict in shipped.verdicts:
         runs = [shipped.runs[name].provenance for name in verdict.records if verdict.id in timed]
         if runs and not any(run.gpu for run in runs):
-            kinds |= {run.processor for run in runs}
+            names |= {run.cpu for run in runs}
+            starts = [run.start for run in runs]
+            longest = max(longest, max(starts) - min(starts))
             days[len({run.start.astimezone(UTC).date() for run in runs})] += 1
     if not days:
         return ""
     (most, _), *rest = days.most_common()
     others = "; ".join(f"{count} of {days.total()} claims: of {_count(number, 'day')}" for number, count in rest)
-    said = f"of {_count(len(kinds), 'kind')} of machine and, for each claim, of {_count(most, 'day')}"
-    return f"{said} ({others})" if others else said
+    said = f"of {_count(len(names), 'name')} of processor and, for each claim, of {_count(most, 'day')}"
+    return f"{said}{f' ({others})' if others else ''}, within at most {longest / timedelta(hours=1):.0f} hours"
 
 
 def _count(number: int, what: str) -> str:
