@@ -218,6 +218,14 @@ def test_latex_compiles(pages, path, tmp_path):
     assert max(wide, default=0) < 10, found.stdout
 
 
+def test_make_announces_the_minutes_of_the_shipped_runs():
+    """Before there is an environment that could ask them."""
+    tiers, promised = facts.tiers(), facts.promises()
+    assert {name: int(promised[name]) for name in ("smoke", "laptop")} == {
+        name: round(tiers[name].minutes) for name in ("smoke", "laptop")
+    }
+
+
 def test_a_makefile_without_its_promises_is_named(monkeypatch, tmp_path):
     Path(tmp_path / "Makefile").write_text("announce:\n\t@true\n")
     monkeypatch.setattr(paths, "root", lambda: tmp_path)

@@ -1,8 +1,7 @@
-"""Linear layers for training in bfloat16 on processors that cannot multiply it, as most of laptops.
+"""Linear layers for training in bfloat16 on processors without instructions for it, where torch's own products are slow.
 
-There torch multiplies bfloat16 5 to 56 times slower than float32 (2.13, AVX2). A product of bfloat16 is one of float32
-whose result is rounded: instructions for it sum in float32, too. So these layers multiply in float32, forward and
-backward, and round to bfloat16 what torch would have rounded.
+A product of bfloat16 is one of float32 whose result is rounded: instructions for it sum in float32, too. So these layers
+multiply in float32, forward and backward, and round to bfloat16 what torch would have rounded.
 """
 
 import torch
