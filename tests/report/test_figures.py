@@ -130,6 +130,16 @@ def test_the_code_of_every_figure_is_in_the_hash_of_readers(monkeypatch):
     assert all(importlib.util.find_spec(module) for module in modules)
 
 
+def test_other_code_of_an_experiment_draws_its_figures_anew(monkeypatch):
+    """They say which records are of older code."""
+    plan, hashed = jobs.make("smoke"), provenance.source_hash
+    before = planned.document(plan)["reader"]
+    assert planned.document(plan)["reader"] == before
+    other = "repro.experiments.zero_train"
+    monkeypatch.setattr(provenance, "source_hash", lambda module: hashed(module) + "x" * (module == other))
+    assert planned.document(plan)["reader"] != before
+
+
 def test_unknown_names_and_options_list_the_known_ones(tmp_path):
     with pytest.raises(ValueError, match="zero_loss: no option smoth; known: reference, swept, smooth"):
         base.draw("zero_loss", tmp_path, smoth=1)

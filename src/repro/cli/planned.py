@@ -10,7 +10,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Column, Table
 
-from repro import paths
+from repro import experiments, paths
 from repro.cli.console import stdout
 from repro.files import replacing
 from repro.plan import jobs
@@ -23,17 +23,20 @@ _KEPT_DAYS = 60  # longer than any job waits in a queue
 
 
 def document(found: Plan) -> dict[str, Any]:
-    """The plan for programs: also titles of the notebooks; a hash of all that reads records: the code of `repro.report`
-    with what it uses (the catalogue of figures among it), and what the report's page is made of; and one of the shipped
-    records, which stand beside those of a run."""
+    """The plan for programs: also titles of the notebooks; a hash of all that decides what is shown of records: the code
+    of `repro.report` with what it uses (the catalogue of figures among it), what the report's page is made of, and the
+    code of the experiments, by which records are of older code or not; and one of the shipped records, which stand beside
+    those of a run."""
     from repro.records import provenance
     from repro.report import figures
 
     page = sorted(path for path in (figures.CATALOGUE.parents[1] / "page").iterdir() if path.suffix in _PAGE)
-    reader = f"{provenance.source_hash('repro.report')}-{provenance.file_hash(*page)}"
+    modules = [f"repro.experiments.{name}" for name in experiments.names()]
+    present = [code(module).encode() for module in modules for code in (provenance.source_hash, provenance.gpu_hash)]
+    parts = (provenance.source_hash("repro.report"), provenance.file_hash(*page), provenance.digest(*present))
     titles = {name: notebook.title for name, notebook in figures.NOTEBOOKS.items()}
     beside = provenance.file_hash(*sorted((paths.root() / found.reference / "records").glob("*/*.json")))
-    return found.model_dump() | {"notebooks": titles, "reader": reader, "shipped_hash": beside}
+    return found.model_dump() | {"notebooks": titles, "reader": "-".join(parts), "shipped_hash": beside}
 
 
 def keep(text: str) -> Path:
