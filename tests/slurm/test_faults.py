@@ -41,7 +41,7 @@ def jobs(box):
     refuses.write_text("#!/bin/sh\necho 'no such thing'\nexit 3\n")
     refuses.chmod(0o755)
     made = {
-        "time": Job("time", QUICK, LONG, (QUICK[0], {"requests": 3, "seeds": 2}), minutes=1),
+        "time": Job("time", QUICK, LONG, (QUICK[0], {"requests": 3, "seeds": 2}), minutes=2),
         "hang": Job("hang", RANKS, minutes=2),
         "memory": Job("memory", LONG, options=["--mem=200"]),
         "exit": Job("exit", QUICK, variables=f"REPRO_PYTHON={refuses.absolute()}"),
@@ -134,7 +134,7 @@ def test_a_rank_that_hangs(jobs):
 def test_the_end_of_the_jobs_time(jobs):
     """The point that runs says so; those behind it wait for the next job."""
     job = jobs["time"]
-    first, second = job.ended(seconds=120)
+    first, second = job.ended(seconds=180)
     assert first.status == "ok" and second.cause is Cause.TIMEOUT and "TimeoutError" in second.detail
     assert not job.records[2].exists() and not Path(job.folder, "done.json").exists()
     log = Path(job.folder, "job.log").read_text()
