@@ -167,14 +167,7 @@ struct Block {
  private:
   // Pairs of values, [kKeys / 2, dim] numbers of 32 bits. What stands behind the last position is old, and meets weights of 0.
   void turn() {
-    const auto* from = reinterpret_cast<const uint32_t*>(values_space.get());
-    auto* to = reinterpret_cast<uint32_t*>(turned.get());
-    constexpr int64_t pairs = kKeys / 2, side = 16;
-    const int64_t whole = dim / side * side;
-    for (int64_t d = 0; d < whole; d += side)
-      for (int64_t t = 0; t < pairs; t += side) repro::turn(from + t * dim + d, dim, to + d * pairs + t, pairs);
-    for (int64_t d = whole; d < dim; d++)
-      for (int64_t t = 0; t < pairs; t++) to[d * pairs + t] = from[t * dim + d];
+    repro::turn(values_space.get(), dim, kKeys / 2, dim, turned.get(), kKeys / 2);
     values = turned.get();
   }
 };
@@ -237,13 +230,13 @@ void attend_part(const T* q0, const T* k0, const T* v0, T* o0, const Chunk& chun
   const auto entry = [&](int64_t i) { return ((chunk.first + i / group) * heads + head * group + i % group) * dim; };
   const auto position = [&](int64_t i) { return chunk.position + std::min(i, count - 1) / group; };
   for (int64_t i = begin * kPanel; i < end * kPanel; i++) panels[i / kPanel - begin].position[i % kPanel] = static_cast<int>(position(i));
-  for (int64_t i = begin * kPanel; i < count; i++) {
-    const int64_t p = i / kPanel - begin, lane = i % kPanel;
-    const T* from = q0 + entry(i);
-    F* to = &q[p * kPanel * inputs + lane * deep];
-    for (int64_t d = 0; d < dim / deep; d++, to += kPanel * deep)
-      for (int e = 0; e < deep; e++) to[e] = repro::factor<F>(from[d * deep + e]);
-    if (dim % deep) to[0] = repro::factor<F>(from[dim - 1]);
+  const Space<F> some = zeros<F>(kPanel * inputs);
+  for (int64_t p = 0; p < end - begin; p++) {
+    for (int64_t lane = 0, i = (begin + p) * kPanel; lane < kPanel && i < count; lane++, i++) {
+      const T* from = q0 + entry(i);
+      for (int64_t d = 0; d < dim; d++) some[lane * inputs + d] = repro::factor<F>(from[d]);
+    }
+    repro::turn(some.get(), inputs / deep, kPanel, inputs / deep, &q[p * kPanel * inputs], kPanel);
   }
   const int64_t length = position(count) + 1;
   for (int64_t start = 0; start < length; start += kKeys) {
@@ -269,20 +262,23 @@ void attend_part(const T* q0, const T* k0, const T* v0, T* o0, const Chunk& chun
           continue;
         }
       repro::tiles(seen, [&](int64_t first, int64_t rows) {
-        repro::tile_of<F>(rows, block.keys + first * inputs, {inputs, deep}, query, inputs, scores[first]);
+        repro::tile_of<F>(rows, block.keys + first * inputs, {inputs, deep}, query, inputs, scores[first], nullptr, {query, 0});
       });
       const F* w = weighed(deep);
       repro::tiles(dim, [&](int64_t first, int64_t rows) {
-        repro::tile_of<F>(rows, block.values + first * deep, {deep, deep * dim}, w, seen, sums + first * kPanel, fades);
+        repro::tile_of<F>(rows, block.values + first * deep, {deep, deep * dim}, w, seen, sums + first * kPanel, fades, {w, 0});
       });
     }
   }
-  for (int64_t i = begin * kPanel; i < count; i++) {
-    const int64_t p = i / kPanel - begin, lane = i % kPanel;
-    const float part = 1 / panels[p].total[lane], *from = &o[p * kPanel * dim + lane];
-    float all[kMostDim];
-    for (int64_t d = 0; d < dim; d++) all[d] = part * from[d * kPanel];
-    repro::narrow_all(all, dim, o0 + entry(i));
+  const Space<float> all = zeros<float>(kPanel * dim);
+  for (int64_t p = 0; p < end - begin; p++) {
+    repro::turn(&o[p * kPanel * dim], kPanel, dim, kPanel, all.get(), dim);
+    for (int64_t lane = 0, i = (begin + p) * kPanel; lane < kPanel && i < count; lane++, i++) {
+      float* row = &all[lane * dim];
+      const float part = 1 / panels[p].total[lane];
+      for (int64_t d = 0; d < dim; d++) row[d] *= part;
+      repro::narrow_all(row, dim, o0 + entry(i));
+    }
   }
 }
 

@@ -131,31 +131,6 @@ inline void matrix_tile_of(int64_t rows, const at::BFloat16* x, int64_t apart, c
   (rows > 16 ? matrix_tile<true, ONCE> : matrix_tile<false, ONCE>)(rows, x, apart, w, in, out, fades);
 }
 
-// 16 x 16 numbers of 32 bits, rows to columns.
-inline void turn(const uint32_t* from, int64_t apart, uint32_t* to, int64_t to_apart) {
-  __m512i a[16], b[16];
-  for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(from + i * apart);
-  for (int i = 0; i < 16; i += 2) {  // pairs of rows: neighbours in groups of 2
-    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
-    b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4)  // and of 4
-    for (int j = 0; j < 2; j++) {
-      a[i + 2 * j] = _mm512_unpacklo_epi64(b[i + j], b[i + j + 2]);
-      a[i + 2 * j + 1] = _mm512_unpackhi_epi64(b[i + j], b[i + j + 2]);
-    }
-  for (int i = 0; i < 16; i += 8)  // then quarters of vectors
-    for (int j = 0; j < 4; j++) {
-      b[i + j] = _mm512_shuffle_i32x4(a[i + j], a[i + j + 4], 0x88);
-      b[i + j + 4] = _mm512_shuffle_i32x4(a[i + j], a[i + j + 4], 0xdd);
-    }
-  for (int j = 0; j < 8; j++) {
-    a[j] = _mm512_shuffle_i32x4(b[j], b[j + 8], 0x88);
-    a[j + 8] = _mm512_shuffle_i32x4(b[j], b[j + 8], 0xdd);
-  }
-  for (int i = 0; i < 16; i++) _mm512_storeu_si512(to + i * to_apart, a[i]);
-}
-
 #else
 
 template <typename F>
@@ -167,10 +142,9 @@ struct MatrixUnits {
   ~MatrixUnits() {}  // or compilers call it unused
 };
 
-// Nobody calls them.
+// Nobody calls it.
 template <bool ONCE = false>
 void matrix_tile_of(int64_t rows, const void* x, int64_t apart, const void* w, int64_t in, float* out, const float* fades = nullptr);
-void turn(const uint32_t* from, int64_t apart, uint32_t* to, int64_t to_apart);
 
 #endif
 

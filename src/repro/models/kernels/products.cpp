@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -22,21 +23,17 @@
 using at::Tensor;
 using repro::Factor;
 using repro::kDeep;
+using repro::kLanes;
 using repro::kMatrices;
 using repro::kPanel;
+using repro::load;
+using repro::store;
+using repro::Vector;
 
 namespace {
 
 template <typename T>
 constexpr int kMostRows = kMatrices<T> ? repro::kAtOnce : repro::kMostRows;  // of a tile
-
-template <typename T, typename W>
-void rows_times_panel(int64_t rows, const Factor<T>* x, const W* panel, int64_t in, float* sums) {
-  if constexpr (kMatrices<T>)
-    repro::matrix_tile_of<true>(rows, x, in, panel, in, sums);
-  else
-    repro::tile_of<Factor<T>>(rows, x, {in, kDeep<T>}, panel, in, sums);
-}
 
 enum class After { kNothing, kGelu, kGeluTanh, kSilu };
 
@@ -46,6 +43,26 @@ void activate(After after, float* y) {
     for (int i = 0; i < kPanel; i++) y[i] *= 0.5f * (1.0f + std::erf(y[i] * 0.70710678f));
   if (after == After::kGeluTanh)
     for (int i = 0; i < kPanel; i++) y[i] *= 0.5f * (1.0f + std::tanh(0.79788456f * (y[i] + 0.044715f * y[i] * y[i] * y[i])));
+}
+
+// What follows a product, and its outputs: `width` of a panel for each row, which are `apart`. `gated`: what multiplies SiLU of the sums.
+template <typename T>
+void finish(After after, int64_t rows, float (*sums)[kPanel], const float (*gated)[kPanel], const T* bias, int64_t width, T* y, int64_t apart) {
+  float biases[kPanel] = {};
+  if (bias != nullptr) std::transform(bias, bias + width, biases, repro::widen<T>);
+  for (int64_t r = 0; r < rows; r++) {
+    for (int lane = 0; lane < kPanel; lane += kLanes) {
+      Vector some = load(sums[r] + lane);
+      if (bias != nullptr) some += load(biases + lane);
+      if (gated != nullptr) some = repro::silu(some) * load(gated[r] + lane);
+      store(some, sums[r] + lane);
+    }
+    activate(after, sums[r]);
+    if (width == kPanel)  // how many there are is known: no loop
+      repro::narrow_all(sums[r], kPanel, y + r * apart);
+    else
+      repro::narrow_all(sums[r], width, y + r * apart);
+  }
 }
 
 // x in the numbers that are multiplied: once, as every panel meets all of it.
@@ -68,63 +85,108 @@ const float* widened(const T* panel, int64_t count, std::vector<float>& space) {
   return space.data();
 }
 
-constexpr int64_t kNear = 384 << 10;  // bytes of x that stay in a core's second cache beside a panel
-constexpr int64_t kItems = 16;        // a thread's: one that was interrupted leaves the rest to the others
+// Half of a core's second cache, in bytes: what stays there, whatever passes through the other half.
+int64_t near_bytes() {
+  static const int64_t bytes = [] {
+    int64_t cache = 0;
+#ifdef _SC_LEVEL2_CACHE_SIZE
+    cache = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#endif
+    return (cache > 0 ? cache : 512 << 10) / 2;
+  }();
+  return bytes;
+}
 
-// Rows in blocks that stay in the cache; in a block, each panel meets all rows, in tiles of nearly equal size, before the next is read.
+// Items of a thread: one that was interrupted leaves the rest to the others.
 template <typename T>
-void product_rows(const Tensor& x, const Tensor& panels, const std::optional<Tensor>& bias, After after, Tensor& y) {
-  const bool gated = after == After::kSilu;  // the second half of the panels is multiplied by the SiLU of the first
-  const int64_t rows = x.size(0), in = x.size(1), out = y.size(1), tiles = (rows + kMostRows<T> - 1) / kMostRows<T>;
-  constexpr int64_t kFewest = std::is_same_v<Factor<T>, T> ? 1 : 4;  // a panel that is widened is so for several
-  const int64_t near = std::max<int64_t>(kFewest, kNear / (kMostRows<T> * in * static_cast<int64_t>(sizeof(Factor<T>))));  // tiles in a block
-  const int64_t blocks = (tiles + near - 1) / near, count = panels.size(0) / (gated ? 2 : 1);
-  const Tensor wide = factors_of<T>(x);
-  const Factor<T>* x0 = wide.const_data_ptr<Factor<T>>();
-  const T *w0 = panels.const_data_ptr<T>(), *b0 = bias ? bias->const_data_ptr<T>() : nullptr;
-  T* y0 = y.mutable_data_ptr<T>();
-  const auto multiply = [&](int64_t first, int64_t begin, int64_t end, const auto* panel, const auto* gate) {
+constexpr int64_t kItems = kMatrices<T> ? 4 : 16;
+
+// Some panels times some tiles of rows, of nearly equal size, make an item.
+template <typename T>
+class Product {
+  using F = Factor<T>;
+  static constexpr int64_t kFewest = std::is_same_v<F, T> ? 1 : 4;  // tiles in an item: a panel that is widened is so for several
+
+ public:
+  Product(const Tensor& x, const Tensor& panels, const std::optional<Tensor>& bias, After after, Tensor& y)
+      : after(after),
+        gated(after == After::kSilu),
+        rows(x.size(0)),
+        in(x.size(1)),
+        out(y.size(1)),
+        count(panels.size(0) / (gated ? 2 : 1)),
+        tiles((rows + kMostRows<T> - 1) / kMostRows<T>),
+        wide(factors_of<T>(x)),
+        x0(wide.const_data_ptr<F>()),
+        w0(panels.const_data_ptr<T>()),
+        b0(bias ? bias->const_data_ptr<T>() : nullptr),
+        y0(y.mutable_data_ptr<T>()) {}
+
+  // In order of panels each meets all rows of an item, which stay in the cache. With matrix units, in order of tiles, the item's panels do.
+  void run() const {
+    const int64_t weights = (gated ? 2 : 1) * count * kPanel * in, tile = kMostRows<T> * in * static_cast<int64_t>(sizeof(F));
+    const int64_t near = std::max(kFewest, near_bytes() / tile), blocks = std::max<int64_t>(1, (tiles + near / 2) / near);
+    const int64_t fewest = kMatrices<T> ? weights * static_cast<int64_t>(sizeof(T)) / near_bytes() : 0;
+    const int64_t parts = std::min(count, std::max(fewest, kItems<T> * at::get_num_threads()));
+    repro::each(blocks * parts, rows * weights, [&](int64_t item) {
+      const int64_t block = item / parts, part = item % parts;
+      const int64_t begin = tiles * block / blocks, end = tiles * (block + 1) / blocks;
+      const int64_t first = count * part / parts, last = count * (part + 1) / parts;
+      const repro::MatrixUnits units;
+      if (kMatrices<T>)
+        for (int64_t t = begin; t < end; t++)
+          for (int64_t panel = first; panel < last; panel++) panel_times_tiles(panel, t, t + 1);
+      else
+        for (int64_t panel = first; panel < last; panel++) panel_times_tiles(panel, begin, end);
+    });
+  }
+
+ private:
+  void panel_times_tiles(int64_t number, int64_t begin, int64_t end) const {
+    const int64_t first = number * kPanel, size = in * kPanel;
+    const T *panel = w0 + first * in, *gate = gated ? w0 + (out + first) * in : nullptr;
+    if constexpr (!std::is_same_v<F, T>) {
+      thread_local std::vector<float> space, gate_space;
+      if (end - begin > 1)
+        return multiply(first, begin, end, widened(panel, size, space), gated ? widened(gate, size, gate_space) : nullptr);
+    }
+    multiply(first, begin, end, panel, gate);
+  }
+
+  template <typename W>
+  void multiply(int64_t first, int64_t begin, int64_t end, const W* panel, const W* gate) const {
     float sums[kMostRows<T>][kPanel], factors[kMostRows<T>][kPanel];
-    const int64_t width = std::min<int64_t>(kPanel, out - first);
     for (int64_t t = begin; t < end; t++) {
       // Matrix units take shapes as they come, and time for others.
       const int64_t row = kMatrices<T> ? t * kMostRows<T> : rows * t / tiles;
       const int64_t high = kMatrices<T> ? std::min<int64_t>(kMostRows<T>, rows - row) : rows * (t + 1) / tiles - row;
-      rows_times_panel<T>(high, x0 + row * in, panel, in, sums[0]);
-      if (gated) rows_times_panel<T>(high, x0 + row * in, gate, in, factors[0]);
-      for (int64_t r = 0; r < high; r++) {
-        if (b0 != nullptr)
-          for (int64_t i = 0; i < width; i++) sums[r][i] += repro::widen(b0[first + i]);
-        activate(after, sums[r]);
-        if (gated)
-          for (int i = 0; i < kPanel; i++) sums[r][i] = repro::silu(sums[r][i]) * factors[r][i];
-        repro::narrow_all(sums[r], width, y0 + (row + r) * out + first);
-      }
+      rows_times_panel(high, row, panel, w0 + (first + kPanel) * in, t - begin, end - begin, sums[0]);
+      if (gated) rows_times_panel(high, row, gate, w0 + (out + first + kPanel) * in, t - begin, end - begin, factors[0]);
+      const T* bias = b0 ? b0 + first : nullptr;
+      finish(after, high, sums, gated ? factors : nullptr, bias, std::min<int64_t>(kPanel, out - first), y0 + row * out + first, out);
     }
-  };
-  const auto panel_times_tiles = [&](int64_t number, int64_t begin, int64_t end) {
-    const int64_t first = number * kPanel;
-    const T *panel = w0 + first * in, *gate = gated ? w0 + (out + first) * in : nullptr;
-    if constexpr (!std::is_same_v<Factor<T>, T>) {
-      thread_local std::vector<float> space, gate_space;
-      if (end - begin > 1)
-        return multiply(first, begin, end, widened(panel, in * kPanel, space), gated ? widened(gate, in * kPanel, gate_space) : space.data());
+  }
+
+  // Of the panel that is `next`, a tile fetches a part.
+  template <typename W>
+  void rows_times_panel(int64_t high, int64_t row, const W* panel, const T* next, int64_t part, int64_t parts, float* sums) const {
+    if constexpr (kMatrices<T>) {
+      repro::matrix_tile_of<true>(high, x0 + row * in, in, panel, in, sums);
+    } else {
+      const int64_t bytes = kPanel * static_cast<int64_t>(sizeof(T));
+      const repro::Ahead ahead{reinterpret_cast<const char*>(next) + bytes * in * part / parts, bytes * kDeep<T> / parts};
+      repro::tile_of<F>(high, x0 + row * in, {in, kDeep<T>}, panel, in, sums, nullptr, ahead);
     }
-    multiply(first, begin, end, panel, gate);
-  };
-  const int64_t items = std::min(count, (kMatrices<T> ? kItems / 4 : kItems) * at::get_num_threads());
-  repro::each(blocks * items, rows * panels.numel(), [&](int64_t item) {
-    const int64_t block = item / items, part = item % items;
-    const repro::MatrixUnits units;
-    if (kMatrices<T>) {
-      for (int64_t t = tiles * block / blocks; t < tiles * (block + 1) / blocks; t++)
-        for (int64_t panel = count * part / items; panel < count * (part + 1) / items; panel++) panel_times_tiles(panel, t, t + 1);
-      return;
-    }
-    for (int64_t panel = count * part / items; panel < count * (part + 1) / items; panel++)
-      panel_times_tiles(panel, tiles * block / blocks, tiles * (block + 1) / blocks);
-  });
-}
+  }
+
+  const After after;
+  const bool gated;  // the second half of the panels is multiplied by the SiLU of the first
+  const int64_t rows, in, out, count, tiles;
+  const Tensor wide;
+  const F* const x0;
+  const T *const w0, *const b0;
+  T* const y0;
+};
 
 // Matrix units are there for processes that the system lets use them; what needs them is oneDNN's elsewhere.
 template <typename T>
@@ -147,7 +209,7 @@ Tensor product(const Tensor& x, const Tensor& panels, int64_t out, const std::op
   auto y = at::empty({x.size(0), out}, x.options());
   FOR_DTYPE(x, "product", {
     TORCH_CHECK(usable<scalar_t>() && panels.size(3) == kDeep<scalar_t>, "panels of this dtype are not for this processor");
-    product_rows<scalar_t>(x, panels, bias, step, y);
+    Product<scalar_t>(x, panels, bias, step, y).run();
   });
   return y;
 }

@@ -88,11 +88,16 @@ inline void store(Vector values, float* to) { std::memcpy(to, &values, sizeof va
 
 inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
 
-// As that of a number.
+// Both as those of a number.
 inline Vector power_of_two(Vector x) {
   x = larger(x, Vector{} - 127.0f);
   const Whole whole = __builtin_convertvector(x - 0.5f, Whole);
   return (Vector)((Whole)part_of_power(x - __builtin_convertvector(whole, Vector)) + (whole << 23));
+}
+
+inline Vector silu(Vector x) {
+  const Vector e = power_of_two(-1.44269504f * larger(x, -x));
+  return x * (x < 0 ? e : Vector{} + 1) / (1 + e);
 }
 
 // As `narrow`; where there is an instruction for it, subnormal numbers become 0.
@@ -148,14 +153,67 @@ inline void interleave(const float* first, const float* second, F* to) {
 #endif
 }
 
+// As `turn`, of a square that registers hold.
+#ifdef __AVX512F__
+constexpr int kSide = 16;
+
+inline void turn_square(const char* from, int64_t apart, char* to, int64_t to_apart) {
+  __m512i a[16], b[16];
+  for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(from + 4 * i * apart);
+  for (int i = 0; i < 16; i += 2) {  // pairs of rows: neighbours in groups of 2
+    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+    b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4)  // and of 4
+    for (int j = 0; j < 2; j++) {
+      a[i + 2 * j] = _mm512_unpacklo_epi64(b[i + j], b[i + j + 2]);
+      a[i + 2 * j + 1] = _mm512_unpackhi_epi64(b[i + j], b[i + j + 2]);
+    }
+  for (int i = 0; i < 16; i += 8)  // then quarters of vectors
+    for (int j = 0; j < 4; j++) {
+      b[i + j] = _mm512_shuffle_i32x4(a[i + j], a[i + j + 4], 0x88);
+      b[i + j + 4] = _mm512_shuffle_i32x4(a[i + j], a[i + j + 4], 0xdd);
+    }
+  for (int j = 0; j < 8; j++) {
+    a[j] = _mm512_shuffle_i32x4(b[j], b[j + 8], 0x88);
+    a[j + 8] = _mm512_shuffle_i32x4(b[j], b[j + 8], 0xdd);
+  }
+  for (int i = 0; i < 16; i++) _mm512_storeu_si512(to + 4 * i * to_apart, a[i]);
+}
+#else
+constexpr int kSide = 1;
+
+inline void turn_square(const char* from, int64_t, char* to, int64_t) { std::memcpy(to, from, 4); }
+#endif
+
+// `rows` x `columns` units of 4 bytes to columns x rows: rows are `apart` units, then columns `to_apart`.
+inline void turn(const void* from, int64_t apart, int64_t rows, int64_t columns, void* to, int64_t to_apart) {
+  const char* f = static_cast<const char*>(from);
+  char* t = static_cast<char*>(to);
+  const int64_t low = rows / kSide * kSide, left = columns / kSide * kSide;
+  for (int64_t r = 0; r < low; r += kSide)
+    for (int64_t c = 0; c < left; c += kSide) turn_square(f + 4 * (r * apart + c), apart, t + 4 * (c * to_apart + r), to_apart);
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t c = r < low ? left : 0; c < columns; c++) std::memcpy(t + 4 * (c * to_apart + r), f + 4 * (r * apart + c), 4);
+}
+
 // Where a row's inputs lie: the deep ones that an instruction takes side by side, the next ones `step` further; rows are `apart`.
 struct Inputs {
   int64_t apart, step;
 };
 
+// What a tile fetches into the second cache for later ones: with each instruction's inputs the next `step` bytes. Cores guess what they will
+// need of a panel that they read, but not of the next one.
+struct Ahead {
+  const void* at;
+  int64_t step;
+};
+
 // out[r, i] = sum of x[r, k] w[k / deep, i, k % deep] over k < in, for r < ROWS and i < kPanel; with `fades`, plus out[r, i] fades[i].
 template <typename T, int ROWS, typename W>
-void tile(const T* x, Inputs at, const W* w, int64_t in, float* out, const float* fades) {
+void tile(const T* x, Inputs at, const W* w, int64_t in, float* out, const float* fades, Ahead ahead) {
+  constexpr bool kFetches = 2 * ROWS > kMostRows;  // fewer rows take no longer than reading their panel
+  const char* next = static_cast<const char*>(ahead.at);
   Vector sum[ROWS][2];
   if (fades == nullptr) {
 #pragma GCC unroll 16
@@ -169,6 +227,10 @@ void tile(const T* x, Inputs at, const W* w, int64_t in, float* out, const float
     }
   }
   for (int64_t i = 0; i < in; i += kDeep<T>, x += at.step, w += kPanel * kDeep<T>) {
+    if constexpr (kFetches) {
+      __builtin_prefetch(next, 0, 2);
+      next += ahead.step;
+    }
     const Vector low = factors<T>(w), high = factors<T>(w + kLanes * kDeep<T>);
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++) {
@@ -186,9 +248,9 @@ void tile(const T* x, Inputs at, const W* w, int64_t in, float* out, const float
 
 // Sums stay in registers only where the compiler knows how many rows there are: 1 to kMostRows.
 template <typename T, int ROWS = kMostRows, typename W>
-void tile_of(int64_t rows, const T* x, Inputs at, const W* w, int64_t in, float* out, const float* fades = nullptr) {
-  if (rows == ROWS) return tile<T, ROWS>(x, at, w, in, out, fades);
-  if constexpr (ROWS > 1) tile_of<T, ROWS - 1>(rows, x, at, w, in, out, fades);
+void tile_of(int64_t rows, const T* x, Inputs at, const W* w, int64_t in, float* out, const float* fades, Ahead ahead) {
+  if (rows == ROWS) return tile<T, ROWS>(x, at, w, in, out, fades, ahead);
+  if constexpr (ROWS > 1) tile_of<T, ROWS - 1>(rows, x, at, w, in, out, fades, ahead);
 }
 
 // Calls body(first, rows) for tiles of nearly equal size.
