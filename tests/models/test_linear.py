@@ -112,9 +112,9 @@ def test_inputs_that_fill_no_instruction_are_left_to_oneDNN():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_rows_of_many_inputs_are_what_they_are_alone(dtype):
-    """More bytes than a block of rows is to have."""
+    """More bytes than a block of rows is to have: several blocks, with every kind of instruction."""
     torch.manual_seed(0)
-    weight, x = torch.randn(40, 20_000).div_(140).to(dtype), torch.randn(30, 20_000).to(dtype)
+    weight, x = torch.randn(40, 20_000).div_(140).to(dtype), torch.randn(70, 20_000).to(dtype)
     layer = panels(weight, None, None)
     y = layer(x)
     torch.testing.assert_close(y.double(), x.double() @ weight.double().T, atol=1e-2, rtol=1e-2)

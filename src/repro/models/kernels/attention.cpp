@@ -160,15 +160,11 @@ struct Block {
           to[d * deep + deep - 1] = repro::factor<F>(last[d]);
         }
       }
-    if constexpr (kMatrices<F>)
-      if (turned != nullptr) turn();
-  }
-
- private:
-  // Pairs of values, [kKeys / 2, dim] numbers of 32 bits. What stands behind the last position is old, and meets weights of 0.
-  void turn() {
-    repro::turn(values_space.get(), dim, kKeys / 2, dim, turned.get(), kKeys / 2);
-    values = turned.get();
+    // Pairs of values, [kKeys / 2, dim] numbers of 32 bits. What stands behind the last position is old, and meets weights of 0.
+    if (turned != nullptr) {
+      repro::turn(values_space.get(), dim, kKeys / 2, dim, turned.get(), kKeys / 2);
+      values = turned.get();
+    }
   }
 };
 

@@ -1,7 +1,8 @@
 // y = x Wᵀ + b for the rows that a decoder has at once. With one row a product takes as long as it takes to read W; libraries made for
 // large matrices were measured to read it at 60 % of the memory's speed.
 //
-// W is laid out in panels (tiles.h). A panel meets up to 12 rows at once, and what one thread needs of it after that comes from its cache.
+// W is laid out in panels (tiles.h). A panel meets some rows at once (6, 12 or 32), and what one thread needs of it after that comes from its
+// cache.
 // What follows a product element by element is done before its sums are stored.
 
 #include <ATen/core/Tensor.h>
@@ -45,26 +46,6 @@ void activate(After after, float* y) {
     for (int i = 0; i < kPanel; i++) y[i] *= 0.5f * (1.0f + std::tanh(0.79788456f * (y[i] + 0.044715f * y[i] * y[i] * y[i])));
 }
 
-// What follows a product, and its outputs: `width` of a panel for each row, which are `apart`. `gated`: what multiplies SiLU of the sums.
-template <typename T>
-void finish(After after, int64_t rows, float (*sums)[kPanel], const float (*gated)[kPanel], const T* bias, int64_t width, T* y, int64_t apart) {
-  float biases[kPanel] = {};
-  if (bias != nullptr) std::transform(bias, bias + width, biases, repro::widen<T>);
-  for (int64_t r = 0; r < rows; r++) {
-    for (int lane = 0; lane < kPanel; lane += kLanes) {
-      Vector some = load(sums[r] + lane);
-      if (bias != nullptr) some += load(biases + lane);
-      if (gated != nullptr) some = repro::silu(some) * load(gated[r] + lane);
-      store(some, sums[r] + lane);
-    }
-    activate(after, sums[r]);
-    if (width == kPanel)  // how many there are is known: no loop
-      repro::narrow_all(sums[r], kPanel, y + r * apart);
-    else
-      repro::narrow_all(sums[r], width, y + r * apart);
-  }
-}
-
 // x in the numbers that are multiplied: once, as every panel meets all of it.
 template <typename T>
 Tensor factors_of(const Tensor& x) {
@@ -85,7 +66,7 @@ const float* widened(const T* panel, int64_t count, std::vector<float>& space) {
   return space.data();
 }
 
-// Half of a core's second cache, in bytes: what stays there, whatever passes through the other half.
+// About half of a core's second cache, in bytes: what is to stay there, whatever passes.
 int64_t near_bytes() {
   static const int64_t bytes = [] {
     int64_t cache = 0;
@@ -97,15 +78,12 @@ int64_t near_bytes() {
   return bytes;
 }
 
-// Items of a thread: one that was interrupted leaves the rest to the others.
-template <typename T>
-constexpr int64_t kItems = kMatrices<T> ? 4 : 16;
+constexpr int64_t kItems = 4;  // a thread's: one that was interrupted leaves the rest to the others
 
 // Some panels times some tiles of rows, of nearly equal size, make an item.
 template <typename T>
 class Product {
   using F = Factor<T>;
-  static constexpr int64_t kFewest = std::is_same_v<F, T> ? 1 : 4;  // tiles in an item: a panel that is widened is so for several
 
  public:
   Product(const Tensor& x, const Tensor& panels, const std::optional<Tensor>& bias, After after, Tensor& y)
@@ -115,6 +93,7 @@ class Product {
         in(x.size(1)),
         out(y.size(1)),
         count(panels.size(0) / (gated ? 2 : 1)),
+        weights(panels.numel()),
         tiles((rows + kMostRows<T> - 1) / kMostRows<T>),
         wide(factors_of<T>(x)),
         x0(wide.const_data_ptr<F>()),
@@ -122,12 +101,12 @@ class Product {
         b0(bias ? bias->const_data_ptr<T>() : nullptr),
         y0(y.mutable_data_ptr<T>()) {}
 
-  // In order of panels each meets all rows of an item, which stay in the cache. With matrix units, in order of tiles, the item's panels do.
+  // An item goes panel by panel, and its rows stay in the cache; with matrix units tile by tile, and its panels stay.
   void run() const {
-    const int64_t weights = (gated ? 2 : 1) * count * kPanel * in, tile = kMostRows<T> * in * static_cast<int64_t>(sizeof(F));
-    const int64_t near = std::max(kFewest, near_bytes() / tile), blocks = std::max<int64_t>(1, (tiles + near / 2) / near);
-    const int64_t fewest = kMatrices<T> ? weights * static_cast<int64_t>(sizeof(T)) / near_bytes() : 0;
-    const int64_t parts = std::min(count, std::max(fewest, kItems<T> * at::get_num_threads()));
+    const int64_t enough = kItems * at::get_num_threads();
+    const int64_t parts = std::min(count, std::max(enough, kMatrices<T> ? times_near(weights) : 0));
+    const int64_t needed = std::max(kMatrices<T> ? 1 : times_near(rows * in), enough / std::max<int64_t>(1, parts));
+    const int64_t blocks = std::max<int64_t>(1, std::min(needed, tiles / kFewest));
     repro::each(blocks * parts, rows * weights, [&](int64_t item) {
       const int64_t block = item / parts, part = item % parts;
       const int64_t begin = tiles * block / blocks, end = tiles * (block + 1) / blocks;
@@ -135,53 +114,80 @@ class Product {
       const repro::MatrixUnits units;
       if (kMatrices<T>)
         for (int64_t t = begin; t < end; t++)
-          for (int64_t panel = first; panel < last; panel++) panel_times_tiles(panel, t, t + 1);
+          for (int64_t panel = first; panel < last; panel++) panel_times_tiles(panel, t, t + 1, false);
       else
-        for (int64_t panel = first; panel < last; panel++) panel_times_tiles(panel, begin, end);
+        for (int64_t panel = first; panel < last; panel++) panel_times_tiles(panel, begin, end, panel + 1 < last);
     });
   }
 
  private:
-  void panel_times_tiles(int64_t number, int64_t begin, int64_t end) const {
+  static constexpr int64_t kFewest = std::is_same_v<F, T> ? 1 : 4;  // tiles in a block: a panel that is widened is so for several
+
+  static int64_t times_near(int64_t factors) { return (factors * static_cast<int64_t>(sizeof(F)) + near_bytes() / 2) / near_bytes(); }
+
+  void panel_times_tiles(int64_t number, int64_t begin, int64_t end, bool fetches) const {
     const int64_t first = number * kPanel, size = in * kPanel;
     const T *panel = w0 + first * in, *gate = gated ? w0 + (out + first) * in : nullptr;
+    const T *next = fetches ? panel + size : nullptr, *next_gate = fetches && gated ? gate + size : nullptr;
     if constexpr (!std::is_same_v<F, T>) {
       thread_local std::vector<float> space, gate_space;
-      if (end - begin > 1)
-        return multiply(first, begin, end, widened(panel, size, space), gated ? widened(gate, size, gate_space) : nullptr);
+      if (end - begin > 1) {
+        const float* wide_gate = gated ? widened(gate, size, gate_space) : nullptr;
+        return multiply(first, begin, end, widened(panel, size, space), wide_gate, next, next_gate);
+      }
     }
-    multiply(first, begin, end, panel, gate);
+    multiply(first, begin, end, panel, gate, next, next_gate);
   }
 
   template <typename W>
-  void multiply(int64_t first, int64_t begin, int64_t end, const W* panel, const W* gate) const {
+  void multiply(int64_t first, int64_t begin, int64_t end, const W* panel, const W* gate, const T* next, const T* next_gate) const {
     float sums[kMostRows<T>][kPanel], factors[kMostRows<T>][kPanel];
     for (int64_t t = begin; t < end; t++) {
       // Matrix units take shapes as they come, and time for others.
       const int64_t row = kMatrices<T> ? t * kMostRows<T> : rows * t / tiles;
       const int64_t high = kMatrices<T> ? std::min<int64_t>(kMostRows<T>, rows - row) : rows * (t + 1) / tiles - row;
-      rows_times_panel(high, row, panel, w0 + (first + kPanel) * in, t - begin, end - begin, sums[0]);
-      if (gated) rows_times_panel(high, row, gate, w0 + (out + first + kPanel) * in, t - begin, end - begin, factors[0]);
-      const T* bias = b0 ? b0 + first : nullptr;
-      finish(after, high, sums, gated ? factors : nullptr, bias, std::min<int64_t>(kPanel, out - first), y0 + row * out + first, out);
+      rows_times_panel(high, row, panel, next, t - begin, end - begin, sums[0]);
+      if (gated) rows_times_panel(high, row, gate, next_gate, t - begin, end - begin, factors[0]);
+      finish(high, row, first, sums, factors);
     }
   }
 
-  // Of the panel that is `next`, a tile fetches a part.
+  // Each of `parts` tiles fetches a part of the panel that is next, if there is one.
   template <typename W>
   void rows_times_panel(int64_t high, int64_t row, const W* panel, const T* next, int64_t part, int64_t parts, float* sums) const {
     if constexpr (kMatrices<T>) {
       repro::matrix_tile_of<true>(high, x0 + row * in, in, panel, in, sums);
     } else {
-      const int64_t bytes = kPanel * static_cast<int64_t>(sizeof(T));
-      const repro::Ahead ahead{reinterpret_cast<const char*>(next) + bytes * in * part / parts, bytes * kDeep<T> / parts};
+      constexpr int64_t bytes = kPanel * kDeep<T> * sizeof(T);
+      repro::Ahead ahead{panel, 0};
+      if (next != nullptr) ahead = {next + kPanel * in * part / parts, (bytes + parts - 1) / parts};
       repro::tile_of<F>(high, x0 + row * in, {in, kDeep<T>}, panel, in, sums, nullptr, ahead);
+    }
+  }
+
+  // What follows a product.
+  void finish(int64_t high, int64_t row, int64_t first, float (*sums)[kPanel], const float (*factors)[kPanel]) const {
+    const int64_t width = std::min<int64_t>(kPanel, out - first);
+    float bias[kPanel] = {};
+    if (b0 != nullptr) std::transform(b0 + first, b0 + first + width, bias, repro::widen<T>);
+    T* y = y0 + row * out + first;
+    for (int64_t r = 0; r < high; r++, y += out) {
+      for (int lane = 0; lane < kPanel; lane += kLanes) {
+        Vector some = load(sums[r] + lane) + load(bias + lane);
+        if (gated) some = repro::silu(some) * load(factors[r] + lane);
+        store(some, sums[r] + lane);
+      }
+      activate(after, sums[r]);
+      if (width == kPanel)  // how many there are is known: no loop
+        repro::narrow_all(sums[r], kPanel, y);
+      else
+        repro::narrow_all(sums[r], width, y);
     }
   }
 
   const After after;
   const bool gated;  // the second half of the panels is multiplied by the SiLU of the first
-  const int64_t rows, in, out, count, tiles;
+  const int64_t rows, in, out, count, weights, tiles;
   const Tensor wide;
   const F* const x0;
   const T *const w0, *const b0;

@@ -88,7 +88,7 @@ inline void store(Vector values, float* to) { std::memcpy(to, &values, sizeof va
 
 inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
 
-// Both as those of a number.
+// As those of a number, up to rounding.
 inline Vector power_of_two(Vector x) {
   x = larger(x, Vector{} - 127.0f);
   const Whole whole = __builtin_convertvector(x - 0.5f, Whole);
@@ -153,10 +153,8 @@ inline void interleave(const float* first, const float* second, F* to) {
 #endif
 }
 
-// As `turn`, of a square that registers hold.
 #ifdef __AVX512F__
-constexpr int kSide = 16;
-
+// As `turn`, 16 x 16.
 inline void turn_square(const char* from, int64_t apart, char* to, int64_t to_apart) {
   __m512i a[16], b[16];
   for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(from + 4 * i * apart);
@@ -180,19 +178,18 @@ inline void turn_square(const char* from, int64_t apart, char* to, int64_t to_ap
   }
   for (int i = 0; i < 16; i++) _mm512_storeu_si512(to + 4 * i * to_apart, a[i]);
 }
-#else
-constexpr int kSide = 1;
-
-inline void turn_square(const char* from, int64_t, char* to, int64_t) { std::memcpy(to, from, 4); }
 #endif
 
 // `rows` x `columns` units of 4 bytes to columns x rows: rows are `apart` units, then columns `to_apart`.
 inline void turn(const void* from, int64_t apart, int64_t rows, int64_t columns, void* to, int64_t to_apart) {
   const char* f = static_cast<const char*>(from);
   char* t = static_cast<char*>(to);
-  const int64_t low = rows / kSide * kSide, left = columns / kSide * kSide;
-  for (int64_t r = 0; r < low; r += kSide)
-    for (int64_t c = 0; c < left; c += kSide) turn_square(f + 4 * (r * apart + c), apart, t + 4 * (c * to_apart + r), to_apart);
+  int64_t low = 0, left = 0;  // what squares hold
+#ifdef __AVX512F__
+  low = rows / 16 * 16, left = columns / 16 * 16;
+  for (int64_t r = 0; r < low; r += 16)
+    for (int64_t c = 0; c < left; c += 16) turn_square(f + 4 * (r * apart + c), apart, t + 4 * (c * to_apart + r), to_apart);
+#endif
   for (int64_t r = 0; r < rows; r++)
     for (int64_t c = r < low ? left : 0; c < columns; c++) std::memcpy(t + 4 * (c * to_apart + r), f + 4 * (r * apart + c), 4);
 }
@@ -206,13 +203,14 @@ struct Inputs {
 // need of a panel that they read, but not of the next one.
 struct Ahead {
   const void* at;
-  int64_t step;
+  int64_t step;  // two lines of the cache at most
 };
+constexpr int64_t kLine = 64;
 
 // out[r, i] = sum of x[r, k] w[k / deep, i, k % deep] over k < in, for r < ROWS and i < kPanel; with `fades`, plus out[r, i] fades[i].
 template <typename T, int ROWS, typename W>
 void tile(const T* x, Inputs at, const W* w, int64_t in, float* out, const float* fades, Ahead ahead) {
-  constexpr bool kFetches = 2 * ROWS > kMostRows;  // fewer rows take no longer than reading their panel
+  constexpr bool kFetches = 2 * ROWS >= kMostRows;  // fewer rows take no longer than reading their panel
   const char* next = static_cast<const char*>(ahead.at);
   Vector sum[ROWS][2];
   if (fades == nullptr) {
@@ -229,6 +227,7 @@ void tile(const T* x, Inputs at, const W* w, int64_t in, float* out, const float
   for (int64_t i = 0; i < in; i += kDeep<T>, x += at.step, w += kPanel * kDeep<T>) {
     if constexpr (kFetches) {
       __builtin_prefetch(next, 0, 2);
+      if (ahead.step > kLine) __builtin_prefetch(next + kLine, 0, 2);
       next += ahead.step;
     }
     const Vector low = factors<T>(w), high = factors<T>(w + kLanes * kDeep<T>);
