@@ -9,6 +9,7 @@ from repro import paths, scaling
 from repro.scaling import Hardware, collectives, fit
 
 TRUE = {"overhead_s": 1e-5, "node.bytes_per_s.0": 0.8 * 450e9, "cluster.bytes_per_s.0": 0.7 * 50e9}
+TRUE["network_latency"] = 1.2
 NODES = (1, 2, 4)
 HEADER = "#  size  count  type  redop  root  time  algbw  busbw  #wrong  time  algbw  busbw  #wrong\n"
 

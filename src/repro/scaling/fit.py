@@ -39,7 +39,8 @@ class Model:
     host         an emulated network: all ranks share the processors of one machine, and its links queue. Fit the rate
                  at which the processors move bytes
     nccl         NCCL's latencies, protocols and choice (`repro.scaling.nccl`) instead of fitted ones and `algorithms`:
-                 fit the rates of the links and the overhead. The innermost level is NVLink
+                 fit the rates of the links, the overhead, and how many times NCCL's latencies those between nodes are.
+                 The innermost level is NVLink
     nominal      by level, bytes per second of one link by its data sheet: its search begins at half of that. Default: at
                  the highest rate of the table, which several links reach together. From there a level that is about as
                  fast as the one inside it may not be found, as no time depends on it
@@ -57,9 +58,11 @@ class Model:
 
     @property
     def names(self) -> list[str]:
-        """Names of the fitted parameters: overhead_s, `LEVEL.latency_s.N` and `LEVEL.bytes_per_s.N`, and those `OF_RANKS`."""
+        """Names of the fitted parameters: overhead_s, `LEVEL.latency_s.N` and `LEVEL.bytes_per_s.N`, and those `OF_RANKS`;
+        with `nccl` `network_latency`, a factor, in place of latencies."""
         numbers, kinds = range(len(self.switches) + 1), ("bytes_per_s",) if self.nccl else ("latency_s", "bytes_per_s")
         each = [f"{v}.{what}.{i}" for v in self.levels for i in numbers for what in kinds]
+        each += ["network_latency"] * (self.nccl and len(self.levels) > 1)
         of_ranks = [
             name for name, fitted in zip(OF_RANKS, (self.peers, self.reduces, self.host), strict=True) if fitted
         ]
@@ -72,7 +75,8 @@ class Model:
             return [(self.network(values, sizes), tuple(self.algorithms.get("", ())))]
         topology = Topology(tuple(map(Level, self.levels, sizes)))
         rates = [values[f"{level}.bytes_per_s.0"] for level in self.levels]
-        return nccl.networks(topology, self._counts(sizes), rates, values["overhead_s"], values.get("peer_s", 0.0))
+        rest = {name: values[name] for name in ("network_latency", "peer_s") if name in values}
+        return nccl.networks(topology, self._counts(sizes), rates, values["overhead_s"], **rest)
 
     def network(self, values: Mapping[str, Value], sizes: Sequence[int]) -> Network:
         """The network with levels of these `sizes` and the parameters `values`, by name. ValueError for `nccl`, which
@@ -194,7 +198,9 @@ def thinned(measured: pd.DataFrame, sizes: int) -> pd.DataFrame:
 def _start(table: pd.DataFrame, model: Model, name: str) -> float:
     """Where the search for a parameter begins: at a quarter of the shortest time, a message to a further rank at a tenth
     of that; at half the nominal rate, or else the highest of the table; for a level over the rows that cross none
-    further out."""
+    further out; at NCCL's own latencies."""
+    if name == "network_latency":
+        return 1.0
     level, _, what = name.partition(".")
     if level in model.nominal and what.startswith("bytes_per_s"):
         return model.nominal[level] / 2

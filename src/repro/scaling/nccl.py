@@ -2,8 +2,9 @@
 
 NCCL runs what its tuner reckons to be fastest, with constants that stand in its source (`src/graph/tuning.cc`, NCCL
 2.30: baseLatencies, hwLatencies, and the factors below "Various model refinements"). With them a fit
-finds only what a machine decides: the rates of its links and the time to launch. Latencies fitted to a few ranks tell
-little of many: the times of small messages are mostly the wait for the slower rank, which no hop repeats.
+finds only what a machine decides: the rates of its links, the time to launch, and one factor on all latencies between
+nodes, since other NICs take other times. A latency for each protocol, fitted to a few ranks, tells little of many: the
+times of small messages are mostly the wait for the slower rank, which no hop repeats.
 
 Left out, of the tuner's factors: what depends on the processor's maker; the limits per channel and of LL; 0.85 for
 trees whose node sends and receives through the same GPU (NCCL_TOPO_PATTERN_TREE); the correction of trees of medium
@@ -48,13 +49,19 @@ VARIANTS = (
 
 
 def networks(
-    topology: Topology, counts: Sequence[float], rates: Sequence[Value], overhead_s: Value = 0.0, peer_s: Value = 0.0
+    topology: Topology,
+    counts: Sequence[float],
+    rates: Sequence[Value],
+    overhead_s: Value = 0.0,
+    peer_s: Value = 0.0,
+    network_latency: Value = 1.0,
 ) -> list[tuple[Network, tuple[Algorithm, ...]]]:
     """What NCCL can choose: networks, and the algorithms that run on each. The innermost level is NVLink.
 
-    counts, rates   by level: links out of a unit, and the bytes per second of one
-    overhead_s      on top of NCCL's own, such as the wait for a slower rank
-    peer_s          between messages to two ranks, which NCCL's tuner does not reckon with
+    counts, rates    by level: links out of a unit, and the bytes per second of one
+    overhead_s       on top of NCCL's own, such as the wait for a slower rank
+    peer_s           between messages to two ranks, which NCCL's tuner does not reckon with
+    network_latency  a hop between nodes, over what NCCL's tuner reckons with
     """
     found = []
     nodes = math.prod(level.size for level in topology.levels[1:])
@@ -62,7 +69,7 @@ def networks(
         share = variant.share if nodes == 1 or variant.nodes_share is None else variant.nodes_share
         links = []
         for level, (count, rate) in enumerate(zip(counts, rates, strict=True)):
-            latency_s = 1e-6 * (variant.network_us if level else variant.nvlink_us)
+            latency_s = 1e-6 * (network_latency * variant.network_us if level else variant.nvlink_us)
             hop = Protocol(latency_s, share * rate, chunk_bytes=variant.chunk_bytes)
             links.append(Links(count, (hop,)))
         overhead = overhead_s + 1e-6 * variant.base_us

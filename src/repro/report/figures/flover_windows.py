@@ -65,8 +65,9 @@ def _windows(left: Axes, right: Axes, data: Data, runs: pd.DataFrame) -> None:
     after = {n: f" (paper: {times:g})" for n, (_, times) in theirs.items() if times > 0}
     marks.bars(right, found, "latency of the first request ÷ alone", ".2f", after, **styles)
     ours = math.nan if fused is None else seconds[fused["name"]].median()
-    left.plot([ours * times for times, _ in theirs.values()], range(len(theirs)), **marks.PAPER)
-    right.plot([times for _, times in theirs.values()], range(len(theirs)), **marks.PAPER)
+    below = [row + 0.33 for row in range(len(theirs))]  # beside the numbers, which stand in the middle of their rows
+    left.plot([ours * times for times, _ in theirs.values()], below, **marks.PAPER)
+    right.plot([times for _, times in theirs.values()], below, **marks.PAPER)
     left.margins(x=1.1)
     right.set_xlim(0, 1.3 * right.get_xlim()[1])
     left.tick_params(axis="y", labelsize=8)
