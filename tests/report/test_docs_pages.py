@@ -123,11 +123,19 @@ def test_a_changed_page_is_named_and_written(pages, monkeypatch, tmp_path):
     assert docs.outdated() == []
 
 
-def test_the_readme_keeps_what_is_written_by_hand(pages):
-    outside = re.compile(r"(?s)<!-- repro docs: (\w+) -->.*?<!-- end of \1 -->")
-    there = (paths.root() / "README.md").read_text()
-    assert outside.sub("", pages["README.md"]) == outside.sub("", there)
-    assert set(outside.findall(there)) == {"outcome", "minutes", "claims", "machines", "evidence"}
+@pytest.mark.parametrize(
+    ("page", "parts"),
+    [
+        ("README.md", {"outcome", "minutes", "claims", "machines", "evidence"}),
+        ("docs/flover.md", {"serving"}),
+        ("docs/scaling.md", {"collectives"}),
+    ],
+)
+def test_a_page_keeps_what_is_written_by_hand(pages, page, parts):
+    outside = re.compile(r"(?s)<!-- repro docs: (\w+)(?: [\w-]+)? -->.*?<!-- end of \1 -->")
+    there = (paths.root() / page).read_text()
+    assert outside.sub("", pages[page]) == outside.sub("", there)
+    assert set(outside.findall(there)) == parts
 
 
 def test_every_other_machine_stands_beside_the_shipped_records(names, pages):

@@ -11,7 +11,7 @@ def docs(
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit code 1 where a page differs.")] = False,
 ) -> None:
     """Write docs/findings.md, docs/claims.md, docs/machines.md, docs/appendix/, codemeta.json, .zenodo.json, and the
-    marked parts and the picture of README.md."""
+    marked parts of README.md, docs/flover.md and docs/scaling.md, and the picture of README.md."""
     from repro.report import docs as written
 
     with user_errors(), progress("pages"):

@@ -1,5 +1,5 @@
 """Every page that a command writes: `docs/findings.md`, `docs/claims.md`, `docs/machines.md`, the appendix, the marked
-parts of README, and `codemeta.json` and `.zenodo.json`.
+parts of README, docs/flover.md and docs/scaling.md, and `codemeta.json` and `.zenodo.json`.
 
 `pages` reads `config/`, the catalogue of figures, the plan and the shipped records below `paths.root()`, so those of
 another checkout where REPRO_ROOT names it.
@@ -25,7 +25,7 @@ from repro.experiments import stored
 from repro.plan import config
 from repro.records import statistics
 from repro.report import findings
-from repro.report.docs import citation, facts, latex, machines, table
+from repro.report.docs import citation, collectives, facts, latex, machines, serving, table
 
 _TEMPLATES = Path(__file__).parent
 _PAGES = {
@@ -38,12 +38,15 @@ _PAGES = {
 }
 README = "README.md"
 PICTURE = "docs/primary.png"  # in README
-# <!-- repro docs: NAME --> ... <!-- end of NAME -->, filled by readme-NAME.md.j2
-_PART = re.compile(r"(<!-- repro docs: (?P<name>[a-z]+) -->\n).*?(<!-- end of (?P=name) -->)", re.DOTALL)
+_PARTED = (README, "docs/flover.md", "docs/scaling.md")  # pages of which a command writes parts:
+# <!-- repro docs: NAME --> ... <!-- end of NAME -->, filled by part-NAME.md.j2. After NAME may stand a folder of results/reference
+_PART = re.compile(
+    r"(<!-- repro docs: (?P<name>[a-z]+)(?: (?P<folder>[\w-]+))? -->\n).*?(<!-- end of (?P=name) -->)", re.DOTALL
+)
 
 
 def pages(names: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """Every generated page by its path relative to the root: whole files, and README with its marked parts filled.
+    """Every generated page by its path relative to the root: whole files, and others with their marked parts filled.
     `names`: what the templates may use, where it is known already.
 
     ValueError (ConfigError) for anything wrong in `config/`, for a claim that a template names and nobody judged, and
@@ -53,10 +56,11 @@ def pages(names: Mapping[str, Any] | None = None) -> dict[str, str]:
     found = {path: _environment(path).get_template(name).render(said) for path, name in _PAGES.items()}
 
     def filled(part: re.Match[str]) -> str:
-        text = _environment(README).get_template(f"readme-{part['name']}.md.j2").render(said)
-        return f"{part[1]}{text}{part[3]}"
+        template = _environment(README).get_template(f"part-{part['name']}.md.j2")
+        return f"{part[1]}{template.render(said, folder=part['folder'])}{part[4]}"
 
-    return found | citation.pages() | {README: _PART.sub(filled, (paths.root() / README).read_text("utf-8"))}
+    parted = {path: _PART.sub(filled, (paths.root() / path).read_text("utf-8")) for path in _PARTED}
+    return found | citation.pages() | parted
 
 
 def write() -> list[str]:
@@ -157,6 +161,9 @@ def vocabulary() -> dict[str, Any]:
         "tiers": facts.tiers(),
         "artifacts": facts.artifacts(rows),
         "parts": facts.parts(primary),
+        "serving": lambda folder: serving.settings(f"{Path(reference).parent}/{folder}"),
+        "aim": serving.AIM,
+        "held_out_collectives": lambda: collectives.held_out(found.records),
         "machines": facts.machines(runs),
         "software": facts.software(runs),
         "commits": facts.commits(runs),
