@@ -138,6 +138,11 @@ def test_a_page_keeps_what_is_written_by_hand(pages, page, parts):
     assert set(outside.findall(there)) == parts
 
 
+def test_a_split_of_collectives_without_a_run_is_named():
+    with pytest.raises(ValueError, match=r"scaling_network of \('a100_dgx', 'ranks'\): found no such run"):
+        docs.collectives.held_out({})
+
+
 def test_every_other_machine_stands_beside_the_shipped_records(names, pages):
     shipped = paths.root() / names["reference"]
     folders = {path.name for path in shipped.parent.iterdir() if path.is_dir()} - {shipped.name}

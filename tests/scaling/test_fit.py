@@ -152,13 +152,13 @@ def test_tables_that_the_model_cannot_read_are_refused():
 
 
 def test_nccls_choice_is_fitted_by_rates_overhead_and_one_factor_on_latencies():
-    """Times of a network whose hops take longer than NCCL's tuner reckons: four nodes are predicted from smaller ones."""
+    """Times of a network whose hops take longer than NCCL's tuner reckons: nodes of 8 ranks are predicted from nodes of up to 4."""
     model = Model(nccl=True)
     truth = {"overhead_s": 1e-5, "node.bytes_per_s.0": 3e11, "cluster.bytes_per_s.0": 2e10, "network_latency": 1.6}
     table = nccl_times(model, truth, ((1, 2), (1, 4), (2, 1), (4, 1)))
     found = fit.fit(table, model)
     assert model.names == list(truth)
-    assert found.values() == pytest.approx(truth, rel=0.03)
+    assert found.values() == pytest.approx(truth, rel=0.02)
     larger = fit.predict(found, nccl_times(model, truth, ((1, 8), (4, 8))))
     assert larger.log_error.abs().max() < 0.02
     with pytest.raises(ValueError, match="a network for each algorithm"):
@@ -178,9 +178,11 @@ def test_eight_links_about_as_fast_as_the_level_inside_are_found_from_their_nomi
 def test_what_a_further_rank_costs_is_fitted_to_all_to_alls():
     model = Model(nccl=True, peers=True)
     truth = {"overhead_s": 4e-6, "node.bytes_per_s.0": 2e11, "cluster.bytes_per_s.0": 2e10, "peer_s": 2e-6}
-    truth["network_latency"] = 1.3
-    found = fit.fit(nccl_times(model, truth, ((1, 4), (2, 4), (8, 4)), "all_to_all"), model)
-    assert found.values() == pytest.approx(truth, rel=0.1)
+    slower = truth | {"network_latency": 1.3}
+    found = fit.fit(nccl_times(model, slower, ((1, 4), (2, 4), (8, 4)), "all_to_all"), model).values()
+    # All-to-alls tell little of a hop's latency, so the weak prior at 1 shows.
+    assert found.pop("network_latency") == pytest.approx(1.3, rel=0.1)
+    assert found == pytest.approx(truth, rel=0.05)
 
 
 def nccl_times(model, values, shapes, kind="all_reduce"):

@@ -18,13 +18,11 @@ class Setting:
     """Servers on the same requests, in turns.
 
     name      workload, model where it is not LLaMA S, and dtype
-    rounds    in which all of them ran
     ratio     by column, ours ÷ the best peer's: geometric mean over the rounds, the smallest and the largest
     medians   by column, ours and that of the best peer
     """
 
     name: str
-    rounds: int
     ratio: Mapping[str, tuple[float, float, float]]
     medians: Mapping[str, tuple[float, float]]
 
@@ -45,7 +43,7 @@ def settings(reference: str) -> list[Setting]:
 
 
 def _setting(name: str, rows: pd.DataFrame) -> Setting:
-    ratio, medians, rounds = {}, {}, 0
+    ratio, medians = {}, {}
     for column in (*AIM, "× bound", "gap"):
         table = rows.pivot(index="round", columns="server", values=column).dropna(
             axis=1, how="all"
@@ -55,11 +53,10 @@ def _setting(name: str, rows: pd.DataFrame) -> Setting:
         if table.empty or not others:
             raise ValueError(f"{name}, {column}: no round has this engine and another server")
         peers = table[others]
-        rounds = len(table)
         logs = np.log(peers.rdiv(table.ours, axis=0))
         best = logs.mean().idxmin() if column in HIGHER else logs.mean().idxmax()
         ratio[column] = tuple(float(np.exp(each)) for each in (logs[best].mean(), logs[best].min(), logs[best].max()))
         of_peers = peers.median()
         theirs = of_peers.max() if column in HIGHER else of_peers.min()
         medians[column] = float(table.ours.median()), float(theirs)
-    return Setting(name, rounds, ratio, medians)
+    return Setting(name, ratio, medians)

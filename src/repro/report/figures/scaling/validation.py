@@ -105,9 +105,8 @@ def _held_out_panel(axes: Axes, table: pd.DataFrame) -> None:
     """Colours by collective; bands seen from the measured time."""
     rows = table[table.part == "held_out"]
     ends = (rows.low / rows.seconds, rows.high / rows.seconds)
-    axes.vlines(
-        rows.nbytes, *ends, color="0.85", linewidth=1, antialiased=False, zorder=0
-    )  # of one shade: a smaller picture
+    # Of one shade, which makes a smaller picture.
+    axes.vlines(rows.nbytes, *ends, color="0.85", linewidth=1, antialiased=False, zorder=0)
     for collective, some in table.groupby("collective"):
         look = style(_COLLECTIVES.index(collective)) | {"markersize": 3}
         for part, each in some.groupby("part"):
