@@ -1,5 +1,6 @@
 """A made-up claim, and records that answer it."""
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -50,6 +51,11 @@ def pair(new: float, old: float = 2.0, ranks: int = 4, **about) -> list[Record]:
         ok(plan=plan, ranks=ranks, metrics={"seconds": seconds}, **about)
         for plan, seconds in (("old", old), ("new", new))
     ]
+
+
+def made(runs: Iterable[Record], **facts) -> list[Record]:
+    """The same with other `facts` of where and by what they were made."""
+    return [run.model_copy(update={"provenance": run.provenance.model_copy(update=facts)}) for run in runs]
 
 
 TIMED = claim().value.model_dump() | {"sampled": "occasions"}

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import settings
 
 # Before torch is loaded: OpenMP's threads do not survive a fork, after which the next product waits for them for ever.
@@ -82,6 +83,15 @@ def copied_project(folder: Path) -> Iterator[Path]:
         patch.setenv("TMPDIR", str(folder / "tmp"))  # a measuring lock of its own: its points wait for no other test's
         patch.chdir(folder)
         yield folder
+
+
+def smoke_points(project: Path, grids: dict[str, list[dict]]) -> None:
+    """Replace the points of tier `smoke` in a copy of the project."""
+    path = project / "config/config.yaml"
+    document = yaml.safe_load(path.read_text())
+    for name, experiment in document["experiments"].items():
+        experiment["tiers"] = {"smoke": grids[name]} if name in grids else {}
+    path.write_text(yaml.safe_dump(document))
 
 
 @pytest.fixture

@@ -129,9 +129,9 @@ def field(**changes):
                 inner = inner[key]
             inner[last] = value(inner[last]) if callable(value) else value
         if document.get("point") and "repeat" in document:  # a name that fits: another probe has one that does not
-            end = record.point_hash(document["experiment"], document["point"], document["repeat"])
+            end = record.name_end(document["experiment"], document["point"], document["repeat"])
             path.unlink()
-            path = path.with_name(f"{path.stem[:-8]}{end}.json")
+            path = path.with_name(f"{path.stem[:-8]}{end[-8:]}.json")
         path.write_text(json.dumps(document))
 
     return harm

@@ -284,6 +284,9 @@ CONFIGS = [
     cell("a text", f"{GRID}.minutes", "long", f"{GRID}.minutes: ", "found 'long'"),
     cell("true", f"{GRID}.minutes", True, f"{GRID}.minutes: ", "found True"),
     cell("beyond all time", f"{GRID}.minutes", 1e300, f"{GRID}.minutes: ", "found 1e+300"),
+    cell(
+        "its limit", f"{GRID}.minutes", 600.0, f"{GRID}.minutes: ", "found 600; allowed: less than 10, a run's limit"
+    ),
     cell("infinite", f"{GRID}.minutes", float("inf"), f"{GRID}.minutes: found '.inf'"),
     cell("a list", f"{GRID}.grid", [], f"{GRID}.grid: ", "found []"),
     cell("null", f"{GRID}.grid", None, f"{GRID}.grid: ", "found None"),
@@ -464,6 +467,7 @@ PAIRS = [
     row("a colon", ["gpus=a: b: c"], "--set gpus", "not valid YAML"),
     row("two documents", ["gpus=4\n--- 5"], "--set gpus", "not valid YAML"),
     row("5000 levels", ["gpus=" + "[" * 5000 + "]" * 5000], "--set gpus", "too many levels"),
+    row("an undefined alias", ["gpus=[*a]"], "--set gpus", "undefined alias"),
     row("aliases", ["gpus=[&a [*a]]"], "--set gpus", "aliases"),
     row("a NUL", ["gpus=\0"], "--set gpus", "not valid YAML"),
     row("a byte that is not UTF-8", ["gpus=\udcff"], "--set gpus", "not valid YAML"),
@@ -489,19 +493,6 @@ def test_pairs_that_are_refused(pairs, words):
 )
 def test_pairs_that_are_taken(pair, value):
     assert settings.read([pair]) == {pair.partition("=")[0]: value}
-
-
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        row("an unknown platform", ["plan", "--platform", "laptpo"], "--platform: found 'laptpo'; allowed: cluster"),
-        row("an unknown tier", ["plan", "--tier", "tiny"], "--tier: found 'tiny'; allowed: smoke"),
-        row("a bad pair", ["run", "exflow_placement", "--set", "gpus=[*a]"], "--set gpus", "undefined alias"),
-        row("an unknown experiment", ["run", "../zero_train"], "unknown experiment '../zero_train'"),
-    ],
-)
-def test_commands(arguments, words, root):
-    command_refuses(arguments, root, *words)
 
 
 def test_a_fifo_stops_a_command(root):

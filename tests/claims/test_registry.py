@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from claims_made_up import TIMED, bad, claim, named, occasions, ok, pair
+from claims_made_up import TIMED, bad, claim, made, named, occasions, ok, pair
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from repro import experiments, paths
+from repro import paths
 from repro.claims import document
 from repro.claims import registry as claims
 from repro.claims import sample as selection
@@ -79,16 +79,6 @@ def test_a_row_of_the_table_has_exactly_the_promised_keys():
     keys = "id title kind primary paper claim paper_value value interval values occasions repeats unit evidence"
     keys += " tolerance agreement scope reason records older_code"
     assert sorted(row) == sorted(keys.split())
-
-
-def test_values_read_experiments_and_fields_that_exist():
-    for one in REGISTRY:
-        if one.value is None:
-            continue
-        assert one.value.experiment in experiments.names(), one.id
-        fields = set(experiments.get(one.value.experiment).parameters.model_fields)
-        named_fields = {name for group in one.value.groups for name in group}
-        assert named_fields <= fields, f"{one.id} filters by {named_fields - fields}, which is no parameter"
 
 
 @pytest.mark.parametrize(
@@ -254,8 +244,8 @@ def test_runs_without_a_partner_of_their_repeat_and_occasion_are_left_out_and_to
 )
 def test_runs_on_two_kinds_of_machine_are_no_pair(kind, one, another):
     runs = occasions([[2.0, 2.0]] * 4)
-    on = [run.model_copy(update={"provenance": run.provenance.model_copy(update={kind: one})}) for run in runs]
-    other = on[0].model_copy(update={"provenance": on[0].provenance.model_copy(update={kind: another})})
+    on = made(runs, **{kind: one})
+    (other,) = made(on[:1], **{kind: another})
     assert len(verdict(named(*on), value=TIMED).values) == 8
     row = verdict(named(other, *on[1:]), value=TIMED)
     assert len(row.values) == 7 and row.reason.endswith("2 runs have a partner on another kind of machine")
@@ -264,24 +254,21 @@ def test_runs_on_two_kinds_of_machine_are_no_pair(kind, one, another):
 def test_an_occasion_whose_processor_says_more_joins_those_that_tell_its_name_alone():
     """Records of before 2026-11-29 do; where all say more, they must be of one kind."""
     runs = occasions([[2.0, 2.0]] * 4)
-    moved = [run.provenance.model_copy(update={"cpu_kind": "AVX2"}) for run in runs[12:]]
-    later = [run.model_copy(update={"provenance": made}) for run, made in zip(runs[12:], moved, strict=True)]
-    assert len(verdict(named(*runs[:12], *later), value=TIMED).values) == 8
+    assert len(verdict(named(*runs[:12], *made(runs[12:], cpu_kind="AVX2")), value=TIMED).values) == 8
 
 
 def test_pairs_of_two_kinds_of_machine_are_not_put_together():
     runs = occasions([[2.0, 2.0]] * 2 + [[1.0, 1.0]] * 2)
-    moved_to = [run.provenance.model_copy(update={"cpu": "another"}) for run in runs[8:]]
-    other = [run.model_copy(update={"provenance": made}) for run, made in zip(runs[8:], moved_to, strict=True)]
-    row = verdict(named(*runs[:8], *other), value=TIMED)
+    row = verdict(named(*runs[:8], *made(runs[8:], cpu="another")), value=TIMED)
     assert row.value == pytest.approx(2.0) and row.agreement == "inconclusive" and len(row.values) == 4
     assert row.reason.endswith("8 runs ran on another kind of machine than the rest")
 
 
 def test_runs_of_two_versions_of_the_code_are_told():
     one, *others = occasions([[2.0, 2.0]] * 4)
-    changed = one.model_copy(update={"provenance": one.provenance.model_copy(update={"source_hash": "another"})})
-    assert verdict(named(changed, *others), value=TIMED).reason.endswith("the runs are of 2 versions of the code")
+    assert verdict(named(*made([one], source_hash="another"), *others), value=TIMED).reason.endswith(
+        "the runs are of 2 versions of the code"
+    )
     assert "versions" not in verdict(named(one, *others), value=TIMED).reason
 
 
@@ -298,9 +285,9 @@ def test_jobs_of_one_call_are_of_one_occasion_and_see_different_shares_of_a_node
     runs = []
     for run in occasions([[2.0, 2.0]] * 4):
         plan = run.point["plan"]
-        made = run.provenance.model_copy(update={"slurm": {"job": "1"}, "gpu": shares[plan]})
+        of_job = run.provenance.model_copy(update={"slurm": {"job": "1"}, "gpu": shares[plan]})
         later = timedelta(hours=3 * (plan == "new"))
-        runs.append(run.model_copy(update={"provenance": moved(made, later)}))
+        runs.append(run.model_copy(update={"provenance": moved(of_job, later)}))
     row = verdict(named(*runs), value=TIMED)
     assert len(row.values) == 8 and len(set(row.occasions)) == 4
     emulated = [run.model_copy(update={"evidence": "emulated"}) for run in runs]  # on nodes that are one machine
@@ -365,6 +352,13 @@ def test_outside_the_scope_fields_that_no_filter_names_have_their_defaults():
     assert found(size=2).reason == "only runs with other settings than the claim's: size=2"
 
 
+def test_a_scope_that_names_no_settings_leaves_them_at_their_defaults():
+    """Else whoever adds a run with another setting, and a name that comes first, would be asked for the verdict."""
+    runs, covers = named(*pair(1.0, size=2), *pair(1.5, size=1)), lambda run: True
+    value = [selection.read(claim().value, runs, covers, False, {"size": 1}, told).value for told in (True, False)]
+    assert value == [2.0, 2 / 1.5]
+
+
 def test_evidence_kinds_and_configurations_are_never_mixed():
     only_across = named(pair(1.0, evidence="emulated")[0], pair(1.0)[1])
     assert verdict(only_across).agreement == "not run"
@@ -378,6 +372,25 @@ def test_evidence_kinds_and_configurations_are_never_mixed():
 def test_a_configuration_in_scope_is_read_before_others():
     row = verdict(named(*pair(1.9, ranks=2), *pair(1.0, ranks=8)))
     assert row.value == 2.0 and (row.agreement, row.scope) == ("reproduced", "paper's setting")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"value": TIMED | {"factor": 100}}, "factor cancels in a ratio"),
+        ({"direction": "lower"}, "found lower, which leads from paper_value towards no_effect"),
+        ({"direction": "higher", "no_effect": 3.0}, "found higher, which leads from paper_value towards no_effect"),
+    ],
+)
+def test_what_would_be_judged_the_wrong_way_is_refused(changes, said):
+    with pytest.raises(ValueError, match=said):
+        claim(**changes)
+
+
+def test_numbers_on_both_sides_of_zero_have_no_order():
+    """A step from -1 to -2 is no increase by a factor of 2."""
+    reading = claim().value.model_copy(update={"over": None, "sequence": [{}, {}], "expect": "increasing"})
+    assert reading.combine([1.0, 2.0], True) == 2 and reading.combine([-1.0, -2.0], True) is None
 
 
 @pytest.mark.parametrize(
@@ -489,10 +502,7 @@ def test_what_rests_on_a_run_by_older_code_is_marked(monkeypatch):
     monkeypatch.setattr(provenance, "source_hash", lambda module: "now")
 
     def by(*hashes: str) -> claims.Verdict:
-        runs = [
-            run.model_copy(update={"provenance": run.provenance.model_copy(update={"source_hash": made})})
-            for run, made in zip(pair(1.0), hashes, strict=True)
-        ]
+        runs = [made([run], source_hash=each)[0] for run, each in zip(pair(1.0), hashes, strict=True)]
         return verdict(named(*runs))
 
     assert [by(*hashes).older_code for hashes in (("now", "now"), ("now", "then"), ("", ""))] == [False, True, True]

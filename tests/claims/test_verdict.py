@@ -55,6 +55,12 @@ def test_verdicts(case):
     assert found == expected and why
 
 
+def test_an_open_effect_and_the_opposite_one_are_told_apart():
+    claimed = rule(2.2, "higher", "relative", 0.1, 1)
+    assert judge(claimed, 0.98, 1.28) == ("deviates", "outside the tolerance, and it may be no effect at all")
+    assert judge(claimed, 0.8, 0.9) == ("deviates", "the effect is the other way round")
+
+
 def test_every_word_has_a_case():
     assert {case[-1] for case in CASES} == set(AGREEMENT)
 

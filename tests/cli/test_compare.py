@@ -87,16 +87,6 @@ def test_what_is_no_record_is_named_and_ends_with_2(copy):
     assert f"{broken}: not a run record" in said and "metrics of records that no clock changes agree" in said
 
 
-@pytest.mark.parametrize("word", ["nowhere", "file", "empty"])
-def test_a_folder_that_is_none_is_named(tmp_path, word):
-    (tmp_path / "file").write_text("")
-    (tmp_path / "empty").mkdir()
-    for words in ((tmp_path / word, SHIPPED), (SHIPPED, tmp_path / word)):
-        said = call(*words, code=2)
-        assert str(tmp_path / word) in said.replace("\n", "")
-    assert "laptop-2core" in call("laptpo", code=2)
-
-
 def test_folders_that_share_no_point_do_not_pass(copy):
     shutil.rmtree(copy / "A/records/flover_queue")
     shutil.rmtree(copy / "B/records/exflow_affinity")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-import yaml
+from conftest import smoke_points
 from typer.testing import CliRunner
 
 from repro import cli, paths
@@ -30,30 +30,23 @@ from repro.report import figures
 COMMAND = [sys.executable, "-m", "repro", "reproduce"]
 
 
-def smoke_of(project, experiment, grid):
-    path = project / "config/config.yaml"
-    document = yaml.safe_load(path.read_text())
-    for name, settings in document["experiments"].items():
-        settings["tiers"] = {"smoke": [{"grid": grid}]} if name == experiment else {}
-    path.write_text(yaml.safe_dump(document))
-
-
 def call(*arguments):
     return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True)
 
 
 def test_it_runs_what_is_missing_and_says_so_in_a_few_lines(project):
-    smoke_of(project, "flover_queue", {"requests": [1, 2], "seeds": 2})
+    smoke_points(project, {"flover_queue": [{"grid": {"requests": [1, 2], "seeds": 2}}]})
     first = call("points", "--tier", "smoke")
     assert first.returncode == 0, first.stdout + first.stderr
     assert "2 of 2 points of tier smoke to run" in first.stdout and "rule allocation" not in first.stdout + first.stderr
+    assert f"Done: {project / 'results/laptop-smoke'}" in first.stdout
     assert "rule allocation" in (project / "results/laptop-smoke/snakemake.log").read_text()
     assert all(record.read(project / job.record).status == "ok" for job in plan.make("smoke").jobs)
     assert "0 of 2 points" in call("points", "--tier", "smoke", "--verbose").stdout
 
 
 def test_what_goes_wrong_is_shown(project):
-    smoke_of(project, "flover_queue", {"requests": 1, "seeds": 2})
+    smoke_points(project, {"flover_queue": [{"grid": {"requests": 1, "seeds": 2}}]})
     found = call("results/no_such_figure.png", "--tier", "smoke")
     assert found.returncode and "no_such_figure" in found.stderr and "snakemake.log" in found.stderr
     assert "docs/slurm.md" in call("--platform", "box", "--tier", "smoke").stderr
@@ -155,7 +148,7 @@ def test_an_unknown_claim_of_a_plan_is_told():
 
 
 def test_a_claim_and_a_figure_are_answered(project):
-    smoke_of(project, "flover_queue", {"figure": ["fig7", "fig8"]})
+    smoke_points(project, {"flover_queue": [{"grid": {"figure": ["fig7", "fig8"]}}]})
     told = call("FL-F7", "--tier", "smoke")
     assert told.returncode == 0, told.stderr
     assert "1 of 1 points of tier smoke to run" in told.stdout and "for FL-F7" in told.stdout
@@ -296,7 +289,7 @@ def test_another_occasion_needs_the_first(project):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_end_keeps_what_is_done_and_leaves_nothing_running(project, number):
     """Ctrl-C reaches every process of the terminal; `kill` the driver alone."""
-    smoke_of(project, "exflow_placement", {"method": "exflow", "gpus": 8, "time_limit_s": [0.1, 60]})
+    smoke_points(project, {"exflow_placement": [{"grid": {"method": "exflow", "gpus": 8, "time_limit_s": [0.1, 60]}}]})
     first, second = (project / job.record for job in plan.make("smoke").jobs)
     driver = subprocess.Popen([*COMMAND, "points", "--tier", "smoke"], start_new_session=True, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 120
@@ -325,7 +318,7 @@ def networks_of(driver):
 @pytest.mark.parametrize("kill", [os.killpg, pytest.param(os.kill, marks=pytest.mark.exhaustive)])
 def test_a_kill_takes_the_emulated_network_down(project, kill):
     """As `timeout` kills, the whole group, or the driver alone."""
-    smoke_of(project, "zero_train", {"steps": 2000})
+    smoke_points(project, {"zero_train": [{"grid": {"steps": 2000}}]})
     driver = subprocess.Popen([*COMMAND, "points", "--tier", "smoke"], start_new_session=True)
     deadline = time.monotonic() + 120
     while len(networks := networks_of(driver)) < 8:
@@ -338,7 +331,7 @@ def test_a_kill_takes_the_emulated_network_down(project, kill):
 
 @pytest.mark.slow
 def test_a_second_run_is_refused_while_what_a_killed_driver_has_left_goes_on(project):
-    smoke_of(project, "exflow_placement", {"method": "exflow", "gpus": 8, "time_limit_s": 60})
+    smoke_points(project, {"exflow_placement": [{"grid": {"method": "exflow", "gpus": 8, "time_limit_s": 60}}]})
     driver = subprocess.Popen([*COMMAND, "points", "--tier", "smoke"], start_new_session=True)
     log = project / "results/laptop-smoke/snakemake.log"
     deadline = time.monotonic() + 120

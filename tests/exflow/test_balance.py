@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repro import exflow
+from repro.exflow import pareto
 from repro.exflow.evaluate import distances, loads, total_cost
 from repro.exflow.search import balance
 from repro.topology import Level, Topology
@@ -155,3 +156,15 @@ def test_pareto_trades_load_for_hops(make_counts, machine):
 
 def test_pareto_of_an_even_model_is_one_placement():
     assert len(exflow.pareto_front(np.ones((2, 8, 8)), 4)) == 1
+
+
+def test_searches_for_the_front_share_the_time(make_counts, monkeypatch):
+    limits, search = [], pareto.place
+
+    def timed(*machine, time_limit_s, **options):
+        limits.append(time_limit_s)
+        return search(*machine, rounds=1, **options)
+
+    monkeypatch.setattr(pareto, "place", timed)
+    pareto.pareto_front(make_counts(6, 5, 32), 4, time_limit_s=6.0)
+    assert limits == [1.0] * pareto.POINTS

@@ -16,9 +16,11 @@ from repro import exflow, paths
 from repro.exflow.levels import make_levels
 from repro.exflow.recording import RoutingCounts
 from repro.exflow.serving import eplb
+from repro.exflow.serving import policy as policies
 from repro.exflow.serving.online import place_for_hops, place_near
 from repro.exflow.serving.policy import AffinityPolicy, fixed_policy, keep_slots, policy_for, rebalance_experts
 from repro.exflow.serving.slots import logical_to_physical
+from repro.launch import launch
 
 
 @st.composite
@@ -70,6 +72,32 @@ def test_the_three_maps_agree_for_any_size(machine, seed, counted):
             own = logical[layer, expert]
             assert torch.equal(own[: copies[layer, expert]], (physical[layer] == expert).nonzero()[:, 0])
             assert (own[copies[layer, expert] :] == -1).all()
+
+
+def test_costs_and_rounds_of_a_subclass_are_those_of_its_search(monkeypatch):
+    class Dear(AffinityPolicy):
+        costs, rounds, routing = (1.0, 50.0), 3, routed(3, 12)
+
+    seen = {}
+
+    def noted(load, counts, slots, levels, groups, rounds, time_limit_s):
+        seen.update(costs=levels.costs, rounds=rounds)
+        return place_for_hops(load, counts, slots, levels, groups, rounds, time_limit_s)
+
+    monkeypatch.setattr(policies, "place_for_hops", noted)
+    asked((3, 12, 1, 1, 2, 4), Dear)
+    assert seen == {"costs": (1.0, 50.0), "rounds": 3}
+
+
+def _found_otherwise_on_each_rank(rank, world):
+    """As where a search ends by the clock."""
+    policies.place_for_hops = lambda load, *_: np.tile(np.roll(np.arange(load.shape[1]), rank), (len(load), 1))
+    return policy_for(routed(3, 8)).rebalance_experts(torch.ones(3, 8), 8, 1, 1, 2)
+
+
+def test_what_the_first_rank_finds_is_taken_by_all():
+    first, second = launch(_found_otherwise_on_each_rank, 2)
+    assert torch.equal(first, second)
 
 
 def busiest(slots, load, ranks):

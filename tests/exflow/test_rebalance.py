@@ -12,7 +12,7 @@ from moe_decoding import MODES, build, config, shared_memory
 from repro import paths
 from repro.comm import Communicator
 from repro.exflow.moe import Decoder
-from repro.exflow.moe.hosting import Hosting, Layout
+from repro.exflow.moe.hosting import Hosting, Layout, _moves
 from repro.exflow.moe.rebalance import Rebalancer
 from repro.exflow.recording import RoutingCounts, record_routing
 from repro.exflow.search.portfolio import compile_kernels
@@ -261,6 +261,19 @@ def test_the_nearest_copy_is_taken(seed, rank):
         away = (host[:, None] // unit != rank // unit).sum(axis=1)
         for expert, slot in zip(experts.tolist(), table.slots(layer, experts).tolist(), strict=True):
             assert slots[slot] == expert and away[slot] == away[slots == expert].min()
+
+
+def test_equally_near_copies_take_turns():
+    """Expert 0 is on ranks 2 and 3, both of another node than rank 0."""
+    placed = Replicas(np.tile([1, 2, 3, 4, 5, 6, 0, 7, 1, 0, 2, 3], (3, 1)), 4, 2)
+    took = Table(placed, 0, "nearest").slots(0, torch.zeros(10, 1, dtype=torch.long)).flatten().bincount(minlength=12)
+    assert took[6] == took[9] == 5
+
+
+def test_an_expert_comes_from_the_nearest_rank_that_has_sent_the_least():
+    levels = Table(drawn_slots(0, 4, 4), 0, "nearest")
+    assert _moves({(0, 1), (0, 2)}, {(0, 1), (0, 2), (0, 3)}, levels._away) == [(2, 3, 0)]
+    assert _moves({(0, 0), (0, 1)}, {(0, rank) for rank in range(4)}, levels._away) == [(0, 2, 0), (1, 3, 0)]
 
 
 def test_ranks_together_share_out_evenly_what_is_too_few_rows_for_one():

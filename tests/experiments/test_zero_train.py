@@ -44,6 +44,16 @@ def test_unshaped_run(plan):
     assert (outcome.series.bytes_cluster == values["bytes_cluster"]).all() and values["bytes_node"] == 0
 
 
+def test_a_predicted_step_has_its_compute_and_the_bytes_of_every_micro_batch(monkeypatch):
+    honest = training._metrics
+    monkeypatch.setattr(training, "_metrics", lambda *of, **named: honest(*of[:4], True))  # as if links were shaped
+    point = ZeroTrain(fabric="unshaped", accumulation=3, **TINY)
+    found = experiments.get("zero_train").run(point).metrics
+    sent, outermost = found.bytes_cluster / point.shape.ranks, point.topology.levels[-1]
+    least = found.compute_seconds + sent / outermost.bytes_per_s
+    assert found.bytes_cluster > 0 and least <= found.predicted_step_seconds < 3 * least
+
+
 def test_bytes_of_the_smallest_plan_by_hand():
     """4 ranks, 2 nodes of one pair: a quarter of each of two buckets in INT8 and INT4 across nodes."""
     outcome = experiments.get("zero_train").run(ZeroTrain(fabric="unshaped", **TINY))

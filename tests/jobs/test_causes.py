@@ -43,7 +43,7 @@ def test_of_a_log(tmp_path, text, cause):
     log = tmp_path / "step.log"
     if text is not None:
         log.write_text(text)
-    found, detail = causes.of_step(log, tmp_path, 8, timed_out=False, exit_code=1)
+    found, detail = causes.of_step(log, tmp_path, 8, exit_code=1)
     assert found is cause and "exit code 1" in detail and (text or "")[-5000:] in detail
 
 
@@ -52,12 +52,12 @@ def test_of_late_ranks(tmp_path, blocked, cause):
     for rank in (0, 1):
         told = {"rank": rank, "after_s": 9.0, "stack": f"stack of {rank}", "blocked": rank in blocked}
         (tmp_path / f"rank-{rank}.json").write_text(json.dumps(told))
-    found, detail = causes.of_step(tmp_path / "none.log", tmp_path, 4, timed_out=False, exit_code=124)
+    found, detail = causes.of_step(tmp_path / "none.log", tmp_path, 4, exit_code=124)
     assert found is cause and "2 of 4 ranks were not done after 9 s" in detail and "stack of 1" in detail
 
 
 def test_a_step_that_was_ended_for_its_time(tmp_path):
-    found, detail = causes.of_step(tmp_path / "none.log", tmp_path, 4, timed_out=True, exit_code=None)
+    found, detail = causes.of_step(tmp_path / "none.log", tmp_path, 4, exit_code=None)
     assert found is Cause.TIMEOUT and "not done in its time" in detail
 
 
@@ -83,7 +83,7 @@ def test_of_a_job_that_began_anew(tmp_path):
 
 
 def test_a_late_rank_whose_words_got_lost(tmp_path):
-    assert causes.of_step(tmp_path / "none.log", tmp_path, 4, timed_out=False, exit_code=124)[0] is Cause.TIMEOUT
+    assert causes.of_step(tmp_path / "none.log", tmp_path, 4, exit_code=124)[0] is Cause.TIMEOUT
 
 
 @pytest.mark.parametrize(("exit_code", "end"), [(3, "exit code 3"), (-9, "SIGKILL"), (-37, "signal 37")])

@@ -18,7 +18,7 @@ from repro.experiments.base import Experiment
 from repro.jobs import allocation, forks, journal, runner
 from repro.plan import config, packing
 from repro.plan import jobs as plan
-from repro.records import record
+from repro.records import provenance, record
 from repro.topology import Level, Topology
 
 RESULTS = "results/forks"
@@ -62,6 +62,8 @@ def test_a_fault_costs_its_point_alone(project, monkeypatch, cause):
     monkeypatch.setattr(runner, "_DEAF_S", 0.5)
     if cause == "timeout":
         monkeypatch.setattr(runner, "seconds_left", lambda limit: 1.0 if limit else limit)
+    here, asked = os.getpid(), provenance.gpus  # a fork of a process that has asked its GPUs cannot use them
+    monkeypatch.setattr(provenance, "gpus", lambda: pytest.fail("asked here") if os.getpid() == here else asked())
     found, paths = planned(requests=[1, 2, 3], seeds=2)
     assert run(found) == []
     runs = [record.read(path) for path in paths]

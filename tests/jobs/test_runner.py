@@ -78,7 +78,7 @@ def test_a_job_with_gpus_whose_torch_sees_none_fails_and_says_so(experiment, mon
     monkeypatch.setenv(runner.NEEDS_GPU, "1")
     experiment(lambda point: pytest.fail("ran on a CPU"))
     found = runner.run("flover_queue", Point())
-    assert found.status == "failed" and "this job has a GPU for every rank, and torch" in found.detail
+    assert found.status == "failed" and "this job has GPUs, and torch" in found.detail
 
 
 def test_interrupt_leaves_nothing(tmp_path, experiment):
@@ -216,6 +216,25 @@ def test_a_failure_of_an_earlier_step_is_replaced(tmp_path, monkeypatch, experim
         monkeypatch.setenv("SLURM_STEP_ID", step)
         experiment(lambda point, error=error: _raise(error))
         runner.run("flover_queue", PAIR, out=tmp_path / "r.json")
+    assert "new" in record.read(tmp_path / "r.json").detail
+
+
+def test_a_failure_of_an_earlier_attempt_in_a_step_of_the_same_number_is_replaced(tmp_path, monkeypatch, experiment):
+    """A job that Slurm requeued may count its steps from 0 again."""
+    in_step(monkeypatch, rank=0)
+    for attempt, error in ((1, MemoryError("old")), (2, RuntimeError("new"))):
+        experiment(lambda point, error=error: _raise(error))
+        runner.run("flover_queue", PAIR, attempt=attempt, out=tmp_path / "r.json")
+    assert "new" in record.read(tmp_path / "r.json").detail
+
+
+def test_in_a_shell_that_srun_started_every_failure_is_told(tmp_path, monkeypatch, experiment):
+    """All that runs there has the same step, and no neighbours."""
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}.items():
+        monkeypatch.setenv(name, value)
+    for error in (MemoryError("old"), RuntimeError("new")):
+        experiment(lambda point, error=error: _raise(error))
+        runner.run("flover_queue", Point(), out=tmp_path / "r.json")
     assert "new" in record.read(tmp_path / "r.json").detail
 
 

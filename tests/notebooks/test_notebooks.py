@@ -115,13 +115,6 @@ def test_every_table_is_a_function_with_its_line(name):
     assert all(inspect.getdoc(getattr(module, key)).endswith(".") for key in called)
 
 
-def test_unknown_parameter_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match=r"unknown parameter recrods; known: output, records"):
-        notebooks.execute("claims", tmp_path, {"recrods": "x"})
-    with pytest.raises(ValueError, match="known: claims, exflow"):
-        notebooks.execute("claim", tmp_path, {})
-
-
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_unknown_parameter_is_refused_by_the_notebook_too(name):
     """papermill itself only warns."""

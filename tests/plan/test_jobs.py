@@ -85,12 +85,6 @@ def test_a_plan_file_gives_back_typed_points(project):
         plan.Plan.model_validate(damaged)
 
 
-def test_record_names_are_distinct(project):
-    for tier in ("smoke", "full"):
-        names = [job.record for job in plan.make(tier).jobs]
-        assert len(set(names)) == len(names)
-
-
 def test_a_tier_without_points_is_an_error(project):
     file = project / "config" / "config.yaml"
     file.write_text(file.read_text().replace("      gpu:", "      cluster:"))

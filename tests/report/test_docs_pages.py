@@ -7,12 +7,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from claims_made_up import TIMED, claim, named, occasions, pair
+from claims_made_up import TIMED, WHEN, claim, named, occasions, pair
 from typer.testing import CliRunner
 
 from repro import cli, paths
 from repro.claims import registry, sides
 from repro.records import record
+from repro.records.record import Provenance
 from repro.report import docs, html
 from repro.report.docs import facts, latex, machines, table
 
@@ -126,8 +127,8 @@ def test_a_changed_page_is_named_and_written(pages, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("page", "parts"),
     [
-        ("README.md", {"outcome", "minutes", "claims", "machines", "evidence"}),
-        ("docs/flover.md", {"serving"}),
+        ("README.md", {"outcome", "minutes", "sample", "claims", "machines", "evidence"}),
+        ("docs/flover.md", {"serving", "queue"}),
         ("docs/scaling.md", {"collectives"}),
     ],
 )
@@ -175,6 +176,23 @@ def test_a_machine_that_lies_outside_is_told_from_one_that_turns_a_claim(tmp_pat
     )
 
 
+@pytest.mark.parametrize(
+    ("here", "there", "said"),
+    [
+        (["a"], ["b"], "Another kind of machine"),
+        (["a, new"], ["a, old", "a"], "Another processor of the same name"),
+        (["a, new", "a, old"], ["a, old"], "A machine with a processor of the same name, which may be another"),
+        (["a, new"], ["a"], "A machine with a processor of the same name, which may be another"),
+    ],
+)
+def test_a_processor_is_another_where_its_name_or_kind_says_so(here, there, said):
+    def made(*processors):
+        parts = [each.partition(", ") for each in processors]
+        return [Provenance(start=WHEN, end=WHEN, cpu=cpu, cpu_kind=kind) for cpu, _, kind in parts]
+
+    assert machines._kind(made(*here), made(*there)).startswith(said)
+
+
 def test_days_of_the_shipped_times_are_counted(tmp_path):
     one = claim(value=TIMED)
 
@@ -189,7 +207,7 @@ def test_days_of_the_shipped_times_are_counted(tmp_path):
 
 
 def test_a_part_of_the_readme_for_a_machine_without_a_primary_claim_outside(names):
-    quiet = machines.Machine("quiet", "2 processors", False, 1, [], [], [], [], [])
+    quiet = machines.Machine("quiet", "2 processors", "A machine", 1, [], [], [], [], [])
     said = docs.pages(names | {"others": [quiet]})["README.md"]
     assert (
         "0 of 0 claims on times lie outside what the shipped runs allow (by chance it would be one of 20), among them 0 of"

@@ -80,8 +80,14 @@ def test_every_figure_asks_a_question(name):
     assert figures.entry(name).asks.endswith("?")
 
 
+NOT_SHOWN = {"zero_peers": "needs CUDA, and has no run yet"}
+
+
 def test_every_experiment_is_shown():
-    assert {name for entry in figures.FIGURES.values() for name in entry.reads} == set(experiments.names())
+    """By more than the figure of all claims, which reads every one."""
+    several = (set(entry.reads) for entry in figures.FIGURES.values())
+    shown = {name for reads in several if reads != set(experiments.names()) for name in reads}
+    assert set(experiments.names()) - shown == NOT_SHOWN.keys()
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -138,19 +144,6 @@ def test_other_code_of_an_experiment_draws_its_figures_anew(monkeypatch):
     other = "repro.experiments.zero_train"
     monkeypatch.setattr(provenance, "source_hash", lambda module: hashed(module) + "x" * (module == other))
     assert planned.document(plan)["reader"] != before
-
-
-def test_unknown_names_and_options_list_the_known_ones(tmp_path):
-    with pytest.raises(ValueError, match="zero_loss: no option smoth; known: reference, swept, smooth"):
-        base.draw("zero_loss", tmp_path, smoth=1)
-    with pytest.raises(ValueError, match=r"zero_bytes: plans: found \['zero4'\]; .*'zeropp'"):
-        base.draw("zero_bytes", SHIPPED, plans=["zero4"])
-    with pytest.raises(ValueError, match=r"zero_bytes: accumulation: found 'four'; .*integer"):
-        base.draw("zero_bytes", SHIPPED, accumulation="four")
-    with pytest.raises(
-        ValueError, match=r"no figure 'zero_byte'; closest: zero_bytes.*; known: claims_overview, zero_loss"
-    ):
-        base.draw("zero_byte", tmp_path)
 
 
 def test_what_is_missing_is_said_with_its_values(capsys):
@@ -246,8 +239,6 @@ def test_one_figure_from_the_command_line(tmp_path):
     assert CliRunner().invoke(cli.app, ["figure", "zero_bytes", "--results", str(records)]).exit_code == 0
     assert (tmp_path / "own/figures/zero_bytes.json").exists()
     assert not list(records.iterdir())  # where it would be read as a record, and be none
-    wrong = CliRunner().invoke(cli.app, ["figure", "zero_bytes", "--set", "plan=zero3", "--results", SHIPPED])
-    assert wrong.exit_code == 2 and "known: accumulation, plans" in wrong.output
 
 
 def test_the_shipped_figure_stands_beside_a_run_that_holds_less(tmp_path):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from conftest import smoke_points
 from slurm_box import SNAKEMAKE
 
 from repro import paths
@@ -73,12 +74,8 @@ def fake_slurm(project, monkeypatch):
 
 def fill_in(project, profile):
     """Points of the test alone, and a user's account."""
-    path = project / "config/config.yaml"
-    document = yaml.safe_load(path.read_text())
-    for name, experiment in document["experiments"].items():
-        grids = POINTS[profile].get(name, [])
-        experiment["tiers"] = {"smoke": [{"grid": grid, "minutes": 1} for grid in grids]}
-    path.write_text(yaml.safe_dump(document))
+    grids = POINTS[profile].items()
+    smoke_points(project, {name: [{"grid": grid, "minutes": 1} for grid in each] for name, each in grids})
     path = project / f"config/platforms/{PROFILES[profile]}.yaml"
     settings = yaml.safe_load(path.read_text())
     settings["slurm"] |= OWN.get(profile, {})
@@ -156,12 +153,21 @@ def test_nothing_is_submitted_without_an_account(profile, project, fake_slurm):
     assert f"config/platforms/{PROFILES[profile]}.yaml: slurm.account: not set" in said
 
 
-@pytest.mark.parametrize("profile", ["box", pytest.param("frontier", marks=pytest.mark.exhaustive), NVIDIA])
-def test_the_dry_run_agrees_with_the_plan(profile, project, fake_slurm):
-    fill_in(project, profile)
-    done = submit(profile, "-n")
-    (counted,) = set(re.findall(r"^allocation +(\d+)$", done.stdout, re.MULTILINE))
-    assert int(counted) == plan.make("smoke", PROFILES[profile]).slurm.cost.allocations
+@pytest.mark.parametrize("asked", [{}, {"gres": "gpu:4", "options": []}, {"rank_options": ["--gres=gpu:4"], "options": []}])
+def test_a_point_for_gpus_is_to_find_one_however_its_cluster_asks_for_them(asked):
+    _, platform = config.load("smoke", "a100")
+    own = platform.slurm.model_copy(update={"rank_options": [], "part_options": []} | asked)
+
+    def needs(experiment, node=platform.node, slurm=own, **grid):
+        (job,) = plan._jobs(experiment, config.Grid(grid=grid), "results/x", {}, "t")
+        return srun.has_gpus(job, slurm, node)
+
+    full = {"nodes": 1, "packages": 1, "gcds": 4}
+    assert needs("zero_train", **full) and needs("flover_serving", device="cuda")
+    assert not needs("flover_serving") and not needs("flover_queue")
+    assert not needs("zero_train", node=platform.node.model_copy(update={"emulated": True}), **full)
+    nothing = own.model_copy(update={"gres": None, "options": [], "rank_options": []})
+    assert not needs("zero_train", slurm=nothing, **full)
 
 
 @pytest.mark.parametrize("profile", PROFILES)

@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
-import yaml
+from conftest import smoke_points
 from slurm_box import SNAKEMAKE, boxed, own, slurm
 from typer.testing import CliRunner
 
@@ -50,14 +51,7 @@ def disk(tmp_path_factory):
 def points(project):
     """Replace the points of the smoke tier."""
 
-    def write(grids):
-        path = project / "config/config.yaml"
-        document = yaml.safe_load(path.read_text())
-        for name, experiment in document["experiments"].items():
-            experiment["tiers"] = {"smoke": grids[name]} if name in grids else {}
-        path.write_text(yaml.safe_dump(document))
-
-    return write
+    return partial(smoke_points, project)
 
 
 def command(*arguments):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-import yaml
+from conftest import smoke_points
 from typer.testing import CliRunner
 
 from repro.cli import app
@@ -29,14 +29,6 @@ def snakemake(*arguments: str, check: bool = True, **options) -> subprocess.Comp
     found = subprocess.run(command, capture_output=True, text=True, **options)
     assert not check or found.returncode == 0, found.stdout + found.stderr
     return found
-
-
-def smoke_points(project: Path, grids: dict[str, list[dict]]) -> None:
-    path = project / "config/config.yaml"
-    document = yaml.safe_load(path.read_text())
-    for name, experiment in document["experiments"].items():
-        experiment["tiers"] = {"smoke": grids[name]} if name in grids else {}
-    path.write_text(yaml.safe_dump(document))
 
 
 def targets() -> list[str]:
@@ -76,14 +68,6 @@ def test_dry_run_agrees_with_the_plan(project):
     found = plan.make("smoke")
     assert re.search(rf"^allocation +{len(found.allocations)}$", text, re.MULTILINE)
     assert sorted(name for each in found.allocations for name in each.jobs) == sorted(job.record for job in found.jobs)
-
-
-def test_a_wrong_key_stops_before_any_job(project):
-    path = project / "config/config.yaml"
-    path.write_text(path.read_text() + "\ntypo: 1\n")
-    found = snakemake("-n", check=False)
-    said = found.stdout + found.stderr  # a dry run logs to stdout
-    assert found.returncode and "config.yaml: typo" in said and "known keys" in said
 
 
 def test_a_job_without_its_plan_says_what_it_needs(project, monkeypatch):

@@ -114,6 +114,14 @@ def test_a_topology_without_rates_orders_no_plans():
     assert search(SMALL, slow, 64e9) and search(SMALL, Topology((Level("node", 1),)), 64e9)
 
 
+def test_every_round_takes_a_latency_and_quantising_its_time_twice():
+    top = Topology((Level("node", 4, 1e9, 1e-3), Level("cluster", 2, 1e9, 5e-3)))
+    tiny = Layout((BucketLayout(((8,),)),))
+    assert traffic.step_seconds(plans.zero3(top), tiny) == pytest.approx(3 * 7 * 5e-3, rel=1e-3)  # rings of 8
+    hop = traffic.Hop("gather", ("node", "cluster"), (4, 2), 8, 0, 100)
+    assert traffic.hop_seconds(hop, top, 1e3) - traffic.hop_seconds(hop, top) == pytest.approx(0.2)  # and back
+
+
 def test_compute_is_added_to_every_plan_and_changes_none():
     bare, busy = (
         search(SMALL, frontier(2)),

@@ -32,7 +32,7 @@ def missing(accounting: bool) -> list[str]:
 
 def install(packages: list[str]) -> None:
     """By apt-get, as root. BoxError with what it said."""
-    environment = {"DEBIAN_FRONTEND": "noninteractive", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
     for command in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *packages]):
         done = subprocess.run(["apt-get", *command], env=environment, capture_output=True, text=True)
         if done.returncode:

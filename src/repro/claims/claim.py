@@ -99,6 +99,10 @@ class Claim(Rule):
             raise ValueError("relative to a paper_value of 0: use absolute")
         if self.no_effect is not None and self.no_effect == self.paper_value:
             raise ValueError("no_effect is the paper_value: leave it out")
+        if self.no_effect is not None and self.paper_value is not None:
+            towards = "lower" if self.paper_value > self.no_effect else "higher"
+            if self.direction == towards:
+                raise ValueError(f"direction: found {towards}, which leads from paper_value towards no_effect")
         if self.primary and self.kind != "claim":
             raise ValueError(f"primary: found a {self.kind}; allowed: claims")
         return self

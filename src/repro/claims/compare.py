@@ -7,7 +7,7 @@ lacks, other code, too few occasions) is said as that, and never counts as agree
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -59,18 +59,14 @@ class Comparison:
         said += [sentence(whole, "whole records")] if whole else []
         only = [
             f"{len(names)} {'record' if len(names) == 1 else 'records'} only {side.name}"
-            for names, side in self._only
+            for names, side in ((self.only_a, self.a), (self.only_b, self.b))
             if names
         ]
         return [*said, f"Not on both sides: {', '.join(only)}."] if only else said
 
-    @property
-    def _only(self) -> list[tuple[list[str], Side]]:
-        return [(self.only_a, self.a), (self.only_b, self.b)]
-
 
 # What is said of runs of two kinds: no verdict flips.
-_APART = ("no experiment", "no value", "other evidence", "other settings", "other runs")
+_APART = ("no experiment", "no value", "other evidence", "other settings", "other runs", "time limit")
 
 
 def compare(claims: Sequence[Claim], a: Side, b: Side) -> Comparison:
@@ -117,7 +113,7 @@ def _told(claim: Claim, ours: Verdict, theirs: Verdict, a: Side, b: Side) -> Tol
     if said := _settings(claim.value, mine[0], other[0], b.name):
         return untold("other settings", said)
     if claim.value.sampled == "sequences" and _points(mine) < _points(other):
-        return other_code(_of_seeds(ours, theirs), mine, other)
+        return other_code(_of_seeds(_by_seed(ours, mine), _by_seed(theirs, other)), mine, other)
     if claim.value.sampled not in _VARYING and _points(mine) != _points(other):
         return untold(
             "other runs", f"{a.name} rests on {len(mine)}, {b.name} on {len(other)}, not of the same points and seeds"
@@ -137,11 +133,15 @@ def _of_values(reading: Reading, ours: Verdict, theirs: Verdict, b: Side) -> Tol
     return between(ours.value, ends, "such runs lie 19 times in 20")
 
 
-def _of_seeds(ours: Verdict, theirs: Verdict) -> Told:
-    """Of some of the other side's seeds: each value is to be one of its values."""
-    found = all(any(same(value, known).inside for known in theirs.values) for value in ours.values)
-    said = f"the same, of {len(ours.values)} of {len(theirs.values)} seeds" if found else "another value of a seed"
-    return Told((min(theirs.values), max(theirs.values)), found, said)
+def _of_seeds(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Told:
+    """Values by seed, of some of the other side's seeds: each is to be what that seed gave there."""
+    found = all(same(value, theirs[seed]).inside for seed, value in ours.items())
+    said = f"the same, of {len(ours)} of {len(theirs)} seeds" if found else "another value of a seed"
+    return Told((min(theirs.values()), max(theirs.values())), found, said)
+
+
+def _by_seed(row: Verdict, runs: Iterable[Record]) -> dict[int, float]:
+    return dict(zip(sorted({run.seed for run in runs}), row.values, strict=True))
 
 
 def _settings(reading: Reading, ours: Record, theirs: Record, name: str) -> str:
@@ -232,16 +232,3 @@ def _room(rows: Sequence[Row]) -> str:
         return ""
     factor = median(math.sqrt(high / low) for low, high in ends)
     return f" Half of those that can be told may differ by a factor of {factor:.2g} or more: so wide are intervals that all hold together 19 times in 20."
-
-
-def section(found: Comparison) -> dict[str, Any]:
-    """What a report shows of a comparison, in texts.
-
-    says            sentences: how many claims and metrics agree, lie outside, flipped, cannot be told and why
-    claims          `cells` of every claim; differing_metrics: of every metric of a record that lies outside
-    """
-    return {
-        "says": found.says,
-        "claims": [cells(row) for row in found.claims],
-        "differing_metrics": [cells(row) for row in found.metrics if row.differs],
-    }

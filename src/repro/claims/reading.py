@@ -69,6 +69,13 @@ class Reading(Strict):
             raise ValueError("form: reduction needs over")
         if self.banded and (self.over is not None or self.sequence is not None or self.per is not None):
             raise ValueError("banded reads one number with its band: no over, sequence or per")
+        cancels = not self.complement and (
+            self.over is not None or self.sequence is not None or self.columns is not None
+        )
+        if self.factor != 1 and cancels:
+            raise ValueError(
+                "factor cancels in a ratio: found it with over, sequence or columns, and without complement"
+            )
         return self
 
     def band(self, run: Record) -> tuple[float, float]:
@@ -134,7 +141,7 @@ class Reading(Strict):
         if len(values) == 1:
             return values[0]
         rising = values if self.expect == "increasing" else values[::-1]
-        if 0 in rising[:-1]:
+        if 0 in rising[:-1] or (self.expect and min(values) < 0):
             return None
         steps = [later / earlier for earlier, later in itertools.pairwise(rising)]
         ratio = min(steps) if ordering else rising[-1] / rising[0]

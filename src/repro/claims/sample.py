@@ -63,12 +63,13 @@ def read(
     in_scope: Callable[[Record], bool],
     ordering: bool = False,
     defaults: Mapping[str, Any] | None = None,
+    any_in_scope: bool = True,
 ) -> Sample | Nothing:
     """Our value, from one configuration that has a run in every group.
 
     Of several: one in scope, else one with as many runs as a verdict takes, else of the stronger evidence kind, else the
-    first by file name. `defaults`: what a field that no filter names must be, outside the scope. `ordering` takes the
-    smallest step of a sequence instead of first to last.
+    first by file name. `defaults`: what a field that no filter names must be; of runs in scope too, unless `any_in_scope`.
+    `ordering` takes the smallest step of a sequence instead of first to last.
     """
     runs = {path: run for path, run in sorted(records.items()) if run.experiment == reading.experiment}
     groups = [{path: run for path, run in runs.items() if matches(run, filters)} for filters in reading.groups]
@@ -83,7 +84,7 @@ def read(
 
     asked = {name for group in reading.groups for name in group}
     usual = {name: value for name, value in (defaults or {}).items() if name not in asked}
-    samples = [s for s in found if covered(s) or not _unusual(s.configuration, usual)]
+    samples = [s for s in found if (any_in_scope and covered(s)) or not _unusual(s.configuration, usual)]
     if not samples:
         if found:
             words_of = words(_unusual(found[0].configuration, usual))

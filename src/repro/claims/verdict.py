@@ -86,8 +86,10 @@ def judge(rule: Rule, least: float, most: float) -> tuple[Agreement, str]:
         why = "the expected order does not hold beyond the tolerance"
         return ("deviates", why) if apart else ("inconclusive", "the interval leaves the order open")
     if not rule.has_effect(least, most):
-        if apart or rule.has_opposite_effect(least, most):
-            return "deviates", "no effect in the paper's direction"
+        if rule.has_opposite_effect(least, most):
+            return "deviates", "the effect is the other way round"
+        if apart:
+            return "deviates", "outside the tolerance, and it may be no effect at all"
         return "inconclusive", "the interval holds no effect and reaches into the tolerance"
     if inside:
         return "reproduced", "within the tolerance"

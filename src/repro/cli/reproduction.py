@@ -59,7 +59,8 @@ def run(found: Plan, target: str | None, verbose: bool, occasion: int = 1) -> in
                 _show(_Watch(found), snakemake)
             code = snakemake.wait()
     if not code:
-        _summarise(found) if target is None else _answer(found, _named(found, target) or target)
+        report = f"{found.results}/report.html"
+        _summarise(found) if target in (None, "all", report) else _answer(found, _named(found, target) or target)
     elif not verbose:
         stderr.print(f"[bold red]Snakemake ended with code {code}[/]; the end of {escape(str(log))}:", soft_wrap=True)
         stderr.print(escape("\n".join(log.read_text(errors="replace").splitlines()[-15:])), soft_wrap=True)
@@ -271,6 +272,9 @@ def _answer(found: Plan, target: str) -> None:
         names = " ".join(claim.id for claim in claims)
         told = f"Verdicts of these runs alone: repro claims {names} --results {found.results}"
         stdout.print(escape(told), soft_wrap=True)
+    elif not shown:  # of all points, of a file, or of all figures of the shipped records
+        where = "results/replot" if target == "replot" else found.results
+        stdout.print(escape(f"Done: {paths.root() / where}"), soft_wrap=True)
 
 
 def _summarise(found: Plan) -> None:

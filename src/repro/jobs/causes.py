@@ -40,11 +40,12 @@ _SIGNALS = {each.value: each.name for each in signal.Signals}  # real-time signa
 _TAIL = 6000  # characters of a log that a record keeps
 
 
-def of_step(log: Path, where: Path, ranks: int, timed_out: bool, exit_code: int | None) -> tuple[Cause, str]:
-    """Cause and detail of a step that has ended. `where`: folder of its watchdogs; `timed_out`: ended for its time."""
+def of_step(log: Path, where: Path, ranks: int, exit_code: int | None) -> tuple[Cause, str]:
+    """Cause and detail of a step that has ended. `where`: folder of its watchdogs; `exit_code`: None where it was ended
+    for its time."""
     if late := of_watchdogs(where, ranks):
         return late
-    if timed_out or exit_code == watchdog.EXIT_CODE:
+    if exit_code in (None, watchdog.EXIT_CODE):
         return Cause.TIMEOUT, f"not done in its time, and ended; the end of {log.name}:\n{tail(log)}"
     detail = f"the step ended with exit code {exit_code} and without a record; the end of {log.name}:\n{tail(log)}"
     return _in_log(log) or Cause.UNEXPECTED, detail

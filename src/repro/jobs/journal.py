@@ -116,7 +116,7 @@ def awaited(running: Running, goes_on: Callable[[], bool] = lambda: True) -> Rec
 def failed(running: Running, cause: Cause, detail: str, slurm: dict[str, str]) -> None:
     """Write the record of a point that could not write its own."""
     seed = config.point(running.experiment, running.point, running.record).seed
-    source = provenance.collect(f"repro.experiments.{running.experiment}", running.since)
+    source = provenance.collect(f"repro.experiments.{running.experiment}", running.since, ran_here=False)
     found = Record(
         **running.model_dump(include={"experiment", "point", "repeat", "attempt"}),
         seed=seed,

@@ -40,7 +40,7 @@ _SEEN_FROM_AFAR = (Cause.NODE_FAILURE, Cause.COMM_HANG)  # a rank's failure as i
 _DEAF_S = 20.0  # beyond its limit, for a point that does not hear of it
 _LOCK_ADVICE = "timed runs lock it to be alone on the machine. Remove it, or set TMPDIR to a folder of yours"
 _NEIGHBOUR_S = 1.0  # for the neighbour to say it better
-NEEDS_GPU = "REPRO_NEEDS_GPU"  # set to 1 by a job whose ranks have a GPU each
+NEEDS_GPU = "REPRO_NEEDS_GPU"  # set to 1 for a point that is to find a GPU
 
 
 def classify(error: BaseException) -> Cause:
@@ -177,21 +177,21 @@ def run(experiment: str, point: Point, repeat: int = 0, attempt: int = 1, out: P
             common |= {"status": "ok", "evidence": outcome.evidence, "metrics": outcome.metrics.with_units()}
             common |= {"conditions": outcome.conditions}
     found = Record(**common, provenance=provenance.collect(module, start, outcome.topology if outcome else ""))
-    if out is not None and (first or found.status == "failed") and not _told_already(found, out):
+    if out is not None and (first or found.status == "failed") and not _told_already(found, out, place):
         record.write(found, out, outcome.series if outcome else None)
     return found
 
 
 def _require_gpu() -> None:
-    """RuntimeError where the job has given this rank a GPU and torch sees none: on a CPU the point would take its whole
-    limit, or give a number of another machine than it says."""
+    """RuntimeError where the job has given this point a GPU and torch sees none: on a CPU it would take its whole limit,
+    give a number of another machine than it says, or count as skipped for good."""
     if os.environ.get(NEEDS_GPU) != "1":
         return
     import torch
 
     if not torch.cuda.is_available():
         raise RuntimeError(
-            f"this job has a GPU for every rank, and torch {torch.__version__} (CUDA: {torch.version.cuda}, ROCm: "
+            f"this job has GPUs, and torch {torch.__version__} (CUDA: {torch.version.cuda}, ROCm: "
             f"{torch.version.hip}) sees none: install a build for the GPUs and their driver (TORCH_INDEX in docs/slurm.md)"
         )
 
@@ -203,9 +203,11 @@ def _interrupted(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _told_already(found: Record, out: Path) -> bool:
-    """Whether another rank of the same step has written why it failed, beyond that it lost a neighbour."""
-    if found.status != "failed" or "SLURM_STEP_ID" not in found.provenance.slurm:
+def _told_already(found: Record, out: Path, place: tuple[int, int] | None) -> bool:
+    """Whether another rank of the same step has written why it failed, beyond that it lost a neighbour. `place`: this
+    rank's among them. A shell that srun started runs any number of points in one step."""
+    alone = place is None or place[1] == 1
+    if alone or found.status != "failed" or "SLURM_STEP_ID" not in found.provenance.slurm:
         return False
     if found.cause in _SEEN_FROM_AFAR:
         time.sleep(_NEIGHBOUR_S)
@@ -215,6 +217,7 @@ def _told_already(found: Record, out: Path) -> bool:
         return False
     same = ("SLURM_JOB_ID", "SLURM_STEP_ID")
     of_step = all(other.provenance.slurm.get(name) == found.provenance.slurm.get(name) for name in same)
+    of_step = of_step and other.attempt == found.attempt  # a job that was requeued may count its steps anew
     return (
         other.status == "failed" and of_step and (other.cause not in _SEEN_FROM_AFAR or found.cause in _SEEN_FROM_AFAR)
     )

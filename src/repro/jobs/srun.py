@@ -48,9 +48,10 @@ def command(job: Job, slurm: Slurm, node: Node) -> list[str]:
 
 
 def has_gpus(job: Job, slurm: Slurm, node: Node) -> bool:
-    """Whether each rank of a point gets a GPU that is one: on an emulated node they are names."""
-    asked = any(word.startswith("--gpu") for word in command(job, slurm, node))
-    return asked and not node.emulated and isinstance(job.point, Ranked)
+    """Whether a point is to find a GPU that is one: on an emulated node they are names."""
+    wanted = isinstance(job.point, Ranked) or getattr(job.point, "device", "cpu") == "cuda"
+    asked = [f"--gres={slurm.gres}", *slurm.options, *command(job, slurm, node)]
+    return wanted and not node.emulated and any(word.startswith(("--gpu", "--gres=gpu")) for word in asked)
 
 
 class JobSteps:
@@ -180,7 +181,7 @@ class JobSteps:
         found = journal.awaited(running, lambda: code is not None and not any(where.iterdir()))
         if found is None:
             ranks = job.nodes * job.tasks_per_node
-            cause, detail = causes.of_step(paths.root() / running.log, where, ranks, code is None, code)
+            cause, detail = causes.of_step(paths.root() / running.log, where, ranks, code)
             journal.failed(running, cause, detail, self._slurm())
             return cause
         step = found.provenance.slurm.get("SLURM_STEP_ID")

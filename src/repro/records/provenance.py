@@ -134,9 +134,10 @@ def _hosts() -> list[str]:
     return [socket.gethostname()]
 
 
-def collect(module: str, start: datetime, topology: str = "") -> Provenance:
-    """Provenance of a run of `module` that began at `start` and ends now."""
-    names, driver = gpus()
+def collect(module: str, start: datetime, topology: str = "", ran_here: bool = True) -> Provenance:
+    """Provenance of a run of `module` that began at `start` and ends now. `ran_here`: in this process, which may ask its
+    GPUs: no process can use them that is forked from one that has."""
+    names, driver = gpus() if ran_here else ([], "")
     git_commit, git_dirty = commit(paths.root())
     return Provenance(
         git_commit=git_commit,

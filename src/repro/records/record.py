@@ -129,15 +129,11 @@ class RecordError(ValueError):
     """A file among the records that is not a valid record; the message names the file and what is wrong with it."""
 
 
-def point_hash(experiment: str, point: Mapping[str, Any], repeat: int) -> str:
-    """Hash of every parameter, which ends the name of a record's file."""
-    text = json.dumps([experiment, point, repeat], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
 def name_end(experiment: str, point: Mapping[str, Any], repeat: int) -> str:
-    """How the name of the file of a point and repeat ends, after its label and a dash: `r0-1a2b3c4d`."""
-    return f"r{repeat}-{point_hash(experiment, point, repeat)}"
+    """How the name of the file of a point and repeat ends, after its label and a dash: `r0-1a2b3c4d`, by a hash of every
+    parameter."""
+    text = json.dumps([experiment, point, repeat], sort_keys=True)
+    return f"r{repeat}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def write(record: Record, path: Path, series: "pd.DataFrame | None" = None) -> None:

@@ -48,7 +48,7 @@ def write(records: Path, folder: Path, out: Path) -> None:
         by={row.claim.id: row for row in rows},
         papers=_papers(rows),
         verdicts=[facts(row) for row in rows],
-        beside=None if same else compare.section(compare.compare(claims, here, shipped)),
+        beside=None if same else compare.compare(claims, here, shipped),
         others=machines.others(claims, shipped),
         others_page=links.to(paths.root() / "docs/machines.md", out),
         compared=compare.cells,

@@ -25,7 +25,7 @@ from repro.experiments import stored
 from repro.plan import config
 from repro.records import statistics
 from repro.report import findings
-from repro.report.docs import citation, collectives, facts, latex, machines, serving, table
+from repro.report.docs import citation, collectives, facts, latex, machines, queue, serving, table
 
 _TEMPLATES = Path(__file__).parent
 _PAGES = {
@@ -137,6 +137,7 @@ def vocabulary() -> dict[str, Any]:
     runs, verdicts = list(found.records.values()), [row.verdict for row in rows]
     shipped = Side("shipped", paths.root() / reference, found.records, verdicts)
     papers = registry.papers()
+    others = machines.others(claims, shipped)
     held_out = [inside for _, inside in compare.held_out(claims, verdicts)]
     return findings.vocabulary(verdicts, "a page of repro docs") | {
         "rows": rows,
@@ -147,7 +148,8 @@ def vocabulary() -> dict[str, Any]:
         "all_words": registry.WORDS,
         "verdicts": verdicts,
         "evidence": Counter(row.verdict.evidence or row.verdict.agreement for row in rows),
-        "others": machines.others(claims, shipped),
+        "others": others,
+        "machine_of": {machine.name: machine for machine in others},
         "spans": machines.spans(claims, shipped),
         "compared": compare.cells,
         "held_out": f"{sum(held_out)} of {len(held_out)}",
@@ -164,6 +166,9 @@ def vocabulary() -> dict[str, Any]:
         "serving": lambda folder: serving.settings(f"{Path(reference).parent}/{folder}"),
         "aim": serving.AIM,
         "held_out_collectives": lambda: collectives.held_out(found.records),
+        "predicted_queue": lambda: queue.predicted(found.records),
+        "paper_values": {row.id: registry.numbers(row)[0] for row in verdicts},
+        "sentence": compare.sentence,
         "machines": facts.machines(runs),
         "software": facts.software(runs),
         "commits": facts.commits(runs),

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from repro.claims import compare, sides
 from repro.claims.claim import Claim
 from repro.claims.sides import Row, Side
+from repro.records.record import Provenance
 from repro.report.docs import facts
 
 
@@ -16,7 +17,7 @@ class Machine:
     """A machine's records beside the shipped ones of the verdicts.
 
     hardware       in words, with the number of records
-    same_kind      whether its processors are called as those of the shipped records of claims on times
+    kind           its processors beside those of the shipped records of claims on times, to begin a sentence
     occasions      how many occasions its timed points have, at most
     claims         a row for every claim but those in `shared`: its value there, the one of the verdicts, and what can be
                    said of the two
@@ -27,7 +28,7 @@ class Machine:
 
     name: str
     hardware: str
-    same_kind: bool
+    kind: str
     occasions: int
     claims: Sequence[Row]
     timed: Sequence[Row]
@@ -39,12 +40,7 @@ class Machine:
     def what(self) -> str:
         """The machine and its runs, to begin a sentence."""
         runs = "1 occasion" if self.occasions == 1 else f"at most {self.occasions} occasions"
-        kind = (
-            "A machine with a processor of the same name, which may be another, on another day"
-            if self.same_kind
-            else "Another kind of machine"
-        )
-        return f"{kind} ({self.name}, {runs})"
+        return f"{self.kind} ({self.name}, {runs})"
 
     @property
     def farthest(self) -> Row | None:
@@ -123,7 +119,7 @@ def _machine(claims: Sequence[Claim], side: Side, shipped: Side) -> Machine:
     return Machine(
         name=side.name,
         hardware="; ".join(facts.machines(list(side.records.values()))),
-        same_kind=_processors(side, timed) <= _processors(shipped, timed),
+        kind=_kind(_provenances(side, timed), _provenances(shipped, timed)),
         occasions=max(
             (len(set(row.occasions)) for row in side.verdicts if row.id in {each.name for each in timed}), default=1
         ),
@@ -135,10 +131,22 @@ def _machine(claims: Sequence[Claim], side: Side, shipped: Side) -> Machine:
     )
 
 
-def _processors(side: Side, rows: Sequence[Row]) -> set[str]:
+def _provenances(side: Side, rows: Sequence[Row]) -> list[Provenance]:
+    """Of the runs that claims rest on."""
     names = {row.name for row in rows}
     records = {name for verdict in side.verdicts if verdict.id in names for name in verdict.records}
-    return {side.runs[name].provenance.cpu for name in records}
+    return [side.runs[name].provenance for name in records]
+
+
+def _kind(ours: Sequence[Provenance], theirs: Sequence[Provenance]) -> str:
+    if not {run.cpu for run in ours} <= {run.cpu for run in theirs}:
+        return "Another kind of machine"
+    here, there = (
+        {run.cpu_kind for run in runs} - {""} for runs in (ours, theirs)
+    )  # not told by runs of before 2026-11-29
+    if here and there and not here & there:
+        return "Another processor of the same name"
+    return "A machine with a processor of the same name, which may be another, on another day"
 
 
 def _runs(side: Side) -> dict[str, set[tuple[str, datetime]]]:

@@ -217,7 +217,10 @@ def _expected(claim: Claim, verdict: Verdict) -> str:
     same again."""
     if claim.value is None or verdict.value is None:
         return "–"
-    if claim.value.sampled not in ("occasions", "seeds") and claim.value.needed == 1:
+    if claim.value.sampled == "sequences" and len(verdict.values) > 1:
+        low, high = (f"{end:.3g}" for end in (min(verdict.values), max(verdict.values)))
+        return "the same, to 3 digits" + (f"; of single seeds {low} to {high}" if low != high else "")
+    if claim.value.sampled not in ("occasions", "seeds"):
         return "the same, to 3 digits"
     ends = compare.expected(claim.value, verdict)
     sampled = "occasion" if claim.value.sampled == "occasions" else "seed"
