@@ -284,9 +284,7 @@ CONFIGS = [
     cell("a text", f"{GRID}.minutes", "long", f"{GRID}.minutes: ", "found 'long'"),
     cell("true", f"{GRID}.minutes", True, f"{GRID}.minutes: ", "found True"),
     cell("beyond all time", f"{GRID}.minutes", 1e300, f"{GRID}.minutes: ", "found 1e+300"),
-    cell(
-        "its limit", f"{GRID}.minutes", 600.0, f"{GRID}.minutes: ", "found 600; allowed: less than 10, a run's limit"
-    ),
+    cell("its limit", f"{GRID}.minutes", 600.0, f"{GRID}.minutes: ", "found 600; allowed: less than 10, a run's limit"),
     cell("infinite", f"{GRID}.minutes", float("inf"), f"{GRID}.minutes: found '.inf'"),
     cell("a list", f"{GRID}.grid", [], f"{GRID}.grid: ", "found []"),
     cell("null", f"{GRID}.grid", None, f"{GRID}.grid: ", "found None"),

@@ -153,7 +153,9 @@ def test_nothing_is_submitted_without_an_account(profile, project, fake_slurm):
     assert f"config/platforms/{PROFILES[profile]}.yaml: slurm.account: not set" in said
 
 
-@pytest.mark.parametrize("asked", [{}, {"gres": "gpu:4", "options": []}, {"rank_options": ["--gres=gpu:4"], "options": []}])
+@pytest.mark.parametrize(
+    "asked", [{}, {"gres": "gpu:4", "options": []}, {"rank_options": ["--gres=gpu:4"], "options": []}]
+)
 def test_a_point_for_gpus_is_to_find_one_however_its_cluster_asks_for_them(asked):
     _, platform = config.load("smoke", "a100")
     own = platform.slurm.model_copy(update={"rank_options": [], "part_options": []} | asked)

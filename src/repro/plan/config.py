@@ -313,7 +313,9 @@ def check_references(config: Config, path: Path) -> None:
                 limit = experiments.get(name).timeout_s / 60
                 if grid.minutes >= limit:
                     number_of = f"{path}: experiments.{name}.tiers.{tier}.{number}.minutes"
-                    raise ConfigError(f"{number_of}: found {grid.minutes:g}; allowed: less than {limit:g}, a run's limit")
+                    raise ConfigError(
+                        f"{number_of}: found {grid.minutes:g}; allowed: less than {limit:g}, a run's limit"
+                    )
     shipped = [folder.name for folder in sorted((paths.root() / "results/reference").glob("*")) if folder.is_dir()]
     if shipped and config.reference not in shipped:
         raise ConfigError(f"{path}: reference: found {config.reference!r}; allowed: {', '.join(shipped)}")
