@@ -121,7 +121,7 @@ peers: $(PEERS)/.ready
 # name them all: vLLM would bring torch's audio and video packages. llama.cpp is compiled, by as many jobs as there are cores (or
 # CMAKE_BUILD_PARALLEL_LEVEL); vLLM compiles when it starts.
 $(PEERS)/.ready: $(wildcard $(SERVERS)/requirements-*.txt) | $(READY)
-	@ldconfig -p | grep -q libtcmalloc_minimal || { echo "make peers needs libtcmalloc_minimal: apt-get install libtcmalloc-minimal4" >&2; exit 1; }
+	@PATH="$$PATH:/usr/sbin:/sbin" ldconfig -p | grep -q libtcmalloc_minimal || { echo "make peers needs libtcmalloc_minimal: apt-get install libtcmalloc-minimal4" >&2; exit 1; }
 	@command -v g++ >/dev/null || { echo "make peers needs a C++ compiler: apt-get install g++ cmake" >&2; exit 1; }
 	@$(PYTHON) -m venv $(PEERS)
 	@echo "Installing vLLM into $(PEERS) (3 GB) ..."

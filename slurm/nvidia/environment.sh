@@ -10,7 +10,7 @@ GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$(PATH=$PATH:/usr/sbin:/sbin ip -oneli
 export GLOO_SOCKET_IFNAME  # exported only now: an empty one counts as none
 # NCCL finds InfiniBand by itself; over the same interface it only meets (NCCL documentation, NCCL_SOCKET_IFNAME).
 export NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-$GLOO_SOCKET_IFNAME}"
-# Kernels that Triton compiles: $HOME is shared by all ranks of all nodes, /tmp is the node's own. Jobs share the folder, as Triton names
-# files by what is in them: it stays, for the next job.
+# Kernels that Triton compiles: $HOME is shared by all ranks of all nodes, /tmp is the node's own. Jobs share the folder:
+# Triton names what it compiles by a hash, so the next job finds it.
 export TMPDIR=/tmp  # a folder that nodes share would make this machine's lock for timed points one of all nodes
 export TRITON_CACHE_DIR="/tmp/$USER-triton"

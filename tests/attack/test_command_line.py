@@ -297,6 +297,18 @@ def test_real_commands_refuse(tmp_path, words, says):
     assert Path("/dev/null").is_char_device() and Path("/dev/full").is_char_device()
 
 
+def test_a_command_runs_where_standard_output_was_closed():
+    command = [sys.executable, "-m", "repro", "schema", "claims"]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, preexec_fn=lambda: os.close(1))
+    assert ended.returncode == 0 and not ended.stderr
+
+
+def test_where_only_the_engines_are_installed_the_command_says_what_it_needs():
+    program = "import sys; sys.modules['typer'] = None; from repro.__main__ import main; main()"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.returncode == 2 and "needs typer: pip install 'repro-papers[workflow]'" in ended.stderr
+
+
 @pytest.mark.parametrize(
     "words",
     [

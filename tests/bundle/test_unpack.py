@@ -116,6 +116,8 @@ PAX = tarfile.PAX_FORMAT
 HOSTILE = {
     "a step upwards": Hostile("'repro-1/../x': found a step to another folder", [a_file("../x")]),
     "a step upwards inside": Hostile("found a step to another folder", [a_file("a/../../x")]),
+    "a name of many folders": Hostile("bytes and 34 steps", [a_file("a/" * 32 + "x")]),
+    "a long name": Hostile("bytes and 7 steps", [a_file("a" * 200 + ("/" + "a" * 200) * 5)], dialect=PAX),
     "an absolute name": Hostile("'/etc/cron.d/x': found an absolute name", [a_file("/etc/cron.d/x", top="")]),
     "another folder": Hostile("'home/x': found a name outside the bundle's folder", [a_file("home/x", top="")]),
     "a name of the bundle's folder": Hostile("found a name outside the bundle's folder", [a_file(TOP, top="")]),

@@ -142,9 +142,8 @@ def test_one_seed_of_what_is_resampled_by_sequences_is_the_same_value_or_another
     (one,) = (known for known in registry.load() if known.id == "EX-F8.d")
     folder = paths.root() / "results/reference/laptop-2core/records/exflow_placement"
     files = [*folder.glob("gpt_moe_64e-*-4gpus-tokensall-*.json")]
-    runs = dict(
-        zip(files, made(map(record.read, files), source_hash="one"), strict=True)
-    )  # shipped ones may be of several
+    # Shipped runs may be of several versions of the code.
+    runs = dict(zip(files, made(map(record.read, files), source_hash="one"), strict=True))
 
     def of(runs):
         return Side("A", folder, runs, registry.evaluate([one], runs))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -352,11 +353,13 @@ def test_outside_the_scope_fields_that_no_filter_names_have_their_defaults():
     assert found(size=2).reason == "only runs with other settings than the claim's: size=2"
 
 
-def test_a_scope_that_names_no_settings_leaves_them_at_their_defaults():
+def test_a_scope_that_names_no_settings_leaves_them_at_their_defaults(monkeypatch):
     """Else whoever adds a run with another setting, and a name that comes first, would be asked for the verdict."""
-    runs, covers = named(*pair(1.0, size=2), *pair(1.5, size=1)), lambda run: True
-    value = [selection.read(claim().value, runs, covers, False, {"size": 1}, told).value for told in (True, False)]
-    assert value == [2.0, 2 / 1.5]
+    monkeypatch.setattr(claims.experiments, "names", lambda: ["timing"])
+    monkeypatch.setattr(claims.experiments, "get", lambda name: SimpleNamespace(defaults={"size": 1}))
+    runs, evidence_alone = named(*pair(1.0, size=2), *pair(1.5, size=1)), {"evidence": ["measured"], "outside": "-"}
+    assert verdict(runs).value == 2.0
+    assert verdict(runs, scope=evidence_alone).value == pytest.approx(2 / 1.5)
 
 
 def test_evidence_kinds_and_configurations_are_never_mixed():
@@ -387,10 +390,10 @@ def test_what_would_be_judged_the_wrong_way_is_refused(changes, said):
         claim(**changes)
 
 
-def test_numbers_on_both_sides_of_zero_have_no_order():
+def test_negative_numbers_are_no_steps_of_a_ratio():
     """A step from -1 to -2 is no increase by a factor of 2."""
     reading = claim().value.model_copy(update={"over": None, "sequence": [{}, {}], "expect": "increasing"})
-    assert reading.combine([1.0, 2.0], True) == 2 and reading.combine([-1.0, -2.0], True) is None
+    assert [reading.combine(pair, True) for pair in ([1.0, 2.0], [-1.0, -2.0], [-1.0, 2.0])] == [2, None, None]
 
 
 @pytest.mark.parametrize(

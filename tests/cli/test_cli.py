@@ -49,7 +49,15 @@ def test_doctor_json():
     assert report["lacks"]["gpu"] or report["gpus"]
 
 
-FINE = {"memory_gib": 16, "disk_free_gib": 20, "model": None, "namespaces": None, "kernels": None, "gpus": ["one"]}
+FINE = {
+    "cores": 2,
+    "memory_gib": 16,
+    "disk_free_gib": 20,
+    "model": None,
+    "namespaces": None,
+    "kernels": None,
+    "gpus": ["one"],
+}
 FINE |= {"slurm": dict.fromkeys(JOB_COMMANDS, "/usr/bin/it"), "missing_servers": {}}
 LOCAL = {"smoke", "laptop", "full"}
 
@@ -59,6 +67,7 @@ LOCAL = {"smoke", "laptop", "full"}
     [
         ({}, "", set()),
         ({"memory_gib": 4}, "memory: 4 GiB", LOCAL | {"gpu"}),
+        ({"memory_gib": 5.7, "cores": 1}, "cores: 1, needs 2", LOCAL | {"gpu"}),
         ({"disk_free_gib": 1}, "free disk: 1 GiB", LOCAL | {"gpu"}),
         ({"model": "no such file"}, "no such file", LOCAL | {"gpu"}),
         ({"namespaces": "needs root"}, "needs root", LOCAL),

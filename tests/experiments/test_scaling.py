@@ -60,9 +60,8 @@ def test_published_steps_are_predicted_with_a_fitted_overlap():
         found.rms_log_error < found.rms_log_error_left_out < 0.1 < 2 * found.rms_log_error < found.rms_log_error_assumed
     )
     assert found.within_band_machine < 0.75 < found.within_band, "the model's own error is needed"
-    assert found.rms_log_error_held_out == pytest.approx(
-        0.109, abs=0.005
-    )  # as docs/scaling.md says, as is what follows
+    # As docs/scaling.md says.
+    assert found.rms_log_error_held_out == pytest.approx(0.109, abs=0.005)
     assert math.exp(found.tflops_log_bias) == pytest.approx(1.03, abs=0.01)
     assert found.tflops_log_spread == pytest.approx(0.12, abs=0.01)
     points = table[table.kind == "point"]

@@ -4,6 +4,7 @@ import builtins
 import importlib.util
 import inspect
 import json
+import os
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import papermill
 import pytest
 from attack.record_files import copies, shipped
 from IPython.display import display
+from nbclient.exceptions import DeadKernelError
 
 from repro import paths
 from repro.report import figures, notebooks
@@ -113,6 +115,21 @@ def test_every_table_is_a_function_with_its_line(name):
     own = {key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
     assert set(called) == {key for key in own if not key.startswith("_")}
     assert all(inspect.getdoc(getattr(module, key)).endswith(".") for key in called)
+
+
+def test_a_notebook_runs_in_the_kernel_of_this_environment_and_one_that_is_killed_is_told(tmp_path, monkeypatch):
+    seen = {}
+
+    def killed(*paths, **options):
+        seen.update(os.environ)
+        raise DeadKernelError("Kernel died")
+
+    monkeypatch.setenv("JUPYTER_PATH", "/kernels/of/others")
+    monkeypatch.setattr(papermill, "execute_notebook", killed)
+    with pytest.raises(notebooks.CellError, match="its kernel was killed"):
+        notebooks.execute("claims", tmp_path, {})
+    assert seen["JUPYTER_PREFER_ENV_PATH"] == "1" and "JUPYTER_PATH" not in seen
+    assert os.environ["JUPYTER_PATH"] == "/kernels/of/others"
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)

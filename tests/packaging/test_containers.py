@@ -110,3 +110,14 @@ def test_the_devcontainer_builds_the_containerfile():
     assert (folder / build["context"]).resolve() == ROOT
     assert devcontainer()["remoteUser"] == dict(instructions())["USER"]
     assert re.search(r"ln -s (\S+)/\.venv", devcontainer()["postCreateCommand"])[1] == dict(instructions())["WORKDIR"]
+
+
+def test_links_that_apptainer_copies_as_folders_are_links_again():
+    """Else the checkout in the image differs from its commit."""
+    listed = subprocess.run(["git", "-C", ROOT, "ls-files", "-s"], capture_output=True, text=True)
+    links = [line.split("\t")[1] for line in listed.stdout.splitlines() if line.startswith("120000")]
+    if not links:
+        pytest.skip("no checkout")
+    for link in links:
+        target = os.readlink(ROOT / link)
+        assert f"rm -rf {link} && ln -s {target} {link}" in sections()["post"]

@@ -82,6 +82,15 @@ def test_a_checkout_of_which_git_does_not_say_counts_as_changed(tmp_path, monkey
     assert provenance.commit(tmp_path) == (commit, True)
 
 
+def test_a_checkout_that_git_does_not_tell_of_counts_as_changed(tmp_path, monkeypatch):
+    """As that of another user, whom git does not trust."""
+    git(tmp_path, "init", "--quiet")
+    committed(tmp_path, "first")
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    provenance.commit.cache_clear()
+    assert provenance.commit(tmp_path) == ("", True)
+
+
 def test_a_record_has_the_commit_that_ran(project, monkeypatch):
     """Not one made while it ran."""
     git(project, "init", "--quiet")

@@ -129,7 +129,7 @@ def test_a_changed_page_is_named_and_written(pages, monkeypatch, tmp_path):
     [
         ("README.md", {"outcome", "minutes", "sample", "claims", "machines", "evidence"}),
         ("docs/flover.md", {"serving", "queue"}),
-        ("docs/scaling.md", {"collectives"}),
+        ("docs/scaling.md", {"collectives", "steps"}),
     ],
 )
 def test_a_page_keeps_what_is_written_by_hand(pages, page, parts):
@@ -142,6 +142,15 @@ def test_a_page_keeps_what_is_written_by_hand(pages, page, parts):
 def test_a_split_of_collectives_without_a_run_is_named():
     with pytest.raises(ValueError, match=r"scaling_network of \('a100_dgx', 'ranks'\): found no such run"):
         docs.collectives.held_out({})
+
+
+def test_predicted_steps_are_told_with_the_worst_of_them(tmp_path):
+    shipped = paths.root() / "results/reference/laptop-2core/records"
+    for row in docs.steps.predicted(shipped):
+        assert row.median < 0.05 and row.within <= len(row.errors) == 13 * len(row.rates.split(", ")) - 3
+        assert abs(row.largest) == max(map(abs, row.errors)) and re.fullmatch(r"`\w+` at [\d.]+", row.worst)
+    with pytest.raises(ValueError, match="found no such run in"):
+        docs.steps.predicted(tmp_path)
 
 
 def test_every_other_machine_stands_beside_the_shipped_records(names, pages):
@@ -180,7 +189,7 @@ def test_a_machine_that_lies_outside_is_told_from_one_that_turns_a_claim(tmp_pat
     ("here", "there", "said"),
     [
         (["a"], ["b"], "Another kind of machine"),
-        (["a, new"], ["a, old", "a"], "Another processor of the same name"),
+        (["a, new"], ["a, old", "a"], "A different processor that reports the same name"),
         (["a, new", "a, old"], ["a, old"], "A machine with a processor of the same name, which may be another"),
         (["a, new"], ["a"], "A machine with a processor of the same name, which may be another"),
     ],
@@ -207,7 +216,7 @@ def test_days_of_the_shipped_times_are_counted(tmp_path):
 
 
 def test_a_part_of_the_readme_for_a_machine_without_a_primary_claim_outside(names):
-    quiet = machines.Machine("quiet", "2 processors", "A machine", 1, [], [], [], [], [])
+    quiet = machines.Machine("quiet", "2 processors", "A machine", {}, 1, [], [], [], [], [])
     said = docs.pages(names | {"others": [quiet]})["README.md"]
     assert (
         "0 of 0 claims on times lie outside what the shipped runs allow (by chance it would be one of 20), among them 0 of"

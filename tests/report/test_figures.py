@@ -239,6 +239,11 @@ def test_one_figure_from_the_command_line(tmp_path):
     assert CliRunner().invoke(cli.app, ["figure", "zero_bytes", "--results", str(records)]).exit_code == 0
     assert (tmp_path / "own/figures/zero_bytes.json").exists()
     assert not list(records.iterdir())  # where it would be read as a record, and be none
+    inside = CliRunner().invoke(cli.app, ["figure", "zero_bytes", "--results", f"{SHIPPED}/zero_train"])
+    assert inside.exit_code == 2 and "--out: found none" in inside.stderr.replace("\n", "")
+    bare = ["report", "--results", str(Path(SHIPPED).parent), "--figures", str(tmp_path / "own")]
+    report = CliRunner().invoke(cli.app, bare)  # it would take the place of the shipped one, which has figures
+    assert report.exit_code == 2 and "--figures: found none" in report.stderr.replace("\n", "")
 
 
 def test_the_shipped_figure_stands_beside_a_run_that_holds_less(tmp_path):

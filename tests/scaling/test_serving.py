@@ -88,11 +88,9 @@ def test_two_gpus_halve_what_is_read_and_pay_for_their_messages():
     assert found == pytest.approx(2 * 3 * all_reduce + logits)
 
 
-def test_among_four_the_tree_has_less_latency_and_the_ring_less_to_carry():
+def test_inside_a_node_a_tree_is_a_chain_and_the_ring_has_less_to_carry():
     late = _iteration(SMALL, _machine(4, latency=3.0), 6, 7)
-    assert late == pytest.approx(
-        2 * 3 * 4 * 3.0 + 3 * 3.0
-    )  # two levels of the tree, up and down; a ring of three rounds
+    assert late == pytest.approx(2 * 3 * 6 * 3.0 + 3 * 3.0)  # three hops up and three down; a ring of three rounds
     slow = _iteration(SMALL, _machine(4, rate=4.0), 6, 7)
     assert slow == pytest.approx(2 * 3 * (2 * 0.75 * 6 * 8 * 2 / 4.0) + 0.75 * 6 * 50 * 2 / 4.0)
 

@@ -43,6 +43,7 @@ def make(run: Path, out: Path | None = None) -> Bundle:
     `run` has report, verdicts and figures. Where it has no records, as `results/replot`, they are the shipped ones.
     ValueError for a checkout with changes, a run without report, files that are no records, or verdicts on others.
     """
+    run = run.absolute()
     commit, when = _commit()
     entries = _tracked(commit)
     shown = _under(run, _SHOWN)

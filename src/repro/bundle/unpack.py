@@ -19,13 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from repro import files
 from repro.bundle.archive import MANIFEST, MODES, BundleError, listed
 
 _BLOCK = tarfile.BLOCKSIZE
 _CHUNK = 1 << 20
 _MANIFEST_MOST = 64 << 20
 _END_OF_TIME = 1 << 33  # as ustar's eleven octal digits
-_NAMES = "a path below one folder, of printable characters, without steps (. ..), backslash and colon"
+_LONGEST, _DEEPEST = 1_000, 32  # a name, in bytes and steps: each of its folders is compared with all others
+_NAMES = f"a path below one folder, of printable characters, without steps (. ..), backslash and colon, of {_LONGEST} bytes and {_DEEPEST} steps at most"
 _KINDS = "ordinary files and symbolic links"
 _ODD = {
     tarfile.LNKTYPE: "a hard link",
@@ -148,6 +150,9 @@ def _name_fault(name: str) -> str:
         return "a step to another folder"
     if "" in name.split("/"):
         return "an empty step"
+    length, steps = len(os.fsencode(name)), name.count("/") + 1
+    if length > _LONGEST or steps > _DEEPEST:
+        return f"a name of {length} bytes and {steps} steps"
     if not name.isprintable() or set(name) & set("\\:"):
         return "a character that is not printable, a backslash or a colon"
     return ""
@@ -233,7 +238,7 @@ def _write(file: IO[bytes], folder: Path, members: dict[str, _Member]) -> None:
             if member.info.issym():
                 path.symlink_to(member.info.linkname)
                 continue
-            with path.open("xb") as out:
+            with files.naming(path), path.open("xb") as out:
                 out.writelines(_chunks(file, member))
             path.chmod(member.info.mode)
             os.utime(path, (member.info.mtime, member.info.mtime))

@@ -29,7 +29,7 @@ def of(
         value, low, high = sequences.ratio(sides, *reading.columns, reading.complement)
         if reading.form == "reduction":
             value, low, high = 1 - value, 1 - high, 1 - low
-        if len(values) > 1:  # other sequences are one source of chance, what a seed draws is another: the wider counts
+        if len(values) > 1:  # other sequences are one source of chance, what a seed draws is another: both are in it
             _, (lowest, highest) = _of_mean(reading, values, occasions)
             low, high = min(low, lowest), max(high, highest)
         return value, (low, high)

@@ -27,7 +27,7 @@ class Reading(Strict):
     - with `sequence` and `expect`: one group of runs per entry, `where` changed by it; they increase or decrease.
       The value is the ratio of a step in that direction: the smallest for an ordering, first to last for a trend.
     A field that `over` or `sequence` names, or whose filter is {}, may differ between the groups; no other may. One that
-    no filter names has its default, unless the runs are in the claim's scope.
+    no filter names has its default, unless the claim's scope has filters and the runs pass them.
 
     `sampled` says what another run would change, and so what the interval is of:
     - once: nothing (bytes, counts, models). One run, and no interval but a band;
@@ -37,7 +37,7 @@ class Reading(Strict):
     - seeds: what is drawn at random. Seeds 0 to `runs` - 1, and the t-interval of their mean;
     - sequences: which texts are routed. Resampled from the series of the runs, whose `columns` are the numerator and
       denominator of the metric, a row per sequence; both sides of a ratio together. With several seeds, which draw what
-      is compared, the interval of these where it is wider.
+      is compared, an interval that holds both that of these and that of the sequences.
     """
 
     experiment: str
@@ -69,13 +69,8 @@ class Reading(Strict):
             raise ValueError("form: reduction needs over")
         if self.banded and (self.over is not None or self.sequence is not None or self.per is not None):
             raise ValueError("banded reads one number with its band: no over, sequence or per")
-        cancels = not self.complement and (
-            self.over is not None or self.sequence is not None or self.columns is not None
-        )
-        if self.factor != 1 and cancels:
-            raise ValueError(
-                "factor cancels in a ratio: found it with over, sequence or columns, and without complement"
-            )
+        if self.factor != 1 and not self.complement and (self.over is not None or self.sequence is not None):
+            raise ValueError("factor cancels in a ratio: found it with over or sequence, and without complement")
         return self
 
     def band(self, run: Record) -> tuple[float, float]:

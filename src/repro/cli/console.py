@@ -21,14 +21,18 @@ from repro import files, paths
 OF_FILES = 108  # columns of what goes to a file or a pipe, unless COLUMNS says otherwise: titles of claims on one line
 
 stderr = Console(stderr=True)
-stdout = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else OF_FILES)
+_terminal = sys.stdout is not None and sys.stdout.isatty()  # none where it was closed
+stdout = Console(width=None if _terminal or "COLUMNS" in os.environ else OF_FILES)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 Results = Annotated[Path | None, typer.Option(help="Folder of records; default: the platform's, else the reference.")]
 
 
 def adapt_streams() -> None:
-    """Have what a terminal or pipe cannot show (PYTHONIOENCODING=ascii) shown as its number, not end the command."""
+    """Have what a terminal or pipe cannot show (PYTHONIOENCODING=ascii) shown as its number, not end the command; and what
+    is printed to a stream that was closed, go nowhere."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -148,6 +152,11 @@ def records_folder(folder: Path) -> Path:
 
 
 def beside_records(folder: Path) -> Path:
-    """Where pictures and the report of these records belong: a file among the records would be read as one."""
+    """Where pictures and the report of these records belong. ValueError where that is among the records, of which a file
+    there would be read as one."""
     records = records_folder(folder)
-    return records.parent if records.name == "records" else records
+    if records.name == "records":
+        return records.parent
+    if any(records.glob("*/*.json")) or any(records.glob("*.json")):
+        raise ValueError(f"--out: found none, for the records in {records}; allowed: where the result goes")
+    return records

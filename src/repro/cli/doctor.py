@@ -13,7 +13,8 @@ from repro.emulate import netns
 from repro.records import provenance
 
 JOB_COMMANDS = ("sbatch", "srun", "squeue", "scontrol", "scancel")
-_MIN_MEMORY_GIB = 6  # 8 ranks with torch loaded, or SmolLM2-135M in fp32 beside its KV cache
+_MIN_MEMORY_GIB = 5.5  # of 6, as the system keeps some for itself: 8 ranks with torch loaded, or SmolLM2-135M in fp32 beside its KV cache
+_MIN_CORES = 2
 _MIN_DISK_GIB = 3  # the virtual environment is 2.6 GB
 _FINE = {"namespaces": "can be made and shaped", "model": "installed", "kernels": "can be built"}
 
@@ -33,7 +34,7 @@ def examine() -> dict[str, Any]:
     def why_not(attempt: Callable[[], object]) -> str | None:
         try:
             attempt()
-        except (FileNotFoundError, BuildError) as error:
+        except (OSError, ValueError, BuildError) as error:
             return str(error)
         return None
 
@@ -66,6 +67,8 @@ def _lacks(found: dict[str, Any]) -> dict[str, list[str]]:
     common = []
     if found["memory_gib"] < _MIN_MEMORY_GIB:
         common.append(f"memory: {found['memory_gib']} GiB, needs {_MIN_MEMORY_GIB}")
+    if found["cores"] < _MIN_CORES:
+        common.append(f"cores: {found['cores']}, needs {_MIN_CORES}")
     if found["disk_free_gib"] < _MIN_DISK_GIB:
         common.append(f"free disk: {found['disk_free_gib']} GiB, needs {_MIN_DISK_GIB}")
     if found["model"]:

@@ -67,12 +67,22 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Default: RESULTS/report.html.")] = None,
 ) -> None:
     """One self-contained HTML file: verdicts, figures, provenance, what was skipped and why."""
+    from repro.claims import sides
     from repro.report import html
 
     with user_errors():
         folder = results_folder(results, shipped=False)
-        beside = beside_records(folder)
-        out = out or beside / "report.html"
+        figures = figures or beside_records(folder) / "figures"
+        if (
+            out is None
+            and not any(figures.glob("*.png"))
+            and folder.resolve().is_relative_to(sides.shipped_folder().parent.resolve())
+        ):
+            raise ValueError(
+                f"--figures: found none in {figures}; allowed: pictures of the shipped records, as `make replot` draws them"
+                " into results/replot/figures (or --out, for a report without)"
+            )
+        out = out or beside_records(folder) / "report.html"
         try_output(out)
-        html.write(records_folder(folder), figures or beside / "figures", out)
+        html.write(records_folder(folder), figures, out)
     stderr.print(escape(f"report: {out}"), soft_wrap=True)

@@ -41,6 +41,8 @@ def commit(root: Path) -> tuple[str, bool]:
     asks, since what is committed later did not run. Empty where `root` only lies in another checkout, as an unpacked
     bundle may."""
     top = _git(root, "rev-parse", "--show-toplevel")
+    if not top and (root / ".git").exists():  # of another user, for instance, whom git does not trust
+        return "", True
     if not top or Path(top).resolve() != root.resolve():
         return "", False
     return _git(root, "rev-parse", "HEAD") or "", _git(root, "status", "--porcelain", "--untracked-files=no") != ""
@@ -135,8 +137,9 @@ def _hosts() -> list[str]:
 
 
 def collect(module: str, start: datetime, topology: str = "", ran_here: bool = True) -> Provenance:
-    """Provenance of a run of `module` that began at `start` and ends now. `ran_here`: in this process, which may ask its
-    GPUs: no process can use them that is forked from one that has."""
+    """Provenance of a run of `module` that began at `start` and ends now. `ran_here`: whether this
+    process ran it and may ask torch for its GPUs. Not in one that later points are forked from: once it has asked, they
+    can use none."""
     names, driver = gpus() if ran_here else ([], "")
     git_commit, git_dirty = commit(paths.root())
     return Provenance(

@@ -1,12 +1,15 @@
 """Run a notebook of `notebooks/` with papermill, and keep what it shows: executed copy, HTML, figures."""
 
 import logging
+import os
 import re
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import nbformat
 import papermill
+from nbclient.exceptions import DeadKernelError
 from nbconvert import HTMLExporter
 
 from repro import experiments, files, paths
@@ -38,10 +41,17 @@ def execute(name: str, out: Path, values: dict[str, Any]) -> Path:
     files.try_writing(executed)
     logging.getLogger("papermill").setLevel(logging.ERROR)
     options = {"kernel_name": "python3", "progress_bar": False, "cwd": str(paths.root())}
+    # The kernel of this environment, whatever the user or the system has under its name.
+    own = {name: value for name, value in os.environ.items() if name != "JUPYTER_PATH"} | {
+        "JUPYTER_PREFER_ENV_PATH": "1"
+    }
     try:
-        papermill.execute_notebook(str(source), str(executed), values, **options)
+        with mock.patch.dict(os.environ, own, clear=True):
+            papermill.execute_notebook(str(source), str(executed), values, **options)
     except papermill.PapermillExecutionError as error:
         raise CellError(f"{executed}: cell {error.cell_index}: {error.ename}: {error.evalue}") from error
+    except DeadKernelError as error:
+        raise CellError(f"{executed}: its kernel was killed, perhaps for want of memory") from error
     with files.replacing(out / f"{name}.html") as temporary:
         temporary.write_text(html(nbformat.read(executed, as_version=4)), "utf-8")
     return out / f"{name}.html"

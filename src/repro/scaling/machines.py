@@ -156,7 +156,7 @@ class Machine:
     overlap                 share of the compute behind which messages can hide
     memory_bytes            of a rank
     channels                rings side by side; None: as many as the level with the most links has
-    quantize_values_per_s   values that a rank quantises; None: as fast as its memory allows
+    quantize_values_per_s   values that a rank quantises, or restores; None: as fast as its memory allows
     native                  collectives are those of NCCL or RCCL; else those of `repro.comm`
     """
 

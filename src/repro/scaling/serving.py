@@ -184,14 +184,18 @@ def _pass_seconds(model: Dense, machine: Machine, tokens: int, rows: int) -> Val
 
 def _messages(model: Dense, machine: Machine, tokens: int, rows: int) -> Value:
     """All-reduces of hidden states after attention and MLP of every layer, and an all-gather of the logits."""
-    used = [number for number, level in enumerate(machine.topology.levels) if level.size > 1]
-    if not used:
+    network = machine.network
+    counts = [
+        links.count for links, level in zip(network.links, network.topology.levels, strict=True) if level.size > 1
+    ]
+    if not counts:
         return 0.0
-    names, network = machine.topology.names[used[0] : used[-1] + 1], machine.network
+    # All levels, as a tree is a chain in each but the outermost; channels leave through links that are used.
+    channels = machine.channels or max(counts)
     hidden, logits = 2 * tokens * model.config.width, 2 * rows * model.config.vocab
     ring, tree = (
-        collectives.seconds("all_reduce", hidden, network, algorithm, levels=names, channels=machine.channels)
+        collectives.seconds("all_reduce", hidden, network, algorithm, channels=channels)
         for algorithm in ("ring", "tree")
     )
-    gathered = collectives.seconds("all_gather", logits, network, "ring", levels=names)
+    gathered = collectives.seconds("all_gather", logits, network, "ring", channels=channels)
     return 2 * model.config.layers * np.minimum(ring, tree) + gathered

@@ -4,6 +4,9 @@ A split cuts a table into rows that are fitted and rows that are held out: large
 a prediction comes from the fitted rows alone. Some of them are left out in turn (folds), as the held-out rows are: every
 third size, the largest sizes, the largest number of ranks, a collective. How far those predictions are off gives the
 half-width at each size, and how much it grows with each doubling of the bytes or ranks beyond what was fitted.
+
+Libraries have sizes at which they are slow, on many ranks as on few. Where the fitted rows show that, a prediction for
+more ranks carries the error that the model has at this size on the most ranks that were measured (`carries`, `carried`).
 """
 
 from collections.abc import Iterator
@@ -79,14 +82,73 @@ def folds(table: pd.DataFrame) -> Iterator[tuple[str, pd.Series]]:
         yield from (("collectives", table.collective == kind) for kind in table.collective.unique())
 
 
-def band(fitted: pd.DataFrame, model: Model) -> Band:
-    """The band of predictions by a fit of `model` to `fitted`, so that `COVERAGE` of each fold's rows is inside.
+def carried(known: pd.DataFrame, rows: pd.DataFrame) -> NDArray[np.float64]:
+    """[rows] The log error to expect of predictions, by the `log_error` of `known` ones: of the same collective and
+    algorithm over the same levels, at the same bytes (of an all-to-all, to each rank). Linear in logarithms between the
+    sizes and numbers of ranks that are known; the nearest beyond their ranks, and 0 beyond their sizes. Both tables have
+    been `shaped`."""
+    known, rows = _placed(known), _placed(rows)
+    found = pd.Series(0.0, rows.index)
+    groups = dict(iter(known.groupby(_ALIKE)))
+    for key, asked in rows.groupby(_ALIKE):
+        if key in groups:
+            found[asked.index] = _interpolated(groups[key], asked)
+    return found.to_numpy()
+
+
+_ALIKE = ["collective", "algorithm", "crossed"]
+
+
+def _placed(table: pd.DataFrame) -> pd.DataFrame:
+    ranks = table.sizes.map(np.prod).astype(float)
+    size = table.nbytes / np.where(table.collective == "all_to_all", ranks, 1)
+    crossed = [f"{hop} {[n > 1 for n in sizes]}" for hop, sizes in zip(table.hop, table.sizes, strict=True)]
+    return table.assign(log_ranks=np.log(ranks), log_size=np.log(size), crossed=crossed)
+
+
+def _interpolated(known: pd.DataFrame, asked: pd.DataFrame) -> list[float]:
+    errors = known.groupby(["log_ranks", "log_size"]).log_error.mean()
+    ranks = errors.index.unique(0).to_numpy()
+    there = [np.interp(asked.log_size, errors[n].index, errors[n], left=np.nan, right=np.nan) for n in ranks]
+    return [
+        float(np.interp(at, ranks[known_here], column[known_here])) if (known_here := ~np.isnan(column)).any() else 0.0
+        for at, column in zip(asked.log_ranks, np.transpose(there), strict=True)
+    ]
+
+
+def carries(fitted: pd.DataFrame, model: Model) -> bool:
+    """Whether predictions for the most ranks of `fitted`, by a fit to the others, are nearer (in the median) with the
+    errors of the others carried over. False for a table of one number of ranks."""
+    table = shaped(fitted, model)
+    ranks = table.sizes.map(np.prod)
+    most = ranks == ranks.max()
+    if most.all():
+        return False
+    found = fit(table[~most], model)
+    plain, carrying = (
+        predicted(found, table[~most], table[most], carry).log_error.abs().median() for carry in (False, True)
+    )
+    return bool(carrying < plain)
+
+
+def predicted(found: Fit, known: pd.DataFrame, rows: pd.DataFrame, carry: bool) -> pd.DataFrame:
+    """`predict`; with `carry` less what is `carried` from the rows `known`."""
+    table = predict(found, rows)
+    if not carry:
+        return table
+    off = carried(predict(found, known), table)
+    return table.assign(predicted=table.predicted * np.exp(-off), log_error=table.log_error - off)
+
+
+def band(fitted: pd.DataFrame, model: Model, carry: bool = False) -> Band:
+    """The band of predictions by a fit of `model` to `fitted`, so that `COVERAGE` of each fold's rows is inside. `carry`:
+    as in `predicted`.
 
     Rows of a fold err together. So the growth is a quantile within each fold, and of the folds of a kind (fewer than
     ten, of which no 90 % quantile can be told) the largest counts. ValueError for a table of fewer than three sizes.
     """
     table = shaped(fitted, model)
-    found = [(kind, *_left_out(table, mask, model)) for kind, mask in folds(table)]
+    found = [(kind, *_left_out(table, mask, model, carry)) for kind, mask in folds(table)]
     inside = [errors for kind, errors, _ in found if not kind]
     if not inside:
         raise ValueError(f"a band needs three sizes to leave some out, found {table.nbytes.nunique()}")
@@ -101,19 +163,20 @@ def band(fitted: pd.DataFrame, model: Model) -> Band:
     return Band(near.near, growth)
 
 
-def _left_out(table: pd.DataFrame, mask: pd.Series, model: Model) -> tuple[pd.Series, pd.DataFrame]:
+def _left_out(table: pd.DataFrame, mask: pd.Series, model: Model, carry: bool) -> tuple[pd.Series, pd.DataFrame]:
     """Absolute log errors of the rows of `mask`, predicted from the others, and their distances."""
     rest, rows = table[~mask], table[mask]
-    return predict(fit(rest, model), rows).log_error.abs().set_axis(rows.index), distances(rest, rows)
+    errors = predicted(fit(rest, model), rest, rows, carry).log_error.abs()
+    return errors.set_axis(rows.index), distances(rest, rows)
 
 
 def _quantile(values: pd.Series, at: float) -> float:
     return float(np.quantile(values, at, method="higher"))
 
 
-def banded(found: Fit, fitted: pd.DataFrame, rows: pd.DataFrame, width: Band) -> pd.DataFrame:
-    """`predict` with the band's ends `low` and `high` (seconds) and whether the measured time is `inside`."""
-    table = predict(found, rows)
+def banded(found: Fit, fitted: pd.DataFrame, rows: pd.DataFrame, width: Band, carry: bool = False) -> pd.DataFrame:
+    """`predicted` with the band's ends `low` and `high` (seconds) and whether the measured time is `inside`."""
+    table = predicted(found, fitted, rows, carry)
     half = width.half_widths(table, distances(shaped(fitted, found.model), table))
     return with_band(table, table.predicted * np.exp(-half), table.predicted * np.exp(half))
 

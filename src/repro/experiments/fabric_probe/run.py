@@ -132,8 +132,9 @@ def fitted(ranks: Ranks, probes: Sequence[tuple[float, Sequence[Probe]]]) -> Pro
     topology = ranks.point.topology
     sizes = tuple(level.size for level in topology.levels)
     seconds = [(scale, _seconds_of(each)) for scale, each in probes]
-    quantized, updated = (
-        VALUES / float(np.median([each.pop(work) for _, each in seconds])) for work in (QUANTIZE, UPDATE)
+    updated, quantized = (  # a value is quantised and restored
+        times * VALUES / float(np.median([each.pop(work) for _, each in seconds]))
+        for work, times in ((UPDATE, 1), (QUANTIZE, 2))
     )
     tables = [_measured(sizes, each, native).assign(scale=scale) for scale, each in seconds]
     table = pd.concat(tables, keys=range(len(tables)), names=["probe", None]).reset_index("probe")

@@ -38,12 +38,14 @@ def _fitted(point: ScalingNetwork, study: Study) -> tuple[pd.DataFrame, dict[str
         chosen["left_out_error_median"] = choices.error_median[0]
         chosen["one_protocol_error_median"] = choices[~choices.switches.astype(bool)].error_median.iloc[0]
     found = fit.fit(fitted, model)
-    rows = validate.banded(found, fitted, held_out, validate.band(fitted, model))
+    carry = validate.carries(fitted, model)
+    rows = validate.banded(found, fitted, held_out, validate.band(fitted, model, carry), carry)
     parts = dict(zip(PARTS, (fit.predict(found, fitted), rows), strict=True))
     table = pd.concat([rows.assign(part=part) for part, rows in parts.items()], ignore_index=True)
     values = (f"{p.parameter} {p.value:.3g} ({p.low:.3g} to {p.high:.3g})" for p in found.table().itertuples())
     switches = ", ".join(f"{switch:g}" for switch in model.switches) or "none"
-    return table, chosen, {"switches_bytes": switches, "parameters": "; ".join(values)}
+    how = "; errors carried over to more ranks" if carry else ""
+    return table, chosen, {"switches_bytes": switches, "parameters": "; ".join(values) + how}
 
 
 def _errors(table: pd.DataFrame) -> dict[str, float]:

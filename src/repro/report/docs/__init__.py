@@ -25,7 +25,7 @@ from repro.experiments import stored
 from repro.plan import config
 from repro.records import statistics
 from repro.report import findings
-from repro.report.docs import citation, collectives, facts, latex, machines, queue, serving, table
+from repro.report.docs import citation, collectives, facts, latex, machines, queue, serving, steps, table
 
 _TEMPLATES = Path(__file__).parent
 _PAGES = {
@@ -167,6 +167,8 @@ def vocabulary() -> dict[str, Any]:
         "aim": serving.AIM,
         "held_out_collectives": lambda: collectives.held_out(found.records),
         "predicted_queue": lambda: queue.predicted(found.records),
+        "queue_aim": queue.AIM,
+        "predicted_steps": lambda folder: steps.predicted(paths.root() / Path(reference).parent / folder / "records"),
         "paper_values": {row.id: registry.numbers(row)[0] for row in verdicts},
         "sentence": compare.sentence,
         "machines": facts.machines(runs),

@@ -1,7 +1,7 @@
 """Shipped records of other machines than the one that the verdicts rest on, compared with it claim by claim."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -18,6 +18,7 @@ class Machine:
 
     hardware       in words, with the number of records
     kind           its processors beside those of the shipped records of claims on times, to begin a sentence
+    evidence       kind of evidence of each claim's value there, by id; "" without one
     occasions      how many occasions its timed points have, at most
     claims         a row for every claim but those in `shared`: its value there, the one of the verdicts, and what can be
                    said of the two
@@ -29,6 +30,7 @@ class Machine:
     name: str
     hardware: str
     kind: str
+    evidence: Mapping[str, str]
     occasions: int
     claims: Sequence[Row]
     timed: Sequence[Row]
@@ -119,6 +121,7 @@ def _machine(claims: Sequence[Claim], side: Side, shipped: Side) -> Machine:
     return Machine(
         name=side.name,
         hardware="; ".join(facts.machines(list(side.records.values()))),
+        evidence={row.id: row.evidence or "" for row in side.verdicts},
         kind=_kind(_provenances(side, timed), _provenances(shipped, timed)),
         occasions=max(
             (len(set(row.occasions)) for row in side.verdicts if row.id in {each.name for each in timed}), default=1
@@ -141,11 +144,10 @@ def _provenances(side: Side, rows: Sequence[Row]) -> list[Provenance]:
 def _kind(ours: Sequence[Provenance], theirs: Sequence[Provenance]) -> str:
     if not {run.cpu for run in ours} <= {run.cpu for run in theirs}:
         return "Another kind of machine"
-    here, there = (
-        {run.cpu_kind for run in runs} - {""} for runs in (ours, theirs)
-    )  # not told by runs of before 2026-11-29
+    # Runs of before 2026-11-29 do not tell it.
+    here, there = ({run.cpu_kind for run in runs} - {""} for runs in (ours, theirs))
     if here and there and not here & there:
-        return "Another processor of the same name"
+        return "A different processor that reports the same name"
     return "A machine with a processor of the same name, which may be another, on another day"
 
 

@@ -8,6 +8,7 @@ from repro.experiments.sarathi_prefill import POLICIES
 from repro.records.record import Record
 
 AIM = 0.1  # of an error, as a share
+_SETTING = ("model", "prompt_tokens", "output_tokens", "chunk", "dtype", "requests", "slots")
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,14 @@ def predicted(records: Mapping[Path, Record]) -> list[Setting]:
     for run in records.values():
         point = run.point
         if run.experiment == "sarathi_prefill" and run.status == "ok" and point["measures"] == "throughput":
-            key = tuple(point[name] for name in ("model", "prompt_tokens", "output_tokens", "chunk"))
+            key = tuple(point[name] for name in _SETTING)
             groups.setdefault(key, []).append(run)
     if not groups:
         raise ValueError("docs/flover.md shows sarathi_prefill with measures=throughput: found no such shipped run")
-    return [_setting(*key, groups[key]) for key in sorted(groups, key=lambda key: (-len(groups[key]), *map(str, key)))]
+    return [_setting(key, groups[key]) for key in sorted(groups, key=lambda key: (-len(groups[key]), *map(str, key)))]
 
 
-def _setting(model: object, prompt: object, output: object, chunk: object, runs: list[Record]) -> Setting:
+def _setting(key: tuple[object, ...], runs: list[Record]) -> Setting:
     errors = {policy: sorted(run.metrics[f"{policy}_error_seconds"].value for run in runs) for policy in POLICIES}
+    model, prompt, output, chunk, *_ = key
     return Setting(f"`{model}`, {prompt} + {output}, {chunk}", len(runs), errors)

@@ -213,8 +213,8 @@ def stated(claim: Claim) -> str:
 
 
 def _expected(claim: Claim, verdict: Verdict) -> str:
-    """Where the value of one more occasion or seed lies, 19 times in 20; what depends on no clock and no draw is the
-    same again."""
+    """Where the value of one more occasion or seed lies, 19 times in 20; or that the same points and seeds give the same
+    value, with the range of single seeds where there are several."""
     if claim.value is None or verdict.value is None:
         return "–"
     if claim.value.sampled == "sequences" and len(verdict.values) > 1:

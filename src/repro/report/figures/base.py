@@ -236,5 +236,10 @@ def show(name: str, records: str | Path, output: str | Path | None = None, **opt
 def _display(figure: Figure, output: str | Path | None, name: str) -> None:
     """The saved picture where there is one: drawing it again takes as long as the figure."""
     width = int(110 * figure.get_size_inches()[0])
-    display(figure if output is None else Image(paths.root() / output / f"{name}.png", width=width))
+    if output is None:
+        display(figure)
+    else:
+        texts = json.loads((paths.root() / output / f"{name}.json").read_text("utf-8"))
+        told = " ".join(texts[key] for key in ("asks", "caption", "n"))
+        display(Image(paths.root() / output / f"{name}.png", width=width, alt=told))
     plt.close(figure)

@@ -35,8 +35,8 @@ METHODS = {  # method of exflow.place: its name, its look
 PLAIN = {"train_domain": "all", "test_domain": "all", "max_load_limit": 0, "bound_s": 0}
 SEQUENCES = {"sampled": "sequences", "runs": 3, "columns": ("crossings", "transitions")}
 BY_SEQUENCES = (
-    "Dots: seeds. Marks: all seeds together. Bars: the 95 % interval over other sequences of the same kind, or over "
-    "other seeds where that is wider."
+    "Dots: seeds. Marks: all seeds together. Bars: an interval that holds two of 95 %, one over other sequences of the "
+    "same kind and one over other seeds."
 )
 ONE_NODE = {**PLAIN, "gpus_per_node": 0, "train_tokens": 0}
 

@@ -17,10 +17,10 @@ from repro.report.figures.base import HATCHES, PALETTE, Drawing
 from repro.report.figures.data import Data, NothingToShow, paper, series
 
 KIND = ("system", "keys_values", "placement")  # what tells the systems of the figures apart
-_PLACED = 3  # which of the steps is all that ExFlow does
-STEPS = {  # each changes one thing of the one before
+_PLACED, _SENT = 3, 4  # which of the steps is all that ExFlow does, without and with keys and values
+STEPS = {  # each changes one thing of the one before; the first also replaces DeepSpeed's gate
     ("deepspeed", "gathered", "contiguous"): "DeepSpeed",
-    ("two_all_to_alls", "gathered", "contiguous"): "no\npadding",
+    ("two_all_to_alls", "gathered", "contiguous"): "no padding,\nour gate",
     ("coherent", "shared", "contiguous"): "one\nall-to-all",
     ("coherent", "shared", "affinity"): "placed",
     ("coherent", "gathered", "affinity"): "K/V\nsent",
@@ -46,8 +46,8 @@ PARTS = {  # of an iteration: the metrics of moe_decode that belong to it
     "all-gather of K/V": ["seconds_all_gather_kv"],
 }
 SHAPE = ["nodes", "packages", "gcds"]
-SETTING = ["experts", *SHAPE, "cluster_mbit_s"]  # of a panel
-SAME = {"weights": "trained", "requests": 128}
+SETTING = ["weights", "experts", *SHAPE, "cluster_mbit_s"]  # of a panel
+SAME = {"requests": 128}
 LARGER = "a larger model, on a GPU"
 CLAIMED = {"the claims' runs": ("EX-F12.a", "EX-F12.b"), LARGER: ("EX-F12.c", "EX-F12.d")}  # early, late
 _PAPER = {16: "EX-E2E.b", 32: "EX-E2E.c", 8: "EX-E2E.d"}  # throughput over DeepSpeed-MoE's, by experts
@@ -203,9 +203,11 @@ def exflow_gain(data: Data, *, metric: str = "iteration_seconds") -> Drawing:
     `metric`: iteration_seconds, or routing_seconds for the exchanges alone.
     """
     runs = data.runs("moe_decode", **SAME, placement=sorted({placement for *_, placement in STEPS}))
+    if (runs.weights == "trained").any():  # on clusters all are random
+        runs = runs[runs.weights == "trained"]
     settings = [dict(zip(SETTING, values, strict=True)) for values, _ in runs.groupby(SETTING)]
     found = [(setting, against_deepspeed(data, setting, metric)) for setting in settings]
-    groups = [(setting, steps) for setting, steps in found if _PLACED in steps]
+    groups = [(setting, steps) for setting, steps in found if steps.keys() & {_PLACED, _SENT}]
     if not groups:
         raise NothingToShow("No occasion of moe_decode has DeepSpeed's layers and placed experts.")
     drawn = [runs[np.logical_and.reduce([runs[name] == value for name, value in each.items()])] for each, _ in groups]
@@ -231,7 +233,7 @@ def exflow_gain(data: Data, *, metric: str = "iteration_seconds") -> Drawing:
         marks.log_axis(axes.yaxis, marks.round_ticks(low, high))
         axes.set_ylabel("times as fast")
     what = "An iteration" if metric == "iteration_seconds" else "What an iteration spends in exchanges"
-    caption = f"{what}: time with DeepSpeed's layers ÷ time with all changes up to the step. Dots: pairs of runs "
+    caption = f"{what}: time with DeepSpeed's layers ÷ time with all changes up to the step (the first is no padding, and our gate). Dots: pairs of runs "
     caption += "of one occasion. Marks: their geometric mean, with its 95 % interval where there are as many "
     caption += "occasions as a verdict takes. × at a step: how many times as fast it is as the step drawn before "
     caption += "it, from pairs of these two; where steps have different numbers of pairs, the factors need not "
@@ -245,16 +247,17 @@ def exflow_gain(data: Data, *, metric: str = "iteration_seconds") -> Drawing:
 def _steps(axes: Axes, steps: Mapping[int, Sample], alone: Callable[[int, int], Sample | None]) -> None:
     """Times as fast as DeepSpeed after each step; beside a step what it alone gives over the one drawn before."""
     values = {0: 1.0} | {at: sample.value for at, sample in steps.items()}
-    for places, index, line in (([0, 1, 2, 3], 0, "-"), ([3, 4], 3, "--")):
+    from_here = max(at for at in values if at < _SENT)
+    for places, index, line in (([0, 1, 2, 3], 0, "-"), ([from_here, _SENT], 3, "--")):
         look = {**marks.look(index), "markersize": 5}
         there = [at for at in places if at in values]
         axes.plot(there, [values[at] for at in there], line, linewidth=1.5, color=look["color"])
         for before, at in pairwise(there):
             marks.point(axes, at, steps[at], **look)
             high = max(values[at], *steps[at].values, *(end for end in steps[at].interval if np.isfinite(end)))
-            last = at == 4  # its line comes from the left
+            last = at == _SENT  # its line comes from the left
             place = {"dx": 7, "va": "center"} if last else {"dy": 5, "ha": "center", "va": "bottom"}
             if step := alone(before, at):
                 marks.note(axes, f"×{step.value:.2f}", at, values[at] if last else high, bbox=marks.CLEAR, **place)
     axes.axhline(1, color="black", linewidth=0.8)
-    axes.set_xlim(-0.5, max(steps) + (1 if 4 in steps else 0.5))
+    axes.set_xlim(-0.5, max(steps) + (1 if _SENT in steps else 0.5))

@@ -14,9 +14,14 @@ from repro.report.figures.flover_layouts import reordering
 
 def ranks_name(run: pd.Series) -> str:
     """Tensor-parallel ranks of a run of flover_parallel: how many, in how many nodes, with which KV layout."""
-    nodes = "one node" if run.nodes == 1 else f"{run.nodes} nodes at {run.cluster_mbit_s:g} Mbit/s"
+    nodes = "one node" if run.nodes == 1 else f"{run.nodes} nodes{_rate(run)}"
     layout = {"window": "", "fixed": ", no reordering"}.get(run.layout, f", {run.layout}")
     return f"{run.ranks} ranks, {nodes}{layout}"
+
+
+def _rate(run: pd.Series) -> str:
+    """Of the links between nodes, where it is known."""
+    return "" if run.fabric == "the machine's own" else f" at {run.cluster_mbit_s:g} Mbit/s"
 
 
 def flover_ranks(data: Data, *, longest: int | None = None) -> Drawing:
@@ -49,8 +54,9 @@ def flover_ranks(data: Data, *, longest: int | None = None) -> Drawing:
         else "ranks DISAGREED in a run"
     )
     run = runs.iloc[0]
-    caption = f"Random weights, {run.layers} layers of width {run.width}; {run.requests} requests; {agree}. Ranks "
-    caption += f"share the cores of one machine. Above: {_answers(run)}; medians, with range and values of n runs. "
+    caption = f"Random weights, {run.layers} layers of width {run.width}; {run.requests} requests; {agree}. "
+    caption += "Ranks share the cores of one machine. " if "emulated" in set(runs.evidence) else ""
+    caption += f"Above: {_answers(run)}; medians, with range and values of n runs. "
     caption += "Below: pairs of runs of the same occasion, and their mean with its 95 % interval where there are "
     caption += "enough."
     return Drawing(fig, f"{', '.join(sorted(set(runs.evidence)))}; hollow diamonds: paper", caption)
@@ -75,7 +81,7 @@ def _ranks_ratios(data: Data, runs: pd.DataFrame) -> Iterable[marks.Row]:
         apart, together = some[some.nodes == 2], some[some.nodes == 1]
         for _, slow in apart.drop_duplicates("cluster_mbit_s").iterrows() if len(together) else ():
             if sample := data.ratio("flover_parallel", "total_seconds", slow, together.iloc[0]):
-                name = f"2 nodes at {slow.cluster_mbit_s:g} Mbit/s, 2 ranks, {_answers(slow)}, n = {len(sample.values)}"
+                name = f"2 nodes{_rate(slow)}, 2 ranks, {_answers(slow)}, n = {len(sample.values)}"
                 yield name, sample, marks.look(1)
     seconds = {p.label: p.value for p in paper("FL-TP.b")}
     inside, between = (seconds[f"TP2 {where}, with reordering"] for where in ("in a node", "between nodes"))

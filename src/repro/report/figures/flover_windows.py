@@ -21,7 +21,9 @@ WINDOWS = (
 
 def flover_windows(data: Data, *, model: str | None = None) -> Drawing:
     """Equal requests served by dynamic batching or by instances, beside fused decoding; a row of panels per number."""
-    serving = of_one_model(data.runs("flover_serving"), model).query("interval_t1 > 0 and not predict")
+    serving = of_one_model(data.runs("flover_serving"), model).query(
+        "workload == 'fixed' and interval_t1 > 0 and not predict"
+    )
     groups = [runs for _, runs in serving.groupby("requests") if runs.name.nunique() > 1][::-1]
     if not groups:
         raise NothingToShow("No run of dynamic batching or instances.")

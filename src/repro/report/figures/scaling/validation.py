@@ -57,13 +57,16 @@ def _measured_collectives(data: Data) -> dict[str, pd.DataFrame]:
     published, probes = data.all_runs("scaling_network"), data.all_runs("fabric_probe")
     tables = {}
     if len(published):
-        shown = published[(published.protocols == published.protocols.max()) & (published.split == "ranks")]
-        for source, some in shown.groupby("source"):
+        published = published[(published.protocols == published.protocols.max()) & (published.split == "ranks")]
+        for source, some in published.groupby("source"):
             tables[_SOURCES[source]] = series(some).assign(fitted=lambda table: table.part == "fitted")
     if len(probes):
+        whole = probes[probes.repeats > 1]  # a probe of tier `smoke` has one
+        probes = whole if len(whole) else probes
         tables[f"this machine's network ({' and '.join(sorted(probes.evidence.unique()))})"] = series(probes)
     if not tables:
         raise NothingToShow("No record of a scaling_network or fabric_probe run.")
+    data.only(published, probes)
     return tables
 
 

@@ -62,7 +62,9 @@ def other_decoding(data: Data, *, cluster_mbit_s: float = 25) -> Styler:
     """Other rates, and random weights with two experts a token and fewer key-value heads; medians over the runs."""
     runs = data.runs("moe_decode")
     runs = runs[(runs.weights == "random") | (runs.cluster_mbit_s != cluster_mbit_s)]
-    return rounded(_systems(runs, ["weights", "top_k", "kv_heads", "cluster_mbit_s"]))
+    return rounded(
+        _systems(runs, ["weights", "experts", *SHAPE, "hidden", "dtype", "top_k", "kv_heads", "cluster_mbit_s"])
+    )
 
 
 def _systems(runs: pd.DataFrame, keys: list[str]) -> pd.DataFrame:

@@ -18,11 +18,11 @@ def identical(data: Data, *, model: str | None = None) -> pd.DataFrame:
 
 def foretold(data: Data, *, model: str | None = None) -> pd.DataFrame:
     """What the queue model predicted for a run, from iterations timed before it, and what was measured."""
-    told = of_one_model(data.runs("flover_serving", predict=True), model).set_index(["workload", "name"])
+    told = of_one_model(data.runs("flover_serving", predict=True), model).set_index(["workload", "requests", "name"])
     metrics = {"total_seconds": "total (s)", "latency_mean": "mean latency (s)", "latency_p99": "99th percentile (s)"}
     kinds = {"": "measured", "predicted_": "predicted", "error_": "error"}
     columns = {f"{kind}{metric}": (name, word) for metric, name in metrics.items() for kind, word in kinds.items()}
-    table = told[list(columns)].round(3).rename_axis(["workload", "engine"])
+    table = told[list(columns)].round(3).rename_axis(["workload", "requests", "engine"])
     return table.set_axis(pd.MultiIndex.from_tuples(columns.values()), axis=1)
 
 

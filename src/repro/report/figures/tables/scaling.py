@@ -75,6 +75,8 @@ def published_steps(data: Data) -> pd.DataFrame:
 def training(data: Data) -> pd.DataFrame:
     """Predicted steps on Frontier, by model, micro-batches and plan; critical: what a step waits for."""
     frontier = data.runs("scaling_train", hardware=list(FRONTIER))
+    frontier = frontier.sort_values(["ranks", "draws"])  # of several sizes the largest
+    frontier = frontier.drop_duplicates(["hardware", "model", "accumulation"], keep="last")
     columns = {"step_seconds": "step (s)", "tflops": "TFLOPS per GCD", "efficiency": "efficiency"}
     columns |= {"gigabytes": "GB a rank", "critical": "critical"}
     steps = pd.wide_to_long(frontier, list(columns), "path", "plan", sep="_", suffix=_NAMED_PLANS).reset_index("plan")

@@ -62,9 +62,13 @@ class Training:
         self.setting["accumulation"] = self.batches[0]
 
     def like(self, setting: dict[str, Any] | None = None, **free: Any) -> pd.DataFrame:
-        """Runs of a setting (default: the common one), but named fields have the given value, or any (`...`)."""
+        """Runs of a setting (default: the common one), but named fields have the given value, or any (`...`); of as many
+        steps as most runs with so many micro-batches, where none are named."""
         wanted = {name: value for name, value in {**(setting or self.setting), **free}.items() if value is not ...}
-        return self.runs[np.logical_and.reduce([self.runs[name] == value for name, value in wanted.items()])]
+        runs = self.runs[np.logical_and.reduce([self.runs[name] == value for name, value in wanted.items()])]
+        if "steps" in wanted or "steps" in free or runs.empty:
+            return runs
+        return runs[runs.steps == runs.groupby("accumulation").steps.transform(lambda steps: steps.mode().max())]
 
     def with_batches(self, accumulation: int | None) -> pd.DataFrame:
         """Runs of the setting with so many micro-batches per step, default: the fewest; NothingToShow without any."""
