@@ -34,22 +34,11 @@ def replacing(path: Path) -> Iterator[Path]:
     there and no ordinary file.
     """
     path = _replaced(path)
-    with naming(path), _aside(path) as temporary:
+    with _aside(path) as temporary:
         yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
-
-
-@contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """What the system says of a write names no file, as of a full disk: it is `path`."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is not None and error.filename is None:
-            error.filename = str(path)
-        raise
 
 
 def try_writing(path: Path) -> None:

@@ -1,6 +1,5 @@
 """A record is whole or not there. That nothing foreign passes for one: `tests/attack/test_records.py`."""
 
-import errno
 import os
 import subprocess
 import sys
@@ -27,11 +26,6 @@ def test_a_series_is_decoded_once(tmp_path, make_record, monkeypatch):
     decoded, decode = [], record._parquet
     monkeypatch.setattr(record, "_parquet", lambda path: decoded.append(path) or decode(path))
     assert len(record.read_series(tmp_path / "run.json")) == 2 and decoded == [tmp_path / "run.parquet"]
-
-
-def test_a_full_disk_is_told_with_the_file(tmp_path):
-    with pytest.raises(OSError, match=r"No space left on device: '.*/x.json'"), replacing(tmp_path / "x.json"):
-        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_failing_write_leaves_the_old_record(tmp_path, make_record):

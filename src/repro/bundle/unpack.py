@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from repro import files
 from repro.bundle.archive import MANIFEST, MODES, BundleError, listed
 
 _BLOCK = tarfile.BLOCKSIZE
@@ -238,8 +237,13 @@ def _write(file: IO[bytes], folder: Path, members: dict[str, _Member]) -> None:
             if member.info.issym():
                 path.symlink_to(member.info.linkname)
                 continue
-            with files.naming(path), path.open("xb") as out:
-                out.writelines(_chunks(file, member))
+            with path.open("xb") as out:
+                try:
+                    out.writelines(_chunks(file, member))
+                    out.flush()
+                except OSError as error:  # as of a full disk
+                    error.filename = error.filename or str(path)
+                    raise
             path.chmod(member.info.mode)
             os.utime(path, (member.info.mtime, member.info.mtime))
         (aside / folder.name).rename(folder)
