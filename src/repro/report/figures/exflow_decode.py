@@ -20,7 +20,7 @@ KIND = ("system", "keys_values", "placement")  # what tells the systems of the f
 _PLACED, _SENT = 3, 4  # which of the steps is all that ExFlow does, without and with keys and values
 STEPS = {  # each changes one thing of the one before; the first also replaces DeepSpeed's gate
     ("deepspeed", "gathered", "contiguous"): "DeepSpeed",
-    ("two_all_to_alls", "gathered", "contiguous"): "no padding,\nour gate",
+    ("two_all_to_alls", "gathered", "contiguous"): "no\npadding,\nour gate",
     ("coherent", "shared", "contiguous"): "one\nall-to-all",
     ("coherent", "shared", "affinity"): "placed",
     ("coherent", "gathered", "affinity"): "K/V\nsent",
