@@ -197,7 +197,8 @@ def sample(claim: Claim, records: Mapping[Path, Record]) -> Sample | Nothing:
     defaults: dict[str, Any] = {}
     if claim.value.experiment in experiments.names():
         defaults = experiments.get(claim.value.experiment).defaults
-    ordering, told = claim.comparison == "ordering", bool(claim.scope.where)  # which settings are the paper's
+    ordering = claim.comparison == "ordering"
+    told = bool(claim.scope.where)  # without filters a scope does not say which settings are the paper's
     return selection.read(claim.value, records, claim.scope.covers, ordering, defaults, any_in_scope=told)
 
 

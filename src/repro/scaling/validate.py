@@ -100,6 +100,7 @@ _ALIKE = ["collective", "algorithm", "crossed"]
 
 
 def _placed(table: pd.DataFrame) -> pd.DataFrame:
+    """With what errors are carried along: logarithms of ranks and bytes (of an all-to-all to each rank), levels crossed."""
     ranks = table.sizes.map(np.prod).astype(float)
     size = table.nbytes / np.where(table.collective == "all_to_all", ranks, 1)
     crossed = [f"{hop} {[n > 1 for n in sizes]}" for hop, sizes in zip(table.hop, table.sizes, strict=True)]
@@ -107,6 +108,7 @@ def _placed(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _interpolated(known: pd.DataFrame, asked: pd.DataFrame) -> list[float]:
+    """Log errors of the rows `asked` by those of `known`, first by size on each number of ranks, then by ranks."""
     errors = known.groupby(["log_ranks", "log_size"]).log_error.mean()
     ranks = errors.index.unique(0).to_numpy()
     there = [np.interp(asked.log_size, errors[n].index, errors[n], left=np.nan, right=np.nan) for n in ranks]

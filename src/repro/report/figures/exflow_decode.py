@@ -233,8 +233,8 @@ def exflow_gain(data: Data, *, metric: str = "iteration_seconds") -> Drawing:
         marks.log_axis(axes.yaxis, marks.round_ticks(low, high))
         axes.set_ylabel("times as fast")
     what = "An iteration" if metric == "iteration_seconds" else "What an iteration spends in exchanges"
-    caption = f"{what}: time with DeepSpeed's layers ÷ time with all changes up to the step (the first is no padding, and our gate). Dots: pairs of runs "
-    caption += "of one occasion. Marks: their geometric mean, with its 95 % interval where there are as many "
+    caption = f"{what}: time with DeepSpeed's layers ÷ time with all changes up to the step (the first is no padding, "
+    caption += "and our gate). Dots: pairs of runs of one occasion. Marks: their geometric mean, with its 95 % interval where there are as many "
     caption += "occasions as a verdict takes. × at a step: how many times as fast it is as the step drawn before "
     caption += "it, from pairs of these two; where steps have different numbers of pairs, the factors need not "
     caption += "multiply to the whole. In a panel of one step the others were not run. Dashed: new keys and values "
