@@ -158,5 +158,7 @@ def beside_records(folder: Path) -> Path:
     if records.name == "records":
         return records.parent
     if any(records.glob("*/*.json")) or any(records.glob("*.json")):
-        raise ValueError(f"--out: found none, for the records in {records}; allowed: where the result goes")
+        raise ValueError(
+            f"--out, and --figures of a report: found none, for the records in {records}; allowed: folders elsewhere"
+        )
     return records
