@@ -216,14 +216,11 @@ def test_days_of_the_shipped_times_are_counted(tmp_path):
 
 
 def test_a_part_of_the_readme_for_a_machine_without_a_primary_claim_outside(names):
-    quiet = machines.Machine("quiet", "2 processors", "A machine", {}, 1, [], [], [], [], [])
+    quiet = machines.Machine("quiet", "2 processors", "A processor", "A machine", {}, 1, [], [], [], [], [])
     said = docs.pages(names | {"others": [quiet]})["README.md"]
-    assert (
-        "0 of 0 claims on times lie outside what the shipped runs allow (by chance it would be one of 20), among them 0 of"
-        " the 0 primary ones; none with the opposite effect ([" in said
-    )
+    assert "| [quiet](docs/machines.md#quiet) | A processor | 1 | 0 of 0 | 0 of 0 | 0 | none | – |" in said
     nothing = docs.pages(names | {"others": [], "spans": ""})
-    assert "claims on times lie outside what" not in nothing["README.md"]
+    assert "*outside* what the shipped runs allow" not in nothing["README.md"]
     assert not any("Times on processors are" in text for text in nothing.values())
 
 

@@ -17,6 +17,7 @@ class Machine:
     """A machine's records beside the shipped ones of the verdicts.
 
     hardware       in words, with the number of records
+    processor      of its runs of claims on times, by name and kind
     kind           its processors beside those of the shipped records of claims on times, to begin a sentence
     evidence       kind of evidence of each claim's value there, by id; "" without one
     occasions      how many occasions its timed points have, at most
@@ -29,6 +30,7 @@ class Machine:
 
     name: str
     hardware: str
+    processor: str
     kind: str
     evidence: Mapping[str, str]
     occasions: int
@@ -118,11 +120,13 @@ def _machine(claims: Sequence[Claim], side: Side, shipped: Side) -> Machine:
     known = {claim.id: claim for claim in claims}
     told = [row for row in rows if row.allowed is not None]
     timed = [row for row in told if (value := known[row.name].value) and value.sampled == "occasions"]
+    made = _provenances(side, timed)
     return Machine(
         name=side.name,
         hardware="; ".join(facts.machines(list(side.records.values()))),
         evidence={row.id: row.evidence or "" for row in side.verdicts},
-        kind=_kind(_provenances(side, timed), _provenances(shipped, timed)),
+        processor=_processor(made),
+        kind=_kind(made, _provenances(shipped, timed)),
         occasions=max(
             (len(set(row.occasions)) for row in side.verdicts if row.id in {each.name for each in timed}), default=1
         ),
@@ -139,6 +143,12 @@ def _provenances(side: Side, rows: Sequence[Row]) -> list[Provenance]:
     names = {row.name for row in rows}
     records = {name for verdict in side.verdicts if verdict.id in names for name in verdict.records}
     return [side.runs[name].provenance for name in records]
+
+
+def _processor(runs: Sequence[Provenance]) -> str:
+    """That of most runs, of those that tell its kind where any do."""
+    found = Counter(run.processor for run in [run for run in runs if run.cpu_kind] or runs).most_common(1)
+    return found[0][0] if found else ""
 
 
 def _kind(ours: Sequence[Provenance], theirs: Sequence[Provenance]) -> str:
