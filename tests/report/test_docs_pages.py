@@ -210,8 +210,8 @@ def test_days_of_the_shipped_times_are_counted(tmp_path):
         runs = named(*made)
         return machines.spans([one], sides.Side("own", tmp_path, runs, registry.evaluate([one], runs)))
 
-    assert said(0, 2) == "of 1 name of processor and, for each claim, of 1 day, within at most 2 hours"
-    assert said(0, 30) == "of 1 name of processor and, for each claim, of 2 days, within at most 30 hours"
+    assert said(0, 2) == "processors of 1 name and, for each claim, from 1 day, at most 2 hours apart"
+    assert said(0, 30) == "processors of 1 name and, for each claim, from 2 days, at most 30 hours apart"
     assert said() == ""
 
 
@@ -221,7 +221,7 @@ def test_a_part_of_the_readme_for_a_machine_without_a_primary_claim_outside(name
     assert "| [quiet](docs/machines.md#quiet) | A processor | 1 | 0 of 0 | 0 of 0 | 0 | none | – |" in said
     nothing = docs.pages(names | {"others": [], "spans": ""})
     assert "*outside* what the shipped runs allow" not in nothing["README.md"]
-    assert not any("Times on processors are" in text for text in nothing.values())
+    assert not any("Times on processors come from" in text for text in nothing.values())
 
 
 def test_latex_sets_every_character_or_names_it():

@@ -18,13 +18,13 @@ Scope = Literal["paper's setting", "scaled down", "modelled"]
 AGREEMENT: dict[Agreement, str] = {
     "reproduced": "our whole interval is within the tolerance of the paper's value; of an ordering: it holds",
     "further": "our whole interval is beyond the paper's value and its tolerance, in the direction of the claim",
-    "consistent": "our interval reaches into the tolerance and out of it, and is at most twice as wide; where *no effect* has "
-    "a value, it leaves that out",
+    "consistent": "our interval overlaps the tolerance without lying inside it, is at most twice as wide, and leaves out *no "
+    "effect* (the value if the paper's idea did nothing), where there is one",
     "same direction": "our whole interval is on the paper's side of *no effect*, but another size",
     "inconclusive": "fewer runs than the claim asks for; or an interval that reaches into the tolerance, and is more than twice "
     "as wide or holds *no effect*; of an ordering: it is left open",
-    "deviates": "our interval leaves out the tolerance, and is not on the paper's side of *no effect* or there is no such "
-    "value; or it lies on the other side of *no effect*; of an ordering: it does not hold, or not beyond the tolerance",
+    "deviates": "our interval misses the tolerance, and is not wholly on the paper's side of *no effect* or there is no such "
+    "value; or it lies wholly on the other side; of an ordering: it does not hold, or not beyond the tolerance",
 }
 WIDEST = 2  # times the tolerance: a wider interval agrees with too much to say anything
 SCOPE: dict[Scope, str] = {

@@ -1,4 +1,5 @@
-"""ExFlow's placement of experts (arXiv 2401.08383), as published. Read this file first.
+"""ExFlow's placement of experts (arXiv 2401.08383). The equations are those of others' summaries, checked against the
+authors' code. Read this file first.
 
 A mixture-of-experts model spreads the experts of each layer over GPUs, and in each layer every token travels to its
 expert. Routing is not random: a token that visited expert i in layer j visits some experts of layer j+1 far more often

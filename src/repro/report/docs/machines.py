@@ -104,9 +104,9 @@ def spans(claims: Sequence[Claim], shipped: Side) -> str:
     if not days:
         return ""
     (most, _), *rest = days.most_common()
-    others = "; ".join(f"{count} of {days.total()} claims: of {_count(number, 'day')}" for number, count in rest)
-    said = f"of {_count(len(names), 'name')} of processor and, for each claim, of {_count(most, 'day')}"
-    return f"{said}{f' ({others})' if others else ''}, within at most {longest / timedelta(hours=1):.0f} hours"
+    others = "; ".join(f"{count} of {days.total()} claims: from {_count(number, 'day')}" for number, count in rest)
+    said = f"processors of {_count(len(names), 'name')} and, for each claim, from {_count(most, 'day')}"
+    return f"{said}{f' ({others})' if others else ''}, at most {longest / timedelta(hours=1):.0f} hours apart"
 
 
 def _count(number: int, what: str) -> str:
