@@ -422,7 +422,7 @@ def test_a_condition_keeps_runs_out_and_the_reason_says_what_they_had():
     value = {"experiment": "timing", "metric": "seconds", "where": {"fabric": {"not": "unshaped*"}}}
     unshaped = ok(ranks=4, metrics={"seconds": 2.0}, conditions={"fabric": "unshaped: no root"})
     row = verdict(named(unshaped), value=value, no_effect=None)
-    assert row.agreement == "not run" and "there fabric is unshaped: no root" in row.reason
+    assert row.agreement == "not run" and "only with fabric unshaped: no root" in row.reason
     shaped = ok(ranks=4, metrics={"seconds": 2.0}, conditions={"fabric": "shaped"})
     assert verdict(named(unshaped, shaped), value=value, no_effect=None).agreement == "reproduced"
 
@@ -448,7 +448,7 @@ def test_forms_of_a_reading():
     assert "give no t per zero" in value(metric="t", per="zero")
     assert "give no speed" in value(metric="speed")
     assert "their ratio is no finite number" in value(metric="zero", where={"n": 1}, over={"n": 2})
-    assert "(there n is 1, 2, 3)" in value(metric="t", where={"n": 7})
+    assert "(only with n 1, 2, 3)" in value(metric="t", where={"n": 7})
 
 
 def test_a_prediction_is_judged_on_its_own_band():

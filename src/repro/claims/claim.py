@@ -18,8 +18,8 @@ KIND: dict[Kind, str] = {
     "self-check": "our code against its own formula, or arithmetic on the paper's numbers: it should hold, and says"
     " nothing about the paper",
     "critique": "a question of ours that the paper does not ask: another baseline, what a count leaves out, a harder text; no failure of the paper",
-    "validation": "a model of ours against measurements: of others, or where it says so our own",
-    "variant": "a claim once more, with another choice where the paper leaves one: how much depends on it",
+    "validation": "our model against measurements by others or, where it says so, our own",
+    "variant": "a claim with another choice where the paper leaves one: shows how much depends on it",
 }
 TAG: dict[Tag, str] = {
     "R": "read in the primary text",

@@ -231,4 +231,4 @@ def _room(rows: Sequence[Row]) -> str:
     if not ends:
         return ""
     factor = median(math.sqrt(high / low) for low, high in ends)
-    return f" Half of those that can be told may differ by a factor of {factor:.2g} or more: so wide are intervals that all hold together 19 times in 20."
+    return f" Half of these may differ by a factor of {factor:.2g} or more and still agree: the 95 % intervals are simultaneous."

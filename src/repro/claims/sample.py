@@ -212,7 +212,7 @@ def _said(reading: Reading, found: int, occasions: int) -> str:
     if reading.sampled == "once":
         return "one run"
     if reading.sampled == "sequences":
-        return "resampled by sequences" + (f", {found} of {reading.needed} seeds" if reading.needed > 1 else "")
+        return "jackknife over sequences" + (f", {found} of {reading.needed} seeds" if reading.needed > 1 else "")
     if reading.sampled == "seeds":
         return f"{found} of {reading.needed} seeds"
     what = "runs" if reading.over is None and reading.sequence is None else "interleaved pairs"
@@ -267,5 +267,5 @@ def _hint(filters: Mapping[str, Any], runs: Runs) -> str:
         others = {key: value for key, value in filters.items() if key != name}
         near = [run.facts.get(name) for run in runs.values() if matches(run, others)]
         if near and not any(accepts(wanted, value) for value in near):
-            return f" (there {name} is {', '.join(sorted(set(map(str, near)))[:4])})"
+            return f" (only with {name} {', '.join(sorted(set(map(str, near)))[:4])})"
     return ""

@@ -90,7 +90,7 @@ def judge(rule: Rule, least: float, most: float) -> tuple[Agreement, str]:
             return "deviates", "the effect is the other way round"
         if apart:
             return "deviates", "outside the tolerance, and it may be no effect at all"
-        return "inconclusive", "the interval holds no effect and reaches into the tolerance"
+        return "inconclusive", "the interval reaches into the tolerance, but includes *no effect*"
     if inside:
         return "reproduced", "within the tolerance"
     if not apart:

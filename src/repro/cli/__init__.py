@@ -59,9 +59,7 @@ app.callback()(console.check_environment)
 
 _MOST = 2**63 - 1  # that a record can hold
 TierOption = Annotated[str | None, typer.Option(help="smoke, laptop, full, gpu or cluster; default: the platform's.")]
-OccasionOption = Annotated[
-    int, typer.Option(help="2 and so on: once more, over an hour later, the timed points that are repeated.")
-]
+OccasionOption = Annotated[int, typer.Option(help="2 to 4: run the repeated timed points again, over an hour later.")]
 PlatformOption = Annotated[str | None, typer.Option(help="A file of config/platforms; default: config.yaml's.")]
 
 
@@ -146,7 +144,7 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Record file (JSON); without it the record goes to stdout.")] = None,
     results: Annotated[
-        Path | None, typer.Option(help="Instead: a folder that keeps it under its own name, for figures and verdicts.")
+        Path | None, typer.Option(help="Instead of --out: a results folder, for use by figures and verdicts.")
     ] = None,
     repeat: Annotated[int, typer.Option(min=0, max=_MOST, help="Number of the repeat, stored in the record.")] = 0,
     attempt: Annotated[int, typer.Option(min=1, max=_MOST, help="Number of the attempt, stored in the record.")] = 1,
@@ -247,9 +245,9 @@ def claims(
     json_: Json = False,
     out: Annotated[Path | None, typer.Option(help="Also write the JSON document to this file.")] = None,
 ) -> None:
-    """A verdict for every claim of the papers. Without a filter a row of the table stands for all claims of its id.
+    """A verdict for every claim of the papers. Without a filter, ZT-1.a, ZT-1.d and so on share one row, ZT-1.
 
-    Exit code 3 where there was no record, or a file that is none: the verdicts are of what could be read.
+    Exit code 3: no records, or a file that is not one; the verdicts use what could be read.
     """
     from repro.claims import registry
     from repro.cli import verdicts

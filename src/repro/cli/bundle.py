@@ -45,4 +45,4 @@ def unbundle(
         found = unpack(archive, None if check else into)
     stdout.print(f"{found.files} files, {found.nbytes / 1e6:.0f} MB: all as the manifest says", soft_wrap=True)
     if not check:
-        stdout.print(escape(f"{found.folder}: figures and verdicts anew: cd there and `make replot`"), soft_wrap=True)
+        stdout.print(escape(f"To redraw figures and verdicts: cd {found.folder} && make replot"), soft_wrap=True)

@@ -116,7 +116,7 @@ def summarise(found: "Comparison", everything: bool = False) -> None:
     for line in lines[: None if everything else _NAMED]:
         stdout.print(f"[bold red]differs[/] {escape(line)}", soft_wrap=True)
     if not everything and len(lines) > _NAMED:
-        stdout.print(f"and {len(lines) - _NAMED} more that differ (repro compare --all)", soft_wrap=True)
+        stdout.print(f"and {len(lines) - _NAMED} more that differ (repro compare A --all)", soft_wrap=True)
     for side, names in ((found.a, found.only_a), (found.b, found.only_b)):
         if names:
             shown = names if everything else names[:_FEW]

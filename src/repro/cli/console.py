@@ -133,9 +133,7 @@ def results_folder(results: Path | None, shipped: bool = True) -> Path:
     if (own / "records").exists():
         return own
     if not shipped:
-        raise FileNotFoundError(
-            f"{own}: no records yet; run `snakemake`, `snakemake replot`, or give --results and --out"
-        )
+        raise FileNotFoundError(f"{own}: no records yet; run `repro reproduce`, or give --results and --out")
     return paths.root() / configured.shipped
 
 
@@ -158,7 +156,5 @@ def beside_records(folder: Path) -> Path:
     if records.name == "records":
         return records.parent
     if any(records.glob("*/*.json")) or any(records.glob("*.json")):
-        raise ValueError(
-            f"--out, and --figures of a report: found none, for the records in {records}; allowed: folders elsewhere"
-        )
+        raise ValueError(f"--out (and a report's --figures): needed here, outside the records in {records}")
     return records

@@ -59,10 +59,12 @@ def _show(told: "Told") -> None:
     row = told.verdict
     paper, ours = registry.numbers(row)
     scope = f", {row.scope}" if row.scope else ""
-    stdout.print(f"[bold]{row.id}[/] {escape(row.title)}: paper {paper}, here {escape(ours)}: {row.agreement}{scope}")
+    stdout.print(
+        f"[bold]{row.id}[/] {escape(row.title)}: {registry.whose(row)} {paper}, here {escape(ours)}: {row.agreement}{scope}"
+    )
     stdout.print(escape(told.why), soft_wrap=True)
     texts = [ours, *(number for _, number, _ in told.rungs), *(says for says, _, _ in told.tables)]
-    tables = [("From our setting to the paper's", ["with", "the number is", "against the claim"], told.rungs)]
+    tables = [("From our setting to the paper's", ["case", "our number", "verdict"], told.rungs)]
     for says, columns, rows in [*(tables if told.rungs else []), *told.tables]:
         stdout.print(f"\n[bold]{escape(says)}[/]", soft_wrap=True)
         table = Table(*columns, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
@@ -77,8 +79,8 @@ def _show(told: "Told") -> None:
         if told.command:
             points, minutes = explanations.cost(told.decides)
             judged = (
-                "they judge this claim" if row.id in told.decides.judges else "this row stays as it is, they tell more"
+                "they judge this claim" if row.id in told.decides.judges else "they inform but do not judge this claim"
             )
             stdout.print(
-                f"of its points {points} decide, about {minutes:.0f} minutes of runs: {judged}", soft_wrap=True
+                f"{points} of its points decide, about {minutes:.0f} minutes of runs: {judged}", soft_wrap=True
             )

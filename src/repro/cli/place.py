@@ -61,8 +61,8 @@ def place(
         int,
         typer.Option(
             min=0,
-            help="Slots of a GPU and layer for copies of experts (top-1; formats sglang and vllm). They save hops, or with "
-            "--max-load, to which they then come as near as they can, both.",
+            help="Slots per GPU and layer for copies of experts (top-1; formats sglang and vllm). They save hops and, with "
+            "--max-load, bring the load as near to that as they can.",
         ),
     ] = 0,
     dispatch: Annotated[

@@ -69,7 +69,7 @@ def show(found: Plan, points: bool) -> None:
         )
         if hours := _of_repeated(found.jobs):
             lines.append(
-                f"of all points, done or not, {hours:.1f} node-hours are of those that are repeated: verdicts on times read "
+                f"of all points, done or not, the repeated ones take {hours:.1f} node-hours: verdicts on times need "
                 f"{OCCASIONS} occasions, each a call of its own (docs/slurm.md)"
             )
     if found.outdated:
@@ -86,7 +86,7 @@ def show(found: Plan, points: bool) -> None:
         stdout.print(f"[red]{escape(missing)}[/]", soft_wrap=True)
     stdout.print(_figures(found))
     if without := [name for name, figure in found.figures.items() if not figure.jobs]:
-        stdout.print(f"no point here: {', '.join(without)}", soft_wrap=True)
+        stdout.print(f"no points for: {', '.join(without)}", soft_wrap=True)
     if not points:
         stdout.print("every point: repro plan --points")
         return

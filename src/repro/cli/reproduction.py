@@ -90,7 +90,7 @@ def _needed(found: Plan, target: str | None) -> Plan:
         jobs = [job for job in found.jobs if job.experiment in reads]
         if target in found.experiments and not jobs:
             raise ValueError(
-                f"{target}: tier {found.tier} has no point of this experiment; docs/claims.md has the tiers"
+                f"{target}: tier {found.tier} has no point of this experiment; config/config.yaml has the tiers"
             )
     elif target == "replot":
         jobs = []
@@ -207,7 +207,9 @@ class _Watch:
             for verdict in registry.evaluate(mine, runs):
                 if verdict.agreement not in ("not run", "skipped"):
                     paper, ours = registry.numbers(verdict)
-                    self.verdict = f"{verdict.id} {verdict.title}: {ours} (paper {paper}): {verdict.agreement}"
+                    self.verdict = (
+                        f"{verdict.id} {verdict.title}: {ours} ({registry.whose(verdict)} {paper}): {verdict.agreement}"
+                    )
 
     def running(self) -> list[str]:
         entries = journal.entries(self.plan.results)

@@ -31,7 +31,7 @@ def show_needed(needed: "Needed") -> None:
     from repro.exflow.spread import SEARCHES
 
     if needed.searches_cut:
-        cut = f"{needed.searches_cut} of {SEARCHES} searches were cut before their rounds"
+        cut = f"{needed.searches_cut} of {SEARCHES} searches were cut short"
         stderr.print(f"tokens: {cut}, so that these numbers are of worse and unequal placements", soft_wrap=True)
     emit(asdict(needed))
 

@@ -66,7 +66,9 @@ def show(rows: Sequence[Verdict], of: str, grouped: bool, reasons: bool) -> None
         for row in mine if reasons else []:
             paper, here = map(escape, registry.numbers(row))
             verdict = _styled(row) + (f", {row.scope}" if row.scope else "") + _note(row)
-            stdout.print(f"{row.id} {escape(row.title)}: paper {paper}, here {here}: {verdict}", soft_wrap=True)
+            stdout.print(
+                f"{row.id} {escape(row.title)}: {registry.whose(row)} {paper}, here {here}: {verdict}", soft_wrap=True
+            )
             stdout.print(Padding(Text(row.reason, "dim"), (0, 0, 0, 4)))
     print_older_code(registry.numbers(row)[1] for row in rows)
     stdout.print(". ".join(filter(None, [registry.tally(rows), f"Records: {escape(of)}"])), overflow="ignore")

@@ -20,8 +20,8 @@ def problem(found: Plan, occasion: int) -> str:
     open_first = [job for job in found.jobs if job.occasion == 1 and job.state in ("to run", "stale")]
     if missing := sum(job.point in again for job in open_first):
         return (
-            f"--occasion {occasion}: {missing} points of the first occasion are still to run, and verdicts count as one"
-            " what begins less than an hour apart; first the same command without --occasion"
+            f"--occasion {occasion}: {missing} points of the first occasion are still to run, and runs that begin less"
+            " than an hour apart count as one; first run this without --occasion"
         )
     last = None
     for path, run in stored.collect(paths.root() / found.results / "records").records.items():
@@ -31,6 +31,6 @@ def problem(found: Plan, occasion: int) -> str:
         return ""
     began, wait = (f"{moment.astimezone():%H:%M}" for moment in (last, last + statistics.APART))
     return (
-        f"--occasion {occasion}: too soon: runs of another occasion began until {began}, and verdicts count as one"
-        f" what begins less than an hour apart; allowed from {wait} on"
+        f"--occasion {occasion}: too soon: another occasion's last run began at {began}, and runs that begin less"
+        f" than an hour apart count as one; allowed from {wait} on"
     )

@@ -63,7 +63,7 @@ class Machine:
         count = sum(row.outside_by_other_code for row in self.outside)
         if not count:
             return ""
-        return f"; {'all' if count == len(self.outside) else count} of them by other code as well, so which of the two did it cannot be told"
+        return f" ({'all' if count == len(self.outside) else count} of them of other code as well: machine or code may be the cause)"
 
     @property
     def primary_outside(self) -> list[Row]:

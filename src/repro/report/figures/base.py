@@ -146,7 +146,7 @@ def _count(used: Mapping[Path, tuple[datetime, bool]]) -> str:
     if not used:
         return ""
     days = sorted(start.date() for start, _ in used.values())
-    when = f"of {days[0]}" if days[0] == days[-1] else f"made from {days[0]} to {days[-1]}"
+    when = f"of {days[0]}" if days[0] == days[-1] else f"of {days[0]} to {days[-1]}"
     return f"From {len(used)} run{'s' * (len(used) > 1)} {when}."
 
 
@@ -213,7 +213,7 @@ def verdicts(name: str, records: str | Path) -> pd.DataFrame:
         (claim.id, claim.title, *claims.numbers(verdict), verdict.agreement, verdict.scope or "–")
         for claim, verdict in zip(shown, judged, strict=True)
     ]
-    return pd.DataFrame(rows, columns=["claim", "about", "paper", "ours", "agreement", "scope"]).query(
+    return pd.DataFrame(rows, columns=["claim", "about", "paper", "ours", "agreement", "setting"]).query(
         "agreement != 'not run'"
     )
 

@@ -28,7 +28,7 @@ _KINDS = get_args(Evidence)
 
 def meanings() -> Styler:
     """What the words of a verdict mean, by axis, for reading."""
-    axes = {"agreement": AGREEMENT, "scope": SCOPE, "kind of row": KIND}
+    axes = {"agreement": AGREEMENT, "setting": SCOPE, "kind of row": KIND}
     rows = [(axis, word, meaning) for axis, words in axes.items() for word, meaning in words.items()]
     style = pd.DataFrame(rows, columns=["axis", "word", "meaning"]).style.set_uuid("words").hide(axis="index")
     return style.set_properties(**{"white-space": "normal", "text-align": "left"})
@@ -88,7 +88,7 @@ def claims_overview(data: Data, *, ids: str = "", primary: bool = False) -> Draw
         **Counter(verdict.agreement for verdict in judged if verdict.value is None),
     }
     left_out = ", ".join(f"{count} {words}" for words, count in absent.items() if count)
-    caption = f"{len(rows)} rows" + (f". Rows in the table only: {left_out}. " if left_out else ". ")
+    caption = f"{len(rows)} rows" + (f". Not drawn: {left_out}. " if left_out else ". ")
     of_papers = {verdict.id.split("-")[0] for verdict in rows}
     known = {prefix: name_of(paper) for prefix, paper in registry.papers().items() if prefix in of_papers}
     caption += ", ".join(f"{prefix}: {name}" for prefix, name in known.items()) + ". "
@@ -102,7 +102,7 @@ def claims_overview(data: Data, *, ids: str = "", primary: bool = False) -> Draw
         caption += "Grey words: rows that are not claims. They check our own code or models, ask what a paper leaves "
         caption += "out, or repeat a claim with another choice."
     marked = registry.older_code(registry.numbers(row)[1] for row in rows)
-    return Drawing(_overview(rows, claims), evidence, f"{caption} {marked}".strip())
+    return Drawing(_overview(rows, claims), evidence, f"{caption} {marked}.".strip() if marked else caption.strip())
 
 
 def _overview(rows: Sequence[Verdict], claims: Mapping[str, Claim]) -> Figure:

@@ -69,7 +69,7 @@ def older_code(marks: Iterable[bool]) -> str:
     else:
         which = f"all {len(marks)} runs" if all(marks) else f"{sum(marks)} of {len(marks)} runs"
         of_them = f"{which} {'are' if sum(marks) > 1 else 'is'}"
-    return f"{of_them} by older code than this; run again, they may give other numbers."
+    return f"{of_them} by older code; a new run may differ."
 
 
 def _table(found: Mapping[Path, record.Record], experiment: str) -> pd.DataFrame:

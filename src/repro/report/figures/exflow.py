@@ -35,7 +35,7 @@ METHODS = {  # method of exflow.place: its name, its look
 PLAIN = {"train_domain": "all", "test_domain": "all", "max_load_limit": 0, "bound_s": 0}
 SEQUENCES = {"sampled": "sequences", "runs": 3, "columns": ("crossings", "transitions")}
 BY_SEQUENCES = (
-    "Dots: seeds. Marks: all seeds together. Bars: an interval that holds two of 95 %, one over other sequences of the "
+    "Dots: seeds. Marks: all seeds together. Bars cover two 95 % intervals, one over other sequences of the "
     "same kind and one over other seeds."
 )
 ONE_NODE = {**PLAIN, "gpus_per_node": 0, "train_tokens": 0}
@@ -69,8 +69,8 @@ def exflow_routing(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e"
     right.set(xlabel="layer (and the next one)", ylabel="mutual information (bits)", ylim=(0, None))
     right.legend(loc="lower left", bbox_to_anchor=(0, 1.0), fontsize=8, frameon=False)
     caption = f"{runs.routing.iloc[0]}, {runs.tokens_used.iloc[0]:,} tokens. The mutual information of two layers "
-    caption += f"is on average {pairs.share.median().mean():.0%} of the next layer's entropy. Dotted, at the "
-    caption += "bottom: tokens shuffled within each layer. Legend: information, without the bias of few sequences, ÷ "
+    caption += f"is on average {100 * pairs.share.median().mean():.0f} % of the next layer's entropy. Dotted, at the "
+    caption += "bottom: tokens shuffled within each layer. Legend: bias-corrected information ÷ "
     caption += "that of shuffled tokens, with its 95 % interval."
     return Drawing(fig, "measured", caption)
 
@@ -118,8 +118,8 @@ def exflow_hops(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e") -
     _crossings(left, data, trace, flat)
     _reductions(right, data, flat, runs[runs.trace == other])
     fig.legend(ncols=3, **marks.ABOVE)
-    caption = f"{flat.routing.iloc[0]}. Crosses on the right: {MODELS.get(other, other)}, which the claims on 64 "
-    caption += f"experts read. {BY_SEQUENCES} Black bars: a lower bound for any placement, on the tokens that "
+    caption = f"{flat.routing.iloc[0]}. Crosses on the right: {MODELS.get(other, other)}, of the claims on 64 "
+    caption += f"experts. {BY_SEQUENCES} Black bars: a lower bound for any placement, on the tokens that "
     caption += f"the placement was computed from. Paper: Fig. 8 as told by secondary notes.{_programs(flat)}"
     nodes = {**ONE_NODE, "trace": trace, "method": "affinity", "gpus": 16, "gpus_per_node": 4}
     how = {
@@ -130,7 +130,7 @@ def exflow_hops(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e") -
     }
     saved = {"over": {"method": "contiguous"}, "form": "reduction"}
     if theirs := by_sequences(data, trace, method="exflow", gpus=4, **saved):
-        caption += " The claims read our search. On 4 GPUs the paper's integer program saves "
+        caption += " The claims use our search. On 4 GPUs the paper's integer program saves "
         caption += f"{marks.said(theirs)} within its time limit."
     if node := data.sample("exflow_placement", "node_crossing_fraction", nodes, **how):
         caption += f" On 16 GPUs in nodes of 4 a token stays on its node {marks.said(node)} times as often as by rank "

@@ -49,7 +49,7 @@ SHAPE = ["nodes", "packages", "gcds"]
 SETTING = ["weights", "experts", *SHAPE, "cluster_mbit_s"]  # of a panel
 SAME = {"requests": 128}
 LARGER = "a larger model, on a GPU"
-CLAIMED = {"the claims' runs": ("EX-F12.a", "EX-F12.b"), LARGER: ("EX-F12.c", "EX-F12.d")}  # early, late
+CLAIMED = {"small models, on a CPU": ("EX-F12.a", "EX-F12.b"), LARGER: ("EX-F12.c", "EX-F12.d")}  # early, late
 _PAPER = {16: "EX-E2E.b", 32: "EX-E2E.c", 8: "EX-E2E.d"}  # throughput over DeepSpeed-MoE's, by experts
 
 
@@ -101,7 +101,7 @@ def _of_claimed(data: Data, name: str, runs: pd.DataFrame) -> str:
     return (
         f"Black, {name}: {runs.parameters.iloc[0] / 1e6:.3g} million parameters, {runs.experts.iloc[0]} experts, seeds "
         f"{seeds}. After 200 iterations the share that stays is {early} times that after 2,000; at the end it is "
-        f"{late} times that after 2,000. No claim reads how it begins: its mean over seeds is {stays.iloc[0]:.2g} "
+        f"{late} times that after 2,000. No claim covers its start: its mean over seeds is {stays.iloc[0]:.2g} "
         f"after {stays.index[0]:g} iterations, and at most {stays.max():.2g} (after {stays.idxmax():g})."
     )
 
@@ -181,7 +181,7 @@ def _less_routing(data: Data, same: dict[str, Any]) -> str:
         words += f" The same of 16 experts at other rates between nodes: {others}."
     if volume := marks.of_claims(data, {"EX-T1.a": "ids only", "EX-T1.b": "K/V sent"}):
         words += f" Bytes sent with 16 experts, two all-to-alls ÷ one, placed: {volume}."
-    return f"Share of the exchange time that is saved: {'; '.join(told)}.{words}" if told else words.strip()
+    return f"Share of routing time saved: {'; '.join(told)}.{words}" if told else words.strip()
 
 
 def against_deepspeed(data: Data, setting: Mapping[str, Any], metric: str) -> dict[int, Sample]:
@@ -232,12 +232,11 @@ def exflow_gain(data: Data, *, metric: str = "iteration_seconds") -> Drawing:
         axes.set_ylim(low, high)
         marks.log_axis(axes.yaxis, marks.round_ticks(low, high))
         axes.set_ylabel("times as fast")
-    what = "An iteration" if metric == "iteration_seconds" else "What an iteration spends in exchanges"
+    what = "An iteration" if metric == "iteration_seconds" else "Routing time of an iteration"
     caption = f"{what}: time with DeepSpeed's layers ÷ time with all changes up to the step (the first is no padding, "
     caption += "and our gate). Dots: pairs of runs of one occasion. Marks: their geometric mean, with its 95 % interval where there are as many "
-    caption += "occasions as a verdict takes. × at a step: how many times as fast it is as the step drawn before "
-    caption += "it, from pairs of these two; where steps have different numbers of pairs, the factors need not "
-    caption += "multiply to the whole. In a panel of one step the others were not run. Dashed: new keys and values "
+    caption += "occasions as a verdict takes. × at a step: its speedup over the step drawn before it, from pairs "
+    caption += "of these two; where numbers of pairs differ, the factors need not multiply to the whole. In a panel of one step the others were not run. Dashed: new keys and values "
     caption += "(K/V) are sent to all ranks too, which the paper's accounting leaves out. Dotted: the paper's "
     caption += "throughput ÷ DeepSpeed-MoE's. Settings without such pairs are left out. "
     caption += f"Network {', '.join(sorted(set(runs.fabric)))}."

@@ -274,12 +274,12 @@ def flover_requests(data: Data) -> Drawing:
         if engine == "fused":
             most = runs.requests.max()
             gain = (runs.requests * alone(runs) / runs.total_seconds)[runs.requests == most].median()
-            gains.append(f"{gain:.1f} times sooner than n × T1 ({weights}, {where}, {most} requests)")
+            gains.append(f"{gain:.1f} times as fast as n × T1 ({weights}, {where}, {most} requests)")
     told = [f"{' and '.join(dict.fromkeys(places))}: {words}" for words, places in settings.items()]
     words = "; ".join(told) if len(told) > 1 else next(iter(settings))
     caption = f"{words[:1].upper()}{words[1:]}. {T1} Our T1 is the median over the runs of an occasion. {REPEATS} "
     caption += "Hollow: the paper's Fig. 4(a)." + (f" Fused: {'; '.join(gains)}." if gains else "")
-    caption += " No run of requests one after the other is drawn here: see flover_throughput and flover_gpu."
+    caption += " Serial runs are not drawn here: see the figures on throughput and on a GPU."
     return Drawing(fig, "measured; hollow: paper", caption)
 
 

@@ -14,7 +14,7 @@ from repro.report.figures.flover import T1
 ROWS = {  # what: the claim on a GPU, the one on a CPU
     "32 requests, times as fast\nas one after another": ("FL-F4a.k", "FL-F4a.i"),
     "4 requests, times as fast\nas an instance for each": ("FL-F4a.t", "FL-F4a.j"),
-    "32 requests, times as fast\nas by a window of 1.76 T1": ("FL-PROG.e", "FL-PROG.d"),
+    "32 requests, times as fast\nas dynamic batching": ("FL-PROG.e", "FL-PROG.d"),
     "lengths to 1,024, times as\nfast as without reordering": ("FL-MS.e", "FL-MS.a"),
     "32 requests, mean latency\n÷ that of a lone request": ("FL-F4a.u", "FL-F4c"),
 }
@@ -24,14 +24,14 @@ STYLES = (
 )
 
 
-def _pairs(samples: Mapping[str, Sequence[Sample | None]]) -> str:
-    """`Pairs on a GPU: 1 to 2, on a CPU: 8.`"""
+def _counts(samples: Mapping[str, Sequence[Sample | None]]) -> str:
+    """`on a GPU: 1 to 2, on a CPU: 8`"""
     told = []
     for number, (label, *_) in enumerate(STYLES):
         counts = [len(sample.values) for found in samples.values() if (sample := found[number])]
         if counts:
             told.append(f"{label}: {marks.span(counts)}")
-    return f"Pairs {', '.join(told)}."
+    return ", ".join(told)
 
 
 def flover_gpu(data: Data) -> Drawing:
@@ -57,8 +57,10 @@ def flover_gpu(data: Data) -> Drawing:
     runs = [run for on_gpu, _ in samples.values() if on_gpu for run in on_gpu.runs.values()]
     gpus = sorted({gpu for run in runs for gpu in run.provenance.gpu})
     caption = f"GPU: LLaMA-13B, random weights in float16, the paper's lengths, on one {' or '.join(gpus)}. CPU: a "
-    caption += "LLaMA of 42 million parameters, random weights in bfloat16, lengths ÷ 8 (reordering: ÷ 2). Marks: mean "
-    caption += "over pairs of runs of the same occasion; whiskers: the claim's interval, where there are enough pairs; "
-    caption += f"dots: each pair. {_pairs(samples)} Paper: LLaMA-13B; first two rows against FasterTransformer. "
+    caption += (
+        "LLaMA of 42 million parameters, random weights in bfloat16, lengths ÷ 8 (reordering: ÷ 2). Marks: means "
+    )
+    caption += "over runs, or over pairs of one occasion; whiskers: the claim's interval, where there are enough; "
+    caption += f"dots: each ({_counts(samples)}). Paper: LLaMA-13B; first two rows against FasterTransformer. "
     caption += T1
     return Drawing(fig, "measured; diamonds: paper", caption)

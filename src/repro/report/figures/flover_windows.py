@@ -15,7 +15,7 @@ WINDOWS = (
     "Left: medians; whiskers: range of the runs; × fused: pairs of runs of the same occasion, where there are any. "
     "Right: latency ÷ that of a request alone in the same run; bars: mean over occasions; whiskers: its 95 % interval "
     "(the part above 0) where there are enough. Dots: the runs; no dots: one run. Hollow: paper, LLaMA-13B; on the "
-    "left its ratio to fused decoding × the median of our fused decoding."
+    "left its ratio to fused decoding, times our fused median."
 )
 
 

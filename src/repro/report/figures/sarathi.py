@@ -13,13 +13,13 @@ from repro.report.figures.data import Data, paper, series
 from repro.report.figures.flover import MODEL
 
 POLICIES = {
-    "request_level": "batches of requests",
+    "request_level": "request-level batches",
     "iteration_level": "whole prompts",
     "chunked": "chunks",
     "bounded": f"budgeted passes, wait up to {Scheduler.token_gap_s:g} s",
 }
 TIMES = {
-    "seconds": "all are done after (s)",
+    "seconds": "total time (s)",
     "ttft_mean": "mean time to first token (s)",
     "gap_longest": "longest wait for a token (s)",
 }
@@ -77,10 +77,10 @@ def sarathi_piggyback(data: Data) -> Drawing:
     times = 1000 * runs[list(named)]
     low, high = times.min().min(), times.max().max()
     if high > 20 * low > 0:
-        left.set_xlabel("a token (ms), logarithmic")
+        left.set_xlabel("ms per token, logarithmic")
         marks.log_axis(left.xaxis, marks.round_ticks(low, high))
     else:
-        left.set(xlabel="a token (ms)", xlim=(0, None))
+        left.set(xlabel="ms per token", xlim=(0, None))
     fig.legend(ncols=2, **marks.ABOVE)
     run = runs.iloc[0]
     caption = f"{'; '.join(runs.weights.unique())}. {run.threads} threads, {run.prompt_tokens} tokens stored for each "
@@ -103,12 +103,12 @@ def sarathi_throughput(data: Data) -> Drawing:
     marks.rows(panels["seconds"], list(POLICIES.values()), fontsize=8)
     marks.note(panels["gap_longest"], "none: handed back whole", 0, [*POLICIES].index("request_level"), 3, va="center")
     _ratios(panels["ratios"], data, settings, ("request_level_seconds", "chunked_seconds"), "SA-2")
-    panels["ratios"].set_xlabel("time until all are done: batches of requests ÷ chunks")
+    panels["ratios"].set_xlabel("time until all are done: request-level batches ÷ chunks")
     run = main.iloc[0]
     caption = f"{'; '.join(runs.weights.unique())}. {run.threads} threads, {run.requests} requests arrive at once, "
     caption += f"{run.slots} are served at a time. Tokens: prompt + answer. Above: {LENGTHS.format(**run[SETTING])}; "
-    caption += "medians, with range and values of the runs. Budgeted passes take as many prompt tokens as keep a wait "
-    caption += "below that bound. All requests are equal and arrive at once, so under whole prompts no prompt delays a "
+    caption += "medians, with range and values of the runs. Budgeted passes take as many prompt tokens as keep "
+    caption += f"waits below {Scheduler.token_gap_s:g} s. All requests are equal and arrive at once, so under whole prompts no prompt delays a "
     caption += "request that decodes: the longest waits here do not show what chunks save there. Below: each of n "
     caption += "runs, their mean and, where there are enough, its 95 % interval. Queue "
     caption += "model, predicted total time against measured, in %: "
@@ -156,13 +156,13 @@ def sarathi_pipeline(data: Data) -> Drawing:
         axes.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
     caption = f"{run.iloc[0].setting}. One parameter is varied at a time; all baseline rows are the same setting. "
     caption += "Left: bubbles as a share of a run's own time. Right: seconds ÷ seconds; bubbles fall by more there "
-    caption += "than their shares do, since the whole run is shorter too. Dotted: paper."
+    caption += "than their shares do, since the whole run is shorter too."
     if told := _bands(data):
         caption += f" Baseline over all draws, whole ÷ chunks: {told}. The bands cover draws of lengths and what is "
         caption += "not known of the machine, but not prompt ÷ answer, chunk and number of requests: our choices."
     found = table[["bubble_reduction", "speedup"]].to_numpy()
     if less := [name for name, ours in zip(names, found, strict=True) if (ours < theirs).any()]:
-        caption += f" One or both ratios are below the paper's with {' and with '.join(less)}."
+        caption += f" One or both ratios are below the paper's in: {'; '.join(less)}."
     return Drawing(fig, "modelled; dotted: paper", caption)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from PIL import Image
 
 from repro import files
+from repro.claims import registry
 from repro.report import figures
 from repro.report.docs.table import Row
 
@@ -49,7 +50,7 @@ def load(folder: Path, name: str, rows: Sequence[Row]) -> Picture | None:
 
 def value(row: Row) -> str:
     """`paper 1.71 ×, ours 1.5 × [1.4, 1.6], consistent, scaled down, emulated`, without what is not there."""
-    paper = "" if row.claim.paper_value is None else f"paper {row.paper}"
+    paper = "" if row.claim.paper_value is None else f"{registry.whose(row.verdict)} {row.paper}"
     ours = "" if row.verdict.value is None else f"ours {row.here}"
     return ", ".join(filter(None, [paper, ours, row.judged]))
 

@@ -91,8 +91,8 @@ def scaling_assumptions(data: Data) -> Drawing:
     caption += f"{100 * run.share_all:.1f} % give all four numbers at once. {batches(1)}: {100 * run.share_all_1:.1f} "
     caption += f"%, 4: {100 * run.share_all_4:.1f} %, 16: {100 * run.share_all_16:.1f} %. Below right: 5, 50 and 95 % "
     caption += "quantiles of these draws, and of all. Axes of ratios are logarithmic. A row above has one micro-batch "
-    caption += "per step unless it says more, and everything else at its likely value. So its numbers are not the "
-    caption += "medians of draws in scaling_ratios, nor those with 4 micro-batches that the claims read. The third "
+    caption += "per step unless it says more, and everything else at its likely value. So its numbers are neither "
+    caption += "medians over draws nor those of the claims, with 4 micro-batches. The third "
     caption += f"number is the product of the first two.{SLOW_RING}{HPZ} Scales apart: the scale factors of quantised "
     caption += "values are messages of their own."
     return Drawing(figure, "modelled; dotted: paper", caption)

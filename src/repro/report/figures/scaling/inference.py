@@ -89,7 +89,7 @@ def scaling_experts(data: Data) -> Drawing:
     load = f"{found.max_load_affinity.min():.1f} to {found.max_load_affinity.max():.1f}"
     caption = "Marks: medians; bars: 95 % of what is uncertain. Hollow squares: the paper's numbers against "
     caption += "DeepSpeed-MoE, where it names experts and GPUs, in the colour of their series (black: of no single "
-    caption += "one). Ringed: what claims read; the paper names no batch, so the claims' batch is our choice. On our "
+    caption += "one). Ringed: what claims use; the paper names no batch, so theirs is our choice. On our "
     caption += f"traces the busiest GPU of a layer has {load} times its even share of tokens."
     return Drawing(figure, "modelled, with hops measured on traces; hollow squares: paper", caption)
 

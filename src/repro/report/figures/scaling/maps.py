@@ -83,7 +83,7 @@ def _fastest(cells: pd.DataFrame) -> str:
     best = cells.plan[cells.plan.isin(list(PLANS))].value_counts()
     won = ", ".join(f"{PLANS[str(plan)]} in {count}" for plan, count in best.items())
     return (
-        f"Of {best.sum()} cells in which a plan fits, the fastest is {won}. Colour and letter of a cell: the fastest "
+        f"Of {best.sum()} cells in which a plan fits, the plan shown is {won}. Colour and letter of a cell: the fastest "
         f"plan, or the one that needs least memory of those within {100 * (TIE - 1):.0f} % of it. The records do not "
         "hold the next plan's time: it may be slower by a few per cent only."
     )

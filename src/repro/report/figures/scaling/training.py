@@ -168,7 +168,7 @@ def scaling_tornado(data: Data, *, model: str = "gpt-20b", accumulation: int = 1
     caption = f"Of {_model(model)}, {batches(accumulation)}, {found.ranks.iloc[0]:g} GCDs. Bars: the predicted ratio "
     caption += "with one parameter at an end of its interval, all others at their likely values. Line: all likely "
     medians = " and ".join(f"{value:.3g}" for value in found.hierarchical_over_zeropp)
-    caption += f"({' and '.join(f'{value:.3g}' for value in likely)}); the medians over draws in scaling_ratios differ "
+    caption += f"({' and '.join(f'{value:.3g}' for value in likely)}); the medians over all draws differ "
     caption += f"({medians})."
     if told := of_claims(data, {"ZT-1.e": FRONTIER["frontier"], "ZT-1.h": FRONTIER["frontier-rccl"]}):
         caption += f" The claims read the medians with 4 micro-batches: {told}."

@@ -10,7 +10,7 @@ from repro.report.figures.data import Data
 _COLUMNS = {  # of `claims.verdicts`: heading
     "id": "claim",
     "agreement": "agreement",
-    "scope": "scope",
+    "scope": "setting",
     "claim": "what the paper says",
     "stated": "paper, and tolerance",
     "our_text": "ours",

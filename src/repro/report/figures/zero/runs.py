@@ -103,9 +103,9 @@ class Training:
     def best(self, runs: pd.DataFrame) -> str:
         """What the search's best plan holds, for captions of figures that show its speed; empty without a run of it."""
         held = (runs[STATE] / runs.parameters)[runs.plan == "best"].median()
-        said = f" The search's best is the fastest that fits. Here all fit: it holds {held:.3g} bytes of state per"
+        said = f" The search's best is the fastest plan that fits. Here all fit, and it holds {held:.3g} bytes of state per"
         return (
-            "" if np.isnan(held) else f"{said} parameter on every rank (DDP 16); for large models it is another plan."
+            "" if np.isnan(held) else f"{said} parameter on every rank (DDP: 16); for large models it is another plan."
         )
 
     def libraries(self, runs: pd.DataFrame) -> str:

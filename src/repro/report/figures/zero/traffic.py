@@ -51,7 +51,7 @@ def zero_bytes(data: Data, *, accumulation: int | None = None, plans: tuple[Plan
     if len(more):
         text += f" Between nodes the kernel counts {100 * (more.median() - 1):.1f} % more than the payload."
     if told := marks.of_claims(data, _CLAIMS):
-        text += f" As the claims count, for many nodes: {told}."
+        text += f" As the claims count, the first two for many nodes: {told}."
     text += training.best(runs[runs.plan.isin(shown)])
     text += training.libraries(runs[runs.plan.isin(shown)])
     text += f"{HPZ} qwZ: weights are sent as INT8; qgZ: gradients as INT4, in two hops unless said otherwise."
