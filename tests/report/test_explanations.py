@@ -132,5 +132,5 @@ def test_from_the_command_line():
     assert "one of them: repro explain ID" in call()
     one = call("ZT-1.a")
     assert "What would decide it" in one and "workflows/profiles/frontier --config claim=ZT-1.a" in one
-    assert "they judge this claim" in one and "this row stays as it is" in call("EX-E2E.a")
+    assert "they judge this claim" in one and "they inform but do not judge this claim" in call("EX-E2E.a")
     assert "allowed: ZT-1.a" in call("ZT-9", code=2)

@@ -195,7 +195,7 @@ def test_runs_of_older_code_are_marked(made_by, now, words, monkeypatch, capsys)
     base.Data(folder).runs("flover_queue")
     told = capsys.readouterr().out.splitlines()
     assert len(told) == (2 if words else 0)
-    assert all(line.startswith(f"flover_queue: {words.lower()} code than this") for line in told)
+    assert all(line.startswith(f"flover_queue: {words.lower()} code; a new run may differ") for line in told)
 
 
 def test_only_runs_that_are_drawn_count(made_by):
@@ -240,7 +240,7 @@ def test_one_figure_from_the_command_line(tmp_path):
     assert (tmp_path / "own/figures/zero_bytes.json").exists()
     assert not list(records.iterdir())  # where it would be read as a record, and be none
     inside = CliRunner().invoke(cli.app, ["figure", "zero_bytes", "--results", f"{SHIPPED}/zero_train"])
-    assert inside.exit_code == 2 and "--out, and --figures of a report: found none" in inside.stderr.replace("\n", "")
+    assert inside.exit_code == 2 and "--out (and a report's --figures): found none" in inside.stderr.replace("\n", "")
     bare = ["report", "--results", str(Path(SHIPPED).parent), "--figures", str(tmp_path / "own")]
     report = CliRunner().invoke(cli.app, bare)  # it would take the place of the shipped one, which has figures
     assert report.exit_code == 2 and "--figures: found none" in report.stderr.replace("\n", "")

@@ -113,8 +113,8 @@ class Training:
         if self.setting["fabric"] == "the machine's own" or not runs.plan.str.startswith(("deepspeed", "fsdp2")).any():
             return ""
         return (
-            " DeepSpeed and FSDP2 use gloo here, whose reduce-scatter moves twice the bytes: their times say nothing "
-            "about them on GPUs."
+            " DeepSpeed's ZeRO-3 and FSDP2 use gloo's reduce-scatter here, which moves twice the bytes. No library's times "
+            "here say anything about it on GPUs."
         )
 
     @property
