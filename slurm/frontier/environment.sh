@@ -24,7 +24,7 @@ export FI_CXI_RX_MATCH_MODE=hybrid             # when the NIC's matching lists a
 export HSA_FORCE_FINE_GRAIN_PCIE=1             # peers may write GCD memory over PCIe and Infinity Fabric (rocm.docs.amd.com, RCCL usage tips)
 
 # --- MIOpen and Triton ---
-export TMPDIR=/tmp  # a folder that nodes share would make this machine's lock for timed points one of all nodes
+export TMPDIR=/tmp  # in a folder that nodes share, timed points of all nodes would wait for one lock
 # Their databases in $HOME would be locked by every rank of every node at once; /tmp is the node's own (OLCF).
 export MIOPEN_USER_DB_PATH="/tmp/$USER-miopen-${SLURM_JOB_ID:-0}"
 export MIOPEN_CUSTOM_CACHE_DIR="$MIOPEN_USER_DB_PATH"

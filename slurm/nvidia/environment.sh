@@ -8,9 +8,9 @@
 GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$(PATH=$PATH:/usr/sbin:/sbin ip -oneline route show default | sed -n 's/.* dev \([^ ]*\).*/\1/p;q' || true)}"
 : "${GLOO_SOCKET_IFNAME:?no default route on this node: export the name of the interface between nodes above this line}"
 export GLOO_SOCKET_IFNAME  # exported only now: an empty one counts as none
-# NCCL finds InfiniBand by itself; over the same interface it only meets (NCCL documentation, NCCL_SOCKET_IFNAME).
+# NCCL finds InfiniBand by itself; over this interface ranks only find each other (NCCL documentation, NCCL_SOCKET_IFNAME).
 export NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-$GLOO_SOCKET_IFNAME}"
 # Kernels that Triton compiles: $HOME is shared by all ranks of all nodes, /tmp is the node's own. Jobs share the folder:
 # Triton names what it compiles by a hash, so the next job finds it.
-export TMPDIR=/tmp  # a folder that nodes share would make this machine's lock for timed points one of all nodes
+export TMPDIR=/tmp  # in a folder that nodes share, timed points of all nodes would wait for one lock
 export TRITON_CACHE_DIR="/tmp/$USER-triton"

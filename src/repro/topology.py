@@ -28,7 +28,8 @@ class Level:
 
 @dataclass(frozen=True)
 class Topology:
-    """Levels from innermost (fastest) to outermost (slowest); their sizes multiply to the world size."""
+    """Levels from innermost (fastest) to outermost (slowest); their sizes multiply to the world size. ValueError for no
+    level, and for two of one name."""
 
     levels: tuple[Level, ...]
 
@@ -81,7 +82,8 @@ FRONTIER_BYTES_PER_S = (200e9, 50e9, 12.5e9)
 
 
 def frontier(nodes: int, packages: int = 4, gcds: int = 2) -> Topology:
-    """Frontier's levels, named by the unit that they make up: `package` (GCD pair), `node`, `cluster`."""
+    """Frontier's levels, named by the unit that they make up: `package` (GCD pair), `node`, `cluster`. Rates are
+    FRONTIER_BYTES_PER_S, latencies 2, 3 and 5 microseconds."""
     package, node, cluster = FRONTIER_BYTES_PER_S
     return Topology(
         (
@@ -93,6 +95,7 @@ def frontier(nodes: int, packages: int = 4, gcds: int = 2) -> Topology:
 
 
 def scaled(topology: Topology, outer_bytes_per_s: float) -> Topology:
-    """The same shape and the same ratios between levels, with the outermost link at `outer_bytes_per_s`."""
+    """The same shape, latencies and ratios between rates, with the outermost link at `outer_bytes_per_s`. ValueError
+    where that link has no finite rate."""
     factor = outer_bytes_per_s / topology.levels[-1].bytes_per_s
     return Topology(tuple(replace(level, bytes_per_s=level.bytes_per_s * factor) for level in topology.levels))

@@ -171,9 +171,7 @@ def test_it_is_said_how_far_apart_times_may_be():
     def row(low, high, inside=True):
         return Row((low, high), inside, "", name="", title="", unit="s", a=1.0, b=1.0, timed=True)
 
-    assert "Half of these may differ by a factor of 3 or more" in compare._room(
-        [row(1, 4), row(1, 9), row(1, 100)]
-    )
+    assert "Half of these may differ by a factor of 3 or more" in compare._room([row(1, 4), row(1, 9), row(1, 100)])
     assert compare._room([row(1, 4, None), row(-1, 4)]) == ""
 
 

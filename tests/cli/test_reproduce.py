@@ -24,7 +24,7 @@ from repro.emulate import netns
 from repro.experiments import stored
 from repro.plan import jobs as plan
 from repro.plan import occasions
-from repro.records import record
+from repro.records import provenance, record
 from repro.report import figures
 
 COMMAND = [sys.executable, "-m", "repro", "reproduce"]
@@ -95,6 +95,26 @@ def test_another_occasion_of_a_figure_asks_for_the_points_that_it_reads_alone(pr
     assert not said.exit_code and "points of the first occasion are still to run" in said.stderr
     assert {job.experiment for job in reproduction._needed(again, "zero_plan").jobs} == {"zero_plan"}
     assert reproduction._needed(again, None) == reproduction._needed(again, "points") == again
+
+
+def test_outdated_are_the_points_of_an_occasion_whose_shipped_records_the_present_code_did_not_make(
+    project, monkeypatch, capsys
+):
+    def those(runs):
+        return {path for path in runs if path.parent.name == "sarathi_prefill"}
+
+    monkeypatch.setattr(provenance, "older", those)
+    laptop, again = plan.make("laptop"), plan.make("laptop", None, None, 2)
+    first, second = reproduction._needed(laptop, "outdated"), reproduction._needed(again, "outdated", 2)
+    assert first.jobs == [job for job in laptop.jobs if job.experiment == "sarathi_prefill"] != []
+    assert {job.repeat for job in first.jobs} == {0, 1} and {job.repeat for job in second.jobs} == {2, 3}
+    assert reproduction._targets(second, "outdated") == [job.record for job in second.jobs]
+
+    monkeypatch.setattr(provenance, "older", lambda runs: set())
+    assert reproduction.run(laptop, "outdated", False) == 0  # without a target Snakemake would run everything
+    assert "every shipped record of tier laptop, occasion 1, is of the present code" in capsys.readouterr().out
+    smoke_points(project, {"exflow_placement": [{"grid": {"method": "exflow", "gpus": 8, "time_limit_s": [61]}}]})
+    assert len(reproduction._needed(plan.make("smoke"), "outdated").jobs) == 1  # of which no record is shipped
 
 
 def test_a_claim_asks_for_the_points_that_its_shipped_runs_have(project, monkeypatch):

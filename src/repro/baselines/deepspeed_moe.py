@@ -2,9 +2,9 @@
 same loop.
 
 Every expert gets a buffer as long as the fullest expert of any rank needs, a size that an all-reduce per layer tells
-(counted as gate, which makes it). So no token is dropped, and the tokens are those of the model. What ranks wait for the
-slowest one is in that all-reduce too, where our exchanges have a barrier of their own: of the routing of these layers it
-is left out, so that what ours saves of it is understated.
+(counted as gate, which makes it). So no token is dropped, and the tokens are those of the model. In that all-reduce
+ranks also wait for the slowest one, for which our exchanges have a barrier of their own. It is not counted as routing
+of DeepSpeed's layers, so what our routing saves over theirs is understated.
 """
 
 import contextlib

@@ -17,7 +17,8 @@ kernels: an input of another dtype is converted, where they read its bits as if 
 where they add in fp16; and only symmetric quantisation in one slice (`pipeline` 1), which is all that ZeRO++ uses.
 
 Codes are int8: one each for 8 bits; for 4 bits two per byte, the first of the two in the upper half. Every function
-raises ValueError for bits or a type that it does not know and for groups that do not divide the tensor.
+raises ValueError for bits or a type that it does not know. Groups that do not divide the values to quantise are a
+ValueError; groups that do not divide the codes to restore are a RuntimeError of torch.
 """
 
 import torch

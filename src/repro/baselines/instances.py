@@ -32,14 +32,16 @@ _PACE_PROMPT, _PACE_STEPS = 8, 24  # of the requests that are decoded at once to
 @dataclass
 class Served:
     """`report`: as of an engine; a generation's `slot` is the number of its instance. `instance_bytes`: unique set size
-    of each instance when ready. `pace_s`: seconds of an iteration by how many instances decode at once."""
+    of each instance when ready, on a GPU with the memory that it has reserved there. `pace_s`: seconds of an iteration
+    by how many instances decode at once."""
 
     report: ServingReport
     instance_bytes: list[int]
     pace_s: dict[int, float]
 
     def slowdown(self, running: int) -> float:
-        """How many times longer an iteration takes when so many run: linear between measured numbers."""
+        """How many times longer an iteration takes when so many run: linear between measured numbers. ValueError for
+        more than were measured."""
         counts = sorted(self.pace_s)
         if running > counts[-1]:
             raise ValueError(f"{running} instances run, but the pace was measured up to {counts[-1]} only")

@@ -31,8 +31,8 @@ class Training:
 
 
 class Trainer:
-    """A model with its optimizer, trained by all ranks of the default process group together: as it stands with a
-    `repro.zero.ZeroOptimizer`; a library has a class of its own.
+    """A model with its optimizer, trained by all ranks of the default process group together. This class itself serves
+    `repro.zero.ZeroOptimizer`; each library has a subclass.
 
     `model(inputs, targets)` is the mean loss over a micro-batch. A learning-rate schedule changes the `param_groups` of
     `optimizer`, a torch optimizer; its parameters are the library's own shards, in a layout of the library.

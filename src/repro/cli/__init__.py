@@ -66,7 +66,11 @@ PlatformOption = Annotated[str | None, typer.Option(help="A file of config/platf
 @app.command()
 def reproduce(
     target: Annotated[
-        str | None, typer.Argument(help="Claim, figure, notebook, experiment or file; default: everything.")
+        str | None,
+        typer.Argument(
+            help="Claim, figure, notebook, experiment, file, or `outdated`: points without a shipped record by the present code."
+            " Default: everything."
+        ),
     ] = None,
     tier: TierOption = None,
     platform: PlatformOption = None,

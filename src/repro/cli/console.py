@@ -156,5 +156,7 @@ def beside_records(folder: Path) -> Path:
     if records.name == "records":
         return records.parent
     if any(records.glob("*/*.json")) or any(records.glob("*.json")):
-        raise ValueError(f"--out (and a report's --figures): found none, for the records in {records}; allowed: folders outside it")
+        raise ValueError(
+            f"--out (and a report's --figures): found none, for the records in {records}; allowed: folders outside it"
+        )
     return records

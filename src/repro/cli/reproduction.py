@@ -28,12 +28,13 @@ from repro.jobs import journal, runner
 from repro.plan import jobs as plan
 from repro.plan import occasions
 from repro.plan.models import Job, Plan
-from repro.records import record
+from repro.records import provenance, record
 from repro.report import figures
 
 _LOOK_S = 0.5
 _LINE_S = 60.0  # between lines where the display is no terminal
 _ALL = ("points", "all")  # names of every point, and of what is made of them
+_OUTDATED = "outdated"  # of the points whose shipped records the present code did not make
 
 
 def run(found: Plan, target: str | None, verbose: bool, occasion: int = 1) -> int:
@@ -45,7 +46,10 @@ def run(found: Plan, target: str | None, verbose: bool, occasion: int = 1) -> in
             f"--platform {found.platform}: its points are Slurm jobs; submit them with"
             " `snakemake --profile workflows/profiles/NAME` (docs/slurm.md)"
         )
-    found = _needed(found, target)
+    found = _needed(found, target, occasion)
+    if target == _OUTDATED and not found.jobs:
+        stdout.print(f"every shipped record of tier {found.tier}, occasion {occasion}, is of the present code")
+        return 0
     if occasion > 1 and (problem := occasions.problem(found, occasion)):
         raise ValueError(problem)
     log = paths.root() / found.results / "snakemake.log"
@@ -72,14 +76,14 @@ def _targets(found: Plan, target: str | None) -> list[str]:
     a figure runs the whole notebook."""
     if target in found.figures:
         return found.figures[target].experiments
-    if any(claim.id == target for claim in registry.load()):
+    if target == _OUTDATED or any(claim.id == target for claim in registry.load()):
         return [job.record for job in found.jobs]
     return [target] if target else []
 
 
-def _needed(found: Plan, target: str | None) -> Plan:
-    """The plan of the points that a claim, an experiment, a notebook, a figure or a file asks for. ValueError for a name
-    of none of them."""
+def _needed(found: Plan, target: str | None, occasion: int = 1) -> Plan:
+    """The plan of the points that a claim, an experiment, a notebook, a figure or a file asks for, or of an occasion's
+    that are outdated. ValueError for a name of none of them."""
     target = _named(found, target)
     claim = next((claim for claim in registry.load() if claim.id == target), None)
     shown = [each for name, each in found.figures.items() if target in (name, each.notebook)]
@@ -92,6 +96,9 @@ def _needed(found: Plan, target: str | None) -> Plan:
             raise ValueError(
                 f"{target}: tier {found.tier} has no point of this experiment; config/config.yaml has the tiers"
             )
+    elif target == _OUTDATED:
+        present = _present(found)
+        jobs = [job for job in found.jobs if job.occasion == occasion and _name(job.record) not in present]
     elif target == "replot":
         jobs = []
     elif not (jobs := [job for job in found.jobs if job.record == target]):
@@ -101,14 +108,31 @@ def _needed(found: Plan, target: str | None) -> Plan:
     return found.model_copy(update={"jobs": jobs, "minutes": minutes})
 
 
+def _present(found: Plan) -> set[str]:
+    """Experiments and files of the shipped records that the present code made."""
+    runs = stored.collect(paths.root() / found.reference / "records").records
+    return {_name(path) for path in runs.keys() - provenance.older(runs)}
+
+
+def _name(record: str | Path) -> str:
+    return "/".join(Path(record).parts[-2:])
+
+
 def _check_name(found: Plan, target: str | None) -> None:
     """ValueError for what Snakemake has no rule for; which files it makes, it says itself."""
-    known = {*_ALL, *figures.NOTEBOOKS, *found.figures, *found.experiments, *(claim.id for claim in registry.load())}
+    known = {
+        *_ALL,
+        _OUTDATED,
+        *figures.NOTEBOOKS,
+        *found.figures,
+        *found.experiments,
+        *(claim.id for claim in registry.load()),
+    }
     if target is not None and "/" not in target and target not in known:
         near = experiments.closest(target, known)
         raise ValueError(
             f"target: found {target!r}{near}; allowed: a claim (docs/claims.md), a figure (`repro plan` names them), a"
-            f" notebook, an experiment, a file, or {' or '.join(_ALL)}"
+            f" notebook, an experiment, a file, {', '.join(_ALL)} or {_OUTDATED} (results/README.md)"
         )
 
 

@@ -83,7 +83,7 @@ class Communicator:
         return self._hops[route]
 
     def stream(self, *routes: Route | None) -> Stream:
-        """For collectives along `routes`, each at least a round of messages behind the one before it."""
+        """A stream for collectives along `routes`; each stays at least a round of messages behind the one before it."""
         hops = [hop for route in routes for hop in self.hops(route)]
         inline = not hops or any(hop.native for hop in hops)
         return Stream(most_under_way(self.topology, *routes), inline)
@@ -134,7 +134,8 @@ class Communicator:
         `shard` may be this rank's part.
 
         Every rank gets the same bits: on a quantised hop the own shard is rounded like everybody else's, so that
-        replicas of the weights never drift apart. Between hops of equal bits a payload is not decoded.
+        replicas of the weights never drift apart. Between hops of equal bits a payload is not decoded. ExchangeError
+        when messages of other ranks do not come.
         """
         return Pending(self.gathering(shard, route, out)).wait()
 
@@ -143,7 +144,7 @@ class Communicator:
 
         A quantised hop rounds what comes from others; a rank's own contribution never crosses a link and is not
         rounded. A ring at 16 bits rounds partial sums at every step. Raises ValueError when the ranks of the route do
-        not divide the tensor.
+        not divide the tensor, ExchangeError when messages of other ranks do not come.
         """
         return Pending(self.reducing(full, route)).wait()
 

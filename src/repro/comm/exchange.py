@@ -41,8 +41,9 @@ class Event:
 class Ledger:
     """Payload bytes that this rank sent, per level of the link that joins it to the receiver.
 
-    Counts tensors only: not TCP/IP headers, and not scalars such as the gradient norm. On backends with collectives of
-    their own, a ring is assumed. Sum over ranks for the traffic of a step.
+    Counts tensors only: not TCP/IP headers, and not scalars such as the gradient norm. Where a backend has its own
+    collectives, gathers and reductions count as rings, an all-to-all as direct messages. Sum over ranks for the traffic
+    of a step.
 
     events   None; set to a list, it collects an `Event` per round of messages (not of backends' own collectives)
     """

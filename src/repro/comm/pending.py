@@ -27,7 +27,8 @@ _DRAIN_S = 10.0  # at the end of a process, for what is under way
 
 class Pending(dist.Work):
     """A collective; `wait` returns its result, or raises what ended it, at every call (an ExchangeError if another rank
-    is the reason). A stream takes it on; without one, `wait` does.
+    is the reason). A stream takes it on; without one, `wait` does. The `timeout` of `wait` is ignored: that of the
+    process group holds.
 
     behind   a collective of the same kind that goes first, round by round
     """

@@ -16,7 +16,7 @@ BLOCK = 256
 class Route:
     """Hops from the innermost to the outermost, each a run of consecutive levels, and the bits of a value on each hop.
 
-    32 and 16 send the value as it is, at most as wide as its own dtype (16 turns fp32 into bf16); 8 and 4 send blocks
+    At 32 bits a gather sends its own dtype and a reduction fp32; 16 turns wider values into bf16; 8 and 4 send blocks
     of `block` values as integers with a scale. A hop over one level is a direct exchange; a hop over several levels is
     a ring, except that a quantised reduce-scatter is a one-shot all-to-all (a ring would quantise sums at each step).
     ValueError unless every hop has levels and bits, the bits are in BITS, and `block` is an integer of at least 1.

@@ -1,7 +1,8 @@
 """Variable-length all-to-all and all-gather of rows.
 
 Ranks do not know how many rows others have for them. gloo takes a message that is shorter than the buffer it is
-received into, so there each message begins with its number of rows; else the numbers travel first. Nothing is padded.
+received into, so there a message of `deliver` begins with its number of rows. In `all_gather`, and on other backends,
+the numbers travel first. Nothing is padded.
 """
 
 from collections.abc import Sequence
@@ -87,7 +88,8 @@ class RowExchange:
         self._hop.exchange({p: parts[p] for p in others}, {p: places[p] for p in others}).arrive()
 
     def all_gather(self, rows: Tensor) -> Tensor:
-        """The rows of all ranks, in rank order. Slowest level first, so a row crosses each slow link once."""
+        """The rows [n, ..] of each rank to those of all, in rank order, same dtype. On gloo the slowest level goes
+        first, so a row crosses each slow link once."""
         if self._hop is None:
             return rows
         counts = self._tell(torch.full((self.ranks,), len(rows), device=rows.device)).tolist()

@@ -33,7 +33,8 @@ class BoxFabric(Fabric):
 
 class JobFabric(BoxFabric):
     """The links of a job's `nodes` (1, 2, ...), on which its ranks make up `topology`. The first rank gives them its
-    rates when it enters. ValueError where a node lacks the packages or GCDs; FileNotFoundError outside a node."""
+    rates when it enters. ValueError where a node lacks the packages or GCDs, or `nodes` are not as many as those of
+    `topology`; FileNotFoundError outside a node; FabricError on entry when the machine refuses."""
 
     def __init__(self, topology: Topology, nodes: Sequence[int], first: bool) -> None:
         here = json.loads(HERE.read_text())

@@ -30,10 +30,10 @@ _CLONE_NEWNET = 0x40000000
 # Jumbo frames, as fast networks have them. No segmentation offload: a packet of up to 64 KiB would pass at once.
 _PACKETS = "mtu 9000 gso_max_size 9000"
 _PACKET = 9100  # bytes, with its header
-# A link that was idle lets so much pass at once. Less of it is lost to timers that come late on busy cores; a layer of a
-# small model sends 24 KB every 20 ms, of which it must be a small part.
+# So many seconds of its rate a link lets pass at once after it was idle. With less, rate is lost to timers that come
+# late on busy cores. It must be a small part of what a layer of a small model sends: 24 KB every 20 ms.
 _BURST_S = 1e-3
-_QUEUE = 1_000_000  # bytes; the default of 1000 packets would hold 64 MB, seconds of delay
+_QUEUE = 1_000_000  # bytes, at least; the default of 1000 packets would hold 9 MB, seconds of delay on slow links
 
 
 class FabricError(RuntimeError):
@@ -142,7 +142,8 @@ def unavailable() -> str | None:
 
 
 def enter(namespace: str) -> None:
-    """Move the calling thread, and what it starts from now on, into a network namespace. (os.setns: Python 3.12.)"""
+    """Move the calling thread, and what it starts from now on, into a network namespace. OSError where there is none of
+    this name, or the kernel refuses. (os.setns: Python 3.12.)"""
     handle = os.open(_NAMESPACES / namespace, os.O_RDONLY)
     try:
         if ctypes.CDLL(None, use_errno=True).setns(handle, _CLONE_NEWNET):

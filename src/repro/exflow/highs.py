@@ -54,8 +54,8 @@ def load(model: Program, time_limit_s: float, seed: int = 0) -> highspy.Highs:
 def minimise(
     model: Program, start: np.ndarray, time_limit_s: float, seed: int, clock: Callable[[], float] | None = None
 ) -> tuple[np.ndarray, float, bool]:
-    """(v, lower bound on the objective, whether the time limit came before the proof); `start` is a feasible v. `clock`
-    gives the seconds that are left of a longer job, and is asked now and then."""
+    """(v, lower bound on the objective, whether the time limit or the clock came before the proof); `start` is a
+    feasible v. `clock` gives the seconds that are left of a longer job, and is asked now and then."""
     solver, guess = load(model, time_limit_s, seed), highspy.HighsSolution()
     if clock is not None:
         for callback in (solver.cbSimplexInterrupt, solver.cbIpmInterrupt, solver.cbMipInterrupt):

@@ -60,7 +60,8 @@ def serving_front(
     """The same with `extra_slots` per GPU and layer for copies (`serving.copies.place_copies`, which has the `options`):
     placements of which none has both fewer hops and a lower mean over layers of the maximum load than another on the
     tokens of a top-1 `trace`, most even first. Compare them by `evaluate_replicas`. Each of POINTS limits, from an even
-    load to none, gets its share of the time; when `clock` ends, the front is that of the limits tried so far."""
+    load to none, gets its share of the time; when `clock` ends, the front is that of the limits tried so far. Raises
+    ValueError as `place_copies` does."""
     share = None if time_limit_s is None else time_limit_s / POINTS
     clock = options.get("clock")
     found: list[Replicas] = []

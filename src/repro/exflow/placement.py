@@ -33,9 +33,10 @@ class Placement:
 
     `levels`: the machine; None: nodes of `gpus_per_node` GPUs, hops cost 1 inside and 2 between them. `note` says in
     words how it was found. `optimal`: proven to have the fewest hops on the counts it was given, within `max_load`.
-    `time_limited`: a time limit or clock cut the search. `mip_gap`: worst relative gap that the solver reports for a
-    stage of `exflow`, None for other methods. `seconds`: of the search. `max_load`: limit that it keeps, busiest GPU
-    over the even share; None: none is promised. ValueError unless `gpu` is integer [layers, E], 0 to gpus - 1.
+    `time_limited`: a time limit or clock cut the search. `mip_gap`: worst relative gap among the integer programs of
+    `exflow` and `exflow-direct`, None for other methods. `seconds`: of the search. `max_load`: limit that it keeps,
+    busiest GPU over the even share; None: none is promised. ValueError unless `gpu` is integer [layers, E], 0 to
+    gpus - 1.
     """
 
     gpu: np.ndarray

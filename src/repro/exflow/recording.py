@@ -208,7 +208,8 @@ def record_routing(
 
     Raises ValueError for fewer than two routers, blocks of experts whose router is of no known kind where others are,
     layers with different numbers of experts, and, in a call, for a router whose output is none that is known, experts
-    that a layer does not have, and an `attention_mask` of another form (that of a static cache).
+    that a layer does not have, an `attention_mask` of another form (that of a static cache), arguments without a tensor
+    [batch, tokens, ..], and routers that see another number of tokens than the model.
     """
     recording = Recording(model, routers, choices)
     with ExitStack() as hooks:

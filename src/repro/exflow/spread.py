@@ -11,7 +11,7 @@ from repro.exflow.search.portfolio import Clock
 from repro.exflow.trace import Trace, transitions
 from repro.topology import Topology
 
-DRAWS = 2  # halves of the sequences that are placed by, the other half being judged
+DRAWS = 2  # random cuts of the sequences into two halves; each half is placed by, and the other one judged
 PARTS = (1.0, 0.5, 0.25, 0.125)  # of such a half
 SEARCHES = 2 * DRAWS * len(PARTS)
 ROUNDS = 3  # of each search
@@ -20,8 +20,9 @@ LOSS = 0.01  # of the hops that is worth no more recording
 
 @dataclass(frozen=True)
 class Needed:
-    """`tokens`: enough for hops within LOSS of those that any number would give, by a fit of hops = `hops_at_best` + c /
-    tokens to placements by parts of the trace. `loss`: what the trace as it is loses by this fit, as a share.
+    """`tokens`: enough for hops per token within LOSS of those that any number would give, by a fit of hops =
+    `hops_at_best` + c / tokens to placements by parts of the trace. `recorded`: tokens of the trace. `loss`: by how
+    much, as a share, its hops are above `hops_at_best` by this fit.
     `spread`: standard deviation of the hops between draws of sequences, as a share: a fit cannot tell less.
     `load_placed`, `load_held_out`: tokens of the busiest GPU over the even share, mean over layers, of placements by half
     of the sequences: on these and on the others. The difference is what other tokens, and more of them, may change.
@@ -41,8 +42,9 @@ class Needed:
 def tokens_needed(
     trace: Trace, gpus: int | Topology, gpus_per_node: int | None = None, *, seed: int = 0, **options: Any
 ) -> Needed:
-    """Place by one half of the sequences, and by parts of it, and count on the other; `options`: as of `place`. Each of
-    the SEARCHES gets an equal part of what `clock` leaves, as placements are compared.
+    """Place by one half of the sequences, and by parts of it, and count on the other. `options`: as of `place`, but
+    `rounds` is ROUNDS by default. Each of the SEARCHES gets an equal part of what `clock` leaves, so that their
+    placements can be compared.
 
     Raises ValueError as `place` and `Trace.split` do, for instance without sequence boundaries or with one sequence.
     """

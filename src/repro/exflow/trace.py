@@ -23,8 +23,9 @@ class Trace:
 
     `sequences`: int [tokens], the sequence each token belongs to (None: unknown). `source` names the trace in messages.
     `weights`: float, shaped like `experts`, how strongly the router chose each (None: unknown).
-    ValueError names `source` and what is wrong: a float dtype, another rank, the first row with an id out of range,
-    more than MOST_EXPERTS experts or MOST_LAYERS layers.
+    ValueError names `source` and what is wrong: a float dtype, another number of dimensions, no token or fewer than two
+    layers, the first row with an id out of range, more than MOST_EXPERTS experts or MOST_LAYERS layers, k above
+    `num_experts`, or `sequences` or `weights` of another shape.
     """
 
     experts: np.ndarray
@@ -120,7 +121,7 @@ def transitions(trace: Trace) -> np.ndarray:
     """float64 [layers-1, E, E]: tokens that go from expert a of layer l to expert b of layer l+1.
 
     With top-k routing each of the k·k pairs of a token weighs 1/k², so that a token always weighs 1 per pair of layers.
-    ValueError where that are more than MOST_COUNTS numbers.
+    ValueError when the result would have more than MOST_COUNTS numbers.
     """
     shape = (trace.layers - 1, trace.num_experts, trace.num_experts)
     if (numbers := math.prod(shape)) > MOST_COUNTS:

@@ -16,11 +16,11 @@ class RequestShape:
 
 
 def fixed_arrivals(requests: int, interval_s: float) -> NDArray[np.float64]:
-    """One request every `interval_s`, the first at 0."""
+    """Seconds of arrival, fp64 [requests]: one every `interval_s` seconds, the first at 0."""
     return np.arange(requests, dtype=np.float64) * interval_s
 
 
 def poisson_arrivals(requests: int, mean_interval_s: float, seed: int) -> NDArray[np.float64]:
-    """Exponential gaps of the given mean, the first request at 0."""
+    """Seconds of arrival, fp64 [requests]: exponential gaps of `mean_interval_s` on average, the first request at 0."""
     gaps = np.random.default_rng(seed).exponential(mean_interval_s, requests)
     return np.cumsum(gaps) - gaps[:1]  # none of none

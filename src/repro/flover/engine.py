@@ -66,8 +66,8 @@ class Engine:
     """Serves requests on one model. The scheduler is the policy; the baselines are other schedulers. `capacity`: KV
     positions per slot; `layout`: where they lie (`buffers.LAYOUTS`). `clock` gives the time and `sleep` waits, both in
     seconds. Drive it with `submit`, `cancel` and `step`, from one thread, or let `serve` follow the requests' arrival
-    times. ValueError for a capacity beyond the model's context, for a scheduler that holds requests, which this engine
-    could not answer, and for one part of a sharded model.
+    times. ValueError for a capacity that is no whole number from 1 to the model's context (or sliding window), for a
+    scheduler that already holds requests, which this engine could not answer, and for one part of a sharded model.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Engine:
 
     @property
     def running(self) -> list[Generation]:
-        """Answers that are under way, in no order. Each stays the same object until `step` hands it out: whoever streams
+        """Answers under way, in order of admission. Each is the same object until `step` hands it out: whoever streams
         takes what is new of its `tokens` after each step."""
         return list(self.scheduler.running.values())
 
@@ -142,7 +142,8 @@ class Engine:
         return bool(self._gone) or self.scheduler.ready
 
     def prepare(self) -> None:
-        """On a GPU, record the graphs of all batch sizes before a clock starts. Does nothing while requests run."""
+        """Record the CUDA graphs of all batches of up to `cuda_graph.MOST` rows before a clock starts. Does nothing
+        while requests run, for a sharded model, and with kernels that are not `capturable` (Triton's alone are)."""
         if self._graphs is not None and not self.scheduler.running:
             self._graphs.prepare(self.scheduler.slots)
 
@@ -160,8 +161,9 @@ class Engine:
 
     def serve(self, requests: Sequence[Request]) -> ServingReport:
         """Submit each request when its `arrival_s` has come (None: at once), until all have finished. The report names
-        those that were rejected: of more than the scheduler's `queue_limit` that come together, those beyond it. An engine
-        serves one list: its counters start when it is made.
+        those that `submit` refused with RequestError, or with QueueFull because `queue_limit` requests were waiting. An
+        engine serves one list: its counters start when it is made. RequestError, before anything is served, for an
+        entry that is no Request.
 
         When a step raises, that gets out, and `report` has what had ended by then."""
         report = self.report = ServingReport()

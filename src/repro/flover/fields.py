@@ -11,8 +11,8 @@ Number = TypeVar("Number", int, float)
 
 
 class RequestError(ValueError):
-    """A request that can never be served here: too long for a slot, a token that the model does not know, or a field
-    that is not what it must be."""
+    """A request that cannot be served: too long for a slot, the pool or `kv_tokens`, a token outside the vocabulary, an
+    id that is still in use, or a field of the wrong type or out of range."""
 
 
 def number(
@@ -23,8 +23,8 @@ def number(
     holds: Callable[[Number], bool] = lambda _: True,
     error: type[ValueError] = RequestError,
 ) -> Number:
-    """`value` as an int or a float, also where numpy or torch has it. `error` when it is none (a bool is none) or does
-    not hold; `allowed` says in words what would."""
+    """`value` as an int or a float, also where numpy or torch holds it. Raises `error` for what is no number (a bool is
+    none), or where `holds` is false of it; `allowed` says in the message what would do."""
     try:
         plain = _plain(value)
         if not isinstance(plain, bool):
@@ -37,8 +37,8 @@ def number(
 
 
 def whole_numbers(name: str, values: object, *, ordered: bool) -> tuple[int, ...]:
-    """As ints what a collection of whole numbers holds: tuple, list, array; a set where no order is needed. RequestError
-    for what is none."""
+    """The whole numbers in a tuple, list or array (or a set, unless `ordered`), as a tuple of ints. RequestError for
+    another kind of collection, and for an entry that is no whole number."""
     refused = (str, bytes, bytearray, Mapping, *((Set,) if ordered else ()))
     if isinstance(values, Collection) and not isinstance(values, refused):
         try:

@@ -30,8 +30,9 @@ def measure(
 ) -> MeasuredTimes:
     """Median seconds of `repeats` iterations over each of `batches` rows at each of `contexts` stored tokens (the
     repeats are iterations around it, or the last ones that the model has positions for), and of `repeats` prompts of
-    each length of `prompts` behind each of `starts` tokens. All ascending; `batches` from 1 on. A prompt and what it
-    stands behind take no more positions than the model has (ValueError). Times are of whole steps.
+    each length of `prompts` behind each of `starts` tokens. All ascending; `batches` from 1 on. A prompt that would go
+    beyond the model's positions behind its start is cut there. ValueError for a prompt that alone is longer than that,
+    and for a context that leaves no position for a new token. Times are of whole steps.
     """
     wanted = max(max(contexts) + repeats + 2, max(prompts) + max(starts))
     most = max(min(wanted, model.config.longest), max(contexts) + 1, max(prompts))

@@ -1,6 +1,6 @@
 """What Flover's paper (arXiv 2305.13484, v1 and v2) says of its runs: the home of every constant that we take.
 
-How it was set up stands here, with a tag for where that was found (tags: config/claims.yaml). What its figures print
+How it was set up stands here, with a tag for where that was found (`repro.claims.claim.TAG`). What its figures print
 stands in data/published/flover.csv, which `printed` reads. The cost of a further request is printed nowhere: it is
 derived from both (`queueing.cost`).
 """

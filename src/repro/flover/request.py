@@ -24,7 +24,7 @@ class Request:
 
     `arrival_s` counts from the start of serving; None: when it is submitted. `deadline_s`: so long after its arrival
     the request ends with what it has, waiting or running (None: never). `sampling`: greedy unless said. Numbers may be
-    numpy's or torch's and are kept as Python's; RequestError names the field that is none or out of range.
+    numpy's or torch's and are kept as Python's; RequestError names the field of the wrong type or out of range.
     """
 
     id: int
@@ -82,10 +82,10 @@ class Request:
 class Generation:
     """The answer as it grows. Times in seconds from the start of serving.
 
-    `slot`: where it was admitted at `admitted_s`, before its prefill; -1 if it never was. `prefilled`: tokens of the
-    prompt that have been processed. `longest_gap_s`: longest time between tokens (TBT; 0 before the second).
-    `tokens`: of the answer, the stop token included.
-    `finish_reason`: None while it goes on; "error" when its next token could not be told, for the reason `cause`.
+    `slot`: where it was admitted at `admitted_s`, before its prefill; -1 if it never was: then `admitted_s` is when it
+    left the queue. `prefilled`: tokens of the prompt that have been processed. `longest_gap_s`: longest time between
+    tokens (TBT; 0 before the second). `tokens`: of the answer, the stop token included. `finish_reason`: None while it
+    goes on; "error" when its logits gave no token, or the buffers had no room for it: `cause` says which.
     """
 
     request: Request

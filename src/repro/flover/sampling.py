@@ -19,10 +19,10 @@ COLDEST, HOTTEST = 1e-6, 1e6  # temperatures, besides 0: logits divided by them 
 class Sampling:
     """How one request's tokens are chosen. RequestError when a value is out of range or no number.
 
-    `temperature`: logits are divided by it; 0 takes the most likely token and ignores the rest. `top_k`: draw among the
-    k most likely, 0 for all; then `top_p`: among the fewest of these whose probabilities sum up to at least p. Tokens
-    as likely as the last that stays, stay too. `seed`: 0 to 2^63 - 1; one prompt with one seed gets one answer, so give
-    each request its own where answers should differ.
+    `temperature`: 0 takes the most likely token and ignores the rest; else logits are divided by it, 1e-6 to 1e6.
+    `top_k`: draw among the k most likely, 0 for all; then `top_p`, above 0 and at most 1: among the fewest of these
+    whose probabilities sum up to at least p. Tokens as likely as the last that stays, stay too. `seed`: 0 to 2^63 - 1;
+    one prompt with one seed gets one answer, so give each request its own where answers should differ.
     """
 
     temperature: float = 0.0

@@ -31,8 +31,9 @@ class Scheduler:
     `admit_per_iteration`: requests admitted at one token boundary; Flover's authors admit one. `kv_tokens`: limit on
     the summed maximum KV length of running requests. `token_gap_s`: target for the time between tokens (TBT), seconds
     that a pass with decoding requests should take at most; `budget` tells how many prompt tokens fit, from the times of
-    the passes before. `prefill_tokens`: a fixed limit on the prompt tokens of any pass. ValueError for a limit that is
-    below 0, infinite, or no whole number where tokens or requests are counted.
+    the passes before. `prefill_tokens`: a fixed limit on the prompt tokens of any pass. ValueError for `slots` or
+    `queue_limit` below 1, for another limit below 0 or infinite, and for a count of tokens or requests that is no whole
+    number.
     """
 
     streams: ClassVar[bool] = True  # a token can be handed out as soon as it is there
@@ -108,5 +109,5 @@ class Scheduler:
         return late
 
     def retire(self) -> list[int]:
-        """Slots to evict at this token boundary: those whose request has its last token."""
+        """Slots to evict at this token boundary: those whose request has ended, for whatever `finish_reason`."""
         return [slot for slot, generation in self.running.items() if generation.done]

@@ -69,7 +69,8 @@ def uniform(
 
 
 def prompts_from_text(shapes: Sequence[RequestShape], token_ids: Sequence[int], seed: int) -> list[tuple[int, ...]]:
-    """Passages of the text `token_ids` from seeded positions, as long as each shape asks."""
+    """Passages of the text `token_ids` from seeded positions, as long as each shape asks. ValueError when the text is
+    shorter than the longest prompt."""
     generator = np.random.default_rng(seed)
     longest = max(shape.prompt_tokens for shape in shapes)
     if len(token_ids) < longest:

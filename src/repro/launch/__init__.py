@@ -46,8 +46,9 @@ def launch(
     Ranks see RANK, WORLD_SIZE and LOCAL_RANK; a forked rank's random generators are copies of the parent's, so `fn`
     seeds its own. Results must be picklable; `fn` and its arguments only where ranks are spawned (see the module).
 
-    Raises ValueError (arguments), RankError (a rank raised or died), LaunchTimeout (not done in `timeout_s`) and its
-    subclass CollectiveHang.
+    Raises ValueError (arguments, or what torchrun and Slurm put into the environment), RankError (a rank raised or
+    died), LaunchTimeout (not done in `timeout_s`), its subclass CollectiveHang, and FileNotFoundError (no folder for
+    temporary files).
 
     In a torchrun or srun job the results of all ranks are returned on every rank (with `first_only` on rank 0; the
     others get Done), errors of `fn` propagate as they are, and a rank that is not done in `timeout_s` tells where it is

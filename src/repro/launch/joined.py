@@ -39,7 +39,8 @@ def place_in_job() -> tuple[int, int] | None:
 
 def refuse_other_place(ranks: int | None) -> None:
     """ValueError where torchrun or srun started this process as one of a number of ranks that is not `ranks` (None: it
-    should be none): most of them would do nothing, or the work of another. So does what an ended job left behind."""
+    should be none): most of them would do nothing, or the work of another. Variables that an ended job left behind are
+    refused alike."""
     if (place := place_in_job()) is not None and place[1] != ranks:
         raise ValueError(
             f"the environment says that this is rank {place[0]} of {place[1]} (RANK and WORLD_SIZE, or Slurm's"

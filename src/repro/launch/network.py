@@ -39,7 +39,8 @@ def _node(host: str) -> int:
 
 @contextlib.contextmanager
 def between(topology: Topology, asked: Literal["auto", "unshaped"] = "auto") -> Iterator[Network]:
-    """The network between the ranks of `topology`. FabricError when refused, ValueError for an unfit topology."""
+    """The network between the ranks of `topology`; `asked` "unshaped" shapes none. FabricError when refused, ValueError
+    for a topology or an environment that does not fit, FileNotFoundError in a job of the box but outside its nodes."""
     place = place_in_job()
     if asked == "unshaped":
         yield Network(None, "unshaped: asked for")

@@ -40,7 +40,8 @@ def seat() -> Seat:
 
 def compare(topology: Topology, seats: list[Seat], gpus_per_package: int) -> None:
     """PlacementError unless ranks share a host where they share a node of the topology, and only there; and, where GPU
-    numbers are known, a package of `gpus_per_package` neighbouring GPUs where they share a package."""
+    numbers are known, a package of `gpus_per_package` neighbouring GPUs where they share a package, and only there.
+    Nothing is compared for a topology without a level called `node`."""
     if "node" not in topology.names:
         return
     hosts = [seat.host for seat in seats]

@@ -23,7 +23,7 @@ def hosts() -> list[str]:
 
 def rendezvous() -> dict[str, str]:
     """What of MASTER_ADDR and MASTER_PORT the environment lacks, the same for all tasks of the step: its first node,
-    and a port that no other step of the moment has: 10000 to 29999, below those that systems hand out by themselves.
+    and a port from job and step number, seldom another step's: 10000 to 29999, below those that systems hand out.
     ValueError where Slurm does not tell, or MASTER_PORT is no port."""
     env, found = os.environ, dict[str, str]()
     if not env.get("MASTER_ADDR"):

@@ -31,7 +31,8 @@ def seconds_left(timeout_s: float) -> float:
 
 @contextlib.contextmanager
 def until(timeout_s: float, rank: int, outermost: CodeType) -> Iterator[None]:
-    """End this process when the block takes longer than `timeout_s`, or beyond the job's deadline."""
+    """End this process with EXIT_CODE when the block takes longer than `timeout_s`, or beyond the job's deadline. The
+    stack that it tells begins inside the frame of `outermost`. ValueError for a deadline that is no number."""
     left = seconds_left(timeout_s)
     timer = threading.Timer(left, _tell_and_end, (rank, left, outermost))
     timer.daemon = True

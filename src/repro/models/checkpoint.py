@@ -214,9 +214,10 @@ def _token(file: GGUFFile, key: str) -> str:
 
 
 def chat_prompt(path: str | Path, message: str) -> str:
-    """One user message in the chat template that the GGUF file carries, ready for the assistant's answer. ValueError
-    with the name of the file for a template that fails. It is a program, run in Jinja's sandbox: it reaches nothing
-    outside, but nothing bounds its time."""
+    """One user message in the chat template that the GGUF file carries, ready for the assistant's answer.
+    FileNotFoundError, or ValueError with the name of the file: for what `GGUFFile` refuses, a missing template, the
+    number of a special token that does not exist, and a template that fails. A template is a program, run in Jinja's
+    sandbox: it reaches nothing outside, but nothing bounds its time."""
     file = GGUFFile(path)
     template = file.get("tokenizer.chat_template")
     environment = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)

@@ -33,7 +33,8 @@ FUSED = ("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up")
 
 
 def check_sizes(sizes: Mapping[str, Any], limits: Mapping[str, tuple[float, float]] = LIMITS) -> None:
-    """ValueError with the name of the first size that is none: of another type, or beyond its limits."""
+    """ValueError that names the first size of the wrong type or beyond its limits: those of `limits`, else a whole
+    number from 1 to 2^31 - 1."""
     for name, value in sizes.items():
         least, most = limits.get(name, (1, 2**31 - 1))
         whole = isinstance(least, int)
@@ -51,7 +52,7 @@ def listed(names: Collection[str], most: int = 10) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig(ABC):
-    """`context`: the longest position it was trained for. Of `kv_heads` and `rotary_dim` (the first entries of a head,
+    """`context`: number of positions it was trained for. Of `kv_heads` and `rotary_dim` (the first entries of a head,
     which turn with the position) an architecture has one as a field, the other follows.
 
     `rope_divisors`: by what the frequency of each rotary pair is divided, if they are scaled; `rope_magnitude`: what
@@ -110,7 +111,7 @@ class DecoderConfig(ABC):
 
     def check_weights(self, found: Mapping[str, tuple[int, ...]]) -> None:
         """ValueError unless these shapes by name are the model's: with an output head or without, and with biases where
-        it can add them. The message names all weights that are missing, unknown or of another shape."""
+        it can add them. The message names up to 10 each that are missing, unknown or of another shape."""
         needed = self.weight_shapes()
         possible = needed | {"output.weight": (self.vocab, self.width)}
         matrices = [name for name, shape in possible.items() if len(shape) == 2 and name != "token_embd.weight"]

@@ -1,5 +1,5 @@
-"""What the decoder-only models here share: one pass over rows of any requests, into a KV cache (`kv_cache.py`) that the
-caller lays out: the engine decides which slot a request has."""
+"""What the models that serve requests (`llama.py`, `gpt_j_neox.py`) share: one pass over rows of any requests, into a
+KV cache (`kv_cache.py`) that the caller lays out: the engine decides which slot a request has."""
 
 import math
 import zlib
@@ -77,7 +77,9 @@ class Decoder(ABC):
     ) -> None:
         """`weights`: tensors by their GGUF names, [out, in] (`checkpoint.read_gguf` gives config and weights). `shard`:
         which of several tensor-parallel ranks this is, each given all weights (`flover.parallel` runs them alike).
-        ValueError for weights that are missing, unknown, of another shape, or not finite in `dtype`."""
+        ValueError for weights that are missing, unknown, of another shape, not floating point, or not finite in a
+        `dtype` of smaller range than theirs (else that is left to the loaders), for sizes that the ranks cannot share
+        evenly, and for kernels that cannot compute the model; `kernels.choose` names its other errors."""
         self.config, self.dtype, self.device, self.shard = config, dtype, torch.device(device), shard
         if shard is not None:
             shard.check(config)
@@ -156,11 +158,12 @@ class Decoder(ABC):
         return cls(config, _Drawn(config.weight_shapes(), seed, torch.device(device), dtype), **options)
 
     def new_cache(self, slots: int, capacity: int) -> KVCache:
-        """An empty cache of the model's sizes, dtype and device. ValueError when the capacity exceeds the context."""
+        """An empty cache of the model's sizes, dtype and device. ValueError for a capacity below 1, or beyond
+        `config.longest` (the context, or a shorter sliding window)."""
         return KVCache(self._cached(capacity), slots, capacity)
 
     def new_paged_cache(self, slots: int, capacity: int, blocks: int, block: int) -> PagedCache:
-        """The same in a pool of `blocks` blocks of `block` positions."""
+        """The same in a pool of `blocks` blocks of `block` positions. ValueError also where either is below 1."""
         return PagedCache(self._cached(capacity), slots, capacity, blocks, block)
 
     def _cached(self, capacity: int) -> CacheSizes:

@@ -11,7 +11,8 @@ from torch.utils.checkpoint import checkpoint
 @dataclass(frozen=True)
 class GPTConfig:
     """Sizes. The default vocabulary is bytes. `tied` shares the embedding with the output layer; `checkpointing` keeps
-    only the inputs of the blocks and recomputes the rest in the backward."""
+    only the inputs of the blocks and recomputes the rest in the backward. ValueError for a size below 1, and for
+    `hidden` that is no multiple of `heads`."""
 
     layers: int = 4
     hidden: int = 256
@@ -63,7 +64,7 @@ class Block(nn.Module):
 
 class GPT(nn.Module):
     """Tokens [batch, seq] (int64, seq <= config.seq_len) to logits [batch, seq, vocab]; with targets of the same shape
-    to the mean cross entropy in nats, an fp32 scalar."""
+    to the mean cross entropy in nats, an fp32 scalar. ValueError for a longer sequence."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()

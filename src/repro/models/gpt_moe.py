@@ -41,7 +41,7 @@ class GPTMoEConfig:
 
     @property
     def kv_width(self) -> int:
-        """Values of one token's keys in one layer; its values are as many."""
+        """Numbers in the keys of one token in one layer; its values take as many."""
         return self.hidden // self.heads * (self.kv_heads or self.heads)
 
 
@@ -137,14 +137,17 @@ class MoEBlock(nn.Module):
 
 
 def balance_loss(logits: Tensor, experts: Tensor) -> Tensor:
-    """GShard's auxiliary loss of one layer: E · Σ_e (share of tokens first sent to e) · (mean probability of e)."""
+    """GShard's auxiliary loss of one layer: E · Σ_e (share of tokens first sent to e) · (mean probability of e).
+
+    logits [tokens, E]; experts int64 [tokens, top_k], heaviest first. Returns a scalar."""
     share = torch.bincount(experts[:, 0], minlength=logits.shape[1]) / len(logits)
     return logits.shape[1] * (share * logits.softmax(dim=-1).mean(dim=0)).sum()
 
 
 class GPTMoE(nn.Module):
     """Tokens [batch, seq] (int64, seq <= config.seq_len) to logits [batch, seq, vocab]; with targets of the same shape
-    to the mean cross entropy in nats plus `balance` times the mean balance loss of the layers, an fp32 scalar."""
+    to the mean cross entropy in nats plus `balance` times the mean balance loss of the layers, an fp32 scalar.
+    ValueError for a longer sequence."""
 
     def __init__(self, config: GPTMoEConfig) -> None:
         super().__init__()

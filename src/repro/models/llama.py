@@ -14,9 +14,10 @@ from repro.models.kernels import Attention, Wanted
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaConfig(DecoderConfig):
-    """Sizes of a LLaMA model, whose embedding is the output head. `head_dim`: width / heads if it is None. `qkv_bias`:
-    queries, keys and values have biases (Qwen2); `head_norms`: each query and key head is normed before it turns, with
-    weights that all heads share (Qwen3)."""
+    """Sizes of a LLaMA model. The embedding is the output head, unless the weights hold one. `head_dim`: width / heads
+    if it is None. `qkv_bias`: queries, keys and values have biases (Qwen2); `head_norms`: each query and key head is
+    normed before it turns, with weights that all heads share (Qwen3). ValueError for sizes that are out of range or do
+    not fit together: an odd `head_dim`, `heads` that are no multiple of `kv_heads`."""
 
     kv_heads: int
     head_dim: int | None = None  # type: ignore[assignment]

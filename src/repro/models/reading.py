@@ -1,4 +1,5 @@
-"""What all loaders do with files that a stranger may have written: every error is a ValueError that names the file."""
+"""What all loaders do with files that a stranger may have written: every error names the file, and is a
+FileNotFoundError where there is none, else a ValueError."""
 
 import contextlib
 import json
@@ -28,7 +29,7 @@ def ordinary_file(path: Path) -> Path:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """What the block finds wrong is said of `path`."""
+    """A ValueError in the block is raised again with `path` in front."""
     try:
         yield
     except ValueError as error:
@@ -37,7 +38,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def wording(names: Mapping[str, str]) -> Iterator[None]:
-    """What the block finds wrong with our sizes is said of what a file calls them, by our names."""
+    """A ValueError in the block is raised again with our names of sizes replaced by the file's (`names`: by ours)."""
     try:
         yield
     except ValueError as error:
@@ -46,7 +47,8 @@ def wording(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """FileNotFoundError, or ValueError where it holds no JSON object, holds a key twice, or is too large; named."""
+    """The object in the file, as a dict. FileNotFoundError; ValueError where the file holds no JSON object, holds a key
+    twice, or is larger than `_MOST_JSON`. Both name the file."""
     size = ordinary_file(path).stat().st_size
     if size > _MOST_JSON:
         raise ValueError(f"{path}: {size} bytes, allowed: at most {_MOST_JSON}")

@@ -93,7 +93,8 @@ def _yarn_magnitude(numbers: Mapping[str, Any]) -> float:
 
 
 def turns(config: DecoderConfig) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of what a position turns a pair by: fp32 [context, pairs], rounded as in transformers."""
+    """Cosine and sine of what a position turns a pair by: fp32 [context, pairs], rounded as in transformers. ValueError
+    for `rope_divisors` that are not one per pair."""
     frequencies = 1.0 / config.rope_base ** (torch.arange(0, config.rotary_dim, 2).float() / config.rotary_dim)
     if config.rope_divisors:
         if len(config.rope_divisors) != len(frequencies):

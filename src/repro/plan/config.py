@@ -229,9 +229,9 @@ class Platform(_Strict):
     @model_validator(mode="after")
     def _consistent(self) -> "Platform":
         if self.slurm is not None and self.node is None:
-            raise ValueError("slurm needs node: how many packages and GCDs a node has")
+            raise ValueError("node: found none; allowed with slurm: packages and gcds of a node")
         if self.slurm is not None and self.node is not None and self.node.ranks == 1:
-            raise ValueError("slurm needs nodes of two ranks or more: Snakemake's plugin submits no job of one")
+            raise ValueError("node: found 1 rank; allowed: two or more, as Snakemake's plugin submits no job of one")
         if self.slurm is not None and self.node is not None:
             self.slurm.require_gpus(self.node.ranks)
         return self

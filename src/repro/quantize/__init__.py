@@ -40,7 +40,7 @@ def quantize(x: Tensor, bits: int, block: int) -> Tensor:
 
     A block that holds an infinity or a NaN gets codes of 0 and that as its scale, and decodes to NaN: an overflow stays
     visible on the other side.
-    Raises ValueError for a tensor with more dimensions or not of a float dtype, and for unknown bits or block.
+    Raises ValueError for a tensor of other dimensions or not of a float dtype, for `bits` not in BITS, and `block` < 1.
     """
     reference.check(bits, block)
     if x.dim() not in (1, 2) or not x.is_floating_point():

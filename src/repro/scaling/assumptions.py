@@ -125,7 +125,8 @@ class Span:
 
 Prior = Choice | Span | Interval
 EVEN = (0.5, 0.5)
-# For bands: the default is the likeliest, the other end what cannot be excluded. docs/scaling.md prints this table.
+# For bands: what is likely, and what cannot be excluded. The default is among them, not always as the likeliest.
+# docs/scaling.md prints this table.
 PRIORS: dict[str, Prior] = {
     "end_overlap": Choice((0.0, 1.0), EVEN),
     "side_by_side": Choice((0.0, Assumptions().side_by_side, 1.0), (0.5, 0.25, 0.25)),

@@ -28,7 +28,8 @@ def seconds(
                 at the same time; default: one group of all ranks
     channels    rings that run side by side; default: as many as the level with the most links has
 
-    ValueError for an unknown kind, an algorithm that the collective lacks, and levels that are not consecutive.
+    ValueError for an unknown kind, an algorithm that the collective lacks or that cannot run in this group
+    (`algorithms.possible`), and levels that are unknown or not consecutive.
     """
     if kind not in ALGORITHMS:
         raise ValueError(f"collective {kind!r} is not known, allowed: {', '.join(ALGORITHMS)}")

@@ -141,7 +141,8 @@ def judged(table: pd.DataFrame) -> pd.DataFrame:
 
 # --- everything at once --------------------------------------------------------------------------------------------
 
-# Wider than the bands' and without a likely value: what cannot be excluded counts as much as what is likely.
+# Spans have no likely value: in them what cannot be excluded counts as much as what is likely. Those of the engine end
+# where the bands' intervals do, and its choices keep their shares; those of the machine are as wide or wider.
 ENGINE_PRIORS: dict[str, Prior] = PRIORS | {
     "messages": Span(1, 6),
     "all_to_all": Span(0.1, 1),

@@ -1,4 +1,4 @@
-"""Machines, as far as they are known: a parameter is an interval from the worst that is achieved to the data sheet.
+"""Machines, as far as they are known: an uncertain parameter is an interval with a likely value (`Interval`).
 
 `Hardware` is a kind of machine (those of `machines.toml` are the catalogue), and `Hardware.machine` makes the `Machine`
 of a number of nodes, at the likely values or in draws, so that a prediction is a band. The same seed draws the same

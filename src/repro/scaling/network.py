@@ -65,6 +65,8 @@ class Network:
     reduce_bytes_per_s   bytes that a rank adds up per second in a reduction
     host_bytes_per_s     bytes that the processors of one machine move per second for all ranks together, where the
                          network is `emulated`; infinite on a real one
+
+    ValueError unless there are links for every level.
     """
 
     topology: Topology

@@ -101,8 +101,8 @@ class PredictedTimes:
     """`repro.flover.queueing.times.Times` of a model on a machine, or on draw number `draw` of an uncertain one.
 
     Layers are tensor-parallel over all ranks of the machine. ValueError where sizes or memory do not allow it. `decode`
-    counts every request as long as the longest, an upper bound. A prompt is a pass of its own; the authors' code skips
-    it for LLaMA, which is one pass of 504. Where parts share a pass (`mixed`), weights are read once, or multiplied
+    counts every request as long as the longest, an upper bound. A prompt is a pass of its own, which the authors' code
+    leaves out for LLaMA: one of 504 passes. Where parts share a pass (`mixed`), weights are read once, or multiplied
     with the tokens of all: rows that decode beside a chunk that is bound by products are not free.
     """
 
@@ -116,9 +116,11 @@ class PredictedTimes:
             raise ValueError(f"draw is {self.draw}, allowed: 0 to {draws - 1}")
 
     def decode(self, batch: int, context: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Seconds, float64 [k], of iterations over `batch` rows, for each of `context` [k], the most stored tokens."""
         return np.asarray(self._uncached(batch, batch) + batch * context * self._kv, np.float64)
 
     def prefill(self, tokens: int, start: int = 0) -> float:
+        """Seconds of a pass over `tokens` of a prompt behind its first `start`."""
         return self._uncached(tokens, 1) + start * self._kv
 
     def mixed(self, batch: int, context: int, chunks: Sequence[tuple[int, int]]) -> float:

@@ -45,10 +45,10 @@ class Step:
     seconds      `compute_s` + `exposed_s`
     compute_s    forwards, backwards, and what the memory streams: copies, sums of gradients, Adam's update
     exposed_s    what messages add to the compute
-    hidden_s     time of messages that compute covers; on an emulated network, or other messages
+    hidden_s     time of messages that compute covers; on an emulated network also what other messages cover
     level_s      time of the messages by the outermost level that they cross, before overlap; on an emulated network,
                  whose processors all ranks share, that of the links alone
-    quantize_s   the part of them that is quantising and restoring
+    quantize_s   time of quantising and restoring; part of `level_s`, except on an emulated network
     flops        of a rank, recomputation not counted
     rank_bytes   memory that a rank needs: states, working memory, activations (`repro.zero.memory`)
     fits         whether it has that much

@@ -51,7 +51,8 @@ def save(
 
     Raises ValueError for `step` and `keep`, TypeError for what cannot be saved, RuntimeError between a backward and its
     step and after a change of `requires_grad`, FileExistsError when the step is saved already, and OSError. What one
-    rank raises the others raise as a CheckpointError; then there is no new checkpoint, unless it was removing an old one that failed.
+    rank raises the others raise as a CheckpointError. Then there is no new checkpoint, unless what failed was the
+    removal of an old one. Returns the folder of the new checkpoint.
     """
     folder = Path(folder)
     with _all_or_none():

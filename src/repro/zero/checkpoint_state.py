@@ -30,7 +30,7 @@ _FLOATS = tuple(dtype for dtype in DTYPES.values() if dtype.is_floating_point)
 def runs(optimizer: ZeroOptimizer) -> list[Run]:
     """Masters with their optimizer states, and frozen parameters of this rank; on rank 0 the buffers.
 
-    TypeError for a state that is neither a value per value nor one number, such as Adam's step.
+    TypeError for an optimizer state other than a tensor of the segment's shape or of one value. (Adam's step has one.)
     """
     found = []
     for segment in chain(*optimizer.masters.segments):
@@ -226,7 +226,7 @@ class Replacement:
     extra: dict[str, Any]
 
     def take_place(self, optimizer: ZeroOptimizer) -> None:
-        """Every rank calls it."""
+        """Copy all of it into the optimizer and its model, and send the weights to all ranks; every rank calls it."""
         optimizer.zero_grad()
         optimizer.synchronize()  # masters that are still being sent do not change
         optimizer.discard()  # frozen weights change as well

@@ -4,7 +4,8 @@ from repro.zero.plan import Plan
 
 
 def splits(plan: Plan) -> tuple[int, int]:
-    """Gradient parts of a weight shard, and optimizer parts of a gradient part; their product is its chunks."""
+    """Number of gradient parts in a weight shard, and of optimizer parts in a gradient part. Their product is the
+    number of chunks of a weight shard."""
     weights, gradients, optimizer = (plan.degree(level) for level in (plan.weights, plan.gradients, plan.optimizer))
     return gradients // weights, optimizer // gradients
 
@@ -13,7 +14,7 @@ def own_chunk(plan: Plan, rank: int) -> int:
     """Number of the chunk of its weight shard that `rank` updates, counted from the shard's first.
 
     Worked example: the hierarchical plan on 2 nodes of 2 packages of 2 GCDs. `splits` is (2, 2), so a weight shard has
-    4 chunks, and a bucket, which is the shards of a package's 2 GCDs, has chunks 0 to 7. A rank's at the four moments:
+    4 chunks, and a bucket, which is the shards of a package's 2 GCDs, has chunks 0 to 7. Chunks that a rank has:
 
         rank   node, package, GCD   weights   after package   after node   after cluster   arrive as
         0      0, 0, 0              0 1 2 3   0 1 2 3         0 1          0               0 2 1 3

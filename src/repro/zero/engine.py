@@ -88,7 +88,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
     model            the same module on every rank, fp32, with its final initial weights: it is sharded in place, and
                      its parameters become `weight_dtype`. On the meta device: every rank makes one bucket after the
                      other real with `init`, so the model never exists as a whole
-    plan             which state over which level, see `repro.zero.plan`; the default process group must have its ranks
+    plan             which state over which level, see `repro.zero.plan`; as many ranks as the default process group
     optimizer_cls    elementwise torch optimizer, built with `options` (lr, ...) on flat fp32 masters
     params           parameters or parameter groups as for any torch optimizer, without names; default: all that
                      require a gradient
@@ -112,7 +112,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
     late_weights     `step` returns when the masters are new; weights arrive during the next forward. False: it waits
 
     Raises ValueError that names the argument, before the model is changed, for what cannot be trained this way; errors
-    of `optimizer_cls` about its options are its own.
+    of `optimizer_cls` about its options are its own. Two errors come later, and the model must then be made anew:
+    ValueError when `reset_parameters()` leaves a buffer of the meta device unfilled, RuntimeError before torch 2.13.
 
     The masters are the weights. Set those of the model before it is wrapped, or by `checkpoint.load`: afterwards
     `load_state_dict` of the model and of its modules raises RuntimeError, and so does the next forward or step after a
@@ -122,11 +123,11 @@ class ZeroOptimizer(torch.optim.Optimizer):
     After `step` a forward waits for the weights it needs, layer by layer; `state_dict` of the model waits for all. Who
     reads a parameter directly (`parameter.to_local()`) calls `synchronize` first, or trains without `late_weights`.
 
-    With `accumulation=N` it is the N-th backward since the last step in which a bucket's sum leaves; with
-    `with optimizer.no_sync():` around the others, as of DDP, any backward outside of it in that step. Either way the
-    result does not depend on it. `step` sends what has not left: all sums with neither of the two, those of passes that
-    came unexpectedly (which costs messages, once more), of buckets without a gradient in the last pass, and of a step
-    that comes early. `zero_grad` drops what has left like the rest.
+    With `accumulation=N` a bucket's sum leaves in the N-th backward since the last step. With `no_sync`, used as in DDP
+    around all passes but the last, it leaves in the backward outside of the block. The result is the same either way.
+    `step` sends what has not left: all sums where neither is used; else those of buckets without a gradient in the last
+    pass, of a step with fewer passes than N, and of passes after the N-th (which cost their messages once more).
+    `zero_grad` drops what has left like the rest.
 
     An exception in a forward or backward may be survived: call `zero_grad`, and the engine is as after the last step.
     One rank alone cannot: `zero_grad` then raises BrokenEngineError there, and the others get an ExchangeError or the
@@ -324,7 +325,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
         With a loss scale (float16) gradients that overflowed leave the weights as they are and lower the scale; the
         norm is then not finite. Without one, NaN in a gradient gets into the masters. RuntimeError, and nothing is
-        changed, when there was no backward or an exception ended one; ValueError for a closure, which would have to run
+        changed, when there was no backward, an exception ended one, loss scaling saw no gradient enter, a weight or a
+        `requires_grad` was changed, or under inference mode; ValueError for a closure, which would have to run
         on all ranks; BrokenEngineError, from then on, for an exception in it; FloatingPointError, and the weights stay,
         when the loss scale cannot be lowered any further.
         """
@@ -353,8 +355,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
         return norm.item()
 
     def _means(self) -> list[Tensor | None]:
-        """Mean over ranks of each bucket's gradient, fp32, this rank's part of the optimizer partition; None where it has
-        never been gathered (later a backward that does not reach it gives zeros, as after a `load` of its states).
+        """Mean over ranks of each bucket's gradient, fp32, this rank's part of the optimizer partition. A bucket that
+        no backward has reached since the last step gets zeros where the optimizer keeps states of it, else None.
         Nothing is left of the gradients."""
         for bucket in self.buckets:
             if bucket.kept:

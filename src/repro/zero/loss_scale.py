@@ -1,4 +1,4 @@
-"""Loss scaling for float16: gradients below 6e-8 would become zero, so they are scaled up until the update.
+"""Loss scaling for float16: gradients below 3e-8 would become zero, so they are scaled up until the update.
 
 The scale is applied where gradients enter the model, not to the loss: `loss.backward()` of a training loop stays as it
 is.

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from repro.zero import names
 
-# What these do to a value depends on the other values of its tensor, or of all: a flat part would train otherwise.
+# What the first three do to a value depends on the other values of its tensor, or of all: a flat part would train
+# otherwise. SparseAdam takes sparse gradients only, and ours are dense.
 NOT_ELEMENTWISE = (torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.Muon, torch.optim.SparseAdam)
 
 
@@ -29,7 +30,8 @@ class Piece:
 
 
 def within(pieces: Iterable[Piece], first: int, numel: int) -> list[Piece]:
-    """What `numel` values of a tensor of `pieces` hold, from offset `first` on; offsets are from there."""
+    """Of a tensor of `pieces` those, cut where needed, in its `numel` values from offset `first` on; new offsets are
+    from there."""
     found = []
     for piece in pieces:
         start, stop = max(piece.offset, first), min(piece.offset + piece.numel, first + numel)
@@ -90,7 +92,8 @@ class Masters:
         self.inner.zero_grad(set_to_none=True)
 
     def has_states(self, bucket: int) -> bool:
-        """Whether the optimizer keeps anything of this bucket: it has been updated, here or before a checkpoint."""
+        """Whether the optimizer keeps states of this bucket: never for SGD without momentum, always for Adagrad, for
+        Adam once it has been updated, here or before a checkpoint."""
         return any(self.inner.state.get(segment.values) for segment in self.segments[bucket])
 
     def held_bytes(self) -> int:

@@ -50,9 +50,9 @@ def working(plan: Plan, model: Layout) -> int:
 
 
 def needed(plan: Plan, model: Layout, activations: int = 0, gradient_bytes: int = 2) -> int:
-    """Bytes that a rank needs: the states of `predict`, and what more there is of a backward, with its working memory
-    and `activations`, and of a step, where sums for the optimizer come beside those that were accumulated (unless these
-    are the same, reduced across after every micro-batch)."""
+    """Bytes that a rank needs: the states of `predict`, and the larger of what a backward and a step take beside them.
+    A backward takes its working memory and `activations`, a step the fp32 sums in the optimizer partition (none where
+    gradients are reduced across after every micro-batch: there the accumulated sums are these)."""
     sums = under_way(plan, model)["sums"] if plan.reduce_across == "step" else 0
     states = sum(predict(plan, model, gradient_bytes).values())
     return states + max(working(plan, model) + activations, sums)

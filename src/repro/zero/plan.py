@@ -13,8 +13,8 @@
     hfsdp             node      -         node        cluster     2 M      the same, as a reduction and a gather
     hierarchical      package   -         node        cluster     0.75 M   once per step, whatever the micro-batches
 
-The last row is arXiv 2501.04266 as we read it. Only "three levels" is published: the degrees, and every argument of
-`hierarchical` marked [INF], are inferences; each is a switch. Collectives are flat, as in the libraries that these plans
+The last row is arXiv 2501.04266 as we read it. Only "three levels" is published: the degrees, and the defaults that
+`hierarchical` marks [INF], are inferences; each is a switch. Collectives are flat, as in the libraries that these plans
 come from, but for `hierarchical` and `mics` (one hop per level) and the gradients of `qgz` and `zeropp` (two hops: in the
 node, and across nodes).
 """
@@ -51,7 +51,8 @@ def zero3(topology: Topology) -> Plan:
 
 
 def hpz(topology: Topology) -> Plan:
-    """ZeRO-3 and hpZ of ZeRO++: secondary shards of the weights, over the ranks of a node."""
+    """ZeRO-3 and hpZ of ZeRO++ (arXiv 2306.10209): secondary shards of the weights, over the ranks of a node.
+    ValueError on a topology of one level."""
     ring = comm.flat(topology)
     return replace(zero3(topology), name="hpz", secondary=_node(topology), secondary_route=ring)
 
@@ -135,7 +136,8 @@ def hierarchical(
     Levels left out are the innermost, the last but one and the outermost of the topology. Bits are one number, or one
     per level, innermost first. [INF] defaults: everything is quantised as in ZeRO++, of which the paper is an
     extension, so also what stays in the pair (on its fast link 16 bits may take less time: a switch); nodes exchange
-    gradients once per step.
+    gradients once per step. `secondary`: level of secondary shards, gathered with `weight_bits`; `block`: values per
+    scale. Raises ValueError as `Plan` and `Route` do.
     """
     names = topology.names
     gather = comm.hierarchical(topology, weight_bits, block)
@@ -174,7 +176,8 @@ def named(name: str, topology: Topology) -> Plan:
 
 
 def unquantised(plan: Plan, bits: int = 32) -> Plan:
-    """The same partition and the same hops with every value sent `bits` wide: for exactness tests and ablations."""
+    """The same partition and the same hops with `bits` (32 or 16) on each: for exactness tests and ablations. At 32,
+    16-bit weights are still sent in 16."""
     return _with_routes(plan, lambda route: replace(route, bits=(bits,) * len(route.bits)))
 
 

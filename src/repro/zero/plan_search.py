@@ -26,7 +26,7 @@ Cost = Callable[[Plan, Layout, int], float]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan with its predicted step time and bytes per rank (states, working memory, `activations` as given)."""
+    """A plan with its predicted seconds per step, and the bytes that a rank needs as `memory.needed` has them."""
 
     plan: Plan
     step_s: float

@@ -19,7 +19,7 @@ class Moves:
     """The routes of a plan cut to the levels that they cross, None where nothing is to be sent."""
 
     gather_weights: Route | None  # all-gather of the weight shards, for a forward or backward
-    gather_secondary: Route | None  # all-gather of the secondary shards, for a backward
+    gather_secondary: Route | None  # all-gather of the secondary shards, for all passes of a step but its first forward
     reduce_to_weights: Route | None  # reduce-scatter of a gradient to the weights' partition
     reduce_to_gradients: Route | None  # reduce-scatter of that to the gradients' partition
     reduce_to_optimizer: Route | None  # reduce-scatter of the accumulated gradient to the optimizer's partition
@@ -31,9 +31,10 @@ class Moves:
 class Plan:
     """A point of the space. Level names belong to `topology`; None: replicated on every rank.
 
-    weight_route     all-gather of the weights before a forward (and before a backward, without secondary shards)
-    secondary_route  all-gather of the secondary shards before a backward. [INF] (inferred): the paper does not say
-                     whether the hierarchical plan has any
+    weight_route     all-gather of the weights before every forward and backward; with secondary shards only before
+                     the first forward of a step
+    secondary_route  all-gather of the secondary shards before every other forward and backward of the step. [INF]
+                     (inferred): the paper does not say whether the hierarchical plan has any
     gradient_route   reduce-scatter of the gradients; the all-reduce too where the optimizer level is not the outermost
     update_route     all-gather of the updated weights, from the optimizer's partition to that of the weights, per step
     reduce_across    [INF] when gradients leave their partition for the optimizer's: once per step, or per micro-batch
@@ -89,7 +90,7 @@ class Plan:
 
     @property
     def has_secondary(self) -> bool:
-        """Whether secondary shards are kept: weights over fewer ranks than their partition, and more than one.
+        """Whether secondary shards are kept: over more than one rank, and fewer than share the weights.
 
         A plan with secondary shards in the node has no use for them on a machine of one node.
         """

@@ -65,10 +65,10 @@ def lower_bound_within(
     clock: Clock = forever,
     max_load: float | None = None,
 ) -> tuple[float, float]:
-    """(what was proved, share of the pairs of layers whose b-matching and spectrum are complete) when `clock`, the
-    seconds that are left of a longer job, says 0. Arguments and errors of `lower_bound`, which this is where the share
-    is 1. A pair that is not complete is bounded by what each expert keeps of the experts that it exchanges most tokens
-    with; the semidefinite bound follows when all are."""
+    """(bound, share of the pairs of layers whose b-matching and spectrum are complete). `clock`: seconds that are left
+    of a longer job; at 0 the work ends. Arguments and errors are those of `lower_bound`, and so is the bound where the
+    share is 1. A pair that is not complete is bounded by what each expert keeps if it shares its GPU with the experts
+    that it exchanges most tokens with. The semidefinite bound is tried only when all pairs are complete."""
     check_counts(counts)
     experts = counts.shape[1]
     if gpus < 1 or experts % gpus:

@@ -20,7 +20,7 @@ from numba import njit
 from repro.exflow.bound.pairs import Pairs
 
 VIOLATED = 1e-3  # by how much, to be held
-MOST_HELD = 10**6  # triangles: 50 MB; those beyond it are left out, in equal shares of the pairs of layers
+MOST_HELD = 10**6  # triangles: 100 MB; those beyond it are left out, in equal shares of the pairs of layers
 
 Box = tuple[np.ndarray, np.ndarray, np.ndarray]  # bonus, lower, upper: float64 [unknowns]
 

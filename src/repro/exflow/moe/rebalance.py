@@ -25,8 +25,8 @@ class Rebalancer:
     `extra_slots` of every rank and layer for copies.
 
     The tokens since the last time are what it is asked with: `routing` counts them on all ranks, and a policy that
-    wants the transitions reads them there itself (`serving/policy.py`). All ranks must get the same answer. `history`: what
-    was done.
+    wants the transitions reads them there itself (`serving/policy.py`). All ranks must get the same answer. `history`:
+    what was done. ValueError for `every` below 1.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """A limit on the tokens that the busiest GPU of each layer gets: what is possible, and placements that keep it.
 
-Every GPU still holds exactly E/G experts, so that of the hottest expert holds at least the E/G - 1 coldest ones
-besides. How near one can come to that is a partition problem, NP-hard in general, for which the rule below (longest
-processing time first, then swaps) usually ends a fraction of a percent off.
+Every GPU still holds exactly E/G experts. So the GPU of the hottest expert has at least the load of the E/G - 1 coldest
+ones besides. How near one can come to that least load is a partition problem, NP-hard in general. The rule below
+(longest processing time first, then swaps) usually ends a fraction of a percent off.
 """
 
 import math

@@ -74,8 +74,9 @@ class Budget:
 
 
 def search(problem: Problem, budget: Budget, seed: int) -> tuple[np.ndarray, bool]:
-    """(placement int64 [layers, E], whether it is proven optimal) of a problem at one flat cost. Layers in which no
-    placement that keeps the load limit is found ignore it; nowhere else is it worse than rank order with that limit."""
+    """(placement int64 [layers, E], whether it is proven optimal) of a problem at one flat cost. A layer in which no
+    placement within the load limit is found ignores it. The whole costs no more than rank order, repaired to keep the
+    limit."""
     counts, layers, experts, gpus = problem.counts, problem.layers, problem.experts, problem.gpus
     if gpus == 1:
         return np.zeros((layers, experts), np.int64), True

@@ -35,7 +35,7 @@ HOT, COLD = 0.1, 0.005  # temperatures, in hops of an expert's tokens
 DESCENT = 0.2  # share of a round's sweeps without heat
 MOST_SHARES = 2**27  # numbers, layers · E · GPUs²: a gigabyte, of which the search takes a few
 PRICE = 4.0  # of a token above the limit, in hops at the highest cost
-START_SHARE, START_ROUNDS = 0.3, 5  # of the time limit, or rounds for each of ours, that placing without copies gets
+START_SHARE, START_ROUNDS = 0.3, 5  # of step 1: its share of the time limit; its rounds for each round of step 2
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ def rebalance_experts(
     Returns three int64 arrays: `physical_to_logical` [layers, num_replicas], the expert in each slot (slot s is on GPU
     s // (num_replicas / num_gpus)); `logical_to_physical` [layers, E, most replicas], the slots of each expert, -1
     where it has fewer; `counts` [layers, E], replicas of each. The policy is hierarchical where `num_nodes` divides
-    `num_groups`, else global. ValueError where numbers do not divide as they must, or slots do not hold all experts.
+    `num_groups`, else global. ValueError where numbers do not divide as they must, slots do not hold all experts, or
+    `weight` is not [layers, E], finite and not negative.
     """
     weight = np.asarray(weight, np.float64)
     if weight.ndim != 2 or not weight.size or not np.isfinite(weight).all() or (weight < 0).any():

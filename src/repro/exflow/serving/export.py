@@ -22,7 +22,7 @@ Placed = np.ndarray | Placement | Replicas  # an array: the GPU of every expert,
 def write_csv(placed: Placed, path: str | Path) -> None:
     """Write a placement as the published solver does: `Expert,Node`, a row per expert. Expert e of layer l is number
     l·E + e; `Node` is its GPU, counted over all nodes. The file appears whole or not at all, as those below.
-    ValueError for a placement with copies."""
+    ValueError for a placement with copies; of all formats, for unequal numbers of experts on the GPUs."""
     _write(path, "Expert,Node\n" + "".join(f"{expert},{node}\n" for expert, node in enumerate(_gpu(placed).ravel())))
 
 
@@ -85,8 +85,8 @@ def check_even(gpu: np.ndarray, gpus: int) -> None:
 
 
 def _gpu(placed: Placed) -> np.ndarray:
-    """int [layers, E]: the GPU of every expert. ValueError where GPUs have unequal numbers of them, or none: files for
-    servers have no numbers, they cut a layer's experts evenly."""
+    """int [layers, E]: the GPU of every expert. ValueError for copies, and where GPUs have unequal numbers of experts:
+    the files do not say how many each GPU has, and servers cut a layer's experts evenly."""
     if not isinstance(placed, Replicas):
         gpu, gpus = (placed.gpu, placed.gpus) if isinstance(placed, Placement) else (placed, int(placed.max()) + 1)
         check_even(gpu, gpus)

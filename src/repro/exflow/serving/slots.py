@@ -58,11 +58,12 @@ def filled(hosted: np.ndarray, slots: int) -> np.ndarray:
 @dataclass(frozen=True)
 class Replicas:
     """`physical_to_logical`: int64 [layers, slots of all GPUs], the expert in each slot, as vLLM and SGLang number
-    them: GPU g has slots g·S to (g+1)·S-1 of S = slots / gpus. GPUs of one node are consecutive. ValueError when the
-    slots do not share evenly, or an expert (0 to the highest named) is in no slot of a layer.
+    them: GPU g has slots g·S to (g+1)·S-1 of S = slots / gpus. GPUs of one node are consecutive. ValueError for slots
+    that are not integers [layers, slots] or do not share evenly, for GPUs that do not make whole nodes, and for an
+    expert (0 to the highest named) that is in no slot of a layer.
 
-    `share`: float64 [layers, E, gpus, gpus], of the tokens on a GPU that are routed to an expert, how many go to its
-    copy on each GPU; None: they go to the nearest one."""
+    `share`: float64 [layers, E, gpus, gpus], 0 to 1: of the tokens on a GPU that are routed to an expert, the fraction
+    that goes to its copy on each GPU; None: all go to the nearest one."""
 
     physical_to_logical: np.ndarray
     gpus: int

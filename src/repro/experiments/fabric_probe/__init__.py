@@ -25,7 +25,7 @@ class ProbeMetrics(
     metrics(BytesPerSecond | None, *(f"{which}_bytes_per_s" for which in ("reduce", "host", *LEVELS))),
 ):
     """Errors on sizes that were not fitted; values per second of a rank while all ranks share the processors; fitted
-    parameters, those of a level only where it has more than one member."""
+    parameters. Those of a level with one member are where the fit began, since no time depends on them."""
 
 
 EXPERIMENT = Experiment(FabricProbe, ProbeMetrics, conditions=("fabric",), timeout_s=900)

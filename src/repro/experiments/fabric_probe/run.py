@@ -1,5 +1,5 @@
-"""What every rank of a probe does: the collectives of `repro.comm` over every run of levels, at several sizes, and what a
-step costs a processor beside them, quantising and the optimizer's update. Then the fit: a table of the ranks' seconds,
+"""What every rank of a probe does: the collectives of `repro.comm` over each level and over all, at several sizes, and
+what a step costs a processor beside them: quantising and the optimizer's update. Then the fit: the ranks' seconds,
 parameters, errors on sizes not fitted."""
 
 import time

@@ -13,8 +13,8 @@ from repro.experiments.base import Experiment, Number, Point, Ratio, Seconds, ba
 
 
 class BubblesPoint(Point):
-    """Requests that are all there at the start, of `shortest` to `longest` tokens drawn uniformly, of which prompts are
-    `prompt_per_output` times as long as answers. Each of as many micro-batches as `stages` holds up to `slots`."""
+    """Requests that are all there at the start. Each has `shortest` to `longest` tokens, drawn uniformly; its prompt is
+    `prompt_per_output` times as long as its answer. There are `stages` micro-batches of up to `slots` requests each."""
 
     stages: int = Field(8, ge=1, le=96)
     gpus: int = Field(8, ge=1, description="of a stage: one node")

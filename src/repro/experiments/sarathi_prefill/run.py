@@ -8,6 +8,7 @@ from repro.experiments.sarathi_prefill import PrefillPoint, piggyback, throughpu
 
 
 def run(point: PrefillPoint) -> Outcome:
+    """Series: a row per turn (piggyback), or per policy and pass over the requests (throughput)."""
     served = ServingPoint(model=point.model, dtype=point.dtype, seed=point.seed)
     model = inputs.model(served)
     measured = {"piggyback": piggyback.measured, "throughput": throughput.measured}[point.measures]

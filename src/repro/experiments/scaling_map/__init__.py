@@ -31,8 +31,9 @@ class ScalingMapMetrics(
     metrics(Number, *(f"share_{plan}" for plan in PLANS)),
     metrics(BillionParameters, *(f"largest_{plan}" for plan in PLANS)),
 ):
-    """Share of the cells where a plan is the fastest, and the largest model that it can train. `crossover_factor`:
-    the share of the links' rate where the hierarchical plan overtakes ZeRO++."""
+    """`share_*`: of the cells in which the plan is the best that fits. `largest_*`: the largest model that fits,
+    without activations, on `nodes` nodes (for size_ranks too). `crossover_factor`: the factor on the rate between
+    nodes at which the hierarchical plan and ZeRO++ change places; None where they do not, and for size_ranks."""
 
     cells: Number
     crossover_factor: Number | None = None

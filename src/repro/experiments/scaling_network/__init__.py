@@ -40,6 +40,7 @@ class ScalingNetworkMetrics(
     half_band          median of half its width, as an error
     scatter_*          of each measurement from its neighbours in size, where sizes are dense: no smooth model does better
     left_out_*         of the shapes left out when the switches of the protocols were chosen
+    one_protocol_*     the same with one protocol for all sizes
     """
 
     scatter_median: Number | None = None

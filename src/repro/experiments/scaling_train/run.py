@@ -17,7 +17,7 @@ from repro.topology import Topology
 from repro.zero import Plan, plan
 
 NODES = (1, 2, 4, 8, 16, 32, 48, 128, 512, 2048, 4096)
-# Our plans under the libraries' names, for the time that a run takes.
+# By a library's plan or a variant: the plan of ours that takes about as long, to predict the time of a run.
 _LIKE = {
     "deepspeed_zero3": "zero3",
     "deepspeed_zeropp": "zeropp",
@@ -99,8 +99,8 @@ def _changes() -> dict[str, Callable[[Topology], Plan]]:
 
 
 def train_seconds(point: ZeroTrain, hardware: str) -> float | None:
-    """Seconds of a zero_train run on `hardware`: set-up, and its steps at the slow end of the band. None for a shape of
-    node that the hardware does not have, and where times are not the machine's."""
+    """Seconds of a zero_train run on `hardware`: set-up, and its steps at the slow end of the band. None where the
+    hardware's nodes have another number of ranks, and for `fabric` unshaped. ValueError for unknown hardware."""
     machine = scaling.hardware(hardware)
     if point.fabric != "auto" or machine.topology(1).world_size != point.packages * point.gcds:
         return None

@@ -25,6 +25,7 @@ def run(point: ZeroPeers) -> Outcome:
 
 
 def _train(rank: int, world_size: int, point: ZeroPeers) -> training.Report:
-    """With a system more: in `systems` itself it would make all records of `zero_train` those of older code."""
+    """`zero_train`'s ranks with Megatron-FSDP among the systems. It is added here and not in `systems`: a change there
+    would make all records of `zero_train` records of older code."""
     systems.SYSTEMS[point.plan] = megatron.hfsdp
     return training.train(rank, world_size, point, None)

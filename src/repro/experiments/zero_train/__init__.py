@@ -86,7 +86,7 @@ class ZeroTrainMetrics(
 ):
     """Per step. Seconds are from the end of the step before, so what it left under way counts. Bytes are those that all
     ranks send over a level by our ledger; a library has none. `wire_*`: as the kernel counts them on a shaped network.
-    `predicted_*`: the arithmetic of `repro.zero`, for our plans."""
+    `predicted_*`: the arithmetic of `repro.zero`, for our plans. `model_bytes`: 2 per parameter, for any `dtype`."""
 
     step_seconds: Seconds
     tflops_per_rank: Tflops

@@ -94,7 +94,8 @@ def _metrics(
 
 
 def train(rank: int, world_size: int, point: ZeroTrain, plan: Plan | None, network: Fabric | None = None) -> Report:
-    """One rank: 16-bit weights and gradients, fp32 masters and moments, as in the paper (M = 2 psi)."""
+    """One rank. With our engine and `dtype` bfloat16: weights and gradients in 16 bits, masters and moments in fp32, as
+    in the paper (M = 2 psi)."""
     keep_freed_memory()
     text = texts.whole("shakespeare")
     small = point.gpt.parameters <= LARGE_PARAMETERS

@@ -1,5 +1,5 @@
-"""What running requests own, one row per slot: the interface of all layouts. The rows of a fused iteration are always
-one window of neighbouring slots, so that it reads plain slices; layouts differ in how a request leaves its middle."""
+"""What running requests own, one row per slot: the interface of all layouts. Running requests always lie in one window
+of neighbouring slots, so that an iteration reads plain slices; layouts differ in how a request leaves its middle."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class Buffers(ABC):
 
     @property
     def window(self) -> slice:
-        """The rows of the next iteration: from the first live slot to the last."""
+        """From the first live slot to the last, dead rows and unfinished prompts between them included."""
         live = np.flatnonzero(self._live)
         return slice(int(live[0]), int(live[-1]) + 1) if len(live) else slice(0, 0)
 

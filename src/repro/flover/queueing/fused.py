@@ -22,7 +22,8 @@ class Fused:
     code; `prefill_tokens`: limit on the prompt tokens of one iteration; `token_gap_s`: on the seconds of one in which
     somebody decodes, which decides on its prompt tokens as `flover.budget` does (both are chunked prefill).
     `prefill_apart`: prompts are processed beside the iterations, as on the authors' second stream, one after another
-    and without slowing them down; a request joins when its prompt is done, and takes a slot only then.
+    and without slowing them down; a request joins when its prompt is done, and takes a slot only then. ValueError for a
+    limit below 0, and for `prefill_tokens` or `token_gap_s` with `prefill_apart`.
     """
 
     slots: int = 0

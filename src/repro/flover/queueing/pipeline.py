@@ -37,7 +37,7 @@ class PipelineRun:
 class Pipeline:
     """`stages` of equal work, micro-batches of `slots` requests. `chunk`: tokens of a pass, prompts in chunks beside
     those who decode; 0: whole prompts of newcomers beside them (iteration-level scheduling). ValueError for less than
-    one stage or slot."""
+    one stage or slot, or a chunk below 0."""
 
     stages: int
     slots: int

@@ -50,7 +50,8 @@ class Policy(Protocol):
     """Who runs when."""
 
     def run(self, shapes: Sequence[RequestShape], times: Times) -> QueueRun:
-        """Serve requests in order of arrival; ValueError when there are none, or they are not in that order."""
+        """Serve requests in order of arrival. ValueError when there are none, they are not in that order, one has a
+        prompt or an answer of no token, or `MeasuredTimes` do not reach as far."""
 
 
 def arrivals_of(shapes: Sequence[RequestShape]) -> list[float]:

@@ -11,7 +11,7 @@ from scipy.interpolate import RegularGridInterpolator
 
 
 def check_least(owner: object, **least: float) -> None:
-    """ValueError that names the first field which is below its least value; None is not."""
+    """ValueError that names the first field that is NaN or below its least value. A field that is None passes."""
     for name, lowest in least.items():
         value = getattr(owner, name)
         if value is not None and not value >= lowest:
@@ -55,7 +55,8 @@ def pass_s(times: Times, batch: int, context: int, chunks: Sequence[tuple[int, i
 @dataclass(frozen=True)
 class LinearTimes:
     """t1 (1 + c (b - 1)), whatever the context, and prompts at a cost per token: decoding is bound by reading the
-    weights, which all requests share, and `batch_cost` c is what each further request adds. `iteration_s`: t1."""
+    weights, which all requests share, and `batch_cost` c is what each further request adds. `iteration_s`: t1, seconds.
+    ValueError for `iteration_s` of 0 or less, and for other values below 0."""
 
     iteration_s: float
     batch_cost: float = 0.0
@@ -78,7 +79,8 @@ class LinearTimes:
 class MeasuredTimes:
     """Linear between measured points; below the smallest context, prompt or start as there, above a ValueError.
 
-    Ascending `batches` [B] from 1, `contexts` [C], `prompts` [P], `starts` [S]; `decode_s` [B, C], `prefill_s` [P, S].
+    Ascending int64 `batches` [B] from 1, `contexts` [C], `prompts` [P], `starts` [S] (tokens); fp64 seconds `decode_s`
+    [B, C], `prefill_s` [P, S], above 0. ValueError where they are not so.
     """
 
     batches: NDArray[np.int64]

@@ -23,8 +23,8 @@ _DTYPES = "F64", "F32", "F16", "BF16"  # as safetensors has them
 
 
 def load_huggingface(folder: str | Path, **options: Any) -> Decoder:
-    """The model in a folder. `options`: those of `Decoder` (dtype: default float32; device: default the CPU; shard);
-    errors: those of `read_huggingface`."""
+    """The model in a folder. `options`: those of `Decoder` (`dtype`: default float32; `device`: default the CPU;
+    `kernels`: default "auto"; `shard`). Errors: those of `read_huggingface` and of `Decoder`."""
     architecture, config, weights = _read(Path(folder))
     return architecture.model(config, weights, **options)
 

@@ -26,7 +26,7 @@ _FLAGS = ("-std=c++20", "-O3", "-ffast-math", "-march=native", "-fopenmp", "-fPI
 
 
 class BuildError(RuntimeError):
-    """No compiler, or one that refused."""
+    """Kernels that could not be built or loaded: no compiler, one that refused, or a folder that cannot be written."""
 
 
 class CppKernels(Kernels):

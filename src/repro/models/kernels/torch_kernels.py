@@ -147,7 +147,7 @@ class Kernels:
         return attend
 
     def _prompts(self, span: Span, slots: Tensor, positions: Tensor, cache: KVCache) -> Attend:
-        """Where each slot has many tokens: each attends to all before it."""
+        """Of prompts: each token attends to all positions up to its own."""
         count, length = span.rows // span.tokens, span.longest + 1
         seen = positions.view(count, 1, span.tokens, 1) >= torch.arange(length, device=positions.device)
 

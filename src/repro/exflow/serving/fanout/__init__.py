@@ -89,7 +89,8 @@ def place_for_fanout(
     drawn at random, are what it counts on: None takes all, or as many as let a few sweeps fit into `time_limit_s`.
     `seed`, `sweeps` and `tokens` fix the result unless the time limit cuts it. It is never worse than `start` on all
     tokens of `trace`. `progress` is called with the fraction done and a text; `clock` gives the seconds that are left of
-    a longer job. It knows no load: a limit that `start` keeps need not be kept, and is not in the result.
+    a longer job. The search knows no load: the result need not keep a limit that `start` keeps, and has no `max_load`,
+    unless it is `start` itself.
 
     Raises ValueError when layers or experts disagree, a token names an expert of a layer twice, or an argument is out
     of range.
